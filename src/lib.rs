@@ -1,0 +1,1 @@
+//! urxe: a software RoCEv2 NIC in userspace.
