@@ -1,1 +1,6 @@
 //! urxe: a software RoCEv2 NIC in userspace.
+
+pub mod link;
+pub mod memory;
+pub mod transport;
+pub mod wire;

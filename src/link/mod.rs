@@ -1,0 +1,118 @@
+//! How packets leave a NIC and reach it: in bursts, over sockets or memory.
+//!
+//! A [`Link`] takes the [`TxQueue`] of a turn whole and hands over what arrived as [`RxBurst`]s. Every link
+//! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
+//! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::wire::{Flow, IpIdent};
+
+/// What a link is like.
+#[derive(Clone, Debug)]
+pub struct LinkInfo {
+    /// A short name for people: `udp 127.0.0.1`, `packet eth0`.
+    pub name: String,
+    /// Its IP addresses, the GID table in order.
+    pub addresses: Vec<IpAddr>,
+    /// Its MAC address, zeros where it has none.
+    pub mac: [u8; 6],
+    /// The largest IP packet.
+    pub mtu: usize,
+    /// The UDP source port of all it sends, where it cannot choose.
+    pub src_port: Option<u16>,
+    /// How large a burst it takes.
+    pub burst: BurstLimits,
+    /// Bytes that a peer of the same kind can have in its receive buffer unread: what may be in flight.
+    pub window: usize,
+}
+
+/// A run of packets as they arrived: equal in size but the last.
+#[derive(Clone, Copy, Debug)]
+pub struct RxBurst<'a> {
+    /// Addresses, source port, traffic class as on the wire.
+    pub flow: Flow,
+    /// What is known of the IPv4 identification.
+    pub ident: IpIdent,
+    /// UDP payload bytes of every packet but the last.
+    pub segment: usize,
+    /// The UDP payloads, one after the other.
+    pub data: &'a [u8],
+}
+
+impl<'a> RxBurst<'a> {
+    /// The packets, each with its index in the burst.
+    pub fn packets(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
+        self.data.chunks(self.segment.max(1)).enumerate().map(|(i, p)| (i as u16, p))
+    }
+}
+
+/// Packets that a link saw and did not hand over, or could not send, by cause.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LinkCounters {
+    /// Frames that are no RoCEv2 packet for this link (and no neighbour discovery either).
+    pub rx_foreign: u64,
+    /// Frames with a broken or unsupported header: truncated, IP options, fragments, wrong checksum.
+    pub rx_malformed: u64,
+    /// Packets that the kernel or a full queue refused.
+    pub tx_dropped: u64,
+    /// Packets to an address whose MAC is not known (yet).
+    pub tx_unresolved: u64,
+}
+
+/// A way for packets to leave a NIC and to reach it.
+pub trait Link: Send {
+    /// What it is like.
+    fn info(&self) -> &LinkInfo;
+
+    /// Sends all bursts, in order. A packet that cannot leave now is lost and counted: the transport
+    /// recovers, as from any loss.
+    ///
+    /// # Errors
+    /// Only where the link itself is gone (socket closed, interface removed).
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
+
+    /// Hands what has arrived to `sink`, a bounded batch of it, and returns how many packets that was:
+    /// 0 when there was none. Never waits.
+    ///
+    /// # Errors
+    /// Only where the link itself is gone.
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
+
+    /// When it wants `receive` to be called though nothing is readable: a delayed delivery, an ARP retry.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Readable when there may be something to receive. `None` where whoever sends also wakes the receiver.
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// What it dropped so far.
+    fn counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    fn info(&self) -> &LinkInfo {
+        (**self).info()
+    }
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        (**self).transmit(now, queue)
+    }
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        (**self).receive(now, sink)
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        (**self).next_deadline()
+    }
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).poll_fd()
+    }
+    fn counters(&self) -> LinkCounters {
+        (**self).counters()
+    }
+}

@@ -1,0 +1,13 @@
+//! Protection domains, regions, keys and access checks: the one place that touches user memory.
+//!
+//! User memory is shared with a peer, as with DMA: it is reached through raw addresses only, never through
+//! a `&mut [u8]`, and atomics are atomics. Everything a packet or a work request names by key goes through
+//! [`Table::local`] or [`Table::remote`], which check key, protection domain, range and permission.
+
+mod access;
+mod slice;
+mod table;
+
+pub use access::{Access, AccessError, PdId};
+pub use slice::{AtomicOp, HostSlice};
+pub use table::{RegionInfo, Table};

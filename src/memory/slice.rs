@@ -1,0 +1,149 @@
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::wire::icrc::Icrc;
+
+/// A run of user memory that a key has given access to.
+///
+/// It is an address, not a reference: the memory belongs to the application, which may read and write it
+/// at any time, as with DMA. It is good while the [`super::Table`] that gave it out is borrowed:
+/// deregistering needs the table mutably, so nobody holds a slice of a region that is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HostSlice {
+    addr: usize,
+    len: usize,
+}
+
+/// An atomic operation on 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AtomicOp {
+    /// Stores `swap` if the value is `compare`.
+    CompareSwap {
+        /// The value looked for.
+        compare: u64,
+        /// The value to store.
+        swap: u64,
+    },
+    /// Adds, wrapping.
+    FetchAdd(u64),
+}
+
+impl HostSlice {
+    /// No memory at all.
+    pub const EMPTY: HostSlice = HostSlice { addr: 0, len: 0 };
+
+    /// The `len` bytes at `addr`.
+    ///
+    /// # Safety
+    /// The bytes must be readable, and writable where anything stores to them, for as long as the slice is
+    /// used, and their provenance exposed. Whoever else touches them meanwhile accepts what a NIC's DMA
+    /// would do to them.
+    pub(super) unsafe fn from_raw(addr: usize, len: usize) -> HostSlice {
+        HostSlice { addr, len }
+    }
+
+    /// Bytes.
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether it is 8 bytes at a multiple of 8: what an atomic needs.
+    pub(super) fn is_word(self) -> bool {
+        self.len == 8 && self.addr.is_multiple_of(8)
+    }
+
+    /// The first `n` bytes and the rest.
+    ///
+    /// # Panics
+    /// If there are fewer than `n` bytes.
+    pub fn split_at(self, n: usize) -> (HostSlice, HostSlice) {
+        assert!(n <= self.len, "split at {n} of {} bytes", self.len);
+        (HostSlice { addr: self.addr, len: n }, HostSlice { addr: self.addr + n, len: self.len - n })
+    }
+
+    fn ptr(self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.addr)
+    }
+
+    /// Goes on with an ICRC over the bytes.
+    pub(crate) fn digest(self, icrc: &mut Icrc) {
+        icrc.update(self.as_bytes());
+    }
+
+    /// For a system call that gathers.
+    pub(crate) fn as_io_slice(&self) -> IoSlice<'_> {
+        IoSlice::new(self.as_bytes())
+    }
+
+    /// The bytes for a moment's reading. The application may change them under us, as under a NIC: what is
+    /// read is then whatever was there, and an ICRC made before no longer fits.
+    fn as_bytes(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: `from_raw`'s caller vouches for `len` readable bytes at `addr`; nothing keeps the borrow
+        // beyond a checksum, a copy or a system call, and no `&mut` to them is ever made here.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.len) }
+    }
+
+    /// Copies the bytes to the end of `out`.
+    pub(crate) fn append_to(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.as_bytes());
+    }
+
+    /// Copies the first bytes to all of `out`.
+    ///
+    /// # Panics
+    /// If there are fewer than `out.len()` bytes.
+    pub(crate) fn load(self, out: &mut [u8]) {
+        assert!(out.len() <= self.len, "load of {} from {} bytes", out.len(), self.len);
+        // SAFETY: readable by `from_raw`'s contract, the length was checked, and `out` is a distinct
+        // exclusive borrow that no region can overlap while it lasts.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr(), out.as_mut_ptr(), out.len()) }
+    }
+
+    /// Copies all of `bytes` to the start. Aligned 8-byte stores are single ones, so that a flag that an
+    /// application polls on is never seen half written.
+    ///
+    /// # Panics
+    /// If there is less room.
+    pub(crate) fn store(self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.len, "store of {} to {} bytes", bytes.len(), self.len);
+        if let (Ok(word), true) = (<[u8; 8]>::try_from(bytes), self.addr.is_multiple_of(8)) {
+            // SAFETY: writable by `from_raw`'s contract; aligned and long enough as just checked.
+            let target = unsafe { AtomicU64::from_ptr(self.ptr().cast()) };
+            target.store(u64::from_ne_bytes(word), Ordering::Release);
+            return;
+        }
+        // A peer's last byte is what programs poll on (perftest's ib_write_lat), so it lands last.
+        let Some((last, head)) = bytes.split_last() else { return };
+        // SAFETY: writable by `from_raw`'s contract and long enough; `bytes` is a receive buffer of a
+        // link, which is never registered memory.
+        unsafe {
+            std::ptr::copy_nonoverlapping(head.as_ptr(), self.ptr(), head.len());
+            std::sync::atomic::fence(Ordering::Release);
+            self.ptr().add(head.len()).write_volatile(*last);
+        }
+    }
+
+    /// Does `op` on the 8 bytes, in host byte order, and returns what was there.
+    ///
+    /// # Panics
+    /// If it is not 8 aligned bytes; [`super::Table::remote_atomic`] gives out nothing else.
+    pub(crate) fn atomic(self, op: AtomicOp) -> u64 {
+        assert!(self.is_word(), "atomic on {self:?}");
+        // SAFETY: writable by `from_raw`'s contract; aligned and long enough as just asserted.
+        let target = unsafe { AtomicU64::from_ptr(self.ptr().cast()) };
+        match op {
+            AtomicOp::CompareSwap { compare, swap } => target
+                .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
+                .unwrap_or_else(|v| v),
+            AtomicOp::FetchAdd(n) => target.fetch_add(n, Ordering::AcqRel),
+        }
+    }
+}

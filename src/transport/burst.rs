@@ -1,0 +1,324 @@
+//! What leaves a NIC in one turn: packets, run together into bursts that the kernel can segment.
+
+use crate::memory::HostSlice;
+use crate::wire::icrc::Icrc;
+use crate::wire::{Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, pad_count};
+
+/// Payloads up to this long are copied beside their headers: cheaper than one more slice to gather.
+const COPY_BELOW: usize = 512;
+
+/// How large a burst a link takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BurstLimits {
+    /// UDP payload bytes of a whole burst.
+    pub bytes: usize,
+    /// Packets.
+    pub packets: usize,
+}
+
+impl BurstLimits {
+    /// What UDP_SEGMENT and USO take in one call.
+    pub const SEGMENTED: BurstLimits = BurstLimits { bytes: 65_000, packets: 64 };
+    /// One packet at a time.
+    pub const SINGLE: BurstLimits = BurstLimits { bytes: usize::MAX, packets: 1 };
+}
+
+/// Where the payload of a packet is.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// In bytes of our own: inline data, responses to atomics.
+    Bytes(&'a [u8]),
+    /// In user memory, to be gathered by the link when it sends.
+    Gather(&'a [HostSlice]),
+    /// In user memory, to be copied first: what is sent again must not change between the ICRC and the
+    /// system call, or a busy application would keep its own packets from ever arriving.
+    Copy(&'a [HostSlice]),
+}
+
+/// A slice of a burst.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// Headers, small payloads, padding and ICRCs.
+    Bytes(&'a [u8]),
+    /// User memory.
+    Host(HostSlice),
+}
+
+impl Piece<'_> {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Piece::Bytes(b) => b.len(),
+            Piece::Host(h) => h.len(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stored {
+    Arena { start: u32, len: u32 },
+    Host(HostSlice),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    flow: Flow,
+    /// UDP payload bytes of every packet but the last, which may have fewer.
+    segment: usize,
+    packets: usize,
+    bytes: usize,
+    /// Index of its first piece.
+    first_piece: usize,
+    /// A packet shorter than `segment` has closed it.
+    closed: bool,
+}
+
+/// The packets of one turn. Its buffers are reused, so that a warmed-up NIC allocates nothing.
+#[derive(Debug)]
+pub struct TxQueue {
+    limits: BurstLimits,
+    arena: Vec<u8>,
+    pieces: Vec<Stored>,
+    bursts: Vec<Burst>,
+    packets: usize,
+    bytes: usize,
+}
+
+impl TxQueue {
+    /// An empty queue for a link with these limits.
+    pub fn new(limits: BurstLimits) -> TxQueue {
+        TxQueue { limits, arena: Vec::new(), pieces: Vec::new(), bursts: Vec::new(), packets: 0, bytes: 0 }
+    }
+
+    /// Forgets all packets and keeps the buffers.
+    pub fn clear(&mut self) {
+        self.arena.clear();
+        self.pieces.clear();
+        self.bursts.clear();
+        self.packets = 0;
+        self.bytes = 0;
+    }
+
+    /// Whether there is no packet.
+    pub fn is_empty(&self) -> bool {
+        self.packets == 0
+    }
+
+    /// Packets queued.
+    pub fn packets(&self) -> usize {
+        self.packets
+    }
+
+    /// UDP payload bytes queued.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a packet, with padding and ICRC, to the running burst or to a new one.
+    ///
+    /// `headers.bth.pad` is set here.
+    pub fn push(&mut self, flow: &Flow, mut headers: Headers, payload: Payload<'_>) {
+        let payload_len = match payload {
+            Payload::Bytes(b) => b.len(),
+            Payload::Gather(s) | Payload::Copy(s) => s.iter().map(|s| s.len()).sum(),
+        };
+        let pad = pad_count(payload_len);
+        headers.bth.pad = pad as u8;
+        let header_len = headers.len();
+        let packet_len = header_len + payload_len + pad + ICRC_LEN;
+        let index = self.join_burst(flow, packet_len);
+
+        let start = self.arena.len();
+        let mut header_buf = [0; MAX_HEADERS_LEN];
+        headers.emit(&mut header_buf);
+        self.arena.extend_from_slice(&header_buf[..header_len]);
+        // The links count identifications up from 0 in every burst, with don't-fragment set.
+        let mut icrc = Icrc::after_udp(flow, index, IpIdent::DONT_FRAGMENT, packet_len);
+        match payload {
+            Payload::Gather(slices) if payload_len > COPY_BELOW => {
+                icrc.update_headers(&self.arena[start..]);
+                self.add_arena_piece(start);
+                for slice in slices.iter().filter(|s| !s.is_empty()) {
+                    slice.digest(&mut icrc);
+                    self.pieces.push(Stored::Host(*slice));
+                }
+                let tail = self.arena.len();
+                self.arena.extend_from_slice(&[0; 3][..pad]);
+                icrc.update(&self.arena[tail..]);
+                self.arena.extend_from_slice(&icrc.value().to_le_bytes());
+                self.add_arena_piece(tail);
+            }
+            _ => {
+                match payload {
+                    Payload::Bytes(b) => self.arena.extend_from_slice(b),
+                    Payload::Gather(s) | Payload::Copy(s) => {
+                        s.iter().for_each(|s| s.append_to(&mut self.arena))
+                    }
+                }
+                self.arena.extend_from_slice(&[0; 3][..pad]);
+                icrc.update_headers(&self.arena[start..]);
+                self.arena.extend_from_slice(&icrc.value().to_le_bytes());
+                self.add_arena_piece(start);
+            }
+        }
+    }
+
+    /// Makes room in the last burst or begins one; returns the packet's index in it.
+    fn join_burst(&mut self, flow: &Flow, packet_len: usize) -> u16 {
+        self.packets += 1;
+        self.bytes += packet_len;
+        let limits = self.limits;
+        if let Some(b) = self.bursts.last_mut()
+            && !b.closed
+            && packet_len <= b.segment
+            && b.packets < limits.packets
+            && b.bytes + packet_len <= limits.bytes
+            && b.flow == *flow
+        {
+            let index = b.packets as u16;
+            b.packets += 1;
+            b.bytes += packet_len;
+            b.closed = packet_len < b.segment;
+            return index;
+        }
+        self.bursts.push(Burst {
+            flow: *flow,
+            segment: packet_len,
+            packets: 1,
+            bytes: packet_len,
+            first_piece: self.pieces.len(),
+            closed: false,
+        });
+        0
+    }
+
+    /// Adds the arena from `start` on to the running burst, joined to its last piece where they touch.
+    fn add_arena_piece(&mut self, start: usize) {
+        let len = (self.arena.len() - start) as u32;
+        let first = self.bursts.last().map_or(0, |b| b.first_piece);
+        let joined = self.pieces.len() > first;
+        match self.pieces.last_mut() {
+            Some(Stored::Arena { start: s, len: l }) if joined && (*s + *l) as usize == start => *l += len,
+            _ => self.pieces.push(Stored::Arena { start: start as u32, len }),
+        }
+    }
+
+    /// The bursts, in the order in which their first packets were pushed.
+    pub fn bursts(&self) -> impl ExactSizeIterator<Item = TxBurst<'_>> {
+        self.bursts.iter().enumerate().map(|(i, b)| {
+            let end = self.bursts.get(i + 1).map_or(self.pieces.len(), |n| n.first_piece);
+            TxBurst {
+                flow: b.flow,
+                segment: b.segment,
+                packets: b.packets,
+                bytes: b.bytes,
+                arena: &self.arena,
+                pieces: &self.pieces[b.first_piece..end],
+            }
+        })
+    }
+}
+
+/// A run of packets of one flow, all of `segment` bytes but the last, which may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub struct TxBurst<'a> {
+    /// Addresses, source port, traffic class.
+    pub flow: Flow,
+    /// UDP payload bytes of every packet but the last.
+    pub segment: usize,
+    /// Packets.
+    pub packets: usize,
+    /// UDP payload bytes of all of them.
+    pub bytes: usize,
+    arena: &'a [u8],
+    pieces: &'a [Stored],
+}
+
+impl<'a> TxBurst<'a> {
+    /// The bytes of all packets, one after the other, in as few slices as there are.
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = Piece<'a>> + use<'a> {
+        let arena = self.arena;
+        self.pieces.iter().map(move |p| match *p {
+            Stored::Arena { start, len } => Piece::Bytes(&arena[start as usize..][..len as usize]),
+            Stored::Host(slice) => Piece::Host(slice),
+        })
+    }
+
+    /// Appends the bytes of all packets to `out`: packet `i` starts `i * segment` bytes in.
+    pub fn copy_to(&self, out: &mut Vec<u8>) {
+        for piece in self.pieces() {
+            match piece {
+                Piece::Bytes(b) => out.extend_from_slice(b),
+                Piece::Host(slice) => slice.append_to(out),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::icrc;
+    use crate::wire::{Bth, Opcode, Packet};
+
+    fn flow(port: u16) -> Flow {
+        Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), port)
+    }
+
+    fn send(len: usize) -> (Headers, Vec<u8>) {
+        let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
+        (headers, (0..len).map(|i| i as u8).collect())
+    }
+
+    #[test]
+    fn equal_packets_share_a_burst_and_a_shorter_one_ends_it() {
+        let mut q = TxQueue::new(BurstLimits::SEGMENTED);
+        for len in [100, 100, 40, 100, 100] {
+            let (h, p) = send(len);
+            q.push(&flow(1), h, Payload::Bytes(&p));
+        }
+        let (h, p) = send(100);
+        q.push(&flow(2), h, Payload::Bytes(&p));
+        let shapes: Vec<_> = q.bursts().map(|b| (b.packets, b.segment, b.bytes)).collect();
+        assert_eq!(shapes, [(3, 116, 116 * 2 + 56), (2, 116, 232), (1, 116, 116)]);
+        assert_eq!(q.packets(), 6);
+        // Small payloads and headers of one burst are one slice.
+        assert!(q.bursts().all(|b| b.pieces().len() == 1));
+    }
+
+    #[test]
+    fn every_packet_of_a_burst_verifies_at_its_index() {
+        let mut q = TxQueue::new(BurstLimits { bytes: 60_000, packets: 3 });
+        for len in [33, 33, 33, 33, 1] {
+            let (h, p) = send(len);
+            q.push(&flow(7), h, Payload::Bytes(&p));
+        }
+        assert_eq!(q.bursts().map(|b| b.packets).collect::<Vec<_>>(), [3, 2]);
+        for b in q.bursts() {
+            let mut bytes = Vec::new();
+            b.copy_to(&mut bytes);
+            assert_eq!(bytes.len(), b.bytes);
+            for (i, packet) in bytes.chunks(b.segment).enumerate() {
+                assert!(icrc::verify(&b.flow, IpIdent::SENT, i as u16, packet));
+                let view = Packet::parse(packet).unwrap();
+                assert_eq!(view.payload(), &send(view.payload().len()).1);
+            }
+        }
+    }
+
+    #[test]
+    fn clear_keeps_nothing_but_the_buffers() {
+        let mut q = TxQueue::new(BurstLimits::SINGLE);
+        let (h, p) = send(10);
+        q.push(&flow(1), h, Payload::Bytes(&p));
+        q.clear();
+        assert!(q.is_empty());
+        assert_eq!(q.bursts().len(), 0);
+        assert_eq!(q.bytes(), 0);
+    }
+}

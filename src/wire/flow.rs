@@ -1,0 +1,80 @@
+use std::net::IpAddr;
+
+/// The UDP destination port of RoCEv2.
+pub const ROCE_PORT: u16 = 4791;
+
+/// The ECN field of an IP header (RFC 3168).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ecn {
+    /// Not ECN-capable.
+    NotEct = 0,
+    /// ECN-capable, codepoint 1.
+    Ect1 = 1,
+    /// ECN-capable, codepoint 0.
+    Ect0 = 2,
+    /// Congestion experienced.
+    Ce = 3,
+}
+
+/// What a packet's IP and UDP headers say beside the payload: the path it takes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Flow {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address, of the same family.
+    pub dst: IpAddr,
+    /// UDP source port. The destination port is always [`ROCE_PORT`].
+    pub src_port: u16,
+    /// IPv4 ToS or IPv6 traffic class: DSCP and ECN.
+    pub traffic_class: u8,
+    /// IPv4 TTL or IPv6 hop limit.
+    pub hop_limit: u8,
+    /// IPv6 flow label, 20 bits; 0 for IPv4.
+    pub flow_label: u32,
+}
+
+impl Flow {
+    /// A flow with the defaults of RoCEv2: traffic class 0, hop limit 64, no flow label.
+    pub fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Flow {
+        Flow { src, dst, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0 }
+    }
+
+    /// The ECN bits of the traffic class.
+    pub fn ecn(&self) -> Ecn {
+        match self.traffic_class & 3 {
+            0 => Ecn::NotEct,
+            1 => Ecn::Ect1,
+            2 => Ecn::Ect0,
+            _ => Ecn::Ce,
+        }
+    }
+
+    /// Bytes of IP and UDP headers: 28 or 48.
+    pub fn header_len(&self) -> usize {
+        if self.dst.is_ipv4() { 28 } else { 48 }
+    }
+}
+
+/// What is known of an IPv4 datagram's identification and flags, which the ICRC covers.
+///
+/// A packet socket sees them; a UDP socket does not, but they follow from the ICRC itself
+/// ([`super::icrc::verify`]). IPv6 has none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum IpIdent {
+    /// As read from the header of a burst's first packet; the others count up from it.
+    Exact {
+        /// Identification.
+        id: u16,
+        /// The three flag bits and the fragment offset, as the 16 bits on the wire.
+        flags: u16,
+    },
+    /// Not visible.
+    Unknown,
+}
+
+impl IpIdent {
+    /// What every urxe link sends: identifications count from 0 in each burst, don't-fragment set.
+    pub const SENT: IpIdent = IpIdent::Exact { id: 0, flags: IpIdent::DONT_FRAGMENT };
+    /// The don't-fragment bit of the flags field.
+    pub const DONT_FRAGMENT: u16 = 0x4000;
+}

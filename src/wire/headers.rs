@@ -1,0 +1,320 @@
+//! The headers of the InfiniBand transport as plain values, and how they are emitted.
+
+use super::opcode::HeaderSet;
+use super::{Opcode, PKey, Psn, QKey, Qpn, RKey, RnrTimer};
+
+/// Bytes of the base transport header.
+pub const BTH_LEN: usize = 12;
+/// Bytes of the longest run of BTH and extension headers (XRC atomics: BTH, XRCETH, AtomicETH).
+pub const MAX_HEADERS_LEN: usize = 48;
+/// Reserved payload bytes of a CNP.
+pub const CNP_PAYLOAD_LEN: usize = 16;
+
+/// Base transport header (IBA 9.2, with the congestion bits of RoCEv2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Bth {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// Solicited event.
+    pub solicited: bool,
+    /// Migration request: set when the connection is on its present path for good.
+    pub mig_req: bool,
+    /// Bytes of padding behind the payload, 0..=3.
+    pub pad: u8,
+    /// Transport header version; 0 is the only one.
+    pub version: u8,
+    /// Partition key.
+    pub pkey: PKey,
+    /// Forward congestion notification.
+    pub fecn: bool,
+    /// Backward congestion notification.
+    pub becn: bool,
+    /// Reserved six bits beside FECN and BECN, kept so that a capture re-emits to the same bytes.
+    pub resv6: u8,
+    /// Destination queue pair.
+    pub dest_qp: Qpn,
+    /// Whether an acknowledgement is asked for.
+    pub ack_req: bool,
+    /// Reserved seven bits beside AckReq, kept as `resv6` is.
+    pub resv7: u8,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+impl Bth {
+    /// Reads the first 12 bytes of `b`.
+    ///
+    /// # Panics
+    /// If `b` is shorter; [`super::Packet::parse`] checks before.
+    pub fn read(b: &[u8]) -> Bth {
+        Bth {
+            opcode: Opcode(b[0]),
+            solicited: b[1] & 0x80 != 0,
+            mig_req: b[1] & 0x40 != 0,
+            pad: b[1] >> 4 & 3,
+            version: b[1] & 0xf,
+            pkey: PKey(u16::from_be_bytes([b[2], b[3]])),
+            fecn: b[4] & 0x80 != 0,
+            becn: b[4] & 0x40 != 0,
+            resv6: b[4] & 0x3f,
+            dest_qp: Qpn::new(be32(&b[4..8])),
+            ack_req: b[8] & 0x80 != 0,
+            resv7: b[8] & 0x7f,
+            psn: Psn::new(be32(&b[8..12])),
+        }
+    }
+
+    fn write(&self, b: &mut [u8]) {
+        b[0] = self.opcode.0;
+        b[1] = (self.solicited as u8) << 7
+            | (self.mig_req as u8) << 6
+            | (self.pad & 3) << 4
+            | self.version & 0xf;
+        b[2..4].copy_from_slice(&self.pkey.0.to_be_bytes());
+        b[4..8].copy_from_slice(&self.dest_qp.get().to_be_bytes());
+        b[4] = (self.fecn as u8) << 7 | (self.becn as u8) << 6 | self.resv6 & 0x3f;
+        b[8..12].copy_from_slice(&self.psn.get().to_be_bytes());
+        b[8] = (self.ack_req as u8) << 7 | self.resv7 & 0x7f;
+    }
+}
+
+/// RDMA extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reth {
+    /// Virtual address at the responder.
+    pub va: u64,
+    /// Key of the remote region.
+    pub rkey: RKey,
+    /// Bytes of the whole message.
+    pub dma_len: u32,
+}
+
+/// Atomic extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AtomicEth {
+    /// Virtual address at the responder, a multiple of 8.
+    pub va: u64,
+    /// Key of the remote region.
+    pub rkey: RKey,
+    /// What to swap in, or to add.
+    pub swap_or_add: u64,
+    /// What to compare with.
+    pub compare: u64,
+}
+
+/// The code of a negative acknowledgement (IBA table 46).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum NakCode {
+    /// A PSN is missing.
+    PsnSequenceError,
+    /// The request cannot be: wrong sequence, length, opcode or resource.
+    InvalidRequest,
+    /// The key, range or permission is wrong.
+    RemoteAccessError,
+    /// The responder failed.
+    RemoteOperationalError,
+    /// RD only.
+    InvalidRdRequest,
+    /// Not assigned.
+    Reserved(u8),
+}
+
+impl NakCode {
+    const fn code(self) -> u8 {
+        match self {
+            NakCode::PsnSequenceError => 0,
+            NakCode::InvalidRequest => 1,
+            NakCode::RemoteAccessError => 2,
+            NakCode::RemoteOperationalError => 3,
+            NakCode::InvalidRdRequest => 4,
+            NakCode::Reserved(n) => n & 0x1f,
+        }
+    }
+
+    const fn from_code(code: u8) -> Self {
+        match code & 0x1f {
+            0 => NakCode::PsnSequenceError,
+            1 => NakCode::InvalidRequest,
+            2 => NakCode::RemoteAccessError,
+            3 => NakCode::RemoteOperationalError,
+            4 => NakCode::InvalidRdRequest,
+            n => NakCode::Reserved(n),
+        }
+    }
+}
+
+/// The syndrome of an AETH (IBA table 44).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Syndrome {
+    /// Positive, with the encoded credit count; 31 says that credits are not used.
+    Ack {
+        /// Encoded end-to-end credits, 0..=31.
+        credits: u8,
+    },
+    /// Receiver not ready.
+    RnrNak(RnrTimer),
+    /// Reserved.
+    Reserved(u8),
+    /// Negative.
+    Nak(NakCode),
+}
+
+impl Syndrome {
+    /// A positive acknowledgement without end-to-end credits.
+    pub const ACK: Syndrome = Syndrome::Ack { credits: 31 };
+
+    /// The byte on the wire; bit 7 is reserved and zero.
+    pub const fn to_byte(self) -> u8 {
+        match self {
+            Syndrome::Ack { credits } => credits & 0x1f,
+            Syndrome::RnrNak(timer) => 0x20 | timer.code(),
+            Syndrome::Reserved(low) => 0x40 | low & 0x1f,
+            Syndrome::Nak(code) => 0x60 | code.code(),
+        }
+    }
+
+    /// The syndrome of a byte; bit 7 is ignored.
+    pub const fn from_byte(byte: u8) -> Self {
+        match byte >> 5 & 3 {
+            0 => Syndrome::Ack { credits: byte & 0x1f },
+            1 => Syndrome::RnrNak(RnrTimer::new(byte)),
+            2 => Syndrome::Reserved(byte & 0x1f),
+            _ => Syndrome::Nak(NakCode::from_code(byte)),
+        }
+    }
+}
+
+impl Default for Syndrome {
+    fn default() -> Self {
+        Syndrome::ACK
+    }
+}
+
+/// ACK extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Aeth {
+    /// What is acknowledged, and how.
+    pub syndrome: Syndrome,
+    /// Message sequence number: requests completed by the responder, 24 bits.
+    pub msn: u32,
+}
+
+/// Atomic ACK extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AtomicAckEth {
+    /// The value before the operation.
+    pub original: u64,
+}
+
+/// Datagram extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Deth {
+    /// Queue key.
+    pub qkey: QKey,
+    /// The sender's queue pair.
+    pub src_qp: Qpn,
+}
+
+/// FLUSH extended transport header: placement type (4 bits, bit 0 global visibility, bit 1 persistence)
+/// and selectivity level (2 bits: 0 a range, 1 the whole region).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Feth(pub u32);
+
+/// All headers of one packet, owned. Those count that the opcode's table row names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Headers {
+    /// Always there.
+    pub bth: Bth,
+    /// RD's end-to-end context, 24 bits.
+    pub rdeth: u32,
+    /// UD and RD.
+    pub deth: Deth,
+    /// XRC's destination shared receive queue, 24 bits.
+    pub xrceth: u32,
+    /// FLUSH.
+    pub feth: Feth,
+    /// WRITE, READ, FLUSH, ATOMIC WRITE.
+    pub reth: Reth,
+    /// Compare-and-swap, fetch-and-add.
+    pub atomic: AtomicEth,
+    /// Acknowledgements and responses.
+    pub aeth: Aeth,
+    /// Atomic responses.
+    pub atomic_ack: AtomicAckEth,
+    /// Immediate data, in host order of the four bytes on the wire read big-endian.
+    pub imm: u32,
+    /// The key that a SEND with invalidate invalidates.
+    pub ieth: RKey,
+}
+
+impl Headers {
+    /// Bytes that [`emit`](Self::emit) writes.
+    pub const fn len(&self) -> usize {
+        BTH_LEN + self.bth.opcode.row().headers.len()
+    }
+
+    /// Always false: there is a BTH at least.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Writes BTH and the opcode's extension headers to the start of `buf` and returns their length.
+    ///
+    /// # Panics
+    /// If `buf` is shorter than [`len`](Self::len); [`MAX_HEADERS_LEN`] always suffices.
+    pub fn emit(&self, buf: &mut [u8]) -> usize {
+        let set = self.bth.opcode.row().headers;
+        self.bth.write(buf);
+        let mut at = BTH_LEN;
+        let mut put = |header: HeaderSet, bytes: &[u8]| {
+            if set.has(header) {
+                buf[at..at + bytes.len()].copy_from_slice(bytes);
+                at += bytes.len();
+            }
+        };
+        if !set.is_empty() {
+            put(HeaderSet::RDETH, &(self.rdeth & 0xff_ffff).to_be_bytes());
+            put(HeaderSet::DETH, &pair(self.deth.qkey.0, self.deth.src_qp.get()));
+            put(HeaderSet::XRCETH, &(self.xrceth & 0xff_ffff).to_be_bytes());
+            put(HeaderSet::FETH, &self.feth.0.to_be_bytes());
+            put(HeaderSet::RETH, &reth_bytes(&self.reth));
+            put(HeaderSet::ATOMIC, &atomic_bytes(&self.atomic));
+            let aeth = (self.aeth.syndrome.to_byte() as u32) << 24 | self.aeth.msn & 0xff_ffff;
+            put(HeaderSet::AETH, &aeth.to_be_bytes());
+            put(HeaderSet::ATOMIC_ACK, &self.atomic_ack.original.to_be_bytes());
+            put(HeaderSet::IMMDT, &self.imm.to_be_bytes());
+            put(HeaderSet::IETH, &self.ieth.0.to_be_bytes());
+        }
+        at
+    }
+}
+
+fn pair(high: u32, low: u32) -> [u8; 8] {
+    ((high as u64) << 32 | low as u64).to_be_bytes()
+}
+
+fn reth_bytes(r: &Reth) -> [u8; 16] {
+    let mut b = [0; 16];
+    b[..8].copy_from_slice(&r.va.to_be_bytes());
+    b[8..].copy_from_slice(&pair(r.rkey.0, r.dma_len));
+    b
+}
+
+fn atomic_bytes(a: &AtomicEth) -> [u8; 28] {
+    let mut b = [0; 28];
+    b[..8].copy_from_slice(&a.va.to_be_bytes());
+    b[8..12].copy_from_slice(&a.rkey.0.to_be_bytes());
+    b[12..20].copy_from_slice(&a.swap_or_add.to_be_bytes());
+    b[20..].copy_from_slice(&a.compare.to_be_bytes());
+    b
+}
+
+/// Big-endian 32 bits at the start of `b`.
+pub(super) fn be32(b: &[u8]) -> u32 {
+    u32::from_be_bytes([b[0], b[1], b[2], b[3]])
+}
+
+/// Big-endian 64 bits at the start of `b`.
+pub(super) fn be64(b: &[u8]) -> u64 {
+    (be32(b) as u64) << 32 | be32(&b[4..]) as u64
+}

@@ -1,0 +1,103 @@
+//! The invariant CRC: CRC-32 over what no router changes, little-endian at the end of the packet.
+//!
+//! It covers eight bytes of ones (where InfiniBand has its local route header), then the packet from the
+//! IP header to the padding, with the fields that a router may change read as ones: ToS, TTL and header
+//! checksum, or traffic class, flow label and hop limit; the UDP checksum; and the whole of BTH byte 4.
+
+use std::net::IpAddr;
+
+use super::{Flow, ICRC_LEN, IpIdent, ROCE_PORT};
+
+/// The CRC of eight bytes of ones: where every computation starts.
+const AFTER_LRH: u32 = !0xdebb_20e3;
+
+/// Bytes of the BTH up to and including byte 4, whose fourth the ICRC masks.
+const BTH_MASKED: usize = 5;
+
+/// An ICRC in the making: resumable, so that header and payload slices need not be joined.
+#[derive(Clone, Copy, Debug)]
+pub struct Icrc(u32);
+
+impl Icrc {
+    /// The state behind the IP and UDP headers of a packet with `udp_payload` bytes (BTH to ICRC).
+    /// `id` and `flags` count for IPv4 only.
+    pub fn after_udp(flow: &Flow, id: u16, flags: u16, udp_payload: usize) -> Icrc {
+        let mut b = [0xffu8; 48];
+        let udp_len = (udp_payload + 8) as u16;
+        let udp_at = match (flow.src, flow.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                b[0] = 0x45;
+                b[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+                b[4..6].copy_from_slice(&id.to_be_bytes());
+                b[6..8].copy_from_slice(&flags.to_be_bytes());
+                b[9] = 17;
+                b[12..16].copy_from_slice(&src.octets());
+                b[16..20].copy_from_slice(&dst.octets());
+                20
+            }
+            (src, dst) => {
+                b[0] = 0x6f;
+                b[4..6].copy_from_slice(&udp_len.to_be_bytes());
+                b[6] = 17;
+                b[8..24].copy_from_slice(&v6_octets(src));
+                b[24..40].copy_from_slice(&v6_octets(dst));
+                40
+            }
+        };
+        let udp = &mut b[udp_at..udp_at + 8];
+        udp[0..2].copy_from_slice(&flow.src_port.to_be_bytes());
+        udp[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
+        udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
+        let mut icrc = Icrc(AFTER_LRH);
+        icrc.update(&b[..udp_at + 8]);
+        icrc
+    }
+
+    /// Goes on over `bytes`.
+    pub fn update(&mut self, bytes: &[u8]) {
+        let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
+        hasher.update(bytes);
+        self.0 = hasher.finalize();
+    }
+
+    /// Goes on over the transport headers, of which byte 4 counts as ones. `headers` starts with the BTH.
+    pub fn update_headers(&mut self, headers: &[u8]) {
+        let (head, tail) = headers.split_at(BTH_MASKED);
+        self.update(&[head[0], head[1], head[2], head[3], 0xff]);
+        self.update(tail);
+    }
+
+    /// The value so far; on the wire it is little-endian.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
+
+fn v6_octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// The ICRC that a whole UDP payload (BTH to ICRC, whose last four bytes are not read) should carry.
+pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
+    let mut icrc = Icrc::after_udp(flow, id, flags, udp_payload.len());
+    icrc.update_headers(&udp_payload[..udp_payload.len() - ICRC_LEN]);
+    icrc.value()
+}
+
+/// Whether the ICRC of packet `index` of a burst holds, with what is known of its identification.
+///
+/// `udp_payload` is BTH to ICRC; anything shorter than that fails.
+pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+    if udp_payload.len() < super::BTH_LEN + ICRC_LEN {
+        return false;
+    }
+    let tail = &udp_payload[udp_payload.len() - ICRC_LEN..];
+    let received = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]);
+    match ident {
+        IpIdent::Exact { id, flags } => compute(flow, id.wrapping_add(index), flags, udp_payload) == received,
+        IpIdent::Unknown => compute(flow, index, IpIdent::DONT_FRAGMENT, udp_payload) == received,
+    }
+}

@@ -1,0 +1,320 @@
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+/// A queue pair number: 24 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The general services QP, where the connection manager's datagrams arrive.
+    pub const GSI: Qpn = Qpn(1);
+    /// The destination of multicast datagrams.
+    pub const MULTICAST: Qpn = Qpn(0xff_ffff);
+
+    /// The low 24 bits of `value`.
+    pub const fn new(value: u32) -> Self {
+        Qpn(value & 0xff_ffff)
+    }
+
+    /// The value, 0..2^24.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "qp {:#x}", self.0)
+    }
+}
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+macro_rules! memory_key {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            /// The key of table slot `index` (24 bits) in its `generation` (8 bits).
+            pub const fn from_parts(index: u32, generation: u8) -> Self {
+                $name(index << 8 | generation as u32)
+            }
+            /// The table slot: the upper 24 bits.
+            pub const fn index(self) -> u32 {
+                self.0 >> 8
+            }
+            /// The part that tells a stale key from the slot's present one: the lower 8 bits.
+            pub const fn generation(self) -> u8 {
+                self.0 as u8
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({:#x})", stringify!($name), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    };
+}
+
+memory_key!(
+    /// A local memory key, as work requests name their regions.
+    LKey
+);
+memory_key!(
+    /// A remote memory key, as RETH, AtomicETH and IETH carry it.
+    RKey
+);
+
+/// A partition key: bit 15 says full member, the rest is the partition.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PKey(pub u16);
+
+impl PKey {
+    /// Full member of the default partition.
+    pub const DEFAULT: PKey = PKey(0xffff);
+
+    /// Whether a packet with this key may enter a port entry of `local`: same partition, and at least
+    /// one side a full member (IBA 10.9.3).
+    pub const fn admits(self, local: PKey) -> bool {
+        self.0 & 0x7fff == local.0 & 0x7fff && self.0 & 0x7fff != 0 && (self.0 | local.0) & 0x8000 != 0
+    }
+}
+
+impl Default for PKey {
+    fn default() -> Self {
+        PKey::DEFAULT
+    }
+}
+
+/// A datagram's queue key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct QKey(pub u32);
+
+impl QKey {
+    /// The queue key of QP1.
+    pub const GSI: QKey = QKey(0x8001_0000);
+}
+
+/// A global identifier: 128 bits, an IPv6 address or an IPv4-mapped one in RoCEv2.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The IP address that this GID stands for; `::ffff:a.b.c.d` is an IPv4 address.
+    pub fn ip(self) -> IpAddr {
+        let v6 = Ipv6Addr::from(self.0);
+        v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
+    }
+
+    /// Whether all bits are zero: an unused entry of the GID table.
+    pub fn is_unset(self) -> bool {
+        self.0 == [0; 16]
+    }
+}
+
+impl From<IpAddr> for Gid {
+    fn from(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => v6.into(),
+        }
+    }
+}
+
+impl From<Ipv4Addr> for Gid {
+    fn from(ip: Ipv4Addr) -> Self {
+        Gid(ip.to_ipv6_mapped().octets())
+    }
+}
+
+impl From<Ipv6Addr> for Gid {
+    fn from(ip: Ipv6Addr) -> Self {
+        Gid(ip.octets())
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Ipv6Addr::from(self.0))
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Ipv6Addr::from(self.0))
+    }
+}
+
+/// A path MTU: the payload bytes of every packet of a message but its last.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Mtu {
+    /// 256 bytes.
+    Mtu256 = 1,
+    /// 512 bytes.
+    Mtu512 = 2,
+    /// 1024 bytes.
+    Mtu1024 = 3,
+    /// 2048 bytes.
+    Mtu2048 = 4,
+    /// 4096 bytes.
+    Mtu4096 = 5,
+}
+
+impl Mtu {
+    /// Every path MTU, smallest first.
+    pub const ALL: [Mtu; 5] = [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
+
+    /// Payload bytes a packet.
+    pub const fn bytes(self) -> usize {
+        128 << self as usize
+    }
+
+    /// The code that verbs and the wire use: 1 for 256 to 5 for 4096.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The MTU of a code 1..=5.
+    pub fn from_code(code: u8) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|m| m.code() == code)
+    }
+
+    /// The MTU of exactly `bytes` bytes.
+    pub fn from_bytes(bytes: usize) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
+    }
+
+    /// The largest MTU whose packets, with `overhead` bytes of headers and ICRC, fit `link_mtu` bytes.
+    pub fn largest_within(link_mtu: usize, overhead: usize) -> Option<Mtu> {
+        Mtu::ALL.into_iter().rev().find(|m| m.bytes() + overhead <= link_mtu)
+    }
+
+    /// How many packets a message of `len` bytes takes: at least one.
+    pub const fn packets(self, len: u32) -> u32 {
+        if len == 0 { 1 } else { len.div_ceil(self.bytes() as u32) }
+    }
+}
+
+/// The receiver-not-ready timer of an RNR NAK: 5 bits (IBA table 45).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct RnrTimer(u8);
+
+impl RnrTimer {
+    /// Hundredths of a millisecond by code; code 0 is the longest.
+    const CENTI_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+
+    /// The timer of a code; only its low 5 bits count.
+    pub const fn new(code: u8) -> Self {
+        RnrTimer(code & 0x1f)
+    }
+
+    /// The code, 0..32.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// How long the requester waits at least.
+    pub const fn duration(self) -> Duration {
+        Duration::from_micros(Self::CENTI_MS[self.0 as usize] as u64 * 10)
+    }
+}
+
+/// The local ACK timeout: 4.096 µs · 2^code, 5 bits; 0 waits for ever.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct AckTimeout(u8);
+
+impl AckTimeout {
+    /// The timeout of a code; only its low 5 bits count.
+    pub const fn new(code: u8) -> Self {
+        AckTimeout(code & 0x1f)
+    }
+
+    /// The code, 0..32.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The time, `None` for code 0 (no timeout).
+    pub const fn duration(self) -> Option<Duration> {
+        if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mtu_codes_and_packet_counts() {
+        for (code, bytes) in [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096)] {
+            let mtu = Mtu::from_code(code).unwrap();
+            assert_eq!(mtu.bytes(), bytes);
+            assert_eq!(Mtu::from_bytes(bytes), Some(mtu));
+            assert_eq!(mtu.packets(0), 1);
+            assert_eq!(mtu.packets(bytes as u32), 1);
+            assert_eq!(mtu.packets(bytes as u32 + 1), 2);
+            assert_eq!(mtu.packets(1 << 31), (1u32 << 31) / bytes as u32);
+        }
+        assert_eq!(Mtu::from_code(0), None);
+        assert_eq!(Mtu::from_code(6), None);
+        assert_eq!(Mtu::largest_within(1500, 68), Some(Mtu::Mtu1024));
+        assert_eq!(Mtu::largest_within(200, 68), None);
+    }
+
+    #[test]
+    fn rnr_timer_table_ends_match_the_specification() {
+        assert_eq!(RnrTimer::new(0).duration(), Duration::from_micros(655_360));
+        assert_eq!(RnrTimer::new(1).duration(), Duration::from_micros(10));
+        assert_eq!(RnrTimer::new(12).duration(), Duration::from_micros(640));
+        assert_eq!(RnrTimer::new(31).duration(), Duration::from_micros(491_520));
+    }
+
+    #[test]
+    fn ack_timeout_is_a_power_of_two() {
+        assert_eq!(AckTimeout::new(0).duration(), None);
+        assert_eq!(AckTimeout::new(14).duration(), Some(Duration::from_nanos(67_108_864)));
+        assert_eq!(AckTimeout::new(31).duration(), Some(Duration::from_nanos(4096 << 31)));
+    }
+
+    #[test]
+    fn partition_keys_need_one_full_member() {
+        assert!(PKey(0x7fff).admits(PKey::DEFAULT));
+        assert!(PKey(0xffff).admits(PKey(0x7fff)));
+        assert!(!PKey(0x7fff).admits(PKey(0x7fff)));
+        assert!(!PKey(0x9234).admits(PKey::DEFAULT));
+        assert!(!PKey(0x8000).admits(PKey(0x8000)));
+    }
+
+    #[test]
+    fn gids_map_both_ip_versions() {
+        let v4: IpAddr = "10.0.0.1".parse().unwrap();
+        let v6: IpAddr = "fe80::1".parse().unwrap();
+        assert_eq!(Gid::from(v4).ip(), v4);
+        assert_eq!(Gid::from(v6).ip(), v6);
+        assert_eq!(&Gid::from(v4).0[..12], &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+    }
+
+    #[test]
+    fn keys_split_into_index_and_generation() {
+        let key = RKey::from_parts(0x12_3456, 0x9a);
+        assert_eq!(key.0, 0x1234_569a);
+        assert_eq!((key.index(), key.generation()), (0x12_3456, 0x9a));
+    }
+}

@@ -1,0 +1,25 @@
+//! Bytes to headers and back. No state, no allocation, no I/O.
+//!
+//! [`opcode`] is the single table that says what each of the 256 opcodes carries; [`Packet`] is a
+//! zero-copy view of a UDP payload that the table vouches for, [`Headers`] its owned counterpart that
+//! emits into a caller's buffer, and [`icrc`] the invariant CRC over both.
+#![forbid(unsafe_code)]
+
+mod flow;
+pub mod frame;
+mod headers;
+pub mod icrc;
+mod ids;
+pub mod opcode;
+mod packet;
+mod psn;
+
+pub use flow::{Ecn, Flow, IpIdent, ROCE_PORT};
+pub use headers::{
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, CNP_PAYLOAD_LEN, Deth, Feth, Headers, MAX_HEADERS_LEN,
+    NakCode, Reth, Syndrome,
+};
+pub use ids::{AckTimeout, Gid, LKey, Mtu, PKey, QKey, Qpn, RKey, RnrTimer};
+pub use opcode::{Opcode, Operation, Position, Transport};
+pub use packet::{ICRC_LEN, Packet, WireError, pad_count};
+pub use psn::Psn;

@@ -1,0 +1,439 @@
+//! The opcode table: the one place that says what each of the 256 opcodes is and carries.
+//!
+//! Parser, builder, sequence check and names are all driven by it; nothing else matches on raw opcodes.
+
+use std::fmt;
+use std::ops::BitOr;
+
+/// The transport service that an opcode belongs to: its upper three bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Transport {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Reliable datagram (no RoCE device implements it; its packets still decode).
+    Rd,
+    /// Unreliable datagram.
+    Ud,
+    /// Congestion notification (RoCEv2 annex A17).
+    Cnp,
+    /// Extended reliable connection.
+    Xrc,
+    /// Reserved or manufacturer-specific.
+    Reserved,
+}
+
+/// What a packet does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Operation {
+    /// SEND of any flavour.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ request.
+    ReadRequest,
+    /// RDMA READ response.
+    ReadResponse,
+    /// Acknowledge, positive or negative.
+    Acknowledge,
+    /// Response to an atomic.
+    AtomicAcknowledge,
+    /// Compare-and-swap request.
+    CompareSwap,
+    /// Fetch-and-add request.
+    FetchAdd,
+    /// RD's resynchronisation.
+    Resync,
+    /// FLUSH (memory placement extensions).
+    Flush,
+    /// ATOMIC WRITE (memory placement extensions).
+    AtomicWrite,
+    /// Congestion notification packet.
+    Cnp,
+    /// Not assigned.
+    Reserved,
+}
+
+impl Operation {
+    /// Whether a responder gets this (a request), as against a requester (a response).
+    pub const fn is_request(self) -> bool {
+        !matches!(
+            self,
+            Operation::ReadResponse
+                | Operation::Acknowledge
+                | Operation::AtomicAcknowledge
+                | Operation::Cnp
+                | Operation::Reserved
+        )
+    }
+
+    /// Whether this request takes one of the responder's READ/atomic resources.
+    pub const fn takes_read_resource(self) -> bool {
+        matches!(
+            self,
+            Operation::ReadRequest
+                | Operation::CompareSwap
+                | Operation::FetchAdd
+                | Operation::Flush
+                | Operation::AtomicWrite
+        )
+    }
+}
+
+/// Where in its message a packet stands.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// The only one.
+    Only,
+}
+
+impl Position {
+    /// Whether a message starts here.
+    pub const fn starts(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// Whether a message ends here.
+    pub const fn ends(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+
+    /// The position of packet `index` of `count`.
+    pub const fn of(index: u32, count: u32) -> Position {
+        match (index == 0, index + 1 == count) {
+            (true, true) => Position::Only,
+            (true, false) => Position::First,
+            (false, true) => Position::Last,
+            (false, false) => Position::Middle,
+        }
+    }
+}
+
+/// A set of extension headers; on the wire they follow the BTH in the order of their bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HeaderSet(u16);
+
+impl HeaderSet {
+    /// No extension header.
+    pub const NONE: HeaderSet = HeaderSet(0);
+    /// Reliable datagram extended transport header, 4 bytes.
+    pub const RDETH: HeaderSet = HeaderSet(1 << 0);
+    /// Datagram extended transport header, 8 bytes.
+    pub const DETH: HeaderSet = HeaderSet(1 << 1);
+    /// XRC extended transport header, 4 bytes.
+    pub const XRCETH: HeaderSet = HeaderSet(1 << 2);
+    /// FLUSH extended transport header, 4 bytes.
+    pub const FETH: HeaderSet = HeaderSet(1 << 3);
+    /// RDMA extended transport header, 16 bytes.
+    pub const RETH: HeaderSet = HeaderSet(1 << 4);
+    /// Atomic extended transport header, 28 bytes.
+    pub const ATOMIC: HeaderSet = HeaderSet(1 << 5);
+    /// ACK extended transport header, 4 bytes.
+    pub const AETH: HeaderSet = HeaderSet(1 << 6);
+    /// Atomic ACK extended transport header, 8 bytes.
+    pub const ATOMIC_ACK: HeaderSet = HeaderSet(1 << 7);
+    /// Immediate data, 4 bytes.
+    pub const IMMDT: HeaderSet = HeaderSet(1 << 8);
+    /// Invalidate extended transport header, 4 bytes.
+    pub const IETH: HeaderSet = HeaderSet(1 << 9);
+
+    const LENGTHS: [usize; 10] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4];
+
+    /// Both sets together.
+    pub const fn with(self, other: HeaderSet) -> HeaderSet {
+        HeaderSet(self.0 | other.0)
+    }
+
+    /// Whether all of `other` is in here.
+    pub const fn has(self, other: HeaderSet) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Bytes of all headers of the set.
+    pub const fn len(self) -> usize {
+        self.len_below(HeaderSet(1 << 10))
+    }
+
+    /// Whether the set is empty.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Bytes of the headers that precede `header` on the wire: its offset behind the BTH.
+    pub const fn offset_of(self, header: HeaderSet) -> usize {
+        self.len_below(header)
+    }
+
+    const fn len_below(self, header: HeaderSet) -> usize {
+        let (mut n, mut i) = (0, 0);
+        while i < Self::LENGTHS.len() && 1 << i < header.0 {
+            if self.0 & (1 << i) != 0 {
+                n += Self::LENGTHS[i];
+            }
+            i += 1;
+        }
+        n
+    }
+}
+
+impl BitOr for HeaderSet {
+    type Output = HeaderSet;
+    fn bitor(self, other: HeaderSet) -> HeaderSet {
+        self.with(other)
+    }
+}
+
+impl fmt::Debug for HeaderSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [&str; 10] =
+            ["RDETH", "DETH", "XRCETH", "FETH", "RETH", "AtomicETH", "AETH", "AtomicAckETH", "ImmDt", "IETH"];
+        let set = NAMES.iter().enumerate().filter(|(i, _)| self.0 & (1 << i) != 0);
+        f.debug_list().entries(set.map(|(_, name)| name)).finish()
+    }
+}
+
+/// How much payload a packet of an opcode carries.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PayloadRule {
+    /// Exactly this many bytes.
+    Exactly(u8),
+    /// The path MTU, no more and no less.
+    FullMtu,
+    /// 1 byte to the path MTU.
+    OneToMtu,
+    /// 0 bytes to the path MTU.
+    ZeroToMtu,
+    /// Anything: opcodes that no rule is known for.
+    Any,
+}
+
+impl PayloadRule {
+    /// Whether `len` payload bytes keep the rule at a path MTU of `mtu` bytes.
+    pub const fn allows(self, len: usize, mtu: usize) -> bool {
+        match self {
+            PayloadRule::Exactly(n) => len == n as usize,
+            PayloadRule::FullMtu => len == mtu,
+            PayloadRule::OneToMtu => len >= 1 && len <= mtu,
+            PayloadRule::ZeroToMtu => len <= mtu,
+            PayloadRule::Any => true,
+        }
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct OpcodeRow {
+    /// Its name as the specification and Wireshark have it, without the transport.
+    pub name: &'static str,
+    /// The transport service.
+    pub transport: Transport,
+    /// What the packet does.
+    pub operation: Operation,
+    /// Where in a message it stands.
+    pub position: Position,
+    /// The extension headers that follow the BTH.
+    pub headers: HeaderSet,
+    /// How much payload it carries.
+    pub payload: PayloadRule,
+}
+
+impl OpcodeRow {
+    /// Whether the opcode is assigned.
+    pub const fn is_valid(&self) -> bool {
+        !matches!(self.operation, Operation::Reserved)
+    }
+}
+
+/// A BTH opcode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Opcode(pub u8);
+
+impl Opcode {
+    /// Congestion notification packet.
+    pub const CNP: Opcode = Opcode(0x81);
+
+    /// The table row.
+    pub const fn row(self) -> &'static OpcodeRow {
+        &TABLE[self.0 as usize]
+    }
+
+    /// The opcode of a service for an operation at a position, with just these of ImmDt and IETH.
+    /// `None` where the service has no such packet.
+    pub fn find(
+        transport: Transport,
+        operation: Operation,
+        position: Position,
+        extra: HeaderSet,
+    ) -> Option<Opcode> {
+        let tail = HeaderSet::IMMDT.0 | HeaderSet::IETH.0;
+        (0..=255).map(Opcode).find(|o| {
+            let r = o.row();
+            r.transport == transport
+                && r.operation == operation
+                && r.position == position
+                && r.headers.0 & tail == extra.0
+        })
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = self.row();
+        match row.transport {
+            Transport::Reserved => write!(f, "reserved opcode {:#04x}", self.0),
+            Transport::Cnp => write!(f, "CNP"),
+            _ if !row.is_valid() => write!(f, "reserved opcode {:#04x}", self.0),
+            t => write!(f, "{} {}", format!("{t:?}").to_uppercase(), row.name),
+        }
+    }
+}
+
+/// The rows shared by RC, RD and XRC (and, the first twelve, UC), by the low five bits of the opcode.
+const CONNECTED: [(u8, &str, Operation, Position, HeaderSet, PayloadRule); 26] = {
+    use HeaderSet as H;
+    use Operation::*;
+    use PayloadRule::*;
+    use Position::*;
+    [
+        (0x00, "SEND First", Send, First, H::NONE, FullMtu),
+        (0x01, "SEND Middle", Send, Middle, H::NONE, FullMtu),
+        (0x02, "SEND Last", Send, Last, H::NONE, OneToMtu),
+        (0x03, "SEND Last Immediate", Send, Last, H::IMMDT, OneToMtu),
+        (0x04, "SEND Only", Send, Only, H::NONE, ZeroToMtu),
+        (0x05, "SEND Only Immediate", Send, Only, H::IMMDT, ZeroToMtu),
+        (0x06, "RDMA WRITE First", Write, First, H::RETH, FullMtu),
+        (0x07, "RDMA WRITE Middle", Write, Middle, H::NONE, FullMtu),
+        (0x08, "RDMA WRITE Last", Write, Last, H::NONE, OneToMtu),
+        (0x09, "RDMA WRITE Last Immediate", Write, Last, H::IMMDT, OneToMtu),
+        (0x0a, "RDMA WRITE Only", Write, Only, H::RETH, ZeroToMtu),
+        (0x0b, "RDMA WRITE Only Immediate", Write, Only, H::RETH.with(H::IMMDT), ZeroToMtu),
+        (0x0c, "RDMA READ Request", ReadRequest, Only, H::RETH, Exactly(0)),
+        (0x0d, "RDMA READ response First", ReadResponse, First, H::AETH, FullMtu),
+        (0x0e, "RDMA READ response Middle", ReadResponse, Middle, H::NONE, FullMtu),
+        (0x0f, "RDMA READ response Last", ReadResponse, Last, H::AETH, OneToMtu),
+        (0x10, "RDMA READ response Only", ReadResponse, Only, H::AETH, ZeroToMtu),
+        (0x11, "Acknowledge", Acknowledge, Only, H::AETH, Exactly(0)),
+        (0x12, "ATOMIC Acknowledge", AtomicAcknowledge, Only, H::AETH.with(H::ATOMIC_ACK), Exactly(0)),
+        (0x13, "CmpSwap", CompareSwap, Only, H::ATOMIC, Exactly(0)),
+        (0x14, "FetchAdd", FetchAdd, Only, H::ATOMIC, Exactly(0)),
+        (0x15, "RESYNC", Resync, Only, H::NONE, Exactly(0)),
+        (0x16, "SEND Last Invalidate", Send, Last, H::IETH, OneToMtu),
+        (0x17, "SEND Only Invalidate", Send, Only, H::IETH, ZeroToMtu),
+        (0x1c, "FLUSH", Flush, Only, H::FETH.with(H::RETH), Exactly(0)),
+        (0x1d, "ATOMIC WRITE", AtomicWrite, Only, H::RETH, Exactly(8)),
+    ]
+};
+
+const RESERVED: OpcodeRow = OpcodeRow {
+    name: "reserved",
+    transport: Transport::Reserved,
+    operation: Operation::Reserved,
+    position: Position::Only,
+    headers: HeaderSet::NONE,
+    payload: PayloadRule::Any,
+};
+
+/// All 256 rows.
+pub const TABLE: [OpcodeRow; 256] = build();
+
+const fn build() -> [OpcodeRow; 256] {
+    let mut table = [RESERVED; 256];
+    let mut i = 0;
+    while i < CONNECTED.len() {
+        let (low, name, operation, position, headers, payload) = CONNECTED[i];
+        let base = OpcodeRow { name, transport: Transport::Rc, operation, position, headers, payload };
+        let resync = matches!(operation, Operation::Resync);
+        if !resync {
+            table[low as usize] = base;
+            let xrc = if operation.is_request() { headers.with(HeaderSet::XRCETH) } else { headers };
+            table[0xa0 | low as usize] = OpcodeRow { transport: Transport::Xrc, headers: xrc, ..base };
+        }
+        if low <= 0x0b {
+            table[0x20 | low as usize] = OpcodeRow { transport: Transport::Uc, ..base };
+        }
+        if low <= 0x15 {
+            let rd = if operation.is_request() {
+                headers.with(HeaderSet::RDETH).with(HeaderSet::DETH)
+            } else {
+                headers.with(HeaderSet::RDETH)
+            };
+            table[0x40 | low as usize] = OpcodeRow { transport: Transport::Rd, headers: rd, ..base };
+        }
+        if low == 0x04 || low == 0x05 {
+            let headers = headers.with(HeaderSet::DETH);
+            table[0x60 | low as usize] = OpcodeRow { transport: Transport::Ud, headers, ..base };
+        }
+        i += 1;
+    }
+    table[0x81] = OpcodeRow {
+        name: "CNP",
+        transport: Transport::Cnp,
+        operation: Operation::Cnp,
+        position: Position::Only,
+        headers: HeaderSet::NONE,
+        payload: PayloadRule::Exactly(16),
+    };
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_lengths_of_known_packets() {
+        let len = |o: u8| Opcode(o).row().headers.len();
+        assert_eq!(len(0x04), 0);
+        assert_eq!(len(0x0b), 20);
+        assert_eq!(len(0x13), 28);
+        assert_eq!(len(0x12), 12);
+        assert_eq!(len(0x64), 8);
+        assert_eq!(len(0xab), 24);
+        assert_eq!(len(0xb1), 4);
+        assert_eq!(len(0x1c), 20);
+    }
+
+    #[test]
+    fn reserved_opcodes_are_exactly_the_unassigned_ones() {
+        let valid = (0..=255u8).filter(|o| Opcode(*o).row().is_valid()).count();
+        // 25 of RC, 12 of UC, 22 of RD, 2 of UD, the CNP, 25 of XRC.
+        assert_eq!(valid, 25 + 12 + 22 + 2 + 1 + 25);
+        for o in [0x15, 0x18, 0x1b, 0x1e, 0x1f, 0x2c, 0x36, 0x63, 0x66, 0x80, 0x82, 0xb5, 0xc0, 0xff] {
+            assert!(!Opcode(o).row().is_valid(), "{o:#x}");
+        }
+    }
+
+    #[test]
+    fn find_is_the_inverse_of_the_table() {
+        for o in (0..=255).map(Opcode).filter(|o| o.row().is_valid()) {
+            let r = o.row();
+            let extra = HeaderSet(r.headers.0 & (HeaderSet::IMMDT.0 | HeaderSet::IETH.0));
+            assert_eq!(Opcode::find(r.transport, r.operation, r.position, extra), Some(o));
+        }
+        assert_eq!(
+            Opcode::find(Transport::Uc, Operation::ReadRequest, Position::Only, HeaderSet::NONE),
+            None
+        );
+    }
+
+    #[test]
+    fn names_are_the_specifications() {
+        assert_eq!(Opcode(0x0b).to_string(), "RC RDMA WRITE Only Immediate");
+        assert_eq!(Opcode(0x64).to_string(), "UD SEND Only");
+        assert_eq!(Opcode(0x81).to_string(), "CNP");
+        assert_eq!(Opcode(0xff).to_string(), "reserved opcode 0xff");
+    }
+}
