@@ -2,5 +2,6 @@
 
 pub mod link;
 pub mod memory;
+pub mod nic;
 pub mod transport;
 pub mod wire;

@@ -8,8 +8,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
+pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
-use crate::wire::{Flow, IpIdent};
 
 /// What a link is like.
 #[derive(Clone, Debug)]
@@ -28,26 +28,6 @@ pub struct LinkInfo {
     pub burst: BurstLimits,
     /// Bytes that a peer of the same kind can have in its receive buffer unread: what may be in flight.
     pub window: usize,
-}
-
-/// A run of packets as they arrived: equal in size but the last.
-#[derive(Clone, Copy, Debug)]
-pub struct RxBurst<'a> {
-    /// Addresses, source port, traffic class as on the wire.
-    pub flow: Flow,
-    /// What is known of the IPv4 identification.
-    pub ident: IpIdent,
-    /// UDP payload bytes of every packet but the last.
-    pub segment: usize,
-    /// The UDP payloads, one after the other.
-    pub data: &'a [u8],
-}
-
-impl<'a> RxBurst<'a> {
-    /// The packets, each with its index in the burst.
-    pub fn packets(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
-        self.data.chunks(self.segment.max(1)).enumerate().map(|(i, p)| (i as u16, p))
-    }
 }
 
 /// Packets that a link saw and did not hand over, or could not send, by cause.

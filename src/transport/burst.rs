@@ -260,6 +260,26 @@ impl<'a> TxBurst<'a> {
     }
 }
 
+/// A run of packets as they arrived: equal in size but the last.
+#[derive(Clone, Copy, Debug)]
+pub struct RxBurst<'a> {
+    /// Addresses, source port, traffic class as on the wire.
+    pub flow: Flow,
+    /// What is known of the IPv4 identification.
+    pub ident: IpIdent,
+    /// UDP payload bytes of every packet but the last.
+    pub segment: usize,
+    /// The UDP payloads, one after the other.
+    pub data: &'a [u8],
+}
+
+impl<'a> RxBurst<'a> {
+    /// The packets, each with its index in the burst.
+    pub fn packets(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
+        self.data.chunks(self.segment.max(1)).enumerate().map(|(i, p)| (i as u16, p))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

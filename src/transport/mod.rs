@@ -1,10 +1,31 @@
 //! The sans-I/O heart: bytes and instants in; bytes, deadlines and completions out.
 //!
-//! No socket, no thread, no clock, no lock.
+//! A [`QueuePair`] is a requester and a responder over one connection. It is given an [`Env`] for each step:
+//! the time, the NIC's memory table, a [`TxQueue`] to put packets in and a list for what it reports. No
+//! socket, no thread, no clock, no lock.
 #![forbid(unsafe_code)]
 
 mod burst;
+mod connection;
+mod env;
+mod fifo;
+mod qp;
+mod recv_queue;
+mod requester;
+mod responder;
+mod send_queue;
+pub mod state;
 mod time;
+mod work;
 
-pub use burst::{BurstLimits, Payload, Piece, TxBurst, TxQueue};
+pub use burst::{BurstLimits, Payload, Piece, RxBurst, TxBurst, TxQueue};
+pub use env::{Counters, Env, Output, Tuning};
+pub use qp::{QpInit, QueuePair};
+pub use recv_queue::RecvCaps;
+pub use send_queue::SendCaps;
+pub use state::{AddressError, AddressVector, AttrMask, ModifyError, QpAttr, QpState, QpType};
 pub use time::Instant;
+pub use work::{
+    AsyncEvent, Completion, MAX_MESSAGE, PostError, RecvWr, SendFlags, SendWr, Sge, WcOpcode, WcStatus,
+    WrData, WrOp,
+};

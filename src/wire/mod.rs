@@ -20,6 +20,6 @@ pub use headers::{
     NakCode, Reth, Syndrome,
 };
 pub use ids::{AckTimeout, Gid, LKey, Mtu, PKey, QKey, Qpn, RKey, RnrTimer};
-pub use opcode::{Opcode, Operation, Position, Transport};
+pub use opcode::{HeaderSet, Opcode, Operation, Position, Transport};
 pub use packet::{ICRC_LEN, Packet, WireError, pad_count};
 pub use psn::Psn;

@@ -266,21 +266,37 @@ impl Opcode {
 
     /// The opcode of a service for an operation at a position, with just these of ImmDt and IETH.
     /// `None` where the service has no such packet.
-    pub fn find(
+    pub const fn find(
         transport: Transport,
         operation: Operation,
         position: Position,
         extra: HeaderSet,
     ) -> Option<Opcode> {
-        let tail = HeaderSet::IMMDT.0 | HeaderSet::IETH.0;
-        (0..=255).map(Opcode).find(|o| {
-            let r = o.row();
-            r.transport == transport
-                && r.operation == operation
-                && r.position == position
-                && r.headers.0 & tail == extra.0
-        })
+        match INVERSE[inverse_index(transport, operation, position, extra)] {
+            0xff => None,
+            opcode => Some(Opcode(opcode)),
+        }
     }
+}
+
+/// The row numbers by what the rows say; 0xff, a reserved opcode, where there is none.
+const INVERSE: [u8; 8 * 16 * 4 * 4] = {
+    let mut inverse = [0xff; 8 * 16 * 4 * 4];
+    let mut opcode = 0;
+    while opcode < 256 {
+        let r = &TABLE[opcode];
+        if r.is_valid() {
+            inverse[inverse_index(r.transport, r.operation, r.position, r.headers)] = opcode as u8;
+        }
+        opcode += 1;
+    }
+    inverse
+};
+
+const fn inverse_index(t: Transport, o: Operation, p: Position, extra: HeaderSet) -> usize {
+    // ImmDt and IETH are neighbours, bits 8 and 9.
+    let tail = (extra.0 >> 8 & 3) as usize;
+    ((t as usize * 16 + o as usize) * 4 + p as usize) * 4 + tail
 }
 
 impl fmt::Debug for Opcode {

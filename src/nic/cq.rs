@@ -1,0 +1,142 @@
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::transport::{Completion, WcStatus};
+
+/// Which completions raise an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notify {
+    /// The next one.
+    Any,
+    /// The next that the peer marked as solicited, or that is an error.
+    Solicited,
+}
+
+/// Whoever is told that a completion queue has something.
+pub trait CqListener: Send + Sync {
+    /// The event that was asked for by [`CompletionQueue::arm`]; called once for each.
+    fn completion(&self);
+}
+
+/// A completion queue: filled by the NIC, emptied by the application, from any thread.
+pub struct CompletionQueue {
+    capacity: usize,
+    /// Entries waiting, so that polling an empty queue takes no lock.
+    len: AtomicUsize,
+    state: Mutex<State>,
+    listener: OnceLock<Arc<dyn CqListener>>,
+}
+
+#[derive(Default)]
+struct State {
+    ring: VecDeque<Completion>,
+    armed: Option<Notify>,
+    overflow: bool,
+}
+
+/// The queue was full when a completion came, so completions are missing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the completion queue of {capacity} entries has overflowed")]
+pub struct CqOverflow {
+    /// Its size.
+    pub capacity: usize,
+}
+
+impl CompletionQueue {
+    /// A queue for `capacity` completions.
+    pub fn new(capacity: usize) -> CompletionQueue {
+        CompletionQueue {
+            capacity,
+            len: AtomicUsize::new(0),
+            state: Mutex::new(State::default()),
+            listener: OnceLock::new(),
+        }
+    }
+
+    /// Entries that it holds at most.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Sets who is told; once, at creation.
+    pub fn set_listener(&self, listener: Arc<dyn CqListener>) {
+        // The verbs layer calls this once, before the queue is shared; a second call would lose its listener.
+        let first = self.listener.set(listener).is_ok();
+        debug_assert!(first, "a completion queue has one listener");
+    }
+
+    /// Entries waiting.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Whether none is waiting.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a completion.
+    pub fn push(&self, completion: Completion) {
+        let mut state = self.state.lock();
+        if state.ring.len() >= self.capacity {
+            state.overflow = true;
+            return;
+        }
+        state.ring.push_back(completion);
+        self.len.store(state.ring.len(), Ordering::Release);
+        let wanted = match state.armed {
+            Some(Notify::Any) => true,
+            Some(Notify::Solicited) => completion.solicited || completion.status != WcStatus::Success,
+            None => false,
+        };
+        if wanted {
+            state.armed = None;
+            drop(state);
+            if let Some(listener) = self.listener.get() {
+                listener.completion();
+            }
+        }
+    }
+
+    /// Moves up to `max` completions to the end of `out`; returns how many.
+    ///
+    /// # Errors
+    /// [`CqOverflow`] once all entries from before the overflow are taken.
+    pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
+        let mut state = self.state.lock();
+        let n = state.ring.len().min(max);
+        if n == 0 && state.overflow {
+            return Err(CqOverflow { capacity: self.capacity });
+        }
+        out.extend(state.ring.drain(..n));
+        self.len.store(state.ring.len(), Ordering::Release);
+        Ok(n)
+    }
+
+    /// Asks for one event at the next completion of that kind. A completion that is already there raises
+    /// none: poll once more after arming, as in verbs.
+    pub fn arm(&self, notify: Notify) {
+        let mut state = self.state.lock();
+        // Asking for any completion is the wider wish; it stays until an event answers it.
+        if state.armed != Some(Notify::Any) {
+            state.armed = Some(notify);
+        }
+    }
+
+    /// Forgets the completions of a queue pair that is gone, as destroying it does in verbs.
+    pub fn purge(&self, qpn: crate::wire::Qpn) {
+        let mut state = self.state.lock();
+        state.ring.retain(|c| c.qpn != qpn);
+        self.len.store(state.ring.len(), Ordering::Release);
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("len", &self.len()).field("capacity", &self.capacity).finish()
+    }
+}

@@ -1,0 +1,354 @@
+//! One NIC: its queue pairs, completion queues, counters and limits, and the dispatch of packets to them.
+//!
+//! Still sans-I/O: [`Nic::handle_burst`] takes packets in, [`Nic::transmit`] fills a [`TxQueue`], and
+//! [`Nic::next_deadline`] says when [`Nic::handle_timeouts`] wants to be called.
+#![forbid(unsafe_code)]
+
+mod cq;
+mod path;
+mod personality;
+mod schedule;
+mod table;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify};
+pub use path::PortAddresses;
+pub use personality::{Limits, Personality};
+
+use crate::memory::{HostSlice, Table};
+use crate::transport::{
+    AsyncEvent, Counters, Env, Instant, ModifyError, Output, PostError, QpAttr, QpInit, QpState, QueuePair,
+    RecvWr, RxBurst, SendWr, Tuning, TxQueue,
+};
+use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, icrc};
+use schedule::Schedule;
+use table::{Entry, QpTable};
+
+/// UDP payload bytes after which a turn ends, so that the other side of the NIC gets its turn too.
+const TURN_BYTES: usize = 1 << 20;
+
+/// What a NIC is made with.
+#[derive(Clone, Debug)]
+pub struct NicConfig {
+    /// Limits and habits.
+    pub personality: Personality,
+    /// Window and timer settings.
+    pub tuning: Tuning,
+    /// GIDs and UDP source port.
+    pub port: PortAddresses,
+    /// Seeds the queue pair numbers.
+    pub seed: u64,
+}
+
+/// One NIC, without its link and its threads.
+#[derive(Debug)]
+pub struct Nic {
+    config: NicConfig,
+    table: QpTable,
+    schedule: Schedule,
+    state: Scratch,
+    events: VecDeque<AsyncEvent>,
+    pkeys: Vec<PKey>,
+}
+
+/// What a step of a queue pair borrows beside the queue pair.
+#[derive(Debug, Default)]
+struct Scratch {
+    counters: Counters,
+    out: Vec<Output>,
+    slices: Vec<HostSlice>,
+    bytes: Vec<u8>,
+}
+
+impl Scratch {
+    fn env<'a>(
+        &'a mut self,
+        now: Instant,
+        memory: &'a Table,
+        tx: &'a mut TxQueue,
+        tuning: &'a Tuning,
+    ) -> Env<'a> {
+        Env {
+            now,
+            memory,
+            tx,
+            out: &mut self.out,
+            scratch: &mut self.slices,
+            bytes: &mut self.bytes,
+            counters: &mut self.counters,
+            tuning,
+        }
+    }
+}
+
+/// No queue pair of that number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no QP {0}")]
+pub struct UnknownQp(pub Qpn);
+
+/// The NIC has as many queue pairs as its personality allows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("all {0} QPs are in use")]
+pub struct TooManyQps(pub u32);
+
+impl Nic {
+    /// A NIC without queue pairs.
+    pub fn new(config: NicConfig) -> Nic {
+        Nic {
+            table: QpTable::new(config.personality.limits.max_qp, config.seed),
+            config,
+            schedule: Schedule::default(),
+            state: Scratch::default(),
+            events: VecDeque::new(),
+            pkeys: vec![PKey::DEFAULT],
+        }
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &NicConfig {
+        &self.config
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> &Counters {
+        &self.state.counters
+    }
+
+    /// Makes a queue pair in RESET.
+    ///
+    /// # Errors
+    /// [`TooManyQps`].
+    pub fn create_qp(
+        &mut self,
+        init: &QpInit,
+        send_cq: Arc<CompletionQueue>,
+        recv_cq: Arc<CompletionQueue>,
+    ) -> Result<Qpn, TooManyQps> {
+        let limit = self.config.personality.limits.max_qp;
+        self.table
+            .insert(|qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq))
+            .ok_or(TooManyQps(limit))
+    }
+
+    /// Removes a queue pair; its outstanding work ends without completions, as in verbs. Its queues, if it
+    /// was there.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
+        self.table.remove(qpn).map(|e| (e.send_cq, e.recv_cq))
+    }
+
+    /// Changes attributes and state of a queue pair.
+    ///
+    /// # Errors
+    /// [`UnknownQp`] outside, [`ModifyError`] inside.
+    pub fn modify_qp(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        attr: &QpAttr,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) -> Result<Result<(), ModifyError>, UnknownQp> {
+        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
+        if let Err(e) = check_values(attr, &self.config.personality.limits, self.pkeys.len()) {
+            return Ok(Err(e));
+        }
+        let mut env = self.state.env(now, memory, tx, &self.config.tuning);
+        let port = &self.config.port;
+        let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
+        deliver(&mut self.state.out, entry, &mut self.events);
+        self.schedule.touch(entry);
+        Ok(result)
+    }
+
+    /// The attributes of a queue pair.
+    ///
+    /// # Errors
+    /// [`UnknownQp`].
+    pub fn query_qp(&self, qpn: Qpn) -> Result<(QpAttr, &QueuePair), UnknownQp> {
+        self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
+    }
+
+    /// The state of a queue pair.
+    pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
+        self.table.get(qpn).map(|e| e.qp.state())
+    }
+
+    /// Posts a send work request; it leaves with the next [`transmit`](Self::transmit).
+    ///
+    /// # Errors
+    /// [`UnknownQp`] outside, [`PostError`] inside.
+    pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
+        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
+        let result = entry.qp.post_send(wr, &mut self.state.out);
+        deliver(&mut self.state.out, entry, &mut self.events);
+        self.schedule.touch(entry);
+        Ok(result)
+    }
+
+    /// Posts a receive work request.
+    ///
+    /// # Errors
+    /// [`UnknownQp`] outside, [`PostError`] inside.
+    pub fn post_recv(&mut self, qpn: Qpn, wr: &RecvWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
+        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
+        let result = entry.qp.post_recv(wr, &mut self.state.out);
+        deliver(&mut self.state.out, entry, &mut self.events);
+        Ok(result)
+    }
+
+    /// Takes in packets that arrived together. What they call for leaves with the next
+    /// [`transmit`](Self::transmit).
+    pub fn handle_burst(&mut self, now: Instant, burst: &RxBurst<'_>, memory: &Table, tx: &mut TxQueue) {
+        for (index, bytes) in burst.packets() {
+            let c = &mut self.state.counters;
+            c.rcvd_pkts += 1;
+            c.rcvd_bytes += bytes.len() as u64;
+            if bytes.len() < BTH_LEN + ICRC_LEN {
+                c.rx_malformed += 1;
+                continue;
+            }
+            if !icrc::verify(&burst.flow, burst.ident, index, bytes) {
+                c.rx_icrc_err += 1;
+                continue;
+            }
+            match Packet::parse(bytes) {
+                Ok(packet) => self.handle_packet(now, burst, &packet, memory, tx),
+                Err(_) => c.rx_malformed += 1,
+            }
+        }
+    }
+
+    fn handle_packet(
+        &mut self,
+        now: Instant,
+        burst: &RxBurst<'_>,
+        packet: &Packet<'_>,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let c = &mut self.state.counters;
+        let row = packet.row();
+        if row.operation == Operation::Cnp {
+            c.cnp_handled += 1;
+            return;
+        }
+        let Some(entry) = self.table.get_mut(packet.bth().dest_qp).filter(|_| row.transport == Transport::Rc)
+        else {
+            c.rx_unknown_qp += 1;
+            return;
+        };
+        let Some(flow) = entry.qp.flow() else {
+            c.rx_wrong_state += 1;
+            return;
+        };
+        if flow.dst != burst.flow.src || flow.src != burst.flow.dst {
+            c.rx_wrong_source += 1;
+            return;
+        }
+        if !packet.bth().pkey.admits(entry.qp.pkey()) {
+            c.rx_pkey_violation += 1;
+            return;
+        }
+        let mut env = self.state.env(now, memory, tx, &self.config.tuning);
+        entry.qp.handle_packet(packet, &mut env);
+        if !self.state.out.is_empty() {
+            deliver(&mut self.state.out, entry, &mut self.events);
+        }
+        self.schedule.touch(entry);
+    }
+
+    /// Fills `tx` with what is due, QP after QP, as far as one turn goes. True if there is more.
+    pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
+        let (packets, bytes) = (tx.packets(), tx.bytes());
+        while tx.bytes() - bytes < TURN_BYTES
+            && let Some(qpn) = self.schedule.next_ready()
+        {
+            let Some(entry) = self.table.get_mut(qpn) else { continue };
+            entry.queued = false;
+            let mut env = self.state.env(now, memory, tx, &self.config.tuning);
+            let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
+            deliver(&mut self.state.out, entry, &mut self.events);
+            if more {
+                self.schedule.enqueue(entry);
+            }
+            self.schedule.arm(entry);
+        }
+        let c = &mut self.state.counters;
+        c.sent_pkts += (tx.packets() - packets) as u64;
+        c.sent_bytes += (tx.bytes() - bytes) as u64;
+        self.schedule.has_ready()
+    }
+
+    /// Acts on all timers that have expired at `now`.
+    pub fn handle_timeouts(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
+        while let Some(qpn) = self.schedule.next_expired(now) {
+            let Some(entry) = self.table.get_mut(qpn) else { continue };
+            entry.timer_at = None;
+            if entry.qp.next_deadline().is_some_and(|at| at <= now) {
+                let mut env = self.state.env(now, memory, tx, &self.config.tuning);
+                entry.qp.handle_timeout(&mut env);
+                deliver(&mut self.state.out, entry, &mut self.events);
+            }
+            self.schedule.touch(entry);
+            self.schedule.arm(entry);
+        }
+    }
+
+    /// When [`handle_timeouts`](Self::handle_timeouts) wants to be called. It may find that nothing has
+    /// expired yet.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.schedule.next_deadline()
+    }
+
+    /// Whether [`transmit`](Self::transmit) has something to do.
+    pub fn wants_to_transmit(&self) -> bool {
+        self.schedule.has_ready()
+    }
+
+    /// The oldest asynchronous event that nobody has taken.
+    pub fn next_event(&mut self) -> Option<AsyncEvent> {
+        self.events.pop_front()
+    }
+
+    /// Numbers of all queue pairs.
+    pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
+        self.table.iter().map(|e| e.qp.qpn())
+    }
+}
+
+/// Hands what a queue pair reported to its completion queues and to the event queue.
+fn deliver(out: &mut Vec<Output>, entry: &Entry, events: &mut VecDeque<AsyncEvent>) {
+    for output in out.drain(..) {
+        match output {
+            Output::Sent(c) => entry.send_cq.push(c),
+            Output::Received(c) => entry.recv_cq.push(c),
+            Output::Event(e) => {
+                // Nobody has to read events: only the newest are kept.
+                if events.len() == MAX_EVENTS {
+                    events.pop_front();
+                }
+                events.push_back(e);
+            }
+        }
+    }
+}
+
+/// Events kept for a reader.
+const MAX_EVENTS: usize = 4096;
+
+fn check_values(attr: &QpAttr, limits: &Limits, pkeys: usize) -> Result<(), ModifyError> {
+    let max_rd = limits.max_qp_rd_atom;
+    let values = [
+        ("pkey_index", attr.pkey_index.map(u32::from), pkeys as u32 - 1),
+        ("max_rd_atomic", attr.max_rd_atomic.map(u32::from), max_rd),
+        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u32::from), max_rd),
+    ];
+    for (name, value, max) in values {
+        if let Some(value) = value.filter(|v| *v > max) {
+            return Err(ModifyError::Value { name, value, max });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,57 @@
+use std::time::Duration;
+
+/// What a NIC has at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Work requests of a queue.
+    pub max_qp_wr: u32,
+    /// Scatter/gather elements of a work request.
+    pub max_sge: u32,
+    /// Inline bytes of a work request.
+    pub max_inline: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of a completion queue.
+    pub max_cqe: u32,
+    /// Regions.
+    pub max_mr: u32,
+    /// Bytes of a region.
+    pub max_mr_size: u64,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// READs and atomics in flight of a queue pair, each way.
+    pub max_qp_rd_atom: u32,
+}
+
+/// A class of device, as data: what it allows and how it behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Personality {
+    /// Its name.
+    pub name: &'static str,
+    /// What it has at most.
+    pub limits: Limits,
+    /// The shortest retransmission timeout, whatever a QP asks for.
+    pub min_timeout: Duration,
+}
+
+impl Personality {
+    /// As the specification has it, with generous limits.
+    pub const STRICT: Personality = Personality {
+        name: "strict",
+        limits: Limits {
+            max_qp: 65_536,
+            max_qp_wr: 32_768,
+            max_sge: 32,
+            max_inline: 1024,
+            max_cq: 65_536,
+            max_cqe: 1 << 22,
+            max_mr: 1 << 20,
+            max_mr_size: 1 << 47,
+            max_pd: 32_768,
+            max_qp_rd_atom: 128,
+        },
+        min_timeout: Duration::ZERO,
+    };
+}

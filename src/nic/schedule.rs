@@ -1,0 +1,61 @@
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::table::Entry;
+use crate::transport::Instant;
+use crate::wire::Qpn;
+
+/// Which queue pairs have something to send, and which wait for a time.
+///
+/// Timers mostly move later, with every acknowledgement; their heap entry then stays and is put back when it
+/// comes up, so that a busy queue pair touches the heap once a timeout, not once a packet.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    ready: VecDeque<Qpn>,
+    timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
+}
+
+impl Schedule {
+    /// After any step of a queue pair: puts it on the ready list if it may have something to send.
+    pub fn touch(&mut self, entry: &mut Entry) {
+        if entry.qp.wants_to_transmit() {
+            self.enqueue(entry);
+        }
+    }
+
+    pub fn enqueue(&mut self, entry: &mut Entry) {
+        if !entry.queued {
+            entry.queued = true;
+            self.ready.push_back(entry.qp.qpn());
+        }
+    }
+
+    /// Sees to it that the heap comes up in time for the queue pair's deadline.
+    pub fn arm(&mut self, entry: &mut Entry) {
+        let Some(deadline) = entry.qp.next_deadline() else { return };
+        if entry.timer_at.is_none_or(|at| deadline < at) {
+            entry.timer_at = Some(deadline);
+            self.timers.push(Reverse((deadline, entry.qp.qpn())));
+        }
+    }
+
+    pub fn next_ready(&mut self) -> Option<Qpn> {
+        self.ready.pop_front()
+    }
+
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    pub fn next_expired(&mut self, now: Instant) -> Option<Qpn> {
+        let Reverse((at, _)) = self.timers.peek()?;
+        if *at > now {
+            return None;
+        }
+        self.timers.pop().map(|Reverse((_, qpn))| qpn)
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.timers.peek().map(|Reverse((at, _))| *at)
+    }
+}

@@ -1,0 +1,99 @@
+use std::sync::Arc;
+
+use super::CompletionQueue;
+use crate::transport::{Instant, QueuePair};
+use crate::wire::Qpn;
+
+/// A queue pair and what the NIC keeps beside it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub qp: QueuePair,
+    pub send_cq: Arc<CompletionQueue>,
+    pub recv_cq: Arc<CompletionQueue>,
+    /// It is in the list of those that have something to send.
+    pub queued: bool,
+    /// The earliest entry of the timer heap that is for it.
+    pub timer_at: Option<Instant>,
+}
+
+impl Entry {
+    pub fn new(qp: QueuePair, send_cq: Arc<CompletionQueue>, recv_cq: Arc<CompletionQueue>) -> Entry {
+        Entry { qp, send_cq, recv_cq, queued: false, timer_at: None }
+    }
+}
+
+/// The queue pairs by number.
+///
+/// A number is a slot in its lower bits and, above, a count that moves on whenever the slot is used again:
+/// packets for a queue pair that is gone do not reach its successor.
+#[derive(Debug)]
+pub(super) struct QpTable {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    max: u32,
+    slot_bits: u32,
+    first_round: u32,
+}
+
+#[derive(Debug)]
+struct Slot {
+    round: u32,
+    entry: Option<Box<Entry>>,
+}
+
+/// QP0 and QP1 are the management queue pairs.
+const RESERVED: u32 = 2;
+
+impl QpTable {
+    pub fn new(max: u32, seed: u64) -> QpTable {
+        let slot_bits = (max + RESERVED).next_power_of_two().trailing_zeros();
+        // Different NICs number differently, or a packet that reaches the wrong one might be taken.
+        let first_round = (seed ^ seed >> 24 ^ seed >> 48) as u32;
+        QpTable { slots: Vec::new(), free: Vec::new(), max, slot_bits, first_round }
+    }
+
+    fn qpn(&self, slot: u32, round: u32) -> Qpn {
+        Qpn::new(round << self.slot_bits | (slot + RESERVED))
+    }
+
+    pub fn insert(&mut self, make: impl FnOnce(Qpn) -> Entry) -> Option<Qpn> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if (self.slots.len() as u32) < self.max => {
+                self.slots.push(Slot { round: self.first_round, entry: None });
+                self.slots.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let round = self.slots[slot as usize].round.wrapping_add(1);
+        let qpn = self.qpn(slot, round);
+        self.slots[slot as usize] = Slot { round, entry: Some(Box::new(make(qpn))) };
+        Some(qpn)
+    }
+
+    fn slot(&self, qpn: Qpn) -> Option<usize> {
+        let slot = (qpn.get() & ((1 << self.slot_bits) - 1)).checked_sub(RESERVED)?;
+        let found = self.slots.get(slot as usize)?;
+        (self.qpn(slot, found.round) == qpn).then_some(slot as usize)
+    }
+
+    pub fn get(&self, qpn: Qpn) -> Option<&Entry> {
+        self.slots[self.slot(qpn)?].entry.as_deref()
+    }
+
+    pub fn get_mut(&mut self, qpn: Qpn) -> Option<&mut Entry> {
+        let slot = self.slot(qpn)?;
+        self.slots[slot].entry.as_deref_mut()
+    }
+
+    pub fn remove(&mut self, qpn: Qpn) -> Option<Box<Entry>> {
+        let slot = self.slot(qpn)?;
+        let entry = self.slots[slot].entry.take()?;
+        self.free.push(slot as u32);
+        Some(entry)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.slots.iter().filter_map(|s| s.entry.as_deref())
+    }
+}

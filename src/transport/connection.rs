@@ -1,0 +1,92 @@
+use super::{QpState, QpType};
+use crate::memory::{Access, PdId};
+use crate::wire::{
+    AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, Qpn, RnrTimer,
+    Transport,
+};
+
+/// What requester and responder of a queue pair share: identity and attributes.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub qp_type: QpType,
+    pub qpn: Qpn,
+    pub pd: PdId,
+    pub state: QpState,
+    /// Every send makes a completion, whatever its flags say.
+    pub signal_all: bool,
+    pub access: Access,
+    pub pkey: PKey,
+    pub pkey_index: u16,
+    pub port: u8,
+    pub av: Option<super::AddressVector>,
+    /// Towards the peer; there from RTR on.
+    pub flow: Option<Flow>,
+    pub mtu: Mtu,
+    pub dest_qpn: Qpn,
+    pub rq_psn: Psn,
+    pub sq_psn: Psn,
+    pub timeout: AckTimeout,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: RnrTimer,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+}
+
+impl Connection {
+    pub fn new(qp_type: QpType, qpn: Qpn, pd: PdId, signal_all: bool) -> Connection {
+        Connection {
+            qp_type,
+            qpn,
+            pd,
+            state: QpState::Reset,
+            signal_all,
+            access: Access::LOCAL_READ,
+            pkey: PKey::DEFAULT,
+            pkey_index: 0,
+            port: 1,
+            av: None,
+            flow: None,
+            mtu: Mtu::Mtu1024,
+            dest_qpn: Qpn::default(),
+            rq_psn: Psn::default(),
+            sq_psn: Psn::default(),
+            timeout: AckTimeout::default(),
+            retry_cnt: 0,
+            rnr_retry: 0,
+            min_rnr_timer: RnrTimer::default(),
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
+        }
+    }
+
+    pub fn transport(&self) -> Transport {
+        match self.qp_type {
+            QpType::Rc => Transport::Rc,
+        }
+    }
+
+    /// The base header of a packet to the peer.
+    pub fn bth(&self, operation: Operation, position: Position, extra: HeaderSet, psn: Psn) -> Bth {
+        let opcode = Opcode::find(self.transport(), operation, position, extra)
+            .expect("the table has a row for everything a requester or responder of the service sends");
+        Bth {
+            opcode,
+            // Always migrated: there is no alternate path, and hardware sends it so.
+            mig_req: true,
+            pkey: self.pkey,
+            dest_qp: self.dest_qpn,
+            psn,
+            ..Bth::default()
+        }
+    }
+
+    /// The headers of a packet without extensions.
+    pub fn headers(&self, operation: Operation, position: Position, extra: HeaderSet, psn: Psn) -> Headers {
+        Headers { bth: self.bth(operation, position, extra, psn), ..Headers::default() }
+    }
+}
+
+/// The queue pair cannot go on: to the error state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fatal;

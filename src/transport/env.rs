@@ -1,0 +1,134 @@
+//! What a queue pair is given for one step.
+
+use std::time::Duration;
+
+use super::{AsyncEvent, Completion, Instant, TxQueue};
+use crate::memory::{HostSlice, Table};
+
+/// What a queue pair reports.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Output {
+    /// For the send completion queue.
+    Sent(Completion),
+    /// For the receive completion queue.
+    Received(Completion),
+    /// For the asynchronous event queue.
+    Event(AsyncEvent),
+}
+
+/// How a NIC behaves where the specification leaves it open.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Tuning {
+    /// Bytes that a requester keeps in flight, headers counted: what the peer's receive buffer holds.
+    pub window: usize,
+    /// The longest part of a READ that is asked for at once: a longer one goes out as several requests,
+    /// so that its responses do not overrun our own receive buffer.
+    pub read_chunk: u32,
+    /// The shortest retransmission timeout, whatever the QP asks for.
+    pub min_timeout: Duration,
+    /// Packets that one QP sends before the next one has its turn.
+    pub turn: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Tuning { window: 1 << 20, read_chunk: 1 << 30, min_timeout: Duration::from_millis(1), turn: 256 }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a NIC counts; names as in the kernel's `hw_counters` where those have one.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// Names and values, in order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets sent.
+    sent_pkts,
+    /// Packets received, before any check.
+    rcvd_pkts,
+    /// Bytes sent, BTH to ICRC.
+    sent_bytes,
+    /// Bytes received, BTH to ICRC.
+    rcvd_bytes,
+    /// Messages completed as a requester.
+    rdma_sends,
+    /// Messages completed as a responder.
+    rdma_recvs,
+    /// Requests that came again.
+    duplicate_request,
+    /// Requests ahead of the expected PSN.
+    out_of_seq_request,
+    /// Sequence error NAKs received.
+    rcvd_seq_err,
+    /// RNR NAKs received.
+    rcvd_rnr_err,
+    /// RNR NAKs sent.
+    send_rnr_err,
+    /// Requester timeouts.
+    local_ack_timeout_err,
+    /// Times that the requester went back to an earlier PSN.
+    requester_retry,
+    /// Responses missing: a later one came first.
+    implied_nak_seq_err,
+    /// Work requests given up after all retries.
+    retry_exceeded_err,
+    /// Work requests given up as the peer never was ready to receive.
+    retry_rnr_exceeded_err,
+    /// NAKs for invalid requests sent.
+    resp_invalid_request,
+    /// NAKs for refused accesses sent.
+    resp_remote_access_err,
+    /// NAKs for failures of our own sent.
+    resp_local_err,
+    /// Fatal NAKs received.
+    req_remote_err,
+    /// Responses that fit nothing outstanding.
+    unexpected_response,
+    /// Dropped: the ICRC is wrong.
+    rx_icrc_err,
+    /// Dropped: no whole packet of an assigned opcode.
+    rx_malformed,
+    /// Dropped: no such QP, or not of this service.
+    rx_unknown_qp,
+    /// Dropped: not from the address that the QP is connected to.
+    rx_wrong_source,
+    /// Dropped: the partition key is not the QP's.
+    rx_pkey_violation,
+    /// Dropped: the QP is not ready to receive.
+    rx_wrong_state,
+    /// Congestion notification packets received.
+    cnp_handled,
+}
+
+/// The world as a queue pair sees it in one step.
+#[derive(Debug)]
+pub struct Env<'a> {
+    /// The time.
+    pub now: Instant,
+    /// The NIC's regions.
+    pub memory: &'a Table,
+    /// Where packets go.
+    pub tx: &'a mut TxQueue,
+    /// Where completions and events go.
+    pub out: &'a mut Vec<Output>,
+    /// A buffer for gathering, empty between uses.
+    pub scratch: &'a mut Vec<HostSlice>,
+    /// The same for inline data.
+    pub bytes: &'a mut Vec<u8>,
+    /// The NIC's counters.
+    pub counters: &'a mut Counters,
+    /// The NIC's habits.
+    pub tuning: &'a Tuning,
+}

@@ -1,0 +1,265 @@
+use super::connection::{Connection, Fatal};
+use super::recv_queue::RecvCaps;
+use super::requester::{Requester, failure};
+use super::responder::{Responder, is_receiving};
+use super::send_queue::SendCaps;
+use super::{
+    AddressError, AddressVector, AsyncEvent, Completion, Env, Instant, ModifyError, Output, PostError,
+    QpAttr, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus, state,
+};
+use crate::memory::PdId;
+use crate::wire::{Flow, PKey, Packet, Qpn};
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpInit {
+    /// The service.
+    pub qp_type: QpType,
+    /// Its protection domain.
+    pub pd: PdId,
+    /// Limits of the send queue.
+    pub send: SendCaps,
+    /// Limits of the receive queue.
+    pub recv: RecvCaps,
+    /// Every send makes a completion (`sq_sig_all`).
+    pub signal_all: bool,
+}
+
+/// A queue pair: requester and responder over one connection.
+#[derive(Debug)]
+pub struct QueuePair {
+    conn: Connection,
+    requester: Requester,
+    responder: Responder,
+    /// A packet has arrived since RTR.
+    established: bool,
+}
+
+impl QueuePair {
+    /// A queue pair in RESET.
+    pub fn new(qpn: Qpn, init: &QpInit) -> QueuePair {
+        QueuePair {
+            conn: Connection::new(init.qp_type, qpn, init.pd, init.signal_all),
+            requester: Requester::new(init.send),
+            responder: Responder::new(init.recv),
+            established: false,
+        }
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.conn.qpn
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        self.conn.state
+    }
+
+    /// Its partition key.
+    pub fn pkey(&self) -> PKey {
+        self.conn.pkey
+    }
+
+    /// Its path, from RTR on.
+    pub fn flow(&self) -> Option<&Flow> {
+        self.conn.flow.as_ref()
+    }
+
+    /// Limits of its queues.
+    pub fn caps(&self) -> (SendCaps, RecvCaps) {
+        (self.requester.caps(), self.responder.caps())
+    }
+
+    /// Send work requests that are not complete.
+    pub fn outstanding_sends(&self) -> usize {
+        self.requester.outstanding()
+    }
+
+    /// Changes attributes and state, as the table of [`state`] allows. `path` turns an address vector into
+    /// a flow; what is flushed comes out of `env`.
+    ///
+    /// # Errors
+    /// [`ModifyError`]; then nothing has changed.
+    pub fn modify(
+        &mut self,
+        attr: &QpAttr,
+        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        env: &mut Env<'_>,
+    ) -> Result<(), ModifyError> {
+        let from = self.conn.state;
+        let to = state::check(self.conn.qp_type, from, attr)?;
+        let dest = attr.dest_qpn.unwrap_or(self.conn.dest_qpn);
+        if let Some(av) = &attr.av {
+            self.conn.flow = Some(path(av, self.conn.qpn, dest).map_err(ModifyError::Address)?);
+            self.conn.av = Some(*av);
+        }
+        let conn = &mut self.conn;
+        let set = |field: &mut _, value: Option<_>| value.into_iter().for_each(|v| *field = v);
+        set(&mut conn.retry_cnt, attr.retry_cnt);
+        set(&mut conn.rnr_retry, attr.rnr_retry);
+        set(&mut conn.max_rd_atomic, attr.max_rd_atomic);
+        set(&mut conn.max_dest_rd_atomic, attr.max_dest_rd_atomic);
+        set(&mut conn.port, attr.port);
+        conn.access = attr.access.unwrap_or(conn.access);
+        conn.pkey_index = attr.pkey_index.unwrap_or(conn.pkey_index);
+        conn.mtu = attr.path_mtu.unwrap_or(conn.mtu);
+        conn.dest_qpn = dest;
+        conn.rq_psn = attr.rq_psn.unwrap_or(conn.rq_psn);
+        conn.sq_psn = attr.sq_psn.unwrap_or(conn.sq_psn);
+        conn.timeout = attr.timeout.unwrap_or(conn.timeout);
+        conn.min_rnr_timer = attr.min_rnr_timer.unwrap_or(conn.min_rnr_timer);
+        conn.state = to;
+        match (from, to) {
+            (QpState::Init, QpState::Rtr) => self.responder.start(&self.conn),
+            (QpState::Rtr, QpState::Rts) => self.requester.start(&self.conn),
+            (_, QpState::Reset) => {
+                self.requester.clear();
+                self.responder.clear();
+                let init =
+                    Connection::new(self.conn.qp_type, self.conn.qpn, self.conn.pd, self.conn.signal_all);
+                self.conn = init;
+                self.established = false;
+            }
+            (_, QpState::Err) => self.flush(env),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The attributes as they are now.
+    pub fn query(&self) -> QpAttr {
+        let c = &self.conn;
+        QpAttr {
+            state: Some(c.state),
+            cur_state: Some(c.state),
+            access: Some(c.access),
+            pkey_index: Some(c.pkey_index),
+            port: Some(c.port),
+            av: c.av,
+            path_mtu: Some(c.mtu),
+            timeout: Some(c.timeout),
+            retry_cnt: Some(c.retry_cnt),
+            rnr_retry: Some(c.rnr_retry),
+            rq_psn: Some(self.responder.expected()),
+            max_rd_atomic: Some(c.max_rd_atomic),
+            min_rnr_timer: Some(c.min_rnr_timer),
+            sq_psn: Some(self.requester.next_psn()),
+            max_dest_rd_atomic: Some(c.max_dest_rd_atomic),
+            dest_qpn: Some(c.dest_qpn),
+        }
+    }
+
+    /// Takes a send work request. In ERR it is flushed at once.
+    ///
+    /// # Errors
+    /// [`PostError`]; then it was not taken.
+    pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut Vec<Output>) -> Result<(), PostError> {
+        match self.conn.state {
+            QpState::Rts | QpState::Sqd => self.requester.post(wr, &self.conn),
+            QpState::Err => {
+                out.push(Output::Sent(Completion {
+                    opcode: wr.op.completion_opcode(),
+                    ..failure(&self.conn, wr.wr_id, WcStatus::WrFlushErr)
+                }));
+                Ok(())
+            }
+            state => Err(PostError::State(state)),
+        }
+    }
+
+    /// Takes a receive work request. In ERR it is flushed at once.
+    ///
+    /// # Errors
+    /// [`PostError`]; then it was not taken.
+    pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut Vec<Output>) -> Result<(), PostError> {
+        match self.conn.state {
+            QpState::Reset => Err(PostError::State(QpState::Reset)),
+            QpState::Err => {
+                out.push(Output::Received(Completion {
+                    opcode: WcOpcode::Recv,
+                    ..failure(&self.conn, wr.wr_id, WcStatus::WrFlushErr)
+                }));
+                Ok(())
+            }
+            _ => self.responder.post(wr),
+        }
+    }
+
+    /// Takes a packet in whose ICRC, source and partition are checked.
+    pub fn handle_packet(&mut self, packet: &Packet<'_>, env: &mut Env<'_>) {
+        let request = packet.row().operation.is_request();
+        let ready = if request {
+            is_receiving(self.conn.state)
+        } else {
+            matches!(self.conn.state, QpState::Rts | QpState::Sqd)
+        };
+        if !ready {
+            env.counters.rx_wrong_state += 1;
+            return;
+        }
+        if !self.established {
+            self.established = true;
+            if self.conn.state == QpState::Rtr {
+                env.out.push(Output::Event(AsyncEvent::CommunicationEstablished(self.conn.qpn)));
+            }
+        }
+        let result = if request {
+            self.responder.handle(packet, &self.conn, env)
+        } else {
+            self.requester.handle(packet, &self.conn, env)
+        };
+        self.settle(result, env);
+    }
+
+    /// Sends what is due, at most `budget` packets, and says whether more could go at once.
+    pub fn transmit(&mut self, mut budget: usize, env: &mut Env<'_>) -> bool {
+        let mut more = false;
+        if is_receiving(self.conn.state) || self.conn.state == QpState::Err {
+            match self.responder.transmit(&self.conn, &mut budget, env) {
+                Ok(left) => more |= left,
+                Err(fatal) => {
+                    self.settle(Err(fatal), env);
+                    return true;
+                }
+            }
+        }
+        if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
+            match self.requester.transmit(&self.conn, &mut budget, env) {
+                Ok(left) => more |= left,
+                Err(fatal) => self.settle(Err(fatal), env),
+            }
+        }
+        more
+    }
+
+    /// Acts on timers that have expired at `env.now`.
+    pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
+        if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
+            let result = self.requester.handle_timeout(&self.conn, env);
+            self.settle(result, env);
+        }
+    }
+
+    /// When `handle_timeout` has something to do.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.requester.next_deadline()
+    }
+
+    /// Whether `transmit` may have something to send.
+    pub fn wants_to_transmit(&self) -> bool {
+        self.responder.has_replies() || self.requester.has_unsent()
+    }
+
+    fn settle(&mut self, result: Result<(), Fatal>, env: &mut Env<'_>) {
+        if result.is_err() && self.conn.state != QpState::Err {
+            self.conn.state = QpState::Err;
+            self.flush(env);
+        }
+    }
+
+    fn flush(&mut self, env: &mut Env<'_>) {
+        self.requester.flush(&self.conn, env);
+        self.responder.flush(&self.conn, env);
+    }
+}

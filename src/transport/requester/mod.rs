@@ -1,0 +1,167 @@
+//! The requester: builds requests from the send queue and completes them by the responses.
+//!
+//! [`build`] sends what the window allows, [`response`] takes acknowledgements and data in, [`retry`] goes
+//! back after a loss. The cursor is the next packet to send; `unacked` the oldest that the peer has not
+//! acknowledged; between them lies what is in flight.
+
+mod build;
+mod response;
+mod retry;
+
+use std::collections::VecDeque;
+
+use super::connection::{Connection, Fatal};
+use super::send_queue::{SendCaps, SendQueue};
+use super::{Completion, Env, Instant, Output, PostError, SendWr, WcStatus};
+use crate::wire::Psn;
+
+/// The packet of a work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cursor {
+    wqe: u64,
+    packet: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Requester {
+    queue: SendQueue,
+    cursor: Cursor,
+    /// The oldest PSN that is not acknowledged; for a READ, the next response.
+    unacked: Psn,
+    /// One behind the newest PSN ever sent.
+    frontier: Psn,
+    /// Last PSNs of the READs and atomics in flight, oldest first.
+    reads: VecDeque<Psn>,
+    /// Waiting until then after a receiver-not-ready.
+    pause: Option<Instant>,
+    /// When the local ACK timeout expires.
+    timer: Option<Instant>,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// Flight cost up to which an acknowledgement was asked for.
+    asked: u64,
+    /// The missing response for which requests were already sent again.
+    gap: Option<Psn>,
+    /// PSNs before this one were sent before.
+    resend_until: Psn,
+    /// A work request that failed here, to be completed when it is the oldest.
+    failed: Option<(u64, WcStatus)>,
+}
+
+impl Requester {
+    pub fn new(caps: SendCaps) -> Requester {
+        Requester {
+            queue: SendQueue::new(caps),
+            cursor: Cursor { wqe: 0, packet: 0 },
+            unacked: Psn::default(),
+            frontier: Psn::default(),
+            reads: VecDeque::new(),
+            pause: None,
+            timer: None,
+            retries_left: 0,
+            rnr_retries_left: 0,
+            asked: 0,
+            gap: None,
+            resend_until: Psn::default(),
+            failed: None,
+        }
+    }
+
+    pub fn caps(&self) -> SendCaps {
+        self.queue.caps
+    }
+
+    /// Ready to send, the first packet with `conn.sq_psn`.
+    pub fn start(&mut self, conn: &Connection) {
+        self.queue.next_psn = conn.sq_psn;
+        self.unacked = conn.sq_psn;
+        self.frontier = conn.sq_psn;
+        self.resend_until = conn.sq_psn;
+        self.reset_retries(conn);
+    }
+
+    /// Takes a work request in.
+    pub fn post(&mut self, wr: &SendWr<'_>, conn: &Connection) -> Result<(), PostError> {
+        if wr.op.is_read_or_atomic() && conn.max_rd_atomic == 0 {
+            return Err(PostError::NoReadResources);
+        }
+        self.queue.post(wr, conn.mtu)
+    }
+
+    /// Whether there are posted packets that were never sent, or are to be sent again.
+    pub fn has_unsent(&self) -> bool {
+        self.cursor.wqe < self.queue.end()
+    }
+
+    /// Work requests that are not complete.
+    pub fn outstanding(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The PSN of the next packet to send.
+    pub fn next_psn(&self) -> Psn {
+        match self.queue.get(self.cursor.wqe) {
+            Some(wqe) => wqe.first_psn + self.cursor.packet,
+            None => self.queue.next_psn,
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        match (self.pause, self.timer) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Completes all work requests as flushed, in order.
+    pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        while let Some(wqe) = self.queue.retire() {
+            env.out.push(Output::Sent(Completion {
+                opcode: wqe.op.completion_opcode(),
+                ..failure(conn, wqe.wr_id, WcStatus::WrFlushErr)
+            }));
+        }
+        self.quiesce();
+    }
+
+    /// Forgets all work requests without a completion (RESET).
+    pub fn clear(&mut self) {
+        self.queue.clear();
+        self.quiesce();
+    }
+
+    fn quiesce(&mut self) {
+        self.cursor = Cursor { wqe: self.queue.end(), packet: 0 };
+        self.reads.clear();
+        (self.pause, self.timer, self.gap, self.failed) = (None, None, None, None);
+    }
+
+    fn reset_retries(&mut self, conn: &Connection) {
+        self.retries_left = conn.retry_cnt;
+        self.rnr_retries_left = conn.rnr_retry;
+    }
+
+    /// Completes the oldest work request with an error; the queue pair is done for.
+    fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
+        if let Some(wqe) = self.queue.retire() {
+            let opcode = wqe.op.completion_opcode();
+            env.out.push(Output::Sent(Completion { opcode, ..failure(conn, wqe.wr_id, status) }));
+        }
+        Fatal
+    }
+}
+
+/// A completion that says no more than that `wr_id` failed.
+pub(super) fn failure(conn: &Connection, wr_id: u64, status: WcStatus) -> Completion {
+    Completion {
+        wr_id,
+        status,
+        opcode: super::WcOpcode::Send,
+        byte_len: 0,
+        imm: None,
+        qpn: conn.qpn,
+        src_qpn: conn.dest_qpn,
+        vendor_err: 0,
+        solicited: true,
+    }
+}

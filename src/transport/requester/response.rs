@@ -1,0 +1,255 @@
+//! Acknowledgements, READ responses and atomic results.
+
+use super::{Cursor, Fatal, Requester};
+use crate::transport::connection::Connection;
+use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
+use crate::wire::{NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
+
+/// Why an acknowledgement stopped short of the PSN that it names.
+#[derive(PartialEq, Eq)]
+enum Acked {
+    /// It did not.
+    All,
+    /// A READ or atomic before it has no response yet: that response is lost (IBA 9.7.5.2.8).
+    UntilRead,
+}
+
+impl Requester {
+    /// Takes a response in.
+    pub fn handle(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        let psn = packet.bth().psn;
+        if psn.is_before(self.unacked) || !psn.is_before(self.frontier) {
+            // Old news, or an answer to what was never asked (a ghost).
+            env.counters.unexpected_response += 1;
+            return Ok(());
+        }
+        match packet.row().operation {
+            Operation::Acknowledge => {
+                let syndrome = packet.aeth().map_or(Syndrome::Reserved(0), |a| a.syndrome);
+                match syndrome {
+                    Syndrome::Ack { .. } => {
+                        if self.acknowledge(psn, conn, env)? == Acked::UntilRead {
+                            self.implied_nak(conn, env)?;
+                        }
+                    }
+                    Syndrome::RnrNak(timer) => self.receiver_not_ready(psn, timer, conn, env)?,
+                    Syndrome::Nak(code) => self.negative(psn, code, conn, env)?,
+                    Syndrome::Reserved(_) => env.counters.unexpected_response += 1,
+                }
+            }
+            Operation::ReadResponse => self.read_response(psn, packet.payload(), conn, env)?,
+            Operation::AtomicAcknowledge => {
+                let original = packet.atomic_ack().map_or(0, |a| a.original);
+                self.atomic_response(psn, original, conn, env)?;
+            }
+            _ => env.counters.unexpected_response += 1,
+        }
+        self.settle_failure(conn, env)
+    }
+
+    /// Everything up to `last` has arrived at the peer.
+    fn acknowledge(&mut self, last: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<Acked, Fatal> {
+        let before = self.unacked;
+        let mut acked = Acked::All;
+        while let Some(wqe) = self.queue.front()
+            && !last.is_before(self.unacked)
+        {
+            if wqe.op.is_read_or_atomic() {
+                acked = Acked::UntilRead;
+                break;
+            }
+            if last.is_before(wqe.last_psn()) {
+                self.unacked = last.next();
+                break;
+            }
+            self.complete_oldest(conn, env);
+        }
+        if self.unacked != before {
+            self.progress(conn, env);
+        }
+        Ok(acked)
+    }
+
+    /// The oldest work request is done.
+    fn complete_oldest(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        let Some(wqe) = self.queue.retire() else { return };
+        self.unacked = wqe.last_psn().next();
+        env.counters.rdma_sends += 1;
+        if wqe.flags.signaled || conn.signal_all {
+            env.out.push(Output::Sent(Completion {
+                opcode: wqe.op.completion_opcode(),
+                byte_len: wqe.len,
+                solicited: false,
+                ..super::failure(conn, wqe.wr_id, WcStatus::Success)
+            }));
+        }
+    }
+
+    /// `unacked` has moved on: retries start afresh, and so does the timer.
+    fn progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        while self.reads.front().is_some_and(|last| last.is_before(self.unacked)) {
+            self.reads.pop_front();
+        }
+        // After going back, an acknowledgement of the first sending may overtake the cursor.
+        if self.next_psn().is_before(self.unacked) || self.cursor.wqe < self.queue.start() {
+            self.cursor = self.position_of_unacked();
+        }
+        self.gap = None;
+        self.reset_retries(conn);
+        self.arm_timer(conn, env);
+    }
+
+    /// Where `unacked` is in the queue.
+    pub(super) fn position_of_unacked(&self) -> Cursor {
+        match self.queue.front() {
+            Some(wqe) => {
+                Cursor { wqe: self.queue.start(), packet: self.unacked.since(wqe.first_psn).max(0) as u32 }
+            }
+            None => Cursor { wqe: self.queue.end(), packet: 0 },
+        }
+    }
+
+    /// A response to a READ or atomic at `psn` also acknowledges all before it. Whether that leaves `psn` as
+    /// the next one expected; if not, a response in between is missing.
+    fn reach(&mut self, psn: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<bool, Fatal> {
+        if psn != self.unacked && self.acknowledge(psn.prev(), conn, env)? == Acked::UntilRead {
+            self.implied_nak(conn, env)?;
+            return Ok(false);
+        }
+        Ok(psn == self.unacked)
+    }
+
+    fn read_response(
+        &mut self,
+        psn: Psn,
+        data: &[u8],
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        if !self.reach(psn, conn, env)? {
+            return Ok(());
+        }
+        let Some(wqe) = self.queue.front().filter(|w| matches!(w.op, WrOp::Read { .. })) else {
+            env.counters.unexpected_response += 1;
+            return Ok(());
+        };
+        let mtu = conn.mtu.bytes() as u32;
+        let offset = psn.since(wqe.first_psn) as u32 * mtu;
+        let expected = (wqe.len - offset).min(mtu);
+        // The opcode's position is not compared: a READ that was asked for again from the middle may be
+        // answered as a new message (FIRST) or as the rest of the old one (rxe: MIDDLE).
+        if data.len() != expected as usize {
+            return Err(self.fail_oldest(WcStatus::BadRespErr, conn, env));
+        }
+        env.scratch.clear();
+        if self.queue.gather(wqe, offset, expected, conn.pd, env.memory, env.scratch).is_err() {
+            return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
+        }
+        let mut rest = data;
+        for slice in env.scratch.iter() {
+            let (now, later) = rest.split_at(slice.len());
+            slice.store(now);
+            rest = later;
+        }
+        if psn == wqe.last_psn() {
+            self.complete_oldest(conn, env);
+        } else {
+            self.unacked = psn.next();
+        }
+        self.progress(conn, env);
+        Ok(())
+    }
+
+    fn atomic_response(
+        &mut self,
+        psn: Psn,
+        original: u64,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        if !self.reach(psn, conn, env)? {
+            return Ok(());
+        }
+        let Some(wqe) = self.queue.front().filter(|w| matches!(w.op, WrOp::Atomic { .. })) else {
+            env.counters.unexpected_response += 1;
+            return Ok(());
+        };
+        env.scratch.clear();
+        if self.queue.gather(wqe, 0, 8, conn.pd, env.memory, env.scratch).is_err() {
+            return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
+        }
+        let bytes = original.to_ne_bytes();
+        let mut rest = &bytes[..];
+        for slice in env.scratch.iter() {
+            let (now, later) = rest.split_at(slice.len());
+            slice.store(now);
+            rest = later;
+        }
+        self.complete_oldest(conn, env);
+        self.progress(conn, env);
+        Ok(())
+    }
+
+    fn receiver_not_ready(
+        &mut self,
+        psn: Psn,
+        timer: RnrTimer,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        env.counters.rcvd_rnr_err += 1;
+        if !self.reach(psn, conn, env)? {
+            return Ok(());
+        }
+        // 7 retries without end (IBA 9.7.5.2.8).
+        if conn.rnr_retry != 7 {
+            if self.rnr_retries_left == 0 {
+                env.counters.retry_rnr_exceeded_err += 1;
+                return Err(self.fail_oldest(WcStatus::RnrRetryExcErr, conn, env));
+            }
+            self.rnr_retries_left -= 1;
+        }
+        self.go_back(env);
+        self.pause = Some(env.now + timer.duration());
+        Ok(())
+    }
+
+    fn negative(
+        &mut self,
+        psn: Psn,
+        code: NakCode,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        if code == NakCode::PsnSequenceError {
+            env.counters.rcvd_seq_err += 1;
+        }
+        if !self.reach(psn, conn, env)? {
+            return Ok(());
+        }
+        let status = match code {
+            NakCode::PsnSequenceError => return self.retry(conn, env),
+            NakCode::InvalidRequest | NakCode::InvalidRdRequest => WcStatus::RemInvReqErr,
+            NakCode::RemoteAccessError => WcStatus::RemAccessErr,
+            NakCode::RemoteOperationalError => WcStatus::RemOpErr,
+            NakCode::Reserved(_) => {
+                env.counters.unexpected_response += 1;
+                return Ok(());
+            }
+        };
+        env.counters.req_remote_err += 1;
+        Err(self.fail_oldest(status, conn, env))
+    }
+
+    /// A response overtook one that must come before it: that one is lost, and asked for again at once, but
+    /// only once for all the responses that are behind it on the wire.
+    fn implied_nak(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        if self.gap == Some(self.unacked) {
+            return Ok(());
+        }
+        env.counters.implied_nak_seq_err += 1;
+        self.retry(conn, env)?;
+        self.gap = Some(self.unacked);
+        Ok(())
+    }
+}

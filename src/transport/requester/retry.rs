@@ -1,0 +1,51 @@
+//! Going back after a loss, and the timers.
+
+use super::{Fatal, Requester};
+use crate::transport::connection::Connection;
+use crate::transport::{Env, WcStatus};
+
+impl Requester {
+    /// Sends again from the oldest packet that is not acknowledged, if retries are left.
+    pub(super) fn retry(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        if self.retries_left == 0 {
+            env.counters.retry_exceeded_err += 1;
+            return Err(self.fail_oldest(WcStatus::RetryExcErr, conn, env));
+        }
+        self.retries_left -= 1;
+        self.go_back(env);
+        Ok(())
+    }
+
+    pub(super) fn go_back(&mut self, env: &mut Env<'_>) {
+        env.counters.requester_retry += 1;
+        self.cursor = self.position_of_unacked();
+        self.reads.clear();
+        self.resend_until = self.frontier;
+        self.asked = 0;
+        self.timer = None;
+        // Found again when the cursor comes back to it.
+        self.failed = None;
+    }
+
+    /// Starts the local ACK timeout anew while something is in flight.
+    pub(super) fn arm_timer(&mut self, conn: &Connection, env: &Env<'_>) {
+        let in_flight = self.unacked.is_before(self.frontier);
+        self.timer = match conn.timeout.duration() {
+            Some(t) if in_flight && self.pause.is_none() => Some(env.now + t.max(env.tuning.min_timeout)),
+            _ => None,
+        };
+    }
+
+    /// Acts on what has expired.
+    pub fn handle_timeout(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        if self.pause.is_some_and(|until| until <= env.now) {
+            self.pause = None;
+        }
+        if self.timer.is_some_and(|at| at <= env.now) {
+            self.timer = None;
+            env.counters.local_ack_timeout_err += 1;
+            self.retry(conn, env)?;
+        }
+        Ok(())
+    }
+}

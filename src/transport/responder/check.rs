@@ -1,0 +1,134 @@
+//! The checks of a request, in the order of the specification (IBA 9.7.4.1, figure 87): PSN, opcode
+//! sequence, opcode valid for the QP, resources, length, key and range. They change nothing.
+
+use super::refusal::Refusal;
+use super::{Message, Remote, Reply, Responder};
+use crate::memory::Access;
+use crate::transport::connection::Connection;
+use crate::transport::{Env, MAX_MESSAGE};
+use crate::wire::{Operation, Packet, Position};
+
+type Verdict = Result<(), Refusal>;
+
+impl Responder {
+    pub(super) fn check(&self, packet: &Packet<'_>, ahead: i32, conn: &Connection, env: &Env<'_>) -> Verdict {
+        check_psn(ahead)?;
+        self.check_sequence(packet)?;
+        check_opcode(packet, conn)?;
+        self.check_resources(packet, conn)?;
+        self.check_length(packet, conn)?;
+        check_access(packet, conn, env)
+    }
+
+    /// First and Only where no message is open; Middle and Last only in one of the same kind.
+    fn check_sequence(&self, packet: &Packet<'_>) -> Verdict {
+        let row = packet.row();
+        let fits = match self.message {
+            None => row.position.starts(),
+            Some(Message::Send { .. }) => !row.position.starts() && row.operation == Operation::Send,
+            Some(Message::Write { .. }) => !row.position.starts() && row.operation == Operation::Write,
+        };
+        fits.then_some(()).ok_or(Refusal::Invalid)
+    }
+
+    /// READ and atomic depth; a receive for SENDs and immediates.
+    fn check_resources(&self, packet: &Packet<'_>, conn: &Connection) -> Verdict {
+        let operation = packet.row().operation;
+        if operation.takes_read_resource() {
+            let waiting = self.replies.iter().filter(|r| !matches!(r, Reply::Acknowledge { .. })).count();
+            if waiting >= conn.max_dest_rd_atomic as usize {
+                return Err(Refusal::Invalid);
+            }
+        }
+        let needs_receive = operation == Operation::Send || packet.imm().is_some();
+        if needs_receive && self.queue.front().is_none() {
+            return Err(Refusal::NotReady);
+        }
+        Ok(())
+    }
+
+    fn check_length(&self, packet: &Packet<'_>, conn: &Connection) -> Verdict {
+        let row = packet.row();
+        let len = packet.payload().len();
+        if !row.payload.allows(len, conn.mtu.bytes()) {
+            return Err(Refusal::Invalid);
+        }
+        match row.operation {
+            Operation::Send => {
+                let received = match self.message {
+                    Some(Message::Send { received }) => received,
+                    _ => 0,
+                };
+                let total = received as u64 + len as u64;
+                if total > MAX_MESSAGE {
+                    return Err(Refusal::Invalid);
+                }
+                if self.queue.front().is_some_and(|wqe| total > wqe.len) {
+                    return Err(Refusal::TooLong);
+                }
+            }
+            Operation::Write => {
+                let (announced, received) = match (packet.reth(), self.message) {
+                    (Some(reth), _) => (reth.dma_len, 0),
+                    (None, Some(Message::Write { reth, received })) => (reth.dma_len, received),
+                    (None, _) => return Err(Refusal::Invalid),
+                };
+                let total = received as u64 + len as u64;
+                let fits = match row.position {
+                    Position::First | Position::Middle => total < announced as u64,
+                    Position::Last | Position::Only => total == announced as u64,
+                };
+                if !fits || announced as u64 > MAX_MESSAGE {
+                    return Err(Refusal::Invalid);
+                }
+            }
+            Operation::ReadRequest => {
+                if packet.reth().is_some_and(|r| r.dma_len as u64 > MAX_MESSAGE) {
+                    return Err(Refusal::Invalid);
+                }
+            }
+            Operation::CompareSwap | Operation::FetchAdd => {
+                // An unaligned address is an invalid request, not an access error (IBA 9.7.4.1.7).
+                if packet.atomic().is_some_and(|a| !a.va.is_multiple_of(8)) {
+                    return Err(Refusal::Invalid);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn check_psn(ahead: i32) -> Verdict {
+    if ahead > 0 { Err(Refusal::OutOfSequence) } else { Ok(()) }
+}
+
+/// What the QP was not set up for is an invalid request (IBA table 58, "unsupported").
+fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
+    let needed = match packet.row().operation {
+        Operation::Send if packet.ieth().is_none() => Access::LOCAL_READ,
+        Operation::Write => Access::REMOTE_WRITE,
+        Operation::ReadRequest => Access::REMOTE_READ,
+        Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
+        _ => return Err(Refusal::Invalid),
+    };
+    conn.access.allows(needed).then_some(()).ok_or(Refusal::Invalid)
+}
+
+/// The whole range that a request announces, before any of it is touched.
+fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
+    let range = |(rkey, va, len): Remote, access| {
+        env.memory.remote(conn.pd, rkey, va, len, access).map(|_| ()).map_err(|_| Refusal::Access)
+    };
+    if let Some(reth) = packet.reth() {
+        let access = match packet.row().operation {
+            Operation::ReadRequest => Access::REMOTE_READ,
+            _ => Access::REMOTE_WRITE,
+        };
+        range((reth.rkey, reth.va, reth.dma_len), access)?;
+    }
+    if let Some(atomic) = packet.atomic() {
+        range((atomic.rkey, atomic.va, 8), Access::REMOTE_ATOMIC)?;
+    }
+    Ok(())
+}

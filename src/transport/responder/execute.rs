@@ -1,0 +1,172 @@
+//! Execution of a request that has passed its checks.
+
+use super::refusal::Refusal;
+use super::{Message, Reply, Resource, ResourceKind, Responder};
+use crate::memory::{Access, AtomicOp};
+use crate::transport::connection::Connection;
+use crate::transport::{Completion, Env, Output, WcOpcode, WcStatus};
+use crate::wire::{Operation, Packet, Syndrome};
+
+impl Responder {
+    /// Does what the packet asks for. Fails only where memory that was there at the check, or that the
+    /// receive names, is not accessible; nothing is acknowledged then.
+    pub(super) fn execute(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Refusal> {
+        match packet.row().operation {
+            Operation::Send => self.execute_send(packet, conn, env)?,
+            Operation::Write => self.execute_write(packet, conn, env)?,
+            Operation::ReadRequest => return self.execute_read(packet, conn, env),
+            Operation::CompareSwap | Operation::FetchAdd => return self.execute_atomic(packet, conn, env),
+            _ => return Err(Refusal::Invalid),
+        }
+        self.expected = packet.bth().psn.next();
+        if packet.bth().ack_req {
+            self.acknowledge(Syndrome::ACK);
+        }
+        Ok(())
+    }
+
+    fn execute_send(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Refusal> {
+        let received = match self.message {
+            Some(Message::Send { received }) => received,
+            _ => 0,
+        };
+        let data = packet.payload();
+        self.queue.scatter(received, data, conn.pd, env.memory).map_err(|_| Refusal::LocalProtection)?;
+        let received = received + data.len() as u32;
+        if packet.row().position.ends() {
+            self.message = None;
+            self.finish_message(env);
+            self.complete_receive(packet, WcOpcode::Recv, received, conn, env);
+        } else {
+            self.message = Some(Message::Send { received });
+        }
+        Ok(())
+    }
+
+    fn execute_write(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Refusal> {
+        let (reth, received) = match (packet.reth(), self.message) {
+            (Some(reth), _) => (reth, 0),
+            (None, Some(Message::Write { reth, received })) => (reth, received),
+            (None, _) => return Err(Refusal::Invalid),
+        };
+        let data = packet.payload();
+        // The key is looked up for each packet: the region may have gone since the first.
+        env.memory
+            .remote(
+                conn.pd,
+                reth.rkey,
+                reth.va.wrapping_add(received as u64),
+                data.len() as u32,
+                Access::REMOTE_WRITE,
+            )
+            .map_err(|_| Refusal::Access)?
+            .store(data);
+        let received = received + data.len() as u32;
+        if packet.row().position.ends() {
+            self.message = None;
+            self.finish_message(env);
+            if packet.imm().is_some() {
+                self.complete_receive(packet, WcOpcode::RecvRdmaWithImm, received, conn, env);
+            }
+        } else {
+            self.message = Some(Message::Write { reth, received });
+        }
+        Ok(())
+    }
+
+    fn execute_read(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Refusal> {
+        let reth = packet.reth().ok_or(Refusal::Invalid)?;
+        let first = packet.bth().psn;
+        let last = first + (conn.mtu.packets(reth.dma_len) - 1);
+        self.finish_message(env);
+        self.remember(Resource { first, last, msn: self.msn, kind: ResourceKind::Read(reth) }, conn);
+        self.replies.push_back(Reply::Read { first, reth, next: 0, msn: self.msn, again: false });
+        self.expected = last.next();
+        Ok(())
+    }
+
+    fn execute_atomic(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Refusal> {
+        let atomic = packet.atomic().ok_or(Refusal::Invalid)?;
+        let word = env
+            .memory
+            .remote_atomic(conn.pd, atomic.rkey, atomic.va)
+            .map_err(|_| Refusal::Access)?
+            .ok_or(Refusal::Operational)?;
+        let op = match packet.row().operation {
+            Operation::CompareSwap => {
+                AtomicOp::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add }
+            }
+            _ => AtomicOp::FetchAdd(atomic.swap_or_add),
+        };
+        let original = word.atomic(op);
+        let psn = packet.bth().psn;
+        self.finish_message(env);
+        self.remember(
+            Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::Atomic { original } },
+            conn,
+        );
+        self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn });
+        self.expected = psn.next();
+        Ok(())
+    }
+
+    fn finish_message(&mut self, env: &mut Env<'_>) {
+        self.msn = (self.msn + 1) & 0xff_ffff;
+        env.counters.rdma_recvs += 1;
+    }
+
+    /// Keeps as many as the requester may have in flight: older ones it cannot ask for again.
+    fn remember(&mut self, resource: Resource, conn: &Connection) {
+        while self.resources.len() >= conn.max_dest_rd_atomic as usize && self.resources.pop_front().is_some()
+        {
+        }
+        self.resources.push_back(resource);
+    }
+
+    fn complete_receive(
+        &mut self,
+        packet: &Packet<'_>,
+        opcode: WcOpcode,
+        byte_len: u32,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) {
+        let Some(wqe) = self.queue.retire() else { return };
+        env.out.push(Output::Received(Completion {
+            wr_id: wqe.wr_id,
+            status: WcStatus::Success,
+            opcode,
+            byte_len,
+            imm: packet.imm(),
+            qpn: conn.qpn,
+            src_qpn: conn.dest_qpn,
+            vendor_err: 0,
+            solicited: packet.bth().solicited,
+        }));
+    }
+}

@@ -1,0 +1,266 @@
+//! The responder: checks requests in the specification's order, executes them and answers.
+//!
+//! [`check`] says what a request is worth without changing anything; [`refusal`] is the table of what each
+//! verdict leads to; [`execute`] does it; [`reply`] turns the queue of answers into packets.
+
+mod check;
+mod execute;
+mod refusal;
+mod reply;
+
+use std::collections::VecDeque;
+
+use super::connection::{Connection, Fatal};
+use super::recv_queue::{RecvCaps, RecvQueue};
+use super::requester::failure;
+use super::{AsyncEvent, Env, Output, PostError, QpState, RecvWr, WcOpcode, WcStatus};
+use crate::wire::{Operation, Packet, Psn, RKey, Reth, Syndrome};
+use refusal::Refusal;
+
+/// A message that has begun and not ended.
+#[derive(Debug, Clone, Copy)]
+enum Message {
+    /// Into the oldest receive.
+    Send {
+        received: u32,
+    },
+    Write {
+        reth: Reth,
+        received: u32,
+    },
+}
+
+/// A READ or atomic that was executed, kept in case it is asked for again.
+#[derive(Debug, Clone, Copy)]
+struct Resource {
+    first: Psn,
+    last: Psn,
+    msn: u32,
+    kind: ResourceKind,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum ResourceKind {
+    Read(Reth),
+    Atomic { original: u64 },
+}
+
+/// An answer that is due, in the order of the requests.
+#[derive(Debug, Clone, Copy)]
+enum Reply {
+    /// Positive or negative.
+    Acknowledge {
+        psn: Psn,
+        syndrome: Syndrome,
+        msn: u32,
+    },
+    Atomic {
+        psn: Psn,
+        original: u64,
+        msn: u32,
+    },
+    /// The next response is packet `next` of the message `reth`, whose first has PSN `first`.
+    Read {
+        first: Psn,
+        reth: Reth,
+        next: u32,
+        msn: u32,
+        again: bool,
+    },
+}
+
+impl Reply {
+    fn psn(&self, conn: &Connection) -> Psn {
+        match *self {
+            Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } => psn,
+            Reply::Read { first, reth, .. } => first + (conn.mtu.packets(reth.dma_len) - 1),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Responder {
+    queue: RecvQueue,
+    /// The next PSN in order.
+    expected: Psn,
+    /// Messages executed, 24 bits.
+    msn: u32,
+    message: Option<Message>,
+    /// A NAK or RNR NAK is out for the expected PSN; what comes behind it is dropped in silence (C9-113).
+    nak_outstanding: bool,
+    resources: VecDeque<Resource>,
+    replies: VecDeque<Reply>,
+}
+
+impl Responder {
+    pub fn new(caps: RecvCaps) -> Responder {
+        Responder {
+            queue: RecvQueue::new(caps),
+            expected: Psn::default(),
+            msn: 0,
+            message: None,
+            nak_outstanding: false,
+            resources: VecDeque::new(),
+            replies: VecDeque::new(),
+        }
+    }
+
+    pub fn caps(&self) -> RecvCaps {
+        self.queue.caps
+    }
+
+    /// Ready to receive, the first packet with `conn.rq_psn`.
+    pub fn start(&mut self, conn: &Connection) {
+        self.expected = conn.rq_psn;
+        self.msn = 0;
+    }
+
+    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.queue.post(wr)
+    }
+
+    pub fn has_replies(&self) -> bool {
+        !self.replies.is_empty()
+    }
+
+    /// The next PSN in order.
+    pub fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// Completes all receives as flushed, in order. Answers that are due still go out.
+    pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        while let Some(wqe) = self.queue.retire() {
+            env.out.push(Output::Received(super::Completion {
+                opcode: WcOpcode::Recv,
+                ..failure(conn, wqe.wr_id, WcStatus::WrFlushErr)
+            }));
+        }
+        self.message = None;
+        self.resources.clear();
+    }
+
+    /// Forgets everything (RESET).
+    pub fn clear(&mut self) {
+        self.queue.clear();
+        self.message = None;
+        self.nak_outstanding = false;
+        self.resources.clear();
+        self.replies.clear();
+    }
+
+    /// Takes a request in.
+    pub fn handle(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        let ahead = packet.bth().psn.since(self.expected);
+        if ahead < 0 {
+            self.duplicate(packet, conn, env);
+            return Ok(());
+        }
+        let verdict = self.check(packet, ahead, conn, env);
+        match verdict.and_then(|()| self.execute(packet, conn, env)) {
+            Ok(()) => {
+                self.nak_outstanding = false;
+                Ok(())
+            }
+            Err(refusal) => self.refuse(refusal, conn, env),
+        }
+    }
+
+    /// Acts on a refusal as its row of the table says.
+    fn refuse(&mut self, refusal: Refusal, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        let row = refusal.consequence(conn);
+        if refusal.is_once_per_gap() && self.nak_outstanding {
+            *(row.counter)(env.counters) += refusal.counts_when_silent() as u64;
+            return Ok(());
+        }
+        *(row.counter)(env.counters) += 1;
+        self.nak_outstanding = true;
+        self.replies.push_back(Reply::Acknowledge {
+            psn: self.expected,
+            syndrome: row.syndrome,
+            msn: self.msn,
+        });
+        let Some(fatal) = row.fatal else { return Ok(()) };
+        if matches!(self.message, Some(Message::Send { .. })) || refusal.is_of_receive() {
+            if let Some(wqe) = self.queue.retire() {
+                env.out.push(Output::Received(super::Completion {
+                    opcode: WcOpcode::Recv,
+                    ..failure(conn, wqe.wr_id, fatal.receive_status)
+                }));
+            }
+        }
+        if let Some(event) = fatal.event {
+            env.out.push(Output::Event(event(conn.qpn)));
+        }
+        Err(Fatal)
+    }
+
+    /// A request that was executed before (IBA 9.7.4.1): acknowledged again, answered again from memory, or,
+    /// an atomic, from the saved result. Nothing is executed twice.
+    fn duplicate(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
+        env.counters.duplicate_request += 1;
+        let psn = packet.bth().psn;
+        match packet.row().operation {
+            Operation::Send | Operation::Write => self.acknowledge(Syndrome::ACK),
+            Operation::ReadRequest => {
+                let Some(asked) = packet.reth() else { return };
+                let known = self.resources.iter().find_map(|r| match r.kind {
+                    ResourceKind::Read(reth) if contains(r, psn) => Some((*r, reth)),
+                    _ => None,
+                });
+                let Some((resource, reth)) = known else { return };
+                // It may begin in the middle, where the requester misses something, and end before the end.
+                let skipped = psn.since(resource.first) as u64 * conn.mtu.bytes() as u64;
+                let same = asked.rkey == reth.rkey
+                    && asked.va == reth.va.wrapping_add(skipped)
+                    && asked.dma_len as u64 + skipped <= reth.dma_len as u64;
+                if same {
+                    self.forget_replies_from(psn, conn);
+                    let (first, msn) = (psn, resource.msn);
+                    self.replies.push_back(Reply::Read { first, reth: asked, next: 0, msn, again: true });
+                }
+            }
+            Operation::CompareSwap | Operation::FetchAdd => {
+                let saved = self.resources.iter().find_map(|r| match r.kind {
+                    ResourceKind::Atomic { original } if r.first == psn => Some((original, r.msn)),
+                    _ => None,
+                });
+                if let Some((original, msn)) = saved {
+                    self.forget_replies_from(psn, conn);
+                    self.replies.push_back(Reply::Atomic { psn, original, msn });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The requester has gone back to `psn` and will send all from there again: answers that are due for it
+    /// and what follows would only come twice.
+    fn forget_replies_from(&mut self, psn: Psn, conn: &Connection) {
+        self.replies.retain(|r| r.psn(conn).is_before(psn));
+    }
+
+    /// All before the expected PSN is acknowledged; joined to an acknowledgement that has not left yet.
+    fn acknowledge(&mut self, syndrome: Syndrome) {
+        let ack = Reply::Acknowledge { psn: self.expected.prev(), syndrome, msn: self.msn };
+        match self.replies.back_mut() {
+            Some(last @ Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. }) => *last = ack,
+            _ => self.replies.push_back(ack),
+        }
+    }
+}
+
+fn contains(r: &Resource, psn: Psn) -> bool {
+    !psn.is_before(r.first) && !psn.is_after(r.last)
+}
+
+/// Whether a responder works in a state.
+pub(super) fn is_receiving(state: QpState) -> bool {
+    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+}
+
+/// The kind of an asynchronous event, of whichever QP.
+type EventOf = fn(crate::wire::Qpn) -> AsyncEvent;
+
+/// The key of a memory access, as a packet names it.
+type Remote = (RKey, u64, u32);

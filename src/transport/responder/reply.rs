@@ -1,0 +1,89 @@
+//! From answers that are due to packets.
+
+use super::refusal::Refusal;
+use super::{Fatal, Reply, Responder};
+use crate::memory::Access;
+use crate::transport::connection::Connection;
+use crate::transport::{Env, Payload};
+use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
+
+impl Responder {
+    /// Sends answers, at most `budget` packets. `Ok(true)` if some are left.
+    pub fn transmit(
+        &mut self,
+        conn: &Connection,
+        budget: &mut usize,
+        env: &mut Env<'_>,
+    ) -> Result<bool, Fatal> {
+        let Some(flow) = conn.flow else { return Ok(false) };
+        while *budget > 0 {
+            let Some(reply) = self.replies.front_mut() else { return Ok(false) };
+            *budget -= 1;
+            match *reply {
+                Reply::Acknowledge { psn, syndrome, msn } => {
+                    let h = answer(conn, Operation::Acknowledge, Position::Only, psn, syndrome, msn);
+                    env.tx.push(&flow, h, Payload::Bytes(&[]));
+                    self.replies.pop_front();
+                }
+                Reply::Atomic { psn, original, msn } => {
+                    let h =
+                        answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, Syndrome::ACK, msn);
+                    let h = Headers { atomic_ack: AtomicAckEth { original }, ..h };
+                    env.tx.push(&flow, h, Payload::Bytes(&[]));
+                    self.replies.pop_front();
+                }
+                Reply::Read { first, reth, ref mut next, msn, again } => {
+                    let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
+                    *next += 1;
+                    if !send_read_response(conn, &reth, first + at, at, count, msn, again, env) {
+                        // The region has gone since the request was accepted.
+                        self.replies.clear();
+                        (self.expected, self.nak_outstanding) = (first + at, false);
+                        return self.refuse(Refusal::Access, conn, env).map(|()| false);
+                    }
+                    if at + 1 == count {
+                        self.replies.pop_front();
+                    }
+                }
+            }
+        }
+        Ok(self.has_replies())
+    }
+}
+
+fn answer(
+    conn: &Connection,
+    operation: Operation,
+    position: Position,
+    psn: Psn,
+    syndrome: Syndrome,
+    msn: u32,
+) -> Headers {
+    let mut h = conn.headers(operation, position, HeaderSet::NONE, psn);
+    h.aeth = Aeth { syndrome, msn };
+    h
+}
+
+/// Response `at` of `count` to a READ. False if the memory is not accessible.
+#[allow(clippy::too_many_arguments, reason = "the fields of one response, used in one place")]
+fn send_read_response(
+    conn: &Connection,
+    reth: &Reth,
+    psn: Psn,
+    at: u32,
+    count: u32,
+    msn: u32,
+    again: bool,
+    env: &mut Env<'_>,
+) -> bool {
+    let mtu = conn.mtu.bytes() as u32;
+    let offset = at * mtu;
+    let len = (reth.dma_len - offset).min(mtu);
+    let va = reth.va.wrapping_add(offset as u64);
+    let Ok(slice) = env.memory.remote(conn.pd, reth.rkey, va, len, Access::REMOTE_READ) else { return false };
+    let Some(flow) = conn.flow else { return false };
+    let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, Syndrome::ACK, msn);
+    let slices = [slice];
+    env.tx.push(&flow, h, if again { Payload::Copy(&slices) } else { Payload::Gather(&slices) });
+    true
+}

@@ -1,0 +1,225 @@
+//! The send queue: work requests from their posting until they are complete.
+
+use super::fifo::Fifo;
+use super::work::MAX_MESSAGE;
+use super::{PostError, SendFlags, SendWr, Sge, WrData, WrOp};
+use crate::memory::{AccessError, HostSlice, PdId, Table};
+use crate::wire::{Mtu, Psn};
+
+/// What a packet costs beside its payload in the account of bytes in flight: headers, and a share of what a
+/// socket buffer keeps for each packet.
+const PACKET_COST: u64 = 128;
+
+/// Limits of a send queue, fixed at creation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendCaps {
+    /// Work requests.
+    pub max_wr: u32,
+    /// Scatter/gather elements of each.
+    pub max_sge: u32,
+    /// Inline bytes of each.
+    pub max_inline: u32,
+}
+
+/// A posted send work request.
+#[derive(Debug)]
+pub(super) struct SendWqe {
+    pub wr_id: u64,
+    pub op: WrOp,
+    pub flags: SendFlags,
+    /// Bytes of the message.
+    pub len: u32,
+    source: Source,
+    /// PSN of its first packet; for a READ, of the first response.
+    pub first_psn: Psn,
+    /// PSNs that it takes.
+    pub packets: u32,
+    /// Flight cost of everything posted before it since the queue was made.
+    cost_before: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Sges { first: u64, count: usize },
+    Inline { first: u64 },
+}
+
+impl SendWqe {
+    /// PSN of its last packet.
+    pub fn last_psn(&self) -> Psn {
+        self.first_psn + (self.packets - 1)
+    }
+
+    /// Flight cost of all packets before its `packet`-th.
+    pub fn cost_at(&self, packet: u32, mtu: Mtu) -> u64 {
+        self.cost_before
+            + (packet as u64 * mtu.bytes() as u64).min(self.len as u64)
+            + packet as u64 * PACKET_COST
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    pub caps: SendCaps,
+    wqes: Fifo<SendWqe>,
+    sges: Fifo<Sge>,
+    inline: Fifo<u8>,
+    /// PSN of the next work request to be posted.
+    pub next_psn: Psn,
+    cost: u64,
+}
+
+impl SendQueue {
+    pub fn new(caps: SendCaps) -> SendQueue {
+        SendQueue {
+            caps,
+            wqes: Fifo::default(),
+            sges: Fifo::default(),
+            inline: Fifo::default(),
+            next_psn: Psn::default(),
+            cost: 0,
+        }
+    }
+
+    /// Takes a work request in and gives it its PSNs.
+    pub fn post(&mut self, wr: &SendWr<'_>, mtu: Mtu) -> Result<(), PostError> {
+        if self.wqes.len() >= self.caps.max_wr as usize {
+            return Err(PostError::QueueFull(self.caps.max_wr));
+        }
+        let len = match wr.data {
+            WrData::Sges(sges) => {
+                if sges.len() > self.caps.max_sge as usize {
+                    return Err(PostError::TooManySges { got: sges.len(), max: self.caps.max_sge });
+                }
+                sges.iter().map(|s| s.length as u64).sum()
+            }
+            WrData::Inline(data) => {
+                if wr.op.is_read_or_atomic() {
+                    return Err(PostError::InlineNotAllowed(wr.op.completion_opcode()));
+                }
+                if data.len() > self.caps.max_inline as usize {
+                    return Err(PostError::InlineTooLong { got: data.len(), max: self.caps.max_inline });
+                }
+                data.len() as u64
+            }
+        };
+        if len > MAX_MESSAGE {
+            return Err(PostError::TooLong(len));
+        }
+        if matches!(wr.op, WrOp::Atomic { .. }) && len != 8 {
+            return Err(PostError::AtomicLength(len));
+        }
+        let source = match wr.data {
+            WrData::Sges(sges) => {
+                let first = self.sges.end();
+                self.sges.extend(sges);
+                Source::Sges { first, count: sges.len() }
+            }
+            WrData::Inline(data) => {
+                let first = self.inline.end();
+                self.inline.extend(data);
+                Source::Inline { first }
+            }
+        };
+        let packets = if matches!(wr.op, WrOp::Atomic { .. }) { 1 } else { mtu.packets(len as u32) };
+        self.wqes.push(SendWqe {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags: wr.flags,
+            len: len as u32,
+            source,
+            first_psn: self.next_psn,
+            packets,
+            cost_before: self.cost,
+        });
+        self.next_psn += packets;
+        self.cost += len + packets as u64 * PACKET_COST;
+        Ok(())
+    }
+
+    pub fn front(&self) -> Option<&SendWqe> {
+        self.wqes.front()
+    }
+
+    pub fn get(&self, index: u64) -> Option<&SendWqe> {
+        self.wqes.get(index)
+    }
+
+    /// Index of the oldest work request that is not complete.
+    pub fn start(&self) -> u64 {
+        self.wqes.start()
+    }
+
+    pub fn end(&self) -> u64 {
+        self.wqes.end()
+    }
+
+    pub fn len(&self) -> usize {
+        self.wqes.len()
+    }
+
+    /// Takes the oldest out.
+    pub fn retire(&mut self) -> Option<SendWqe> {
+        let wqe = self.wqes.pop()?;
+        match wqe.source {
+            Source::Sges { count, .. } => self.sges.release(count),
+            Source::Inline { .. } => self.inline.release(wqe.len as usize),
+        }
+        Some(wqe)
+    }
+
+    /// Whether a work request's data is inline; if so, appends bytes `at..at + len` of it to `out`.
+    pub fn inline_data(&self, wqe: &SendWqe, at: u32, len: u32, out: &mut Vec<u8>) -> bool {
+        let Source::Inline { first } = wqe.source else { return false };
+        out.extend(self.inline.range(first + at as u64, len as usize));
+        true
+    }
+
+    /// Appends the memory of bytes `at..at + len` of a work request's message to `out`.
+    pub fn gather(
+        &self,
+        wqe: &SendWqe,
+        at: u32,
+        len: u32,
+        pd: PdId,
+        memory: &Table,
+        out: &mut Vec<HostSlice>,
+    ) -> Result<(), AccessError> {
+        let Source::Sges { first, count } = wqe.source else { return Ok(()) };
+        let sges = self.sges.range(first, count);
+        gather(sges, at, len, |s, addr, n| {
+            out.push(memory.local(pd, s.lkey, addr, n, wqe.op.local_access())?);
+            Ok(())
+        })
+    }
+
+    pub fn clear(&mut self) {
+        self.wqes.clear();
+        self.sges.clear();
+        self.inline.clear();
+    }
+}
+
+/// Calls `each` with every part (element, address, length) of bytes `at..at + len` of a list of elements.
+pub(super) fn gather<'a, E>(
+    sges: impl Iterator<Item = &'a Sge>,
+    at: u32,
+    len: u32,
+    mut each: impl FnMut(&Sge, u64, u32) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut skip, mut left) = (at, len);
+    for sge in sges {
+        if left == 0 {
+            break;
+        }
+        if skip >= sge.length {
+            skip -= sge.length;
+            continue;
+        }
+        let n = left.min(sge.length - skip);
+        each(sge, sge.addr.wrapping_add(skip as u64), n)?;
+        left -= n;
+        skip = 0;
+    }
+    Ok(())
+}

@@ -1,0 +1,407 @@
+//! The states of a queue pair, and the table of what `modify` may do.
+
+use std::fmt;
+use std::ops::BitOr;
+
+use crate::memory::Access;
+use crate::wire::{AckTimeout, Gid, Mtu, Psn, Qpn, RnrTimer};
+
+/// The service of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QpType {
+    /// Reliable connection.
+    Rc,
+}
+
+/// The state of a queue pair, with the numbers of verbs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum QpState {
+    /// Fresh, or back to it: nothing is kept.
+    #[default]
+    Reset = 0,
+    /// Takes receives, drops packets.
+    Init = 1,
+    /// Ready to receive: the responder works.
+    Rtr = 2,
+    /// Ready to send: both work.
+    Rts = 3,
+    /// Send queue drained: starts no new work request.
+    Sqd = 4,
+    /// Send queue error (not for RC).
+    Sqe = 5,
+    /// Error: all work is flushed.
+    Err = 6,
+}
+
+impl fmt::Display for QpState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            QpState::Reset => "RESET",
+            QpState::Init => "INIT",
+            QpState::Rtr => "RTR",
+            QpState::Rts => "RTS",
+            QpState::Sqd => "SQD",
+            QpState::Sqe => "SQE",
+            QpState::Err => "ERR",
+        })
+    }
+}
+
+/// Where a queue pair's packets go.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct AddressVector {
+    /// The peer's GID.
+    pub dgid: Gid,
+    /// Which of our GIDs is the source.
+    pub sgid_index: u8,
+    /// Hop limit (TTL); 0 is taken as 64.
+    pub hop_limit: u8,
+    /// Traffic class (ToS).
+    pub traffic_class: u8,
+    /// Flow label, 20 bits; also picks the UDP source port if it is not 0.
+    pub flow_label: u32,
+}
+
+impl AddressVector {
+    /// To `dgid` from GID 0, all else default.
+    pub fn to(dgid: Gid) -> AddressVector {
+        AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 }
+    }
+}
+
+macro_rules! attributes {
+    ($($(#[$doc:meta])* $field:ident: $ty:ty, $flag:ident = $bit:expr, $name:literal;)*) => {
+        /// The attributes that one `modify` sets; those that are `None` stay.
+        #[derive(Clone, Copy, PartialEq, Debug, Default)]
+        pub struct QpAttr {
+            $($(#[$doc])* pub $field: Option<$ty>,)*
+        }
+
+        impl QpAttr {
+            /// Which attributes are given.
+            pub fn mask(&self) -> AttrMask {
+                let mut mask = AttrMask(0);
+                $(if self.$field.is_some() { mask.0 |= AttrMask::$flag.0; })*
+                mask
+            }
+        }
+
+        impl AttrMask {
+            $(#[doc = concat!("`", $name, "`")] pub const $flag: AttrMask = AttrMask(1 << $bit);)*
+            const NAMES: &'static [(AttrMask, &'static str)] = &[$((AttrMask::$flag, $name)),*];
+        }
+    };
+}
+
+/// A set of attributes, with the bit values of verbs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct AttrMask(pub u32);
+
+attributes! {
+    /// The state to go to.
+    state: QpState, STATE = 0, "state";
+    /// The state that the caller believes the QP is in.
+    cur_state: QpState, CUR_STATE = 1, "cur_state";
+    /// What peers may do: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC.
+    access: Access, ACCESS_FLAGS = 3, "access";
+    /// Index into the P_Key table.
+    pkey_index: u16, PKEY_INDEX = 4, "pkey_index";
+    /// The port, 1.
+    port: u8, PORT = 5, "port";
+    /// Where packets go.
+    av: AddressVector, AV = 7, "av";
+    /// Payload bytes a packet.
+    path_mtu: Mtu, PATH_MTU = 8, "path_mtu";
+    /// Local ACK timeout.
+    timeout: AckTimeout, TIMEOUT = 9, "timeout";
+    /// Retries after a timeout or a sequence error, 0..=7.
+    retry_cnt: u8, RETRY_CNT = 10, "retry_cnt";
+    /// Retries after a receiver-not-ready, 0..=7; 7 is for ever.
+    rnr_retry: u8, RNR_RETRY = 11, "rnr_retry";
+    /// The first PSN that the peer sends.
+    rq_psn: Psn, RQ_PSN = 12, "rq_psn";
+    /// READs and atomics in flight towards the peer.
+    max_rd_atomic: u8, MAX_RD_ATOMIC = 13, "max_rd_atomic";
+    /// What the peer waits after our receiver-not-ready.
+    min_rnr_timer: RnrTimer, MIN_RNR_TIMER = 15, "min_rnr_timer";
+    /// The first PSN that we send.
+    sq_psn: Psn, SQ_PSN = 16, "sq_psn";
+    /// READs and atomics in flight from the peer.
+    max_dest_rd_atomic: u8, MAX_DEST_RD_ATOMIC = 17, "max_dest_rd_atomic";
+    /// The peer's QP.
+    dest_qpn: Qpn, DEST_QPN = 20, "dest_qpn";
+}
+
+impl AttrMask {
+    const NONE: AttrMask = AttrMask(0);
+
+    const fn with(self, other: AttrMask) -> AttrMask {
+        AttrMask(self.0 | other.0)
+    }
+
+    const fn without(self, other: AttrMask) -> AttrMask {
+        AttrMask(self.0 & !other.0)
+    }
+
+    /// Whether no attribute is in it.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl BitOr for AttrMask {
+    type Output = AttrMask;
+    fn bitor(self, other: AttrMask) -> AttrMask {
+        self.with(other)
+    }
+}
+
+impl fmt::Display for AttrMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut names = Self::NAMES.iter().filter(|(m, _)| self.0 & m.0 != 0).map(|(_, n)| *n);
+        f.write_str(names.next().unwrap_or("none"))?;
+        names.try_for_each(|n| write!(f, ", {n}"))
+    }
+}
+
+impl fmt::Debug for AttrMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AttrMask({self})")
+    }
+}
+
+/// One allowed transition.
+#[derive(Clone, Copy, Debug)]
+pub struct Transition {
+    /// The service.
+    pub qp_type: QpType,
+    /// From.
+    pub from: QpState,
+    /// To.
+    pub to: QpState,
+    /// Attributes that must be given.
+    pub required: AttrMask,
+    /// Attributes that may be given.
+    pub optional: AttrMask,
+}
+
+/// Every transition but those to RESET and ERR, which are open from every state (IBA 10.3.1, table 96).
+pub const TRANSITIONS: &[Transition] = {
+    use AttrMask as A;
+    use QpState::*;
+    const fn rc(from: QpState, to: QpState, required: A, optional: A) -> Transition {
+        Transition { qp_type: QpType::Rc, from, to, required, optional }
+    }
+    const RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS).with(A::MIN_RNR_TIMER);
+    &[
+        rc(Reset, Init, A::PKEY_INDEX.with(A::PORT).with(A::ACCESS_FLAGS), A::NONE),
+        rc(Init, Init, A::NONE, A::PKEY_INDEX.with(A::PORT).with(A::ACCESS_FLAGS)),
+        rc(
+            Init,
+            Rtr,
+            A::AV
+                .with(A::PATH_MTU)
+                .with(A::DEST_QPN)
+                .with(A::RQ_PSN)
+                .with(A::MAX_DEST_RD_ATOMIC)
+                .with(A::MIN_RNR_TIMER),
+            A::PKEY_INDEX.with(A::ACCESS_FLAGS),
+        ),
+        rc(
+            Rtr,
+            Rts,
+            A::SQ_PSN.with(A::TIMEOUT).with(A::RETRY_CNT).with(A::RNR_RETRY).with(A::MAX_RD_ATOMIC),
+            RUNNING,
+        ),
+        rc(Rts, Rts, A::NONE, RUNNING),
+        rc(Rts, Sqd, A::NONE, A::CUR_STATE),
+        rc(Sqd, Rts, A::NONE, RUNNING),
+        rc(
+            Sqd,
+            Sqd,
+            A::NONE,
+            RUNNING
+                .with(A::PKEY_INDEX)
+                .with(A::AV)
+                .with(A::TIMEOUT)
+                .with(A::RETRY_CNT)
+                .with(A::RNR_RETRY)
+                .with(A::MAX_RD_ATOMIC)
+                .with(A::MAX_DEST_RD_ATOMIC),
+        ),
+    ]
+};
+
+/// Why `modify` did not happen. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ModifyError {
+    /// No such edge in the table.
+    #[error("a {qp_type:?} QP cannot go from {from} to {to}")]
+    Transition {
+        /// The service.
+        qp_type: QpType,
+        /// The present state.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+    },
+    /// `cur_state` is not the state.
+    #[error("cur_state says {claimed}, the QP is in {actual}")]
+    CurState {
+        /// As given.
+        claimed: QpState,
+        /// As it is.
+        actual: QpState,
+    },
+    /// Required attributes are not given.
+    #[error("going from {from} to {to} needs {missing}")]
+    Missing {
+        /// The present state.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+        /// What is missing.
+        missing: AttrMask,
+    },
+    /// Attributes are given that this transition does not take.
+    #[error("going from {from} to {to} does not take {excess}")]
+    NotAllowed {
+        /// The present state.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+        /// What is too much.
+        excess: AttrMask,
+    },
+    /// A value out of range.
+    #[error("{name} is {value}, it must be at most {max}")]
+    Value {
+        /// The attribute.
+        name: &'static str,
+        /// As given.
+        value: u32,
+        /// The limit.
+        max: u32,
+    },
+    /// The address vector does not fit the port.
+    #[error("no path: {0}")]
+    Address(AddressError),
+}
+
+/// Why an address vector cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AddressError {
+    /// No such GID of ours.
+    #[error("the port has {count} GIDs, there is no index {index}")]
+    GidIndex {
+        /// Asked for.
+        index: u8,
+        /// Entries.
+        count: usize,
+    },
+    /// IPv4 to IPv6 or the other way.
+    #[error("GID {index} of ours is {ours}, the peer's is {peer}: the IP versions differ")]
+    Family {
+        /// Our GID's index.
+        index: u8,
+        /// Our GID.
+        ours: Gid,
+        /// The peer's GID.
+        peer: Gid,
+    },
+}
+
+/// Checks a `modify` against the table; returns the state it leads to.
+///
+/// # Errors
+/// [`ModifyError`], by the first rule that is broken.
+pub fn check(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
+    let to = attr.state.unwrap_or(from);
+    if let Some(claimed) = attr.cur_state
+        && claimed != from
+    {
+        return Err(ModifyError::CurState { claimed, actual: from });
+    }
+    let given = attr.mask().without(AttrMask::STATE);
+    let (required, optional) = match to {
+        QpState::Reset | QpState::Err => (AttrMask::NONE, AttrMask::NONE),
+        _ => TRANSITIONS
+            .iter()
+            .find(|t| t.qp_type == qp_type && t.from == from && t.to == to)
+            .map(|t| (t.required, t.optional))
+            .ok_or(ModifyError::Transition { qp_type, from, to })?,
+    };
+    let missing = required.without(given);
+    if !missing.is_empty() {
+        return Err(ModifyError::Missing { from, to, missing });
+    }
+    let excess = given.without(required).without(optional);
+    if !excess.is_empty() {
+        return Err(ModifyError::NotAllowed { from, to, excess });
+    }
+    let limits = [
+        ("retry_cnt", attr.retry_cnt.map(u32::from), 7),
+        ("rnr_retry", attr.rnr_retry.map(u32::from), 7),
+        ("port", attr.port.map(u32::from), 1),
+    ];
+    for (name, value, max) in limits {
+        if let Some(value) = value.filter(|v| *v > max) {
+            return Err(ModifyError::Value { name, value, max });
+        }
+    }
+    Ok(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to(state: QpState) -> QpAttr {
+        QpAttr { state: Some(state), ..QpAttr::default() }
+    }
+
+    #[test]
+    fn every_pair_of_states_is_allowed_exactly_as_the_table_says() {
+        use QpState::*;
+        let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
+        for from in all {
+            for target in all {
+                let edge = TRANSITIONS.iter().find(|t| t.from == from && t.to == target);
+                let result = check(QpType::Rc, from, &to(target));
+                match (edge, target) {
+                    (_, Reset | Err) => assert_eq!(result, Ok(target)),
+                    (Some(t), _) if t.required.is_empty() => assert_eq!(result, Ok(target)),
+                    (Some(t), _) => {
+                        assert_eq!(
+                            result,
+                            Result::Err(ModifyError::Missing { from, to: target, missing: t.required })
+                        )
+                    }
+                    (None, _) => {
+                        let qp_type = QpType::Rc;
+                        assert_eq!(
+                            result,
+                            Result::Err(ModifyError::Transition { qp_type, from, to: target })
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_what_is_missing_and_what_is_too_much() {
+        let attr = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
+        let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
+        assert_eq!(err.to_string(), "going from RESET to INIT needs access");
+        let attr = QpAttr { access: Some(Access::ALL), timeout: Some(AckTimeout::new(14)), ..attr };
+        let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
+        assert_eq!(err.to_string(), "going from RESET to INIT does not take timeout");
+        let attr = QpAttr { timeout: None, port: Some(2), ..attr };
+        let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
+        assert_eq!(err.to_string(), "port is 2, it must be at most 1");
+        let attr = QpAttr { cur_state: Some(QpState::Rtr), ..to(QpState::Rts) };
+        let err = check(QpType::Rc, QpState::Rts, &attr).unwrap_err();
+        assert_eq!(err.to_string(), "cur_state says RTR, the QP is in RTS");
+    }
+}

@@ -1,0 +1,282 @@
+//! Work requests as an application posts them, and the completions that answer them.
+
+use crate::memory::{Access, AtomicOp};
+use crate::wire::opcode::HeaderSet;
+use crate::wire::{LKey, Operation, Qpn, RKey};
+
+/// The longest message: 2^31 bytes (IBA 9.4.1).
+pub const MAX_MESSAGE: u64 = 1 << 31;
+
+/// A scatter/gather element: a run of bytes of a registered region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sge {
+    /// First byte, as the region's addresses count.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// The region.
+    pub lkey: LKey,
+}
+
+/// What a send work request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WrOp {
+    /// Sends to the peer's next receive.
+    Send,
+    /// The same, with four bytes for the receive's completion.
+    SendWithImm(u32),
+    /// Writes to the peer's memory.
+    Write {
+        /// Address at the peer.
+        va: u64,
+        /// Key of the peer's region.
+        rkey: RKey,
+    },
+    /// The same, and completes the peer's next receive with four bytes.
+    WriteWithImm {
+        /// Address at the peer.
+        va: u64,
+        /// Key of the peer's region.
+        rkey: RKey,
+        /// The four bytes.
+        imm: u32,
+    },
+    /// Reads the peer's memory.
+    Read {
+        /// Address at the peer.
+        va: u64,
+        /// Key of the peer's region.
+        rkey: RKey,
+    },
+    /// An atomic on 8 bytes of the peer's memory; the old value comes back.
+    Atomic {
+        /// Address at the peer, a multiple of 8.
+        va: u64,
+        /// Key of the peer's region.
+        rkey: RKey,
+        /// What to do.
+        op: AtomicOp,
+    },
+}
+
+impl WrOp {
+    /// What its packets do, and what of ImmDt and IETH the last one carries.
+    pub fn on_wire(self) -> (Operation, HeaderSet) {
+        match self {
+            WrOp::Send => (Operation::Send, HeaderSet::NONE),
+            WrOp::SendWithImm(_) => (Operation::Send, HeaderSet::IMMDT),
+            WrOp::Write { .. } => (Operation::Write, HeaderSet::NONE),
+            WrOp::WriteWithImm { .. } => (Operation::Write, HeaderSet::IMMDT),
+            WrOp::Read { .. } => (Operation::ReadRequest, HeaderSet::NONE),
+            WrOp::Atomic { op: AtomicOp::CompareSwap { .. }, .. } => {
+                (Operation::CompareSwap, HeaderSet::NONE)
+            }
+            WrOp::Atomic { op: AtomicOp::FetchAdd(_), .. } => (Operation::FetchAdd, HeaderSet::NONE),
+        }
+    }
+
+    /// Whether its answer brings data, so that an acknowledgement alone does not complete it.
+    pub const fn is_read_or_atomic(self) -> bool {
+        matches!(self, WrOp::Read { .. } | WrOp::Atomic { .. })
+    }
+
+    /// What its scatter/gather elements must allow.
+    pub const fn local_access(self) -> Access {
+        if self.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::LOCAL_READ }
+    }
+
+    /// The opcode of its completion.
+    pub const fn completion_opcode(self) -> WcOpcode {
+        match self {
+            WrOp::Send | WrOp::SendWithImm(_) => WcOpcode::Send,
+            WrOp::Write { .. } | WrOp::WriteWithImm { .. } => WcOpcode::RdmaWrite,
+            WrOp::Read { .. } => WcOpcode::RdmaRead,
+            WrOp::Atomic { op: AtomicOp::CompareSwap { .. }, .. } => WcOpcode::CompSwap,
+            WrOp::Atomic { op: AtomicOp::FetchAdd(_), .. } => WcOpcode::FetchAdd,
+        }
+    }
+}
+
+/// How a send work request behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SendFlags {
+    /// Make a completion on success too (errors always make one).
+    pub signaled: bool,
+    /// Raise a solicited event at the peer's completion queue.
+    pub solicited: bool,
+    /// Wait for all earlier READs and atomics of this queue.
+    pub fence: bool,
+}
+
+impl SendFlags {
+    /// Just signaled.
+    pub const SIGNALED: SendFlags = SendFlags { signaled: true, solicited: false, fence: false };
+}
+
+/// Where the data of a send work request is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WrData<'a> {
+    /// In registered memory.
+    Sges(&'a [Sge]),
+    /// Here; copied while posting, so that it may change at once.
+    Inline(&'a [u8]),
+}
+
+/// A send work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SendWr<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: WrOp,
+    /// With which data.
+    pub data: WrData<'a>,
+    /// How.
+    pub flags: SendFlags,
+}
+
+/// A receive work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RecvWr<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Where a SEND's data goes, element after element.
+    pub sges: &'a [Sge],
+}
+
+/// How a work request ended, with the numbers of verbs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[repr(u32)]
+pub enum WcStatus {
+    /// Done.
+    #[error("success")]
+    Success = 0,
+    /// A message longer than the receive's buffers.
+    #[error("local length error")]
+    LocLenErr = 1,
+    /// The QP cannot do this.
+    #[error("local QP operation error")]
+    LocQpOpErr = 2,
+    /// A local key, range or permission is wrong.
+    #[error("local protection error")]
+    LocProtErr = 4,
+    /// The QP went to the error state before this was done.
+    #[error("work request flushed")]
+    WrFlushErr = 5,
+    /// A response that makes no sense.
+    #[error("bad response error")]
+    BadRespErr = 7,
+    /// The responder's own memory refused a remote operation.
+    #[error("local access error")]
+    LocAccessErr = 8,
+    /// The peer says the request is invalid.
+    #[error("remote invalid request error")]
+    RemInvReqErr = 9,
+    /// The peer's memory refuses: key, range or permission.
+    #[error("remote access error")]
+    RemAccessErr = 10,
+    /// The peer failed.
+    #[error("remote operation error")]
+    RemOpErr = 11,
+    /// The peer did not answer within the retries.
+    #[error("transport retry counter exceeded")]
+    RetryExcErr = 12,
+    /// The peer had no receive posted within the retries.
+    #[error("RNR retry counter exceeded")]
+    RnrRetryExcErr = 13,
+}
+
+/// What kind of work request ended, with the numbers of verbs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u32)]
+pub enum WcOpcode {
+    /// A SEND.
+    Send = 0,
+    /// An RDMA WRITE.
+    RdmaWrite = 1,
+    /// An RDMA READ.
+    RdmaRead = 2,
+    /// A compare-and-swap.
+    CompSwap = 3,
+    /// A fetch-and-add.
+    FetchAdd = 4,
+    /// A receive, by a SEND.
+    Recv = 128,
+    /// A receive, by a WRITE with immediate.
+    RecvRdmaWithImm = 129,
+}
+
+/// A work completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Completion {
+    /// The work request's.
+    pub wr_id: u64,
+    /// How it ended. On an error only `wr_id`, `status`, `qpn` and `vendor_err` count.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// Bytes received, read or swapped; for sends the message's length.
+    pub byte_len: u32,
+    /// The immediate data, if some came.
+    pub imm: Option<u32>,
+    /// The QP.
+    pub qpn: Qpn,
+    /// The peer's QP.
+    pub src_qpn: Qpn,
+    /// Says more about an error than the status: an implementation's own number, 0 for none.
+    pub vendor_err: u32,
+    /// The peer asked for a solicited event.
+    pub solicited: bool,
+}
+
+/// What happened to a queue pair beside its completions.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AsyncEvent {
+    /// The QP went to the error state by itself.
+    QpFatal(Qpn),
+    /// The responder refused an invalid request.
+    QpRequestError(Qpn),
+    /// The responder refused an access to memory.
+    QpAccessError(Qpn),
+    /// The first packet reached a QP that is ready to receive.
+    CommunicationEstablished(Qpn),
+}
+
+/// Why a work request was not taken. The queue is as before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PostError {
+    /// The QP's state does not take it.
+    #[error("the QP is in state {0}, which takes no such work request")]
+    State(super::QpState),
+    /// All slots hold work requests that are not complete.
+    #[error("the queue is full: all {0} work requests are outstanding")]
+    QueueFull(u32),
+    /// More elements than the queue was made for.
+    #[error("{got} scatter/gather elements, the queue takes {max}")]
+    TooManySges {
+        /// Given.
+        got: usize,
+        /// The queue's limit.
+        max: u32,
+    },
+    /// More inline data than the queue was made for.
+    #[error("{got} bytes inline, the queue takes {max}")]
+    InlineTooLong {
+        /// Given.
+        got: usize,
+        /// The queue's limit.
+        max: u32,
+    },
+    /// READs and atomics bring data back, so there is nothing to send inline.
+    #[error("{0:?} cannot have inline data")]
+    InlineNotAllowed(WcOpcode),
+    /// Above 2^31 bytes.
+    #[error("{0} bytes exceed the longest message, 2^31")]
+    TooLong(u64),
+    /// Atomics take exactly 8 bytes.
+    #[error("an atomic needs 8 bytes for its result, not {0}")]
+    AtomicLength(u64),
+    /// The QP was set up without READ and atomic resources.
+    #[error("READs and atomics need max_rd_atomic above 0")]
+    NoReadResources,
+}
