@@ -1,1 +1,3 @@
 //! urxe: a software RoCEv2 NIC in userspace.
+
+pub mod cli;
