@@ -1,12 +1,13 @@
 //! The handshake of perftest 4.5 (Debian 12's 4.5+0.17-1, which calls itself 6.06 on the wire) over plain TCP,
 //! for RC runs of a number of iterations (`-n`) in one direction, with one or more QPs (`-q`).
 //!
-//! Not covered: `-R`/`-z` (rdma_cm), duration mode (`-D`), `-b`, `-a`, UC/UD/XRC/DC, `--report-per-port`.
+//! Not covered: `-R` and `-z` (rdma_cm), duration mode (`-D`), `-b`, `-a`, UC/UD/XRC/DC, `--report-per-port`.
 //!
 //! # The steps
-//! One TCP connection to port [`PORT`] of the server (the passive side). Each step below is a swap: the client
-//! writes, the server reads it and then writes its own value of the same length. So the client always speaks
-//! first, and there is never more than one message on its way — except in the very last step.
+//! One TCP connection to port [`PORT`] of the server (the passive side); the stock server listens on IPv4 only. Each
+//! step below is a swap: the client writes, the server reads it and then writes its own value of the same length.
+//! So the client always speaks first, and there is never more than one message on its way, except in the very
+//! last step.
 //!
 //! | step | bytes | content |
 //! | --- | --- | --- |
@@ -40,10 +41,11 @@
 //! # QPs
 //! RC, P_Key index 0, `max_dest_rd_atomic` = this side's own out_reads, `max_rd_atomic` = the *peer's* out_reads
 //! (so announce no more than the peer's device can have; it is 1 for SEND and WRITE, and for READ and atomics
-//! what `-o` says or the device's `max_qp_rd_atom`, 128 on rxe), RNR timer 12 (0.64 ms), timeout 14 (67 ms, `-u`),
-//! retry count 7, RNR retry 7 (for ever), hop limit 255, traffic class `-T` or 0, random 24-bit PSNs. Remote
-//! access is that of the verb only (SEND QPs have remote write too, with an R_Key of 0 announced). Both
-//! GIDs have to be IPv4-mapped or both not; else the peer says "Found Incompatibility issue with GID types".
+//! what `-o` says or the device's `max_qp_rd_atom`, 128 on rxe; a stock client that is told 2 never has more than 2
+//! on their way), RNR timer 12 (0.64 ms), timeout 14 (67 ms, `-u`), retry count 7, RNR retry 7 (for ever), hop
+//! limit 255, traffic class `-T` or 0, random 24-bit PSNs. Remote access is that of the verb only (SEND QPs have
+//! remote write too, with an R_Key of 0 announced). Both GIDs have to be IPv4-mapped or both not; else the peer
+//! says "Found Incompatibility issue with GID types" and leaves.
 //!
 //! # Buffers
 //! See [`Layout`]. Per side one region, for sends in the first half and receives (or remote access) in the

@@ -1,8 +1,9 @@
 //! The handshake of `ibv_rc_pingpong` (rdma-core 44).
 //!
 //! # On the wire
-//! One TCP connection, by default to port [`PORT`], over IPv4 or IPv6 (the program takes what `getaddrinfo`
-//! gives; the family has nothing to do with that of the GIDs). Three messages:
+//! One TCP connection, by default to port [`PORT`], over IPv4 or IPv6 (which has nothing to do with the family of the
+//! GIDs): the client takes the first address of its host that answers, the stock server the first wildcard
+//! address of `getaddrinfo`, which is that of IPv4. Three messages:
 //!
 //! | from | bytes | what |
 //! | --- | --- | --- |
