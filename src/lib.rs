@@ -1,5 +1,6 @@
 //! urxe: a software RoCEv2 NIC in userspace.
 
+pub mod cli;
 pub mod link;
 pub mod memory;
 pub mod nic;

@@ -1,0 +1,144 @@
+//! Replays recorded conversations of the stock programs as a stream, and other streams for tests.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+
+/// Who said something in a recording.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Client,
+    Server,
+}
+
+/// A recording: lines of `C` or `S` and the bytes, with `\xNN` for those that do not print; `end` for the end.
+pub(super) fn recording(text: &str) -> Vec<(Side, Vec<u8>)> {
+    let mut out = Vec::new();
+    for line in text.lines().filter(|l| !l.starts_with('#')) {
+        let (side, message) = line.split_once(' ').expect("two columns");
+        let side = if side == "C" { Side::Client } else { Side::Server };
+        if message != "end" {
+            out.push((side, unescape(message)));
+        }
+    }
+    out
+}
+
+fn unescape(s: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut rest = s.as_bytes();
+    while let [c, tail @ ..] = rest {
+        if *c == b'\\' {
+            let digits = std::str::from_utf8(&tail[1..3]).expect("ASCII");
+            out.push(u8::from_str_radix(digits, 16).expect("two digits"));
+            rest = &tail[3..];
+        } else {
+            out.push(*c);
+            rest = tail;
+        }
+    }
+    out
+}
+
+/// The other end of a recorded conversation. What is written has to be what the recorded program wrote, at the same
+/// point; reading out of turn, which would wait for ever, is a timeout.
+pub(super) struct Replay {
+    events: VecDeque<(Side, Vec<u8>)>,
+    me: Side,
+    /// How many bytes a single read gives at most.
+    chunk: usize,
+}
+
+impl Replay {
+    pub(super) fn new(text: &str, me: Side) -> Self {
+        Self { events: recording(text).into(), me, chunk: usize::MAX }
+    }
+
+    /// With reads that give one byte at a time.
+    pub(super) fn dribbling(mut self) -> Self {
+        self.chunk = 1;
+        self
+    }
+
+    /// Everything has been said.
+    pub(super) fn is_over(&self) -> bool {
+        self.events.is_empty()
+    }
+}
+
+impl Read for Replay {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let Some((side, message)) = self.events.front_mut() else { return Ok(0) };
+        if *side == self.me {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let n = message.len().min(buf.len()).min(self.chunk);
+        buf[..n].copy_from_slice(&message[..n]);
+        message.drain(..n);
+        if message.is_empty() {
+            self.events.pop_front();
+        }
+        Ok(n)
+    }
+}
+
+impl Write for Replay {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let at = self.events.iter().position(|(side, _)| *side == self.me).expect("no more of this side");
+        // only the two last words cross each other
+        assert!(self.events.iter().take(at).all(|(_, m)| m == b"done\0"), "writes before it has read");
+        let (_, message) = self.events.remove(at).expect("it is there");
+        assert_eq!(message.escape_ascii().to_string(), buf.escape_ascii().to_string());
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A peer that says `input` whatever it is told, and then does `end`.
+pub(super) struct Parrot {
+    input: VecDeque<u8>,
+    end: Option<ErrorKind>,
+    pub(super) write_error: Option<ErrorKind>,
+}
+
+impl Parrot {
+    /// Closes the connection after `input`.
+    pub(super) fn closing(input: &[u8]) -> Self {
+        Self { input: input.iter().copied().collect(), end: None, write_error: None }
+    }
+
+    /// Fails after `input`.
+    pub(super) fn failing(input: &[u8], end: ErrorKind) -> Self {
+        Self { end: Some(end), ..Self::closing(input) }
+    }
+}
+
+impl Read for Parrot {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = buf.len().min(self.input.len());
+        for b in &mut buf[..n] {
+            *b = self.input.pop_front().unwrap_or_default();
+        }
+        match self.end {
+            Some(kind) if n == 0 => Err(kind.into()),
+            _ => Ok(n),
+        }
+    }
+}
+
+impl Write for Parrot {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.write_error.map_or(Ok(buf.len()), |kind| Err(kind.into()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// All that `side` says in a recording, in one piece.
+pub(super) fn said(text: &str, side: Side) -> Vec<u8> {
+    recording(text).into_iter().filter(|(s, _)| *s == side).flat_map(|(_, m)| m).collect()
+}

@@ -1,0 +1,3 @@
+//! The pieces behind the `urxe` command line.
+
+pub mod exchange;
