@@ -4,6 +4,8 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+pub mod fabric;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;

@@ -1,0 +1,296 @@
+//! Who runs the NICs behind the ports: in real time the thread that sent, in virtual time the fabric.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use super::port::PortShared;
+use super::{Fabric, FabricError, lock};
+use crate::transport::Instant;
+
+/// Turns that one kick runs on the caller's thread. Two NICs that answer each other for ever must not
+/// hold it: what is left is woken, to go on on threads of its own.
+const INLINE_TURNS: usize = 64;
+
+/// Steps at one instant of virtual time after which a simulation counts as stuck.
+const STEPS_PER_INSTANT: u32 = 1_000_000;
+
+/// What runs a NIC: takes input from its port, serves timers, sends.
+pub trait Driver: Send + Sync {
+    /// Tries to run one turn. False if someone else is running it, who then looks again for what came
+    /// meanwhile before it is done.
+    fn try_drive(&self) -> bool;
+
+    /// Has a thread of the driver's own run a turn soon. It is called from within other NICs' turns: it
+    /// must not wait for any lock that a turn holds.
+    fn wake(&self);
+
+    /// The earliest instant at which it wants to run without input.
+    fn next_deadline(&self) -> Option<Instant>;
+}
+
+/// The ports that got input and whose drivers have not been asked to look since.
+#[derive(Default)]
+pub(super) struct Ready {
+    ports: Mutex<VecDeque<Arc<PortShared>>>,
+    /// Their number, to be read without the lock.
+    len: AtomicUsize,
+}
+
+impl Ready {
+    fn push(&self, port: &Arc<PortShared>) {
+        if !port.queued.swap(true, Ordering::SeqCst) {
+            let mut ports = lock(&self.ports);
+            ports.push_back(port.clone());
+            self.len.store(ports.len(), Ordering::SeqCst);
+        }
+    }
+
+    fn pop(&self) -> Option<Arc<PortShared>> {
+        if self.len.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut ports = lock(&self.ports);
+        let port = ports.pop_front()?;
+        self.len.store(ports.len(), Ordering::SeqCst);
+        drop(ports);
+        // Before the driver looks: what comes from now on puts the port in again.
+        port.queued.store(false, Ordering::SeqCst);
+        Some(port)
+    }
+
+    pub fn remove(&self, id: u32) {
+        let mut ports = lock(&self.ports);
+        ports.retain(|p| p.id != id);
+        self.len.store(ports.len(), Ordering::SeqCst);
+    }
+}
+
+thread_local! {
+    /// The fabric whose kick runs on this thread, by address; 0 for none.
+    static KICKING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Resets the mark of a running kick, by panic too.
+struct Kicking;
+
+impl Drop for Kicking {
+    fn drop(&mut self) {
+        KICKING.set(0);
+    }
+}
+
+impl Fabric {
+    /// Tells of deliveries to `port` that moved its earliest from `before` to `earliest`.
+    pub(super) fn announce(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
+        if self.is_virtual() || earliest == u64::MAX {
+            return;
+        }
+        if earliest <= now.0 {
+            self.ready().push(port);
+        } else if earliest < before
+            && let Some(driver) = port.driver()
+        {
+            driver.wake();
+        }
+    }
+
+    fn kick(&self) {
+        if self.is_virtual() {
+            return;
+        }
+        match KICKING.get() {
+            0 => {}
+            // The loop further down this stack takes up the new input.
+            running if running == self.identity() => return,
+            // A NIC of another fabric acts from within a turn of this one: no room to run here.
+            _ => return self.wake_ready(),
+        }
+        let mut turns = 0;
+        let mut kicking = None;
+        while let Some(port) = self.ready().pop() {
+            if !port.has_input(self) {
+                continue;
+            }
+            let Some(driver) = port.driver() else { continue };
+            if turns == INLINE_TURNS {
+                driver.wake();
+                return self.wake_ready();
+            }
+            turns += 1;
+            if kicking.is_none() {
+                KICKING.set(self.identity());
+                kicking = Some(Kicking);
+            }
+            // Whoever else runs it looks again, so a refusal leaves nothing behind.
+            if driver.try_drive() && port.has_input(self) {
+                self.ready().push(&port);
+            }
+        }
+    }
+
+    fn wake_ready(&self) {
+        while let Some(port) = self.ready().pop() {
+            if port.has_input(self)
+                && let Some(driver) = port.driver()
+            {
+                driver.wake();
+            }
+        }
+    }
+
+    /// Virtual time: goes to the earliest instant at which a packet arrives or a driver's timer is due,
+    /// and runs the drivers concerned once, in the order of their ports. Returns the new time, or `None`
+    /// when nothing is pending (and always in real time).
+    pub fn step(&self) -> Option<Instant> {
+        self.step_until(Instant(u64::MAX))
+    }
+
+    /// As [`step`](Self::step), if that is not after `limit`.
+    fn step_until(&self, limit: Instant) -> Option<Instant> {
+        let _one_at_a_time = self.stepping()?;
+        let now = self.now();
+        let mut wanted = Vec::new();
+        for port in self.ports() {
+            let arrival = match port.earliest.load(Ordering::SeqCst) {
+                u64::MAX => None,
+                at => Some(Instant(at)),
+            };
+            match port.driver() {
+                Some(driver) => {
+                    let at = arrival.into_iter().chain(driver.next_deadline()).min();
+                    wanted.extend(at.map(|at| (at.max(now), Some(driver))));
+                }
+                // Read by hand: an arrival counts until its time has come.
+                None => wanted.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
+            }
+        }
+        let at = wanted.iter().map(|(at, _)| *at).min().filter(|at| *at <= limit)?;
+        self.set_time(at);
+        for (due, driver) in &wanted {
+            if let (true, Some(driver)) = (*due == at, driver) {
+                driver.try_drive();
+            }
+        }
+        Some(at)
+    }
+
+    /// Virtual time: steps until nothing is pending, but not beyond `limit` from now.
+    pub fn run_until_idle(&self, limit: Duration) -> Outcome {
+        let end = self.now() + limit;
+        match self.run_to(end) {
+            Some(at) => Outcome::Stuck(at),
+            None if self.is_idle() => Outcome::Idle,
+            None => Outcome::Limit,
+        }
+    }
+
+    /// Virtual time: lets `time` pass, with all that happens meanwhile.
+    ///
+    /// # Panics
+    /// If a driver asks to run over and over without time passing: a fault of that driver.
+    pub fn advance(&self, time: Duration) {
+        let end = self.now() + time;
+        if let Some(at) = self.run_to(end) {
+            panic!("a driver keeps asking to run at {at:?} and never gets done");
+        }
+        self.set_time(end);
+    }
+
+    /// Steps up to `end`; returns the instant at which it got stuck, if it did.
+    fn run_to(&self, end: Instant) -> Option<Instant> {
+        let (mut last, mut repeats) = (None, 0);
+        while let Some(at) = self.step_until(end) {
+            repeats = if last == Some(at) { repeats + 1 } else { 0 };
+            last = Some(at);
+            if repeats == STEPS_PER_INSTANT {
+                return last;
+            }
+        }
+        None
+    }
+
+    fn is_idle(&self) -> bool {
+        self.ports().iter().all(|port| match port.driver() {
+            Some(driver) => {
+                port.earliest.load(Ordering::SeqCst) == u64::MAX && driver.next_deadline().is_none()
+            }
+            None => {
+                port.earliest.load(Ordering::SeqCst) <= self.now().0
+                    || port.earliest.load(Ordering::SeqCst) == u64::MAX
+            }
+        })
+    }
+}
+
+/// How a run of virtual time ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Nothing is pending.
+    Idle,
+    /// Something is, after the limit.
+    Limit,
+    /// A driver keeps asking to run at this instant, and time does not pass: a fault of that driver.
+    Stuck(Instant),
+}
+
+/// What drives a port, reachable while the port itself is inside a NIC's lock.
+#[derive(Clone)]
+pub struct FabricHandle {
+    fabric: Fabric,
+    port: Arc<PortShared>,
+}
+
+impl FabricHandle {
+    pub(super) fn new(fabric: Fabric, port: Arc<PortShared>) -> FabricHandle {
+        FabricHandle { fabric, port }
+    }
+
+    /// Names the driver of this port's NIC; it replaces the one before.
+    pub fn attach(&self, driver: Weak<dyn Driver>) {
+        *lock(&self.port.driver) = Some(driver);
+        if !self.fabric.is_virtual()
+            && self.port.earliest.load(Ordering::SeqCst) != u64::MAX
+            && let Some(driver) = self.port.driver()
+        {
+            driver.wake();
+        }
+    }
+
+    /// Whether something can be received now.
+    pub fn has_input(&self) -> bool {
+        self.port.has_input(&self.fabric)
+    }
+
+    /// Real time: runs, on this thread, the drivers of all ports that have input, and of those that get
+    /// some thereby. For a driver to call after each turn, once it has let go of its lock; from within
+    /// another kick on this thread it returns at once, as that one goes on with what is new. It leaves
+    /// what is not done after 64 turns to the drivers' own threads. In virtual time it does nothing.
+    pub fn kick(&self) {
+        if self.port.has_input(&self.fabric) && !self.fabric.is_virtual() {
+            self.fabric.ready().push(&self.port);
+        }
+        self.fabric.kick();
+    }
+
+    /// See [`super::FabricPort::join`].
+    ///
+    /// # Errors
+    /// [`FabricError::NotMulticast`].
+    pub fn join(&self, group: IpAddr) -> Result<(), FabricError> {
+        self.fabric.join(self.port.id, group)
+    }
+
+    /// See [`super::FabricPort::leave`].
+    pub fn leave(&self, group: IpAddr) {
+        self.fabric.leave(self.port.id, group);
+    }
+
+    /// The fabric of the port, whose time its NIC runs on.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+}

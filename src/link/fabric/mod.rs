@@ -1,0 +1,287 @@
+//! A switch in memory: NICs of one process on links that cost nothing, or as much as one wishes.
+//!
+//! [`Fabric::new`] carries bursts whole, with one copy. [`Fabric::with`] adds latency, a bandwidth with a
+//! queue, and accidents ([`FabricConfig`]). Both run on the machine's clock. [`Fabric::virtual_time`] runs
+//! on one of its own, which only [`Fabric::step`] and its kin advance: a simulation in one thread that
+//! replays to the same bytes from its seed.
+#![forbid(unsafe_code)]
+
+mod config;
+mod drive;
+mod inbox;
+pub mod model;
+mod port;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+pub use config::{FabricConfig, FabricError};
+pub use drive::{Driver, FabricHandle, Outcome};
+pub use model::FabricCounters;
+pub use port::FabricPort;
+
+use crate::transport::Instant;
+use drive::Ready;
+use port::PortShared;
+
+/// A panic of another thread leaves nothing here half done, so its poison means nothing.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A switch in memory. Clones are the same switch.
+#[derive(Clone)]
+pub struct Fabric(Arc<Shared>);
+
+struct Shared {
+    /// The virtual time; `None` is real time.
+    clock: Option<AtomicU64>,
+    config: FabricConfig,
+    ports: Mutex<Ports>,
+    /// Grows with every change of `ports`, for the routes that senders keep.
+    generation: AtomicU64,
+    ready: Ready,
+    stepping: Mutex<()>,
+    /// Of packets that no port's own counters have.
+    counters: Mutex<FabricCounters>,
+}
+
+#[derive(Default)]
+struct Ports {
+    by_id: BTreeMap<u32, Arc<PortShared>>,
+    by_address: HashMap<IpAddr, u32>,
+    groups: HashMap<IpAddr, BTreeSet<u32>>,
+    overrides: HashMap<(u32, u32), FabricConfig>,
+    last_id: u32,
+    last_auto: u32,
+}
+
+impl Default for Fabric {
+    fn default() -> Self {
+        Fabric::new()
+    }
+}
+
+impl Fabric {
+    /// A fabric in real time that does nothing to packets.
+    pub fn new() -> Fabric {
+        Fabric::build(FabricConfig::default(), None)
+    }
+
+    /// A fabric in real time.
+    ///
+    /// # Errors
+    /// As [`FabricConfig::check`] has them.
+    pub fn with(config: FabricConfig) -> Result<Fabric, FabricError> {
+        config.check()?;
+        Ok(Fabric::build(config, None))
+    }
+
+    /// A fabric with a clock of its own, at 0, that only [`step`](Self::step),
+    /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) move.
+    ///
+    /// # Errors
+    /// As [`FabricConfig::check`] has them.
+    pub fn virtual_time(config: FabricConfig) -> Result<Fabric, FabricError> {
+        config.check()?;
+        Ok(Fabric::build(config, Some(AtomicU64::new(0))))
+    }
+
+    fn build(config: FabricConfig, clock: Option<AtomicU64>) -> Fabric {
+        Fabric(Arc::new(Shared {
+            clock,
+            config,
+            ports: Mutex::default(),
+            generation: AtomicU64::new(1),
+            ready: Ready::default(),
+            stepping: Mutex::default(),
+            counters: Mutex::default(),
+        }))
+    }
+
+    /// The time: virtual, or since the first fabric of this process asked for it.
+    pub fn now(&self) -> Instant {
+        match &self.0.clock {
+            Some(clock) => Instant(clock.load(Ordering::SeqCst)),
+            None => {
+                static EPOCH: OnceLock<std::time::Instant> = OnceLock::new();
+                let epoch = EPOCH.get_or_init(std::time::Instant::now);
+                // From 1 on: 0 is "at once" among deliveries.
+                Instant(1 + epoch.elapsed().as_nanos() as u64)
+            }
+        }
+    }
+
+    /// Whether time is virtual.
+    pub fn is_virtual(&self) -> bool {
+        self.0.clock.is_some()
+    }
+
+    /// What it does to packets where no direction has a configuration of its own.
+    pub fn config(&self) -> &FabricConfig {
+        &self.0.config
+    }
+
+    /// Plugs in a port with these addresses.
+    ///
+    /// # Errors
+    /// If there is none, or one is no unicast address or taken.
+    pub fn port(&self, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
+        if addresses.is_empty() {
+            return Err(FabricError::NoAddress);
+        }
+        let mut ports = lock(&self.0.ports);
+        for (i, address) in addresses.iter().enumerate() {
+            if is_group(address) || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
+                return Err(FabricError::NotUnicast(*address));
+            }
+            if ports.by_address.contains_key(address) || addresses[..i].contains(address) {
+                return Err(FabricError::AddressInUse(*address));
+            }
+        }
+        ports.last_id += 1;
+        let id = ports.last_id;
+        let shared = Arc::new(PortShared::new(id, addresses));
+        ports.by_id.insert(id, shared.clone());
+        ports.by_address.extend(addresses.iter().map(|a| (*a, id)));
+        drop(ports);
+        self.changed();
+        Ok(FabricPort::new(self.clone(), shared))
+    }
+
+    /// An IPv6 (ULA) and an IPv4 address (of 198.18.0.0/15, for benchmarks: never on the Internet) that
+    /// were not handed out before.
+    pub fn auto_address(&self) -> [IpAddr; 2] {
+        let mut ports = lock(&self.0.ports);
+        loop {
+            ports.last_auto += 1;
+            let n = ports.last_auto;
+            let [_, b, c, d] = n.to_be_bytes();
+            let v4 = IpAddr::V4(Ipv4Addr::new(198, 18 | b & 1, c, d));
+            let (high, low) = ((n >> 16) as u16, n as u16);
+            let v6 = IpAddr::V6(Ipv6Addr::new(0xfd75, 0x7278, 0x6500, 0, 0, 0, high, low));
+            if ![v6, v4].iter().any(|a| ports.by_address.contains_key(a)) {
+                return [v6, v4];
+            }
+        }
+    }
+
+    /// Gives the direction from the port with one address to the port with another a configuration of its
+    /// own, and with it a wire of its own if it has a bandwidth. Its random generator starts anew; what is
+    /// on its way arrives as it would have. `window` is not read.
+    ///
+    /// # Errors
+    /// If the configuration is not possible, or no port has one of the addresses.
+    pub fn set_path(&self, from: IpAddr, to: IpAddr, config: FabricConfig) -> Result<(), FabricError> {
+        config.check()?;
+        let mut ports = lock(&self.0.ports);
+        let id = |a: IpAddr| ports.by_address.get(&a).copied().ok_or(FabricError::UnknownAddress(a));
+        let direction = (id(from)?, id(to)?);
+        ports.overrides.insert(direction, config);
+        drop(ports);
+        self.changed();
+        Ok(())
+    }
+
+    /// What happened to packets so far.
+    pub fn counters(&self) -> FabricCounters {
+        let ports = self.ports();
+        let mut sum = *lock(&self.0.counters);
+        for port in ports {
+            sum.add(&lock(&port.inbox).counters);
+        }
+        sum
+    }
+
+    fn changed(&self) {
+        self.0.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.generation.load(Ordering::SeqCst)
+    }
+
+    fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
+    fn ready(&self) -> &Ready {
+        &self.0.ready
+    }
+
+    /// The right to step; none in real time.
+    fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
+        self.is_virtual().then(|| lock(&self.0.stepping))
+    }
+
+    /// Virtual time only; it never goes back.
+    fn set_time(&self, at: Instant) {
+        if let Some(clock) = &self.0.clock {
+            clock.fetch_max(at.0, Ordering::SeqCst);
+        }
+    }
+
+    /// All ports, in the order in which they were plugged in.
+    fn ports(&self) -> Vec<Arc<PortShared>> {
+        lock(&self.0.ports).by_id.values().cloned().collect()
+    }
+
+    fn count(&self, f: impl FnOnce(&mut FabricCounters)) {
+        f(&mut lock(&self.0.counters));
+    }
+
+    /// The ports that packets from port `from` to `dst` reach, each with what its direction has of its own.
+    fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
+        let ports = lock(&self.0.ports);
+        let ids: Vec<u32> = if is_group(&dst) {
+            ports.groups.get(&dst).into_iter().flatten().copied().collect()
+        } else {
+            ports.by_address.get(&dst).copied().into_iter().collect()
+        };
+        let target = |id| {
+            let port = ports.by_id.get(&id)?;
+            Some((port.clone(), ports.overrides.get(&(from, id)).cloned()))
+        };
+        ids.into_iter().filter_map(target).collect()
+    }
+
+    fn join(&self, id: u32, group: IpAddr) -> Result<(), FabricError> {
+        if !is_group(&group) {
+            return Err(FabricError::NotMulticast(group));
+        }
+        lock(&self.0.ports).groups.entry(group).or_default().insert(id);
+        self.changed();
+        Ok(())
+    }
+
+    fn leave(&self, id: u32, group: IpAddr) {
+        if let Some(members) = lock(&self.0.ports).groups.get_mut(&group) {
+            members.remove(&id);
+        }
+        self.changed();
+    }
+
+    /// Unplugs a port.
+    fn remove(&self, port: &PortShared, counters: &FabricCounters) {
+        let mut ports = lock(&self.0.ports);
+        ports.by_id.remove(&port.id);
+        ports.by_address.retain(|_, id| *id != port.id);
+        ports.groups.values_mut().for_each(|g| {
+            g.remove(&port.id);
+        });
+        ports.groups.retain(|_, g| !g.is_empty());
+        ports.overrides.retain(|(a, b), _| *a != port.id && *b != port.id);
+        drop(ports);
+        self.ready().remove(port.id);
+        self.count(|c| c.add(counters));
+        self.changed();
+    }
+}
+
+fn is_group(address: &IpAddr) -> bool {
+    address.is_multicast()
+}

@@ -1,0 +1,317 @@
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::drive::{Driver, FabricHandle};
+use super::inbox::{Delivery, Inbox, Pool};
+use super::model::{FabricCounters, Path, Run, Shape};
+use super::{Fabric, FabricError, lock};
+use crate::link::{Link, LinkCounters, LinkInfo, RxBurst};
+use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
+use crate::wire::{Flow, IpIdent};
+
+/// How large a burst travels in one piece: two of them and their source stay in a core's own cache.
+const LIMITS: BurstLimits = BurstLimits { bytes: 256 << 10, packets: 256 };
+
+/// Bytes on the way to one port beyond which more are dropped: a peer that is never driven must not eat
+/// all memory.
+const INBOX_LIMIT: usize = 64 << 20;
+
+/// The part of a port that senders and the fabric see.
+pub(super) struct PortShared {
+    pub id: u32,
+    pub addresses: Vec<IpAddr>,
+    pub inbox: Mutex<Inbox>,
+    /// When the first delivery is due: 0 at once, `u64::MAX` there is none. Written under the inbox's lock.
+    pub earliest: AtomicU64,
+    /// Whether it stands in the fabric's list of ports with input.
+    pub queued: AtomicBool,
+    pub driver: Mutex<Option<Weak<dyn Driver>>>,
+}
+
+impl PortShared {
+    pub fn new(id: u32, addresses: &[IpAddr]) -> PortShared {
+        PortShared {
+            id,
+            addresses: addresses.to_vec(),
+            inbox: Mutex::default(),
+            earliest: AtomicU64::new(u64::MAX),
+            queued: AtomicBool::new(false),
+            driver: Mutex::new(None),
+        }
+    }
+
+    /// Whether something can be received; asks the clock only if something is on its way.
+    pub fn has_input(&self, fabric: &Fabric) -> bool {
+        match self.earliest.load(Ordering::SeqCst) {
+            0 => true,
+            u64::MAX => false,
+            at => at <= fabric.now().0,
+        }
+    }
+
+    /// The attached driver, while it lives.
+    pub fn driver(&self) -> Option<Arc<dyn Driver>> {
+        lock(&self.driver).as_ref().and_then(Weak::upgrade)
+    }
+}
+
+/// Where packets to one address go.
+struct Target {
+    port: Arc<PortShared>,
+    /// Index into the sender's paths.
+    path: usize,
+}
+
+/// A NIC's connection to a [`Fabric`]. Dropping it takes its addresses off the fabric.
+///
+/// Drive it with the fabric's own time, [`Fabric::now`], and call [`FabricHandle::kick`] after every turn.
+pub struct FabricPort {
+    fabric: Fabric,
+    shared: Arc<PortShared>,
+    info: LinkInfo,
+    /// The fabric's generation that `routes` is good for.
+    generation: u64,
+    routes: HashMap<IpAddr, Vec<Target>>,
+    /// By the destination's number.
+    paths: Vec<(u32, Path)>,
+    /// Buffers to send in.
+    spare: Pool,
+    /// What a turn receives.
+    batch: Vec<Delivery>,
+    runs: Vec<Run>,
+    counters: LinkCounters,
+}
+
+impl FabricPort {
+    pub(super) fn new(fabric: Fabric, shared: Arc<PortShared>) -> FabricPort {
+        let [_, b2, b3, b4] = shared.id.to_be_bytes();
+        let info = LinkInfo {
+            name: format!("fabric port {}", shared.id),
+            addresses: shared.addresses.clone(),
+            // Locally administered.
+            mac: [0x02, 0x75, 0x72, b2, b3, b4],
+            mtu: fabric.config().mtu,
+            src_port: None,
+            burst: LIMITS,
+            window: fabric.config().window,
+        };
+        FabricPort {
+            fabric,
+            shared,
+            info,
+            generation: 0,
+            routes: HashMap::new(),
+            paths: Vec::new(),
+            spare: Pool::default(),
+            batch: Vec::new(),
+            runs: Vec::new(),
+            counters: LinkCounters::default(),
+        }
+    }
+
+    /// What drives this port, reachable while the port itself is inside a NIC's lock.
+    pub fn handle(&self) -> FabricHandle {
+        FabricHandle::new(self.fabric.clone(), self.shared.clone())
+    }
+
+    /// Joins a multicast group: its packets arrive here too, this port's own among them.
+    ///
+    /// # Errors
+    /// [`FabricError::NotMulticast`].
+    pub fn join(&self, group: IpAddr) -> Result<(), FabricError> {
+        self.handle().join(group)
+    }
+
+    /// Leaves a multicast group; nothing happens if it is not in it.
+    pub fn leave(&self, group: IpAddr) {
+        self.handle().leave(group);
+    }
+
+    /// Forgets routes that are out of date.
+    fn refresh(&mut self) {
+        let generation = self.fabric.generation();
+        if self.generation != generation {
+            self.generation = generation;
+            self.routes.clear();
+        }
+    }
+
+    /// Fills in the route to an address that has not been sent to yet.
+    fn resolve(&mut self, dst: IpAddr) {
+        if self.routes.contains_key(&dst) {
+            return;
+        }
+        let mut targets = Vec::new();
+        for (port, config) in self.fabric.targets(self.shared.id, dst) {
+            let own_queue = config.is_some();
+            let config = config.unwrap_or_else(|| self.fabric.config().clone());
+            let path = match self.paths.iter().position(|(to, _)| *to == port.id) {
+                Some(i) if *self.paths[i].1.config() == config => i,
+                found => {
+                    let path = (port.id, Path::new(config, self.shared.id, port.id, own_queue));
+                    match found {
+                        Some(i) => self.paths[i] = path,
+                        None => self.paths.push(path),
+                    }
+                    found.unwrap_or(self.paths.len() - 1)
+                }
+            };
+            targets.push(Target { port, path });
+        }
+        self.routes.insert(dst, targets);
+    }
+
+    fn send_burst(&mut self, now: Instant, burst: &TxBurst<'_>) {
+        self.resolve(burst.flow.dst);
+        let targets = self.routes.get(&burst.flow.dst).map_or(&[][..], Vec::as_slice);
+        if targets.is_empty() {
+            self.counters.tx_dropped += burst.packets as u64;
+            self.fabric.count(|c| c.unknown += burst.packets as u64);
+            return;
+        }
+        let shape = Shape {
+            segment: burst.segment,
+            packets: burst.packets,
+            bytes: burst.bytes,
+            header_len: burst.flow.header_len(),
+            ecn: burst.flow.ecn(),
+        };
+        for target in targets {
+            let path = &mut self.paths[target.path].1;
+            if burst.segment + shape.header_len > path.config().mtu {
+                self.counters.tx_dropped += burst.packets as u64;
+                self.fabric.count(|c| c.too_big += burst.packets as u64);
+                continue;
+            }
+            let mut whole = self.spare.take(burst.bytes);
+            burst.copy_to(&mut whole);
+            let mut inbox = lock(&target.port.inbox);
+            let inbox = &mut *inbox;
+            if inbox.bytes + burst.bytes > INBOX_LIMIT.max(4 * self.info.window) {
+                self.counters.tx_dropped += burst.packets as u64;
+                inbox.counters.queue_full += burst.packets as u64;
+                self.spare.put(whole);
+                continue;
+            }
+            self.runs.clear();
+            path.offer(now, &mut inbox.egress, &shape, &mut self.runs, &mut inbox.counters);
+            match self.runs[..] {
+                [run] if run.count as usize == burst.packets && run.flip.is_none() => {
+                    let ident = IpIdent::SENT;
+                    let flow = flow_of(burst, &run);
+                    inbox.bytes += burst.bytes;
+                    let delivery = Delivery { flow, ident, segment: burst.segment, data: whole };
+                    // In real time without latency it is "at once", whatever anybody's clock says.
+                    if path.config().is_instant() && !self.fabric.is_virtual() {
+                        inbox.schedule.push_now(delivery);
+                    } else {
+                        inbox.schedule.push(run.at, delivery);
+                    }
+                }
+                _ => {
+                    for run in &self.runs {
+                        self.spare.refill(&mut inbox.pool, run.count as usize * burst.segment);
+                        let delivery = cut(burst, run, &whole, &mut self.spare);
+                        inbox.bytes += delivery.data.len();
+                        inbox.schedule.push(run.at, delivery);
+                    }
+                    self.spare.put(whole);
+                }
+            }
+            self.spare.refill(&mut inbox.pool, burst.bytes);
+            let earliest = inbox.earliest();
+            let before = target.port.earliest.swap(earliest, Ordering::SeqCst);
+            self.fabric.announce(&target.port, now, before, earliest);
+        }
+    }
+}
+
+/// The flow of the packets of a run, marked where the switch does.
+fn flow_of(burst: &TxBurst<'_>, run: &Run) -> Flow {
+    let mark = if run.mark { 3 } else { 0 };
+    Flow { traffic_class: burst.flow.traffic_class | mark, ..burst.flow }
+}
+
+/// The packets of a run in a buffer of their own.
+fn cut(burst: &TxBurst<'_>, run: &Run, whole: &[u8], spare: &mut Pool) -> Delivery {
+    let start = run.first as usize * burst.segment;
+    let end = (start + run.count as usize * burst.segment).min(whole.len());
+    let mut data = spare.take(end - start);
+    data.extend_from_slice(&whole[start..end]);
+    if let Some(bit) = run.flip
+        && let Some(byte) = data.get_mut(bit as usize / 8)
+    {
+        *byte ^= 1 << (bit % 8);
+    }
+    let ident = IpIdent::Exact { id: run.first, flags: IpIdent::DONT_FRAGMENT };
+    Delivery { flow: flow_of(burst, run), ident, segment: burst.segment, data }
+}
+
+impl Link for FabricPort {
+    fn info(&self) -> &LinkInfo {
+        &self.info
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.refresh();
+        for burst in queue.bursts() {
+            self.send_burst(now, &burst);
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let mut now = now;
+        let earliest = self.shared.earliest.load(Ordering::SeqCst);
+        if earliest > now.0 && !self.fabric.is_virtual() {
+            // The sender's clock reading may be a little younger than the receiver's.
+            now = if earliest == u64::MAX { now } else { self.fabric.now() };
+        }
+        if earliest > now.0 {
+            return Ok(0);
+        }
+        self.batch.clear();
+        {
+            let mut inbox = lock(&self.shared.inbox);
+            inbox.take_due(now, &mut self.batch);
+            self.shared.earliest.store(inbox.earliest(), Ordering::SeqCst);
+        }
+        let mut packets = 0;
+        for d in &self.batch {
+            packets += d.packets();
+            sink(RxBurst { flow: d.flow, ident: d.ident, segment: d.segment, data: &d.data });
+        }
+        let mut inbox = lock(&self.shared.inbox);
+        for delivery in self.batch.drain(..) {
+            inbox.pool.put(delivery.data);
+        }
+        Ok(packets)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        match self.shared.earliest.load(Ordering::SeqCst) {
+            u64::MAX => None,
+            at => Some(Instant(at)),
+        }
+    }
+
+    /// None: a sender's kick drives or wakes the receiver.
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.counters
+    }
+}
+
+impl Drop for FabricPort {
+    fn drop(&mut self) {
+        let counters: FabricCounters = lock(&self.shared.inbox).counters;
+        self.fabric.remove(&self.shared, &counters);
+    }
+}

@@ -1,0 +1,559 @@
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use super::*;
+use crate::link::Link;
+use crate::transport::{Payload, TxQueue};
+use crate::wire::{Bth, Ecn, Flow, Headers, Opcode, Packet, Psn, icrc};
+
+const US: Duration = Duration::from_micros(1);
+
+/// A packet as it was received.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Got {
+    at: u64,
+    psn: u32,
+    ecn: Ecn,
+    intact: bool,
+}
+
+fn queue(from: &FabricPort, to: IpAddr, psns: std::ops::Range<u32>, len: usize) -> TxQueue {
+    let src = *from.info().addresses.iter().find(|a| a.is_ipv4() == to.is_ipv4()).unwrap();
+    let mut flow = Flow::new(src, to, 49_152);
+    flow.traffic_class = Ecn::Ect0 as u8;
+    let mut q = TxQueue::new(from.info().burst);
+    for psn in psns {
+        let bth = Bth { opcode: Opcode(0x0a), psn: Psn::new(psn), ..Bth::default() };
+        q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&vec![psn as u8; len]));
+    }
+    q
+}
+
+fn read(port: &mut FabricPort, now: Instant) -> Vec<Got> {
+    let mut got = Vec::new();
+    loop {
+        let n = port
+            .receive(now, &mut |burst| {
+                for (i, bytes) in burst.packets() {
+                    got.push(Got {
+                        at: now.0,
+                        psn: Packet::parse(bytes).map_or(u32::MAX, |p| p.bth().psn.get()),
+                        ecn: burst.flow.ecn(),
+                        intact: icrc::verify(&burst.flow, burst.ident, i, bytes),
+                    });
+                }
+            })
+            .unwrap();
+        if n == 0 {
+            return got;
+        }
+    }
+}
+
+/// Two ports on a fabric in virtual time, and the address of the second.
+fn pair(config: FabricConfig) -> (Fabric, FabricPort, FabricPort, IpAddr) {
+    let fabric = Fabric::virtual_time(config).unwrap();
+    let a = fabric.port(&fabric.auto_address()).unwrap();
+    let b = fabric.port(&fabric.auto_address()).unwrap();
+    let to = b.info().addresses[1];
+    (fabric, a, b, to)
+}
+
+/// Sends `n` packets of 100 bytes in bursts and logs what arrives.
+fn run(config: FabricConfig, n: u32) -> (Vec<Got>, FabricCounters) {
+    let (fabric, mut a, mut b, to) = pair(config);
+    a.transmit(fabric.now(), &queue(&a, to, 0..n, 100)).unwrap();
+    let mut got = read(&mut b, fabric.now());
+    while let Some(now) = fabric.step() {
+        got.extend(read(&mut b, now));
+    }
+    (got, fabric.counters())
+}
+
+fn psns(got: &[Got]) -> Vec<u32> {
+    got.iter().map(|g| g.psn).collect()
+}
+
+#[test]
+fn a_plain_fabric_delivers_bursts_whole_and_at_once() {
+    let fabric = Fabric::new();
+    let mut a = fabric.port(&fabric.auto_address()).unwrap();
+    let mut b = fabric.port(&fabric.auto_address()).unwrap();
+    for to in b.info().addresses.clone() {
+        let q = queue(&a, to, 0..300, 8);
+        a.transmit(fabric.now(), &q).unwrap();
+        assert!(b.handle().has_input());
+        let mut bursts = Vec::new();
+        let n = b
+            .receive(Instant(0), &mut |r| {
+                assert!(r.packets().all(|(i, p)| icrc::verify(&r.flow, r.ident, i, p)));
+                bursts.push(r.packets().count());
+            })
+            .unwrap();
+        assert_eq!((n, bursts), (300, vec![256, 44]));
+        assert!(!b.handle().has_input());
+    }
+    assert_eq!(fabric.counters(), FabricCounters { carried: 600, ..Default::default() });
+}
+
+#[test]
+fn latency_moves_whole_bursts() {
+    let (fabric, mut a, mut b, to) = pair(FabricConfig { latency: 5 * US, ..Default::default() });
+    a.transmit(fabric.now(), &queue(&a, to, 0..10, 8)).unwrap();
+    assert_eq!(read(&mut b, fabric.now()), []);
+    assert_eq!(b.next_deadline(), Some(Instant(5000)));
+    assert_eq!(fabric.step(), Some(Instant(5000)));
+    let mut bursts = 0;
+    assert_eq!(b.receive(fabric.now(), &mut |_| bursts += 1).unwrap(), 10);
+    assert_eq!((bursts, fabric.step()), (1, None));
+}
+
+#[test]
+fn bandwidth_spaces_packets_by_their_size() {
+    // 100 payload + RETH 16 + BTH 12 + ICRC 4 + 28 of IP and UDP = 160 bytes: 1280 ns at 1 Gb/s.
+    let config = FabricConfig { bandwidth: Some(1_000_000_000), latency: US, ..Default::default() };
+    let (got, _) = run(config, 4);
+    assert_eq!(got.iter().map(|g| g.at).collect::<Vec<_>>(), [2280, 3560, 4840, 6120]);
+    assert!(got.iter().all(|g| g.intact));
+}
+
+#[test]
+fn a_full_queue_drops_its_tail() {
+    let config =
+        FabricConfig { bandwidth: Some(1_000_000_000), queue_bytes: Some(10 * 160), ..Default::default() };
+    let (got, counters) = run(config, 25);
+    assert_eq!(psns(&got), (0..10).collect::<Vec<_>>());
+    assert_eq!((counters.queue_full, counters.carried), (15, 10));
+}
+
+#[test]
+fn a_long_queue_marks_congestion() {
+    let config =
+        FabricConfig { bandwidth: Some(1_000_000_000), ecn_threshold: Some(3 * 160), ..Default::default() };
+    let (got, counters) = run(config, 10);
+    // Packets 0..=3 find at most three others before them.
+    assert!(got.iter().all(|g| (g.ecn == Ecn::Ce) == (g.psn > 3) && g.intact), "{got:?}");
+    assert_eq!(counters.marked, 6);
+}
+
+#[test]
+fn two_senders_share_the_wire_to_a_port() {
+    let (fabric, mut a, mut b, to) =
+        pair(FabricConfig { bandwidth: Some(1_000_000_000), ..Default::default() });
+    let mut c = fabric.port(&fabric.auto_address()).unwrap();
+    a.transmit(fabric.now(), &queue(&a, to, 0..3, 100)).unwrap();
+    c.transmit(fabric.now(), &queue(&c, to, 3..5, 100)).unwrap();
+    fabric.advance(10 * US);
+    assert_eq!(psns(&read(&mut b, Instant(3 * 1280))), [0, 1, 2]);
+    assert_eq!(psns(&read(&mut b, Instant(5 * 1280))), [3, 4]);
+}
+
+#[test]
+fn loss_takes_its_share() {
+    let (got, counters) = run(FabricConfig { loss: 0.1, seed: 1, ..Default::default() }, 10_000);
+    assert_eq!(counters.lost, 953);
+    assert_eq!(got.len() as u64, 10_000 - counters.lost);
+    assert!(got.iter().all(|g| g.intact));
+    assert!(got.is_sorted_by_key(|g| g.psn));
+}
+
+#[test]
+fn chances_hold_over_many_seeds() {
+    let lost = |seed| run(FabricConfig { loss: 0.1, seed, ..Default::default() }, 1000).1.lost;
+    let counts: Vec<u64> = (0..200).map(lost).collect();
+    let mean = counts.iter().sum::<u64>() as f64 / 200.0;
+    // The standard deviation of one count is 9.5, of the mean of 200 it is 0.67.
+    assert!((98.0..102.0).contains(&mean), "{mean}");
+    let spread = counts.iter().map(|n| (*n as f64 - mean).powi(2)).sum::<f64>() / 200.0;
+    assert!((8.0..11.0).contains(&spread.sqrt()), "{spread}");
+}
+
+#[test]
+fn duplicates_follow_their_originals() {
+    let (got, counters) = run(FabricConfig { duplicate: 0.2, seed: 2, ..Default::default() }, 1000);
+    assert_eq!(counters.duplicated, 211);
+    assert_eq!(got.len(), 1211);
+    assert!(got.is_sorted_by_key(|g| g.psn) && got.iter().all(|g| g.intact));
+}
+
+#[test]
+fn reordered_packets_come_later_and_the_rest_keeps_its_order() {
+    let config = FabricConfig { reorder: 0.05, reorder_by: 9 * US, seed: 3, ..Default::default() };
+    let (got, counters) = run(config, 1000);
+    assert_eq!(counters.reordered, 41);
+    assert!(got.iter().all(|g| g.intact));
+    let late: Vec<_> = got.iter().filter(|g| g.at == 9000).collect();
+    assert_eq!(late.len() as u64, counters.reordered);
+    assert!(got.iter().filter(|g| g.at == 0).is_sorted_by_key(|g| g.psn));
+}
+
+#[test]
+fn jitter_spreads_and_never_reorders() {
+    let (fabric, mut a, mut b, to) =
+        pair(FabricConfig { jitter: 50 * US, latency: US, ..Default::default() });
+    let mut got = Vec::new();
+    for i in 0..500 {
+        let q = queue(&a, to, i..i + 1, 100);
+        a.transmit(fabric.now(), &q).unwrap();
+        for _ in 0..20 {
+            fabric.advance(US);
+            got.extend(read(&mut b, fabric.now()));
+        }
+    }
+    let delays: Vec<_> = got.iter().map(|g| g.at / 1000 - g.psn as u64 * 20).collect();
+    assert_eq!(psns(&got), (0..got.len() as u32).collect::<Vec<_>>());
+    assert!(got.len() > 495 && delays.iter().all(|d| (1..=52).contains(d)), "{delays:?}");
+    assert!(delays.iter().any(|d| *d < 10) && delays.iter().any(|d| *d > 45), "{delays:?}");
+}
+
+#[test]
+fn every_corrupt_packet_fails_its_icrc() {
+    let (got, counters) = run(FabricConfig { corrupt: 0.1, seed: 4, ..Default::default() }, 5000);
+    assert_eq!(counters.corrupted, 451);
+    assert_eq!(got.iter().filter(|g| !g.intact).count(), 451);
+    assert_eq!(got.len(), 5000);
+}
+
+#[test]
+fn a_seed_replays_to_the_same_log() {
+    let config = |seed| FabricConfig {
+        seed,
+        latency: 10 * US,
+        jitter: 4 * US,
+        bandwidth: Some(10_000_000_000),
+        queue_bytes: Some(60_000),
+        ecn_threshold: Some(20_000),
+        loss: 0.02,
+        duplicate: 0.02,
+        reorder: 0.03,
+        corrupt: 0.01,
+        ..Default::default()
+    };
+    let first = run(config(7), 2000);
+    assert_eq!(first, run(config(7), 2000));
+    assert_ne!(first.0, run(config(8), 2000).0);
+    // Golden: this must not change with a version of anything.
+    let expected = FabricCounters {
+        carried: 385,
+        lost: 31,
+        duplicated: 10,
+        reordered: 15,
+        corrupted: 6,
+        marked: 249,
+        queue_full: 1594,
+        ..Default::default()
+    };
+    assert_eq!(first.1, expected);
+    assert_eq!(crc32fast::hash(format!("{:?}", first.0).as_bytes()), 678_583_910);
+}
+
+#[test]
+fn a_direction_can_differ_from_the_rest() {
+    let (fabric, mut a, mut b, to) = pair(FabricConfig::default());
+    let back = a.info().addresses[1];
+    fabric.set_path(back, to, FabricConfig { loss: 1.0, ..Default::default() }).unwrap();
+    a.transmit(fabric.now(), &queue(&a, to, 0..5, 8)).unwrap();
+    b.transmit(fabric.now(), &queue(&b, back, 0..5, 8)).unwrap();
+    assert_eq!(read(&mut b, fabric.now()), []);
+    assert_eq!(read(&mut a, fabric.now()).len(), 5);
+    fabric.set_path(back, to, FabricConfig::default()).unwrap();
+    a.transmit(fabric.now(), &queue(&a, to, 5..7, 8)).unwrap();
+    assert_eq!(psns(&read(&mut b, fabric.now())), [5, 6]);
+}
+
+#[test]
+fn groups_reach_their_members() {
+    let (fabric, mut a, mut b, _) = pair(FabricConfig::default());
+    for group in ["224.1.2.3", "ff12::77"] {
+        let group: IpAddr = group.parse().unwrap();
+        let mut c = fabric.port(&fabric.auto_address()).unwrap();
+        let q = queue(&a, group, 0..3, 8);
+        let dropped = a.counters().tx_dropped;
+        a.transmit(fabric.now(), &q).unwrap();
+        assert_eq!(a.counters().tx_dropped - dropped, 3);
+        b.join(group).unwrap();
+        c.join(group).unwrap();
+        a.transmit(fabric.now(), &q).unwrap();
+        c.leave(group);
+        a.transmit(fabric.now(), &q).unwrap();
+        assert_eq!(read(&mut b, fabric.now()).len(), 6);
+        assert_eq!(read(&mut c, fabric.now()).len(), 3);
+        b.leave(group);
+    }
+    assert_eq!(fabric.counters().unknown, 6);
+    let unicast = "10.0.0.1".parse().unwrap();
+    assert_eq!(b.join(unicast), Err(FabricError::NotMulticast(unicast)));
+}
+
+#[test]
+fn addresses_are_one_ports_alone_and_free_again_after_it() {
+    let fabric = Fabric::new();
+    let ip: IpAddr = "10.0.0.1".parse().unwrap();
+    let port = fabric.port(&[ip]).unwrap();
+    assert_eq!(fabric.port(&[ip]).err(), Some(FabricError::AddressInUse(ip)));
+    assert_eq!(fabric.port(&[]).err(), Some(FabricError::NoAddress));
+    let zero: IpAddr = "0.0.0.0".parse().unwrap();
+    assert_eq!(fabric.port(&[zero]).err(), Some(FabricError::NotUnicast(zero)));
+    drop(port);
+    let mut other = fabric.port(&fabric.auto_address()).unwrap();
+    let q = queue(&other, ip, 0..2, 8);
+    other.transmit(fabric.now(), &q).unwrap();
+    assert_eq!(other.counters().tx_dropped, 2);
+    let mut port = fabric.port(&[ip]).unwrap();
+    other.transmit(fabric.now(), &q).unwrap();
+    assert_eq!(read(&mut port, fabric.now()).len(), 2);
+}
+
+#[test]
+fn too_large_a_packet_is_lost_and_counted() {
+    let (fabric, mut a, mut b, to) = pair(FabricConfig { mtu: 1500, ..Default::default() });
+    a.transmit(fabric.now(), &queue(&a, to, 0..1, 1440)).unwrap();
+    a.transmit(fabric.now(), &queue(&a, to, 1..2, 1441)).unwrap();
+    assert_eq!(psns(&read(&mut b, fabric.now())), [0]);
+    assert_eq!((a.counters().tx_dropped, fabric.counters().too_big), (1, 1));
+}
+
+#[test]
+fn a_port_that_nobody_reads_takes_no_more_than_its_limit() {
+    let fabric = Fabric::new();
+    let mut a = fabric.port(&fabric.auto_address()).unwrap();
+    let b = fabric.port(&fabric.auto_address()).unwrap();
+    let q = queue(&a, b.info().addresses[0], 0..128, 4096);
+    for _ in 0..200 {
+        a.transmit(fabric.now(), &q).unwrap();
+    }
+    assert!(a.counters().tx_dropped > 0);
+    assert_eq!(a.counters().tx_dropped, fabric.counters().queue_full);
+    assert!(fabric.counters().carried * 4128 <= 64 << 20);
+}
+
+#[test]
+fn impossible_configurations_say_what_is_wrong() {
+    let bad = |config: FabricConfig| Fabric::with(config).err().unwrap().to_string();
+    let text = bad(FabricConfig { loss: 5.0, ..Default::default() });
+    assert_eq!(text, "loss is 5, but a probability is between 0 and 1: write 1 % as 0.01");
+    assert!(bad(FabricConfig { reorder: f64::NAN, ..Default::default() }).starts_with("reorder"));
+    assert!(bad(FabricConfig { mtu: 70_000, ..Default::default() }).contains("70000"));
+    assert!(bad(FabricConfig { bandwidth: Some(0), ..Default::default() }).contains("bandwidth"));
+    assert!(bad(FabricConfig { queue_bytes: Some(9), ..Default::default() }).contains("queue_bytes"));
+}
+
+/// A NIC that answers every packet with PSN `n > 0` by one with `n - 1`, and sends a first one at a time.
+struct Toy {
+    inner: Mutex<ToyInner>,
+    handle: FabricHandle,
+    woken: AtomicUsize,
+    wakes: Option<Sender<()>>,
+    log: Arc<Mutex<Vec<(String, u64, u32)>>>,
+}
+
+struct ToyInner {
+    port: FabricPort,
+    start: Option<(Instant, IpAddr, u32)>,
+}
+
+impl Driver for Toy {
+    fn try_drive(&self) -> bool {
+        let Ok(mut inner) = self.inner.try_lock() else { return false };
+        let now = self.handle.fabric().now();
+        let name = inner.port.info().name.clone();
+        let mut answers = Vec::new();
+        inner
+            .port
+            .receive(now, &mut |burst| {
+                for (_, p) in burst.packets() {
+                    let psn = Packet::parse(p).unwrap().bth().psn.get();
+                    self.log.lock().unwrap().push((name.clone(), now.0, psn));
+                    answers.extend((psn > 0).then(|| (burst.flow.src, psn - 1)));
+                }
+            })
+            .unwrap();
+        if let Some((_, to, psn)) = inner.start.take_if(|s| s.0 <= now) {
+            answers.push((to, psn));
+        }
+        for (to, psn) in answers {
+            let q = queue(&inner.port, to, psn..psn + 1, 8);
+            inner.port.transmit(now, &q).unwrap();
+        }
+        drop(inner);
+        self.handle.kick();
+        true
+    }
+
+    fn wake(&self) {
+        self.woken.fetch_add(1, Ordering::SeqCst);
+        if let Some(wakes) = &self.wakes {
+            let _ = wakes.send(());
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let inner = self.inner.lock().unwrap();
+        inner.start.map(|s| s.0).into_iter().chain(inner.port.next_deadline()).min()
+    }
+}
+
+type Log = Arc<Mutex<Vec<(String, u64, u32)>>>;
+
+fn toy(fabric: &Fabric, log: &Log, wakes: Option<Sender<()>>) -> Arc<Toy> {
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    let toy = Arc::new(Toy {
+        handle: port.handle(),
+        inner: Mutex::new(ToyInner { port, start: None }),
+        woken: AtomicUsize::new(0),
+        wakes,
+        log: log.clone(),
+    });
+    let driver: Arc<dyn Driver> = toy.clone();
+    toy.handle.attach(Arc::downgrade(&driver));
+    toy
+}
+
+fn address(toy: &Toy) -> IpAddr {
+    toy.inner.lock().unwrap().port.info().addresses[0]
+}
+
+#[test]
+fn virtual_time_runs_drivers_by_their_timers_and_input() {
+    let fabric = Fabric::virtual_time(FabricConfig { latency: 10 * US, ..Default::default() }).unwrap();
+    let log = Log::default();
+    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    a.inner.lock().unwrap().start = Some((Instant(3_000), address(&b), 2));
+    assert_eq!(fabric.step(), Some(Instant(3_000)));
+    assert_eq!(fabric.run_until_idle(US), Outcome::Limit);
+    fabric.advance(15 * US);
+    assert_eq!(fabric.now(), Instant(18_000));
+    assert_eq!(fabric.run_until_idle(Duration::from_secs(1)), Outcome::Idle);
+    let name = |n: u32| format!("fabric port {n}");
+    let expected = [(name(2), 13_000, 2), (name(1), 23_000, 1), (name(2), 33_000, 0)];
+    assert_eq!(*log.lock().unwrap(), expected);
+    assert_eq!(a.woken.load(Ordering::SeqCst), 0);
+    assert_eq!(fabric.step(), None);
+}
+
+#[test]
+fn a_kick_runs_the_other_side_inline() {
+    let fabric = Fabric::new();
+    let log = Log::default();
+    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    a.inner.lock().unwrap().start = Some((Instant(0), address(&b), 9));
+    assert!(a.try_drive());
+    let order: Vec<u32> = log.lock().unwrap().iter().map(|(_, _, psn)| *psn).collect();
+    assert_eq!(order, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+    assert_eq!(a.woken.load(Ordering::SeqCst) + b.woken.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn endless_answers_do_not_hold_the_caller() {
+    let fabric = Fabric::new();
+    let log = Log::default();
+    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    a.inner.lock().unwrap().start = Some((Instant(0), address(&b), 1_000_000));
+    assert!(a.try_drive());
+    assert_eq!(log.lock().unwrap().len(), 64);
+    assert_eq!(a.woken.load(Ordering::SeqCst) + b.woken.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_driver_that_never_gets_done_is_reported() {
+    struct Restless(FabricPort);
+    impl Driver for Restless {
+        fn try_drive(&self) -> bool {
+            false
+        }
+        fn wake(&self) {}
+        fn next_deadline(&self) -> Option<Instant> {
+            Some(Instant(5))
+        }
+    }
+    let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    let handle = port.handle();
+    let driver: Arc<dyn Driver> = Arc::new(Restless(port));
+    handle.attach(Arc::downgrade(&driver) as Weak<dyn Driver>);
+    assert_eq!(fabric.run_until_idle(US), Outcome::Stuck(Instant(5)));
+}
+
+#[test]
+fn two_threads_with_latency_wake_each_other() {
+    let fabric = Fabric::with(FabricConfig { latency: 200 * US, ..Default::default() }).unwrap();
+    let log = Log::default();
+    let mut threads = Vec::new();
+    let mut toys = Vec::new();
+    for _ in 0..2 {
+        let (tx, rx) = channel();
+        let toy = toy(&fabric, &log, Some(tx));
+        toys.push(toy.clone());
+        threads.push(std::thread::spawn(move || {
+            while toy.log.lock().unwrap().last().is_none_or(|l| l.2 > 0) {
+                let wait = match toy.next_deadline() {
+                    Some(at) => at.since(toy.handle.fabric().now()),
+                    None => Duration::from_millis(20),
+                };
+                if wait.is_zero() || rx.recv_timeout(wait).is_err() {
+                    toy.try_drive();
+                }
+            }
+        }));
+    }
+    let (to, started) = (address(&toys[1]), fabric.now());
+    toys[0].inner.lock().unwrap().start = Some((Instant(0), to, 19));
+    toys[0].wake();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(log.lock().unwrap().len(), 20);
+    let took = fabric.now().since(started);
+    assert!(took >= 20 * 200 * US, "{took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn two_threads_lose_nothing() {
+    let fabric = Fabric::new();
+    let mut a = fabric.port(&fabric.auto_address()).unwrap();
+    let mut b = fabric.port(&fabric.auto_address()).unwrap();
+    let to = b.info().addresses[0];
+    let sender = fabric.clone();
+    let thread = std::thread::spawn(move || {
+        for n in 0..1000 {
+            let q = queue(&a, to, n * 20..(n + 1) * 20, 64);
+            a.transmit(sender.now(), &q).unwrap();
+        }
+    });
+    let mut got = Vec::new();
+    while got.len() < 20_000 {
+        got.extend(psns(&read(&mut b, fabric.now())));
+    }
+    thread.join().unwrap();
+    assert_eq!(got, (0..20_000).collect::<Vec<_>>());
+}
+
+/// `cargo test --release fabric_speed -- --ignored --nocapture`
+#[test]
+#[ignore = "prints how fast the plain fabric is"]
+fn fabric_speed() {
+    for (packets, len) in [(1, 8), (16, 8), (64, 8), (256, 8), (15, 4096), (62, 4096)] {
+        let fabric = Fabric::new();
+        let mut a = fabric.port(&fabric.auto_address()).unwrap();
+        let mut b = fabric.port(&fabric.auto_address()).unwrap();
+        let q = queue(&a, b.info().addresses[1], 0..packets, len);
+        let (mut n, mut sum) = (0u64, 0u64);
+        let start = std::time::Instant::now();
+        while start.elapsed() < Duration::from_secs(1) {
+            for _ in 0..100 {
+                a.transmit(Instant(1), &q).unwrap();
+                n += b.receive(Instant(1), &mut |r| sum += r.data[0] as u64).unwrap() as u64;
+            }
+        }
+        let secs = start.elapsed().as_secs_f64();
+        println!(
+            "{packets:4} packets of {len:4} bytes: {:7.1} M packets/s, {:6.1} Gb/s of payload ({sum:x})",
+            n as f64 / secs / 1e6,
+            n as f64 * len as f64 * 8.0 / secs / 1e9,
+        );
+    }
+}
