@@ -5,4 +5,5 @@ pub mod link;
 pub mod memory;
 pub mod nic;
 pub mod transport;
+pub mod verbs;
 pub mod wire;

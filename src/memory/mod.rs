@@ -5,9 +5,11 @@
 //! [`Table::local`] or [`Table::remote`], which check key, protection domain, range and permission.
 
 mod access;
+mod buffer;
 mod slice;
 mod table;
 
 pub use access::{Access, AccessError, PdId};
+pub use buffer::{Buffer, OutOfBuffer};
 pub use slice::{AtomicOp, HostSlice};
 pub use table::{RegionInfo, Table};

@@ -1,0 +1,168 @@
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Owned memory for a region, zeroed and aligned to a page.
+///
+/// It is read and written by copying only: a peer may change it at any time, so no reference to its bytes
+/// is ever given out. Synchronise with completions, as with DMA.
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+/// Bytes asked of a buffer that it does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{len} bytes at offset {offset} are not inside a buffer of {size} bytes")]
+pub struct OutOfBuffer {
+    /// First byte.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+    /// The buffer's size.
+    pub size: usize,
+}
+
+const PAGE: usize = 4096;
+
+impl Buffer {
+    /// `len` zero bytes.
+    pub fn zeroed(len: usize) -> Buffer {
+        let layout = Self::layout(len);
+        // SAFETY: the layout's size is not zero.
+        let start =
+            NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        start.as_ptr().expose_provenance();
+        Buffer { start, len }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len.max(1), PAGE).expect("a buffer is below isize::MAX bytes")
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first byte.
+    pub fn addr(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
+    fn check(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBuffer> {
+        if offset > self.len || len > self.len - offset {
+            return Err(OutOfBuffer { offset, len, size: self.len });
+        }
+        // SAFETY: inside the allocation, as just checked.
+        Ok(unsafe { self.start.as_ptr().add(offset) })
+    }
+
+    /// Copies the bytes at `offset` to all of `out`.
+    ///
+    /// # Errors
+    /// [`OutOfBuffer`].
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), OutOfBuffer> {
+        let from = self.check(offset, out.len())?;
+        // SAFETY: the range was checked; `out` is an exclusive borrow of other memory.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    /// Copies all of `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// [`OutOfBuffer`].
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBuffer> {
+        let to = self.check(offset, bytes.len())?;
+        // SAFETY: the range was checked; no reference to the buffer's bytes exists.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// The byte at `offset` as it is now: what a program polls on.
+    ///
+    /// # Errors
+    /// [`OutOfBuffer`].
+    pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfBuffer> {
+        let from = self.check(offset, 1)?;
+        // SAFETY: the byte is inside the buffer.
+        let byte = unsafe { from.read_volatile() };
+        std::sync::atomic::fence(Ordering::Acquire);
+        Ok(byte)
+    }
+
+    /// The 8 bytes at `offset`, a multiple of 8, as they are now, in host byte order.
+    ///
+    /// # Errors
+    /// [`OutOfBuffer`].
+    ///
+    /// # Panics
+    /// If `offset` is not a multiple of 8.
+    pub fn load_u64(&self, offset: usize) -> Result<u64, OutOfBuffer> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores 8 bytes at `offset`, a multiple of 8, in host byte order.
+    ///
+    /// # Errors
+    /// [`OutOfBuffer`].
+    ///
+    /// # Panics
+    /// If `offset` is not a multiple of 8.
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<(), OutOfBuffer> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    fn word(&self, offset: usize) -> Result<&AtomicU64, OutOfBuffer> {
+        let at = self.check(offset, 8)?;
+        assert!(offset.is_multiple_of(8), "offset {offset} is not a multiple of 8");
+        // SAFETY: inside the buffer, aligned as the buffer is, and alive as long as `self`.
+        Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes at {:#x})", self.len, self.addr())
+    }
+}
+
+// SAFETY: the buffer is plain memory; all access copies, and races are those that DMA would have.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_was_written_and_refuses_what_is_outside() {
+        let b = Buffer::zeroed(16);
+        b.write(3, b"abc").unwrap();
+        let mut out = [0; 5];
+        b.read(2, &mut out).unwrap();
+        assert_eq!(&out, b"\0abc\0");
+        b.store_u64(8, 7).unwrap();
+        assert_eq!((b.load_u64(8), b.load_u8(8)), (Ok(7), Ok(7u64.to_ne_bytes()[0])));
+        assert_eq!(b.write(14, b"abc"), Err(OutOfBuffer { offset: 14, len: 3, size: 16 }));
+        assert!(b.read(usize::MAX, &mut out).is_err());
+        assert!(b.load_u64(16).is_err());
+        assert!(Buffer::zeroed(0).is_empty());
+    }
+}

@@ -1,0 +1,283 @@
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use super::clock::Clock;
+use super::shard::Shard;
+use super::{CompletionChannel, Cq, CreateError, OpenError, Pd};
+use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
+use crate::link::{Link, LinkCounters, LinkInfo};
+use crate::nic::{Limits, Nic, NicConfig, Personality, PortAddresses};
+use crate::transport::{AsyncEvent, Counters, Tuning};
+use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu};
+
+/// How a context is opened.
+#[derive(Clone, Debug)]
+pub struct ContextOptions {
+    /// Limits and habits of the NIC.
+    pub personality: Personality,
+    /// Seeds queue pair numbers and first PSNs. `None`: differently each time.
+    pub seed: Option<u64>,
+    /// Bytes that a queue pair keeps in flight. `None`: what the link says its peers can hold.
+    pub window: Option<usize>,
+}
+
+impl Default for ContextOptions {
+    fn default() -> Self {
+        ContextOptions { personality: Personality::STRICT, seed: None, window: None }
+    }
+}
+
+/// An open device: one NIC on one link. Cheap to clone; the NIC lives as long as anything made from it.
+#[derive(Clone)]
+pub struct Context(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub shard: Arc<Shard>,
+    pub limits: Limits,
+    pub info: LinkInfo,
+    pub mtu: Mtu,
+    pub seed: u64,
+    next_pd: AtomicU32,
+    /// Draws first PSNs.
+    draws: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Context {
+    /// A NIC on a link.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(link: Box<dyn Link>, options: &ContextOptions) -> Result<Context, OpenError> {
+        Self::build(link, None, options)
+    }
+
+    /// A NIC on a new port of an in-memory fabric, with addresses of the fabric's choosing: the mock NIC.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn on_fabric(fabric: &Fabric) -> Result<Context, OpenError> {
+        let port = fabric.port(&fabric.auto_address())?;
+        Self::on_port(port, &ContextOptions::default(), |port| Box::new(port))
+    }
+
+    /// A NIC on a port of a fabric; `wrap` may put a capture or faults around it.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn on_port(
+        port: FabricPort,
+        options: &ContextOptions,
+        wrap: impl FnOnce(FabricPort) -> Box<dyn Link>,
+    ) -> Result<Context, OpenError> {
+        let handle = port.handle();
+        Self::build(wrap(port), Some(handle), options)
+    }
+
+    fn build(
+        link: Box<dyn Link>,
+        fabric: Option<FabricHandle>,
+        options: &ContextOptions,
+    ) -> Result<Context, OpenError> {
+        let info = link.info().clone();
+        if info.addresses.is_empty() {
+            return Err(OpenError::NoAddress(info.name));
+        }
+        let longest = if info.addresses.iter().any(IpAddr::is_ipv6) { 48 } else { 28 };
+        let mtu = Mtu::largest_within(info.mtu, longest + MAX_HEADERS_LEN + ICRC_LEN)
+            .ok_or_else(|| OpenError::MtuTooSmall { name: info.name.clone(), mtu: info.mtu })?;
+        let seed = options.seed.unwrap_or_else(random_seed);
+        let window = options.window.unwrap_or(info.window);
+        let nic = Nic::new(NicConfig {
+            personality: options.personality,
+            tuning: Tuning {
+                window,
+                read_chunk: (window / 2).max(mtu.bytes()) as u32,
+                min_timeout: options.personality.min_timeout,
+                ..Tuning::default()
+            },
+            port: PortAddresses {
+                gids: info.addresses.iter().map(|ip| Gid::from(*ip)).collect(),
+                src_port: info.src_port,
+            },
+            seed,
+        });
+        let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
+        let shard = Arc::new(Shard::new(nic, link, clock, fabric.clone())?);
+        if let Some(fabric) = &fabric {
+            let driver: Arc<dyn Driver> = shard.clone();
+            fabric.attach(Arc::downgrade(&driver));
+        }
+        let thread = match shard.virtual_fabric() {
+            Some(_) => None,
+            None => {
+                let shard = shard.clone();
+                Some(std::thread::Builder::new().name("urxe".into()).spawn(move || shard.run())?)
+            }
+        };
+        let limits = options.personality.limits;
+        let (next_pd, draws) = (AtomicU32::new(1), AtomicU64::new(0));
+        Ok(Context(Arc::new(Inner { shard, limits, info, mtu, seed, next_pd, draws, thread })))
+    }
+
+    /// A protection domain.
+    ///
+    /// # Errors
+    /// [`CreateError::Exhausted`].
+    pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
+        let max = self.0.limits.max_pd;
+        let taken = self.0.next_pd.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1));
+        taken.map(|id| Pd::new(self.clone(), id)).map_err(|_| CreateError::Exhausted { kind: "PDs", max })
+    }
+
+    /// A completion queue of `capacity` entries.
+    ///
+    /// # Errors
+    /// [`CreateError::Value`].
+    pub fn create_cq(&self, capacity: usize) -> Result<Cq, CreateError> {
+        Cq::new(self.clone(), capacity, None)
+    }
+
+    /// A completion queue whose events go to a channel.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_cq_on(&self, capacity: usize, channel: &CompletionChannel) -> Result<Cq, CreateError> {
+        Cq::new(self.clone(), capacity, Some(channel.clone()))
+    }
+
+    /// A completion channel: a file descriptor that is readable when a completion queue has an event.
+    ///
+    /// # Errors
+    /// [`CreateError::Channel`].
+    pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
+        CompletionChannel::new(self.clone())
+    }
+
+    /// What the device is and has at most.
+    pub fn query_device(&self) -> DeviceAttr {
+        let mac = self.0.info.mac;
+        let [a, b, c, d, e, f] = mac;
+        DeviceAttr {
+            name: format!("urxe ({})", self.0.info.name),
+            version: env!("CARGO_PKG_VERSION"),
+            // EUI-64 of the MAC, as hardware makes it.
+            node_guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
+            limits: self.0.limits,
+        }
+    }
+
+    /// The port. There is one, number 1.
+    pub fn query_port(&self) -> PortAttr {
+        let (_, broken) = self.0.shard.link_state();
+        PortAttr {
+            active: broken.is_none(),
+            active_mtu: self.0.mtu,
+            max_mtu: Mtu::Mtu4096,
+            gid_table_len: self.0.info.addresses.len(),
+            max_msg_size: 1 << 31,
+        }
+    }
+
+    /// An entry of the GID table.
+    pub fn query_gid(&self, index: usize) -> Option<Gid> {
+        self.0.info.addresses.get(index).map(|ip| Gid::from(*ip))
+    }
+
+    /// The GID table: the link's addresses.
+    pub fn gids(&self) -> Vec<Gid> {
+        self.0.info.addresses.iter().map(|ip| Gid::from(*ip)).collect()
+    }
+
+    /// The link as it described itself.
+    pub fn link_info(&self) -> &LinkInfo {
+        &self.0.info
+    }
+
+    /// What the NIC has counted.
+    pub fn counters(&self) -> Counters {
+        self.0.shard.look(|nic| *nic.counters())
+    }
+
+    /// What the link has dropped, and why it is gone if it is.
+    pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
+        self.0.shard.link_state()
+    }
+
+    /// The oldest asynchronous event that nobody has taken.
+    pub fn next_event(&self) -> Option<AsyncEvent> {
+        self.0.shard.look(|nic| nic.next_event())
+    }
+
+    /// Looks at the link once on this thread, as polling a completion queue does: for a program that polls
+    /// on memory.
+    pub fn poll(&self) {
+        self.0.shard.poll();
+    }
+
+    pub(super) fn is(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// A number from the context's own sequence (splitmix64).
+    pub(super) fn draw(&self) -> u64 {
+        let step = self.0.draws.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut z = self.0.seed.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", self.0.info.name)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shard.stop();
+        // The last handle may be dropped by a callback on the thread itself, which must not wait for itself.
+        if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// What a device is and has at most.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeviceAttr {
+    /// A name for people.
+    pub name: String,
+    /// The crate's version.
+    pub version: &'static str,
+    /// EUI-64.
+    pub node_guid: u64,
+    /// Limits.
+    pub limits: Limits,
+}
+
+/// What a port is like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortAttr {
+    /// The link is there.
+    pub active: bool,
+    /// The largest path MTU whose packets the link carries.
+    pub active_mtu: Mtu,
+    /// The largest path MTU at all.
+    pub max_mtu: Mtu,
+    /// GIDs.
+    pub gid_table_len: usize,
+    /// Bytes of the longest message.
+    pub max_msg_size: u64,
+}

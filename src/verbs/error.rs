@@ -1,0 +1,121 @@
+use std::io;
+use std::time::Duration;
+
+use crate::memory::{Access, OutOfBuffer};
+use crate::nic::{CqOverflow, TooManyQps};
+use crate::transport::{Completion, ModifyError, PostError};
+use crate::wire::Mtu;
+
+/// Why a context was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The link has no IP address, so there is no GID.
+    #[error("{0} has no IP address, so the NIC would have no GID")]
+    NoAddress(String),
+    /// The link's packets are too small for the smallest path MTU.
+    #[error("{name} carries IP packets of at most {mtu} bytes, too few for a path MTU of 256")]
+    MtuTooSmall {
+        /// The link.
+        name: String,
+        /// Its IP MTU.
+        mtu: usize,
+    },
+    /// A system call failed: an eventfd or the background thread.
+    #[error("cannot set up the NIC's wake-up: {0}")]
+    System(#[from] io::Error),
+    /// The fabric refused the port.
+    #[error(transparent)]
+    Fabric(#[from] crate::link::fabric::FabricError),
+}
+
+/// Why an object was not created.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CreateError {
+    /// A size above the device's limit, or zero where there must be something.
+    #[error("{name} is {value}, it must be {min} to {max}")]
+    Value {
+        /// Which size.
+        name: &'static str,
+        /// As given.
+        value: u64,
+        /// The least.
+        min: u64,
+        /// The device's limit.
+        max: u64,
+    },
+    /// All of this kind are in use.
+    #[error("all {max} {kind} of the device are in use")]
+    Exhausted {
+        /// Plural name.
+        kind: &'static str,
+        /// The device's limit.
+        max: u32,
+    },
+    /// REMOTE_WRITE and REMOTE_ATOMIC write, so they need LOCAL_WRITE (IBA 11.2.8.2).
+    #[error("{0:?} lets peers write and needs LOCAL_WRITE too")]
+    AccessNeedsLocalWrite(Access),
+    /// Two objects that must be of one context are not.
+    #[error("the {0} is of another context")]
+    OtherContext(&'static str),
+    /// An eventfd could not be made.
+    #[error("cannot make a completion channel: {0}")]
+    Channel(String),
+}
+
+impl From<TooManyQps> for CreateError {
+    fn from(e: TooManyQps) -> Self {
+        CreateError::Exhausted { kind: "QPs", max: e.0 }
+    }
+}
+
+/// Why a queue pair was not connected.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The port cannot carry this path MTU.
+    #[error("path MTU {asked:?} is above the port's, {active:?}")]
+    Mtu {
+        /// As asked for.
+        asked: Mtu,
+        /// The port's.
+        active: Mtu,
+    },
+    /// None of our GIDs is of the IP version of the peer's.
+    #[error("the peer's GID is {peer}, and the port has no GID of that IP version")]
+    NoGid {
+        /// The peer's.
+        peer: crate::wire::Gid,
+    },
+    /// A transition failed.
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+}
+
+/// Why waiting brought no completion.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WaitError {
+    /// None came in time.
+    #[error("no completion within {0:?}")]
+    TimedOut(Duration),
+    /// Virtual time: nothing is pending on the fabric that could bring one.
+    #[error("nothing is under way on the fabric that could bring a completion")]
+    Idle,
+    /// Completions were lost.
+    #[error(transparent)]
+    Overflow(#[from] CqOverflow),
+    /// It came, with an error.
+    #[error("work request {} failed: {}", .0.wr_id, .0.status)]
+    Failed(Completion),
+}
+
+/// Why a work request, or one of a list, was not posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("work request {index} of the list was not posted: {error}")]
+pub struct PostListError {
+    /// The first that was not; those before it were.
+    pub index: usize,
+    /// Why.
+    pub error: PostError,
+}
+
+/// An access to a region's memory failed.
+pub type MemoryAccessError = OutOfBuffer;

@@ -1,0 +1,30 @@
+//! The public API: contexts, protection domains, regions, completion queues and queue pairs.
+//!
+//! Names and semantics are those of libibverbs. Objects keep what they are made from alive: a [`Qp`] holds
+//! its [`Pd`] and [`Cq`]s, so there is no order of destruction to get wrong. Everything is `Send + Sync`.
+//!
+//! Whoever polls drives the NIC on his own thread; when nobody polls, a background thread does.
+
+mod clock;
+mod context;
+mod cq;
+mod error;
+mod mr;
+mod pair;
+mod qp;
+mod shard;
+
+pub use crate::link::fabric::{Fabric, FabricConfig};
+pub use crate::memory::{Access, AtomicOp, Buffer};
+pub use crate::nic::{CqOverflow, Limits, Notify, Personality};
+pub use crate::transport::{
+    AddressVector, AsyncEvent, Completion, Counters, ModifyError, PostError, QpAttr, QpState, QpType,
+    RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,
+};
+pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, Qpn, RKey, RnrTimer};
+pub use context::{Context, ContextOptions, DeviceAttr, PortAttr};
+pub use cq::{CompletionChannel, Cq};
+pub use error::{ConnectError, CreateError, MemoryAccessError, OpenError, PostListError, WaitError};
+pub use mr::{Mr, Pd, RawMr, RemoteAddr};
+pub use pair::{Node, PairError};
+pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};

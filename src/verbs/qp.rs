@@ -1,0 +1,353 @@
+use std::fmt;
+
+use super::{ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr};
+use crate::memory::{Access, AtomicOp};
+use crate::transport::{
+    AddressVector, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps,
+    SendFlags, SendWr, Sge, WrData, WrOp,
+};
+use crate::wire::{AckTimeout, Gid, Mtu, Psn, Qpn, RnrTimer};
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpOptions {
+    /// The service.
+    pub qp_type: QpType,
+    /// Limits of the send queue.
+    pub send: SendCaps,
+    /// Limits of the receive queue.
+    pub recv: RecvCaps,
+    /// Every send makes a completion, whatever its flags say.
+    pub signal_all: bool,
+}
+
+impl Default for QpOptions {
+    /// RC, queues of 128, 4 scatter/gather elements, 256 bytes inline.
+    fn default() -> Self {
+        QpOptions {
+            qp_type: QpType::Rc,
+            send: SendCaps { max_wr: 128, max_sge: 4, max_inline: 256 },
+            recv: RecvCaps { max_wr: 128, max_sge: 4 },
+            signal_all: false,
+        }
+    }
+}
+
+/// What a peer must know to connect: exchange it by any means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Endpoint {
+    /// Address.
+    pub gid: Gid,
+    /// Queue pair.
+    pub qpn: Qpn,
+    /// The first PSN that it sends.
+    pub psn: Psn,
+}
+
+/// How two queue pairs are connected. Both sides should agree on `mtu`, and one side's `max_rd_atomic` must
+/// not exceed the other's `max_dest_rd_atomic`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectOptions {
+    /// What the peer may do to our memory, where a region allows it too.
+    pub access: Access,
+    /// Payload bytes a packet. `None`: the port's active MTU.
+    pub mtu: Option<Mtu>,
+    /// Which of our GIDs. `None`: the first of the peer's IP version.
+    pub sgid_index: Option<u8>,
+    /// Traffic class (ToS).
+    pub traffic_class: u8,
+    /// Local ACK timeout.
+    pub timeout: AckTimeout,
+    /// Retries after a timeout, 0..=7.
+    pub retry_cnt: u8,
+    /// Retries after a receiver-not-ready, 7 for ever.
+    pub rnr_retry: u8,
+    /// What the peer waits after our receiver-not-ready.
+    pub min_rnr_timer: RnrTimer,
+    /// READs and atomics in flight towards the peer.
+    pub max_rd_atomic: u8,
+    /// READs and atomics in flight from the peer.
+    pub max_dest_rd_atomic: u8,
+}
+
+impl Default for ConnectOptions {
+    /// All access, 67 ms timeout, 7 retries each, 0.64 ms RNR timer, 16 READs.
+    fn default() -> Self {
+        ConnectOptions {
+            access: Access::ALL,
+            mtu: None,
+            sgid_index: None,
+            traffic_class: 0,
+            timeout: AckTimeout::new(14),
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: RnrTimer::new(12),
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+        }
+    }
+}
+
+/// A queue pair. Dropping it destroys it; outstanding work then ends without completions.
+pub struct Qp {
+    qpn: Qpn,
+    psn: Psn,
+    pd: Pd,
+    send_cq: Cq,
+    recv_cq: Cq,
+}
+
+impl Qp {
+    pub(super) fn new(pd: &Pd, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
+        let context = pd.context();
+        if !send_cq.context().is(context) || !recv_cq.context().is(context) {
+            return Err(CreateError::OtherContext("completion queue"));
+        }
+        let l = context.0.limits;
+        let sizes = [
+            ("send.max_wr", options.send.max_wr, l.max_qp_wr),
+            ("recv.max_wr", options.recv.max_wr, l.max_qp_wr),
+            ("send.max_sge", options.send.max_sge, l.max_sge),
+            ("recv.max_sge", options.recv.max_sge, l.max_sge),
+            ("send.max_inline", options.send.max_inline, l.max_inline),
+        ];
+        for (name, value, max) in sizes {
+            if value > max {
+                return Err(CreateError::Value { name, value: value as u64, min: 0, max: max as u64 });
+            }
+        }
+        let QpOptions { qp_type, send, recv, signal_all } = *options;
+        let init = QpInit { qp_type, pd: pd.id(), send, recv, signal_all };
+        let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
+        let qpn = context.0.shard.look(|nic| nic.create_qp(&init, s, r))?;
+        let psn = Psn::new(context.draw() as u32);
+        Ok(Qp { qpn, psn, pd: pd.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Where its sends complete.
+    pub fn send_cq(&self) -> &Cq {
+        &self.send_cq
+    }
+
+    /// Where its receives complete.
+    pub fn recv_cq(&self) -> &Cq {
+        &self.recv_cq
+    }
+
+    /// What a peer must know, with the GID at `index`. `None` if there is no such GID.
+    pub fn endpoint_at(&self, index: usize) -> Option<Endpoint> {
+        let gid = self.pd.context().query_gid(index)?;
+        Some(Endpoint { gid, qpn: self.qpn, psn: self.psn })
+    }
+
+    /// What a peer must know, with the first GID.
+    pub fn endpoint(&self) -> Endpoint {
+        // A context is not opened without an address.
+        let gid = self.pd.context().query_gid(0).unwrap_or_default();
+        Endpoint { gid, qpn: self.qpn, psn: self.psn }
+    }
+
+    /// Changes attributes and state.
+    ///
+    /// # Errors
+    /// [`ModifyError`]; then nothing has changed.
+    pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
+        self.pd.context().0.shard.with(|engine, now, memory| {
+            let result = engine.nic.modify_qp(now, self.qpn, attr, memory, &mut engine.tx);
+            result.expect("the NIC has the queue pair as long as its handle")
+        })
+    }
+
+    /// The attributes as they are.
+    pub fn query(&self) -> QpAttr {
+        let found = self.pd.context().0.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
+        found.expect("the NIC has the queue pair as long as its handle")
+    }
+
+    /// The state.
+    pub fn state(&self) -> QpState {
+        self.query().state.unwrap_or_default()
+    }
+
+    /// From RESET through INIT and RTR to RTS, towards `peer`.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn connect(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
+        self.to_init(options.access)?;
+        self.to_rtr(peer, options)?;
+        self.to_rts(options)
+    }
+
+    /// RESET to INIT.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn to_init(&self, access: Access) -> Result<(), ConnectError> {
+        let (pkey_index, port) = (Some(0), Some(1));
+        let attr = QpAttr {
+            state: Some(QpState::Init),
+            pkey_index,
+            port,
+            access: Some(access),
+            ..QpAttr::default()
+        };
+        Ok(self.modify(&attr)?)
+    }
+
+    /// INIT to RTR: from now on it answers the peer.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn to_rtr(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let context = self.pd.context();
+        let active = context.0.mtu;
+        let mtu = options.mtu.unwrap_or(active);
+        if mtu > active {
+            return Err(ConnectError::Mtu { asked: mtu, active });
+        }
+        let sgid_index = match options.sgid_index {
+            Some(index) => index,
+            None => {
+                let v4 = peer.gid.ip().is_ipv4();
+                let index = context.0.info.addresses.iter().position(|ip| ip.is_ipv4() == v4);
+                index.ok_or(ConnectError::NoGid { peer: peer.gid })? as u8
+            }
+        };
+        let av =
+            AddressVector { sgid_index, traffic_class: options.traffic_class, ..AddressVector::to(peer.gid) };
+        let attr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(av),
+            path_mtu: Some(mtu),
+            dest_qpn: Some(peer.qpn),
+            rq_psn: Some(peer.psn),
+            max_dest_rd_atomic: Some(options.max_dest_rd_atomic),
+            min_rnr_timer: Some(options.min_rnr_timer),
+            ..QpAttr::default()
+        };
+        Ok(self.modify(&attr)?)
+    }
+
+    /// RTR to RTS: from now on it may send.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn to_rts(&self, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let attr = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.psn),
+            timeout: Some(options.timeout),
+            retry_cnt: Some(options.retry_cnt),
+            rnr_retry: Some(options.rnr_retry),
+            max_rd_atomic: Some(options.max_rd_atomic),
+            ..QpAttr::default()
+        };
+        Ok(self.modify(&attr)?)
+    }
+
+    /// Posts a send work request and sends what the window allows.
+    ///
+    /// # Errors
+    /// [`PostError`]; then it was not taken.
+    pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.post_send_list(std::slice::from_ref(wr)).map_err(|e| e.error)
+    }
+
+    /// Posts several at once.
+    ///
+    /// # Errors
+    /// [`PostListError`] names the first that was not taken.
+    pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.pd.context().0.shard.with(|engine, _, _| {
+            for (index, wr) in wrs.iter().enumerate() {
+                let posted = engine.nic.post_send(self.qpn, wr);
+                posted
+                    .expect("the NIC has the queue pair as long as its handle")
+                    .map_err(|error| PostListError { index, error })?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Posts a receive work request.
+    ///
+    /// # Errors
+    /// [`PostError`]; then it was not taken.
+    pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.pd
+            .context()
+            .0
+            .shard
+            .look(|nic| nic.post_recv(self.qpn, wr))
+            .expect("the NIC has the queue pair as long as its handle")
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.pd.context().0.shard.look(|nic| nic.destroy_qp(self.qpn));
+        self.send_cq.0.queue.purge(self.qpn);
+        self.recv_cq.0.queue.purge(self.qpn);
+    }
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Qp({})", self.qpn)
+    }
+}
+
+/// Signaled work requests in one line; change `flags` or `data` where something else is wanted.
+impl<'a> SendWr<'a> {
+    fn signaled(wr_id: u64, op: WrOp, sges: &'a [Sge]) -> SendWr<'a> {
+        SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED }
+    }
+
+    /// A SEND.
+    pub fn send(wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
+        Self::signaled(wr_id, WrOp::Send, sges)
+    }
+
+    /// A SEND with immediate.
+    pub fn send_with_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> SendWr<'a> {
+        Self::signaled(wr_id, WrOp::SendWithImm(imm), sges)
+    }
+
+    /// An RDMA WRITE.
+    pub fn write(wr_id: u64, sges: &'a [Sge], to: RemoteAddr) -> SendWr<'a> {
+        Self::signaled(wr_id, WrOp::Write { va: to.va, rkey: to.rkey }, sges)
+    }
+
+    /// An RDMA WRITE with immediate.
+    pub fn write_with_imm(wr_id: u64, sges: &'a [Sge], to: RemoteAddr, imm: u32) -> SendWr<'a> {
+        Self::signaled(wr_id, WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm }, sges)
+    }
+
+    /// An RDMA READ.
+    pub fn read(wr_id: u64, sges: &'a [Sge], from: RemoteAddr) -> SendWr<'a> {
+        Self::signaled(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
+    }
+
+    /// A compare-and-swap; the old value goes to the 8 bytes of `sges`.
+    pub fn compare_swap(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, compare: u64, swap: u64) -> SendWr<'a> {
+        let op = AtomicOp::CompareSwap { compare, swap };
+        Self::signaled(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
+    }
+
+    /// A fetch-and-add; the old value goes to the 8 bytes of `sges`.
+    pub fn fetch_add(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, add: u64) -> SendWr<'a> {
+        let op = AtomicOp::FetchAdd(add);
+        Self::signaled(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
+    }
+}

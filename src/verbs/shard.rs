@@ -1,0 +1,284 @@
+//! Who drives a NIC: whoever has work, inline, if nobody else is at it; a background thread for the rest.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+use super::clock::Clock;
+use crate::link::fabric::{Driver, FabricHandle};
+use crate::link::{Link, LinkCounters};
+use crate::memory::Table;
+use crate::nic::Nic;
+use crate::transport::{Instant, TxQueue};
+
+/// An application that polled less than this ago will poll again: the background thread keeps away from the
+/// socket, or both would wake for every packet.
+const POLLING: Duration = Duration::from_micros(200);
+
+/// How long the background thread then sleeps before it looks again.
+const STAND_BACK: Duration = Duration::from_millis(1);
+
+/// Turns that one call drives inline while others keep ringing: then the background thread goes on.
+const INLINE_TURNS: usize = 64;
+
+/// A NIC, its link, and the lock around both.
+pub(super) struct Shard {
+    engine: Mutex<Engine>,
+    /// Taken after the engine's lock where both are: a deregistration waits for the turn in progress.
+    pub memory: RwLock<Table>,
+    pub clock: Clock,
+    fabric: Option<FabricHandle>,
+    /// Set by whoever wanted to drive and found the lock taken; its holder looks before it goes.
+    doorbell: AtomicBool,
+    /// When an application thread last polled, in the clock's nanoseconds.
+    polled: AtomicU64,
+    /// Until when the background thread sleeps; 0 while it is awake.
+    sleeping_until: AtomicU64,
+    wake: EventFd,
+    stopping: AtomicBool,
+    /// A duplicate of the link's descriptor, to sleep on without the lock.
+    link_fd: Option<OwnedFd>,
+}
+
+pub(super) struct Engine {
+    pub nic: Nic,
+    link: Box<dyn Link>,
+    pub tx: TxQueue,
+    /// Why the link is gone, if it is.
+    broken: Option<Arc<io::Error>>,
+}
+
+impl Shard {
+    pub fn new(
+        nic: Nic,
+        link: Box<dyn Link>,
+        clock: Clock,
+        fabric: Option<FabricHandle>,
+    ) -> io::Result<Shard> {
+        let link_fd = link.poll_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+        let tx = TxQueue::new(link.info().burst);
+        Ok(Shard {
+            engine: Mutex::new(Engine { nic, link, tx, broken: None }),
+            memory: RwLock::new(Table::new()),
+            clock,
+            fabric,
+            doorbell: AtomicBool::new(false),
+            polled: AtomicU64::new(0),
+            sleeping_until: AtomicU64::new(0),
+            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            stopping: AtomicBool::new(false),
+            link_fd,
+        })
+    }
+
+    /// The fabric, if its time is virtual: then only the fabric drives.
+    pub fn virtual_fabric(&self) -> Option<&FabricHandle> {
+        self.fabric.as_ref().filter(|f| f.fabric().is_virtual())
+    }
+
+    /// Runs `f` with the NIC, sends what came of it, and lets go.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Instant, &Table) -> R) -> R {
+        let mut engine = self.engine.lock();
+        let result = {
+            let memory = self.memory.read();
+            let now = self.clock.now();
+            let result = f(&mut engine, now, &memory);
+            self.send(&mut engine, now, &memory);
+            result
+        };
+        self.release(engine);
+        result
+    }
+
+    /// Runs `f` with the NIC; nothing is sent.
+    pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
+        let mut engine = self.engine.lock();
+        let result = f(&mut engine.nic);
+        self.release(engine);
+        result
+    }
+
+    /// What the link dropped, and why it is gone if it is.
+    pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
+        let engine = self.engine.lock();
+        let state = (engine.link.counters(), engine.broken.clone());
+        self.release(engine);
+        state
+    }
+
+    /// For an application that polls: one look at the link on this thread.
+    pub fn poll(&self) {
+        if self.virtual_fabric().is_none() {
+            self.polled.store(self.clock.now().0, Ordering::Relaxed);
+            self.drive();
+        }
+    }
+
+    /// For an application that is about to wait: the background thread has to look from now on.
+    pub fn stop_polling(&self) {
+        self.polled.store(0, Ordering::Relaxed);
+        self.wake_thread();
+    }
+
+    /// Runs turns until nobody rings any more. False if someone else is running them.
+    fn drive(&self) -> bool {
+        for _ in 0..INLINE_TURNS {
+            self.doorbell.store(true, Ordering::SeqCst);
+            let Some(mut engine) = self.engine.try_lock() else { return false };
+            self.doorbell.store(false, Ordering::SeqCst);
+            self.turn(&mut engine);
+            self.note_deadline(&engine);
+            let more = engine.nic.wants_to_transmit();
+            drop(engine);
+            if let Some(fabric) = &self.fabric {
+                fabric.kick();
+            }
+            if !more && !self.doorbell.load(Ordering::SeqCst) {
+                return true;
+            }
+        }
+        self.wake_thread();
+        true
+    }
+
+    /// Lets go of the engine, and looks whether someone rang meanwhile.
+    fn release(&self, engine: MutexGuard<'_, Engine>) {
+        self.note_deadline(&engine);
+        let more = engine.nic.wants_to_transmit();
+        drop(engine);
+        if self.virtual_fabric().is_some() {
+            return;
+        }
+        if more || self.doorbell.load(Ordering::SeqCst) {
+            self.drive();
+        } else if let Some(fabric) = &self.fabric {
+            fabric.kick();
+        }
+    }
+
+    /// Receives what is there, acts on timers, sends.
+    fn turn(&self, engine: &mut Engine) {
+        let memory = self.memory.read();
+        let now = self.clock.now();
+        let Engine { nic, link, tx, broken } = engine;
+        let received = link.receive(now, &mut |burst| nic.handle_burst(now, &burst, &memory, tx));
+        if let Err(e) = received {
+            broken.get_or_insert_with(|| Arc::new(e));
+        }
+        if nic.next_deadline().is_some_and(|at| at <= now) {
+            nic.handle_timeouts(now, &memory, tx);
+        }
+        self.send(engine, now, &memory);
+    }
+
+    fn send(&self, engine: &mut Engine, now: Instant, memory: &Table) {
+        let Engine { nic, link, tx, broken } = engine;
+        if nic.wants_to_transmit() {
+            nic.transmit(now, memory, tx);
+        }
+        if !tx.is_empty() {
+            if let Err(e) = link.transmit(now, tx) {
+                broken.get_or_insert_with(|| Arc::new(e));
+            }
+            tx.clear();
+        }
+    }
+
+    /// Wakes the background thread if the NIC now waits for something earlier than it knows of. Called under
+    /// the lock, as the thread notes its own sleep.
+    fn note_deadline(&self, engine: &Engine) {
+        let sleeping = self.sleeping_until.load(Ordering::SeqCst);
+        if sleeping != 0 && self.deadline(engine).is_some_and(|at| at.0 < sleeping) {
+            self.wake_thread();
+        }
+    }
+
+    fn deadline(&self, engine: &Engine) -> Option<Instant> {
+        match (engine.nic.next_deadline(), engine.link.next_deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn wake_thread(&self) {
+        // Only a full counter could refuse, and then the thread has been woken already.
+        let _ = self.wake.write(1);
+    }
+
+    /// Ends [`run`](Self::run).
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.wake_thread();
+    }
+
+    /// The background thread: drives when nobody polls, sleeps when there is nothing to do.
+    pub fn run(&self) {
+        while !self.stopping.load(Ordering::SeqCst) {
+            let now = self.clock.now();
+            let polled = Instant(self.polled.load(Ordering::Relaxed));
+            if polled.0 != 0 && now.since(polled) < POLLING {
+                self.sleep(now, Some(now + STAND_BACK), false);
+                continue;
+            }
+            let mut engine = self.engine.lock();
+            self.doorbell.store(false, Ordering::SeqCst);
+            self.turn(&mut engine);
+            let more = engine.nic.wants_to_transmit() || self.doorbell.load(Ordering::SeqCst);
+            let until = if more { Some(Instant(1)) } else { self.deadline(&engine) };
+            // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
+            self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
+            drop(engine);
+            if let Some(fabric) = &self.fabric {
+                fabric.kick();
+            }
+            if !more {
+                self.sleep(self.clock.now(), until, true);
+            }
+        }
+    }
+
+    /// Sleeps until `until`, a wake-up, or, with `watch`, until the link is readable.
+    fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool) {
+        self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
+        let timeout = until.map(|at| TimeSpec::from(at.since(now)));
+        let wake = PollFd::new(self.wake.as_fd(), PollFlags::POLLIN);
+        let result = match self.link_fd.as_ref().filter(|_| watch) {
+            Some(fd) => {
+                let link = PollFd::new(fd.as_fd(), PollFlags::POLLIN);
+                ppoll(&mut [wake, link], timeout, None)
+            }
+            None => ppoll(&mut [wake], timeout, None),
+        };
+        self.sleeping_until.store(0, Ordering::SeqCst);
+        match result {
+            Ok(_) | Err(Errno::EINTR) => {}
+            // poll fails for want of memory only; a short rest is better than a loop.
+            Err(_) => std::thread::sleep(STAND_BACK),
+        }
+        // Empties the counter; it may not have been the cause.
+        let _ = self.wake.read();
+    }
+}
+
+impl Driver for Shard {
+    fn try_drive(&self) -> bool {
+        self.drive()
+    }
+
+    fn wake(&self) {
+        self.wake_thread();
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let engine = self.engine.lock();
+        if engine.nic.wants_to_transmit() { Some(Instant(0)) } else { self.deadline(&engine) }
+    }
+}

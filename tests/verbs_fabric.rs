@@ -1,0 +1,118 @@
+//! The verbs API over the in-memory fabric: the mock NIC as a user links it.
+
+use std::time::Duration;
+
+use urxe::verbs::*;
+
+const SOON: Duration = Duration::from_secs(5);
+
+fn every_operation(fabric: &Fabric) {
+    let (a, b) = fabric.pair().unwrap();
+    let len = 100_000;
+    let (src, dst) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
+    let data: Vec<u8> = (0..len).map(|i| (i * 7) as u8).collect();
+    src.write(0, &data).unwrap();
+
+    a.qp.post_send(&SendWr::write(1, &[src.sge(0..len)], dst.remote(0))).unwrap();
+    let wc = a.cq.wait(SOON).unwrap();
+    assert_eq!((wc.wr_id, wc.opcode), (1, WcOpcode::RdmaWrite));
+    assert_eq!(dst.to_vec(), data);
+
+    src.write(0, &vec![0; len]).unwrap();
+    a.qp.post_send(&SendWr::read(2, &[src.sge(0..len)], dst.remote(0))).unwrap();
+    let wc = a.cq.wait(SOON).unwrap();
+    assert_eq!((wc.wr_id, wc.opcode, wc.byte_len as usize), (2, WcOpcode::RdmaRead, len));
+    assert_eq!(src.to_vec(), data);
+
+    dst.write(0, &vec![0; len]).unwrap();
+    b.qp.post_recv(&RecvWr { wr_id: 3, sges: &[dst.sge(0..1000), dst.sge(1000..len)] }).unwrap();
+    a.qp.post_send(&SendWr::send_with_imm(4, &[src.sge(0..len)], 77)).unwrap();
+    let wc = b.cq.wait(SOON).unwrap();
+    assert_eq!((wc.wr_id, wc.opcode, wc.byte_len as usize, wc.imm), (3, WcOpcode::Recv, len, Some(77)));
+    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 4);
+    assert_eq!(dst.to_vec(), data);
+
+    dst.buffer().store_u64(8, 5).unwrap();
+    a.qp.post_send(&SendWr::fetch_add(5, &[src.sge(0..8)], dst.remote(8), 2)).unwrap();
+    a.qp.post_send(&SendWr::compare_swap(6, &[src.sge(8..16)], dst.remote(8), 7, 9)).unwrap();
+    assert_eq!(a.cq.wait(SOON).unwrap().opcode, WcOpcode::FetchAdd);
+    assert_eq!(a.cq.wait(SOON).unwrap().opcode, WcOpcode::CompSwap);
+    assert_eq!(src.buffer().load_u64(0), Ok(5));
+    assert_eq!(src.buffer().load_u64(8), Ok(7));
+    assert_eq!(dst.buffer().load_u64(8), Ok(9));
+
+    b.qp.post_recv(&RecvWr { wr_id: 7, sges: &[] }).unwrap();
+    a.qp.post_send(&SendWr::write_with_imm(8, &[src.sge(0..16)], dst.remote(64), 1)).unwrap();
+    let wc = b.cq.wait(SOON).unwrap();
+    assert_eq!((wc.opcode, wc.byte_len, wc.imm), (WcOpcode::RecvRdmaWithImm, 16, Some(1)));
+    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 8);
+
+    let inline = SendWr { data: WrData::Inline(b"inline!!"), ..SendWr::write(9, &[], dst.remote(0)) };
+    a.qp.post_send(&inline).unwrap();
+    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 9);
+    assert_eq!(dst.buffer().load_u64(0), Ok(u64::from_ne_bytes(*b"inline!!")));
+
+    a.qp.post_send(&SendWr::write(10, &[src.sge(0..9)], dst.remote(len - 8))).unwrap();
+    let Err(WaitError::Failed(wc)) = a.cq.wait(SOON) else { panic!("a write beyond the region succeeded") };
+    assert_eq!((wc.wr_id, wc.status), (10, WcStatus::RemAccessErr));
+    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
+    assert!(matches!(b.context.next_event(), Some(AsyncEvent::QpAccessError(_))));
+}
+
+#[test]
+fn every_operation_in_real_time() {
+    every_operation(&Fabric::new());
+}
+
+#[test]
+fn every_operation_in_virtual_time() {
+    every_operation(&Fabric::virtual_time(FabricConfig::default()).unwrap());
+}
+
+#[test]
+fn every_operation_over_a_bad_wire_in_virtual_time() {
+    for seed in 0..20 {
+        let config = FabricConfig {
+            seed,
+            latency: Duration::from_micros(5),
+            loss: 0.03,
+            duplicate: 0.03,
+            reorder: 0.03,
+            corrupt: 0.01,
+            ..FabricConfig::default()
+        };
+        every_operation(&Fabric::virtual_time(config).unwrap());
+    }
+}
+
+#[test]
+fn a_completion_channel_becomes_readable() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+    let (a, b) = Fabric::new().pair().unwrap();
+    let channel = b.context.create_channel().unwrap();
+    let cq = b.context.create_cq_on(16, &channel).unwrap();
+    let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    let peer = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
+    qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
+    peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+    cq.req_notify(Notify::Any);
+    assert!(channel.next_event().is_none());
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    peer.post_send(&SendWr::send(2, &[])).unwrap();
+    let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)), Ok(1));
+    assert!(channel.next_event().is_some_and(|c| c == cq));
+    let mut out = Vec::new();
+    assert_eq!(cq.poll(4, &mut out).unwrap(), 1);
+    assert!(channel.next_event().is_none());
+}
+
+#[test]
+fn waiting_ends_with_the_reason() {
+    let (a, _b) = Fabric::new().pair().unwrap();
+    let none = Duration::from_millis(20);
+    assert_eq!(a.cq.wait(none), Err(WaitError::TimedOut(none)));
+    let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();
+    assert_eq!(a.cq.wait(SOON), Err(WaitError::Idle));
+}
