@@ -1,0 +1,150 @@
+//! Does the guest fixture work? Two guests with the kernel's rxe, wired to each other.
+
+#[path = "support/guest.rs"]
+mod guest;
+
+use guest::{ErrorKind, Guest, GuestConfig, Net, Vsh, hash, pattern};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+const S10: Duration = Duration::from_secs(10);
+const S60: Duration = Duration::from_secs(60);
+
+/// Guests 1 and 2, wired to each other, booted side by side.
+fn pair(mtu: u16, oob: &[u16]) -> (Guest, Guest, tempfile::TempDir) {
+    let wire = tempfile::tempdir().unwrap();
+    let (p1, p2) = (wire.path().join("1"), wire.path().join("2"));
+    let start = |n, local, remote| {
+        let mut c = GuestConfig::new(Net::Dgram { local, remote }, n);
+        c.mtu = mtu;
+        c.oob = oob.iter().map(|&p| (0, p)).collect();
+        Guest::start(c)
+    };
+    let (a, b) = std::thread::scope(|s| {
+        let other = s.spawn(|| start(2, p2.clone(), p1.clone()));
+        (start(1, p1.clone(), p2.clone()), other.join().unwrap())
+    });
+    let (a, b) = (a.unwrap(), b.unwrap());
+    eprintln!(
+        "guests are up after {:.2} and {:.2} s",
+        a.boot_time().as_secs_f64(),
+        b.boot_time().as_secs_f64()
+    );
+    (a, b, wire)
+}
+
+/// An RC QP `q` on each side, connected over the GIDs of these addresses.
+fn connect(a: &Guest, va: &mut Vsh, b: &Guest, vb: &mut Vsh, ips: [&str; 2], gids: [&str; 2], mtu: u32) {
+    let qa = va.cmd("qp q rc").unwrap().num("qpn");
+    let qb = vb.cmd("qp q rc").unwrap().num("qpn");
+    let one = |v: &mut Vsh, qpn, gid, sgid, rq_psn, sq_psn| {
+        let l =
+            format!("connect q qpn={qpn} gid={gid} sgid={sgid} mtu={mtu} rq_psn={rq_psn} sq_psn={sq_psn}");
+        v.cmd(&l).unwrap();
+    };
+    one(va, qb, gids[1], a.gid_index(ips[0]).unwrap(), 200, 100);
+    one(vb, qa, gids[0], b.gid_index(ips[1]).unwrap(), 100, 200);
+}
+
+#[test]
+fn two_guests() {
+    let (a, b, _wire) = pair(1500, &[9000]);
+
+    // A stock program on both sides; it exchanges its parameters over the same wire.
+    let mut server = b.spawn("ibv_rc_pingpong -d rxe0 -g 1 -n 10").unwrap();
+    server.wait_for("local address", S10).unwrap();
+    // It says so just before it listens, so the first try may be too early.
+    a.check("for i in 1 2 3 4 5; do ibv_rc_pingpong -d rxe0 -g 1 -n 10 10.77.0.2 && exit; sleep 0.2; done; exit 1", S60)
+        .unwrap();
+    let out = server.wait(S10).unwrap();
+    assert_eq!(out.status, 0, "{out:?}");
+
+    // A WRITE of several packets, over IPv4 and then over both kinds of IPv6 addresses.
+    let ll = [&a, &b].map(|g| g.link_local().to_string());
+    for ips in [["10.77.0.1", "10.77.0.2"], ["fd77::1", "fd77::2"], [&ll[0], &ll[1]]] {
+        let gids = ips.map(|i| if i.contains(':') { i.to_string() } else { format!("::ffff:{i}") });
+        let (mut va, mut vb) = (a.vsh().unwrap(), b.vsh().unwrap());
+        connect(&a, &mut va, &b, &mut vb, ips, [&gids[0], &gids[1]], 1024);
+        va.cmd("mr m 65536").unwrap();
+        let mr = vb.cmd("mr m 65536").unwrap();
+        va.cmd("pattern m 0 5000 7").unwrap();
+        let before = a.counters().unwrap();
+        va.cmd(&format!("write q m 0 5000 addr={} rkey={} id=77", mr.get("addr"), mr.get("rkey"))).unwrap();
+        let wc = va.poll(1, S10).unwrap();
+        assert_eq!(wc.len(), 1);
+        assert_eq!((wc[0].wr_id, wc[0].status.as_str(), wc[0].op.as_str()), (77, "SUCCESS", "RDMA_WRITE"));
+        assert_eq!(vb.get("m", 0, 5000).unwrap(), pattern(5000, 7));
+        assert_eq!(vb.cmd("hash m 0 5000").unwrap().num("hash"), hash(&pattern(5000, 7)));
+        // 5 packets and their ACK, unless a timer of the emulated guest went off early
+        let after = a.counters().unwrap();
+        assert!(after["sent_pkts"] >= before["sent_pkts"] + 5, "{before:?} {after:?}");
+        assert!(after["rcvd_pkts"] > before["rcvd_pkts"], "{before:?} {after:?}");
+    }
+
+    // The host reaches the guest's TCP port, and the guest the host's.
+    let _server = a.spawn("echo hello | nc -l -p 9000").unwrap();
+    let line = (0..50).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        let mut line = String::new();
+        BufReader::new(TcpStream::connect(("127.0.0.1", a.host_port(9000).unwrap())).ok()?)
+            .read_line(&mut line)
+            .ok()?;
+        (!line.is_empty()).then_some(line)
+    });
+    assert_eq!(line.as_deref(), Some("hello\n"));
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let host = std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"hello back\n").unwrap());
+    let out = b.check(&format!("nc -w 5 10.0.2.2 {port} </dev/null"), S10).unwrap();
+    assert_eq!(out.stdout, "hello back\n");
+    host.join().unwrap();
+}
+
+#[test]
+fn commands_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let net = Net::Dgram { local: dir.path().join("a"), remote: dir.path().join("b") };
+    let g = Guest::start(GuestConfig { mtu: 4500, ..GuestConfig::new(net, 3) }).unwrap();
+    let out = g.exec("echo out; echo err >&2; exit 3", S10).unwrap();
+    assert_eq!((out.status, out.stdout.as_str(), out.stderr.as_str()), (3, "out\n", "err\n"));
+    assert_eq!(g.check("exit 1", S10).unwrap_err().kind, ErrorKind::Failed);
+    assert_eq!(g.exec("sleep 60", Duration::from_millis(200)).unwrap_err().kind, ErrorKind::Timeout);
+
+    let mut p = g.spawn("while read x; do echo got $x; done").unwrap();
+    p.write(b"one\ntwo\n").unwrap();
+    assert_eq!(p.read_line(S10).unwrap().as_deref(), Some("got one"));
+    assert_eq!(p.read_line(S10).unwrap().as_deref(), Some("got two"));
+    assert_eq!(p.kill().unwrap().status, 128 + 9);
+    // Much, both ways, at once.
+    let mut p = g.spawn("cat; sleep 60 & exit 0").unwrap();
+    let much = vec![b'x'; 1 << 20];
+    p.write(&much).unwrap();
+    p.close_stdin().unwrap();
+    assert_eq!(p.wait(S60).unwrap().stdout.len(), much.len());
+
+    // MTU 4500 makes 4096 the active path MTU; several shells; errors are told.
+    let (mut v, mut w) = (g.vsh().unwrap(), g.vsh().unwrap());
+    assert_eq!(v.cmd("device").unwrap().num("active_mtu"), 4096);
+    v.send("qp q rc").unwrap();
+    w.cmd("qp q rc").unwrap();
+    v.send("query q").unwrap();
+    assert!(v.answer(S10).unwrap().starts_with("ok qpn="));
+    assert!(v.answer(S10).unwrap().contains("state=RESET"));
+    assert_eq!(v.fails("rts q").unwrap(), "rts: Invalid argument (22)");
+    assert_eq!(v.poll(1, Duration::from_millis(50)).unwrap(), []);
+
+    // The guest dies under a command.
+    let mut p = g.spawn("sleep 60").unwrap();
+    let _ = g.exec("echo b >/proc/sysrq-trigger", S10);
+    assert_eq!(p.wait(S10).unwrap_err().kind, ErrorKind::Gone);
+    assert_eq!(g.exec("true", S10).unwrap_err().kind, ErrorKind::Gone);
+}
+
+#[test]
+fn a_boot_that_fails_says_why() {
+    let net = Net::Tap { ifname: "tap0".into(), netns: Some("nonexistent".into()) };
+    let e = Guest::start(GuestConfig::new(net, 4)).err().expect("it must fail");
+    assert_eq!(e.kind, ErrorKind::Boot, "{e}");
+    assert!(e.to_string().contains("nonexistent"), "{e}");
+}
