@@ -720,6 +720,19 @@ impl Guest {
         self.link.spawn(cmd)
     }
 
+    /// Waits until something in the guest listens on this port, TCP or rdma_cm. Programs say that they are ready
+    /// a moment before they are, if they say so at all.
+    pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
+        let cmd = format!(
+            "until grep -qs ':{port:04X} [0:]* 0A ' /proc/net/tcp /proc/net/tcp6 ||
+             rdma res show cm_id | grep LISTEN | grep -q ':{port} '; do usleep 20000; done"
+        );
+        match self.exec(&cmd, timeout) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(GuestError { what: format!("nothing listens on port {port}: {}", e.what), ..e }),
+        }
+    }
+
     /// Starts a verbs shell; there may be many.
     pub fn vsh(&self) -> Result<Vsh> {
         let mut v = Vsh(self.spawn("ulimit -l unlimited; exec vsh")?);
