@@ -2,28 +2,29 @@
 
 #[path = "support/guest.rs"]
 mod guest;
+#[path = "support/wire.rs"]
+mod wire;
 
 use guest::{ErrorKind, Guest, GuestConfig, Net, Vsh, hash, pattern};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 use std::time::Duration;
+use wire::{End, Fault, Wire};
 
 const S10: Duration = Duration::from_secs(10);
 const S60: Duration = Duration::from_secs(60);
 
-/// Guests 1 and 2, wired to each other, booted side by side.
-fn pair(mtu: u16, oob: &[u16]) -> (Guest, Guest, tempfile::TempDir) {
-    let wire = tempfile::tempdir().unwrap();
-    let (p1, p2) = (wire.path().join("1"), wire.path().join("2"));
-    let start = |n, local, remote| {
-        let mut c = GuestConfig::new(Net::Dgram { local, remote }, n);
-        c.mtu = mtu;
-        c.oob = oob.iter().map(|&p| (0, p)).collect();
-        Guest::start(c)
+/// Guests 1 and 2 at the ends of a wire, booted side by side.
+fn pair(oob: &[u16]) -> (Guest, Guest, Wire) {
+    let wire = Wire::start().unwrap();
+    let start = |end, n| {
+        let oob = oob.iter().map(|&p| (0, p)).collect();
+        Guest::start(GuestConfig { oob, ..GuestConfig::new(wire.net(end), n) })
     };
     let (a, b) = std::thread::scope(|s| {
-        let other = s.spawn(|| start(2, p2.clone(), p1.clone()));
-        (start(1, p1.clone(), p2.clone()), other.join().unwrap())
+        let b = s.spawn(|| start(End::B, 2));
+        (start(End::A, 1), b.join().unwrap())
     });
     let (a, b) = (a.unwrap(), b.unwrap());
     eprintln!(
@@ -32,6 +33,15 @@ fn pair(mtu: u16, oob: &[u16]) -> (Guest, Guest, tempfile::TempDir) {
         b.boot_time().as_secs_f64()
     );
     (a, b, wire)
+}
+
+/// A stock program between guests 1 and 2.
+fn pingpong(a: &Guest, b: &Guest) {
+    let mut server = b.spawn("ibv_rc_pingpong -d rxe0 -g 1 -n 10").unwrap();
+    b.wait_listening(18515, S10).unwrap();
+    a.check("ibv_rc_pingpong -d rxe0 -g 1 -n 10 10.77.0.2", S60).unwrap();
+    let out = server.wait(S10).unwrap();
+    assert_eq!(out.status, 0, "{out:?}");
 }
 
 /// An RC QP `q` on each side, connected over the GIDs of these addresses.
@@ -49,16 +59,10 @@ fn connect(a: &Guest, va: &mut Vsh, b: &Guest, vb: &mut Vsh, ips: [&str; 2], gid
 
 #[test]
 fn two_guests() {
-    let (a, b, _wire) = pair(1500, &[9000]);
+    let (a, b, wire) = pair(&[9000]);
 
     // A stock program on both sides; it exchanges its parameters over the same wire.
-    let mut server = b.spawn("ibv_rc_pingpong -d rxe0 -g 1 -n 10").unwrap();
-    server.wait_for("local address", S10).unwrap();
-    // It says so just before it listens, so the first try may be too early.
-    a.check("for i in 1 2 3 4 5; do ibv_rc_pingpong -d rxe0 -g 1 -n 10 10.77.0.2 && exit; sleep 0.2; done; exit 1", S60)
-        .unwrap();
-    let out = server.wait(S10).unwrap();
-    assert_eq!(out.status, 0, "{out:?}");
+    pingpong(&a, &b);
 
     // A WRITE of several packets, over IPv4 and then over both kinds of IPv6 addresses.
     let ll = [&a, &b].map(|g| g.link_local().to_string());
@@ -82,6 +86,28 @@ fn two_guests() {
         assert!(after["rcvd_pkts"] > before["rcvd_pkts"], "{before:?} {after:?}");
     }
 
+    // A lost packet is sent again, and the counters tell.
+    let (mut va, mut vb) = (a.vsh().unwrap(), b.vsh().unwrap());
+    connect(
+        &a,
+        &mut va,
+        &b,
+        &mut vb,
+        ["10.77.0.1", "10.77.0.2"],
+        ["::ffff:10.77.0.1", "::ffff:10.77.0.2"],
+        256,
+    );
+    va.cmd("mr m 4096").unwrap();
+    vb.cmd("mr m 4096").unwrap();
+    vb.cmd("recv q m 0 1000 m 2000 1000").unwrap();
+    let before = b.counters().unwrap()["out_of_seq_request"];
+    wire.faults(End::A, &[(3, Fault::Lose)]);
+    va.cmd("send q m 0 1500 m 3000 10 imm=0x12345678").unwrap();
+    assert_eq!(va.poll(1, S10).unwrap()[0].status, "SUCCESS");
+    let got = &vb.poll(1, S10).unwrap()[0];
+    assert_eq!((got.op.as_str(), got.len, got.imm), ("RECV", 1510, Some(0x1234_5678)));
+    assert!(b.counters().unwrap()["out_of_seq_request"] > before);
+
     // The host reaches the guest's TCP port, and the guest the host's.
     let _server = a.spawn("echo hello | nc -l -p 9000").unwrap();
     let line = (0..50).find_map(|_| {
@@ -99,6 +125,39 @@ fn two_guests() {
     let out = b.check(&format!("nc -w 5 10.0.2.2 {port} </dev/null"), S10).unwrap();
     assert_eq!(out.stdout, "hello back\n");
     host.join().unwrap();
+}
+
+#[test]
+fn over_a_stream() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("wire");
+    let a = Guest::start(GuestConfig::new(Net::StreamListen { path: path.clone() }, 1)).unwrap();
+    let b = Guest::start(GuestConfig::new(Net::StreamConnect { path }, 2)).unwrap();
+    pingpong(&a, &b);
+}
+
+#[test]
+#[ignore = "needs root, for a tap device in a network namespace"]
+fn over_a_tap() {
+    struct Netns(String);
+    impl Drop for Netns {
+        fn drop(&mut self) {
+            let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+        }
+    }
+    let ns = Netns(format!("urxe-smoke-{}", std::process::id()));
+    let ip = |args: String| {
+        assert!(Command::new("ip").args(args.split(' ')).status().unwrap().success(), "ip {args}")
+    };
+    ip(format!("netns add {}", ns.0));
+    for line in
+        ["tuntap add tap0 mode tap", "addr add 10.77.0.9/24 dev tap0", "link set tap0 up", "link set lo up"]
+    {
+        ip(format!("-n {} {line}", ns.0));
+    }
+    let net = Net::Tap { ifname: "tap0".into(), netns: Some(ns.0.clone()) };
+    let g = Guest::start(GuestConfig::new(net, 5)).unwrap();
+    g.check("ping -c 3 -w 10 10.77.0.9", S60).unwrap();
 }
 
 #[test]

@@ -135,10 +135,12 @@ impl<'e> Verbs<'e> {
     }
 }
 
+type Script = dyn Fn(&mut Verbs) -> Result<()>;
+
 enum What {
     /// A program in b, its port or none, and one in a.
     Tools(String, u16, String),
-    Verbs(Box<dyn Fn(&mut Verbs) -> Result<()>>),
+    Verbs(Box<Script>),
 }
 
 struct Scenario {
