@@ -127,6 +127,121 @@ fn two_guests() {
     host.join().unwrap();
 }
 
+/// What tests/guest/README.md says of vsh, between QPs of one guest.
+#[test]
+fn verbs_shell() {
+    let dir = tempfile::tempdir().unwrap();
+    let net = Net::Dgram { local: dir.path().join("a"), remote: dir.path().join("b") };
+    let g = Guest::start(GuestConfig::new(net, 6)).unwrap();
+    let sgid = g.gid_index("10.77.0.6").unwrap();
+    assert_eq!((g.gid_index(&g.link_local().to_string()).unwrap(), sgid), (0, 1));
+    assert_eq!(g.gid_index("fd77::6").unwrap(), 2);
+    assert!(g.gid_index("10.9.9.9").is_err());
+    let to = format!("gid=::ffff:10.77.0.6 sgid={sgid}");
+    let mut v = g.vsh().unwrap();
+    let gids = v.cmd("gid").unwrap();
+    assert_eq!((gids.get("1"), gids.get("2")), ("::ffff:10.77.0.6", "fd77::6"));
+    let m = v.cmd("mr m 8192").unwrap();
+    let remote = |off: u64| format!("addr={:#x} rkey={}", m.num("addr") + off, m.get("rkey"));
+    let connect = |v: &mut Vsh, name: &str, peer: u64| {
+        v.cmd(&format!("connect {name} qpn={peer} {to} timeout=12")).unwrap();
+        assert_eq!(v.cmd(&format!("query {name}")).unwrap().get("state"), "RTS");
+    };
+    let poll = |v: &mut Vsh, cq: &str| {
+        let wc = v.poll_cq(cq, 1, S10).unwrap();
+        assert_eq!(wc.len(), 1, "nothing on {cq}");
+        wc.into_iter().next().unwrap()
+    };
+
+    // Memory.
+    v.set("m", 10, &[1, 2, 0xfe]).unwrap();
+    v.cmd("fill m 13 2 0x77").unwrap();
+    assert_eq!(v.get("m", 9, 7).unwrap(), [0, 1, 2, 0xfe, 0x77, 0x77, 0]);
+    assert!(v.fails("get m 8000 193").unwrap().contains("beyond the end"));
+    assert_eq!(v.fails("get x 0 1").unwrap(), "no mr x");
+    assert_eq!(v.fails("mr m 1").unwrap(), "m exists");
+
+    // Objects of one's own; an SRQ; they are in use until the QPs are gone.
+    for line in ["pd p", "cq rx", "srq s wr=4", "cq tx cqe=16"] {
+        v.cmd(line).unwrap();
+    }
+    let b = v.cmd("qp b rc srq=s scq=tx rcq=rx").unwrap().num("qpn");
+    let a = v.cmd("qp a rc").unwrap().num("qpn");
+    connect(&mut v, "a", b);
+    connect(&mut v, "b", a);
+    assert_eq!(v.fails("destroy rx").unwrap(), "destroy_cq: Device or resource busy (16)");
+    v.cmd("recv s m 4096 10 m 5000 100 id=9").unwrap();
+    v.cmd("pattern m 0 300 1").unwrap();
+    v.cmd("send a m 0 8 m 100 7 imm=0xfffffffe se=1 inline=1").unwrap();
+    assert_eq!(poll(&mut v, "cq").status, "SUCCESS");
+    let wc = poll(&mut v, "rx");
+    assert_eq!((wc.wr_id, wc.op.as_str(), wc.len, wc.imm), (9, "RECV", 15, Some(0xffff_fffe)));
+    assert_eq!(wc.qpn, b as u32);
+    assert_eq!(v.get("m", 4104, 2).unwrap(), pattern(300, 1)[100..102]);
+    assert_eq!(v.get("m", 5000, 5).unwrap(), pattern(300, 1)[102..107]);
+
+    // READ, WRITE WITH IMMEDIATE, atomics.
+    v.cmd(&format!("read a m 6000 100 m 6200 100 {}", remote(0))).unwrap();
+    assert_eq!(poll(&mut v, "cq").op, "RDMA_READ");
+    assert_eq!(v.get("m", 6200, 100).unwrap(), pattern(300, 1)[100..200]);
+    v.cmd("recv s id=10").unwrap();
+    v.cmd(&format!("write a m 0 20 imm=5 {}", remote(7000))).unwrap();
+    assert_eq!(poll(&mut v, "cq").op, "RDMA_WRITE");
+    let wc = poll(&mut v, "rx");
+    assert_eq!((wc.wr_id, wc.op.as_str(), wc.len, wc.imm), (10, "RECV_RDMA_WITH_IMM", 20, Some(5)));
+    v.set("m", 7200, &100u64.to_le_bytes()).unwrap();
+    for (line, op, old) in
+        [("fadd a m 7300 add=7", "FETCH_ADD", 100), ("cswap a m 7300 cmp=107 swap=9", "COMP_SWAP", 107)]
+    {
+        v.cmd(&format!("{line} {}", remote(7200))).unwrap();
+        assert_eq!(poll(&mut v, "cq").op, op);
+        assert_eq!(v.get("m", 7300, 8).unwrap(), u64::to_le_bytes(old));
+    }
+    assert_eq!(v.get("m", 7200, 8).unwrap(), 9u64.to_le_bytes());
+
+    // A region with its own addresses and without the right to write; the QP goes to ERR, and says so.
+    let ro = v.cmd("mr ro 4096 access=lr iova=0x10000").unwrap();
+    assert_eq!(ro.num("addr"), 0x10000);
+    v.cmd(&format!("read a m 0 8 addr=0x10ff8 rkey={}", ro.get("rkey"))).unwrap();
+    assert_eq!(poll(&mut v, "cq").status, "SUCCESS");
+    v.cmd(&format!("write a m 0 8 addr=0x10000 rkey={}", ro.get("rkey"))).unwrap();
+    assert_eq!(poll(&mut v, "cq").status, "REM_ACCESS_ERR");
+    assert_eq!(v.cmd("query a").unwrap().get("state"), "ERR");
+    v.cmd("send a m 0 1 id=1234").unwrap();
+    let wc = poll(&mut v, "cq");
+    assert_eq!((wc.wr_id, wc.status.as_str(), wc.op.as_str()), (1234, "WR_FLUSH_ERR", ""));
+    v.cmd("reset a").unwrap();
+    assert_eq!(v.fails("send a m 0 1").unwrap(), "post_send: Invalid argument (22)");
+
+    // Retries of a peer that is not there; RNR.
+    let (c, d) = (v.cmd("qp c rc").unwrap().num("qpn"), v.cmd("qp d rc").unwrap().num("qpn"));
+    v.cmd(&format!("connect c qpn={d} {to} timeout=8 retry=1 rnr_retry=1")).unwrap();
+    v.cmd("send c m 0 1").unwrap();
+    assert_eq!(poll(&mut v, "cq").status, "RETRY_EXC_ERR");
+    v.cmd("reset c").unwrap();
+    v.cmd(&format!("connect c qpn={d} {to} rnr_retry=1")).unwrap();
+    v.cmd(&format!("connect d qpn={c} {to} rnr=1")).unwrap();
+    v.cmd("send c m 0 1").unwrap();
+    assert_eq!(poll(&mut v, "cq").status, "RNR_RETRY_EXC_ERR");
+
+    // UD: its receives have 40 bytes of GRH.
+    let (e, f) = (v.cmd("qp e ud").unwrap().num("qpn"), v.cmd("qp f ud rcq=rx").unwrap().num("qpn"));
+    v.cmd("connect e sq_psn=5").unwrap();
+    v.cmd("connect f").unwrap();
+    v.cmd("recv f m 0 200").unwrap();
+    v.cmd(&format!("send e m 4096 100 qpn={f} {to}")).unwrap();
+    let wc = poll(&mut v, "rx");
+    assert_eq!((wc.len, wc.src_qp), (140, Some(e as u32)));
+
+    for name in ["a", "b", "c", "d", "e", "f", "s", "rx", "tx", "p", "ro", "m"] {
+        v.cmd(&format!("destroy {name}")).unwrap();
+    }
+    assert_eq!(v.fails("query a").unwrap(), "no a");
+    g.check("/bin/ip link set eth0 down", S10).unwrap();
+    assert_eq!(v.raw("async 5000").unwrap(), "ok 10:"); // IBV_EVENT_PORT_ERR
+    assert_eq!(v.fails("dance x").unwrap(), "what is dance");
+}
+
 #[test]
 fn over_a_stream() {
     let dir = tempfile::tempdir().unwrap();
