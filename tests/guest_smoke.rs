@@ -238,7 +238,8 @@ fn verbs_shell() {
     }
     assert_eq!(v.fails("query a").unwrap(), "no a");
     g.check("/bin/ip link set eth0 down", S10).unwrap();
-    assert_eq!(v.raw("async 5000").unwrap(), "ok 10:"); // IBV_EVENT_PORT_ERR
+    // IBV_EVENT_PORT_ERR, maybe behind others
+    assert!((0..5).any(|_| v.raw("async 1000").unwrap().contains(" 10:")));
     assert_eq!(v.fails("dance x").unwrap(), "what is dance");
 }
 
