@@ -153,7 +153,7 @@ struct Scenario {
 
 /// All RC or UC operations, with one packet and with three.
 fn all_ops(v: &mut Verbs, rc: bool, mtu: usize) -> Result<()> {
-    v.recvs(6)?;
+    v.recvs(7)?;
     let len = 2 * mtu + 101; // three packets, the last one padded
     for line in ["send q m 0 99".into(), format!("send q m 0 {len}"), "send q m 0 0".into()] {
         v.both(&line)?;
@@ -166,9 +166,8 @@ fn all_ops(v: &mut Verbs, rc: bool, mtu: usize) -> Result<()> {
         v.one(&line)?;
     }
     v.both("write q m 0 10 REMOTE imm=0xdeadbeef")?;
+    v.both(&format!("write q m 0 {len} REMOTE imm=0xfeedf00d"))?;
     if rc {
-        v.recvs(1)?;
-        v.both(&format!("write q m 0 {len} REMOTE imm=0xfeedf00d"))?;
         v.one("read q m 32768 63 REMOTE")?;
         v.one(&format!("read q m 32768 {len} REMOTE"))?;
         v.one("fadd q m 40960 REMOTE add=5")?;
