@@ -1,0 +1,114 @@
+"""mktree.py WORK TREE VMLINUX: lays the guest's root file system out in TREE from the packages that
+mkimage unpacked in WORK/root and WORK/kernel, and the kernel, decompressed, in VMLINUX."""
+import glob, lzma, os, re, shutil, struct, subprocess, sys
+
+work, tree, vmlinux = sys.argv[1:]
+root = work + "/root"
+
+
+def output(*cmd):
+    return subprocess.run(cmd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+
+
+def glob1(pattern):
+    found = glob.glob(pattern)
+    if not found:
+        sys.exit(f"mktree: nothing matches {pattern}")
+    return found[0]
+
+
+for d in ("bin", "sbin", "usr/bin", "usr/sbin", "lib64", "lib", "etc/libibverbs.d", "proc", "sys", "dev", "tmp", "root", "run"):
+    os.makedirs(f"{tree}/{d}")
+
+# The kernel: QEMU enters an ELF vmlinux by its PVH note, and nothing unpacks itself under emulation.
+bz = open(glob1(work + "/kernel/boot/vmlinuz-*"), "rb").read()
+off, length = struct.unpack_from("<II", bz, 0x248)
+off += ((bz[0x1f1] or 4) + 1) * 512
+if bz[off:off + 6] != b"\xfd7zXZ\0":
+    sys.exit("mktree: the kernel is not compressed with xz any more")
+with open(vmlinux, "wb") as f:
+    f.write(lzma.LZMADecompressor().decompress(bz[off:off + length]))
+subprocess.run(["strip", "--strip-debug", vmlinux], check=True)
+
+# Modules: those loaded at boot, in this order, and some for modprobe.
+boot = "virtio_mmio virtio_console virtio_net crc32_generic ib_uverbs rdma_ucm ib_umad rdma_rxe".split()
+spare = "8021q sch_netem".split()
+mods = {os.path.basename(f)[:-3].replace("-", "_"): f
+        for f in glob.glob(work + "/kernel/lib/modules/*/kernel/**/*.ko", recursive=True)}
+
+
+def closure(m, seen):
+    """appends M to SEEN, after the modules it needs"""
+    if m in seen:
+        return seen
+    if m not in mods:
+        sys.exit(f"mktree: no module {m}")
+    x = re.search(rb"\0depends=([^\0]*)\0", open(mods[m], "rb").read())
+    for d in (x.group(1).decode() if x else "").split(","):
+        if d:
+            closure(d.replace("-", "_"), seen)
+    seen.append(m)
+    return seen
+
+
+md = "/lib/modules/" + os.path.basename(glob1(work + "/kernel/lib/modules/*"))
+os.makedirs(tree + md)
+loaded = []
+for m in boot:
+    closure(m, loaded)
+with open(f"{tree}/etc/modules.boot", "w") as f:
+    f.writelines(f"{md}/{m}.ko\n" for m in loaded)
+everything = list(loaded)
+for m in spare:
+    closure(m, everything)
+with open(f"{tree}{md}/modules.dep", "w") as f:
+    for m in everything:
+        subprocess.run(["strip", "--strip-debug", "-R", ".BTF", "-o", f"{tree}{md}/{m}.ko", mods[m]], check=True)
+        f.write(f"{m}.ko: {' '.join(x + '.ko' for x in reversed(closure(m, [])[:-1]))}\n")
+
+# Programs, and the libraries they need.
+libdirs = [root + d for d in ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu")]
+done = set()
+
+
+def libs_of(file):
+    for name in re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", file)):
+        lib(name)
+
+
+def lib(name):
+    if name in done:
+        return
+    done.add(name)
+    src = next((f"{d}/{name}" for d in libdirs if os.path.exists(f"{d}/{name}")), None)
+    if not src:
+        sys.exit(f"mktree: no library {name}")
+    dst = f"{tree}/lib64/{name}" if name.startswith("ld-linux") else f"{tree}/lib/{name}"
+    shutil.copy(src, dst)
+    libs_of(dst)
+
+
+for pattern in ("/usr/bin/ibv_*", "/usr/bin/ib_*", "/usr/bin/rdma", "/bin/ip", "/sbin/tc", "/usr/bin/tcpdump",
+                "/usr/bin/cmtime", "/usr/bin/mckey", "/usr/bin/rdma_client", "/usr/bin/rdma_server", "/usr/bin/rping",
+                "/usr/bin/rstream", "/usr/bin/ucmatose", "/usr/bin/udaddy",
+                "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"):
+    glob1(root + pattern)
+    for f in glob.glob(root + pattern):
+        dst = tree + f[len(root):]
+        os.makedirs(os.path.dirname(dst), exist_ok=True)
+        shutil.copy(f, dst)
+        libs_of(dst)
+for name, dst in (("agent", "/sbin/agent"), ("vsh", "/bin/vsh"), ("linebuf.so", "/lib/linebuf.so")):
+    shutil.copy(f"{work}/{name}", tree + dst)
+libs_of(work + "/vsh")
+lib("libgcc_s.so.1")        # pthread_exit() loads it
+shutil.copy(root + "/bin/busybox", tree + "/bin/busybox")
+for applet in output(root + "/bin/busybox", "--list").split():
+    if not any(os.path.lexists(f"{tree}/{d}/{applet}") for d in ("bin", "sbin", "usr/bin", "usr/sbin")):
+        os.symlink("/bin/busybox", f"{tree}/bin/{applet}")
+
+for name, text in (("libibverbs.d/rxe.driver", "driver rxe\n"), ("passwd", "root:x:0:0:root:/root:/bin/sh\n"),
+                   ("group", "root:x:0:\n"), ("hosts", "127.0.0.1 localhost\n::1 localhost\n"),
+                   ("nsswitch.conf", "hosts: files\n")):
+    with open(f"{tree}/etc/{name}", "w") as f:
+        f.write(text)

@@ -1,0 +1,522 @@
+//! A Linux guest with the kernel's `rxe` in it, to test against: QEMU without KVM and without root.
+//!
+//! `tests/guest/README.md` says how the guest is built, what runs in it and what to beware of.
+#![allow(dead_code, unused_imports)] // each test takes what it needs
+
+#[path = "guest/process.rs"]
+mod process;
+#[path = "guest/vsh.rs"]
+mod vsh;
+
+pub use process::{GuestProcess, Output};
+pub use vsh::{Reply, Vsh, Wc, hash, pattern};
+
+use process::Link;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest");
+/// How long a command may take whose answer should come at once (the guest is emulated, the host may be busy).
+const SHORT: Duration = Duration::from_secs(30);
+
+// ---- errors ----
+
+/// What went wrong, in kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The host lacks QEMU, the guest's image or something else; the message says how to get it.
+    Missing,
+    /// The guest did not come up.
+    Boot,
+    /// The guest, or the command in it, has ended.
+    Gone,
+    /// A deadline passed.
+    Timeout,
+    /// A command in the guest failed: its status is not 0, or `vsh` answered `err`.
+    Failed,
+    /// The host's own input or output.
+    Io,
+}
+
+/// An error, with the end of the guest's console where that may help.
+pub struct GuestError {
+    /// The kind.
+    pub kind: ErrorKind,
+    /// What happened, without the console.
+    pub what: String,
+    /// The end of the guest's console and of QEMU's messages; may be empty.
+    pub log: String,
+}
+
+impl fmt::Display for GuestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)?;
+        if !self.log.is_empty() {
+            write!(f, "\n--- the guest's log ends:\n{}\n---", self.log)?;
+        }
+        Ok(())
+    }
+}
+
+/// The same as `Display`, so that `unwrap` and `?` in a test print something to read.
+impl fmt::Debug for GuestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for GuestError {}
+
+/// A result of this module.
+pub type Result<T> = std::result::Result<T, GuestError>;
+
+fn error<T>(kind: ErrorKind, what: impl Into<String>) -> Result<T> {
+    Err(GuestError { kind, what: what.into(), log: String::new() })
+}
+
+fn io_error(what: impl fmt::Display, e: io::Error) -> GuestError {
+    GuestError { kind: ErrorKind::Io, what: format!("{what}: {e}"), log: String::new() }
+}
+
+/// The end of the log files in `dir`.
+fn log_tail(dir: &Path) -> String {
+    let mut out = String::new();
+    for name in ["console", "qemu.log"] {
+        let text = std::fs::read(dir.join(name)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(2000)..]).replace('\r', "");
+        out.push_str(text.trim());
+        out.push('\n');
+    }
+    out.trim().to_string()
+}
+
+// ---- what to start ----
+
+/// Where the guest's Ethernet frames (whole, without FCS) come and go.
+#[derive(Clone, Debug)]
+pub enum Net {
+    /// Unix datagrams, a frame each: QEMU binds `local` and sends to `remote`. Neither end must exist
+    /// first. A receiver's queue holds `net.unix.max_dgram_qlen` frames, often 10: send with a blocking
+    /// socket, or frames are lost (QEMU itself waits).
+    Dgram { local: PathBuf, remote: PathBuf },
+    /// QEMU listens on a unix stream socket; each frame after its length in 4 bytes, big endian.
+    StreamListen { path: PathBuf },
+    /// The same, and QEMU connects; the listener must exist first.
+    StreamConnect { path: PathBuf },
+    /// An existing tap device, in the named network namespace if one is given. Needs root. `oob` ports
+    /// are in that namespace, too, and its `lo` has to be up for them.
+    Tap { ifname: String, netns: Option<String> },
+}
+
+/// A guest to be started; see [`GuestConfig::new`] for what is usual.
+#[derive(Clone, Debug)]
+pub struct GuestConfig {
+    /// The wire.
+    pub net: Net,
+    /// Addresses with prefix lengths, IPv4 or IPv6. The link-local address of the MAC is there always.
+    pub ips: Vec<String>,
+    /// The MAC address.
+    pub mac: String,
+    /// The MTU of the interface: 1500 makes 1024 the active path MTU, 4500 makes it 4096.
+    pub mtu: u16,
+    /// TCP ports (host, guest): 127.0.0.1:host reaches the guest's port. Host port 0 takes a free one;
+    /// [`Guest::host_port`] tells. The other way no list is needed: 10.0.2.2 in the guest is the host's 127.0.0.1.
+    pub oob: Vec<(u16, u16)>,
+    /// Record the guest's frames, both ways, in this pcap file.
+    pub pcap: Option<PathBuf>,
+    /// How long the boot may take, up to `rxe0` being ACTIVE with all its GIDs.
+    pub boot_timeout: Duration,
+}
+
+impl GuestConfig {
+    /// Guest number `n` (1 to 99): 10.77.0.n/24, fd77::n/64, MAC 52:54:00:77:00:n, MTU 1500.
+    pub fn new(net: Net, n: u8) -> Self {
+        assert!((1..=99).contains(&n), "n is used as decimal and as hexadecimal digits alike");
+        Self {
+            net,
+            ips: vec![format!("10.77.0.{n}/24"), format!("fd77::{n}/64")],
+            mac: format!("52:54:00:77:00:{n:02}"),
+            mtu: 1500,
+            oob: Vec::new(),
+            pcap: None,
+            boot_timeout: Duration::from_secs(120),
+        }
+    }
+
+    /// The link-local IPv6 address that the MAC makes.
+    pub fn link_local(&self) -> Result<Ipv6Addr> {
+        let mac: Vec<u8> = self.mac.split(':').filter_map(|b| u8::from_str_radix(b, 16).ok()).collect();
+        let &[a, b, c, d, e, f] = mac.as_slice() else {
+            return error(ErrorKind::Io, format!("{} is not a MAC address", self.mac));
+        };
+        let w = |x: u8, y: u8| u16::from_be_bytes([x, y]);
+        Ok(Ipv6Addr::new(0xfe80, 0, 0, 0, w(a ^ 2, b), w(c, 0xff), w(0xfe, d), w(e, f)))
+    }
+}
+
+/// The form of `ip` in a GID table.
+fn gid_of(ip: &str) -> Result<Ipv6Addr> {
+    match ip.parse() {
+        Ok(IpAddr::V4(a)) => Ok(a.to_ipv6_mapped()),
+        Ok(IpAddr::V6(a)) => Ok(a),
+        Err(_) => error(ErrorKind::Io, format!("{ip} is not an IP address")),
+    }
+}
+
+// ---- the guest ----
+
+/// A running guest; QEMU is killed when this is dropped, or when the test process ends in whatever way.
+pub struct Guest {
+    link: Arc<Link>,
+    qemu: Qemu,
+    gids: BTreeMap<Ipv6Addr, u32>,
+    link_local: Ipv6Addr,
+    oob: Vec<(u16, u16)>,
+    boot_time: Duration,
+    // Removed last.
+    _dir: tempfile::TempDir,
+}
+
+/// Owns the process, so that a start that fails half-way leaves none behind.
+struct Qemu(Child);
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.0.kill(); // has ended by itself, if this fails
+        let _ = self.0.wait();
+    }
+}
+
+impl Guest {
+    /// Boots a guest and waits until `rxe0` is ACTIVE and the GIDs of all its addresses are there.
+    pub fn start(config: GuestConfig) -> Result<Self> {
+        let begin = Instant::now();
+        let deadline = begin + config.boot_timeout;
+        let link_local = config.link_local()?;
+        if let Net::StreamConnect { path } = &config.net
+            && !path.exists()
+        {
+            // QEMU would go on without a wire
+            return error(ErrorKind::Io, format!("nobody listens at {}", path.display()));
+        }
+        let image = image()?;
+        let temp = tempfile::Builder::new().prefix("urxe-guest-").tempdir();
+        let temp = temp.map_err(|e| io_error("a temporary directory", e))?;
+        let dir = temp.path().to_path_buf();
+        let agent = dir.join("agent");
+        let listener = UnixListener::bind(&agent).map_err(|e| io_error(agent.display(), e))?;
+        let mut oob = config.oob.clone();
+        for (host, _) in oob.iter_mut().filter(|p| p.0 == 0) {
+            *host = free_port().map_err(|e| io_error("a free port", e))?;
+        }
+
+        let cmd = qemu_command(&config, &oob, &image, &dir)?;
+        let child = spawn_to_die_with_us(cmd).map_err(|e| io_error("setpriv or qemu-system-x86_64", e))?;
+        let mut qemu = Qemu(child);
+        let boot_error = |qemu: &mut Qemu, what: &str| {
+            let how = match qemu.0.try_wait() {
+                Ok(Some(status)) => format!("QEMU ended: {status}"),
+                _ => format!("after {:.1} s", begin.elapsed().as_secs_f64()),
+            };
+            GuestError { kind: ErrorKind::Boot, what: format!("guest: {what} ({how})"), log: log_tail(&dir) }
+        };
+
+        // QEMU connects as it starts; the agent says hello when the guest is up.
+        listener.set_nonblocking(true).map_err(|e| io_error("agent socket", e))?;
+        let stream = loop {
+            if let Ok((s, _)) = listener.accept() {
+                break s;
+            }
+            if Instant::now() > deadline || !matches!(qemu.0.try_wait(), Ok(None)) {
+                return Err(boot_error(&mut qemu, "QEMU did not start"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let link = stream
+            .set_nonblocking(false)
+            .and_then(|()| stream.set_read_timeout(Some(left)))
+            .and_then(|()| Link::new(stream, dir.clone()))
+            .map_err(|e| boot_error(&mut qemu, &format!("the agent did not come up: {e}")))?;
+
+        let mut guest = Self {
+            link,
+            qemu,
+            gids: BTreeMap::new(),
+            link_local,
+            oob,
+            boot_time: Duration::ZERO,
+            _dir: temp,
+        };
+        let mut wanted = vec![link_local];
+        for ip in &config.ips {
+            wanted.push(gid_of(ip.split('/').next().unwrap_or(ip))?);
+        }
+        guest.wait_for_gids(&wanted, deadline)?;
+        guest.boot_time = begin.elapsed();
+        Ok(guest)
+    }
+
+    fn wait_for_gids(&mut self, wanted: &[Ipv6Addr], deadline: Instant) -> Result<()> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let out = self.exec(
+                "cd /sys/class/infiniband/rxe0/ports/1 && cat state && grep -H . gids/? gids/1?",
+                left,
+            )?;
+            let mut lines = out.stdout.lines();
+            let state = lines.next().unwrap_or("no rxe0").to_string();
+            // gids/1:0000:0000:0000:0000:0000:ffff:0a4d:0001
+            self.gids = lines
+                .filter_map(|l| l.strip_prefix("gids/")?.split_once(':'))
+                .filter_map(|(i, g)| Some((g.parse::<Ipv6Addr>().ok()?, i.parse().ok()?)))
+                .filter(|(g, _)| !g.is_unspecified())
+                .collect();
+            if state.contains("ACTIVE") && wanted.iter().all(|g| self.gids.contains_key(g)) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let what = format!("rxe0 is {state}; GIDs {:?}, wanted {wanted:?}", self.gids);
+                return Err(GuestError { kind: ErrorKind::Boot, what, log: log_tail(&self.link.dir) });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Runs `cmd` (`sh -c`) to its end, whatever its status; kills it at the time limit.
+    pub fn exec(&self, cmd: &str, timeout: Duration) -> Result<Output> {
+        let mut p = self.spawn(cmd)?;
+        p.close_stdin()?;
+        p.wait(timeout)
+    }
+
+    /// The same, and a status other than 0 is an error that shows the output.
+    pub fn check(&self, cmd: &str, timeout: Duration) -> Result<Output> {
+        let o = self.exec(cmd, timeout)?;
+        if o.status == 0 {
+            return Ok(o);
+        }
+        let what = format!("`{cmd}` ended with status {}\n{}{}", o.status, o.stdout, o.stderr);
+        Err(GuestError { kind: ErrorKind::Failed, what, log: log_tail(&self.link.dir) })
+    }
+
+    /// Starts `cmd` (`sh -c`) and lets it run.
+    pub fn spawn(&self, cmd: &str) -> Result<GuestProcess> {
+        self.link.spawn(cmd)
+    }
+
+    /// Waits until something in the guest listens on this port, TCP or rdma_cm. Programs say that they are ready
+    /// a moment before they are, if they say so at all.
+    pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
+        let cmd = format!(
+            "until grep -qs ':{port:04X} [0:]* 0A ' /proc/net/tcp /proc/net/tcp6 ||
+             rdma res show cm_id | grep LISTEN | grep -q ':{port} '; do usleep 20000; done"
+        );
+        match self.exec(&cmd, timeout) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(GuestError { what: format!("nothing listens on port {port}: {}", e.what), ..e }),
+        }
+    }
+
+    /// Starts a verbs shell; there may be many.
+    pub fn vsh(&self) -> Result<Vsh> {
+        let mut v = Vsh(self.spawn("ulimit -l unlimited; exec vsh")?);
+        v.cmd("device")?;
+        Ok(v)
+    }
+
+    /// The hardware counters of `rxe0` (those that `rdma statistic` shows).
+    pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
+        let o = self.check("cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *", SHORT)?;
+        let pair =
+            |l: &str| l.split_once(':').and_then(|(k, v)| Some((k.to_string(), v.trim().parse().ok()?)));
+        Ok(o.stdout.lines().filter_map(pair).filter(|(k, _)| k != "lifespan").collect())
+    }
+
+    /// The GID table: address (IPv4 ones as `::ffff:a.b.c.d`) and index.
+    pub fn gids(&self) -> &BTreeMap<Ipv6Addr, u32> {
+        &self.gids
+    }
+
+    /// The index of the GID that belongs to `ip`, for `-g`, `-x` and `sgid=`.
+    pub fn gid_index(&self, ip: &str) -> Result<u32> {
+        match self.gids.get(&gid_of(ip)?) {
+            Some(&i) => Ok(i),
+            None => error(ErrorKind::Io, format!("no GID for {ip}; there are {:?}", self.gids)),
+        }
+    }
+
+    /// The port of 127.0.0.1 that reaches the guest's TCP port `guest_port`; it must be in `oob`.
+    pub fn host_port(&self, guest_port: u16) -> Result<u16> {
+        match self.oob.iter().find(|p| p.1 == guest_port) {
+            Some(p) => Ok(p.0),
+            None => error(ErrorKind::Io, format!("port {guest_port} of the guest is not in its `oob`")),
+        }
+    }
+
+    /// The link-local address of its interface.
+    pub fn link_local(&self) -> Ipv6Addr {
+        self.link_local
+    }
+
+    /// How long it took to come up.
+    pub fn boot_time(&self) -> Duration {
+        self.boot_time
+    }
+
+    /// QEMU's process id.
+    pub fn pid(&self) -> u32 {
+        self.qemu.0.id()
+    }
+
+    /// The end of the guest's console and of QEMU's messages.
+    pub fn log(&self) -> String {
+        log_tail(&self.link.dir)
+    }
+}
+
+/// The directory of the image; an error that says what to do if there is none or QEMU is missing.
+fn image() -> Result<PathBuf> {
+    let how = format!("run {TESTS}/install (as root, or with sudo at hand)");
+    let found = |tool: &str| {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|d| d.join(tool).is_file())
+    };
+    for tool in ["qemu-system-x86_64", "setpriv"] {
+        if !found(tool) {
+            return error(ErrorKind::Missing, format!("{tool} is missing, which guest tests need: {how}"));
+        }
+    }
+    let mkimage = format!("{TESTS}/mkimage");
+    let out = Command::new(&mkimage).arg("-n").output().map_err(|e| io_error(&mkimage, e))?;
+    let dir = String::from_utf8_lossy(&out.stdout).trim().to_string();
+    if !out.status.success() {
+        let what = format!("there is no image of the test guest in {dir}: {how}, or only {mkimage}");
+        return error(ErrorKind::Missing, what);
+    }
+    Ok(dir.into())
+}
+
+fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Path) -> Result<Command> {
+    // QEMU separates options by commas and doubles those that are meant.
+    let text = |p: &Path| p.display().to_string().replace(',', ",,");
+    let (netdev, netns) = match &config.net {
+        Net::Dgram { local, remote } => {
+            let (l, r) = (text(local), text(remote));
+            (format!("dgram,id=n0,local.type=unix,local.path={l},remote.type=unix,remote.path={r}"), None)
+        }
+        Net::StreamListen { path } => {
+            (format!("stream,id=n0,server=on,addr.type=unix,addr.path={}", text(path)), None)
+        }
+        Net::StreamConnect { path } => {
+            (format!("stream,id=n0,server=off,addr.type=unix,addr.path={}", text(path)), None)
+        }
+        Net::Tap { ifname, netns } => {
+            (format!("tap,id=n0,ifname={ifname},script=no,downscript=no,vnet_hdr=off"), netns.as_ref())
+        }
+    };
+    let forwards: String = oob.iter().map(|(h, g)| format!(",hostfwd=tcp:127.0.0.1:{h}-:{g}")).collect();
+    let mut append = format!(
+        "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests init_on_alloc=0 audit=0 lsm= apparmor=0 \
+         urxe.mtu={} urxe.ip={}",
+        config.mtu,
+        config.ips.join(",")
+    );
+    // The guest's own calibration fails in one boot of seven under emulation, and then the guest hangs.
+    if let Some(khz) = tsc_khz() {
+        append += &format!(" tsc_early_khz={khz} no_timer_check");
+    }
+    let log = std::fs::File::create(dir.join("qemu.log")).map_err(|e| io_error("qemu.log", e))?;
+    let log2 = log.try_clone().map_err(|e| io_error("qemu.log", e))?;
+
+    let mut c = Command::new("setpriv");
+    c.args(["--pdeathsig", "KILL"]);
+    if let Some(ns) = netns {
+        c.args(["ip", "netns", "exec", ns]);
+    }
+    c.args(
+        "qemu-system-x86_64 -M microvm,acpi=on,rtc=on,pit=off,pic=off -accel tcg -cpu max -smp 1 -m 384"
+            .split(' '),
+    );
+    c.args(
+        "-nodefaults -no-user-config -display none -no-reboot -global virtio-mmio.force-legacy=false"
+            .split(' '),
+    );
+    c.arg("-serial").arg(format!("file:{}", text(&dir.join("console"))));
+    c.arg("-kernel").arg(image.join("vmlinux"));
+    c.arg("-initrd").arg(image.join("initrd"));
+    // status=off: else IPv6 comes up 0.6 s later
+    c.arg("-netdev").arg(netdev);
+    c.arg("-device").arg(format!("virtio-net-device,netdev=n0,mac={},status=off", config.mac));
+    c.arg("-netdev").arg(format!("user,id=n1{forwards}"));
+    c.arg("-device").arg("virtio-net-device,netdev=n1,mac=52:54:00:77:ff:01,status=off");
+    if let Some(pcap) = &config.pcap {
+        c.arg("-object").arg(format!("filter-dump,id=dump0,netdev=n0,file={},maxlen=65536", text(pcap)));
+    }
+    c.args(["-device", "virtio-serial-device"]);
+    c.arg("-chardev").arg(format!("socket,id=agent,path={},server=off", text(&dir.join("agent"))));
+    c.args(["-device", "virtserialport,chardev=agent,nr=1,name=agent"]);
+    c.arg("-append").arg(append);
+    c.stdin(Stdio::null()).stdout(log).stderr(log2);
+    Ok(c)
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Starts a process that `setpriv --pdeathsig` ends with us. That signal comes when the *thread* ends that
+/// started the process, and a test's thread may end before its guests do: so one thread, which never
+/// ends, starts them all.
+fn spawn_to_die_with_us(cmd: Command) -> io::Result<Child> {
+    type Request = (Command, Sender<io::Result<Child>>);
+    static TO_SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
+    let to_spawner = TO_SPAWNER.get_or_init(|| {
+        let (tx, rx) = mpsc::channel::<Request>();
+        std::thread::spawn(move || {
+            for (mut cmd, answer) in rx {
+                let _ = answer.send(cmd.spawn());
+            }
+        });
+        Mutex::new(tx)
+    });
+    let (tx, rx) = mpsc::channel();
+    to_spawner.lock().unwrap().send((cmd, tx)).map_err(io::Error::other)?;
+    rx.recv().map_err(io::Error::other)?
+}
+
+/// The frequency of this machine's time-stamp counter, which is the emulated one's, too.
+#[cfg(target_arch = "x86_64")]
+fn tsc_khz() -> Option<u64> {
+    // The reading with the least time around it, out of ten.
+    fn sample() -> (Instant, u64) {
+        let one = || {
+            let before = Instant::now();
+            // SAFETY: the instruction is on every x86_64 and touches no memory.
+            let tsc = unsafe { std::arch::x86_64::_rdtsc() };
+            (before.elapsed(), before, tsc)
+        };
+        let (_, at, tsc) = (0..10).map(|_| one()).min_by_key(|s| s.0).unwrap();
+        (at, tsc)
+    }
+    let a = sample();
+    std::thread::sleep(Duration::from_millis(10));
+    let b = sample();
+    let ns = b.0.duration_since(a.0).as_nanos() as u64;
+    Some((b.1 - a.1) * 1_000_000 / ns)
+}
+
+/// Others have none.
+#[cfg(not(target_arch = "x86_64"))]
+fn tsc_khz() -> Option<u64> {
+    None
+}

@@ -1,0 +1,269 @@
+//! Commands in the guest, over the link to its agent (`tests/guest/agent.c` has the protocol).
+
+use super::{ErrorKind, GuestError, Result, SHORT, error, log_tail};
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+enum Event {
+    Stdout(Vec<u8>),
+    Stderr(Vec<u8>),
+    Exit(i32),
+}
+
+struct Sessions {
+    next: u32,
+    open: HashMap<u32, Sender<Event>>,
+    /// The link has ended: no session can be opened.
+    closed: bool,
+}
+
+pub struct Link {
+    writer: Mutex<UnixStream>,
+    sessions: Mutex<Sessions>,
+    pub dir: PathBuf,
+}
+
+impl Link {
+    /// Waits for the agent's hello, which `stream`'s read timeout bounds, and then serves all sessions.
+    pub fn new(mut stream: UnixStream, dir: PathBuf) -> io::Result<Arc<Self>> {
+        let (kind, _, _) = read_frame(&mut stream)?;
+        if kind != b'H' {
+            return Err(io::Error::other("the agent did not say hello"));
+        }
+        stream.set_read_timeout(None)?;
+        // A guest that takes nothing for so long hangs.
+        stream.set_write_timeout(Some(SHORT))?;
+        let sessions = Mutex::new(Sessions { next: 1, open: HashMap::new(), closed: false });
+        let link = Arc::new(Self { writer: Mutex::new(stream.try_clone()?), sessions, dir });
+        let for_reader = Arc::clone(&link);
+        std::thread::Builder::new().name("guest".into()).spawn(move || {
+            for_reader.read_all(stream);
+            let mut s = for_reader.sessions.lock().unwrap();
+            s.closed = true;
+            s.open.clear(); // their receivers find the channel disconnected
+        })?;
+        Ok(link)
+    }
+
+    fn read_all(&self, mut stream: UnixStream) {
+        while let Ok((kind, sid, data)) = read_frame(&mut stream) {
+            let mut s = self.sessions.lock().unwrap();
+            let event = match kind {
+                b'O' => Event::Stdout(data),
+                b'E' => Event::Stderr(data),
+                b'X' if data.len() == 4 => Event::Exit(i32::from_be_bytes(data.try_into().unwrap())),
+                _ => return,
+            };
+            let last = matches!(event, Event::Exit(_));
+            if let Some(to) = s.open.get(&sid) {
+                let _ = to.send(event); // nobody may be waiting any more
+            }
+            if last {
+                s.open.remove(&sid);
+            }
+        }
+    }
+
+    fn send(&self, kind: u8, sid: u32, data: &[u8]) -> Result<()> {
+        let mut frame = vec![kind];
+        frame.extend(sid.to_be_bytes());
+        frame.extend((data.len() as u32).to_be_bytes());
+        frame.extend(data);
+        self.writer
+            .lock()
+            .unwrap()
+            .write_all(&frame)
+            .map_err(|e| self.gone(format!("no way to the guest: {e}")))
+    }
+
+    pub fn spawn(self: &Arc<Self>, cmd: &str) -> Result<GuestProcess> {
+        let (tx, rx) = mpsc::channel();
+        let sid = {
+            let mut s = self.sessions.lock().unwrap();
+            if s.closed {
+                drop(s);
+                return Err(self.gone("the guest is gone".into()));
+            }
+            s.next += 1;
+            let sid = s.next;
+            s.open.insert(sid, tx);
+            sid
+        };
+        self.send(b'C', sid, cmd.as_bytes())?;
+        Ok(GuestProcess {
+            link: Arc::clone(self),
+            sid,
+            rx,
+            cmd: cmd.into(),
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+            status: None,
+        })
+    }
+
+    pub fn gone(&self, what: String) -> GuestError {
+        GuestError { kind: ErrorKind::Gone, what, log: log_tail(&self.dir) }
+    }
+}
+
+fn read_frame(s: &mut UnixStream) -> io::Result<(u8, u32, Vec<u8>)> {
+    let mut h = [0; 9];
+    s.read_exact(&mut h)?;
+    let word = |at: usize| u32::from_be_bytes(h[at..at + 4].try_into().unwrap());
+    if word(5) > 1 << 20 {
+        return Err(io::Error::other("the agent's stream is out of step"));
+    }
+    let mut data = vec![0; word(5) as usize];
+    s.read_exact(&mut data)?;
+    Ok((h[0], word(1), data))
+}
+
+// ---- commands ----
+
+/// How a command in the guest ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The exit status; 128 + n if signal n ended it.
+    pub status: i32,
+    /// What it wrote to its standard output (from where `read_line` left off).
+    pub stdout: String,
+    /// What it wrote to its standard error.
+    pub stderr: String,
+}
+
+/// A command that runs in the guest; it is killed when this is dropped.
+pub struct GuestProcess {
+    pub(super) link: Arc<Link>,
+    sid: u32,
+    rx: Receiver<Event>,
+    cmd: String,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    status: Option<i32>,
+}
+
+impl GuestProcess {
+    /// Takes in what comes next, until `deadline`.
+    fn pump(&mut self, deadline: Instant) -> Result<()> {
+        match self.rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Event::Stdout(d)) => self.stdout.extend(d),
+            Ok(Event::Stderr(d)) => self.stderr.extend(d),
+            Ok(Event::Exit(status)) => self.status = Some(status),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(self.link.gone(format!("`{}`: the guest is gone", self.cmd)));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let tail =
+                    |b: &[u8]| String::from_utf8_lossy(&b[b.len().saturating_sub(2000)..]).into_owned();
+                let what = format!(
+                    "`{}` timed out\n--- its stdout ends:\n{}\n--- its stderr ends:\n{}",
+                    self.cmd,
+                    tail(&self.stdout),
+                    tail(&self.stderr)
+                );
+                return Err(GuestError { kind: ErrorKind::Timeout, what, log: log_tail(&self.link.dir) });
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line of its standard output, without the newline; `None` when it has ended.
+    pub fn read_line(&mut self, timeout: Duration) -> Result<Option<String>> {
+        let deadline = Instant::now() + timeout;
+        let mut seen = 0;
+        loop {
+            if let Some(n) = self.stdout[seen..].iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.stdout.drain(..=seen + n).collect();
+                return Ok(Some(String::from_utf8_lossy(&line[..line.len() - 1]).into_owned()));
+            }
+            seen = self.stdout.len();
+            if self.status.is_some() {
+                let rest = std::mem::take(&mut self.stdout);
+                return Ok((!rest.is_empty()).then(|| String::from_utf8_lossy(&rest).into_owned()));
+            }
+            self.pump(deadline)?;
+        }
+    }
+
+    /// Lines of its standard output up to the first that contains `text`, which is the answer.
+    pub fn wait_for(&mut self, text: &str, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.read_line(deadline.saturating_duration_since(Instant::now()))? {
+                Some(line) if line.contains(text) => return Ok(line),
+                Some(_) => {}
+                None => {
+                    let what = format!("`{}` ended without saying {text:?}: {self:?}", self.cmd);
+                    return error(ErrorKind::Gone, what);
+                }
+            }
+        }
+    }
+
+    /// Writes to its standard input.
+    pub fn write(&mut self, data: &[u8]) -> Result<()> {
+        data.chunks(16000).try_for_each(|c| self.link.send(b'I', self.sid, c))
+    }
+
+    /// Ends its standard input.
+    pub fn close_stdin(&mut self) -> Result<()> {
+        self.link.send(b'Z', self.sid, &[])
+    }
+
+    /// Has it ended? Does not wait.
+    pub fn has_ended(&mut self) -> bool {
+        while self.status.is_none() && self.pump(Instant::now()).is_ok() {}
+        self.status.is_some()
+    }
+
+    /// Waits for its end. It runs on if the time is over before, and may be waited for again.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.status {
+                let text = |b: &mut Vec<u8>| String::from_utf8_lossy(&std::mem::take(b)).into_owned();
+                return Ok(Output { status, stdout: text(&mut self.stdout), stderr: text(&mut self.stderr) });
+            }
+            self.pump(deadline)?;
+        }
+    }
+
+    /// Sends a signal to it and all it started.
+    pub fn signal(&mut self, signal: u8) -> Result<()> {
+        self.link.send(b'S', self.sid, &[signal])
+    }
+
+    /// Kills it and all it started, and waits for the end.
+    pub fn kill(&mut self) -> Result<Output> {
+        if self.status.is_none() {
+            self.signal(9)?;
+        }
+        self.wait(SHORT)
+    }
+}
+
+impl fmt::Debug for GuestProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuestProcess")
+            .field("cmd", &self.cmd)
+            .field("status", &self.status)
+            .field("stdout", &String::from_utf8_lossy(&self.stdout))
+            .field("stderr", &String::from_utf8_lossy(&self.stderr))
+            .finish()
+    }
+}
+
+impl Drop for GuestProcess {
+    fn drop(&mut self) {
+        if self.status.is_none() {
+            let _ = self.signal(9); // the guest may be gone already
+        }
+        self.link.sessions.lock().unwrap().open.remove(&self.sid);
+    }
+}

@@ -1,0 +1,159 @@
+//! The verbs shell; `tests/guest/README.md` has its commands.
+
+use super::{ErrorKind, GuestError, GuestProcess, Result, SHORT, error};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The words of an answer of `vsh`: `key=value`, or a word alone with an empty value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reply(pub BTreeMap<String, String>);
+
+impl Reply {
+    fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Self {
+        let pair = |w: &str| match w.split_once('=') {
+            Some((k, v)) => (k.to_string(), v.to_string()),
+            None => (w.to_string(), String::new()),
+        };
+        Self(words.map(pair).collect())
+    }
+
+    /// The value of `key`; the key must be there.
+    pub fn get(&self, key: &str) -> &str {
+        self.0.get(key).map(String::as_str).unwrap_or_else(|| panic!("no {key} in {self:?}"))
+    }
+
+    /// The value of `key` as a number, decimal or with 0x; the key must be there.
+    pub fn num(&self, key: &str) -> u64 {
+        let v = self.get(key);
+        let n = match v.strip_prefix("0x") {
+            Some(h) => u64::from_str_radix(h, 16),
+            None => v.parse(),
+        };
+        n.unwrap_or_else(|_| panic!("{key}={v} is not a number"))
+    }
+}
+
+/// A completion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wc {
+    /// The work request.
+    pub wr_id: u64,
+    /// `SUCCESS`, `REM_ACCESS_ERR`, … (`IBV_WC_` cut off).
+    pub status: String,
+    /// `SEND`, `RDMA_WRITE`, `RECV`, … (`IBV_WC_` cut off); empty unless the status is `SUCCESS`.
+    pub op: String,
+    /// The length, of receives and READs; 0 unless the status is `SUCCESS`.
+    pub len: u32,
+    /// The immediate data, as the host-order number.
+    pub imm: Option<u32>,
+    /// The R_Key that a SEND with invalidate named.
+    pub inv: Option<u32>,
+    /// The QP.
+    pub qpn: u32,
+    /// The sending QP, if the receive has a GRH (UD).
+    pub src_qp: Option<u32>,
+    /// The vendor's error code.
+    pub vendor: u32,
+}
+
+impl Wc {
+    fn parse(word: &str) -> Self {
+        let r = Reply::parse(word.split(','));
+        let opt = |k: &str| r.0.contains_key(k).then(|| r.num(k) as u32);
+        Self {
+            wr_id: r.num("wr_id"),
+            status: r.get("status").into(),
+            op: r.0.get("op").cloned().unwrap_or_default(),
+            len: opt("len").unwrap_or(0),
+            imm: opt("imm"),
+            inv: opt("inv"),
+            qpn: r.num("qpn") as u32,
+            src_qp: opt("src_qp"),
+            vendor: r.num("vendor") as u32,
+        }
+    }
+}
+
+/// A verbs shell that runs in the guest.
+pub struct Vsh(pub(super) GuestProcess);
+
+impl Vsh {
+    /// Sends one line; its answer is still to be read. Several may be under way.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        self.0.write(format!("{line}\n").as_bytes())
+    }
+
+    /// The next answer as it came, `ok …` or `err …`.
+    pub fn answer(&mut self, timeout: Duration) -> Result<String> {
+        match self.0.read_line(timeout)? {
+            Some(line) => Ok(line),
+            None => Err(self.0.link.gone(format!("vsh has ended: {:?}", self.0))),
+        }
+    }
+
+    /// One command and its answer as it came.
+    pub fn raw(&mut self, line: &str) -> Result<String> {
+        self.send(line)?;
+        self.answer(SHORT)
+    }
+
+    /// One command that must succeed, and the words of its answer.
+    pub fn cmd(&mut self, line: &str) -> Result<Reply> {
+        Ok(Reply::parse(self.ok(line, SHORT)?.split_whitespace()))
+    }
+
+    /// One command that must fail, and why it did.
+    pub fn fails(&mut self, line: &str) -> Result<String> {
+        let answer = self.raw(line)?;
+        match answer.strip_prefix("err ") {
+            Some(why) => Ok(why.into()),
+            None => error(ErrorKind::Failed, format!("vsh: `{line}` should have failed: {answer}")),
+        }
+    }
+
+    fn ok(&mut self, line: &str, timeout: Duration) -> Result<String> {
+        self.send(line)?;
+        let answer = self.answer(timeout)?;
+        match answer.strip_prefix("ok") {
+            Some(rest) => Ok(rest.trim().into()),
+            None => error(ErrorKind::Failed, format!("vsh: `{line}`: {answer}")),
+        }
+    }
+
+    /// Up to `n` completions of the CQ `cq`: as many as come within `timeout`.
+    pub fn poll(&mut self, n: usize, timeout: Duration) -> Result<Vec<Wc>> {
+        self.poll_cq("cq", n, timeout)
+    }
+
+    /// The same of another CQ.
+    pub fn poll_cq(&mut self, cq: &str, n: usize, timeout: Duration) -> Result<Vec<Wc>> {
+        let line = format!("poll {n} {} cq={cq}", timeout.as_millis());
+        Ok(self.ok(&line, timeout + SHORT)?.split_whitespace().map(Wc::parse).collect())
+    }
+
+    /// `len` bytes of the region `mr`.
+    pub fn get(&mut self, mr: &str, off: usize, len: usize) -> Result<Vec<u8>> {
+        let hex = self.ok(&format!("get {mr} {off} {len}"), SHORT)?;
+        let bad = |_| GuestError { kind: ErrorKind::Io, what: format!("not hex: {hex}"), log: String::new() };
+        (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).map_err(bad)).collect()
+    }
+
+    /// Writes `data` into the region `mr`.
+    pub fn set(&mut self, mr: &str, off: usize, data: &[u8]) -> Result<()> {
+        for (i, c) in data.chunks(16384).enumerate() {
+            let hex: String = c.iter().map(|b| format!("{b:02x}")).collect();
+            self.ok(&format!("set {mr} {} {hex}", off + i * 16384), SHORT)?;
+        }
+        Ok(())
+    }
+}
+
+/// What `vsh`'s `hash` says of these bytes (FNV-1a, 64 bit).
+pub fn hash(data: &[u8]) -> u64 {
+    data.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// What `vsh`'s `pattern` writes.
+pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| seed.wrapping_add(i as u8).wrapping_add((i >> 8) as u8)).collect()
+}

@@ -1,0 +1,227 @@
+//! A wire between two guests (or a guest and something else) that records, loses, doubles, swaps and
+//! corrupts RoCEv2 frames.
+#![allow(dead_code)] // each test takes what it needs
+
+use super::guest::Net;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// An end of the wire; a direction is named by the end that sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    A,
+    B,
+}
+
+/// What happens to a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It does not arrive.
+    Lose,
+    /// It arrives twice.
+    Double,
+    /// It arrives after the frame behind it.
+    Swap,
+    /// A bit of the ICRC is wrong.
+    Corrupt,
+}
+
+/// One direction.
+#[derive(Default)]
+struct Direction {
+    /// RoCEv2 frames seen since the faults were set.
+    seen: usize,
+    faults: BTreeMap<usize, Fault>,
+    lose_every: usize,
+    /// Loss in per mille, and the state of its random numbers.
+    lose_at_random: (u64, u64),
+    swapped: Option<Vec<u8>>,
+    total: usize,
+    lost: usize,
+}
+
+impl Direction {
+    fn fault(&mut self) -> Option<Fault> {
+        self.seen += 1;
+        self.total += 1;
+        // SplitMix64
+        self.lose_at_random.1 = self.lose_at_random.1.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.lose_at_random.1;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let random = (z ^ (z >> 31)) % 1000 < self.lose_at_random.0;
+        let every = self.lose_every != 0 && self.seen.is_multiple_of(self.lose_every);
+        if random || every { Some(Fault::Lose) } else { self.faults.get(&self.seen).copied() }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    ways: [Direction; 2],
+    pcap: Option<File>,
+}
+
+/// The wire; it ends when this is dropped.
+pub struct Wire {
+    dir: tempfile::TempDir,
+    state: Arc<Mutex<State>>,
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Wire {
+    /// Makes the wire; its ends need not be there yet.
+    pub fn start() -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("urxe-wire-").tempdir()?;
+        let state = Arc::new(Mutex::new(State::default()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        for (i, from, to) in [(0, "from-a", "b"), (1, "from-b", "a")] {
+            let socket = UnixDatagram::bind(dir.path().join(from))?;
+            socket.set_read_timeout(Some(Duration::from_millis(50)))?; // how soon `stop` is seen
+            // A receiver's queue may be as short as 10 frames, so wait for it, but not for a dead one.
+            socket.set_write_timeout(Some(Duration::from_millis(500)))?;
+            let (state, stop, to) = (Arc::clone(&state), Arc::clone(&stop), dir.path().join(to));
+            threads.push(std::thread::spawn(move || forward(i, &socket, &to, &state, &stop)));
+        }
+        Ok(Self { dir, state, stop, threads })
+    }
+
+    /// The sockets of one end: where it receives, and where it sends to.
+    pub fn paths(&self, end: End) -> (PathBuf, PathBuf) {
+        let (local, remote) = if end == End::A { ("a", "from-a") } else { ("b", "from-b") };
+        (self.dir.path().join(local), self.dir.path().join(remote))
+    }
+
+    /// The same for a guest.
+    pub fn net(&self, end: End) -> Net {
+        let (local, remote) = self.paths(end);
+        Net::Dgram { local, remote }
+    }
+
+    /// Records RoCEv2 frames, both ways, in a new pcap file (link type Ethernet, nanoseconds) from now on: each
+    /// that arrives, and the lost ones as well.
+    pub fn record(&self, file: &Path) -> io::Result<()> {
+        let mut f = File::create(file)?;
+        let head: [u32; 6] = [0xa1b2_3c4d, 2 | 4 << 16, 0, 0, 262_144, 1];
+        f.write_all(&head.map(u32::to_le_bytes).concat())?;
+        self.state.lock().unwrap().pcap = Some(f);
+        Ok(())
+    }
+
+    /// Ends the recording.
+    pub fn record_end(&self) {
+        self.state.lock().unwrap().pcap = None;
+    }
+
+    fn set(&self, from: End, f: impl FnOnce(&mut Direction)) {
+        let mut s = self.state.lock().unwrap();
+        let d = &mut s.ways[from as usize];
+        (d.seen, d.lose_every, d.lose_at_random) = (0, 0, (0, 0));
+        d.faults.clear();
+        f(d);
+    }
+
+    /// What happens to the nth, … RoCEv2 frame that `from` sends from now on; 1 is the next. This and the next
+    /// two replace what was set before for that direction.
+    pub fn faults(&self, from: End, faults: &[(usize, Fault)]) {
+        self.set(from, |d| d.faults.extend(faults.iter().copied()));
+    }
+
+    /// Loses every nth RoCEv2 frame.
+    pub fn lose_every(&self, from: End, n: usize) {
+        self.set(from, |d| d.lose_every = n);
+    }
+
+    /// Loses RoCEv2 frames at random: the same ones for the same seed.
+    pub fn lose_at_random(&self, from: End, per_mille: u64, seed: u64) {
+        self.set(from, |d| d.lose_at_random = (per_mille, seed));
+    }
+
+    /// No faults any more.
+    pub fn clear(&self) {
+        self.faults(End::A, &[]);
+        self.faults(End::B, &[]);
+    }
+
+    /// How many RoCEv2 frames `from` has sent in all, and how many of all its frames were lost.
+    pub fn count(&self, from: End) -> (usize, usize) {
+        let s = self.state.lock().unwrap();
+        (s.ways[from as usize].total, s.ways[from as usize].lost)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for t in self.threads.drain(..) {
+            let _ = t.join(); // has said what it panicked about
+        }
+    }
+}
+
+fn forward(way: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<State>, stop: &AtomicBool) {
+    let mut buf = vec![0; 70_000];
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(n) = socket.recv(&mut buf) else { continue }; // the timeout
+        let mut out = vec![buf[..n].to_vec()];
+        {
+            let mut s = state.lock().unwrap();
+            let State { ways, pcap } = &mut *s;
+            let d = &mut ways[way];
+            if is_roce(&out[0]) {
+                match d.fault() {
+                    Some(Fault::Lose) => {
+                        record(pcap, &out[0]);
+                        d.lost += 1;
+                        continue;
+                    }
+                    Some(Fault::Double) => out.push(out[0].clone()),
+                    Some(Fault::Corrupt) => *out[0].last_mut().unwrap() ^= 0x40,
+                    Some(Fault::Swap) => {
+                        d.swapped = out.pop();
+                        continue;
+                    }
+                    None => {}
+                }
+            }
+            out.extend(d.swapped.take());
+            out.iter().filter(|f| is_roce(f)).for_each(|f| record(pcap, f));
+        }
+        for f in &out {
+            if socket.send_to(f, to).is_err() {
+                state.lock().unwrap().ways[way].lost += 1; // nobody is there
+            }
+        }
+    }
+}
+
+fn record(pcap: &mut Option<File>, frame: &[u8]) {
+    if let Some(f) = pcap {
+        let t = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let n = frame.len() as u32;
+        let head = [t.as_secs() as u32, t.subsec_nanos(), n, n].map(u32::to_le_bytes).concat();
+        f.write_all(&head).and_then(|()| f.write_all(frame)).expect("the pcap file");
+    }
+}
+
+/// Is this UDP to port 4791?
+pub fn is_roce(f: &[u8]) -> bool {
+    let at = |i: usize, v: &[u8]| f.get(i..i + v.len()) == Some(v);
+    let o = if at(12, &[0x81, 0]) { 18 } else { 14 };
+    let ports = if at(o - 2, &[8, 0]) && at(o + 9, &[17]) {
+        o + usize::from(f[o] & 15) * 4
+    } else if at(o - 2, &[0x86, 0xdd]) && at(o + 6, &[17]) {
+        o + 40
+    } else {
+        return false;
+    };
+    at(ports + 2, &4791u16.to_be_bytes())
+}
