@@ -4,6 +4,8 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+pub mod udp;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -57,8 +59,14 @@ pub struct LinkCounters {
     pub rx_foreign: u64,
     /// Frames with a broken or unsupported header: truncated, IP options, fragments, wrong checksum.
     pub rx_malformed: u64,
+    /// Packets (or coalesced runs of them) that came when the receive buffer was full.
+    pub rx_overflow: u64,
     /// Packets that the kernel or a full queue refused.
     pub tx_dropped: u64,
+    /// Packets above the MTU of the path.
+    pub tx_oversized: u64,
+    /// Packets to where no route leads, or where nobody listens.
+    pub tx_unreachable: u64,
     /// Packets to an address whose MAC is not known (yet).
     pub tx_unresolved: u64,
 }
