@@ -151,7 +151,22 @@ impl UdpLink {
     }
 }
 
+/// What a packet takes of [`LinkInfo::window`] at the least: a shorter one costs the kernel hardly less.
+pub const MIN_CHARGE: usize = 1024;
+
 /// What may be in flight to a receive buffer that the kernel says is `rcvbuf` bytes.
+///
+/// The kernel charges a packet with the memory it takes, not its length. Measured on Linux 6.18, loopback,
+/// as length over charge:
+///
+/// | payload            | 4096 | 2048 | 1024 | 512  | 256  | 64   | 8    |
+/// | ------------------ | ---- | ---- | ---- | ---- | ---- | ---- | ---- |
+/// | singly             | 0.48 | 0.46 | 0.45 | 0.41 | 0.21 | 0.10 | 0.03 |
+/// | in bursts of 15    | 0.97 | 0.96 | 0.95 | 0.90 | 0.83 | 0.59 | 0.30 |
+///
+/// (In a burst, 830 bytes are shared by all; a single packet has them and a power of two to itself.) Up to a
+/// quarter of the buffer stays charged with what has been read already. So with 0.45 of three quarters a
+/// whole window of full packets fits even if none is coalesced; shorter ones need [`MIN_CHARGE`].
 fn window(rcvbuf: usize) -> usize {
     rcvbuf / 3
 }

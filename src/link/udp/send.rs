@@ -28,7 +28,7 @@ pub(super) struct Sender {
     /// Packets that cannot be gathered as they lie.
     scratch: Vec<u8>,
     /// Where the kernel refuses to segment: its interface cannot, or IPsec is on the way.
-    plain_to: Vec<IpAddr>,
+    pub plain_to: Vec<IpAddr>,
     segments: bool,
     /// Waits left in this turn.
     waits: u32,
