@@ -5,6 +5,7 @@
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
 pub mod fabric;
+pub mod udp;
 
 use std::io;
 use std::net::IpAddr;
@@ -39,8 +40,14 @@ pub struct LinkCounters {
     pub rx_foreign: u64,
     /// Frames with a broken or unsupported header: truncated, IP options, fragments, wrong checksum.
     pub rx_malformed: u64,
+    /// Packets (or coalesced runs of them) that came when the receive buffer was full.
+    pub rx_overflow: u64,
     /// Packets that the kernel or a full queue refused.
     pub tx_dropped: u64,
+    /// Packets above the MTU of the path.
+    pub tx_oversized: u64,
+    /// Packets to where no route leads, or where nobody listens.
+    pub tx_unreachable: u64,
     /// Packets to an address whose MAC is not known (yet).
     pub tx_unresolved: u64,
 }

@@ -11,6 +11,9 @@ use super::{Flow, ICRC_LEN, IpIdent, ROCE_PORT};
 /// The CRC of eight bytes of ones: where every computation starts.
 const AFTER_LRH: u32 = !0xdebb_20e3;
 
+/// What a UDP length field leaves for the payload.
+const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
+
 /// Bytes of the BTH up to and including byte 4, whose fourth the ICRC masks.
 const BTH_MASKED: usize = 5;
 
@@ -89,15 +92,43 @@ pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
 
 /// Whether the ICRC of packet `index` of a burst holds, with what is known of its identification.
 ///
-/// `udp_payload` is BTH to ICRC; anything shorter than that fails.
+/// Where the identification is unknown, `index` is tried first, which checks all 32 bits; any other that
+/// explains the ICRC is accepted, with don't-fragment set or clear, which checks 15.
+///
+/// `udp_payload` is BTH to ICRC; anything shorter or above 64 KiB fails.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-    if udp_payload.len() < super::BTH_LEN + ICRC_LEN {
-        return false;
-    }
-    let tail = &udp_payload[udp_payload.len() - ICRC_LEN..];
-    let received = u32::from_le_bytes([tail[0], tail[1], tail[2], tail[3]]);
     match ident {
-        IpIdent::Exact { id, flags } => compute(flow, id.wrapping_add(index), flags, udp_payload) == received,
-        IpIdent::Unknown => compute(flow, index, IpIdent::DONT_FRAGMENT, udp_payload) == received,
+        IpIdent::Exact { id, flags } => received(udp_payload)
+            .is_some_and(|icrc| icrc == compute(flow, id.wrapping_add(index), flags, udp_payload)),
+        IpIdent::Unknown => identify(flow, index, udp_payload).is_some(),
     }
 }
+
+/// The IPv4 identification and flags (as the 16 bits on the wire) that explain a packet's ICRC; `None` if
+/// none does, which is to say that the packet is corrupt. `likely` is an identification to try first.
+///
+/// IPv6 has neither: there it is `likely` and [`IpIdent::DONT_FRAGMENT`], or `None`.
+pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
+    let difference = received(udp_payload)? ^ compute(flow, likely, IpIdent::DONT_FRAGMENT, udp_payload);
+    if difference == 0 {
+        return Some((likely, IpIdent::DONT_FRAGMENT));
+    }
+    if flow.dst.is_ipv6() {
+        return None;
+    }
+    // From the identification on: 16 bytes of IP header, 8 of UDP.
+    let covered = 16 + 8 + udp_payload.len() - ICRC_LEN;
+    super::icrc_ident::recover(difference, covered, likely)
+}
+
+/// The ICRC that a packet carries, if it has the length of one.
+fn received(udp_payload: &[u8]) -> Option<u32> {
+    if !(super::BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len()) {
+        return None;
+    }
+    udp_payload.last_chunk().map(|icrc| u32::from_le_bytes(*icrc))
+}
+
+#[cfg(test)]
+#[path = "icrc_tests.rs"]
+mod tests;

@@ -9,6 +9,7 @@ mod flow;
 pub mod frame;
 mod headers;
 pub mod icrc;
+mod icrc_ident;
 mod ids;
 pub mod opcode;
 mod packet;

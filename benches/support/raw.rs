@@ -1,0 +1,140 @@
+//! Raw UDP on loopback, with nothing of a NIC around it: what the numbers of this NIC are compared with.
+//!
+//! Each function makes its own two sockets on ports that the kernel picks and returns a number or two.
+
+use std::io;
+use std::mem::size_of;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a stream of bursts reached.
+#[derive(Clone, Copy, Debug)]
+pub struct Throughput {
+    /// Gigabits of UDP payload that arrived, a second.
+    pub gbps: f64,
+    /// The share of what was sent that the receiver's socket had no room for.
+    pub lost: f64,
+}
+
+/// Half round trips, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct HalfRoundTrip {
+    /// The median.
+    pub p50: u64,
+    /// The 99th percentile.
+    pub p99: u64,
+}
+
+fn set(socket: &UdpSocket, level: i32, name: i32, value: i32) -> io::Result<()> {
+    let len = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the pointer is to an i32 that outlives the call, and `len` is its size.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Two connected sockets on 127.0.0.1.
+fn pair() -> io::Result<(UdpSocket, UdpSocket)> {
+    let (a, b) = (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
+    a.connect(b.local_addr()?)?;
+    b.connect(a.local_addr()?)?;
+    Ok((a, b))
+}
+
+/// Streams contiguous datagrams of `segment` bytes, `segments` to a call by UDP_SEGMENT, to a thread that takes
+/// them by UDP_GRO into one buffer.
+///
+/// The sender stays at most 1 MiB ahead of the receiver, as any reliable transport would: a sender that
+/// runs free mostly measures how fast the kernel drops.
+pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result<Throughput> {
+    const AHEAD: u64 = 1 << 20;
+    let (tx, rx) = pair()?;
+    set(&tx, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
+    set(&rx, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    if set(&rx, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20).is_err() {
+        set(&rx, libc::SOL_SOCKET, libc::SO_RCVBUF, 8 << 20)?;
+    }
+    rx.set_read_timeout(Some(Duration::from_millis(50)))?;
+    let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let data = vec![0x5a; segment * segments];
+    thread::scope(|s| {
+        s.spawn(|| {
+            let mut buffer = vec![0; 65_536];
+            while !done.load(Ordering::Relaxed) {
+                if let Ok(n) = rx.recv(&mut buffer) {
+                    received.fetch_add(n as u64, Ordering::Release);
+                }
+            }
+        });
+        let (start, mut sent, mut lost) = (Instant::now(), 0u64, 0u64);
+        let outcome = loop {
+            let elapsed = start.elapsed();
+            if elapsed >= time {
+                let arrived = received.load(Ordering::Acquire);
+                break Ok(Throughput {
+                    gbps: arrived as f64 * 8.0 / elapsed.as_secs_f64() / 1e9,
+                    lost: lost as f64 / sent.max(1) as f64,
+                });
+            }
+            let stuck = Instant::now();
+            while sent - lost - received.load(Ordering::Acquire) > AHEAD {
+                // On one core the receiver needs ours; and what never comes is lost.
+                thread::yield_now();
+                if stuck.elapsed() > Duration::from_millis(20) {
+                    lost = sent - received.load(Ordering::Acquire);
+                }
+            }
+            match tx.send(&data) {
+                Ok(n) => sent += n as u64,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => break Err(e),
+            }
+        };
+        done.store(true, Ordering::Relaxed);
+        outcome
+    })
+}
+
+/// Bounces a datagram of `bytes` between two threads that both poll with non-blocking receives.
+pub fn ping_pong(bytes: usize, rounds: usize) -> io::Result<HalfRoundTrip> {
+    const WARM_UP: usize = 2000;
+    let (a, b) = pair()?;
+    a.set_nonblocking(true)?;
+    b.set_nonblocking(true)?;
+    let done = AtomicBool::new(false);
+    thread::scope(|s| {
+        s.spawn(|| {
+            let mut buffer = [0; 65_536];
+            while !done.load(Ordering::Relaxed) {
+                if let Ok(n) = b.recv(&mut buffer) {
+                    let _ = b.send(&buffer[..n]);
+                }
+            }
+        });
+        let mut buffer = [0; 65_536];
+        let mut times = Vec::with_capacity(rounds);
+        let outcome = (0..rounds + WARM_UP).try_for_each(|round| {
+            let start = Instant::now();
+            a.send(&buffer[..bytes])?;
+            loop {
+                match a.recv(&mut buffer) {
+                    Ok(_) => break,
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            if round >= WARM_UP {
+                times.push(start.elapsed().as_nanos() as u64 / 2);
+            }
+            Ok(())
+        });
+        done.store(true, Ordering::Relaxed);
+        outcome?;
+        times.sort_unstable();
+        Ok(HalfRoundTrip { p50: times[times.len() / 2], p99: times[times.len() * 99 / 100] })
+    })
+}

@@ -1,0 +1,169 @@
+//! Socket addresses and control messages as the bytes the kernel reads and writes, in buffers that are reused.
+
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A `sockaddr_in` or `sockaddr_in6`.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Default)]
+pub(super) struct Name([u8; Name::ROOM]);
+
+impl Name {
+    /// Room for the larger of the two.
+    pub const ROOM: usize = size_of::<libc::sockaddr_in6>();
+
+    /// The address and the bytes it takes. `scope` is the interface of a link-local address, else 0.
+    pub fn new(ip: IpAddr, port: u16, scope: u32) -> (Name, usize) {
+        let mut b = [0; Name::ROOM];
+        b[2..4].copy_from_slice(&port.to_be_bytes());
+        let (family, len) = match ip {
+            IpAddr::V4(ip) => {
+                b[4..8].copy_from_slice(&ip.octets());
+                (libc::AF_INET, size_of::<libc::sockaddr_in>())
+            }
+            IpAddr::V6(ip) => {
+                b[8..24].copy_from_slice(&ip.octets());
+                b[24..28].copy_from_slice(&scope.to_ne_bytes());
+                (libc::AF_INET6, size_of::<libc::sockaddr_in6>())
+            }
+        };
+        b[0..2].copy_from_slice(&(family as u16).to_ne_bytes());
+        (Name(b), len)
+    }
+
+    /// Address and port.
+    pub fn get(&self) -> Option<(IpAddr, u16)> {
+        let b = &self.0;
+        let port = u16::from_be_bytes([b[2], b[3]]);
+        let ip = match i32::from(u16::from_ne_bytes([b[0], b[1]])) {
+            libc::AF_INET => IpAddr::V4(Ipv4Addr::from(*b[4..].first_chunk::<4>()?)),
+            libc::AF_INET6 => IpAddr::V6(Ipv6Addr::from(*b[8..].first_chunk::<16>()?)),
+            _ => return None,
+        };
+        Some((ip, port))
+    }
+
+    pub fn as_ptr(&self) -> *const libc::c_void {
+        self.0.as_ptr().cast()
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut libc::c_void {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+const fn align(len: usize) -> usize {
+    len.next_multiple_of(size_of::<usize>())
+}
+
+/// A `cmsghdr`: length as a `size_t`, level and type as `int`s.
+const HEADER: usize = align(size_of::<usize>() + 8);
+
+/// Room for the control messages of one datagram.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+pub(super) struct Control {
+    bytes: [u8; Control::ROOM],
+    len: usize,
+}
+
+impl Control {
+    /// Segment size, traffic class, hop limit and packet info together take 112 bytes.
+    pub const ROOM: usize = 128;
+
+    pub const fn new() -> Control {
+        Control { bytes: [0; Control::ROOM], len: 0 }
+    }
+
+    /// Bytes of the messages put so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a message.
+    pub fn put(&mut self, level: i32, kind: i32, data: &[u8]) {
+        let b = &mut self.bytes[self.len..];
+        b[..size_of::<usize>()].copy_from_slice(&(HEADER + data.len()).to_ne_bytes());
+        b[size_of::<usize>()..][..4].copy_from_slice(&level.to_ne_bytes());
+        b[size_of::<usize>() + 4..][..4].copy_from_slice(&kind.to_ne_bytes());
+        b[HEADER..][..data.len()].copy_from_slice(data);
+        self.len += align(HEADER + data.len());
+    }
+
+    /// Has the kernel send from this address.
+    pub fn put_source(&mut self, ip: IpAddr) {
+        match ip {
+            // in_pktinfo: interface index (any), source address, and an address that only receivers get.
+            IpAddr::V4(ip) => {
+                let mut info = [0; 12];
+                info[4..8].copy_from_slice(&ip.octets());
+                self.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            // in6_pktinfo: address, interface index (any).
+            IpAddr::V6(ip) => {
+                let mut info = [0; 20];
+                info[..16].copy_from_slice(&ip.octets());
+                self.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+        }
+    }
+
+    /// The messages in the first `len` bytes, as the kernel wrote them.
+    pub fn messages(&self, len: usize) -> impl Iterator<Item = (i32, i32, &[u8])> {
+        let mut rest = &self.bytes[..len.min(Control::ROOM)];
+        std::iter::from_fn(move || {
+            let header = rest.get(..HEADER)?;
+            let (len, kind) = header.split_first_chunk()?;
+            let (level, kind) = kind.split_first_chunk()?;
+            let len = usize::from_ne_bytes(*len);
+            let data = rest.get(HEADER..len)?;
+            let message = (i32::from_ne_bytes(*level), i32::from_ne_bytes(*kind.first_chunk()?), data);
+            rest = rest.get(align(len)..).unwrap_or_default();
+            Some(message)
+        })
+    }
+
+    pub fn as_ptr(&self) -> *const libc::c_void {
+        self.bytes.as_ptr().cast()
+    }
+
+    pub fn as_mut_ptr(&mut self) -> *mut libc::c_void {
+        self.bytes.as_mut_ptr().cast()
+    }
+}
+
+/// The number in a message's data: one byte or an `int`, as the kernel pleases.
+pub(super) fn number(data: &[u8]) -> Option<i32> {
+    match data {
+        [b] => Some(i32::from(*b)),
+        _ => data.first_chunk().map(|b| i32::from_ne_bytes(*b)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_they_were_made_of() {
+        for ip in ["127.1.2.3", "fd00::17"] {
+            let ip = ip.parse().unwrap();
+            assert_eq!(Name::new(ip, 4791, 0).0.get(), Some((ip, 4791)));
+        }
+        assert_eq!(Name::default().get(), None);
+    }
+
+    #[test]
+    fn control_messages_come_back_in_order() {
+        let mut c = Control::new();
+        c.put(1, 2, &7i32.to_ne_bytes());
+        c.put(3, 4, &[9]);
+        c.put_source("fd00::1".parse().unwrap());
+        let got: Vec<_> = c.messages(c.len()).map(|(l, k, d)| (l, k, d.len(), number(d))).collect();
+        assert_eq!(got[..2], [(1, 2, 4, Some(7)), (3, 4, 1, Some(9))]);
+        assert_eq!((got[2].2, got.len()), (20, 3));
+        // A length that makes no sense ends the list.
+        c.bytes[..8].fill(0);
+        assert_eq!(c.messages(c.len()).count(), 0);
+    }
+}

@@ -1,0 +1,128 @@
+//! Whose socket has a port: what a person wants to know who finds it taken.
+
+use std::fmt;
+use std::fs;
+use std::net::IpAddr;
+
+/// Who has a UDP port.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PortOwner {
+    /// A process.
+    Process {
+        /// Its id.
+        pid: u32,
+        /// Its short name.
+        name: String,
+    },
+    /// A process of this user, which we may not look into.
+    User(u32),
+    /// The kernel itself: rdma_rxe.
+    Kernel,
+    /// A socket that is gone by now or in a way not listed.
+    Unknown,
+}
+
+impl fmt::Display for PortOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PortOwner::Process { pid, name } => write!(f, "process {pid} ({name})"),
+            PortOwner::User(uid) => write!(f, "a process of uid {uid}"),
+            PortOwner::Kernel => write!(f, "the kernel (the rdma_rxe module?)"),
+            PortOwner::Unknown => write!(f, "an unknown socket"),
+        }
+    }
+}
+
+/// A line of /proc/net/udp.
+struct Entry {
+    uid: u32,
+    inode: u64,
+}
+
+impl PortOwner {
+    /// Looks for the socket that keeps `ip` from being bound to `port`.
+    pub fn find(ip: IpAddr, port: u16) -> PortOwner {
+        // Those of this thread's network namespace. A wildcard IPv6 socket may hold an IPv4 port too.
+        let lists = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
+        let entry = lists
+            .iter()
+            .filter_map(|list| fs::read_to_string(list).ok())
+            .find_map(|list| list.lines().skip(1).find_map(|line| clashing(line, ip, port)));
+        match entry {
+            None => PortOwner::Unknown,
+            Some(Entry { inode: 0, .. }) => PortOwner::Kernel,
+            Some(Entry { uid, inode }) => {
+                holder(inode).map_or(PortOwner::User(uid), |(pid, name)| PortOwner::Process { pid, name })
+            }
+        }
+    }
+}
+
+/// The socket of a line, if it is in the way of `ip` and `port`.
+fn clashing(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
+    let mut fields = line.split_ascii_whitespace();
+    let (addr, at) = fields.nth(1)?.split_once(':')?;
+    if u16::from_str_radix(at, 16).ok()? != port {
+        return None;
+    }
+    let bound = address(addr)?;
+    // A wildcard of another family only clashes if it is IPv6's, which may take IPv4 along.
+    let wild = bound.is_unspecified() && (bound.is_ipv6() || ip.is_ipv4());
+    let same_family = bound.is_ipv4() == ip.is_ipv4();
+    if !(bound == ip || wild || ip.is_unspecified() && same_family) {
+        return None;
+    }
+    Some(Entry { uid: fields.nth(5)?.parse().ok()?, inode: fields.nth(1)?.parse().ok()? })
+}
+
+/// The address as /proc prints it: 32-bit words in the machine's byte order.
+fn address(hex: &str) -> Option<IpAddr> {
+    let word = |i: usize| -> Option<[u8; 4]> {
+        Some(u32::from_str_radix(hex.get(i * 8..i * 8 + 8)?, 16).ok()?.to_ne_bytes())
+    };
+    match hex.len() {
+        8 => Some(IpAddr::from(word(0)?)),
+        32 => {
+            let mut octets = [0; 16];
+            for i in 0..4 {
+                octets[i * 4..][..4].copy_from_slice(&word(i)?);
+            }
+            Some(IpAddr::from(octets))
+        }
+        _ => None,
+    }
+}
+
+/// The process that has the socket open, as far as we may see.
+fn holder(inode: u64) -> Option<(u32, String)> {
+    let link = format!("socket:[{inode}]");
+    fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
+        let pid: u32 = process.file_name().to_str()?.parse().ok()?;
+        let holds = fs::read_dir(process.path().join("fd"))
+            .ok()?
+            .flatten()
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|to| to.as_os_str() == link.as_str()));
+        let name = || fs::read_to_string(process.path().join("comm")).unwrap_or_default().trim().to_owned();
+        holds.then(|| (pid, name()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn lines_of_proc_are_read() {
+        let v4 = "  77: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 21 2 0 0";
+        let ip = |s: &str| s.parse().unwrap();
+        let entry = clashing(v4, ip("127.0.0.1"), 4791).unwrap();
+        assert_eq!((entry.uid, entry.inode), (1000, 21));
+        assert!(clashing(v4, ip("0.0.0.0"), 4791).is_some());
+        assert!(clashing(v4, ip("127.0.0.2"), 4791).is_none());
+        assert!(clashing(v4, ip("127.0.0.1"), 4792).is_none());
+        assert!(clashing(v4, ip("::"), 4791).is_none());
+        let any6 = "1: 00000000000000000000000000000000:12B7 0:0 07 0:0 0:0 0 0 0 33 2 0 0";
+        assert_eq!(clashing(any6, ip("10.0.0.1"), 4791).unwrap().inode, 33);
+    }
+}

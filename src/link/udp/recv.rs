@@ -1,0 +1,176 @@
+//! Datagrams to bursts: coalesced by the kernel, into a few buffers that are reused.
+
+use std::io;
+use std::mem::zeroed;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use super::Local;
+use super::cmsg::{Control, Name, number};
+use crate::link::{LinkCounters, RxBurst};
+use crate::wire::{Flow, IpIdent};
+
+/// What the largest coalesced datagram fits into.
+const BUFFER: usize = 65_536;
+/// Datagrams to one system call at most. More would push each other out of the cache.
+const DEPTH: usize = 8;
+/// Errors of earlier sends that one turn reads off the socket.
+const MAX_ERRORS: usize = 16;
+
+pub(super) struct Receiver {
+    data: Vec<u8>,
+    names: [Name; DEPTH],
+    controls: [Control; DEPTH],
+    /// How many datagrams to ask for: one as long as they come singly, which is the quicker system call
+    /// for whoever waits for that one, and twice as many whenever as many came.
+    ask: usize,
+    pub counters: LinkCounters,
+}
+
+impl Receiver {
+    pub fn new() -> Receiver {
+        Receiver {
+            data: vec![0; BUFFER * DEPTH],
+            names: [Name::default(); DEPTH],
+            controls: [Control::new(); DEPTH],
+            ask: 1,
+            counters: LinkCounters::default(),
+        }
+    }
+
+    pub fn receive(
+        &mut self,
+        socket: &OwnedFd,
+        local: &Local,
+        sink: &mut dyn FnMut(RxBurst<'_>),
+    ) -> io::Result<usize> {
+        let mut arrived = [Arrived::default(); DEPTH];
+        let mut errors = 0;
+        let n = loop {
+            let error = match self.call(socket, &mut arrived[..self.ask]) {
+                Ok(n) => break n,
+                Err(error) => error,
+            };
+            match error.raw_os_error().unwrap_or_default() {
+                libc::EAGAIN => break 0,
+                libc::EINTR => {}
+                // What ICMP said of something sent before.
+                code if super::is_unreachable(code) && errors < MAX_ERRORS => {
+                    errors += 1;
+                    self.counters.tx_unreachable += 1;
+                }
+                libc::ENOMEM | libc::ENOBUFS => break 0,
+                _ => return Err(error),
+            }
+        };
+        self.ask = if n < self.ask { n.max(1) } else { (n * 2).min(DEPTH) };
+
+        let mut packets = 0;
+        for (i, arrived) in arrived[..n].iter().enumerate() {
+            match self.burst(i, arrived, local) {
+                Some(burst) => {
+                    packets += burst.data.len().div_ceil(burst.segment);
+                    sink(burst);
+                }
+                None => self.counters.rx_malformed += 1,
+            }
+        }
+        Ok(packets)
+    }
+
+    /// Receives up to `arrived.len()` datagrams.
+    fn call(&mut self, socket: &OwnedFd, arrived: &mut [Arrived]) -> io::Result<usize> {
+        // SAFETY: all zeros is a valid mmsghdr and a valid iovec: null pointers and zero lengths.
+        let (mut headers, mut slices): ([libc::mmsghdr; DEPTH], [libc::iovec; DEPTH]) = unsafe { zeroed() };
+        let buffers = self.data.chunks_exact_mut(BUFFER);
+        for ((((header, slice), buffer), name), control) in headers[..arrived.len()]
+            .iter_mut()
+            .zip(&mut slices)
+            .zip(buffers)
+            .zip(&mut self.names)
+            .zip(&mut self.controls)
+        {
+            *slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BUFFER };
+            let h = &mut header.msg_hdr;
+            h.msg_name = name.as_mut_ptr();
+            h.msg_namelen = Name::ROOM as _;
+            h.msg_iov = slice;
+            h.msg_iovlen = 1;
+            h.msg_control = control.as_mut_ptr();
+            h.msg_controllen = Control::ROOM as _;
+        }
+        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
+        let n = if let [one] = arrived {
+            // SAFETY: the header points at a name, a buffer and control room that live in `self`, each
+            // with its true size.
+            let len = unsafe { libc::recvmsg(fd, &mut headers[0].msg_hdr, flags) };
+            match u32::try_from(len) {
+                Ok(len) => headers[0].msg_len = len,
+                Err(_) => return Err(io::Error::last_os_error()),
+            }
+            *one = Arrived::from(&headers[0]);
+            return Ok(1);
+        } else {
+            let timeout = std::ptr::null_mut();
+            // SAFETY: as above, for as many headers as were filled in.
+            unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), arrived.len() as _, flags as _, timeout) }
+        };
+        let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+        for (arrived, header) in arrived.iter_mut().zip(&headers[..n]) {
+            *arrived = Arrived::from(header);
+        }
+        Ok(n)
+    }
+
+    /// What is in buffer `i`; `None` if it is not whole.
+    fn burst(&self, i: usize, arrived: &Arrived, local: &Local) -> Option<RxBurst<'_>> {
+        if arrived.len == 0 || arrived.truncated {
+            return None;
+        }
+        let (src, src_port) = self.names[i].get()?;
+        let mut flow = Flow::new(src, local.ip, src_port);
+        let mut segment = arrived.len;
+        let mut dst = (!local.wildcard).then_some(local.ip);
+        for (level, kind, data) in self.controls[i].messages(arrived.control) {
+            match (level, kind) {
+                (libc::SOL_UDP, libc::UDP_GRO) => segment = usize::try_from(number(data)?).ok()?,
+                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    flow.traffic_class = number(data)? as u8;
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    flow.hop_limit = number(data)? as u8;
+                }
+                // in_pktinfo: the header's destination is its last field; in6_pktinfo: the first.
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    dst = Some(IpAddr::from(*data.get(8..)?.first_chunk::<4>()?));
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    dst = Some(IpAddr::from(*data.first_chunk::<16>()?));
+                }
+                _ => {}
+            }
+        }
+        flow.dst = dst?;
+        let data = &self.data[i * BUFFER..][..arrived.len.min(BUFFER)];
+        (segment > 0).then_some(RxBurst { flow, ident: IpIdent::Unknown, segment, data })
+    }
+}
+
+/// What the kernel says of a datagram beside its bytes.
+#[derive(Clone, Copy, Default)]
+struct Arrived {
+    len: usize,
+    control: usize,
+    truncated: bool,
+}
+
+impl From<&libc::mmsghdr> for Arrived {
+    fn from(header: &libc::mmsghdr) -> Arrived {
+        Arrived {
+            len: header.msg_len as usize,
+            // A size_t with glibc, a socklen_t with musl.
+            control: header.msg_hdr.msg_controllen as _,
+            truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+        }
+    }
+}

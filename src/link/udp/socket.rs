@@ -1,0 +1,193 @@
+//! The socket: its options, its buffers, and what the machine says of its address.
+
+use std::io;
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::cmsg::Name;
+use super::owner::PortOwner;
+use super::{UdpLinkError, UdpOptions};
+use crate::wire::ROCE_PORT;
+
+/// The hop limit of [`crate::wire::Flow::new`]: what the socket sends unless told otherwise.
+pub(super) const HOP_LIMIT: u8 = 64;
+
+/// An address of this machine.
+pub(super) struct Local {
+    /// The address; may be link-local.
+    pub ip: IpAddr,
+    /// Its interface.
+    pub interface: String,
+    /// The interface's index.
+    pub index: u32,
+}
+
+/// What was opened.
+pub(super) struct Opened {
+    pub socket: OwnedFd,
+    /// The addresses it takes packets for.
+    pub locals: Vec<Local>,
+    /// The smallest MTU of their interfaces.
+    pub mtu: usize,
+    /// Whether the kernel segments and coalesces.
+    pub segments: bool,
+    /// What the kernel accounts received packets against.
+    pub rcvbuf: usize,
+}
+
+/// Opens and binds.
+pub(super) fn open(ip: IpAddr, options: &UdpOptions) -> Result<Opened, UdpLinkError> {
+    let fail = |what| move |source| UdpLinkError::System { ip, what, source };
+    let locals = locals(ip);
+    let socket = new_socket(ip).map_err(fail("opening a socket"))?;
+    configure(&socket, ip).map_err(fail("setting the socket's options"))?;
+    let segments = options.segmentation
+        && set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
+        && get::<libc::c_int>(&socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+    let rcvbuf = grow(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)
+        .map_err(fail("reading the receive buffer's size"))?;
+    grow(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
+        .map_err(fail("reading the send buffer's size"))?;
+    let scope = locals.iter().find(|l| l.ip == ip && is_link_local(ip)).map_or(0, |l| l.index);
+    bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
+        Some(libc::EADDRINUSE) => UdpLinkError::Taken { ip, owner: PortOwner::find(ip, ROCE_PORT) },
+        Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
+        _ => UdpLinkError::System { ip, what: "binding UDP port 4791", source },
+    })?;
+    let mtu = locals.iter().filter_map(|l| mtu(&socket, &l.interface).ok()).min().unwrap_or(1500);
+    Ok(Opened { socket, locals, mtu, segments, rcvbuf })
+}
+
+/// The addresses that a socket bound to `ip` takes packets for.
+fn locals(ip: IpAddr) -> Vec<Local> {
+    let mut found: Vec<Local> = pnet_datalink::interfaces()
+        .into_iter()
+        .filter(|i| i.is_up())
+        .flat_map(|i| {
+            let (interface, index) = (i.name, i.index);
+            i.ips.into_iter().map(move |net| (net, interface.clone(), index))
+        })
+        // All of 127/8 is local, though an interface names but one address of it.
+        .filter(|(net, _, _)| match ip.is_unspecified() {
+            true => net.is_ipv4() == ip.is_ipv4(),
+            false => net.ip() == ip || ip.is_loopback() && net.ip().is_loopback() && net.contains(ip),
+        })
+        .map(|(net, interface, index)| {
+            let ip = if ip.is_unspecified() { net.ip() } else { ip };
+            Local { ip, interface, index }
+        })
+        .collect();
+    if !ip.is_unspecified() {
+        found.truncate(1);
+    }
+    found
+}
+
+/// Whether an address means something only together with an interface.
+pub(super) fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip))
+}
+
+fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
+    let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Don't-fragment always, which is also what makes the kernel send identifications 0, 1, 2… in each burst;
+/// and the header fields of received packets that a NIC wants to know.
+fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
+    let wildcard = ip.is_unspecified();
+    if ip.is_ipv4() {
+        let set = |name, value| set(socket, libc::IPPROTO_IP, name, value);
+        set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+        set(libc::IP_TTL, HOP_LIMIT.into())?;
+        set(libc::IP_RECVTOS, 1)?;
+        set(libc::IP_RECVTTL, 1)?;
+        set(libc::IP_PKTINFO, wildcard.into())
+    } else {
+        let set6 = |name, value| set(socket, libc::IPPROTO_IPV6, name, value);
+        set6(libc::IPV6_V6ONLY, 1)?;
+        set6(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+        set6(libc::IPV6_DONTFRAG, 1)?;
+        set6(libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
+        set6(libc::IPV6_RECVTCLASS, 1)?;
+        set6(libc::IPV6_RECVHOPLIMIT, 1)?;
+        set6(libc::IPV6_RECVPKTINFO, wildcard.into())?;
+        // Most RoCEv2 senders put no UDP checksum, which plain IPv6 does not allow.
+        set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
+    }
+}
+
+/// Makes a buffer as large as `wanted` or as the kernel allows, and returns what it became.
+fn grow(socket: &OwnedFd, force: i32, plain: i32, wanted: usize) -> io::Result<usize> {
+    let value = i32::try_from(wanted).unwrap_or(i32::MAX / 2);
+    if set(socket, libc::SOL_SOCKET, force, value).is_err() {
+        // Never fails: the kernel takes rmem_max or wmem_max if this is above.
+        set(socket, libc::SOL_SOCKET, plain, value)?;
+    }
+    get::<libc::c_int>(socket, libc::SOL_SOCKET, plain).map(|n| n as usize)
+}
+
+/// Datagrams that the kernel threw away for want of room in the receive buffer.
+pub(super) fn overflowed(socket: &OwnedFd) -> u64 {
+    /// SK_MEMINFO_DROPS: the last of nine numbers.
+    const DROPS: usize = 8;
+    get::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
+}
+
+fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the pointer is to an int that outlives the call, and `len` is its size.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Types that any bytes are a value of.
+trait Plain: Default {}
+impl Plain for libc::c_int {}
+impl Plain for [u32; 9] {}
+
+fn get<T: Plain>(socket: &OwnedFd, level: i32, name: i32) -> io::Result<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`, whose type takes any bytes.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &mut len) } {
+        0 => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn bind(socket: &OwnedFd, ip: IpAddr, scope: u32) -> io::Result<()> {
+    let (name, len) = Name::new(ip, ROCE_PORT, scope);
+    // SAFETY: `name` holds `len` bytes of socket address and outlives the call.
+    match unsafe { libc::bind(socket.as_raw_fd(), name.as_ptr().cast(), len as libc::socklen_t) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The interface's MTU, asked of the socket: /sys may be that of another network namespace.
+fn mtu(socket: &OwnedFd, interface: &str) -> io::Result<usize> {
+    // SAFETY: all zeros is a valid ifreq: an empty name and a union of plain numbers.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // One byte less than there is room for, so that a zero ends it.
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(interface.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: SIOCGIFMTU reads the name of an ifreq and writes its `ifru_mtu`.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } {
+        // SAFETY: the call has succeeded, so this is the union's field that was written.
+        0 => Ok(unsafe { request.ifr_ifru.ifru_mtu } as usize),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

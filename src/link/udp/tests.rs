@@ -1,0 +1,404 @@
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant as Clock};
+
+use super::*;
+use crate::memory::{Access, HostSlice, PdId, Table};
+use crate::transport::Payload;
+use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
+
+// Every test has addresses of its own in 127/8, so that they run side by side.
+
+fn ip(s: &str) -> IpAddr {
+    s.parse().unwrap()
+}
+
+fn link(addr: &str) -> UdpLink {
+    UdpLink::bind(ip(addr), &UdpOptions::default()).unwrap()
+}
+
+fn without_segmentation(addr: &str) -> UdpLink {
+    UdpLink::bind(ip(addr), &UdpOptions { segmentation: false, ..UdpOptions::default() }).unwrap()
+}
+
+fn flow(from: &UdpLink, to: &UdpLink) -> Flow {
+    Flow::new(from.info.addresses[0], to.info.addresses[0], ROCE_PORT)
+}
+
+fn headers(psn: u32) -> Headers {
+    let bth = Bth { opcode: Opcode(0x04), psn: crate::wire::Psn::new(psn), ..Bth::default() };
+    Headers { bth, ..Headers::default() }
+}
+
+fn payload(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + seed * 7 + i / 256) as u8).collect()
+}
+
+/// Registered memory full of a pattern, with the table that vouches for it.
+fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
+    let mut memory = payload(len, 5).into_boxed_slice();
+    let mut table = Table::new();
+    let addr = memory.as_mut_ptr().expose_provenance();
+    // SAFETY: the memory is returned beside the table, lives as long in every test, and nothing writes it.
+    let info = unsafe { table.register(PdId(1), addr, len, addr as u64, Access::ALL) }.unwrap();
+    let slice = table.local(PdId(1), info.lkey, addr as u64, len as u32, Access::LOCAL_READ).unwrap();
+    (memory, table, slice)
+}
+
+/// A burst as it arrived: flow, segment size, and packets.
+struct Got {
+    flow: Flow,
+    segment: usize,
+    packets: Vec<Vec<u8>>,
+}
+
+/// Receives until there have been `packets`, or nothing more for a while. Every ICRC must hold.
+fn receive(link: &mut UdpLink, packets: usize) -> Vec<Got> {
+    let (mut got, mut count, mut last) = (Vec::new(), 0, Clock::now());
+    while count < packets && last.elapsed() < Duration::from_millis(300) {
+        let mut seen = 0;
+        let n = link
+            .receive(Instant(0), &mut |burst| {
+                for (index, packet) in burst.packets() {
+                    assert!(icrc::verify(&burst.flow, burst.ident, index, packet), "packet {index}");
+                    seen += 1;
+                }
+                let packets = burst.packets().map(|(_, p)| p.to_vec()).collect();
+                got.push(Got { flow: burst.flow, segment: burst.segment, packets });
+            })
+            .unwrap();
+        assert_eq!(n, seen);
+        count += n;
+        if n > 0 {
+            last = Clock::now();
+        }
+    }
+    got
+}
+
+fn data(packet: &[u8]) -> &[u8] {
+    Packet::parse(packet).unwrap().payload()
+}
+
+#[test]
+fn a_burst_from_user_memory_arrives_whole() {
+    let (mut a, mut b) = (link("127.10.0.1"), link("127.10.0.2"));
+    let (memory, _table, all) = region(15 * 4096 - 96);
+    let mut q = TxQueue::new(a.info.burst);
+    let (mut rest, mut psn) = (all, 0);
+    while !rest.is_empty() {
+        // Two pieces of memory a packet, as of two scatter-gather elements.
+        let (one, behind) = rest.split_at(rest.len().min(4096));
+        let (head, tail) = one.split_at(1000);
+        q.push(&flow(&a, &b), headers(psn), Payload::Gather(&[head, tail]));
+        (rest, psn) = (behind, psn + 1);
+    }
+    assert_eq!(q.bursts().len(), 1);
+    a.transmit(Instant(0), &q).unwrap();
+
+    let got = receive(&mut b, 15);
+    assert_eq!(got.len(), 1, "coalesced again");
+    assert_eq!((got[0].packets.len(), got[0].segment), (15, 4096 + 16));
+    let expected = Flow::new(ip("127.10.0.1"), ip("127.10.0.2"), ROCE_PORT);
+    assert_eq!(got[0].flow, expected);
+    let joined: Vec<u8> = got[0].packets.iter().flat_map(|p| data(p)).copied().collect();
+    assert_eq!(joined, &*memory);
+    assert_eq!(a.counters(), LinkCounters::default());
+    assert_eq!(b.counters(), LinkCounters::default());
+}
+
+#[test]
+fn many_bursts_go_in_one_turn_and_in_order() {
+    let (mut a, mut b, mut c) = (link("127.11.0.1"), link("127.11.0.2"), link("127.11.0.3"));
+    let mut q = TxQueue::new(a.info.burst);
+    for i in 0..300 {
+        let to = if i % 3 == 0 { &c } else { &b };
+        q.push(&flow(&a, to), headers(i), Payload::Bytes(&payload(20 + i as usize % 50, i as usize)));
+    }
+    assert!(q.bursts().len() > 2 * 64, "more than one system call takes");
+    for _ in 0..2 {
+        a.transmit(Instant(0), &q).unwrap();
+        for (link, expected) in [(&mut b, 200), (&mut c, 100)] {
+            let got = receive(link, expected);
+            let psns: Vec<u32> = got
+                .iter()
+                .flat_map(|g| &g.packets)
+                .map(|p| Packet::parse(p).unwrap().bth().psn.get())
+                .collect();
+            assert_eq!(psns.len(), expected);
+            assert!(psns.is_sorted());
+        }
+    }
+}
+
+#[test]
+fn ecn_dscp_and_hop_limit_arrive() {
+    let (mut a, mut b) = (link("127.12.0.1"), link("127.12.0.2"));
+    let flow = Flow { traffic_class: 0x6a, hop_limit: 17, ..flow(&a, &b) };
+    for packets in [1, 3] {
+        let mut q = TxQueue::new(a.info.burst);
+        (0..packets).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&[1; 300])));
+        a.transmit(Instant(0), &q).unwrap();
+        let got = receive(&mut b, packets as usize);
+        assert_eq!((got.len(), got[0].flow), (1, flow));
+    }
+}
+
+/// What identification every packet of a five-packet burst was sent with.
+fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
+    let mut q = TxQueue::new(BurstLimits::SEGMENTED);
+    (0..5).for_each(|i| q.push(&flow(a, b), headers(i), Payload::Bytes(&payload(1024, i as usize))));
+    a.transmit(Instant(0), &q).unwrap();
+    let got = receive(b, 5);
+    got.iter().flat_map(|g| g.packets.iter().map(|p| icrc::identify(&g.flow, 77, p).unwrap())).collect()
+}
+
+#[test]
+fn identifications_count_up_in_a_burst_and_don_t_fragment_is_set() {
+    let df = IpIdent::DONT_FRAGMENT;
+    let (mut a, mut b) = (link("127.13.0.1"), without_segmentation("127.13.0.2"));
+    // What the ICRCs were made for. The kernel segments before a socket that does not coalesce.
+    assert_eq!(identifications(&mut a, &mut b), [(0, df), (1, df), (2, df), (3, df), (4, df)]);
+    // Packets of their own all have identification 0, and ICRCs that say so.
+    assert_eq!(identifications(&mut b, &mut a), [(0, df); 5]);
+    assert_eq!(b.info.burst, BurstLimits::SINGLE);
+}
+
+#[test]
+fn where_segmentation_is_refused_packets_go_one_by_one() {
+    let (mut a, mut b) = (link("127.19.0.1"), link("127.19.0.2"));
+    a.sender.plain_to.push(ip("127.19.0.2"));
+    assert_eq!(identifications(&mut a, &mut b), [(0, IpIdent::DONT_FRAGMENT); 5]);
+}
+
+#[test]
+fn packets_above_the_mtu_are_no_reason_to_stop_segmenting() {
+    in_namespace(&[], || {
+        let run = |args: &[&str]| assert!(Command::new("ip").args(args).status().unwrap().success());
+        run(&["link", "set", "lo", "mtu", "1500"]);
+        let mut a = link("127.0.0.1");
+        assert_eq!(a.info.mtu, 1500);
+        let mut q = TxQueue::new(a.info.burst);
+        (0..4).for_each(|i| q.push(&flow(&a, &a), headers(i), Payload::Bytes(&[1; 2048])));
+        a.transmit(Instant(0), &q).unwrap();
+        q.clear();
+        (0..4).for_each(|i| q.push(&flow(&a, &a), headers(i), Payload::Bytes(&[1; 1024])));
+        a.transmit(Instant(0), &q).unwrap();
+        assert_eq!(a.counters(), LinkCounters { tx_oversized: 4, ..LinkCounters::default() });
+        assert!(a.sender.plain_to.is_empty());
+        assert_eq!(receive(&mut a, 4).iter().map(|g| g.packets.len()).sum::<usize>(), 4);
+    });
+}
+
+#[test]
+fn more_slices_than_the_kernel_takes_are_joined() {
+    let (mut a, mut b) = (link("127.14.0.1"), link("127.14.0.2"));
+    let (memory, _table, mut rest) = region(64 * 17 * 48);
+    let mut q = TxQueue::new(a.info.burst);
+    for psn in 0..64 {
+        let slices: Vec<HostSlice> = (0..17)
+            .map(|_| {
+                let (one, behind) = rest.split_at(48);
+                rest = behind;
+                one
+            })
+            .collect();
+        q.push(&flow(&a, &b), headers(psn), Payload::Gather(&slices));
+    }
+    assert!(q.bursts().next().unwrap().pieces().len() > 1024);
+    a.transmit(Instant(0), &q).unwrap();
+    let got = receive(&mut b, 64);
+    let joined: Vec<u8> = got.iter().flat_map(|g| &g.packets).flat_map(|p| data(p)).copied().collect();
+    assert_eq!(joined, &*memory);
+}
+
+#[test]
+fn what_cannot_leave_is_counted_and_the_rest_leaves() {
+    let (mut a, mut b) = (link("127.15.0.1"), link("127.15.0.2"));
+    let good = flow(&a, &b);
+    let mut q = TxQueue::new(a.info.burst);
+    q.push(&good, headers(0), Payload::Bytes(&[1; 65_510]));
+    q.push(&good, headers(1), Payload::Bytes(&[1; 10]));
+    q.push(&Flow { src_port: 50_000, ..good }, headers(2), Payload::Bytes(&[1; 10]));
+    q.push(&Flow { src: ip("198.51.100.9"), ..good }, headers(3), Payload::Bytes(&[1; 10]));
+    q.push(&Flow { src: ip("198.51.100.9"), ..good }, headers(4), Payload::Bytes(&[1; 10]));
+    q.push(&good, headers(5), Payload::Bytes(&[1; 10]));
+    a.transmit(Instant(0), &q).unwrap();
+    assert_eq!(receive(&mut b, 2).iter().map(|g| g.packets.len()).sum::<usize>(), 2);
+    let c = a.counters();
+    // Kernels differ in what they call a source address that is not theirs.
+    assert_eq!((c.tx_oversized, c.tx_dropped + c.tx_unreachable), (1, 3));
+}
+
+#[test]
+fn a_taken_port_and_a_foreign_address_are_said_clearly() {
+    let _a = link("127.16.0.1");
+    let error = UdpLink::bind(ip("127.16.0.1"), &UdpOptions::default()).err().unwrap();
+    let UdpLinkError::Taken { owner: PortOwner::Process { pid, .. }, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(*pid, std::process::id());
+    assert!(error.to_string().contains(&format!("taken by process {pid} (")), "{error}");
+
+    let error = UdpLink::bind(ip("198.51.100.9"), &UdpOptions::default()).err().unwrap();
+    assert!(matches!(error, UdpLinkError::NotLocal { .. }), "{error}");
+}
+
+#[test]
+fn an_empty_datagram_is_malformed() {
+    let mut a = link("127.17.0.1");
+    let other = UdpSocket::bind("127.17.0.2:0").unwrap();
+    other.send_to(&[], "127.17.0.1:4791").unwrap();
+    other.send_to(&[7; 12], "127.17.0.1:4791").unwrap();
+    let mut sizes = Vec::new();
+    while sizes.is_empty() {
+        a.receive(Instant(0), &mut |b| sizes.push(b.data.len())).unwrap();
+    }
+    assert_eq!((sizes, a.counters().rx_malformed), (vec![12], 1));
+    assert_eq!(a.receive(Instant(0), &mut |_| panic!("nothing is left")).unwrap(), 0);
+}
+
+/// Sends a window's worth that nobody reads meanwhile, in packets of this much payload; says how many of how many
+/// arrived.
+fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, usize) {
+    let (flow, bytes) = (flow(a, b), vec![9; payload]);
+    let most = b.info.window / (payload + 16).max(MIN_CHARGE);
+    let mut q = TxQueue::new(a.info.burst);
+    for first in (0..most).step_by(15) {
+        q.clear();
+        (first..most.min(first + 15)).for_each(|i| q.push(&flow, headers(i as u32), Payload::Bytes(&bytes)));
+        a.transmit(Instant(0), &q).unwrap();
+    }
+    (receive(b, most).iter().map(|g| g.packets.len()).sum(), most)
+}
+
+#[test]
+fn a_window_fits_unread_and_an_overflow_is_counted() {
+    for (i, segmentation) in [true, false].into_iter().enumerate() {
+        // What an unprivileged process gets on a stock system.
+        let options = UdpOptions { buffer: 212_992, segmentation };
+        let bind = |host: usize| UdpLink::bind(ip(&format!("127.18.{i}.{host}")), &options).unwrap();
+        let (mut a, mut b) = (bind(1), bind(2));
+        for payload in [4156, 4096, 3684, 2048, 1024, 650, 512, 256, 64, 8] {
+            let (arrived, sent) = unread_window(&mut a, &mut b, payload);
+            assert_eq!(arrived, sent, "payload {payload}, segmentation {segmentation}");
+        }
+        assert_eq!(b.counters().rx_overflow, 0);
+        b.info.window *= 10;
+        let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
+        assert!(arrived < sent);
+        // Of a coalesced run the kernel may count each packet or the run.
+        let lost = b.counters().rx_overflow;
+        assert!((1..=(sent - arrived) as u64).contains(&lost), "{lost} of {}", sent - arrived);
+    }
+}
+
+/// Runs `test` in a network namespace of its own, with these addresses on its loopback; not at all where
+/// making one needs a privilege that we lack.
+fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
+    thread::scope(|s| {
+        s.spawn(|| {
+            // SAFETY: no pointers; only this thread changes its namespace, and it ends here.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return eprintln!("skipped: no network namespace: {}", io::Error::last_os_error());
+            }
+            let run = |args: &[&str]| assert!(Command::new("ip").args(args).status().unwrap().success());
+            run(&["link", "set", "lo", "up"]);
+            for address in addresses {
+                run(&["addr", "add", address, "dev", "lo"]);
+            }
+            // The kernel makes an IPv6 address's local route a little later than the address.
+            let local = |ip: &str| {
+                let args = ["route", "get", ip, "from", ip];
+                let told = Command::new("ip").args(args).output().unwrap().stdout;
+                told.starts_with(b"local ")
+            };
+            let start = Clock::now();
+            for (ip, _) in addresses.iter().filter_map(|a| a.split_once('/')) {
+                while !local(ip) {
+                    assert!(start.elapsed() < Duration::from_secs(5), "{ip} does not become local");
+                    thread::sleep(Duration::from_millis(1));
+                }
+            }
+            test();
+        });
+    });
+}
+
+#[test]
+fn ipv6_works_the_same() {
+    in_namespace(&["fd00::1/128", "fd00::2/128"], || {
+        let (mut a, mut b) = (link("fd00::1"), link("fd00::2"));
+        assert_eq!((a.info.mtu, &a.info.name[..]), (65_536, "udp fd00::1"));
+        let flow = Flow { traffic_class: 0xb9, hop_limit: 9, ..flow(&a, &b) };
+        let mut q = TxQueue::new(a.info.burst);
+        (0..15).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(4096, 3))));
+        a.transmit(Instant(0), &q).unwrap();
+        let got = receive(&mut b, 15);
+        assert_eq!((got.len(), got[0].packets.len(), got[0].flow), (1, 15, flow));
+        assert!(got[0].packets.iter().all(|p| data(p) == payload(4096, 3)));
+
+        // rxe sends no UDP checksum over IPv6 either.
+        let rxe = UdpSocket::bind("[fd00::2]:0").unwrap();
+        let one: libc::c_int = 1;
+        // SAFETY: the pointer is to an int that outlives the call.
+        let rc = unsafe {
+            let value = (&raw const one).cast();
+            libc::setsockopt(rxe.as_raw_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, value, 4)
+        };
+        assert_eq!(rc, 0);
+        rxe.send_to(&[1; 16], "[fd00::1]:4791").unwrap();
+        let mut sizes = Vec::new();
+        let start = Clock::now();
+        while sizes.is_empty() && start.elapsed() < Duration::from_secs(1) {
+            a.receive(Instant(0), &mut |b| sizes.push((b.data.len(), b.flow.src))).unwrap();
+        }
+        assert_eq!(sizes, [(16, ip("fd00::2"))]);
+
+        // A namespace without a route to anywhere.
+        q.clear();
+        q.push(&Flow { dst: ip("fd77::1"), ..flow }, headers(0), Payload::Bytes(&[1; 8]));
+        q.push(&Flow { dst: ip("10.0.0.1"), ..flow }, headers(0), Payload::Bytes(&[1; 8]));
+        a.transmit(Instant(0), &q).unwrap();
+        assert_eq!((a.counters().tx_unreachable, a.counters().tx_dropped), (1, 1));
+    });
+}
+
+#[test]
+fn link_local_addresses_find_their_interface() {
+    in_namespace(&["fe80::7/64"], || {
+        for name in ["fe80::7", "::"] {
+            let mut a = link(name);
+            let me = ip("fe80::7");
+            assert!(a.info.addresses.contains(&me));
+            let mut q = TxQueue::new(a.info.burst);
+            q.push(&Flow::new(me, me, ROCE_PORT), headers(1), Payload::Bytes(&[1; 8]));
+            a.transmit(Instant(0), &q).unwrap();
+            let got = receive(&mut a, 1);
+            assert_eq!((got.len(), a.counters()), (1, LinkCounters::default()), "{name}");
+            assert_eq!((got[0].flow.src, got[0].flow.dst), (me, me));
+        }
+    });
+}
+
+#[test]
+fn a_wildcard_sends_from_and_takes_any_address() {
+    in_namespace(&["10.9.0.1/32", "10.9.0.2/32"], || {
+        let mut any = UdpLink::bind_any_v4(&UdpOptions::default()).unwrap();
+        // The loopback address last.
+        assert_eq!(any.info.addresses, [ip("10.9.0.1"), ip("10.9.0.2"), ip("127.0.0.1")]);
+        let flow = Flow::new(ip("10.9.0.2"), ip("10.9.0.1"), ROCE_PORT);
+        let mut q = TxQueue::new(any.info.burst);
+        (0..4).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(700, 1))));
+        any.transmit(Instant(0), &q).unwrap();
+        let got = receive(&mut any, 4);
+        assert_eq!((got.len(), got[0].packets.len(), got[0].flow), (1, 4, flow));
+
+        // Both families at once, and a specific address is in the wildcard's way.
+        UdpLink::bind_any_v6(&UdpOptions::default()).unwrap();
+        let taken = UdpLink::bind(ip("10.9.0.1"), &UdpOptions::default()).err().unwrap();
+        assert!(matches!(taken, UdpLinkError::Taken { owner: PortOwner::Process { .. }, .. }), "{taken}");
+    });
+}

@@ -1,0 +1,146 @@
+use crc::{CRC_32_ISO_HDLC, Crc};
+use proptest::prelude::*;
+
+use super::*;
+
+const ORACLE: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
+
+fn v4() -> Flow {
+    Flow::new("10.77.0.2".parse().unwrap(), "10.77.0.1".parse().unwrap(), 0xc121)
+}
+
+fn v6() -> Flow {
+    let ip = |s: &str| s.parse().unwrap();
+    Flow::new(ip("fe80::5054:ff:fe77:2"), ip("fe80::5054:ff:fe77:1"), 0xe341)
+}
+
+/// A UDP payload of `len` bytes whose ICRC was made with this identification and these flags.
+fn packet(flow: &Flow, id: u16, flags: u16, len: usize) -> Vec<u8> {
+    let mut p: Vec<u8> = (0..len).map(|i| (i * 7 + 3) as u8).collect();
+    let icrc = compute(flow, id, flags, &p);
+    p[len - ICRC_LEN..].copy_from_slice(&icrc.to_le_bytes());
+    p
+}
+
+/// xorshift64: the corruptions of a run are the same every time.
+fn next(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// An ACK of rxe over IPv4: identification 0x9bcd, BTH to ICRC.
+const RXE_ACK: [u8; 20] = [
+    0x11, 0x00, 0xff, 0xff, 0x00, 0x00, 0x00, 0x11, 0x00, 0x57, 0xaf, 0xd7, 0x1f, 0x00, 0x00, 0x01, 0xdf,
+    0x3f, 0x9b, 0xff,
+];
+/// An ACK of rxe over IPv6, with a traffic class and UDP checksum none.
+const RXE_ACK_V6: [u8; 20] = [
+    0x11, 0x00, 0xff, 0xff, 0x00, 0x00, 0x00, 0x4c, 0x00, 0x00, 0x01, 0x00, 0x1f, 0x00, 0x00, 0x01, 0x3e,
+    0x9f, 0xd3, 0xaa,
+];
+
+#[test]
+fn packets_of_rxe_verify() {
+    let seen = IpIdent::Exact { id: 0x9bcd, flags: IpIdent::DONT_FRAGMENT };
+    assert!(verify(&v4(), seen, 0, &RXE_ACK));
+    assert!(verify(&v4(), IpIdent::Unknown, 0, &RXE_ACK));
+    assert_eq!(identify(&v4(), 0, &RXE_ACK), Some((0x9bcd, IpIdent::DONT_FRAGMENT)));
+    assert!(!verify(&v4(), IpIdent::SENT, 0, &RXE_ACK));
+    assert!(verify(&v6(), IpIdent::Unknown, 3, &RXE_ACK_V6));
+}
+
+#[test]
+fn what_routers_change_does_not_count() {
+    let changed = Flow { traffic_class: 0xc2, hop_limit: 3, ..v4() };
+    // A CNP as a ConnectX sends it: opcode 0x81 with BECN set (byte 4), 16 bytes of zeros.
+    let mut cnp = [0u8; 12 + 16 + 4];
+    (cnp[0], cnp[2], cnp[3], cnp[7]) = (0x81, 0xff, 0xff, 0x11);
+    let plain = compute(&v4(), 0, IpIdent::DONT_FRAGMENT, &cnp);
+    cnp[4] = 0x40;
+    assert_eq!(compute(&changed, 0, IpIdent::DONT_FRAGMENT, &cnp), plain);
+}
+
+#[test]
+fn every_identification_is_found_at_every_length() {
+    for len in [16, 17, 20, 100, 231, 232, 233, 276, 1044, 1500, 4116, 8192, 9000, 65_507] {
+        for id in [0, 1, 2, 15, 63, 64, 255, 256, 0x1234, 0x8000, 0xff00, 0xfffe, 0xffff] {
+            for flags in [IpIdent::DONT_FRAGMENT, 0] {
+                let p = packet(&v4(), id, flags, len);
+                for likely in [0, 5, id] {
+                    assert_eq!(identify(&v4(), likely, &p), Some((id, flags)), "{len} bytes, {id:#x}");
+                }
+                assert!(verify(&v4(), IpIdent::Unknown, 9, &p));
+            }
+        }
+    }
+}
+
+#[test]
+fn corrupt_packets_are_rejected() {
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    let (mut accepted_v4, mut accepted_v6) = (0, 0);
+    // Random changes; 200,000 of them for a mean of 200,000 / 2^15 = 6 that some identification explains.
+    for i in 0..200_000 {
+        let len = 24 + (i % 40) * 4;
+        for (flow, accepted) in [(v4(), &mut accepted_v4), (v6(), &mut accepted_v6)] {
+            let mut p = packet(&flow, i as u16, IpIdent::DONT_FRAGMENT, len);
+            let before = p.clone();
+            for _ in 0..1 + next(&mut state) % 4 {
+                let at = next(&mut state) as usize % len;
+                // Byte 4 is masked, so a change there is none.
+                p[if at == 4 { 5 } else { at }] ^= 1 << (next(&mut state) % 8);
+            }
+            *accepted += usize::from(p != before && verify(&flow, IpIdent::Unknown, i as u16, &p));
+        }
+    }
+    println!("accepted of 200,000 corruptions: {accepted_v4} over IPv4, {accepted_v6} over IPv6");
+    assert!(accepted_v4 <= 16, "{accepted_v4} of 200,000");
+    assert_eq!(accepted_v6, 0);
+}
+
+#[test]
+fn short_ones_fail() {
+    for len in 0..16 {
+        assert!(!verify(&v4(), IpIdent::Unknown, 0, &vec![0xff; len]));
+        assert!(!verify(&v6(), IpIdent::SENT, 0, &vec![0xff; len]));
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_oracle_agrees_wherever_it_is_cut(
+        payload in proptest::collection::vec(any::<u8>(), 16..2000),
+        cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..6),
+        id: u16,
+        six: bool,
+    ) {
+        let flow = if six { v6() } else { v4() };
+        let covered = payload.len() - ICRC_LEN;
+
+        // All that is covered, joined, by another implementation of the CRC and of the headers.
+        let mut frame = Vec::new();
+        crate::wire::frame::append_ip_udp(&mut frame, &flow, id, payload.len());
+        let masked: &[usize] = if six { &[1, 2, 3, 7, 46, 47] } else { &[1, 8, 10, 11, 26, 27] };
+        masked.iter().for_each(|&at| frame[at] = 0xff);
+        if six {
+            frame[0] |= 0x0f;
+        }
+        let mut all = vec![0xff; 8];
+        all.extend_from_slice(&frame);
+        let bth = all.len();
+        all.extend_from_slice(&payload[..covered]);
+        all[bth + 4] = 0xff;
+        let expected = ORACLE.checksum(&all);
+
+        let mut at: Vec<usize> = cuts.iter().map(|c| 12 + c.index(covered - 11)).collect();
+        at.extend([12, covered]);
+        at.sort_unstable();
+        let mut icrc = Icrc::after_udp(&flow, id, IpIdent::DONT_FRAGMENT, payload.len());
+        icrc.update_headers(&payload[..12]);
+        at.windows(2).for_each(|w| icrc.update(&payload[w[0]..w[1]]));
+        prop_assert_eq!(icrc.value(), expected);
+        prop_assert_eq!(compute(&flow, id, IpIdent::DONT_FRAGMENT, &payload), expected);
+    }
+}
