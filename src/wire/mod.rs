@@ -10,6 +10,7 @@ pub mod frame;
 mod headers;
 pub mod icrc;
 mod ids;
+mod mac;
 pub mod opcode;
 mod packet;
 mod psn;
@@ -20,6 +21,7 @@ pub use headers::{
     NakCode, Reth, Syndrome,
 };
 pub use ids::{AckTimeout, Gid, LKey, Mtu, PKey, QKey, Qpn, RKey, RnrTimer};
+pub use mac::{Mac, MacError, solicited_node};
 pub use opcode::{Opcode, Operation, Position, Transport};
 pub use packet::{ICRC_LEN, Packet, WireError, pad_count};
 pub use psn::Psn;
