@@ -4,6 +4,10 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+mod frame_queue;
+mod loopback;
+pub mod station;
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
