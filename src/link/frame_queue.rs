@@ -41,6 +41,20 @@ impl FrameQueue {
         }
     }
 
+    /// Drops the first `n` bytes, which may end within a frame.
+    pub fn consume(&mut self, n: usize) {
+        self.head += n;
+        let mut left = n;
+        while let Some(len) = self.lens.front_mut() {
+            if left < *len {
+                *len -= left;
+                return;
+            }
+            left -= *len;
+            self.lens.pop_front();
+        }
+    }
+
     /// All frames, one after the other.
     pub fn as_bytes(&self) -> &[u8] {
         if self.lens.is_empty() { &[] } else { &self.bytes[self.head..] }

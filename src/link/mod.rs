@@ -4,8 +4,11 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+mod cut;
 mod frame_queue;
+mod frames;
 mod loopback;
+mod spec;
 pub mod station;
 
 use std::io;
@@ -14,6 +17,9 @@ use std::os::fd::BorrowedFd;
 
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
+
+pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 
 /// What a link is like.
 #[derive(Clone, Debug)]

@@ -164,17 +164,19 @@ impl Station {
 
     /// Keeps a frame to `dst` that [`resolve`](Self::resolve) knows no MAC for; `write` appends it, with
     /// any destination MAC. It leaves by [`poll_transmit`](Self::poll_transmit) or counts as unresolved.
-    pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) {
-        let Hop::Host(hop) = self.next_hop(dst) else {
-            self.unresolved += 1;
-            return;
-        };
-        if self.held.byte_len() >= MAX_HELD_BYTES {
-            self.unresolved += 1;
-            return;
+    /// Without a route or room it counts as that at once: false, and `write` was not called.
+    pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        match self.next_hop(dst) {
+            Hop::Host(hop) if self.held.byte_len() < MAX_HELD_BYTES => {
+                self.held.push_with(write);
+                self.held_for.push_back(hop);
+                true
+            }
+            _ => {
+                self.unresolved += 1;
+                false
+            }
         }
-        self.held.push_with(write);
-        self.held_for.push_back(hop);
     }
 
     /// Sends an echo request. False if there is no address or route to send it from.
@@ -185,7 +187,7 @@ impl Station {
         let own = self.config.mac;
         match mac {
             Some(mac) => self.emit(|out, own| frame::append_echo(out, mac, own, &echo, data)),
-            None => self.hold(dst, |out| frame::append_echo(out, Mac::default(), own, &echo, data)),
+            None => return self.hold(dst, |out| frame::append_echo(out, Mac::default(), own, &echo, data)),
         }
         true
     }
