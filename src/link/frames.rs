@@ -269,18 +269,24 @@ impl FramesLink {
                 return false;
             }
             let left = PATIENCE.saturating_sub(start.elapsed());
-            let (Some(fd), false) = (self.socket.fd(), left.is_zero()) else {
+            if left.is_zero() {
                 self.stalled = true;
                 break;
-            };
-            // Two that wait for each other would wait for ever: go on reading.
-            let mut flags = PollFlags::POLLOUT;
-            flags.set(PollFlags::POLLIN, self.rx.len() < RX_BACKLOG);
-            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-            let _ = poll(&mut [PollFd::new(fd, flags)], timeout);
-            self.socket.fill(&mut self.rx, RX_BACKLOG);
+            }
+            self.wait_writable(left);
         }
         self.tx.byte_len() >= BACKLOG_BYTES
+    }
+
+    /// Waits until the peer takes more, and goes on reading meanwhile: two that only wait for each other
+    /// to read would do so for ever.
+    fn wait_writable(&mut self, at_most: Duration) {
+        let Some(fd) = self.socket.fd() else { return };
+        let mut flags = PollFlags::POLLOUT;
+        flags.set(PollFlags::POLLIN, self.rx.len() < RX_BACKLOG);
+        let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::ZERO);
+        let _ = poll(&mut [PollFd::new(fd, flags)], timeout);
+        self.socket.fill(&mut self.rx, RX_BACKLOG);
     }
 
     fn handle_front(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
@@ -296,6 +302,18 @@ impl FramesLink {
             Outcome::EchoReply { .. } | Outcome::Handled => {}
         }
         0
+    }
+}
+
+impl Drop for FramesLink {
+    /// The last packets, acknowledgements mostly, get a moment to leave.
+    fn drop(&mut self) {
+        let start = std::time::Instant::now();
+        self.flush();
+        while !self.tx.is_empty() && start.elapsed() < PATIENCE {
+            self.wait_writable(PATIENCE.saturating_sub(start.elapsed()));
+            self.flush();
+        }
     }
 }
 
