@@ -4,7 +4,13 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+mod cut;
 pub mod fabric;
+mod frame_queue;
+mod frames;
+mod loopback;
+mod spec;
+pub mod station;
 pub mod udp;
 
 use std::io;
@@ -13,6 +19,9 @@ use std::os::fd::BorrowedFd;
 
 pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
+
+pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 
 /// What a link is like.
 #[derive(Clone, Debug)]

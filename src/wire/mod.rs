@@ -11,6 +11,7 @@ mod headers;
 pub mod icrc;
 mod icrc_ident;
 mod ids;
+mod mac;
 pub mod opcode;
 mod packet;
 mod psn;
@@ -21,6 +22,7 @@ pub use headers::{
     NakCode, Reth, Syndrome,
 };
 pub use ids::{AckTimeout, Gid, LKey, Mtu, PKey, QKey, Qpn, RKey, RnrTimer};
+pub use mac::{Mac, MacError, solicited_node};
 pub use opcode::{HeaderSet, Opcode, Operation, Position, Transport};
 pub use packet::{ICRC_LEN, Packet, WireError, pad_count};
 pub use psn::Psn;

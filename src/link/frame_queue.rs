@@ -1,0 +1,104 @@
+use std::collections::VecDeque;
+
+/// Frames in a row, in one buffer that is reused: no allocation once it has grown to its usual size.
+#[derive(Debug, Default)]
+pub(crate) struct FrameQueue {
+    bytes: Vec<u8>,
+    /// Where the first frame starts.
+    head: usize,
+    lens: VecDeque<usize>,
+}
+
+/// What has been consumed is moved out of the way only in lumps of this size.
+const COMPACT_ABOVE: usize = 256 * 1024;
+
+impl FrameQueue {
+    /// Appends a frame that `write` adds to the end of the buffer it gets.
+    pub fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.lens.is_empty() {
+            self.bytes.clear();
+            self.head = 0;
+        } else if self.head > COMPACT_ABOVE && self.head > self.bytes.len() / 2 {
+            self.bytes.drain(..self.head);
+            self.head = 0;
+        }
+        let start = self.bytes.len();
+        write(&mut self.bytes);
+        self.lens.push_back(self.bytes.len() - start);
+    }
+
+    pub fn push(&mut self, frame: &[u8]) {
+        self.push_with(|out| out.extend_from_slice(frame));
+    }
+
+    pub fn front(&self) -> Option<&[u8]> {
+        self.lens.front().map(|len| &self.bytes[self.head..][..*len])
+    }
+
+    pub fn pop(&mut self) {
+        if let Some(len) = self.lens.pop_front() {
+            self.head += len;
+        }
+    }
+
+    /// Drops the first `n` bytes, which may end within a frame.
+    pub fn consume(&mut self, n: usize) {
+        self.head += n;
+        let mut left = n;
+        while let Some(len) = self.lens.front_mut() {
+            if left < *len {
+                *len -= left;
+                return;
+            }
+            left -= *len;
+            self.lens.pop_front();
+        }
+    }
+
+    /// All frames, one after the other.
+    pub fn as_bytes(&self) -> &[u8] {
+        if self.lens.is_empty() { &[] } else { &self.bytes[self.head..] }
+    }
+
+    pub fn len(&self) -> usize {
+        self.lens.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lens.is_empty()
+    }
+
+    pub fn byte_len(&self) -> usize {
+        self.as_bytes().len()
+    }
+
+    pub fn clear(&mut self) {
+        self.lens.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_out_as_they_went_in() {
+        let mut q = FrameQueue::default();
+        let mut next = 0u32;
+        for i in 0..5000u32 {
+            q.push(&i.to_be_bytes().repeat(100));
+            if i % 3 != 0 {
+                assert_eq!(q.front().unwrap(), next.to_be_bytes().repeat(100));
+                q.pop();
+                next += 1;
+            }
+        }
+        assert_eq!(q.byte_len(), q.len() * 400);
+        while let Some(frame) = q.front() {
+            assert_eq!(frame, next.to_be_bytes().repeat(100));
+            q.pop();
+            next += 1;
+        }
+        assert_eq!((next, q.byte_len()), (5000, 0));
+    }
+}

@@ -1,0 +1,253 @@
+//! The unix socket under a [`FramesLink`](super::FramesLink): datagrams, or a stream with lengths.
+
+use std::fs;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use super::FramesWire;
+use crate::link::frame_queue::FrameQueue;
+
+/// The largest frame: an IP packet of 64 KiB with its Ethernet header and two tags.
+const MAX_FRAME: usize = 65_535 + 22;
+
+/// Bytes of the length before each frame of a stream.
+const LENGTH: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct Socket {
+    kind: Kind,
+    /// The path that is ours to remove.
+    bound: Option<PathBuf>,
+    /// Read, and not yet whole frames (stream), or room for one (datagram).
+    buffer: Vec<u8>,
+    filled: usize,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Dgram { socket: UnixDatagram, remote: PathBuf, connected: bool },
+    Listen { listener: UnixListener, stream: Option<UnixStream> },
+    Connect { path: PathBuf, stream: Option<UnixStream> },
+}
+
+impl Socket {
+    pub fn open(wire: &FramesWire) -> io::Result<Socket> {
+        let (kind, bound, room) = match wire {
+            FramesWire::Dgram { local, remote } => {
+                clear_stale(local, |p| UnixDatagram::unbound()?.connect(p))?;
+                let socket = UnixDatagram::bind(local)?;
+                socket.set_nonblocking(true)?;
+                let kind = Kind::Dgram { socket, remote: remote.clone(), connected: false };
+                (kind, Some(local.clone()), MAX_FRAME)
+            }
+            FramesWire::Listen(path) => {
+                clear_stale(path, |p| UnixStream::connect(p).map(drop))?;
+                let listener = UnixListener::bind(path)?;
+                listener.set_nonblocking(true)?;
+                (Kind::Listen { listener, stream: None }, Some(path.clone()), 4 * MAX_FRAME)
+            }
+            FramesWire::Connect(path) => {
+                let stream = UnixStream::connect(path)?;
+                stream.set_nonblocking(true)?;
+                (Kind::Connect { path: path.clone(), stream: Some(stream) }, None, 4 * MAX_FRAME)
+            }
+        };
+        Ok(Socket { kind, bound, buffer: vec![0; room], filled: 0 })
+    }
+
+    /// Whether anybody may be at the other end.
+    pub fn is_connected(&self) -> bool {
+        match &self.kind {
+            Kind::Dgram { .. } => true,
+            Kind::Listen { stream, .. } | Kind::Connect { stream, .. } => stream.is_some(),
+        }
+    }
+
+    /// Whether it is a side that has to try again by itself.
+    pub fn wants_reconnect(&self) -> bool {
+        matches!(self.kind, Kind::Connect { stream: None, .. })
+    }
+
+    /// What to wait on now: the connection, or the listener while there is none.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.kind {
+            Kind::Dgram { socket, .. } => Some(socket.as_fd()),
+            Kind::Listen { stream: Some(s), .. } => Some(s.as_fd()),
+            Kind::Listen { listener, .. } => Some(listener.as_fd()),
+            Kind::Connect { stream, .. } => stream.as_ref().map(|s| s.as_fd()),
+        }
+    }
+
+    /// Adds a frame in the form that goes out.
+    pub fn queue(&self, tx: &mut FrameQueue, write: impl FnOnce(&mut Vec<u8>)) {
+        if let Kind::Dgram { .. } = self.kind {
+            return tx.push_with(write);
+        }
+        tx.push_with(|out| {
+            let at = out.len();
+            out.extend_from_slice(&[0; LENGTH]);
+            write(out);
+            let len = (out.len() - at - LENGTH) as u32;
+            out[at..at + LENGTH].copy_from_slice(&len.to_be_bytes());
+        });
+    }
+
+    /// Takes a connection if one is there to be had. Whether it did.
+    pub fn connect(&mut self) -> bool {
+        let new = match &mut self.kind {
+            Kind::Listen { listener, stream: stream @ None } => {
+                *stream = listener.accept().ok().map(|(s, _)| s);
+                stream
+            }
+            Kind::Connect { path, stream: stream @ None } => {
+                *stream = UnixStream::connect(path).ok();
+                stream
+            }
+            _ => return false,
+        };
+        if new.as_ref().is_some_and(|s| s.set_nonblocking(true).is_err()) {
+            *new = None;
+        }
+        self.filled = 0;
+        new.is_some()
+    }
+
+    fn disconnect(&mut self) {
+        if let Kind::Listen { stream, .. } | Kind::Connect { stream, .. } = &mut self.kind {
+            *stream = None;
+        }
+        self.filled = 0;
+    }
+
+    /// Sends until the other side is full or nothing is left. Returns how many frames were lost because
+    /// nobody was there to take them.
+    pub fn flush(&mut self, tx: &mut FrameQueue) -> u64 {
+        let lost = match &mut self.kind {
+            Kind::Dgram { socket, remote, connected } => {
+                return send_datagrams(socket, remote, connected, tx);
+            }
+            Kind::Listen { stream: Some(stream), .. } | Kind::Connect { stream: Some(stream), .. } => {
+                send_stream(stream, tx).is_err()
+            }
+            _ => true,
+        };
+        if !lost {
+            return 0;
+        }
+        self.disconnect();
+        let frames = tx.len() as u64;
+        tx.clear();
+        frames
+    }
+
+    /// Reads frames into `rx` until it holds `max` or there are no more.
+    pub fn fill(&mut self, rx: &mut FrameQueue, max: usize) {
+        match &mut self.kind {
+            Kind::Dgram { socket, .. } => {
+                while rx.len() < max {
+                    match socket.recv(&mut self.buffer) {
+                        Ok(n) => rx.push(&self.buffer[..n]),
+                        Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                        // A reset tells that the peer was closed: a new one may come under its name.
+                        Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+                        Err(_) => return,
+                    }
+                }
+            }
+            Kind::Listen { stream: Some(stream), .. } | Kind::Connect { stream: Some(stream), .. } => {
+                if receive_stream(stream, &mut self.buffer, &mut self.filled, rx, max).is_err() {
+                    self.disconnect();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Some(path) = &self.bound {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes a socket that a process has left behind; one that somebody still listens to stays.
+fn clear_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.file_type().is_socket() => match connect(path) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn send_datagrams(socket: &UnixDatagram, remote: &Path, connected: &mut bool, tx: &mut FrameQueue) -> u64 {
+    let mut lost = 0;
+    while let Some(frame) = tx.front() {
+        // Connected, so that a poll tells when the peer's queue (10 frames) has room.
+        let fresh = !*connected;
+        if fresh {
+            *connected = socket.connect(remote).is_ok();
+        }
+        let sent = if *connected { socket.send(frame) } else { Err(ErrorKind::NotConnected.into()) };
+        match sent {
+            Ok(_) => tx.pop(),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(_) if *connected && !fresh => *connected = false,
+            Err(_) => {
+                tx.pop();
+                lost += 1;
+            }
+        }
+    }
+    lost
+}
+
+fn send_stream(stream: &mut UnixStream, tx: &mut FrameQueue) -> io::Result<()> {
+    while !tx.is_empty() {
+        match stream.write(tx.as_bytes()) {
+            Ok(n) => tx.consume(n),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn receive_stream(
+    stream: &mut UnixStream,
+    buffer: &mut [u8],
+    filled: &mut usize,
+    rx: &mut FrameQueue,
+    max: usize,
+) -> io::Result<()> {
+    while rx.len() < max {
+        match stream.read(&mut buffer[*filled..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => *filled += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        }
+        let mut at = 0;
+        while let Some(head) = buffer[at..*filled].first_chunk::<LENGTH>() {
+            let len = u32::from_be_bytes(*head) as usize;
+            if len > MAX_FRAME {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            let Some(frame) = buffer[at + LENGTH..*filled].get(..len) else { break };
+            rx.push(frame);
+            at += LENGTH + len;
+        }
+        buffer.copy_within(at..*filled, 0);
+        *filled -= at;
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+use super::*;
+
+fn parse(s: &str) -> Result<FramesConfig, SpecError> {
+    s.parse()
+}
+
+#[test]
+fn the_text_says_socket_and_station() {
+    let c = parse("frames:dgram:/tmp/a,/tmp/b,ip=10.77.0.1/24,ip=fd77::1/64,mac=52:54:00:77:00:01,mtu=4500")
+        .unwrap();
+    assert_eq!(c.wire, FramesWire::Dgram { local: "/tmp/a".into(), remote: "/tmp/b".into() });
+    assert_eq!(c.wire.to_string(), "frames:dgram:/tmp/a,/tmp/b");
+    assert_eq!(c.station.addresses.len(), 2);
+    assert_eq!((c.station.mac.to_string().as_str(), c.mtu), ("52:54:00:77:00:01", 4500));
+    let c = parse("frames:listen:/tmp/x,ip=10.77.0.1,gw=10.77.0.254").unwrap();
+    assert_eq!(c.wire, FramesWire::Listen("/tmp/x".into()));
+    // Its own, and the same every time.
+    assert_eq!((c.station.mac.to_string().as_str(), c.mtu), ("52:58:0a:4d:00:01", 1500));
+    assert_eq!(c.station.gateways, ["10.77.0.254".parse::<std::net::IpAddr>().unwrap()]);
+}
+
+#[test]
+fn what_is_wrong_with_the_text_is_said() {
+    for (text, says) in [
+        ("udp:1", "is not of the form"),
+        ("frames:tap:x,ip=10.0.0.1", "is not of the form"),
+        ("frames:dgram:/a,ip=10.0.0.1", "is not of the form"),
+        ("frames:listen:", "is not of the form"),
+        ("frames:listen:/a", "no address"),
+        ("frames:listen:/a,ip=10.0.0", "is no IP address"),
+        ("frames:listen:/a,ip=10.0.0.1/40", "from 0 to 32"),
+        ("frames:listen:/a,ip=10.0.0.1,mac=52:54", "six two-digit"),
+        ("frames:listen:/a,ip=10.0.0.1,mac=01:00:5e:00:00:01", "group"),
+        ("frames:listen:/a,ip=10.0.0.1,mtu=1500,mtu=1500", "twice"),
+        ("frames:listen:/a,ip=10.0.0.1,mtu=9", "from 576"),
+        ("frames:listen:/a,ip=10.0.0.1,gw=x", "gw=x"),
+        ("frames:listen:/a,ip=10.0.0.1,vlan=5", "unknown option \"vlan=5\""),
+    ] {
+        let message = parse(text).unwrap_err().to_string();
+        assert!(message.contains(says), "{text}: {message}");
+    }
+}
+
+#[test]
+fn a_link_that_cannot_be_opened_says_what_to_do() {
+    let open = |s: &str| FramesLink::open(parse(s).unwrap()).unwrap_err().to_string();
+    assert!(open("frames:connect:/nonexistent/x,ip=10.0.0.1").contains("start the listening side first"));
+    assert!(open("frames:listen:/nonexistent/x,ip=10.0.0.1").contains("make the directory"));
+}

@@ -1,0 +1,113 @@
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// An address and how much of it says which network it is in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct IfAddr {
+    /// The address.
+    pub ip: IpAddr,
+    /// Leading bits that all on the same wire share.
+    pub prefix: u8,
+}
+
+/// A text that is no interface address.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AddressError {
+    /// No IP address.
+    #[error("{0:?} is no IP address: write 10.77.0.1/24 or fd00::1/64")]
+    Ip(String),
+    /// No prefix length, or too long a one.
+    #[error("{text:?}: the prefix length must be a number from 0 to {max}")]
+    Prefix {
+        /// What was given.
+        text: String,
+        /// The longest of that family.
+        max: u8,
+    },
+    /// A group or nobody's address.
+    #[error("{0} cannot be a station's address: it names a group or nobody")]
+    NotUnicast(IpAddr),
+}
+
+impl IfAddr {
+    /// Whether `ip` is of the same network.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        match (self.ip, ip) {
+            (IpAddr::V4(own), IpAddr::V4(ip)) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
+                (own.to_bits() ^ ip.to_bits()) & mask == 0
+            }
+            (IpAddr::V6(own), IpAddr::V6(ip)) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix)).unwrap_or(0);
+                (own.to_bits() ^ ip.to_bits()) & mask == 0
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether `ip` names everybody in this IPv4 network.
+    pub fn is_broadcast(&self, ip: IpAddr) -> bool {
+        let IpAddr::V4(v4) = ip else { return false };
+        let host = u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
+        self.prefix < 31 && self.contains(ip) && v4.to_bits() & host == host
+    }
+}
+
+impl fmt::Display for IfAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.ip, self.prefix)
+    }
+}
+
+impl FromStr for IfAddr {
+    type Err = AddressError;
+
+    /// `10.77.0.1/24`, `fd00::1/64`; without a prefix length, /24 and /64.
+    fn from_str(s: &str) -> Result<IfAddr, AddressError> {
+        let (ip, prefix) = match s.split_once('/') {
+            Some((ip, prefix)) => (ip, Some(prefix)),
+            None => (s, None),
+        };
+        let ip: IpAddr = ip.parse().map_err(|_| AddressError::Ip(s.to_owned()))?;
+        let (max, usual) = if ip.is_ipv4() { (32, 24) } else { (128, 64) };
+        let bad = || AddressError::Prefix { text: s.to_owned(), max };
+        let prefix = match prefix {
+            Some(text) => text.parse().ok().filter(|p| *p <= max).ok_or_else(bad)?,
+            None => usual,
+        };
+        if ip.is_multicast() || ip.is_unspecified() || matches!(ip, IpAddr::V4(v4) if v4.is_broadcast()) {
+            return Err(AddressError::NotUnicast(ip));
+        }
+        Ok(IfAddr { ip, prefix })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn networks_contain_their_hosts() {
+        let a: IfAddr = "10.77.1.1/23".parse().unwrap();
+        assert!(a.contains("10.77.0.9".parse().unwrap()) && !a.contains("10.77.2.1".parse().unwrap()));
+        assert!(a.is_broadcast("10.77.1.255".parse().unwrap()));
+        assert!(!a.is_broadcast("10.77.0.255".parse().unwrap()));
+        let b: IfAddr = "fd00::1".parse().unwrap();
+        assert_eq!(b.to_string(), "fd00::1/64");
+        assert!(b.contains("fd00::ffff:1".parse().unwrap()) && !b.contains("fd00:0:0:1::1".parse().unwrap()));
+        assert!(!b.contains("10.0.0.1".parse().unwrap()));
+        assert!("10.0.0.1/0".parse::<IfAddr>().unwrap().contains("1.1.1.1".parse().unwrap()));
+        assert!("::1/0".parse::<IfAddr>().unwrap().contains("fe80::1".parse().unwrap()));
+        assert!(!"10.0.0.1/32".parse::<IfAddr>().unwrap().is_broadcast("10.0.0.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn errors_say_what_to_write() {
+        let err = |s: &str| s.parse::<IfAddr>().unwrap_err().to_string();
+        assert!(err("10.0.0/8").contains("write 10.77.0.1/24"));
+        assert!(err("10.0.0.1/33").contains("from 0 to 32"));
+        assert!(err("fd00::1/x").contains("from 0 to 128"));
+        assert!(err("224.0.0.1/4").contains("group"));
+    }
+}

@@ -1,0 +1,404 @@
+//! A host on Ethernet in small: enough to be reached and to reach others, and no I/O.
+//!
+//! It answers ARP, neighbour solicitations and pings for its addresses, finds the MACs of others, keeps
+//! what cannot leave yet for want of one, and says of every frame whether it is a RoCEv2 packet for it.
+#![forbid(unsafe_code)]
+
+mod address;
+mod neighbours;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use address::{AddressError, IfAddr};
+use neighbours::{Ask, Neighbours};
+pub use neighbours::{FRESH, MAX_NEIGHBOURS, RETRY, TRIES};
+
+use super::frame_queue::FrameQueue;
+use crate::transport::Instant;
+use crate::wire::frame::{
+    self, Arp, Checksums, Content, Echo, FrameError, NeighborAdvert, NeighborSolicit, RoceFrame,
+};
+use crate::wire::{Mac, solicited_node};
+
+/// Bytes of packets that wait for a MAC, for all neighbours together.
+pub const MAX_HELD_BYTES: usize = 1 << 20;
+/// Frames of its own that wait to be fetched.
+const MAX_OUTBOX: usize = 1024;
+
+/// Who the station is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StationConfig {
+    /// Its MAC.
+    pub mac: Mac,
+    /// Its addresses, with the prefix that is on the wire.
+    pub addresses: Vec<IfAddr>,
+    /// Routers to all that is not on the wire: the first of each family counts.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// What came of a frame.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// RoCEv2 for an address of the station, or a group.
+    Packet(RoceFrame),
+    /// An answer to [`Station::ping`].
+    EchoReply {
+        /// Who answered.
+        from: IpAddr,
+        /// Identifier.
+        id: u16,
+        /// Sequence number.
+        seq: u16,
+    },
+    /// The station has dealt with it.
+    Handled,
+    /// Not for the station, or nothing that it knows.
+    Foreign,
+    /// Cut short, broken or unsupported.
+    Malformed(FrameError),
+}
+
+/// The mini host.
+#[derive(Debug)]
+pub struct Station {
+    config: StationConfig,
+    neighbours: Neighbours,
+    outbox: FrameQueue,
+    /// Frames without a destination MAC, and whose MAC each waits for.
+    held: FrameQueue,
+    held_for: VecDeque<IpAddr>,
+    unresolved: u64,
+    /// Whom the last packet came from: the next one mostly does too, and needs no look-up.
+    last_heard: Option<(IpAddr, Mac, Instant)>,
+}
+
+enum Hop {
+    Group(Mac),
+    Host(IpAddr),
+    None,
+}
+
+impl Station {
+    /// A station that has heard of nobody yet.
+    pub fn new(config: StationConfig) -> Station {
+        Station {
+            config,
+            neighbours: Neighbours::default(),
+            outbox: FrameQueue::default(),
+            held: FrameQueue::default(),
+            held_for: VecDeque::new(),
+            unresolved: 0,
+            last_heard: None,
+        }
+    }
+
+    /// Who it is.
+    pub fn config(&self) -> &StationConfig {
+        &self.config
+    }
+
+    /// Whether `ip` is one of its addresses.
+    pub fn owns(&self, ip: IpAddr) -> bool {
+        self.config.addresses.iter().any(|a| a.ip == ip)
+    }
+
+    /// Packets that were given up because their next hop did not answer, or had no room to wait.
+    pub fn unresolved(&self) -> u64 {
+        self.unresolved
+    }
+
+    /// Reads a frame, answers it if it asks for one, and says what it was.
+    pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> Outcome {
+        let frame = match frame::parse(bytes, checksums) {
+            Ok(frame) => frame,
+            Err(e) => return Outcome::Malformed(e),
+        };
+        // VLAN 0 is no VLAN, only a priority.
+        let tagged = frame.vlan.iter().flatten().any(|id| *id != 0);
+        if tagged || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
+            return Outcome::Foreign;
+        }
+        let group = |ip: IpAddr| Mac::of_group(ip).is_some();
+        match frame.content {
+            Content::Roce(roce) if self.owns(roce.flow.dst) || group(roce.flow.dst) => {
+                if self.owns(roce.flow.src) {
+                    return Outcome::Foreign;
+                }
+                self.heard(now, roce.flow.src, frame.src);
+                Outcome::Packet(roce)
+            }
+            Content::Arp(arp) => self.handle_arp(now, &arp),
+            Content::NeighborSolicit(ns) => self.handle_solicit(now, frame.src, &ns),
+            Content::NeighborAdvert(na) => self.handle_advert(now, &na),
+            Content::Echo { echo, data } if self.owns(echo.dst) => {
+                self.heard(now, echo.src, frame.src);
+                if !echo.request {
+                    return Outcome::EchoReply { from: echo.src, id: echo.id, seq: echo.seq };
+                }
+                let reply = Echo { request: false, src: echo.dst, dst: echo.src, ..echo };
+                self.emit(|out, mac| frame::append_echo(out, frame.src, mac, &reply, &bytes[data]));
+                Outcome::Handled
+            }
+            _ => Outcome::Foreign,
+        }
+    }
+
+    /// The MAC for packets to `dst`: of itself, its router or its group. `None` if nobody has said yet; then
+    /// the question is on its way, and [`hold`](Self::hold) keeps the packet until there is an answer.
+    pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
+        match self.next_hop(dst) {
+            Hop::Group(mac) => Some(mac),
+            Hop::Host(ip) => {
+                let (mac, ask) = self.neighbours.lookup(now, ip);
+                if let Some(ask) = ask {
+                    self.ask(ask);
+                }
+                mac
+            }
+            Hop::None => None,
+        }
+    }
+
+    /// Keeps a frame to `dst` that [`resolve`](Self::resolve) knows no MAC for; `write` appends it, with
+    /// any destination MAC. It leaves by [`poll_transmit`](Self::poll_transmit) or counts as unresolved.
+    /// Without a route or room it counts as that at once: false, and `write` was not called.
+    pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        match self.next_hop(dst) {
+            Hop::Host(hop) if self.held.byte_len() < MAX_HELD_BYTES => {
+                self.held.push_with(write);
+                self.held_for.push_back(hop);
+                true
+            }
+            _ => {
+                self.unresolved += 1;
+                false
+            }
+        }
+    }
+
+    /// Sends an echo request. False if there is no address or route to send it from.
+    pub fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
+        let Some(src) = self.source_for(dst) else { return false };
+        let mac = self.resolve(now, dst);
+        let echo = Echo { request: true, src, dst, id, seq };
+        let own = self.config.mac;
+        match mac {
+            Some(mac) => self.emit(|out, own| frame::append_echo(out, mac, own, &echo, data)),
+            None => return self.hold(dst, |out| frame::append_echo(out, Mac::default(), own, &echo, data)),
+        }
+        true
+    }
+
+    /// The next frame of its own to send, if there is one; [`transmitted`](Self::transmitted) then drops it.
+    pub fn poll_transmit(&self) -> Option<&[u8]> {
+        self.outbox.front()
+    }
+
+    /// The frame of [`poll_transmit`](Self::poll_transmit) is sent.
+    pub fn transmitted(&mut self) {
+        self.outbox.pop();
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.neighbours.next_deadline()
+    }
+
+    /// Asks again where nobody answered, and gives up where nobody has for long.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(due) = self.neighbours.expire(now) {
+            match due {
+                Ok(ask) => self.ask(ask),
+                Err(gone) => {
+                    self.last_heard = None;
+                    self.release(gone, None);
+                }
+            }
+        }
+    }
+
+    fn next_hop(&self, dst: IpAddr) -> Hop {
+        if let Some(mac) = Mac::of_group(dst) {
+            return Hop::Group(mac);
+        }
+        if self.config.addresses.iter().any(|a| a.is_broadcast(dst)) {
+            return Hop::Group(Mac::BROADCAST);
+        }
+        if self.on_link(dst) {
+            return Hop::Host(dst);
+        }
+        let router = self.config.gateways.iter().find(|g| g.is_ipv4() == dst.is_ipv4());
+        router.map_or(Hop::None, |g| Hop::Host(*g))
+    }
+
+    fn on_link(&self, ip: IpAddr) -> bool {
+        let link_local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        link_local || self.config.addresses.iter().any(|a| a.contains(ip))
+    }
+
+    /// Its own address to speak to `dst` from: of the same network if there is one.
+    fn source_for(&self, dst: IpAddr) -> Option<IpAddr> {
+        let mut same_family = self.config.addresses.iter().filter(|a| a.ip.is_ipv4() == dst.is_ipv4());
+        let nearest = same_family.clone().find(|a| a.contains(dst));
+        nearest.or_else(|| same_family.next()).map(|a| a.ip)
+    }
+
+    fn emit(&mut self, write: impl FnOnce(&mut Vec<u8>, Mac)) {
+        if self.outbox.len() < MAX_OUTBOX {
+            let mac = self.config.mac;
+            self.outbox.push_with(|out| write(out, mac));
+        }
+    }
+
+    /// Asks for the MAC of a neighbour.
+    fn ask(&mut self, ask: Ask) {
+        match (ask.ip, self.source_for(ask.ip)) {
+            (IpAddr::V4(target_ip), Some(IpAddr::V4(sender_ip))) => self.emit(|out, own| {
+                let arp =
+                    Arp { request: true, sender_mac: own, sender_ip, target_mac: Mac::default(), target_ip };
+                frame::append_arp(out, ask.mac.unwrap_or(Mac::BROADCAST), &arp);
+            }),
+            (IpAddr::V6(target), Some(IpAddr::V6(src))) => self.emit(|out, own| {
+                let group = solicited_node(target);
+                let (dst, to) = match ask.mac {
+                    Some(mac) => (target, mac),
+                    None => (group, Mac::of_group(group.into()).unwrap_or(Mac::BROADCAST)),
+                };
+                let ns = NeighborSolicit { src, dst, target, source_mac: Some(own) };
+                frame::append_neighbor_solicit(out, to, own, &ns);
+            }),
+            // No address of that family to ask from: the attempts run out.
+            _ => {}
+        }
+    }
+
+    /// A packet came from `ip`: that is as good as an answer, if it is on this wire.
+    fn heard(&mut self, now: Instant, ip: IpAddr, mac: Mac) {
+        if let Some((last_ip, last_mac, when)) = self.last_heard
+            && (last_ip, last_mac) == (ip, mac)
+            && now.since(when) < FRESH / 4
+        {
+            return;
+        }
+        if self.on_link(ip) {
+            self.learn(now, ip, mac, false);
+            self.last_heard = Some((ip, mac, now));
+        }
+    }
+
+    fn learn(&mut self, now: Instant, ip: IpAddr, mac: Mac, only_known: bool) {
+        if mac.is_multicast() || mac == Mac::default() || self.owns(ip) || ip.is_unspecified() {
+            return;
+        }
+        if self.neighbours.mac(ip) != Some(mac) {
+            self.last_heard = None;
+        }
+        if self.neighbours.learn(now, ip, mac, only_known) {
+            self.release(ip, Some(mac));
+        }
+    }
+
+    /// Lets go of all that waited for `hop`: to its MAC, or to nowhere.
+    fn release(&mut self, hop: IpAddr, mac: Option<Mac>) {
+        if !self.held_for.contains(&hop) {
+            return;
+        }
+        for _ in 0..self.held_for.len() {
+            let (Some(waits_for), Some(frame)) = (self.held_for.pop_front(), self.held.front()) else {
+                break;
+            };
+            match mac {
+                Some(mac) if waits_for == hop => self.outbox.push_with(|out| {
+                    out.extend_from_slice(&mac.0);
+                    out.extend_from_slice(&frame[mac.0.len()..]);
+                }),
+                None if waits_for == hop => self.unresolved += 1,
+                _ => {
+                    let frame = frame.to_vec();
+                    self.held.push(&frame);
+                    self.held_for.push_back(waits_for);
+                }
+            }
+            self.held.pop();
+        }
+    }
+
+    fn handle_arp(&mut self, now: Instant, arp: &Arp) -> Outcome {
+        let for_us = self.owns(arp.target_ip.into());
+        // RFC 826: refresh what is known; take up who speaks to us.
+        self.learn(now, arp.sender_ip.into(), arp.sender_mac, !for_us);
+        if arp.request && for_us && arp.sender_ip != arp.target_ip {
+            let (ip, asker) = (arp.target_ip, *arp);
+            self.emit(|out, own| {
+                let reply = Arp {
+                    request: false,
+                    sender_mac: own,
+                    sender_ip: ip,
+                    target_mac: asker.sender_mac,
+                    target_ip: asker.sender_ip,
+                };
+                frame::append_arp(out, asker.sender_mac, &reply);
+            });
+        }
+        Outcome::Handled
+    }
+
+    fn handle_solicit(&mut self, now: Instant, from: Mac, ns: &NeighborSolicit) -> Outcome {
+        if !self.owns(ns.target.into()) {
+            return Outcome::Handled;
+        }
+        let probe = ns.src.is_unspecified();
+        if let (false, Some(mac)) = (probe, ns.source_mac) {
+            self.learn(now, ns.src.into(), mac, false);
+        }
+        // Who checks that the address is free has none to be answered at: everybody hears it.
+        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        let (dst, to) = match Mac::of_group(all_nodes.into()) {
+            Some(group) if probe => (all_nodes, group),
+            _ => (ns.src, ns.source_mac.unwrap_or(from)),
+        };
+        let target = ns.target;
+        self.emit(|out, own| {
+            let na = NeighborAdvert {
+                src: target,
+                dst,
+                target,
+                target_mac: Some(own),
+                solicited: !probe,
+                replace: true,
+            };
+            frame::append_neighbor_advert(out, to, own, &na);
+        });
+        Outcome::Handled
+    }
+
+    fn handle_advert(&mut self, now: Instant, na: &NeighborAdvert) -> Outcome {
+        if let Some(mac) = na.target_mac {
+            // Without the flag it must not replace another MAC (RFC 4861, 7.2.5).
+            let known = self.neighbours.mac(na.target.into());
+            if na.replace || known.is_none() || known == Some(mac) {
+                self.learn(now, na.target.into(), mac, true);
+            }
+        }
+        Outcome::Handled
+    }
+}
+
+impl StationConfig {
+    /// A MAC that is the station's own: locally administered, made from its first address, so that it stays
+    /// the same from run to run.
+    pub fn derived_mac(addresses: &[IfAddr]) -> Mac {
+        let ip = addresses.first().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |a| a.ip);
+        let tail = match ip {
+            IpAddr::V4(ip) => ip.octets(),
+            IpAddr::V6(ip) => {
+                let o = ip.octets();
+                [o[12], o[13], o[14], o[15]]
+            }
+        };
+        Mac([0x52, 0x58, tail[0], tail[1], tail[2], tail[3]])
+    }
+}

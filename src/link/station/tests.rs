@@ -1,0 +1,272 @@
+use std::time::Duration;
+
+use super::*;
+use crate::wire::Flow;
+use crate::wire::frame::append_frame;
+
+const OWN: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
+const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
+
+/// As Linux 6.1 sent them.
+const ARP_REQUEST: &str =
+    "ffffffffffff525400770001 0806 0001080006040001 525400770001 0a4d0001 000000000000 0a4d0002";
+const ARP_REPLY: &str =
+    "525400770001525400770002 0806 0001080006040002 525400770002 0a4d0002 525400770001 0a4d0001";
+const SOLICIT: &str = "3333ff770002525400770001 86dd 6000000000203aff fe80000000000000505400fffe770001\
+    ff0200000000000000000001ff770002 870089be00000000 fe80000000000000505400fffe770002 0101525400770001";
+const ADVERT: &str = "525400770001525400770002 86dd 6000000000203aff fe80000000000000505400fffe770002\
+    fe80000000000000505400fffe770001 8800d7ec60000000 fe80000000000000505400fffe770002 0201525400770002";
+
+fn unhex(s: &str) -> Vec<u8> {
+    let s: String = s.split_whitespace().collect();
+    (0..s.len()).step_by(2).map(|i| u8::from_str_radix(&s[i..i + 2], 16).unwrap()).collect()
+}
+
+fn station() -> Station {
+    let addresses = ["10.77.0.2/24", "fd77::2/64", "fe80::5054:ff:fe77:2/64"];
+    Station::new(StationConfig {
+        mac: OWN,
+        addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
+        gateways: vec!["10.77.0.254".parse().unwrap()],
+    })
+}
+
+fn at(ms: u64) -> Instant {
+    Instant::default() + Duration::from_millis(ms)
+}
+
+fn ip(s: &str) -> IpAddr {
+    s.parse().unwrap()
+}
+
+fn drain(s: &mut Station) -> Vec<Vec<u8>> {
+    let mut out = Vec::new();
+    while let Some(frame) = s.poll_transmit() {
+        out.push(frame.to_vec());
+        s.transmitted();
+    }
+    out
+}
+
+fn packet(src: &str, dst: &str, to: Mac) -> Vec<u8> {
+    let mut out = Vec::new();
+    append_frame(&mut out, to, PEER, &Flow::new(ip(src), ip(dst), 1), 0, &[7; 16]);
+    out
+}
+
+fn handle(s: &mut Station, ms: u64, frame: &[u8]) -> Outcome {
+    s.handle_frame(at(ms), frame, Checksums::Verify)
+}
+
+#[test]
+fn answers_as_linux_does() {
+    let mut s = station();
+    assert_eq!(handle(&mut s, 0, &unhex(ARP_REQUEST)), Outcome::Handled);
+    assert_eq!(handle(&mut s, 0, &unhex(SOLICIT)), Outcome::Handled);
+    assert_eq!(drain(&mut s), [unhex(ARP_REPLY), unhex(ADVERT)]);
+    // Who asked is known from then on.
+    assert_eq!(s.resolve(at(1), ip("10.77.0.1")), Some(PEER));
+    assert_eq!(s.resolve(at(1), ip("fe80::5054:ff:fe77:1")), Some(PEER));
+    assert_eq!(s.next_deadline(), None);
+}
+
+#[test]
+fn an_address_check_is_answered_to_all() {
+    let mut s = station();
+    let probe = NeighborSolicit {
+        src: Ipv6Addr::UNSPECIFIED,
+        dst: solicited_node("fd77::2".parse().unwrap()),
+        target: "fd77::2".parse().unwrap(),
+        source_mac: None,
+    };
+    let mut frame = Vec::new();
+    let group = Mac::of_group(probe.dst.into()).unwrap();
+    frame::append_neighbor_solicit(&mut frame, group, PEER, &probe);
+    handle(&mut s, 0, &frame);
+    let out = drain(&mut s);
+    let read = frame::parse(&out[0], Checksums::Verify).unwrap();
+    assert_eq!(read.dst.to_string(), "33:33:00:00:00:01");
+    let Content::NeighborAdvert(na) = read.content else { panic!("{read:?}") };
+    assert_eq!((na.solicited, na.target_mac, na.dst.to_string()), (false, Some(OWN), "ff02::1".into()));
+}
+
+#[test]
+fn asks_keeps_and_lets_go_on_the_answer() {
+    let mut s = station();
+    assert_eq!(s.resolve(at(0), ip("10.77.0.1")), None);
+    s.hold(ip("10.77.0.1"), |out| out.extend_from_slice(&packet("10.77.0.2", "10.77.0.1", Mac::default())));
+    s.hold(ip("10.77.0.9"), |out| out.extend_from_slice(&packet("10.77.0.2", "10.77.0.9", Mac::default())));
+    let mut request = unhex(ARP_REQUEST);
+    request[6..12].copy_from_slice(&OWN.0);
+    request[22..28].copy_from_slice(&OWN.0);
+    request[28..32].copy_from_slice(&[10, 77, 0, 2]);
+    request[38..42].copy_from_slice(&[10, 77, 0, 1]);
+    assert_eq!(drain(&mut s), std::slice::from_ref(&request));
+    // Asked once, however many packets there are.
+    assert_eq!(s.resolve(at(1), ip("10.77.0.1")), None);
+    assert!(drain(&mut s).is_empty());
+    let mut reply = unhex(ARP_REPLY);
+    reply[..6].copy_from_slice(&OWN.0);
+    reply[6..12].copy_from_slice(&PEER.0);
+    reply[22..28].copy_from_slice(&PEER.0);
+    reply[28..32].copy_from_slice(&[10, 77, 0, 1]);
+    reply[38..42].copy_from_slice(&[10, 77, 0, 2]);
+    assert_eq!(handle(&mut s, 2, &reply), Outcome::Handled);
+    assert_eq!(drain(&mut s), [packet("10.77.0.2", "10.77.0.1", PEER)]);
+    assert_eq!((s.resolve(at(3), ip("10.77.0.1")), s.unresolved()), (Some(PEER), 0));
+}
+
+#[test]
+fn gives_up_after_its_tries() {
+    let mut s = station();
+    for dst in ["10.77.0.3", "fd77::3"] {
+        assert_eq!(s.resolve(at(0), ip(dst)), None);
+        s.hold(ip(dst), |out| out.extend_from_slice(&[0; 60]));
+    }
+    let mut asked = drain(&mut s).len();
+    while let Some(when) = s.next_deadline() {
+        s.handle_timeout(when);
+        asked += drain(&mut s).len();
+    }
+    assert_eq!((asked, s.unresolved()), (2 * TRIES as usize, 2));
+    // The next packet starts over.
+    assert_eq!(s.resolve(at(9000), ip("10.77.0.3")), None);
+    assert_eq!(drain(&mut s).len(), 1);
+}
+
+#[test]
+fn a_stale_neighbour_is_used_while_it_is_asked_and_moves() {
+    let mut s = station();
+    handle(&mut s, 0, &unhex(ARP_REQUEST));
+    drain(&mut s);
+    let later = FRESH.as_millis() as u64 + 1;
+    assert_eq!(s.resolve(at(later), ip("10.77.0.1")), Some(PEER));
+    let ask = drain(&mut s);
+    assert_eq!((ask.len(), &ask[0][..6]), (1, &PEER.0[..]));
+    let moved = Mac([2, 0, 0, 0, 0, 9]);
+    let mut frame = Vec::new();
+    let arp = Arp {
+        request: true,
+        sender_mac: moved,
+        sender_ip: "10.77.0.1".parse().unwrap(),
+        target_mac: Mac::default(),
+        target_ip: "10.77.0.1".parse().unwrap(),
+    };
+    frame::append_arp(&mut frame, Mac::BROADCAST, &arp);
+    handle(&mut s, later + 1, &frame);
+    assert_eq!(s.resolve(at(later + 2), ip("10.77.0.1")), Some(moved));
+    assert_eq!(s.next_deadline(), None);
+    // A stranger's announcement is nothing to remember.
+    let stranger = Arp { sender_ip: "10.77.0.8".parse().unwrap(), ..arp };
+    frame.clear();
+    frame::append_arp(&mut frame, Mac::BROADCAST, &stranger);
+    handle(&mut s, later + 3, &frame);
+    assert_eq!(s.resolve(at(later + 4), ip("10.77.0.8")), None);
+}
+
+#[test]
+fn groups_routers_and_nowhere() {
+    let mut s = station();
+    assert_eq!(s.resolve(at(0), ip("239.1.2.3")), Some(Mac([1, 0, 0x5e, 1, 2, 3])));
+    assert_eq!(s.resolve(at(0), ip("ff0e::9")), Some(Mac([0x33, 0x33, 0, 0, 0, 9])));
+    assert_eq!(s.resolve(at(0), ip("10.77.0.255")), Some(Mac::BROADCAST));
+    assert!(drain(&mut s).is_empty());
+    // Beyond the network: the router is asked for.
+    assert_eq!(s.resolve(at(0), ip("8.8.8.8")), None);
+    assert_eq!(drain(&mut s)[0][38..42], [10, 77, 0, 254]);
+    // No router for IPv6.
+    assert_eq!(s.resolve(at(0), ip("2001:db8::1")), None);
+    s.hold(ip("2001:db8::1"), |out| out.extend_from_slice(&[0; 60]));
+    assert!(drain(&mut s).is_empty());
+    assert_eq!(s.unresolved(), 1);
+}
+
+#[test]
+fn what_waits_is_bounded() {
+    let mut s = station();
+    s.resolve(at(0), ip("10.77.0.1"));
+    let n = MAX_HELD_BYTES / 4096 + 10;
+    for _ in 0..n {
+        s.hold(ip("10.77.0.1"), |out| out.extend_from_slice(&[0; 4096]));
+    }
+    assert_eq!(s.unresolved(), 10);
+}
+
+#[test]
+fn packets_are_for_the_station_or_not_and_teach_who_sent_them() {
+    let mut s = station();
+    let ours = packet("10.77.0.1", "10.77.0.2", OWN);
+    let Outcome::Packet(roce) = handle(&mut s, 0, &ours) else { panic!() };
+    assert_eq!(ours[roce.payload], [7; 16]);
+    assert_eq!(s.resolve(at(0), ip("10.77.0.1")), Some(PEER));
+    let group = packet("10.77.0.1", "239.1.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
+    assert!(matches!(handle(&mut s, 0, &group), Outcome::Packet(_)));
+    for not_ours in [
+        packet("10.77.0.1", "10.77.0.2", PEER),
+        packet("10.77.0.1", "10.77.0.7", OWN),
+        packet("10.77.0.2", "10.77.0.2", OWN),
+    ] {
+        assert_eq!(handle(&mut s, 0, &not_ours), Outcome::Foreign);
+    }
+    let mut tagged = ours.clone();
+    tagged.splice(12..12, [0x81, 0, 0xa0, 0]);
+    assert!(matches!(handle(&mut s, 0, &tagged), Outcome::Packet(_)), "priority only");
+    tagged[15] = 5;
+    assert_eq!(handle(&mut s, 0, &tagged), Outcome::Foreign);
+    assert!(matches!(handle(&mut s, 0, &ours[..50]), Outcome::Malformed(_)));
+}
+
+#[test]
+fn pings_and_is_pinged() {
+    for (own, peer) in [("10.77.0.2", "10.77.0.1"), ("fd77::2", "fd77::1")] {
+        let mut a = station();
+        let mut b = Station::new(StationConfig {
+            mac: PEER,
+            addresses: vec![peer.parse().unwrap()],
+            gateways: vec![],
+        });
+        assert!(a.ping(at(0), ip(peer), 3, 4, b"abc"));
+        let mut got = Vec::new();
+        for _ in 0..4 {
+            for f in drain(&mut a) {
+                assert_ne!(handle(&mut b, 0, &f), Outcome::Foreign);
+            }
+            got.extend(drain(&mut b).iter().map(|f| handle(&mut a, 0, f)));
+        }
+        assert_eq!(got.last(), Some(&Outcome::EchoReply { from: ip(peer), id: 3, seq: 4 }), "{own}");
+        assert!(!b.ping(at(0), ip(if own.contains(':') { "10.0.0.1" } else { "fd00::1" }), 0, 0, b""));
+    }
+}
+
+#[test]
+fn the_table_of_neighbours_is_bounded() {
+    let mut s = Station::new(StationConfig {
+        mac: OWN,
+        addresses: vec!["10.0.0.1/8".parse().unwrap()],
+        gateways: vec![],
+    });
+    for i in 0..MAX_NEIGHBOURS as u32 + 50 {
+        let src = Ipv4Addr::from_bits(0x0a01_0000 + i);
+        handle(&mut s, i.into(), &packet(&src.to_string(), "10.0.0.1", OWN));
+    }
+    assert_eq!(s.resolve(at(9999), ip("10.1.16.49")), Some(PEER));
+    assert_eq!(s.resolve(at(9999), ip("10.1.0.0")), None);
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_damage_makes_it_panic(
+        which in 0usize..4,
+        hits in proptest::collection::vec((0usize..90, proptest::prelude::any::<u8>()), 0..4),
+    ) {
+        let mut frame = unhex([ARP_REQUEST, ARP_REPLY, SOLICIT, ADVERT][which]);
+        for (at, value) in hits {
+            if let Some(b) = frame.get_mut(at) {
+                *b = value;
+            }
+        }
+        let mut s = station();
+        s.handle_frame(at(0), &frame, Checksums::Trust);
+        drain(&mut s);
+    }
+}

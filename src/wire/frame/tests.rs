@@ -1,0 +1,229 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::icrc;
+
+/// Frames that Linux 6.1 and its rxe sent.
+const ARP_REQUEST: &str =
+    "ffffffffffff525400770001080600010800060400015254007700010a4d00010000000000000a4d0002";
+const ARP_REPLY: &str =
+    "525400770001525400770002080600010800060400025254007700020a4d00025254007700010a4d0001";
+const RXE_V4: &str = "52540077000252540077000108004500002c100740004011161e0a4d00010a4d0002c8d012b7001800000400ffff\
+    0000002f8000000301f73ac4";
+const RXE_V6: &str = "52540077000152540077000286dd66800000001c1140fe80000000000000505400fffe770002fe80000000000000\
+    505400fffe770001e34112b7001c00001100ffff0000004c000001001f0000013e9fd3aa";
+const SOLICIT: &str = "3333ff77000252540077000186dd6000000000203afffe80000000000000505400fffe770001ff02000000000000\
+    00000001ff770002870089be00000000fe80000000000000505400fffe7700020101525400770001";
+const ADVERT: &str = "52540077000152540077000286dd6000000000203afffe80000000000000505400fffe770002fe80000000000000\
+    505400fffe7700018800d7ec60000000fe80000000000000505400fffe7700020201525400770002";
+const IGMP: &str = "01005e000016525400770002080046c00028000040000102f9aa0a4d0002e0000016940400002200e8f900000001\
+    04000000ef010203";
+
+const A: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
+const B: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
+
+fn unhex(s: &str) -> Vec<u8> {
+    (0..s.len()).step_by(2).map(|i| u8::from_str_radix(&s[i..i + 2], 16).unwrap()).collect()
+}
+
+fn read(bytes: &[u8]) -> Result<Frame, FrameError> {
+    parse(bytes, Checksums::Verify)
+}
+
+fn roce(bytes: &[u8]) -> RoceFrame {
+    match read(bytes).unwrap().content {
+        Content::Roce(r) => r,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The two bytes of a frame's IPv4 header checksum made right again.
+fn fix_ipv4(frame: &mut [u8]) {
+    let (mut ip, _) = Ipv4Header::from_slice(&frame[14..]).unwrap();
+    ip.header_checksum = 0;
+    frame[24..26].copy_from_slice(&ip.calc_header_checksum().to_be_bytes());
+}
+
+#[test]
+fn reads_packets_of_rxe_and_their_icrcs_hold() {
+    let v4 = unhex(RXE_V4);
+    let r = roce(&v4);
+    assert_eq!(r.ident, IpIdent::Exact { id: 0x1007, flags: 0x4000 });
+    assert_eq!((r.flow.src.to_string(), r.flow.src_port), ("10.77.0.1".into(), 0xc8d0));
+    assert!(icrc::verify(&r.flow, r.ident, 0, &v4[r.payload]));
+    let frame = read(&v4).unwrap();
+    assert_eq!((frame.dst, frame.src, frame.vlan), (B, A, [None, None]));
+
+    let v6 = unhex(RXE_V6);
+    let r = roce(&v6);
+    assert_eq!((r.ident, r.flow.traffic_class), (IpIdent::Unknown, 0x68));
+    assert!(icrc::verify(&r.flow, r.ident, 0, &v6[r.payload]));
+}
+
+#[test]
+fn writes_the_same_bytes_as_linux() {
+    for hex in [ARP_REQUEST, ARP_REPLY, RXE_V4, RXE_V6, SOLICIT, ADVERT] {
+        let bytes = unhex(hex);
+        let frame = read(&bytes).unwrap();
+        let mut out = Vec::new();
+        match &frame.content {
+            Content::Arp(arp) => append_arp(&mut out, frame.dst, arp),
+            Content::NeighborSolicit(ns) => append_neighbor_solicit(&mut out, frame.dst, frame.src, ns),
+            Content::NeighborAdvert(na) => append_neighbor_advert(&mut out, frame.dst, frame.src, na),
+            Content::Roce(r) => {
+                let id = if let IpIdent::Exact { id, .. } = r.ident { id } else { 0 };
+                append_frame(&mut out, frame.dst, frame.src, &r.flow, id, &bytes[r.payload.clone()]);
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(out, bytes, "{frame:?}");
+    }
+}
+
+#[test]
+fn neighbour_discovery_says_who_and_where() {
+    let Content::NeighborSolicit(ns) = read(&unhex(SOLICIT)).unwrap().content else { panic!() };
+    assert_eq!(ns.target.to_string(), "fe80::5054:ff:fe77:2");
+    assert_eq!(ns.source_mac, Some(A));
+    let Content::NeighborAdvert(na) = read(&unhex(ADVERT)).unwrap().content else { panic!() };
+    assert_eq!((na.target_mac, na.solicited, na.replace), (Some(B), true, true));
+    // One that came through a router is none of ours.
+    let mut far = unhex(SOLICIT);
+    far[21] = 254;
+    assert_eq!(read(&far).unwrap().content, Content::Foreign);
+}
+
+#[test]
+fn echo_round_trips_in_both_families() {
+    for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+        let echo =
+            Echo { request: true, src: src.parse().unwrap(), dst: dst.parse().unwrap(), id: 7, seq: 9 };
+        let mut out = Vec::new();
+        append_echo(&mut out, B, A, &echo, b"hello");
+        let Content::Echo { echo: got, data } = read(&out).unwrap().content else { panic!() };
+        assert_eq!((got, &out[data]), (echo, &b"hello"[..]));
+        *out.last_mut().unwrap() ^= 1;
+        assert!(matches!(read(&out), Err(FrameError::IcmpChecksum { .. })));
+    }
+}
+
+#[test]
+fn vlan_tags_and_padding_are_seen_through() {
+    let plain = unhex(RXE_V4);
+    let mut tagged = plain.clone();
+    tagged.splice(12..12, [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x00, 0x07]);
+    tagged.extend_from_slice(&[0; 18]);
+    let frame = read(&tagged).unwrap();
+    assert_eq!(frame.vlan, [Some(5), Some(7)]);
+    let Content::Roce(r) = frame.content else { panic!() };
+    assert_eq!(tagged[r.payload], plain[42..]);
+    // A third tag is nobody's.
+    tagged.splice(12..12, [0x81, 0x00, 0, 1]);
+    assert_eq!(read(&tagged).unwrap().content, Content::Foreign);
+}
+
+#[test]
+fn each_fault_has_its_name() {
+    let fault = |f: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = unhex(RXE_V4);
+        f(&mut bytes);
+        read(&bytes).unwrap_err()
+    };
+    assert!(matches!(fault(&|b| b[24] ^= 1), FrameError::Ipv4Checksum { .. }));
+    assert_eq!(fault(&|b| b[14] = 0x46), FrameError::Ipv4Options { words: 6 });
+    assert_eq!(fault(&|b| b[14] = 0x44), FrameError::Ipv4Options { words: 4 });
+    assert_eq!(fault(&|b| b[14] = 0x65), FrameError::IpVersion { version: 6 });
+    for fragment in [[0x20, 0x00], [0x00, 0x01]] {
+        let cut = fault(&|b| {
+            b[20..22].copy_from_slice(&fragment);
+            fix_ipv4(b);
+        });
+        assert_eq!(cut, FrameError::Fragment);
+    }
+    assert_eq!(fault(&|b| b[39] = 0x19), FrameError::UdpLength { udp: 25, ip: 24 });
+    assert_eq!(fault(&|b| b[41] = 0x19), FrameError::UdpChecksum { found: 0x19 });
+    assert_eq!(fault(&|b| b[17] = 19), FrameError::LengthTooShort { layer: "IPv4", len: 19 });
+    // What is not RoCEv2 may look as it likes.
+    assert_eq!(read(&unhex(IGMP)).unwrap().content, Content::Foreign);
+    let mut dns = unhex(RXE_V4);
+    dns[36..38].copy_from_slice(&53u16.to_be_bytes());
+    dns[39] = 0;
+    assert_eq!(read(&dns).unwrap().content, Content::Foreign);
+}
+
+#[test]
+fn a_frame_cut_short_anywhere_is_truncated() {
+    for hex in [ARP_REQUEST, RXE_V4, RXE_V6, SOLICIT, ADVERT] {
+        let whole = unhex(hex);
+        for len in 0..whole.len() {
+            let got = read(&whole[..len]);
+            assert!(matches!(got, Err(FrameError::Truncated { .. })), "{len} of {hex}: {got:?}");
+        }
+    }
+}
+
+#[test]
+fn udp_checksums_are_checked_if_there_and_the_pseudo_sum_completes_to_one() {
+    for hex in [RXE_V4, RXE_V6] {
+        let mut frame = unhex(hex);
+        let r = roce(&frame);
+        let udp_at = r.payload.start - 8;
+        let udp_len = (frame.len() - udp_at) as u16;
+        // What hardware does: the field holds the pseudo header's sum, and the whole is summed up.
+        let pseudo = udp_pseudo_sum(&r.flow, udp_len);
+        frame[udp_at + 6..udp_at + 8].copy_from_slice(&pseudo.to_be_bytes());
+        let sum = etherparse::checksum::Sum16BitWords::new().add_slice(&frame[udp_at..]);
+        let full = sum.ones_complement().to_be();
+        frame[udp_at + 6..udp_at + 8].copy_from_slice(&full.to_be_bytes());
+        roce(&frame);
+        frame[udp_at + 6] ^= 0x10;
+        assert!(matches!(read(&frame), Err(FrameError::UdpChecksum { .. })));
+        assert!(parse(&frame, Checksums::Trust).is_ok());
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        let _ = read(&bytes);
+    }
+
+    #[test]
+    fn no_damage_makes_it_panic(
+        which in 0usize..7,
+        hits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+        cut in any::<prop::sample::Index>(),
+        checksums in prop_oneof![Just(Checksums::Verify), Just(Checksums::Trust)],
+    ) {
+        let mut bytes = unhex([ARP_REQUEST, ARP_REPLY, RXE_V4, RXE_V6, SOLICIT, ADVERT, IGMP][which]);
+        for (at, value) in hits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        bytes.truncate(cut.index(bytes.len()) + 1);
+        if let Ok(Frame { content: Content::Roce(r), .. }) = parse(&bytes, checksums) {
+            prop_assert!(r.payload.start <= r.payload.end && r.payload.end <= bytes.len());
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back(
+        v6 in any::<bool>(), src in any::<u128>(), dst in any::<u128>(), src_port in any::<u16>(),
+        traffic_class in any::<u8>(), hop_limit in any::<u8>(), label in 0u32..1 << 20, id in any::<u16>(),
+        payload in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
+        let ip = |bits: u128| -> IpAddr {
+            if v6 { Ipv6Addr::from(bits).into() } else { Ipv4Addr::from(bits as u32).into() }
+        };
+        let flow_label = if v6 { label } else { 0 };
+        let flow = Flow { traffic_class, hop_limit, flow_label, ..Flow::new(ip(src), ip(dst), src_port) };
+        let mut out = Vec::new();
+        append_frame(&mut out, A, B, &flow, id, &payload);
+        let r = roce(&out);
+        prop_assert_eq!(r.flow, flow);
+        prop_assert_eq!(&out[r.payload], &payload[..]);
+        if !v6 {
+            prop_assert_eq!(r.ident, IpIdent::Exact { id, flags: IpIdent::DONT_FRAGMENT });
+        }
+    }
+}

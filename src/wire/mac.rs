@@ -1,0 +1,100 @@
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Mac(pub [u8; 6]);
+
+/// A text that is no Ethernet address.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is no MAC address: write six two-digit hexadecimal bytes, as 52:54:00:77:00:01")]
+pub struct MacError(String);
+
+impl Mac {
+    /// Everybody on the wire.
+    pub const BROADCAST: Mac = Mac([0xff; 6]);
+
+    /// Whether it names a group (broadcast too) and not one station.
+    pub const fn is_multicast(self) -> bool {
+        self.0[0] & 1 == 1
+    }
+
+    /// The group address of a multicast IP address (RFC 1112, RFC 2464). `None` for unicast.
+    pub fn of_group(ip: IpAddr) -> Option<Mac> {
+        match ip {
+            IpAddr::V4(ip) if ip.is_broadcast() => Some(Mac::BROADCAST),
+            IpAddr::V4(ip) if ip.is_multicast() => {
+                let [_, b, c, d] = ip.octets();
+                Some(Mac([0x01, 0x00, 0x5e, b & 0x7f, c, d]))
+            }
+            IpAddr::V6(ip) if ip.is_multicast() => {
+                let o = ip.octets();
+                Some(Mac([0x33, 0x33, o[12], o[13], o[14], o[15]]))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The solicited-node group of an address (RFC 4291, 2.7.1): where its neighbour solicitations go.
+pub fn solicited_node(ip: Ipv6Addr) -> Ipv6Addr {
+    let o = ip.octets();
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(o[13]), u16::from_be_bytes([o[14], o[15]]))
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mac({self})")
+    }
+}
+
+impl FromStr for Mac {
+    type Err = MacError;
+
+    fn from_str(s: &str) -> Result<Mac, MacError> {
+        let bad = || MacError(s.to_owned());
+        let mut bytes = [0; 6];
+        let mut parts = s.split([':', '-']);
+        for byte in &mut bytes {
+            let part = parts.next().filter(|p| p.len() == 2 && !p.starts_with('+')).ok_or_else(bad)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
+        }
+        if parts.next().is_some() {
+            return Err(bad());
+        }
+        Ok(Mac(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_round_trips_and_nonsense_is_named() {
+        let mac: Mac = "52:54:00:AB:0c:01".parse().unwrap();
+        assert_eq!(mac, Mac([0x52, 0x54, 0, 0xab, 0x0c, 1]));
+        assert_eq!(mac.to_string(), "52:54:00:ab:0c:01");
+        for bad in ["", "52:54:00:ab:0c", "52:54:00:ab:0c:01:02", "5254:00:ab:0c:1:2", "+2:54:00:ab:0c:01"] {
+            assert!(bad.parse::<Mac>().unwrap_err().to_string().contains("six two-digit"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn groups_have_their_own_macs() {
+        let of = |ip: &str| Mac::of_group(ip.parse().unwrap()).map(|m| m.to_string());
+        assert_eq!(of("239.129.2.3").as_deref(), Some("01:00:5e:01:02:03"));
+        assert_eq!(of("255.255.255.255").as_deref(), Some("ff:ff:ff:ff:ff:ff"));
+        assert_eq!(of("ff02::1:ff01:203").as_deref(), Some("33:33:ff:01:02:03"));
+        assert_eq!(of("10.0.0.1"), None);
+        assert_eq!(solicited_node("fd00::a1:b2c3".parse().unwrap()).to_string(), "ff02::1:ffa1:b2c3");
+    }
+}

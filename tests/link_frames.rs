@@ -1,0 +1,251 @@
+//! Two stations back to back on unix sockets: neighbours are found, bursts arrive, ICRCs hold.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant as Clock};
+
+use urxe::link::{FramesConfig, FramesLink, Link};
+use urxe::transport::{Instant, Payload, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let path = std::env::temp_dir().join(format!("urxe-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Dir(path)
+    }
+
+    fn open(&self, spec: &str) -> FramesLink {
+        let spec: FramesConfig = spec.replace('@', self.0.to_str().unwrap()).parse().unwrap();
+        FramesLink::open(spec).unwrap()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn pair(dir: &Dir, wire: &str) -> (FramesLink, FramesLink) {
+    let station = |n: u32| format!("ip=10.77.0.{n}/24,ip=fd77::{n}/64,mtu=4500");
+    if wire == "dgram" {
+        let a = dir.open(&format!("frames:dgram:@/a,@/b,{}", station(1)));
+        (a, dir.open(&format!("frames:dgram:@/b,@/a,{}", station(2))))
+    } else {
+        let mut a = dir.open(&format!("frames:listen:@/s,{}", station(1)));
+        let b = dir.open(&format!("frames:connect:@/s,{}", station(2)));
+        a.receive(Instant(0), &mut |_| {}).unwrap();
+        (a, b)
+    }
+}
+
+fn now(start: Clock) -> Instant {
+    Instant::default() + start.elapsed()
+}
+
+/// `n` packets of `len` bytes of payload, each with its number in front.
+fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
+    for i in 0..n {
+        let mut payload = vec![i as u8; len];
+        payload[..4].copy_from_slice(&i.to_be_bytes());
+        let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
+        queue.push(flow, headers, Payload::Bytes(&payload));
+    }
+}
+
+/// Reads until `n` packets are there; checks each ICRC and that none is missing or out of order.
+fn expect(rx: &mut FramesLink, tx: &mut FramesLink, start: Clock, n: u32) {
+    let mut next = 0;
+    while next < n {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{next} of {n}; {:?}",
+            (rx.counters(), tx.counters())
+        );
+        rx.receive(now(start), &mut |burst| {
+            for (i, data) in burst.packets() {
+                assert!(icrc::verify(&burst.flow, burst.ident, i, data), "ICRC of packet {next}");
+                let payload = Packet::parse(data).unwrap().payload().to_vec();
+                assert_eq!(payload[..4], next.to_be_bytes());
+                next += 1;
+            }
+        })
+        .unwrap();
+        tx.receive(now(start), &mut |_| panic!("nobody sends here")).unwrap();
+    }
+    assert_eq!(next, n);
+}
+
+fn both_ways(wire: &str) {
+    let dir = Dir::new(wire);
+    let (mut a, mut b) = pair(&dir, wire);
+    let start = Clock::now();
+    for net in ["10.77.0.", "fd77::"] {
+        let ip = |n: u32| format!("{net}{n}").parse().unwrap();
+        let mut queue = TxQueue::new(a.info().burst);
+        // More than the peer's socket takes; the first ones wait for the neighbour.
+        packets(&mut queue, &Flow::new(ip(1), ip(2), 4000), 200, 4096);
+        assert!(queue.bursts().len() < 20, "bursts of many packets");
+        a.transmit(now(start), &queue).unwrap();
+        expect(&mut b, &mut a, start, 200);
+        queue.clear();
+        packets(&mut queue, &Flow::new(ip(2), ip(1), 4000), 1000, 64);
+        b.transmit(now(start), &queue).unwrap();
+        expect(&mut a, &mut b, start, 1000);
+    }
+    for link in [&a, &b] {
+        assert_eq!(link.counters(), Default::default());
+    }
+}
+
+#[test]
+fn datagrams_carry_bursts_both_ways() {
+    both_ways("dgram");
+}
+
+#[test]
+fn a_stream_carries_bursts_both_ways() {
+    both_ways("stream");
+}
+
+#[test]
+fn a_station_pings_another() {
+    let dir = Dir::new("ping");
+    let (mut a, mut b) = pair(&dir, "dgram");
+    let start = Clock::now();
+    for dst in ["10.77.0.2", "fd77::2"] {
+        assert!(a.station().ping(now(start), dst.parse().unwrap(), 1, 1, b"x"));
+    }
+    for _ in 0..10 {
+        a.receive(now(start), &mut |_| {}).unwrap();
+        b.receive(now(start), &mut |_| {}).unwrap();
+    }
+    // Both found each other, so packets leave at once.
+    for dst in ["10.77.0.2", "fd77::2"] {
+        assert!(a.station().resolve(now(start), dst.parse().unwrap()).is_some());
+    }
+    assert_eq!((a.counters(), b.counters()), Default::default());
+}
+
+#[test]
+fn two_busy_threads_lose_nothing() {
+    for wire in ["dgram", "stream"] {
+        let dir = Dir::new(&format!("busy-{wire}"));
+        let (a, b) = pair(&dir, wire);
+        let start = Clock::now();
+        let done = Arc::new(AtomicUsize::new(0));
+        let run = |mut link: FramesLink, own: u32, peer: u32| {
+            let done = done.clone();
+            move || {
+                let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
+                let flow = Flow::new(ip(own), ip(peer), 4000);
+                let (mut sent, mut got) = (0, 0);
+                let mut queue = TxQueue::new(link.info().burst);
+                // The neighbour first: what may wait for it is bounded.
+                while link.station().resolve(now(start), ip(peer)).is_none() {
+                    link.receive(now(start), &mut |b| got += b.packets().count()).unwrap();
+                }
+                while got < 10_000 || sent < 10_000 || link.next_deadline().is_some() {
+                    assert!(start.elapsed() < Duration::from_secs(60), "{sent} {got} {:?}", link.counters());
+                    if sent < 10_000 {
+                        queue.clear();
+                        packets(&mut queue, &flow, 500, 1024);
+                        sent += 500;
+                        link.transmit(now(start), &queue).unwrap();
+                    }
+                    while link.receive(now(start), &mut |b| got += b.packets().count()).unwrap() > 0 {}
+                }
+                // The peer may still want what is in the backlog.
+                done.fetch_add(1, Ordering::Relaxed);
+                while done.load(Ordering::Relaxed) < 2 {
+                    assert!(start.elapsed() < Duration::from_secs(60), "the peer is stuck");
+                    link.receive(now(start), &mut |_| {}).unwrap();
+                }
+                assert_eq!(link.counters(), Default::default());
+            }
+        };
+        let threads = [std::thread::spawn(run(a, 1, 2)), std::thread::spawn(run(b, 2, 1))];
+        threads.into_iter().for_each(|t| t.join().unwrap());
+    }
+}
+
+#[test]
+fn a_slow_peer_holds_back_and_then_loses_by_count() {
+    let dir = Dir::new("slow");
+    let (mut a, mut b) = pair(&dir, "dgram");
+    let start = Clock::now();
+    let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
+    a.station().ping(now(start), ip(2), 1, 1, b"");
+    for _ in 0..4 {
+        a.receive(now(start), &mut |_| {}).unwrap();
+        b.receive(now(start), &mut |_| {}).unwrap();
+    }
+    let mut queue = TxQueue::new(a.info().burst);
+    packets(&mut queue, &Flow::new(ip(1), ip(2), 1), 2000, 4096);
+    a.transmit(now(start), &queue).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(2), "bounded");
+    let lost = a.counters().tx_dropped;
+    assert!((500..1100).contains(&lost), "about 4 MiB are kept: {lost}");
+    // What was kept arrives, the rest is where it stopped.
+    expect(&mut b, &mut a, start, 2000 - lost as u32);
+}
+
+#[test]
+fn packets_to_itself_come_round_and_a_stranger_stays_unresolved() {
+    let dir = Dir::new("self");
+    let (mut a, _b) = pair(&dir, "dgram");
+    let own = "10.77.0.1".parse().unwrap();
+    let mut queue = TxQueue::new(a.info().burst);
+    packets(&mut queue, &Flow::new(own, own, 9), 3, 100);
+    packets(&mut queue, &Flow::new(own, "10.77.0.99".parse().unwrap(), 9), 2, 100);
+    packets(&mut queue, &Flow::new(own, "10.77.0.2".parse().unwrap(), 9), 1, 4490);
+    a.transmit(Instant(1), &queue).unwrap();
+    assert_eq!(a.next_deadline(), Some(Instant(0)));
+    let mut got = 0;
+    a.receive(Instant(2), &mut |b| {
+        for (i, data) in b.packets() {
+            assert!(icrc::verify(&b.flow, b.ident, i, data));
+            got += 1;
+        }
+    })
+    .unwrap();
+    assert_eq!(got, 3);
+    while let Some(when) = a.next_deadline() {
+        a.receive(when, &mut |_| {}).unwrap();
+    }
+    let c = a.counters();
+    assert_eq!((c.tx_unresolved, c.tx_dropped), (2, 1));
+}
+
+#[test]
+fn a_peer_that_comes_back_is_served_again() {
+    for wire in ["dgram", "stream"] {
+        let dir = Dir::new(&format!("back-{wire}"));
+        let (mut a, mut b) = pair(&dir, wire);
+        let start = Clock::now();
+        let ip = |n: u32| format!("10.77.0.{n}").parse().unwrap();
+        let mut queue = TxQueue::new(a.info().burst);
+        packets(&mut queue, &Flow::new(ip(2), ip(1), 1), 5, 100);
+        b.transmit(now(start), &queue).unwrap();
+        expect(&mut a, &mut b, start, 5);
+        drop(a);
+        b.transmit(now(start), &queue).unwrap();
+        for _ in 0..3 {
+            b.receive(now(start), &mut |_| {}).unwrap();
+        }
+        assert!(b.counters().tx_dropped > 0, "{wire}");
+        let side = if wire == "dgram" { "dgram:@/a,@/b" } else { "listen:@/s" };
+        let mut a = dir.open(&format!("frames:{side},ip=10.77.0.1/24,ip=fd77::1/64"));
+        std::thread::sleep(Duration::from_millis(250));
+        for _ in 0..3 {
+            b.receive(now(start), &mut |_| {}).unwrap();
+            a.receive(now(start), &mut |_| {}).unwrap();
+        }
+        b.transmit(now(start), &queue).unwrap();
+        expect(&mut a, &mut b, start, 5);
+    }
+}
