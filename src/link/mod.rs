@@ -4,7 +4,10 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+pub mod capture;
+mod chance;
 pub mod fabric;
+pub mod faults;
 
 use std::io;
 use std::net::IpAddr;
