@@ -218,6 +218,14 @@ fn set_flags(frame: &mut [u8], flags: u16) {
     header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
 }
 
+/// Identification and flags as far as they are known: else what every urxe sends.
+fn numbers(ident: IpIdent) -> (u16, u16) {
+    match ident {
+        IpIdent::Exact { id, flags } => (id, flags),
+        IpIdent::Unknown => (0, IpIdent::DONT_FRAGMENT),
+    }
+}
+
 /// A packet to be written.
 struct Captured<'a> {
     direction: Direction,
@@ -231,7 +239,7 @@ struct Captured<'a> {
 struct Note {
     direction: Direction,
     /// Of a packet that does not get here: it is written with its comment all the same.
-    dropped: Option<(Flow, Vec<u8>)>,
+    dropped: Option<(Flow, IpIdent, Vec<u8>)>,
     /// What the packet is known by.
     bth: Vec<u8>,
     text: String,
@@ -262,7 +270,8 @@ impl CaptureHandle {
             notes.remove(0);
         }
         let direction = event.rule.direction;
-        let dropped = (event.rule.action == Action::Drop).then(|| (event.flow, event.packet.to_vec()));
+        let dropped =
+            (event.rule.action == Action::Drop).then(|| (event.flow, event.ident, event.packet.to_vec()));
         notes.push(Note {
             direction,
             dropped,
@@ -295,17 +304,17 @@ impl CaptureHandle {
 
     /// Writes packets that were dropped before they got here.
     fn write_dropped(&self, direction: Direction, now: Instant) {
-        let mut notes = lock(&self.notes);
-        if notes.is_empty() {
+        if lock(&self.notes).is_empty() {
             return;
         }
         let mut inner = lock(&self.file.0);
         let at = inner.time(now);
-        notes.retain_mut(|note| {
-            let Some((flow, data)) = note.dropped.take_if(|_| note.direction == direction) else {
+        lock(&self.notes).retain_mut(|note| {
+            let Some((flow, ident, data)) = note.dropped.take_if(|_| note.direction == direction) else {
                 return true;
             };
-            let packet = Captured { direction, flow, id: 0, flags: IpIdent::DONT_FRAGMENT, data: &data };
+            let (id, flags) = numbers(ident);
+            let packet = Captured { direction, flow, id, flags, data: &data };
             inner.write(self.interface, at, &packet, Some(std::mem::take(&mut note.text)));
             false
         });
@@ -358,11 +367,7 @@ impl<L: Link> Link for Capture<L> {
         let handle = &self.handle;
         let received = self.inner.receive(now, &mut |burst| {
             sink(burst);
-            let (first, flags) = match burst.ident {
-                IpIdent::Exact { id, flags } => (id, flags),
-                // What every urxe sends; another peer's is not to be seen on this link.
-                IpIdent::Unknown => (0, IpIdent::DONT_FRAGMENT),
-            };
+            let (first, flags) = numbers(burst.ident);
             let mut file = lock(&handle.file.0);
             let at = file.time(now);
             for (i, data) in burst.packets() {
@@ -385,5 +390,229 @@ impl<L: Link> Link for Capture<L> {
 
     fn counters(&self) -> LinkCounters {
         self.inner.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use pcap_file::pcapng::{Block, PcapNgReader};
+
+    use super::*;
+    use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
+    use crate::link::faults::Faults;
+    use crate::transport::Payload;
+    use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
+
+    /// A writer that stays readable; it breaks when more than `room` bytes are written.
+    #[derive(Clone)]
+    struct Shelf(Arc<Mutex<Vec<u8>>>, usize);
+
+    impl Write for Shelf {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut shelf = lock(&self.0);
+            if shelf.len() + bytes.len() > self.1 {
+                return Err(io::Error::from(io::ErrorKind::StorageFull));
+            }
+            shelf.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[derive(PartialEq, Eq, Debug)]
+    struct Row {
+        interface: u32,
+        at: Duration,
+        inbound: bool,
+        id: u16,
+        psn: u32,
+        intact: bool,
+        comment: String,
+    }
+
+    fn rows(bytes: &[u8]) -> (Vec<String>, Vec<Row>) {
+        let mut reader = PcapNgReader::new(bytes).unwrap();
+        let (mut names, mut rows) = (Vec::new(), Vec::new());
+        while let Some(block) = reader.next_block() {
+            match block.unwrap() {
+                Block::InterfaceDescription(b) => {
+                    assert_eq!(b.linktype, DataLink::RAW);
+                    names.extend(b.options.iter().find_map(|o| match o {
+                        InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
+                        _ => None,
+                    }));
+                }
+                Block::EnhancedPacket(b) => rows.push(row(&b)),
+                other => panic!("{other:?}"),
+            }
+        }
+        (names, rows)
+    }
+
+    fn row(b: &EnhancedPacketBlock<'_>) -> Row {
+        let sliced = etherparse::SlicedPacket::from_ip(&b.data).unwrap();
+        let Some(etherparse::NetSlice::Ipv4(ip)) = &sliced.net else { panic!("no IPv4") };
+        let ip = ip.header();
+        assert_eq!(ip.header_checksum(), ip.to_header().calc_header_checksum());
+        let bth = &b.data[28..];
+        let flow = Flow::new(ip.source_addr().into(), ip.destination_addr().into(), 50_000);
+        let id = ip.identification();
+        let flags = u16::from_be_bytes([b.data[6], b.data[7]]);
+        let mut row = Row {
+            interface: b.interface_id,
+            at: b.timestamp,
+            inbound: false,
+            id,
+            psn: Packet::parse(bth).unwrap().bth().psn.get(),
+            intact: icrc::verify(&flow, IpIdent::Exact { id, flags }, 0, bth),
+            comment: String::new(),
+        };
+        for option in &b.options {
+            match option {
+                EnhancedPacketOption::Flags(flags) => row.inbound = *flags == 1,
+                EnhancedPacketOption::Comment(text) => row.comment = text.to_string(),
+                _ => {}
+            }
+        }
+        row
+    }
+
+    fn pair() -> (FabricPort, FabricPort) {
+        let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+        let a = fabric.port(&fabric.auto_address()).unwrap();
+        (a, fabric.port(&fabric.auto_address()).unwrap())
+    }
+
+    fn send(from: &mut dyn Link, to: &dyn Link, now: Instant, psns: std::ops::Range<u32>) {
+        let flow = Flow::new(from.info().addresses[1], to.info().addresses[1], 50_000);
+        let mut q = TxQueue::new(from.info().burst);
+        for psn in psns {
+            let bth = Bth { opcode: Opcode(0x04), psn: Psn::new(psn), ..Bth::default() };
+            q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[psn as u8; 33]));
+        }
+        from.transmit(now, &q).unwrap();
+    }
+
+    fn shelf(room: usize) -> (Shelf, CaptureFile) {
+        let shelf = Shelf(Arc::default(), room);
+        let file = CaptureFile::to_writer(shelf.clone(), Timestamps::Virtual).unwrap();
+        (shelf, file)
+    }
+
+    #[test]
+    fn both_ends_of_a_link_share_a_file() {
+        let (shelf, file) = shelf(usize::MAX);
+        let (a, b) = pair();
+        let (mut a, mut b) = (file.capture(a, "left"), file.capture(b, "right"));
+        send(&mut a, &b, Instant(5_000_000_007), 8..10);
+        b.receive(Instant(6_000_000_000), &mut |_| {}).unwrap();
+        b.handle().flush().unwrap();
+        let (names, rows) = rows(&lock(&shelf.0));
+        assert_eq!(names, ["left", "right"]);
+        let row = |interface, at, id, psn| Row {
+            interface,
+            at: Duration::from_nanos(at),
+            inbound: interface == 1,
+            id,
+            psn,
+            intact: true,
+            comment: String::new(),
+        };
+        let (sent, came) = (5_000_000_007, 6_000_000_000);
+        assert_eq!(rows, [row(0, sent, 0, 8), row(0, sent, 1, 9), row(1, came, 0, 8), row(1, came, 1, 9)]);
+    }
+
+    /// (interface, PSN, whether the ICRC holds, comment) of 1..=4 sent with faults on both sides.
+    fn with_faults(at_nic: bool) -> Vec<(u32, u32, bool, String)> {
+        let (shelf, file) = shelf(usize::MAX);
+        let (a, b) = pair();
+        let tx: Vec<_> = ["drop=2", "corrupt=3"].map(|r| r.parse().unwrap()).into();
+        let rx: Vec<_> = ["rx:drop=1"].map(|r| r.parse().unwrap()).into();
+        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = if at_nic {
+            // The capture is made last, so the observers find its handle in a cell.
+            let cells: [Arc<Mutex<Option<CaptureHandle>>>; 2] = Default::default();
+            let wrap = |link, rules, cell: &Arc<Mutex<Option<CaptureHandle>>>, name| {
+                let told = cell.clone();
+                let observer = move |e: &FaultEvent<'_>| lock(&told).as_ref().unwrap().comment(e);
+                let capture = file.capture(Faults::new(link, rules, 0).observed(observer), name);
+                *lock(cell) = Some(capture.handle());
+                capture
+            };
+            (Box::new(wrap(a, tx, &cells[0], "a")), Box::new(wrap(b, rx, &cells[1], "b")))
+        } else {
+            let wrap = |link, rules, name| {
+                let capture = file.capture(link, name);
+                let handle = capture.handle();
+                Faults::new(capture, rules, 0).observed(move |e| handle.comment(e))
+            };
+            (Box::new(wrap(a, tx, "a")), Box::new(wrap(b, rx, "b")))
+        };
+        send(&mut a, &b, Instant(0), 1..5);
+        b.receive(Instant(0), &mut |_| {}).unwrap();
+        drop((a, b));
+        file.flush().unwrap();
+        let bytes = lock(&shelf.0);
+        rows(&bytes).1.into_iter().map(|r| (r.interface, r.psn, r.intact, r.comment)).collect()
+    }
+
+    #[test]
+    fn faults_are_comments_wherever_the_capture_stands() {
+        let dropped = || "fault drop=2, packet 2".to_owned();
+        let spoiled = || "fault corrupt=3, packet 3".to_owned();
+        let refused = || "fault rx:drop=1, packet 1".to_owned();
+        let no = String::new;
+        // On the wire: the dropped one never was there, and is added.
+        let tx = [(0, 1, true, no()), (0, 3, false, spoiled()), (0, 4, true, no()), (0, 2, true, dropped())];
+        let rx = [(1, 1, true, refused()), (1, 3, false, no()), (1, 4, true, no())];
+        assert_eq!(with_faults(false), [&tx[..], &rx[..]].concat());
+        // At the NIC: all that it sent, as it sent it.
+        let tx = [(0, 1, true, no()), (0, 2, true, dropped()), (0, 3, true, spoiled()), (0, 4, true, no())];
+        let rx = [(1, 3, false, no()), (1, 4, true, no()), (1, 1, true, refused())];
+        assert_eq!(with_faults(true), [&tx[..], &rx[..]].concat());
+    }
+
+    #[test]
+    fn identification_and_flags_are_the_received_ones() {
+        let mut frame = Vec::new();
+        let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 1);
+        frame::append_ip_udp(&mut frame, &flow, 0x1234, 16);
+        set_flags(&mut frame, 0);
+        let (ip, _) = etherparse::Ipv4Header::from_slice(&frame).unwrap();
+        assert!(!ip.dont_fragment);
+        assert_eq!(ip.header_checksum, ip.calc_header_checksum());
+    }
+
+    #[test]
+    fn errors_are_told_once_and_stop_nothing_but_the_capture() {
+        let missing = Path::new("/nonexistent/dir/x.pcapng");
+        let error = CaptureFile::create(missing, Timestamps::Wall).err().unwrap();
+        assert!(error.to_string().starts_with("cannot write the capture file /nonexistent/dir/x.pcapng"));
+        let (_, file) = shelf(1000);
+        let (a, mut b) = pair();
+        let mut a = file.capture(a, "a");
+        send(&mut a, &b, Instant(0), 0..100);
+        assert!(matches!(file.flush(), Err(CaptureError::Write(_))));
+        assert!(file.flush().is_ok());
+        send(&mut a, &b, Instant(0), 0..100);
+        assert_eq!(b.receive(Instant(0), &mut |_| {}).unwrap(), 200);
+    }
+
+    #[test]
+    fn dropping_the_last_link_completes_the_file() {
+        let path = std::env::temp_dir().join(format!("urxe-capture-{}.pcapng", std::process::id()));
+        let (a, b) = pair();
+        let mut a = CaptureFile::create(&path, Timestamps::Wall).unwrap().capture(a, "a");
+        send(&mut a, &b, Instant(0), 0..7);
+        drop(a);
+        let mut bytes = Vec::new();
+        File::open(&path).unwrap().read_to_end(&mut bytes).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (_, rows) = rows(&bytes);
+        assert_eq!(rows.len(), 7);
+        assert!(rows[0].at > Duration::from_secs(1_700_000_000));
     }
 }

@@ -36,6 +36,8 @@ pub struct FaultEvent<'a> {
     pub count: u64,
     /// The packet's path.
     pub flow: Flow,
+    /// What is known of its identification.
+    pub ident: IpIdent,
     /// The packet, BTH to ICRC, as it was before.
     pub packet: &'a [u8],
 }
@@ -121,8 +123,8 @@ struct Verdict {
 #[derive(Clone, Copy)]
 struct Single<'a> {
     flow: Flow,
-    id: u16,
-    flags: u16,
+    /// Exact.
+    ident: IpIdent,
     data: &'a [u8],
     /// The byte to alter.
     flip: Option<usize>,
@@ -131,19 +133,18 @@ struct Single<'a> {
 /// A packet kept back.
 struct Held {
     flow: Flow,
-    id: u16,
-    flags: u16,
+    ident: IpIdent,
     data: Vec<u8>,
     flip: Option<usize>,
 }
 
 impl Held {
     fn new(s: &Single<'_>) -> Held {
-        Held { flow: s.flow, id: s.id, flags: s.flags, data: s.data.to_vec(), flip: s.flip }
+        Held { flow: s.flow, ident: s.ident, data: s.data.to_vec(), flip: s.flip }
     }
 
     fn single(&self) -> Single<'_> {
-        Single { flow: self.flow, id: self.id, flags: self.flags, data: &self.data, flip: self.flip }
+        Single { flow: self.flow, ident: self.ident, data: &self.data, flip: self.flip }
     }
 }
 
@@ -167,7 +168,7 @@ impl Lane {
     fn judge(
         &mut self,
         now: Instant,
-        flow: Flow,
+        (flow, ident): (Flow, IpIdent),
         packet: &[u8],
         counters: &FaultCounters,
         observer: &mut Option<Observer>,
@@ -187,7 +188,7 @@ impl Lane {
             }
             counters.add(rule.direction, rule.action);
             if let Some(observer) = observer {
-                observer(&FaultEvent { at: now, rule, count: counting.count, flow, packet });
+                observer(&FaultEvent { at: now, rule, count: counting.count, flow, ident, packet });
             }
         }
         verdict
@@ -306,7 +307,7 @@ impl<L: Link> Faults<L> {
         }
         self.queue.clear();
         let queue = &mut self.queue;
-        self.tx.release(now, &mut |s| queue.push_raw(&s.flow, s.id, s.data, s.flip));
+        self.tx.release(now, &mut |s| push(queue, s));
         self.inner.transmit(now, &self.queue)
     }
 }
@@ -325,8 +326,9 @@ impl<L: Link> Link for Faults<L> {
         for burst in queue.bursts() {
             self.scratch.clear();
             burst.copy_to(&mut self.scratch);
-            for packet in self.scratch.chunks(burst.segment.max(1)) {
-                let verdict = self.tx.judge(now, burst.flow, packet, &self.counters, &mut self.observer);
+            for (i, packet) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
+                let place = (burst.flow, ident_of(IpIdent::SENT, i as u16));
+                let verdict = self.tx.judge(now, place, packet, &self.counters, &mut self.observer);
                 self.tx.verdicts.push(verdict);
             }
         }
@@ -341,11 +343,11 @@ impl<L: Link> Link for Faults<L> {
             self.scratch.clear();
             burst.copy_to(&mut self.scratch);
             for (i, data) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
-                let flags = IpIdent::DONT_FRAGMENT;
-                let packet = Single { flow: burst.flow, id: i as u16, flags, data, flip: None };
+                let ident = ident_of(IpIdent::SENT, i as u16);
+                let packet = Single { flow: burst.flow, ident, data, flip: None };
                 let out = &mut self.queue;
                 self.tx.apply(now, packet, next.next().unwrap_or_default(), &mut |s| {
-                    out.push_raw(&s.flow, s.id, s.data, s.flip);
+                    push(out, s);
                 });
             }
         }
@@ -362,8 +364,9 @@ impl<L: Link> Link for Faults<L> {
                 return sink(burst);
             }
             rx.verdicts.clear();
-            for (_, packet) in burst.packets() {
-                let verdict = rx.judge(now, burst.flow, packet, counters, observer);
+            for (i, packet) in burst.packets() {
+                let place = (burst.flow, ident_of(burst.ident, i));
+                let verdict = rx.judge(now, place, packet, counters, observer);
                 rx.verdicts.push(verdict);
             }
             receive_struck(now, &burst, rx, scratch, sink);
@@ -385,6 +388,15 @@ impl<L: Link> Link for Faults<L> {
     }
 }
 
+/// The identification of packet `i` of a burst.
+fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
+    match burst {
+        IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
+        // What the ICRC check assumes of one that is not visible.
+        IpIdent::Unknown => IpIdent::Exact { id: i, flags: IpIdent::DONT_FRAGMENT },
+    }
+}
+
 /// Passes a received burst on: what no verdict touches in as long runs as can be.
 fn receive_struck(
     now: Instant,
@@ -393,11 +405,6 @@ fn receive_struck(
     scratch: &mut Vec<u8>,
     sink: &mut dyn FnMut(RxBurst<'_>),
 ) {
-    let (id, flags) = match burst.ident {
-        IpIdent::Exact { id, flags } => (id, flags),
-        // What the ICRC check assumes of one that is not visible.
-        IpIdent::Unknown => (0, IpIdent::DONT_FRAGMENT),
-    };
     let verdicts = std::mem::take(&mut lane.verdicts);
     let whole = verdicts.iter().all(|v| *v == Verdict::default()) && lane.swap.is_none();
     if whole {
@@ -410,7 +417,7 @@ fn receive_struck(
         if from < to {
             let end = (to * burst.segment).min(burst.data.len());
             let data = &burst.data[from * burst.segment..end];
-            let ident = IpIdent::Exact { id: id.wrapping_add(from as u16), flags };
+            let ident = ident_of(burst.ident, from as u16);
             sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data });
         }
     };
@@ -420,11 +427,18 @@ fn receive_struck(
         }
         pass(first, i as usize, sink);
         first = i as usize + 1;
-        let packet = Single { flow: burst.flow, id: id.wrapping_add(i), flags, data, flip: None };
+        let packet = Single { flow: burst.flow, ident: ident_of(burst.ident, i), data, flip: None };
         lane.apply(now, packet, *verdict, &mut |s| hand_over(s, scratch, sink));
     }
     pass(first, verdicts.len(), sink);
     lane.verdicts = verdicts;
+}
+
+/// Puts one packet into a queue.
+fn push(queue: &mut TxQueue, s: Single<'_>) {
+    if let IpIdent::Exact { id, .. } = s.ident {
+        queue.push_raw(&s.flow, id, s.data, s.flip);
+    }
 }
 
 /// Hands one packet to the NIC.
@@ -438,6 +452,5 @@ fn hand_over(s: Single<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<
         }
         data = scratch;
     }
-    let ident = IpIdent::Exact { id: s.id, flags: s.flags };
-    sink(RxBurst { flow: s.flow, ident, segment: data.len(), data });
+    sink(RxBurst { flow: s.flow, ident: s.ident, segment: data.len(), data });
 }
