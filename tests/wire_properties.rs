@@ -210,6 +210,12 @@ fn every_opcode_cut_short_anywhere_is_an_error() {
 }
 
 #[test]
+fn the_longest_headers_are_as_long_as_is_said() {
+    let longest = valid_opcodes().iter().map(|o| BTH_LEN + o.row().headers.len()).max();
+    assert_eq!(longest, Some(MAX_HEADERS_LEN));
+}
+
+#[test]
 fn every_unassigned_opcode_and_version_is_an_error() {
     for opcode in (0..=255).map(Opcode) {
         let mut bytes = vec![0; 64];
