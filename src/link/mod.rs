@@ -4,8 +4,12 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+pub mod capture;
+mod chance;
 mod cut;
 pub mod fabric;
+pub mod fabric;
+pub mod faults;
 mod frame_queue;
 mod frames;
 mod loopback;

@@ -1,8 +1,8 @@
 //! What leaves a NIC in one turn: packets, run together into bursts that the kernel can segment.
 
 use crate::memory::HostSlice;
-use crate::wire::icrc::Icrc;
-use crate::wire::{Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, pad_count};
+use crate::wire::icrc::{self, Icrc};
+use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, pad_count};
 
 /// Payloads up to this long are copied beside their headers: cheaper than one more slice to gather.
 const COPY_BELOW: usize = 512;
@@ -168,6 +168,27 @@ impl TxQueue {
         }
     }
 
+    /// Adds a whole packet (BTH to ICRC) that stood at `index` of another burst. Its ICRC is made to fit
+    /// its new place; one that did not hold before does not hold after. Then the byte at `flip`, if any,
+    /// is altered. For middleware that breaks the bursts it is given.
+    pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
+        let new_index = self.join_burst(flow, packet.len());
+        let start = self.arena.len();
+        self.arena.extend_from_slice(packet);
+        let body = packet.len().saturating_sub(ICRC_LEN);
+        // What is no packet has no ICRC to mend.
+        if body >= BTH_LEN && index != new_index {
+            let mut mend = icrc::compute(flow, index, IpIdent::DONT_FRAGMENT, packet);
+            mend ^= icrc::compute(flow, new_index, IpIdent::DONT_FRAGMENT, packet);
+            let tail = self.arena[start + body..].iter_mut();
+            tail.zip(mend.to_le_bytes()).for_each(|(byte, change)| *byte ^= change);
+        }
+        if let Some(byte) = flip.and_then(|at| self.arena[start..].get_mut(at)) {
+            *byte ^= 0x20;
+        }
+        self.add_arena_piece(start);
+    }
+
     /// Makes room in the last burst or begins one; returns the packet's index in it.
     fn join_burst(&mut self, flow: &Flow, packet_len: usize) -> u16 {
         self.packets += 1;
@@ -283,7 +304,6 @@ impl<'a> RxBurst<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::icrc;
     use crate::wire::{Bth, Opcode, Packet};
 
     fn flow(port: u16) -> Flow {
@@ -329,6 +349,37 @@ mod tests {
                 assert_eq!(view.payload(), &send(view.payload().len()).1);
             }
         }
+    }
+
+    #[test]
+    fn raw_packets_verify_at_their_new_place_if_they_did_at_the_old_one() {
+        let mut q = TxQueue::new(BurstLimits::SEGMENTED);
+        for _ in 0..4 {
+            let (h, p) = send(20);
+            q.push(&flow(7), h, Payload::Bytes(&p));
+        }
+        let b = q.bursts().next().unwrap();
+        let mut bytes = Vec::new();
+        b.copy_to(&mut bytes);
+        let mut other = TxQueue::new(BurstLimits::SEGMENTED);
+        for (i, flip) in [(3, None), (1, Some(15)), (2, None)] {
+            other.push_raw(&b.flow, i, &bytes[i as usize * b.segment..][..b.segment], flip);
+        }
+        let mut raw = Vec::new();
+        let burst = other.bursts().next().unwrap();
+        burst.copy_to(&mut raw);
+        let holds = |raw: &[u8]| -> Vec<bool> {
+            let packets = raw.chunks(b.segment).enumerate();
+            packets.map(|(i, p)| icrc::verify(&b.flow, IpIdent::SENT, i as u16, p)).collect()
+        };
+        assert_eq!(holds(&raw), [true, false, true]);
+        let mut again = TxQueue::new(BurstLimits::SEGMENTED);
+        for (i, p) in raw.chunks(b.segment).enumerate().skip(1) {
+            again.push_raw(&b.flow, i as u16, p, None);
+        }
+        let mut raw = Vec::new();
+        again.bursts().next().unwrap().copy_to(&mut raw);
+        assert_eq!(holds(&raw), [false, true]);
     }
 
     #[test]

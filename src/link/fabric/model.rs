@@ -4,10 +4,8 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use rand_pcg::Pcg64Mcg;
-use rand_pcg::rand_core::Rng;
-
 use super::FabricConfig;
+use crate::link::chance::Chance;
 use crate::transport::Instant;
 use crate::wire::Ecn;
 
@@ -113,42 +111,24 @@ impl Egress {
 #[derive(Clone, Debug)]
 pub struct Path {
     config: FabricConfig,
-    random: Pcg64Mcg,
+    chance: Chance,
     /// When the last packet arrives that keeps the order.
     last: Instant,
     /// A queue of this direction's own, where it has a configuration of its own.
     own: Option<Egress>,
 }
 
-/// SplitMix64's finaliser: neighbouring seeds and ports get unrelated generators.
-fn mix(x: u64) -> u64 {
-    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ x >> 31
-}
-
 impl Path {
     /// The direction between two ports by their numbers. With `own_queue` it shares the destination's
     /// wire with nobody.
     pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
-        let direction = mix((from as u64) << 32 | to as u64);
-        let state = (mix(config.seed ^ direction) as u128) << 64 | mix(direction) as u128;
-        let own = own_queue.then(Egress::default);
-        Path { random: Pcg64Mcg::new(state), config, last: Instant(0), own }
+        let chance = Chance::new(config.seed, (from as u64) << 32 | to as u64);
+        Path { chance, config, last: Instant(0), own: own_queue.then(Egress::default) }
     }
 
     /// Its configuration.
     pub fn config(&self) -> &FabricConfig {
         &self.config
-    }
-
-    fn chance(&mut self, p: f64) -> bool {
-        // A knob at zero draws nothing, so that turning it on changes no more than it must.
-        p > 0.0 && ((self.random.next_u64() >> 11) as f64) / ((1u64 << 53) as f64) < p
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        ((self.random.next_u64() as u128 * n as u128) >> 64) as u64
     }
 
     /// Decides on every packet of a burst that reaches the switch at `now`; appends to `runs` what
@@ -182,7 +162,7 @@ impl Path {
         runs: &mut Vec<Run>,
         count: &mut FabricCounters,
     ) {
-        if self.chance(self.config.loss) {
+        if self.chance.hit(self.config.loss) {
             count.lost += 1;
             return;
         }
@@ -204,23 +184,23 @@ impl Path {
         at = at + self.config.latency;
         let jitter = nanos(self.config.jitter);
         if jitter > 0 {
-            at = at + Duration::from_nanos(self.below(jitter.saturating_add(1)));
+            at = at + Duration::from_nanos(self.chance.below(jitter.saturating_add(1)));
         }
         at = at.max(self.last);
-        if self.chance(self.config.reorder) {
+        if self.chance.hit(self.config.reorder) {
             count.reordered += 1;
             at = at + self.config.reorder_by;
         } else {
             self.last = at;
         }
-        let flip = self.chance(self.config.corrupt).then(|| {
+        let flip = self.chance.hit(self.config.corrupt).then(|| {
             count.corrupted += 1;
             self.bit_under_icrc(shape.len_of(i))
         });
         let run = Run { at, first: i as u16, count: 1, mark, flip };
         add_run(runs, run);
         count.carried += 1;
-        if self.chance(self.config.duplicate) {
+        if self.chance.hit(self.config.duplicate) {
             count.duplicated += 1;
             count.carried += 1;
             add_run(runs, run);
@@ -229,9 +209,9 @@ impl Path {
 
     /// A bit of a packet whose change the ICRC reveals: any but those of BTH byte 4, which it skips.
     fn bit_under_icrc(&mut self, len: usize) -> u32 {
-        let byte = self.below(len.max(2) as u64 - 1) as u32;
+        let byte = self.chance.below(len.max(2) as u64 - 1) as u32;
         let byte = if byte >= 4 { byte + 1 } else { byte };
-        byte * 8 + self.below(8) as u32
+        byte * 8 + self.chance.below(8) as u32
     }
 }
 

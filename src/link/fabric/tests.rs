@@ -459,7 +459,7 @@ fn endless_answers_do_not_hold_the_caller() {
 
 #[test]
 fn a_driver_that_never_gets_done_is_reported() {
-    struct Restless(FabricPort);
+    struct Restless;
     impl Driver for Restless {
         fn try_drive(&self) -> bool {
             false
@@ -472,7 +472,7 @@ fn a_driver_that_never_gets_done_is_reported() {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let port = fabric.port(&fabric.auto_address()).unwrap();
     let handle = port.handle();
-    let driver: Arc<dyn Driver> = Arc::new(Restless(port));
+    let driver: Arc<dyn Driver> = Arc::new(Restless);
     handle.attach(Arc::downgrade(&driver) as Weak<dyn Driver>);
     assert_eq!(fabric.run_until_idle(US), Outcome::Stuck(Instant(5)));
 }

@@ -1,0 +1,618 @@
+//! What a link carries, written to a pcapng file as it happens.
+//!
+//! Packets are IP packets (link type RAW), each with its direction and, where a fault struck it, a comment.
+//! Several links can share a [`CaptureFile`]; each is an interface of its own in it.
+#![forbid(unsafe_code)]
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::{DataLink, PcapError};
+
+use super::faults::{Action, Direction, FaultEvent};
+use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use crate::transport::{Instant, TxQueue};
+use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
+
+/// Which clock the packets' times are of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Timestamps {
+    /// The wall clock's.
+    Wall,
+    /// The instants that the link is called with, as of a simulation, since the epoch.
+    Virtual,
+}
+
+/// Why a capture does not work, or stopped to.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// The file cannot be made.
+    #[error("cannot write the capture file {path}: {source}; name a file in a directory you may write to")]
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// Writing failed; nothing more is captured.
+    #[error("the capture stopped: {0}; what was written before is good")]
+    Write(io::Error),
+}
+
+/// Comments that wait for their packet, beyond which the oldest go: packets may never come.
+const MAX_NOTES: usize = 1024;
+
+/// A pcapng file that links write to. Clones are the same file.
+///
+/// It is flushed when the last of its links and clones is gone.
+#[derive(Clone)]
+pub struct CaptureFile(Arc<Mutex<Inner>>);
+
+type Output = BufWriter<Box<dyn Write + Send>>;
+
+struct Inner {
+    writer: PcapNgWriter<Output>,
+    timestamps: Timestamps,
+    interfaces: u32,
+    /// The first write error, until it is asked for.
+    error: Option<io::Error>,
+    /// Nothing is written any more.
+    stopped: bool,
+    /// A packet as it goes to the file.
+    frame: Vec<u8>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn io_error(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(e) => e,
+        other => io::Error::other(other),
+    }
+}
+
+impl CaptureFile {
+    /// Creates (or replaces) a file.
+    ///
+    /// # Errors
+    /// [`CaptureError::Create`].
+    pub fn create(path: impl AsRef<Path>, timestamps: Timestamps) -> Result<CaptureFile, CaptureError> {
+        let path = path.as_ref();
+        let create = |source| CaptureError::Create { path: path.to_owned(), source };
+        let file = File::create(path).map_err(create)?;
+        CaptureFile::start(Box::new(file), timestamps).map_err(create)
+    }
+
+    /// Writes to anything: standard output, a pipe to Wireshark, memory.
+    ///
+    /// # Errors
+    /// [`CaptureError::Write`].
+    pub fn to_writer(
+        writer: impl Write + Send + 'static,
+        timestamps: Timestamps,
+    ) -> Result<CaptureFile, CaptureError> {
+        CaptureFile::start(Box::new(writer), timestamps).map_err(CaptureError::Write)
+    }
+
+    fn start(output: Box<dyn Write + Send>, timestamps: Timestamps) -> io::Result<CaptureFile> {
+        let mut writer = PcapNgWriter::new(BufWriter::with_capacity(256 << 10, output)).map_err(io_error)?;
+        // So that what is wrong with the output shows now.
+        writer.get_mut().flush()?;
+        let inner =
+            Inner { writer, timestamps, interfaces: 0, error: None, stopped: false, frame: Vec::new() };
+        Ok(CaptureFile(Arc::new(Mutex::new(inner))))
+    }
+
+    /// Captures a link from now on, under `name`.
+    pub fn capture<L: Link>(&self, link: L, name: &str) -> Capture<L> {
+        let interface = lock(&self.0).add_interface(name, &link.info().name);
+        let handle = CaptureHandle { file: self.clone(), interface, notes: Arc::default() };
+        Capture { inner: link, handle, scratch: Vec::new() }
+    }
+
+    /// Writes out what is buffered.
+    ///
+    /// # Errors
+    /// [`CaptureError::Write`], of this or of an earlier write; each is reported once.
+    pub fn flush(&self) -> Result<(), CaptureError> {
+        let mut inner = lock(&self.0);
+        if !inner.stopped
+            && let Err(e) = inner.writer.get_mut().flush()
+        {
+            inner.stop(e);
+        }
+        inner.error.take().map_or(Ok(()), |e| Err(CaptureError::Write(e)))
+    }
+}
+
+impl Inner {
+    fn stop(&mut self, error: io::Error) {
+        self.stopped = true;
+        self.error.get_or_insert(error);
+    }
+
+    fn add_interface(&mut self, name: &str, description: &str) -> u32 {
+        let mut block = InterfaceDescriptionBlock::new(DataLink::RAW, 0);
+        block.options = vec![
+            InterfaceDescriptionOption::IfName(Cow::Owned(name.to_owned())),
+            InterfaceDescriptionOption::IfDescription(Cow::Owned(description.to_owned())),
+            // Powers of ten: nanoseconds.
+            InterfaceDescriptionOption::IfTsResol(9),
+        ];
+        if !self.stopped
+            && let Err(e) = self.writer.write_pcapng_block(block)
+        {
+            self.stop(io_error(e));
+        }
+        self.interfaces += 1;
+        self.interfaces - 1
+    }
+
+    fn time(&self, now: Instant) -> Duration {
+        match self.timestamps {
+            Timestamps::Virtual => Duration::from_nanos(now.0),
+            Timestamps::Wall => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default(),
+        }
+    }
+
+    fn write(&mut self, interface: u32, at: Duration, packet: &Captured<'_>, comment: Option<String>) {
+        let too_long = packet.data.len() + packet.flow.header_len() > u16::MAX as usize;
+        // No link can carry such a packet, and no IP header describe it.
+        if self.stopped || too_long || packet.flow.src.is_ipv4() != packet.flow.dst.is_ipv4() {
+            return;
+        }
+        self.frame.clear();
+        frame::append_ip_udp(&mut self.frame, &packet.flow, packet.id, packet.data.len());
+        if packet.flow.dst.is_ipv4() && packet.flags != IpIdent::DONT_FRAGMENT {
+            set_flags(&mut self.frame, packet.flags);
+        }
+        self.frame.extend_from_slice(packet.data);
+        let direction = match packet.direction {
+            Direction::Rx => 1,
+            Direction::Tx => 2,
+        };
+        let mut options = vec![EnhancedPacketOption::Flags(direction)];
+        options.extend(comment.map(|c| EnhancedPacketOption::Comment(Cow::Owned(c))));
+        let block = EnhancedPacketBlock {
+            interface_id: interface,
+            timestamp: at,
+            original_len: self.frame.len() as u32,
+            data: Cow::Borrowed(&self.frame),
+            options,
+        };
+        if let Err(e) = self.writer.write_pcapng_block(block) {
+            self.stop(io_error(e));
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.stopped {
+            // Nobody is left to tell; whoever cares has flushed before.
+            let _ = self.writer.get_mut().flush();
+        }
+    }
+}
+
+/// Puts other flags into the IPv4 header at the start of `frame`, and the checksum right again.
+fn set_flags(frame: &mut [u8], flags: u16) {
+    let header = &mut frame[..20];
+    header[6..8].copy_from_slice(&flags.to_be_bytes());
+    header[10..12].fill(0);
+    let sum: u32 = header.chunks(2).map(|b| u16::from_be_bytes([b[0], b[1]]) as u32).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = (folded & 0xffff) + (folded >> 16);
+    header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+}
+
+/// Identification and flags as far as they are known: else what every urxe sends.
+fn numbers(ident: IpIdent) -> (u16, u16) {
+    match ident {
+        IpIdent::Exact { id, flags } => (id, flags),
+        IpIdent::Unknown => (0, IpIdent::DONT_FRAGMENT),
+    }
+}
+
+/// A packet to be written.
+struct Captured<'a> {
+    direction: Direction,
+    flow: Flow,
+    id: u16,
+    flags: u16,
+    data: &'a [u8],
+}
+
+/// A comment that waits for its packet.
+struct Note {
+    direction: Direction,
+    /// Of a packet that does not get here: it is written with its comment all the same.
+    dropped: Option<(Flow, IpIdent, Vec<u8>)>,
+    /// What the packet is known by.
+    bth: Vec<u8>,
+    text: String,
+}
+
+/// What a running capture can be told, from anywhere.
+#[derive(Clone)]
+pub struct CaptureHandle {
+    file: CaptureFile,
+    interface: u32,
+    notes: Arc<Mutex<Vec<Note>>>,
+}
+
+impl CaptureHandle {
+    /// As [`CaptureFile::flush`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn flush(&self) -> Result<(), CaptureError> {
+        self.file.flush()
+    }
+
+    /// Comments the packet that a fault struck: for the observer of a [`super::faults::Faults`] that wraps
+    /// this capture or is wrapped by it. A dropped packet that does not come by here is written too.
+    pub fn comment(&self, event: &FaultEvent<'_>) {
+        let mut notes = lock(&self.notes);
+        if notes.len() == MAX_NOTES {
+            notes.remove(0);
+        }
+        let direction = event.rule.direction;
+        let dropped =
+            (event.rule.action == Action::Drop).then(|| (event.flow, event.ident, event.packet.to_vec()));
+        notes.push(Note {
+            direction,
+            dropped,
+            bth: event.packet[..BTH_LEN.min(event.packet.len())].to_vec(),
+            text: format!("fault {}, packet {}", event.rule, event.count),
+        });
+    }
+
+    /// The comments for a packet, joined.
+    fn take_notes(&self, direction: Direction, data: &[u8]) -> Option<String> {
+        let mut notes = lock(&self.notes);
+        if notes.is_empty() {
+            return None;
+        }
+        let mut texts: Vec<String> = Vec::new();
+        notes.retain_mut(|n| {
+            let mine = n.direction == direction && data.starts_with(&n.bth);
+            if mine {
+                texts.push(std::mem::take(&mut n.text));
+            }
+            !mine
+        });
+        (!texts.is_empty()).then(|| texts.join("; "))
+    }
+
+    fn write(&self, inner: &mut Inner, at: Duration, packet: &Captured<'_>) {
+        let comment = self.take_notes(packet.direction, packet.data);
+        inner.write(self.interface, at, packet, comment);
+    }
+
+    /// Writes packets that were dropped before they got here.
+    fn write_dropped(&self, direction: Direction, now: Instant) {
+        if lock(&self.notes).is_empty() {
+            return;
+        }
+        let mut inner = lock(&self.file.0);
+        let at = inner.time(now);
+        lock(&self.notes).retain_mut(|note| {
+            let Some((flow, ident, data)) = note.dropped.take_if(|_| note.direction == direction) else {
+                return true;
+            };
+            let (id, flags) = numbers(ident);
+            let packet = Captured { direction, flow, id, flags, data: &data };
+            inner.write(self.interface, at, &packet, Some(std::mem::take(&mut note.text)));
+            false
+        });
+    }
+}
+
+/// A link whose packets are captured.
+///
+/// Each packet is written after it was passed on, so that what happens to it further on can be noted in
+/// its comment: wrap a link as `Faults<Capture<L>>` to see what is on the wire, as `Capture<Faults<L>>` to
+/// see what the NIC sees.
+pub struct Capture<L> {
+    inner: L,
+    handle: CaptureHandle,
+    scratch: Vec<u8>,
+}
+
+impl<L: Link> Capture<L> {
+    /// What the capture can be told while the link is inside a NIC.
+    pub fn handle(&self) -> CaptureHandle {
+        self.handle.clone()
+    }
+}
+
+impl<L: Link> Link for Capture<L> {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.inner.transmit(now, queue)?;
+        {
+            let mut file = lock(&self.handle.file.0);
+            let at = file.time(now);
+            for burst in queue.bursts() {
+                self.scratch.clear();
+                burst.copy_to(&mut self.scratch);
+                for (i, data) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
+                    let (id, flags) = (i as u16, IpIdent::DONT_FRAGMENT);
+                    let packet = Captured { direction: Direction::Tx, flow: burst.flow, id, flags, data };
+                    self.handle.write(&mut file, at, &packet);
+                }
+            }
+        }
+        self.handle.write_dropped(Direction::Tx, now);
+        Ok(())
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let handle = &self.handle;
+        let received = self.inner.receive(now, &mut |burst| {
+            sink(burst);
+            let (first, flags) = numbers(burst.ident);
+            let mut file = lock(&handle.file.0);
+            let at = file.time(now);
+            for (i, data) in burst.packets() {
+                let id = first.wrapping_add(i);
+                let packet = Captured { direction: Direction::Rx, flow: burst.flow, id, flags, data };
+                handle.write(&mut file, at, &packet);
+            }
+        })?;
+        handle.write_dropped(Direction::Rx, now);
+        Ok(received)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.poll_fd()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.inner.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use pcap_file::pcapng::{Block, PcapNgReader};
+
+    use super::*;
+    use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
+    use crate::link::faults::Faults;
+    use crate::transport::Payload;
+    use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
+
+    /// A writer that stays readable; it breaks when more than `room` bytes are written.
+    #[derive(Clone)]
+    struct Shelf(Arc<Mutex<Vec<u8>>>, usize);
+
+    impl Write for Shelf {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut shelf = lock(&self.0);
+            if shelf.len() + bytes.len() > self.1 {
+                return Err(io::Error::from(io::ErrorKind::StorageFull));
+            }
+            shelf.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[derive(PartialEq, Eq, Debug)]
+    struct Row {
+        interface: u32,
+        at: Duration,
+        inbound: bool,
+        id: u16,
+        psn: u32,
+        intact: bool,
+        comment: String,
+    }
+
+    fn rows(bytes: &[u8]) -> (Vec<String>, Vec<Row>) {
+        let mut reader = PcapNgReader::new(bytes).unwrap();
+        let (mut names, mut rows) = (Vec::new(), Vec::new());
+        while let Some(block) = reader.next_block() {
+            match block.unwrap() {
+                Block::InterfaceDescription(b) => {
+                    assert_eq!(b.linktype, DataLink::RAW);
+                    names.extend(b.options.iter().find_map(|o| match o {
+                        InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
+                        _ => None,
+                    }));
+                }
+                Block::EnhancedPacket(b) => rows.push(row(&b)),
+                other => panic!("{other:?}"),
+            }
+        }
+        (names, rows)
+    }
+
+    fn row(b: &EnhancedPacketBlock<'_>) -> Row {
+        let sliced = etherparse::SlicedPacket::from_ip(&b.data).unwrap();
+        let Some(etherparse::NetSlice::Ipv4(ip)) = &sliced.net else { panic!("no IPv4") };
+        let ip = ip.header();
+        assert_eq!(ip.header_checksum(), ip.to_header().calc_header_checksum());
+        let bth = &b.data[28..];
+        let flow = Flow::new(ip.source_addr().into(), ip.destination_addr().into(), 50_000);
+        let id = ip.identification();
+        let flags = u16::from_be_bytes([b.data[6], b.data[7]]);
+        let mut row = Row {
+            interface: b.interface_id,
+            at: b.timestamp,
+            inbound: false,
+            id,
+            psn: Packet::parse(bth).unwrap().bth().psn.get(),
+            intact: icrc::verify(&flow, IpIdent::Exact { id, flags }, 0, bth),
+            comment: String::new(),
+        };
+        for option in &b.options {
+            match option {
+                EnhancedPacketOption::Flags(flags) => row.inbound = *flags == 1,
+                EnhancedPacketOption::Comment(text) => row.comment = text.to_string(),
+                _ => {}
+            }
+        }
+        row
+    }
+
+    fn pair() -> (FabricPort, FabricPort) {
+        let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+        let a = fabric.port(&fabric.auto_address()).unwrap();
+        (a, fabric.port(&fabric.auto_address()).unwrap())
+    }
+
+    fn send(from: &mut dyn Link, to: &dyn Link, now: Instant, psns: std::ops::Range<u32>) {
+        let flow = Flow::new(from.info().addresses[1], to.info().addresses[1], 50_000);
+        let mut q = TxQueue::new(from.info().burst);
+        for psn in psns {
+            let bth = Bth { opcode: Opcode(0x04), psn: Psn::new(psn), ..Bth::default() };
+            q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[psn as u8; 33]));
+        }
+        from.transmit(now, &q).unwrap();
+    }
+
+    fn shelf(room: usize) -> (Shelf, CaptureFile) {
+        let shelf = Shelf(Arc::default(), room);
+        let file = CaptureFile::to_writer(shelf.clone(), Timestamps::Virtual).unwrap();
+        (shelf, file)
+    }
+
+    #[test]
+    fn both_ends_of_a_link_share_a_file() {
+        let (shelf, file) = shelf(usize::MAX);
+        let (a, b) = pair();
+        let (mut a, mut b) = (file.capture(a, "left"), file.capture(b, "right"));
+        send(&mut a, &b, Instant(5_000_000_007), 8..10);
+        b.receive(Instant(6_000_000_000), &mut |_| {}).unwrap();
+        b.handle().flush().unwrap();
+        let (names, rows) = rows(&lock(&shelf.0));
+        assert_eq!(names, ["left", "right"]);
+        let row = |interface, at, id, psn| Row {
+            interface,
+            at: Duration::from_nanos(at),
+            inbound: interface == 1,
+            id,
+            psn,
+            intact: true,
+            comment: String::new(),
+        };
+        let (sent, came) = (5_000_000_007, 6_000_000_000);
+        assert_eq!(rows, [row(0, sent, 0, 8), row(0, sent, 1, 9), row(1, came, 0, 8), row(1, came, 1, 9)]);
+    }
+
+    /// (interface, PSN, whether the ICRC holds, comment) of 1..=4 sent with faults on both sides.
+    fn with_faults(at_nic: bool) -> Vec<(u32, u32, bool, String)> {
+        let (shelf, file) = shelf(usize::MAX);
+        let (a, b) = pair();
+        let tx: Vec<_> = ["drop=2", "corrupt=3"].map(|r| r.parse().unwrap()).into();
+        let rx: Vec<_> = ["rx:drop=1"].map(|r| r.parse().unwrap()).into();
+        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = if at_nic {
+            // The capture is made last, so the observers find its handle in a cell.
+            let cells: [Arc<Mutex<Option<CaptureHandle>>>; 2] = Default::default();
+            let wrap = |link, rules, cell: &Arc<Mutex<Option<CaptureHandle>>>, name| {
+                let told = cell.clone();
+                let observer = move |e: &FaultEvent<'_>| lock(&told).as_ref().unwrap().comment(e);
+                let capture = file.capture(Faults::new(link, rules, 0).observed(observer), name);
+                *lock(cell) = Some(capture.handle());
+                capture
+            };
+            (Box::new(wrap(a, tx, &cells[0], "a")), Box::new(wrap(b, rx, &cells[1], "b")))
+        } else {
+            let wrap = |link, rules, name| {
+                let capture = file.capture(link, name);
+                let handle = capture.handle();
+                Faults::new(capture, rules, 0).observed(move |e| handle.comment(e))
+            };
+            (Box::new(wrap(a, tx, "a")), Box::new(wrap(b, rx, "b")))
+        };
+        send(&mut a, &b, Instant(0), 1..5);
+        b.receive(Instant(0), &mut |_| {}).unwrap();
+        drop((a, b));
+        file.flush().unwrap();
+        let bytes = lock(&shelf.0);
+        rows(&bytes).1.into_iter().map(|r| (r.interface, r.psn, r.intact, r.comment)).collect()
+    }
+
+    #[test]
+    fn faults_are_comments_wherever_the_capture_stands() {
+        let dropped = || "fault drop=2, packet 2".to_owned();
+        let spoiled = || "fault corrupt=3, packet 3".to_owned();
+        let refused = || "fault rx:drop=1, packet 1".to_owned();
+        let no = String::new;
+        // On the wire: the dropped one never was there, and is added.
+        let tx = [(0, 1, true, no()), (0, 3, false, spoiled()), (0, 4, true, no()), (0, 2, true, dropped())];
+        let rx = [(1, 1, true, refused()), (1, 3, false, no()), (1, 4, true, no())];
+        assert_eq!(with_faults(false), [&tx[..], &rx[..]].concat());
+        // At the NIC: all that it sent, as it sent it.
+        let tx = [(0, 1, true, no()), (0, 2, true, dropped()), (0, 3, true, spoiled()), (0, 4, true, no())];
+        let rx = [(1, 3, false, no()), (1, 4, true, no()), (1, 1, true, refused())];
+        assert_eq!(with_faults(true), [&tx[..], &rx[..]].concat());
+    }
+
+    #[test]
+    fn identification_and_flags_are_the_received_ones() {
+        let mut frame = Vec::new();
+        let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 1);
+        frame::append_ip_udp(&mut frame, &flow, 0x1234, 16);
+        set_flags(&mut frame, 0);
+        let (ip, _) = etherparse::Ipv4Header::from_slice(&frame).unwrap();
+        assert!(!ip.dont_fragment);
+        assert_eq!(ip.header_checksum, ip.calc_header_checksum());
+    }
+
+    #[test]
+    fn errors_are_told_once_and_stop_nothing_but_the_capture() {
+        let missing = Path::new("/nonexistent/dir/x.pcapng");
+        let error = CaptureFile::create(missing, Timestamps::Wall).err().unwrap();
+        assert!(error.to_string().starts_with("cannot write the capture file /nonexistent/dir/x.pcapng"));
+        let (_, file) = shelf(1000);
+        let (a, mut b) = pair();
+        let mut a = file.capture(a, "a");
+        send(&mut a, &b, Instant(0), 0..100);
+        assert!(matches!(file.flush(), Err(CaptureError::Write(_))));
+        assert!(file.flush().is_ok());
+        send(&mut a, &b, Instant(0), 0..100);
+        assert_eq!(b.receive(Instant(0), &mut |_| {}).unwrap(), 200);
+    }
+
+    #[test]
+    fn dropping_the_last_link_completes_the_file() {
+        let path = std::env::temp_dir().join(format!("urxe-capture-{}.pcapng", std::process::id()));
+        let (a, b) = pair();
+        let mut a = CaptureFile::create(&path, Timestamps::Wall).unwrap().capture(a, "a");
+        send(&mut a, &b, Instant(0), 0..7);
+        drop(a);
+        let mut bytes = Vec::new();
+        File::open(&path).unwrap().read_to_end(&mut bytes).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (_, rows) = rows(&bytes);
+        assert_eq!(rows.len(), 7);
+        assert!(rows[0].at > Duration::from_secs(1_700_000_000));
+    }
+}

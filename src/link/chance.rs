@@ -1,0 +1,31 @@
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::Rng;
+
+/// Reproducible chance: the same seed and stream draw the same for ever.
+#[derive(Clone, Debug)]
+pub(super) struct Chance(Pcg64Mcg);
+
+/// SplitMix64's finaliser: neighbouring seeds and streams get unrelated generators.
+fn mix(x: u64) -> u64 {
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+impl Chance {
+    pub fn new(seed: u64, stream: u64) -> Chance {
+        let stream = mix(stream);
+        Chance(Pcg64Mcg::new((mix(seed ^ stream) as u128) << 64 | mix(stream) as u128))
+    }
+
+    /// True with probability `p`. At 0 it draws nothing, so that turning one knob on changes no more of a
+    /// run than it must.
+    pub fn hit(&mut self, p: f64) -> bool {
+        p > 0.0 && ((self.0.next_u64() >> 11) as f64) / ((1u64 << 53) as f64) < p
+    }
+
+    /// Evenly one of 0..n.
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((self.0.next_u64() as u128 * n as u128) >> 64) as u64
+    }
+}

@@ -1,0 +1,456 @@
+//! Accidents on purpose: a link that loses, doubles, swaps, spoils and delays packets by rule.
+//!
+//! Bursts that no rule strikes pass through untouched.
+#![forbid(unsafe_code)]
+
+mod rule;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use rule::{Action, Direction, Rule, RuleError, When};
+
+use super::chance::Chance;
+use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use crate::transport::{Instant, TxQueue};
+use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
+
+/// How long a packet waits for a next one to follow. Without this limit the last packet before a silence
+/// would be lost, not reordered.
+const HOLD_LIMIT: Duration = Duration::from_millis(5);
+
+/// A fault as it happens.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultEvent<'a> {
+    /// When.
+    pub at: Instant,
+    /// The rule that struck.
+    pub rule: &'a Rule,
+    /// How many packets the rule has been about, this one included.
+    pub count: u64,
+    /// The packet's path.
+    pub flow: Flow,
+    /// What is known of its identification.
+    pub ident: IpIdent,
+    /// The packet, BTH to ICRC, as it was before.
+    pub packet: &'a [u8],
+}
+
+/// Is told of every fault.
+pub type Observer = Box<dyn FnMut(&FaultEvent<'_>) + Send>;
+
+/// Faults of one direction so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FaultCounts {
+    /// Packets lost.
+    pub dropped: u64,
+    /// Packets doubled.
+    pub duplicated: u64,
+    /// Packets swapped with the next.
+    pub reordered: u64,
+    /// Packets spoiled.
+    pub corrupted: u64,
+    /// Packets delayed.
+    pub delayed: u64,
+}
+
+/// The counts of a [`Faults`] link, readable from anywhere.
+#[derive(Clone, Debug, Default)]
+pub struct FaultCounters(Arc<[[AtomicU64; 5]; 2]>);
+
+impl FaultCounters {
+    fn slot(action: Action) -> usize {
+        match action {
+            Action::Drop => 0,
+            Action::Duplicate => 1,
+            Action::Reorder => 2,
+            Action::Corrupt => 3,
+            Action::Delay(_) => 4,
+        }
+    }
+
+    fn add(&self, direction: Direction, action: Action) {
+        self.0[direction as usize][FaultCounters::slot(action)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Of one direction.
+    pub fn get(&self, direction: Direction) -> FaultCounts {
+        let [dropped, duplicated, reordered, corrupted, delayed] =
+            [0, 1, 2, 3, 4].map(|i| self.0[direction as usize][i].load(Ordering::Relaxed));
+        FaultCounts { dropped, duplicated, reordered, corrupted, delayed }
+    }
+}
+
+/// A rule and how far it has counted.
+struct Counting {
+    rule: Rule,
+    count: u64,
+    chance: Chance,
+}
+
+impl Counting {
+    /// Whether the rule strikes this packet.
+    fn strikes(&mut self, packet: &[u8]) -> bool {
+        if !self.rule.is_about(packet) {
+            return false;
+        }
+        self.count += 1;
+        match self.rule.when {
+            When::Nth(n) => self.count == n,
+            When::Every(n) => n > 0 && self.count.is_multiple_of(n),
+            When::Chance(p) => self.chance.hit(p),
+        }
+    }
+}
+
+/// All that strikes one packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Verdict {
+    drop: bool,
+    duplicate: bool,
+    reorder: bool,
+    corrupt: bool,
+    delay: Option<Duration>,
+}
+
+/// A packet alone, with what is known of its identification.
+#[derive(Clone, Copy)]
+struct Single<'a> {
+    flow: Flow,
+    /// Exact.
+    ident: IpIdent,
+    data: &'a [u8],
+    /// The byte to alter.
+    flip: Option<usize>,
+}
+
+/// A packet kept back.
+struct Held {
+    flow: Flow,
+    ident: IpIdent,
+    data: Vec<u8>,
+    flip: Option<usize>,
+}
+
+impl Held {
+    fn new(s: &Single<'_>) -> Held {
+        Held { flow: s.flow, ident: s.ident, data: s.data.to_vec(), flip: s.flip }
+    }
+
+    fn single(&self) -> Single<'_> {
+        Single { flow: self.flow, ident: self.ident, data: &self.data, flip: self.flip }
+    }
+}
+
+/// One direction: its rules and what they keep back.
+struct Lane {
+    rules: Vec<Counting>,
+    verdicts: Vec<Verdict>,
+    /// Waits for the next packet, or until the instant.
+    swap: Option<(Instant, Held)>,
+    /// By when they go on, then by when they came.
+    delayed: BTreeMap<(Instant, u64), Held>,
+    delays: u64,
+}
+
+impl Lane {
+    fn is_quiet(&self) -> bool {
+        self.rules.is_empty() && self.swap.is_none()
+    }
+
+    /// Decides on a packet, counts and tells.
+    fn judge(
+        &mut self,
+        now: Instant,
+        (flow, ident): (Flow, IpIdent),
+        packet: &[u8],
+        counters: &FaultCounters,
+        observer: &mut Option<Observer>,
+    ) -> Verdict {
+        let mut verdict = Verdict::default();
+        for counting in &mut self.rules {
+            if !counting.strikes(packet) {
+                continue;
+            }
+            let rule = &counting.rule;
+            match rule.action {
+                Action::Drop => verdict.drop = true,
+                Action::Duplicate => verdict.duplicate = true,
+                Action::Reorder => verdict.reorder = true,
+                Action::Corrupt => verdict.corrupt = true,
+                Action::Delay(by) => verdict.delay = Some(by),
+            }
+            counters.add(rule.direction, rule.action);
+            if let Some(observer) = observer {
+                observer(&FaultEvent { at: now, rule, count: counting.count, flow, ident, packet });
+            }
+        }
+        verdict
+    }
+
+    /// Carries a verdict out: hands on to `emit` what goes on now.
+    fn apply(
+        &mut self,
+        now: Instant,
+        packet: Single<'_>,
+        verdict: Verdict,
+        emit: &mut dyn FnMut(Single<'_>),
+    ) {
+        if verdict.drop {
+            return;
+        }
+        let flip = verdict.corrupt.then(|| spoil_at(packet.data.len()));
+        let packet = Single { flip: flip.or(packet.flip), ..packet };
+        if verdict.duplicate {
+            // One of the two goes on at once, whatever happens to the other.
+            emit(packet);
+        }
+        if let Some(by) = verdict.delay {
+            self.delays += 1;
+            self.delayed.insert((now + by, self.delays), Held::new(&packet));
+            return;
+        }
+        if verdict.reorder && self.swap.is_none() {
+            self.swap = Some((now + HOLD_LIMIT, Held::new(&packet)));
+            return;
+        }
+        emit(packet);
+        if let Some((_, held)) = self.swap.take() {
+            emit(held.single());
+        }
+    }
+
+    /// Hands on what has been kept back long enough; returns how many packets that was.
+    fn release(&mut self, now: Instant, emit: &mut dyn FnMut(Single<'_>)) -> usize {
+        let mut released = 0;
+        if let Some((_, held)) = self.swap.take_if(|(until, _)| *until <= now) {
+            emit(held.single());
+            released += 1;
+        }
+        while let Some(first) = self.delayed.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            emit(first.remove().single());
+            released += 1;
+        }
+        released
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let swap = self.swap.as_ref().map(|(until, _)| *until);
+        swap.into_iter().chain(self.delayed.first_key_value().map(|((at, _), _)| *at)).min()
+    }
+}
+
+/// The byte to spoil: behind the BTH, as the ICRC does not cover all of that.
+fn spoil_at(len: usize) -> usize {
+    (BTH_LEN + len.saturating_sub(BTH_LEN + ICRC_LEN) / 2).min(len.saturating_sub(1))
+}
+
+/// A link that has accidents by rule.
+pub struct Faults<L> {
+    inner: L,
+    tx: Lane,
+    rx: Lane,
+    counters: FaultCounters,
+    observer: Option<Observer>,
+    /// The bursts as they go out after a fault.
+    queue: TxQueue,
+    /// A burst as it was to go out; a received packet as it is spoiled.
+    scratch: Vec<u8>,
+}
+
+impl<L: Link> Faults<L> {
+    /// Wraps a link. `seed` is where the rules with a probability start.
+    ///
+    /// A packet that several rules strike has all of it done; one that is dropped is just dropped.
+    pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
+        let counting = |(i, rule)| Counting { rule, count: 0, chance: Chance::new(seed, i as u64) };
+        let (tx, rx) =
+            rules.into_iter().enumerate().map(counting).partition(|c| c.rule.direction == Direction::Tx);
+        let lane =
+            |rules| Lane { rules, verdicts: Vec::new(), swap: None, delayed: BTreeMap::new(), delays: 0 };
+        Faults {
+            queue: TxQueue::new(inner.info().burst),
+            inner,
+            tx: lane(tx),
+            rx: lane(rx),
+            counters: FaultCounters::default(),
+            observer: None,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// The same, with someone who is told of every fault.
+    #[must_use]
+    pub fn observed(mut self, observer: impl FnMut(&FaultEvent<'_>) + Send + 'static) -> Faults<L> {
+        self.observer = Some(Box::new(observer));
+        self
+    }
+
+    /// The counts, to be read from anywhere.
+    pub fn fault_counters(&self) -> FaultCounters {
+        self.counters.clone()
+    }
+
+    /// Sends what was kept back and is due.
+    fn release_tx(&mut self, now: Instant) -> io::Result<()> {
+        if self.tx.next_deadline().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        self.queue.clear();
+        let queue = &mut self.queue;
+        self.tx.release(now, &mut |s| push(queue, s));
+        self.inner.transmit(now, &self.queue)
+    }
+}
+
+impl<L: Link> Link for Faults<L> {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.release_tx(now)?;
+        if self.tx.is_quiet() {
+            return self.inner.transmit(now, queue);
+        }
+        self.tx.verdicts.clear();
+        for burst in queue.bursts() {
+            self.scratch.clear();
+            burst.copy_to(&mut self.scratch);
+            for (i, packet) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
+                let place = (burst.flow, ident_of(IpIdent::SENT, i as u16));
+                let verdict = self.tx.judge(now, place, packet, &self.counters, &mut self.observer);
+                self.tx.verdicts.push(verdict);
+            }
+        }
+        let untouched = self.tx.verdicts.iter().all(|v| *v == Verdict::default());
+        if untouched && self.tx.swap.is_none() {
+            return self.inner.transmit(now, queue);
+        }
+        self.queue.clear();
+        let verdicts = std::mem::take(&mut self.tx.verdicts);
+        let mut next = verdicts.iter().copied();
+        for burst in queue.bursts() {
+            self.scratch.clear();
+            burst.copy_to(&mut self.scratch);
+            for (i, data) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
+                let ident = ident_of(IpIdent::SENT, i as u16);
+                let packet = Single { flow: burst.flow, ident, data, flip: None };
+                let out = &mut self.queue;
+                self.tx.apply(now, packet, next.next().unwrap_or_default(), &mut |s| {
+                    push(out, s);
+                });
+            }
+        }
+        self.tx.verdicts = verdicts;
+        self.inner.transmit(now, &self.queue)
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        self.release_tx(now)?;
+        let Faults { inner, rx, counters, observer, scratch, .. } = self;
+        let mut released = rx.release(now, &mut |s| hand_over(s, scratch, sink));
+        released += inner.receive(now, &mut |burst| {
+            if rx.is_quiet() {
+                return sink(burst);
+            }
+            rx.verdicts.clear();
+            for (i, packet) in burst.packets() {
+                let place = (burst.flow, ident_of(burst.ident, i));
+                let verdict = rx.judge(now, place, packet, counters, observer);
+                rx.verdicts.push(verdict);
+            }
+            receive_struck(now, &burst, rx, scratch, sink);
+        })?;
+        Ok(released)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let lanes = [self.tx.next_deadline(), self.rx.next_deadline()];
+        lanes.into_iter().chain([self.inner.next_deadline()]).flatten().min()
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.poll_fd()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.inner.counters()
+    }
+}
+
+/// The identification of packet `i` of a burst.
+fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
+    match burst {
+        IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
+        // What the ICRC check assumes of one that is not visible.
+        IpIdent::Unknown => IpIdent::Exact { id: i, flags: IpIdent::DONT_FRAGMENT },
+    }
+}
+
+/// Passes a received burst on: what no verdict touches in as long runs as can be.
+fn receive_struck(
+    now: Instant,
+    burst: &RxBurst<'_>,
+    lane: &mut Lane,
+    scratch: &mut Vec<u8>,
+    sink: &mut dyn FnMut(RxBurst<'_>),
+) {
+    let verdicts = std::mem::take(&mut lane.verdicts);
+    let whole = verdicts.iter().all(|v| *v == Verdict::default()) && lane.swap.is_none();
+    if whole {
+        sink(*burst);
+        lane.verdicts = verdicts;
+        return;
+    }
+    let mut first = 0;
+    let pass = |from: usize, to: usize, sink: &mut dyn FnMut(RxBurst<'_>)| {
+        if from < to {
+            let end = (to * burst.segment).min(burst.data.len());
+            let data = &burst.data[from * burst.segment..end];
+            let ident = ident_of(burst.ident, from as u16);
+            sink(RxBurst { flow: burst.flow, ident, segment: burst.segment, data });
+        }
+    };
+    for ((i, data), verdict) in burst.packets().zip(&verdicts) {
+        if *verdict == Verdict::default() && lane.swap.is_none() {
+            continue;
+        }
+        pass(first, i as usize, sink);
+        first = i as usize + 1;
+        let packet = Single { flow: burst.flow, ident: ident_of(burst.ident, i), data, flip: None };
+        lane.apply(now, packet, *verdict, &mut |s| hand_over(s, scratch, sink));
+    }
+    pass(first, verdicts.len(), sink);
+    lane.verdicts = verdicts;
+}
+
+/// Puts one packet into a queue.
+fn push(queue: &mut TxQueue, s: Single<'_>) {
+    if let IpIdent::Exact { id, .. } = s.ident {
+        queue.push_raw(&s.flow, id, s.data, s.flip);
+    }
+}
+
+/// Hands one packet to the NIC.
+fn hand_over(s: Single<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<'_>)) {
+    let mut data = s.data;
+    if let Some(at) = s.flip {
+        scratch.clear();
+        scratch.extend_from_slice(data);
+        if let Some(byte) = scratch.get_mut(at) {
+            *byte ^= 0x20;
+        }
+        data = scratch;
+    }
+    sink(RxBurst { flow: s.flow, ident: s.ident, segment: data.len(), data });
+}

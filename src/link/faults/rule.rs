@@ -1,0 +1,270 @@
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::wire::{Opcode, Packet, Psn, Qpn};
+
+/// Which way a packet goes, seen from the NIC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// Out.
+    Tx,
+    /// In.
+    Rx,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Tx => "tx",
+            Direction::Rx => "rx",
+        })
+    }
+}
+
+/// What is done to a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// It is lost.
+    Drop,
+    /// It comes twice.
+    Duplicate,
+    /// It comes behind the next one.
+    Reorder,
+    /// One byte of it changes, so that its ICRC fails.
+    Corrupt,
+    /// It comes so much later, behind whatever comes meanwhile.
+    Delay(Duration),
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::Drop => f.write_str("drop"),
+            Action::Duplicate => f.write_str("dup"),
+            Action::Reorder => f.write_str("reorder"),
+            Action::Corrupt => f.write_str("corrupt"),
+            Action::Delay(_) => f.write_str("delay"),
+        }
+    }
+}
+
+/// Which of the packets that a rule is about it strikes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum When {
+    /// The n-th alone, from 1.
+    Nth(u64),
+    /// The n-th, the 2n-th and so on.
+    Every(u64),
+    /// Each with this probability.
+    Chance(f64),
+}
+
+type Filter = Arc<dyn Fn(&Packet<'_>) -> bool + Send + Sync>;
+
+/// One thing that goes wrong, and when.
+///
+/// On the command line: `[tx:|rx:]ACTION=WHEN[,opcode=N][,psn=N][,qp=N]` (`tx` if nothing is said), with
+/// the actions `drop`, `dup`, `reorder`, `corrupt` and `delay` (which takes `,by=2ms` too), and for when
+/// `3`, `every:13` or `p:0.01`.
+#[derive(Clone)]
+pub struct Rule {
+    /// Which way the packets go.
+    pub direction: Direction,
+    /// What is done to them.
+    pub action: Action,
+    /// To which of those that pass the filter.
+    pub when: When,
+    filter: Option<Filter>,
+    /// As it was written, where it was.
+    text: String,
+}
+
+impl Rule {
+    /// A rule about all packets of a direction.
+    pub fn new(direction: Direction, action: Action, when: When) -> Rule {
+        let text = match when {
+            When::Nth(n) => format!("{direction}:{action}={n}"),
+            When::Every(n) => format!("{direction}:{action}=every:{n}"),
+            When::Chance(p) => format!("{direction}:{action}=p:{p}"),
+        };
+        Rule { direction, action, when, filter: None, text }
+    }
+
+    /// The same rule about, and counting, only packets that `filter` is true for (besides earlier filters).
+    #[must_use]
+    pub fn only(mut self, filter: impl Fn(&Packet<'_>) -> bool + Send + Sync + 'static) -> Rule {
+        self.filter = Some(match self.filter.take() {
+            Some(first) => Arc::new(move |p| first(p) && filter(p)),
+            None => Arc::new(filter),
+        });
+        self
+    }
+
+    /// Whether the rule is about a packet (BTH to ICRC).
+    pub(super) fn is_about(&self, bytes: &[u8]) -> bool {
+        match &self.filter {
+            Some(filter) => Packet::parse(bytes).is_ok_and(|p| filter(&p)),
+            None => true,
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rule({})", self.text)
+    }
+}
+
+/// Why a text is no fault rule.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("fault rule '{rule}': {why}")]
+pub struct RuleError {
+    /// The text.
+    pub rule: String,
+    /// What is wrong with it and what to write instead.
+    pub why: String,
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Rule, RuleError> {
+        parse(text).map_err(|why| RuleError { rule: text.to_owned(), why })
+    }
+}
+
+fn parse(text: &str) -> Result<Rule, String> {
+    let (direction, rest) = match text.split_once(':') {
+        Some(("tx", rest)) => (Direction::Tx, rest),
+        Some(("rx", rest)) => (Direction::Rx, rest),
+        _ => (Direction::Tx, text),
+    };
+    let mut fields = rest.split(',').map(|f| f.split_once('=').ok_or(f));
+    let (action, when) = match fields.next() {
+        Some(Ok(pair)) => pair,
+        _ => return Err("write ACTION=WHEN, such as drop=3, drop=every:13 or drop=p:0.01".into()),
+    };
+    let when = parse_when(when)?;
+    let (mut opcode, mut psn, mut qp, mut by) = (None, None, None, None);
+    for field in fields {
+        let (key, value) = field.map_err(|f| format!("'{f}' is no KEY=VALUE"))?;
+        match key {
+            "opcode" => opcode = Some(Opcode(number(key, value, 0xff)? as u8)),
+            "psn" => psn = Some(Psn::new(number(key, value, 0xff_ffff)? as u32)),
+            "qp" => qp = Some(Qpn::new(number(key, value, 0xff_ffff)? as u32)),
+            "by" => by = Some(duration(value)?),
+            _ => return Err(format!("'{key}' is not known: there are opcode, psn, qp and by")),
+        }
+    }
+    let action = match (action, by) {
+        ("delay", Some(by)) => Action::Delay(by),
+        ("delay", None) => return Err("a delay needs to know how long: add ,by=2ms".into()),
+        (_, Some(_)) => return Err(format!("'by' is for delay, not for {action}")),
+        ("drop", None) => Action::Drop,
+        ("dup", None) => Action::Duplicate,
+        ("reorder", None) => Action::Reorder,
+        ("corrupt", None) => Action::Corrupt,
+        _ => {
+            let known = "drop, dup, reorder, corrupt and delay";
+            return Err(format!("'{action}' is no action: there are {known} (after tx: or rx:, if wanted)"));
+        }
+    };
+    let mut rule = Rule { direction, action, when, filter: None, text: text.to_owned() };
+    if opcode.is_some() || psn.is_some() || qp.is_some() {
+        rule = rule.only(move |p| {
+            opcode.is_none_or(|o| p.bth().opcode == o)
+                && psn.is_none_or(|n| p.bth().psn == n)
+                && qp.is_none_or(|n| p.bth().dest_qp == n)
+        });
+    }
+    Ok(rule)
+}
+
+fn parse_when(text: &str) -> Result<When, String> {
+    match text.split_once(':') {
+        Some(("every", n)) => Ok(When::Every(positive(n)?)),
+        Some(("p", p)) => match p.parse::<f64>() {
+            Ok(p) if (0.0..=1.0).contains(&p) => Ok(When::Chance(p)),
+            _ => Err(format!("'{p}' is no probability between 0 and 1: write 1 % as p:0.01")),
+        },
+        Some((other, _)) => Err(format!("'{other}:' is not known: write 3, every:3 or p:0.3")),
+        None => Ok(When::Nth(positive(text)?)),
+    }
+}
+
+fn positive(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err(format!("'{text}' is no packet to count to: they count from 1")),
+    }
+}
+
+/// A decimal number, or a hexadecimal one after 0x.
+fn number(key: &str, text: &str, max: u64) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    match parsed {
+        Ok(n) if n <= max => Ok(n),
+        _ => Err(format!("{key} '{text}' is no number from 0 to {max} ({max:#x})")),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let units = [("ns", 1), ("us", 1000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    let parsed = units.iter().find_map(|(unit, nanos)| {
+        let n: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        n.checked_mul(*nanos)
+    });
+    parsed.map(Duration::from_nanos).ok_or(format!("'{text}' is no time: write it as 500us, 2ms or 1s"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_read_as_they_are_written() {
+        let shape = |text: &str| {
+            let rule: Rule = text.parse().unwrap();
+            assert_eq!(rule.to_string(), text);
+            (rule.direction, rule.action, rule.when, rule.filter.is_some())
+        };
+        assert_eq!(shape("drop=3"), (Direction::Tx, Action::Drop, When::Nth(3), false));
+        assert_eq!(shape("rx:dup=every:5"), (Direction::Rx, Action::Duplicate, When::Every(5), false));
+        assert_eq!(shape("tx:reorder=p:0.25"), (Direction::Tx, Action::Reorder, When::Chance(0.25), false));
+        assert_eq!(
+            shape("corrupt=1,opcode=0x0a,qp=17"),
+            (Direction::Tx, Action::Corrupt, When::Nth(1), true)
+        );
+        let two_ms = Action::Delay(Duration::from_millis(2));
+        assert_eq!(shape("rx:delay=every:2,by=2ms"), (Direction::Rx, two_ms, When::Every(2), false));
+        let own = Rule::new(Direction::Rx, Action::Drop, When::Every(7));
+        assert_eq!(own.to_string(), "rx:drop=every:7");
+    }
+
+    #[test]
+    fn bad_rules_say_why() {
+        let why = |text: &str| text.parse::<Rule>().unwrap_err().to_string();
+        assert_eq!(why("drop=0"), "fault rule 'drop=0': '0' is no packet to count to: they count from 1");
+        assert!(why("lose=3").contains("'lose' is no action"));
+        assert!(why("drop").contains("ACTION=WHEN"));
+        assert!(why("drop=p:2").contains("between 0 and 1"));
+        assert!(why("drop=often:2").contains("'often:'"));
+        assert!(why("delay=2").contains("by=2ms"));
+        assert!(why("drop=2,by=2ms").contains("for delay"));
+        assert!(why("delay=2,by=2min").contains("'2min'"));
+        assert!(why("drop=2,psn=0x1000000").contains("0xffffff"));
+        assert!(why("drop=2,color=1").contains("'color'"));
+        assert!(why("up:drop=2").contains("up:drop"));
+    }
+}

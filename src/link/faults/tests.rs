@@ -1,0 +1,142 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
+use crate::transport::Payload;
+use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
+
+/// The PSNs of all that arrives; a negative one has a wrong ICRC.
+fn read(link: &mut dyn Link, now: Instant) -> Vec<i64> {
+    let mut got = Vec::new();
+    link.receive(now, &mut |burst| {
+        for (i, bytes) in burst.packets() {
+            let psn = Packet::parse(bytes).unwrap().bth().psn.get() as i64;
+            got.push(if icrc::verify(&burst.flow, burst.ident, i, bytes) { psn } else { -psn });
+        }
+    })
+    .unwrap();
+    got
+}
+
+fn send(from: &mut dyn Link, to: &dyn Link, now: Instant, psns: std::ops::Range<u32>) {
+    let flow = Flow::new(from.info().addresses[1], to.info().addresses[1], 50_000);
+    let mut q = TxQueue::new(from.info().burst);
+    for psn in psns {
+        let bth = Bth { opcode: Opcode(0x04), psn: Psn::new(psn), ..Bth::default() };
+        q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[psn as u8; 33]));
+    }
+    from.transmit(now, &q).unwrap();
+}
+
+fn pair() -> (Fabric, FabricPort, FabricPort) {
+    let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+    let a = fabric.port(&fabric.auto_address()).unwrap();
+    let b = fabric.port(&fabric.auto_address()).unwrap();
+    (fabric, a, b)
+}
+
+/// What arrives of 1..=n when sent in one queue through `rules` at the sender or at the receiver.
+fn through(rules: &[&str], n: u32) -> Vec<i64> {
+    let both = [Direction::Tx, Direction::Rx].map(|direction| {
+        let rules = rules.iter().map(|r| format!("{direction}:{r}").parse().unwrap()).collect();
+        let (_fabric, a, b) = pair();
+        let now = Instant(0);
+        if direction == Direction::Tx {
+            let (mut a, mut b) = (Faults::new(a, rules, 1), b);
+            send(&mut a, &b, now, 1..n + 1);
+            read(&mut b, now)
+        } else {
+            let (mut a, mut b) = (a, Faults::new(b, rules, 1));
+            send(&mut a, &b, now, 1..n + 1);
+            read(&mut b, now)
+        }
+    });
+    assert_eq!(both[0], both[1], "the same at either end");
+    both[0].clone()
+}
+
+#[test]
+fn every_fault_does_what_its_name_says() {
+    assert_eq!(through(&[], 4), [1, 2, 3, 4]);
+    assert_eq!(through(&["drop=3"], 6), [1, 2, 4, 5, 6]);
+    assert_eq!(through(&["drop=1"], 3), [2, 3]);
+    assert_eq!(through(&["drop=every:2"], 6), [1, 3, 5]);
+    assert_eq!(through(&["drop=every:1"], 6), []);
+    assert_eq!(through(&["dup=every:3"], 6), [1, 2, 3, 3, 4, 5, 6, 6]);
+    assert_eq!(through(&["reorder=every:3"], 8), [1, 2, 4, 3, 5, 7, 6, 8]);
+    assert_eq!(through(&["corrupt=every:2"], 5), [1, -2, 3, -4, 5]);
+    assert_eq!(through(&["drop=2,psn=3"], 5), [1, 2, 3, 4, 5]);
+    assert_eq!(through(&["drop=1,psn=3", "drop=1,psn=0x4"], 5), [1, 2, 5]);
+    assert_eq!(through(&["drop=1,opcode=0x0a"], 3), [1, 2, 3]);
+    assert_eq!(through(&["dup=2", "corrupt=2"], 3), [1, -2, -2, 3]);
+    assert_eq!(through(&["reorder=1", "reorder=2"], 3), [2, 1, 3]);
+}
+
+#[test]
+fn chance_is_the_seeds() {
+    let lost = |n| n - through(&["drop=p:0.1"], n).len() as u32;
+    assert_eq!(lost(200), lost(200));
+    assert!((5..40).contains(&lost(200)), "{}", lost(200));
+}
+
+#[test]
+fn delayed_packets_come_when_their_time_has_come() {
+    for direction in ["tx", "rx"] {
+        let rules = vec![format!("{direction}:delay=2,by=3us").parse().unwrap()];
+        let (_fabric, a, b) = pair();
+        let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = match direction {
+            "tx" => (Box::new(Faults::new(a, rules, 0)), Box::new(b)),
+            _ => (Box::new(a), Box::new(Faults::new(b, rules, 0))),
+        };
+        send(&mut a, &b, Instant(0), 1..4);
+        assert_eq!(read(&mut b, Instant(0)), [1, 3]);
+        assert_eq!(a.next_deadline().or(b.next_deadline()), Some(Instant(3000)));
+        read(&mut a, Instant(3000));
+        assert_eq!(read(&mut b, Instant(3000)), [2]);
+        assert_eq!(a.next_deadline().or(b.next_deadline()), None);
+    }
+}
+
+#[test]
+fn a_swap_waits_for_the_next_turn_but_not_for_ever() {
+    let (_fabric, a, mut b) = pair();
+    let mut a = Faults::new(a, vec!["reorder=every:2".parse().unwrap()], 0);
+    send(&mut a, &b, Instant(0), 1..3);
+    assert_eq!(read(&mut b, Instant(0)), [1]);
+    send(&mut a, &b, Instant(10), 3..5);
+    assert_eq!(read(&mut b, Instant(10)), [3, 2]);
+    let until = a.next_deadline().unwrap();
+    assert_eq!(until, Instant(10) + HOLD_LIMIT);
+    read(&mut a, until);
+    assert_eq!(read(&mut b, until), [4]);
+}
+
+#[test]
+fn faults_are_counted_and_told() {
+    let (_fabric, a, mut b) = pair();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let log = told.clone();
+    let rules = ["drop=every:2", "dup=3"].map(|r| r.parse().unwrap()).to_vec();
+    let mut a = Faults::new(a, rules, 0).observed(move |e| {
+        let psn = Packet::parse(e.packet).unwrap().bth().psn.get();
+        log.lock().unwrap().push(format!("{} #{} psn {psn}", e.rule, e.count));
+    });
+    let counters = a.fault_counters();
+    send(&mut a, &b, Instant(0), 1..5);
+    assert_eq!(read(&mut b, Instant(0)), [1, 3, 3]);
+    assert_eq!(*told.lock().unwrap(), ["drop=every:2 #2 psn 2", "dup=3 #3 psn 3", "drop=every:2 #4 psn 4"]);
+    let expected = FaultCounts { dropped: 2, duplicated: 1, ..Default::default() };
+    assert_eq!(counters.get(Direction::Tx), expected);
+    assert_eq!(counters.get(Direction::Rx), FaultCounts::default());
+}
+
+#[test]
+fn untouched_bursts_stay_whole() {
+    let (_fabric, a, b) = pair();
+    let mut a = Faults::new(a, vec!["drop=1000".parse().unwrap()], 0);
+    let mut b = Faults::new(b, vec!["rx:drop=1000".parse().unwrap()], 0);
+    send(&mut a, &b, Instant(0), 0..50);
+    let mut bursts = Vec::new();
+    b.receive(Instant(0), &mut |r| bursts.push(r.packets().count())).unwrap();
+    assert_eq!(bursts, [50]);
+}

@@ -1,0 +1,234 @@
+//! What holds for every packet: emitting and parsing undo each other, and no bytes make the parser panic.
+
+use proptest::prelude::*;
+use urxe::wire::opcode::HeaderSet;
+use urxe::wire::{
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Flow, Headers, ICRC_LEN, IpIdent,
+    MAX_HEADERS_LEN, Opcode, PKey, Packet, Psn, QKey, Qpn, RKey, Reth, Syndrome, WireError, icrc, pad_count,
+};
+
+fn valid_opcodes() -> Vec<Opcode> {
+    (0..=255).map(Opcode).filter(|o| o.row().is_valid()).collect()
+}
+
+fn bth() -> impl Strategy<Value = Bth> {
+    let flags = any::<[bool; 5]>();
+    let numbers = (any::<u16>(), 0..64u8, any::<u32>(), 0..128u8, any::<u32>());
+    (prop::sample::select(valid_opcodes()), flags, numbers).prop_map(
+        |(opcode, [solicited, mig_req, fecn, becn, ack_req], (pkey, resv6, qp, resv7, psn))| Bth {
+            opcode,
+            solicited,
+            mig_req,
+            pad: 0,
+            version: 0,
+            pkey: PKey(pkey),
+            fecn,
+            becn,
+            resv6,
+            dest_qp: Qpn::new(qp),
+            ack_req,
+            resv7,
+            psn: Psn::new(psn),
+        },
+    )
+}
+
+prop_compose! {
+    /// Headers with every field set, also those that the opcode has no place for.
+    fn headers()(
+        bth in bth(),
+        n in any::<[u32; 9]>(),
+        m in any::<[u64; 5]>(),
+        syndrome in any::<u8>(),
+    ) -> Headers {
+        Headers {
+            bth,
+            rdeth: n[0] & 0xff_ffff,
+            deth: Deth { qkey: QKey(n[1]), src_qp: Qpn::new(n[2]) },
+            xrceth: n[3] & 0xff_ffff,
+            feth: Feth(n[4]),
+            reth: Reth { va: m[0], rkey: RKey(n[5]), dma_len: n[6] },
+            atomic: AtomicEth { va: m[1], rkey: RKey(n[5]), swap_or_add: m[2], compare: m[3] },
+            aeth: Aeth { syndrome: Syndrome::from_byte(syndrome), msn: n[7] & 0xff_ffff },
+            atomic_ack: AtomicAckEth { original: m[4] },
+            imm: n[8],
+            ieth: RKey(n[0]),
+        }
+    }
+}
+
+/// The same headers with nothing in the fields that the opcode's table row does not name.
+fn on_the_wire(h: &Headers) -> Headers {
+    let set = h.bth.opcode.row().headers;
+    fn keep<T: Default>(set: HeaderSet, header: HeaderSet, value: T) -> T {
+        if set.has(header) { value } else { T::default() }
+    }
+    Headers {
+        bth: h.bth,
+        rdeth: keep(set, HeaderSet::RDETH, h.rdeth),
+        deth: keep(set, HeaderSet::DETH, h.deth),
+        xrceth: keep(set, HeaderSet::XRCETH, h.xrceth),
+        feth: keep(set, HeaderSet::FETH, h.feth),
+        reth: keep(set, HeaderSet::RETH, h.reth),
+        atomic: keep(set, HeaderSet::ATOMIC, h.atomic),
+        aeth: keep(set, HeaderSet::AETH, h.aeth),
+        atomic_ack: keep(set, HeaderSet::ATOMIC_ACK, h.atomic_ack),
+        imm: keep(set, HeaderSet::IMMDT, h.imm),
+        ieth: keep(set, HeaderSet::IETH, h.ieth),
+    }
+}
+
+/// Headers, payload, padding and some ICRC.
+fn emit(headers: &Headers, payload: &[u8], padding: u8, icrc: u32) -> Vec<u8> {
+    let mut buf = [0; MAX_HEADERS_LEN];
+    let len = headers.emit(&mut buf);
+    let mut bytes = buf[..len].to_vec();
+    bytes.extend_from_slice(payload);
+    bytes.resize(bytes.len() + headers.bth.pad as usize, padding);
+    bytes.extend_from_slice(&icrc.to_le_bytes());
+    bytes
+}
+
+fn payload() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 0..300)
+}
+
+/// Calls all that a view offers.
+fn look_at_everything(packet: &Packet<'_>) -> usize {
+    packet.headers();
+    packet.row();
+    packet.icrc();
+    packet.payload().len() + packet.padding().len()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn parsing_undoes_emitting(mut h in headers(), payload in payload(), padding: u8, icrc: u32) {
+        h.bth.pad = pad_count(payload.len()) as u8;
+        let bytes = emit(&h, &payload, padding, icrc);
+        let packet = Packet::parse(&bytes).unwrap();
+        prop_assert_eq!(packet.headers(), on_the_wire(&h));
+        prop_assert_eq!(packet.payload(), &payload[..]);
+        prop_assert_eq!(packet.padding(), &vec![padding; h.bth.pad as usize][..]);
+        prop_assert_eq!(packet.icrc(), icrc);
+        prop_assert_eq!(h.len(), BTH_LEN + h.bth.opcode.row().headers.len());
+    }
+
+    #[test]
+    fn emitting_undoes_parsing(
+        mut bytes in prop::collection::vec(any::<u8>(), 16..200),
+        opcode in prop::sample::select(valid_opcodes()),
+        pad in 0..4u8,
+    ) {
+        bytes.truncate(bytes.len() & !3);
+        bytes[0] = opcode.0;
+        bytes[1] = bytes[1] & 0xc0 | pad << 4;
+        let Ok(packet) = Packet::parse(&bytes) else { return Ok(()) };
+        let again = {
+            let mut buf = [0; MAX_HEADERS_LEN];
+            let len = packet.headers().emit(&mut buf);
+            [&buf[..len], packet.payload(), packet.padding(), &packet.icrc().to_le_bytes()].concat()
+        };
+        // What a header reserves is not kept: compare what both say.
+        prop_assert_eq!(again.len(), bytes.len());
+        let second = Packet::parse(&again).unwrap();
+        prop_assert_eq!(second.headers(), packet.headers());
+        prop_assert_eq!(second.payload(), packet.payload());
+        prop_assert_eq!(&again[..BTH_LEN], &bytes[..BTH_LEN], "the BTH keeps even its reserved bits");
+    }
+
+    #[test]
+    fn no_bytes_make_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+        if let Ok(packet) = Packet::parse(&bytes) {
+            look_at_everything(&packet);
+        }
+    }
+
+    /// As above, but with an opcode and a version that get past the first checks.
+    #[test]
+    fn no_likely_bytes_make_the_parser_panic(
+        mut bytes in prop::collection::vec(any::<u8>(), 1..120),
+        opcode in prop::sample::select(valid_opcodes()),
+    ) {
+        bytes[0] = opcode.0;
+        if let Some(byte) = bytes.get_mut(1) {
+            *byte &= 0xf0;
+        }
+        if let Ok(packet) = Packet::parse(&bytes) {
+            let inner = look_at_everything(&packet);
+            prop_assert_eq!(inner + packet.headers().len() + ICRC_LEN, bytes.len());
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_breaks_the_icrc_unless_routers_may_flip_it(
+        mut h in headers(),
+        payload in payload(),
+        id: u16,
+        at: prop::sample::Index,
+        v6: bool,
+    ) {
+        let (src, dst) = if v6 { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
+        let flow = Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 50_000);
+        h.bth.pad = pad_count(payload.len()) as u8;
+        let mut bytes = emit(&h, &payload, 0, 0);
+        let value = icrc::compute(&flow, id, IpIdent::DONT_FRAGMENT, &bytes);
+        let tail = bytes.len() - ICRC_LEN;
+        bytes[tail..].copy_from_slice(&value.to_le_bytes());
+        let ident = IpIdent::Exact { id, flags: IpIdent::DONT_FRAGMENT };
+        prop_assert!(icrc::verify(&flow, ident, 0, &bytes));
+        let bit = at.index(bytes.len() * 8);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        prop_assert_eq!(icrc::verify(&flow, ident, 0, &bytes), bit / 8 == 4);
+    }
+}
+
+#[test]
+fn every_opcode_cut_short_anywhere_is_an_error() {
+    for opcode in valid_opcodes() {
+        for pad in 0..4 {
+            let h = Headers { bth: Bth { opcode, pad, ..Bth::default() }, ..Headers::default() };
+            // The least payload that goes with this much padding.
+            let payload = vec![7; if pad == 0 { 0 } else { 4 - pad as usize }];
+            let bytes = emit(&h, &payload, 0, 0);
+            assert!(Packet::parse(&bytes).is_ok(), "{opcode}");
+            let headers = BTH_LEN + opcode.row().headers.len();
+            for len in 0..bytes.len() {
+                let error = Packet::parse(&bytes[..len]).expect_err("too short");
+                let text = error.to_string();
+                match error {
+                    WireError::Truncated { len: there, need, .. } => assert!(there == len && len < need),
+                    WireError::Unaligned(n) => assert!(n == len && n >= headers + pad as usize + ICRC_LEN),
+                    other => panic!("{opcode} cut to {len} bytes: {other}"),
+                }
+                assert!(text.contains(&len.to_string()), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_longest_headers_are_as_long_as_is_said() {
+    let longest = valid_opcodes().iter().map(|o| BTH_LEN + o.row().headers.len()).max();
+    assert_eq!(longest, Some(MAX_HEADERS_LEN));
+}
+
+#[test]
+fn every_unassigned_opcode_and_version_is_an_error() {
+    for opcode in (0..=255).map(Opcode) {
+        let mut bytes = vec![0; 64];
+        bytes[0] = opcode.0;
+        let parsed = Packet::parse(&bytes).map(|_| ());
+        if opcode.row().is_valid() {
+            assert_eq!(parsed, Ok(()));
+            for version in 1..16 {
+                bytes[1] = version;
+                assert_eq!(Packet::parse(&bytes).map(|_| ()), Err(WireError::Version(version)));
+            }
+        } else {
+            assert_eq!(parsed, Err(WireError::ReservedOpcode(opcode.0)));
+        }
+    }
+}
