@@ -8,7 +8,6 @@ pub mod capture;
 mod chance;
 mod cut;
 pub mod fabric;
-pub mod fabric;
 pub mod faults;
 mod frame_queue;
 mod frames;

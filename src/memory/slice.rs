@@ -96,17 +96,6 @@ impl HostSlice {
         out.extend_from_slice(self.as_bytes());
     }
 
-    /// Copies the first bytes to all of `out`.
-    ///
-    /// # Panics
-    /// If there are fewer than `out.len()` bytes.
-    pub(crate) fn load(self, out: &mut [u8]) {
-        assert!(out.len() <= self.len, "load of {} from {} bytes", out.len(), self.len);
-        // SAFETY: readable by `from_raw`'s contract, the length was checked, and `out` is a distinct
-        // exclusive borrow that no region can overlap while it lasts.
-        unsafe { std::ptr::copy_nonoverlapping(self.ptr(), out.as_mut_ptr(), out.len()) }
-    }
-
     /// Copies all of `bytes` to the start. Aligned 8-byte stores are single ones, so that a flag that an
     /// application polls on is never seen half written.
     ///

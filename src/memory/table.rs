@@ -253,8 +253,8 @@ mod tests {
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 6, swap: 1 }), 7);
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 7, swap: 9 }), 7);
         assert_eq!(t.remote_atomic(PD, info.rkey, 0x1004).unwrap(), None);
-        let mut out = [0; 12];
-        t.local(PD, info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().load(&mut out);
+        let mut out = Vec::new();
+        t.local(PD, info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().append_to(&mut out);
         assert_eq!(out, [9, 0, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c']);
     }
 }
