@@ -73,7 +73,12 @@ impl Requester {
         let left = wqe.packets - packet;
         // A READ is one packet here and takes the PSNs of all its responses.
         let psns = match wqe.op {
-            WrOp::Read { .. } => left.min((env.tuning.read_chunk / mtu).clamp(1, MAX_PSNS)),
+            // The parts have fixed ends: what is asked for again must lie in one request that the responder
+            // remembers, so a remainder never reaches into the next part.
+            WrOp::Read { .. } => {
+                let part = (env.tuning.read_chunk / mtu).clamp(1, MAX_PSNS);
+                left.min(part - packet % part)
+            }
             _ => 1,
         };
         let psn = wqe.first_psn + packet;
