@@ -59,7 +59,9 @@ impl Requester {
     fn send_one(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
-        let fresh = packet == 0;
+        let psn = wqe.first_psn + packet;
+        // Never sent before: what was begun is brought to its end, and sent again, in SQD too.
+        let fresh = packet == 0 && !psn.is_before(self.frontier);
         if self.pause.is_some()
             || self.failed.is_some()
             || fresh && conn.state == QpState::Sqd
@@ -81,13 +83,12 @@ impl Requester {
             }
             _ => 1,
         };
-        let psn = wqe.first_psn + packet;
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
         let acked_cost = self.acked_cost(conn);
         let window = env.tuning.window as u64;
         if start_cost > acked_cost && end_cost - acked_cost > window
-            || (psn + psns).since(self.unacked) > MAX_PSNS as i32
+            || psn.since(self.unacked) as u32 + psns > MAX_PSNS
         {
             return Err(Stop::Idle);
         }
