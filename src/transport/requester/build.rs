@@ -11,8 +11,11 @@ use crate::wire::{AtomicEth, HeaderSet, Headers, Operation, Position, Reth};
 /// (IBA 9.7.2).
 const MAX_PSNS: u32 = 1 << 22;
 
-/// An acknowledgement is asked for at least every so many parts of the window, so that it never closes.
+/// An acknowledgement is asked for in every such part of the window, so that it never closes.
 const ASKS_PER_WINDOW: u64 = 4;
+
+/// ... and however wide the window, at least so often that the limit on PSNs is not reached without one.
+const MAX_ASK_STEP: u64 = 1 << 28;
 
 /// Why no packet went out.
 enum Stop {
@@ -100,8 +103,9 @@ impl Requester {
             _ => Position::of(packet, wqe.packets),
         };
         let mut headers = request_headers(conn, wqe, position, psn, offset, len);
-        let window_mark = end_cost.saturating_sub(self.asked) >= window / ASKS_PER_WINDOW;
-        headers.bth.ack_req = position.ends() || window_mark;
+        // By the packet's place alone, so that it is the same packet when it is sent again.
+        let step = (window / ASKS_PER_WINDOW).clamp(1, MAX_ASK_STEP);
+        headers.bth.ack_req = position.ends() || start_cost / step != end_cost / step;
 
         let flow = conn.flow.as_ref().ok_or(Stop::Idle)?;
         if wqe.op.is_read_or_atomic() {
@@ -122,9 +126,6 @@ impl Requester {
             }
         }
         let ended = left == psns;
-        if headers.bth.ack_req {
-            self.asked = end_cost;
-        }
         self.cursor = if ended {
             Cursor { wqe: index + 1, packet: 0 }
         } else {

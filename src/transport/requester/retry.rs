@@ -21,7 +21,6 @@ impl Requester {
         self.cursor = self.position_of_unacked();
         self.reads.clear();
         self.resend_until = self.frontier;
-        self.asked = 0;
         self.timer = None;
         // Found again when the cursor comes back to it.
         self.failed = None;
