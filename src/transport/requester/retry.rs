@@ -26,6 +26,12 @@ impl Requester {
         self.failed = None;
     }
 
+    /// Whether the oldest packet in flight is also the next to be sent: another reason to go back is no news
+    /// and costs no retry.
+    pub(super) fn is_back(&self) -> bool {
+        self.next_psn() == self.unacked
+    }
+
     /// Starts the local ACK timeout anew while something is in flight.
     pub(super) fn arm_timer(&mut self, conn: &Connection, env: &Env<'_>) {
         let in_flight = self.unacked.is_before(self.frontier);
