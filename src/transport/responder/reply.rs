@@ -25,7 +25,7 @@ impl Responder {
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
-                Reply::Atomic { psn, original, msn } => {
+                Reply::Atomic { psn, original, msn, .. } => {
                     let h =
                         answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, Syndrome::ACK, msn);
                     let h = Headers { atomic_ack: AtomicAckEth { original }, ..h };
