@@ -121,7 +121,10 @@ impl QueuePair {
                 self.conn = init;
                 self.established = false;
             }
-            (_, QpState::Err) => self.flush(env),
+            (_, QpState::Err) => {
+                self.flush(env);
+                self.responder.silence();
+            }
             _ => {}
         }
         Ok(())
@@ -212,11 +215,13 @@ impl QueuePair {
         self.settle(result, env);
     }
 
-    /// Sends what is due, at most `budget` packets, and says whether more could go at once.
-    pub fn transmit(&mut self, mut budget: usize, env: &mut Env<'_>) -> bool {
+    /// Sends what is due, at most `budget` packets of each side, and says whether more could go at once.
+    pub fn transmit(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         let mut more = false;
+        // Each side has its own, or the answer to a long READ would keep our own requests waiting.
+        let (mut replies, mut requests) = (budget, budget);
         if is_receiving(self.conn.state) || self.conn.state == QpState::Err {
-            match self.responder.transmit(&self.conn, &mut budget, env) {
+            match self.responder.transmit(&self.conn, &mut replies, env) {
                 Ok(left) => more |= left,
                 Err(fatal) => {
                     self.settle(Err(fatal), env);
@@ -225,7 +230,7 @@ impl QueuePair {
             }
         }
         if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
-            match self.requester.transmit(&self.conn, &mut budget, env) {
+            match self.requester.transmit(&self.conn, &mut requests, env) {
                 Ok(left) => more |= left,
                 Err(fatal) => self.settle(Err(fatal), env),
             }
