@@ -233,14 +233,12 @@ impl Responder {
                 let same = asked.rkey == reth.rkey
                     && asked.va == reth.va.wrapping_add(skipped)
                     && asked.dma_len as u64 + skipped <= reth.dma_len as u64;
-                // An answer that is still to be sent from there on will do.
-                let due = |r: &Reply| match *r {
-                    Reply::Read { first, next, .. } => {
-                        !psn.is_before(first + next) && !r.psn(conn).is_before(resource.last)
-                    }
+                // An answer of which all that is asked for is still to be sent will do.
+                let last = psn + (conn.mtu.packets(asked.dma_len) - 1);
+                let due = self.replies.iter().any(|r| match *r {
+                    Reply::Read { first, next, .. } => !psn.is_before(first + next) && r.psn(conn) == last,
                     _ => false,
-                };
-                let due = self.replies.iter().any(|r| contains(&resource, r.psn(conn)) && due(r));
+                });
                 if same && !due {
                     self.forget_replies_from(psn, conn);
                     let (first, msn) = (psn, resource.msn);
