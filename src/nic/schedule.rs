@@ -65,12 +65,13 @@ impl Schedule {
         !self.ready.is_empty()
     }
 
-    pub fn next_expired(&mut self, now: Instant) -> Option<Qpn> {
+    /// The next that has come up, and when it was due.
+    pub fn next_expired(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
         let Reverse((at, _)) = self.timers.peek()?;
         if *at > now {
             return None;
         }
-        self.timers.pop().map(|Reverse((_, qpn))| qpn)
+        self.timers.pop().map(|Reverse(entry)| entry)
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
