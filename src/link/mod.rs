@@ -7,7 +7,9 @@
 mod cut;
 mod frame_queue;
 mod frames;
+mod held;
 mod loopback;
+mod packet;
 mod spec;
 pub mod station;
 
@@ -19,6 +21,7 @@ use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 
 /// What a link is like.
