@@ -3,10 +3,10 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::cli::exchange::ExchangeError;
-use crate::link::FramesError;
 use crate::link::capture::CaptureError;
 use crate::link::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
+use crate::link::{FramesError, PacketError};
 use crate::verbs::{
     ConnectError, CreateError, Gid, MemoryAccessError, Mtu, OpenError, PairError, PostError, PostListError,
     WaitError,
@@ -18,6 +18,9 @@ pub enum CliError {
     /// The udp link could not be bound.
     #[error("{}{}", .0, cause(.0))]
     Udp(UdpLinkError),
+    /// The packet link could not be opened.
+    #[error(transparent)]
+    Packet(#[from] PacketError),
     /// The frames link could not be opened.
     #[error(transparent)]
     Frames(#[from] FramesError),
@@ -87,6 +90,9 @@ pub enum CliError {
     /// An option that does not go with the link.
     #[error("{0}")]
     Usage(String),
+    /// Standard output is gone, or full.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] io::Error),
     /// The system refused something.
     #[error("{what}: {source}")]
     Io {

@@ -14,16 +14,18 @@ use crate::link::capture::{CaptureFile, Timestamps};
 use crate::link::fabric::Fabric;
 use crate::link::faults::{Direction, FaultCounters, FaultCounts, Faults, Rule};
 use crate::link::udp::{UdpLink, UdpOptions};
-use crate::link::{FramesConfig, FramesLink, Link, SpecError};
+use crate::link::{FramesConfig, FramesLink, Link, PacketConfig, PacketLink, SpecError};
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu};
 
-/// Which link: `fabric`, `udp[:ADDR]` or `frames:…`.
+/// Which link: `fabric`, `udp[:ADDR]`, `packet:IF` or `frames:…`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkSpec {
     /// In memory, within this process.
     Fabric,
     /// A plain UDP socket, on this address or the machine's first.
     Udp(Option<IpAddr>),
+    /// A packet socket on an interface.
+    Packet(PacketConfig),
     /// Ethernet frames over a unix socket.
     Frames(FramesConfig),
 }
@@ -48,7 +50,8 @@ impl FromStr for LinkSpec {
                 Ok(LinkSpec::Udp(Some(parsed)))
             }
             ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
-            _ => Err(format!("there is no link '{kind}': there are fabric, udp[:ADDR] and frames:…")),
+            ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
+            _ => Err(format!("there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…")),
         }
     }
 }
@@ -59,6 +62,7 @@ impl fmt::Display for LinkSpec {
             LinkSpec::Fabric => f.write_str("fabric"),
             LinkSpec::Udp(None) => f.write_str("udp"),
             LinkSpec::Udp(Some(ip)) => write!(f, "udp:{ip}"),
+            LinkSpec::Packet(config) => write!(f, "packet:{}", config.interface),
             LinkSpec::Frames(config) => write!(f, "{}", config.wire),
         }
     }
@@ -73,6 +77,7 @@ impl LinkSpec {
                 let ip = ip.unwrap_or_else(default_address);
                 Ok(Box::new(UdpLink::bind(ip, &UdpOptions::default())?))
             }
+            LinkSpec::Packet(config) => Ok(Box::new(PacketLink::open(config.clone())?)),
             LinkSpec::Frames(config) => Ok(Box::new(FramesLink::open(config.clone())?)),
         }
     }
@@ -90,10 +95,19 @@ pub fn default_address() -> IpAddr {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Link options")]
 pub struct LinkArgs {
-    /// Where packets go: `udp` (port 4791 of this machine's first address, no privilege needed),
-    /// `udp:ADDR`, `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24` (unix sockets, as QEMU's -netdev dgram),
-    /// `frames:listen:PATH,ip=…`, `frames:connect:PATH,ip=…`, or `fabric` (in memory)
-    #[arg(long, value_name = "LINK", default_value = "udp")]
+    /// Where packets go: udp[:ADDR], packet:IF[,ip=A/LEN,mac=M], frames:…, fabric
+    ///
+    /// udp            UDP port 4791 of this machine's first address; needs no privilege
+    /// udp:ADDR       the same on this IPv4 or IPv6 address
+    /// packet:IF      a packet socket on an interface and its addresses; needs CAP_NET_RAW
+    /// packet:IF,ip=10.77.0.9/24,mac=52:54:00:77:00:09
+    ///                as a station of its own on it, which answers ARP, NDP and ping
+    /// frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24
+    ///                Ethernet frames over unix sockets, as QEMU's -netdev dgram
+    /// frames:listen:PATH,ip=… and frames:connect:PATH,ip=…
+    ///                the same over a stream, as QEMU's -netdev stream
+    /// fabric         in memory, within this process
+    #[arg(long, value_name = "LINK", default_value = "udp", verbatim_doc_comment)]
     pub link: LinkSpec,
     /// Write every packet of both directions to this pcapng file
     #[arg(long, value_name = "FILE")]
