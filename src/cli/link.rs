@@ -51,7 +51,9 @@ impl FromStr for LinkSpec {
             }
             ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
             ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
-            _ => Err(format!("there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…")),
+            _ => Err(format!(
+                "there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…"
+            )),
         }
     }
 }
@@ -145,10 +147,17 @@ pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl LinkArgs {
-    /// The same options for another link.
-    #[must_use]
-    pub fn with_link(&self, link: LinkSpec) -> LinkArgs {
-        LinkArgs { link, ..self.clone() }
+    /// A link with nothing around it.
+    pub fn on(link: LinkSpec) -> LinkArgs {
+        LinkArgs {
+            link,
+            capture: None,
+            faults: Vec::new(),
+            seed: None,
+            gid: None,
+            mtu: None,
+            opened: Arc::default(),
+        }
     }
 
     /// Binds the link, puts capture and faults around it and opens a NIC on it. On `fabric` it is alone:

@@ -8,6 +8,7 @@ pub mod interrupt;
 pub mod link;
 mod packet_text;
 mod serve;
+pub mod size;
 
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
