@@ -16,6 +16,7 @@ mod loopback;
 mod packet;
 mod spec;
 pub mod station;
+pub mod trace;
 pub mod udp;
 
 use std::io;

@@ -138,10 +138,11 @@ impl TxQueue {
         headers.emit(&mut header_buf);
         self.arena.extend_from_slice(&header_buf[..header_len]);
         // The links count identifications up from 0 in every burst, with don't-fragment set.
-        let mut icrc = Icrc::after_udp(flow, index, IpIdent::DONT_FRAGMENT, packet_len);
+        let icrc_after =
+            |bytes: &[u8]| Icrc::after_headers(flow, index, IpIdent::DONT_FRAGMENT, packet_len, bytes);
         match payload {
             Payload::Gather(slices) if payload_len > COPY_BELOW => {
-                icrc.update_headers(&self.arena[start..]);
+                let mut icrc = icrc_after(&self.arena[start..]);
                 self.add_arena_piece(start);
                 for slice in slices.iter().filter(|s| !s.is_empty()) {
                     slice.digest(&mut icrc);
@@ -161,7 +162,7 @@ impl TxQueue {
                     }
                 }
                 self.arena.extend_from_slice(&[0; 3][..pad]);
-                icrc.update_headers(&self.arena[start..]);
+                let icrc = icrc_after(&self.arena[start..]);
                 self.arena.extend_from_slice(&icrc.value().to_le_bytes());
                 self.add_arena_piece(start);
             }

@@ -6,53 +6,64 @@
 
 use std::net::IpAddr;
 
-use super::{Flow, ICRC_LEN, IpIdent, ROCE_PORT};
-
-/// The CRC of eight bytes of ones: where every computation starts.
-const AFTER_LRH: u32 = !0xdebb_20e3;
+use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
 
 /// What a UDP length field leaves for the payload.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
 
-/// Bytes of the BTH up to and including byte 4, whose fourth the ICRC masks.
-const BTH_MASKED: usize = 5;
+/// Where the local route header would be.
+const LRH: usize = 8;
+/// The byte of the BTH that does not count.
+const BTH_MASKED: usize = 4;
 
 /// An ICRC in the making: resumable, so that header and payload slices need not be joined.
 #[derive(Clone, Copy, Debug)]
 pub struct Icrc(u32);
 
 impl Icrc {
-    /// The state behind the IP and UDP headers of a packet with `udp_payload` bytes (BTH to ICRC).
-    /// `id` and `flags` count for IPv4 only.
-    pub fn after_udp(flow: &Flow, id: u16, flags: u16, udp_payload: usize) -> Icrc {
-        let mut b = [0xffu8; 48];
+    /// The state behind the transport headers of a packet with `udp_payload` bytes (BTH to ICRC). `headers`
+    /// starts with the BTH; `id` and `flags` count for IPv4 only.
+    ///
+    /// # Panics
+    /// If `headers` is shorter than a BTH.
+    pub fn after_headers(flow: &Flow, id: u16, flags: u16, udp_payload: usize, headers: &[u8]) -> Icrc {
+        // Everything up to the BTH in one piece: over IPv4 that is 48 bytes, just what the CRC takes in three
+        // steps, and a fixed cost of every packet.
+        let mut b = [0xffu8; LRH + 48 + BTH_LEN];
         let udp_len = (udp_payload + 8) as u16;
-        let udp_at = match (flow.src, flow.dst) {
-            (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                b[0] = 0x45;
-                b[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
-                b[4..6].copy_from_slice(&id.to_be_bytes());
-                b[6..8].copy_from_slice(&flags.to_be_bytes());
-                b[9] = 17;
-                b[12..16].copy_from_slice(&src.octets());
-                b[16..20].copy_from_slice(&dst.octets());
-                20
-            }
-            (src, dst) => {
-                b[0] = 0x6f;
-                b[4..6].copy_from_slice(&udp_len.to_be_bytes());
-                b[6] = 17;
-                b[8..24].copy_from_slice(&v6_octets(src));
-                b[24..40].copy_from_slice(&v6_octets(dst));
-                40
-            }
-        };
+        let ip = &mut b[LRH..];
+        let udp_at = LRH
+            + match (flow.src, flow.dst) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                    ip[0] = 0x45;
+                    ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+                    ip[4..6].copy_from_slice(&id.to_be_bytes());
+                    ip[6..8].copy_from_slice(&flags.to_be_bytes());
+                    ip[9] = 17;
+                    ip[12..16].copy_from_slice(&src.octets());
+                    ip[16..20].copy_from_slice(&dst.octets());
+                    20
+                }
+                (src, dst) => {
+                    ip[0] = 0x6f;
+                    ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
+                    ip[6] = 17;
+                    ip[8..24].copy_from_slice(&v6_octets(src));
+                    ip[24..40].copy_from_slice(&v6_octets(dst));
+                    40
+                }
+            };
         let udp = &mut b[udp_at..udp_at + 8];
         udp[0..2].copy_from_slice(&flow.src_port.to_be_bytes());
         udp[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
         udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
-        let mut icrc = Icrc(AFTER_LRH);
-        icrc.update(&b[..udp_at + 8]);
+        let (bth, behind) = headers.split_at(BTH_LEN);
+        let bth_at = udp_at + 8;
+        b[bth_at..bth_at + BTH_LEN].copy_from_slice(bth);
+        b[bth_at + BTH_MASKED] = 0xff;
+        let mut icrc = Icrc(0);
+        icrc.update(&b[..bth_at + BTH_LEN]);
+        icrc.update(behind);
         icrc
     }
 
@@ -61,13 +72,6 @@ impl Icrc {
         let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
         hasher.update(bytes);
         self.0 = hasher.finalize();
-    }
-
-    /// Goes on over the transport headers, of which byte 4 counts as ones. `headers` starts with the BTH.
-    pub fn update_headers(&mut self, headers: &[u8]) {
-        let (head, tail) = headers.split_at(BTH_MASKED);
-        self.update(&[head[0], head[1], head[2], head[3], 0xff]);
-        self.update(tail);
     }
 
     /// The value so far; on the wire it is little-endian.
@@ -85,9 +89,8 @@ fn v6_octets(ip: IpAddr) -> [u8; 16] {
 
 /// The ICRC that a whole UDP payload (BTH to ICRC, whose last four bytes are not read) should carry.
 pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
-    let mut icrc = Icrc::after_udp(flow, id, flags, udp_payload.len());
-    icrc.update_headers(&udp_payload[..udp_payload.len() - ICRC_LEN]);
-    icrc.value()
+    let covered = &udp_payload[..udp_payload.len() - ICRC_LEN];
+    Icrc::after_headers(flow, id, flags, udp_payload.len(), covered).value()
 }
 
 /// Whether the ICRC of packet `index` of a burst holds, with what is known of its identification.
@@ -123,7 +126,7 @@ pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u1
 
 /// The ICRC that a packet carries, if it has the length of one.
 fn received(udp_payload: &[u8]) -> Option<u32> {
-    if !(super::BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len()) {
+    if !(BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len()) {
         return None;
     }
     udp_payload.last_chunk().map(|icrc| u32::from_le_bytes(*icrc))

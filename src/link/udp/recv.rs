@@ -22,8 +22,10 @@ pub(super) struct Receiver {
     names: [Name; DEPTH],
     controls: [Control; DEPTH],
     /// How many datagrams to ask for: one as long as they come singly, which is the quicker system call
-    /// for whoever waits for that one, and twice as many whenever as many came.
+    /// for whoever waits for that one; twice as many when as many have come twice running.
     ask: usize,
+    /// Whether the last call gave all that was asked for.
+    full: bool,
     pub counters: LinkCounters,
 }
 
@@ -34,6 +36,7 @@ impl Receiver {
             names: [Name::default(); DEPTH],
             controls: [Control::new(); DEPTH],
             ask: 1,
+            full: false,
             counters: LinkCounters::default(),
         }
     }
@@ -47,23 +50,36 @@ impl Receiver {
         let mut arrived = [Arrived::default(); DEPTH];
         let mut errors = 0;
         let n = loop {
-            let error = match self.call(socket, &mut arrived[..self.ask]) {
+            let outcome = if self.ask == 1 {
+                self.call_one(socket).map(|one| {
+                    arrived[0] = one;
+                    1
+                })
+            } else {
+                self.call_many(socket, &mut arrived[..self.ask])
+            };
+            let error = match outcome {
                 Ok(n) => break n,
                 Err(error) => error,
             };
             match error.raw_os_error().unwrap_or_default() {
-                libc::EAGAIN => break 0,
                 libc::EINTR => {}
+                libc::EAGAIN | libc::ENOMEM | libc::ENOBUFS => break 0,
                 // What ICMP said of something sent before.
                 code if super::is_unreachable(code) && errors < MAX_ERRORS => {
                     errors += 1;
                     self.counters.tx_unreachable += 1;
                 }
-                libc::ENOMEM | libc::ENOBUFS => break 0,
                 _ => return Err(error),
             }
         };
-        self.ask = if n < self.ask { n.max(1) } else { (n * 2).min(DEPTH) };
+        let asked = self.ask;
+        self.ask = match n == asked {
+            true if self.full => (n * 2).min(DEPTH),
+            true => n,
+            false => n.max(1),
+        };
+        self.full = n == asked;
 
         let mut packets = 0;
         for (i, arrived) in arrived[..n].iter().enumerate() {
@@ -78,46 +94,36 @@ impl Receiver {
         Ok(packets)
     }
 
+    /// Receives one datagram: less to set up and a leaner system call than [`call_many`](Self::call_many).
+    fn call_one(&mut self, socket: &OwnedFd) -> io::Result<Arrived> {
+        let mut slice = slice_of(&mut self.data[..BUFFER]);
+        let mut header = header(&mut self.names[0], &mut slice, &mut self.controls[0]);
+        // SAFETY: the header points at a name, a buffer and control room that live in `self`, each with its
+        // true size.
+        let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_DONTWAIT) };
+        match usize::try_from(len) {
+            Ok(len) => Ok(Arrived::new(len, &header)),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Receives up to `arrived.len()` datagrams.
-    fn call(&mut self, socket: &OwnedFd, arrived: &mut [Arrived]) -> io::Result<usize> {
+    fn call_many(&mut self, socket: &OwnedFd, arrived: &mut [Arrived]) -> io::Result<usize> {
         // SAFETY: all zeros is a valid mmsghdr and a valid iovec: null pointers and zero lengths.
         let (mut headers, mut slices): ([libc::mmsghdr; DEPTH], [libc::iovec; DEPTH]) = unsafe { zeroed() };
-        let buffers = self.data.chunks_exact_mut(BUFFER);
-        for ((((header, slice), buffer), name), control) in headers[..arrived.len()]
-            .iter_mut()
-            .zip(&mut slices)
-            .zip(buffers)
-            .zip(&mut self.names)
-            .zip(&mut self.controls)
-        {
-            *slice = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BUFFER };
-            let h = &mut header.msg_hdr;
-            h.msg_name = name.as_mut_ptr();
-            h.msg_namelen = Name::ROOM as _;
-            h.msg_iov = slice;
-            h.msg_iovlen = 1;
-            h.msg_control = control.as_mut_ptr();
-            h.msg_controllen = Control::ROOM as _;
+        let buffers = self.data.chunks_exact_mut(BUFFER).zip(&mut self.names).zip(&mut self.controls);
+        for ((h, slice), ((buffer, name), control)) in headers.iter_mut().zip(&mut slices).zip(buffers) {
+            *slice = slice_of(buffer);
+            h.msg_hdr = header(name, slice, control);
         }
-        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
-        let n = if let [one] = arrived {
-            // SAFETY: the header points at a name, a buffer and control room that live in `self`, each
-            // with its true size.
-            let len = unsafe { libc::recvmsg(fd, &mut headers[0].msg_hdr, flags) };
-            match u32::try_from(len) {
-                Ok(len) => headers[0].msg_len = len,
-                Err(_) => return Err(io::Error::last_os_error()),
-            }
-            *one = Arrived::from(&headers[0]);
-            return Ok(1);
-        } else {
-            let timeout = std::ptr::null_mut();
-            // SAFETY: as above, for as many headers as were filled in.
-            unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), arrived.len() as _, flags as _, timeout) }
-        };
+        let (fd, room, flags) = (socket.as_raw_fd(), arrived.len(), libc::MSG_DONTWAIT);
+        // SAFETY: all DEPTH headers point at names, buffers and control room that live in `self`, each with
+        // its true size, and `arrived` has no more than DEPTH.
+        let n =
+            unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), room as _, flags as _, std::ptr::null_mut()) };
         let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
-        for (arrived, header) in arrived.iter_mut().zip(&headers[..n]) {
-            *arrived = Arrived::from(header);
+        for (arrived, h) in arrived.iter_mut().zip(&headers[..n]) {
+            *arrived = Arrived::new(h.msg_len as usize, &h.msg_hdr);
         }
         Ok(n)
     }
@@ -164,13 +170,29 @@ struct Arrived {
     truncated: bool,
 }
 
-impl From<&libc::mmsghdr> for Arrived {
-    fn from(header: &libc::mmsghdr) -> Arrived {
+impl Arrived {
+    fn new(len: usize, header: &libc::msghdr) -> Arrived {
         Arrived {
-            len: header.msg_len as usize,
+            len,
             // A size_t with glibc, a socklen_t with musl.
-            control: header.msg_hdr.msg_controllen as _,
-            truncated: header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+            control: header.msg_controllen as _,
+            truncated: header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
         }
     }
+}
+
+fn slice_of(buffer: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }
+}
+
+fn header(name: &mut Name, slice: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+    // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
+    let mut h: libc::msghdr = unsafe { zeroed() };
+    h.msg_name = name.as_mut_ptr();
+    h.msg_namelen = Name::ROOM as _;
+    h.msg_iov = slice;
+    h.msg_iovlen = 1;
+    h.msg_control = control.as_mut_ptr();
+    h.msg_controllen = Control::ROOM as _;
+    h
 }

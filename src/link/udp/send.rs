@@ -59,6 +59,9 @@ impl Sender {
     }
 
     pub fn transmit(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) -> io::Result<()> {
+        if send_lone(socket, local, queue) {
+            return Ok(());
+        }
         self.waits = WAITS;
         for (index, burst) in queue.bursts().enumerate() {
             let flow = &burst.flow;
@@ -176,6 +179,29 @@ impl Sender {
     }
 }
 
+/// Sends a lone packet that needs nothing of all the rest, by the leanest system call: somebody waits for it.
+/// Whether it has left; if not, the long way finds out why.
+fn send_lone(socket: &OwnedFd, local: &Local, queue: &TxQueue) -> bool {
+    let mut bursts = queue.bursts();
+    let (Some(burst), None) = (bursts.next(), bursts.next()) else { return false };
+    let mut pieces = burst.pieces();
+    let (1, Some(Piece::Bytes(bytes)), None) = (burst.packets, pieces.next(), pieces.next()) else {
+        return false;
+    };
+    let flow = &burst.flow;
+    // What the socket sends of its own accord.
+    if *flow != Flow::new(local.ip, flow.dst, ROCE_PORT) || flow.dst.is_ipv4() != local.ip.is_ipv4() {
+        return false;
+    }
+    let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let (name, name_len) = (name.as_ptr().cast(), name_len as libc::socklen_t);
+    // SAFETY: `bytes` and the name, both with their true lengths, outlive the call.
+    unsafe {
+        libc::sendto(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags, name, name_len) >= 0
+    }
+}
+
 /// One message: a burst that the kernel segments, or a single packet.
 struct Message {
     name: Name,
@@ -249,19 +275,16 @@ impl Batch {
     /// Sends messages from `at` on. How many have left, and the error that stopped the one behind them;
     /// an error is told only when it is the first thing to happen.
     fn send(&mut self, socket: &OwnedFd, at: usize) -> (usize, io::Result<()>) {
-        let headers = &mut self.headers[at..];
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        let sent = match headers {
+        let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        let sent = match &mut self.headers[at..] {
             // SAFETY: the header was pointed by `prepare` at a name, slices and control messages that live
             // in `self`, and the slices at bytes that their lenders keep for this turn (`add_slice`).
-            [one] => match unsafe { libc::sendmsg(socket.as_raw_fd(), &one.msg_hdr, flags) } {
+            [one] => match unsafe { libc::sendmsg(fd, &one.msg_hdr, flags) } {
                 -1 => -1,
                 _ => 1,
             },
             // SAFETY: as above, for as many headers as there are.
-            many => unsafe {
-                libc::sendmmsg(socket.as_raw_fd(), many.as_mut_ptr(), many.len() as _, flags as _)
-            },
+            many => unsafe { libc::sendmmsg(fd, many.as_mut_ptr(), many.len() as _, flags as _) },
         };
         match usize::try_from(sent) {
             Ok(n) => (n, Ok(())),

@@ -123,6 +123,14 @@ impl Responder {
         !self.replies.is_empty()
     }
 
+    /// Whether there is more to answer than that all has arrived.
+    pub fn has_urgent_replies(&self) -> bool {
+        match self.replies.front() {
+            None | Some(Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. }) => self.replies.len() > 1,
+            Some(_) => true,
+        }
+    }
+
     /// The next PSN in order.
     pub fn expected(&self) -> Psn {
         self.expected

@@ -1,0 +1,139 @@
+//! Prints what the UDP link adds to raw UDP on this machine's loopback: side by side, in turns, because
+//! what the machine gives changes from one second to the next.
+
+#[path = "support/raw.rs"]
+mod raw;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use urxe::link::Link;
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::memory::{Access, HostSlice, PdId, Table};
+use urxe::transport::{Instant as Time, Payload, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, Opcode, ROCE_PORT, icrc};
+
+fn bind(addr: &str) -> UdpLink {
+    UdpLink::bind(addr.parse().unwrap(), &UdpOptions::default()).unwrap()
+}
+
+fn flow(from: &UdpLink, to: &UdpLink) -> Flow {
+    Flow::new(from.info().addresses[0], to.info().addresses[0], ROCE_PORT)
+}
+
+fn headers() -> Headers {
+    Headers { bth: Bth { opcode: Opcode(0x04), ..Bth::default() }, ..Headers::default() }
+}
+
+/// Receives until something came; whether every ICRC held.
+fn wait(link: &mut UdpLink, done: &AtomicBool) -> bool {
+    let mut good = true;
+    while !done.load(Ordering::Relaxed) {
+        let n = link.receive(Time(0), &mut |burst| {
+            good &= burst.packets().all(|(i, p)| icrc::verify(&burst.flow, burst.ident, i, p));
+        });
+        if n.unwrap() > 0 {
+            break;
+        }
+    }
+    good
+}
+
+/// Half the round trip of a packet with this much payload, ICRCs made and checked.
+fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
+    let (mut a, mut b) = (bind("127.77.0.1"), bind("127.77.0.2"));
+    let (there, back) = (flow(&a, &b), flow(&b, &a));
+    let (done, bytes) = (AtomicBool::new(false), vec![7; payload]);
+    let send = |link: &mut UdpLink, q: &mut TxQueue, flow: &Flow| {
+        q.clear();
+        q.push(flow, headers(), Payload::Bytes(&bytes));
+        link.transmit(Time(0), q).unwrap();
+    };
+    thread::scope(|s| {
+        s.spawn(|| {
+            let mut q = TxQueue::new(b.info().burst);
+            while !done.load(Ordering::Relaxed) {
+                assert!(wait(&mut b, &done));
+                send(&mut b, &mut q, &back);
+            }
+        });
+        let mut q = TxQueue::new(a.info().burst);
+        let mut times = Vec::new();
+        for round in 0..rounds + 2000 {
+            let start = Instant::now();
+            send(&mut a, &mut q, &there);
+            assert!(wait(&mut a, &done));
+            if round >= 2000 {
+                times.push(start.elapsed().as_nanos() as u64 / 2);
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        times.sort_unstable();
+        raw::HalfRoundTrip { p50: times[times.len() / 2], p99: times[times.len() * 99 / 100] }
+    })
+}
+
+/// Gb/s of payload, in bursts of 15 packets of 4096 bytes gathered from a region, ICRCs made and checked.
+fn throughput(time: Duration) -> f64 {
+    let (mut a, mut b) = (bind("127.77.0.3"), bind("127.77.0.4"));
+    let there = flow(&a, &b);
+    let ahead = (b.info().window as u64).min(1 << 20);
+    let mut memory = vec![0x5a; 15 * 4096];
+    let addr = memory.as_mut_ptr().expose_provenance();
+    let mut table = Table::new();
+    // SAFETY: `memory` outlives the table, and nothing writes it.
+    let key = unsafe { table.register(PdId(1), addr, memory.len(), 0, Access::ALL) }.unwrap().lkey;
+    let slices: Vec<HostSlice> =
+        (0..15).map(|i| table.local(PdId(1), key, i * 4096, 4096, Access::LOCAL_READ).unwrap()).collect();
+    let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|s| {
+        s.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let mut bytes = 0;
+                let n = b.receive(Time(0), &mut |burst| {
+                    assert!(burst.packets().all(|(i, p)| icrc::verify(&burst.flow, burst.ident, i, p)));
+                    bytes += burst.data.len() as u64;
+                });
+                if n.unwrap() == 0 {
+                    thread::yield_now();
+                }
+                received.fetch_add(bytes, Ordering::Release);
+            }
+        });
+        let mut q = TxQueue::new(a.info().burst);
+        let (start, mut sent) = (Instant::now(), 0u64);
+        while start.elapsed() < time {
+            if sent - received.load(Ordering::Acquire) > ahead {
+                thread::yield_now();
+                continue;
+            }
+            q.clear();
+            slices.iter().for_each(|s| q.push(&there, headers(), Payload::Gather(&[*s])));
+            a.transmit(Time(0), &q).unwrap();
+            sent += q.bytes() as u64;
+        }
+        done.store(true, Ordering::Relaxed);
+        received.load(Ordering::Acquire) as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9
+    })
+}
+
+fn main() -> std::io::Result<()> {
+    for _ in 0..3 {
+        let (raw, link) = (raw::ping_pong(8 + 16, 40_000)?, ping_pong(8, 40_000));
+        println!(
+            "8 bytes, half round trip: raw p50 {} p99 {} ns, link p50 {} p99 {} ns: {:.2} x",
+            raw.p50,
+            raw.p99,
+            link.p50,
+            link.p99,
+            link.p50 as f64 / raw.p50 as f64
+        );
+    }
+    for _ in 0..3 {
+        let time = Duration::from_secs(1);
+        let (raw, link) = (raw::throughput(4172, 15, time)?.gbps, throughput(time));
+        println!("bursts of 15: raw {raw:.1} Gb/s, link {link:.1} Gb/s: {:.2} x", link / raw);
+    }
+    Ok(())
+}
