@@ -1,5 +1,34 @@
 //! The `urxe` command.
+#![forbid(unsafe_code)]
 
-fn main() -> std::process::ExitCode {
-    urxe::cli::main()
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use urxe::cli::interrupt::Interrupt;
+use urxe::cli::pingpong;
+
+#[derive(Parser)]
+#[command(version, about = "A software RoCEv2 NIC in userspace")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Pingpong(pingpong::PingpongArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = Interrupt::install().and_then(|interrupt| match &cli.command {
+        Command::Pingpong(args) => pingpong::run(args, &interrupt),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("urxe: {e}");
+            ExitCode::FAILURE
+        }
+    }
 }
