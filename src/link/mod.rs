@@ -11,7 +11,9 @@ pub mod fabric;
 pub mod faults;
 mod frame_queue;
 mod frames;
+mod held;
 mod loopback;
+mod packet;
 mod spec;
 pub mod station;
 pub mod udp;
@@ -24,6 +26,7 @@ pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 
 /// What a link is like.
