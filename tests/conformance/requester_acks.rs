@@ -120,8 +120,8 @@ cases! {
     }
 
     ackreq_is_on_the_last_packet_and_on_parts_of_the_window => "req.ackreq" {
-        // Each packet costs 256 + 128; a quarter of the window is two of them.
-        let mut b = Bench::with(|s| s.tuning.window = 8 * 384);
+        // Each packet costs 1024, as all short ones do; a quarter of the window is two of them.
+        let mut b = Bench::with(|s| s.tuning.window = 8 * 1024);
         b.post(1, WrOp::Send, 0, 12 * 256);
         let asked = |p: &[Pkt]| p.iter().map(|p| p.h.bth.ack_req as u8).collect::<Vec<_>>();
         let first = b.sent();
@@ -140,7 +140,7 @@ cases! {
     }
 
     the_window_holds_back_and_acks_open_it => "req.window" {
-        let mut b = Bench::with(|s| s.tuning.window = 3 * 384);
+        let mut b = Bench::with(|s| s.tuning.window = 3 * 1024);
         for i in 0..5 {
             b.post(i, WrOp::Send, 0, 256);
         }
