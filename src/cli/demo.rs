@@ -347,15 +347,15 @@ impl Stage {
                 (_, true) => CYAN,
                 _ => GREEN,
             };
-            writeln!(
-                self.out,
+            let line = format!(
                 "{DIM}{}{DIM:#}  {arrow}  {style}{:<29}{style:#} {:<9} {:<8} {:>5}  {details}{mark}",
                 micros(at),
                 bth.opcode.to_string(),
                 bth.dest_qp.to_string(),
                 psn(bth.psn),
                 packet.payload().len(),
-            )?;
+            );
+            writeln!(self.out, "{}", line.trim_end())?;
         }
         Ok(())
     }
@@ -436,7 +436,7 @@ fn print_completion(out: &mut dyn Write, at: Instant, name: &str, wc: &Completio
         WcOpcode::CompSwap => "compare-and-swap",
         WcOpcode::FetchAdd => "fetch-and-add",
         WcOpcode::Recv => "receive",
-        WcOpcode::RecvRdmaWithImm => "receive, by a WRITE with immediate",
+        WcOpcode::RecvRdmaWithImm => "receive (WRITE with immediate)",
     };
     let imm = wc.imm.map_or(String::new(), |imm| format!(", imm {imm:#010x}"));
     let (at, status, bytes) = (micros(at), wc.status, wc.byte_len);

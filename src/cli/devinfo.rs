@@ -5,7 +5,6 @@ use std::io::{Write, stdout};
 use std::net::IpAddr;
 
 use clap::Args;
-use pnet_datalink::NetworkInterface;
 
 use super::CliError;
 use super::link::{LinkArgs, LinkSpec};
@@ -15,7 +14,7 @@ use crate::verbs::{Context, ContextOptions};
 const LONG: &str = "\
 Without --link: a line for each link that could be opened on this machine, with what keeps it from being \
 opened, if something does, and the limits that all share. With --link: everything about a NIC on that link, \
-as ibv_devinfo -v has it.";
+as ibv_devinfo -v has it; with -v: the same for all links.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +29,9 @@ pub struct Devinfo {
     /// Only this link, in full (see `urxe serve --help` for how links are written)
     #[arg(long, value_name = "LINK")]
     link: Option<LinkSpec>,
+    /// Every link in full
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 impl Devinfo {
@@ -39,30 +41,42 @@ impl Devinfo {
         if let Some(link) = self.link {
             return describe(&mut out, &link.to_string(), &LinkArgs::on(link).open()?);
         }
-        let interfaces = pnet_datalink::interfaces();
-        writeln!(out, "{:<44} {:<9} {:>4}  GIDs", "link", "state", "MTU")?;
         let fabric = Context::on_fabric(&Fabric::new())?;
+        let links = candidates();
+        if self.verbose {
+            describe(&mut out, "fabric", &fabric)?;
+            for (name, link) in links {
+                match open(link) {
+                    Ok(context) => describe(&mut out, &name, &context)?,
+                    Err(why) => writeln!(out, "{name}\n  {:<20} none: {why}\n", "state")?,
+                }
+            }
+            return Ok(());
+        }
+        writeln!(out, "{:<36} {:<6} {:>4}  addresses, which are the GIDs", "link", "state", "MTU")?;
         line(&mut out, "fabric", Ok(fabric.clone()))?;
-        let up = || interfaces.iter().filter(|i| i.is_up());
-        for ip in up().flat_map(|i| &i.ips).map(|n| n.ip()).filter(|ip| !ip.is_multicast()) {
-            line(&mut out, &format!("udp:{ip}"), LinkArgs::on(LinkSpec::Udp(Some(ip))).open())?;
+        for (name, link) in links {
+            line(&mut out, &name, open(link))?;
         }
-        for interface in up() {
-            interface_line(&mut out, interface)?;
-        }
-        writeln!(out, "{:<44} {:<9} {:>4}  what ip= says", "frames:dgram:LOCAL,REMOTE,ip=A/LEN", "-", "")?;
-        writeln!(out)?;
+        let frames = "frames:dgram:LOCAL,REMOTE,ip=A/LEN";
+        writeln!(out, "{frames:<36} {:<6} {:>4}  those given with ip=\n", "-", "")?;
         limits(&mut out, &fabric)
     }
 }
 
-/// A packet link; one without an IP address could still be a station of its own.
-fn interface_line(out: &mut impl Write, interface: &NetworkInterface) -> Result<(), CliError> {
-    let name = format!("packet:{}", interface.name);
-    match name.parse::<LinkSpec>() {
-        Ok(link) => line(out, &name, LinkArgs::on(link).open()),
-        Err(why) => Ok(writeln!(out, "{name:<44} {:<9} {:>4}  {why}", "no", "")?),
-    }
+/// The links of this machine, or why one is none: UDP on every address, and every interface that is up. (One
+/// without an IP address could still be a station of its own.)
+fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
+    let interfaces = pnet_datalink::interfaces();
+    let up = || interfaces.iter().filter(|i| i.is_up());
+    let ips = up().flat_map(|i| &i.ips).map(|n| n.ip()).filter(|ip| !ip.is_multicast());
+    let udp = ips.map(|ip| (format!("udp:{ip}"), Ok(LinkSpec::Udp(Some(ip)))));
+    let packet = up().map(|i| format!("packet:{}", i.name)).map(|name| (name.clone(), name.parse()));
+    udp.chain(packet).collect()
+}
+
+fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
+    LinkArgs::on(link.map_err(CliError::Usage)?).open()
 }
 
 fn line(out: &mut impl Write, name: &str, opened: Result<Context, CliError>) -> Result<(), CliError> {
@@ -70,9 +84,9 @@ fn line(out: &mut impl Write, name: &str, opened: Result<Context, CliError>) -> 
         Ok(context) => {
             let gids: Vec<String> = context.gids().iter().map(|g| g.ip().to_string()).collect();
             let mtu = context.query_port().active_mtu.bytes();
-            writeln!(out, "{name:<44} {:<9} {mtu:>4}  {}", state(&context), gids.join(" "))?;
+            writeln!(out, "{name:<36} {:<6} {mtu:>4}  {}", state(&context), gids.join(" "))?;
         }
-        Err(e) => writeln!(out, "{name:<44} {:<9} {:>4}  {e}", "no", "")?,
+        Err(e) => writeln!(out, "{name:<36} {:<6} {:>4}  {e}", "no", "")?,
     }
     Ok(())
 }
@@ -90,8 +104,8 @@ fn describe(out: &mut impl Write, link: &str, context: &Context) -> Result<(), C
         .chunks(2)
         .map(|b| format!("{:02x}{:02x}", b[0], b[1]))
         .collect::<Vec<_>>();
+    writeln!(out, "{link}")?;
     let mut row = |name: &str, value: String| writeln!(out, "  {name:<20} {value}");
-    row("link", link.to_owned())?;
     row("device", device.name.clone())?;
     row("version", device.version.to_owned())?;
     row("node_guid", guid.join(":"))?;
@@ -116,7 +130,8 @@ fn describe(out: &mut impl Write, link: &str, context: &Context) -> Result<(), C
         let family = if matches!(gid.ip(), IpAddr::V4(_)) { "IPv4" } else { "IPv6" };
         row(&format!("GID[{i:>3}]"), format!("{gid}, RoCE v2, {family} {}", gid.ip()))?;
     }
-    limits(out, context)
+    limits(out, context)?;
+    Ok(writeln!(out)?)
 }
 
 fn limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
