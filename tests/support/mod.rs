@@ -1,9 +1,13 @@
 //! What every test of a NIC needs: registered memory with guards around it, and packets as bytes.
-#![allow(dead_code, reason = "each test target uses its part")]
+#![allow(dead_code, unused_imports, reason = "each test target uses its part")]
+
+mod rng;
 
 use urxe::memory::{Access, PdId, RegionInfo, Table};
 use urxe::transport::{Sge, TxQueue};
 use urxe::wire::{Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Packet, icrc, pad_count};
+
+pub use rng::Rng;
 
 pub const PD: PdId = PdId(1);
 
