@@ -5,8 +5,8 @@ use super::{Opcode, PKey, Psn, QKey, Qpn, RKey, RnrTimer};
 
 /// Bytes of the base transport header.
 pub const BTH_LEN: usize = 12;
-/// Bytes of the longest run of BTH and extension headers (XRC atomics: BTH, XRCETH, AtomicETH).
-pub const MAX_HEADERS_LEN: usize = 48;
+/// Bytes of the longest run of BTH and extension headers (RD atomics: BTH, RDETH, DETH, AtomicETH).
+pub const MAX_HEADERS_LEN: usize = 52;
 /// Reserved payload bytes of a CNP.
 pub const CNP_PAYLOAD_LEN: usize = 16;
 
