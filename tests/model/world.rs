@@ -317,7 +317,7 @@ impl World {
             support::drain(&mut s.tx, |flow, bytes| {
                 trace.update(&now.0.to_le_bytes());
                 trace.update(&bytes);
-                let bad = now.0 / PHASE % 2 == 0;
+                let bad = (now.0 / PHASE).is_multiple_of(2);
                 let mut hits = |percent| bad && rng.percent(percent);
                 if hits(knobs.loss) {
                     return;
