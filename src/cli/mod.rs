@@ -6,9 +6,12 @@ mod error;
 pub mod exchange;
 pub mod interrupt;
 pub mod link;
+pub mod oob;
 mod packet_text;
+pub mod pingpong;
 mod serve;
 pub mod size;
+mod spin;
 
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
@@ -16,6 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 pub use error::CliError;
+use interrupt::Interrupt;
 
 /// A software RoCEv2 NIC in userspace, which talks to real NICs and to the kernel's rxe
 #[derive(Parser)]
@@ -29,6 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   urxe demo                          every operation once, packet by packet, and a capture
   urxe devinfo                       the links that could be opened here
+  urxe pingpong --link udp:10.0.0.1  a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     an endpoint to READ from, WRITE to and SEND at
   urxe help serve                    all about a command";
 
@@ -36,6 +41,7 @@ Examples:
 enum Command {
     Demo(demo::Demo),
     Devinfo(devinfo::Devinfo),
+    Pingpong(pingpong::PingpongArgs),
     Serve(serve::Serve),
 }
 
@@ -45,6 +51,9 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
+        Command::Pingpong(args) => {
+            Interrupt::install().and_then(|interrupt| pingpong::run(&args, &interrupt))
+        }
         Command::Serve(serve) => serve.run(),
     };
     match result {
