@@ -11,9 +11,12 @@ pub mod fabric;
 pub mod faults;
 mod frame_queue;
 mod frames;
+mod held;
 mod loopback;
+mod packet;
 mod spec;
 pub mod station;
+pub mod trace;
 pub mod udp;
 
 use std::io;
@@ -24,6 +27,7 @@ pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 
 /// What a link is like.
@@ -41,7 +45,8 @@ pub struct LinkInfo {
     pub src_port: Option<u16>,
     /// How large a burst it takes.
     pub burst: BurstLimits,
-    /// Bytes that a peer of the same kind can have in its receive buffer unread: what may be in flight.
+    /// Bytes that a peer of the same kind can have in its receive buffer unread: what may be in flight. Short
+    /// packets take more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
 }
 

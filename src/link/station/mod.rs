@@ -9,7 +9,6 @@ mod neighbours;
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use address::{AddressError, IfAddr};
@@ -17,14 +16,13 @@ use neighbours::{Ask, Neighbours};
 pub use neighbours::{FRESH, MAX_NEIGHBOURS, RETRY, TRIES};
 
 use super::frame_queue::FrameQueue;
+use super::held::Held;
 use crate::transport::Instant;
 use crate::wire::frame::{
     self, Arp, Checksums, Content, Echo, FrameError, NeighborAdvert, NeighborSolicit, RoceFrame,
 };
 use crate::wire::{Mac, solicited_node};
 
-/// Bytes of packets that wait for a MAC, for all neighbours together.
-pub const MAX_HELD_BYTES: usize = 1 << 20;
 /// Frames of its own that wait to be fetched.
 const MAX_OUTBOX: usize = 1024;
 
@@ -67,9 +65,8 @@ pub struct Station {
     config: StationConfig,
     neighbours: Neighbours,
     outbox: FrameQueue,
-    /// Frames without a destination MAC, and whose MAC each waits for.
-    held: FrameQueue,
-    held_for: VecDeque<IpAddr>,
+    /// What cannot leave yet.
+    held: Held,
     unresolved: u64,
     /// Whom the last packet came from: the next one mostly does too, and needs no look-up.
     last_heard: Option<(IpAddr, Mac, Instant)>,
@@ -88,8 +85,7 @@ impl Station {
             config,
             neighbours: Neighbours::default(),
             outbox: FrameQueue::default(),
-            held: FrameQueue::default(),
-            held_for: VecDeque::new(),
+            held: Held::default(),
             unresolved: 0,
             last_heard: None,
         }
@@ -167,11 +163,7 @@ impl Station {
     /// Without a route or room it counts as that at once: false, and `write` was not called.
     pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         match self.next_hop(dst) {
-            Hop::Host(hop) if self.held.byte_len() < MAX_HELD_BYTES => {
-                self.held.push_with(write);
-                self.held_for.push_back(hop);
-                true
-            }
+            Hop::Host(hop) if self.held.push(hop, write) => true,
             _ => {
                 self.unresolved += 1;
                 false
@@ -214,7 +206,7 @@ impl Station {
                 Ok(ask) => self.ask(ask),
                 Err(gone) => {
                     self.last_heard = None;
-                    self.release(gone, None);
+                    self.unresolved += self.held.give_up(gone);
                 }
             }
         }
@@ -297,32 +289,7 @@ impl Station {
             self.last_heard = None;
         }
         if self.neighbours.learn(now, ip, mac, only_known) {
-            self.release(ip, Some(mac));
-        }
-    }
-
-    /// Lets go of all that waited for `hop`: to its MAC, or to nowhere.
-    fn release(&mut self, hop: IpAddr, mac: Option<Mac>) {
-        if !self.held_for.contains(&hop) {
-            return;
-        }
-        for _ in 0..self.held_for.len() {
-            let (Some(waits_for), Some(frame)) = (self.held_for.pop_front(), self.held.front()) else {
-                break;
-            };
-            match mac {
-                Some(mac) if waits_for == hop => self.outbox.push_with(|out| {
-                    out.extend_from_slice(&mac.0);
-                    out.extend_from_slice(&frame[mac.0.len()..]);
-                }),
-                None if waits_for == hop => self.unresolved += 1,
-                _ => {
-                    let frame = frame.to_vec();
-                    self.held.push(&frame);
-                    self.held_for.push_back(waits_for);
-                }
-            }
-            self.held.pop();
+            self.held.release(ip, mac, &mut self.outbox);
         }
     }
 

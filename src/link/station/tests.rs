@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::link::held::MAX_HELD_BYTES;
 use crate::wire::Flow;
 use crate::wire::frame::append_frame;
 

@@ -1,0 +1,269 @@
+//! The classic BPF program before a packet socket: only RoCEv2 for this link gets through, and what a
+//! station has to answer.
+
+use std::net::IpAddr;
+
+use libc::{
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LDX, BPF_MSH,
+    BPF_RET, BPF_W, SKF_AD_OFF, SKF_AD_PKTTYPE, SKF_AD_VLAN_TAG, sock_filter,
+};
+
+use crate::wire::{Mac, ROCE_PORT};
+
+/// Above this, the addresses are left to userspace: jumps span 255 instructions at most.
+const MAX_ADDRESSES: usize = 16;
+
+/// Whom frames must be for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted<'a> {
+    /// The interface itself, where the kernel answers its neighbours.
+    Interface(&'a [IpAddr]),
+    /// A station with a MAC of its own on a promiscuous interface.
+    Station(Mac),
+}
+
+type Block = Vec<sock_filter>;
+
+fn op(code: u32, k: u32) -> sock_filter {
+    sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+fn load(size: u32, at: u32) -> sock_filter {
+    op(BPF_LD | size | BPF_ABS, at)
+}
+
+/// Loads what the kernel knows beside the bytes.
+fn load_extra(what: i32) -> sock_filter {
+    load(BPF_W, (SKF_AD_OFF + what) as u32)
+}
+
+fn mask(bits: u32) -> sock_filter {
+    op(BPF_ALU | BPF_AND | BPF_K, bits)
+}
+
+fn accept() -> sock_filter {
+    op(BPF_RET | BPF_K, u32::MAX)
+}
+
+fn drop_it() -> sock_filter {
+    op(BPF_RET | BPF_K, 0)
+}
+
+/// Does `then` if the accumulator is `k`, and goes on behind it otherwise.
+fn if_eq(out: &mut Block, k: u32, then: Block) {
+    let skip = u8::try_from(then.len()).expect("blocks are kept below 256 instructions");
+    out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf: skip, k });
+    out.extend(then);
+}
+
+/// Goes on only if the accumulator is `k`.
+fn require(out: &mut Block, k: u32) {
+    out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 1, jf: 0, k });
+    out.push(drop_it());
+}
+
+/// The program for an Ethernet interface.
+pub(super) fn program(wanted: Wanted<'_>) -> Vec<sock_filter> {
+    let mut p = Block::new();
+    // The kernel has taken the tag off. VLAN 0 is only a priority; others have interfaces of their own.
+    p.push(load_extra(SKF_AD_VLAN_TAG));
+    p.push(mask(0xfff));
+    require(&mut p, 0);
+    match wanted {
+        Wanted::Interface(_) => {
+            p.push(load_extra(SKF_AD_PKTTYPE));
+            if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![drop_it()]);
+        }
+        Wanted::Station(mac) => {
+            let [a, b, c, d, e, f] = mac.0;
+            let mut own = vec![load(BPF_W, 0)];
+            require(&mut own, u32::from_be_bytes([a, b, c, d]));
+            own.push(load(BPF_H, 4));
+            require(&mut own, u16::from_be_bytes([e, f]).into());
+            p.push(load(BPF_B, 0));
+            p.push(mask(1));
+            if_eq(&mut p, 0, own);
+        }
+    }
+    p.push(load(BPF_H, 12));
+    if let Wanted::Station(_) = wanted {
+        if_eq(&mut p, 0x0806, vec![accept()]);
+    }
+    let ip = ipv4(wanted);
+    if_eq(&mut p, 0x0800, ip);
+    let ip = ipv6(wanted);
+    if_eq(&mut p, 0x86dd, ip);
+    p.push(drop_it());
+    p
+}
+
+fn ipv4(wanted: Wanted<'_>) -> Block {
+    let mut p = vec![load(BPF_B, 14 + 9)];
+    if let Wanted::Station(_) = wanted {
+        if_eq(&mut p, 1, vec![accept()]);
+    }
+    require(&mut p, 17);
+    // Only a first fragment has ports.
+    p.push(load(BPF_H, 14 + 6));
+    p.push(mask(0x1fff));
+    require(&mut p, 0);
+    p.push(op(BPF_LDX | BPF_B | BPF_MSH, 14));
+    p.push(op(BPF_LD | BPF_H | BPF_IND, 14 + 2));
+    require(&mut p, ROCE_PORT.into());
+    if let Wanted::Interface(addresses) = wanted
+        && addresses.len() <= MAX_ADDRESSES
+    {
+        p.push(load(BPF_W, 14 + 16));
+        for own in addresses {
+            if let IpAddr::V4(own) = own {
+                if_eq(&mut p, own.to_bits(), vec![accept()]);
+            }
+        }
+        p.push(mask(0xf000_0000));
+        require(&mut p, 0xe000_0000);
+    }
+    p.push(accept());
+    p
+}
+
+fn ipv6(wanted: Wanted<'_>) -> Block {
+    let mut p = vec![load(BPF_B, 14 + 6)];
+    if let Wanted::Station(_) = wanted {
+        if_eq(&mut p, 58, vec![accept()]);
+    }
+    require(&mut p, 17);
+    p.push(load(BPF_H, 14 + 40 + 2));
+    require(&mut p, ROCE_PORT.into());
+    if let Wanted::Interface(addresses) = wanted
+        && addresses.len() <= MAX_ADDRESSES
+    {
+        const DST: u32 = 14 + 24;
+        for own in addresses {
+            let IpAddr::V6(own) = own else { continue };
+            let mut words = own.octets();
+            let mut matches = vec![accept()];
+            // From the last word back, each inside the match of the one before.
+            for i in (0..4).rev() {
+                let (chunk, _) = words[i * 4..].split_first_chunk_mut::<4>().expect("16 bytes are 4 words");
+                let mut block = vec![load(BPF_W, DST + i as u32 * 4)];
+                if_eq(&mut block, u32::from_be_bytes(*chunk), matches);
+                matches = block;
+            }
+            p.extend(matches);
+        }
+        p.push(load(BPF_B, DST));
+        require(&mut p, 0xff);
+    }
+    p.push(accept());
+    p
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Flow;
+    use crate::wire::frame::{Arp, Echo, append_arp, append_echo, append_frame};
+
+    const OWN: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
+
+    /// As the kernel runs it: reads beyond the packet drop it.
+    fn run(program: &[sock_filter], frame: &[u8], vlan: u32, kind: u32) -> bool {
+        let (mut a, mut x, mut pc) = (0u32, 0u32, 0);
+        loop {
+            let i = &program[pc];
+            pc += 1;
+            let get = |at: u32, n: usize| {
+                let bytes = frame.get(at as usize..at as usize + n)?;
+                Some(bytes.iter().fold(0u32, |v, b| v << 8 | u32::from(*b)))
+            };
+            let loaded = match u32::from(i.code) {
+                c if c == BPF_LD | BPF_W | BPF_ABS && i.k == (SKF_AD_OFF + SKF_AD_VLAN_TAG) as u32 => {
+                    Some(vlan)
+                }
+                c if c == BPF_LD | BPF_W | BPF_ABS && i.k == (SKF_AD_OFF + SKF_AD_PKTTYPE) as u32 => {
+                    Some(kind)
+                }
+                c if c == BPF_LD | BPF_W | BPF_ABS => get(i.k, 4),
+                c if c == BPF_LD | BPF_H | BPF_ABS => get(i.k, 2),
+                c if c == BPF_LD | BPF_B | BPF_ABS => get(i.k, 1),
+                c if c == BPF_LD | BPF_H | BPF_IND => get(i.k + x, 2),
+                c if c == BPF_LDX | BPF_B | BPF_MSH => {
+                    let Some(v) = get(i.k, 1) else { return false };
+                    x = (v & 0xf) * 4;
+                    Some(a)
+                }
+                c if c == BPF_ALU | BPF_AND | BPF_K => Some(a & i.k),
+                c if c == BPF_JMP | BPF_JEQ | BPF_K => {
+                    pc += usize::from(if a == i.k { i.jt } else { i.jf });
+                    Some(a)
+                }
+                c if c == BPF_RET | BPF_K => return i.k != 0,
+                other => panic!("instruction {other:#x}"),
+            };
+            let Some(v) = loaded else { return false };
+            a = v;
+        }
+    }
+
+    fn packet(dst: &str, to: Mac) -> Vec<u8> {
+        let src = if dst.contains(':') { "fd00::9" } else { "10.0.0.9" };
+        let mut out = Vec::new();
+        append_frame(
+            &mut out,
+            to,
+            PEER,
+            &Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 7),
+            0,
+            &[0; 16],
+        );
+        out
+    }
+
+    #[test]
+    fn an_interface_gets_rocev2_for_its_addresses_and_groups() {
+        let addresses: Vec<IpAddr> =
+            ["10.0.0.1", "10.0.0.2", "fd00::1", "fe80::2"].iter().map(|a| a.parse().unwrap()).collect();
+        let p = program(Wanted::Interface(&addresses));
+        for ours in ["10.0.0.1", "10.0.0.2", "239.1.2.3", "fd00::1", "fe80::2", "ff0e::7"] {
+            assert!(run(&p, &packet(ours, OWN), 0, 0), "{ours}");
+            assert!(run(&p, &packet(ours, OWN), 0xe000, 0), "{ours} with a priority");
+            assert!(!run(&p, &packet(ours, OWN), 5, 0), "{ours} in a VLAN");
+            assert!(!run(&p, &packet(ours, OWN), 0, libc::PACKET_OTHERHOST.into()));
+        }
+        for other in ["10.0.0.3", "fd00::2", "fe80::1"] {
+            assert!(!run(&p, &packet(other, OWN), 0, 0), "{other}");
+        }
+        let mut dns = packet("10.0.0.1", OWN);
+        dns[36] = 0;
+        assert!(!run(&p, &dns, 0, 0));
+        let mut later_fragment = packet("10.0.0.1", OWN);
+        later_fragment[21] = 1;
+        assert!(!run(&p, &later_fragment, 0, 0));
+        assert!(!run(&p, &packet("fd00::1", OWN)[..50], 0, 0));
+        // Too many to tell apart here: all get through.
+        let many = vec!["10.0.0.1".parse().unwrap(); MAX_ADDRESSES + 1];
+        assert!(run(&program(Wanted::Interface(&many)), &packet("10.0.0.3", OWN), 0, 0));
+    }
+
+    #[test]
+    fn a_station_gets_what_it_has_to_answer() {
+        let p = program(Wanted::Station(OWN));
+        assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
+        assert!(run(&p, &packet("239.0.0.1", Mac([1, 0, 0x5e, 0, 0, 1])), 0, 2));
+        assert!(!run(&p, &packet("10.0.0.1", PEER), 0, 0));
+        let mut arp = Vec::new();
+        let zero = "0.0.0.0".parse().unwrap();
+        let request =
+            Arp { request: true, sender_mac: PEER, sender_ip: zero, target_mac: OWN, target_ip: zero };
+        append_arp(&mut arp, Mac::BROADCAST, &request);
+        assert!(run(&p, &arp, 0, 1));
+        for (src, dst) in [("10.0.0.9", "10.0.0.1"), ("fd00::9", "fd00::1")] {
+            let mut ping = Vec::new();
+            let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());
+            append_echo(&mut ping, OWN, PEER, &Echo { request: true, src, dst, id: 1, seq: 1 }, b"");
+            assert!(run(&p, &ping, 0, 3));
+            assert!(!run(&program(Wanted::Interface(&[dst])), &ping, 0, 0), "the kernel answers it");
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! MACs as the kernel knows them: its routes and its neighbour table, asked by netlink.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use super::sys;
+use crate::link::frame_queue::FrameQueue;
+use crate::link::held::Held;
+use crate::transport::Instant;
+use crate::wire::{Mac, ROCE_PORT};
+
+/// How long an answer of the kernel is good.
+const KEEP: Duration = Duration::from_secs(5);
+/// How long a neighbour that the kernel is asking for is left alone.
+const AGAIN: Duration = Duration::from_millis(5);
+/// When packets stop waiting; the kernel itself asks three times, a second apart.
+const GIVE_UP: Duration = Duration::from_secs(3);
+/// A datagram to here makes the kernel look for a neighbour; nobody minds it.
+const DISCARD_PORT: u16 = 9;
+/// How many answers are remembered.
+const MAX_CACHED: usize = 4096;
+
+const RTM_GETROUTE: u16 = 26;
+const RTA_DST: u16 = 1;
+const NDA_DST: u16 = 1;
+/// nlmsghdr; and behind it rtmsg and ndmsg, which happen to be equally long.
+const NLMSG_LEN: usize = 16;
+const BODY_LEN: usize = 12;
+/// The neighbour states whose MAC can be used (NUD_*).
+const USABLE: u16 = libc::NUD_REACHABLE
+    | libc::NUD_STALE
+    | libc::NUD_DELAY
+    | libc::NUD_PROBE
+    | libc::NUD_NOARP
+    | libc::NUD_PERMANENT;
+
+#[derive(Debug)]
+pub(super) struct KernelNeighbours {
+    netlink: OwnedFd,
+    ifindex: u32,
+    /// A loopback has no MACs: all zeros.
+    loopback: bool,
+    nudge: [Option<UdpSocket>; 2],
+    /// Bound so that the kernel sends nobody a port unreachable. What they get is filtered away.
+    _guards: Vec<UdpSocket>,
+    cache: HashMap<IpAddr, Cached>,
+    held: Held,
+    pub outbox: FrameQueue,
+    pub unresolved: u64,
+    waiting: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Cached {
+    mac: Option<Mac>,
+    until: Instant,
+    /// When it was first asked for in vain.
+    since: Instant,
+}
+
+impl KernelNeighbours {
+    pub fn new(name: &str, ifindex: u32, loopback: bool, addresses: &[IpAddr]) -> io::Result<Self> {
+        // SAFETY: no memory is involved.
+        let fd = unsafe {
+            libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is fresh and nobody else's.
+        let netlink = unsafe { OwnedFd::from_raw_fd(fd) };
+        // The kernel answers within the call; this only keeps a surprise from blocking for ever.
+        let wait = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
+        sys::set_option(netlink.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
+        let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
+        let nudge = any.map(|ip| {
+            let socket = UdpSocket::bind((ip, 0)).ok()?;
+            socket.set_nonblocking(true).ok()?;
+            sys::bind_to_device(socket.as_raw_fd(), name).ok()?;
+            Some(socket)
+        });
+        // Where another has the port already, that one keeps the kernel quiet.
+        let guard = |ip: &IpAddr| {
+            let socket = UdpSocket::bind(socket_addr(*ip, ROCE_PORT, ifindex)).ok()?;
+            sys::drop_all(socket.as_raw_fd()).ok()?;
+            Some(socket)
+        };
+        let guards = addresses.iter().filter_map(guard).collect();
+        Ok(KernelNeighbours {
+            netlink,
+            ifindex,
+            loopback,
+            nudge,
+            _guards: guards,
+            cache: HashMap::new(),
+            held: Held::default(),
+            outbox: FrameQueue::default(),
+            unresolved: 0,
+            waiting: false,
+        })
+    }
+
+    /// The MAC for packets to `dst`; if the kernel has none, it is made to look for it.
+    pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
+        if self.loopback {
+            return Some(Mac::default());
+        }
+        if let Some(group) = Mac::of_group(dst) {
+            return Some(group);
+        }
+        let before = self.cache.get(&dst).copied();
+        if let Some(cached) = before.filter(|c| now < c.until) {
+            return cached.mac;
+        }
+        let (mac, sure) = match self.next_hop(dst) {
+            Some(hop) => self.neighbour(hop),
+            None => (None, true),
+        };
+        if self.cache.len() >= MAX_CACHED {
+            self.cache.clear();
+        }
+        // One nudge sets the kernel to work for as long as packets wait.
+        let asked = before.filter(|c| c.mac.is_none() && now.since(c.since) <= GIVE_UP);
+        if !sure && asked.is_none() {
+            self.nudge(dst);
+        }
+        let since = asked.map_or(now, |c| c.since);
+        let until = now + if mac.is_some() { KEEP } else { AGAIN };
+        self.cache.insert(dst, Cached { mac, until, since });
+        mac
+    }
+
+    /// Keeps a frame for which [`resolve`](Self::resolve) had no MAC. Without room false, and it is counted.
+    pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        let kept = self.held.push(dst, write);
+        self.waiting |= kept;
+        self.unresolved += u64::from(!kept);
+        kept
+    }
+
+    /// Looks again for whom frames wait: they move to the outbox, or are given up.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while self.waiting {
+            let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
+            let Some(dst) = self.held.hops().find(due) else { break };
+            let vain = |c: &Cached| c.mac.is_none() && now.since(c.since) >= GIVE_UP;
+            if self.cache.get(&dst).is_some_and(vain) {
+                self.cache.remove(&dst);
+                self.unresolved += self.held.give_up(dst);
+            } else if let Some(mac) = self.resolve(now, dst) {
+                self.held.release(dst, mac, &mut self.outbox);
+            }
+            self.waiting = self.held.hops().next().is_some();
+        }
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if !self.waiting {
+            return None;
+        }
+        self.held.hops().map(|ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until)).min()
+    }
+
+    /// Makes the kernel find out, or find out anew, where `dst` is.
+    fn nudge(&self, dst: IpAddr) {
+        if let Some(socket) = &self.nudge[usize::from(dst.is_ipv6())] {
+            let _ = socket.send_to(&[], socket_addr(dst, DISCARD_PORT, self.ifindex));
+        }
+    }
+
+    /// Who is next on the way to `dst` through this interface.
+    fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
+        let mut body = [0; BODY_LEN];
+        body[0] = family(dst);
+        body[1] = if dst.is_ipv4() { 32 } else { 128 };
+        let mut request = Request::new(RTM_GETROUTE, &body);
+        request.attribute(RTA_DST, octets(&dst).as_ref());
+        request.attribute(libc::RTA_OIF, &self.ifindex.to_ne_bytes());
+        let mut buffer = [0; 4096];
+        let reply = self.ask(&request, &mut buffer)?;
+        match attributes(reply).find(|(kind, _)| *kind == libc::RTA_GATEWAY) {
+            Some((_, gateway)) => ip_of(gateway),
+            None => Some(dst),
+        }
+    }
+
+    /// The MAC of a neighbour, and whether the kernel is sure of it.
+    fn neighbour(&self, hop: IpAddr) -> (Option<Mac>, bool) {
+        let mut body = [0; BODY_LEN];
+        body[0] = family(hop);
+        body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
+        let mut request = Request::new(libc::RTM_GETNEIGH, &body);
+        request.attribute(NDA_DST, octets(&hop).as_ref());
+        let mut buffer = [0; 4096];
+        let Some(reply) = self.ask(&request, &mut buffer) else { return (None, false) };
+        let state = u16::from_ne_bytes([reply[8], reply[9]]);
+        let mac = attributes(reply).find(|(kind, _)| *kind == libc::NDA_LLADDR);
+        let mac = mac.and_then(|(_, mac)| mac.first_chunk()).map(|m| Mac(*m));
+        (mac.filter(|_| state & USABLE != 0), state & USABLE & !libc::NUD_STALE != 0)
+    }
+
+    /// Sends a request and returns the body of the answer, at least [`BODY_LEN`] bytes; `None` if it is an error.
+    fn ask<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+        let fd = self.netlink.as_raw_fd();
+        sys::send(fd, &request.bytes).ok()?;
+        let n = sys::recv(fd, buffer).ok()?;
+        let reply = buffer.get(..n)?;
+        let len = u32::from_ne_bytes(*reply.first_chunk()?) as usize;
+        let kind = u16::from_ne_bytes([*reply.get(4)?, *reply.get(5)?]);
+        let body = reply.get(NLMSG_LEN..len)?;
+        (kind != libc::NLMSG_ERROR as u16 && body.len() >= BODY_LEN).then_some(body)
+    }
+}
+
+fn socket_addr(ip: IpAddr, port: u16, ifindex: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => SocketAddrV6::new(ip, port, 0, ifindex).into(),
+        _ => (ip, port).into(),
+    }
+}
+
+fn family(ip: IpAddr) -> u8 {
+    (if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
+}
+
+enum Octets {
+    V4([u8; 4]),
+    V6([u8; 16]),
+}
+
+impl AsRef<[u8]> for Octets {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Octets::V4(o) => o,
+            Octets::V6(o) => o,
+        }
+    }
+}
+
+fn octets(ip: &IpAddr) -> Octets {
+    match ip {
+        IpAddr::V4(ip) => Octets::V4(ip.octets()),
+        IpAddr::V6(ip) => Octets::V6(ip.octets()),
+    }
+}
+
+fn ip_of(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
+/// A netlink request in the making.
+struct Request {
+    bytes: Vec<u8>,
+}
+
+impl Request {
+    fn new(kind: u16, body: &[u8; BODY_LEN]) -> Request {
+        let mut bytes = vec![0; NLMSG_LEN];
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+        bytes.extend_from_slice(body);
+        let mut request = Request { bytes };
+        request.set_len();
+        request
+    }
+
+    fn attribute(&mut self, kind: u16, value: &[u8]) {
+        self.bytes.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(value);
+        self.set_len();
+    }
+
+    fn set_len(&mut self) {
+        let len = self.bytes.len() as u32;
+        self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
+    }
+}
+
+/// The attributes behind the body of an answer.
+fn attributes(reply: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = reply.get(BODY_LEN..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let head = rest.first_chunk::<4>()?;
+        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let kind = u16::from_ne_bytes([head[2], head[3]]) & 0x3fff;
+        let value = rest.get(4..len)?;
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}

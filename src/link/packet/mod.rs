@@ -1,0 +1,496 @@
+//! RoCEv2 on a real interface, by a packet socket: beside the kernel, on the interface's own addresses, or
+//! as a station of its own.
+//!
+//! Runs of packets go to the kernel whole and are cut by it, or by the hardware; where it refuses, they
+//! go one by one.
+
+mod filter;
+mod kernel;
+mod socket;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::str::FromStr;
+
+use pnet_datalink::NetworkInterface;
+
+use super::cut::cutter;
+use super::loopback::Loopback;
+use super::spec::{MIN_MTU, Options, SpecError};
+use super::station::{IfAddr, Outcome, Station, StationConfig};
+use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
+use crate::wire::Mac;
+use crate::wire::frame::{self, Checksums, Content, ETHERNET_LEN, RoceFrame};
+use filter::Wanted;
+use kernel::KernelNeighbours;
+use socket::{MAX_SLICES, RawSocket, Run, TxBatch, TxMessage};
+
+/// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
+/// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a station of its own on it. Further options:
+/// `gw=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PacketConfig {
+    /// The interface.
+    pub interface: String,
+    /// MAC and addresses of its own; `None` for those of the interface.
+    pub station: Option<StationConfig>,
+    /// The largest IP packet; `None` for that of the interface.
+    pub mtu: Option<usize>,
+    /// Whether the kernel may be given, and may give, runs of packets.
+    pub offload: bool,
+}
+
+/// A link that could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum PacketError {
+    /// No such interface.
+    #[error("there is no interface {name:?}: there are {there}")]
+    NoInterface {
+        /// As given.
+        name: String,
+        /// Those that there are.
+        there: String,
+    },
+    /// Not up.
+    #[error("interface {name} is down: bring it up (ip link set {name} up)")]
+    Down {
+        /// Which.
+        name: String,
+    },
+    /// Not Ethernet.
+    #[error("interface {name} has no MAC address: packet links need Ethernet; use `--link udp`")]
+    NotEthernet {
+        /// Which.
+        name: String,
+    },
+    /// No address to use.
+    #[error(
+        "interface {name} has no IP address: give it one (ip addr add 10.77.0.1/24 dev {name}), or make the \
+         link a station of its own (packet:{name},ip=10.77.0.1/24)"
+    )]
+    NoAddress {
+        /// Which.
+        name: String,
+    },
+    /// No capability.
+    #[error(
+        "a packet socket on {name} needs CAP_NET_RAW: run as root, grant it (setcap cap_net_raw+ep PROGRAM), \
+         or use `--link udp`, which needs no privilege"
+    )]
+    NotPermitted {
+        /// Which.
+        name: String,
+    },
+    /// Too small an MTU.
+    #[error("interface {name} has an MTU of {mtu}, and RoCEv2 needs {MIN_MTU}: ip link set {name} mtu 1500")]
+    Mtu {
+        /// Which.
+        name: String,
+        /// As it is.
+        mtu: usize,
+    },
+    /// Anything else.
+    #[error("cannot {what} on interface {name}: {source}")]
+    Io {
+        /// Which.
+        name: String,
+        /// What was to be done.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl FromStr for PacketConfig {
+    type Err = SpecError;
+
+    fn from_str(s: &str) -> Result<PacketConfig, SpecError> {
+        let bad = || SpecError::Form {
+            text: s.to_owned(),
+            form: "packet:INTERFACE or packet:INTERFACE,ip=ADDRESS/PREFIX,mac=MAC",
+        };
+        let mut parts = s.strip_prefix("packet:").ok_or_else(bad)?.split(',').peekable();
+        let interface =
+            parts.next().filter(|i| !i.is_empty() && !i.contains('=')).ok_or_else(bad)?.to_owned();
+        let mut offload = true;
+        let common = parts.filter(|option| match *option {
+            "offload=on" => false,
+            "offload=off" => {
+                offload = false;
+                false
+            }
+            _ => true,
+        });
+        let options = Options::parse(common)?;
+        let station = options.station();
+        if station.is_none() && (options.mac.is_some() || !options.gateways.is_empty()) {
+            return Err(SpecError::StationWithoutAddress);
+        }
+        Ok(PacketConfig { interface, station, mtu: options.mtu, offload })
+    }
+}
+
+/// A packet socket on an interface.
+#[derive(Debug)]
+pub struct PacketLink {
+    info: LinkInfo,
+    mac: Mac,
+    neighbours: Neighbours,
+    socket: RawSocket,
+    /// Whether runs go out whole: until the kernel has refused one.
+    runs: bool,
+    batch: TxBatch,
+    local: Loopback,
+    counters: LinkCounters,
+}
+
+/// Who knows the MACs.
+#[derive(Debug)]
+enum Neighbours {
+    Kernel(Box<KernelNeighbours>),
+    Station(Box<Station>),
+}
+
+impl Neighbours {
+    fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
+        match self {
+            Neighbours::Kernel(k) => k.resolve(now, dst),
+            Neighbours::Station(s) => s.resolve(now, dst),
+        }
+    }
+
+    fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+        match self {
+            Neighbours::Kernel(k) => k.hold(dst, write),
+            Neighbours::Station(s) => s.hold(dst, write),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        match self {
+            Neighbours::Kernel(k) => k.handle_timeout(now),
+            Neighbours::Station(s) => s.handle_timeout(now),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        match self {
+            Neighbours::Kernel(k) => k.next_deadline(),
+            Neighbours::Station(s) => s.next_deadline(),
+        }
+    }
+
+    fn outbox(&self) -> Option<&[u8]> {
+        match self {
+            Neighbours::Kernel(k) => k.outbox.front(),
+            Neighbours::Station(s) => s.poll_transmit(),
+        }
+    }
+
+    fn sent(&mut self) {
+        match self {
+            Neighbours::Kernel(k) => k.outbox.pop(),
+            Neighbours::Station(s) => s.transmitted(),
+        }
+    }
+
+    fn unresolved(&self) -> u64 {
+        match self {
+            Neighbours::Kernel(k) => k.unresolved,
+            Neighbours::Station(s) => s.unresolved(),
+        }
+    }
+}
+
+fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
+    let mut there = pnet_datalink::interfaces();
+    match there.iter().position(|i| i.name == name) {
+        Some(i) => Ok(there.swap_remove(i)),
+        None => {
+            let names: Vec<_> = there.iter().map(|i| i.name.as_str()).collect();
+            Err(PacketError::NoInterface { name: name.to_owned(), there: names.join(", ") })
+        }
+    }
+}
+
+impl PacketLink {
+    /// Opens a packet socket on the interface.
+    ///
+    /// # Errors
+    /// [`PacketError`], which says what the interface or the process lacks.
+    pub fn open(config: PacketConfig) -> Result<PacketLink, PacketError> {
+        let PacketConfig { interface: name, station, mtu, offload } = config;
+        let interface = find_interface(&name)?;
+        if !interface.is_up() {
+            return Err(PacketError::Down { name });
+        }
+        let loopback = interface.is_loopback();
+        let own_mac = match interface.mac {
+            Some(mac) => Mac(mac.octets()),
+            None if loopback => Mac::default(),
+            None => return Err(PacketError::NotEthernet { name }),
+        };
+        let failed = |what| {
+            let name = name.clone();
+            move |source: io::Error| match source.kind() {
+                io::ErrorKind::PermissionDenied => PacketError::NotPermitted { name },
+                _ => PacketError::Io { name, what, source },
+            }
+        };
+        // The MTU bounds the receive buffers, and needs a socket to be asked for: any will do.
+        let probe = std::net::UdpSocket::bind("0.0.0.0:0").map_err(failed("open a socket"))?;
+        let interface_mtu = sys::interface_mtu(std::os::fd::AsRawFd::as_raw_fd(&probe), &name)
+            .map_err(failed("read the MTU"))?
+            .min(super::MAX_MTU);
+        if interface_mtu < MIN_MTU {
+            return Err(PacketError::Mtu { name, mtu: interface_mtu });
+        }
+        let socket = RawSocket::open(interface.index, interface_mtu, offload)
+            .map_err(failed("open a packet socket"))?;
+        let (mac, addresses, neighbours) = match station {
+            Some(station) => {
+                let addresses: Vec<_> = station.addresses.iter().map(|a| a.ip).collect();
+                (station.mac, addresses, Neighbours::Station(Box::new(Station::new(station))))
+            }
+            None => {
+                let own: Vec<_> =
+                    interface.ips.iter().map(|n| IfAddr { ip: n.ip(), prefix: n.prefix() }).collect();
+                let addresses: Vec<_> = own.iter().map(|a| a.ip).collect();
+                if addresses.is_empty() {
+                    return Err(PacketError::NoAddress { name });
+                }
+                let kernel = KernelNeighbours::new(&name, interface.index, loopback, &addresses)
+                    .map_err(failed("ask for neighbours"))?;
+                (own_mac, addresses, Neighbours::Kernel(Box::new(kernel)))
+            }
+        };
+        let promiscuous = matches!(neighbours, Neighbours::Station(_));
+        let wanted = if promiscuous { Wanted::Station(mac) } else { Wanted::Interface(&addresses) };
+        socket.start(&filter::program(wanted), promiscuous).map_err(failed("start to receive"))?;
+        let info = LinkInfo {
+            name: format!("packet {name}"),
+            addresses,
+            mac: mac.0,
+            mtu: mtu.unwrap_or(interface_mtu).min(interface_mtu),
+            src_port: None,
+            burst: BurstLimits::SEGMENTED,
+            window: socket.window(),
+        };
+        let runs = socket.vnet;
+        Ok(PacketLink {
+            info,
+            mac,
+            neighbours,
+            socket,
+            runs,
+            batch: TxBatch::default(),
+            local: Loopback::default(),
+            counters: LinkCounters::default(),
+        })
+    }
+
+    /// Whether runs of packets go to the kernel whole.
+    pub fn offloads(&self) -> bool {
+        self.runs
+    }
+
+    /// Adds a burst to the batch, whole or cut, or deals with it otherwise.
+    fn add_burst(&mut self, now: Instant, index: usize, burst: &TxBurst<'_>) {
+        let flow = burst.flow;
+        if self.info.addresses.contains(&flow.dst) {
+            self.counters.tx_dropped += if self.local.push(burst) { 0 } else { burst.packets as u64 };
+            return;
+        }
+        if flow.header_len() + burst.segment > self.info.mtu {
+            self.counters.tx_dropped += burst.packets as u64;
+            return;
+        }
+        let Some(to) = self.neighbours.resolve(now, flow.dst) else {
+            self.hold_burst(burst);
+            return;
+        };
+        let own = self.mac;
+        if self.runs && burst.packets > 1 && burst.pieces().len() < MAX_SLICES {
+            let udp_end = ETHERNET_LEN + flow.header_len();
+            let run = Run { segment: burst.segment, ip_end: udp_end - 8, udp_end };
+            let info = TxMessage { burst: index, packets: burst.packets, run: true };
+            self.batch.begin(info, true, Some(run), |out| {
+                frame::append_headers(out, to, own, &flow, 0, burst.bytes);
+                // The kernel completes it, in every packet.
+                let at = out.len() - 2;
+                let sum = frame::udp_pseudo_sum(&flow, burst.bytes as u16 + 8);
+                out[at..].copy_from_slice(&sum.to_be_bytes());
+            });
+            burst.pieces().for_each(|piece| self.batch.piece(piece));
+            return;
+        }
+        let info = TxMessage { burst: index, packets: 1, run: false };
+        let mut packets = cutter(burst);
+        let mut id = 0;
+        while let Some(len) = packets.next_len() {
+            let write = |out: &mut Vec<u8>| frame::append_headers(out, to, own, &flow, id, len);
+            self.batch.begin(info, self.socket.vnet, None, write);
+            packets.next_packet(|piece| self.batch.piece(piece));
+            id += 1;
+        }
+    }
+
+    /// Keeps the packets of a burst until the next hop's MAC is known.
+    fn hold_burst(&mut self, burst: &TxBurst<'_>) {
+        let mut packets = cutter(burst);
+        let mut id = 0;
+        while let Some(len) = packets.next_len() {
+            let (flow, own) = (burst.flow, self.mac);
+            let kept = self.neighbours.hold(flow.dst, |out| {
+                frame::append_headers(out, Mac::default(), own, &flow, id, len);
+                packets.copy_next(out);
+            });
+            if !kept {
+                packets.next_packet(|_| {});
+            }
+            id += 1;
+        }
+    }
+
+    /// Sends the batch. `Some(burst)` if the kernel refused the run that this burst is: it has to be cut.
+    fn send_batch(&mut self) -> io::Result<Option<usize>> {
+        let mut next = 0;
+        while next < self.batch.info.len() {
+            let (sent, error) = self.socket.send(&mut self.batch, next);
+            let Some(error) = error else { break };
+            let message = self.batch.info[sent];
+            match error.raw_os_error() {
+                Some(libc::ENODEV | libc::ENXIO) => return Err(error),
+                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.run => {
+                    self.runs = false;
+                    return Ok(Some(message.burst));
+                }
+                // A full queue now is full for the rest as well.
+                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENETDOWN) => {
+                    let rest = self.batch.info[sent..].iter().map(|m| m.packets as u64).sum::<u64>();
+                    self.counters.tx_dropped += rest;
+                    return Ok(None);
+                }
+                _ => {
+                    self.counters.tx_dropped += message.packets as u64;
+                    next = sent + 1;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Sends what the station or the neighbour look-up has to send.
+    fn flush_outbox(&mut self) -> io::Result<()> {
+        while self.neighbours.outbox().is_some() {
+            self.batch.clear();
+            while let (Some(bytes), false) = (self.neighbours.outbox(), self.batch.is_full()) {
+                let info = TxMessage { burst: 0, packets: 1, run: false };
+                self.batch.begin(info, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
+                self.neighbours.sent();
+            }
+            self.send_batch()?;
+        }
+        Ok(())
+    }
+
+    fn handle_frame(&mut self, now: Instant, index: usize, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+        let received = self.socket.received(index);
+        if received.unusable {
+            self.counters.rx_malformed += 1;
+            return 0;
+        }
+        let checksums = if received.trusted { Checksums::Trust } else { Checksums::Verify };
+        let outcome = match &mut self.neighbours {
+            Neighbours::Station(station) => station.handle_frame(now, received.bytes, checksums),
+            Neighbours::Kernel(_) => read_beside_kernel(received.bytes, checksums, &self.info.addresses),
+        };
+        match outcome {
+            Outcome::Packet(RoceFrame { flow, ident, payload }) => {
+                let data = &received.bytes[payload];
+                let segment = if received.segment == 0 { data.len() } else { received.segment };
+                sink(RxBurst { flow, ident, segment, data });
+                return data.len().div_ceil(segment.max(1));
+            }
+            Outcome::Foreign => self.counters.rx_foreign += 1,
+            Outcome::Malformed(_) => self.counters.rx_malformed += 1,
+            Outcome::EchoReply { .. } | Outcome::Handled => {}
+        }
+        0
+    }
+}
+
+/// What a frame is where the kernel does the talking with neighbours.
+fn read_beside_kernel(bytes: &[u8], checksums: Checksums, addresses: &[IpAddr]) -> Outcome {
+    match frame::parse(bytes, checksums) {
+        Err(e) => Outcome::Malformed(e),
+        Ok(frame) => match frame.content {
+            Content::Roce(roce)
+                if addresses.contains(&roce.flow.dst) || Mac::of_group(roce.flow.dst).is_some() =>
+            {
+                Outcome::Packet(roce)
+            }
+            _ => Outcome::Foreign,
+        },
+    }
+}
+
+impl Link for PacketLink {
+    fn info(&self) -> &LinkInfo {
+        &self.info
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        let count = queue.bursts().len();
+        let mut from = 0;
+        while from < count {
+            self.batch.clear();
+            let mut bursts = queue.bursts().enumerate().skip(from);
+            for (i, burst) in bursts.by_ref() {
+                self.add_burst(now, i, &burst);
+                from = i + 1;
+                if self.batch.is_full() {
+                    break;
+                }
+            }
+            if let Some(refused) = self.send_batch()? {
+                // What of this batch has not left goes again, in single packets.
+                let again: Vec<_> =
+                    self.batch.info.iter().map(|m| m.burst).filter(|b| *b >= refused).collect();
+                self.batch.clear();
+                for (i, burst) in queue.bursts().enumerate().filter(|(i, _)| again.contains(i)) {
+                    self.add_burst(now, i, &burst);
+                }
+                self.send_batch()?;
+            }
+        }
+        self.flush_outbox()
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let mut packets = self.local.deliver(64, sink);
+        for i in 0..self.socket.receive()? {
+            packets += self.handle_frame(now, i, sink);
+        }
+        self.neighbours.handle_timeout(now);
+        self.flush_outbox()?;
+        Ok(packets)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        if self.local.is_empty() { self.neighbours.next_deadline() } else { Some(Instant::default()) }
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn counters(&self) -> LinkCounters {
+        LinkCounters { tx_unresolved: self.neighbours.unresolved(), ..self.counters }
+    }
+}

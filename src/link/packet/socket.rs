@@ -1,0 +1,347 @@
+//! The raw socket: many frames a call, in both directions, with what the kernel calls a virtio-net header.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use libc::{c_int, iovec, mmsghdr, msghdr, sock_filter};
+use nix::poll::{PollFd, PollFlags, poll};
+
+use super::sys;
+use crate::transport::Piece;
+
+/// Bytes of a virtio-net header.
+pub(super) const VNET_LEN: usize = 10;
+/// The checksum field holds the pseudo header's sum; the rest is for whoever sends.
+const VNET_NEEDS_CSUM: u8 = 1;
+const VNET_DATA_VALID: u8 = 2;
+/// A run of UDP datagrams of equal size.
+const VNET_GSO_UDP_L4: u8 = 5;
+
+/// From linux/if_packet.h, which libc has only in part.
+const PACKET_VNET_HDR: c_int = 15;
+const PACKET_IGNORE_OUTGOING: c_int = 23;
+
+/// What one system call takes of slices for a message.
+pub(super) const MAX_SLICES: usize = 1024;
+/// Messages in one sending call.
+const TX_MESSAGES: usize = 64;
+/// Messages in one receiving call: of a frame, or of a run of frames.
+const RX_FRAMES: usize = 64;
+const RX_RUNS: usize = 16;
+/// The largest IP packet and an Ethernet header with two tags.
+const MAX_FRAME: usize = 65_535 + 22;
+/// What is asked for; the kernel may give less.
+const RCVBUF: c_int = 16 << 20;
+const SNDBUF: c_int = 4 << 20;
+/// How long a full send queue is waited for.
+const PATIENCE_MS: u8 = 20;
+
+#[derive(Debug)]
+pub(super) struct RawSocket {
+    fd: OwnedFd,
+    ifindex: u32,
+    /// Whether each message starts with a virtio-net header.
+    pub vnet: bool,
+    rx: RxBuffers,
+}
+
+/// What the kernel says of a received frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct RxFrame<'a> {
+    pub bytes: &'a [u8],
+    /// UDP payload bytes of each packet of a run; 0 if it is a single one.
+    pub segment: usize,
+    /// Checksums were checked, or not yet made, and never left the machine without.
+    pub trusted: bool,
+    /// Larger than the buffer, or a run of something else.
+    pub unusable: bool,
+}
+
+#[derive(Debug)]
+struct RxBuffers {
+    memory: Vec<u8>,
+    room: usize,
+    iov: Vec<iovec>,
+    messages: Vec<mmsghdr>,
+}
+
+// SAFETY: the pointers in `iov` and `messages` are to the heap blocks of this very struct, which never
+// grow after `new`, so they stay good in whatever thread it is.
+unsafe impl Send for RxBuffers {}
+
+impl RxBuffers {
+    fn new(count: usize, room: usize) -> RxBuffers {
+        let mut b = RxBuffers { memory: vec![0; count * room], room, iov: Vec::new(), messages: Vec::new() };
+        b.iov = b
+            .memory
+            .chunks_mut(room)
+            .map(|chunk| iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: room })
+            .collect();
+        b.messages = b.iov.iter_mut().map(|iov| message(iov, 1)).collect();
+        b
+    }
+}
+
+fn message(iov: *mut iovec, count: usize) -> mmsghdr {
+    // SAFETY: a msghdr of zeros is a valid one without name, control data and flags.
+    let mut hdr: msghdr = unsafe { std::mem::zeroed() };
+    hdr.msg_iov = iov;
+    hdr.msg_iovlen = count;
+    mmsghdr { msg_hdr: hdr, msg_len: 0 }
+}
+
+impl RawSocket {
+    /// A socket that receives nothing yet.
+    pub fn open(ifindex: u32, mtu: usize, vnet: bool) -> io::Result<RawSocket> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is fresh and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let raw = fd.as_raw_fd();
+        let on: c_int = 1;
+        sys::set_option(raw, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
+        let vnet = vnet && sys::set_option(raw, libc::SOL_PACKET, PACKET_VNET_HDR, &on).is_ok();
+        for (forced, asked, bytes) in
+            [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SNDBUF)]
+        {
+            // Beyond the system's limit only with CAP_NET_ADMIN.
+            sys::set_option(raw, libc::SOL_SOCKET, forced, &bytes)
+                .or_else(|_| sys::set_option(raw, libc::SOL_SOCKET, asked, &bytes))?;
+        }
+        let rx = if vnet {
+            RxBuffers::new(RX_RUNS, VNET_LEN + MAX_FRAME)
+        } else {
+            RxBuffers::new(RX_FRAMES, (mtu + 22).min(MAX_FRAME))
+        };
+        Ok(RawSocket { fd, ifindex, vnet, rx })
+    }
+
+    /// Sets the filter, joins what has to be joined, and starts to receive.
+    pub fn start(&self, filter: &[sock_filter], promiscuous: bool) -> io::Result<()> {
+        let raw = self.fd.as_raw_fd();
+        sys::attach_filter(raw, filter)?;
+        // SAFETY: a sockaddr_ll of zeros is a valid one.
+        let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        addr.sll_family = libc::AF_PACKET as u16;
+        addr.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        addr.sll_ifindex = self.ifindex as c_int;
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the pointer and length are of one live address, which the kernel only reads.
+        if unsafe { libc::bind(raw, (&raw const addr).cast(), len) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let kind = if promiscuous { libc::PACKET_MR_PROMISC } else { libc::PACKET_MR_ALLMULTI };
+        let membership = libc::packet_mreq {
+            mr_ifindex: self.ifindex as c_int,
+            mr_type: kind as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        sys::set_option(raw, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Bytes of packets that may wait unread: half of the buffer is what the kernel counts for itself.
+    pub fn window(&self) -> usize {
+        let bytes = sys::get_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
+        (bytes.max(0) as usize / 4).max(64 * 1024)
+    }
+
+    /// Reads what is there, a bounded lot of it; [`received`](Self::received) gives it out.
+    pub fn receive(&mut self) -> io::Result<usize> {
+        let count = self.rx.messages.len() as u32;
+        loop {
+            // SAFETY: each message has one slice, of `room` bytes of `memory` that only it has; both
+            // vectors are as `RxBuffers::new` left them but for lengths and flags.
+            let n = unsafe {
+                libc::recvmmsg(
+                    self.fd.as_raw_fd(),
+                    self.rx.messages.as_mut_ptr(),
+                    count,
+                    libc::MSG_DONTWAIT as _,
+                    std::ptr::null_mut(),
+                )
+            };
+            if let Ok(n) = usize::try_from(n) {
+                return Ok(n);
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                // EINVAL: a frame that a virtio-net header cannot tell of (runs of UDP before Linux 6.2).
+                Some(libc::EAGAIN | libc::EINVAL) => return Ok(0),
+                // Down is no end: it may come up again. Gone is.
+                Some(libc::ENETDOWN) if sys::interface_exists(self.ifindex) => return Ok(0),
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Frame `i` of the last [`receive`](Self::receive).
+    pub fn received(&self, i: usize) -> RxFrame<'_> {
+        let message = &self.rx.messages[i];
+        let room = self.rx.room;
+        let bytes = &self.rx.memory[i * room..][..(message.msg_len as usize).min(room)];
+        let unusable = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        if !self.vnet {
+            return RxFrame { bytes, segment: 0, trusted: false, unusable };
+        }
+        let Some((head, bytes)) = bytes.split_first_chunk::<VNET_LEN>() else {
+            return RxFrame { bytes: &[], segment: 0, trusted: false, unusable: true };
+        };
+        let segment = match head[1] {
+            VNET_GSO_UDP_L4 => usize::from(u16::from_ne_bytes([head[4], head[5]])),
+            _ => 0,
+        };
+        RxFrame {
+            bytes,
+            segment,
+            trusted: head[0] & (VNET_NEEDS_CSUM | VNET_DATA_VALID) != 0,
+            unusable: unusable || (head[1] != 0 && segment == 0),
+        }
+    }
+
+    /// Sends the messages of a batch from `first` on. Returns how many went, and why not more.
+    pub fn send(&self, batch: &mut TxBatch, first: usize) -> (usize, Option<io::Error>) {
+        let messages = batch.finish();
+        let mut sent = first;
+        let mut patient = true;
+        while sent < messages.len() {
+            let rest = &mut messages[sent..];
+            // SAFETY: `finish` has made each message point to slices of live memory: the batch's own,
+            // the transmit queue's, and user memory that its memory table vouches for; all of them are
+            // borrowed for as long as the batch is filled. The kernel only reads them.
+            let n = unsafe {
+                libc::sendmmsg(
+                    self.fd.as_raw_fd(),
+                    rest.as_mut_ptr(),
+                    rest.len() as u32,
+                    libc::MSG_DONTWAIT as _,
+                )
+            };
+            if let Ok(n) = usize::try_from(n) {
+                sent += n;
+                patient = true;
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::ENOBUFS) if patient => {
+                    let _ = poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)], PATIENCE_MS);
+                    patient = false;
+                }
+                _ => return (sent, Some(error)),
+            }
+        }
+        (sent, None)
+    }
+}
+
+/// Messages in the making, each of headers and slices. Its buffers are reused.
+#[derive(Debug, Default)]
+pub(super) struct TxBatch {
+    heads: Vec<u8>,
+    iov: Vec<iovec>,
+    /// Slices of `heads`, whose place is only known when it has stopped growing.
+    head_iov: Vec<(usize, usize)>,
+    starts: Vec<usize>,
+    pub info: Vec<TxMessage>,
+    messages: Vec<mmsghdr>,
+}
+
+// SAFETY: its pointers are used only between `clear` and the sending call that follows, within one call
+// of `transmit`; in between they are leftovers that nobody follows.
+unsafe impl Send for TxBatch {}
+
+/// What a message is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TxMessage {
+    /// The burst of the queue that it is (part) of.
+    pub burst: usize,
+    /// How many packets.
+    pub packets: usize,
+    /// Whether the kernel has to cut it.
+    pub run: bool,
+}
+
+/// A run of packets for the kernel to cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub segment: usize,
+    /// Where the IP and the UDP header end, from the start of the frame.
+    pub ip_end: usize,
+    pub udp_end: usize,
+}
+
+impl TxBatch {
+    pub fn clear(&mut self) {
+        self.heads.clear();
+        self.iov.clear();
+        self.head_iov.clear();
+        self.starts.clear();
+        self.info.clear();
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.info.len() >= TX_MESSAGES
+    }
+
+    /// Starts a message; `write` appends its headers.
+    pub fn begin(&mut self, info: TxMessage, vnet: bool, run: Option<Run>, write: impl FnOnce(&mut Vec<u8>)) {
+        let at = self.heads.len();
+        if vnet {
+            let mut head = [0; VNET_LEN];
+            if let Some(run) = run {
+                head[0] = VNET_NEEDS_CSUM;
+                head[1] = VNET_GSO_UDP_L4;
+                head[2..4].copy_from_slice(&(run.udp_end as u16).to_ne_bytes());
+                head[4..6].copy_from_slice(&(run.segment as u16).to_ne_bytes());
+                head[6..8].copy_from_slice(&(run.ip_end as u16).to_ne_bytes());
+                // The checksum's place in the UDP header.
+                head[8..10].copy_from_slice(&6u16.to_ne_bytes());
+            }
+            self.heads.extend_from_slice(&head);
+        }
+        write(&mut self.heads);
+        self.starts.push(self.iov.len());
+        self.head_iov.push((self.iov.len(), at));
+        self.iov.push(iovec { iov_base: std::ptr::null_mut(), iov_len: self.heads.len() - at });
+        self.info.push(info);
+    }
+
+    /// Adds a slice to the message begun last.
+    pub fn piece(&mut self, piece: Piece<'_>) {
+        let (at, len) = match piece {
+            Piece::Bytes(b) => (b.as_ptr(), b.len()),
+            Piece::Host(slice) => {
+                let slice = slice.as_io_slice();
+                (slice.as_ptr(), slice.len())
+            }
+        };
+        self.iov.push(iovec { iov_base: at.cast_mut().cast(), iov_len: len });
+    }
+
+    /// Makes the messages point to their slices, now that nothing moves any more.
+    fn finish(&mut self) -> &mut [mmsghdr] {
+        let heads = self.heads.as_mut_ptr();
+        for (i, at) in &self.head_iov {
+            self.iov[*i].iov_base = heads.wrapping_add(*at).cast();
+        }
+        let end = self.iov.len();
+        let iov = self.iov.as_mut_ptr();
+        let ends = self.starts.iter().skip(1).copied().chain([end]);
+        self.messages.clear();
+        self.messages.extend(
+            self.starts.iter().zip(ends).map(|(start, end)| message(iov.wrapping_add(*start), end - start)),
+        );
+        &mut self.messages
+    }
+}

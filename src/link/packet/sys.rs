@@ -1,0 +1,82 @@
+//! The system calls that nobody wraps, each as thin as can be.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::RawFd;
+
+use libc::{c_int, sock_filter, sock_fprog};
+
+fn check(result: c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn checked_len(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sets a socket option to a plain value.
+pub(super) fn set_option<T: Copy>(fd: RawFd, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the pointer and length are of one live value, which the kernel only reads.
+    check(unsafe { libc::setsockopt(fd, level, name, std::ptr::from_ref(value).cast(), len) })
+}
+
+/// The value of an integer socket option.
+pub(super) fn get_option(fd: RawFd, level: c_int, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to a live integer, and the length to another.
+    check(unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) })?;
+    Ok(value)
+}
+
+/// Puts a classic BPF program before a socket.
+pub(super) fn attach_filter(fd: RawFd, program: &[sock_filter]) -> io::Result<()> {
+    // The kernel copies the program; it does not write to it.
+    let program = sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// Lets nothing at all through to a socket.
+pub(super) fn drop_all(fd: RawFd) -> io::Result<()> {
+    attach_filter(fd, &[sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }])
+}
+
+/// Ties a socket to an interface.
+pub(super) fn bind_to_device(fd: RawFd, name: &str) -> io::Result<()> {
+    let mut padded = [0u8; libc::IFNAMSIZ];
+    let n = name.len().min(libc::IFNAMSIZ - 1);
+    padded[..n].copy_from_slice(&name.as_bytes()[..n]);
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &padded)
+}
+
+pub(super) fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: the pointer and length are of a live slice, which the kernel only reads.
+    checked_len(unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), 0) })
+}
+
+pub(super) fn recv(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most as many bytes as the slice has.
+    checked_len(unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) })
+}
+
+/// The largest IP packet of an interface.
+pub(super) fn interface_mtu(fd: RawFd, name: &str) -> io::Result<usize> {
+    // SAFETY: an ifreq of zeros is a valid one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let bytes = name.as_bytes().iter().take(libc::IFNAMSIZ - 1);
+    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    // SAFETY: SIOCGIFMTU reads the name and writes the MTU, both within the live ifreq.
+    check(unsafe { libc::ioctl(fd, libc::SIOCGIFMTU, &mut request) })?;
+    // SAFETY: the call has just written this member of the union.
+    Ok(unsafe { request.ifr_ifru.ifru_mtu }.max(0) as usize)
+}
+
+/// Whether an interface of this number is (still) there.
+pub(super) fn interface_exists(index: u32) -> bool {
+    let mut name = [0; libc::IFNAMSIZ];
+    // SAFETY: the kernel writes a name of at most IFNAMSIZ bytes.
+    !unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null()
+}

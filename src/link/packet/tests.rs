@@ -1,0 +1,39 @@
+use super::*;
+
+fn parse(s: &str) -> Result<PacketConfig, SpecError> {
+    s.parse()
+}
+
+#[test]
+fn the_text_says_interface_or_station() {
+    let c = parse("packet:eth0").unwrap();
+    assert_eq!((c.interface.as_str(), c.station, c.mtu, c.offload), ("eth0", None, None, true));
+    let c = parse("packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09,offload=off,mtu=1500").unwrap();
+    let station = c.station.unwrap();
+    assert_eq!(
+        (station.mac.to_string().as_str(), c.mtu, c.offload),
+        ("52:54:00:77:00:09", Some(1500), false)
+    );
+    assert_eq!(station.addresses[0].to_string(), "10.77.0.9/24");
+}
+
+#[test]
+fn what_is_wrong_with_the_text_is_said() {
+    for (text, says) in [
+        ("packet:", "is not of the form"),
+        ("eth0", "is not of the form"),
+        ("packet:ip=10.0.0.1", "is not of the form"),
+        ("packet:eth0,mac=52:54:00:77:00:09", "give its address too"),
+        ("packet:eth0,gw=10.0.0.1", "give its address too"),
+        ("packet:eth0,offload=maybe", "unknown option"),
+    ] {
+        let message = parse(text).unwrap_err().to_string();
+        assert!(message.contains(says), "{text}: {message}");
+    }
+}
+
+#[test]
+fn a_missing_interface_is_told_with_those_there_are() {
+    let message = PacketLink::open(parse("packet:nonesuch0").unwrap()).unwrap_err().to_string();
+    assert!(message.contains("nonesuch0") && message.contains("lo"), "{message}");
+}

@@ -1,0 +1,349 @@
+//! Packet links between two network namespaces of their own, joined by a veth. Needs root.
+
+use std::net::{IpAddr, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant as Clock};
+
+use urxe::link::{Link, LinkCounters, PacketConfig, PacketError, PacketLink};
+use urxe::transport::{Instant, Payload, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
+
+/// Two namespaces, `v0` in one and `v1` in the other.
+struct Net {
+    names: [String; 2],
+}
+
+fn ip(args: &str) {
+    let out = Command::new("ip").args(args.split_whitespace()).output();
+    let out = out.unwrap_or_else(|e| panic!("this test needs iproute2 (apt-get install iproute2): {e}"));
+    assert!(
+        out.status.success(),
+        "this test makes network namespaces and needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN): ip {args}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+impl Net {
+    fn new(mtu: usize) -> Net {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let net = Net { names: ["a", "b"].map(|side| format!("urxe-{id}-{side}")) };
+        let [a, b] = &net.names;
+        ip(&format!("netns add {a}"));
+        ip(&format!("netns add {b}"));
+        ip(&format!("-n {a} link add v0 mtu {mtu} type veth peer name v1 mtu {mtu} netns {b}"));
+        for (name, dev, n) in [(a, "v0", 1), (b, "v1", 2)] {
+            ip(&format!("-n {name} addr add 10.77.0.{n}/24 dev {dev}"));
+            ip(&format!("-n {name} addr add fd77::{n}/64 dev {dev} nodad"));
+            ip(&format!("-n {name} link set lo up"));
+            ip(&format!("-n {name} link set {dev} up"));
+        }
+        // Until then the kernel quietly drops what is sent.
+        let up = |side: usize, dev| {
+            let args = ["-n", &net.names[side], "-o", "link", "show", dev];
+            let out = Command::new("ip").args(args).output().unwrap();
+            String::from_utf8_lossy(&out.stdout).contains("state UP")
+        };
+        while !(up(0, "v0") && up(1, "v1")) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        net
+    }
+
+    /// Runs `f` in a namespace: in a thread of its own, which takes the namespace with it when it ends.
+    fn within<T: Send>(&self, side: usize, f: impl FnOnce() -> T + Send) -> T {
+        let path = format!("/run/netns/{}", self.names[side]);
+        std::thread::scope(|s| {
+            let run = move || {
+                let ns = std::fs::File::open(&path).unwrap();
+                nix::sched::setns(ns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+                f()
+            };
+            s.spawn(run).join().unwrap()
+        })
+    }
+
+    fn try_open(&self, side: usize, spec: &str) -> Result<PacketLink, PacketError> {
+        let config: PacketConfig = spec.parse().unwrap();
+        self.within(side, || PacketLink::open(config))
+    }
+
+    fn open(&self, side: usize, spec: &str) -> PacketLink {
+        self.try_open(side, spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
+    }
+
+    fn ping(&self, side: usize, target: &str) -> bool {
+        let args = ["netns", "exec", &self.names[side], "ping", "-c", "1", "-W", "3", "-s", "1000", target];
+        let out = Command::new("ip").args(args).output().unwrap();
+        assert!(
+            !String::from_utf8_lossy(&out.stderr).contains("No such file"),
+            "this test needs ping (apt-get install iputils-ping)"
+        );
+        out.status.success()
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
+
+fn now(start: Clock) -> Instant {
+    Instant::default() + start.elapsed()
+}
+
+fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
+    for i in 0..n {
+        let mut payload = vec![i as u8; len];
+        payload[..4].copy_from_slice(&i.to_be_bytes());
+        let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
+        queue.push(flow, headers, Payload::Bytes(&payload));
+    }
+}
+
+/// Reads until `n` packets are there, in order and whole; returns in how many bursts they came.
+fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n: u32) -> usize {
+    let (mut next, mut bursts) = (0, 0);
+    let deadline = start.elapsed() + Duration::from_secs(10);
+    while next < n {
+        assert!(start.elapsed() < deadline, "{next} of {n}; {:?}", (rx.counters(), tx.counters()));
+        rx.receive(now(start), &mut |burst| {
+            bursts += 1;
+            assert_eq!(burst.flow, *flow);
+            for (i, data) in burst.packets() {
+                assert!(
+                    icrc::verify(&burst.flow, burst.ident, i, data),
+                    "ICRC of packet {next}, {i} of its burst"
+                );
+                assert_eq!(Packet::parse(data).unwrap().payload()[..4], next.to_be_bytes());
+                next += 1;
+            }
+        })
+        .unwrap();
+        tx.receive(now(start), &mut |_| panic!("nobody sends here")).unwrap();
+    }
+    bursts
+}
+
+/// Packets both ways, in both families; returns the fewest bursts that 200 packets came in.
+fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
+    let start = Clock::now();
+    let mut fewest = usize::MAX;
+    for net in ["10.77.0.", "fd77::"] {
+        let [x, y]: [IpAddr; 2] = hosts.map(|n| format!("{net}{n}").parse().unwrap());
+        let mut queue = TxQueue::new(a.info().burst);
+        let flow = Flow { traffic_class: 0x68, hop_limit: 17, ..Flow::new(x, y, 4000) };
+        packets(&mut queue, &flow, 200, 1024);
+        for _ in 0..2 {
+            // The first time, they wait for the neighbour.
+            a.transmit(now(start), &queue).unwrap();
+            fewest = fewest.min(expect(b, a, start, &flow, 200));
+        }
+        queue.clear();
+        let back = Flow::new(y, x, 4001);
+        packets(&mut queue, &back, 100, 100);
+        packets(&mut queue, &Flow { flow_label: 0, ..back }, 1, 5);
+        b.transmit(now(start), &queue).unwrap();
+        let mut got = 0;
+        while got < 101 {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            a.receive(now(start), &mut |r| got += r.packets().count()).unwrap();
+            b.receive(now(start), &mut |_| {}).unwrap();
+        }
+    }
+    assert_eq!((a.counters(), b.counters()), Default::default());
+    fewest
+}
+
+#[test]
+fn beside_the_kernel_with_runs_cut_by_it() {
+    let net = Net::new(1500);
+    let (mut a, mut b) = (net.open(0, "packet:v0"), net.open(1, "packet:v1"));
+    assert_eq!(a.info().mtu, 1500);
+    assert!(a.info().addresses.iter().any(|a| a.to_string() == "10.77.0.1"));
+    let bursts = exchange(&mut a, &mut b, [1, 2]);
+    assert!(a.offloads() && bursts < 10, "{bursts} bursts of 200 packets");
+}
+
+#[test]
+fn beside_the_kernel_packet_by_packet() {
+    let net = Net::new(1500);
+    let (mut a, mut b) = (net.open(0, "packet:v0,offload=off"), net.open(1, "packet:v1,offload=off"));
+    assert_eq!(exchange(&mut a, &mut b, [1, 2]), 200);
+}
+
+#[test]
+fn runs_are_cut_for_a_receiver_that_wants_packets_and_joined_by_none() {
+    // The kernel cuts for a device without the offload: identifications count up, as the ICRC expects.
+    let net = Net::new(1500);
+    ip(&format!("netns exec {} ethtool -K v0 tx-udp-segmentation off", net.names[0]));
+    let (mut a, mut b) = (net.open(0, "packet:v0"), net.open(1, "packet:v1"));
+    assert_eq!(exchange(&mut a, &mut b, [1, 2]), 200);
+    assert!(a.offloads());
+}
+
+#[test]
+fn stations_of_their_own_beside_the_kernel() {
+    let net = Net::new(1500);
+    for offload in ["on", "off"] {
+        let spec =
+            |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24,ip=fd77::{n}/64,offload={offload}");
+        let (mut a, mut b) = (net.open(0, &spec("v0", 11)), net.open(1, &spec("v1", 12)));
+        let bursts = exchange(&mut a, &mut b, [11, 12]);
+        assert_eq!(bursts == 200, offload == "off", "{bursts}");
+        // And one of each kind.
+        drop(b);
+        let mut b = net.open(1, &format!("packet:v1,offload={offload}"));
+        exchange(&mut a, &mut b, [11, 2]);
+    }
+}
+
+#[test]
+fn the_kernel_pings_a_station() {
+    let net = Net::new(1500);
+    let mut a = net.open(0, "packet:v0,ip=10.77.0.11/24,ip=fd77:0:0:0::11/64,mac=52:54:00:77:00:0b");
+    let start = Clock::now();
+    for target in ["10.77.0.11", "fd77::11"] {
+        let ok = std::thread::scope(|s| {
+            let ping = s.spawn(|| net.ping(1, target));
+            while !ping.is_finished() {
+                a.receive(now(start), &mut |_| panic!("no packet")).unwrap();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            ping.join().unwrap()
+        });
+        assert!(ok, "{target}; {:?}", a.counters());
+    }
+    assert_eq!(a.counters(), LinkCounters::default());
+}
+
+#[test]
+fn nobody_is_told_that_the_port_is_unreachable() {
+    let net = Net::new(1500);
+    let refused = |net: &Net| {
+        net.within(1, || {
+            let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
+            socket.connect("10.77.0.1:4791").unwrap();
+            (0..5).any(|_| {
+                let sent = socket.send(&[0; 40]);
+                std::thread::sleep(Duration::from_millis(20));
+                sent.is_err()
+            })
+        })
+    };
+    assert!(refused(&net), "without the link, the kernel says so");
+    let mut a = net.open(0, "packet:v0");
+    assert!(!refused(&net));
+    let mut got = 0;
+    a.receive(Instant(0), &mut |b| got += b.packets().count()).unwrap();
+    assert_eq!(got, 5);
+}
+
+#[test]
+fn a_silent_neighbour_is_given_up_and_counted() {
+    let net = Net::new(1500);
+    let mut a = net.open(0, "packet:v0");
+    let mut queue = TxQueue::new(a.info().burst);
+    for dst in ["10.77.0.99", "fd77::99", "10.78.0.1"] {
+        let dst: IpAddr = dst.parse().unwrap();
+        let src = if dst.is_ipv4() { "10.77.0.1" } else { "fd77::1" };
+        packets(&mut queue, &Flow::new(src.parse().unwrap(), dst, 1), 2, 100);
+    }
+    let start = Clock::now();
+    a.transmit(now(start), &queue).unwrap();
+    while let Some(when) = a.next_deadline() {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(when.since(now(start)));
+        a.receive(now(start), &mut |_| {}).unwrap();
+    }
+    assert_eq!(a.counters().tx_unresolved, 6);
+}
+
+#[test]
+fn a_router_is_next_on_the_way() {
+    let net = Net::new(1500);
+    ip(&format!("-n {} route add 10.99.0.0/16 via 10.77.0.2", net.names[0]));
+    let mut a = net.open(0, "packet:v0");
+    // A station that sits at the router's MAC, so that it sees what comes for beyond.
+    let mac = urxe::wire::Mac(net.open(1, "packet:v1").info().mac);
+    let mut b = net.open(1, &format!("packet:v1,ip=10.99.0.1/32,mac={mac}"));
+    let mut queue = TxQueue::new(a.info().burst);
+    let flow = Flow::new("10.77.0.1".parse().unwrap(), "10.99.0.1".parse().unwrap(), 1);
+    packets(&mut queue, &flow, 3, 100);
+    let start = Clock::now();
+    a.transmit(now(start), &queue).unwrap();
+    expect(&mut b, &mut a, start, &flow, 3);
+    assert_eq!(a.counters(), LinkCounters::default());
+}
+
+#[test]
+fn what_is_missing_is_said() {
+    let net = Net::new(1500);
+    let says = |spec: &str| net.try_open(0, spec).unwrap_err().to_string();
+    let message = says("packet:eth7");
+    assert!(message.contains("eth7") && message.contains("lo, v0"), "{message}");
+    let down = format!("-n {} link set v0 down", net.names[0]);
+    ip(&down);
+    assert!(says("packet:v0").contains("ip link set v0 up"));
+    ip(&down.replace("down", "up"));
+    ip(&format!("-n {} addr flush dev v0", net.names[0]));
+    assert!(says("packet:v0").contains("ip addr add"));
+    let unprivileged = net.within(0, || {
+        // SAFETY: the raw call changes this thread's user only, and the thread ends here.
+        unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+        PacketLink::open("packet:v0,ip=10.77.0.1".parse().unwrap()).unwrap_err().to_string()
+    });
+    assert!(unprivileged.contains("CAP_NET_RAW") && unprivileged.contains("--link udp"), "{unprivileged}");
+}
+
+#[test]
+fn a_removed_interface_ends_the_link() {
+    let net = Net::new(1500);
+    let mut a = net.open(0, "packet:v0");
+    ip(&format!("-n {} link set v0 down", net.names[0]));
+    a.receive(Instant(0), &mut |_| {}).expect("down is no end");
+    ip(&format!("-n {} link set v0 up", net.names[0]));
+    a.receive(Instant(0), &mut |_| {}).unwrap();
+    ip(&format!("-n {} link del v0", net.names[0]));
+    let gone = net.within(0, || a.receive(Instant(0), &mut |_| {}));
+    assert!(gone.is_err());
+}
+
+/// Prints what goes through a veth: `cargo test --release --test link_packet -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn throughput() {
+    for (spec, len) in [("on", 4096), ("off", 4096), ("on", 1024), ("off", 1024)] {
+        let net = Net::new(4500);
+        let mut a = net.open(0, &format!("packet:v0,offload={spec}"));
+        let mut b = net.open(1, &format!("packet:v1,offload={spec}"));
+        exchange(&mut a, &mut b, [1, 2]);
+        let flow = Flow::new("10.77.0.1".parse().unwrap(), "10.77.0.2".parse().unwrap(), 9);
+        let mut queue = TxQueue::new(a.info().burst);
+        packets(&mut queue, &flow, 60, len);
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let start = Clock::now();
+        let (sent, got) = std::thread::scope(|s| {
+            let receiver = s.spawn(|| {
+                let mut got = 0u64;
+                while !done.load(Ordering::Relaxed) {
+                    b.receive(now(start), &mut |r| got += r.data.len() as u64).unwrap();
+                }
+                got
+            });
+            let mut sent = 0u64;
+            while start.elapsed() < Duration::from_secs(2) {
+                a.transmit(now(start), &queue).unwrap();
+                sent += queue.bytes() as u64;
+            }
+            done.store(true, Ordering::Relaxed);
+            (sent, receiver.join().unwrap())
+        });
+        let gbps = |bytes: u64| bytes as f64 * 8e-9 / start.elapsed().as_secs_f64();
+        println!("offload={spec} payload {len}: sent {:.1} Gb/s, received {:.1} Gb/s", gbps(sent), gbps(got));
+    }
+}
