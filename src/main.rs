@@ -1,2 +1,5 @@
 //! The `urxe` command.
-fn main() {}
+
+fn main() -> std::process::ExitCode {
+    urxe::cli::main()
+}

@@ -19,8 +19,8 @@ pub use personality::{Limits, Personality};
 
 use crate::memory::{HostSlice, Table};
 use crate::transport::{
-    AsyncEvent, Counters, Env, Instant, ModifyError, Output, PostError, QpAttr, QpInit, QpState, QueuePair,
-    RecvWr, RxBurst, SendWr, Tuning, TxQueue,
+    AsyncEvent, Counters, Env, Instant, ModifyError, Output, Pending, PostError, QpAttr, QpInit, QpState,
+    QueuePair, RecvWr, RxBurst, SendWr, Tuning, TxQueue,
 };
 use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, icrc};
 use schedule::Schedule;
@@ -259,6 +259,24 @@ impl Nic {
         self.schedule.touch(entry);
     }
 
+    /// Has acknowledgements leave with the next [`transmit`](Self::transmit) though nothing else does.
+    pub fn release_acknowledgements(&mut self) {
+        while let Some(qpn) = self.schedule.next_held() {
+            if let Some(entry) = self.table.get_mut(qpn) {
+                entry.held = false;
+                if entry.qp.pending() != Pending::Nothing {
+                    self.schedule.enqueue(entry);
+                }
+            }
+        }
+    }
+
+    /// Whether acknowledgements wait for [`release_acknowledgements`](Self::release_acknowledgements) or for
+    /// requests of their queue pairs to travel with.
+    pub fn has_held_acknowledgements(&self) -> bool {
+        self.schedule.has_held()
+    }
+
     /// Fills `tx` with what is due, QP after QP, as far as one turn goes. True if there is more.
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
@@ -283,8 +301,9 @@ impl Nic {
 
     /// Acts on all timers that have expired at `now`.
     pub fn handle_timeouts(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
-        while let Some(qpn) = self.schedule.next_expired(now) {
-            let Some(entry) = self.table.get_mut(qpn) else { continue };
+        while let Some((at, qpn)) = self.schedule.next_expired(now) {
+            // An earlier one has taken this one's place: putting it back would keep both for ever.
+            let Some(entry) = self.table.get_mut(qpn).filter(|e| e.timer_at == Some(at)) else { continue };
             entry.timer_at = None;
             if entry.qp.next_deadline().is_some_and(|at| at <= now) {
                 let mut env = self.state.env(now, memory, tx, &self.config.tuning);
@@ -302,7 +321,7 @@ impl Nic {
         self.schedule.next_deadline()
     }
 
-    /// Whether [`transmit`](Self::transmit) has something to do.
+    /// Whether [`transmit`](Self::transmit) has something to do that must not wait.
     pub fn wants_to_transmit(&self) -> bool {
         self.schedule.has_ready()
     }

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::table::Entry;
-use crate::transport::Instant;
+use crate::transport::{Instant, Pending};
 use crate::wire::Qpn;
 
 /// Which queue pairs have something to send, and which wait for a time.
@@ -12,15 +12,33 @@ use crate::wire::Qpn;
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     ready: VecDeque<Qpn>,
+    /// Those with nothing but an acknowledgement, which may wait for a request to travel with.
+    held: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
 }
 
 impl Schedule {
-    /// After any step of a queue pair: puts it on the ready list if it may have something to send.
+    /// After any step of a queue pair: notes what it may have to send.
     pub fn touch(&mut self, entry: &mut Entry) {
-        if entry.qp.wants_to_transmit() {
-            self.enqueue(entry);
+        match entry.qp.pending() {
+            Pending::Nothing => {}
+            Pending::Urgent => self.enqueue(entry),
+            Pending::Acknowledgement => {
+                if !entry.held && !entry.queued {
+                    entry.held = true;
+                    self.held.push_back(entry.qp.qpn());
+                }
+            }
         }
+    }
+
+    /// One of those with an acknowledgement.
+    pub fn next_held(&mut self) -> Option<Qpn> {
+        self.held.pop_front()
+    }
+
+    pub fn has_held(&self) -> bool {
+        !self.held.is_empty()
     }
 
     pub fn enqueue(&mut self, entry: &mut Entry) {
@@ -47,12 +65,13 @@ impl Schedule {
         !self.ready.is_empty()
     }
 
-    pub fn next_expired(&mut self, now: Instant) -> Option<Qpn> {
+    /// The next that has come up, and when it was due.
+    pub fn next_expired(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
         let Reverse((at, _)) = self.timers.peek()?;
         if *at > now {
             return None;
         }
-        self.timers.pop().map(|Reverse((_, qpn))| qpn)
+        self.timers.pop().map(|Reverse(entry)| entry)
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {

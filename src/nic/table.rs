@@ -12,13 +12,15 @@ pub(super) struct Entry {
     pub recv_cq: Arc<CompletionQueue>,
     /// It is in the list of those that have something to send.
     pub queued: bool,
+    /// It is in the list of those that have but an acknowledgement to send.
+    pub held: bool,
     /// The earliest entry of the timer heap that is for it.
     pub timer_at: Option<Instant>,
 }
 
 impl Entry {
     pub fn new(qp: QueuePair, send_cq: Arc<CompletionQueue>, recv_cq: Arc<CompletionQueue>) -> Entry {
-        Entry { qp, send_cq, recv_cq, queued: false, timer_at: None }
+        Entry { qp, send_cq, recv_cq, queued: false, held: false, timer_at: None }
     }
 }
 

@@ -20,7 +20,7 @@ mod work;
 
 pub use burst::{BurstLimits, Payload, Piece, RxBurst, TxBurst, TxQueue};
 pub use env::{Counters, Env, Output, Tuning};
-pub use qp::{QpInit, QueuePair};
+pub use qp::{Pending, QpInit, QueuePair};
 pub use recv_queue::RecvCaps;
 pub use send_queue::SendCaps;
 pub use state::{AddressError, AddressVector, AttrMask, ModifyError, QpAttr, QpState, QpType};

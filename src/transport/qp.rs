@@ -25,6 +25,17 @@ pub struct QpInit {
     pub signal_all: bool,
 }
 
+/// What a queue pair has to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pending {
+    /// Nothing.
+    Nothing,
+    /// An acknowledgement, which may wait a moment for something to travel with.
+    Acknowledgement,
+    /// Something that somebody waits for.
+    Urgent,
+}
+
 /// A queue pair: requester and responder over one connection.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -121,7 +132,10 @@ impl QueuePair {
                 self.conn = init;
                 self.established = false;
             }
-            (_, QpState::Err) => self.flush(env),
+            (_, QpState::Err) => {
+                self.flush(env);
+                self.responder.silence();
+            }
             _ => {}
         }
         Ok(())
@@ -212,11 +226,18 @@ impl QueuePair {
         self.settle(result, env);
     }
 
-    /// Sends what is due, at most `budget` packets, and says whether more could go at once.
-    pub fn transmit(&mut self, mut budget: usize, env: &mut Env<'_>) -> bool {
+    /// Sends what is due, at most `budget` packets of each side, and says whether more could go at once.
+    pub fn transmit(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         let mut more = false;
+        // Each side has its own, or the answer to a long READ would keep our own requests waiting.
+        let (mut replies, mut requests) = (budget, budget);
+        // An acknowledgement goes behind requests: shorter than they are, it then ends their burst.
+        let acknowledge_last = !self.responder.has_urgent_replies();
+        if acknowledge_last {
+            more |= self.transmit_requests(&mut requests, env);
+        }
         if is_receiving(self.conn.state) || self.conn.state == QpState::Err {
-            match self.responder.transmit(&self.conn, &mut budget, env) {
+            match self.responder.transmit(&self.conn, &mut replies, env) {
                 Ok(left) => more |= left,
                 Err(fatal) => {
                     self.settle(Err(fatal), env);
@@ -224,13 +245,23 @@ impl QueuePair {
                 }
             }
         }
-        if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
-            match self.requester.transmit(&self.conn, &mut budget, env) {
-                Ok(left) => more |= left,
-                Err(fatal) => self.settle(Err(fatal), env),
-            }
+        if !acknowledge_last {
+            more |= self.transmit_requests(&mut requests, env);
         }
         more
+    }
+
+    fn transmit_requests(&mut self, budget: &mut usize, env: &mut Env<'_>) -> bool {
+        if !matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
+            return false;
+        }
+        match self.requester.transmit(&self.conn, budget, env) {
+            Ok(more) => more,
+            Err(fatal) => {
+                self.settle(Err(fatal), env);
+                false
+            }
+        }
     }
 
     /// Acts on timers that have expired at `env.now`.
@@ -246,9 +277,15 @@ impl QueuePair {
         self.requester.next_deadline()
     }
 
-    /// Whether `transmit` may have something to send.
-    pub fn wants_to_transmit(&self) -> bool {
-        self.responder.has_replies() || self.requester.has_unsent()
+    /// What `transmit` may have to send.
+    pub fn pending(&self) -> Pending {
+        if self.requester.has_unsent() || self.responder.has_urgent_replies() {
+            Pending::Urgent
+        } else if self.responder.has_replies() {
+            Pending::Acknowledgement
+        } else {
+            Pending::Nothing
+        }
     }
 
     fn settle(&mut self, result: Result<(), Fatal>, env: &mut Env<'_>) {

@@ -26,6 +26,10 @@ const POLLING: Duration = Duration::from_micros(200);
 /// How long the background thread then sleeps before it looks again.
 const STAND_BACK: Duration = Duration::from_millis(1);
 
+/// An application that polls may answer what it finds: acknowledgements of up to so many packets wait for its
+/// next call, to leave with the answer. A longer run is a stream, whose sender waits for them.
+const HOLD_PACKETS: usize = 4;
+
 /// Turns that one call drives inline while others keep ringing: then the background thread goes on.
 const INLINE_TURNS: usize = 64;
 
@@ -91,6 +95,7 @@ impl Shard {
             let memory = self.memory.read();
             let now = self.clock.now();
             let result = f(&mut engine, now, &memory);
+            engine.nic.release_acknowledgements();
             self.send(&mut engine, now, &memory);
             result
         };
@@ -118,7 +123,7 @@ impl Shard {
     pub fn poll(&self) {
         if self.virtual_fabric().is_none() {
             self.polled.store(self.clock.now().0, Ordering::Relaxed);
-            self.drive();
+            self.drive(true);
         }
     }
 
@@ -129,12 +134,12 @@ impl Shard {
     }
 
     /// Runs turns until nobody rings any more. False if someone else is running them.
-    fn drive(&self) -> bool {
+    fn drive(&self, hold: bool) -> bool {
         for _ in 0..INLINE_TURNS {
             self.doorbell.store(true, Ordering::SeqCst);
             let Some(mut engine) = self.engine.try_lock() else { return false };
             self.doorbell.store(false, Ordering::SeqCst);
-            self.turn(&mut engine);
+            self.turn(&mut engine, hold);
             self.note_deadline(&engine);
             let more = engine.nic.wants_to_transmit();
             drop(engine);
@@ -158,25 +163,32 @@ impl Shard {
             return;
         }
         if more || self.doorbell.load(Ordering::SeqCst) {
-            self.drive();
+            self.drive(false);
         } else if let Some(fabric) = &self.fabric {
             fabric.kick();
         }
     }
 
-    /// Receives what is there, acts on timers, sends.
-    fn turn(&self, engine: &mut Engine) {
+    /// Receives what is there, acts on timers, sends; with `hold`, acknowledgements may wait for one turn.
+    /// Whether anything was received.
+    fn turn(&self, engine: &mut Engine, hold: bool) -> bool {
         let memory = self.memory.read();
         let now = self.clock.now();
         let Engine { nic, link, tx, broken } = engine;
+        let waited = nic.has_held_acknowledgements();
         let received = link.receive(now, &mut |burst| nic.handle_burst(now, &burst, &memory, tx));
-        if let Err(e) = received {
+        let received = received.unwrap_or_else(|e| {
             broken.get_or_insert_with(|| Arc::new(e));
+            0
+        });
+        if !hold || waited || received > HOLD_PACKETS {
+            nic.release_acknowledgements();
         }
         if nic.next_deadline().is_some_and(|at| at <= now) {
             nic.handle_timeouts(now, &memory, tx);
         }
         self.send(engine, now, &memory);
+        received > 0
     }
 
     fn send(&self, engine: &mut Engine, now: Instant, memory: &Table) {
@@ -202,10 +214,9 @@ impl Shard {
     }
 
     fn deadline(&self, engine: &Engine) -> Option<Instant> {
-        match (engine.nic.next_deadline(), engine.link.next_deadline()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        // Held acknowledgements leave with the application's next call, or with the background thread.
+        let held = engine.nic.has_held_acknowledgements().then(|| self.clock.now() + STAND_BACK);
+        [engine.nic.next_deadline(), engine.link.next_deadline(), held].into_iter().flatten().min()
     }
 
     fn wake_thread(&self) {
@@ -230,8 +241,8 @@ impl Shard {
             }
             let mut engine = self.engine.lock();
             self.doorbell.store(false, Ordering::SeqCst);
-            self.turn(&mut engine);
-            let more = engine.nic.wants_to_transmit() || self.doorbell.load(Ordering::SeqCst);
+            let received = self.turn(&mut engine, false);
+            let more = received || engine.nic.wants_to_transmit() || self.doorbell.load(Ordering::SeqCst);
             let until = if more { Some(Instant(1)) } else { self.deadline(&engine) };
             // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
@@ -270,7 +281,7 @@ impl Shard {
 
 impl Driver for Shard {
     fn try_drive(&self) -> bool {
-        self.drive()
+        self.drive(false)
     }
 
     fn wake(&self) {

@@ -89,13 +89,12 @@ impl Pool {
         }
     }
 
-    /// Takes a few buffers for `len` bytes over from `other`, if there is none here.
-    pub fn refill(&mut self, other: &mut Pool, len: usize) {
-        let class = Pool::class_for(len);
-        if self.classes[class].is_empty() {
-            let theirs = &mut other.classes[class];
-            let keep = theirs.len().saturating_sub(8);
-            self.classes[class].extend(theirs.drain(keep..));
+    /// Takes a few buffers over from `other` for each size that has run out here.
+    pub fn refill(&mut self, other: &mut Pool) {
+        for (mine, theirs) in self.classes.iter_mut().zip(&mut other.classes) {
+            if mine.is_empty() && !theirs.is_empty() {
+                mine.extend(theirs.drain(theirs.len().saturating_sub(8)..));
+            }
         }
     }
 }

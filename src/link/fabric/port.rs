@@ -214,7 +214,7 @@ impl FabricPort {
                 }
                 _ => {
                     for run in &self.runs {
-                        self.spare.refill(&mut inbox.pool, run.count as usize * burst.segment);
+                        self.spare.refill(&mut inbox.pool);
                         let delivery = cut(burst, run, &whole, &mut self.spare);
                         inbox.bytes += delivery.data.len();
                         inbox.schedule.push(run.at, delivery);
@@ -222,7 +222,7 @@ impl FabricPort {
                     self.spare.put(whole);
                 }
             }
-            self.spare.refill(&mut inbox.pool, burst.bytes);
+            self.spare.refill(&mut inbox.pool);
             let earliest = inbox.earliest();
             let before = target.port.earliest.swap(earliest, Ordering::SeqCst);
             self.fabric.announce(&target.port, now, before, earliest);

@@ -1,0 +1,353 @@
+//! `--link` and what goes with it: which link a command's NIC is on, captured and disturbed how.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use clap::Args;
+
+use super::CliError;
+use crate::link::capture::{CaptureFile, Timestamps};
+use crate::link::fabric::Fabric;
+use crate::link::faults::{Direction, FaultCounters, FaultCounts, Faults, Rule};
+use crate::link::udp::{UdpLink, UdpOptions};
+use crate::link::{FramesConfig, FramesLink, Link, PacketConfig, PacketLink, SpecError};
+use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu};
+
+/// Which link: `fabric`, `udp[:ADDR]`, `packet:IF` or `frames:…`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkSpec {
+    /// In memory, within this process.
+    Fabric,
+    /// A plain UDP socket, on this address or the machine's first.
+    Udp(Option<IpAddr>),
+    /// A packet socket on an interface.
+    Packet(PacketConfig),
+    /// Ethernet frames over a unix socket.
+    Frames(FramesConfig),
+}
+
+impl FromStr for LinkSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LinkSpec, String> {
+        let (kind, rest) = text.split_once(':').map_or((text, None), |(k, r)| (k, Some(r)));
+        match (kind, rest) {
+            ("fabric", None) => Ok(LinkSpec::Fabric),
+            ("fabric", Some(_)) => Err("the fabric takes no options: write --link fabric".into()),
+            ("udp", None) => Ok(LinkSpec::Udp(None)),
+            ("udp", Some(ip)) => {
+                // fd00::1 as it is, or in brackets as in a URL.
+                let bare = ip.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(ip);
+                let parsed = bare.parse().map_err(|_| {
+                    format!(
+                        "'{ip}' is no IP address: write udp, udp:10.0.0.1 or udp:fd00::1 (the port is always 4791)"
+                    )
+                })?;
+                Ok(LinkSpec::Udp(Some(parsed)))
+            }
+            ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
+            ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
+            _ => Err(format!(
+                "there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for LinkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkSpec::Fabric => f.write_str("fabric"),
+            LinkSpec::Udp(None) => f.write_str("udp"),
+            LinkSpec::Udp(Some(ip)) => write!(f, "udp:{ip}"),
+            LinkSpec::Packet(config) => write!(f, "packet:{}", config.interface),
+            LinkSpec::Frames(config) => write!(f, "{}", config.wire),
+        }
+    }
+}
+
+impl LinkSpec {
+    /// Opens it; the fabric has to be opened by [`LinkArgs::open_on`].
+    fn bind(&self) -> Result<Box<dyn Link>, CliError> {
+        match self {
+            LinkSpec::Fabric => Err(CliError::Usage("a fabric is within one process; this is a port".into())),
+            LinkSpec::Udp(ip) => {
+                let ip = ip.unwrap_or_else(default_address);
+                Ok(Box::new(UdpLink::bind(ip, &UdpOptions::default())?))
+            }
+            LinkSpec::Packet(config) => Ok(Box::new(PacketLink::open(config.clone())?)),
+            LinkSpec::Frames(config) => Ok(Box::new(FramesLink::open(config.clone())?)),
+        }
+    }
+}
+
+/// The first IPv4 address that is no loopback one, or 127.0.0.1.
+pub fn default_address() -> IpAddr {
+    let interfaces = pnet_datalink::interfaces();
+    let addresses = interfaces.iter().filter(|i| i.is_up()).flat_map(|i| &i.ips).map(|n| n.ip());
+    let usable = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
+    addresses.into_iter().find(usable).unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+/// The options that every command with a NIC takes.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Link options")]
+pub struct LinkArgs {
+    /// Where packets go: udp[:ADDR], packet:IF[,ip=A/LEN,mac=M], frames:…, fabric
+    ///
+    /// udp            UDP port 4791 of this machine's first address; needs no privilege
+    /// udp:ADDR       the same on this IPv4 or IPv6 address
+    /// packet:IF      a packet socket on an interface and its addresses; needs CAP_NET_RAW
+    /// packet:IF,ip=10.77.0.9/24,mac=52:54:00:77:00:09
+    ///                as a station of its own on it, which answers ARP, NDP and ping
+    /// frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24
+    ///                Ethernet frames over unix sockets, as QEMU's -netdev dgram
+    /// frames:listen:PATH,ip=… and frames:connect:PATH,ip=…
+    ///                the same over a stream, as QEMU's -netdev stream
+    /// fabric         in memory, within this process
+    #[arg(long, value_name = "LINK", default_value = "udp", verbatim_doc_comment)]
+    pub link: LinkSpec,
+    /// Write every packet of both directions to this pcapng file
+    #[arg(long, value_name = "FILE")]
+    pub capture: Option<PathBuf>,
+    /// Disturb packets: `[tx:|rx:]ACTION=WHEN[,opcode=N][,psn=N][,qp=N]` with drop, dup, reorder, corrupt or
+    /// delay (and ,by=2ms), and 3 (the third), every:13 or p:0.01 for when; can be given several times
+    #[arg(long = "fault", value_name = "RULE")]
+    pub faults: Vec<Rule>,
+    /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Use this entry of the GID table (`urxe devinfo` lists it) instead of the first that fits the peer
+    #[arg(long, value_name = "INDEX")]
+    pub gid: Option<u8>,
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; the largest that the link carries if not given
+    #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
+    pub mtu: Option<Mtu>,
+    /// What was opened with these options; clones share it.
+    #[arg(skip)]
+    opened: Arc<Mutex<Opened>>,
+}
+
+/// What belongs to all NICs opened with the same options.
+#[derive(Default)]
+struct Opened {
+    nics: u64,
+    capture: Option<CaptureFile>,
+    faults: Vec<FaultCounters>,
+}
+
+/// A path MTU as it is written: in bytes.
+pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
+    let mtu = text.parse().ok().and_then(Mtu::from_bytes);
+    mtu.ok_or_else(|| format!("'{text}' is no path MTU: there are 256, 512, 1024, 2048 and 4096"))
+}
+
+impl LinkArgs {
+    /// A link with nothing around it.
+    pub fn on(link: LinkSpec) -> LinkArgs {
+        LinkArgs {
+            link,
+            capture: None,
+            faults: Vec::new(),
+            seed: None,
+            gid: None,
+            mtu: None,
+            opened: Arc::default(),
+        }
+    }
+
+    /// Binds the link, puts capture and faults around it and opens a NIC on it. On `fabric` it is alone:
+    /// see [`open_on`](Self::open_on).
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn open(&self) -> Result<Context, CliError> {
+        if self.link == LinkSpec::Fabric {
+            return self.open_on(&Fabric::new(), "a");
+        }
+        self.create_capture(Timestamps::Wall)?;
+        let link = self.wrap(self.link.bind()?, &self.link.to_string());
+        self.checked(Context::open(link, &self.context_options())?)
+    }
+
+    /// A NIC on a new port of a fabric, with the same capture and faults. `name` is the port's in captures.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn open_on(&self, fabric: &Fabric, name: &str) -> Result<Context, CliError> {
+        self.create_capture(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
+        let port = fabric.port(&fabric.auto_address())?;
+        let wrap = |port| self.wrap(Box::new(port), name);
+        self.checked(Context::on_port(port, &self.context_options(), wrap)?)
+    }
+
+    /// How a NIC is opened with these options: each with numbers of its own, or both ends of a connection
+    /// would have the same.
+    fn context_options(&self) -> ContextOptions {
+        let mut opened = self.opened();
+        opened.nics += 1;
+        let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
+        ContextOptions { seed, ..ContextOptions::default() }
+    }
+
+    /// How queue pairs are connected with these options.
+    pub fn connect_options(&self) -> ConnectOptions {
+        ConnectOptions { mtu: self.mtu, sgid_index: self.gid, ..ConnectOptions::default() }
+    }
+
+    /// The GID that peers are told of: the one asked for, else the first of the IP version wanted.
+    ///
+    /// # Errors
+    /// [`CliError::Family`] if there is none of that version.
+    pub fn gid_for(&self, context: &Context, peer: Option<IpAddr>) -> Result<(u8, Gid), CliError> {
+        let gids = context.gids();
+        let fits = |g: &Gid| peer.is_none_or(|p| p.is_ipv4() == g.ip().is_ipv4());
+        let index = match self.gid {
+            Some(index) => Some(index as usize).filter(|i| gids.get(*i).is_some_and(fits)),
+            None => gids.iter().position(fits),
+        };
+        match (index, peer) {
+            (Some(i), _) => Ok((i as u8, gids[i])),
+            (None, Some(peer)) => Err(CliError::Family {
+                peer,
+                link: context.link_info().name.clone(),
+                have: if peer.is_ipv4() { "IPv6" } else { "IPv4" },
+            }),
+            (None, None) => Err(self.no_such_gid(context)),
+        }
+    }
+
+    /// Writes the capture out. Call it at the end: what went wrong with the file shows here.
+    ///
+    /// # Errors
+    /// [`CliError::Capture`].
+    pub fn finish(&self) -> Result<(), CliError> {
+        match &self.opened().capture {
+            Some(file) => Ok(file.flush()?),
+            None => Ok(()),
+        }
+    }
+
+    /// What `--fault` did to packets so far, of all NICs opened.
+    pub fn fault_counts(&self, direction: Direction) -> FaultCounts {
+        let mut sum = FaultCounts::default();
+        for counts in self.opened().faults.iter().map(|f| f.get(direction)) {
+            sum.dropped += counts.dropped;
+            sum.duplicated += counts.duplicated;
+            sum.reordered += counts.reordered;
+            sum.corrupted += counts.corrupted;
+            sum.delayed += counts.delayed;
+        }
+        sum
+    }
+
+    fn opened(&self) -> MutexGuard<'_, Opened> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn create_capture(&self, timestamps: Timestamps) -> Result<(), CliError> {
+        let mut opened = self.opened();
+        if let (Some(path), None) = (&self.capture, &opened.capture) {
+            opened.capture = Some(CaptureFile::create(path, timestamps)?);
+        }
+        Ok(())
+    }
+
+    /// Capture at the wire, faults between it and the NIC, each fault a comment in the capture.
+    fn wrap(&self, link: Box<dyn Link>, name: &str) -> Box<dyn Link> {
+        let mut opened = self.opened();
+        let (rules, seed) = (self.faults.clone(), self.seed.unwrap_or(0));
+        match (opened.capture.clone(), self.faults.is_empty()) {
+            (None, true) => link,
+            (Some(file), true) => Box::new(file.capture(link, name)),
+            (None, false) => {
+                let link = Faults::new(link, rules, seed);
+                opened.faults.push(link.fault_counters());
+                Box::new(link)
+            }
+            (Some(file), false) => {
+                let link = file.capture(link, name);
+                let notes = link.handle();
+                let link = Faults::new(link, rules, seed).observed(move |e| notes.comment(e));
+                opened.faults.push(link.fault_counters());
+                Box::new(link)
+            }
+        }
+    }
+
+    /// What the options ask for is there.
+    fn checked(&self, context: Context) -> Result<Context, CliError> {
+        let active = context.query_port().active_mtu;
+        if let Some(mtu) = self.mtu.filter(|m| *m > active) {
+            return Err(CliError::mtu(mtu, &context.link_info().name, active));
+        }
+        if self.gid.is_some_and(|i| context.query_gid(i as usize).is_none()) {
+            return Err(self.no_such_gid(&context));
+        }
+        Ok(context)
+    }
+
+    fn no_such_gid(&self, context: &Context) -> CliError {
+        CliError::NoSuchGid {
+            index: self.gid.unwrap_or(0),
+            link: context.link_info().name.clone(),
+            gids: context.gids(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_read_as_they_are_written() {
+        let udp = |ip: &str| LinkSpec::Udp(Some(ip.parse().unwrap()));
+        assert_eq!("fabric".parse(), Ok(LinkSpec::Fabric));
+        assert_eq!("udp".parse(), Ok(LinkSpec::Udp(None)));
+        assert_eq!("udp:10.0.0.1".parse(), Ok(udp("10.0.0.1")));
+        assert_eq!("udp:fd00::1".parse(), Ok(udp("fd00::1")));
+        assert_eq!("udp:[fd00::1]".parse(), Ok(udp("fd00::1")));
+        let frames: LinkSpec = "frames:dgram:/a,/b,ip=10.77.0.1/24".parse().unwrap();
+        assert_eq!(frames.to_string(), "frames:dgram:/a,/b");
+    }
+
+    #[test]
+    fn bad_links_say_why() {
+        let why = |text: &str| text.parse::<LinkSpec>().unwrap_err();
+        assert!(why("ib0").contains("no link 'ib0'"));
+        assert!(why("udp:eth0").contains("'eth0' is no IP address"));
+        assert!(why("udp:10.0.0.1:4791").contains("the port is always 4791"));
+        assert!(why("fabric:2").contains("no options"));
+        assert!(why("frames:dgram:/a,/b").contains("ip=ADDRESS/PREFIX"));
+    }
+
+    #[test]
+    fn two_nics_on_a_fabric_differ_and_what_is_asked_for_is_checked() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            link: LinkArgs,
+        }
+        let args = |words: &[&str]| {
+            let words = ["urxe", "--link", "fabric"].iter().chain(words);
+            <Cli as clap::Parser>::try_parse_from(words).map(|c| c.link)
+        };
+        let fabric = Fabric::new();
+        let link = args(&["--seed", "7"]).unwrap();
+        let qpn = |c: Context| {
+            let cq = c.create_cq(1).unwrap();
+            c.alloc_pd().unwrap().create_qp(&cq, &cq, &Default::default()).unwrap().endpoint()
+        };
+        let (a, b) = (qpn(link.open_on(&fabric, "a").unwrap()), qpn(link.open_on(&fabric, "b").unwrap()));
+        assert_ne!(a.psn, b.psn);
+        let why = |words: &[&str]| args(words).unwrap().open().unwrap_err().to_string();
+        assert!(why(&["--gid", "9"]).starts_with("there is no GID 9 on fabric port 1: it has 0 (fd75:"));
+        assert!(args(&["--mtu", "1500"]).is_err());
+        assert!(args(&["--fault", "lose=1"]).is_err());
+    }
+}

@@ -1,0 +1,208 @@
+//! The TCP connection on which two ends of a run exchange their parameters.
+#![forbid(unsafe_code)]
+
+use std::io::{self, ErrorKind, Read};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::CliError;
+use super::exchange::ExchangeError;
+use super::interrupt::Interrupt;
+
+/// How often a wait looks whether Ctrl-C came.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// Where the other end is, and how long it may take to answer.
+#[derive(Args, Clone, Debug)]
+pub struct OobArgs {
+    /// The server's name or address; without it this side is the server
+    pub host: Option<String>,
+    /// TCP port on which parameters are exchanged
+    #[arg(short, long, default_value_t = 18515)]
+    pub port: u16,
+    /// As the server: listen for TCP on this address only
+    #[arg(long, value_name = "ADDR", conflicts_with = "host")]
+    pub server_bind: Option<IpAddr>,
+    /// Seconds that the peer may be silent before this side gives up; a server waits for its client without limit
+    /// unless this is given
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub timeout: Option<Duration>,
+}
+
+/// A length of time in seconds, as `10` or `0.5`.
+pub fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>().ok().filter(|s| *s > 0.0);
+    seconds
+        .and_then(|s| Duration::try_from_secs_f64(s).ok())
+        .ok_or_else(|| format!("'{text}' is no length of time: give seconds, as 10 or 0.5"))
+}
+
+impl OobArgs {
+    /// How long the peer may be silent.
+    pub fn patience(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(20))
+    }
+
+    /// Connects to the server, or waits for a client. `who` is what would be started at the other end.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn open(&self, who: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
+        let stream = match &self.host {
+            Some(host) => self.connect(host, who)?,
+            None => self.accept(who, interrupt)?,
+        };
+        let set = stream
+            .set_nodelay(true)
+            .and_then(|()| stream.set_read_timeout(Some(self.patience())))
+            .and_then(|()| stream.set_write_timeout(Some(self.patience())));
+        set.map_err(|e| io_error("cannot set up the TCP connection", e))?;
+        Ok(stream)
+    }
+
+    fn connect(&self, host: &str, who: &str) -> Result<TcpStream, CliError> {
+        let port = self.port;
+        let found = (host, port).to_socket_addrs();
+        let found = found.map_err(|e| io_error(format!("cannot find host '{host}'"), e))?;
+        let mut last = None;
+        for address in found {
+            match TcpStream::connect_timeout(&address, self.patience()) {
+                Ok(stream) => return Ok(stream),
+                Err(e) => last = Some((address, e)),
+            }
+        }
+        Err(match last {
+            None => CliError::Usage(format!("host '{host}' has no address")),
+            Some((at, e)) if e.kind() == ErrorKind::ConnectionRefused => CliError::Failed(format!(
+                "nobody listens on TCP {at}: start the server there first ({who} --port {port})"
+            )),
+            Some((at, e)) if e.kind() == ErrorKind::TimedOut => CliError::Failed(format!(
+                "no answer from TCP {at} within {:?}: connection requests were sent and nothing came back; is the \
+                 address right, and does a firewall drop them?",
+                self.patience()
+            )),
+            Some((at, e)) => io_error(format!("cannot connect to TCP {at}"), e),
+        })
+    }
+
+    fn accept(&self, who: &str, interrupt: &Interrupt) -> Result<TcpStream, CliError> {
+        let listener = self.listen()?;
+        let at = listener.local_addr().map_err(|e| io_error("cannot listen", e))?;
+        eprintln!("waiting for a client on TCP {at}");
+        listener.set_nonblocking(true).map_err(|e| io_error("cannot listen", e))?;
+        let begin = Instant::now();
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream
+                        .set_nonblocking(false)
+                        .map_err(|e| io_error("cannot set up the TCP connection", e))?;
+                    return Ok(stream);
+                }
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(e) => return Err(io_error(format!("cannot accept on TCP {at}"), e)),
+            }
+            if interrupt.is_set() {
+                return Err(CliError::Failed(format!("interrupted; no client had come to TCP {at}")));
+            }
+            if self.timeout.is_some_and(|t| begin.elapsed() > t) {
+                let waited = self.patience();
+                return Err(CliError::Failed(format!(
+                    "no client came to TCP {at} within {waited:?}: start {who} with this host as its argument"
+                )));
+            }
+            std::thread::sleep(SLICE.min(Duration::from_millis(5)));
+        }
+    }
+
+    fn listen(&self) -> Result<TcpListener, CliError> {
+        let port = self.port;
+        let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
+        let result = match self.server_bind {
+            Some(ip) => TcpListener::bind((ip, port)),
+            // Both IP versions, where the machine has IPv6.
+            None => TcpListener::bind(any).or_else(|_| TcpListener::bind(("0.0.0.0", port))),
+        };
+        result.map_err(|e| match e.kind() {
+            ErrorKind::AddrInUse => CliError::Failed(format!(
+                "TCP port {port} is taken: another server runs already; end it, or give both sides another --port"
+            )),
+            ErrorKind::AddrNotAvailable => CliError::Failed(format!(
+                "--server-bind {}: no address of this machine; `ip address` lists those it has",
+                self.server_bind.unwrap_or(any.ip())
+            )),
+            ErrorKind::PermissionDenied => {
+                CliError::Failed(format!("TCP port {port} needs privilege: give both sides a --port above 1023"))
+            }
+            _ => io_error(format!("cannot listen on TCP port {port}"), e),
+        })
+    }
+}
+
+fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
+    CliError::Io { what: what.into(), source }
+}
+
+/// A handshake's error with what was sent before it.
+pub fn silent(sent: &str, e: ExchangeError) -> CliError {
+    match e {
+        ExchangeError::TimedOut { .. } => CliError::Failed(format!(
+            "the peer does not answer on TCP ({e}); sent so far: {sent}; is it the same program with the same options?"
+        )),
+        other => CliError::Exchange(other),
+    }
+}
+
+/// Reads what is there within `slice` into `buffer`; false if nothing was.
+pub(super) fn read_some(
+    stream: &mut dyn Read,
+    buffer: &mut Vec<u8>,
+    what: &'static str,
+) -> Result<bool, ExchangeError> {
+    let mut chunk = [0; 4096];
+    match stream.read(&mut chunk) {
+        Ok(0) => Err(ExchangeError::Closed { what, got: buffer.len(), want: buffer.len() + 1 }),
+        Ok(n) => {
+            buffer.extend_from_slice(&chunk[..n]);
+            Ok(true)
+        }
+        Err(e)
+            if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) =>
+        {
+            Ok(false)
+        }
+        Err(source) => Err(ExchangeError::Io { what, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_read_or_refused() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_seconds("10s"), Ok(Duration::from_secs(10)));
+        for bad in ["", "0", "-1", "soon", "1e30", "nan"] {
+            assert!(parse_seconds(bad).unwrap_err().contains(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_refused_connection_says_what_to_start() {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let args = OobArgs { host: Some("127.0.0.1".into()), port, server_bind: None, timeout: None };
+        let said = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
+        assert!(said.contains("start the server there first (urxe pingpong --port"), "{said}");
+    }
+
+    #[test]
+    fn a_server_with_a_timeout_does_not_wait_for_ever() {
+        let args =
+            OobArgs { host: None, port: 0, server_bind: None, timeout: Some(Duration::from_millis(50)) };
+        let said = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
+        assert!(said.contains("no client came"), "{said}");
+    }
+}

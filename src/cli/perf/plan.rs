@@ -1,0 +1,186 @@
+//! What a run is to be.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// The operation that is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verb {
+    /// SEND
+    Send,
+    /// RDMA WRITE
+    Write,
+    /// RDMA READ
+    Read,
+    /// Fetch-and-add on 8 bytes
+    Atomic,
+}
+
+impl Verb {
+    /// Whether the other side has nothing to do with its hands.
+    pub fn is_one_sided(self) -> bool {
+        self != Verb::Send
+    }
+
+    /// Whether both sides take turns when latency is measured, so that half a round trip is what counts.
+    pub fn has_turns(self) -> bool {
+        matches!(self, Verb::Send | Verb::Write)
+    }
+}
+
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verb::Send => "SEND",
+            Verb::Write => "WRITE",
+            Verb::Read => "READ",
+            Verb::Atomic => "FETCH_AND_ADD",
+        })
+    }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    /// Bandwidth.
+    Bw,
+    /// Latency.
+    Lat,
+}
+
+/// Message sizes: `8`, `64K`, `1M`, several with commas, or `all`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sizes(pub Vec<u32>);
+
+/// The longest message here.
+pub const MAX_SIZE: u32 = 1 << 30;
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sizes, String> {
+        if text == "all" {
+            return Ok(Sizes((1..=23).map(|n| 1 << n).collect()));
+        }
+        text.split(',').map(size).collect::<Result<_, _>>().map(Sizes)
+    }
+}
+
+fn size(text: &str) -> Result<u32, String> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
+        _ => (text, 1),
+    };
+    let bytes = digits.parse().ok().and_then(|n: u32| n.checked_mul(unit));
+    bytes.filter(|b| (1..=MAX_SIZE).contains(b)).ok_or_else(|| {
+        format!("'{text}' is no message size: give 1 to 1024M bytes, as 8, 64K or 1M, several with commas, or all")
+    })
+}
+
+/// How much is done for each size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Amount {
+    /// So many messages per queue pair.
+    Iterations(u64),
+    /// For so long.
+    Duration(Duration),
+}
+
+/// Cuts an amount into pieces of about half a second, so that there is progress to show, and Ctrl-C ends the
+/// run with a result.
+#[derive(Debug)]
+pub struct Pieces {
+    amount: Amount,
+    done: u64,
+    spent: Duration,
+    first: u64,
+}
+
+impl Pieces {
+    const PIECE: Duration = Duration::from_millis(500);
+
+    /// `first` messages go into the first piece, whose speed then tells how long others may be.
+    pub fn new(amount: Amount, first: u64) -> Pieces {
+        Pieces { amount, done: 0, spent: Duration::ZERO, first }
+    }
+
+    /// How many messages the next piece has; `None` at the end.
+    pub fn next(&self) -> Option<u64> {
+        let left = match self.amount {
+            Amount::Iterations(n) => n - self.done.min(n),
+            Amount::Duration(d) if self.spent >= d => 0,
+            Amount::Duration(d) => self.within(d.saturating_sub(self.spent)),
+        };
+        Some(left.min(self.within(Self::PIECE))).filter(|n| *n > 0)
+    }
+
+    /// What fits into this time at the speed so far, at least one.
+    fn within(&self, time: Duration) -> u64 {
+        if self.done == 0 {
+            return self.first;
+        }
+        let rate = self.done as f64 / self.spent.as_secs_f64().max(1e-9);
+        ((rate * time.as_secs_f64()) as u64).clamp(1, self.done.saturating_mul(16))
+    }
+
+    /// A piece of `n` took so long.
+    pub fn did(&mut self, n: u64, took: Duration) {
+        self.done += n;
+        self.spent += took;
+    }
+
+    /// Messages done.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// Time they took.
+    pub fn spent(&self) -> Duration {
+        self.spent
+    }
+
+    /// How much of the whole that is, 0 to 1.
+    pub fn share(&self) -> f64 {
+        match self.amount {
+            Amount::Iterations(n) => self.done as f64 / n.max(1) as f64,
+            Amount::Duration(d) => (self.spent.as_secs_f64() / d.as_secs_f64()).min(1.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_or_refused() {
+        assert_eq!("8,64K,1M".parse(), Ok(Sizes(vec![8, 65_536, 1 << 20])));
+        assert_eq!("all".parse::<Sizes>().unwrap().0[..3], [2, 4, 8]);
+        for bad in ["", "0", "-1", "8,", "2000M", "4294967296", "1G", "x"] {
+            assert!(bad.parse::<Sizes>().unwrap_err().contains("message size"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn pieces_add_up() {
+        let mut p = Pieces::new(Amount::Iterations(10_000), 100);
+        let mut all = 0;
+        while let Some(n) = p.next() {
+            all += n;
+            p.did(n, Duration::from_micros(n * 100));
+        }
+        assert_eq!((all, p.done()), (10_000, 10_000));
+        let mut p = Pieces::new(Amount::Duration(Duration::from_secs(2)), 100);
+        while let Some(n) = p.next() {
+            p.did(n, Duration::from_micros(n * 100));
+        }
+        assert!((19_900..20_200).contains(&p.done()), "{}", p.done());
+    }
+}

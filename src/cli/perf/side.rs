@@ -1,0 +1,406 @@
+//! One end of a run: its memory and its queue pairs, and what they do to each other.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::plan::Verb;
+use crate::cli::CliError;
+use crate::cli::spin::Spin;
+use crate::verbs::{
+    Access, AtomicOp, Completion, Context, Cq, Mr, Qp, QpOptions, RecvCaps, RecvWr, RemoteAddr, SendCaps,
+    SendFlags, SendWr, Sge, WcOpcode, WrData, WrOp,
+};
+
+/// Every k-th work request is signaled, at most; those between are known to be done by the next that is.
+const SIGNAL: u64 = 32;
+/// Completions taken at once.
+const BATCH: usize = 32;
+/// Marks a receive's wr_id; the low half has the lane.
+const RECV: u64 = 1 << 63;
+
+/// What a side is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Queue pairs.
+    pub qps: usize,
+    /// Bytes of memory of a queue pair, twice: to send from and to receive into.
+    pub slot: usize,
+    /// Work requests in flight of a queue pair.
+    pub depth: usize,
+    /// Receives kept posted; 0 if there is nothing to be received.
+    pub receives: usize,
+    /// What the peer may do.
+    pub access: Access,
+}
+
+/// What the messages of a run are.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Operation.
+    pub verb: Verb,
+    /// Bytes.
+    pub size: usize,
+    /// From one message's place at the peer to the next.
+    pub step: u64,
+    /// Places before the first comes again.
+    pub places: u64,
+    /// What atomics do.
+    pub atomic: AtomicOp,
+}
+
+impl Work {
+    /// All messages go to the same place; atomics add 1.
+    pub fn new(verb: Verb, size: usize) -> Work {
+        Work { verb, size, step: 0, places: 1, atomic: AtomicOp::FetchAdd(1) }
+    }
+
+    /// Message `n`, with its data at `sges`.
+    fn request<'a>(&self, n: u64, sges: &'a [Sge], at: RemoteAddr, wr_id: u64, signaled: bool) -> SendWr<'a> {
+        let (va, rkey) = (at.va + n % self.places * self.step, at.rkey);
+        let op = match self.verb {
+            Verb::Send => WrOp::Send,
+            Verb::Write => WrOp::Write { va, rkey },
+            Verb::Read => WrOp::Read { va, rkey },
+            Verb::Atomic => WrOp::Atomic { va, rkey, op: self.atomic },
+        };
+        SendWr {
+            wr_id,
+            op,
+            data: WrData::Sges(sges),
+            flags: SendFlags { signaled, ..SendFlags::default() },
+        }
+    }
+}
+
+/// A queue pair of a run.
+pub struct Lane {
+    /// It.
+    pub qp: Qp,
+    /// The peer's memory.
+    pub remote: RemoteAddr,
+}
+
+/// One end of a run.
+pub struct Side {
+    /// The NIC.
+    pub context: Context,
+    cq: Cq,
+    mr: Mr,
+    /// The queue pairs.
+    pub lanes: Vec<Lane>,
+    shape: Shape,
+}
+
+impl Side {
+    /// Makes memory and queue pairs, which are not connected yet.
+    pub fn new(context: &Context, shape: Shape) -> Result<Side, CliError> {
+        let slot = shape.slot.next_multiple_of(64);
+        let shape = Shape { slot, ..shape };
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(shape.qps * (shape.depth + shape.receives) + 16)?;
+        let mr = pd.reg_mr(2 * shape.qps * slot, shape.access | Access::LOCAL_WRITE)?;
+        let options = QpOptions {
+            send: SendCaps { max_wr: shape.depth as u32, max_sge: 1, max_inline: 0 },
+            recv: RecvCaps { max_wr: shape.receives as u32, max_sge: 1 },
+            ..QpOptions::default()
+        };
+        let lanes: Result<_, CliError> = (0..shape.qps)
+            .map(|_| Ok(Lane { qp: pd.create_qp(&cq, &cq, &options)?, remote: RemoteAddr::default() }))
+            .collect();
+        Ok(Side { context: context.clone(), cq, mr, lanes: lanes?, shape })
+    }
+
+    /// Where a queue pair's peer writes, reads and counts, and where receives go.
+    pub fn target(&self, lane: usize) -> RemoteAddr {
+        self.mr.remote(self.target_at(lane))
+    }
+
+    fn target_at(&self, lane: usize) -> usize {
+        (self.shape.qps + lane) * self.shape.slot
+    }
+
+    fn source_at(&self, lane: usize) -> usize {
+        lane * self.shape.slot
+    }
+
+    /// Fills the memory as `work` wants it: a pattern where data comes from, zeros where it goes.
+    pub fn prepare(&self, work: &Work) -> Result<(), CliError> {
+        let (pattern, zeros) = (pattern(work.size), vec![0; work.size.max(8)]);
+        for lane in 0..self.shape.qps {
+            let (mut from, mut to) = (self.source_at(lane), self.target_at(lane));
+            if work.verb == Verb::Read {
+                (from, to) = (to, from);
+            }
+            self.mr.write(from, &pattern)?;
+            self.mr.write(to, &zeros)?;
+        }
+        Ok(())
+    }
+
+    /// What is wrong with what arrived by `messages` of `work` from the peer of each queue pair. With `turns` the last
+    /// byte of a message is a counter.
+    pub fn check(&self, work: &Work, messages: u64, turns: bool) -> Result<Option<String>, CliError> {
+        let mut want = pattern(work.size);
+        let mut got = vec![0; work.size];
+        if turns && work.verb == Verb::Write {
+            want[work.size - 1] = messages as u8;
+        }
+        if work.verb == Verb::Atomic {
+            want = messages.to_ne_bytes().to_vec();
+        }
+        for lane in 0..self.shape.qps {
+            let at = if work.verb == Verb::Read { self.source_at(lane) } else { self.target_at(lane) };
+            self.mr.read(at, &mut got)?;
+            if let Some(i) = (0..work.size).find(|i| got[*i] != want[*i]) {
+                return Ok(Some(format!(
+                    "byte {i} of {} on queue pair {lane} is {:#04x}, it should be {:#04x}",
+                    work.size, got[i], want[i]
+                )));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The sum of the words that the peer's atomics went to.
+    pub fn sum_of_words(&self, work: &Work) -> Result<u64, CliError> {
+        let mut sum = 0u64;
+        for lane in 0..self.shape.qps {
+            for place in 0..work.places {
+                let at = self.target_at(lane) + (place * work.step) as usize;
+                sum = sum.wrapping_add(self.mr.buffer().load_u64(at)?);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Sends `n` messages on each queue pair and waits until all are through.
+    pub fn flood(&self, work: &Work, n: u64, spin: &mut Spin) -> Result<Duration, CliError> {
+        let depth = self.shape.depth as u64;
+        let every = (depth / 2).clamp(1, SIGNAL);
+        let sges: Vec<[Sge; 1]> = (0..self.lanes.len())
+            .map(|lane| [self.mr.sge(self.source_at(lane)..self.source_at(lane) + work.size)])
+            .collect();
+        let (mut posted, mut done) = (vec![0u64; sges.len()], vec![0u64; sges.len()]);
+        let mut list = Vec::with_capacity(every as usize);
+        let mut completions = Vec::with_capacity(BATCH);
+        let mut left = sges.len();
+        let begin = Instant::now();
+        while left > 0 {
+            for (i, lane) in self.lanes.iter().enumerate() {
+                while posted[i] < n && posted[i] - done[i] + every <= depth {
+                    let count = every.min(n - posted[i]);
+                    list.clear();
+                    list.extend((1..=count).map(|k| {
+                        let (number, id) = (posted[i] + k - 1, (i as u64) << 32 | count);
+                        work.request(number, &sges[i], lane.remote, id, k == count)
+                    }));
+                    lane.qp.post_send_list(&list)?;
+                    posted[i] += count;
+                }
+            }
+            spin.poll(&self.cq, BATCH, &mut completions)?;
+            for wc in &completions {
+                let (i, count) = ((wc.wr_id >> 32) as usize, wc.wr_id & 0xffff_ffff);
+                done[i] += count;
+                if done[i] == n {
+                    left -= 1;
+                }
+            }
+        }
+        Ok(begin.elapsed())
+    }
+
+    /// Posts receives for the first of `n` messages on each queue pair. Returns how many on each.
+    pub fn post_receives(&self, work: &Work, n: u64) -> Result<u64, CliError> {
+        let count = n.min(self.shape.receives as u64);
+        for lane in 0..self.lanes.len() {
+            for _ in 0..count {
+                self.post_receive(work, lane)?;
+            }
+        }
+        Ok(count)
+    }
+
+    fn post_receive(&self, work: &Work, lane: usize) -> Result<(), CliError> {
+        let to = [self.mr.sge(self.target_at(lane)..self.target_at(lane) + work.size)];
+        Ok(self.lanes[lane].qp.post_recv(&RecvWr { wr_id: RECV | lane as u64, sges: &to })?)
+    }
+
+    /// Takes `n` messages on each queue pair, `posted` receives being there already.
+    pub fn absorb(&self, work: &Work, n: u64, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
+        let mut posted = vec![posted; self.lanes.len()];
+        let mut left = n * self.lanes.len() as u64;
+        let mut completions = Vec::with_capacity(BATCH);
+        while left > 0 {
+            spin.poll(&self.cq, BATCH, &mut completions)?;
+            for wc in &completions {
+                received(wc, work)?;
+                left -= 1;
+                let lane = (wc.wr_id & !RECV) as usize;
+                if posted[lane] < n {
+                    self.post_receive(work, lane)?;
+                    posted[lane] += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// SENDs to and fro on the first queue pair, `n` each way; `first` says whether this side begins. Receives have
+    /// been posted.
+    pub fn send_turns(
+        &self,
+        work: &Work,
+        n: u64,
+        first: bool,
+        mut posted: u64,
+        spin: &mut Spin,
+        mut times: Option<&mut Histogram<u64>>,
+    ) -> Result<(), CliError> {
+        let sges = [self.mr.sge(self.source_at(0)..self.source_at(0) + work.size)];
+        let mut queue = Turns { unsignaled: 0, limit: self.signal_turns(), sent: 0, done: 0, total: n };
+        let mut completions = Vec::with_capacity(BATCH);
+        for _ in 0..n {
+            let begin = Instant::now();
+            if first {
+                self.send_turn(work, &sges, &mut queue)?;
+            }
+            let mut came = false;
+            while !came {
+                spin.poll(&self.cq, 1, &mut completions)?;
+                for wc in &completions {
+                    if wc.opcode == WcOpcode::Recv {
+                        received(wc, work)?;
+                        came = true;
+                    } else {
+                        queue.done = wc.wr_id;
+                    }
+                }
+            }
+            if let Some(times) = &mut times {
+                times.saturating_record(begin.elapsed().as_nanos() as u64);
+            }
+            if !first {
+                self.send_turn(work, &sges, &mut queue)?;
+            }
+            if posted < n {
+                self.post_receive(work, 0)?;
+                posted += 1;
+            }
+        }
+        self.drain(&queue, spin)
+    }
+
+    /// WRITEs to and fro on the first queue pair, `n` each way, number `before` + 1 and so on being in their last
+    /// byte.
+    pub fn write_turns(
+        &self,
+        work: &Work,
+        before: u64,
+        n: u64,
+        first: bool,
+        spin: &mut Spin,
+        mut times: Option<&mut Histogram<u64>>,
+    ) -> Result<(), CliError> {
+        let source = self.source_at(0);
+        let (mark, watch) = (source + work.size - 1, self.target_at(0) + work.size - 1);
+        let sges = [self.mr.sge(source..source + work.size)];
+        let mut queue = Turns { unsignaled: 0, limit: self.signal_turns(), sent: 0, done: 0, total: n };
+        let buffer = self.mr.buffer();
+        let mut completions = Vec::with_capacity(BATCH);
+        for k in before + 1..=before + n {
+            let begin = Instant::now();
+            let value = k as u8;
+            if first {
+                self.mr.write(mark, &[value])?;
+                self.send_turn(work, &sges, &mut queue)?;
+            }
+            spin.until(&self.context, || buffer.load_u8(watch) == Ok(value))?;
+            if let Some(times) = &mut times {
+                times.saturating_record(begin.elapsed().as_nanos() as u64);
+            }
+            if !first {
+                self.mr.write(mark, &[value])?;
+                self.send_turn(work, &sges, &mut queue)?;
+            }
+            if queue.unsignaled == 0 {
+                spin.try_poll(&self.cq, BATCH, &mut completions)?;
+                if let Some(wc) = completions.last() {
+                    queue.done = wc.wr_id;
+                }
+            }
+        }
+        self.drain(&queue, spin)
+    }
+
+    /// READs or atomics one at a time.
+    pub fn probe(
+        &self,
+        work: &Work,
+        n: u64,
+        spin: &mut Spin,
+        times: &mut Histogram<u64>,
+    ) -> Result<(), CliError> {
+        let sges = [self.mr.sge(self.source_at(0)..self.source_at(0) + work.size)];
+        let lane = &self.lanes[0];
+        let mut completions = Vec::with_capacity(BATCH);
+        for k in 0..n {
+            let begin = Instant::now();
+            lane.qp.post_send(&work.request(k, &sges, lane.remote, k, true))?;
+            spin.poll(&self.cq, 1, &mut completions)?;
+            times.saturating_record(begin.elapsed().as_nanos() as u64);
+        }
+        Ok(())
+    }
+
+    fn signal_turns(&self) -> u64 {
+        (self.shape.depth as u64 / 4).clamp(1, SIGNAL)
+    }
+
+    fn send_turn(&self, work: &Work, sges: &[Sge], queue: &mut Turns) -> Result<(), CliError> {
+        let lane = &self.lanes[0];
+        queue.sent += 1;
+        queue.unsignaled += 1;
+        let signaled = queue.unsignaled == queue.limit || queue.sent == queue.total;
+        if signaled {
+            queue.unsignaled = 0;
+        }
+        Ok(lane.qp.post_send(&work.request(queue.sent - 1, sges, lane.remote, queue.sent, signaled))?)
+    }
+
+    /// Waits until the last of all is through.
+    fn drain(&self, queue: &Turns, spin: &mut Spin) -> Result<(), CliError> {
+        let mut completions: Vec<Completion> = Vec::with_capacity(BATCH);
+        let mut done = queue.done;
+        while done < queue.total {
+            spin.poll(&self.cq, BATCH, &mut completions)?;
+            done = completions.iter().filter(|wc| wc.opcode != WcOpcode::Recv).fold(done, |_, wc| wc.wr_id);
+        }
+        Ok(())
+    }
+}
+
+/// The send queue of a side that takes turns.
+struct Turns {
+    unsignaled: u64,
+    limit: u64,
+    sent: u64,
+    done: u64,
+    total: u64,
+}
+
+fn received(wc: &Completion, work: &Work) -> Result<(), CliError> {
+    if wc.byte_len as usize == work.size {
+        return Ok(());
+    }
+    Err(CliError::Failed(format!(
+        "a message has {} bytes, not {}: give both sides the same size",
+        wc.byte_len, work.size
+    )))
+}
+
+/// The data of a message of this size.
+fn pattern(size: usize) -> Vec<u8> {
+    (0..size).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ size) as u8).collect()
+}

@@ -1,0 +1,123 @@
+//! Every packet of a link, told to a callback as it passes.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use super::faults::Direction;
+use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use crate::transport::{Instant, TxQueue};
+use crate::wire::{Flow, IpIdent};
+
+/// A packet that passes.
+#[derive(Clone, Copy, Debug)]
+pub struct Traced<'a> {
+    /// When.
+    pub at: Instant,
+    /// Which way.
+    pub direction: Direction,
+    /// Addresses, source port, traffic class.
+    pub flow: Flow,
+    /// What is known of its identification: with `index`, what its ICRC covers of it.
+    pub ident: IpIdent,
+    /// Its place in the burst.
+    pub index: u16,
+    /// BTH to ICRC.
+    pub bytes: &'a [u8],
+}
+
+/// Is told of every packet.
+pub type Tracer = Box<dyn FnMut(&Traced<'_>) + Send>;
+
+/// A link whose packets are told. Those sent are told after they were handed on, so that a fault further
+/// on is known by then; those received before the NIC has them.
+pub struct Trace<L> {
+    inner: L,
+    tracer: Tracer,
+    scratch: Vec<u8>,
+}
+
+impl<L: Link> Trace<L> {
+    /// Wraps a link.
+    pub fn new(inner: L, tracer: impl FnMut(&Traced<'_>) + Send + 'static) -> Trace<L> {
+        Trace { inner, tracer: Box::new(tracer), scratch: Vec::new() }
+    }
+}
+
+impl<L: Link> Link for Trace<L> {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.inner.transmit(now, queue)?;
+        for burst in queue.bursts() {
+            self.scratch.clear();
+            burst.copy_to(&mut self.scratch);
+            for (i, bytes) in self.scratch.chunks(burst.segment.max(1)).enumerate() {
+                let (flow, ident, index) = (burst.flow, IpIdent::SENT, i as u16);
+                (self.tracer)(&Traced { at: now, direction: Direction::Tx, flow, ident, index, bytes });
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let Trace { inner, tracer, .. } = self;
+        inner.receive(now, &mut |burst| {
+            for (index, bytes) in burst.packets() {
+                let (flow, ident) = (burst.flow, burst.ident);
+                tracer(&Traced { at: now, direction: Direction::Rx, flow, ident, index, bytes });
+            }
+            sink(burst);
+        })
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.poll_fd()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.inner.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::link::fabric::{Fabric, FabricConfig};
+    use crate::verbs::{Access, Context, ContextOptions, Node, SendWr};
+    use crate::wire::{Packet, icrc};
+
+    #[test]
+    fn both_directions_are_told_and_verify() {
+        let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let log = told.clone();
+        let port = fabric.port(&fabric.auto_address()).unwrap();
+        let context = Context::on_port(port, &ContextOptions::default(), |port| {
+            Box::new(Trace::new(port, move |t| {
+                assert!(icrc::verify(&t.flow, t.ident, t.index, t.bytes));
+                let name = Packet::parse(t.bytes).unwrap().bth().opcode.to_string();
+                log.lock().unwrap().push((t.direction, name));
+            }))
+        })
+        .unwrap();
+        let (a, b) = (Node::new(context).unwrap(), Node::new(Context::on_fabric(&fabric).unwrap()).unwrap());
+        a.qp.connect(&b.qp.endpoint(), &Default::default()).unwrap();
+        b.qp.connect(&a.qp.endpoint(), &Default::default()).unwrap();
+        let (src, dst) = (a.pd.reg_mr(64, Access::ALL).unwrap(), b.pd.reg_mr(64, Access::ALL).unwrap());
+        a.qp.post_send(&SendWr::write(1, &[src.sge(0..64)], dst.remote(0))).unwrap();
+        a.cq.wait(Duration::from_secs(1)).unwrap();
+        let told = told.lock().unwrap();
+        let expected = [(Direction::Tx, "RC RDMA WRITE Only"), (Direction::Rx, "RC Acknowledge")];
+        assert!(told.iter().map(|(d, n)| (*d, n.as_str())).eq(expected), "{told:?}");
+    }
+}

@@ -1,0 +1,55 @@
+//! A warmed-up fabric carries packets without allocating.
+
+use std::time::Duration;
+
+use urxe::link::Link;
+use urxe::link::fabric::{Fabric, FabricConfig};
+use urxe::transport::{Payload, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, Opcode};
+
+/// Sends bursts of three sizes back and forth.
+fn carry(fabric: &Fabric, rounds: usize) -> (u64, u64) {
+    let mut a = fabric.port(&fabric.auto_address()).unwrap();
+    let mut b = fabric.port(&fabric.auto_address()).unwrap();
+    let queues = [8, 400, 4096].map(|len| {
+        let flow = Flow::new(a.info().addresses[1], b.info().addresses[1], 50_000);
+        let mut q = TxQueue::new(a.info().burst);
+        for _ in 0..40 {
+            let bth = Bth { opcode: Opcode(0x0a), ..Bth::default() };
+            q.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&vec![1; len]));
+        }
+        q
+    });
+    let mut received = 0;
+    let mut turns = |n: usize| {
+        for i in 0..n {
+            a.transmit(fabric.now(), &queues[i % 3]).unwrap();
+            if i % 4 == 3 {
+                fabric.advance(Duration::from_micros(1));
+                let now = fabric.now();
+                while b.receive(now, &mut |r| received += r.packets().count() as u64).unwrap() > 0 {}
+            }
+        }
+    };
+    turns(rounds);
+    let count = allocation_counter::measure(|| turns(rounds));
+    (count.count_total, received)
+}
+
+#[test]
+fn a_plain_fabric_allocates_nothing_once_warm() {
+    let fabric = Fabric::new();
+    let mut a = fabric.port(&fabric.auto_address()).unwrap();
+    assert_eq!(a.receive(fabric.now(), &mut |_| {}).unwrap(), 0);
+    let (allocations, received) = carry(&fabric, 1200);
+    assert_eq!((allocations, received), (0, 2 * 1200 * 40));
+}
+
+#[test]
+fn a_lossy_fabric_allocates_nothing_once_warm() {
+    let config =
+        FabricConfig { loss: 0.02, duplicate: 0.02, corrupt: 0.02, seed: 5, ..FabricConfig::default() };
+    let (allocations, received) = carry(&Fabric::with(config).unwrap(), 1200);
+    assert_eq!(allocations, 0);
+    assert!(received > 90_000);
+}

@@ -1,0 +1,67 @@
+//! `urxe pingpong` and the stock `ibv_rc_pingpong` of a guest with the kernel's rxe, both ways round.
+//!
+//! The emulated guest moves a few MB a second, so the long messages go to and fro less often than a thousand
+//! times: see [`iterations`].
+
+#[path = "support/guest.rs"]
+mod guest;
+#[path = "support/stand.rs"]
+mod stand;
+
+use stand::{GUEST, Stand, Table, Via};
+use std::time::Duration;
+
+const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
+const MTUS: [u32; 3] = [256, 1024, 4096];
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A thousand up to 4 KiB, as the stock program does by itself.
+fn iterations(size: u32) -> u32 {
+    match size {
+        0..=4096 => 1000,
+        65_536 => 50,
+        _ => 4,
+    }
+}
+
+fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, size: u32, mtu: u32) {
+    let (n, ip) = (iterations(size), ["IPv4", "IPv6"][version]);
+    let link = stand.link(via, version);
+    let gid = stand.gid(via, version).to_string();
+    let index = stand.guest.gid_index(GUEST[version]).unwrap();
+    let stock = format!("ibv_rc_pingpong -d rxe0 -g {index} -m {mtu} -s {size} -n {n} -c");
+    let (s, n, m) = (size.to_string(), n.to_string(), mtu.to_string());
+    let urxe = ["pingpong", "--link", &link, "--gid", &gid, "--mtu", &m, "-s", &s, "-n", &n, "--check"];
+    let what = format!("{size} bytes, MTU {mtu}, {n} iterations");
+    table.case(["ibv_rc_pingpong", "server", via.name(), ip], what.clone(), || {
+        let said = stand.stock_server(&stock, &urxe, LIMIT)?;
+        if said.contains("invalid data") { Err(said) } else { Ok(said) }
+    });
+    table.case(["ibv_rc_pingpong", "client", via.name(), ip], what, || {
+        stand.stock_client(&stock, &urxe, LIMIT)
+    });
+}
+
+fn matrix(stand: &Stand, links: &[Via]) {
+    let mut table = Table::default();
+    for &via in links {
+        for version in 0..2 {
+            for size in SIZES {
+                for mtu in MTUS {
+                    both_ways(&mut table, stand, via, version, size, mtu);
+                }
+            }
+        }
+    }
+    table.finish();
+}
+
+#[test]
+fn over_frames() {
+    matrix(&Stand::frames(), &[Via::Frames]);
+}
+
+#[test]
+fn over_a_tap() {
+    matrix(&Stand::tap("pp"), &[Via::Packet, Via::Udp]);
+}

@@ -1,0 +1,336 @@
+//! A guest with the stock programs, and `urxe` beside it on one of the links; results as a table.
+#![allow(dead_code)] // each test takes what it needs
+
+use super::guest::{Guest, GuestConfig, Net};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// The guest's addresses, and ours.
+pub const GUEST: [&str; 2] = ["10.77.0.1", "fd77::1"];
+/// Ours.
+pub const HOST: [&str; 2] = ["10.77.0.2", "fd77::2"];
+/// Where stock programs listen, in the guest.
+pub const PORT: u16 = 18515;
+/// Enough for a path MTU of 4096.
+const MTU: u16 = 4500;
+
+/// How urxe reaches the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    Frames,
+    Packet,
+    Udp,
+}
+
+impl Via {
+    pub fn name(self) -> &'static str {
+        match self {
+            Via::Frames => "frames",
+            Via::Packet => "packet",
+            Via::Udp => "udp",
+        }
+    }
+}
+
+/// A network namespace with a tap device `tap0` in it that has our addresses. Removed with this.
+pub struct Namespace(String);
+
+impl Namespace {
+    /// Needs root. Says so where it is missing.
+    pub fn create(tag: &str) -> Result<Namespace, String> {
+        let name = format!("urxe-{tag}-{}", std::process::id());
+        let hint = "tests of the packet and udp links against the guest make a network namespace with a tap device \
+                    in it: run them as root (CAP_NET_ADMIN, CAP_SYS_ADMIN, /dev/net/tun)";
+        let ns = {
+            ip(&["netns", "add", &name]).map_err(|e| format!("{e}; {hint}"))?;
+            Namespace(name)
+        };
+        let inside = |args: &str| {
+            let mut all = vec!["-n", ns.0.as_str()];
+            all.extend(args.split(' '));
+            ip(&all).map_err(|e| format!("{e}; {hint}"))
+        };
+        inside("link set lo up")?;
+        inside("tuntap add tap0 mode tap")?;
+        inside(&format!("link set tap0 mtu {MTU} up"))?;
+        inside(&format!("addr add {}/24 dev tap0", HOST[0]))?;
+        inside(&format!("addr add {}/64 dev tap0 nodad", HOST[1]))?;
+        Ok(ns)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        if let Err(e) = ip(&["netns", "del", &self.0]) {
+            eprintln!("{e}");
+        }
+    }
+}
+
+fn ip(args: &[&str]) -> Result<(), String> {
+    let command = format!("ip {}", args.join(" "));
+    let out = Command::new("ip").args(args).output().map_err(|e| format!("`{command}`: {e}"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    Err(format!("`{command}` failed: {}", String::from_utf8_lossy(&out.stderr).trim()))
+}
+
+/// A guest, and what urxe needs to reach it.
+pub struct Stand {
+    pub guest: Guest,
+    namespace: Option<Namespace>,
+    dir: Option<tempfile::TempDir>,
+}
+
+impl Stand {
+    /// Over unix sockets; no privilege.
+    pub fn frames() -> Stand {
+        let dir = tempfile::Builder::new().prefix("urxe-stand-").tempdir().unwrap();
+        let (local, remote) = (dir.path().join("guest"), dir.path().join("urxe"));
+        let guest = start(Net::Dgram { local, remote });
+        Stand { guest, namespace: None, dir: Some(dir) }
+    }
+
+    /// Over a tap device in a network namespace; root.
+    pub fn tap(tag: &str) -> Stand {
+        let ns = Namespace::create(tag).unwrap_or_else(|e| panic!("{e}"));
+        let guest = start(Net::Tap { ifname: "tap0".into(), netns: Some(ns.name().into()) });
+        Stand { guest, namespace: Some(ns), dir: None }
+    }
+
+    /// The `--link` of a urxe with our address of this IP version (0: IPv4, 1: IPv6).
+    pub fn link(&self, via: Via, version: usize) -> String {
+        match via {
+            Via::Udp => format!("udp:{}", HOST[version]),
+            Via::Packet => "packet:tap0".into(),
+            Via::Frames => {
+                let dir = self.dir.as_ref().expect("a stand with frames").path().display();
+                format!("frames:dgram:{dir}/urxe,{dir}/guest,ip={}/24,ip={}/64,mtu={MTU}", HOST[0], HOST[1])
+            }
+        }
+    }
+
+    /// The index of our GID of this IP version on that link.
+    pub fn gid(&self, via: Via, version: usize) -> usize {
+        if via == Via::Udp { 0 } else { version }
+    }
+
+    /// Starts urxe where it reaches the guest.
+    pub fn urxe(&self, args: &[&str]) -> Urxe {
+        let exe = env!("CARGO_BIN_EXE_urxe");
+        let mut command = match &self.namespace {
+            None => Command::new(exe),
+            Some(ns) => {
+                let mut c = Command::new("ip");
+                c.args(["netns", "exec", ns.name(), exe]);
+                c
+            }
+        };
+        command.args(args);
+        Urxe::spawn(command)
+    }
+
+    /// A TCP port that is free here.
+    pub fn free_port(&self) -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    }
+
+    /// Runs `stock` (without its server's name) in the guest as the server and urxe as its client. Returns what
+    /// both said.
+    pub fn stock_server(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
+        let text = |e: super::guest::GuestError| e.to_string();
+        let mut server = self.guest.spawn(stock).map_err(text)?;
+        let begin = Instant::now();
+        self.guest.wait_listening(PORT, Duration::from_secs(20)).map_err(text)?;
+        let port = self.guest.host_port(PORT).map_err(text)?.to_string();
+        let client = self.urxe(&[urxe, &["-p", &port, "127.0.0.1"]].concat()).finish(limit);
+        let left = match &client {
+            Ok(_) => limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(5)),
+            Err(_) => Duration::from_millis(500),
+        };
+        let theirs = match server.wait(left) {
+            Ok(out) if out.status == 0 => Ok(out.stdout),
+            Ok(out) => Err(format!("stock server: status {}\n{}{}", out.status, out.stdout, out.stderr)),
+            Err(e) => Err(format!("stock server: {}", e.what)),
+        };
+        both(client, theirs)
+    }
+
+    /// Runs urxe as the server and `stock` in the guest as its client.
+    pub fn stock_client(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
+        let port = self.free_port().to_string();
+        let mut server = self.urxe(&[urxe, &["-p", &port, "--server-bind", "127.0.0.1"]].concat());
+        server.wait_for("waiting for a client", Duration::from_secs(10))?;
+        let client = self.guest.exec(&format!("{stock} -p {port} 10.0.2.2"), limit);
+        let theirs = match client {
+            Ok(out) if out.status == 0 => Ok(out.stdout),
+            Ok(out) => Err(format!("stock client: status {}\n{}{}", out.status, out.stdout, out.stderr)),
+            Err(e) => Err(format!("stock client: {}", e.what)),
+        };
+        let left = Duration::from_secs(if theirs.is_ok() { 10 } else { 1 });
+        both(server.finish(left), theirs)
+    }
+}
+
+fn both(ours: Result<String, String>, theirs: Result<String, String>) -> Result<String, String> {
+    match (ours, theirs) {
+        (Ok(a), Ok(b)) => Ok(format!("{a}{b}")),
+        (a, b) => {
+            let text = |r: Result<String, String>| r.unwrap_or_else(|e| e);
+            Err(format!("urxe: {}\nstock: {}", text(a).trim(), text(b).trim()))
+        }
+    }
+}
+
+fn start(net: Net) -> Guest {
+    let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], ..GuestConfig::new(net, 1) };
+    Guest::start(config).unwrap()
+}
+
+/// A running urxe; killed when this is dropped.
+pub struct Urxe {
+    child: Child,
+    stderr: Receiver<String>,
+    said: String,
+    stdout: Option<std::thread::JoinHandle<String>>,
+}
+
+impl Urxe {
+    fn spawn(mut command: Command) -> Urxe {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        let (tx, stderr) = mpsc::channel();
+        let from = child.stderr.take().unwrap();
+        std::thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                let _ = tx.send(line); // the test may be over
+            }
+        });
+        let mut from = child.stdout.take().unwrap();
+        let stdout = std::thread::spawn(move || {
+            let mut all = Vec::new();
+            let _ = from.read_to_end(&mut all); // what came before an error is worth showing
+            String::from_utf8_lossy(&all).into_owned()
+        });
+        Urxe { child, stderr, said: String::new(), stdout: Some(stdout) }
+    }
+
+    /// Waits for a line on its standard error.
+    pub fn wait_for(&mut self, text: &str, limit: Duration) -> Result<(), String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.stderr.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    let _ = writeln!(self.said, "{line}");
+                    if line.contains(text) {
+                        return Ok(());
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(format!("urxe did not say {text:?}: {}", self.said));
+                }
+                Err(RecvTimeoutError::Disconnected) => return Err(format!("urxe ended: {}", self.said)),
+            }
+        }
+    }
+
+    /// Waits for its end: its standard output, or both if it failed.
+    pub fn finish(mut self, limit: Duration) -> Result<String, String> {
+        let deadline = Instant::now() + limit;
+        let status: Option<ExitStatus> = loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => break Some(status),
+                Ok(None) if Instant::now() > deadline => break None,
+                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
+                Err(e) => return Err(e.to_string()),
+            }
+        };
+        if status.is_none() {
+            let _ = self.child.kill(); // has ended this very moment, if it fails
+        }
+        let out = self.stdout.take().map(|t| t.join().unwrap_or_default()).unwrap_or_default();
+        while let Ok(line) = self.stderr.recv_timeout(Duration::from_millis(200)) {
+            let _ = writeln!(self.said, "{line}");
+        }
+        match status {
+            Some(s) if s.success() => Ok(out),
+            Some(s) => Err(format!("{s}\n{out}{}", self.said)),
+            None => Err(format!("still ran after {limit:?}\n{out}{}", self.said)),
+        }
+    }
+}
+
+impl Drop for Urxe {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // may have ended
+        let _ = self.child.wait();
+    }
+}
+
+/// What was tried, and how it went.
+#[derive(Default)]
+pub struct Table {
+    rows: Vec<Row>,
+    failures: Vec<String>,
+}
+
+struct Row {
+    key: [String; 4],
+    what: Vec<String>,
+    good: usize,
+    took: Duration,
+}
+
+impl Table {
+    /// Runs a case and notes it in the row of program, direction, link and IP version.
+    pub fn case(&mut self, key: [&str; 4], what: String, run: impl FnOnce() -> Result<String, String>) {
+        let begin = Instant::now();
+        let result = run();
+        let took = begin.elapsed();
+        let name = format!("{}, {what}", key.join(", "));
+        let key = key.map(String::from);
+        let at = self.rows.iter().position(|r| r.key == key).unwrap_or_else(|| {
+            self.rows.push(Row { key, what: Vec::new(), good: 0, took: Duration::ZERO });
+            self.rows.len() - 1
+        });
+        let row = &mut self.rows[at];
+        row.took += took;
+        match result {
+            Ok(_) => {
+                eprintln!("ok      {name} ({:.2} s)", took.as_secs_f64());
+                row.good += 1;
+            }
+            Err(e) => {
+                eprintln!("FAILED  {name} ({:.2} s): {e}", took.as_secs_f64());
+                self.failures.push(format!("{name}: {e}"));
+            }
+        }
+        row.what.push(what);
+    }
+
+    /// Prints the table; panics if anything failed.
+    pub fn finish(self) {
+        let mut out =
+            String::from("| program | stock side | link | IP | result | s |\n|---|---|---|---|---|---|\n");
+        for r in &self.rows {
+            let all = r.what.len();
+            let result = if r.good == all {
+                format!("{all} of {all} pass")
+            } else {
+                format!("{} of {all} FAIL", all - r.good)
+            };
+            let _ = writeln!(out, "| {} | {result} | {:.1} |", r.key.join(" | "), r.took.as_secs_f64());
+        }
+        eprintln!("{out}");
+        assert!(self.failures.is_empty(), "{} failed:\n{}", self.failures.len(), self.failures.join("\n\n"));
+    }
+}
