@@ -51,7 +51,9 @@ impl FromStr for LinkSpec {
             }
             ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
             ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
-            _ => Err(format!("there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…")),
+            _ => Err(format!(
+                "there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…"
+            )),
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod exchange;
 pub mod interrupt;
 pub mod link;
 pub mod oob;
+pub mod perf;
 pub mod pingpong;
 mod spin;
 

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use super::CliError;
 use super::exchange::pingpong::{self, Destination};
 use super::interrupt::Interrupt;
 use super::link::LinkArgs;
 use super::oob::{OobArgs, silent};
-use super::CliError;
 use crate::verbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Psn, Qp, QpOptions,
-    Qpn, RecvCaps, RecvWr, SendCaps, SendWr, WaitError, WcOpcode, WcStatus,
+    Access, Completion, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Psn, Qp, QpOptions, Qpn,
+    RecvCaps, RecvWr, SendCaps, SendWr, WaitError, WcOpcode, WcStatus,
 };
 
 /// What the stock program fills its buffer with.
@@ -78,12 +78,18 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    fn new(args: &'a PingpongArgs, context: &Context, interrupt: &'a Interrupt) -> Result<Side<'a>, CliError> {
+    fn new(
+        args: &'a PingpongArgs,
+        context: &Context,
+        interrupt: &'a Interrupt,
+    ) -> Result<Side<'a>, CliError> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(args.rx_depth as usize + 16)?;
         let size = args.size as usize;
-        let (out, inn) =
-            (pd.reg_mr(size, Access::LOCAL_READ)?, pd.reg_mr(size, Access::LOCAL_WRITE | Access::LOCAL_READ)?);
+        let (out, inn) = (
+            pd.reg_mr(size, Access::LOCAL_READ)?,
+            pd.reg_mr(size, Access::LOCAL_WRITE | Access::LOCAL_READ)?,
+        );
         let mut fill = vec![FILL; size];
         if args.check && args.oob.host.is_some() {
             fill.iter_mut().step_by(PAGE).for_each(|b| *b = 0);
@@ -256,9 +262,10 @@ impl<'a> Side<'a> {
     fn check(&mut self) -> Result<(), CliError> {
         self.inn.read(0, &mut self.seen)?;
         let first = self.seen[0];
-        let bad = self.seen.iter().enumerate().find(|(i, b)| {
-            **b != if i % PAGE == 0 { first } else { FILL } || first != FILL && first != 0
-        });
+        let bad =
+            self.seen.iter().enumerate().find(|(i, b)| {
+                **b != if i % PAGE == 0 { first } else { FILL } || first != FILL && first != 0
+            });
         if let Some((i, b)) = bad {
             let want = if i % PAGE == 0 { first } else { FILL };
             return Err(CliError::Failed(format!(

@@ -114,10 +114,7 @@ impl Stand {
             Via::Packet => "packet:tap0".into(),
             Via::Frames => {
                 let dir = self.dir.as_ref().expect("a stand with frames").path().display();
-                format!(
-                    "frames:dgram:{dir}/urxe,{dir}/guest,ip={}/24,ip={}/64,mtu={MTU}",
-                    HOST[0], HOST[1]
-                )
+                format!("frames:dgram:{dir}/urxe,{dir}/guest,ip={}/24,ip={}/64,mtu={MTU}", HOST[0], HOST[1])
             }
         }
     }
@@ -238,7 +235,9 @@ impl Urxe {
                         return Ok(());
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => return Err(format!("urxe did not say {text:?}: {}", self.said)),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(format!("urxe did not say {text:?}: {}", self.said));
+                }
                 Err(RecvTimeoutError::Disconnected) => return Err(format!("urxe ended: {}", self.said)),
             }
         }
@@ -320,10 +319,15 @@ impl Table {
 
     /// Prints the table; panics if anything failed.
     pub fn finish(self) {
-        let mut out = String::from("| program | stock side | link | IP | result | s |\n|---|---|---|---|---|---|\n");
+        let mut out =
+            String::from("| program | stock side | link | IP | result | s |\n|---|---|---|---|---|---|\n");
         for r in &self.rows {
             let all = r.what.len();
-            let result = if r.good == all { format!("{all} of {all} pass") } else { format!("{} of {all} FAIL", all - r.good) };
+            let result = if r.good == all {
+                format!("{all} of {all} pass")
+            } else {
+                format!("{} of {all} FAIL", all - r.good)
+            };
             let _ = writeln!(out, "| {} | {result} | {:.1} |", r.key.join(" | "), r.took.as_secs_f64());
         }
         eprintln!("{out}");

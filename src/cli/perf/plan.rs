@@ -22,11 +22,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Whether the other side has nothing to do with its hands.
-    pub fn is_one_sided(self) -> bool {
-        self != Verb::Send
-    }
-
     /// Whether both sides take turns when latency is measured, so that half a round trip is what counts.
     pub fn has_turns(self) -> bool {
         matches!(self, Verb::Send | Verb::Write)
@@ -80,7 +75,9 @@ fn size(text: &str) -> Result<u32, String> {
     };
     let bytes = digits.parse().ok().and_then(|n: u32| n.checked_mul(unit));
     bytes.filter(|b| (1..=MAX_SIZE).contains(b)).ok_or_else(|| {
-        format!("'{text}' is no message size: give 1 to 1024M bytes, as 8, 64K or 1M, several with commas, or all")
+        format!(
+            "'{text}' is no message size: give 1 to 1024M bytes, as 8, 64K or 1M, several with commas, or all"
+        )
     })
 }
 
