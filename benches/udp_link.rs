@@ -2,6 +2,7 @@
 //! what the machine gives changes from one second to the next.
 
 #[path = "support/raw.rs"]
+#[allow(dead_code, reason = "each bench uses some of it")]
 mod raw;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -74,18 +75,42 @@ fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     })
 }
 
+/// 15 packets of 4096 bytes gathered from a region of this memory: a burst.
+fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
+    let addr = memory.as_mut_ptr().expose_provenance();
+    // SAFETY: every caller keeps memory and table side by side until it is done, and nothing writes it.
+    let key = unsafe { table.register(PdId(1), addr, memory.len(), 0, Access::ALL) }.unwrap().lkey;
+    let slice = |i: u64| table.local(PdId(1), key, i * 4096, 4096, Access::LOCAL_READ).unwrap();
+    (0..15).map(slice).collect()
+}
+
+/// What such a burst costs, ICRCs made and checked.
+fn burst_cost() -> raw::BurstCost {
+    let (mut a, mut b) = (bind("127.77.0.5"), bind("127.77.0.6"));
+    let there = flow(&a, &b);
+    let (mut memory, mut table) = (vec![0x5a; 15 * 4096], Table::new());
+    let slices = slices(&mut memory, &mut table);
+    let mut q = TxQueue::new(a.info().burst);
+    let done = AtomicBool::new(false);
+    let send = || {
+        q.clear();
+        slices.iter().for_each(|s| q.push(&there, headers(), Payload::Gather(&[*s])));
+        a.transmit(Time(0), &q)
+    };
+    let receive = || {
+        assert!(wait(&mut b, &done));
+        Ok(())
+    };
+    raw::cost(send, receive).unwrap()
+}
+
 /// Gb/s of payload, in bursts of 15 packets of 4096 bytes gathered from a region, ICRCs made and checked.
 fn throughput(time: Duration) -> f64 {
     let (mut a, mut b) = (bind("127.77.0.3"), bind("127.77.0.4"));
     let there = flow(&a, &b);
     let ahead = (b.info().window as u64).min(1 << 20);
-    let mut memory = vec![0x5a; 15 * 4096];
-    let addr = memory.as_mut_ptr().expose_provenance();
-    let mut table = Table::new();
-    // SAFETY: `memory` outlives the table, and nothing writes it.
-    let key = unsafe { table.register(PdId(1), addr, memory.len(), 0, Access::ALL) }.unwrap().lkey;
-    let slices: Vec<HostSlice> =
-        (0..15).map(|i| table.local(PdId(1), key, i * 4096, 4096, Access::LOCAL_READ).unwrap()).collect();
+    let (mut memory, mut table) = (vec![0x5a; 15 * 4096], Table::new());
+    let slices = slices(&mut memory, &mut table);
     let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|s| {
         s.spawn(|| {
@@ -130,10 +155,20 @@ fn main() -> std::io::Result<()> {
             link.p50 as f64 / raw.p50 as f64
         );
     }
+    let (raw, link) = (raw::burst_cost(4172, 15)?, burst_cost());
+    println!(
+        "CPU time of a burst of 15: raw {} + {} ns, link {} + {} ns (sending + receiving)",
+        raw.send, raw.receive, link.send, link.receive
+    );
     for _ in 0..3 {
         let time = Duration::from_secs(1);
-        let (raw, link) = (raw::throughput(4172, 15, time)?.gbps, throughput(time));
-        println!("bursts of 15: raw {raw:.1} Gb/s, link {link:.1} Gb/s: {:.2} x", link / raw);
+        let (raw, link) = (raw::throughput(4172, 15, time)?, throughput(time));
+        println!(
+            "bursts of 15: raw {:.1} Gb/s ({:.3} % lost), link {link:.1} Gb/s: {:.2} x",
+            raw.gbps,
+            raw.lost * 100.0,
+            link / raw.gbps
+        );
     }
     Ok(())
 }

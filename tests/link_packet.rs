@@ -39,6 +39,15 @@ impl Net {
             ip(&format!("-n {name} link set lo up"));
             ip(&format!("-n {name} link set {dev} up"));
         }
+        // Until then the kernel quietly drops what is sent.
+        let up = |side: usize, dev| {
+            let args = ["-n", &net.names[side], "-o", "link", "show", dev];
+            let out = Command::new("ip").args(args).output().unwrap();
+            String::from_utf8_lossy(&out.stdout).contains("state UP")
+        };
+        while !(up(0, "v0") && up(1, "v1")) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         net
     }
 

@@ -99,6 +99,49 @@ pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result
     })
 }
 
+/// The least CPU time that [`burst_cost`] and its like see, in nanoseconds a burst.
+#[derive(Clone, Copy, Debug)]
+pub struct BurstCost {
+    /// Of sending.
+    pub send: u64,
+    /// Of receiving.
+    pub receive: u64,
+}
+
+/// Runs `send` and `receive` in turns on this thread, and returns the least CPU time that a run of either took.
+/// On a machine that does other things besides, this is what still can be compared.
+pub fn cost(
+    mut send: impl FnMut() -> io::Result<()>,
+    mut receive: impl FnMut() -> io::Result<()>,
+) -> io::Result<BurstCost> {
+    let mut least = BurstCost { send: u64::MAX, receive: u64::MAX };
+    for _ in 0..5000 {
+        let start = cpu_time();
+        send()?;
+        let between = cpu_time();
+        receive()?;
+        least.send = least.send.min(between - start);
+        least.receive = least.receive.min(cpu_time() - between);
+    }
+    Ok(least)
+}
+
+fn cpu_time() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec that outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// What a contiguous burst of `segments` datagrams of `segment` bytes costs by UDP_SEGMENT and UDP_GRO.
+pub fn burst_cost(segment: usize, segments: usize) -> io::Result<BurstCost> {
+    let (tx, rx) = pair()?;
+    set(&tx, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
+    set(&rx, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    let (data, mut buffer) = (vec![0x5a; segment * segments], vec![0; 65_536]);
+    cost(|| tx.send(&data).map(drop), || rx.recv(&mut buffer).map(drop))
+}
+
 /// Bounces a datagram of `bytes` between two threads that both poll with non-blocking receives.
 pub fn ping_pong(bytes: usize, rounds: usize) -> io::Result<HalfRoundTrip> {
     const WARM_UP: usize = 2000;

@@ -124,7 +124,7 @@ pub struct LinkArgs {
     /// Use this entry of the GID table (`urxe devinfo` lists it) instead of the first that fits the peer
     #[arg(long, value_name = "INDEX")]
     pub gid: Option<u8>,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; the largest that the link carries if not given
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; both ends need the same
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<Mtu>,
     /// What was opened with these options; clones share it.
@@ -147,10 +147,17 @@ pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl LinkArgs {
-    /// The same options for another link.
-    #[must_use]
-    pub fn with_link(&self, link: LinkSpec) -> LinkArgs {
-        LinkArgs { link, ..self.clone() }
+    /// A link with nothing around it.
+    pub fn on(link: LinkSpec) -> LinkArgs {
+        LinkArgs {
+            link,
+            capture: None,
+            faults: Vec::new(),
+            seed: None,
+            gid: None,
+            mtu: None,
+            opened: Arc::default(),
+        }
     }
 
     /// Binds the link, puts capture and faults around it and opens a NIC on it. On `fabric` it is alone:

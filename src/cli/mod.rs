@@ -1,12 +1,74 @@
 //! The `urxe` command: one file a subcommand, and the pieces behind them.
 
+mod demo;
+mod devinfo;
 mod error;
 pub mod exchange;
 pub mod interrupt;
 pub mod link;
 pub mod oob;
+mod packet_text;
 pub mod perf;
 pub mod pingpong;
+mod serve;
+pub mod size;
 mod spin;
 
+use std::io::{self, ErrorKind};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
 pub use error::CliError;
+use interrupt::Interrupt;
+
+/// A software RoCEv2 NIC in userspace, which talks to real NICs and to the kernel's rxe
+#[derive(Parser)]
+#[command(name = "urxe", version, max_term_width = 100, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  urxe demo                          every operation once, packet by packet, and a capture
+  urxe devinfo                       the links that could be opened here
+  urxe perf write --link fabric      bandwidth of RDMA WRITE in memory; see `urxe help perf`
+  urxe pingpong --link udp:10.0.0.1  a server for ibv_rc_pingpong
+  urxe serve --link udp:10.0.0.1     an endpoint to READ from, WRITE to and SEND at
+  urxe help serve                    all about a command";
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Demo),
+    Devinfo(devinfo::Devinfo),
+    Perf(perf::PerfArgs),
+    Pingpong(pingpong::PingpongArgs),
+    Serve(serve::Serve),
+}
+
+/// Reads the command line, runs the command and says what went wrong, if something did. The status is 0,
+/// 1 for a failure and 2 for a command line that is none.
+pub fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Demo(demo) => demo.run(),
+        Command::Devinfo(devinfo) => devinfo.run(),
+        Command::Perf(args) => Interrupt::install().and_then(|interrupt| perf::run(&args, &interrupt)),
+        Command::Pingpong(args) => {
+            Interrupt::install().and_then(|interrupt| pingpong::run(&args, &interrupt))
+        }
+        Command::Serve(serve) => serve.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough, as `head` does.
+        Err(CliError::Output(e)) if e.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(e) => {
+            // The message may quote what a peer or the command line said: still one line.
+            let line = e.to_string().replace('\n', " ");
+            let _ = io::Write::write_all(&mut io::stderr(), format!("urxe: {line}\n").as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -45,7 +45,8 @@ pub struct LinkInfo {
     pub src_port: Option<u16>,
     /// How large a burst it takes.
     pub burst: BurstLimits,
-    /// Bytes that a peer of the same kind can have in its receive buffer unread: what may be in flight.
+    /// Bytes that a peer of the same kind can have in its receive buffer unread: what may be in flight. Short
+    /// packets take more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
 }
 

@@ -301,8 +301,9 @@ impl Nic {
 
     /// Acts on all timers that have expired at `now`.
     pub fn handle_timeouts(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
-        while let Some(qpn) = self.schedule.next_expired(now) {
-            let Some(entry) = self.table.get_mut(qpn) else { continue };
+        while let Some((at, qpn)) = self.schedule.next_expired(now) {
+            // An earlier one has taken this one's place: putting it back would keep both for ever.
+            let Some(entry) = self.table.get_mut(qpn).filter(|e| e.timer_at == Some(at)) else { continue };
             entry.timer_at = None;
             if entry.qp.next_deadline().is_some_and(|at| at <= now) {
                 let mut env = self.state.env(now, memory, tx, &self.config.tuning);

@@ -13,7 +13,7 @@ use crate::wire::Qpn;
 pub(super) struct Schedule {
     ready: VecDeque<Qpn>,
     /// Those with nothing but an acknowledgement, which may wait for a request to travel with.
-    held: Vec<Qpn>,
+    held: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
 }
 
@@ -26,7 +26,7 @@ impl Schedule {
             Pending::Acknowledgement => {
                 if !entry.held && !entry.queued {
                     entry.held = true;
-                    self.held.push(entry.qp.qpn());
+                    self.held.push_back(entry.qp.qpn());
                 }
             }
         }
@@ -34,7 +34,7 @@ impl Schedule {
 
     /// One of those with an acknowledgement.
     pub fn next_held(&mut self) -> Option<Qpn> {
-        self.held.pop()
+        self.held.pop_front()
     }
 
     pub fn has_held(&self) -> bool {
@@ -65,12 +65,13 @@ impl Schedule {
         !self.ready.is_empty()
     }
 
-    pub fn next_expired(&mut self, now: Instant) -> Option<Qpn> {
+    /// The next that has come up, and when it was due.
+    pub fn next_expired(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
         let Reverse((at, _)) = self.timers.peek()?;
         if *at > now {
             return None;
         }
-        self.timers.pop().map(|Reverse((_, qpn))| qpn)
+        self.timers.pop().map(|Reverse(entry)| entry)
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {

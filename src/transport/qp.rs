@@ -132,7 +132,10 @@ impl QueuePair {
                 self.conn = init;
                 self.established = false;
             }
-            (_, QpState::Err) => self.flush(env),
+            (_, QpState::Err) => {
+                self.flush(env);
+                self.responder.silence();
+            }
             _ => {}
         }
         Ok(())
@@ -223,16 +226,18 @@ impl QueuePair {
         self.settle(result, env);
     }
 
-    /// Sends what is due, at most `budget` packets, and says whether more could go at once.
-    pub fn transmit(&mut self, mut budget: usize, env: &mut Env<'_>) -> bool {
+    /// Sends what is due, at most `budget` packets of each side, and says whether more could go at once.
+    pub fn transmit(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         let mut more = false;
+        // Each side has its own, or the answer to a long READ would keep our own requests waiting.
+        let (mut replies, mut requests) = (budget, budget);
         // An acknowledgement goes behind requests: shorter than they are, it then ends their burst.
         let acknowledge_last = !self.responder.has_urgent_replies();
         if acknowledge_last {
-            more |= self.transmit_requests(&mut budget, env);
+            more |= self.transmit_requests(&mut requests, env);
         }
         if is_receiving(self.conn.state) || self.conn.state == QpState::Err {
-            match self.responder.transmit(&self.conn, &mut budget, env) {
+            match self.responder.transmit(&self.conn, &mut replies, env) {
                 Ok(left) => more |= left,
                 Err(fatal) => {
                     self.settle(Err(fatal), env);
@@ -241,7 +246,7 @@ impl QueuePair {
             }
         }
         if !acknowledge_last {
-            more |= self.transmit_requests(&mut budget, env);
+            more |= self.transmit_requests(&mut requests, env);
         }
         more
     }

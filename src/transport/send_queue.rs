@@ -6,9 +6,18 @@ use super::{PostError, SendFlags, SendWr, Sge, WrData, WrOp};
 use crate::memory::{AccessError, HostSlice, PdId, Table};
 use crate::wire::{Mtu, Psn};
 
-/// What a packet costs beside its payload in the account of bytes in flight: headers, and a share of what a
-/// socket buffer keeps for each packet.
-const PACKET_COST: u64 = 128;
+/// What a packet costs beside its payload in the account of bytes in flight.
+const HEADER_COST: u64 = 128;
+
+/// What a packet costs at least: a socket buffer keeps hardly less for a short one that came alone (measured
+/// with the udp link, [`crate::link::udp::MIN_CHARGE`]).
+const LEAST_COST: u64 = 1024;
+
+/// Flight cost of a packet with `payload` bytes.
+const fn packet_cost(payload: u64) -> u64 {
+    let cost = payload + HEADER_COST;
+    if cost < LEAST_COST { LEAST_COST } else { cost }
+}
 
 /// Limits of a send queue, fixed at creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,10 +61,15 @@ impl SendWqe {
 
     /// Flight cost of all packets before its `packet`-th.
     pub fn cost_at(&self, packet: u32, mtu: Mtu) -> u64 {
-        self.cost_before
-            + (packet as u64 * mtu.bytes() as u64).min(self.len as u64)
-            + packet as u64 * PACKET_COST
+        self.cost_before + message_cost(self.len, self.packets, packet, mtu)
     }
+}
+
+/// Flight cost of the first `n` of the `packets` packets of a message.
+fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
+    let full = n.min(packets - 1) as u64;
+    let cost = full * packet_cost(mtu.bytes() as u64);
+    if n < packets { cost } else { cost + packet_cost(len as u64 - full * mtu.bytes() as u64) }
 }
 
 #[derive(Debug)]
@@ -133,7 +147,7 @@ impl SendQueue {
             cost_before: self.cost,
         });
         self.next_psn += packets;
-        self.cost += len + packets as u64 * PACKET_COST;
+        self.cost += message_cost(len as u32, packets, packets, mtu);
         Ok(())
     }
 

@@ -14,12 +14,16 @@ use crate::nic::{Limits, Nic, NicConfig, Personality, PortAddresses};
 use crate::transport::{AsyncEvent, Counters, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu};
 
+/// Not host addresses: those differ from run to run, and a program should replay to the same packets.
+const FIRST_IOVA: u64 = 0x1000_0000;
+
 /// How a context is opened.
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
     /// Limits and habits of the NIC.
     pub personality: Personality,
-    /// Seeds queue pair numbers and first PSNs. `None`: differently each time.
+    /// Seeds queue pair numbers and first PSNs. `None`: differently each time, but on a fabric by the
+    /// fabric's seed and the port's address, so that a program replays.
     pub seed: Option<u64>,
     /// Bytes that a queue pair keeps in flight. `None`: what the link says its peers can hold.
     pub window: Option<usize>,
@@ -42,6 +46,8 @@ pub(super) struct Inner {
     pub mtu: Mtu,
     pub seed: u64,
     next_pd: AtomicU32,
+    /// Where the next region of the crate's own memory begins, in the addresses that work requests use.
+    next_iova: AtomicU64,
     /// Draws first PSNs.
     draws: AtomicU64,
     thread: Option<JoinHandle<()>>,
@@ -90,7 +96,10 @@ impl Context {
         let longest = if info.addresses.iter().any(IpAddr::is_ipv6) { 48 } else { 28 };
         let mtu = Mtu::largest_within(info.mtu, longest + MAX_HEADERS_LEN + ICRC_LEN)
             .ok_or_else(|| OpenError::MtuTooSmall { name: info.name.clone(), mtu: info.mtu })?;
-        let seed = options.seed.unwrap_or_else(random_seed);
+        let seed = options.seed.unwrap_or_else(|| match &fabric {
+            Some(f) => f.fabric().config().seed ^ hash_of_address(info.addresses[0]),
+            None => random_seed(),
+        });
         let window = options.window.unwrap_or(info.window);
         let nic = Nic::new(NicConfig {
             personality: options.personality,
@@ -120,8 +129,8 @@ impl Context {
             }
         };
         let limits = options.personality.limits;
-        let (next_pd, draws) = (AtomicU32::new(1), AtomicU64::new(0));
-        Ok(Context(Arc::new(Inner { shard, limits, info, mtu, seed, next_pd, draws, thread })))
+        let (next_pd, next_iova, draws) = (AtomicU32::new(1), AtomicU64::new(FIRST_IOVA), AtomicU64::new(0));
+        Ok(Context(Arc::new(Inner { shard, limits, info, mtu, seed, next_pd, next_iova, draws, thread })))
     }
 
     /// A protection domain.
@@ -223,6 +232,11 @@ impl Context {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Addresses for a region of `len` bytes, page-aligned, with a gap behind it.
+    pub(super) fn take_iova(&self, len: usize) -> u64 {
+        self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
+    }
+
     /// A number from the context's own sequence (splitmix64).
     pub(super) fn draw(&self) -> u64 {
         let step = self.0.draws.fetch_add(1, Ordering::Relaxed) + 1;
@@ -247,6 +261,12 @@ impl Drop for Inner {
             let _ = thread.join();
         }
     }
+}
+
+/// FNV-1a, the same in every run and on every machine.
+fn hash_of_address(ip: IpAddr) -> u64 {
+    let step = |h: u64, b: u8| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3);
+    Gid::from(ip).0.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 fn random_seed() -> u64 {

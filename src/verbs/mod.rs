@@ -8,6 +8,7 @@
 mod clock;
 mod context;
 mod cq;
+mod device;
 mod error;
 mod mr;
 mod pair;
@@ -24,6 +25,7 @@ pub use crate::transport::{
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, Qpn, RKey, RnrTimer};
 pub use context::{Context, ContextOptions, DeviceAttr, PortAttr};
 pub use cq::{CompletionChannel, Cq};
+pub use device::{Device, DeviceError, devices};
 pub use error::{ConnectError, CreateError, MemoryAccessError, OpenError, PostListError, WaitError};
 pub use mr::{Mr, Pd, RawMr, RemoteAddr};
 pub use pair::{Node, PairError};

@@ -35,7 +35,8 @@ impl Pd {
         self.0.id
     }
 
-    /// A region of `len` zero bytes of its own.
+    /// A region of `len` zero bytes of its own. Its addresses are the context's choice, not those in host
+    /// memory.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -44,7 +45,7 @@ impl Pd {
         let buffer = Buffer::zeroed(len);
         let addr = buffer.addr();
         // SAFETY: the buffer is owned by the `Mr`, which deregisters before it frees.
-        let raw = unsafe { self.register(addr, len, access) }?;
+        let raw = unsafe { self.register(addr, len, self.0.context.take_iova(len), access) }?;
         Ok(Mr { raw, buffer })
     }
 
@@ -60,7 +61,7 @@ impl Pd {
     pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<RawMr, CreateError> {
         self.check(len, access)?;
         // SAFETY: the caller vouches for the memory.
-        unsafe { self.register(addr.expose_provenance(), len, access) }
+        unsafe { self.register(addr.expose_provenance(), len, addr.addr() as u64, access) }
     }
 
     fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
@@ -77,17 +78,23 @@ impl Pd {
 
     /// # Safety
     /// As [`reg_mr_raw`](Self::reg_mr_raw).
-    unsafe fn register(&self, addr: usize, len: usize, access: Access) -> Result<RawMr, CreateError> {
+    unsafe fn register(
+        &self,
+        addr: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<RawMr, CreateError> {
         let max = self.0.context.0.limits.max_mr;
         let mut table = self.0.context.0.shard.memory.write();
         if table.len() >= max as usize {
             return Err(CreateError::Exhausted { kind: "regions", max });
         }
         // SAFETY: the caller vouches for the memory until the `RawMr` is dropped, which deregisters.
-        let info = unsafe { table.register(self.0.id, addr, len, addr as u64, access) }
+        let info = unsafe { table.register(self.0.id, addr, len, iova, access) }
             .ok_or(CreateError::Exhausted { kind: "regions", max })?;
         drop(table);
-        Ok(RawMr { pd: self.clone(), addr: addr as u64, len, info })
+        Ok(RawMr { pd: self.clone(), addr: iova, len, info })
     }
 
     /// A queue pair.

@@ -145,24 +145,18 @@ impl Socket {
 
     /// Reads frames into `rx` until it holds `max` or there are no more.
     pub fn fill(&mut self, rx: &mut FrameQueue, max: usize) {
-        match &mut self.kind {
+        let result = match &mut self.kind {
             Kind::Dgram { socket, .. } => {
-                while rx.len() < max {
-                    match socket.recv(&mut self.buffer) {
-                        Ok(n) => rx.push(&self.buffer[..n]),
-                        Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                        // A reset tells that the peer was closed: a new one may come under its name.
-                        Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
-                        Err(_) => return,
-                    }
-                }
+                receive_datagrams(socket, &mut self.buffer, rx, max);
+                Ok(())
             }
             Kind::Listen { stream: Some(stream), .. } | Kind::Connect { stream: Some(stream), .. } => {
-                if receive_stream(stream, &mut self.buffer, &mut self.filled, rx, max).is_err() {
-                    self.disconnect();
-                }
+                receive_stream(stream, &mut self.buffer, &mut self.filled, rx, max)
             }
-            _ => {}
+            _ => Ok(()),
+        };
+        if result.is_err() {
+            self.disconnect();
         }
     }
 }
@@ -207,6 +201,17 @@ fn send_datagrams(socket: &UnixDatagram, remote: &Path, connected: &mut bool, tx
         }
     }
     lost
+}
+
+fn receive_datagrams(socket: &UnixDatagram, buffer: &mut [u8], rx: &mut FrameQueue, max: usize) {
+    while rx.len() < max {
+        match socket.recv(buffer) {
+            Ok(n) => rx.push(&buffer[..n]),
+            // A reset tells that the peer was closed: a new one may come under its name.
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionReset) => {}
+            Err(_) => return,
+        }
+    }
 }
 
 fn send_stream(stream: &mut UnixStream, tx: &mut FrameQueue) -> io::Result<()> {

@@ -9,8 +9,8 @@ use crate::wire::Mac;
 pub const FRESH: Duration = Duration::from_secs(30);
 /// How long an answer may take before the question is put again.
 pub const RETRY: Duration = Duration::from_millis(250);
-/// How often it is put.
-pub const TRIES: u8 = 4;
+/// How often it is put: for three seconds, as Linux does.
+pub const TRIES: u8 = 12;
 /// How many neighbours are remembered.
 pub const MAX_NEIGHBOURS: usize = 4096;
 
@@ -91,7 +91,7 @@ impl Neighbours {
             question.tries += 1;
             question.again = now + RETRY;
             // The old MAC may be gone: the last attempts ask everybody.
-            let mac = entry.mac.filter(|_| question.tries <= TRIES / 2);
+            let mac = entry.mac.filter(|_| question.tries <= TRIES / 4);
             return Some(Ok(Ask { ip, mac }));
         }
         self.entries.remove(&ip);

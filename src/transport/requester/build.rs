@@ -11,8 +11,11 @@ use crate::wire::{AtomicEth, HeaderSet, Headers, Operation, Position, Reth};
 /// (IBA 9.7.2).
 const MAX_PSNS: u32 = 1 << 22;
 
-/// An acknowledgement is asked for at least every so many parts of the window, so that it never closes.
+/// An acknowledgement is asked for in every such part of the window, so that it never closes.
 const ASKS_PER_WINDOW: u64 = 4;
+
+/// ... and however wide the window, at least so often that the limit on PSNs is not reached without one.
+const MAX_ASK_STEP: u64 = 1 << 28;
 
 /// What stays of the window, however many retries were in vain.
 const LEAST_WINDOW: u64 = 16 << 10;
@@ -70,7 +73,9 @@ impl Requester {
     fn send_one(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
-        let fresh = packet == 0;
+        let psn = wqe.first_psn + packet;
+        // Never sent before: what was begun is brought to its end, and sent again, in SQD too.
+        let fresh = packet == 0 && !psn.is_before(self.frontier);
         if self.pause.is_some()
             || self.failed.is_some()
             || fresh && conn.state == QpState::Sqd
@@ -84,16 +89,20 @@ impl Requester {
         let left = wqe.packets - packet;
         // A READ is one packet here and takes the PSNs of all its responses.
         let psns = match wqe.op {
-            WrOp::Read { .. } => left.min((env.tuning.read_chunk / mtu).clamp(1, MAX_PSNS)),
+            // The parts have fixed ends: what is asked for again must lie in one request that the responder
+            // remembers, so a remainder never reaches into the next part.
+            WrOp::Read { .. } => {
+                let part = (env.tuning.read_chunk / mtu).clamp(1, MAX_PSNS);
+                left.min(part - packet % part)
+            }
             _ => 1,
         };
-        let psn = wqe.first_psn + packet;
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
         let acked_cost = self.acked_cost(conn);
         let window = self.window(conn, env);
         if start_cost > acked_cost && end_cost - acked_cost > window
-            || (psn + psns).since(self.unacked) > MAX_PSNS as i32
+            || psn.since(self.unacked) as u32 + psns > MAX_PSNS
         {
             return Err(Stop::Idle);
         }
@@ -105,8 +114,9 @@ impl Requester {
             _ => Position::of(packet, wqe.packets),
         };
         let mut headers = request_headers(conn, wqe, position, psn, offset, len);
-        let window_mark = end_cost.saturating_sub(self.asked) >= window / ASKS_PER_WINDOW;
-        headers.bth.ack_req = position.ends() || window_mark;
+        // By the packet's place alone, so that it is the same packet when it is sent again.
+        let step = (window / ASKS_PER_WINDOW).clamp(1, MAX_ASK_STEP);
+        headers.bth.ack_req = position.ends() || start_cost / step != end_cost / step;
 
         let flow = conn.flow.as_ref().ok_or(Stop::Idle)?;
         if wqe.op.is_read_or_atomic() {
@@ -127,9 +137,6 @@ impl Requester {
             }
         }
         let ended = left == psns;
-        if headers.bth.ack_req {
-            self.asked = end_cost;
-        }
         self.cursor = if ended {
             Cursor { wqe: index + 1, packet: 0 }
         } else {

@@ -38,8 +38,6 @@ pub(super) struct Requester {
     timer: Option<Instant>,
     retries_left: u8,
     rnr_retries_left: u8,
-    /// Flight cost up to which an acknowledgement was asked for.
-    asked: u64,
     /// The missing response for which requests were already sent again.
     gap: Option<Psn>,
     /// PSNs before this one were sent before.
@@ -60,7 +58,6 @@ impl Requester {
             timer: None,
             retries_left: 0,
             rnr_retries_left: 0,
-            asked: 0,
             gap: None,
             resend_until: Psn::default(),
             failed: None,

@@ -95,6 +95,10 @@ impl Requester {
             self.cursor = self.position_of_unacked();
         }
         self.gap = None;
+        if self.resend_until.is_before(self.unacked) {
+            // Kept within reach: half the PSN space later it would read as ahead again.
+            self.resend_until = self.unacked;
+        }
         self.reset_retries(conn);
         self.arm_timer(conn, env);
     }
@@ -198,7 +202,8 @@ impl Requester {
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
         env.counters.rcvd_rnr_err += 1;
-        if !self.reach(psn, conn, env)? {
+        // While it waits nothing is sent, so a second one is a copy of the first.
+        if !self.reach(psn, conn, env)? || self.pause.is_some() {
             return Ok(());
         }
         // 7 retries without end (IBA 9.7.5.2.8).
@@ -228,6 +233,8 @@ impl Requester {
             return Ok(());
         }
         let status = match code {
+            // Already going back to it: rxe, for one, follows an RNR NAK with this for the packets behind.
+            NakCode::PsnSequenceError if self.is_back() => return Ok(()),
             NakCode::PsnSequenceError => return self.retry(conn, env),
             NakCode::InvalidRequest | NakCode::InvalidRdRequest => WcStatus::RemInvReqErr,
             NakCode::RemoteAccessError => WcStatus::RemAccessErr,
@@ -244,7 +251,7 @@ impl Requester {
     /// A response overtook one that must come before it: that one is lost, and asked for again at once, but
     /// only once for all the responses that are behind it on the wire.
     fn implied_nak(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        if self.gap == Some(self.unacked) {
+        if self.gap == Some(self.unacked) || self.is_back() {
             return Ok(());
         }
         env.counters.implied_nak_seq_err += 1;

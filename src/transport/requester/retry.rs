@@ -21,10 +21,15 @@ impl Requester {
         self.cursor = self.position_of_unacked();
         self.reads.clear();
         self.resend_until = self.frontier;
-        self.asked = 0;
         self.timer = None;
         // Found again when the cursor comes back to it.
         self.failed = None;
+    }
+
+    /// Whether the oldest packet in flight is also the next to be sent: another reason to go back is no news
+    /// and costs no retry.
+    pub(super) fn is_back(&self) -> bool {
+        self.next_psn() == self.unacked
     }
 
     /// Starts the local ACK timeout anew while something is in flight.

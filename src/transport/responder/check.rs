@@ -2,7 +2,7 @@
 //! sequence, opcode valid for the QP, resources, length, key and range. They change nothing.
 
 use super::refusal::Refusal;
-use super::{Message, Remote, Reply, Responder};
+use super::{Message, Remote, Responder};
 use crate::memory::Access;
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MAX_MESSAGE};
@@ -35,7 +35,8 @@ impl Responder {
     fn check_resources(&self, packet: &Packet<'_>, conn: &Connection) -> Verdict {
         let operation = packet.row().operation;
         if operation.takes_read_resource() {
-            let waiting = self.replies.iter().filter(|r| !matches!(r, Reply::Acknowledge { .. })).count();
+            // Answers that are sent again do not count: the requester may have had the first ones since.
+            let waiting = self.replies.iter().filter(|r| r.is_fresh_result()).count();
             if waiting >= conn.max_dest_rd_atomic as usize {
                 return Err(Refusal::Invalid);
             }

@@ -5,7 +5,7 @@ use super::{Message, Reply, Resource, ResourceKind, Responder};
 use crate::memory::{Access, AtomicOp};
 use crate::transport::connection::Connection;
 use crate::transport::{Completion, Env, Output, WcOpcode, WcStatus};
-use crate::wire::{Operation, Packet, Syndrome};
+use crate::wire::{Operation, Packet};
 
 impl Responder {
     /// Does what the packet asks for. Fails only where memory that was there at the check, or that the
@@ -25,7 +25,7 @@ impl Responder {
         }
         self.expected = packet.bth().psn.next();
         if packet.bth().ack_req {
-            self.acknowledge(Syndrome::ACK);
+            self.acknowledge(packet.bth().psn, self.msn);
         }
         Ok(())
     }
@@ -130,7 +130,7 @@ impl Responder {
             Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::Atomic { original } },
             conn,
         );
-        self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn });
+        self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, again: false });
         self.expected = psn.next();
         Ok(())
     }

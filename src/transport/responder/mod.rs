@@ -58,6 +58,7 @@ enum Reply {
         psn: Psn,
         original: u64,
         msn: u32,
+        again: bool,
     },
     /// The next response is packet `next` of the message `reth`, whose first has PSN `first`.
     Read {
@@ -70,6 +71,11 @@ enum Reply {
 }
 
 impl Reply {
+    /// Whether it is the first answer to a READ or atomic.
+    fn is_fresh_result(&self) -> bool {
+        matches!(self, Reply::Atomic { again: false, .. } | Reply::Read { again: false, .. })
+    }
+
     fn psn(&self, conn: &Connection) -> Psn {
         match *self {
             Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } => psn,
@@ -148,6 +154,11 @@ impl Responder {
         self.resources.clear();
     }
 
+    /// Drops the answers that are due: the application has ended the conversation.
+    pub fn silence(&mut self) {
+        self.replies.clear();
+    }
+
     /// Forgets everything (RESET).
     pub fn clear(&mut self) {
         self.queue.clear();
@@ -209,10 +220,18 @@ impl Responder {
         env.counters.duplicate_request += 1;
         let psn = packet.bth().psn;
         match packet.row().operation {
-            Operation::Send | Operation::Write => self.acknowledge(Syndrome::ACK),
+            Operation::Send | Operation::Write => {
+                // All up to the newest, but not past a READ or atomic behind this packet: the requester has
+                // not seen its answer, and would read such an acknowledgement as the loss of it.
+                let inside = |r: &&Resource| r.first.is_after(psn) && r.first.is_before(self.expected);
+                match self.resources.iter().find(inside) {
+                    Some(r) => self.acknowledge(r.first.prev(), r.msn.wrapping_sub(1) & 0xff_ffff),
+                    None => self.acknowledge(self.expected.prev(), self.msn),
+                }
+            }
             Operation::ReadRequest => {
                 let Some(asked) = packet.reth() else { return };
-                let known = self.resources.iter().find_map(|r| match r.kind {
+                let known = self.resources.iter().rev().find_map(|r| match r.kind {
                     ResourceKind::Read(reth) if contains(r, psn) => Some((*r, reth)),
                     _ => None,
                 });
@@ -222,20 +241,27 @@ impl Responder {
                 let same = asked.rkey == reth.rkey
                     && asked.va == reth.va.wrapping_add(skipped)
                     && asked.dma_len as u64 + skipped <= reth.dma_len as u64;
-                if same {
+                // An answer of which all that is asked for is still to be sent will do.
+                let last = psn + (conn.mtu.packets(asked.dma_len) - 1);
+                let due = self.replies.iter().any(|r| match *r {
+                    Reply::Read { first, next, .. } => !psn.is_before(first + next) && r.psn(conn) == last,
+                    _ => false,
+                });
+                if same && !due {
                     self.forget_replies_from(psn, conn);
                     let (first, msn) = (psn, resource.msn);
                     self.replies.push_back(Reply::Read { first, reth: asked, next: 0, msn, again: true });
                 }
             }
             Operation::CompareSwap | Operation::FetchAdd => {
-                let saved = self.resources.iter().find_map(|r| match r.kind {
+                let saved = self.resources.iter().rev().find_map(|r| match r.kind {
                     ResourceKind::Atomic { original } if r.first == psn => Some((original, r.msn)),
                     _ => None,
                 });
-                if let Some((original, msn)) = saved {
+                let due = self.replies.iter().any(|r| matches!(r, Reply::Atomic { psn: p, .. } if *p == psn));
+                if let Some((original, msn)) = saved.filter(|_| !due) {
                     self.forget_replies_from(psn, conn);
-                    self.replies.push_back(Reply::Atomic { psn, original, msn });
+                    self.replies.push_back(Reply::Atomic { psn, original, msn, again: true });
                 }
             }
             _ => {}
@@ -248,10 +274,12 @@ impl Responder {
         self.replies.retain(|r| r.psn(conn).is_before(psn));
     }
 
-    /// All before the expected PSN is acknowledged; joined to an acknowledgement that has not left yet.
-    fn acknowledge(&mut self, syndrome: Syndrome) {
-        let ack = Reply::Acknowledge { psn: self.expected.prev(), syndrome, msn: self.msn };
+    /// All up to `psn` has arrived; joined to an acknowledgement that has not left yet.
+    fn acknowledge(&mut self, psn: Psn, msn: u32) {
+        let ack = Reply::Acknowledge { psn, syndrome: Syndrome::ACK, msn };
         match self.replies.back_mut() {
+            Some(Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, psn: due, .. })
+                if psn.is_before(*due) => {}
             Some(last @ Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. }) => *last = ack,
             _ => self.replies.push_back(ack),
         }

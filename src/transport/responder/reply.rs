@@ -25,7 +25,7 @@ impl Responder {
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
-                Reply::Atomic { psn, original, msn } => {
+                Reply::Atomic { psn, original, msn, .. } => {
                     let h =
                         answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, Syndrome::ACK, msn);
                     let h = Headers { atomic_ack: AtomicAckEth { original }, ..h };
@@ -39,6 +39,8 @@ impl Responder {
                         // The region has gone since the request was accepted.
                         self.replies.clear();
                         (self.expected, self.nak_outstanding) = (first + at, false);
+                        // The READ is not done after all; a SEND that has begun since is none of its business.
+                        (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
                         return self.refuse(Refusal::Access, conn, env).map(|()| false);
                     }
                     if at + 1 == count {

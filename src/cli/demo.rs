@@ -1,0 +1,462 @@
+//! `urxe demo`: two NICs in one process, every operation once, packet by packet.
+#![forbid(unsafe_code)]
+
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use clap::Args;
+
+use super::{CliError, packet_text};
+use crate::link::capture::{CaptureFile, CaptureHandle, Timestamps};
+use crate::link::fabric::{Fabric, FabricConfig};
+use crate::link::faults::{Direction, Faults, Rule};
+use crate::link::trace::{Trace, Traced};
+use crate::transport::Instant;
+use crate::verbs::{
+    Access, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Node, Psn, Qpn, RecvWr,
+    SendWr, Sge, WcOpcode, WcStatus,
+};
+use crate::wire::Packet;
+
+const LONG: &str = "\
+Two NICs on a fabric in memory, in virtual time: SEND, WRITE and READ of several packets, immediate data and \
+both atomics, a middle packet of the WRITE lost on purpose, and a SEND that finds its receiver not ready. \
+Prints every packet, writes a capture for Wireshark, and checks all data.";
+
+/// Every operation once between two NICs in memory, packet by packet
+#[derive(Args)]
+#[command(long_about = LONG)]
+pub struct Demo {
+    /// Write the packets to this pcapng file
+    #[arg(long, value_name = "FILE", default_value = "demo.pcapng")]
+    capture: PathBuf,
+    /// Write no capture
+    #[arg(long, conflicts_with = "capture")]
+    no_capture: bool,
+    /// Draw queue pair numbers and first PSNs from this seed
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+/// What is lost on purpose: the second middle packet of a WRITE.
+const LOSS: &str = "drop=2,opcode=0x07";
+const MTU: Mtu = Mtu::Mtu1024;
+/// Bytes of a region: what is sent from and to.
+const REGION: usize = 16 << 10;
+/// Virtual time after which an operation counts as stuck.
+const STUCK: Duration = Duration::from_secs(10);
+
+const BOLD: Style = Style::new().bold();
+const DIM: Style = Style::new().dimmed();
+const RED: Style = AnsiColor::Red.on_default().bold();
+const GREEN: Style = AnsiColor::Green.on_default();
+const YELLOW: Style = AnsiColor::Yellow.on_default();
+const CYAN: Style = AnsiColor::Cyan.on_default();
+
+/// What both NICs' traces tell, until it is printed.
+#[derive(Default)]
+struct Told {
+    packets: Vec<(Instant, Direction, Vec<u8>)>,
+    /// PSNs that the fault struck and that were not told yet.
+    lost: HashSet<Psn>,
+}
+
+type Log = Arc<Mutex<Told>>;
+
+impl Demo {
+    /// Runs it.
+    pub fn run(self) -> Result<(), CliError> {
+        let capture = match self.no_capture {
+            true => None,
+            false => Some(CaptureFile::create(&self.capture, Timestamps::Virtual)?),
+        };
+        let out = anstream::AutoStream::auto(std::io::stdout());
+        let mut stage = Stage::new(self.seed, capture.as_ref(), Box::new(out))?;
+        stage.play()?;
+        if let Some(file) = capture {
+            file.flush()?;
+            let path = self.capture.display();
+            writeln!(stage.out, "Every packet is in {path}: open it with  {BOLD}wireshark {path}{BOLD:#}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The two NICs, what is known of them, and where it is told.
+struct Stage {
+    out: Box<dyn Write>,
+    fabric: Fabric,
+    log: Log,
+    a: Node,
+    b: Node,
+    /// Regions of either.
+    src: Mr,
+    dst: Mr,
+    /// Requests seen, to know them when they come again.
+    seen: HashSet<(Qpn, Psn, u8)>,
+    packets: usize,
+    lost: usize,
+    again: usize,
+    steps: usize,
+}
+
+/// A completion that a step waits for.
+struct Expected {
+    opcode: WcOpcode,
+    bytes: usize,
+    imm: Option<u32>,
+}
+
+impl Stage {
+    fn new(seed: u64, capture: Option<&CaptureFile>, out: Box<dyn Write>) -> Result<Stage, CliError> {
+        let fabric = Fabric::virtual_time(FabricConfig {
+            latency: Duration::from_micros(2),
+            bandwidth: Some(10_000_000_000),
+            mtu: 1500,
+            ..FabricConfig::default()
+        })?;
+        let log = Log::default();
+        // Packets are told and captured where A sees them.
+        let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
+        let told = log.clone();
+        let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
+        let options = |n| ContextOptions { seed: Some(seed.wrapping_mul(2) + n), ..Default::default() };
+        let a = Context::on_port(port, &options(0), |port| {
+            let notes: Arc<Mutex<Option<CaptureHandle>>> = Arc::default();
+            let (heard, lost) = (notes.clone(), log.clone());
+            let faults = Faults::new(port, vec![loss], seed).observed(move |event| {
+                if let Some(notes) = &*heard.lock().unwrap_or_else(PoisonError::into_inner) {
+                    notes.comment(event);
+                }
+                if let Ok(packet) = Packet::parse(event.packet) {
+                    lock(&lost).lost.insert(packet.bth().psn);
+                }
+            });
+            let tell = move |t: &Traced<'_>| lock(&told).packets.push((t.at, t.direction, t.bytes.to_vec()));
+            match capture {
+                None => Box::new(Trace::new(faults, tell)),
+                Some(file) => {
+                    let link = file.capture(faults, "A");
+                    *notes.lock().unwrap_or_else(PoisonError::into_inner) = Some(link.handle());
+                    Box::new(Trace::new(link, tell))
+                }
+            }
+        })?;
+        let b = Context::on_port(fabric.port(&[IpAddr::from([10, 0, 0, 2])])?, &options(1), |port| {
+            Box::new(port)
+        })?;
+        let (a, b) = (Node::new(a)?, Node::new(b)?);
+        let connect = ConnectOptions { mtu: Some(MTU), ..ConnectOptions::default() };
+        a.qp.connect(&b.qp.endpoint(), &connect)?;
+        b.qp.connect(&a.qp.endpoint(), &connect)?;
+        let (src, dst) = (a.pd.reg_mr(REGION, Access::ALL)?, b.pd.reg_mr(REGION, Access::ALL)?);
+        Ok(Stage {
+            out,
+            fabric,
+            log,
+            a,
+            b,
+            src,
+            dst,
+            seen: HashSet::new(),
+            packets: 0,
+            lost: 0,
+            again: 0,
+            steps: 0,
+        })
+    }
+
+    fn play(&mut self) -> Result<(), CliError> {
+        self.introduce()?;
+        let pattern: Vec<u8> = (0..REGION).map(|i| (i * 7 + i / 256) as u8).collect();
+
+        self.title("SEND", "13 bytes to the receive that B has posted")?;
+        self.src.write(0, b"Hello, RoCE!\n")?;
+        self.post_recv(1, 0..64)?;
+        self.post(&SendWr::send(1, &[self.sge(13)]))?;
+        self.wait(Some(done(WcOpcode::Send, 13)), Some(done(WcOpcode::Recv, 13)))?;
+        self.check(0, b"Hello, RoCE!\n")?;
+
+        self.title("SEND with immediate", "2500 bytes in three packets; four more for the completion")?;
+        self.src.write(0, &pattern)?;
+        self.post_recv(2, 0..4096)?;
+        self.post(&SendWr::send_with_imm(2, &[self.sge(2500)], 0xcafe))?;
+        self.wait(Some(done(WcOpcode::Send, 2500)), Some(done(WcOpcode::Recv, 2500).imm(0xcafe)))?;
+        self.check(0, &pattern[..2500])?;
+
+        self.title("RDMA WRITE", "5000 bytes in five packets, of which the third is lost")?;
+        self.post(&SendWr::write(3, &[self.sge(5000)], self.dst.remote(4096)))?;
+        self.wait(Some(done(WcOpcode::RdmaWrite, 5000)), None)?;
+        self.check(4096, &pattern[..5000])?;
+
+        self.title("RDMA WRITE with immediate", "64 bytes; B is told")?;
+        self.post_recv(4, 0..0)?;
+        self.post(&SendWr::write_with_imm(4, &[self.sge(64)], self.dst.remote(0), 0xbeef))?;
+        let told = done(WcOpcode::RecvRdmaWithImm, 64).imm(0xbeef);
+        self.wait(Some(done(WcOpcode::RdmaWrite, 64)), Some(told))?;
+        self.check(0, &pattern[..64])?;
+
+        self.title("RDMA READ", "3000 bytes back; B's program does not notice")?;
+        self.src.write(0, &[0; 3000])?;
+        self.post(&SendWr::read(5, &[self.sge(3000)], self.dst.remote(4096)))?;
+        self.wait(Some(done(WcOpcode::RdmaRead, 3000)), None)?;
+        let mut read = vec![0; 3000];
+        self.src.read(0, &mut read)?;
+        self.same("what A has read", &read, &pattern[..3000])?;
+
+        // On the wire a number is big-endian, in memory it is the host's.
+        self.title("Compare-and-swap", "42 becomes 1000, as it is 42")?;
+        self.dst.buffer().store_u64(8192, 42)?;
+        self.post(&SendWr::compare_swap(6, &[self.sge(8)], self.dst.remote(8192), 42, 1000))?;
+        self.wait(Some(done(WcOpcode::CompSwap, 8)), None)?;
+        self.number("what A got back", self.src.buffer().load_u64(0)?, 42)?;
+
+        self.title("Fetch-and-add", "1000 and 23")?;
+        self.post(&SendWr::fetch_add(7, &[self.sge(8)], self.dst.remote(8192), 23))?;
+        self.wait(Some(done(WcOpcode::FetchAdd, 8)), None)?;
+        self.number("what A got back", self.src.buffer().load_u64(0)?, 1000)?;
+        self.number("B's number", self.dst.buffer().load_u64(8192)?, 1023)?;
+
+        self.title("SEND, receiver not ready", "B posts its receive after A has been told to wait")?;
+        self.src.write(0, b"Are you there?")?;
+        self.post(&SendWr::send(8, &[self.sge(14)]))?;
+        self.run_until(|s| s.a.context.counters().rcvd_rnr_err > 0)?;
+        self.say(DIM, "B posts a receive")?;
+        self.post_recv(8, 0..64)?;
+        self.wait(Some(done(WcOpcode::Send, 14)), Some(done(WcOpcode::Recv, 14)))?;
+        self.check(0, b"Are you there?")?;
+
+        self.conclude()
+    }
+
+    fn introduce(&mut self) -> Result<(), CliError> {
+        let line = |name: &str, e: Endpoint| {
+            format!("{BOLD}{name}{BOLD:#}  {:<10} qp {:<10} first psn {}", e.gid.ip(), e.qpn, psn(e.psn))
+        };
+        writeln!(
+            self.out,
+            "Two NICs on a fabric in memory: 10 Gb/s, 2 µs each way, path MTU {}",
+            MTU.bytes()
+        )?;
+        writeln!(self.out, "{}", line("A", self.a.qp.endpoint()))?;
+        writeln!(self.out, "{}", line("B", self.b.qp.endpoint()))?;
+        writeln!(
+            self.out,
+            "\n{DIM}{:>11}  {:<5}  {:<29} {:<9} {:<8} {:>5}  flags and headers{DIM:#}",
+            "µs", "", "opcode", "to qp", "psn", "bytes"
+        )?;
+        Ok(())
+    }
+
+    fn title(&mut self, name: &str, what: &str) -> Result<(), CliError> {
+        self.steps += 1;
+        Ok(writeln!(self.out, "\n{BOLD}{}. {name}{BOLD:#}: {what}", self.steps)?)
+    }
+
+    fn sge(&self, len: usize) -> Sge {
+        self.src.sge(0..len)
+    }
+
+    fn post(&mut self, wr: &SendWr<'_>) -> Result<(), CliError> {
+        self.a.qp.post_send(wr)?;
+        self.print_packets()
+    }
+
+    fn post_recv(&mut self, wr_id: u64, range: std::ops::Range<usize>) -> Result<(), CliError> {
+        let sge = self.dst.sge(range);
+        let sges: &[Sge] = if sge.length == 0 { &[] } else { &[sge] };
+        Ok(self.b.qp.post_recv(&RecvWr { wr_id, sges })?)
+    }
+
+    /// Lets time pass until `done`.
+    fn run_until(&mut self, done: impl Fn(&Stage) -> bool) -> Result<(), CliError> {
+        let limit = self.fabric.now() + STUCK;
+        while !done(self) {
+            let at = self.fabric.step().ok_or(CliError::Wait(crate::verbs::WaitError::Idle))?;
+            self.print_packets()?;
+            if at > limit {
+                return Err(CliError::Wait(crate::verbs::WaitError::TimedOut(STUCK)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets time pass until both have what they wait for, and checks that it is what it should be.
+    fn wait(&mut self, a: Option<Expected>, b: Option<Expected>) -> Result<(), CliError> {
+        let mut left = [("A", a), ("B", b)];
+        let limit = self.fabric.now() + STUCK;
+        loop {
+            for (name, expected) in &mut left {
+                let node = if *name == "A" { &self.a } else { &self.b };
+                let mut out = Vec::new();
+                node.cq.poll(16, &mut out).map_err(crate::verbs::WaitError::from)?;
+                for wc in out {
+                    let at = self.fabric.now();
+                    print_completion(&mut self.out, at, name, &wc)?;
+                    let found = Expected { opcode: wc.opcode, bytes: wc.byte_len as usize, imm: wc.imm };
+                    let right = expected.take().is_some_and(|e| e.is(&found));
+                    if wc.status != WcStatus::Success || !right {
+                        return Err(CliError::Failed(format!("{name} got an unexpected completion: {wc:?}")));
+                    }
+                }
+            }
+            if left.iter().all(|(_, expected)| expected.is_none()) {
+                return Ok(());
+            }
+            let at = self.fabric.step().ok_or(CliError::Wait(crate::verbs::WaitError::Idle))?;
+            self.print_packets()?;
+            if at > limit {
+                return Err(CliError::Wait(crate::verbs::WaitError::TimedOut(STUCK)));
+            }
+        }
+    }
+
+    /// Prints what was told since.
+    fn print_packets(&mut self) -> Result<(), CliError> {
+        let (packets, mut lost) = {
+            let mut told = lock(&self.log);
+            (std::mem::take(&mut told.packets), std::mem::take(&mut told.lost))
+        };
+        for (at, direction, bytes) in packets {
+            let packet = Packet::parse(&bytes).map_err(|e| CliError::Failed(format!("a bad packet: {e}")))?;
+            let bth = packet.bth();
+            self.packets += 1;
+            let request = packet.row().operation.is_request();
+            let again = !self.seen.insert((bth.dest_qp, bth.psn, bth.opcode.0)) && request;
+            let lost = direction == Direction::Tx && lost.remove(&bth.psn);
+            let arrow = if direction == Direction::Tx { "A → B" } else { "A ← B" };
+            let mut details = packet_text::details(&packet);
+            let mark = match (lost, again) {
+                (true, _) => format!("{RED}✗ LOST on purpose{RED:#}"),
+                (_, true) => format!("{YELLOW}↻ again{YELLOW:#}"),
+                _ => String::new(),
+            };
+            if !mark.is_empty() && !details.is_empty() {
+                details.push_str("  ");
+            }
+            self.lost += lost as usize;
+            self.again += again as usize;
+            let refused = details.contains("NAK");
+            let style = match (lost || refused, request) {
+                (true, _) => RED,
+                (_, true) => CYAN,
+                _ => GREEN,
+            };
+            let line = format!(
+                "{DIM}{}{DIM:#}  {arrow}  {style}{:<29}{style:#} {:<9} {:<8} {:>5}  {details}{mark}",
+                micros(at),
+                bth.opcode.to_string(),
+                bth.dest_qp.to_string(),
+                psn(bth.psn),
+                packet.payload().len(),
+            );
+            writeln!(self.out, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, style: Style, text: &str) -> Result<(), CliError> {
+        let at = micros(self.fabric.now());
+        Ok(writeln!(self.out, "{DIM}{at}{DIM:#}         {style}{text}{style:#}")?)
+    }
+
+    /// What is at `offset` of B's region.
+    fn check(&mut self, offset: usize, expected: &[u8]) -> Result<(), CliError> {
+        let mut found = vec![0; expected.len()];
+        self.dst.read(offset, &mut found)?;
+        self.same("what B has", &found, expected)
+    }
+
+    fn same(&mut self, what: &str, found: &[u8], expected: &[u8]) -> Result<(), CliError> {
+        if let Some(i) = found.iter().zip(expected).position(|(f, e)| f != e) {
+            let (f, e) = (found[i], expected[i]);
+            return Err(CliError::Failed(format!("{what} is wrong at byte {i}: {f:#04x}, not {e:#04x}")));
+        }
+        self.say(GREEN, &format!("✓ {what} is right, all {} bytes", expected.len()))
+    }
+
+    fn number(&mut self, what: &str, found: u64, expected: u64) -> Result<(), CliError> {
+        if found != expected {
+            return Err(CliError::Failed(format!("{what} is {found}, not {expected}")));
+        }
+        self.say(GREEN, &format!("✓ {what} is {found}"))
+    }
+
+    /// Checks that what was to go wrong did, and that it was all made good.
+    fn conclude(&mut self) -> Result<(), CliError> {
+        let (a, b) = (self.a.context.counters(), self.b.context.counters());
+        let facts = HashMap::from([
+            ("packets lost on purpose", (self.lost as u64, 1)),
+            ("sequence error NAKs at A", (a.rcvd_seq_err, 1)),
+            ("receiver-not-ready NAKs at A", (a.rcvd_rnr_err, 1)),
+            ("timeouts at A", (a.local_ack_timeout_err, 0)),
+            ("wrong ICRCs", (a.rx_icrc_err + b.rx_icrc_err, 0)),
+            ("malformed packets", (a.rx_malformed + b.rx_malformed, 0)),
+        ]);
+        for (what, (found, expected)) in facts {
+            if found != expected {
+                return Err(CliError::Failed(format!("{what}: {found}, and it should be {expected}")));
+            }
+        }
+        writeln!(
+            self.out,
+            "\n{GREEN}✓ All {} operations completed and all data is right{GREEN:#}: {} packets, {} lost on \
+             purpose, {} sent again.",
+            self.steps, self.packets, self.lost, self.again
+        )?;
+        Ok(())
+    }
+}
+
+/// A successful completion.
+fn done(opcode: WcOpcode, bytes: usize) -> Expected {
+    Expected { opcode, bytes, imm: None }
+}
+
+impl Expected {
+    fn imm(self, imm: u32) -> Expected {
+        Expected { imm: Some(imm), ..self }
+    }
+
+    fn is(&self, other: &Expected) -> bool {
+        (self.opcode, self.bytes, self.imm) == (other.opcode, other.bytes, other.imm)
+    }
+}
+
+fn print_completion(out: &mut dyn Write, at: Instant, name: &str, wc: &Completion) -> Result<(), CliError> {
+    let what = match wc.opcode {
+        WcOpcode::Send => "SEND",
+        WcOpcode::RdmaWrite => "RDMA WRITE",
+        WcOpcode::RdmaRead => "RDMA READ",
+        WcOpcode::CompSwap => "compare-and-swap",
+        WcOpcode::FetchAdd => "fetch-and-add",
+        WcOpcode::Recv => "receive",
+        WcOpcode::RecvRdmaWithImm => "receive (WRITE with immediate)",
+    };
+    let imm = wc.imm.map_or(String::new(), |imm| format!(", imm {imm:#010x}"));
+    let (at, status, bytes) = (micros(at), wc.status, wc.byte_len);
+    writeln!(
+        out,
+        "{DIM}{at}{DIM:#}  {name}: {BOLD}{what}{BOLD:#} completes: {status}, wr {}, {bytes} bytes{imm}",
+        wc.wr_id
+    )?;
+    Ok(())
+}
+
+fn lock(log: &Log) -> std::sync::MutexGuard<'_, Told> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn psn(psn: Psn) -> String {
+    format!("{:#08x}", psn.get())
+}
+
+/// Microseconds, aligned.
+fn micros(at: Instant) -> String {
+    format!("{:>11.3}", at.0 as f64 / 1000.0)
+}

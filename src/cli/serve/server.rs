@@ -1,0 +1,356 @@
+use std::collections::HashMap;
+use std::io::{self, Write, stderr, stdout};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use parking_lot::Mutex;
+
+use super::Serve;
+use super::peer::{Peer, SLOTS};
+use crate::cli::CliError;
+use crate::cli::exchange::pingpong::{self, Destination};
+use crate::cli::interrupt::Interrupt;
+use crate::cli::link::LinkArgs;
+use crate::link::faults::Direction;
+use crate::verbs::{
+    Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Pd, Psn, Qpn,
+    WaitError,
+};
+
+/// How long Ctrl-C may go unnoticed.
+const SLICE: Duration = Duration::from_millis(100);
+/// Silence after which a peer is done, with --one-shot.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// What the handshakes and the main loop share.
+struct Shared {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    link: LinkArgs,
+    /// As told to peers.
+    connect: ConnectOptions,
+    message: usize,
+    most: usize,
+    timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    peers: HashMap<Qpn, Peer>,
+    connected: usize,
+    echoes: u64,
+    bytes: u64,
+    writes: u64,
+    /// Why the last peer was no peer, or is none any more.
+    failure: Option<String>,
+}
+
+/// A running endpoint.
+pub struct Server {
+    shared: Arc<Shared>,
+    channel: CompletionChannel,
+    /// Open to peers as long as this is here.
+    _region: Mr,
+    listener: TcpListener,
+    one_shot: bool,
+}
+
+impl Server {
+    /// Opens the NIC, listens, connects the peers named, and prints what a peer needs.
+    pub fn start(args: &Serve) -> Result<Server, CliError> {
+        let listener = listen(args.port)?;
+        let context = args.link.open()?;
+        let pd = context.alloc_pd()?;
+        let channel = context.create_channel()?;
+        let cq = context.create_cq_on(args.qps as usize * SLOTS * 2, &channel)?;
+        let region = pd.reg_mr(args.size, Access::ALL)?;
+        let mut connect = args.link.connect_options();
+        // The handshake does not say, and this is what ibv_rc_pingpong and its kin take.
+        let active = context.query_port().active_mtu;
+        let mtu = connect.mtu.unwrap_or(Mtu::Mtu1024.min(active));
+        connect.mtu = Some(mtu);
+        let info = context.link_info();
+        say(&format!("serving on {}, path MTU {}", info.name, mtu.bytes()))?;
+        for (i, gid) in context
+            .gids()
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| connect.sgid_index.is_none_or(|g| g as usize == *i))
+        {
+            say(&format!("GID {i}    {gid}"))?;
+        }
+        let (va, rkey, len) = (region.addr(), region.rkey(), region.len());
+        say(&format!("region   va {va:#x} rkey {rkey} length {len}, open to READ, WRITE and atomics"))?;
+        let port = listener.local_addr().map_or(args.port, |a| a.port());
+        let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
+        let host = info.addresses.first().map_or(String::new(), |ip| format!(" {ip}"));
+        say(&format!("TCP      port {port}, for the likes of: ibv_rc_pingpong -g GID_INDEX{at}{host}"))?;
+        let shared = Arc::new(Shared {
+            context,
+            pd,
+            cq,
+            link: args.link.clone(),
+            connect,
+            message: args.message,
+            most: args.qps as usize,
+            timeout: args.timeout(),
+            state: Mutex::default(),
+        });
+        for peer in &args.peers {
+            shared.admit(peer.0, "--peer")?;
+        }
+        say("waiting for peers; Ctrl-C ends")?;
+        Ok(Server { shared, channel, _region: region, listener, one_shot: args.one_shot })
+    }
+
+    /// Serves until it is over.
+    pub fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+        let mut quiet = Quiet::new(self.packets());
+        while !interrupt.is_set() {
+            self.shared.cq.req_notify(Notify::Any);
+            self.shared.handle_completions()?;
+            self.sleep()?;
+            while self.channel.next_event().is_some() {}
+            self.shared.handle_completions()?;
+            self.accept();
+            if let (_, Some(gone)) = self.shared.context.link_state() {
+                return Err(CliError::Failed(format!("the link is gone: {gone}")));
+            }
+            if self.one_shot && self.is_over(&mut quiet)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&self) -> Result<(), CliError> {
+        let fds = [self.channel.as_fd(), self.listener.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        match poll(&mut fds, PollTimeout::try_from(SLICE).unwrap_or(PollTimeout::ZERO)) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(e) => Err(CliError::Io { what: "cannot wait for peers".into(), source: e.into() }),
+        }
+    }
+
+    /// Takes those who knock, each on a thread of its own: a slow one holds up nobody.
+    fn accept(&self) {
+        while let Ok((stream, from)) = self.listener.accept() {
+            let shared = self.shared.clone();
+            let greet = move || {
+                if let Err(e) = shared.greet(stream, from) {
+                    shared.complain(format!("{from} did not connect: {e}"));
+                }
+            };
+            if let Err(e) = std::thread::Builder::new().name("handshake".into()).spawn(greet) {
+                self.shared.complain(format!("{from} was turned away: {e}"));
+            }
+        }
+    }
+
+    fn packets(&self) -> u64 {
+        self.shared.context.counters().rcvd_pkts
+    }
+
+    /// Whether the one peer has come and gone.
+    fn is_over(&self, quiet: &mut Quiet) -> Result<bool, CliError> {
+        let state = self.shared.state.lock();
+        if let Some(why) = &state.failure {
+            return Err(CliError::Failed(why.clone()));
+        }
+        let Some(peer) = state.peers.values().next() else { return Ok(false) };
+        let remote = peer.remote;
+        drop(state);
+        let since = quiet.look(self.packets());
+        if quiet.heard {
+            return Ok(since > QUIET);
+        }
+        if since > self.shared.timeout {
+            let (timeout, name) = (self.shared.timeout, &self.shared.context.link_info().name);
+            return Err(CliError::Failed(format!(
+                "no packet from {} {} within {timeout:?}: {name} listens, and has sent nothing, as a peer begins; check \
+                 that the peer's address, QPN and PSN are those given, and that UDP port 4791 is open on the way",
+                remote.gid.ip(),
+                remote.qpn
+            )));
+        }
+        Ok(false)
+    }
+
+    /// What happened, for the end.
+    pub fn summary(&self) -> Result<(), CliError> {
+        let context = &self.shared.context;
+        let mut state = self.shared.state.lock();
+        let gone: Vec<Peer> = state.peers.drain().map(|(_, peer)| peer).collect();
+        gone.iter().for_each(|peer| state.bury(peer));
+        let State { connected, echoes, bytes, writes, .. } = &*state;
+        say(&format!(
+            "{connected} peers; {echoes} SENDs sent back, {bytes} bytes; {writes} WRITEs with immediate"
+        ))?;
+        let (link, _) = context.link_state();
+        let dropped = [
+            ("link_rx_foreign", link.rx_foreign),
+            ("link_rx_malformed", link.rx_malformed),
+            ("link_rx_overflow", link.rx_overflow),
+            ("link_tx_dropped", link.tx_dropped),
+            ("link_tx_oversized", link.tx_oversized),
+            ("link_tx_unreachable", link.tx_unreachable),
+            ("link_tx_unresolved", link.tx_unresolved),
+        ];
+        for (name, value) in context.counters().iter().chain(dropped).filter(|(_, value)| *value > 0) {
+            say(&format!("  {name:<24} {value}"))?;
+        }
+        for direction in [Direction::Tx, Direction::Rx] {
+            let f = self.shared.link.fault_counts(direction);
+            if f != Default::default() {
+                say(&format!(
+                    "  faults {direction}: {} dropped, {} doubled, {} swapped, {} spoiled, {} delayed",
+                    f.dropped, f.duplicated, f.reordered, f.corrupted, f.delayed
+                ))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// For how long no packet has come.
+struct Quiet {
+    packets: u64,
+    since: Instant,
+    heard: bool,
+}
+
+impl Quiet {
+    fn new(packets: u64) -> Quiet {
+        Quiet { packets, since: Instant::now(), heard: false }
+    }
+
+    fn look(&mut self, packets: u64) -> Duration {
+        if packets != self.packets {
+            *self = Quiet { packets, since: Instant::now(), heard: true };
+        }
+        self.since.elapsed()
+    }
+}
+
+impl State {
+    /// Adds up what a peer did.
+    fn bury(&mut self, peer: &Peer) {
+        self.echoes += peer.echoes;
+        self.bytes += peer.bytes;
+        self.writes += peer.writes;
+    }
+}
+
+impl Shared {
+    /// The server's side of the handshake.
+    fn greet(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
+        let set = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.timeout)));
+        set.and_then(|()| stream.set_write_timeout(Some(self.timeout)))
+            .map_err(|source| CliError::Io { what: "its TCP connection".into(), source })?;
+        let server = pingpong::Server::accept(&mut stream)?;
+        let r = *server.remote();
+        let gid = Gid(r.gid);
+        if gid.is_unset() {
+            let why = "it has no GID: on RoCE, ibv_rc_pingpong needs -g INDEX";
+            return Err(CliError::Failed(why.into()));
+        }
+        let remote = Endpoint { gid, qpn: Qpn::new(r.qpn), psn: Psn::new(r.psn) };
+        let local = self.admit(remote, &from.to_string())?;
+        let answer = Destination { lid: 0, qpn: local.qpn.get(), psn: local.psn.get(), gid: local.gid.0 };
+        if let Err(e) = server.reply(&answer) {
+            // It never heard of the queue pair.
+            let _ = self.state.lock().peers.remove(&local.qpn);
+            return Err(e.into());
+        }
+        Ok(())
+    }
+
+    /// Connects a queue pair to a peer; what that has to know.
+    fn admit(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
+        let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
+        let options = ConnectOptions { sgid_index: Some(index), ..self.connect };
+        let mut state = self.state.lock();
+        let number = state.connected + 1;
+        let peer = Peer::connect((&self.pd, &self.cq), number, remote, self.message, &options)?;
+        let local = peer.local(index);
+        state.connected = number;
+        if state.peers.len() >= self.most
+            && let Some(qpn) = state.peers.iter().min_by_key(|(_, p)| p.last).map(|(qpn, _)| *qpn)
+            && let Some(oldest) = state.peers.remove(&qpn)
+        {
+            state.bury(&oldest);
+            say(&format!("peer {} makes room for a new one", oldest.number))?;
+        }
+        state.peers.insert(local.qpn, peer);
+        drop(state);
+        say(&format!(
+            "peer {number}   {} qp {} psn {:#08x}, by {from}; ours: {} qp {} psn {:#08x}",
+            remote.gid.ip(),
+            remote.qpn,
+            remote.psn.get(),
+            local.gid.ip(),
+            local.qpn,
+            local.psn.get()
+        ))?;
+        Ok(local)
+    }
+
+    fn handle_completions(&self) -> Result<(), CliError> {
+        let mut out = Vec::with_capacity(SLOTS);
+        while self.cq.poll(SLOTS, &mut out).map_err(WaitError::from)? > 0 {
+            let mut state = self.state.lock();
+            for wc in out.drain(..) {
+                // Those of a peer that is gone already have no one to tell.
+                let Some(peer) = state.peers.get_mut(&wc.qpn) else { continue };
+                if let Err(why) = peer.complete(&wc)
+                    && let Some(peer) = state.peers.remove(&wc.qpn)
+                {
+                    state.bury(&peer);
+                    let why = format!("peer {} is gone: {why}", peer.number);
+                    complain(&why);
+                    state.failure = Some(why);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn complain(&self, why: String) {
+        complain(&why);
+        self.state.lock().failure = Some(why);
+    }
+}
+
+/// To standard output, whole lines at a time, from any thread.
+fn say(line: &str) -> Result<(), CliError> {
+    let mut out = stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
+}
+
+/// To standard error; nobody may be listening.
+fn complain(why: &str) {
+    let _ = writeln!(stderr(), "urxe: {why}");
+}
+
+/// IPv6 and IPv4 where both are there.
+fn listen(port: u16) -> Result<TcpListener, CliError> {
+    let bound = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
+    let bound = bound.or_else(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => Err(e),
+        _ => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+    });
+    let listener = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
+    listener.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => {
+            CliError::Usage(format!("TCP port {port} is taken; choose another with --port, or 0 for any"))
+        }
+        _ => CliError::Io { what: format!("cannot listen on TCP port {port}"), source },
+    })
+}

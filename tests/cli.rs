@@ -1,0 +1,419 @@
+//! The `urxe` command as a person runs it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
+use urxe::cli::exchange::pingpong::{self, Destination};
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::verbs::*;
+use urxe::wire::{Flow, IpIdent, Packet, icrc};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn urxe(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_urxe"));
+    command.args(args);
+    command
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What it says as it fails: one line.
+fn failure(args: &[&str]) -> String {
+    let output = urxe(args).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
+    assert!(said.starts_with("urxe: "), "{said}");
+    said
+}
+
+#[test]
+fn the_demo_shows_every_operation_and_the_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = urxe(&["demo"]).current_dir(dir.path()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = stdout(&output);
+    for needle in [
+        "RC SEND Only  ",
+        "RC SEND Last Immediate",
+        "RC RDMA WRITE First",
+        "RC RDMA WRITE Only Immediate",
+        "RC RDMA READ Request",
+        "RC RDMA READ response Middle",
+        "RC CmpSwap",
+        "RC FetchAdd",
+        "RC ATOMIC Acknowledge",
+        "LOST on purpose",
+        "NAK: PSN sequence error",
+        "RNR NAK: wait 640µs",
+        "↻ again",
+        "All 8 operations completed and all data is right",
+        "wireshark demo.pcapng",
+    ] {
+        assert!(text.contains(needle), "{needle:?} is not in\n{text}");
+    }
+    assert_eq!(text.matches("LOST on purpose\n").count(), 1);
+    assert!(!text.contains('\x1b'), "no colour where nobody sees it");
+    let packets = text.lines().filter(|l| l.contains("A → B") || l.contains("A ← B")).count();
+    check_capture(&dir.path().join("demo.pcapng"), packets);
+}
+
+#[test]
+fn the_demo_is_the_same_from_the_same_seed() {
+    let run = |seed: &str| {
+        let output = urxe(&["demo", "--no-capture", "--seed", seed]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        // Addresses of memory are the system's.
+        let text = stdout(&output);
+        text.split(' ').filter(|w| !w.starts_with("0x") || w.len() < 13).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(run("5"), run("5"));
+    assert_ne!(run("5"), run("6"));
+    for seed in ["0", "18446744073709551615"] {
+        run(seed);
+    }
+}
+
+/// As many packets as were shown, all whole, the lost one marked; and none that Wireshark calls malformed.
+fn check_capture(path: &Path, packets: usize) {
+    let file = std::fs::read(path).unwrap();
+    let mut reader = PcapNgReader::new(&file[..]).unwrap();
+    let (mut count, mut comments) = (0, Vec::new());
+    while let Some(block) = reader.next_block() {
+        let Block::EnhancedPacket(b) = block.unwrap() else { continue };
+        count += 1;
+        let (ip, rest) = etherparse::Ipv4Header::from_slice(&b.data).unwrap();
+        let (udp, bth) = etherparse::UdpHeader::from_slice(rest).unwrap();
+        let flow = Flow::new(ip.source.into(), ip.destination.into(), udp.source_port);
+        let ident = IpIdent::Exact { id: ip.identification, flags: IpIdent::DONT_FRAGMENT };
+        assert_eq!((udp.destination_port, ip.dont_fragment), (4791, true));
+        assert!(icrc::verify(&flow, ident, 0, bth), "packet {count}");
+        Packet::parse(bth).unwrap();
+        comments.extend(b.options.iter().find_map(|o| match o {
+            EnhancedPacketOption::Comment(text) => Some(text.to_string()),
+            _ => None,
+        }));
+    }
+    assert_eq!(count, packets);
+    assert_eq!(comments, ["fault drop=2,opcode=0x07, packet 2"]);
+    let tshark = Command::new("tshark")
+        .args(["--disable-protocol", "rpcordma", "-Y", "_ws.malformed", "-r"])
+        .arg(path)
+        .output();
+    match tshark {
+        Ok(output) => assert!(output.status.success() && output.stdout.is_empty(), "{output:?}"),
+        Err(_) => eprintln!("tshark is not installed; its opinion was not asked for"),
+    }
+}
+
+#[test]
+fn devinfo_lists_links_and_describes_one() {
+    let output = urxe(&["devinfo"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = stdout(&output);
+    for needle in ["fabric ", "udp:127.0.0.1 ", "packet:lo ", "frames:dgram:", "max_qp_rd_atom"] {
+        assert!(text.contains(needle), "{needle:?} is not in\n{text}");
+    }
+    let output = urxe(&["devinfo", "--link", "udp:127.92.0.1"]).output().unwrap();
+    let text = stdout(&output);
+    for needle in [
+        "PORT_ACTIVE",
+        "active_mtu           4096",
+        "GID[  0]             ::ffff:127.92.0.1, RoCE v2, IPv4 127.92.0.1",
+        "udp_source_port      4791",
+        "node_guid",
+        "max_mr_size",
+    ] {
+        assert!(text.contains(needle), "{needle:?} is not in\n{text}");
+    }
+    let output = urxe(&["devinfo", "-v"]).output().unwrap();
+    assert!(output.status.success() && stdout(&output).matches("node_guid").count() > 1, "{output:?}");
+}
+
+#[test]
+fn a_bad_command_line_is_refused_with_the_reason() {
+    for (args, reason) in [
+        (&["serve", "--link", "ib0"][..], "there is no link 'ib0'"),
+        (&["serve", "--link", "udp:here"], "'here' is no IP address"),
+        (&["serve", "--fault", "lose=3"], "'lose' is no action"),
+        (&["serve", "--mtu", "1500"], "'1500' is no path MTU"),
+        (&["serve", "--size", "1T"], "'1T' is no size"),
+        (&["serve", "--peer", "10.0.0.1"], "write GID,QPN,PSN"),
+        (&["demo", "--capture", "x", "--no-capture"], "cannot be used with"),
+        (&["dance"], "unrecognized subcommand"),
+    ] {
+        let output = urxe(args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.lines().next().unwrap().contains(reason), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn what_is_missing_or_taken_is_said_in_a_line() {
+    let said = failure(&["serve", "--port", "0", "--link", "packet:nosuch0"]);
+    assert!(said.contains("no interface \"nosuch0\": there are") && said.contains("lo"), "{said}");
+
+    let taken: IpAddr = Ipv4Addr::new(127, 92, 0, 2).into();
+    let _socket = UdpSocket::bind((taken, 4791)).unwrap();
+    let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.2"]);
+    assert!(said.contains(&format!("4791 of {taken} is taken by process {}", std::process::id())), "{said}");
+
+    let said = failure(&["serve", "--port", "0", "--link", "udp:203.0.113.77"]);
+    assert!(said.contains("203.0.113.77 is no address of this machine"), "{said}");
+
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = tcp.local_addr().unwrap().port().to_string();
+    let said = failure(&["serve", "--port", &port, "--link", "udp:127.92.0.3"]);
+    assert!(said.contains(&format!("TCP port {port} is taken")) && said.contains("--port"), "{said}");
+
+    let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.4", "--peer", "::1,1,1"]);
+    assert!(said.contains("the peer is at ::1") && said.contains("IPv4 only"), "{said}");
+
+    let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.5", "--gid", "3"]);
+    assert!(said.contains("no GID 3 on udp 127.92.0.5: it has 0 (127.92.0.5)"), "{said}");
+
+    let missing = "/nonexistent/demo.pcapng";
+    for args in [
+        &["demo", "--capture", missing][..],
+        &["serve", "--port", "0", "--link", "udp:127.92.0.6", "--capture", missing],
+    ] {
+        let said = failure(args);
+        assert!(said.contains("cannot write the capture file /nonexistent/demo.pcapng"), "{said}");
+    }
+
+    let said = failure(&["serve", "--port", "0", "--link", "frames:connect:/nonexistent/s,ip=10.0.0.1/24"]);
+    assert!(said.contains("nobody listens there"), "{said}");
+}
+
+#[test]
+fn without_permission_the_capability_is_named() {
+    use std::os::unix::process::CommandExt;
+    if !nix::unistd::geteuid().is_root() {
+        // Not root: most likely without the capability as we are.
+        return;
+    }
+    // Where nobody may read it.
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("urxe");
+    std::fs::copy(env!("CARGO_BIN_EXE_urxe"), &copy).unwrap();
+    for path in [dir.path(), &copy] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let mut command = Command::new(&copy);
+    command.args(["serve", "--port", "0", "--link", "packet:lo"]).uid(65_534).gid(65_534).current_dir("/");
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("CAP_NET_RAW") && said.contains("--link udp"), "{said}");
+}
+
+#[test]
+fn a_peer_that_never_answers_is_a_timeout_that_says_what_was_sent() {
+    let base = ["serve", "--port", "0", "--one-shot", "--timeout", "1", "--link"];
+    let args = [&base[..], &["udp:127.92.0.7", "--peer", "127.92.0.8,0x11,5"]].concat();
+    let said = failure(&args);
+    assert!(
+        said.contains("no packet from 127.92.0.8 0x11 within 1s") && said.contains("sent nothing"),
+        "{said}"
+    );
+
+    let mut serve = Serve::start(&[&base[..], &["udp:127.92.0.9"]].concat());
+    let _silent = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
+    let (status, _, said) = serve.end();
+    assert_eq!(status, Some(1));
+    assert!(said.contains("ping-pong address: timed out after 0 of 52 bytes"), "{said}");
+
+    // It connects and sends, but does not listen: the echo is never acknowledged.
+    let mut serve = Serve::start(&["serve", "--port", "0", "--one-shot", "--link", "udp:127.92.0.10"]);
+    let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 0, 11));
+    client.node.qp.post_send(&SendWr::send(1, &[client.mr.sge(0..100)])).unwrap();
+    drop(client);
+    let (status, _, said) = serve.end();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(
+        said.contains("never answered: a SEND (echo 1) to 0x") && said.contains("was sent 8 times"),
+        "{said}"
+    );
+}
+
+/// A running `urxe serve`; killed when the test is over.
+struct Serve {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    port: u16,
+    remote: RemoteAddr,
+    length: usize,
+}
+
+impl Serve {
+    fn start(args: &[&str]) -> Serve {
+        let mut child = urxe(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut text = String::new();
+        while !text.contains("waiting for peers") {
+            assert_ne!(out.read_line(&mut text).unwrap(), 0, "it ended: {text}");
+        }
+        let word = |after: &str| {
+            let at = text.find(after).unwrap_or_else(|| panic!("{after:?} is not in\n{text}"));
+            text[at + after.len()..].split([' ', ',', '\n']).next().unwrap().to_owned()
+        };
+        let hex = |after: &str| u64::from_str_radix(word(after).trim_start_matches("0x"), 16).unwrap();
+        let remote = RemoteAddr { va: hex("va "), rkey: RKey(hex("rkey ") as u32) };
+        let (port, length) = (word("TCP      port ").parse().unwrap(), word("length ").parse().unwrap());
+        Serve { child, out, port, remote, length }
+    }
+
+    fn interrupt(&self) {
+        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
+    }
+
+    /// Status and output, when it has ended.
+    fn end(&mut self) -> (Option<i32>, String, String) {
+        let start = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < SOON, "it does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let (mut out, mut err) = (String::new(), String::new());
+        self.out.read_to_string(&mut out).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        (self.child.wait().unwrap().code(), out, err)
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A peer of `urxe serve` by the crate's own verbs.
+struct Client {
+    mr: Mr,
+    node: Node,
+}
+
+impl Client {
+    fn connect(serve: &Serve, ip: Ipv4Addr) -> Client {
+        let link = UdpLink::bind(ip.into(), &UdpOptions::default()).unwrap();
+        let node = Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap();
+        let mr = node.pd.reg_mr(1 << 16, Access::ALL).unwrap();
+        let mut tcp = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
+        tcp.set_read_timeout(Some(SOON)).unwrap();
+        let e = node.qp.endpoint();
+        let local = Destination { lid: 0, qpn: e.qpn.get(), psn: e.psn.get(), gid: e.gid.0 };
+        let remote = pingpong::client(&mut tcp, &local).unwrap();
+        let peer = Endpoint { gid: Gid(remote.gid), qpn: Qpn::new(remote.qpn), psn: Psn::new(remote.psn) };
+        let options = ConnectOptions { mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
+        node.qp.connect(&peer, &options).unwrap();
+        Client { mr, node }
+    }
+
+    fn run(&self, wr: &SendWr<'_>) -> Completion {
+        self.node.qp.post_send(wr).unwrap();
+        self.node.cq.wait(SOON).unwrap()
+    }
+
+    /// A SEND and its echo, with other bytes for every `seed`.
+    fn echo(&self, len: usize, imm: Option<u32>, seed: u8) {
+        let data: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
+        self.mr.write(0, &data).unwrap();
+        let into = [self.mr.sge(32 << 10..64 << 10)];
+        self.node.qp.post_recv(&RecvWr { wr_id: 1, sges: &into }).unwrap();
+        let from = [self.mr.sge(0..len)];
+        let wr = match imm {
+            Some(imm) => SendWr::send_with_imm(2, &from, imm),
+            None => SendWr::send(2, &from),
+        };
+        self.node.qp.post_send(&wr).unwrap();
+        for _ in 0..2 {
+            let wc = self.node.cq.wait(SOON).unwrap();
+            if wc.opcode == WcOpcode::Recv {
+                assert_eq!((wc.byte_len as usize, wc.imm), (len, imm));
+            }
+        }
+        let mut back = vec![0; len];
+        self.mr.read(32 << 10, &mut back).unwrap();
+        assert_eq!(back, data);
+    }
+}
+
+#[test]
+fn serve_serves_every_operation_and_sums_up_at_ctrl_c() {
+    let dir = tempfile::tempdir().unwrap();
+    let capture = dir.path().join("serve.pcapng");
+    let mut serve = Serve::start(&[
+        "serve",
+        "--link",
+        "udp:127.92.1.1",
+        "--port",
+        "0",
+        "--size",
+        "64K",
+        "--fault",
+        // More than any message has packets: else the same one could be lost at every try.
+        "drop=every:29",
+        "--capture",
+        capture.to_str().unwrap(),
+    ]);
+    assert_eq!(serve.length, 64 << 10);
+    let clients = [12, 13].map(|n| Client::connect(&serve, Ipv4Addr::new(127, 92, 1, n)));
+    for round in 0..20 {
+        for client in &clients {
+            client.echo(1 + round * 1000, (round % 2 == 1).then_some(round as u32), round as u8);
+        }
+    }
+    let [client, _] = &clients;
+    let at = |offset| RemoteAddr { va: serve.remote.va + offset, rkey: serve.remote.rkey };
+    let data: Vec<u8> = (0..20_000).map(|i| (i % 251) as u8).collect();
+    client.mr.write(0, &data).unwrap();
+    client.run(&SendWr::write(3, &[client.mr.sge(0..20_000)], at(100)));
+    client.run(&SendWr::write_with_imm(4, &[client.mr.sge(0..8)], at(0), 7));
+    client.run(&SendWr::read(5, &[client.mr.sge(30_000..50_000)], at(100)));
+    assert_eq!(client.mr.to_vec()[30_000..50_000], data);
+    client.mr.write(0, &[0; 8]).unwrap();
+    client.run(&SendWr::write(6, &[client.mr.sge(0..8)], at(0)));
+    client.run(&SendWr::fetch_add(7, &[client.mr.sge(8..16)], at(0), 5));
+    client.run(&SendWr::compare_swap(8, &[client.mr.sge(8..16)], at(0), 5, 9));
+    assert_eq!(client.mr.buffer().load_u64(8), Ok(5));
+    serve.interrupt();
+    let (status, out, err) = serve.end();
+    assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("2 peers; 40 SENDs sent back, 380040 bytes; 1 WRITEs with immediate"), "{out}");
+    assert!(out.contains("rcvd_pkts") && out.contains("faults tx: "), "{out}");
+    assert!(PcapNgReader::new(&std::fs::read(&capture).unwrap()[..]).is_ok());
+}
+
+#[test]
+fn serve_ends_by_itself_after_one_shot() {
+    let mut serve = Serve::start(&["serve", "--link", "udp:127.92.1.2", "--port", "0", "--one-shot"]);
+    let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 1, 14));
+    client.echo(5000, None, 1);
+    let (status, out, err) = serve.end();
+    assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
+    assert!(out.contains("1 peers; 1 SENDs sent back, 5000 bytes"), "{out}");
+}
+
+#[test]
+fn a_full_house_gives_up_the_guest_idle_longest() {
+    let mut serve = Serve::start(&["serve", "--link", "udp:127.92.1.3", "--port", "0", "--qps", "2"]);
+    let clients = [15, 16, 17].map(|n| Client::connect(&serve, Ipv4Addr::new(127, 92, 1, n)));
+    clients[2].echo(10, None, 0);
+    clients[1].echo(10, None, 0);
+    serve.interrupt();
+    let (status, out, _) = serve.end();
+    assert_eq!(status, Some(0));
+    assert!(out.contains("peer 1 makes room") && out.contains("3 peers; 2 SENDs"), "{out}");
+}

@@ -1,0 +1,60 @@
+//! Every rule of the reliable connection that is built, against a scripted peer.
+//!
+//! `rules::RULES` says in our own words what is checked; every case names the rule that it is for, and
+//! `every_rule_has_a_case` holds the two together (`--nocapture` prints the list).
+
+#[macro_use]
+#[path = "conformance/rules.rs"]
+mod rules;
+#[path = "conformance/bench.rs"]
+mod bench;
+#[path = "conformance/pkt.rs"]
+mod pkt;
+mod support;
+
+#[path = "conformance/requester_acks.rs"]
+mod requester_acks;
+#[path = "conformance/requester_errors.rs"]
+mod requester_errors;
+#[path = "conformance/requester_messages.rs"]
+mod requester_messages;
+#[path = "conformance/requester_reads.rs"]
+mod requester_reads;
+#[path = "conformance/responder_memory.rs"]
+mod responder_memory;
+#[path = "conformance/responder_messages.rs"]
+mod responder_messages;
+#[path = "conformance/responder_order.rs"]
+mod responder_order;
+#[path = "conformance/responder_replay.rs"]
+mod responder_replay;
+#[path = "conformance/states.rs"]
+mod states;
+
+#[test]
+fn every_rule_has_a_case() {
+    let suites = [
+        responder_memory::CASES,
+        responder_messages::CASES,
+        responder_order::CASES,
+        responder_replay::CASES,
+        requester_acks::CASES,
+        requester_errors::CASES,
+        requester_messages::CASES,
+        requester_reads::CASES,
+        states::CASES,
+    ];
+    let cases: Vec<_> = suites.concat();
+    let mut bare = Vec::new();
+    for rule in rules::RULES {
+        let of: Vec<_> = cases.iter().filter(|c| c.rule == rule.id).map(|c| c.name).collect();
+        println!("{} ({}): {}\n    {}", rule.id, rule.section, rule.says, of.join(", "));
+        if of.is_empty() {
+            bare.push(rule.id);
+        }
+    }
+    println!("{} rules, {} cases", rules::RULES.len(), cases.len());
+    assert!(bare.is_empty(), "rules without a case: {bare:?}");
+    let strays: Vec<_> = cases.iter().filter(|c| rules::RULES.iter().all(|r| r.id != c.rule)).collect();
+    assert!(strays.is_empty(), "cases for no known rule: {strays:?}");
+}

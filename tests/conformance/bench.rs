@@ -1,0 +1,390 @@
+//! The bench: one NIC under test, a peer that is a script, virtual time.
+//!
+//! A case must account for everything: what it does not expect (a packet, a completion, an event, a byte
+//! beside a region) fails it when the bench is dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use urxe::memory::{Access, PdId, Table};
+use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::transport::{
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Instant, ModifyError, PostError, QpAttr,
+    QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, Tuning, TxQueue,
+    WcOpcode, WcStatus, WrData, WrOp,
+};
+use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, Qpn, RnrTimer};
+
+use super::pkt::{Pkt, Remote, message, resp};
+use crate::support::{self, PD, Region};
+
+const OURS: [u8; 4] = [10, 0, 0, 1];
+const PEERS: [u8; 4] = [10, 0, 0, 2];
+/// The peer's QP that our first is connected to; the next has the next number.
+const PEER_QPN: u32 = 0x77;
+/// The first PSN that a QP of ours sends.
+pub const SQ: u32 = 0x500;
+/// The first PSN that it expects.
+pub const RQ: u32 = 0x100;
+
+pub struct Setup {
+    pub mtu: Mtu,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub access: Access,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub rnr_timer: u8,
+    pub max_rd: u8,
+    pub max_dest_rd: u8,
+    pub signal_all: bool,
+    pub tuning: Tuning,
+    pub qps: usize,
+    /// Where the QPs are when the case starts.
+    pub state: QpState,
+}
+
+pub struct Bench {
+    pub nic: Nic,
+    pub memory: Table,
+    pub tx: TxQueue,
+    pub now: Instant,
+    pub qpns: Vec<Qpn>,
+    /// 64 KiB at [`Bench::IOVA`] that everybody may use.
+    pub mr: Region,
+    pub more: Vec<Region>,
+    send_cq: Arc<CompletionQueue>,
+    recv_cq: Arc<CompletionQueue>,
+    setup: Setup,
+}
+
+/// A completion as a case expects it; of one with an error only `wr_id` and `status` count.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Wc {
+    wr_id: u64,
+    status: WcStatus,
+    rest: Option<(WcOpcode, u32, Option<u32>, bool)>,
+}
+
+pub fn ok(wr_id: u64, opcode: WcOpcode, len: u32) -> Wc {
+    Wc { wr_id, status: WcStatus::Success, rest: Some((opcode, len, None, false)) }
+}
+
+pub fn bad(wr_id: u64, status: WcStatus) -> Wc {
+    Wc { wr_id, status, rest: None }
+}
+
+pub fn flushed(wr_id: u64) -> Wc {
+    bad(wr_id, WcStatus::WrFlushErr)
+}
+
+impl Wc {
+    pub fn imm(mut self, imm: u32) -> Wc {
+        self.rest.as_mut().unwrap().2 = Some(imm);
+        self
+    }
+
+    pub fn solicited(mut self) -> Wc {
+        self.rest.as_mut().unwrap().3 = true;
+        self
+    }
+}
+
+impl From<Completion> for Wc {
+    fn from(c: Completion) -> Wc {
+        let rest = (c.status == WcStatus::Success).then_some((c.opcode, c.byte_len, c.imm, c.solicited));
+        Wc { wr_id: c.wr_id, status: c.status, rest }
+    }
+}
+
+impl Bench {
+    pub const IOVA: u64 = 0x10_0000;
+
+    /// One QP in RTS, MTU 256, 67 ms timeout, 3 retries of each kind, 4 READs each way.
+    pub fn new() -> Bench {
+        Bench::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Setup)) -> Bench {
+        let mut setup = Setup {
+            mtu: Mtu::Mtu256,
+            rq_psn: RQ,
+            sq_psn: SQ,
+            access: Access::ALL,
+            timeout: 14,
+            retry_cnt: 3,
+            rnr_retry: 3,
+            rnr_timer: 12,
+            max_rd: 4,
+            max_dest_rd: 4,
+            signal_all: false,
+            tuning: Tuning::default(),
+            qps: 1,
+            state: QpState::Rts,
+        };
+        change(&mut setup);
+        let port = PortAddresses { gids: vec![std::net::IpAddr::from(OURS).into()], src_port: None };
+        let nic =
+            Nic::new(NicConfig { personality: Personality::STRICT, tuning: setup.tuning, port, seed: 1 });
+        let mut memory = Table::new();
+        let mr = Region::new(&mut memory, PD, 1 << 16, Bench::IOVA, Access::ALL);
+        let mut bench = Bench {
+            nic,
+            memory,
+            tx: TxQueue::new(BurstLimits::SEGMENTED),
+            now: Instant(1_000_000_000),
+            qpns: Vec::new(),
+            mr,
+            more: Vec::new(),
+            send_cq: Arc::new(CompletionQueue::new(1024)),
+            recv_cq: Arc::new(CompletionQueue::new(1024)),
+            setup,
+        };
+        for i in 0..bench.setup.qps {
+            let init = QpInit {
+                qp_type: QpType::Rc,
+                pd: PD,
+                send: SendCaps { max_wr: 64, max_sge: 4, max_inline: 600 },
+                recv: RecvCaps { max_wr: 64, max_sge: 4 },
+                signal_all: bench.setup.signal_all,
+            };
+            let cqs = (bench.send_cq.clone(), bench.recv_cq.clone());
+            let qpn = bench.nic.create_qp(&init, cqs.0, cqs.1).unwrap();
+            bench.qpns.push(qpn);
+            bench.connect(i, bench.setup.state);
+        }
+        bench
+    }
+
+    /// A READ whose answer does not fit one turn: the bench, what is read, the answer.
+    pub fn long_read() -> (Bench, Remote, Vec<Pkt>) {
+        let mut b = Bench::with(|s| s.mtu = Mtu::Mtu4096);
+        let len = 3 << 19;
+        b.region(PD, len, 0, Access::ALL);
+        let answer = message(4096, &b.more[0].read(0, len), |p, n, d| resp(p, n, 1, d), RQ);
+        let from = (0, b.more[0].info.rkey, len as u32);
+        (b, from, answer)
+    }
+
+    /// The attributes with which a QP goes to `state` from the one before.
+    pub fn attr(&self, qp: usize, state: QpState) -> QpAttr {
+        let (s, to) = (&self.setup, QpAttr { state: Some(state), ..QpAttr::default() });
+        match state {
+            QpState::Init => QpAttr { pkey_index: Some(0), port: Some(1), access: Some(s.access), ..to },
+            QpState::Rtr => QpAttr {
+                av: Some(AddressVector::to(std::net::IpAddr::from(PEERS).into())),
+                path_mtu: Some(s.mtu),
+                dest_qpn: Some(Qpn::new(PEER_QPN + qp as u32)),
+                rq_psn: Some(Psn::new(s.rq_psn)),
+                max_dest_rd_atomic: Some(s.max_dest_rd),
+                min_rnr_timer: Some(RnrTimer::new(s.rnr_timer)),
+                ..to
+            },
+            QpState::Rts => QpAttr {
+                sq_psn: Some(Psn::new(s.sq_psn)),
+                timeout: Some(AckTimeout::new(s.timeout)),
+                retry_cnt: Some(s.retry_cnt),
+                rnr_retry: Some(s.rnr_retry),
+                max_rd_atomic: Some(s.max_rd),
+                ..to
+            },
+            _ => to,
+        }
+    }
+
+    /// Takes a QP from RESET up to `state`.
+    pub fn connect(&mut self, qp: usize, state: QpState) {
+        for step in [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
+            if step as u32 <= state as u32 {
+                let attr = self.attr(qp, step);
+                self.modify(qp, attr).unwrap();
+            }
+        }
+        if state == QpState::Err {
+            self.modify(qp, self.attr(qp, QpState::Err)).unwrap();
+        }
+    }
+
+    pub fn modify(&mut self, qp: usize, attr: QpAttr) -> Result<(), ModifyError> {
+        self.nic.modify_qp(self.now, self.qpns[qp], &attr, &self.memory, &mut self.tx).unwrap()
+    }
+
+    pub fn go(&mut self, state: QpState) {
+        self.modify(0, QpAttr { state: Some(state), ..QpAttr::default() }).unwrap();
+    }
+
+    pub fn region(&mut self, pd: PdId, len: usize, iova: u64, access: Access) -> usize {
+        self.more.push(Region::new(&mut self.memory, pd, len, iova, access));
+        self.more.len() - 1
+    }
+
+    /// The first PSN that a QP of ours sends.
+    pub fn first_psn(&self) -> u32 {
+        self.setup.sq_psn
+    }
+
+    /// `len` bytes at `at` of the common region, as a peer names them.
+    pub fn remote(&self, at: usize, len: u32) -> Remote {
+        (self.mr.va(at), self.mr.info.rkey, len)
+    }
+
+    // ---- the application's side ----
+
+    pub fn recv(&mut self, wr_id: u64, at: usize, len: u32) {
+        let sge = self.mr.sge(at, len);
+        self.recv_sges(wr_id, &[sge]).unwrap();
+    }
+
+    pub fn recv_sges(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        self.nic.post_recv(self.qpns[0], &RecvWr { wr_id, sges }).unwrap()
+    }
+
+    /// Posts a signaled work request on `len` bytes at `at` of the common region.
+    pub fn post(&mut self, wr_id: u64, op: WrOp, at: usize, len: u32) {
+        let sges = [self.mr.sge(at, len)];
+        self.post_sges(wr_id, op, &sges, SendFlags::SIGNALED).unwrap();
+    }
+
+    pub fn post_sges(
+        &mut self,
+        wr_id: u64,
+        op: WrOp,
+        sges: &[Sge],
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
+        self.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(sges), flags })
+    }
+
+    pub fn post_on(&mut self, qp: usize, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.nic.post_send(self.qpns[qp], wr).unwrap()
+    }
+
+    #[track_caller]
+    pub fn sends(&mut self, expected: &[Wc]) {
+        assert_eq!(poll(&self.send_cq), expected, "send completions");
+    }
+
+    #[track_caller]
+    pub fn recvs(&mut self, expected: &[Wc]) {
+        assert_eq!(poll(&self.recv_cq), expected, "receive completions");
+    }
+
+    #[track_caller]
+    pub fn events(&mut self, expected: &[fn(Qpn) -> AsyncEvent]) {
+        let got: Vec<_> = std::iter::from_fn(|| self.nic.next_event()).collect();
+        let expected: Vec<_> = expected.iter().map(|e| e(self.qpns[0])).collect();
+        assert_eq!(got, expected, "events");
+    }
+
+    #[track_caller]
+    pub fn state(&self, expected: QpState) {
+        assert_eq!(self.nic.qp_state(self.qpns[0]), Some(expected));
+    }
+
+    pub fn count(&self) -> &Counters {
+        self.nic.counters()
+    }
+
+    // ---- the peer's side ----
+
+    pub fn flow(&self) -> Flow {
+        Flow::new(PEERS.into(), OURS.into(), 0xc000)
+    }
+
+    /// The peer sends these; the NIC has not answered yet.
+    pub fn peer(&mut self, packets: &[Pkt]) {
+        let flow = self.flow();
+        for p in packets {
+            let mut h = p.h;
+            h.bth.dest_qp = self.qpns[p.qp];
+            let bytes = support::encode(&h, &p.data, &flow);
+            self.raw(&flow, &bytes);
+        }
+    }
+
+    pub fn raw(&mut self, flow: &Flow, bytes: &[u8]) {
+        let burst = RxBurst { flow: *flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes };
+        self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
+    }
+
+    /// What the NIC sends in one turn.
+    pub fn turn(&mut self) -> Vec<Pkt> {
+        self.nic.release_acknowledgements();
+        self.nic.transmit(self.now, &self.memory, &mut self.tx);
+        let mut got = Vec::new();
+        support::drain(&mut self.tx, |flow, bytes| {
+            assert_eq!((flow.src, flow.dst), (OURS.into(), PEERS.into()));
+            let (mut h, data) = support::decode(&bytes);
+            let qp = (h.bth.dest_qp.get() - PEER_QPN) as usize;
+            h.bth.dest_qp = Qpn::default();
+            got.push(Pkt { h, data, qp });
+        });
+        got
+    }
+
+    /// All that the NIC sends now.
+    pub fn sent(&mut self) -> Vec<Pkt> {
+        let mut got = self.turn();
+        while self.nic.wants_to_transmit() {
+            got.extend(self.turn());
+        }
+        got
+    }
+
+    /// The NIC sends exactly these now.
+    #[track_caller]
+    pub fn expect(&mut self, expected: &[Pkt]) {
+        let got = self.sent();
+        if got != expected {
+            panic!("sent:\n  {}\nexpected:\n  {}", lines(&got), lines(expected));
+        }
+    }
+
+    /// The NIC sends nothing now.
+    #[track_caller]
+    pub fn silence(&mut self) {
+        self.expect(&[]);
+    }
+
+    /// Sends and expects in one line.
+    #[track_caller]
+    pub fn ask(&mut self, packets: &[Pkt], expected: &[Pkt]) {
+        self.peer(packets);
+        self.expect(expected);
+    }
+
+    /// Time passes; timers are served when they are due.
+    pub fn advance(&mut self, by: Duration) {
+        let until = self.now + by;
+        while let Some(at) = self.nic.next_deadline().filter(|at| *at <= until) {
+            self.now = self.now.max(at);
+            self.nic.handle_timeouts(self.now, &self.memory, &mut self.tx);
+        }
+        self.now = until;
+        self.nic.handle_timeouts(self.now, &self.memory, &mut self.tx);
+    }
+}
+
+fn poll(cq: &CompletionQueue) -> Vec<Wc> {
+    let mut out = Vec::new();
+    cq.poll(usize::MAX, &mut out).expect("no overflow");
+    out.into_iter().map(Wc::from).collect()
+}
+
+fn lines(packets: &[Pkt]) -> String {
+    let lines: Vec<_> = packets.iter().map(|p| format!("{p:?}")).collect();
+    lines.join("\n  ")
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.silence();
+            self.sends(&[]);
+            self.recvs(&[]);
+            self.events(&[]);
+            assert!(self.mr.guards_hold() && self.more.iter().all(Region::guards_hold), "guard bytes");
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! The requester: acknowledgements, window, timers, going back.
+
+use std::time::Duration;
+
+use urxe::transport::{QpState, SendFlags, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{NakCode, RKey, RnrTimer, Syndrome};
+
+use crate::bench::{Bench, SQ, Setup, bad, flushed, ok};
+use crate::pkt::*;
+
+const T: Duration = Duration::from_nanos(4096 << 14);
+const NS: Duration = Duration::from_nanos(1);
+
+/// Three sends: 300, 1 and 600 bytes, PSNs SQ to SQ + 5, all on the wire.
+fn three(change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
+    let mut b = Bench::with(change);
+    let (psn, mut all) = (b.first_psn(), Vec::new());
+    for (i, (n, at)) in [(300, 0), (1, 2), (600, 3)].into_iter().enumerate() {
+        let place = 1000 * i;
+        b.post(i as u64 + 1, WrOp::Send, place, n);
+        let d = b.mr.read(place, n as usize);
+        all.extend(message(256, &d, send, (psn + at) & 0xff_ffff));
+    }
+    b.expect(&all);
+    (b, all)
+}
+
+const DONE: [(u64, u32); 3] = [(1, 300), (2, 1), (3, 600)];
+
+fn done(i: usize) -> crate::bench::Wc {
+    ok(DONE[i].0, WcOpcode::Send, DONE[i].1)
+}
+
+cases! {
+    an_ack_is_for_all_up_to_it => "req.ack.cumulative" {
+        let (mut b, _) = three(|_| {});
+        b.ask(&[ack(SQ + 2, 2)], &[]);
+        b.sends(&[done(0), done(1)]);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(2)]);
+        b.advance(10 * T);
+    }
+
+    acks_wrap => "req.ack.cumulative" {
+        let (mut b, _) = three(|s| s.sq_psn = 0xff_fffd);
+        b.ask(&[ack(0xff_ffff, 2)], &[]);
+        b.sends(&[done(0), done(1)]);
+        b.ask(&[ack(2, 3)], &[]);
+        b.sends(&[done(2)]);
+    }
+
+    an_ack_inside_a_message_completes_nothing_but_counts => "req.ack.partial" {
+        let (mut b, all) = three(|_| {});
+        b.ask(&[ack(SQ + 4, 2)], &[]);
+        b.sends(&[done(0), done(1)]);
+        // Only the rest is sent again.
+        b.advance(T);
+        b.expect(&all[5..]);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(2)]);
+    }
+
+    credits_and_msn_of_an_ack_are_not_looked_at => "req.ack.fields" {
+        let (mut b, _) = three(|_| {});
+        b.ask(&[aeth(SQ + 1, 77, Syndrome::Ack { credits: 0 })], &[]);
+        b.ask(&[aeth(SQ + 2, 0, Syndrome::Ack { credits: 9 })], &[]);
+        b.sends(&[done(0), done(1)]);
+        b.ask(&[ack(SQ + 5, 0)], &[]);
+        b.sends(&[done(2)]);
+    }
+
+    ghosts_and_old_news_are_dropped => "req.ack.ghost" {
+        let (mut b, _) = three(|_| {});
+        b.post(4, WrOp::Send, 0, 1);
+        // Never sent: one beyond, far beyond, half the space away. (4 is posted but not out yet.)
+        for psn in [SQ + 6, SQ + 1000, SQ + (1 << 23), SQ - 1] {
+            b.peer(&[ack(psn, 1)]);
+        }
+        b.sends(&[]);
+        assert_eq!(b.count().unexpected_response, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[ack(SQ + 2, 1)], &[]);
+        b.sends(&[done(0), done(1)]);
+        // Stale, of every kind.
+        let stale = [
+            ack(SQ, 1),
+            nak(SQ + 1, 1, NakCode::PsnSequenceError),
+            nak(SQ + 2, 1, NakCode::RemoteAccessError),
+            rnr(SQ + 2, 1, 1),
+            resp(Only, SQ, 1, &[]),
+            atomic_ack(SQ, 1, 1),
+        ];
+        b.ask(&stale, &[]);
+        b.state(QpState::Rts);
+        b.ask(&[ack(SQ + 6, 4)], &[]);
+        b.sends(&[done(2), ok(4, WcOpcode::Send, 1)]);
+    }
+
+    reserved_syndromes_are_dropped => "req.ack.reserved" {
+        let (mut b, _) = three(|_| {});
+        for low in [0, 1, 31] {
+            b.ask(&[aeth(SQ + 5, 3, Syndrome::Reserved(low))], &[]);
+        }
+        b.sends(&[]);
+        b.ask(&[nak(SQ, 3, NakCode::Reserved(5))], &[]);
+        b.state(QpState::Rts);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    answers_of_the_wrong_kind_do_not_complete => "req.ack.kind" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[resp(Only, SQ, 1, &[1]), atomic_ack(SQ, 1, 5)], &[]);
+        b.sends(&[]);
+        assert_eq!(b.count().unexpected_response, 2);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    ackreq_is_on_the_last_packet_and_on_parts_of_the_window => "req.ackreq" {
+        // Each packet costs 1024, as all short ones do; a quarter of the window is two of them.
+        let mut b = Bench::with(|s| s.tuning.window = 8 * 1024);
+        b.post(1, WrOp::Send, 0, 12 * 256);
+        let asked = |p: &[Pkt]| p.iter().map(|p| p.h.bth.ack_req as u8).collect::<Vec<_>>();
+        let first = b.sent();
+        assert_eq!(asked(&first), [0, 1, 0, 1, 0, 1, 0, 1]);
+        // Sent again they are the same packets.
+        b.ask(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &{
+            let mut again = first[1..].to_vec();
+            let d = b.mr.read(8 * 256, 256);
+            again.push(send(Middle, SQ + 8, &d));
+            again
+        });
+        b.peer(&[ack(SQ + 8, 0)]);
+        assert_eq!(asked(&b.sent()), [1, 0, 1]);
+        b.ask(&[ack(SQ + 11, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 12 * 256)]);
+    }
+
+    the_window_holds_back_and_acks_open_it => "req.window" {
+        let mut b = Bench::with(|s| s.tuning.window = 3 * 1024);
+        for i in 0..5 {
+            b.post(i, WrOp::Send, 0, 256);
+        }
+        assert_eq!(b.sent().len(), 3);
+        b.peer(&[ack(SQ, 1)]);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[ack(SQ + 3, 4)]);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[ack(SQ + 4, 5)]);
+        b.sends(&(0..5).map(|i| ok(i, WcOpcode::Send, 256)).collect::<Vec<_>>());
+        // READs count with what they bring; one that is wider than the window goes alone.
+        let (va, rkey) = (0, RKey(1));
+        b.post(1, WrOp::Read { va, rkey }, 0, 256 * 4);
+        b.post(2, WrOp::Send, 0, 1);
+        b.expect(&[read(SQ + 5, (va, rkey, 1024))]);
+        let answer = message(256, &[1; 1024], |p, n, d| resp(p, n, 6, d), SQ + 5);
+        b.ask(&answer[..1], &[]);
+        b.peer(&answer[1..]);
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[ack(SQ + 9, 7)], &[]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 1024), ok(2, WcOpcode::Send, 1)]);
+    }
+
+    the_timeout_is_exact_and_goes_back_to_the_oldest => "req.timeout" {
+        let (mut b, all) = three(|_| {});
+        b.advance(T - NS);
+        b.silence();
+        b.advance(NS);
+        b.expect(&all);
+        assert_eq!(b.count().local_ack_timeout_err, 1);
+        // Each try has the whole time.
+        b.advance(T - NS);
+        b.silence();
+        b.advance(NS);
+        b.expect(&all);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+        b.advance(20 * T);
+    }
+
+    progress_starts_the_timeout_anew => "req.timeout" {
+        let (mut b, all) = three(|_| {});
+        b.advance(T - NS);
+        b.ask(&[ack(SQ + 2, 2)], &[]);
+        b.advance(T - NS);
+        b.silence();
+        b.advance(NS);
+        b.expect(&all[3..]);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    timeout_0_waits_for_ever => "req.timeout" {
+        let (mut b, _) = three(|s| s.timeout = 0);
+        b.advance(Duration::from_secs(10_000));
+        b.silence();
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    retries_are_counted_and_then_it_fails => "req.retry.exceeded" {
+        for retries in [0, 1, 3, 7] {
+            let (mut b, all) = three(|s| s.retry_cnt = retries);
+            for _ in 0..retries {
+                b.advance(T);
+                b.expect(&all);
+            }
+            b.advance(T - NS);
+            b.sends(&[]);
+            b.state(QpState::Rts);
+            b.advance(NS);
+            b.silence();
+            b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
+            b.state(QpState::Err);
+            assert_eq!(b.count().retry_exceeded_err, 1);
+            b.advance(20 * T);
+        }
+    }
+
+    progress_resets_the_retries => "req.retry.reset" {
+        let (mut b, all) = three(|s| s.retry_cnt = 1);
+        b.advance(T);
+        b.expect(&all);
+        b.ask(&[ack(SQ, 0)], &[]);
+        b.advance(T);
+        b.expect(&all[1..]);
+        // No progress: that was the last.
+        b.ask(&[ack(SQ, 0)], &[]);
+        b.advance(T);
+        b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
+    }
+
+    a_sequence_nak_goes_back_to_its_psn => "req.nak.sequence" {
+        let (mut b, all) = three(|_| {});
+        b.ask(&[nak(SQ + 3, 2, NakCode::PsnSequenceError)], &all[3..]);
+        b.sends(&[done(0), done(1)]);
+        b.ask(&[nak(SQ + 4, 2, NakCode::PsnSequenceError)], &all[4..]);
+        assert_eq!((b.count().rcvd_seq_err, b.count().requester_retry), (2, 2));
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(2)]);
+    }
+
+    sequence_naks_without_progress_use_up_the_retries => "req.nak.sequence" {
+        let (mut b, all) = three(|s| s.retry_cnt = 2);
+        for _ in 0..2 {
+            b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &all);
+        }
+        b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &[]);
+        b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
+    }
+
+    copies_of_a_sequence_nak_cost_one_retry => "req.nak.copies" {
+        let (mut b, all) = three(|s| s.retry_cnt = 1);
+        let n = nak(SQ, 0, NakCode::PsnSequenceError);
+        b.ask(&[n.clone(), n.clone(), n], &all);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    acks_of_the_first_sending_count_after_going_back => "req.ack.overtakes" {
+        let (mut b, all) = three(|s| s.tuning.turn = 1);
+        b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
+        // Before anything is sent again, the first sending turns out to have arrived, in part.
+        b.ask(&[ack(SQ + 3, 2)], &all[4..]);
+        b.sends(&[done(0), done(1)]);
+        b.advance(T);
+        // All of it: nothing is left to send.
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(2)]);
+        b.advance(T);
+    }
+
+    rnr_waits_and_goes_on_from_there => "req.rnr" {
+        for code in [1, 12, 31, 0] {
+            let (mut b, all) = three(|s| s.timeout = 0);
+            b.ask(&[rnr(SQ + 2, 1, code)], &[]);
+            b.sends(&[done(0)]);
+            b.post(4, WrOp::Send, 0, 1);
+            b.silence();
+            let wait = RnrTimer::new(code).duration();
+            b.advance(wait - NS);
+            b.silence();
+            b.advance(NS);
+            let mut rest = all[2..].to_vec();
+            rest.push(send(Only, SQ + 6, &b.mr.read(0, 1)));
+            b.expect(&rest);
+            b.ask(&[ack(SQ + 6, 4)], &[]);
+            b.sends(&[done(1), done(2), ok(4, WcOpcode::Send, 1)]);
+        }
+    }
+
+    the_timeout_rests_while_waiting_for_a_receiver => "req.rnr" {
+        let (mut b, all) = three(|s| (s.timeout, s.retry_cnt) = (1, 0));
+        b.ask(&[rnr(SQ, 0, 31)], &[]);
+        b.advance(RnrTimer::new(31).duration());
+        b.expect(&all);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    rnr_retries_run_out => "req.rnr.exceeded" {
+        for retries in [0, 1, 6] {
+            let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (retries, 0));
+            for _ in 0..retries {
+                b.ask(&[rnr(SQ, 0, 1)], &[]);
+                b.advance(Duration::from_micros(10));
+                b.expect(&all);
+            }
+            b.ask(&[rnr(SQ, 0, 1)], &[]);
+            b.sends(&[bad(1, WcStatus::RnrRetryExcErr), flushed(2), flushed(3)]);
+            b.state(QpState::Err);
+            assert_eq!(b.count().retry_rnr_exceeded_err, 1);
+        }
+    }
+
+    rnr_retry_7_is_for_ever => "req.rnr.forever" {
+        let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (7, 0));
+        for _ in 0..100 {
+            b.ask(&[rnr(SQ, 0, 1)], &[]);
+            b.advance(Duration::from_micros(10));
+            b.expect(&all);
+        }
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    progress_resets_the_rnr_retries => "req.rnr.reset" {
+        let (mut b, all) = three(|s| s.rnr_retry = 1);
+        for i in [0, 2, 3] {
+            b.ask(&[rnr(SQ + i, 0, 1)], &[]);
+            b.advance(Duration::from_micros(10));
+            b.expect(&all[i as usize..]);
+        }
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    naks_while_waiting_change_nothing => "req.nak.copies" {
+        // rxe follows the RNR NAK of a long SEND with a sequence NAK for the packets behind.
+        let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (1, 0));
+        let seq = nak(SQ, 0, NakCode::PsnSequenceError);
+        b.ask(&[rnr(SQ, 0, 1), seq.clone(), rnr(SQ, 0, 1), seq], &[]);
+        b.advance(Duration::from_micros(10));
+        b.expect(&all);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    an_ack_while_waiting_is_taken => "req.ack.overtakes" {
+        let (mut b, all) = three(|_| {});
+        b.ask(&[rnr(SQ, 0, 12), ack(SQ + 2, 2)], &[]);
+        b.sends(&[done(0), done(1)]);
+        b.advance(RnrTimer::new(12).duration());
+        b.expect(&all[3..]);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(2)]);
+    }
+
+    many_rnr_waits_leave_no_timers_behind => "req.rnr" {
+        // Regression: each wait left an entry in the timer heap that put itself back for ever.
+        let mut b = Bench::with(|s| s.rnr_retry = 7);
+        let sge = [b.mr.sge(0, 1)];
+        b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
+        assert_eq!(b.sent().len(), 1);
+        for _ in 0..50 {
+            b.ask(&[rnr(SQ, 0, 1)], &[]);
+            b.advance(Duration::from_micros(10));
+            assert_eq!(b.sent().len(), 1);
+        }
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+        b.advance(T);
+        assert_eq!(b.nic.next_deadline(), None);
+    }
+}

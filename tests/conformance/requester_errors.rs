@@ -1,0 +1,146 @@
+//! The requester: NAKs, failures of its own, flushing.
+
+use urxe::memory::{Access, PdId};
+use urxe::transport::{QpState, SendFlags, Sge, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{LKey, NakCode, RKey};
+
+use crate::bench::{Bench, SQ, bad, flushed, ok};
+use crate::pkt::*;
+
+const READ: WrOp = WrOp::Read { va: 0x1000, rkey: RKey(1) };
+
+cases! {
+    every_nak_has_its_status => "req.nak.fatal" {
+        let codes = [
+            (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
+            (NakCode::RemoteAccessError, WcStatus::RemAccessErr),
+            (NakCode::RemoteOperationalError, WcStatus::RemOpErr),
+            (NakCode::InvalidRdRequest, WcStatus::RemInvReqErr),
+        ];
+        for (code, status) in codes {
+            let mut b = Bench::new();
+            b.recv(10, 0, 1);
+            b.recv(11, 0, 1);
+            for i in 1..=4 {
+                b.post(i, WrOp::Send, 0, 1);
+            }
+            assert_eq!(b.sent().len(), 4);
+            // What is before it is acknowledged, what is behind is flushed, in order, once.
+            b.ask(&[nak(SQ + 1, 1, code)], &[]);
+            b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, status), flushed(3), flushed(4)]);
+            b.recvs(&[flushed(10), flushed(11)]);
+            b.state(QpState::Err);
+            assert_eq!(b.count().req_remote_err, 1);
+            b.ask(&[nak(SQ + 1, 1, code), ack(SQ + 3, 4)], &[]);
+            b.advance(std::time::Duration::from_secs(10));
+        }
+    }
+
+    a_nak_of_a_read => "req.nak.fatal" {
+        let mut b = Bench::new();
+        b.post(1, READ, 0, 600);
+        b.expect(&[read(SQ, (0x1000, RKey(1), 600))]);
+        b.ask(&[resp(First, SQ, 1, &[1; 256]), nak(SQ + 1, 0, NakCode::RemoteAccessError)], &[]);
+        b.sends(&[bad(1, WcStatus::RemAccessErr)]);
+    }
+
+    a_nak_behind_an_unanswered_read_does_not_fail_the_read => "req.nak.behind_read" {
+        let mut b = Bench::new();
+        b.post(1, READ, 0, 8);
+        b.post(2, WrOp::Send, 0, 1);
+        let all = b.sent();
+        b.ask(&[nak(SQ + 1, 1, NakCode::InvalidRequest)], &all);
+        b.sends(&[]);
+        b.ask(&[resp(Only, SQ, 1, &[1; 8]), nak(SQ + 1, 1, NakCode::InvalidRequest)], &[]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 8), bad(2, WcStatus::RemInvReqErr)]);
+    }
+
+    flush_completes_unsignaled_ones_too => "req.flush" {
+        let mut b = Bench::new();
+        let sge = [b.mr.sge(0, 1)];
+        for i in 1..=3 {
+            b.post_sges(i, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        }
+        assert_eq!(b.sent().len(), 3);
+        b.ask(&[nak(SQ + 1, 1, NakCode::InvalidRequest)], &[]);
+        b.sends(&[bad(2, WcStatus::RemInvReqErr), flushed(3)]);
+        // Later ones at once.
+        b.post(4, WrOp::Send, 0, 1);
+        b.post(5, READ, 0, 1);
+        b.sends(&[flushed(4), flushed(5)]);
+        b.recv(6, 0, 1);
+        b.recvs(&[flushed(6)]);
+    }
+
+    a_bad_local_key_fails_in_its_turn => "req.local" {
+        let good = Bench::new().mr.sge(0, 1);
+        let wrong = |b: &mut Bench, i| {
+            let foreign = b.region(PdId(2), 64, 0, Access::ALL);
+            match i {
+                0 => Sge { lkey: LKey(0x5555), ..good },
+                1 => b.more[foreign].sge(0, 8),
+                _ => b.mr.sge((1 << 16) - 1, 2),
+            }
+        };
+        for i in 0..3 {
+            for op in [WrOp::Send, WrOp::Write { va: 0, rkey: RKey(1) }] {
+                let mut b = Bench::new();
+                let sge = [wrong(&mut b, i)];
+                b.post(1, WrOp::Send, 0, 1);
+                b.post(2, READ, 8, 8);
+                b.post_sges(3, op, &sge, SendFlags::default()).unwrap();
+                b.post(4, WrOp::Send, 0, 1);
+                assert_eq!(b.sent().len(), 2);
+                b.sends(&[]);
+                b.state(QpState::Rts);
+                b.ask(&[ack(SQ, 1)], &[]);
+                b.sends(&[ok(1, WcOpcode::Send, 1)]);
+                b.ask(&[resp(Only, SQ + 1, 2, &[1; 8])], &[]);
+                b.sends(&[ok(2, WcOpcode::RdmaRead, 8), bad(3, WcStatus::LocProtErr), flushed(4)]);
+                b.state(QpState::Err);
+                // Alone it fails at once, and nothing leaves.
+                let mut b = Bench::new();
+                let sge = [wrong(&mut b, i)];
+                b.post_sges(3, op, &sge, SendFlags::SIGNALED).unwrap();
+                b.silence();
+                b.sends(&[bad(3, WcStatus::LocProtErr)]);
+            }
+        }
+    }
+
+    a_bad_local_key_behind_a_loss_is_found_again => "req.local" {
+        let mut b = Bench::new();
+        let sge = [Sge { addr: 0, length: 1, lkey: LKey(0x5555) }];
+        b.post(1, WrOp::Send, 0, 1);
+        b.post_sges(2, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
+        let one = b.sent();
+        assert_eq!(one.len(), 1);
+        b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &one);
+        b.ask(&[rnr(SQ, 0, 1)], &[]);
+        b.advance(std::time::Duration::from_micros(10));
+        b.expect(&one);
+        b.sends(&[]);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, WcStatus::LocProtErr)]);
+    }
+
+    a_region_that_goes_before_a_retry => "req.local" {
+        let mut b = Bench::new();
+        let r = b.region(crate::support::PD, 600, 0, Access::ALL);
+        let sge = [b.more[r].sge(0, 600)];
+        b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
+        assert_eq!(b.sent().len(), 3);
+        b.memory.deregister(sge[0].lkey);
+        b.ask(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[]);
+        b.sends(&[bad(1, WcStatus::LocProtErr)]);
+    }
+
+    nothing_local_needs_no_key => "req.local.zero" {
+        let mut b = Bench::new();
+        let sge = [Sge { addr: 0, length: 0, lkey: LKey(0x5555) }];
+        b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
+        b.expect(&[send(Only, SQ, &[])]);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 0)]);
+    }
+}

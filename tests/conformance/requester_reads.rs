@@ -1,0 +1,235 @@
+//! The requester: READ and atomic answers, lost, late, wrong or again.
+
+use std::time::Duration;
+
+use urxe::memory::AtomicOp;
+use urxe::transport::{QpState, SendFlags, WcOpcode, WcStatus, WrOp};
+use urxe::wire::RKey;
+
+use crate::bench::{Bench, SQ, Setup, Wc, bad, flushed, ok};
+use crate::pkt::*;
+
+const T: Duration = Duration::from_nanos(4096 << 14);
+const VA: u64 = 0x1_0000_0000;
+const KEY: RKey = RKey(0x4321);
+
+/// A READ of 900 bytes (PSNs SQ to SQ + 3) on the wire, and its answers.
+fn reading(change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
+    let mut b = Bench::with(change);
+    b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 900);
+    b.expect(&[read(SQ, (VA, KEY, 900))]);
+    (b, message(256, &data(), |p, n, d| resp(p, n, 1, d), SQ))
+}
+
+fn data() -> Vec<u8> {
+    (0..900u32).map(|i| (i / 3) as u8 ^ 0xa5).collect()
+}
+
+/// The READ of the remainder from packet `at` on.
+fn remainder(at: u32) -> Pkt {
+    read(SQ + at, (VA + 256 * at as u64, KEY, 900 - 256 * at))
+}
+
+fn done() -> Wc {
+    ok(1, WcOpcode::RdmaRead, 900)
+}
+
+cases! {
+    answers_land_in_order => "req.read" {
+        let (mut b, a) = reading(|_| {});
+        for (i, p) in a.iter().enumerate() {
+            b.sends(&[]);
+            assert_eq!(b.mr.read(256 * i, 1), [crate::support::pattern(256 * i as u64)]);
+            b.ask(std::slice::from_ref(p), &[]);
+        }
+        b.sends(&[done()]);
+        assert_eq!(b.mr.read(0, 900), data());
+        assert_eq!(b.mr.read(900, 1), [crate::support::pattern(900)]);
+        b.advance(10 * T);
+    }
+
+    answers_fill_several_elements => "req.read" {
+        let mut b = Bench::new();
+        let sges = [b.mr.sge(2000, 100), b.mr.sge(0, 0), b.mr.sge(4000, 500), b.mr.sge(1, 300)];
+        b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sges, SendFlags::SIGNALED).unwrap();
+        b.expect(&[read(SQ, (VA, KEY, 900))]);
+        b.ask(&message(256, &data(), |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.sends(&[done()]);
+        let got = [b.mr.read(2000, 100), b.mr.read(4000, 500), b.mr.read(1, 300)].concat();
+        assert_eq!(got, data());
+    }
+
+    a_read_of_nothing => "req.read" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 0);
+        b.expect(&[read(SQ, (VA, KEY, 0))]);
+        b.ask(&[resp(Only, SQ, 1, &[])], &[]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 0)]);
+    }
+
+    an_answer_acknowledges_all_before_it => "req.read.acks" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 300);
+        b.post(2, WrOp::Read { va: VA, rkey: KEY }, 0, 8);
+        b.post(3, WrOp::Send, 0, 1);
+        b.post(4, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }, 8, 8);
+        assert_eq!(b.sent().len(), 5);
+        b.ask(&[resp(Only, SQ + 2, 2, &[1; 8])], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 300), ok(2, WcOpcode::RdmaRead, 8)]);
+        b.ask(&[atomic_ack(SQ + 4, 4, 1)], &[]);
+        b.sends(&[ok(3, WcOpcode::Send, 1), ok(4, WcOpcode::FetchAdd, 8)]);
+    }
+
+    a_missing_answer_is_asked_for_at_once_and_once => "req.read.gap" {
+        let (mut b, a) = reading(|_| {});
+        b.ask(&a[..1], &[]);
+        b.ask(&a[2..3], &[remainder(1)]);
+        b.ask(&a[3..], &[]);
+        assert_eq!(b.count().implied_nak_seq_err, 1);
+        b.sends(&[]);
+        let rest = message(256, &data()[256..], |p, n, d| resp(p, n, 1, d), SQ + 1);
+        b.ask(&rest, &[]);
+        b.sends(&[done()]);
+        assert_eq!(b.mr.read(0, 900), data());
+    }
+
+    the_first_answer_may_be_the_missing_one => "req.read.gap" {
+        let (mut b, a) = reading(|_| {});
+        b.ask(&a[1..2], &[remainder(0)]);
+        b.ask(&a, &[]);
+        b.sends(&[done()]);
+    }
+
+    an_ack_that_passes_a_read_says_that_its_answer_is_lost => "req.read.passed" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 1);
+        b.post(2, WrOp::Read { va: VA, rkey: KEY }, 8, 300);
+        b.post(3, WrOp::Send, 0, 1);
+        let all = b.sent();
+        b.ask(&[ack(SQ + 3, 3)], &all[1..]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+        assert_eq!(b.count().implied_nak_seq_err, 1);
+        // A second one says nothing new.
+        b.ask(&[ack(SQ + 3, 3)], &[]);
+        let answer = message(256, &[1; 300], |p, n, d| resp(p, n, 2, d), SQ + 1);
+        b.ask(&answer, &[]);
+        b.ask(&[ack(SQ + 3, 3)], &[]);
+        b.sends(&[ok(2, WcOpcode::RdmaRead, 300), ok(3, WcOpcode::Send, 1)]);
+    }
+
+    an_ack_that_passes_an_atomic => "req.read.passed" {
+        let mut b = Bench::with(|s| s.retry_cnt = 1);
+        b.post(1, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }, 8, 8);
+        b.post(2, WrOp::Send, 0, 1);
+        let all = b.sent();
+        b.ask(&[ack(SQ + 1, 2)], &all);
+        b.ask(&[atomic_ack(SQ, 1, 7), ack(SQ + 1, 2)], &[]);
+        b.sends(&[ok(1, WcOpcode::FetchAdd, 8), ok(2, WcOpcode::Send, 1)]);
+        assert_eq!(b.mr.read(8, 8), 7u64.to_ne_bytes());
+    }
+
+    a_later_reads_answer_says_that_the_earlier_is_lost => "req.read.passed" {
+        let (mut b, a) = reading(|_| {});
+        b.post(2, WrOp::Read { va: VA, rkey: KEY }, 1000, 8);
+        let second = read(SQ + 4, (VA, KEY, 8));
+        b.expect(std::slice::from_ref(&second));
+        b.ask(&a[..2], &[]);
+        b.ask(&[resp(Only, SQ + 4, 2, &[1; 8])], &[remainder(2), second]);
+        let rest = message(256, &data()[512..], |p, n, d| resp(p, n, 1, d), SQ + 2);
+        b.ask(&rest, &[]);
+        b.ask(&[resp(Only, SQ + 4, 2, &[1; 8])], &[]);
+        b.sends(&[done(), ok(2, WcOpcode::RdmaRead, 8)]);
+    }
+
+    a_timeout_asks_for_the_remainder => "req.read.remainder" {
+        let (mut b, a) = reading(|_| {});
+        b.ask(&a[..1], &[]);
+        b.advance(T);
+        b.expect(&[remainder(1)]);
+        // As the specification has it: a message of its own, FIRST first.
+        b.ask(&message(256, &data()[256..], |p, n, d| resp(p, n, 1, d), SQ + 1), &[]);
+        b.sends(&[done()]);
+        assert_eq!(b.mr.read(0, 900), data());
+    }
+
+    a_remainder_may_be_answered_as_the_rest_of_the_first => "req.read.middle_first" {
+        // rxe answers MIDDLE, LAST.
+        let (mut b, a) = reading(|_| {});
+        b.ask(&a[..1], &[]);
+        b.advance(T);
+        b.expect(&[remainder(1)]);
+        b.ask(&a[1..], &[]);
+        b.sends(&[done()]);
+        assert_eq!(b.mr.read(0, 900), data());
+    }
+
+    each_answer_is_progress => "req.read.progress" {
+        let (mut b, a) = reading(|s| s.retry_cnt = 1);
+        for i in 1..4 {
+            b.ask(&a[i - 1..i], &[]);
+            b.advance(T - Duration::from_nanos(1));
+            b.silence();
+            b.advance(Duration::from_nanos(1));
+            b.expect(&[remainder(i as u32)]);
+        }
+        b.ask(&a[3..], &[]);
+        b.sends(&[done()]);
+    }
+
+    answers_that_come_again_are_dropped => "req.read.dup" {
+        let (mut b, a) = reading(|_| {});
+        b.ask(&a[..2], &[]);
+        b.mr.write(0, &[0; 900]);
+        b.ask(&a[..2], &[]);
+        assert_eq!(b.mr.read(0, 512), [0; 512]);
+        assert_eq!(b.count().unexpected_response, 2);
+        b.ask(&a[2..], &[]);
+        b.sends(&[done()]);
+    }
+
+    an_answer_of_the_wrong_length => "req.read.length" {
+        for (i, n) in [(0, 255), (0, 0), (0, 260), (3, 131), (3, 133), (3, 256)] {
+            let (mut b, mut a) = reading(|_| {});
+            b.post(2, WrOp::Send, 0, 1);
+            assert_eq!(b.sent().len(), 1);
+            a[i].data = vec![9; n];
+            b.ask(&a[..i + 1], &[]);
+            b.sends(&[bad(1, WcStatus::BadRespErr), flushed(2)]);
+            b.state(QpState::Err);
+            assert_ne!(b.mr.read(256 * i, 4), [9; 4]);
+        }
+    }
+
+    a_plain_ack_does_not_complete_a_read => "req.read.ack_only" {
+        let (mut b, a) = reading(|_| {});
+        b.ask(&[ack(SQ + 3, 1)], &[remainder(0)]);
+        b.sends(&[]);
+        b.ask(&a, &[]);
+        b.sends(&[done()]);
+    }
+
+    the_sink_is_checked_when_the_answer_comes => "req.read.protection" {
+        let mut b = Bench::new();
+        let r = b.region(crate::support::PD, 600, 0, urxe::memory::Access::ALL);
+        let sge = [b.more[r].sge(0, 600)];
+        b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sge, SendFlags::SIGNALED).unwrap();
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[resp(First, SQ, 1, &[1; 256])], &[]);
+        b.memory.deregister(sge[0].lkey);
+        b.ask(&[resp(Middle, SQ + 1, 1, &[1; 256])], &[]);
+        b.sends(&[bad(1, WcStatus::LocProtErr)]);
+        assert_eq!(b.more[r].read(256, 1), [crate::support::pattern(256)]);
+        // Read-only memory is no sink, for READs and for atomics.
+        for op in [WrOp::Read { va: VA, rkey: KEY }, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }] {
+            let mut b = Bench::new();
+            let r = b.region(crate::support::PD, 8, 0, urxe::memory::Access::LOCAL_READ);
+            let sge = [b.more[r].sge(0, 8)];
+            b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap();
+            assert_eq!(b.sent().len(), 1);
+            let read = matches!(op, WrOp::Read { .. });
+            b.ask(&[if read { resp(Only, SQ, 1, &[1; 8]) } else { atomic_ack(SQ, 1, 1) }], &[]);
+            b.sends(&[bad(1, WcStatus::LocProtErr)]);
+            assert_eq!(b.more[r].read(1, 1), [crate::support::pattern(1)]);
+        }
+    }
+}

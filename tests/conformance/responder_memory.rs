@@ -1,0 +1,226 @@
+//! The responder: keys, ranges, permissions, atomics.
+
+use urxe::memory::{Access, PdId};
+use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcStatus};
+use urxe::wire::{NakCode, RKey};
+
+use crate::bench::{Bench, RQ, bad, flushed, ok};
+use crate::pkt::*;
+use crate::support::PD;
+
+/// One request of every kind that names memory, on 8 bytes at `va`.
+fn every_kind(va: u64, key: RKey) -> [(Pkt, Access); 5] {
+    let to = (va, key, 8);
+    [
+        (write(Only, RQ, to, &[5; 8]), Access::REMOTE_WRITE),
+        (write_imm(Only, RQ, to, &[5; 8], 1), Access::REMOTE_WRITE),
+        (read(RQ, to), Access::REMOTE_READ),
+        (fetch_add(RQ, (va, key), 1), Access::REMOTE_ATOMIC),
+        (cmp_swap(RQ, (va, key), 0, 1), Access::REMOTE_ATOMIC),
+    ]
+}
+
+#[track_caller]
+fn refused(b: &mut Bench, p: Pkt) {
+    let before = b.mr.read(0, 1 << 16);
+    b.recv(1, 0, 100);
+    b.ask(&[p], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+    b.state(QpState::Err);
+    b.events(&[AsyncEvent::QpAccessError]);
+    b.recvs(&[flushed(1)]);
+    assert_eq!(b.count().resp_remote_access_err, 1);
+    assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
+}
+
+cases! {
+    the_qp_must_allow_the_kind => "resp.access.qp" {
+        let (va, key, _) = Bench::new().remote(0, 8);
+        for (p, needed) in every_kind(va, key) {
+            let mut b = Bench::with(|s| s.access = Access(Access::ALL.0 & !needed.0));
+            b.recv(1, 100, 100);
+            b.ask(&[p.clone()], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+            b.events(&[AsyncEvent::QpRequestError]);
+            b.recvs(&[flushed(1)]);
+            // With just that flag it works.
+            let mut b = Bench::with(|s| s.access = needed);
+            b.recv(1, 100, 100);
+            b.peer(&[p.clone()]);
+            assert_eq!(b.sent().len(), 1, "{p:?}");
+            b.state(QpState::Rts);
+            if p.h.imm == 1 {
+                b.recvs(&[ok(1, urxe::transport::WcOpcode::RecvRdmaWithImm, 8).imm(1)]);
+            }
+        }
+    }
+
+    the_region_must_allow_the_kind => "resp.access.region" {
+        for i in 0..5 {
+            let mut b = Bench::new();
+            let r = b.region(PD, 64, 0, Access::ALL);
+            let (_, needed) = every_kind(0, b.more[r].info.rkey)[i];
+            let r = b.region(PD, 64, 0, Access(Access::ALL.0 & !needed.0));
+            let p = every_kind(0, b.more[r].info.rkey)[i].0.clone();
+            refused(&mut b, p);
+        }
+    }
+
+    the_key_must_be_good_and_of_the_domain => "resp.access.key" {
+        for i in 0..5 {
+            // No such slot; slot 0; another generation.
+            let (va, key, _) = Bench::new().remote(0, 8);
+            for wrong in [RKey(0x7777_7700), RKey(0), RKey(key.0 + 1)] {
+                refused(&mut Bench::new(), every_kind(va, wrong)[i].0.clone());
+            }
+            let mut b = Bench::new();
+            let r = b.region(PdId(2), 64, 0, Access::ALL);
+            let p = every_kind(0, b.more[r].info.rkey)[i].0.clone();
+            refused(&mut b, p);
+            // Gone, and its slot used again.
+            let mut b = Bench::new();
+            let r = b.region(PD, 64, 0, Access::ALL);
+            let old = b.more[r].info;
+            assert!(b.memory.deregister(old.lkey));
+            let r = b.region(PD, 64, 0, Access::ALL);
+            assert_ne!(b.more[r].info.rkey, old.rkey);
+            refused(&mut b, every_kind(0, old.rkey)[i].0.clone());
+        }
+    }
+
+    the_range_must_be_inside => "resp.access.range" {
+        for i in 0..5 {
+            let (_, key, _) = Bench::new().remote(0, 8);
+            let end = Bench::IOVA + (1 << 16);
+            for va in [Bench::IOVA - 8, end, end - 8 + 8, 0, u64::MAX - 7] {
+                refused(&mut Bench::new(), every_kind(va, key)[i].0.clone());
+            }
+        }
+        let (_, key, _) = Bench::new().remote(0, 8);
+        let end = Bench::IOVA + (1 << 16);
+        refused(&mut Bench::new(), read(RQ, (end - 7, key, 8)));
+        refused(&mut Bench::new(), write(Only, RQ, (Bench::IOVA - 1, key, 8), &[5; 8]));
+        // The last 8 bytes are fine.
+        let mut b = Bench::new();
+        b.ask(&[write(Only, RQ, (end - 8, key, 8), &[5; 8])], &[ack(RQ, 1)]);
+    }
+
+    the_whole_range_is_checked_with_the_first_packet => "resp.access.range" {
+        let mut b = Bench::new();
+        let (va, key, _) = b.remote((1 << 16) - 300, 0);
+        refused(&mut b, write(First, RQ, (va, key, 301), &[5; 256]));
+    }
+
+    nothing_needs_no_key => "resp.zero_length" {
+        let mut b = Bench::with(|s| s.access = Access::ALL);
+        let nowhere = (0xdead_beef, RKey(0xbad), 0);
+        b.ask(&[write(Only, RQ, nowhere, &[])], &[ack(RQ, 1)]);
+        b.ask(&[read(RQ + 1, nowhere)], &[resp(Only, RQ + 1, 2, &[])]);
+        b.ask(&[read(RQ + 1, nowhere)], &[resp(Only, RQ + 1, 2, &[])]);
+        b.recv_sges(1, &[]).unwrap();
+        b.ask(&[write_imm(Only, RQ + 2, nowhere, &[], 9)], &[ack(RQ + 2, 3)]);
+        b.recvs(&[ok(1, urxe::transport::WcOpcode::RecvRdmaWithImm, 0).imm(9)]);
+        b.recv_sges(2, &[]).unwrap();
+        b.ask(&[send(Only, RQ + 3, &[])], &[ack(RQ + 3, 4)]);
+        b.recvs(&[ok(2, Recv, 0)]);
+    }
+
+    deregistered_between_the_packets_of_a_write => "resp.access.later" {
+        let mut b = Bench::new();
+        let r = b.region(PD, 600, 0, Access::ALL);
+        let (key, lkey) = (b.more[r].info.rkey, b.more[r].info.lkey);
+        b.ask(&[write(First, RQ, (0, key, 600), &[1; 256])], &[]);
+        assert!(b.memory.deregister(lkey));
+        b.ask(&[write(Middle, RQ + 1, (0, key, 600), &[2; 256])], &[nak(RQ + 1, 0, NakCode::RemoteAccessError)]);
+        b.events(&[AsyncEvent::QpAccessError]);
+        b.state(QpState::Err);
+        assert_eq!(b.more[r].read(0, 256), [1; 256]);
+        assert_eq!(b.more[r].read(256, 1), [crate::support::pattern(256)]);
+    }
+
+    deregistered_between_the_answers_of_a_read => "resp.access.later" {
+        let (mut b, from, answer) = Bench::long_read();
+        // A SEND that begins meanwhile keeps its receive out of it.
+        b.recv(1, 0, 10_000);
+        b.peer(&[read(RQ, from), send(First, RQ + answer.len() as u32, &[0; 4096]).ask(false)]);
+        let sent = b.turn();
+        assert!(!sent.is_empty() && sent == answer[..sent.len()]);
+        let lkey = b.more[0].info.lkey;
+        assert!(b.memory.deregister(lkey));
+        b.expect(&[nak(RQ + sent.len() as u32, 0, NakCode::RemoteAccessError)]);
+        b.events(&[AsyncEvent::QpAccessError]);
+        b.state(QpState::Err);
+        b.recvs(&[flushed(1)]);
+    }
+
+    a_receive_that_is_too_small => "resp.receive.too_short" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 9);
+        b.recv(2, 0, 100);
+        b.ask(&[send(Only, RQ, &[3; 10])], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+        b.recvs(&[bad(1, WcStatus::LocLenErr), flushed(2)]);
+        b.state(QpState::Err);
+        // Found when the packet comes that does not fit, not before.
+        let mut b = Bench::new();
+        b.recv(1, 0, 300);
+        b.ask(&[send(First, RQ, &[3; 256]).ask(true)], &[ack(RQ, 0)]);
+        b.ask(&[send(Last, RQ + 1, &[3; 45])], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
+        b.recvs(&[bad(1, WcStatus::LocLenErr)]);
+        assert_ne!(b.mr.read(300, 1), [3]);
+    }
+
+    a_receive_whose_element_is_wrong => "resp.receive.protection" {
+        let mut b = Bench::new();
+        let read_only = b.region(PD, 64, 0, Access::LOCAL_READ);
+        let foreign = b.region(PdId(2), 64, 0, Access::ALL);
+        let good = b.mr.sge(0, 4);
+        let wrong = [
+            urxe::transport::Sge { lkey: urxe::wire::LKey(0x4444), ..good },
+            b.more[read_only].sge(0, 8),
+            b.more[foreign].sge(0, 8),
+            b.mr.sge((1 << 16) - 3, 8),
+        ];
+        for sge in wrong {
+            let mut b = Bench::new();
+            b.region(PD, 64, 0, Access::LOCAL_READ);
+            b.region(PdId(2), 64, 0, Access::ALL);
+            b.recv_sges(1, &[good, sge]).unwrap();
+            b.recv(2, 100, 100);
+            b.ask(&[send(Only, RQ, &[3; 8])], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
+            b.recvs(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
+            b.state(QpState::Err);
+        }
+        // What lies in the good elements does not touch the wrong one.
+        let mut b = Bench::new();
+        b.recv_sges(1, &[good, wrong[0]]).unwrap();
+        b.ask(&[send(Only, RQ, &[3; 4])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, Recv, 4)]);
+    }
+
+    atomics_add_and_swap => "resp.atomic" {
+        let mut b = Bench::new();
+        b.mr.write(8, &10u64.to_ne_bytes());
+        let (va, key, _) = b.remote(8, 8);
+        let word = |b: &Bench| u64::from_ne_bytes(b.mr.read(8, 8).try_into().unwrap());
+        b.ask(&[fetch_add(RQ, (va, key), u64::MAX)], &[atomic_ack(RQ, 1, 10)]);
+        assert_eq!(word(&b), 9);
+        b.ask(&[cmp_swap(RQ + 1, (va, key), 8, 1)], &[atomic_ack(RQ + 1, 2, 9)]);
+        assert_eq!(word(&b), 9);
+        b.ask(&[cmp_swap(RQ + 2, (va, key), 9, 1)], &[atomic_ack(RQ + 2, 3, 9)]);
+        assert_eq!(word(&b), 1);
+    }
+
+    an_atomic_is_aligned => "resp.atomic.aligned" {
+        for i in [1, 4, 7] {
+            let mut b = Bench::new();
+            let (va, key, _) = b.remote(i, 8);
+            b.ask(&[fetch_add(RQ, (va, key), 1)], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+            b.events(&[AsyncEvent::QpRequestError]);
+            assert_eq!(b.mr.read(i, 1), [crate::support::pattern(i as u64)]);
+        }
+        // Aligned for the peer, not in our memory: we cannot, and it is not the peer's fault.
+        let mut b = Bench::new();
+        let r = b.region(PD, 64, 4, Access::ALL);
+        let key = b.more[r].info.rkey;
+        b.ask(&[fetch_add(RQ, (8, key), 1)], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
+        b.events(&[AsyncEvent::QpFatal]);
+    }
+}

@@ -1,0 +1,204 @@
+//! The responder: messages of every kind and size, acknowledgements, completions.
+
+use urxe::transport::{
+    QpState,
+    WcOpcode::{Recv, RecvRdmaWithImm},
+};
+use urxe::wire::{Mtu, Syndrome};
+
+use crate::bench::{Bench, RQ, ok};
+use crate::pkt::*;
+
+/// Lengths at every position of every path MTU.
+fn lengths(mtu: Mtu) -> [u32; 7] {
+    let m = mtu.bytes() as u32;
+    [0, 1, m - 1, m, m + 1, 2 * m, 3 * m - 3]
+}
+
+fn bytes(n: u32) -> Vec<u8> {
+    (0..n).map(|i| (i * 13 + i / 256) as u8 ^ 0x5a).collect()
+}
+
+cases! {
+    sends_of_every_length_and_mtu => "resp.send" {
+        for mtu in Mtu::ALL {
+            for n in lengths(mtu) {
+                let mut b = Bench::with(|s| s.mtu = mtu);
+                b.recv(1, 0, n);
+                let d = bytes(n);
+                let m = message(mtu.bytes(), &d, send, RQ);
+                b.ask(&m, &[ack(RQ + m.len() as u32 - 1, 1)]);
+                b.recvs(&[ok(1, Recv, n)]);
+                assert_eq!(b.mr.read(0, n as usize), d);
+                assert_eq!(b.mr.read(n as usize, 1), [crate::support::pattern(n as u64)]);
+            }
+        }
+    }
+
+    a_send_fills_the_elements_in_order => "resp.send" {
+        let mut b = Bench::new();
+        let sges = [b.mr.sge(1000, 1), b.mr.sge(0, 0), b.mr.sge(2000, 300), b.mr.sge(3000, 500)];
+        b.recv_sges(1, &sges).unwrap();
+        let d = bytes(600);
+        b.ask(&message(256, &d, send, RQ), &[ack(RQ + 2, 1)]);
+        b.recvs(&[ok(1, Recv, 600)]);
+        let got = [b.mr.read(1000, 1), b.mr.read(2000, 300), b.mr.read(3000, 299)].concat();
+        assert_eq!(got, d);
+        assert_eq!(b.mr.read(3299, 1), [crate::support::pattern(3299)]);
+    }
+
+    sends_with_immediate => "resp.immediate" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 100);
+        b.recv(2, 0, 300);
+        b.ask(&[send_imm(Only, RQ, &[1; 5], 0x0102_0304)], &[ack(RQ, 1)]);
+        b.ask(&[send(First, RQ + 1, &[2; 256]), send_imm(Last, RQ + 2, &[3; 7], 9)], &[ack(RQ + 2, 2)]);
+        b.recvs(&[ok(1, Recv, 5).imm(0x0102_0304), ok(2, Recv, 263).imm(9)]);
+    }
+
+    writes_of_every_length_and_mtu => "resp.write" {
+        for mtu in Mtu::ALL {
+            for n in lengths(mtu) {
+                let mut b = Bench::with(|s| s.mtu = mtu);
+                let to = b.remote(5, n);
+                let d = bytes(n);
+                let m = message(mtu.bytes(), &d, |p, psn, d| write(p, psn, to, d), RQ);
+                b.ask(&m, &[ack(RQ + m.len() as u32 - 1, 1)]);
+                assert_eq!(b.mr.read(5, n as usize), d);
+                assert_eq!(b.mr.read(5 + n as usize, 1), [crate::support::pattern(5 + n as u64)]);
+                assert_eq!(b.mr.read(4, 1), [crate::support::pattern(4)]);
+            }
+        }
+    }
+
+    writes_with_immediate_take_a_receive => "resp.immediate" {
+        let mut b = Bench::new();
+        b.recv_sges(1, &[]).unwrap();
+        b.recv_sges(2, &[]).unwrap();
+        let to = b.remote(0, 300);
+        b.ask(&[write(First, RQ, to, &[7; 256])], &[]);
+        b.recvs(&[]);
+        b.ask(&[write_imm(Last, RQ + 1, to, &[8; 44], 77)], &[ack(RQ + 1, 1)]);
+        b.recvs(&[ok(1, RecvRdmaWithImm, 300).imm(77)]);
+        b.ask(&[write_imm(Only, RQ + 2, b.remote(0, 3), &[9; 3], 78).solicited()], &[ack(RQ + 2, 2)]);
+        b.recvs(&[ok(2, RecvRdmaWithImm, 3).imm(78).solicited()]);
+        assert_eq!(b.mr.read(0, 4), [9, 9, 9, 7]);
+    }
+
+    solicited_reaches_the_completion => "resp.solicited" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 300);
+        b.recv(2, 0, 300);
+        b.ask(&[send(Only, RQ, &[1]).solicited()], &[ack(RQ, 1)]);
+        b.ask(&[send(First, RQ + 1, &[1; 256]).solicited(), send(Last, RQ + 2, &[1])], &[ack(RQ + 2, 2)]);
+        // The bit of the last packet counts.
+        b.recvs(&[ok(1, Recv, 1).solicited(), ok(2, Recv, 257)]);
+    }
+
+    reads_of_every_length_and_mtu => "resp.read" {
+        for mtu in Mtu::ALL {
+            for n in lengths(mtu) {
+                let mut b = Bench::with(|s| s.mtu = mtu);
+                let from = b.remote(3, n);
+                let d = b.mr.read(3, n as usize);
+                let answer = message(mtu.bytes(), &d, |p, psn, d| resp(p, psn, 1, d), RQ);
+                let next = RQ + answer.len() as u32;
+                b.ask(&[read(RQ, from)], &answer);
+                // The PSNs of the answer are used up.
+                b.ask(&[write(Only, next, b.remote(0, 0), &[])], &[ack(next, 2)]);
+            }
+        }
+    }
+
+    a_read_is_answered_without_ackreq => "resp.read" {
+        let mut b = Bench::new();
+        let d = b.mr.read(0, 4);
+        b.ask(&[read(RQ, b.remote(0, 4)).ask(false)], &[resp(Only, RQ, 1, &d)]);
+    }
+
+    answers_keep_the_order_of_the_requests => "resp.order" {
+        let mut b = Bench::new();
+        b.recv(1, 100, 10);
+        b.mr.write(8, &3u64.to_ne_bytes());
+        let (d, word) = (b.mr.read(200, 300), (b.mr.va(8), b.mr.info.rkey));
+        b.ask(
+            &[
+                send(Only, RQ, &[1]),
+                read(RQ + 1, b.remote(200, 300)),
+                fetch_add(RQ + 3, word, 4),
+                write(Only, RQ + 4, b.remote(0, 1), &[9]),
+            ],
+            &[
+                ack(RQ, 1),
+                resp(First, RQ + 1, 2, &d[..256]),
+                resp(Last, RQ + 2, 2, &d[256..]),
+                atomic_ack(RQ + 3, 3, 3),
+                ack(RQ + 4, 4),
+            ],
+        );
+        b.recvs(&[ok(1, Recv, 1)]);
+    }
+
+    a_long_answer_does_not_hold_up_our_own_requests => "resp.order" {
+        let mut b = Bench::with(|s| s.tuning.turn = 2);
+        let d = b.mr.read(0, 256 * 5);
+        b.peer(&[read(RQ, b.remote(0, 256 * 5))]);
+        b.post(1, urxe::transport::WrOp::Send, 0, 1);
+        let answer = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
+        let ours = send(Only, crate::bench::SQ, &d[..1]);
+        let expected: Vec<_> = answer[..2].iter().chain([&ours]).chain(&answer[2..]).cloned().collect();
+        b.expect(&expected);
+        b.ask(&[ack(crate::bench::SQ, 1)], &[]);
+        b.sends(&[ok(1, urxe::transport::WcOpcode::Send, 1)]);
+    }
+
+    without_ackreq_there_is_no_ack => "resp.ack.ackreq" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 10);
+        b.ask(&[send(Only, RQ, &[1]).ask(false)], &[]);
+        b.recvs(&[ok(1, Recv, 1)]);
+        b.ask(&[write(Only, RQ + 1, b.remote(0, 1), &[1]).ask(false)], &[]);
+        // The next acknowledgement is for all of them.
+        b.ask(&[write(Only, RQ + 2, b.remote(0, 1), &[1])], &[ack(RQ + 2, 3)]);
+    }
+
+    ackreq_counts_on_every_packet => "resp.ack.ackreq" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 600);
+        b.ask(&[write(First, RQ, to, &[1; 256]).ask(true)], &[ack(RQ, 0)]);
+        b.ask(&[write(Middle, RQ + 1, to, &[1; 256]).ask(true)], &[ack(RQ + 1, 0)]);
+        b.ask(&[write(Last, RQ + 2, to, &[1; 88]).ask(false)], &[]);
+    }
+
+    acks_that_are_due_together_are_one => "resp.ack.coalesced" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 1);
+        let many: Vec<_> = (0..5).map(|i| write(Only, RQ + i, to, &[1])).collect();
+        b.ask(&many, &[ack(RQ + 4, 5)]);
+        // A duplicate behind an acknowledgement that is due does not take it back.
+        b.ask(&[write(Only, RQ + 5, to, &[1]), many[0].clone()], &[ack(RQ + 5, 6)]);
+    }
+
+    acks_carry_no_credits => "resp.ack.credits" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 10);
+        b.ask(&[send(Only, RQ, &[1])], &[aeth(RQ, 1, Syndrome::Ack { credits: 31 })]);
+        b.recvs(&[ok(1, Recv, 1)]);
+    }
+
+    the_answer_goes_to_the_peer_with_our_partition => "resp.ack.header" {
+        let mut b = Bench::new();
+        let p = write(Only, RQ, b.remote(0, 1), &[1]).pkey(0x7fff);
+        // `ack` has the default partition key, MigReq set and no AckReq; bench checks addresses and QP.
+        b.ask(&[p], &[ack(RQ, 1)]);
+    }
+
+    rtr_is_enough_to_respond => "state.rtr" {
+        let mut b = Bench::with(|s| s.state = QpState::Rtr);
+        b.recv(1, 0, 10);
+        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, Recv, 1)]);
+        b.events(&[urxe::transport::AsyncEvent::CommunicationEstablished]);
+        b.ask(&[write(Only, RQ + 1, b.remote(0, 1), &[1])], &[ack(RQ + 1, 2)]);
+    }
+}

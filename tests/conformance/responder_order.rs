@@ -1,0 +1,275 @@
+//! The responder: PSNs, opcode sequence, lengths.
+
+use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcStatus};
+use urxe::wire::{Mtu, NakCode, Position};
+
+use crate::bench::{Bench, RQ, bad, flushed, ok};
+use crate::pkt::*;
+
+/// The NAK for `psn`, the QP in ERR and the event; completions are the caller's.
+#[track_caller]
+fn invalid(b: &mut Bench, psn: u32, msn: u32) {
+    b.expect(&[nak(psn, msn, NakCode::InvalidRequest)]);
+    b.state(QpState::Err);
+    b.events(&[AsyncEvent::QpRequestError]);
+    assert_eq!(b.count().resp_invalid_request, 1);
+}
+
+cases! {
+    in_order_packets_are_executed_once_each => "resp.psn.expected" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 100);
+        b.recv(2, 100, 100);
+        b.ask(&[send(Only, RQ, &[1; 10])], &[ack(RQ, 1)]);
+        b.ask(&[send(Only, RQ + 1, &[2; 10])], &[ack(RQ + 1, 2)]);
+        b.recvs(&[ok(1, Recv, 10), ok(2, Recv, 10)]);
+        assert_eq!(b.mr.read(0, 10), [1; 10]);
+        assert_eq!(b.mr.read(100, 10), [2; 10]);
+    }
+
+    a_gap_is_answered_by_one_nak => "resp.psn.ahead" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 100);
+        b.ask(&[send(Only, RQ + 1, &[9; 10])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
+        b.ask(&[send(Only, RQ + 2, &[9; 10]), send(Only, RQ + 1, &[9; 10])], &[]);
+        assert_eq!(b.count().out_of_seq_request, 3);
+        b.state(QpState::Rts);
+        b.recvs(&[]);
+        b.ask(&[send(Only, RQ, &[1; 10])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, Recv, 10)]);
+        // The next gap has its own.
+        b.ask(&[send(Only, RQ + 2, &[9; 10])], &[nak(RQ + 1, 1, NakCode::PsnSequenceError)]);
+    }
+
+    the_furthest_ahead_is_ahead_and_one_more_is_behind => "resp.psn.halves" {
+        let mut b = Bench::new();
+        let half = 1 << 23;
+        b.ask(&[send(Only, RQ + half, &[9])], &[ack(RQ - 1, 0)]);
+        assert_eq!(b.count().duplicate_request, 1);
+        b.ask(&[send(Only, RQ + half - 1, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
+    }
+
+    the_psn_wraps_inside_a_message => "resp.psn.wrap" {
+        let mut b = Bench::with(|s| s.rq_psn = 0xff_ffff);
+        b.recv(1, 0, 600);
+        let data: Vec<u8> = (0..600).map(|i| i as u8).collect();
+        b.ask(&message(256, &data, send, 0xff_ffff), &[ack(1, 1)]);
+        b.recvs(&[ok(1, Recv, 600)]);
+        assert_eq!(b.mr.read(0, 600), data);
+        // Behind and ahead across the wrap.
+        b.ask(&[send(First, 0xff_ffff, &[0; 256])], &[ack(1, 1)]);
+        b.ask(&[send(Only, 3, &[0])], &[nak(2, 1, NakCode::PsnSequenceError)]);
+    }
+
+    the_psn_wraps_in_a_read_answer_and_its_replay => "resp.psn.wrap" {
+        let mut b = Bench::with(|s| s.rq_psn = 0xff_fffe);
+        let (from, d) = (b.remote(0, 700), b.mr.read(0, 700));
+        let answer = [
+            resp(First, 0xff_fffe, 1, &d[..256]),
+            resp(Middle, 0xff_ffff, 1, &d[256..512]),
+            resp(Last, 0, 1, &d[512..]),
+        ];
+        b.ask(&[read(0xff_fffe, from)], &answer);
+        b.ask(&[read(0xff_fffe, from)], &answer);
+        b.ask(&[read(1, b.remote(0, 1))], &[resp(Only, 1, 2, &d[..1])]);
+    }
+
+    the_message_number_counts_messages_not_packets => "resp.msn" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 600);
+        let p = message(256, &[7; 600], send, RQ);
+        b.ask(&[p[0].clone().ask(true)], &[ack(RQ, 0)]);
+        b.ask(&[p[1].clone().ask(true)], &[ack(RQ + 1, 0)]);
+        b.ask(&[p[2].clone()], &[ack(RQ + 2, 1)]);
+        b.recvs(&[ok(1, Recv, 600)]);
+        let d = b.mr.read(0, 600);
+        let from = b.remote(0, 600);
+        b.ask(&[read(RQ + 3, from)], &message(256, &d, |p, n, d| resp(p, n, 2, d), RQ + 3));
+    }
+
+    sequence_middle_or_last_without_first => "resp.sequence" {
+        for position in [Middle, Last] {
+            for op in [send as fn(Position, u32, &[u8]) -> Pkt, |p, n, d| write(p, n, Default::default(), d)] {
+                let mut b = Bench::new();
+                b.recv(1, 0, 1000);
+                b.peer(&[op(position, RQ, &[0; 256])]);
+                invalid(&mut b, RQ, 0);
+                b.recvs(&[flushed(1)]);
+            }
+        }
+    }
+
+    sequence_new_message_inside_another => "resp.sequence" {
+        let b = Bench::new();
+        let (to, one) = (b.remote(0, 300), b.remote(0, 8));
+        let openers = [(send(First, RQ, &[1; 256]), true), (write(First, RQ, to, &[1; 256]), false)];
+        for (opener, takes_receive) in openers {
+            let word = (one.0, one.1);
+            let intruders = [
+                send(First, RQ + 1, &[2; 256]),
+                send(Only, RQ + 1, &[2; 8]),
+                send_imm(Only, RQ + 1, &[2; 8], 5),
+                write(First, RQ + 1, to, &[2; 256]),
+                write(Only, RQ + 1, one, &[2; 8]),
+                write_imm(Only, RQ + 1, one, &[2; 8], 5),
+                read(RQ + 1, one),
+                fetch_add(RQ + 1, word, 1),
+                cmp_swap(RQ + 1, word, 0, 1),
+            ];
+            for intruder in intruders {
+                let mut b = Bench::new();
+                b.recv(1, 1000, 1000);
+                b.recv(2, 2000, 1000);
+                // The keys of every bench are the same.
+                b.ask(&[opener.clone().ask(false)], &[]);
+                b.peer(&[intruder]);
+                invalid(&mut b, RQ + 1, 0);
+                // The receive that the message was going into fails by itself, the others are flushed.
+                let first = if takes_receive { bad(1, WcStatus::RemInvReqErr) } else { flushed(1) };
+                b.recvs(&[first, flushed(2)]);
+            }
+        }
+    }
+
+    sequence_other_kind_in_the_middle => "resp.sequence" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 1000);
+        b.peer(&[send(First, RQ, &[1; 256]), write(Last, RQ + 1, Default::default(), &[2; 8])]);
+        invalid(&mut b, RQ + 1, 0);
+        b.recvs(&[bad(1, WcStatus::RemInvReqErr)]);
+        let mut b = Bench::new();
+        let to = b.remote(0, 264);
+        b.recv(1, 0, 1000);
+        b.peer(&[write(First, RQ, to, &[1; 256]), send(Last, RQ + 1, &[2; 8])]);
+        invalid(&mut b, RQ + 1, 0);
+        b.recvs(&[flushed(1)]);
+    }
+
+    unsupported_requests_are_invalid => "resp.opcode" {
+        // SEND with invalidate (Last, Only), FLUSH, ATOMIC WRITE: assigned, but not of this responder.
+        for (opcode, len) in [(0x17, 8), (0x1c, 0), (0x1d, 8)] {
+            let mut b = Bench::new();
+            b.recv(1, 0, 100);
+            b.peer(&[send(Only, RQ, &vec![0; len]).opcode(opcode)]);
+            invalid(&mut b, RQ, 0);
+            b.recvs(&[flushed(1)]);
+        }
+    }
+
+    first_and_middle_carry_exactly_the_mtu => "resp.length.mtu" {
+        for mtu in Mtu::ALL {
+            let full = mtu.bytes();
+            for wrong in [0, full - 4, full + 4] {
+                let mut b = Bench::with(|s| s.mtu = mtu);
+                b.recv(1, 0, 20_000);
+                b.peer(&[send(First, RQ, &vec![0; wrong])]);
+                invalid(&mut b, RQ, 0);
+                b.recvs(&[flushed(1)]);
+
+                let mut b = Bench::with(|s| s.mtu = mtu);
+                let to = b.remote(0, 3 * full as u32);
+                b.peer(&[write(First, RQ, to, &vec![0; wrong])]);
+                invalid(&mut b, RQ, 0);
+
+                let mut b = Bench::with(|s| s.mtu = mtu);
+                b.peer(&[write(First, RQ, to, &vec![1; full]), write(Middle, RQ + 1, to, &vec![2; wrong])]);
+                invalid(&mut b, RQ + 1, 0);
+                assert!(b.mr.read(0, full).iter().all(|x| *x == 1));
+                assert_ne!(b.mr.read(full, 8), [2; 8]);
+            }
+        }
+    }
+
+    last_and_only_carry_at_most_the_mtu => "resp.length.mtu" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 1000);
+        b.peer(&[send(First, RQ, &[0; 256]), send(Last, RQ + 1, &[])]);
+        invalid(&mut b, RQ + 1, 0);
+        b.recvs(&[bad(1, WcStatus::RemInvReqErr)]);
+        let mut b = Bench::new();
+        b.recv(1, 0, 1000);
+        b.peer(&[send(First, RQ, &[0; 256]), send(Last, RQ + 1, &[0; 257])]);
+        invalid(&mut b, RQ + 1, 0);
+        b.recvs(&[bad(1, WcStatus::RemInvReqErr)]);
+        let mut b = Bench::new();
+        b.recv(1, 0, 1000);
+        b.peer(&[send(Only, RQ, &[0; 257])]);
+        invalid(&mut b, RQ, 0);
+        b.recvs(&[flushed(1)]);
+        let mut b = Bench::new();
+        let to = b.remote(0, 257);
+        b.peer(&[write(Only, RQ, to, &[0; 257])]);
+        invalid(&mut b, RQ, 0);
+    }
+
+    requests_without_payload_carry_none => "resp.length.mtu" {
+        for i in 0..3 {
+            let mut b = Bench::new();
+            let from = b.remote(0, 8);
+            let mut p = match i {
+                0 => read(RQ, from),
+                1 => fetch_add(RQ, (from.0, from.1), 1),
+                _ => cmp_swap(RQ, (from.0, from.1), 0, 1),
+            };
+            p.data = vec![0; 4];
+            b.peer(&[p]);
+            invalid(&mut b, RQ, 0);
+        }
+    }
+
+    a_write_brings_what_its_reth_announced => "resp.length.reth" {
+        // Only: more and less than announced.
+        for announced in [7, 9, 0] {
+            let mut b = Bench::new();
+            let to = b.remote(0, announced);
+            b.peer(&[write(Only, RQ, to, &[0; 8])]);
+            invalid(&mut b, RQ, 0);
+            assert_eq!(b.mr.read(8, 1), [crate::support::pattern(8)]);
+        }
+        // First and Last: too short, too long.
+        for (announced, at) in [(264, 2), (266, 2), (256, 1)] {
+            let mut b = Bench::new();
+            let to = b.remote(0, announced);
+            b.peer(&[write(First, RQ, to, &[1; 256]), write(Last, RQ + 1, to, &[1; 9])]);
+            invalid(&mut b, RQ + at - 1, 0);
+        }
+        // A Middle after which nothing is left.
+        let mut b = Bench::new();
+        let to = b.remote(0, 512);
+        b.peer(&[write(First, RQ, to, &[1; 256]), write(Middle, RQ + 1, to, &[1; 256])]);
+        invalid(&mut b, RQ + 1, 0);
+        assert_eq!(b.mr.read(256, 1), [crate::support::pattern(256)]);
+    }
+
+    no_message_is_longer_than_2_to_the_31 => "resp.length.max" {
+        let mut b = Bench::new();
+        let (va, key, _) = b.remote(0, 0);
+        b.peer(&[read(RQ, (va, key, (1 << 31) + 1))]);
+        invalid(&mut b, RQ, 0);
+        let mut b = Bench::new();
+        b.peer(&[write(First, RQ, (va, key, (1 << 31) + 1), &[0; 256])]);
+        invalid(&mut b, RQ, 0);
+        // At the limit it is the range that is wrong.
+        let mut b = Bench::new();
+        b.ask(&[read(RQ, (va, key, 1 << 31))], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+        b.events(&[AsyncEvent::QpAccessError]);
+    }
+
+    the_psn_is_checked_before_all_else => "resp.precedence" {
+        // Ahead and invalid in every other way: a sequence error, and the QP lives.
+        let mut b = Bench::new();
+        b.ask(&[send(Middle, RQ + 1, &[0; 3])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
+        b.state(QpState::Rts);
+        // Out of sequence and no receive: invalid, not RNR.
+        let mut b = Bench::new();
+        b.peer(&[send(Last, RQ, &[0; 3])]);
+        invalid(&mut b, RQ, 0);
+        // No receive and too long for one packet: RNR comes first.
+        let mut b = Bench::new();
+        b.ask(&[send(Only, RQ, &[0; 300])], &[rnr(RQ, 0, 12)]);
+        // A wrong length and a wrong key: invalid.
+        let mut b = Bench::new();
+        b.peer(&[write(Only, RQ, (0, urxe::wire::RKey(0x999), 9), &[0; 8])]);
+        invalid(&mut b, RQ, 0);
+    }
+}

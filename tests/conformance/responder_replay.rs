@@ -1,0 +1,251 @@
+//! The responder: duplicates, receiver not ready, READ depth.
+
+use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcOpcode::RecvRdmaWithImm};
+use urxe::wire::{NakCode, RKey};
+
+use crate::bench::{Bench, RQ, flushed, ok};
+use crate::pkt::*;
+
+cases! {
+    a_duplicate_send_or_write_is_acked_and_not_executed => "resp.dup.send" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 10);
+        b.recv(2, 0, 10);
+        let to = b.remote(100, 2);
+        b.ask(&[send(Only, RQ, &[1]), write(Only, RQ + 1, to, &[2; 2])], &[ack(RQ + 1, 2)]);
+        b.recvs(&[ok(1, Recv, 1)]);
+        b.mr.write(100, &[0; 2]);
+        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ + 1, 2)]);
+        // Even unasked, or with other content: it is not looked at.
+        b.ask(&[write(Only, RQ + 1, to, &[2; 2]).ask(false)], &[ack(RQ + 1, 2)]);
+        b.ask(&[send(Middle, RQ, &[1; 3])], &[ack(RQ + 1, 2)]);
+        assert_eq!(b.mr.read(100, 2), [0; 2]);
+        assert_eq!(b.count().duplicate_request, 3);
+    }
+
+    a_duplicate_inside_an_open_message_changes_nothing => "resp.dup.send" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 300);
+        b.ask(&[send(First, RQ, &[1; 256])], &[]);
+        b.ask(&[send(First, RQ, &[2; 256])], &[ack(RQ, 0)]);
+        b.ask(&[send(Last, RQ + 1, &[3; 4])], &[ack(RQ + 1, 1)]);
+        b.recvs(&[ok(1, Recv, 260)]);
+        assert_eq!(b.mr.read(0, 256), [1; 256]);
+    }
+
+    the_ack_of_a_duplicate_does_not_pass_a_read => "resp.dup.send" {
+        let mut b = Bench::new();
+        let (to, d) = (b.remote(0, 1), b.mr.read(500, 257));
+        let from = b.remote(500, 257);
+        let all = [
+            write(Only, RQ, to, &[1]),
+            write(Only, RQ + 1, to, &[1]),
+            read(RQ + 2, from),
+            write(Only, RQ + 4, to, &[1]),
+        ];
+        let answer = message(256, &d, |p, n, d| resp(p, n, 3, d), RQ + 2);
+        b.ask(&all, &[ack(RQ + 1, 2), answer[0].clone(), answer[1].clone(), ack(RQ + 4, 4)]);
+        // Lost; the requester begins again.
+        b.ask(&all[..1], &[ack(RQ + 1, 2)]);
+        b.ask(&all[1..2], &[ack(RQ + 1, 2)]);
+        b.ask(&all[2..3], &answer);
+        b.ask(&all[3..], &[ack(RQ + 4, 4)]);
+        // All of it in one go.
+        b.ask(&all, &[ack(RQ + 1, 2), answer[0].clone(), answer[1].clone(), ack(RQ + 4, 4)]);
+    }
+
+    a_read_is_replayed_whole_or_from_the_middle_or_in_part => "resp.dup.read" {
+        let mut b = Bench::new();
+        let d = b.mr.read(0, 900);
+        let (va, key, _) = b.remote(0, 900);
+        let whole = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
+        b.ask(&[read(RQ, (va, key, 900))], &whole);
+        b.ask(&[read(RQ, (va, key, 900))], &whole);
+        let rest = message(256, &d[512..], |p, n, d| resp(p, n, 1, d), RQ + 2);
+        b.ask(&[read(RQ + 2, (va + 512, key, 388))], &rest);
+        let part = message(256, &d[256..512], |p, n, d| resp(p, n, 1, d), RQ + 1);
+        b.ask(&[read(RQ + 1, (va + 256, key, 256))], &part);
+        // The message number and the next PSN are as before.
+        b.ask(&[write(Only, RQ + 4, (va, key, 0), &[])], &[ack(RQ + 4, 2)]);
+        // A replay reads memory anew.
+        b.mr.write(0, &[0xaa; 4]);
+        b.ask(&[read(RQ, (va, key, 4))], &[resp(Only, RQ, 1, &[0xaa; 4])]);
+    }
+
+    a_replay_of_something_else_is_dropped => "resp.dup.read.other" {
+        let mut b = Bench::new();
+        let (va, key, _) = b.remote(0, 600);
+        b.peer(&[read(RQ, (va, key, 600))]);
+        assert_eq!(b.sent().len(), 3);
+        let others = [
+            read(RQ, (va, RKey(key.0 + 1), 600)),
+            read(RQ, (va + 8, key, 600)),
+            read(RQ, (va, key, 601)),
+            read(RQ + 1, (va, key, 344)),
+            read(RQ + 2, (va + 512, key, 89)),
+            read(RQ - 1, (va, key, 600)),
+            fetch_add(RQ, (va, key), 1),
+        ];
+        for other in others {
+            b.ask(&[other], &[]);
+        }
+        b.state(QpState::Rts);
+    }
+
+    a_read_that_is_still_to_be_answered_is_answered_once => "resp.dup.read.queued" {
+        let mut b = Bench::new();
+        let from = b.remote(0, 300);
+        let d = b.mr.read(0, 300);
+        let answer = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
+        b.ask(&[read(RQ, from), read(RQ, from)], &answer);
+        // Half sent. What is to come anyway is not begun anew ...
+        let (mut b, (va, key, len), all) = Bench::long_read();
+        b.peer(&[read(RQ, (va, key, len))]);
+        let n = b.turn().len();
+        assert!(n > 0 && n < all.len());
+        let rest = |n: usize| read(RQ + n as u32, (va + 4096 * n as u64, key, len - 4096 * n as u32));
+        b.ask(&[rest(n)], &all[n..]);
+        // ... and what the requester has missed is sent again, and what follows it once.
+        b.peer(&[read(RQ, (va, key, len))]);
+        let n = b.turn().len();
+        b.peer(&[rest(n - 1)]);
+        let got = b.sent();
+        let psns: Vec<_> = got.iter().map(|p| p.h.bth.psn.get() - RQ).collect();
+        assert_eq!(psns, (n as u32 - 1..all.len() as u32).collect::<Vec<_>>());
+    }
+
+    a_read_replay_needs_the_region_still => "resp.dup.read.gone" {
+        let mut b = Bench::new();
+        let r = b.region(crate::support::PD, 64, 0, urxe::memory::Access::ALL);
+        let info = b.more[r].info;
+        b.peer(&[read(RQ, (0, info.rkey, 8))]);
+        assert_eq!(b.sent().len(), 1);
+        b.memory.deregister(info.lkey);
+        b.ask(&[read(RQ, (0, info.rkey, 8))], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+        b.events(&[AsyncEvent::QpAccessError]);
+    }
+
+    an_atomic_is_replayed_from_its_saved_result => "resp.dup.atomic" {
+        let mut b = Bench::new();
+        b.mr.write(8, &5u64.to_ne_bytes());
+        let word = (b.mr.va(8), b.mr.info.rkey);
+        b.ask(&[fetch_add(RQ, word, 1)], &[atomic_ack(RQ, 1, 5)]);
+        b.ask(&[cmp_swap(RQ + 1, word, 6, 100)], &[atomic_ack(RQ + 1, 2, 6)]);
+        b.ask(&[fetch_add(RQ, word, 1)], &[atomic_ack(RQ, 1, 5)]);
+        b.ask(&[cmp_swap(RQ + 1, word, 6, 100)], &[atomic_ack(RQ + 1, 2, 6)]);
+        assert_eq!(b.mr.read(8, 8), 100u64.to_ne_bytes());
+        // Twice before the answer leaves.
+        b.ask(&[fetch_add(RQ + 2, word, 1), fetch_add(RQ + 2, word, 1)], &[atomic_ack(RQ + 2, 3, 100)]);
+        assert_eq!(b.mr.read(8, 8), 101u64.to_ne_bytes());
+    }
+
+    a_forgotten_resource_is_dropped_in_silence => "resp.dup.forgotten" {
+        let mut b = Bench::with(|s| s.max_dest_rd = 2);
+        let word = (b.mr.va(8), b.mr.info.rkey);
+        for i in 0..3 {
+            b.peer(&[fetch_add(RQ + i, word, 1)]);
+            assert_eq!(b.sent().len(), 1);
+        }
+        b.ask(&[fetch_add(RQ, word, 1)], &[]);
+        b.peer(&[fetch_add(RQ + 1, word, 1), fetch_add(RQ + 2, word, 1)]);
+        assert_eq!(b.sent().len(), 2);
+        b.state(QpState::Rts);
+    }
+
+    a_dup_read_when_the_requester_has_gone_back => "resp.dup.go_back" {
+        // Answers that are due for what comes after it would only come twice.
+        let (mut b, from, all) = Bench::long_read();
+        let next = RQ + all.len() as u32;
+        let requests = [read(RQ, from), write(Only, next, b.remote(0, 1), &[1])];
+        b.peer(&requests);
+        let n = b.turn().len();
+        assert!(n > 0 && n < all.len());
+        let expected: Vec<_> = all.into_iter().chain([ack(next, 2)]).collect();
+        b.ask(&requests, &expected);
+    }
+
+    more_reads_than_agreed_are_refused => "resp.depth" {
+        let mut b = Bench::with(|s| s.max_dest_rd = 2);
+        let (from, word) = (b.remote(0, 8), (b.mr.va(0), b.mr.info.rkey));
+        let d = b.mr.read(0, 8);
+        b.recv(1, 0, 1);
+        b.peer(&[read(RQ, from), fetch_add(RQ + 1, word, 0), read(RQ + 2, from)]);
+        b.expect(&[
+            resp(Only, RQ, 1, &d),
+            atomic_ack(RQ + 1, 2, u64::from_ne_bytes(d.clone().try_into().unwrap())),
+            nak(RQ + 2, 2, NakCode::InvalidRequest),
+        ]);
+        b.events(&[AsyncEvent::QpRequestError]);
+        b.recvs(&[flushed(1)]);
+        // One after the other there is no end to them.
+        let mut b = Bench::with(|s| s.max_dest_rd = 1);
+        for i in 0..5 {
+            b.ask(&[read(RQ + i, from)], &[resp(Only, RQ + i, i + 1, &d)]);
+        }
+    }
+
+    replays_do_not_count_as_reads_in_flight => "resp.depth" {
+        // The first answer was only late: the requester has it now and goes on, its repetition is still due.
+        let mut b = Bench::with(|s| s.max_dest_rd = 1);
+        let (from, d) = (b.remote(0, 8), b.mr.read(0, 8));
+        b.ask(&[read(RQ, from)], &[resp(Only, RQ, 1, &d)]);
+        b.ask(
+            &[read(RQ, from), read(RQ + 1, from)],
+            &[resp(Only, RQ, 1, &d), resp(Only, RQ + 1, 2, &d)],
+        );
+    }
+
+    no_read_resources_no_reads => "resp.depth" {
+        let mut b = Bench::with(|s| s.max_dest_rd = 0);
+        b.ask(&[read(RQ, b.remote(0, 8))], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+        b.events(&[AsyncEvent::QpRequestError]);
+    }
+
+    no_receive_is_answered_with_an_rnr_nak => "resp.rnr" {
+        let mut b = Bench::with(|s| s.rnr_timer = 7);
+        let m = message(256, &[1; 600], send, RQ);
+        // Once, and silence for what follows.
+        b.ask(&m, &[rnr(RQ, 0, 7)]);
+        b.ask(&m[1..], &[]);
+        assert_eq!((b.count().send_rnr_err, b.count().out_of_seq_request), (1, 4));
+        // Again not ready: again answered.
+        b.ask(&m, &[rnr(RQ, 0, 7)]);
+        b.recv(1, 0, 600);
+        b.ask(&m, &[ack(RQ + 2, 1)]);
+        b.recvs(&[ok(1, Recv, 600)]);
+        // The next gap is answered again.
+        b.ask(&[send(Only, RQ + 4, &[1])], &[nak(RQ + 3, 1, NakCode::PsnSequenceError)]);
+    }
+
+    an_immediate_without_a_receive_is_not_ready => "resp.rnr" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 300);
+        let last = write_imm(Last, RQ + 1, to, &[2; 44], 5);
+        b.ask(&[write(First, RQ, to, &[1; 256]), last.clone()], &[rnr(RQ + 1, 0, 12)]);
+        assert_eq!(b.mr.read(0, 1), [1]);
+        assert_ne!(b.mr.read(256, 2), [2; 2]);
+        b.recv(1, 0, 0);
+        b.ask(&[last], &[ack(RQ + 1, 1)]);
+        b.recvs(&[ok(1, RecvRdmaWithImm, 300).imm(5)]);
+        b.ask(&[write_imm(Only, RQ + 2, b.remote(0, 1), &[2], 5)], &[rnr(RQ + 2, 1, 12)]);
+    }
+
+    duplicates_are_served_while_not_ready => "resp.rnr" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 1);
+        b.ask(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
+        b.ask(&[send(Only, RQ + 1, &[1])], &[rnr(RQ + 1, 1, 12)]);
+        b.ask(&[write(Only, RQ, to, &[1]), send(Only, RQ + 2, &[1])], &[ack(RQ, 1)]);
+    }
+
+    after_a_fatal_nak_there_is_silence => "resp.fatal" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 1);
+        // What was due before it is still answered, in order.
+        b.peer(&[write(Only, RQ, to, &[1]), send(Middle, RQ + 1, &[0; 256]), write(Only, RQ, to, &[1])]);
+        b.expect(&[ack(RQ, 1), nak(RQ + 1, 1, NakCode::InvalidRequest)]);
+        b.events(&[AsyncEvent::QpRequestError]);
+        b.ask(&[write(Only, RQ, to, &[1]), write(Only, RQ + 1, to, &[1])], &[]);
+        assert_eq!(b.count().rx_wrong_state, 3);
+    }
+}

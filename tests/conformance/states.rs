@@ -1,0 +1,316 @@
+//! Queue pair states, and the checks of a packet before any QP sees it.
+
+use std::time::Duration;
+
+use urxe::transport::QpState::{self, Err, Init, Reset, Rtr, Rts, Sqd};
+use urxe::transport::{AsyncEvent, ModifyError, PostError, QpAttr, SendFlags, WcOpcode, WrOp};
+use urxe::wire::{NakCode, Psn, Qpn};
+
+use crate::bench::{Bench, RQ, SQ, flushed, ok};
+use crate::pkt::*;
+use crate::support::encode;
+
+const T: Duration = Duration::from_nanos(4096 << 14);
+
+fn at(state: QpState) -> Bench {
+    Bench::with(|s| s.state = state)
+}
+
+cases! {
+    which_states_take_work => "state.posts" {
+        for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
+            let mut b = at(state);
+            let sge = [b.mr.sge(0, 1)];
+            let sent = b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED);
+            match state {
+                Reset | Init | Rtr => assert_eq!(sent, Result::Err(PostError::State(state))),
+                _ => assert_eq!(sent, Ok(())),
+            }
+            let received = b.recv_sges(2, &sge);
+            match state {
+                Reset => assert_eq!(received, Result::Err(PostError::State(state))),
+                _ => assert_eq!(received, Ok(())),
+            }
+            if state == Err {
+                b.sends(&[flushed(1)]);
+                b.recvs(&[flushed(2)]);
+            }
+            assert_eq!(b.sent().len(), (state == Rts) as usize);
+        }
+    }
+
+    which_states_take_requests => "state.packets" {
+        for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
+            let mut b = at(state);
+            let works = matches!(state, Rtr | Rts | Sqd);
+            b.peer(&[write(Only, RQ, b.remote(0, 1), &[0xfe])]);
+            b.expect(&vec![ack(RQ, 1); works as usize]);
+            assert_eq!(b.count().rx_wrong_state, !works as u64);
+            assert_eq!(b.mr.read(0, 1) == [0xfe], works);
+            b.events(if state == Rtr { &[AsyncEvent::CommunicationEstablished] } else { &[] });
+        }
+    }
+
+    responses_need_a_requester => "state.packets" {
+        for state in [Init, Rtr, Err] {
+            let mut b = at(state);
+            b.ask(&[ack(SQ, 1), nak(SQ, 0, NakCode::InvalidRequest), rnr(SQ, 0, 1)], &[]);
+            assert_eq!(b.count().rx_wrong_state, 3);
+            b.state(state);
+        }
+    }
+
+    receives_of_init_are_used_in_rtr => "state.init" {
+        let mut b = at(Init);
+        b.recv(1, 0, 10);
+        let rtr = b.attr(0, Rtr);
+        b.modify(0, rtr).unwrap();
+        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
+        b.events(&[AsyncEvent::CommunicationEstablished]);
+    }
+
+    communication_is_established_once_and_only_in_rtr => "state.established" {
+        let mut b = at(Rtr);
+        b.ask(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[1])], &[ack(RQ + 1, 2)]);
+        b.events(&[AsyncEvent::CommunicationEstablished]);
+        let mut b = at(Rts);
+        b.ask(&[write(Only, RQ, b.remote(0, 1), &[1])], &[ack(RQ, 1)]);
+        b.events(&[]);
+    }
+
+    error_flushes_all_once_and_ends_the_conversation => "state.err" {
+        let mut b = at(Rts);
+        b.recv(10, 0, 1);
+        b.recv(11, 0, 1);
+        b.post(1, WrOp::Send, 0, 600);
+        assert_eq!(b.sent().len(), 3);
+        b.post(2, WrOp::Read { va: 0, rkey: urxe::wire::RKey(1) }, 0, 8);
+        b.peer(&[read(RQ, b.remote(0, 600))]);
+        b.go(Err);
+        b.sends(&[flushed(1), flushed(2)]);
+        b.recvs(&[flushed(10), flushed(11)]);
+        // Not even what was due.
+        b.silence();
+        b.ask(&[ack(SQ + 2, 1), send(Only, RQ + 3, &[1])], &[]);
+        b.go(Err);
+        b.advance(100 * T);
+    }
+
+    reset_forgets => "state.reset" {
+        let mut b = at(Rts);
+        b.recv(10, 0, 1000);
+        b.post(1, WrOp::Send, 0, 600);
+        assert_eq!(b.sent().len(), 3);
+        b.post(2, WrOp::Send, 0, 1);
+        // A message half way, a NAK out, a READ to answer and one to replay.
+        b.peer(&[read(RQ, b.remote(0, 8)), send(First, RQ + 1, &[1; 256]), send(Last, RQ + 4, &[1])]);
+        assert_eq!(b.sent().len(), 3);
+        b.peer(&[read(RQ, b.remote(0, 8))]);
+        b.go(Reset);
+        b.silence();
+        b.advance(100 * T);
+        b.sends(&[]);
+        b.recvs(&[]);
+        assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.dest_qpn, Some(Qpn::default()));
+        b.connect(0, Rts);
+        // As new: first PSNs, MSN 0, no receive, no open message, no memory of the READ.
+        b.ask(&[send(Only, RQ, &[1])], &[rnr(RQ, 0, 12)]);
+        b.recv(11, 0, 1000);
+        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        b.ask(&[read(RQ, b.remote(0, 8))], &[]);
+        b.recvs(&[ok(11, WcOpcode::Recv, 1)]);
+        b.post(3, WrOp::Send, 0, 1);
+        let d = b.mr.read(0, 1);
+        b.expect(&[send(Only, SQ, &d)]);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(3, WcOpcode::Send, 1)]);
+    }
+
+    sqd_begins_nothing_and_ends_what_was_begun => "state.sqd" {
+        let mut b = Bench::with(|s| s.tuning.window = 1024);
+        b.post(1, WrOp::Send, 0, 600);
+        b.post(2, WrOp::Send, 0, 1);
+        let d = b.mr.read(0, 600);
+        let m = message(256, &d, send, SQ);
+        b.expect(&[m[0].clone().ask(true)]);
+        b.go(Sqd);
+        b.ask(&[ack(SQ, 0)], &[m[1].clone().ask(true)]);
+        // Loss is repaired, from the first packet of a message too.
+        b.ask(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[m[1].clone().ask(true)]);
+        b.ask(&[ack(SQ + 1, 0)], &m[2..]);
+        b.ask(&[ack(SQ + 2, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 600)]);
+        b.post(3, WrOp::Send, 1, 1);
+        b.silence();
+        // The responder works on.
+        b.ask(&[write(Only, RQ, b.remote(900, 1), &[1])], &[ack(RQ, 1)]);
+        b.go(Rts);
+        b.expect(&[send(Only, SQ + 3, &d[..1])]);
+        b.ask(&[ack(SQ + 3, 2)], &[send(Only, SQ + 4, &d[1..2])]);
+        b.ask(&[ack(SQ + 4, 3)], &[]);
+        b.sends(&[ok(2, WcOpcode::Send, 1), ok(3, WcOpcode::Send, 1)]);
+    }
+
+    sqd_sends_a_begun_message_again_from_its_first_packet => "state.sqd" {
+        let mut b = at(Rts);
+        b.post(1, WrOp::Send, 0, 1);
+        let one = b.sent();
+        b.go(Sqd);
+        b.advance(T);
+        b.expect(&one);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    modify_follows_the_table => "state.modify" {
+        let mut b = at(Init);
+        let rts = b.attr(0, Rts);
+        assert!(matches!(b.modify(0, rts), Result::Err(ModifyError::Transition { from: Init, to: Rts, .. })));
+        let mut rtr = b.attr(0, Rtr);
+        rtr.rq_psn = None;
+        assert!(matches!(b.modify(0, rtr), Result::Err(ModifyError::Missing { .. })));
+        b.state(Init);
+        let mut b = at(Rtr);
+        let rts = QpAttr { retry_cnt: Some(8), ..b.attr(0, Rts) };
+        assert!(matches!(b.modify(0, rts), Result::Err(ModifyError::Value { name: "retry_cnt", .. })));
+        let rts = QpAttr { sq_psn: Some(Psn::new(7)), ..b.attr(0, Rts) };
+        b.modify(0, rts).unwrap();
+        let (attr, _) = b.nic.query_qp(b.qpns[0]).unwrap();
+        assert_eq!((attr.sq_psn, attr.rq_psn), (Some(Psn::new(7)), Some(Psn::new(RQ))));
+    }
+
+    the_icrc_must_hold => "packet.icrc" {
+        let mut b = at(Rts);
+        let flow = b.flow();
+        let mut h = write(Only, RQ, b.remote(0, 8), &[7; 8]).h;
+        h.bth.dest_qp = b.qpns[0];
+        let good = encode(&h, &[7; 8], &flow);
+        for i in 0..good.len() {
+            let mut bytes = good.clone();
+            bytes[i] ^= 0x10;
+            b.raw(&flow, &bytes);
+        }
+        // All but FECN, BECN and the reserved bits beside them, which a switch may change.
+        assert_eq!(b.count().rx_icrc_err, good.len() as u64 - 1);
+        b.expect(&[ack(RQ, 1)]);
+        let other = urxe::wire::Flow { src_port: 1, ..flow };
+        b.raw(&other, &good);
+        assert_eq!(b.count().rx_icrc_err, good.len() as u64);
+    }
+
+    what_is_no_packet_is_dropped => "packet.malformed" {
+        let mut b = at(Rts);
+        let flow = b.flow();
+        let to = b.remote(0, 8);
+        let mut h = write(Only, RQ, to, &[7; 8]).h;
+        h.bth.dest_qp = b.qpns[0];
+        let good = encode(&h, &[7; 8], &flow);
+        let mut count = 0;
+        let mut drop = |b: &mut Bench, mut bytes: Vec<u8>| {
+            if bytes.len() >= 16 {
+                crate::support::seal(&mut bytes, &flow);
+            }
+            b.raw(&flow, &bytes);
+            count += 1;
+            assert_eq!(b.count().rx_malformed, count, "{bytes:02x?}");
+        };
+        for n in [1, 4, 15, 16, 20, 28, 31] {
+            drop(&mut b, good[..n].to_vec());
+        }
+        drop(&mut b, good[..good.len() - 1].to_vec());
+        for opcode in [0x15, 0x18, 0x1f, 0xc0, 0xff] {
+            let mut bytes = good.clone();
+            bytes[0] = opcode;
+            drop(&mut b, bytes);
+        }
+        let mut bytes = good.clone();
+        bytes[1] |= 1; // transport version 1
+        drop(&mut b, bytes);
+        b.silence();
+        assert_eq!(b.mr.read(0, 1), [crate::support::pattern(0)]);
+    }
+
+    what_is_reserved_or_for_switches_is_not_looked_at => "packet.ignored" {
+        let mut b = at(Rts);
+        let p = write(Only, RQ, b.remote(0, 1), &[1]).with(|h| {
+            (h.bth.fecn, h.bth.becn, h.bth.resv6, h.bth.resv7, h.bth.mig_req) = (true, true, 0x3f, 0x7f, false);
+        });
+        b.ask(&[p], &[ack(RQ, 1)]);
+        let mut h = write(Only, RQ + 1, b.remote(0, 1), &[1]).h;
+        h.bth.dest_qp = b.qpns[0];
+        let flow = urxe::wire::Flow { src_port: 1000, traffic_class: 0xff, hop_limit: 1, ..b.flow() };
+        b.raw(&flow, &encode(&h, &[1], &flow));
+        b.expect(&[ack(RQ + 1, 2)]);
+    }
+
+    the_partition_must_be_ours => "packet.pkey" {
+        let mut b = at(Rts);
+        let p = write(Only, RQ, b.remote(0, 1), &[1]);
+        for key in [0x1234, 0x9234, 0x0000, 0x8000] {
+            b.ask(&[p.clone().pkey(key)], &[]);
+        }
+        assert_eq!(b.count().rx_pkey_violation, 4);
+        b.ask(&[p.pkey(0x7fff)], &[ack(RQ, 1)]);
+    }
+
+    the_source_must_be_the_peer => "packet.source" {
+        let mut b = at(Rts);
+        let mut h = write(Only, RQ, b.remote(0, 1), &[1]).h;
+        h.bth.dest_qp = b.qpns[0];
+        let ip = |n: u8| std::net::IpAddr::from([10, 0, 0, n]);
+        for (src, dst) in [(3, 1), (2, 4), (1, 2)] {
+            let flow = urxe::wire::Flow { src: ip(src), dst: ip(dst), ..b.flow() };
+            b.raw(&flow, &encode(&h, &[1], &flow));
+        }
+        b.silence();
+        assert_eq!(b.count().rx_wrong_source, 3);
+    }
+
+    other_services_and_unknown_qps_are_dropped => "packet.qp" {
+        let mut b = at(Rts);
+        let flow = b.flow();
+        let to = b.remote(0, 1);
+        let mut h = write(Only, RQ, to, &[1]).h;
+        for qpn in [0, 1, 2, 0xff_ffff, b.qpns[0].get() ^ 1, b.qpns[0].get() ^ 1 << 20] {
+            h.bth.dest_qp = Qpn::new(qpn);
+            b.raw(&flow, &encode(&h, &[1], &flow));
+        }
+        assert_eq!(b.count().rx_unknown_qp, 6);
+        // UC, UD, XRC.
+        for opcode in [0x2a, 0x64, 0xa4] {
+            b.peer(&[write(Only, RQ, to, &[1]).opcode(opcode)]);
+        }
+        assert_eq!(b.count().rx_unknown_qp, 9);
+        b.silence();
+        // A CNP is counted, and no more.
+        b.ask(&[send(Only, 0, &[0; 16]).opcode(0x81)], &[]);
+        assert_eq!(b.count().cnp_handled, 1);
+    }
+
+    queue_pairs_do_not_mix => "packet.qp" {
+        let mut b = Bench::with(|s| s.qps = 2);
+        let to = b.remote(0, 1);
+        b.ask(
+            &[write(Only, RQ, to, &[1]), write(Only, RQ, to, &[1]).qp(1), write(Only, RQ + 1, to, &[1]).qp(1)],
+            &[ack(RQ, 1), ack(RQ + 1, 2).qp(1)],
+        );
+        // One fails, the other goes on.
+        b.ask(&[send(Middle, RQ + 1, &[0; 256])], &[nak(RQ + 1, 1, NakCode::InvalidRequest)]);
+        b.events(&[AsyncEvent::QpRequestError]);
+        b.ask(&[write(Only, RQ + 2, to, &[1]).qp(1)], &[ack(RQ + 2, 3).qp(1)]);
+    }
+
+    a_destroyed_qp_is_unknown => "packet.qp" {
+        let mut b = at(Rts);
+        b.post(1, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[write(Only, RQ, b.remote(0, 1), &[1])]);
+        let qpn = b.qpns[0];
+        b.nic.destroy_qp(qpn).unwrap();
+        b.silence();
+        b.ask(&[write(Only, RQ + 1, b.remote(0, 1), &[1])], &[]);
+        assert_eq!(b.count().rx_unknown_qp, 1);
+        b.advance(100 * T);
+    }
+}

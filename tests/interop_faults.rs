@@ -1,0 +1,404 @@
+//! urxe and the kernel's rxe over a wire that loses, doubles, swaps and spoils packets, in either direction and
+//! in both: all data arrives, and the counters of both sides tell the same story. Needs the test guest.
+
+#[path = "support/guest.rs"]
+mod guest;
+#[path = "support/peer.rs"]
+mod peer;
+#[path = "support/table.rs"]
+mod table;
+
+use guest::{hash, pattern};
+use peer::{How, Ip, Shell, Side, Site, Via, words};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use table::Table;
+use urxe::link::faults::{Action, Direction, FaultCounters, Faults, Rule, When};
+use urxe::verbs::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// Below the timeouts of both sides (67 ms).
+const PATIENCE: Duration = Duration::from_millis(40);
+/// Path MTU; messages of several packets.
+const MTU: usize = 1024;
+const LEN: usize = 10_000;
+/// Messages of a round, all posted before the first completes.
+const BATCH: usize = 12;
+/// Bytes between the places of two messages.
+const STEP: usize = 16_384;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Write,
+    Send,
+    Read,
+    Add,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    Urxe,
+    Rxe,
+}
+
+/// A round's target: behind all sources.
+const DST: usize = STEP * BATCH;
+
+struct Bench {
+    side: Side,
+    shell: Shell,
+    qp: Qp,
+    /// Idle but for nudges.
+    other: Qp,
+    seed: u8,
+}
+
+impl Bench {
+    /// Both sides' bytes of message `i`, from `base` on.
+    fn check(&mut self, on: Role, base: usize, len: usize, seeds: &[u8], what: Kind) {
+        for (i, seed) in seeds.iter().enumerate() {
+            let (off, want) = (base + i * STEP, pattern(len, *seed));
+            let got = match on {
+                Role::Urxe => {
+                    let mut got = vec![0; len];
+                    self.side.mr.read(off, &mut got).unwrap();
+                    hash(&got)
+                }
+                Role::Rxe => self.shell.vsh.cmd(&format!("hash m {off} {len}")).unwrap().num("hash"),
+            };
+            assert_eq!(got, hash(&want), "{what:?}: message {i} of {len} bytes at {on:?}");
+        }
+    }
+
+    /// Something small on the other QP, whose packets move the count on. A sender that goes back by just 13
+    /// packets each time would lose the same one of them for ever otherwise.
+    fn nudge(&self) {
+        let wr = SendWr { flags: SendFlags::default(), ..SendWr::write(0, &[], self.shell.at(0)) };
+        // Full while it waits itself.
+        let _ = self.other.post_send(&wr);
+    }
+
+    fn our_completions(&self, n: usize, what: Kind) {
+        let begin = Instant::now();
+        let mut got = Vec::new();
+        while got.len() < n && begin.elapsed() < MINUTE {
+            got.extend(self.side.poll(n - got.len(), PATIENCE));
+            if got.len() < n {
+                self.nudge();
+            }
+        }
+        let bad =
+            got.iter().enumerate().find(|(i, wc)| wc.status != WcStatus::Success || wc.wr_id != *i as u64);
+        assert!(
+            got.len() == n && bad.is_none(),
+            "{what:?}: urxe has {} of {n} completions, wrong: {bad:?}; {:?}",
+            got.len(),
+            self.side.counters()
+        );
+    }
+
+    fn their_completions(&mut self, n: usize, what: Kind) {
+        let begin = Instant::now();
+        let mut got = Vec::new();
+        while got.len() < n && begin.elapsed() < MINUTE {
+            got.extend(self.shell.vsh.poll(n - got.len(), PATIENCE).unwrap());
+            if got.len() < n {
+                self.nudge();
+            }
+        }
+        let bad = got.iter().enumerate().find(|(i, wc)| wc.status != "SUCCESS" || wc.wr_id != *i as u64);
+        let counters = self.side.counters();
+        assert!(
+            got.len() == n && bad.is_none(),
+            "{what:?}: rxe has {} of {n} completions, wrong: {bad:?}; urxe: {counters:?}",
+            got.len()
+        );
+    }
+
+    /// `BATCH` messages of one kind, all under way at once, and their data checked.
+    fn round(&mut self, kind: Kind, requester: Role) {
+        self.seed = self.seed.wrapping_add(50);
+        let seeds: Vec<u8> = (0..BATCH as u8).map(|i| self.seed.wrapping_add(i)).collect();
+        let source = match (kind, requester) {
+            (Kind::Read, Role::Urxe) | (Kind::Write | Kind::Send, Role::Rxe) => Role::Rxe,
+            _ => Role::Urxe,
+        };
+        for (i, seed) in seeds.iter().enumerate() {
+            match source {
+                Role::Urxe => self.side.mr.write(i * STEP, &pattern(LEN, *seed)).unwrap(),
+                Role::Rxe => {
+                    drop(self.shell.vsh.cmd(&format!("pattern m {} {LEN} {seed}", i * STEP)).unwrap())
+                }
+            }
+        }
+        if kind == Kind::Add {
+            return self.adds(requester);
+        }
+        for i in 0..BATCH {
+            let (src, dst, id) = (i * STEP, DST + i * STEP, i as u64);
+            let ours = |off| [self.side.mr.sge(off..off + LEN)];
+            match requester {
+                Role::Urxe => {
+                    let (from, to) = (ours(src), ours(dst));
+                    if kind == Kind::Send {
+                        self.shell.vsh.cmd(&format!("recv q m {dst} {LEN} id={i}")).unwrap();
+                    }
+                    let wr = match kind {
+                        Kind::Write => SendWr::write(id, &from, self.shell.at(dst)),
+                        Kind::Send => SendWr::send(id, &from),
+                        _ => SendWr::read(id, &to, self.shell.at(src)),
+                    };
+                    self.qp.post_send(&wr).unwrap();
+                }
+                Role::Rxe => {
+                    let to = ours(dst);
+                    if kind == Kind::Send {
+                        self.qp.post_recv(&RecvWr { wr_id: id, sges: &to }).unwrap();
+                    }
+                    let line = match kind {
+                        Kind::Write => format!("write q m {src} {LEN} {}", words(self.side.mr.remote(dst))),
+                        Kind::Send => format!("send q m {src} {LEN}"),
+                        _ => format!("read q m {dst} {LEN} {}", words(self.side.mr.remote(src))),
+                    };
+                    self.shell.vsh.cmd(&format!("{line} id={i}")).unwrap();
+                }
+            }
+        }
+        let both = kind == Kind::Send;
+        if both || requester == Role::Urxe {
+            self.our_completions(BATCH, kind);
+        }
+        if both || requester == Role::Rxe {
+            self.their_completions(BATCH, kind);
+        }
+        let target = if source == Role::Urxe { Role::Rxe } else { Role::Urxe };
+        self.check(target, DST, LEN, &seeds, kind);
+    }
+
+    /// Every addition counts once, whatever was sent again: the old values are 0, 1, 2 …
+    fn adds(&mut self, requester: Role) {
+        for i in 0..BATCH {
+            let off = i * 8;
+            match requester {
+                Role::Urxe => {
+                    if i == 0 {
+                        self.shell.vsh.cmd(&format!("fill m {DST} 8 0")).unwrap();
+                    }
+                    let sges = [self.side.mr.sge(off..off + 8)];
+                    self.qp.post_send(&SendWr::fetch_add(i as u64, &sges, self.shell.at(DST), 1)).unwrap();
+                }
+                Role::Rxe => {
+                    if i == 0 {
+                        self.side.mr.write(DST, &[0; 8]).unwrap();
+                    }
+                    let to = words(self.side.mr.remote(DST));
+                    self.shell.vsh.cmd(&format!("fadd q m {off} {to} add=1 id={i}")).unwrap();
+                }
+            }
+        }
+        let got = match requester {
+            Role::Urxe => {
+                self.our_completions(BATCH, Kind::Add);
+                let mut got = vec![0; BATCH * 8];
+                self.side.mr.read(0, &mut got).unwrap();
+                got
+            }
+            Role::Rxe => {
+                self.their_completions(BATCH, Kind::Add);
+                self.shell.vsh.get("m", 0, BATCH * 8).unwrap()
+            }
+        };
+        let want: Vec<u8> = (0..BATCH as u64).flat_map(u64::to_le_bytes).collect();
+        assert_eq!(got, want, "old values of {BATCH} additions by {requester:?}");
+    }
+}
+
+/// What must have been counted more than 0 times, if the packets struck are requests or READ responses of the
+/// direction; `rxe.` for the guest's counters, `urxe.` for ours, `a|b` for one of both.
+struct Case {
+    name: &'static str,
+    rules: &'static [(Direction, Action, When)],
+    requester: Role,
+    kinds: &'static [Kind],
+    /// Beside the faults themselves.
+    counted: &'static [&'static str],
+    /// Must be 0.
+    zero: &'static [&'static str],
+}
+
+const ALL: &[Kind] = &[Kind::Write, Kind::Send, Kind::Read, Kind::Add];
+const PUSH: &[Kind] = &[Kind::Write, Kind::Send];
+const READ: &[Kind] = &[Kind::Read];
+
+const fn every(n: u64) -> When {
+    When::Every(n)
+}
+
+/// Losses by whom and of what, and who notices how.
+#[rustfmt::skip]
+const CASES: &[Case] = &[
+    // Towards the guest.
+    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Urxe, kinds: PUSH,
+        counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.out_of_seq_request"] },
+    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Urxe, kinds: ALL,
+        counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.duplicate_request"] },
+    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: READ,
+        counted: &["rxe.completer_retry_err", "urxe.duplicate_request"], zero: &["urxe.out_of_seq_request"] },
+    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(3))], requester: Role::Rxe, kinds: PUSH,
+        counted: &["rxe.completer_retry_err|urxe.duplicate_request"], zero: &["urxe.out_of_seq_request"] },
+    Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
+        counted: &["rxe.completer_retry_err", "urxe.duplicate_request"], zero: &[] },
+    // From the guest.
+    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Urxe, kinds: READ,
+        counted: &["rxe.duplicate_request", "urxe.requester_retry", "urxe.implied_nak_seq_err|urxe.local_ack_timeout_err"],
+        zero: &["rxe.out_of_seq_request"] },
+    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Urxe, kinds: ALL,
+        counted: &["rxe.duplicate_request", "urxe.requester_retry"], zero: &[] },
+    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Rxe, kinds: PUSH,
+        counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err", "rxe.completer_retry_err|rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
+    Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
+        counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &[] },
+    // Both.
+    Case { name: "lose both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
+        requester: Role::Urxe, kinds: ALL, counted: &["rxe.out_of_seq_request", "urxe.requester_retry"], zero: &[] },
+    Case { name: "lose both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
+        requester: Role::Rxe, kinds: ALL, counted: &["urxe.out_of_seq_request", "rxe.completer_retry_err|rxe.rcvd_seq_err"], zero: &[] },
+    // Doubles.
+    Case { name: "double tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Urxe, kinds: ALL,
+        counted: &["rxe.duplicate_request"], zero: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err"] },
+    Case { name: "double tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Rxe, kinds: ALL,
+        counted: &[], zero: &["urxe.out_of_seq_request"] },
+    Case { name: "double rx", rules: &[(Direction::Rx, Action::Duplicate, every(5))], requester: Role::Urxe, kinds: ALL,
+        counted: &["urxe.unexpected_response"], zero: &["rxe.out_of_seq_request"] },
+    Case { name: "double rx", rules: &[(Direction::Rx, Action::Duplicate, every(5))], requester: Role::Rxe, kinds: ALL,
+        counted: &["urxe.duplicate_request"], zero: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err"] },
+    Case { name: "double both", rules: &[(Direction::Tx, Action::Duplicate, every(5)), (Direction::Rx, Action::Duplicate, every(5))],
+        requester: Role::Urxe, kinds: ALL, counted: &["rxe.duplicate_request", "urxe.unexpected_response"], zero: &[] },
+    Case { name: "double both", rules: &[(Direction::Tx, Action::Duplicate, every(5)), (Direction::Rx, Action::Duplicate, every(5))],
+        requester: Role::Rxe, kinds: ALL, counted: &["urxe.duplicate_request"], zero: &[] },
+    // Swaps.
+    Case { name: "swap tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Urxe, kinds: PUSH,
+        counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &[] },
+    Case { name: "swap tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Rxe, kinds: ALL,
+        counted: &["rxe.completer_retry_err"], zero: &["urxe.out_of_seq_request"] },
+    Case { name: "swap rx", rules: &[(Direction::Rx, Action::Reorder, every(13))], requester: Role::Urxe, kinds: ALL,
+        counted: &["urxe.implied_nak_seq_err"], zero: &["rxe.out_of_seq_request"] },
+    Case { name: "swap rx", rules: &[(Direction::Rx, Action::Reorder, every(13))], requester: Role::Rxe, kinds: PUSH,
+        counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
+    Case { name: "swap both", rules: &[(Direction::Tx, Action::Reorder, every(13)), (Direction::Rx, Action::Reorder, every(13))],
+        requester: Role::Urxe, kinds: ALL, counted: &["rxe.out_of_seq_request"], zero: &[] },
+    Case { name: "swap both", rules: &[(Direction::Tx, Action::Reorder, every(13)), (Direction::Rx, Action::Reorder, every(13))],
+        requester: Role::Rxe, kinds: ALL, counted: &["urxe.out_of_seq_request"], zero: &[] },
+    // Wrong ICRCs: the receiver drops them, so the rest is as with losses.
+    Case { name: "spoil tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Urxe, kinds: PUSH,
+        counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.rx_icrc_err"] },
+    Case { name: "spoil tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Rxe, kinds: ALL,
+        counted: &["rxe.completer_retry_err"], zero: &["urxe.rx_icrc_err"] },
+    Case { name: "spoil rx", rules: &[(Direction::Rx, Action::Corrupt, every(13))], requester: Role::Urxe, kinds: ALL,
+        counted: &["urxe.rx_icrc_err", "urxe.requester_retry"], zero: &["rxe.out_of_seq_request"] },
+    Case { name: "spoil rx", rules: &[(Direction::Rx, Action::Corrupt, every(13))], requester: Role::Rxe, kinds: PUSH,
+        counted: &["urxe.rx_icrc_err", "urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
+];
+
+/// A NIC on the site's link with these faults.
+fn open(site: &Site, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
+    let rules = rules.iter().map(|(d, a, w)| Rule::new(*d, *a, *w)).collect();
+    let mut counters = None;
+    let side = site.open_wrapped(Ip::V4, |link| {
+        let faults = Faults::new(link, rules, 1);
+        counters = Some(faults.fault_counters());
+        Box::new(faults)
+    });
+    (side, counters.unwrap())
+}
+
+type Named = BTreeMap<String, u64>;
+
+/// The counters of both sides under `urxe.` and `rxe.`.
+fn counters(site: &Site, side: &Side) -> Named {
+    let theirs = site.guest.counters().unwrap();
+    let ours = side.counters();
+    let ours = ours.iter().map(|(k, v)| (format!("urxe.{k}"), v));
+    theirs.into_iter().map(|(k, v)| (format!("rxe.{k}"), v)).chain(ours).collect()
+}
+
+/// Runs one case; what of the counters is of interest, or what is wrong.
+fn run(site: &Site, case: &Case) -> Result<(String, String), String> {
+    let (side, faults) = open(site, case.rules);
+    let before = counters(site, &side);
+    let mut shell = site.shell(2 * STEP * BATCH + 4096);
+    let qp = site.connect(&side, &mut shell, &How::new(Ip::V4, MTU));
+    // Its few errors are of no interest.
+    let other = site.connect_named(&side, &mut shell, "other", &How::new(Ip::V4, MTU));
+    let mut bench = Bench { side, shell, qp, other, seed: 0 };
+    for kind in case.kinds {
+        bench.round(*kind, case.requester);
+    }
+    let after = counters(site, &bench.side);
+    let grown: Named = after.iter().map(|(k, v)| (k.clone(), v - before.get(k).unwrap_or(&0))).collect();
+    let get = |name: &str| *grown.get(name).unwrap_or_else(|| panic!("no counter {name}: {grown:?}"));
+    for any in case.counted {
+        if any.split('|').all(|name| get(name) == 0) {
+            return Err(format!("{any} did not count; {grown:?}"));
+        }
+    }
+    for name in case.zero {
+        if get(name) != 0 {
+            return Err(format!("{name} is {}; {grown:?}", get(name)));
+        }
+    }
+    let mut done = String::new();
+    for direction in [Direction::Tx, Direction::Rx] {
+        let c = faults.get(direction);
+        let n = c.dropped + c.duplicated + c.reordered + c.corrupted;
+        let asked = case.rules.iter().any(|r| r.0 == direction);
+        if asked != (n > 0) {
+            return Err(format!("{n} faults {direction}"));
+        }
+        if asked {
+            done += &format!("{n} {direction} ");
+        }
+        if direction == Direction::Rx && c.corrupted != get("urxe.rx_icrc_err") {
+            return Err(format!("{} spoiled, {} noticed", c.corrupted, get("urxe.rx_icrc_err")));
+        }
+    }
+    let names = [
+        "out_of_seq_request",
+        "duplicate_request",
+        "rcvd_seq_err",
+        "completer_retry_err",
+        "requester_retry",
+        "local_ack_timeout_err",
+        "implied_nak_seq_err",
+        "unexpected_response",
+        "rx_icrc_err",
+    ];
+    let text = |side: &str| {
+        let one =
+            |n: &&str| grown.get(&format!("{side}.{n}")).filter(|v| **v > 0).map(|v| format!("{n} {v}"));
+        names.iter().filter_map(one).collect::<Vec<_>>().join(", ")
+    };
+    Ok((done.trim().into(), format!("urxe: {}; rxe: {}", text("urxe"), text("rxe"))))
+}
+
+#[test]
+fn faults_in_every_direction() {
+    let site = Site::start(Via::Dgram);
+    let mut table = Table::new("faults", &["fault", "requester", "operations", "faults", "s", "counted"]);
+    let mut failed = Vec::new();
+    for case in CASES {
+        let begin = Instant::now();
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&site, case)));
+        let result = result.unwrap_or_else(|_| Err("panicked, see above".into()));
+        let who = format!("{:?}", case.requester).to_lowercase();
+        let kinds = case.kinds.iter().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(" ");
+        let (done, counted) = result.unwrap_or_else(|e| {
+            failed.push(format!("{} ({who}, {kinds}): {e}", case.name));
+            ("-".into(), "FAILED".into())
+        });
+        let took = format!("{:.1}", begin.elapsed().as_secs_f64());
+        table.row(&[case.name.into(), who, kinds, done, took, counted]);
+    }
+    table.print();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}

@@ -1,0 +1,92 @@
+//! Once warm, links allocate nothing.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Instant as Clock;
+
+use urxe::link::{FramesLink, Link, PacketLink};
+use urxe::transport::{Instant, Payload, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, Opcode};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: all is left to the system's allocator; counting touches a thread-local integer only.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.with(|n| n.set(n.get() + 1));
+        // SAFETY: the caller's contract is the same.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Sends back and forth; returns the allocations of the rounds after the warm-up.
+fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
+    let start = Clock::now();
+    let now = || Instant::default() + start.elapsed();
+    let (x, y) = (a.info().addresses[0], b.info().addresses[0]);
+    let (mut there, mut back) = (TxQueue::new(a.info().burst), TxQueue::new(b.info().burst));
+    for (queue, flow) in [(&mut there, Flow::new(x, y, 1)), (&mut back, Flow::new(y, x, 1))] {
+        for len in [1024; 20].into_iter().chain([8, 8, 300]) {
+            let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
+            queue.push(&flow, headers, Payload::Bytes(&vec![7; len]));
+        }
+    }
+    let mut before = 0;
+    for round in 0..120 {
+        if round == 20 {
+            before = ALLOCATIONS.get();
+        }
+        for forth in [true, false] {
+            let (tx, rx, queue) = if forth { (&mut *a, &mut *b, &there) } else { (&mut *b, &mut *a, &back) };
+            tx.transmit(now(), queue).unwrap();
+            let mut got = 0;
+            while got < queue.packets() {
+                assert!(start.elapsed().as_secs() < 20, "{got}: {:?} {:?}", tx.counters(), rx.counters());
+                rx.receive(now(), &mut |burst| got += burst.packets().count()).unwrap();
+                tx.receive(now(), &mut |_| {}).unwrap();
+            }
+        }
+    }
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn frames_over_a_unix_socket() {
+    let dir = std::env::temp_dir();
+    let path = |side: &str| format!("{}/urxe-alloc-{}-{side}", dir.display(), std::process::id());
+    let open = |l: &str, r: &str, n: u32| {
+        let spec = format!("frames:dgram:{},{},ip=10.77.0.{n}/24", path(l), path(r));
+        FramesLink::open(spec.parse().unwrap()).unwrap()
+    };
+    assert_eq!(allocations(&mut open("a", "b", 1), &mut open("b", "a", 2)), 0);
+}
+
+/// Two stations on the loopback interface, whose kernel has no eyes for their MACs. Needs CAP_NET_RAW.
+#[test]
+fn packet_sockets() {
+    for (offload, net) in [("on", 1), ("off", 2)] {
+        let open = |n: u32| {
+            let spec = format!("packet:lo,ip=10.77.{net}.{n}/24,offload={offload}");
+            PacketLink::open(spec.parse().unwrap()).unwrap_or_else(|e| panic!("{e}"))
+        };
+        assert_eq!(allocations(&mut open(1), &mut open(2)), 0, "offload={offload}");
+    }
+}

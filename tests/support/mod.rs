@@ -1,0 +1,133 @@
+//! What every test of a NIC needs: registered memory with guards around it, and packets as bytes.
+#![allow(dead_code, unused_imports, reason = "each test target uses its part")]
+
+mod rng;
+
+use urxe::memory::{Access, PdId, RegionInfo, Table};
+use urxe::transport::{Sge, TxQueue};
+use urxe::wire::{Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Packet, icrc, pad_count};
+
+pub use rng::Rng;
+
+pub const PD: PdId = PdId(1);
+
+const GUARD: usize = 64;
+const GUARD_BYTE: u8 = 0xee;
+
+/// Registered memory, with bytes around it that nobody may touch.
+pub struct Region {
+    base: *mut u8,
+    layout: std::alloc::Layout,
+    len: usize,
+    pub iova: u64,
+    pub info: RegionInfo,
+}
+
+impl Region {
+    /// Registers `len` bytes that peers and work requests name from `iova` on. Its bytes count up.
+    pub fn new(table: &mut Table, pd: PdId, len: usize, iova: u64, access: Access) -> Region {
+        let layout = std::alloc::Layout::from_size_align(len + 2 * GUARD, 64).unwrap();
+        // SAFETY: the layout has a size above zero.
+        let base = unsafe { std::alloc::alloc(layout) };
+        assert!(!base.is_null());
+        // SAFETY: `base` is `layout.size()` bytes of our own.
+        unsafe { base.write_bytes(GUARD_BYTE, layout.size()) };
+        let addr = base.expose_provenance() + GUARD;
+        // SAFETY: freed in `drop` only, and every test drops its NIC and table's users with it.
+        let info = unsafe { table.register(pd, addr, len, iova, access) }.unwrap();
+        let region = Region { base, layout, len, iova, info };
+        region.write(0, &(0..len).map(|i| pattern(i as u64)).collect::<Vec<_>>());
+        region
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        let mut out = vec![0; len];
+        // SAFETY: in bounds as just checked; nobody else runs.
+        unsafe { self.base.add(GUARD + at).copy_to_nonoverlapping(out.as_mut_ptr(), len) };
+        out
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: in bounds as just checked; nobody else runs.
+        unsafe { self.base.add(GUARD + at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    pub fn va(&self, at: usize) -> u64 {
+        self.iova + at as u64
+    }
+
+    pub fn sge(&self, at: usize, length: u32) -> Sge {
+        Sge { addr: self.va(at), length, lkey: self.info.lkey }
+    }
+
+    /// Whether the bytes around it are as they were.
+    pub fn guards_hold(&self) -> bool {
+        let side = |at| {
+            let mut b = [0; GUARD];
+            // SAFETY: both guards are inside the allocation.
+            unsafe { self.base.add(at).copy_to_nonoverlapping(b.as_mut_ptr(), GUARD) };
+            b == [GUARD_BYTE; GUARD]
+        };
+        side(0) && side(GUARD + self.len)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`.
+        unsafe { std::alloc::dealloc(self.base, self.layout) }
+    }
+}
+
+/// Byte `i` of fresh memory: no period that a packet size divides.
+pub fn pattern(i: u64) -> u8 {
+    (i * 7 + i / 251) as u8
+}
+
+/// A packet as the bytes of a UDP payload, with padding and ICRC.
+pub fn encode(headers: &Headers, payload: &[u8], flow: &Flow) -> Vec<u8> {
+    let mut headers = *headers;
+    headers.bth.pad = pad_count(payload.len()) as u8;
+    let mut buf = [0; MAX_HEADERS_LEN];
+    let n = headers.emit(&mut buf);
+    let mut out = buf[..n].to_vec();
+    out.extend_from_slice(payload);
+    out.resize(out.len() + pad_count(payload.len()) + ICRC_LEN, 0);
+    seal(&mut out, flow);
+    out
+}
+
+/// Puts the ICRC at the end of a packet.
+pub fn seal(bytes: &mut [u8], flow: &Flow) {
+    let crc = icrc::compute(flow, 0, IpIdent::DONT_FRAGMENT, bytes);
+    let at = bytes.len() - ICRC_LEN;
+    bytes[at..].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// All packets of a turn as (flow, bytes), each resealed to be the only one of its burst.
+pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
+    let mut bytes = Vec::new();
+    for burst in tx.bursts() {
+        bytes.clear();
+        burst.copy_to(&mut bytes);
+        for (i, packet) in bytes.chunks(burst.segment).enumerate() {
+            assert!(icrc::verify(&burst.flow, IpIdent::SENT, i as u16, packet), "a packet with a bad ICRC");
+            let mut packet = packet.to_vec();
+            seal(&mut packet, &burst.flow);
+            each(burst.flow, packet);
+        }
+    }
+    tx.clear();
+}
+
+/// Headers and payload of a packet that was sent.
+pub fn decode(bytes: &[u8]) -> (Headers, Vec<u8>) {
+    let packet = Packet::parse(bytes).expect("a NIC sends whole packets");
+    (packet.headers(), packet.payload().to_vec())
+}
