@@ -234,7 +234,7 @@ fn read_depth() {
             shell.vsh.cmd(&format!("{line} id={i}")).unwrap();
         }
         let ids: Vec<u64> = (0..32).collect();
-        assert_eq!(ours(&side, 32).into_values().collect::<Vec<_>>(), [ids.clone()]);
+        assert_eq!(ours(&side, 32).into_values().collect::<Vec<_>>(), std::slice::from_ref(&ids));
         assert_eq!(theirs(&mut shell, 32).into_values().collect::<Vec<_>>(), [ids]);
         for i in 0..32 {
             let at = (2 + i) * STEP;
