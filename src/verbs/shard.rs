@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -92,16 +92,16 @@ impl Shard {
 
     /// Runs `f` with the NIC, sends what came of it, and lets go.
     pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Instant, &Table) -> R) -> R {
+        let now = self.clock.now();
         let mut engine = self.engine.lock();
         let result = {
             let memory = self.memory.read();
-            let now = self.clock.now();
             let result = f(&mut engine, now, &memory);
             engine.nic.release_acknowledgements();
             self.send(&mut engine, now, &memory);
             result
         };
-        self.release(engine);
+        self.release(engine, now);
         result
     }
 
@@ -109,7 +109,7 @@ impl Shard {
     pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
         let mut engine = self.engine.lock();
         let result = f(&mut engine.nic);
-        self.release(engine);
+        self.release(engine, self.clock.now());
         result
     }
 
@@ -117,7 +117,7 @@ impl Shard {
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let engine = self.engine.lock();
         let state = (engine.link.counters(), engine.broken.clone());
-        self.release(engine);
+        self.release(engine, self.clock.now());
         state
     }
 
@@ -139,17 +139,24 @@ impl Shard {
     /// Runs turns until nobody rings any more. False if someone else is running them.
     fn drive(&self, mut now: Instant, hold: bool) -> bool {
         for _ in 0..INLINE_TURNS {
-            self.doorbell.store(true, Ordering::SeqCst);
-            let Some(mut engine) = self.engine.try_lock() else { return false };
-            self.doorbell.store(false, Ordering::SeqCst);
+            let mut engine = match self.engine.try_lock() {
+                Some(engine) => engine,
+                None => {
+                    self.doorbell.store(true, Ordering::SeqCst);
+                    // Its holder may have looked just before.
+                    let Some(engine) = self.engine.try_lock() else { return false };
+                    engine
+                }
+            };
+            self.answer_doorbell();
             self.turn(&mut engine, now, hold);
-            self.note_deadline(&engine);
+            self.note_deadline(&engine, now);
             let more = engine.nic.wants_to_transmit();
             drop(engine);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
             }
-            if !more && !self.doorbell.load(Ordering::SeqCst) {
+            if !more && !self.was_rung() {
                 return true;
             }
             now = self.clock.now();
@@ -158,15 +165,29 @@ impl Shard {
         true
     }
 
+    /// Whoever rang until now is served by the turn that follows.
+    fn answer_doorbell(&self) {
+        if self.doorbell.load(Ordering::SeqCst) {
+            self.doorbell.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether someone found the lock taken; for its holder to ask once it has let go.
+    fn was_rung(&self) -> bool {
+        // Against the ringer's own order: it sets the bell, then tries the lock again.
+        fence(Ordering::SeqCst);
+        self.doorbell.load(Ordering::SeqCst)
+    }
+
     /// Lets go of the engine, and looks whether someone rang meanwhile.
-    fn release(&self, engine: MutexGuard<'_, Engine>) {
-        self.note_deadline(&engine);
+    fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
+        self.note_deadline(&engine, now);
         let more = engine.nic.wants_to_transmit();
         drop(engine);
         if self.virtual_fabric().is_some() {
             return;
         }
-        if more || self.doorbell.load(Ordering::SeqCst) {
+        if more || self.was_rung() {
             self.drive(self.clock.now(), false);
         } else if let Some(fabric) = &self.fabric {
             fabric.kick();
@@ -209,16 +230,16 @@ impl Shard {
 
     /// Wakes the background thread if the NIC now waits for something earlier than it knows of. Called under
     /// the lock, as the thread notes its own sleep.
-    fn note_deadline(&self, engine: &Engine) {
+    fn note_deadline(&self, engine: &Engine, now: Instant) {
         let sleeping = self.sleeping_until.load(Ordering::SeqCst);
-        if sleeping != 0 && self.deadline(engine).is_some_and(|at| at.0 < sleeping) {
+        if sleeping != 0 && self.deadline(engine, now).is_some_and(|at| at.0 < sleeping) {
             self.wake_thread();
         }
     }
 
-    fn deadline(&self, engine: &Engine) -> Option<Instant> {
+    fn deadline(&self, engine: &Engine, now: Instant) -> Option<Instant> {
         // Held acknowledgements leave with the application's next call, or with the background thread.
-        let held = engine.nic.has_held_acknowledgements().then(|| self.clock.now() + STAND_BACK);
+        let held = engine.nic.has_held_acknowledgements().then(|| now + STAND_BACK);
         [engine.nic.next_deadline(), engine.link.next_deadline(), held].into_iter().flatten().min()
     }
 
@@ -243,17 +264,17 @@ impl Shard {
                 continue;
             }
             let mut engine = self.engine.lock();
-            self.doorbell.store(false, Ordering::SeqCst);
+            self.answer_doorbell();
             let received = self.turn(&mut engine, self.clock.now(), false);
-            let more = received || engine.nic.wants_to_transmit() || self.doorbell.load(Ordering::SeqCst);
-            let until = if more { Some(Instant(1)) } else { self.deadline(&engine) };
+            let more = received || engine.nic.wants_to_transmit();
+            let until = if more { Some(Instant(1)) } else { self.deadline(&engine, now) };
             // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
             drop(engine);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
             }
-            if !more {
+            if !more && !self.was_rung() {
                 self.sleep(self.clock.now(), until, true);
             }
         }
@@ -293,6 +314,10 @@ impl Driver for Shard {
 
     fn next_deadline(&self) -> Option<Instant> {
         let engine = self.engine.lock();
-        if engine.nic.wants_to_transmit() { Some(Instant(0)) } else { self.deadline(&engine) }
+        if engine.nic.wants_to_transmit() {
+            Some(Instant(0))
+        } else {
+            self.deadline(&engine, self.clock.now())
+        }
     }
 }

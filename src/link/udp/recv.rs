@@ -143,9 +143,6 @@ impl Receiver {
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                     flow.traffic_class = number(data)? as u8;
                 }
-                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
-                    flow.hop_limit = number(data)? as u8;
-                }
                 // in_pktinfo: the header's destination is its last field; in6_pktinfo: the first.
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     dst = Some(IpAddr::from(*data.get(8..)?.first_chunk::<4>()?));

@@ -109,7 +109,6 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
         set(libc::IP_TTL, HOP_LIMIT.into())?;
         set(libc::IP_RECVTOS, 1)?;
-        set(libc::IP_RECVTTL, 1)?;
         set(libc::IP_PKTINFO, wildcard.into())
     } else {
         let set6 = |name, value| set(socket, libc::IPPROTO_IPV6, name, value);
@@ -118,7 +117,6 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         set6(libc::IPV6_DONTFRAG, 1)?;
         set6(libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
         set6(libc::IPV6_RECVTCLASS, 1)?;
-        set6(libc::IPV6_RECVHOPLIMIT, 1)?;
         set6(libc::IPV6_RECVPKTINFO, wildcard.into())?;
         // Most RoCEv2 senders put no UDP checksum, which plain IPv6 does not allow.
         set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
