@@ -52,7 +52,8 @@ impl CompletionQueue {
         CompletionQueue {
             capacity,
             len: AtomicUsize::new(0),
-            state: Mutex::new(State::default()),
+            // All of it at once, as hardware does: a ring that grew on the way would do so on the data path.
+            state: Mutex::new(State { ring: VecDeque::with_capacity(capacity), ..State::default() }),
             listener: OnceLock::new(),
         }
     }

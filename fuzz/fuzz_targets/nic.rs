@@ -1,0 +1,204 @@
+//! Two NICs with connected queue pairs and a wire between them that an enemy owns: he may post, lose,
+//! double and alter packets, and make up his own, all with a right ICRC. Neither NIC may panic, touch
+//! memory that no key gave, spin, send what is no valid packet, or complete work out of order or twice.
+#![no_main]
+
+#[path = "nic/craft.rs"]
+mod craft;
+#[path = "nic/side.rs"]
+mod side;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use side::{PAIRS, Side};
+use urxe::transport::{Instant, RxBurst};
+use urxe::wire::{Flow, IpIdent, icrc};
+
+/// The program: bytes read one after the other, zeros behind their end.
+pub struct Program<'a>(&'a [u8]);
+
+impl Program<'_> {
+    fn u8(&mut self) -> u8 {
+        match self.0.split_first() {
+            Some((first, rest)) => {
+                self.0 = rest;
+                *first
+            }
+            None => 0,
+        }
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes([self.u8(), self.u8()])
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes([(); 8].map(|()| self.u8()))
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.u8() as usize % n
+    }
+
+    fn chance(&mut self, one_in: u8) -> bool {
+        self.u8() % one_in == 1
+    }
+}
+
+/// A packet on the wire.
+#[derive(Clone)]
+pub struct OnWire {
+    /// The side that gets it.
+    to: usize,
+    flow: Flow,
+    /// Its IPv4 identification.
+    id: u16,
+    bytes: Vec<u8>,
+}
+
+/// What the wire holds; older packets are lost.
+const WIRE: usize = 128;
+
+struct World {
+    now: Instant,
+    sides: [Side; 2],
+    wire: VecDeque<OnWire>,
+}
+
+impl World {
+    fn transmit(&mut self, side: usize) {
+        let wire = &mut self.wire;
+        self.sides[side].transmit(self.now, |flow, id, bytes| {
+            if wire.len() == WIRE {
+                wire.pop_front();
+            }
+            wire.push_back(OnWire { to: 1 - side, flow, id, bytes: bytes.to_vec() });
+        });
+    }
+
+    fn deliver(&mut self, packet: &OnWire) {
+        let ident = IpIdent::Exact { id: packet.id, flags: IpIdent::DONT_FRAGMENT };
+        let (segment, data) = (packet.bytes.len(), &packet.bytes[..]);
+        self.burst(packet.to, RxBurst { flow: packet.flow, ident, segment, data });
+    }
+
+    fn burst(&mut self, to: usize, burst: RxBurst<'_>) {
+        self.sides[to].receive(self.now, &burst);
+    }
+
+    /// Both NICs and the wire as they should be, for a while.
+    fn behave(&mut self, rounds: usize) {
+        for _ in 0..rounds {
+            for side in 0..2 {
+                self.transmit(side);
+            }
+            if self.wire.is_empty() {
+                break;
+            }
+            while let Some(packet) = self.wire.pop_front() {
+                self.deliver(&packet);
+            }
+        }
+    }
+
+    fn step(&mut self, p: &mut Program<'_>) {
+        let op = p.u8();
+        let side = (op >> 7) as usize;
+        match op & 0x0f {
+            0..=2 => self.sides[side].post_send(p),
+            3 => self.sides[side].post_recv(p),
+            4 => self.transmit(side),
+            5 => {
+                for _ in 0..1 + p.below(8) {
+                    if let Some(packet) = self.wire.pop_front() {
+                        self.deliver(&packet);
+                    }
+                }
+            }
+            6 => self.behave(1 + p.below(8)),
+            7 if !self.wire.is_empty() => {
+                // Again, too early, or lost.
+                let at = p.below(self.wire.len());
+                let packet = if p.chance(2) { self.wire.remove(at) } else { self.wire.get(at).cloned() };
+                if let Some(packet) = packet.filter(|_| !p.chance(4)) {
+                    self.deliver(&packet);
+                }
+            }
+            8 | 9 if !self.wire.is_empty() => {
+                let at = p.below(self.wire.len());
+                let mut packet = self.wire[at].clone();
+                for _ in 0..1 + p.below(3) {
+                    let at = p.u16() as usize % packet.bytes.len();
+                    packet.bytes[at] ^= p.u8();
+                }
+                if p.chance(8) {
+                    packet.bytes.truncate(p.u16() as usize % (packet.bytes.len() + 1));
+                }
+                craft::mend(&packet.flow, packet.id, &mut packet.bytes);
+                self.deliver(&packet);
+            }
+            10 => {
+                let time = match p.below(3) {
+                    0 => self.sides.iter().filter_map(|s| s.nic.next_deadline()).min(),
+                    1 => Some(self.now + Duration::from_nanos(p.u16().into())),
+                    _ => Some(self.now + Duration::from_micros(p.u16().into())),
+                };
+                self.now = self.now.max(time.unwrap_or_default());
+                for side in 0..2 {
+                    self.sides[side].timeouts(self.now);
+                    self.transmit(side);
+                    let next = self.sides[side].nic.next_deadline();
+                    assert!(next.is_none_or(|at| at > self.now), "a timer of the past: {next:?}");
+                }
+            }
+            11 => {
+                let (qp, how) = (p.below(PAIRS), p.u8());
+                let (peer_qpn, peer_psn) = self.sides[1 - side].endpoint(qp);
+                self.sides[side].modify(self.now, qp, how, peer_qpn, peer_psn);
+            }
+            12 => {
+                // No shape at all.
+                let len = p.u8() as usize;
+                let mut bytes: Vec<u8> = (0..len).map(|_| p.u8()).collect();
+                let flow = self.sides[side].flow_from_peer();
+                if p.chance(2) {
+                    craft::mend(&flow, 0, &mut bytes);
+                }
+                let segment = p.u8() as usize;
+                let ident = if p.chance(2) { IpIdent::SENT } else { IpIdent::Unknown };
+                self.burst(side, RxBurst { flow, ident, segment, data: &bytes });
+            }
+            _ => {
+                let crafted = craft::burst(&self.sides[side], p);
+                self.burst(side, crafted.as_burst());
+            }
+        }
+        self.sides.iter_mut().for_each(Side::collect);
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    let mut p = Program(data);
+    let now = Instant(1_000_000);
+    let habits = p.u8();
+    let mut sides = [0, 1].map(|n| Side::new(n, habits));
+    for qp in 0..PAIRS {
+        let ends = [sides[0].endpoint(qp), sides[1].endpoint(qp)];
+        for (n, side) in sides.iter_mut().enumerate() {
+            side.connect(now, qp, ends[1 - n].0, ends[1 - n].1);
+        }
+    }
+    let mut world = World { now, sides, wire: VecDeque::new() };
+    for _ in 0..400 {
+        if p.0.is_empty() {
+            break;
+        }
+        world.step(&mut p);
+    }
+    world.behave(4);
+    for side in &mut world.sides {
+        side.finish(world.now);
+    }
+});

@@ -1,0 +1,124 @@
+//! Packets that nobody sent: any opcode, with fields close to those that would be right.
+
+use urxe::memory::RegionInfo;
+use urxe::transport::RxBurst;
+use urxe::wire::{
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode,
+    PKey, Qpn, RKey, Reth, Syndrome, icrc, pad_count,
+};
+
+use crate::Program;
+use crate::side::{IOVA, MTU, Side, rkey};
+
+/// Gives a packet the right ICRC, if it has room for one.
+pub fn mend(flow: &Flow, id: u16, bytes: &mut [u8]) {
+    if bytes.len() < BTH_LEN + ICRC_LEN {
+        return;
+    }
+    let sum = icrc::compute(flow, id, IpIdent::DONT_FRAGMENT, bytes);
+    let end = bytes.len() - ICRC_LEN;
+    bytes[end..].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// An address and a key: mostly of the region that allows all, sometimes of the others, or just wrong.
+pub fn remote(regions: &[RegionInfo; 3], p: &mut Program<'_>) -> (u64, RKey) {
+    let how = p.u8();
+    let region = match how % 16 {
+        13 => 1,
+        14 => 2,
+        _ => 0,
+    };
+    let key = if how % 16 == 15 { RKey(p.u16() as u32) } else { rkey(regions, region) };
+    let va = match how >> 4 & 7 {
+        0 => p.u64(),
+        1 => IOVA[region].wrapping_sub(p.u8() as u64),
+        2 => IOVA[region] + p.u8() as u64,
+        _ => IOVA[region] + p.u8() as u64 * 8,
+    };
+    (va, key)
+}
+
+pub struct Crafted {
+    flow: Flow,
+    ident: IpIdent,
+    segment: usize,
+    data: Vec<u8>,
+}
+
+impl Crafted {
+    pub fn as_burst(&self) -> RxBurst<'_> {
+        RxBurst { flow: self.flow, ident: self.ident, segment: self.segment, data: &self.data }
+    }
+}
+
+/// A few packets to `side`, alike but for their PSNs and, if wished, opcodes.
+pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
+    let qpn = side.qpns[p.below(side.qpns.len())];
+    let (attr, _) = side.nic.query_qp(qpn).unwrap();
+    let kind = p.u8();
+    // Mostly of RC.
+    let opcode = if kind & 0x0f == 0 { p.u8() } else { p.u8() & 0x1f };
+    // Requests are about what the responder expects, responses about what the requester has sent.
+    let response = !Opcode(opcode).row().operation.is_request();
+    let base = if response { attr.sq_psn } else { attr.rq_psn }.unwrap();
+    let delta = match kind >> 4 & 3 {
+        0 if !response => 0,
+        3 => p.u64() as u32,
+        _ => (p.u8() as i8 >> 3) as u32,
+    };
+    let (va, rkey) = remote(&side.regions, p);
+    let small = p.u8();
+    let len = match small & 3 {
+        0 => 0,
+        1 => MTU,
+        _ => p.u16() as usize % (MTU + 5),
+    };
+    let dma_len = match small >> 2 & 3 {
+        0 => len as u32,
+        1 => p.u64() as u32,
+        _ => p.u16() as u32 % 3000,
+    };
+    let flags = p.u8();
+    let mut headers = Headers {
+        bth: Bth {
+            opcode: Opcode(opcode),
+            solicited: flags & 1 != 0,
+            ack_req: flags & 2 != 0,
+            becn: flags & 4 != 0,
+            pad: if flags & 0x18 == 0x18 { flags >> 6 } else { pad_count(len) as u8 },
+            version: (flags & 0x38 == 0x38) as u8,
+            pkey: if flags & 0x34 == 0x34 { PKey(0x1234) } else { PKey::DEFAULT },
+            dest_qp: if flags == 0xff { Qpn::new(p.u16() as u32) } else { qpn },
+            psn: base + delta,
+            ..Bth::default()
+        },
+        reth: Reth { va, rkey, dma_len },
+        atomic: AtomicEth { va, rkey, swap_or_add: 1, compare: 0 },
+        aeth: Aeth { syndrome: Syndrome::from_byte(p.u8()), msn: p.u8() as u32 },
+        atomic_ack: AtomicAckEth { original: 5 },
+        imm: 6,
+        ieth: rkey,
+        ..Headers::default()
+    };
+    let flow = side.flow_from_peer();
+    let known = kind & 0x80 == 0;
+    let (mut data, mut segment) = (Vec::new(), 0);
+    for i in 0..1 + (kind as u16 >> 6 & 1) * 3 {
+        let start = data.len();
+        let mut buf = [0; MAX_HEADERS_LEN];
+        let n = headers.emit(&mut buf);
+        data.extend_from_slice(&buf[..n]);
+        data.resize(data.len() + len + pad_count(len), 0xee);
+        data.resize(data.len() + ICRC_LEN, 0);
+        mend(&flow, i, &mut data[start..]);
+        segment = data.len() - start;
+        headers.bth.psn = headers.bth.psn + 1;
+        if small & 0x40 != 0 && headers.len() == n {
+            // FIRST, MIDDLE, LAST have opcodes that follow one another; only those of equal length here.
+            let next = Headers { bth: Bth { opcode: Opcode(opcode.wrapping_add(1)), ..headers.bth }, ..headers };
+            headers = if next.len() == n { next } else { headers };
+        }
+    }
+    let ident = if known { IpIdent::SENT } else { IpIdent::Unknown };
+    Crafted { flow, ident, segment, data }
+}

@@ -1,0 +1,370 @@
+//! One NIC, its memory with guards, and what is known of the work it was given.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use urxe::memory::{Access, AtomicOp, PdId, RegionInfo, Table};
+use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::transport::{
+    AddressVector, Completion, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps,
+    SendFlags, SendWr, Sge, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp,
+};
+use urxe::transport::BurstLimits;
+use urxe::wire::{
+    AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, Qpn, RKey, RnrTimer, icrc,
+};
+
+use crate::Program;
+
+/// Connected queue pairs of each side; one more is connected to somebody else.
+pub const PAIRS: usize = 3;
+pub const MTU: usize = 256;
+
+const GUARD: usize = 512;
+/// Bytes of the region that peers may do anything to, of the one that they may only read, and of the one in
+/// another protection domain.
+const SIZES: [usize; 3] = [2560, 1024, 512];
+const FILL: [u8; 4] = [0x11, 0x5a, 0x3c, 0xa5];
+/// Where peers think the regions are.
+pub const IOVA: [u64; 3] = [0x1_0000, 0x7fff_ffff_f000, u64::MAX - 511];
+
+const MINE: PdId = PdId(1);
+const OTHER: PdId = PdId(2);
+
+#[derive(Default)]
+struct Queue {
+    /// `wr_id`, and whether it was signaled (a send) or how many bytes it takes (a receive).
+    sends: VecDeque<(u64, bool)>,
+    recvs: VecDeque<(u64, u32)>,
+    next_id: u64,
+}
+
+pub struct Side {
+    pub nic: Nic,
+    number: u8,
+    habits: u8,
+    memory: Table,
+    tx: TxQueue,
+    arena: Box<[u64]>,
+    pub regions: [RegionInfo; 3],
+    pub qpns: Vec<Qpn>,
+    psn: Psn,
+    queues: Vec<Queue>,
+    send_cq: Arc<CompletionQueue>,
+    recv_cq: Arc<CompletionQueue>,
+    other_cq: Arc<CompletionQueue>,
+    delivered: u64,
+    turns: Vec<u8>,
+    completions: Vec<Completion>,
+}
+
+fn gid(number: u8) -> Gid {
+    Gid::from(std::net::IpAddr::from([10, 0, 0, number + 1]))
+}
+
+/// Where region `n` begins in the arena, of 3; 3 is its end.
+fn start(n: usize) -> usize {
+    SIZES[..n].iter().map(|s| s + GUARD).sum::<usize>() + GUARD
+}
+
+impl Side {
+    pub fn new(number: u8, habits: u8) -> Side {
+        let small = habits & 1 != 0;
+        let mut nic = Nic::new(NicConfig {
+            personality: Personality::STRICT,
+            tuning: Tuning {
+                window: if small { 1500 } else { 1 << 20 },
+                read_chunk: if small { 512 } else { 1 << 30 },
+                min_timeout: Duration::from_micros(10),
+                turn: if small { 3 } else { 256 },
+            },
+            port: PortAddresses { gids: vec![gid(number)], src_port: None },
+            seed: number.into(),
+        });
+        let mut arena = vec![u64::from_ne_bytes([FILL[3]; 8]); start(3) / 8].into_boxed_slice();
+        for n in 0..3 {
+            arena[start(n) / 8..(start(n) + SIZES[n]) / 8].fill(u64::from_ne_bytes([FILL[n]; 8]));
+        }
+        let mut memory = Table::new();
+        let base = arena.as_mut_ptr().expose_provenance();
+        let grants = [(MINE, Access::ALL), (MINE, Access::REMOTE_READ), (OTHER, Access::ALL)];
+        let regions = [0, 1, 2].map(|n| {
+            let (pd, access) = grants[n];
+            // SAFETY: the arena lives as long as the table, and is looked at only when the NIC is gone.
+            unsafe { memory.register(pd, base + start(n), SIZES[n], IOVA[n], access) }.unwrap()
+        });
+        let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(4096)));
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            pd: MINE,
+            send: SendCaps { max_wr: 8, max_sge: 3, max_inline: 64 },
+            recv: RecvCaps { max_wr: 8, max_sge: 2 },
+            signal_all: false,
+        };
+        let create = |nic: &mut Nic| nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap();
+        let mut qpns: Vec<Qpn> = (0..PAIRS).map(|_| create(&mut nic)).collect();
+        let init = QpInit { pd: OTHER, ..init };
+        qpns.push(nic.create_qp(&init, other_cq.clone(), other_cq.clone()).unwrap());
+        let mut side = Side {
+            nic,
+            number,
+            habits,
+            memory,
+            tx: TxQueue::new(if small { BurstLimits::SINGLE } else { BurstLimits::SEGMENTED }),
+            arena,
+            regions,
+            qpns,
+            // Close to the wrap.
+            psn: Psn::new(0xff_fff0 + number as u32),
+            queues: (0..PAIRS).map(|_| Queue::default()).collect(),
+            send_cq,
+            recv_cq,
+            other_cq,
+            delivered: 0,
+            turns: Vec::new(),
+            completions: Vec::new(),
+        };
+        side.connect_to(Instant(1), PAIRS, gid(8), Qpn::new(0x77), Psn::new(0x100));
+        let sges = [Sge { addr: IOVA[2], length: 512, lkey: side.regions[2].lkey }];
+        side.nic.post_recv(side.qpns[PAIRS], &RecvWr { wr_id: 1, sges: &sges }).unwrap().unwrap();
+        side
+    }
+
+    /// What the peer of a queue pair needs to know.
+    pub fn endpoint(&self, qp: usize) -> (Qpn, Psn) {
+        (self.qpns[qp], self.psn)
+    }
+
+    /// The path of a packet from the peer to here.
+    pub fn flow_from_peer(&self) -> Flow {
+        Flow::new(gid(1 - self.number).ip(), gid(self.number).ip(), 50_000)
+    }
+
+    pub fn connect(&mut self, now: Instant, qp: usize, peer: Qpn, peer_psn: Psn) {
+        self.connect_to(now, qp, gid(1 - self.number), peer, peer_psn);
+    }
+
+    fn connect_to(&mut self, now: Instant, qp: usize, dgid: Gid, peer: Qpn, peer_psn: Psn) {
+        // The second pair may not be written to.
+        let access = if qp == 1 { Access::REMOTE_READ } else { Access::ALL };
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            access: Some(access),
+            pkey_index: Some(0),
+            port: Some(1),
+            ..QpAttr::default()
+        };
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            av: Some(AddressVector::to(dgid)),
+            path_mtu: Some(Mtu::Mtu256),
+            dest_qpn: Some(peer),
+            rq_psn: Some(peer_psn),
+            max_dest_rd_atomic: Some(3),
+            min_rnr_timer: Some(RnrTimer::new(1)),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(self.psn),
+            timeout: Some(AckTimeout::new(if self.habits & 2 != 0 { 0 } else { 3 })),
+            retry_cnt: Some(self.habits >> 2 & 7),
+            rnr_retry: Some(self.habits >> 5),
+            max_rd_atomic: Some(2),
+            ..QpAttr::default()
+        };
+        for attr in [init, rtr, rts] {
+            self.attributes(now, qp, &attr);
+        }
+    }
+
+    fn attributes(&mut self, now: Instant, qp: usize, attr: &QpAttr) {
+        let Side { nic, memory, tx, .. } = self;
+        nic.modify_qp(now, self.qpns[qp], attr, memory, tx).unwrap().unwrap();
+    }
+
+    /// To ERR, through RESET and back, or to SQD and back.
+    pub fn modify(&mut self, now: Instant, qp: usize, how: u8, peer: Qpn, peer_psn: Psn) {
+        self.collect();
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let state = self.nic.qp_state(self.qpns[qp]).unwrap();
+        match (how % 8, state) {
+            (0, _) => self.attributes(now, qp, &to(QpState::Err)),
+            (1, QpState::Rts) => self.attributes(now, qp, &to(QpState::Sqd)),
+            (_, QpState::Sqd) => self.attributes(now, qp, &to(QpState::Rts)),
+            (2, _) | (_, QpState::Err) => {
+                self.attributes(now, qp, &to(QpState::Reset));
+                self.queues[qp].sends.clear();
+                self.queues[qp].recvs.clear();
+                self.connect(now, qp, peer, peer_psn);
+            }
+            _ => {}
+        }
+    }
+
+    fn sge(&self, p: &mut Program<'_>, lengths: usize) -> Sge {
+        let region = match p.u8() % 16 {
+            14 => 1,
+            15 => 2,
+            _ => 0,
+        };
+        let addr = IOVA[region].wrapping_add(p.u8() as u64 * 8);
+        let length = (p.u16() as usize % lengths) as u32;
+        let lkey = if p.chance(32) { LKey(p.u16() as u32) } else { self.regions[region].lkey };
+        Sge { addr, length, lkey }
+    }
+
+    pub fn post_send(&mut self, p: &mut Program<'_>) {
+        let qp = p.below(PAIRS);
+        let (va, rkey) = crate::craft::remote(&self.regions, p);
+        let mut sges: Vec<Sge> = (0..p.below(4)).map(|_| self.sge(p, 900)).collect();
+        let what = p.u8();
+        let op = match what & 7 {
+            0 => WrOp::Send,
+            1 => WrOp::SendWithImm(7),
+            2 => WrOp::Write { va, rkey },
+            3 => WrOp::WriteWithImm { va, rkey, imm: 8 },
+            4 | 5 => WrOp::Read { va, rkey },
+            6 => WrOp::Atomic { va: va & !7, rkey, op: AtomicOp::FetchAdd(1) },
+            _ => WrOp::Atomic { va, rkey, op: AtomicOp::CompareSwap { compare: 0, swap: 1 } },
+        };
+        if matches!(op, WrOp::Atomic { .. }) {
+            sges.truncate(1);
+            sges.iter_mut().for_each(|s| s.length = 8);
+        }
+        let inline = [9; 70];
+        let data = match what >> 3 & 3 {
+            3 => WrData::Inline(&inline[..p.below(70)]),
+            _ => WrData::Sges(&sges),
+        };
+        let flags =
+            SendFlags { signaled: what & 0x20 == 0, solicited: what & 0x40 != 0, fence: what & 0x80 != 0 };
+        let queue = &mut self.queues[qp];
+        let wr = SendWr { wr_id: queue.next_id, op, data, flags };
+        // What fails at once, as a queue pair in ERR has it, must find the request known.
+        queue.sends.push_back((wr.wr_id, flags.signaled));
+        queue.next_id += 1;
+        if self.nic.post_send(self.qpns[qp], &wr).unwrap().is_err() {
+            self.queues[qp].sends.pop_back();
+        }
+    }
+
+    pub fn post_recv(&mut self, p: &mut Program<'_>) {
+        let qp = p.below(PAIRS);
+        let sges: Vec<Sge> = (0..p.below(3)).map(|_| self.sge(p, 1500)).collect();
+        let queue = &mut self.queues[qp];
+        queue.recvs.push_back((queue.next_id, sges.iter().map(|s| s.length).sum()));
+        let wr = RecvWr { wr_id: queue.next_id, sges: &sges };
+        queue.next_id += 1;
+        if self.nic.post_recv(self.qpns[qp], &wr).unwrap().is_err() {
+            self.queues[qp].recvs.pop_back();
+        }
+    }
+
+    pub fn receive(&mut self, now: Instant, burst: &RxBurst<'_>) {
+        self.delivered += burst.packets().count() as u64;
+        self.nic.handle_burst(now, burst, &self.memory, &mut self.tx);
+        assert_eq!(self.nic.counters().rcvd_pkts, self.delivered);
+    }
+
+    pub fn timeouts(&mut self, now: Instant) {
+        self.nic.handle_timeouts(now, &self.memory, &mut self.tx);
+    }
+
+    /// All that is due, packet by packet: its path, its identification and its bytes.
+    pub fn transmit(&mut self, now: Instant, mut sink: impl FnMut(Flow, u16, &[u8])) {
+        self.nic.release_acknowledgements();
+        for turn in 0.. {
+            assert!(turn < 2000, "it never stops sending");
+            let more = self.nic.transmit(now, &self.memory, &mut self.tx);
+            for burst in self.tx.bursts() {
+                self.turns.clear();
+                burst.copy_to(&mut self.turns);
+                for (i, bytes) in self.turns.chunks(burst.segment).enumerate() {
+                    check_sent(&burst.flow, i as u16, bytes);
+                    sink(burst.flow, i as u16, bytes);
+                }
+            }
+            self.tx.clear();
+            if !more {
+                break;
+            }
+        }
+    }
+
+    /// Takes all completions and compares them with what was posted.
+    pub fn collect(&mut self) {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.send_cq.poll(usize::MAX, &mut completions).unwrap();
+        for c in completions.drain(..) {
+            let queue = &mut self.queues[self.qpns.iter().position(|q| *q == c.qpn).unwrap()];
+            loop {
+                let (wr_id, signaled) = queue.sends.pop_front().expect("a send completes that was not posted");
+                if wr_id == c.wr_id {
+                    assert!(signaled || c.status != WcStatus::Success, "{c:?} was not signaled");
+                    break;
+                }
+                assert!(!signaled, "{c:?} overtakes {wr_id}");
+            }
+            self.check_status(&c);
+        }
+        self.recv_cq.poll(usize::MAX, &mut completions).unwrap();
+        for c in completions.drain(..) {
+            let queue = &mut self.queues[self.qpns.iter().position(|q| *q == c.qpn).unwrap()];
+            let (wr_id, room) = queue.recvs.pop_front().expect("a receive completes that was not posted");
+            assert_eq!(wr_id, c.wr_id, "{c:?} is not the oldest");
+            let fits = c.status != WcStatus::Success || c.opcode != WcOpcode::Recv || c.byte_len <= room;
+            assert!(fits, "{c:?} is longer than its receive of {room}");
+            self.check_status(&c);
+        }
+        self.completions = completions;
+    }
+
+    fn check_status(&self, c: &Completion) {
+        let state = self.nic.qp_state(c.qpn).unwrap();
+        assert!(c.status == WcStatus::Success || state == QpState::Err, "{c:?}, and yet {state}");
+    }
+
+    /// Everything posted comes back, and nothing else was touched.
+    pub fn finish(&mut self, now: Instant) {
+        self.collect();
+        for qp in 0..PAIRS {
+            self.attributes(now, qp, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
+        }
+        self.collect();
+        for queue in &self.queues {
+            assert!(queue.recvs.is_empty(), "receives {:?} are lost", queue.recvs);
+            let lost: Vec<_> = queue.sends.iter().filter(|(_, signaled)| *signaled).collect();
+            assert!(lost.is_empty(), "sends {lost:?} are lost");
+        }
+        assert_eq!(self.nic.qp_state(self.qpns[PAIRS]), Some(QpState::Rts), "the queue pair of somebody else");
+        assert!(self.other_cq.is_empty(), "a completion of somebody else's");
+
+        let fills = [(0, FILL[3]), (1, FILL[1]), (2, FILL[2])];
+        let bytes: Vec<u8> = self.arena.iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let untouched = |from: usize, len: usize, fill: u8| {
+            let at = bytes[from..from + len].iter().position(|b| *b != fill);
+            assert_eq!(at, None, "memory that no key gave has changed, {from} bytes into the arena");
+        };
+        for n in 0..4 {
+            untouched(start(n) - GUARD, GUARD, FILL[3]);
+        }
+        for (n, fill) in fills.into_iter().skip(1) {
+            untouched(start(n), SIZES[n], fill);
+        }
+    }
+}
+
+/// Whatever it was sent itself, a NIC sends only valid packets.
+fn check_sent(flow: &Flow, index: u16, bytes: &[u8]) {
+    assert!(icrc::verify(flow, IpIdent::SENT, index, bytes), "a wrong ICRC was sent");
+    let packet = Packet::parse(bytes).expect("what is sent can be read");
+    let (row, len) = (packet.row(), packet.payload().len());
+    assert!(row.payload.allows(len, MTU), "{} with {len} bytes was sent", packet.bth().opcode);
+}
+
+/// For a peer to aim at.
+pub fn rkey(regions: &[RegionInfo; 3], n: usize) -> RKey {
+    regions[n].rkey
+}

@@ -1,0 +1,24 @@
+//! Any text as what a person writes on a command line: read or refused with a reason, never a panic.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use urxe::link::faults::Rule;
+use urxe::link::{FramesConfig, station::IfAddr};
+use urxe::wire::Mac;
+
+fuzz_target!(|text: &str| {
+    match text.parse::<Rule>() {
+        Ok(rule) => {
+            let again: Rule = rule.to_string().parse().expect("a rule prints as it is written");
+            assert_eq!((again.direction, again.action), (rule.direction, rule.action));
+        }
+        Err(e) => assert!(!e.to_string().is_empty()),
+    }
+    if let Err(e) = text.parse::<FramesConfig>() {
+        assert!(!e.to_string().is_empty());
+    }
+    if let Ok(mac) = text.parse::<Mac>() {
+        assert_eq!(mac.to_string().parse(), Ok(mac));
+    }
+    let _ = text.parse::<IfAddr>();
+});

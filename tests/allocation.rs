@@ -1,0 +1,137 @@
+//! A warmed-up NIC allocates nothing: not for a message, whatever its kind and size, over the fabric nor over
+//! UDP sockets, on no thread.
+//!
+//! One test, as the counter is the whole process's: what another test did meanwhile would be counted too.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::verbs::*;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is the system allocator's, which keeps the contract.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller vouches for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller vouches for.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as the caller vouches for.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: as the caller vouches for.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+const LARGEST: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Send,
+    Write,
+    Read,
+}
+
+struct Ends {
+    a: Node,
+    b: Node,
+    ours: Mr,
+    theirs: Mr,
+    completions: Vec<Completion>,
+}
+
+impl Ends {
+    fn new(a: Node, b: Node) -> Ends {
+        let ours = a.pd.reg_mr(LARGEST, Access::ALL).unwrap();
+        let theirs = b.pd.reg_mr(LARGEST, Access::ALL).unwrap();
+        Ends { a, b, ours, theirs, completions: Vec::with_capacity(64) }
+    }
+
+    /// Messages by `depth` at a time, each lot complete before the next.
+    fn exchange(&mut self, kind: Kind, len: usize, depth: usize, lots: usize) {
+        let (ours, theirs) = ([self.ours.sge(0..len)], [self.theirs.sge(0..len)]);
+        let remote = self.theirs.remote(0);
+        for lot in 0..lots {
+            for i in 0..depth {
+                let id = (lot * depth + i) as u64;
+                let wr = match kind {
+                    Kind::Send => {
+                        self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &theirs }).unwrap();
+                        SendWr::send(id, &ours)
+                    }
+                    Kind::Write => SendWr::write(id, &ours, remote),
+                    Kind::Read => SendWr::read(id, &ours, remote),
+                };
+                self.a.qp.post_send(&wr).unwrap();
+            }
+            let mut missing = depth * if matches!(kind, Kind::Send) { 2 } else { 1 };
+            let begin = Instant::now();
+            while missing > 0 {
+                self.completions.clear();
+                missing -= self.a.cq.poll(64, &mut self.completions).unwrap();
+                missing -= self.b.cq.poll(64, &mut self.completions).unwrap();
+                assert!(self.completions.iter().all(|c| c.status == WcStatus::Success));
+                assert!(begin.elapsed() < Duration::from_secs(30), "{kind:?} of {len} bytes does not complete");
+            }
+        }
+    }
+
+    /// Allocations for a number of messages, once warm.
+    fn count(&mut self, kind: Kind, len: usize, depth: usize, lots: usize) -> u64 {
+        self.exchange(kind, len, depth, lots);
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        self.exchange(kind, len, depth, lots);
+        ALLOCATIONS.load(Ordering::SeqCst) - before
+    }
+}
+
+fn measure(name: &str, mut ends: Ends) -> Vec<String> {
+    let mut found = Vec::new();
+    for (len, depth, lots) in [(8, 1, 2000), (8, 16, 500), (64 << 10, 4, 100), (LARGEST, 2, 20)] {
+        for kind in [Kind::Send, Kind::Write, Kind::Read] {
+            let n = ends.count(kind, len, depth, lots);
+            let line = format!("{name}: {n} allocations for {} {kind:?} of {len} bytes", depth * lots);
+            println!("{line}");
+            found.extend((n > 0).then_some(line));
+        }
+    }
+    found
+}
+
+fn on_udp(ip: &str) -> Node {
+    let link = UdpLink::bind(ip.parse::<IpAddr>().unwrap(), &UdpOptions::default()).unwrap();
+    Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
+}
+
+#[test]
+fn a_message_allocates_nothing() {
+    let (a, b) = Fabric::new().pair().unwrap();
+    let mut found = measure("fabric", Ends::new(a, b));
+
+    let (a, b) = (on_udp("127.83.1.1"), on_udp("127.83.1.2"));
+    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    found.extend(measure("udp", Ends::new(a, b)));
+    assert!(found.is_empty(), "{found:#?}");
+}
