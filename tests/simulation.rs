@@ -204,7 +204,10 @@ impl World {
                 (WcOpcode::RdmaWrite, me.qp.post_send(&wr))
             }
             2 if len <= 256 => {
-                let inline = SendWr { data: WrData::Inline(&data), ..SendWr::write(wr_id, &[], peer.target.remote(at)) };
+                let inline = SendWr {
+                    data: WrData::Inline(&data),
+                    ..SendWr::write(wr_id, &[], peer.target.remote(at))
+                };
                 peer.expected[at..at + len].copy_from_slice(&data);
                 (WcOpcode::RdmaWrite, me.qp.post_send(&inline))
             }
@@ -218,7 +221,8 @@ impl World {
             }
             _ => {
                 peer.added += 1 + wr_id;
-                let wr = SendWr::fetch_add(wr_id, std::slice::from_ref(&word), peer.words.remote(0), 1 + wr_id);
+                let wr =
+                    SendWr::fetch_add(wr_id, std::slice::from_ref(&word), peer.words.remote(0), 1 + wr_id);
                 (WcOpcode::FetchAdd, me.qp.post_send(&wr))
             }
         };
