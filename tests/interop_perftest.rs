@@ -16,12 +16,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Program, urxe's arguments, and (size, iterations, queue pairs) of each run. The guest moves a few MB a second.
 type Runs = &'static [(u32, u32, u32)];
 const PROGRAMS: [(&str, [&str; 2], Runs); 6] = [
-    ("ib_write_bw", ["write", "--bw"], &[(2, 1000, 1), (4096, 500, 2), (65_536, 50, 1)]),
-    ("ib_read_bw", ["read", "--bw"], &[(2, 1000, 1), (4096, 500, 2), (65_536, 50, 1)]),
-    ("ib_send_bw", ["send", "--bw"], &[(2, 1000, 1), (4096, 500, 2), (65_536, 50, 1)]),
+    ("ib_write_bw", ["write", "--bw"], &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
+    ("ib_read_bw", ["read", "--bw"], &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
+    ("ib_send_bw", ["send", "--bw"], &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
     ("ib_atomic_bw", ["atomic", "--bw"], &[(8, 1000, 1), (8, 333, 2)]),
-    ("ib_write_lat", ["write", "--lat"], &[(1, 1000, 1), (4096, 500, 1)]),
-    ("ib_send_lat", ["send", "--lat"], &[(1, 1000, 1), (4096, 500, 1)]),
+    ("ib_write_lat", ["write", "--lat"], &[(1, 1000, 1), (4096, 100, 1)]),
+    ("ib_send_lat", ["send", "--lat"], &[(1, 1000, 1), (4096, 100, 1)]),
 ];
 
 fn all(stand: &Stand, links: &[Via]) {

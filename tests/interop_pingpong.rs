@@ -19,8 +19,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 fn iterations(size: u32) -> u32 {
     match size {
         0..=4096 => 1000,
-        65_536 => 50,
-        _ => 4,
+        65_536 => 30,
+        _ => 3,
     }
 }
 

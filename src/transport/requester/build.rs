@@ -14,11 +14,9 @@ const MAX_PSNS: u32 = 1 << 22;
 /// An acknowledgement is asked for in every such part of the window, so that it never closes.
 const ASKS_PER_WINDOW: u64 = 4;
 
-/// ... and however wide the window, at least so often that the limit on PSNs is not reached without one.
-const MAX_ASK_STEP: u64 = 1 << 28;
-
-/// What stays of the window, however many retries were in vain.
-const LEAST_WINDOW: u64 = 16 << 10;
+/// ... and however wide the window, in every so many full packets: a slow peer far behind shows that it is alive
+/// before the timer expires, and rxe asks as often.
+const ASK_PACKETS: u64 = 64;
 
 /// Why no packet went out.
 enum Stop {
@@ -62,14 +60,6 @@ impl Requester {
         }
     }
 
-    /// What may be in flight: a quarter of it after each retry that brought nothing, for a peer whose queues
-    /// overflow answers nothing while they are kept full.
-    fn window(&self, conn: &Connection, env: &Env<'_>) -> u64 {
-        let vain = conn.retry_cnt.saturating_sub(self.retries_left);
-        let whole = env.tuning.window as u64;
-        (whole >> (2 * vain)).max(LEAST_WINDOW.min(whole))
-    }
-
     fn send_one(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
@@ -100,7 +90,7 @@ impl Requester {
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
         let acked_cost = self.acked_cost(conn);
-        let window = self.window(conn, env);
+        let window = env.tuning.window as u64;
         if start_cost > acked_cost && end_cost - acked_cost > window
             || psn.since(self.unacked) as u32 + psns > MAX_PSNS
         {
@@ -115,7 +105,7 @@ impl Requester {
         };
         let mut headers = request_headers(conn, wqe, position, psn, offset, len);
         // By the packet's place alone, so that it is the same packet when it is sent again.
-        let step = (window / ASKS_PER_WINDOW).clamp(1, MAX_ASK_STEP);
+        let step = (window / ASKS_PER_WINDOW).clamp(1, ASK_PACKETS * u64::from(mtu));
         headers.bth.ack_req = position.ends() || start_cost / step != end_cost / step;
 
         let flow = conn.flow.as_ref().ok_or(Stop::Idle)?;

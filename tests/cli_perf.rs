@@ -1,0 +1,149 @@
+//! The commands `urxe perf` and `urxe pingpong` as processes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::time::Duration;
+
+fn urxe(args: &str) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_urxe"));
+    c.args(args.split(' ')).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    c
+}
+
+/// What it said, and whether it succeeded.
+fn said(out: &Output) -> (bool, String) {
+    let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
+    (out.status.success(), text(&out.stdout) + &text(&out.stderr))
+}
+
+fn run(args: &str) -> (bool, String) {
+    said(&urxe(args).output().unwrap())
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A server that listens, and its standard error.
+fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
+    let mut child = urxe(args).spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("waiting for a client"), "{line}");
+    (child, stderr)
+}
+
+/// A server and a client on two loopback addresses of this test's own.
+fn pair(net: u8, serve: &str, client: &str) -> String {
+    let port = free_port();
+    let (server, mut stderr) =
+        server(&format!("{serve} --link udp:127.0.{net}.1 -p {port} --server-bind 127.0.0.1"));
+    let (ok, text) = run(&format!("{client} --link udp:127.0.{net}.2 -p {port} 127.0.0.1"));
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    let (served, theirs) = said(&server.wait_with_output().unwrap());
+    assert!(ok && served, "client: {text}\nserver: {theirs}{rest}");
+    text
+}
+
+#[test]
+fn every_operation_between_two_processes() {
+    for (verb, sizes) in [("send", "1,64K"), ("write", "1,64K"), ("read", "1,64K"), ("atomic", "8")] {
+        let client = format!("perf {verb} --bw -s {sizes} -n 200 -q 2 --json");
+        let out = pair(71, "perf", &client);
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let results = json["results"].as_array().unwrap();
+        assert_eq!(results.len(), sizes.split(',').count(), "{out}");
+        assert!(results.iter().all(|r| r["messages"] == 400 && r["gbit_s"].as_f64() > Some(0.0)), "{out}");
+        let out = pair(71, "perf", &format!("perf {verb} --lat -s {sizes} -n 200 --json"));
+        let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert!(json["results"][0]["latency_us"]["p50"].as_f64() > Some(0.0), "{out}");
+    }
+}
+
+#[test]
+fn both_ends_on_the_fabric() {
+    for verb in ["send", "write", "read", "atomic"] {
+        for measure in ["--bw", "--lat"] {
+            let (ok, text) = run(&format!("perf {verb} {measure} --link fabric -n 300"));
+            assert!(ok && text.lines().count() == 3, "{text}");
+        }
+        let (ok, text) = run(&format!("perf {verb} --link fabric -D 0.2"));
+        assert!(ok, "{text}");
+    }
+}
+
+#[test]
+fn losses_on_the_wire_leave_no_trace_in_the_data() {
+    for verb in ["send", "write", "read", "atomic"] {
+        let (ok, text) = run(&format!("perf {verb} --link fabric -n 200 --seed 3 --fault drop=every:97"));
+        assert!(ok, "{text}");
+    }
+}
+
+#[test]
+fn the_two_sides_of_a_perftest() {
+    for what in ["write --bw", "read --bw", "send --bw", "atomic --bw", "write --lat", "send --lat"] {
+        let both = format!("perf {what} --perftest -n 100");
+        pair(72, &both, &both);
+    }
+    let both = "perf write --bw --perftest -n 100 -q 3 -s 16";
+    pair(72, both, both);
+}
+
+#[test]
+fn pingpong_with_itself() {
+    let out = pair(73, "pingpong -c -n 100", "pingpong -c -n 100");
+    assert!(out.contains("819200 bytes in") && out.contains("100 iters in"), "{out}");
+    let out = pair(73, "pingpong -n 3 -s 1000000 --mtu 256", "pingpong -n 3 -s 1000000 --mtu 256 -c");
+    assert!(out.contains("all 3 messages received are as they should be"), "{out}");
+}
+
+#[test]
+fn what_is_wrong_is_said_in_a_line() {
+    let port = free_port();
+    for (args, words) in [
+        (format!("pingpong --link udp:127.0.74.1 -p {port} 127.0.0.1"), "start the server there first"),
+        ("perf --link udp:127.0.74.1 127.0.0.1".into(), "invalid value"),
+        ("perf atomic -s 16 --link fabric".into(), "atomics are of 8 bytes"),
+        ("perf write --lat -q 2 --link fabric".into(), "one queue pair"),
+        ("perf write --link fabric localhost".into(), "both ends in this process"),
+        ("perf read --lat --perftest --link udp:127.0.74.1 x".into(), "no latency of READ"),
+        ("perf write --perftest -n 2 --link udp:127.0.74.1 x".into(), "at least 5"),
+        ("perf write -s 0 --link fabric".into(), "no message size"),
+        (format!("perf --link udp:127.0.74.1 --timeout 0.1 -p {port}"), "no client came"),
+    ] {
+        let (ok, text) = run(&args);
+        assert!(!ok && text.contains(words), "{args}: {text}");
+    }
+}
+
+#[test]
+fn a_silent_peer_is_given_up_with_what_was_sent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for (args, words) in [
+        ("pingpong", "sent so far: our address"),
+        ("perf write", "sent last: {\"hello\""),
+        ("perf write --perftest", "sent so far: version"),
+    ] {
+        let (ok, text) = run(&format!("{args} --link udp:127.0.75.1 --timeout 0.3 -p {port} 127.0.0.1"));
+        assert!(!ok && text.contains(words), "{args}: {text}");
+    }
+}
+
+#[test]
+fn a_peer_that_speaks_something_else_is_refused() {
+    let port = free_port();
+    let serve = format!("perf --link udp:127.0.76.1 -p {port} --server-bind 127.0.0.1");
+    let (server, mut stderr) = server(&serve);
+    let mut s = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    s.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("no urxe perf") && rest.contains("GET /"), "{rest}");
+    assert!(!server.wait_with_output().unwrap().status.success());
+}
