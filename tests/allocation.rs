@@ -92,7 +92,10 @@ impl Ends {
                 missing -= self.a.cq.poll(64, &mut self.completions).unwrap();
                 missing -= self.b.cq.poll(64, &mut self.completions).unwrap();
                 assert!(self.completions.iter().all(|c| c.status == WcStatus::Success));
-                assert!(begin.elapsed() < Duration::from_secs(30), "{kind:?} of {len} bytes does not complete");
+                assert!(
+                    begin.elapsed() < Duration::from_secs(30),
+                    "{kind:?} of {len} bytes does not complete"
+                );
             }
         }
     }

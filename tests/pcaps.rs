@@ -9,7 +9,8 @@ use pcap_file::pcap::PcapReader;
 use urxe::wire::frame::{self, Checksums, Content, RoceFrame};
 use urxe::wire::opcode::PayloadRule;
 use urxe::wire::{
-    ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, Opcode, Operation, Packet, Position, Qpn, Transport, icrc, pad_count,
+    ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, Opcode, Operation, Packet, Position, Qpn, Transport, icrc,
+    pad_count,
 };
 
 fn directory() -> PathBuf {
@@ -153,7 +154,10 @@ fn a_uc_send_of_a_connectx() {
     let packet = Packet::parse(&bytes).unwrap();
     assert_eq!(roce.ident, IpIdent::Exact { id: 1144, flags: IpIdent::DONT_FRAGMENT });
     let row = packet.row();
-    assert_eq!((row.transport, row.operation, row.position), (Transport::Uc, Operation::Send, Position::Only));
+    assert_eq!(
+        (row.transport, row.operation, row.position),
+        (Transport::Uc, Operation::Send, Position::Only)
+    );
     assert_eq!((packet.payload().len(), packet.padding()), (18, &[0, 0][..]));
     assert_eq!(packet.bth().psn.get(), 13_571_856);
 }

@@ -12,7 +12,8 @@ use urxe::verbs::*;
 
 /// Work requests of a side, and the bytes that each has for itself at either end.
 const MAX_WORK: usize = 24;
-const SLOT: usize = 12 << 10;
+const LONGEST: usize = 6 << 10;
+const SLOT: usize = 3 * LONGEST;
 const REGION: usize = MAX_WORK * SLOT;
 
 /// splitmix64.
@@ -90,10 +91,9 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 impl Side {
-    fn new(fabric: &Fabric, r: &mut Random, side: u64) -> Side {
+    fn new(fabric: &Fabric, seed: u64, window: Option<usize>, side: u64) -> Side {
         let port = fabric.port(&fabric.auto_address()).unwrap();
-        let window = r.pick(&[None, None, Some(5_000), Some(60_000)]);
-        let options = ContextOptions { seed: Some(r.next()), window, ..ContextOptions::default() };
+        let options = ContextOptions { seed: Some(seed), window, ..ContextOptions::default() };
         let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
         let node = Node::new(context).unwrap();
         let recv_cq = node.context.create_cq(256).unwrap();
@@ -118,22 +118,26 @@ impl Side {
         }
     }
 
-    /// Posts a receive for the next message that takes one; it goes to the end of the target, where each
-    /// receive has a slot of its own.
+    /// Posts a receive for the next message that takes one; it has its own place
+    /// in the target.
     fn post_recv(&mut self) {
         let n = self.posted_recvs;
         if n < MAX_WORK {
             let at = recv_slot(n);
-            let sges = [self.target.sge(at..at + 100), self.target.sge(at + 100..at + SLOT / 2)];
+            let sges = [self.target.sge(at..at + 100), self.target.sge(at + 100..at + LONGEST)];
             self.qp.post_recv(&RecvWr { wr_id: n as u64, sges: &sges }).unwrap();
             self.posted_recvs += 1;
         }
     }
 }
 
-/// Slots are halved: the front for what is written or read by address, the back for receives.
+/// Of each slot of a target the peer's WRITEs have the first third, own READs the second, receives the last.
+fn read_slot(n: usize) -> usize {
+    n * SLOT + LONGEST
+}
+
 fn recv_slot(n: usize) -> usize {
-    n * SLOT + SLOT / 2
+    n * SLOT + 2 * LONGEST
 }
 
 struct World {
@@ -151,7 +155,10 @@ impl World {
             println!("{config:#?}");
         }
         let fabric = Fabric::virtual_time(config).unwrap();
-        let sides = [0, 1].map(|n| Side::new(&fabric, &mut r, n));
+        let sides = [0, 1].map(|n| {
+            let window = r.pick(&[None, None, Some(5_000), Some(60_000)]);
+            Side::new(&fabric, r.next(), window, n)
+        });
         let options = ConnectOptions {
             mtu: Some(r.pick(&[Mtu::Mtu256, Mtu::Mtu1024, Mtu::Mtu4096])),
             timeout: AckTimeout::new(r.pick(&[9, 10, 12])),
@@ -171,7 +178,7 @@ impl World {
         let [a, b] = &mut self.sides;
         let (me, peer) = if n == 0 { (a, b) } else { (b, a) };
         let id = me.sends.len();
-        let len = r.pick(&[0, 1, 8, 100, 256, 1000, 1024, 3000, 4096, SLOT / 2]);
+        let len = r.pick(&[0, 1, 8, 100, 256, 1000, 1024, 3000, 4096, LONGEST]);
         let from = r.below((REGION - len) as u64 + 1) as usize;
         let cut = from + r.below(len as u64 + 1) as usize;
         let sges = [me.source.sge(from..cut), me.source.sge(cut..from + len)];
@@ -204,12 +211,15 @@ impl World {
                 (WcOpcode::RdmaWrite, me.qp.post_send(&wr))
             }
             2 if len <= 256 => {
-                let inline = SendWr { data: WrData::Inline(&data), ..SendWr::write(wr_id, &[], peer.target.remote(at)) };
+                let inline = SendWr {
+                    data: WrData::Inline(&data),
+                    ..SendWr::write(wr_id, &[], peer.target.remote(at))
+                };
                 peer.expected[at..at + len].copy_from_slice(&data);
                 (WcOpcode::RdmaWrite, me.qp.post_send(&inline))
             }
             2 | 3 => {
-                // The peer's side of the slot is free: only this side's own work writes to either.
+                let at = read_slot(id);
                 let sges = [me.target.sge(at..at + cut - from), me.target.sge(at + cut - from..at + len)];
                 let theirs = pattern((1 - n as u64) * 101, from + len).split_off(from);
                 me.expected[at..at + len].copy_from_slice(&theirs);
@@ -218,7 +228,8 @@ impl World {
             }
             _ => {
                 peer.added += 1 + wr_id;
-                let wr = SendWr::fetch_add(wr_id, std::slice::from_ref(&word), peer.words.remote(0), 1 + wr_id);
+                let wr =
+                    SendWr::fetch_add(wr_id, std::slice::from_ref(&word), peer.words.remote(0), 1 + wr_id);
                 (WcOpcode::FetchAdd, me.qp.post_send(&wr))
             }
         };
@@ -353,8 +364,7 @@ fn grid() -> String {
                 ..FabricConfig::default()
             };
             let fabric = Fabric::virtual_time(config).unwrap();
-            let mut r = Random(7);
-            let [a, b] = [0, 1].map(|n| Side::new(&fabric, &mut r, n));
+            let [a, b] = [0, 1].map(|n| Side::new(&fabric, n, None, n));
             let options = ConnectOptions { timeout: AckTimeout::new(12), ..ConnectOptions::default() };
             a.qp.connect(&b.qp.endpoint(), &options).unwrap();
             b.qp.connect(&a.qp.endpoint(), &options).unwrap();

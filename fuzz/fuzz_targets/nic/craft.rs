@@ -115,7 +115,8 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         headers.bth.psn = headers.bth.psn + 1;
         if small & 0x40 != 0 && headers.len() == n {
             // FIRST, MIDDLE, LAST have opcodes that follow one another; only those of equal length here.
-            let next = Headers { bth: Bth { opcode: Opcode(opcode.wrapping_add(1)), ..headers.bth }, ..headers };
+            let next =
+                Headers { bth: Bth { opcode: Opcode(opcode.wrapping_add(1)), ..headers.bth }, ..headers };
             headers = if next.len() == n { next } else { headers };
         }
     }
