@@ -5,6 +5,7 @@
 
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use urxe::link::fabric::Outcome;
@@ -86,12 +87,15 @@ struct Side {
     olds: Vec<u64>,
 }
 
-fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (seed as usize + i * 7 + (i >> 8) * 3) as u8).collect()
+/// What is in a side's source.
+fn source(side: usize) -> &'static [u8] {
+    static BYTES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
+    let bytes = |side: usize| (0..REGION).map(|i| (side * 101 + i * 7 + (i >> 8) * 3) as u8).collect();
+    &BYTES.get_or_init(|| [0, 1].map(bytes))[side]
 }
 
 impl Side {
-    fn new(fabric: &Fabric, seed: u64, window: Option<usize>, side: u64) -> Side {
+    fn new(fabric: &Fabric, seed: u64, window: Option<usize>, side: usize) -> Side {
         let port = fabric.port(&fabric.auto_address()).unwrap();
         let options = ContextOptions { seed: Some(seed), window, ..ContextOptions::default() };
         let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
@@ -100,7 +104,7 @@ impl Side {
         let qp = node.pd.create_qp(&node.cq, &recv_cq, &QpOptions::default()).unwrap();
         let [source, target] = [(); 2].map(|()| node.pd.reg_mr(REGION, Access::ALL).unwrap());
         let words = node.pd.reg_mr(8 * (MAX_WORK + 1), Access::ALL).unwrap();
-        source.write(0, &pattern(side * 101, REGION)).unwrap();
+        source.write(0, self::source(side)).unwrap();
         Side {
             node,
             recv_cq,
@@ -182,7 +186,7 @@ impl World {
         let from = r.below((REGION - len) as u64 + 1) as usize;
         let cut = from + r.below(len as u64 + 1) as usize;
         let sges = [me.source.sge(from..cut), me.source.sge(cut..from + len)];
-        let data = pattern(n as u64 * 101, from + len).split_off(from);
+        let data = &source(n)[from..from + len];
         let at = id * SLOT;
         let wr_id = id as u64;
         let imm = (r.below(2) == 0).then_some(id as u32 ^ 0xabcd_0000);
@@ -194,7 +198,7 @@ impl World {
                     None => SendWr::send(wr_id, &sges),
                 };
                 let slot = recv_slot(peer.arrivals.len());
-                peer.expected[slot..slot + len].copy_from_slice(&data);
+                peer.expected[slot..slot + len].copy_from_slice(data);
                 peer.arrivals.push((WcOpcode::Recv, len, imm));
                 (WcOpcode::Send, me.qp.post_send(&wr))
             }
@@ -207,22 +211,22 @@ impl World {
                 if imm.is_some() {
                     peer.arrivals.push((WcOpcode::RecvRdmaWithImm, len, imm));
                 }
-                peer.expected[at..at + len].copy_from_slice(&data);
+                peer.expected[at..at + len].copy_from_slice(data);
                 (WcOpcode::RdmaWrite, me.qp.post_send(&wr))
             }
             2 if len <= 256 => {
                 let inline = SendWr {
-                    data: WrData::Inline(&data),
+                    data: WrData::Inline(data),
                     ..SendWr::write(wr_id, &[], peer.target.remote(at))
                 };
-                peer.expected[at..at + len].copy_from_slice(&data);
+                peer.expected[at..at + len].copy_from_slice(data);
                 (WcOpcode::RdmaWrite, me.qp.post_send(&inline))
             }
             2 | 3 => {
                 let at = read_slot(id);
                 let sges = [me.target.sge(at..at + cut - from), me.target.sge(at + cut - from..at + len)];
-                let theirs = pattern((1 - n as u64) * 101, from + len).split_off(from);
-                me.expected[at..at + len].copy_from_slice(&theirs);
+                let theirs = &source(1 - n)[from..from + len];
+                me.expected[at..at + len].copy_from_slice(theirs);
                 let wr = SendWr::read(wr_id, &sges, peer.source.remote(from));
                 (WcOpcode::RdmaRead, me.qp.post_send(&wr))
             }
@@ -288,9 +292,12 @@ impl World {
             let done = [side.sends.len(), side.arrivals.len()];
             assert_eq!(side.completed, done, "side {n} is stuck");
             assert_eq!(side.qp.state(), QpState::Rts);
-            assert_eq!(side.source.to_vec(), pattern(n as u64 * 101, REGION));
-            let wrong = side.target.to_vec().iter().zip(&side.expected).position(|(a, b)| a != b);
-            assert_eq!(wrong, None, "side {n}: wrong data, first at this byte");
+            assert!(side.source.to_vec() == source(n), "side {n}: its source has changed");
+            let target = side.target.to_vec();
+            if target != side.expected {
+                let at = target.iter().zip(&side.expected).position(|(a, b)| a != b);
+                panic!("side {n}: wrong data, first at byte {at:?}");
+            }
             assert_eq!(side.words.buffer().load_u64(0), Ok(side.added), "side {n}: the atomics' sum");
             assert!(side.olds.is_sorted_by(|a, b| a < b), "side {n}: an atomic done twice: {:?}", side.olds);
             side.node.context.counters().iter().for_each(|c| c.hash(&mut self.log));
@@ -364,7 +371,7 @@ fn grid() -> String {
                 ..FabricConfig::default()
             };
             let fabric = Fabric::virtual_time(config).unwrap();
-            let [a, b] = [0, 1].map(|n| Side::new(&fabric, n, None, n));
+            let [a, b] = [0, 1].map(|n| Side::new(&fabric, n as u64, None, n));
             let options = ConnectOptions { timeout: AckTimeout::new(12), ..ConnectOptions::default() };
             a.qp.connect(&b.qp.endpoint(), &options).unwrap();
             b.qp.connect(&a.qp.endpoint(), &options).unwrap();
