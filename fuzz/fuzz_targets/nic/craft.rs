@@ -32,8 +32,8 @@ pub fn remote(regions: &[RegionInfo; 3], p: &mut Program<'_>) -> (u64, RKey) {
     let va = match how >> 4 & 7 {
         0 => p.u64(),
         1 => IOVA[region].wrapping_sub(p.u8() as u64),
-        2 => IOVA[region] + p.u8() as u64,
-        _ => IOVA[region] + p.u8() as u64 * 8,
+        2 => IOVA[region].wrapping_add(p.u8() as u64),
+        _ => IOVA[region].wrapping_add(p.u8() as u64 * 8),
     };
     (va, key)
 }
