@@ -72,6 +72,14 @@ fn main() -> Result<()> {
     if be_peer()? {
         return Ok(());
     }
+    if std::env::args().any(|a| a == "--ping") {
+        for _ in 0..5 {
+            let r = raw::ping_pong(8, 20000)?;
+            let (p50, p99) = udp_ping(20000)?;
+            println!("{} {} | {} {}", r.p50, r.p99, p50, p99);
+        }
+        return Ok(());
+    }
     let quick = std::env::args().any(|a| a == "--quick");
     let (repeats, time, rounds) =
         if quick { (3, Duration::from_millis(300), 20_000) } else { (7, Duration::from_secs(1), 100_000) };

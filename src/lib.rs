@@ -12,7 +12,7 @@
 //! | [`nic`] | one NIC, still sans I/O: tables, counters, dispatch |
 //! | [`link`] | how packets leave and arrive: fabric, UDP, packet sockets, frames; capture and faults |
 //! | [`verbs`] | the public API, and who drives a NIC |
-//! | [`cli`] | the `urxe` command |
+//! | `cli` | the `urxe` command (feature `cli`, on by default) |
 //!
 //! Two connected NICs and an RDMA WRITE between them, with no network, no root and no hardware:
 //!
@@ -40,6 +40,7 @@
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
 //! loss, duplication, reordering and corruption from a seed, and replays to the same bytes.
 
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod link;
 pub mod memory;

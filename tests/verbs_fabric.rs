@@ -118,3 +118,31 @@ fn waiting_ends_with_the_reason() {
     let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();
     assert_eq!(a.cq.wait(SOON), Err(WaitError::Idle));
 }
+
+#[test]
+fn a_slow_wire_with_a_short_queue_is_not_kept_full_by_retries() {
+    let config = FabricConfig {
+        bandwidth: Some(20_000_000),
+        queue_bytes: Some(100_000),
+        latency: Duration::from_micros(50),
+        ..FabricConfig::default()
+    };
+    let fabric = Fabric::virtual_time(config).unwrap();
+    let (a, b) =
+        (Node::new(Context::on_fabric(&fabric).unwrap()), Node::new(Context::on_fabric(&fabric).unwrap()));
+    let (a, b) = (a.unwrap(), b.unwrap());
+    let options = ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() };
+    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &options).unwrap();
+    let len = 1 << 20;
+    let (src, dst) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
+    let data: Vec<u8> = (0..len).map(|i| (i * 7 + (i >> 8)) as u8).collect();
+    src.write(0, &data).unwrap();
+    for id in 0..4 {
+        a.qp.post_send(&SendWr::write(id, &[src.sge(0..len)], dst.remote(0))).unwrap();
+    }
+    for _ in 0..4 {
+        a.cq.wait(Duration::from_secs(60)).unwrap();
+    }
+    assert_eq!(dst.to_vec(), data);
+}

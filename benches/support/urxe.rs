@@ -87,14 +87,36 @@ pub fn be_peer() -> Result<bool> {
 fn pong(side: &Side, remote: RemoteAddr, rounds: usize) -> Result<()> {
     let mut out = Vec::new();
     for round in 1..=rounds as u64 {
-        while side.mr.buffer().load_u64(0)? != round {
-            side.context.poll();
-        }
+        await_word(side, round)?;
         write_word(side, remote, round)?;
-        out.clear();
-        side.cq.poll(16, &mut out)?;
+        take_completions(side, &mut out)?;
     }
     Ok(())
+}
+
+/// Polls until the peer has written `round`.
+fn await_word(side: &Side, round: u64) -> Result<()> {
+    let mut looks = 0u64;
+    while side.mr.buffer().load_u64(0)? != round {
+        side.context.poll();
+        looks += 1;
+        if looks.is_multiple_of(1 << 22) {
+            take_completions(side, &mut Vec::new())?;
+            if looks == 1 << 25 {
+                return Err(format!("round {round} never came; {:?}", side.context.counters()).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take_completions(side: &Side, out: &mut Vec<Completion>) -> Result<()> {
+    out.clear();
+    side.cq.poll(64, out)?;
+    match out.iter().find(|c| c.status != WcStatus::Success) {
+        Some(bad) => Err(format!("a work request failed: {}; {:?}", bad.status, side.context.counters()).into()),
+        None => Ok(()),
+    }
 }
 
 /// Receives messages and keeps receives posted.
@@ -204,11 +226,7 @@ pub fn stream(
             side.qp.post_send_list(&wrs)?;
             posted += batch;
         } else {
-            out.clear();
-            side.cq.poll(64, &mut out)?;
-            if let Some(bad) = out.iter().find(|c| c.status != WcStatus::Success) {
-                return Err(format!("a work request failed: {}", bad.status).into());
-            }
+            take_completions(side, &mut out)?;
             done += out.len() * batch;
         }
     }
@@ -222,12 +240,9 @@ pub fn ping(peer: &Peer, rounds: usize) -> Result<Vec<u64>> {
     for round in 1..=rounds as u64 {
         let start = Instant::now();
         write_word(&peer.side, peer.remote, round)?;
-        while peer.side.mr.buffer().load_u64(0)? != round {
-            peer.side.context.poll();
-        }
+        await_word(&peer.side, round)?;
         times.push(start.elapsed().as_nanos() as u64 / 2);
-        out.clear();
-        peer.side.cq.poll(16, &mut out)?;
+        take_completions(&peer.side, &mut out)?;
     }
     times.sort_unstable();
     Ok(times)

@@ -124,7 +124,7 @@ pub struct LinkArgs {
     /// Use this entry of the GID table (`urxe devinfo` lists it) instead of the first that fits the peer
     #[arg(long, value_name = "INDEX")]
     pub gid: Option<u8>,
-    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; the largest that the link carries if not given
+    /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; both ends need the same
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<Mtu>,
     /// What was opened with these options; clones share it.

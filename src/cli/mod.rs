@@ -8,6 +8,7 @@ pub mod interrupt;
 pub mod link;
 pub mod oob;
 mod packet_text;
+pub mod perf;
 pub mod pingpong;
 mod serve;
 pub mod size;
@@ -33,6 +34,7 @@ const EXAMPLES: &str = "\
 Examples:
   urxe demo                          every operation once, packet by packet, and a capture
   urxe devinfo                       the links that could be opened here
+  urxe perf write --link fabric      bandwidth of RDMA WRITE in memory; see `urxe help perf`
   urxe pingpong --link udp:10.0.0.1  a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     an endpoint to READ from, WRITE to and SEND at
   urxe help serve                    all about a command";
@@ -41,6 +43,7 @@ Examples:
 enum Command {
     Demo(demo::Demo),
     Devinfo(devinfo::Devinfo),
+    Perf(perf::PerfArgs),
     Pingpong(pingpong::PingpongArgs),
     Serve(serve::Serve),
 }
@@ -51,6 +54,7 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
+        Command::Perf(args) => Interrupt::install().and_then(|interrupt| perf::run(&args, &interrupt)),
         Command::Pingpong(args) => {
             Interrupt::install().and_then(|interrupt| pingpong::run(&args, &interrupt))
         }

@@ -1,7 +1,8 @@
 //! The TCP connection on which two ends of a run exchange their parameters.
 #![forbid(unsafe_code)]
 
-use std::io::{self, ErrorKind, Read};
+use std::cell::Cell;
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -143,6 +144,60 @@ impl OobArgs {
 
 fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
     CliError::Io { what: what.into(), source }
+}
+
+/// A TCP stream on which a wait ends when the peer is silent for too long, or by Ctrl-C.
+#[derive(Debug)]
+pub struct Patient {
+    stream: TcpStream,
+    interrupt: Interrupt,
+    patience: Cell<Option<Duration>>,
+}
+
+impl Patient {
+    /// Waits so long for each answer.
+    ///
+    /// # Errors
+    /// [`CliError::Io`].
+    pub fn new(stream: TcpStream, interrupt: &Interrupt, patience: Duration) -> Result<Patient, CliError> {
+        let set = stream.set_read_timeout(Some(SLICE));
+        set.map_err(|e| io_error("cannot set up the TCP connection", e))?;
+        Ok(Patient { stream, interrupt: interrupt.clone(), patience: Cell::new(Some(patience)) })
+    }
+
+    /// From now on waits as long as it takes: for the end of a run.
+    pub fn whenever(&self) {
+        self.patience.set(None);
+    }
+}
+
+impl Read for Patient {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let begin = Instant::now();
+        loop {
+            match self.stream.read(buffer) {
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    if self.interrupt.is_set() {
+                        return Err(io::Error::other("interrupted while waiting for the peer"));
+                    }
+                    if self.patience.get().is_some_and(|p| begin.elapsed() > p) {
+                        return Err(e);
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
+impl Write for Patient {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
 }
 
 /// A handshake's error with what was sent before it.

@@ -19,7 +19,8 @@ use server::Server;
 const LONG: &str = "\
 A standing endpoint: one region that peers may READ, WRITE and do atomics on, and queue pairs that send every \
 SEND back. Peers connect with the TCP handshake of ibv_rc_pingpong, so that the stock client is a peer, or are \
-named with --peer. Ends with Ctrl-C and a summary.";
+named with --peer. Neither tells its path MTU: it is 1024, as theirs, unless --mtu says otherwise. Ends with \
+Ctrl-C and a summary.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,8 +35,6 @@ Examples:
 #[derive(Args)]
 #[command(long_about = LONG, after_help = EXAMPLES)]
 pub struct Serve {
-    #[command(flatten)]
-    link: LinkArgs,
     /// TCP port of the handshake (that of ibv_rc_pingpong); 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = pingpong::PORT)]
     port: u16,
@@ -57,6 +56,8 @@ pub struct Serve {
     /// How long a handshake may take, and with --one-shot how long to wait for the first packet
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
+    #[command(flatten)]
+    link: LinkArgs,
 }
 
 /// A peer on the command line.

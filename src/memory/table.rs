@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use super::{Access, AccessError, HostSlice, PdId};
 use crate::wire::{LKey, RKey};
 
@@ -8,7 +10,8 @@ use crate::wire::{LKey, RKey};
 #[derive(Debug, Default)]
 pub struct Table {
     slots: Vec<Slot>,
-    free: Vec<u32>,
+    /// Oldest first, so that a generation lasts as long as it can.
+    free: VecDeque<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +67,7 @@ impl Table {
         if self.slots.is_empty() {
             self.slots.push(Slot::default());
         }
-        let index = match self.free.pop() {
+        let index = match self.free.pop_front() {
             Some(index) => index,
             None if self.slots.len() < MAX_SLOTS => {
                 self.slots.push(Slot::default());
@@ -85,7 +88,7 @@ impl Table {
         match self.slots.get_mut(index as usize) {
             Some(slot) if slot.generation == lkey.generation() && slot.region.is_some() => {
                 slot.region = None;
-                self.free.push(index);
+                self.free.push_back(index);
                 true
             }
             _ => false,

@@ -433,6 +433,12 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_headers_are_as_long_as_that() {
+        let longest = TABLE.iter().map(|r| crate::wire::BTH_LEN + r.headers.len()).max();
+        assert_eq!(longest, Some(crate::wire::MAX_HEADERS_LEN));
+    }
+
+    #[test]
     fn find_is_the_inverse_of_the_table() {
         for o in (0..=255).map(Opcode).filter(|o| o.row().is_valid()) {
             let r = o.row();

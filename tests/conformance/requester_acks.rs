@@ -327,6 +327,19 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
+    rnr_gives_the_other_retries_back => "req.rnr.retries" {
+        let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (7, 1));
+        for _ in 0..20 {
+            b.ask(&[rnr(SQ, 0, 1)], &[]);
+            b.advance(Duration::from_micros(10));
+            b.expect(&all);
+            // Of the packets behind the refused one: rxe sends it after the RNR NAK.
+            b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &all);
+        }
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
     progress_resets_the_rnr_retries => "req.rnr.reset" {
         let (mut b, all) = three(|s| s.rnr_retry = 1);
         for i in [0, 2, 3] {
@@ -359,8 +372,17 @@ cases! {
         b.sends(&[done(2)]);
     }
 
+    an_ack_while_waiting_does_not_start_the_timeout => "req.rnr" {
+        let (mut b, all) = three(|s| (s.timeout, s.retry_cnt) = (1, 0));
+        b.ask(&[rnr(SQ, 0, 31), ack(SQ + 2, 2)], &[]);
+        b.sends(&[done(0), done(1)]);
+        b.advance(RnrTimer::new(31).duration());
+        b.expect(&all[3..]);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(2)]);
+    }
+
     many_rnr_waits_leave_no_timers_behind => "req.rnr" {
-        // Regression: each wait left an entry in the timer heap that put itself back for ever.
         let mut b = Bench::with(|s| s.rnr_retry = 7);
         let sge = [b.mr.sge(0, 1)];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();

@@ -93,6 +93,23 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
+    a_gap_that_is_already_being_repaired_costs_no_retry => "req.nak.copies" {
+        let (mut b, a) = reading(|s| s.retry_cnt = 1);
+        b.advance(T);
+        // The timeout has used the only retry; an answer of the first sending comes before the second.
+        b.ask(&a[1..2], &[remainder(0)]);
+        b.ask(&a, &[]);
+        b.sends(&[done()]);
+    }
+
+    a_read_sent_again_takes_one_place_of_the_depth => "req.depth" {
+        let (mut b, a) = reading(|s| s.max_rd = 1);
+        b.advance(T);
+        b.expect(&[remainder(0)]);
+        b.ask(&a, &[]);
+        b.sends(&[done()]);
+    }
+
     the_first_answer_may_be_the_missing_one => "req.read.gap" {
         let (mut b, a) = reading(|_| {});
         b.ask(&a[1..2], &[remainder(0)]);

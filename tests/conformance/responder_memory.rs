@@ -38,13 +38,13 @@ cases! {
         for (p, needed) in every_kind(va, key) {
             let mut b = Bench::with(|s| s.access = Access(Access::ALL.0 & !needed.0));
             b.recv(1, 100, 100);
-            b.ask(&[p.clone()], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+            b.ask(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
             b.recvs(&[flushed(1)]);
             // With just that flag it works.
             let mut b = Bench::with(|s| s.access = needed);
             b.recv(1, 100, 100);
-            b.peer(&[p.clone()]);
+            b.peer(std::slice::from_ref(&p));
             assert_eq!(b.sent().len(), 1, "{p:?}");
             b.state(QpState::Rts);
             if p.h.imm == 1 {

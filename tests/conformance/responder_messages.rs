@@ -177,6 +177,9 @@ cases! {
         b.ask(&many, &[ack(RQ + 4, 5)]);
         // A duplicate behind an acknowledgement that is due does not take it back.
         b.ask(&[write(Only, RQ + 5, to, &[1]), many[0].clone()], &[ack(RQ + 5, 6)]);
+        // Even if its own would stop before a READ.
+        b.ask(&[read(RQ + 6, b.remote(0, 0))], &[resp(Only, RQ + 6, 7, &[])]);
+        b.ask(&[write(Only, RQ + 7, to, &[1]), many[0].clone()], &[ack(RQ + 7, 8)]);
     }
 
     acks_carry_no_credits => "resp.ack.credits" {

@@ -101,6 +101,7 @@ rules! {
     "req.rnr" "9.7.6" "an RNR NAK: wait for its time, then all from its PSN again"
     "req.rnr.exceeded" "9.7.6" "after the last RNR retry the request fails"
     "req.rnr.forever" "9.7.6" "RNR retry 7 has no last"
+    "req.rnr.retries" "9.7.6" "an RNR NAK shows that the peer is there, and gives the retries for losses back"
     "req.rnr.reset" "9.7.6" "progress gives all RNR retries back"
     "req.read" "9.4.4" "a READ's answers land in its elements, in order"
     "req.read.acks" "9.7.6" "an answer also acknowledges all before it"

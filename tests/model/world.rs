@@ -259,6 +259,7 @@ impl World {
                 self.next_post = self.now + Duration::from_nanos(1 + self.rng.below(200_000));
             }
             (0..2).for_each(|side| self.transmit(side));
+            self.close_failed();
             self.poll();
             if self.wire.is_empty() && self.done() {
                 return;
@@ -274,8 +275,9 @@ impl World {
         let posting = (!self.all_posted()).then_some(self.next_post);
         let timers = self.sides.iter().filter_map(|s| s.nic.next_deadline());
         let next = flight.into_iter().chain(closings).chain(posting).chain(timers).min();
-        self.now = self.now.max(next.expect("stuck: nothing is left to happen"));
-        assert!(self.now.since(Instant(0)) < STUCK, "stuck: {:?}", self.knobs);
+        let next = next.unwrap_or(Instant(u64::MAX));
+        assert!(next.since(Instant(0)) < STUCK, "stuck: {}", self.describe());
+        self.now = self.now.max(next);
         while let Some(Reverse(f)) = self.wire.peek()
             && f.0 <= self.now
         {
@@ -288,6 +290,10 @@ impl World {
         for s in &mut self.sides {
             s.nic.handle_timeouts(self.now, &s.memory, &mut s.tx);
         }
+    }
+
+    /// Some time after one end has failed, both are told: what an application would do.
+    fn close_failed(&mut self) {
         for qp in 0..self.pairs.len() {
             let dead = self.sides.iter().any(|s| s.nic.qp_state(s.qpns[qp]) == Some(QpState::Err));
             let p = &mut self.pairs[qp];
@@ -311,7 +317,7 @@ impl World {
             support::drain(&mut s.tx, |flow, bytes| {
                 trace.update(&now.0.to_le_bytes());
                 trace.update(&bytes);
-                let bad = now.0 / PHASE % 2 == 0;
+                let bad = (now.0 / PHASE).is_multiple_of(2);
                 let mut hits = |percent| bad && rng.percent(percent);
                 if hits(knobs.loss) {
                     return;
@@ -405,6 +411,22 @@ impl World {
             })
         };
         self.sides.iter().enumerate().all(|(i, s)| full(i, s))
+    }
+
+    /// For whoever has to find out why it is stuck.
+    fn describe(&self) -> String {
+        let mut text = format!("{:?} at {:?}\n", self.knobs, self.now);
+        for (side, s) in self.sides.iter().enumerate() {
+            text += &format!("side {side}: {:?}\n", s.nic.counters());
+            for (qp, p) in self.pairs.iter().enumerate() {
+                let (sends, recvs) = (p.programs[side].sends.len(), p.programs[1 - side].recvs.len());
+                let (_, state) = s.nic.query_qp(s.qpns[qp]).unwrap();
+                text += &format!("qp {qp} poisoned {}: {sends} sends, {recvs} recvs, ", p.poisoned);
+                text +=
+                    &format!("posted {:?}, {:?}\nsends {:?}\n", s.posted[qp], state, p.programs[side].sends);
+            }
+        }
+        text
     }
 
     /// Whether every work request has come to its end. The last of each program makes a completion always.

@@ -260,7 +260,8 @@ pub struct How {
 
 impl How {
     pub fn new(ip: Ip, mtu: usize) -> How {
-        let ours = ConnectOptions::default();
+        // Half a second: an emulated guest on a busy machine may well be silent for the usual 67 ms.
+        let ours = ConnectOptions { timeout: AckTimeout::new(17), ..ConnectOptions::default() };
         How { ip, mtu, ours, theirs: String::new(), our_psn: None, their_psn: 0x00ab_cdef }
     }
 }

@@ -126,7 +126,11 @@ pub struct Control {
 
 impl Control {
     /// On a connected stream.
-    pub fn new(wire: impl Wire + 'static, interrupt: &Interrupt, patience: Duration) -> Result<Control, CliError> {
+    pub fn new(
+        wire: impl Wire + 'static,
+        interrupt: &Interrupt,
+        patience: Duration,
+    ) -> Result<Control, CliError> {
         wire.set_patience(SLICE).map_err(|e| failed("set up", e))?;
         let wire = Box::new(wire);
         Ok(Control {

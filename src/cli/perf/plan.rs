@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::cli::size::parse_size;
+
 /// The operation that is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -22,11 +24,6 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Whether the other side has nothing to do with its hands.
-    pub fn is_one_sided(self) -> bool {
-        self != Verb::Send
-    }
-
     /// Whether both sides take turns when latency is measured, so that half a round trip is what counts.
     pub fn has_turns(self) -> bool {
         matches!(self, Verb::Send | Verb::Write)
@@ -73,14 +70,11 @@ impl FromStr for Sizes {
 }
 
 fn size(text: &str) -> Result<u32, String> {
-    let (digits, unit) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 1 << 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 1 << 20),
-        _ => (text, 1),
-    };
-    let bytes = digits.parse().ok().and_then(|n: u32| n.checked_mul(unit));
+    let bytes = parse_size(text).ok().and_then(|n| u32::try_from(n).ok());
     bytes.filter(|b| (1..=MAX_SIZE).contains(b)).ok_or_else(|| {
-        format!("'{text}' is no message size: give 1 to 1024M bytes, as 8, 64K or 1M, several with commas, or all")
+        format!(
+            "'{text}' is no message size: give 1 to 1G bytes, as 8, 64K or 1M, several with commas, or all"
+        )
     })
 }
 
@@ -163,7 +157,7 @@ mod tests {
     fn sizes_are_read_or_refused() {
         assert_eq!("8,64K,1M".parse(), Ok(Sizes(vec![8, 65_536, 1 << 20])));
         assert_eq!("all".parse::<Sizes>().unwrap().0[..3], [2, 4, 8]);
-        for bad in ["", "0", "-1", "8,", "2000M", "4294967296", "1G", "x"] {
+        for bad in ["", "0", "-1", "8,", "2000M", "4294967296", "1.5K", "x"] {
             assert!(bad.parse::<Sizes>().unwrap_err().contains("message size"), "{bad}");
         }
     }

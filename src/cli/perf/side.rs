@@ -64,12 +64,7 @@ impl Work {
             Verb::Read => WrOp::Read { va, rkey },
             Verb::Atomic => WrOp::Atomic { va, rkey, op: self.atomic },
         };
-        SendWr {
-            wr_id,
-            op,
-            data: WrData::Sges(sges),
-            flags: SendFlags { signaled, ..SendFlags::default() },
-        }
+        SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags { signaled, ..SendFlags::default() } }
     }
 }
 
@@ -352,6 +347,23 @@ impl Side {
             times.saturating_record(begin.elapsed().as_nanos() as u64);
         }
         Ok(())
+    }
+
+    /// The words at the peer that atomics go to, as they are now, queue pair by queue pair.
+    pub fn fetch_words(&self, work: &Work, spin: &mut Spin) -> Result<Vec<u64>, CliError> {
+        let look = Work { atomic: AtomicOp::FetchAdd(0), ..*work };
+        let mut words = Vec::new();
+        let mut completions = Vec::with_capacity(BATCH);
+        for (i, lane) in self.lanes.iter().enumerate() {
+            let at = self.source_at(i);
+            let sges = [self.mr.sge(at..at + 8)];
+            for place in 0..work.places {
+                lane.qp.post_send(&look.request(place, &sges, lane.remote, 0, true))?;
+                spin.poll(&self.cq, 1, &mut completions)?;
+                words.push(self.mr.buffer().load_u64(at)?);
+            }
+        }
+        Ok(words)
     }
 
     fn signal_turns(&self) -> u64 {

@@ -61,7 +61,7 @@ fn every_fault_does_what_its_name_says() {
     assert_eq!(through(&["drop=3"], 6), [1, 2, 4, 5, 6]);
     assert_eq!(through(&["drop=1"], 3), [2, 3]);
     assert_eq!(through(&["drop=every:2"], 6), [1, 3, 5]);
-    assert_eq!(through(&["drop=every:1"], 6), []);
+    assert!(through(&["drop=every:1"], 6).is_empty());
     assert_eq!(through(&["dup=every:3"], 6), [1, 2, 3, 3, 4, 5, 6, 6]);
     assert_eq!(through(&["reorder=every:3"], 8), [1, 2, 4, 3, 5, 7, 6, 8]);
     assert_eq!(through(&["corrupt=every:2"], 5), [1, -2, 3, -4, 5]);

@@ -17,6 +17,9 @@ const ASKS_PER_WINDOW: u64 = 4;
 /// ... and however wide the window, at least so often that the limit on PSNs is not reached without one.
 const MAX_ASK_STEP: u64 = 1 << 28;
 
+/// What stays of the window, however many retries were in vain.
+const LEAST_WINDOW: u64 = 16 << 10;
+
 /// Why no packet went out.
 enum Stop {
     /// Nothing to do until something arrives or expires.
@@ -59,6 +62,14 @@ impl Requester {
         }
     }
 
+    /// What may be in flight: a quarter of it after each retry that brought nothing, for a peer whose queues
+    /// overflow answers nothing while they are kept full.
+    fn window(&self, conn: &Connection, env: &Env<'_>) -> u64 {
+        let vain = conn.retry_cnt.saturating_sub(self.retries_left);
+        let whole = env.tuning.window as u64;
+        (whole >> (2 * vain)).max(LEAST_WINDOW.min(whole))
+    }
+
     fn send_one(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
@@ -89,7 +100,7 @@ impl Requester {
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
         let acked_cost = self.acked_cost(conn);
-        let window = env.tuning.window as u64;
+        let window = self.window(conn, env);
         if start_cost > acked_cost && end_cost - acked_cost > window
             || psn.since(self.unacked) as u32 + psns > MAX_PSNS
         {

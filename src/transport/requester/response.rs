@@ -214,6 +214,9 @@ impl Requester {
             }
             self.rnr_retries_left -= 1;
         }
+        // It did arrive: only silence and losses use up the other retries. rxe sends a sequence error for each
+        // packet train behind an RNR NAK, so with a short RNR timer they would run out while it is not ready.
+        self.retries_left = conn.retry_cnt;
         self.go_back(env);
         self.pause = Some(env.now + timer.duration());
         Ok(())

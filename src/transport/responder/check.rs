@@ -83,16 +83,14 @@ impl Responder {
                     return Err(Refusal::Invalid);
                 }
             }
-            Operation::ReadRequest => {
-                if packet.reth().is_some_and(|r| r.dma_len as u64 > MAX_MESSAGE) {
-                    return Err(Refusal::Invalid);
-                }
+            Operation::ReadRequest if packet.reth().is_some_and(|r| r.dma_len as u64 > MAX_MESSAGE) => {
+                return Err(Refusal::Invalid);
             }
-            Operation::CompareSwap | Operation::FetchAdd => {
-                // An unaligned address is an invalid request, not an access error (IBA 9.7.4.1.7).
-                if packet.atomic().is_some_and(|a| !a.va.is_multiple_of(8)) {
-                    return Err(Refusal::Invalid);
-                }
+            // An unaligned address is an invalid request, not an access error (IBA 9.7.4.1.7).
+            Operation::CompareSwap | Operation::FetchAdd
+                if packet.atomic().is_some_and(|a| !a.va.is_multiple_of(8)) =>
+            {
+                return Err(Refusal::Invalid);
             }
             _ => {}
         }

@@ -200,13 +200,12 @@ impl Responder {
             msn: self.msn,
         });
         let Some(fatal) = row.fatal else { return Ok(()) };
-        if matches!(self.message, Some(Message::Send { .. })) || refusal.is_of_receive() {
-            if let Some(wqe) = self.queue.retire() {
-                env.out.push(Output::Received(super::Completion {
-                    opcode: WcOpcode::Recv,
-                    ..failure(conn, wqe.wr_id, fatal.receive_status)
-                }));
-            }
+        let in_use = matches!(self.message, Some(Message::Send { .. })) || refusal.is_of_receive();
+        if in_use && let Some(wqe) = self.queue.retire() {
+            env.out.push(Output::Received(super::Completion {
+                opcode: WcOpcode::Recv,
+                ..failure(conn, wqe.wr_id, fatal.receive_status)
+            }));
         }
         if let Some(event) = fatal.event {
             env.out.push(Output::Event(event(conn.qpn)));

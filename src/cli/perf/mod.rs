@@ -1,0 +1,206 @@
+//! `urxe perf`: bandwidth and latency, between two of its kind or with perftest at the other end.
+#![forbid(unsafe_code)]
+
+mod control;
+mod ends;
+mod perftest;
+mod plan;
+mod report;
+mod side;
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args};
+
+use super::CliError;
+use super::exchange::perftest::Role;
+use super::interrupt::Interrupt;
+use super::link::{LinkArgs, LinkSpec};
+use super::oob::{OobArgs, Patient, parse_seconds};
+use control::Control;
+use ends::{End, Plan};
+use plan::{Amount, Measure, Sizes, Verb};
+
+/// Work requests in flight of a queue pair, if nothing is said: as perftest.
+const DEPTH: usize = 128;
+
+/// Measure bandwidth or latency between two urxe, or with a perftest program as the peer
+#[derive(Args, Clone)]
+#[command(group = ArgGroup::new("measure").args(["bw", "lat"]))]
+pub struct PerfArgs {
+    /// The operation. A server without --perftest does what its client wants
+    #[arg(value_enum)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    oob: OobArgs,
+    /// Bandwidth (if nothing is said)
+    #[arg(long)]
+    bw: bool,
+    /// Latency: half a round trip of SEND and WRITE, a whole one of READ and atomics
+    #[arg(long)]
+    lat: bool,
+    /// Bytes of a message, as 8, 64K or 1M; several with commas; `all` for the powers of two to 8M [default:
+    /// 64K for bandwidth, 8 for latency, as perftest with --perftest]
+    #[arg(short, long)]
+    size: Option<Sizes>,
+    /// Messages of each queue pair and size [default: 5000, as perftest with --perftest]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..))]
+    iters: Option<u64>,
+    /// Instead of a number of messages: seconds for each size
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "iters")]
+    duration: Option<Duration>,
+    /// Queue pairs, for bandwidth
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    qps: u32,
+    /// Work requests in flight of a queue pair
+    #[arg(long, default_value_t = DEPTH as u32, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    depth: u32,
+    /// Results as one JSON object
+    #[arg(long)]
+    json: bool,
+    /// The peer is ib_write_bw, ib_read_bw, ib_send_bw, ib_atomic_bw, ib_write_lat or ib_send_lat of perftest 4.5,
+    /// with the same size (-s), iterations (-n) and queue pairs (-q)
+    #[arg(long)]
+    perftest: bool,
+    #[command(flatten)]
+    link: LinkArgs,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// [`CliError`].
+pub fn run(args: &PerfArgs, interrupt: &Interrupt) -> Result<(), CliError> {
+    let result = args.run(interrupt);
+    args.link.finish().and(result)
+}
+
+impl PerfArgs {
+    fn measure(&self) -> Measure {
+        if self.lat { Measure::Lat } else { Measure::Bw }
+    }
+
+    fn amount(&self) -> Option<Amount> {
+        match (self.iters, self.duration) {
+            (_, Some(d)) => Some(Amount::Duration(d)),
+            (Some(n), None) => Some(Amount::Iterations(n)),
+            (None, None) => None,
+        }
+    }
+
+    fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+        if self.measure() == Measure::Lat && self.qps != 1 {
+            return Err(CliError::Usage("latency is measured on one queue pair: leave --qps out".into()));
+        }
+        if self.link.link == LinkSpec::Fabric {
+            return self.within(interrupt);
+        }
+        if self.perftest {
+            return self.stock(interrupt);
+        }
+        if self.oob.host.is_none() {
+            let context = self.link.open()?;
+            let stream = self.oob.open("urxe perf", interrupt)?;
+            let mut control = Control::new(stream, interrupt, self.oob.patience())?;
+            return self.end(&context, interrupt).server(&mut control);
+        }
+        let plan = self.plan()?;
+        let context = self.link.open()?;
+        let stream = self.oob.open("urxe perf", interrupt)?;
+        let mut control = Control::new(stream, interrupt, self.oob.patience())?;
+        self.end(&context, interrupt).client(&mut control, &plan)
+    }
+
+    fn end<'a>(&'a self, context: &'a crate::verbs::Context, interrupt: &'a Interrupt) -> End<'a> {
+        End { context, link: &self.link, interrupt, patience: self.oob.patience() }
+    }
+
+    fn verb(&self) -> Result<Verb, CliError> {
+        self.verb.ok_or_else(|| {
+            CliError::Usage("which operation? give send, write, read or atomic (urxe perf write …)".into())
+        })
+    }
+
+    fn plan(&self) -> Result<Plan, CliError> {
+        let (verb, measure) = (self.verb()?, self.measure());
+        let default = match (verb, measure) {
+            (Verb::Atomic, _) | (_, Measure::Lat) => 8,
+            (_, Measure::Bw) => 65_536,
+        };
+        let sizes = self.size.clone().map_or(vec![default], |s| s.0);
+        check_sizes(verb, &sizes)?;
+        let amount = self.amount().unwrap_or(Amount::Iterations(5000));
+        let (qps, depth) = (self.qps as usize, self.depth as usize);
+        Ok(Plan { verb, measure, sizes, amount, qps, depth, json: self.json })
+    }
+
+    /// Both ends in this process, on a fabric.
+    fn within(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+        if self.oob.host.is_some() || self.perftest {
+            return Err(CliError::Usage(
+                "--link fabric has both ends in this process: leave the host and --perftest out, or choose another --link"
+                    .into(),
+            ));
+        }
+        let plan = self.plan()?;
+        let fabric = crate::verbs::Fabric::new();
+        let (a, b) = (self.link.open_on(&fabric, "client")?, self.link.open_on(&fabric, "server")?);
+        let pair = UnixStream::pair();
+        let (c, s) =
+            pair.map_err(|source| CliError::Io { what: "cannot make a socket pair".into(), source })?;
+        let mut client = Control::new(c, interrupt, self.oob.patience())?;
+        let mut server = Control::new(s, interrupt, self.oob.patience())?;
+        std::thread::scope(|scope| {
+            let server = scope.spawn(move || self.end(&b, interrupt).server(&mut server));
+            let done = self.end(&a, interrupt).client(&mut client, &plan);
+            drop(client);
+            let served =
+                server.join().unwrap_or_else(|_| Err(CliError::Failed("the server's end panicked".into())));
+            done.and(served)
+        })
+    }
+
+    fn stock(&self, interrupt: &Interrupt) -> Result<(), CliError> {
+        let verb = self.verb()?;
+        let test = perftest::test_of(verb, self.measure())?;
+        let size = match self.size.as_ref().map(|s| s.0.as_slice()) {
+            None => test.default_size(),
+            Some(&[one]) => one,
+            Some(_) => return Err(CliError::Usage("--perftest takes one --size".into())),
+        };
+        check_sizes(verb, &[size])?;
+        let plan = perftest::StockPlan {
+            test,
+            size,
+            iterations: perftest::iterations(self.amount(), test)?,
+            qps: self.qps as usize,
+            depth: self.depth as usize,
+            json: self.json,
+        };
+        let context = self.link.open()?;
+        let stream = self.oob.open(program(test), interrupt)?;
+        let role = if self.oob.host.is_some() { Role::Client } else { Role::Server };
+        let stream = Patient::new(stream, interrupt, self.oob.patience())?;
+        perftest::run(&self.end(&context, interrupt), &plan, stream, role)
+    }
+}
+
+fn program(test: super::exchange::perftest::Test) -> &'static str {
+    use super::exchange::perftest::Test;
+    match test {
+        Test::WriteBw => "ib_write_bw",
+        Test::ReadBw => "ib_read_bw",
+        Test::SendBw => "ib_send_bw",
+        Test::AtomicBw => "ib_atomic_bw",
+        Test::WriteLat => "ib_write_lat",
+        Test::SendLat => "ib_send_lat",
+    }
+}
+
+fn check_sizes(verb: Verb, sizes: &[u32]) -> Result<(), CliError> {
+    match sizes.iter().find(|s| verb == Verb::Atomic && **s != 8) {
+        Some(size) => Err(CliError::Usage(format!("--size {size}: atomics are of 8 bytes"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,324 @@
+//! Bytes that mean harm, with a good ICRC, into a NIC with connected QPs: no panic, no byte written where the
+//! peer may not, and the neighbour of the QP under fire goes on as if nothing were.
+//!
+//! `URXE_SEEDS` says how many seeds, `URXE_SEED` runs a single one.
+
+mod support;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::{PD, Region, Rng};
+use urxe::memory::{Access, AtomicOp, PdId, Table};
+use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::transport::{
+    AddressVector, BurstLimits, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst,
+    SendCaps, SendFlags, SendWr, Tuning, TxQueue, WcStatus, WrData, WrOp,
+};
+use urxe::wire::{
+    AckTimeout, Aeth, AtomicEth, Bth, Flow, Headers, IpIdent, Mtu, Opcode, PKey, Psn, Qpn, RKey, Reth,
+    RnrTimer, Syndrome,
+};
+
+const OURS: [u8; 4] = [10, 0, 0, 1];
+const PEERS: [u8; 4] = [10, 0, 0, 2];
+const VICTIM: usize = 0;
+const NEIGHBOUR: usize = 1;
+
+struct Target {
+    nic: Nic,
+    memory: Table,
+    tx: TxQueue,
+    now: Instant,
+    qpns: Vec<Qpn>,
+    cqs: [Arc<CompletionQueue>; 2],
+    /// Open to all; for reading only; of another domain; for local use.
+    regions: Vec<Region>,
+    neighbour: Region,
+    neighbour_psn: u32,
+    rng: Rng,
+}
+
+impl Target {
+    fn new(seed: u64) -> Target {
+        let mut memory = Table::new();
+        let mut region = |pd, iova, access| Region::new(&mut memory, pd, 8192, iova, access);
+        let regions = vec![
+            region(PD, 0x1000, Access::ALL),
+            region(PD, 0x10_0000, Access::REMOTE_READ),
+            region(PdId(9), 0x20_0000, Access::ALL),
+            region(PD, 0x30_0000, Access::LOCAL_WRITE),
+        ];
+        // Nobody knows its key but the neighbour's peer; random keys do not hit it.
+        let neighbour = region(PdId(7), 0, Access::ALL);
+        let tuning = Tuning { min_timeout: Duration::ZERO, ..Tuning::default() };
+        let port = PortAddresses { gids: vec![IpAddr::from(OURS).into()], src_port: None };
+        let nic = Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed });
+        let cqs = [0, 1].map(|_| Arc::new(CompletionQueue::new(1 << 16)));
+        let mut t = Target {
+            nic,
+            memory,
+            tx: TxQueue::new(BurstLimits::SEGMENTED),
+            now: Instant(1),
+            qpns: Vec::new(),
+            cqs,
+            regions,
+            neighbour,
+            neighbour_psn: 0,
+            rng: Rng(seed),
+        };
+        for i in [VICTIM, NEIGHBOUR] {
+            let init = QpInit {
+                qp_type: QpType::Rc,
+                pd: if i == VICTIM { PD } else { PdId(7) },
+                send: SendCaps { max_wr: 8, max_sge: 2, max_inline: 64 },
+                recv: RecvCaps { max_wr: 8, max_sge: 2 },
+                signal_all: true,
+            };
+            let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();
+            t.qpns.push(qpn);
+            t.connect(i);
+        }
+        t
+    }
+
+    fn connect(&mut self, qp: usize) {
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let psn = |rng: &mut Rng| Some(Psn::new(rng.next() as u32));
+        let (rq, sq) = if qp == VICTIM {
+            (psn(&mut self.rng), psn(&mut self.rng))
+        } else {
+            (Some(Psn::new(0)), Some(Psn::new(0)))
+        };
+        let steps = [
+            to(QpState::Reset),
+            QpAttr { pkey_index: Some(0), port: Some(1), access: Some(Access::ALL), ..to(QpState::Init) },
+            QpAttr {
+                av: Some(AddressVector::to(IpAddr::from(PEERS).into())),
+                path_mtu: Some(Mtu::Mtu256),
+                dest_qpn: Some(Qpn::new(0x77)),
+                rq_psn: rq,
+                max_dest_rd_atomic: Some(4),
+                min_rnr_timer: Some(RnrTimer::new(1)),
+                ..to(QpState::Rtr)
+            },
+            QpAttr {
+                sq_psn: sq,
+                timeout: Some(AckTimeout::new(1)),
+                retry_cnt: Some(7),
+                rnr_retry: Some(7),
+                max_rd_atomic: Some(4),
+                ..to(QpState::Rts)
+            },
+        ];
+        for attr in steps {
+            self.nic.modify_qp(self.now, self.qpns[qp], &attr, &self.memory, &mut self.tx).unwrap().unwrap();
+        }
+    }
+
+    fn flow(&self) -> Flow {
+        Flow::new(PEERS.into(), OURS.into(), 0xc000)
+    }
+
+    fn deliver(&mut self, bytes: &[u8]) {
+        let burst =
+            RxBurst { flow: self.flow(), ident: IpIdent::SENT, segment: bytes.len().max(1), data: bytes };
+        self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
+    }
+
+    /// The packets that leave, thrown away; each has been checked to be whole.
+    fn transmit(&mut self) -> Vec<Headers> {
+        let mut sent = Vec::new();
+        while self.nic.wants_to_transmit() {
+            self.nic.transmit(self.now, &self.memory, &mut self.tx);
+            support::drain(&mut self.tx, |_, bytes| sent.push(support::decode(&bytes).0));
+        }
+        sent
+    }
+
+    /// A number that is often one that matters.
+    fn length(&mut self) -> u32 {
+        let any = self.rng.next() as u32;
+        let near = self.rng.below(600) as u32;
+        self.rng.pick(&[0, 1, 8, 255, 256, 257, 512, near, near, 1 << 31, (1 << 31) + 1, u32::MAX, any])
+    }
+
+    fn key_and_address(&mut self) -> (RKey, u64) {
+        let r = self.rng.below(self.regions.len() as u64) as usize;
+        let region = &self.regions[r];
+        let (key, iova, any) = (region.info.rkey, region.iova, self.rng.next());
+        let offset = self.rng.below(8300) & !(self.rng.pick(&[0, 7]));
+        let key =
+            self.rng.pick(&[key, key, key, key, RKey(key.0 ^ 1), RKey(0), RKey(any as u32 | 0xff00_0000)]);
+        (
+            key,
+            self.rng.pick(&[iova + offset, iova + offset, iova.wrapping_sub(offset), any, u64::MAX - offset]),
+        )
+    }
+
+    /// A packet of any opcode whose fields are likely to be taken seriously.
+    fn plausible(&mut self) -> Vec<u8> {
+        let (attr, _) = self.nic.query_qp(self.qpns[VICTIM]).unwrap();
+        let any_psn = Psn::new(self.rng.next() as u32);
+        let (rq, sq) = (attr.rq_psn.unwrap(), attr.sq_psn.unwrap());
+        let back = self.rng.below(6) as u32;
+        let psn = self.rng.pick(&[rq, rq, rq, rq, rq + back, rq - back, sq - 1, sq - back, sq, any_psn]);
+        let opcode = if self.rng.percent(80) { self.rng.below(0x18) } else { self.rng.next() } as u8;
+        let (rkey, va) = self.key_and_address();
+        let dma_len = self.length();
+        let syndrome = Syndrome::from_byte(self.rng.next() as u8);
+        let bth = Bth {
+            opcode: Opcode(opcode),
+            solicited: self.rng.percent(20),
+            pkey: if self.rng.percent(98) { PKey::DEFAULT } else { PKey(self.rng.next() as u16) },
+            dest_qp: self.qpns[VICTIM],
+            ack_req: self.rng.percent(50),
+            psn,
+            ..Bth::default()
+        };
+        let headers = Headers {
+            bth,
+            reth: Reth { va, rkey, dma_len },
+            atomic: AtomicEth { va, rkey, swap_or_add: self.rng.next(), compare: self.rng.next() },
+            aeth: Aeth { syndrome, msn: self.rng.next() as u32 },
+            imm: self.rng.next() as u32,
+            ..Headers::default()
+        };
+        let near = self.rng.below(600) as usize;
+        let len = self.rng.pick(&[0, 0, 8, 256, 256, 256, 255, 260, near, dma_len as usize % 1024]);
+        let payload: Vec<u8> = (0..len).map(|_| self.rng.next() as u8).collect();
+        support::encode(&headers, &payload, &self.flow())
+    }
+
+    /// Some bytes of a packet changed, cut off or added, the ICRC made good.
+    fn mutate(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
+        for _ in 0..1 + self.rng.below(4) {
+            match self.rng.below(6) {
+                0 => bytes.truncate(self.rng.below(bytes.len() as u64 + 1) as usize),
+                1 => bytes.extend(vec![7; self.rng.below(64) as usize]),
+                _ if bytes.is_empty() => {}
+                _ => {
+                    let at = self.rng.below(bytes.len().min(64) as u64) as usize;
+                    bytes[at] = self.rng.next() as u8;
+                }
+            }
+        }
+        if bytes.len() >= 16 {
+            if bytes[5..8] == self.qpns[NEIGHBOUR].get().to_be_bytes()[1..] {
+                bytes[7] ^= 0x80;
+            }
+            support::seal(&mut bytes, &self.flow());
+        }
+        bytes
+    }
+
+    /// The victim's application does something.
+    fn work(&mut self) {
+        let qpn = self.qpns[VICTIM];
+        if self.nic.qp_state(qpn) == Some(QpState::Err) {
+            self.connect(VICTIM);
+        }
+        let (rkey, va) = self.key_and_address();
+        let len = self.rng.below(700) as u32;
+        let op = match self.rng.below(5) {
+            0 => WrOp::Send,
+            1 => WrOp::Write { va, rkey },
+            2 | 3 => WrOp::Read { va, rkey },
+            _ => WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) },
+        };
+        let len = if matches!(op, WrOp::Atomic { .. }) { 8 } else { len };
+        let local = [self.regions[3].sge(self.rng.below(8192 - 700) as usize, len)];
+        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(&local), flags: SendFlags::SIGNALED };
+        if self.rng.percent(50) {
+            // Full queues are part of the game.
+            let _ = self.nic.post_send(qpn, &wr).unwrap();
+        } else {
+            let _ = self.nic.post_recv(qpn, &RecvWr { wr_id: 2, sges: &local }).unwrap();
+        }
+    }
+
+    /// The neighbour's peer writes 8 bytes and gets its acknowledgement.
+    fn check_neighbour(&mut self) {
+        let (psn, stamp) = (self.neighbour_psn, self.rng.next().to_ne_bytes());
+        self.neighbour_psn += 1;
+        let bth = Bth {
+            opcode: Opcode(0x0a),
+            dest_qp: self.qpns[NEIGHBOUR],
+            ack_req: true,
+            psn: Psn::new(psn),
+            ..Bth::default()
+        };
+        let reth = Reth { va: 16, rkey: self.neighbour.info.rkey, dma_len: 8 };
+        let bytes = support::encode(&Headers { bth, reth, ..Headers::default() }, &stamp, &self.flow());
+        self.transmit();
+        self.deliver(&bytes);
+        let sent = self.transmit();
+        assert_eq!(sent.len(), 1, "one acknowledgement: {sent:?}");
+        assert_eq!((sent[0].bth.opcode, sent[0].bth.psn), (Opcode(0x11), Psn::new(psn)));
+        assert_eq!(sent[0].aeth, Aeth { syndrome: Syndrome::ACK, msn: psn + 1 });
+        assert_eq!(self.neighbour.read(16, 8), stamp);
+        self.neighbour.write(16, &(16..24).map(support::pattern).collect::<Vec<_>>());
+    }
+
+    fn check_memory(&self) {
+        let fresh: Vec<u8> = (0..8192).map(support::pattern).collect();
+        assert!(self.regions.iter().all(Region::guards_hold) && self.neighbour.guards_hold(), "guards");
+        assert!(self.regions[1].read(0, 8192) == fresh, "a region for reading was written");
+        assert!(self.regions[2].read(0, 8192) == fresh, "another domain's region was written");
+        assert!(self.neighbour.read(0, 8192) == fresh, "the neighbour's region was written");
+    }
+}
+
+fn run(seed: u64) {
+    let mut t = Target::new(seed);
+    for round in 0..150 {
+        if t.rng.percent(40) {
+            t.work();
+        }
+        if t.rng.percent(60) {
+            t.transmit();
+        }
+        let bytes = t.plausible();
+        let bytes = match t.rng.below(10) {
+            0..6 => bytes,
+            6..9 => t.mutate(bytes),
+            _ => {
+                let noise = (0..t.rng.below(200)).map(|_| t.rng.next() as u8).collect();
+                t.mutate(noise)
+            }
+        };
+        t.deliver(&bytes);
+        if t.rng.percent(10) {
+            t.now = t.now + Duration::from_nanos(t.rng.below(40_000));
+            t.nic.handle_timeouts(t.now, &t.memory, &mut t.tx);
+        }
+        if round % 16 == 0 {
+            t.check_neighbour();
+        }
+    }
+    t.check_neighbour();
+    t.check_memory();
+    assert_eq!(t.nic.qp_state(t.qpns[NEIGHBOUR]), Some(QpState::Rts));
+    let mut out = Vec::new();
+    t.cqs[NEIGHBOUR].poll(1, &mut out).unwrap();
+    assert!(out.is_empty(), "a completion that is not the neighbour's");
+    t.cqs[VICTIM].poll(usize::MAX, &mut out).unwrap();
+    assert!(out.iter().all(|c| c.status != WcStatus::Success || c.byte_len <= 1 << 31));
+}
+
+#[test]
+fn hostile_bytes_do_no_harm() {
+    let env = |name| std::env::var(name).ok().map(|v| v.parse::<u64>().expect("a number"));
+    let range = match env("URXE_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..env("URXE_SEEDS").unwrap_or(2000),
+    };
+    for seed in range {
+        let result = std::panic::catch_unwind(|| run(seed));
+        if let Err(panic) = result {
+            eprintln!("failing seed: run it again with URXE_SEED={seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! What tshark and scapy make of our packets and of the kernel's rxe's, beside what we make of them. Needs the test guest,
+//! tshark and python3-scapy.
+
+#[path = "support/guest.rs"]
+mod guest;
+#[path = "support/peer.rs"]
+mod peer;
+#[path = "support/table.rs"]
+mod table;
+
+use pcap_file::pcapng::{Block, PcapNgReader};
+use peer::{How, Ip, SOON, Site, Via, words};
+use std::collections::BTreeMap;
+use std::process::Command;
+use table::Table;
+use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::verbs::*;
+use urxe::wire::frame::{self, Checksums, Content};
+use urxe::wire::{Packet, icrc};
+
+const LENGTHS: [usize; 3] = [0, 101, 3000];
+
+/// Every operation from `a` to `b`, of one packet and of several; and a refusal.
+fn between_urxes(file: &CaptureFile, v6: bool) {
+    let fabric = Fabric::new();
+    let open = |n: u8, name: &str| {
+        let ip = if v6 { Ip::Ula.of(n) } else { Ip::V4.of(n) };
+        let port = fabric.port(&[ip]).unwrap();
+        let options = ContextOptions::default();
+        let context = Context::on_port(port, &options, |port| match name {
+            // One side is enough: the other sees the same.
+            "a" => Box::new(file.capture(port, name)),
+            _ => Box::new(port),
+        });
+        Node::new(context.unwrap()).unwrap()
+    };
+    let (a, b) = (open(1, "a"), open(2, "b"));
+    let options = ConnectOptions { mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
+    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &options).unwrap();
+    let (x, y) = (a.pd.reg_mr(4096, Access::ALL).unwrap(), b.pd.reg_mr(4096, Access::ALL).unwrap());
+    x.write(0, &guest::pattern(4096, 9)).unwrap();
+    for (id, len) in LENGTHS.into_iter().enumerate() {
+        let (id, sges) = (id as u64, [x.sge(0..len)]);
+        let recv = RecvWr { wr_id: id, sges: &[y.sge(0..4096)] };
+        for wr in [
+            SendWr::write(id, &sges, y.remote(0)),
+            SendWr::write_with_imm(id, &sges, y.remote(0), 0x8000_0001),
+            SendWr::read(id, &sges, y.remote(0)),
+            SendWr::send(id, &sges),
+            SendWr::send_with_imm(id, &sges, 0x1234_5678),
+            SendWr::fetch_add(id, &[x.sge(0..8)], y.remote(8), u64::MAX),
+            SendWr::compare_swap(id, &[x.sge(0..8)], y.remote(8), 1 << 63, 0x0102_0304_0506_0708),
+        ] {
+            let receives = matches!(wr.op, WrOp::Send | WrOp::SendWithImm(_) | WrOp::WriteWithImm { .. });
+            a.qp.post_send(&wr).unwrap();
+            if receives {
+                // Late: there is an RNR NAK in between, mostly.
+                b.qp.post_recv(&recv).unwrap();
+                b.cq.wait(SOON).unwrap();
+            }
+            a.cq.wait(SOON).unwrap();
+        }
+    }
+    a.qp.post_send(&SendWr::write(9, &[x.sge(0..9)], y.remote(4090))).unwrap();
+    assert_eq!(a.cq.wait_any(SOON).unwrap().status, WcStatus::RemAccessErr);
+}
+
+/// The same with the guest, both ways.
+fn with_rxe(site: &Site, file: &CaptureFile, ip: Ip) {
+    let side = site.open_wrapped(ip, |link| Box::new(file.capture(link, "urxe")));
+    let mut shell = site.shell(65536);
+    let good = |status: &str| assert_eq!(status, "SUCCESS");
+    let qp = site.connect(&side, &mut shell, &How::new(ip, 1024));
+    for (id, len) in LENGTHS.into_iter().enumerate() {
+        let (id, sges) = (id as u64, [side.mr.sge(0..len)]);
+        for wr in [
+            SendWr::write(id, &sges, shell.at(0)),
+            SendWr::write_with_imm(id, &sges, shell.at(0), 0x8000_0001),
+            SendWr::read(id, &sges, shell.at(0)),
+            SendWr::send(id, &sges),
+            SendWr::send_with_imm(id, &sges, 0x1234_5678),
+            SendWr::fetch_add(id, &[side.mr.sge(0..8)], shell.at(8), u64::MAX),
+            SendWr::compare_swap(id, &[side.mr.sge(0..8)], shell.at(8), 1 << 63, 0x0102_0304_0506_0708),
+        ] {
+            qp.post_send(&wr).unwrap();
+            if matches!(wr.op, WrOp::Send | WrOp::SendWithImm(_) | WrOp::WriteWithImm { .. }) {
+                shell.vsh.cmd("recv q m 0 4096").unwrap();
+                good(&shell.one().unwrap().status);
+            }
+            assert_eq!(side.one().unwrap().status, WcStatus::Success);
+        }
+        let to = words(side.mr.remote(0));
+        for line in [
+            format!("write q m 0 {len} {to}"),
+            format!("write q m 0 {len} {to} imm=0x80000001"),
+            format!("read q m 0 {len} {to}"),
+            format!("send q m 0 {len}"),
+            format!("send q m 0 {len} imm=0x12345678"),
+            format!("fadd q m 0 {to} add=0xffffffffffffffff"),
+            format!("cswap q m 0 {to} cmp=0x8000000000000000 swap=0x0102030405060708"),
+        ] {
+            shell.vsh.cmd(&line).unwrap();
+            if line.starts_with("send") || line.contains("imm=") {
+                qp.post_recv(&RecvWr { wr_id: id, sges: &[side.mr.sge(0..4096)] }).unwrap();
+                assert_eq!(side.one().unwrap().status, WcStatus::Success);
+            }
+            good(&shell.one().unwrap().status);
+        }
+    }
+    // A refusal by either side.
+    qp.post_send(&SendWr::write(9, &[side.mr.sge(0..9)], shell.at(65530))).unwrap();
+    assert_eq!(side.one().unwrap().status, WcStatus::RemAccessErr);
+    let _qp = site.connect(&side, &mut shell, &How::new(ip, 1024));
+    shell.vsh.cmd(&format!("read q m 0 9 {}", words(side.mr.remote(peer::REGION)))).unwrap();
+    assert_eq!(shell.one().unwrap().status, "REM_ACCESS_ERR");
+}
+
+const FIELDS: &[&str] = &[
+    "bth.opcode",
+    "bth.se",
+    "bth.m",
+    "bth.padcnt",
+    "bth.tver",
+    "bth.p_key",
+    "bth.destqp",
+    "bth.a",
+    "bth.psn",
+    "reth.va",
+    "reth.r_key",
+    "reth.dmalen",
+    "aeth.syndrome",
+    "aeth.msn",
+    "immdt",
+    "atomiceth.va",
+    "atomiceth.r_key",
+    "atomiceth.swapdt",
+    "atomiceth.cmpdt",
+    "atomicacketh.origremdt",
+];
+
+/// The same fields as we read them; `None` where the packet has no such header.
+fn our_reading(p: &Packet<'_>) -> Vec<Option<u64>> {
+    let bth = p.bth();
+    let (reth, aeth, atomic) = (p.reth(), p.aeth(), p.atomic());
+    // tshark shows the addresses and keys of both headers under the RETH's names.
+    vec![
+        Some(bth.opcode.0.into()),
+        Some(bth.solicited.into()),
+        Some(bth.mig_req.into()),
+        Some(p.padding().len() as u64),
+        Some(0),
+        Some(bth.pkey.0.into()),
+        Some(bth.dest_qp.get().into()),
+        Some(bth.ack_req.into()),
+        Some(bth.psn.get().into()),
+        reth.map(|r| r.va).or(atomic.map(|a| a.va)),
+        reth.map(|r| r.rkey.0.into()).or(atomic.map(|a| a.rkey.0.into())),
+        reth.map(|r| r.dma_len.into()),
+        aeth.map(|a| a.syndrome.to_byte().into()),
+        aeth.map(|a| a.msn.into()),
+        p.imm().map(u64::from),
+        None,
+        None,
+        atomic.map(|a| a.swap_or_add),
+        atomic.map(|a| a.compare),
+        p.atomic_ack().map(|a| a.original),
+    ]
+}
+
+/// One row of fields a packet, and what tshark finds malformed.
+fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
+    let mut c = Command::new("tshark");
+    c.args(["-n", "-r", path, "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f"]);
+    // A guess at what the payload may be, which trips over a SEND without any.
+    c.args(["--disable-protocol", "rpcordma"]);
+    c.args(["-e", "_ws.malformed", "-e", "_ws.expert.message"]);
+    for field in FIELDS.iter().filter(|f| known(f)) {
+        c.args(["-e", &format!("infiniband.{field}")]);
+    }
+    let out = c.output().unwrap_or_else(|e| panic!("this test needs tshark (run tests/guest/install): {e}"));
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let number = |field: &str, text: &str| -> Option<u64> {
+        if text.is_empty() {
+            return None;
+        }
+        let hex = text.strip_prefix("0x").or((field == "immdt").then_some(text));
+        let n = match (hex, text) {
+            (Some(hex), _) => u64::from_str_radix(&hex.replace(':', ""), 16),
+            (_, "True") => Ok(1),
+            (_, "False") => Ok(0),
+            _ => text.parse(),
+        };
+        Some(n.unwrap_or_else(|e| panic!("{field}={text}: {e}")))
+    };
+    let row = |line: &str| {
+        let mut cells = line.split('\t');
+        let malformed = [cells.next(), cells.next()].into_iter().flatten().collect::<String>();
+        // RoCEv2 has no UDP checksum over IPv6 either (annex A17); rxe sends none.
+        let malformed = malformed.replace("Illegal checksum value (0)", "");
+        let read = |f: &&str| if known(f) { number(f, cells.next().unwrap_or("")) } else { None };
+        (FIELDS.iter().map(read).collect(), malformed)
+    };
+    String::from_utf8_lossy(&out.stdout).lines().map(row).collect()
+}
+
+/// There are no names for these in tshark.
+fn known(field: &str) -> bool {
+    !matches!(field, "atomiceth.va" | "atomiceth.r_key")
+}
+
+/// Compares the readings of a capture; how many packets there are of each opcode.
+fn compare(path: &str) -> BTreeMap<u8, usize> {
+    let file = std::fs::File::open(path).unwrap();
+    let mut reader = PcapNgReader::new(file).unwrap();
+    let theirs = tshark(path);
+    let mut theirs = theirs.iter();
+    let mut counts = BTreeMap::new();
+    let mut n = 0;
+    while let Some(block) = reader.next_block() {
+        let Block::EnhancedPacket(block) = block.unwrap() else { continue };
+        n += 1;
+        // The capture has IP packets, and the parser takes Ethernet frames.
+        let mut bytes = vec![0; 12];
+        bytes.extend_from_slice(if block.data[0] >> 4 == 4 { &[8, 0] } else { &[0x86, 0xdd] });
+        bytes.extend_from_slice(&block.data);
+        let frame = frame::parse(&bytes, Checksums::Verify).unwrap();
+        let Content::Roce(roce) = frame.content else { panic!("{path}, packet {n}: {:?}", frame.content) };
+        let data = &bytes[roce.payload];
+        assert!(icrc::verify(&roce.flow, roce.ident, 0, data), "{path}, packet {n}: ICRC, {:?}", roce.ident);
+        let packet = Packet::parse(data).unwrap();
+        let (fields, malformed) = theirs.next().unwrap_or_else(|| panic!("{path}: tshark has no packet {n}"));
+        assert_eq!(malformed, "", "{path}, packet {n}: {packet:?}");
+        for ((name, ours), its) in FIELDS.iter().zip(our_reading(&packet)).zip(fields) {
+            assert_eq!(ours, *its, "{path}, packet {n}: {name}, {packet:?}");
+        }
+        *counts.entry(packet.bth().opcode.0).or_insert(0) += 1;
+    }
+    assert_eq!(theirs.count(), 0, "{path}: tshark has more than {n} packets");
+    counts
+}
+
+/// Debian's own first: another python may be first in the path, without Debian's packages.
+fn scapy(paths: &[String]) -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/scapy_icrc.py");
+    let has = |python: &&str| {
+        let out = Command::new(python).args(["-c", "import scapy.contrib.roce"]).output();
+        out.is_ok_and(|o| o.status.success())
+    };
+    let python = ["/usr/bin/python3", "python3"].into_iter().find(has);
+    let python =
+        python.expect("this test needs scapy: run tests/guest/install, or apt-get install python3-scapy");
+    let out = Command::new(python).arg(script).args(paths).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{text}");
+    text
+}
+
+#[test]
+fn tshark_and_scapy_agree() {
+    let name = |peers: &str| format!("{}/interop-{peers}.pcapng", env!("CARGO_TARGET_TMPDIR"));
+    let mut paths = Vec::new();
+    let site = Site::start(Via::Dgram);
+    for (peers, v6) in
+        [("urxe-urxe-v4", false), ("urxe-urxe-v6", true), ("urxe-rxe-v4", false), ("urxe-rxe-v6", true)]
+    {
+        let file = CaptureFile::create(name(peers), Timestamps::Wall).unwrap();
+        match peers.contains("-rxe") {
+            true => with_rxe(&site, &file, if v6 { Ip::Ula } else { Ip::V4 }),
+            false => between_urxes(&file, v6),
+        }
+        file.flush().unwrap();
+        paths.push(name(peers));
+    }
+    let counts: Vec<_> = paths.iter().map(|p| compare(p)).collect();
+    let mut table = Table::new("tshark", &["opcode", "urxe-urxe v4", "v6", "urxe-rxe v4", "v6"]);
+    let all: std::collections::BTreeSet<u8> = counts.iter().flat_map(|c| c.keys().copied()).collect();
+    for opcode in &all {
+        let mut row = vec![urxe::wire::Opcode(*opcode).to_string()];
+        row.extend(counts.iter().map(|c| c.get(opcode).copied().unwrap_or(0).to_string()));
+        table.row(&row);
+    }
+    table.print();
+    // All of RC but SEND with invalidate.
+    assert_eq!(all.into_iter().collect::<Vec<_>>(), (0..=0x14).collect::<Vec<u8>>());
+    eprintln!("{}", scapy(&paths));
+}
