@@ -114,7 +114,9 @@ fn take_completions(side: &Side, out: &mut Vec<Completion>) -> Result<()> {
     out.clear();
     side.cq.poll(64, out)?;
     match out.iter().find(|c| c.status != WcStatus::Success) {
-        Some(bad) => Err(format!("a work request failed: {}; {:?}", bad.status, side.context.counters()).into()),
+        Some(bad) => {
+            Err(format!("a work request failed: {}; {:?}", bad.status, side.context.counters()).into())
+        }
         None => Ok(()),
     }
 }
