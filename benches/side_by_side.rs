@@ -3,6 +3,7 @@
 //!
 //! `cargo bench --bench side_by_side [-- --quick]`
 
+#[allow(dead_code, reason = "each bench uses some of it")]
 #[path = "support/raw.rs"]
 mod raw;
 #[path = "support/urxe.rs"]

@@ -253,8 +253,13 @@ fn over_a_stream() {
 }
 
 #[test]
-#[ignore = "needs root, for a tap device in a network namespace"]
 fn over_a_tap() {
+    if !nix::unistd::geteuid().is_root() {
+        let why = "a tap device in a network namespace needs root";
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");
+        println!("left out: {why}");
+        return;
+    }
     struct Netns(String);
     impl Drop for Netns {
         fn drop(&mut self) {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use side::{PAIRS, Side};
 use urxe::transport::{Instant, RxBurst};
-use urxe::wire::{Flow, IpIdent, icrc};
+use urxe::wire::{Flow, IpIdent};
 
 /// The program: bytes read one after the other, zeros behind their end.
 pub struct Program<'a>(&'a [u8]);

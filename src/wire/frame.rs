@@ -1,7 +1,7 @@
 //! Ethernet, VLAN, IP and UDP around a RoCEv2 packet, and the few frames that a host on Ethernet owes its
 //! neighbours: ARP, IPv6 neighbour discovery and echo.
 //!
-//! [`parse`] reads a frame into what it is; the `append_…` functions write one to the end of a buffer.
+//! [`parse()`] reads a frame into what it is; the `append_…` functions write one to the end of a buffer.
 
 mod control;
 mod parse;

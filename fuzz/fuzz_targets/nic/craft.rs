@@ -32,8 +32,8 @@ pub fn remote(regions: &[RegionInfo; 3], p: &mut Program<'_>) -> (u64, RKey) {
     let va = match how >> 4 & 7 {
         0 => p.u64(),
         1 => IOVA[region].wrapping_sub(p.u8() as u64),
-        2 => IOVA[region] + p.u8() as u64,
-        _ => IOVA[region] + p.u8() as u64 * 8,
+        2 => IOVA[region].wrapping_add(p.u8() as u64),
+        _ => IOVA[region].wrapping_add(p.u8() as u64 * 8),
     };
     (va, key)
 }
@@ -115,7 +115,8 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         headers.bth.psn = headers.bth.psn + 1;
         if small & 0x40 != 0 && headers.len() == n {
             // FIRST, MIDDLE, LAST have opcodes that follow one another; only those of equal length here.
-            let next = Headers { bth: Bth { opcode: Opcode(opcode.wrapping_add(1)), ..headers.bth }, ..headers };
+            let next =
+                Headers { bth: Bth { opcode: Opcode(opcode.wrapping_add(1)), ..headers.bth }, ..headers };
             headers = if next.len() == n { next } else { headers };
         }
     }

@@ -7,13 +7,10 @@ use std::time::Duration;
 use urxe::memory::{Access, AtomicOp, PdId, RegionInfo, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
-    AddressVector, Completion, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps,
-    SendFlags, SendWr, Sge, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp,
+    AddressVector, BurstLimits, Completion, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
+    RxBurst, SendCaps, SendFlags, SendWr, Sge, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp,
 };
-use urxe::transport::BurstLimits;
-use urxe::wire::{
-    AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, Qpn, RKey, RnrTimer, icrc,
-};
+use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, Qpn, RKey, RnrTimer, icrc};
 
 use crate::Program;
 
@@ -94,7 +91,7 @@ impl Side {
             // SAFETY: the arena lives as long as the table, and is looked at only when the NIC is gone.
             unsafe { memory.register(pd, base + start(n), SIZES[n], IOVA[n], access) }.unwrap()
         });
-        let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(4096)));
+        let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(512)));
         let init = QpInit {
             qp_type: QpType::Rc,
             pd: MINE,
@@ -300,7 +297,8 @@ impl Side {
         for c in completions.drain(..) {
             let queue = &mut self.queues[self.qpns.iter().position(|q| *q == c.qpn).unwrap()];
             loop {
-                let (wr_id, signaled) = queue.sends.pop_front().expect("a send completes that was not posted");
+                let (wr_id, signaled) =
+                    queue.sends.pop_front().expect("a send completes that was not posted");
                 if wr_id == c.wr_id {
                     assert!(signaled || c.status != WcStatus::Success, "{c:?} was not signaled");
                     break;
@@ -338,7 +336,11 @@ impl Side {
             let lost: Vec<_> = queue.sends.iter().filter(|(_, signaled)| *signaled).collect();
             assert!(lost.is_empty(), "sends {lost:?} are lost");
         }
-        assert_eq!(self.nic.qp_state(self.qpns[PAIRS]), Some(QpState::Rts), "the queue pair of somebody else");
+        assert_eq!(
+            self.nic.qp_state(self.qpns[PAIRS]),
+            Some(QpState::Rts),
+            "the queue pair of somebody else"
+        );
         assert!(self.other_cq.is_empty(), "a completion of somebody else's");
 
         let fills = [(0, FILL[3]), (1, FILL[1]), (2, FILL[2])];
