@@ -97,7 +97,7 @@ pub fn default_address() -> IpAddr {
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Link options")]
 pub struct LinkArgs {
-    /// Where packets go: udp[:ADDR], packet:IF[,ip=A/LEN,mac=M], frames:…, fabric
+    /// Where packets go: `udp[:ADDR]`, `packet:IF[,ip=A/LEN,mac=M]`, `frames:…`, `fabric`
     ///
     /// udp            UDP port 4791 of this machine's first address; needs no privilege
     /// udp:ADDR       the same on this IPv4 or IPv6 address

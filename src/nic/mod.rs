@@ -259,8 +259,7 @@ impl Nic {
         self.schedule.touch(entry);
     }
 
-    /// Has acknowledgements leave with the next [`transmit`](Self::transmit) though nothing else does.
-    pub fn release_acknowledgements(&mut self) {
+    fn release_acknowledgements(&mut self) {
         while let Some(qpn) = self.schedule.next_held() {
             if let Some(entry) = self.table.get_mut(qpn) {
                 entry.held = false;
@@ -271,14 +270,20 @@ impl Nic {
         }
     }
 
-    /// Whether acknowledgements wait for [`release_acknowledgements`](Self::release_acknowledgements) or for
-    /// requests of their queue pairs to travel with.
+    /// Whether acknowledgements wait since [`transmit_urgent`](Self::transmit_urgent).
     pub fn has_held_acknowledgements(&self) -> bool {
         self.schedule.has_held()
     }
 
     /// Fills `tx` with what is due, QP after QP, as far as one turn goes. True if there is more.
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
+        self.release_acknowledgements();
+        self.transmit_urgent(now, memory, tx)
+    }
+
+    /// The same but for acknowledgements of queue pairs that have nothing else to send: they wait for a
+    /// request to travel with, or for the next [`transmit`](Self::transmit).
+    pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
         while tx.bytes() - bytes < TURN_BYTES
             && let Some(qpn) = self.schedule.next_ready()
@@ -321,7 +326,7 @@ impl Nic {
         self.schedule.next_deadline()
     }
 
-    /// Whether [`transmit`](Self::transmit) has something to do that must not wait.
+    /// Whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
         self.schedule.has_ready()
     }

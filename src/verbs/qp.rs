@@ -296,6 +296,8 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        // What it owes the peer leaves first: an acknowledgement may still wait for company.
+        self.pd.context().0.shard.with(|_, _, _| ());
         self.pd.context().0.shard.look(|nic| nic.destroy_qp(self.qpn));
         self.send_cq.0.queue.purge(self.qpn);
         self.recv_cq.0.queue.purge(self.qpn);

@@ -97,8 +97,7 @@ impl Shard {
         let result = {
             let memory = self.memory.read();
             let result = f(&mut engine, now, &memory);
-            engine.nic.release_acknowledgements();
-            self.send(&mut engine, now, &memory);
+            self.send(&mut engine, now, &memory, false);
             result
         };
         self.release(engine, now);
@@ -205,19 +204,19 @@ impl Shard {
             broken.get_or_insert_with(|| Arc::new(e));
             0
         });
-        if !hold || waited || received > HOLD_PACKETS {
-            nic.release_acknowledgements();
-        }
+        let hold = hold && !waited && received <= HOLD_PACKETS;
         if nic.next_deadline().is_some_and(|at| at <= now) {
             nic.handle_timeouts(now, &memory, tx);
         }
-        self.send(engine, now, &memory);
+        self.send(engine, now, &memory, hold);
         received > 0
     }
 
-    fn send(&self, engine: &mut Engine, now: Instant, memory: &Table) {
+    fn send(&self, engine: &mut Engine, now: Instant, memory: &Table, hold: bool) {
         let Engine { nic, link, tx, broken } = engine;
-        if nic.wants_to_transmit() {
+        if hold {
+            nic.transmit_urgent(now, memory, tx);
+        } else {
             nic.transmit(now, memory, tx);
         }
         if !tx.is_empty() {

@@ -310,7 +310,6 @@ impl Bench {
 
     /// What the NIC sends in one turn.
     pub fn turn(&mut self) -> Vec<Pkt> {
-        self.nic.release_acknowledgements();
         self.nic.transmit(self.now, &self.memory, &mut self.tx);
         let mut got = Vec::new();
         support::drain(&mut self.tx, |flow, bytes| {

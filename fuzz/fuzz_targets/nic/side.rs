@@ -271,7 +271,6 @@ impl Side {
 
     /// All that is due, packet by packet: its path, its identification and its bytes.
     pub fn transmit(&mut self, now: Instant, mut sink: impl FnMut(Flow, u16, &[u8])) {
-        self.nic.release_acknowledgements();
         for turn in 0.. {
             assert!(turn < 2000, "it never stops sending");
             let more = self.nic.transmit(now, &self.memory, &mut self.tx);
