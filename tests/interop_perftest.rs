@@ -1,5 +1,7 @@
 //! `urxe perf --perftest` and six programs of perftest in a guest with the kernel's rxe, both ways round.
 //!
+//! The ACK timeout is one second (18): a busy host starves the emulated guest for longer than the usual 67 ms.
+//!
 //! urxe checks what it can see of the data: the marks of `ib_write_lat`, the lengths of SENDs, and that additions of
 //! 1 add up, whichever side has the words. perftest itself looks at nothing but completions and those marks.
 
@@ -36,10 +38,21 @@ fn all(stand: &Stand, links: &[Via]) {
                     let (s, n, q) = (size.to_string(), n.to_string(), qps.to_string());
                     let size_of = if program == "ib_atomic_bw" { String::new() } else { format!("-s {s}") };
                     let many = if *qps > 1 { format!("-q {q}") } else { String::new() };
-                    let stock = format!("{program} -d rxe0 -x {index} -F {size_of} -n {n} {many}");
+                    let stock = format!("{program} -d rxe0 -x {index} -F -u 18 {size_of} -n {n} {many}");
                     let urxe = ["perf", args[0], args[1], "--perftest", "--link", &link, "--gid", &gid]
                         .into_iter()
-                        .chain(["-s", s.as_str(), "-n", &n, "-q", &q])
+                        .chain([
+                            "--ack-timeout",
+                            "18",
+                            "--timeout",
+                            "60",
+                            "-s",
+                            s.as_str(),
+                            "-n",
+                            &n,
+                            "-q",
+                            &q,
+                        ])
                         .collect::<Vec<_>>();
                     let what = format!("{s} bytes, {n} iterations, {q} queue pair(s)");
                     table.case([program, "server", via.name(), ip], what.clone(), || {

@@ -31,7 +31,22 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, size: u
     let index = stand.guest.gid_index(GUEST[version]).unwrap();
     let stock = format!("ibv_rc_pingpong -d rxe0 -g {index} -m {mtu} -s {size} -n {n} -c");
     let (s, n, m) = (size.to_string(), n.to_string(), mtu.to_string());
-    let urxe = ["pingpong", "--link", &link, "--gid", &gid, "--mtu", &m, "-s", &s, "-n", &n, "--check"];
+    let urxe = [
+        "pingpong",
+        "--link",
+        &link,
+        "--gid",
+        &gid,
+        "--mtu",
+        &m,
+        "-s",
+        &s,
+        "-n",
+        &n,
+        "--check",
+        "--timeout",
+        "60",
+    ];
     let what = format!("{size} bytes, MTU {mtu}, {n} iterations");
     table.case(["ibv_rc_pingpong", "server", via.name(), ip], what.clone(), || {
         let said = stand.stock_server(&stock, &urxe, LIMIT)?;

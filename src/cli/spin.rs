@@ -10,7 +10,8 @@ use crate::verbs::{Completion, Context, Cq, WaitError, WcStatus};
 /// Empty polls between two looks at the clock.
 const LOOKS: u32 = 256;
 
-/// A busy wait that ends when the peer is silent for too long, or by Ctrl-C. It never sleeps.
+/// A busy wait that ends when the peer is silent for too long, or by Ctrl-C. It never sleeps,
+/// but lets others run where there are too few cores.
 #[derive(Debug)]
 pub struct Spin {
     interrupt: Interrupt,
@@ -42,6 +43,8 @@ impl Spin {
             return Ok(());
         }
         self.empty = 0;
+        // On a machine with fewer free cores than busy waits the peer may be what waits for this one.
+        std::thread::yield_now();
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.interrupt.is_set() {
             return Err(CliError::Failed("interrupted in the middle of a run".into()));

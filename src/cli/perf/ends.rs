@@ -11,7 +11,7 @@ use crate::cli::CliError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::link::LinkArgs;
 use crate::cli::spin::Spin;
-use crate::verbs::{Access, Context, Endpoint, Gid, Mtu, Psn, Qpn, RKey, RemoteAddr};
+use crate::verbs::{Access, ConnectOptions, Context, Endpoint, Gid, Mtu, Psn, Qpn, RKey, RemoteAddr};
 
 /// Receives kept posted in a run of SENDs.
 const RECEIVES: usize = 512;
@@ -44,6 +44,8 @@ pub struct End<'a> {
     pub context: &'a Context,
     /// How it was opened.
     pub link: &'a LinkArgs,
+    /// How its queue pairs are connected.
+    pub connect: ConnectOptions,
     /// Ctrl-C.
     pub interrupt: &'a Interrupt,
     /// How long the peer may be silent.
@@ -76,11 +78,7 @@ impl End<'_> {
             let (got, want) = (peers.len(), side.lanes.len());
             return Err(CliError::Failed(format!("the peer has {got} queue pairs, this side {want}")));
         }
-        let options = crate::verbs::ConnectOptions {
-            sgid_index: Some(sgid),
-            mtu: Some(mtu),
-            ..self.link.connect_options()
-        };
+        let options = ConnectOptions { sgid_index: Some(sgid), mtu: Some(mtu), ..self.connect };
         for (lane, peer) in side.lanes.iter_mut().zip(peers) {
             let gid = Gid(peer.gid.octets());
             let to = Endpoint { gid, qpn: Qpn::new(peer.qpn), psn: Psn::new(peer.psn) };

@@ -18,6 +18,7 @@ use super::exchange::perftest::Role;
 use super::interrupt::Interrupt;
 use super::link::{LinkArgs, LinkSpec};
 use super::oob::{OobArgs, Patient, parse_seconds};
+use crate::verbs::{AckTimeout, ConnectOptions};
 use control::Control;
 use ends::{End, Plan};
 use plan::{Amount, Measure, Sizes, Verb};
@@ -56,6 +57,9 @@ pub struct PerfArgs {
     /// Work requests in flight of a queue pair
     #[arg(long, default_value_t = DEPTH as u32, value_parser = clap::value_parser!(u32).range(1..=8192))]
     depth: u32,
+    /// Local ACK timeout: 4.096 us x 2^N (as perftest's -u)
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
+    ack_timeout: u8,
     /// Results as one JSON object
     #[arg(long)]
     json: bool,
@@ -103,17 +107,21 @@ impl PerfArgs {
             let context = self.link.open()?;
             let stream = self.oob.open("urxe perf", interrupt)?;
             let mut control = Control::new(stream, interrupt, self.oob.patience())?;
-            return self.end(&context, interrupt).server(&mut control);
+            let done = self.end(&context, interrupt).server(&mut control);
+            return explained(&context, done);
         }
         let plan = self.plan()?;
         let context = self.link.open()?;
         let stream = self.oob.open("urxe perf", interrupt)?;
         let mut control = Control::new(stream, interrupt, self.oob.patience())?;
-        self.end(&context, interrupt).client(&mut control, &plan)
+        let done = self.end(&context, interrupt).client(&mut control, &plan);
+        explained(&context, done)
     }
 
     fn end<'a>(&'a self, context: &'a crate::verbs::Context, interrupt: &'a Interrupt) -> End<'a> {
-        End { context, link: &self.link, interrupt, patience: self.oob.patience() }
+        let timeout = AckTimeout::new(self.ack_timeout);
+        let connect = ConnectOptions { timeout, ..self.link.connect_options() };
+        End { context, link: &self.link, connect, interrupt, patience: self.oob.patience() }
     }
 
     fn verb(&self) -> Result<Verb, CliError> {
@@ -182,8 +190,20 @@ impl PerfArgs {
         let stream = self.oob.open(program(test), interrupt)?;
         let role = if self.oob.host.is_some() { Role::Client } else { Role::Server };
         let stream = Patient::new(stream, interrupt, self.oob.patience())?;
-        perftest::run(&self.end(&context, interrupt), &plan, stream, role)
+        let done = perftest::run(&self.end(&context, interrupt), &plan, stream, role);
+        explained(&context, done)
     }
+}
+
+/// What the NIC counted, where a run failed.
+fn explained(context: &crate::verbs::Context, result: Result<(), CliError>) -> Result<(), CliError> {
+    if result.is_err() {
+        let counters = context.counters();
+        let seen: Vec<String> =
+            counters.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
+        eprintln!("counted until then: {}", seen.join(" "));
+    }
+    result
 }
 
 fn program(test: super::exchange::perftest::Test) -> &'static str {

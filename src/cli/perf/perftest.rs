@@ -176,7 +176,7 @@ fn connect(
             mtu: Mtu::from_bytes(mtu as usize),
             max_rd_atomic: peer.out_reads.clamp(1, 128) as u8,
             max_dest_rd_atomic: if test.has_out_reads() { OUT_READS as u8 } else { 1 },
-            ..end.link.connect_options()
+            ..end.connect
         };
         let to = Endpoint { gid: Gid(peer.gid), qpn: Qpn::new(peer.qpn), psn: Psn::new(peer.psn) };
         lane.qp.connect(&to, &options)?;
