@@ -147,8 +147,11 @@ impl World {
                 };
                 self.now = self.now.max(time.unwrap_or_default());
                 for side in 0..2 {
-                    self.sides[side].timeouts(self.now);
-                    self.transmit(side);
+                    // What came since the last turn may have left a timer that is over by now: two turns suffice.
+                    for _ in 0..2 {
+                        self.sides[side].timeouts(self.now);
+                        self.transmit(side);
+                    }
                     let next = self.sides[side].nic.next_deadline();
                     assert!(next.is_none_or(|at| at > self.now), "a timer of the past: {next:?}");
                 }
