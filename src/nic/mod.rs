@@ -326,8 +326,13 @@ impl Nic {
         self.schedule.next_deadline()
     }
 
-    /// Whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
+    /// Whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
+        self.schedule.has_ready() || self.schedule.has_held()
+    }
+
+    /// Whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
+    pub fn wants_to_transmit_urgently(&self) -> bool {
         self.schedule.has_ready()
     }
 

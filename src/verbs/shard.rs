@@ -150,7 +150,7 @@ impl Shard {
             self.answer_doorbell();
             self.turn(&mut engine, now, hold);
             self.note_deadline(&engine, now);
-            let more = engine.nic.wants_to_transmit();
+            let more = engine.nic.wants_to_transmit_urgently();
             drop(engine);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
@@ -181,7 +181,7 @@ impl Shard {
     /// Lets go of the engine, and looks whether someone rang meanwhile.
     fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
         self.note_deadline(&engine, now);
-        let more = engine.nic.wants_to_transmit();
+        let more = engine.nic.wants_to_transmit_urgently();
         drop(engine);
         if self.virtual_fabric().is_some() {
             return;
@@ -265,7 +265,7 @@ impl Shard {
             let mut engine = self.engine.lock();
             self.answer_doorbell();
             let received = self.turn(&mut engine, self.clock.now(), false);
-            let more = received || engine.nic.wants_to_transmit();
+            let more = received || engine.nic.wants_to_transmit_urgently();
             let until = if more { Some(Instant(1)) } else { self.deadline(&engine, now) };
             // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
@@ -313,7 +313,7 @@ impl Driver for Shard {
 
     fn next_deadline(&self) -> Option<Instant> {
         let engine = self.engine.lock();
-        if engine.nic.wants_to_transmit() {
+        if engine.nic.wants_to_transmit_urgently() {
             Some(Instant(0))
         } else {
             self.deadline(&engine, self.clock.now())
