@@ -130,7 +130,7 @@ impl Target {
     /// The packets that leave, thrown away; each has been checked to be whole.
     fn transmit(&mut self) -> Vec<Headers> {
         let mut sent = Vec::new();
-        while self.nic.wants_to_transmit() {
+        while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
             self.nic.transmit(self.now, &self.memory, &mut self.tx);
             support::drain(&mut self.tx, |_, bytes| sent.push(support::decode(&bytes).0));
         }
