@@ -26,7 +26,7 @@ const POLLING: Duration = Duration::from_micros(200);
 /// How long the background thread then sleeps before it looks again: what an application that stops polling
 /// without a word may delay its peers by, once. Shorter, its waking would show in the 99th percentile of a
 /// ping-pong.
-const STAND_BACK: Duration = Duration::from_millis(2);
+const STAND_BACK: Duration = Duration::from_millis(4);
 
 /// An application that polls may answer what it finds: acknowledgements of up to so many packets wait for its
 /// next call, to leave with the answer. A longer run is a stream, whose sender waits for them.
@@ -46,7 +46,8 @@ pub(super) struct Shard {
     doorbell: AtomicBool,
     /// When an application thread last polled, in the clock's nanoseconds.
     polled: AtomicU64,
-    /// Until when the background thread sleeps; 0 while it is awake.
+    /// Until when the background thread sleeps; 0 while it is awake, or stands back for an application that
+    /// polls and thereby serves the timers itself.
     sleeping_until: AtomicU64,
     wake: EventFd,
     stopping: AtomicBool,
@@ -281,7 +282,6 @@ impl Shard {
 
     /// Sleeps until `until`, a wake-up, or, with `watch`, until the link is readable.
     fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool) {
-        self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
         let wake = PollFd::new(self.wake.as_fd(), PollFlags::POLLIN);
         let result = match self.link_fd.as_ref().filter(|_| watch) {
