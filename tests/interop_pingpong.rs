@@ -1,7 +1,7 @@
 //! `urxe pingpong` and the stock `ibv_rc_pingpong` of a guest with the kernel's rxe, both ways round.
 //!
-//! The emulated guest moves a few MB a second, so the long messages go to and fro less often than a thousand
-//! times: see [`iterations`].
+//! The emulated guest moves a few MB a second, so messages of 1 MiB go to and fro less often than a thousand
+//! times, unless `URXE_LONG=1` is set: an hour and a half then.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -13,19 +13,18 @@ use std::time::Duration;
 
 const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
 const MTUS: [u32; 3] = [256, 1024, 4096];
-const LIMIT: Duration = Duration::from_secs(120);
 
-/// A thousand up to 4 KiB, as the stock program does by itself.
-fn iterations(size: u32) -> u32 {
-    match size {
-        0..=4096 => 1000,
-        65_536 => 30,
-        _ => 3,
+/// How often a message goes to and fro, and how long that may take.
+fn iterations(size: u32) -> (u32, Duration) {
+    match (size, std::env::var_os("URXE_LONG")) {
+        (0..=65_536, _) => (1000, Duration::from_secs(180)),
+        (_, None) => (10, Duration::from_secs(120)),
+        (_, Some(_)) => (1000, Duration::from_secs(3600)),
     }
 }
 
 fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, size: u32, mtu: u32) {
-    let (n, ip) = (iterations(size), ["IPv4", "IPv6"][version]);
+    let ((n, limit), ip) = (iterations(size), ["IPv4", "IPv6"][version]);
     let link = stand.link(via, version);
     let gid = stand.gid(via, version).to_string();
     let index = stand.guest.gid_index(GUEST[version]).unwrap();
@@ -49,11 +48,11 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, size: u
     ];
     let what = format!("{size} bytes, MTU {mtu}, {n} iterations");
     table.case(["ibv_rc_pingpong", "server", via.name(), ip], what.clone(), || {
-        let said = stand.stock_server(&stock, &urxe, LIMIT)?;
+        let said = stand.stock_server(&stock, &urxe, limit)?;
         if said.contains("invalid data") { Err(said) } else { Ok(said) }
     });
     table.case(["ibv_rc_pingpong", "client", via.name(), ip], what, || {
-        stand.stock_client(&stock, &urxe, LIMIT)
+        stand.stock_client(&stock, &urxe, limit)
     });
 }
 
