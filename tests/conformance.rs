@@ -14,6 +14,8 @@ mod support;
 
 #[path = "conformance/requester_acks.rs"]
 mod requester_acks;
+#[path = "conformance/requester_asks.rs"]
+mod requester_asks;
 #[path = "conformance/requester_errors.rs"]
 mod requester_errors;
 #[path = "conformance/requester_messages.rs"]
@@ -39,6 +41,7 @@ fn every_rule_has_a_case() {
         responder_order::CASES,
         responder_replay::CASES,
         requester_acks::CASES,
+        requester_asks::CASES,
         requester_errors::CASES,
         requester_messages::CASES,
         requester_reads::CASES,

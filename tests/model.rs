@@ -66,10 +66,11 @@ proptest! {
         mtu in 0usize..5,
         window in 300usize..100_000,
         read_chunk in 1u32..40_000,
+        ack_silence_us in 0u64..2_000,
         turn in 1usize..64,
         qps in 1usize..4,
         poison: bool,
     ) {
-        run(seed, &Knobs { loss, dup, reorder, corrupt, mtu: Some(mtu), window, read_chunk, turn, qps, poison });
+        run(seed, &Knobs { loss, dup, reorder, corrupt, mtu: Some(mtu), window, read_chunk, ack_silence_us, turn, qps, poison });
     }
 }

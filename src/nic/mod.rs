@@ -296,7 +296,7 @@ impl Nic {
             if more {
                 self.schedule.enqueue(entry);
             }
-            self.schedule.arm(entry);
+            self.schedule.arm(entry, &self.config.tuning);
         }
         let c = &mut self.state.counters;
         c.sent_pkts += (tx.packets() - packets) as u64;
@@ -310,13 +310,13 @@ impl Nic {
             // An earlier one has taken this one's place: putting it back would keep both for ever.
             let Some(entry) = self.table.get_mut(qpn).filter(|e| e.timer_at == Some(at)) else { continue };
             entry.timer_at = None;
-            if entry.qp.next_deadline().is_some_and(|at| at <= now) {
+            if entry.qp.next_deadline(&self.config.tuning).is_some_and(|at| at <= now) {
                 let mut env = self.state.env(now, memory, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
                 deliver(&mut self.state.out, entry, &mut self.events);
             }
             self.schedule.touch(entry);
-            self.schedule.arm(entry);
+            self.schedule.arm(entry, &self.config.tuning);
         }
     }
 

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::table::Entry;
-use crate::transport::{Instant, Pending};
+use crate::transport::{Instant, Pending, Tuning};
 use crate::wire::Qpn;
 
 /// Which queue pairs have something to send, and which wait for a time.
@@ -49,8 +49,8 @@ impl Schedule {
     }
 
     /// Sees to it that the heap comes up in time for the queue pair's deadline.
-    pub fn arm(&mut self, entry: &mut Entry) {
-        let Some(deadline) = entry.qp.next_deadline() else { return };
+    pub fn arm(&mut self, entry: &mut Entry, tuning: &Tuning) {
+        let Some(deadline) = entry.qp.next_deadline(tuning) else { return };
         if entry.timer_at.is_none_or(|at| deadline < at) {
             entry.timer_at = Some(deadline);
             self.timers.push(Reverse((deadline, entry.qp.qpn())));

@@ -26,13 +26,22 @@ pub struct Tuning {
     pub read_chunk: u32,
     /// The shortest retransmission timeout, whatever the QP asks for.
     pub min_timeout: Duration,
+    /// How long a request may be in flight, at most, before an acknowledgement is asked for; a quarter of the
+    /// timeout if that is less.
+    pub max_ack_silence: Duration,
     /// Packets that one QP sends before the next one has its turn.
     pub turn: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Tuning { window: 1 << 20, read_chunk: 1 << 30, min_timeout: Duration::from_millis(1), turn: 256 }
+        Tuning {
+            window: 1 << 20,
+            read_chunk: 1 << 30,
+            min_timeout: Duration::from_millis(1),
+            max_ack_silence: Duration::from_millis(1),
+            turn: 256,
+        }
     }
 }
 
@@ -78,6 +87,8 @@ counters! {
     send_rnr_err,
     /// Requester timeouts.
     local_ack_timeout_err,
+    /// Last packets sent again only to ask for an acknowledgement.
+    ack_probe,
     /// Times that the requester went back to an earlier PSN.
     requester_retry,
     /// Responses missing: a later one came first.

@@ -5,7 +5,7 @@ use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
     AddressError, AddressVector, AsyncEvent, Completion, Env, Instant, ModifyError, Output, PostError,
-    QpAttr, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus, state,
+    QpAttr, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus, state,
 };
 use crate::memory::PdId;
 use crate::wire::{Flow, PKey, Packet, Qpn};
@@ -273,8 +273,8 @@ impl QueuePair {
     }
 
     /// When `handle_timeout` has something to do.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        self.requester.next_deadline()
+    pub fn next_deadline(&self, tuning: &Tuning) -> Option<Instant> {
+        self.requester.next_deadline(&self.conn, tuning)
     }
 
     /// What `transmit` may have to send.

@@ -90,6 +90,8 @@ rules! {
     "req.ack.kind" "9.7.6" "a SEND is not completed by a READ's or atomic's answer"
     "req.ack.overtakes" "9.7.6" "acknowledgements of the first sending count while sending again"
     "req.ackreq" "9.7.3" "AckReq is set often enough that the window never closes, at fixed places"
+    "req.ackreq.unsignaled" "9.7.3" "what nobody waits for does not ask, but for parts of the queue and when sent again"
+    "req.ackreq.probe" "9.7.3" "what was not asked for is soon: by the next packet, or by the last one once more"
     "req.window" "9.7.6" "bytes in flight are limited; acknowledgements make room"
     "req.timeout" "9.7.6" "the oldest packet unacknowledged for the timeout: all from there again"
     "req.retry.exceeded" "9.7.6" "after the last retry the oldest request fails"

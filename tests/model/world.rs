@@ -28,6 +28,7 @@ pub struct Knobs {
     pub mtu: Option<usize>,
     pub window: usize,
     pub read_chunk: u32,
+    pub ack_silence_us: u64,
     pub turn: usize,
     pub qps: usize,
     /// One connection gets a work request that fails.
@@ -48,6 +49,7 @@ impl Knobs {
             mtu: None,
             window: rng.pick(&[1, 5_000, 30_000, 1 << 20]),
             read_chunk: rng.pick(&[1, 3_000, 10_000, 1 << 30]),
+            ack_silence_us: rng.pick(&[0, 20, 1000]),
             turn: rng.pick(&[1, 7, 256]),
             qps: 1 + rng.below(3) as usize,
             poison: rng.percent(20),
@@ -163,6 +165,7 @@ impl World {
                 read_chunk: knobs.read_chunk,
                 turn: knobs.turn,
                 min_timeout: Duration::ZERO,
+                max_ack_silence: Duration::from_micros(knobs.ack_silence_us),
             };
             let port = PortAddresses { gids: vec![ip.into()], src_port: None };
             let mut memory = Table::new();

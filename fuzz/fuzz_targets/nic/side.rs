@@ -74,6 +74,7 @@ impl Side {
                 window: if small { 1500 } else { 1 << 20 },
                 read_chunk: if small { 512 } else { 1 << 30 },
                 min_timeout: Duration::from_micros(10),
+                max_ack_silence: Duration::from_micros(if small { 5 } else { 100 }),
                 turn: if small { 3 } else { 256 },
             },
             port: PortAddresses { gids: vec![gid(number)], src_port: None },

@@ -1,6 +1,8 @@
 //! From the send queue to packets.
 
-use super::{Cursor, Requester};
+use std::ops::Range;
+
+use super::{Cursor, Requester, ask};
 use crate::memory::AtomicOp;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::SendWqe;
@@ -10,13 +12,6 @@ use crate::wire::{AtomicEth, HeaderSet, Headers, Operation, Position, Reth};
 /// PSNs that may be in flight: less than half of the space, or old and new could not be told apart
 /// (IBA 9.7.2).
 const MAX_PSNS: u32 = 1 << 22;
-
-/// An acknowledgement is asked for in every such part of the window, so that it never closes.
-const ASKS_PER_WINDOW: u64 = 4;
-
-/// ... and however wide the window, in every so many full packets: a slow peer far behind shows that it is alive
-/// before the timer expires, and rxe asks as often.
-const ASK_PACKETS: u64 = 64;
 
 /// Why no packet went out.
 enum Stop {
@@ -36,7 +31,8 @@ impl Requester {
         env: &mut Env<'_>,
     ) -> Result<bool, super::Fatal> {
         while *budget > 0 {
-            match self.send_one(conn, env) {
+            let sent = if self.ask.is_due() { self.probe(conn, env) } else { self.send_one(conn, env) };
+            match sent {
                 Ok(()) => *budget -= 1,
                 Err(Stop::Idle) => return Ok(false),
                 Err(Stop::Failed(status)) => {
@@ -97,34 +93,15 @@ impl Requester {
             return Err(Stop::Idle);
         }
 
-        let offset = (packet as u64 * mtu as u64) as u32;
-        let len = (wqe.len - offset).min(psns * mtu);
-        let position = match wqe.op {
-            WrOp::Read { .. } => Position::Only,
-            _ => Position::of(packet, wqe.packets),
-        };
-        let mut headers = request_headers(conn, wqe, position, psn, offset, len);
-        // By the packet's place alone, so that it is the same packet when it is sent again.
-        let step = (window / ASKS_PER_WINDOW).clamp(1, ASK_PACKETS * u64::from(mtu));
-        headers.bth.ack_req = position.ends() || start_cost / step != end_cost / step;
-
-        let flow = conn.flow.as_ref().ok_or(Stop::Idle)?;
+        let marked = ask::is_marked(start_cost, end_cost, window, conn.mtu);
+        let again = psn.is_before(self.resend_until);
+        let ask = self.asks(wqe, packet + psns, index, conn, env) || marked;
+        self.push(wqe, packet..packet + psns, ask, again, conn, env)?;
         if wqe.op.is_read_or_atomic() {
-            env.tx.push(flow, headers, Payload::Bytes(&[]));
             self.reads.push_back(psn + (psns - 1));
+            self.ask.asked();
         } else {
-            env.bytes.clear();
-            env.scratch.clear();
-            if self.queue.inline_data(wqe, offset, len, env.bytes) {
-                env.tx.push(flow, headers, Payload::Bytes(env.bytes));
-            } else {
-                self.queue
-                    .gather(wqe, offset, len, conn.pd, env.memory, env.scratch)
-                    .map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
-                let again = psn.is_before(self.resend_until);
-                let payload = if again { Payload::Copy(env.scratch) } else { Payload::Gather(env.scratch) };
-                env.tx.push(flow, headers, payload);
-            }
+            self.ask.note(ask, env.now);
         }
         let ended = left == psns;
         self.cursor = if ended {
@@ -137,6 +114,67 @@ impl Requester {
         }
         if self.timer.is_none() {
             self.arm_timer(conn, env);
+        }
+        Ok(())
+    }
+
+    /// Whether the packet before the `end`-th of a work request asks for an acknowledgement.
+    fn asks(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, env: &Env<'_>) -> bool {
+        end == wqe.packets
+            && (wqe.flags.signaled
+                || conn.signal_all
+                || wqe.first_psn.is_before(self.resend_until)
+                || ask::fills_a_part(index, self.queue.caps.max_wr)
+                || self.ask.is_overdue(env.now, conn.timeout, env.tuning))
+    }
+
+    /// Sends the last packet once more, now asking for an acknowledgement: so a loss of that packet shows, and
+    /// the queue empties, though nobody waits for a completion.
+    fn probe(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
+        self.ask.asked();
+        let at = match self.cursor {
+            Cursor { wqe, packet: 0 } => self.queue.get(wqe.wrapping_sub(1)).map(|w| (w, w.packets - 1)),
+            Cursor { wqe, packet } => self.queue.get(wqe).map(|w| (w, packet - 1)),
+        };
+        let Some((wqe, packet)) = at else { return Ok(()) };
+        env.counters.ack_probe += 1;
+        self.push(wqe, packet..packet + 1, true, true, conn, env)
+    }
+
+    /// Builds the packet that takes the PSNs `part` of a work request. Data that goes out `again` is copied.
+    fn push(
+        &self,
+        wqe: &SendWqe,
+        part: Range<u32>,
+        ask: bool,
+        again: bool,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Stop> {
+        let mtu = conn.mtu.bytes() as u32;
+        let offset = (part.start as u64 * mtu as u64) as u32;
+        let len = (wqe.len - offset).min((part.end - part.start) * mtu);
+        let position = match wqe.op {
+            WrOp::Read { .. } => Position::Only,
+            _ => Position::of(part.start, wqe.packets),
+        };
+        let mut headers = request_headers(conn, wqe, position, wqe.first_psn + part.start, offset, len);
+        headers.bth.ack_req = ask || wqe.op.is_read_or_atomic();
+        let flow = conn.flow.as_ref().ok_or(Stop::Idle)?;
+        if wqe.op.is_read_or_atomic() {
+            env.tx.push(flow, headers, Payload::Bytes(&[]));
+            return Ok(());
+        }
+        env.bytes.clear();
+        env.scratch.clear();
+        if self.queue.inline_data(wqe, offset, len, env.bytes) {
+            env.tx.push(flow, headers, Payload::Bytes(env.bytes));
+        } else {
+            self.queue
+                .gather(wqe, offset, len, conn.pd, env.memory, env.scratch)
+                .map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
+            let payload = if again { Payload::Copy(env.scratch) } else { Payload::Gather(env.scratch) };
+            env.tx.push(flow, headers, payload);
         }
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! The requester: builds requests from the send queue and completes them by the responses.
 //!
-//! [`build`] sends what the window allows, [`response`] takes acknowledgements and data in, [`retry`] goes
-//! back after a loss. The cursor is the next packet to send; `unacked` the oldest that the peer has not
+//! [`build`] sends what the window allows, [`ask`] knows when the peer is to acknowledge, [`response`] takes
+//! acknowledgements and data in, [`retry`] goes back after a loss. The cursor is the next packet to send; `unacked` the oldest that the peer has not
 //! acknowledged; between them lies what is in flight.
 
+mod ask;
 mod build;
 mod response;
 mod retry;
@@ -12,7 +13,7 @@ use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
 use super::send_queue::{SendCaps, SendQueue};
-use super::{Completion, Env, Instant, Output, PostError, SendWr, WcStatus};
+use super::{Completion, Env, Instant, Output, PostError, SendWr, Tuning, WcStatus};
 use crate::wire::Psn;
 
 /// The packet of a work request.
@@ -44,6 +45,8 @@ pub(super) struct Requester {
     resend_until: Psn,
     /// A work request that failed here, to be completed when it is the oldest.
     failed: Option<(u64, WcStatus)>,
+    /// What was sent without asking for an acknowledgement.
+    ask: ask::Ask,
 }
 
 impl Requester {
@@ -61,6 +64,7 @@ impl Requester {
             gap: None,
             resend_until: Psn::default(),
             failed: None,
+            ask: ask::Ask::default(),
         }
     }
 
@@ -87,7 +91,7 @@ impl Requester {
 
     /// Whether there are posted packets that were never sent, or are to be sent again.
     pub fn has_unsent(&self) -> bool {
-        self.cursor.wqe < self.queue.end()
+        self.cursor.wqe < self.queue.end() || self.ask.is_due()
     }
 
     /// Work requests that are not complete.
@@ -103,11 +107,9 @@ impl Requester {
         }
     }
 
-    pub fn next_deadline(&self) -> Option<Instant> {
-        match (self.pause, self.timer) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+    pub fn next_deadline(&self, conn: &Connection, tuning: &Tuning) -> Option<Instant> {
+        let probe = self.ask.deadline(conn.timeout, tuning);
+        [self.pause, self.timer, probe].into_iter().flatten().min()
     }
 
     /// Completes all work requests as flushed, in order.
@@ -131,6 +133,7 @@ impl Requester {
         self.cursor = Cursor { wqe: self.queue.end(), packet: 0 };
         self.reads.clear();
         (self.pause, self.timer, self.gap, self.failed) = (None, None, None, None);
+        self.ask.asked();
     }
 
     fn reset_retries(&mut self, conn: &Connection) {

@@ -95,6 +95,9 @@ impl Requester {
             self.cursor = self.position_of_unacked();
         }
         self.gap = None;
+        if self.unacked == self.next_psn() {
+            self.ask.asked();
+        }
         if self.resend_until.is_before(self.unacked) {
             // Kept within reach: half the PSN space later it would read as ahead again.
             self.resend_until = self.unacked;

@@ -22,6 +22,7 @@ impl Requester {
         self.reads.clear();
         self.resend_until = self.frontier;
         self.timer = None;
+        self.ask.asked();
         // Found again when the cursor comes back to it.
         self.failed = None;
     }
@@ -45,6 +46,9 @@ impl Requester {
     pub fn handle_timeout(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.pause.is_some_and(|until| until <= env.now) {
             self.pause = None;
+        }
+        if self.ask.deadline(conn.timeout, env.tuning).is_some_and(|at| at <= env.now) {
+            self.ask.expire();
         }
         if self.timer.is_some_and(|at| at <= env.now) {
             self.timer = None;

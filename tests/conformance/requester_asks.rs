@@ -1,0 +1,223 @@
+//! The requester: what is not waited for goes without AckReq, and is asked for in time all the same.
+
+use std::time::Duration;
+
+use urxe::memory::AtomicOp;
+use urxe::transport::{QpState, SendFlags, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{NakCode, Position::*, RKey};
+
+use crate::bench::{Bench, SQ, Setup, bad, flushed, ok};
+use crate::pkt::*;
+
+/// How long a requester waits before it asks, by default.
+const QUIET: Duration = Duration::from_millis(1);
+const T: Duration = Duration::from_nanos(4096 << 14);
+const NS: Duration = Duration::from_nanos(1);
+const UNSIGNALED: SendFlags = SendFlags { signaled: false, ..SendFlags::SIGNALED };
+
+impl Bench {
+    /// Posts one byte, which nobody waits for.
+    fn quiet(&mut self, wr_id: u64, op: WrOp) {
+        let sge = [self.mr.sge(0, 1)];
+        self.post_sges(wr_id, op, &sge, UNSIGNALED).unwrap();
+    }
+
+    /// A SEND of that byte as it goes out.
+    fn byte(&self, psn: u32) -> Pkt {
+        send(Only, psn, &self.mr.read(0, 1))
+    }
+}
+
+/// `n` SENDs that nobody waits for, on the wire.
+fn quiet(n: u32, change: impl FnOnce(&mut Setup)) -> Bench {
+    let mut b = Bench::with(change);
+    for i in 0..n {
+        b.quiet(i.into(), WrOp::Send);
+        let packet = b.byte(SQ + i).ask(false);
+        b.expect(&[packet]);
+    }
+    b
+}
+
+cases! {
+    what_is_signaled_asks_and_what_is_not_does_not => "req.ackreq.unsignaled" {
+        let mut b = quiet(2, |_| {});
+        b.post(7, WrOp::Send, 0, 1);
+        let asking = b.byte(SQ + 2);
+        b.expect(&[asking]);
+        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.sends(&[ok(7, WcOpcode::Send, 1)]);
+        b.advance(20 * T);
+        assert_eq!(b.count().ack_probe, 0);
+    }
+
+    a_queue_whose_work_is_all_signaled_asks_always => "req.ackreq.unsignaled" {
+        let mut b = Bench::with(|s| s.signal_all = true);
+        b.quiet(1, WrOp::Send);
+        let asking = b.byte(SQ);
+        b.expect(&[asking]);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    every_quarter_of_the_send_queue_asks => "req.ackreq.unsignaled" {
+        // It holds 64.
+        let mut b = Bench::new();
+        for i in 0..40 {
+            b.quiet(i, WrOp::Send);
+        }
+        let asking: Vec<u32> = b.sent().iter().filter(|p| p.h.bth.ack_req).map(|p| p.h.bth.psn.get() - SQ).collect();
+        assert_eq!(asking, [15, 31]);
+        b.ask(&[ack(SQ + 39, 40)], &[]);
+        b.sends(&[]);
+    }
+
+    after_silence_the_last_packet_asks => "req.ackreq.probe" {
+        let mut b = quiet(3, |_| {});
+        b.advance(QUIET - NS);
+        b.silence();
+        b.advance(NS);
+        let probe = b.byte(SQ + 2);
+        b.expect(&[probe]);
+        assert_eq!((b.count().ack_probe, b.count().requester_retry), (1, 0));
+        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.sends(&[]);
+        b.advance(20 * T);
+        b.silence();
+        // What comes later has its own silence.
+        b.quiet(9, WrOp::Send);
+        let (first, probe) = (b.byte(SQ + 3).ask(false), b.byte(SQ + 3));
+        b.expect(&[first]);
+        b.advance(QUIET);
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ + 3, 4)], &[]);
+    }
+
+    the_last_packet_of_a_long_message_asks_alone => "req.ackreq.probe" {
+        let mut b = Bench::new();
+        let remote = (64, RKey(9), 600);
+        let sge = [b.mr.sge(0, 600)];
+        b.post_sges(1, WrOp::Write { va: 64, rkey: RKey(9) }, &sge, UNSIGNALED).unwrap();
+        let d = b.mr.read(0, 600);
+        let mut packets = message(256, &d, |p, n, d| write(p, n, remote, d), SQ);
+        let probe = packets.pop().unwrap();
+        packets.push(probe.clone().ask(false));
+        b.expect(&packets);
+        b.advance(QUIET);
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ + 2, 1)], &[]);
+    }
+
+    a_lost_packet_shows_by_the_probe => "req.ackreq.probe" {
+        let mut b = quiet(3, |_| {});
+        b.advance(QUIET);
+        let again: Vec<Pkt> = (1..3).map(|i| b.byte(SQ + i)).collect();
+        b.expect(&again[1..]);
+        // Sent again, messages ask.
+        b.ask(&[nak(SQ + 1, 1, NakCode::PsnSequenceError)], &again);
+        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.advance(20 * T);
+        b.silence();
+    }
+
+    a_lost_probe_is_the_timeouts_business => "req.ackreq.probe" {
+        let mut b = quiet(2, |s| s.retry_cnt = 1);
+        b.advance(QUIET);
+        let again: Vec<Pkt> = (0..2).map(|i| b.byte(SQ + i)).collect();
+        b.expect(&again[1..]);
+        b.advance(T - QUIET - NS);
+        b.silence();
+        b.advance(NS);
+        b.expect(&again);
+        b.advance(T);
+        b.silence();
+        b.sends(&[bad(0, WcStatus::RetryExcErr), flushed(1)]);
+        b.state(QpState::Err);
+        b.advance(20 * T);
+    }
+
+    with_a_short_timeout_it_asks_in_a_quarter_of_it => "req.ackreq.probe" {
+        // 4.096 us << 9 is 2.1 ms.
+        let mut b = quiet(1, |s| s.timeout = 9);
+        let quarter = Duration::from_nanos(4096 << 7);
+        b.advance(quarter - NS);
+        b.silence();
+        b.advance(NS);
+        let probe = b.byte(SQ);
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ, 1)], &[]);
+        // Without a timeout it asks all the same.
+        let mut b = quiet(1, |s| s.timeout = 0);
+        b.advance(QUIET);
+        let probe = b.byte(SQ);
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ, 1)], &[]);
+    }
+
+    a_slow_stream_asks_by_what_it_sends_anyway => "req.ackreq.probe" {
+        let mut b = Bench::new();
+        for i in 0..10 {
+            b.quiet(i.into(), WrOp::Send);
+            // At 0, 300, 600, ... us: half a millisecond after the first that did not ask, the next one does.
+            let packet = b.byte(SQ + i).ask(i % 3 == 2);
+            b.expect(&[packet]);
+            b.advance(Duration::from_micros(300));
+        }
+        assert_eq!(b.count().ack_probe, 0);
+        b.ask(&[ack(SQ + 9, 10)], &[]);
+    }
+
+    a_read_or_atomic_behind_it_asks_enough => "req.ackreq.probe" {
+        let (va, rkey) = (0, RKey(3));
+        for atomic in [false, true] {
+            let mut b = quiet(1, |_| {});
+            let sge = [b.mr.sge(0, 8)];
+            let op = if atomic { WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) } } else { WrOp::Read { va, rkey } };
+            b.post_sges(1, op, &sge, UNSIGNALED).unwrap();
+            b.expect(&[if atomic { fetch_add(SQ + 1, (va, rkey), 1) } else { read(SQ + 1, (va, rkey, 8)) }]);
+            b.advance(T - NS);
+            b.silence();
+            b.ask(&[if atomic { atomic_ack(SQ + 1, 2, 5) } else { resp(Only, SQ + 1, 2, &[1; 8]) }], &[]);
+            b.sends(&[]);
+            b.advance(20 * T);
+        }
+    }
+
+    a_paused_send_queue_asks_too => "req.ackreq.probe" {
+        let mut b = quiet(1, |_| {});
+        b.go(QpState::Sqd);
+        b.quiet(1, WrOp::Send);
+        b.silence();
+        b.advance(QUIET);
+        let probe = b.byte(SQ);
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ, 1)], &[]);
+    }
+
+    a_failure_behind_it_waits_for_the_probe => "req.ackreq.probe" {
+        let mut b = quiet(1, |_| {});
+        let sge = [urxe::transport::Sge { addr: 0, length: 1, lkey: urxe::wire::LKey(0xbad) }];
+        b.post_sges(1, WrOp::Send, &sge, UNSIGNALED).unwrap();
+        b.silence();
+        b.advance(QUIET);
+        let probe = b.byte(SQ);
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[bad(1, WcStatus::LocProtErr)]);
+        b.state(QpState::Err);
+    }
+
+    an_acknowledgement_before_the_probe_saves_it => "req.ackreq.probe" {
+        let mut b = quiet(2, |_| {});
+        b.ask(&[ack(SQ + 1, 2)], &[]);
+        b.advance(20 * T);
+        b.silence();
+        // One for a part does not.
+        let mut b = quiet(2, |_| {});
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.advance(QUIET);
+        let probe = b.byte(SQ + 1);
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ + 1, 2)], &[]);
+    }
+}
