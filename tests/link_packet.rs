@@ -312,38 +312,3 @@ fn a_removed_interface_ends_the_link() {
     let gone = net.within(0, || a.receive(Instant(0), &mut |_| {}));
     assert!(gone.is_err());
 }
-
-/// Prints what goes through a veth: `cargo test --release --test link_packet -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement"]
-fn throughput() {
-    for (spec, len) in [("on", 4096), ("off", 4096), ("on", 1024), ("off", 1024)] {
-        let net = Net::new(4500);
-        let mut a = net.open(0, &format!("packet:v0,offload={spec}"));
-        let mut b = net.open(1, &format!("packet:v1,offload={spec}"));
-        exchange(&mut a, &mut b, [1, 2]);
-        let flow = Flow::new("10.77.0.1".parse().unwrap(), "10.77.0.2".parse().unwrap(), 9);
-        let mut queue = TxQueue::new(a.info().burst);
-        packets(&mut queue, &flow, 60, len);
-        let done = std::sync::atomic::AtomicBool::new(false);
-        let start = Clock::now();
-        let (sent, got) = std::thread::scope(|s| {
-            let receiver = s.spawn(|| {
-                let mut got = 0u64;
-                while !done.load(Ordering::Relaxed) {
-                    b.receive(now(start), &mut |r| got += r.data.len() as u64).unwrap();
-                }
-                got
-            });
-            let mut sent = 0u64;
-            while start.elapsed() < Duration::from_secs(2) {
-                a.transmit(now(start), &queue).unwrap();
-                sent += queue.bytes() as u64;
-            }
-            done.store(true, Ordering::Relaxed);
-            (sent, receiver.join().unwrap())
-        });
-        let gbps = |bytes: u64| bytes as f64 * 8e-9 / start.elapsed().as_secs_f64();
-        println!("offload={spec} payload {len}: sent {:.1} Gb/s, received {:.1} Gb/s", gbps(sent), gbps(got));
-    }
-}
