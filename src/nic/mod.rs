@@ -257,6 +257,8 @@ impl Nic {
             deliver(&mut self.state.out, entry, &mut self.events);
         }
         self.schedule.touch(entry);
+        // Progress brings the timeout of a peer that was silent down again.
+        self.schedule.arm(entry, &self.config.tuning);
     }
 
     fn release_acknowledgements(&mut self) {

@@ -14,7 +14,7 @@ const HEADER_COST: u64 = 128;
 const LEAST_COST: u64 = 1024;
 
 /// Flight cost of a packet with `payload` bytes.
-const fn packet_cost(payload: u64) -> u64 {
+pub(super) const fn packet_cost(payload: u64) -> u64 {
     let cost = payload + HEADER_COST;
     if cost < LEAST_COST { LEAST_COST } else { cost }
 }
@@ -80,7 +80,8 @@ pub(super) struct SendQueue {
     inline: Fifo<u8>,
     /// PSN of the next work request to be posted.
     pub next_psn: Psn,
-    cost: u64,
+    /// Flight cost of everything posted since the queue was made.
+    pub cost: u64,
 }
 
 impl SendQueue {

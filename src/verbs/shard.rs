@@ -32,6 +32,10 @@ const STAND_BACK: Duration = Duration::from_millis(4);
 /// next call, to leave with the answer. A longer run is a stream, whose sender waits for them.
 const HOLD_PACKETS: usize = 4;
 
+/// For so many turns that bring packets, timers that have expired wait for what else the link holds: whoever was
+/// kept from the processor finds the answers there that it would ask for again.
+const LATE_TURNS: u32 = 64;
+
 /// Turns that one call drives inline while others keep ringing: then the background thread goes on.
 const INLINE_TURNS: usize = 64;
 
@@ -59,6 +63,8 @@ pub(super) struct Engine {
     pub nic: Nic,
     link: Box<dyn Link>,
     pub tx: TxQueue,
+    /// Turns since a timer expired that was not acted on.
+    late: u32,
     /// Why the link is gone, if it is.
     broken: Option<Arc<io::Error>>,
 }
@@ -73,7 +79,7 @@ impl Shard {
         let link_fd = link.poll_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let tx = TxQueue::new(link.info().burst);
         Ok(Shard {
-            engine: Mutex::new(Engine { nic, link, tx, broken: None }),
+            engine: Mutex::new(Engine { nic, link, tx, late: 0, broken: None }),
             memory: RwLock::new(Table::new()),
             clock,
             fabric,
@@ -198,7 +204,7 @@ impl Shard {
     /// Whether anything was received.
     fn turn(&self, engine: &mut Engine, now: Instant, hold: bool) -> bool {
         let memory = self.memory.read();
-        let Engine { nic, link, tx, broken } = engine;
+        let Engine { nic, link, tx, late, broken } = engine;
         let waited = nic.has_held_acknowledgements();
         let received = link.receive(now, &mut |burst| nic.handle_burst(now, &burst, &memory, tx));
         let received = received.unwrap_or_else(|e| {
@@ -207,14 +213,18 @@ impl Shard {
         });
         let hold = hold && !waited && received <= HOLD_PACKETS;
         if nic.next_deadline().is_some_and(|at| at <= now) {
-            nic.handle_timeouts(now, &memory, tx);
+            *late += 1;
+            if received == 0 || *late > LATE_TURNS {
+                *late = 0;
+                nic.handle_timeouts(now, &memory, tx);
+            }
         }
         self.send(engine, now, &memory, hold);
         received > 0
     }
 
     fn send(&self, engine: &mut Engine, now: Instant, memory: &Table, hold: bool) {
-        let Engine { nic, link, tx, broken } = engine;
+        let Engine { nic, link, tx, broken, .. } = engine;
         if hold {
             nic.transmit_urgent(now, memory, tx);
         } else {

@@ -129,7 +129,7 @@ cases! {
         b.silence();
         b.advance(NS);
         b.expect(&again);
-        b.advance(T);
+        b.advance(2 * T);
         b.silence();
         b.sends(&[bad(0, WcStatus::RetryExcErr), flushed(1)]);
         b.state(QpState::Err);
@@ -219,5 +219,52 @@ cases! {
         let probe = b.byte(SQ + 1);
         b.expect(&[probe]);
         b.ask(&[ack(SQ + 1, 2)], &[]);
+    }
+
+    a_loss_halves_the_window_and_what_arrives_widens_it => "req.window.loss" {
+        let mut b = Bench::with(|s| (s.tuning.window, s.retry_cnt) = (16 * 1024, 7));
+        b.post(1, WrOp::Send, 0, 64 * 256);
+        assert_eq!(b.sent().len(), 16);
+        b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
+        let again = b.sent();
+        assert_eq!(again.len(), 8);
+        // What fills the window asks, or nothing would open it.
+        assert!(again[7].h.bth.ack_req);
+        // An eighth of what arrives.
+        b.peer(&[ack(SQ + 7, 0)]);
+        assert_eq!(b.sent().len(), 9);
+        b.peer(&[ack(SQ + 16, 0)]);
+        assert_eq!(b.sent().len(), 10);
+        // Never below two packets, and a timeout is a loss too.
+        b.peer(&[nak(SQ + 17, 0, NakCode::PsnSequenceError)]);
+        assert_eq!(b.sent().len(), 5);
+        for (silent, packets) in [(1, 2), (2, 2), (4, 2)] {
+            b.advance(silent * T);
+            let again = b.sent();
+            assert_eq!(again.len(), packets);
+            assert!(again[packets - 1].h.bth.ack_req);
+        }
+        let mut next = SQ + 19;
+        while next < SQ + 64 {
+            b.peer(&[ack(next - 1, 0)]);
+            next += b.sent().len() as u32;
+        }
+        b.ask(&[ack(SQ + 63, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 64 * 256)]);
+    }
+
+    a_sequence_nak_after_a_refusal_is_no_loss => "req.window.loss" {
+        let mut b = Bench::with(|s| s.tuning.window = 16 * 1024);
+        b.post(1, WrOp::Send, 0, 8 * 256);
+        assert_eq!(b.sent().len(), 8);
+        b.ask(&[rnr(SQ, 0, 1)], &[]);
+        b.advance(Duration::from_micros(10));
+        assert_eq!(b.sent().len(), 8);
+        for _ in 0..3 {
+            b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
+            assert_eq!(b.sent().len(), 8);
+        }
+        b.ask(&[ack(SQ + 7, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 8 * 256)]);
     }
 }

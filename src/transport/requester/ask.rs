@@ -17,9 +17,9 @@ const PARTS: u32 = 4;
 /// before the timer expires, and rxe asks as often.
 const ASK_PACKETS: u64 = 64;
 
-/// Whether a packet between these flight costs ends a part of the window. By its place alone.
-pub(super) fn is_marked(start_cost: u64, end_cost: u64, window: u64, mtu: Mtu) -> bool {
-    let step = (window / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64);
+/// Whether a packet between these flight costs ends a part of the link's window. By its place alone.
+pub(super) fn is_marked(start_cost: u64, end_cost: u64, window: usize, mtu: Mtu) -> bool {
+    let step = (window as u64 / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64);
     start_cost / step != end_cost / step
 }
 

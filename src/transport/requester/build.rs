@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Cursor, Requester, ask};
 use crate::memory::AtomicOp;
 use crate::transport::connection::Connection;
-use crate::transport::send_queue::SendWqe;
+use crate::transport::send_queue::{SendWqe, packet_cost};
 use crate::transport::{Env, Payload, QpState, WcStatus, WrOp};
 use crate::wire::{AtomicEth, HeaderSet, Headers, Operation, Position, Reth};
 
@@ -86,14 +86,15 @@ impl Requester {
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
         let acked_cost = self.acked_cost(conn);
-        let window = env.tuning.window as u64;
+        let window = self.window.size(env.tuning);
         if start_cost > acked_cost && end_cost - acked_cost > window
             || psn.since(self.unacked) as u32 + psns > MAX_PSNS
         {
             return Err(Stop::Idle);
         }
 
-        let marked = ask::is_marked(start_cost, end_cost, window, conn.mtu);
+        let closes = end_cost - acked_cost + packet_cost(mtu.into()) > window;
+        let marked = closes || ask::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
         let again = psn.is_before(self.resend_until);
         let ask = self.asks(wqe, packet + psns, index, conn, env) || marked;
         self.push(wqe, packet..packet + psns, ask, again, conn, env)?;
@@ -180,10 +181,10 @@ impl Requester {
     }
 
     /// Flight cost of all that the peer has acknowledged.
-    fn acked_cost(&self, conn: &Connection) -> u64 {
+    pub(super) fn acked_cost(&self, conn: &Connection) -> u64 {
         match self.queue.front() {
             Some(wqe) => wqe.cost_at(self.unacked.since(wqe.first_psn).max(0) as u32, conn.mtu),
-            None => 0,
+            None => self.queue.cost,
         }
     }
 }

@@ -8,6 +8,7 @@ mod ask;
 mod build;
 mod response;
 mod retry;
+mod window;
 
 use std::collections::VecDeque;
 
@@ -33,12 +34,19 @@ pub(super) struct Requester {
     frontier: Psn,
     /// Last PSNs of the READs and atomics in flight, oldest first.
     reads: VecDeque<Psn>,
+    /// The packet that the peer last was not ready to receive.
+    refused: Option<Psn>,
     /// Waiting until then after a receiver-not-ready.
     pause: Option<Instant>,
     /// When the local ACK timeout expires.
     timer: Option<Instant>,
+    /// Timeouts since the peer was last heard of.
+    silent: u32,
     retries_left: u8,
     rnr_retries_left: u8,
+    window: window::Window,
+    /// Flight cost of what was acknowledged when the window last grew.
+    counted: u64,
     /// The missing response for which requests were already sent again.
     gap: Option<Psn>,
     /// PSNs before this one were sent before.
@@ -57,9 +65,13 @@ impl Requester {
             unacked: Psn::default(),
             frontier: Psn::default(),
             reads: VecDeque::new(),
+            refused: None,
             pause: None,
             timer: None,
+            silent: 0,
             retries_left: 0,
+            window: window::Window::new(),
+            counted: 0,
             rnr_retries_left: 0,
             gap: None,
             resend_until: Psn::default(),
@@ -78,6 +90,8 @@ impl Requester {
         self.unacked = conn.sq_psn;
         self.frontier = conn.sq_psn;
         self.resend_until = conn.sq_psn;
+        self.window = window::Window::new();
+        self.refused = None;
         self.reset_retries(conn);
     }
 
@@ -137,6 +151,7 @@ impl Requester {
     }
 
     fn reset_retries(&mut self, conn: &Connection) {
+        self.silent = 0;
         self.retries_left = conn.retry_cnt;
         self.rnr_retries_left = conn.rnr_retry;
     }

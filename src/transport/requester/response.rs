@@ -102,6 +102,9 @@ impl Requester {
             // Kept within reach: half the PSN space later it would read as ahead again.
             self.resend_until = self.unacked;
         }
+        let acked = self.acked_cost(conn);
+        self.window.grow(acked - self.counted);
+        self.counted = acked;
         self.reset_retries(conn);
         self.arm_timer(conn, env);
     }
@@ -219,7 +222,8 @@ impl Requester {
         }
         // It did arrive: only silence and losses use up the other retries. rxe sends a sequence error for each
         // packet train behind an RNR NAK, so with a short RNR timer they would run out while it is not ready.
-        self.retries_left = conn.retry_cnt;
+        (self.retries_left, self.silent) = (conn.retry_cnt, 0);
+        self.refused = Some(psn);
         self.go_back(env);
         self.pause = Some(env.now + timer.duration());
         Ok(())
@@ -241,7 +245,9 @@ impl Requester {
         let status = match code {
             // Already going back to it: rxe, for one, follows an RNR NAK with this for the packets behind.
             NakCode::PsnSequenceError if self.is_back() => return Ok(()),
-            NakCode::PsnSequenceError => return self.retry(conn, env),
+            // The same, but only after the refused packet was sent again: nothing was lost.
+            NakCode::PsnSequenceError if self.refused == Some(psn) => return self.retry(conn, env),
+            NakCode::PsnSequenceError => return self.recover(conn, env),
             NakCode::InvalidRequest | NakCode::InvalidRdRequest => WcStatus::RemInvReqErr,
             NakCode::RemoteAccessError => WcStatus::RemAccessErr,
             NakCode::RemoteOperationalError => WcStatus::RemOpErr,
@@ -261,7 +267,7 @@ impl Requester {
             return Ok(());
         }
         env.counters.implied_nak_seq_err += 1;
-        self.retry(conn, env)?;
+        self.recover(conn, env)?;
         self.gap = Some(self.unacked);
         Ok(())
     }

@@ -5,6 +5,12 @@ use crate::transport::connection::Connection;
 use crate::transport::{Env, WcStatus};
 
 impl Requester {
+    /// A packet was lost: narrows the window and [retries](Self::retry).
+    pub(super) fn recover(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        self.window.shrink(conn.mtu, env.tuning);
+        self.retry(conn, env)
+    }
+
     /// Sends again from the oldest packet that is not acknowledged, if retries are left.
     pub(super) fn retry(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.retries_left == 0 {
@@ -33,11 +39,15 @@ impl Requester {
         self.next_psn() == self.unacked
     }
 
-    /// Starts the local ACK timeout anew while something is in flight.
+    /// Starts the local ACK timeout anew while something is in flight. It is two and then four times as long
+    /// once it has expired, which is as late as it may be (IBA 9.7.6.1.3): a peer that is only slow gets the time
+    /// to work off what it was sent before.
     pub(super) fn arm_timer(&mut self, conn: &Connection, env: &Env<'_>) {
         let in_flight = self.unacked.is_before(self.frontier);
         self.timer = match conn.timeout.duration() {
-            Some(t) if in_flight && self.pause.is_none() => Some(env.now + t.max(env.tuning.min_timeout)),
+            Some(t) if in_flight && self.pause.is_none() => {
+                Some(env.now + t.max(env.tuning.min_timeout) * (1 << self.silent.min(2)))
+            }
             _ => None,
         };
     }
@@ -52,8 +62,9 @@ impl Requester {
         }
         if self.timer.is_some_and(|at| at <= env.now) {
             self.timer = None;
+            self.silent += 1;
             env.counters.local_ack_timeout_err += 1;
-            self.retry(conn, env)?;
+            self.recover(conn, env)?;
         }
         Ok(())
     }
