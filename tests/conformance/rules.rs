@@ -93,7 +93,7 @@ rules! {
     "req.ackreq.unsignaled" "9.7.3" "what nobody waits for does not ask, but for parts of the queue and when sent again"
     "req.ackreq.probe" "9.7.3" "what was not asked for is soon: by the next packet, or by the last one once more"
     "req.window" "9.7.6" "bytes in flight are limited; acknowledgements make room"
-    "req.window.loss" "9.7.6" "a loss halves what may be in flight, down to two packets; what arrives widens it again"
+    "req.window.loss" "9.7.6" "a loss narrows what may be in flight, down to two packets; what arrives widens it again"
     "req.timeout" "9.7.6" "the oldest packet unacknowledged for the timeout (then twice, four times it): all again"
     "req.retry.exceeded" "9.7.6" "after the last retry the oldest request fails"
     "req.retry.reset" "9.7.6" "progress gives all retries back"
