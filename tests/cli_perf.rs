@@ -94,6 +94,22 @@ fn the_two_sides_of_a_perftest() {
 }
 
 #[test]
+fn both_sides_of_a_perftest_show_their_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    // 64 messages of 64 bytes fill the 4096 bytes of a queue pair.
+    let both =
+        format!("perf write --bw --perftest -n 100 -q 3 -s 64 --dump-memory {}/", dir.path().display());
+    pair(77, &format!("{both}server"), &format!("{both}client"));
+    let memory = |side| std::fs::read(dir.path().join(side)).unwrap();
+    let (server, client) = (memory("server"), memory("client"));
+    let half = 3 * 4096;
+    assert_eq!((server.len(), client.len()), (2 * half, 2 * half));
+    assert!(server[half..] == client[..half], "what was written is not what was sent");
+    assert!(client[half..].iter().all(|b| *b == client[half]), "nobody wrote to the client");
+    assert!(client[..4096] != client[4096..8192], "each queue pair has data of its own");
+}
+
+#[test]
 fn pingpong_with_itself() {
     let out = pair(73, "pingpong -c -n 100", "pingpong -c -n 100");
     assert!(out.contains("819200 bytes in") && out.contains("100 iters in"), "{out}");
@@ -113,6 +129,7 @@ fn what_is_wrong_is_said_in_a_line() {
         ("perf read --lat --perftest --link udp:127.0.74.1 x".into(), "no latency of READ"),
         ("perf write --perftest -n 2 --link udp:127.0.74.1 x".into(), "at least 5"),
         ("perf write -s 0 --link fabric".into(), "no message size"),
+        ("perf write --dump-memory x --link fabric".into(), "--perftest"),
         (format!("perf --link udp:127.0.74.1 --timeout 0.1 -p {port}"), "no client came"),
     ] {
         let (ok, text) = run(&args);

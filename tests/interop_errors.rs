@@ -10,7 +10,8 @@ mod table;
 
 use guest::pattern;
 use peer::{How, Ip, SOON, Shell, Side, Site, Via, words};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 use table::Table;
 use urxe::link::faults::{Action, Direction, Faults, Rule, When};
 use urxe::verbs::*;
@@ -18,166 +19,268 @@ use urxe::verbs::*;
 const MTU: usize = 1024;
 const SHORT: Duration = Duration::from_millis(300);
 
-fn how() -> How {
-    How::new(Ip::V4, MTU)
+/// An emulated guest on a busy machine may well be silent for the usual 67 ms.
+fn patient() -> ConnectOptions {
+    How::new(Ip::V4, MTU).ours
 }
 
-fn wc_of(side: &Side, n: usize) -> Vec<(u64, WcStatus)> {
-    side.poll(n, SOON).iter().map(|wc| (wc.wr_id, wc.status)).collect()
+/// A NIC and the guest, not connected yet.
+struct Pair<'a> {
+    site: &'a Site,
+    ip: Ip,
+    side: Side,
+    shell: Shell,
 }
 
-fn shell_wc(shell: &mut Shell, n: usize) -> Vec<(u64, String)> {
-    shell.vsh.poll(n, SOON).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
+impl<'a> Pair<'a> {
+    fn open(site: &'a Site, ip: Ip) -> Pair<'a> {
+        Pair { site, ip, side: site.open(ip), shell: site.shell(65536) }
+    }
+
+    /// Over a wire that spoils the first packet of this direction.
+    fn with_wrong_icrc(site: &'a Site, ip: Ip, direction: Direction) -> Pair<'a> {
+        let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
+        let side = site.open_wrapped(ip, |link| Box::new(Faults::new(link, vec![rule], 1)));
+        Pair { site, ip, side, shell: site.shell(65536) }
+    }
+
+    fn connect(&mut self) -> Qp {
+        self.connect_with(patient(), "")
+    }
+
+    fn connect_with(&mut self, ours: ConnectOptions, theirs: &str) -> Qp {
+        let how = How { ours, theirs: theirs.into(), ..How::new(self.ip, MTU) };
+        self.site.connect(&self.side, &mut self.shell, &how)
+    }
+
+    fn ours(&self, n: usize) -> Vec<(u64, WcStatus)> {
+        self.side.poll(n, SOON).iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+
+    fn theirs(&mut self, n: usize) -> Vec<(u64, String)> {
+        self.shell.vsh.poll(n, SOON).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
+    }
+
+    fn cmd(&mut self, line: &str) {
+        self.shell.vsh.cmd(line).unwrap();
+    }
+
+    /// Our counters and the guest's.
+    fn counters(&self) -> (Counters, BTreeMap<String, u64>) {
+        (self.side.counters(), self.site.guest.counters().unwrap())
+    }
+
+    fn memory(&self, len: usize) -> Vec<u8> {
+        let mut got = vec![0; len];
+        self.side.mr.read(0, &mut got).unwrap();
+        got
+    }
 }
 
-fn strs(v: &[(u64, String)]) -> Vec<(u64, &str)> {
-    v.iter().map(|(id, s)| (*id, s.as_str())).collect()
+fn is(seen: &[(u64, String)], want: &[(u64, &str)]) {
+    let seen: Vec<_> = seen.iter().map(|(id, s)| (*id, s.as_str())).collect();
+    assert_eq!(seen, want);
+}
+
+/// What goes wrong, who asks, and the check.
+type Check = (&'static str, &'static str, fn(&Site, Ip));
+
+/// All checks over both IP versions, with a table.
+fn run(name: &str, checks: &[Check]) {
+    let site = Site::start(Via::Dgram);
+    let mut table = Table::new(name, &["what", "requester", "IP", "s", "result"]);
+    let mut failed = Vec::new();
+    for ((what, requester, check), ip) in checks.iter().flat_map(|c| Ip::VERSIONS.map(|ip| (c, ip))) {
+        let begin = Instant::now();
+        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&site, ip))).is_ok();
+        if !passed {
+            failed.push(format!("{what} by {requester} over {ip}, see above"));
+        }
+        let took = format!("{:.1}", begin.elapsed().as_secs_f64());
+        let result = if passed { "ok" } else { "FAILED" };
+        table.row(&[(*what).into(), (*requester).into(), ip.to_string(), took, result.into()]);
+    }
+    table.print();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
 #[test]
 fn receivers_that_are_not_ready() {
-    let site = Site::start(Via::Dgram);
-    let side = site.open(Ip::V4);
-    let mut shell = site.shell(65536);
+    run(
+        "receivers that are not ready",
+        &[
+            ("SEND before its receive", "urxe", late_receive_at_rxe),
+            ("SEND before its receive", "rxe", late_receive_at_urxe),
+            ("WRITE with immediate before its receive", "urxe", late_immediate_at_rxe),
+            ("WRITE with immediate before its receive", "rxe", late_immediate_at_urxe),
+            ("SEND without a receive", "urxe", no_receive_at_rxe),
+            ("SEND without a receive", "rxe", no_receive_at_urxe),
+        ],
+    );
+}
 
-    // urxe sends, and the guest posts its receive late: for one packet and for several.
-    for len in [100, 5000] {
-        let (before, theirs) = (side.counters(), site.guest.counters().unwrap());
-        let qp = site.connect(&side, &mut shell, &how());
+/// One packet, and several.
+const LENGTHS: [usize; 2] = [100, 5000];
+
+fn late_receive_at_rxe(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    for len in LENGTHS {
+        let (before, theirs) = p.counters();
+        let qp = p.connect();
         let data = pattern(len, len as u8);
-        side.mr.write(0, &data).unwrap();
-        qp.post_send(&SendWr::send(1, &[side.mr.sge(0..len)])).unwrap();
-        assert_eq!(side.poll(1, SHORT), [], "completed though nobody receives");
-        shell.vsh.cmd("recv q m 0 8192 id=2").unwrap();
-        assert_eq!(wc_of(&side, 1), [(1, WcStatus::Success)]);
-        assert_eq!(strs(&shell_wc(&mut shell, 1)), [(2, "SUCCESS")]);
-        assert_eq!(shell.vsh.get("m", 0, len).unwrap(), data);
-        let (after, their_after) = (side.counters(), site.guest.counters().unwrap());
+        p.side.mr.write(0, &data).unwrap();
+        qp.post_send(&SendWr::send(1, &[p.side.mr.sge(0..len)])).unwrap();
+        assert_eq!(p.side.poll(1, SHORT), [], "completed though nobody receives");
+        p.cmd("recv q m 0 8192 id=2");
+        assert_eq!(p.ours(1), [(1, WcStatus::Success)]);
+        is(&p.theirs(1), &[(2, "SUCCESS")]);
+        assert_eq!(p.shell.vsh.get("m", 0, len).unwrap(), data);
+        let (after, their_after) = p.counters();
         assert!(after.rcvd_rnr_err > before.rcvd_rnr_err, "{after:?}");
         assert!(their_after["send_rnr_err"] > theirs["send_rnr_err"], "{their_after:?}");
     }
+}
 
-    // The other way round.
-    for len in [100, 5000] {
-        let (before, theirs) = (side.counters(), site.guest.counters().unwrap());
-        let qp = site.connect(&side, &mut shell, &how());
-        shell.vsh.cmd(&format!("pattern m 0 {len} {}", len as u8)).unwrap();
-        shell.vsh.cmd(&format!("send q m 0 {len} id=1")).unwrap();
-        assert_eq!(shell.vsh.poll(1, SHORT).unwrap(), [], "completed though nobody receives");
-        qp.post_recv(&RecvWr { wr_id: 2, sges: &[side.mr.sge(0..8192)] }).unwrap();
-        assert_eq!(strs(&shell_wc(&mut shell, 1)), [(1, "SUCCESS")]);
-        assert_eq!(wc_of(&side, 1), [(2, WcStatus::Success)]);
-        let mut got = vec![0; len];
-        side.mr.read(0, &mut got).unwrap();
-        assert_eq!(got, pattern(len, len as u8));
-        let (after, their_after) = (side.counters(), site.guest.counters().unwrap());
+fn late_receive_at_urxe(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    for len in LENGTHS {
+        let (before, theirs) = p.counters();
+        let qp = p.connect();
+        p.cmd(&format!("pattern m 0 {len} {}", len as u8));
+        p.cmd(&format!("send q m 0 {len} id=1"));
+        assert_eq!(p.shell.vsh.poll(1, SHORT).unwrap(), [], "completed though nobody receives");
+        qp.post_recv(&RecvWr { wr_id: 2, sges: &[p.side.mr.sge(0..8192)] }).unwrap();
+        is(&p.theirs(1), &[(1, "SUCCESS")]);
+        assert_eq!(p.ours(1), [(2, WcStatus::Success)]);
+        assert_eq!(p.memory(len), pattern(len, len as u8));
+        let (after, their_after) = p.counters();
         assert!(after.send_rnr_err > before.send_rnr_err, "{after:?}");
         assert!(their_after["rcvd_rnr_err"] > theirs["rcvd_rnr_err"], "{their_after:?}");
     }
+}
 
-    // A WRITE with immediate needs a receive as well.
-    let qp = site.connect(&side, &mut shell, &how());
-    qp.post_send(&SendWr::write_with_imm(1, &[side.mr.sge(0..3000)], shell.at(0), 9)).unwrap();
-    assert_eq!(side.poll(1, SHORT), []);
-    shell.vsh.cmd("recv q id=2").unwrap();
-    assert_eq!(wc_of(&side, 1), [(1, WcStatus::Success)]);
-    assert_eq!(strs(&shell_wc(&mut shell, 1)), [(2, "SUCCESS")]);
-    shell.vsh.cmd(&format!("write q m 0 3000 {} imm=9 id=3", words(side.mr.remote(0)))).unwrap();
-    assert_eq!(shell.vsh.poll(1, SHORT).unwrap(), []);
+fn late_immediate_at_rxe(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    let qp = p.connect();
+    qp.post_send(&SendWr::write_with_imm(1, &[p.side.mr.sge(0..3000)], p.shell.at(0), 9)).unwrap();
+    assert_eq!(p.side.poll(1, SHORT), []);
+    p.cmd("recv q id=2");
+    assert_eq!(p.ours(1), [(1, WcStatus::Success)]);
+    is(&p.theirs(1), &[(2, "SUCCESS")]);
+}
+
+fn late_immediate_at_urxe(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    let qp = p.connect();
+    p.cmd(&format!("write q m 0 3000 {} imm=9 id=3", words(p.side.mr.remote(0))));
+    assert_eq!(p.shell.vsh.poll(1, SHORT).unwrap(), []);
     qp.post_recv(&RecvWr { wr_id: 4, sges: &[] }).unwrap();
-    assert_eq!(strs(&shell_wc(&mut shell, 1)), [(3, "SUCCESS")]);
-    assert_eq!(wc_of(&side, 1), [(4, WcStatus::Success)]);
+    is(&p.theirs(1), &[(3, "SUCCESS")]);
+    assert_eq!(p.ours(1), [(4, WcStatus::Success)]);
+}
 
-    // And nobody ever receives: the sender's QP ends, the other goes on.
-    let options = ConnectOptions { rnr_retry: 2, ..ConnectOptions::default() };
-    let qp = site.connect(&side, &mut shell, &How { ours: options, ..how() });
+/// The sender's QP ends, the other goes on.
+fn no_receive_at_rxe(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    let qp = p.connect_with(ConnectOptions { rnr_retry: 2, ..ConnectOptions::default() }, "");
     for id in [1, 2] {
-        qp.post_send(&SendWr::send(id, &[side.mr.sge(0..10)])).unwrap();
+        qp.post_send(&SendWr::send(id, &[p.side.mr.sge(0..10)])).unwrap();
     }
-    assert_eq!(wc_of(&side, 2), [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)]);
-    assert_eq!((qp.state(), shell.state("q").as_str()), (QpState::Err, "RTS"));
-    assert_eq!(side.counters().retry_rnr_exceeded_err, 1);
+    assert_eq!(p.ours(2), [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!((qp.state(), p.shell.state("q").as_str()), (QpState::Err, "RTS"));
+    assert_eq!(p.side.counters().retry_rnr_exceeded_err, 1);
+}
 
-    let qp = site.connect(&side, &mut shell, &How { theirs: "rnr_retry=2".into(), ..how() });
+fn no_receive_at_urxe(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    let qp = p.connect_with(ConnectOptions::default(), "rnr_retry=2");
     for id in [1, 2] {
-        shell.vsh.cmd(&format!("send q m 0 10 id={id}")).unwrap();
+        p.cmd(&format!("send q m 0 10 id={id}"));
     }
-    assert_eq!(strs(&shell_wc(&mut shell, 2)), [(1, "RNR_RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]);
-    assert_eq!((qp.state(), shell.state("q").as_str()), (QpState::Rts, "ERR"));
+    is(&p.theirs(2), &[(1, "RNR_RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]);
+    assert_eq!((qp.state(), p.shell.state("q").as_str()), (QpState::Rts, "ERR"));
 }
 
 #[test]
 fn silence() {
-    let site = Site::start(Via::Dgram);
-    let side = site.open(Ip::V4);
-    let mut shell = site.shell(65536);
-    let options = ConnectOptions { timeout: AckTimeout::new(12), retry_cnt: 3, ..ConnectOptions::default() };
+    run(
+        "silence",
+        &[("the peer's QP is gone", "urxe", rxe_is_gone), ("the peer's QP is gone", "rxe", urxe_is_gone)],
+    );
+}
 
-    // The guest's QP is gone.
-    let qp = site.connect(&side, &mut shell, &How { ours: options, ..how() });
-    shell.vsh.cmd("destroy q").unwrap();
-    let before = side.counters();
+fn rxe_is_gone(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    let options = ConnectOptions { timeout: AckTimeout::new(12), retry_cnt: 3, ..ConnectOptions::default() };
+    let qp = p.connect_with(options, "");
+    p.cmd("destroy q");
+    let before = p.side.counters();
     for id in [1, 2] {
-        qp.post_send(&SendWr::write(id, &[side.mr.sge(0..3000)], shell.at(0))).unwrap();
+        qp.post_send(&SendWr::write(id, &[p.side.mr.sge(0..3000)], p.shell.at(0))).unwrap();
     }
-    assert_eq!(wc_of(&side, 2), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
+    assert_eq!(p.ours(2), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
     assert_eq!(qp.state(), QpState::Err);
-    let after = side.counters();
+    let after = p.side.counters();
     assert_eq!(after.local_ack_timeout_err - before.local_ack_timeout_err, 4, "three retries and the end");
     assert_eq!(after.retry_exceeded_err - before.retry_exceeded_err, 1);
+}
 
-    // Ours is gone.
-    let qp = site.connect(&side, &mut shell, &How { theirs: "timeout=12 retry=3".into(), ..how() });
-    drop(qp);
-    let before = site.guest.counters().unwrap();
+fn urxe_is_gone(site: &Site, ip: Ip) {
+    let mut p = Pair::open(site, ip);
+    drop(p.connect_with(ConnectOptions::default(), "timeout=12 retry=3"));
+    let (_, before) = p.counters();
     for id in [1, 2] {
-        shell.vsh.cmd(&format!("read q m 0 3000 {} id={id}", words(side.mr.remote(0)))).unwrap();
+        p.cmd(&format!("read q m 0 3000 {} id={id}", words(p.side.mr.remote(0))));
     }
-    assert_eq!(strs(&shell_wc(&mut shell, 2)), [(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]);
-    assert_eq!(shell.state("q"), "ERR");
-    assert!(site.guest.counters().unwrap()["retry_exceeded_err"] > before["retry_exceeded_err"]);
-    assert!(side.counters().rx_unknown_qp >= 4, "{:?}", side.counters());
+    is(&p.theirs(2), &[(1, "RETRY_EXC_ERR"), (2, "WR_FLUSH_ERR")]);
+    assert_eq!(p.shell.state("q"), "ERR");
+    let (ours, after) = p.counters();
+    assert!(after["retry_exceeded_err"] > before["retry_exceeded_err"]);
+    assert!(ours.rx_unknown_qp >= 4, "{ours:?}");
 }
 
 #[test]
 fn wrong_icrcs() {
-    let site = Site::start(Via::Dgram);
-    for (direction, requester) in [(Direction::Tx, "urxe"), (Direction::Rx, "rxe")] {
-        // The first packet of the direction is the request.
-        let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
-        let side = site.open_wrapped(Ip::V4, |link| Box::new(Faults::new(link, vec![rule], 1)));
-        let mut shell = site.shell(65536);
-        let qp = site.connect(&side, &mut shell, &how());
-        let theirs = site.guest.counters().unwrap();
-        let data = pattern(500, 99);
-        if requester == "urxe" {
-            side.mr.write(0, &data).unwrap();
-            shell.vsh.cmd("recv q m 0 500 id=2").unwrap();
-            qp.post_send(&SendWr::send(1, &[side.mr.sge(0..500)])).unwrap();
-            assert_eq!(wc_of(&side, 1), [(1, WcStatus::Success)]);
-            assert_eq!(strs(&shell_wc(&mut shell, 1)), [(2, "SUCCESS")]);
-            assert_eq!(shell.vsh.get("m", 0, 500).unwrap(), data);
-            let (ours, after) = (side.counters(), site.guest.counters().unwrap());
-            // The guest saw nothing of the first one; the second came after our timeout.
-            assert!(ours.local_ack_timeout_err >= 1 && ours.requester_retry >= 1, "{ours:?}");
-            assert_eq!(after["rcvd_pkts"] - theirs["rcvd_pkts"], ours.sent_pkts - 1, "{theirs:?} {after:?}");
-            assert_eq!(after["out_of_seq_request"], theirs["out_of_seq_request"]);
-            assert_eq!(ours.rx_icrc_err, 0);
-        } else {
-            shell.vsh.set("m", 0, &data).unwrap();
-            qp.post_recv(&RecvWr { wr_id: 2, sges: &[side.mr.sge(0..500)] }).unwrap();
-            shell.vsh.cmd("send q m 0 500 id=1").unwrap();
-            assert_eq!(strs(&shell_wc(&mut shell, 1)), [(1, "SUCCESS")]);
-            assert_eq!(wc_of(&side, 1), [(2, WcStatus::Success)]);
-            let mut got = vec![0; 500];
-            side.mr.read(0, &mut got).unwrap();
-            assert_eq!(got, data);
-            let (ours, after) = (side.counters(), site.guest.counters().unwrap());
-            assert_eq!(ours.rx_icrc_err, 1);
-            assert_eq!(ours.rdma_recvs, 1);
-            assert!(after["completer_retry_err"] > theirs["completer_retry_err"], "{theirs:?} {after:?}");
-        }
-    }
+    run(
+        "wrong ICRCs",
+        &[("first SEND spoilt", "urxe", wrong_icrc_to_rxe), ("first SEND spoilt", "rxe", wrong_icrc_to_urxe)],
+    );
+}
+
+fn wrong_icrc_to_rxe(site: &Site, ip: Ip) {
+    let mut p = Pair::with_wrong_icrc(site, ip, Direction::Tx);
+    let qp = p.connect();
+    let (_, theirs) = p.counters();
+    let data = pattern(500, 99);
+    p.side.mr.write(0, &data).unwrap();
+    p.cmd("recv q m 0 500 id=2");
+    qp.post_send(&SendWr::send(1, &[p.side.mr.sge(0..500)])).unwrap();
+    assert_eq!(p.ours(1), [(1, WcStatus::Success)]);
+    is(&p.theirs(1), &[(2, "SUCCESS")]);
+    assert_eq!(p.shell.vsh.get("m", 0, 500).unwrap(), data);
+    let (ours, after) = p.counters();
+    // The guest saw nothing of the first one; the second came after our timeout.
+    assert!(ours.local_ack_timeout_err >= 1 && ours.requester_retry >= 1, "{ours:?}");
+    assert_eq!(after["rcvd_pkts"] - theirs["rcvd_pkts"], ours.sent_pkts - 1, "{theirs:?} {after:?}");
+    assert_eq!(after["out_of_seq_request"], theirs["out_of_seq_request"]);
+    assert_eq!(ours.rx_icrc_err, 0);
+}
+
+fn wrong_icrc_to_urxe(site: &Site, ip: Ip) {
+    let mut p = Pair::with_wrong_icrc(site, ip, Direction::Rx);
+    let qp = p.connect();
+    let (_, theirs) = p.counters();
+    let data = pattern(500, 99);
+    p.shell.vsh.set("m", 0, &data).unwrap();
+    qp.post_recv(&RecvWr { wr_id: 2, sges: &[p.side.mr.sge(0..500)] }).unwrap();
+    p.cmd("send q m 0 500 id=1");
+    is(&p.theirs(1), &[(1, "SUCCESS")]);
+    assert_eq!(p.ours(1), [(2, WcStatus::Success)]);
+    assert_eq!(p.memory(500), data);
+    let (ours, after) = p.counters();
+    assert_eq!(ours.rx_icrc_err, 1);
+    assert_eq!(ours.rdma_recvs, 1);
+    assert!(after["completer_retry_err"] > theirs["completer_retry_err"], "{theirs:?} {after:?}");
 }
 
 /// What a requester asks for.
@@ -311,7 +414,7 @@ struct Seen {
 }
 
 /// The case with urxe as requester: the region is rxe's.
-fn ask_rxe(site: &Site, side: &Side, shell: &mut Shell, case: &Case) -> Seen {
+fn ask_rxe(p: &mut Pair<'_>, case: &Case) -> Seen {
     let (region, qp_access) = match case.wrong {
         Wrong::Access(a) => (format!("mr x {AREA} access={a}"), "wra"),
         Wrong::Domain => (format!("mr x {AREA} pd=pd2"), "wra"),
@@ -319,19 +422,19 @@ fn ask_rxe(site: &Site, side: &Side, shell: &mut Shell, case: &Case) -> Seen {
         Wrong::Receive => (format!("mr x {AREA} access="), "wra"),
         _ => (format!("mr x {AREA}"), "wra"),
     };
-    let reply = shell.vsh.cmd(&region).unwrap();
+    let reply = p.shell.vsh.cmd(&region).unwrap();
     let key = reply.num("rkey") as u32 ^ u32::from(matches!(case.wrong, Wrong::Key | Wrong::Nothing));
     let to = RemoteAddr { va: reply.num("addr") + aim(case) as u64, rkey: RKey(key) };
-    let qp = site.connect(side, shell, &How { theirs: format!("access={qp_access}"), ..how() });
+    let qp = p.connect_with(patient(), &format!("access={qp_access}"));
     let receive = match case.wrong {
         Wrong::TooLong => "m 0 2999",
         Wrong::Receive => "x 0 4000",
         _ => "m 0 4000",
     };
-    shell.vsh.cmd(&format!("recv q {receive} id=10")).unwrap();
+    p.cmd(&format!("recv q {receive} id=10"));
     let len = if case.wrong == Wrong::Nothing { 0 } else { LEN };
-    let sges = [side.mr.sge(0..if case.ask == Ask::Add { 8 } else { len })];
-    side.mr.write(0, &[0xaa; LEN]).unwrap();
+    let sges = [p.side.mr.sge(0..if case.ask == Ask::Add { 8 } else { len })];
+    p.side.mr.write(0, &[0xaa; LEN]).unwrap();
     let wr = match case.ask {
         Ask::Write => SendWr::write(1, &sges, to),
         Ask::WriteImm => SendWr::write_with_imm(1, &sges, to, 5),
@@ -340,29 +443,29 @@ fn ask_rxe(site: &Site, side: &Side, shell: &mut Shell, case: &Case) -> Seen {
         Ask::Add => SendWr::fetch_add(1, &sges, to, 1),
     };
     qp.post_send(&wr).unwrap();
-    let own = [side.mr.sge(4096..4100)];
-    qp.post_send(&SendWr::write(2, &own, shell.at(0))).unwrap();
-    let requester = side.poll(2, SOON).iter().map(|wc| (wc.wr_id, name(wc.status).into())).collect();
+    let own = [p.side.mr.sge(4096..4100)];
+    qp.post_send(&SendWr::write(2, &own, p.shell.at(0))).unwrap();
+    let requester = p.side.poll(2, SOON).iter().map(|wc| (wc.wr_id, name(wc.status).into())).collect();
     let responder = match case.wrong {
         Wrong::Nothing => vec![],
-        _ => shell_wc(shell, 1),
+        _ => p.theirs(1),
     };
-    let states = [qp.state().to_string(), shell.state("q")];
-    let memory = shell.vsh.get("x", 0, AREA).unwrap();
-    shell.vsh.cmd("destroy q").unwrap();
-    shell.vsh.cmd("destroy x").unwrap();
+    let states = [qp.state().to_string(), p.shell.state("q")];
+    let memory = p.shell.vsh.get("x", 0, AREA).unwrap();
+    p.cmd("destroy q");
+    p.cmd("destroy x");
     Seen { requester, responder, states, untouched: memory.iter().all(|b| *b == 0) }
 }
 
 /// The case with rxe as requester: the region is urxe's.
-fn ask_urxe(site: &Site, side: &Side, shell: &mut Shell, case: &Case) -> Seen {
-    let other = side.context.alloc_pd().unwrap();
-    let mut options = ConnectOptions::default();
+fn ask_urxe(p: &mut Pair<'_>, case: &Case) -> Seen {
+    let other = p.side.context.alloc_pd().unwrap();
+    let mut options = patient();
     let x = match case.wrong {
-        Wrong::Access(a) => side.pd.reg_mr(AREA, access(a)),
+        Wrong::Access(a) => p.side.pd.reg_mr(AREA, access(a)),
         Wrong::Domain => other.reg_mr(AREA, Access::ALL),
-        Wrong::Receive => side.pd.reg_mr(AREA, Access::LOCAL_READ),
-        _ => side.pd.reg_mr(AREA, Access::ALL),
+        Wrong::Receive => p.side.pd.reg_mr(AREA, Access::LOCAL_READ),
+        _ => p.side.pd.reg_mr(AREA, Access::ALL),
     }
     .unwrap();
     if let Wrong::QpAccess(a) = case.wrong {
@@ -372,14 +475,14 @@ fn ask_urxe(site: &Site, side: &Side, shell: &mut Shell, case: &Case) -> Seen {
     if matches!(case.wrong, Wrong::Key | Wrong::Nothing) {
         to.rkey = RKey(to.rkey.0 ^ 1);
     }
-    let qp = site.connect(side, shell, &How { ours: options, ..how() });
+    let qp = p.connect_with(options, "");
     let receive = match case.wrong {
-        Wrong::TooLong => side.mr.sge(0..2999),
+        Wrong::TooLong => p.side.mr.sge(0..2999),
         Wrong::Receive => x.sge(0..4000),
-        _ => side.mr.sge(0..4000),
+        _ => p.side.mr.sge(0..4000),
     };
     qp.post_recv(&RecvWr { wr_id: 10, sges: &[receive] }).unwrap();
-    shell.vsh.cmd(&format!("fill m 0 {LEN} 0xaa")).unwrap();
+    p.cmd(&format!("fill m 0 {LEN} 0xaa"));
     let len = if case.wrong == Wrong::Nothing { 0 } else { LEN };
     let line = match case.ask {
         Ask::Write => format!("write q m 0 {len} {}", words(to)),
@@ -388,85 +491,88 @@ fn ask_urxe(site: &Site, side: &Side, shell: &mut Shell, case: &Case) -> Seen {
         Ask::Send => format!("send q m 0 {len}"),
         Ask::Add => format!("fadd q m 0 {} add=1", words(to)),
     };
-    shell.vsh.cmd(&format!("{line} id=1")).unwrap();
+    p.cmd(&format!("{line} id=1"));
     // Refused at once if the first one has failed already.
-    let second = shell.vsh.raw(&format!("write q m 4096 4 {} id=2", words(side.mr.remote(0)))).unwrap();
+    let second = p.shell.vsh.raw(&format!("write q m 4096 4 {} id=2", words(p.side.mr.remote(0)))).unwrap();
     let n = if second.starts_with("ok") { 2 } else { 1 };
-    let mut requester = shell_wc(shell, n);
+    let mut requester = p.theirs(n);
     if n == 1 {
         requester.push((2, "WR_FLUSH_ERR".into()));
     }
     let responder = match case.wrong {
         Wrong::Nothing => vec![],
-        _ => side.poll(1, SOON).iter().map(|wc| (wc.wr_id, name(wc.status).into())).collect(),
+        _ => p.side.poll(1, SOON).iter().map(|wc| (wc.wr_id, name(wc.status).into())).collect(),
     };
-    let states = [shell.state("q"), qp.state().to_string()];
+    let states = [p.shell.state("q"), qp.state().to_string()];
     Seen { requester, responder, states, untouched: x.to_vec().iter().all(|b| *b == 0) }
 }
 
 #[test]
 fn refusals() {
     let site = Site::start(Via::Dgram);
-    let side = site.open(Ip::V4);
-    let mut shell = site.shell(65536);
-    shell.vsh.cmd("pd pd2").unwrap();
-    let mut table =
-        Table::new("errors", &["wrong", "asked for", "requester", "requester's status", "receive", "result"]);
+    let mut table = Table::new(
+        "errors",
+        &["wrong", "asked for", "IP", "requester", "requester's status", "receive", "result"],
+    );
     let mut failed = Vec::new();
-    for case in CASES {
-        for (i, requester) in ["urxe", "rxe"].into_iter().enumerate() {
-            if case.status[i].is_empty() {
-                continue;
-            }
-            let before = side.counters();
-            let seen = match i {
-                0 => ask_rxe(&site, &side, &mut shell, case),
-                _ => ask_urxe(&site, &side, &mut shell, case),
-            };
-            let good = case.wrong == Wrong::Nothing;
-            let pair = |a: &str, b: &str| vec![(1, a.to_string()), (2, b.to_string())];
-            let state = if good { "RTS" } else { "ERR" };
-            let want = Seen {
-                requester: pair(case.status[i], if good { "SUCCESS" } else { "WR_FLUSH_ERR" }),
-                responder: if good { vec![] } else { vec![(10, case.receive[i].to_string())] },
-                states: [state.to_string(), state.to_string()],
-                untouched: true,
-            };
-            let mut result = if seen == want { "ok".to_string() } else { "FAILED".to_string() };
-            if seen != want {
-                failed
-                    .push(format!("{:?} {:?} by {requester}: {seen:?}, not {want:?}", case.wrong, case.ask));
-            }
-            if i == 1 && !good {
-                let events: Vec<_> = std::iter::from_fn(|| side.context.next_event())
-                    .filter(|e| !matches!(e, AsyncEvent::CommunicationEstablished(_)))
-                    .collect();
-                let c = side.counters();
-                let refusals =
-                    |c: &Counters| c.resp_invalid_request + c.resp_remote_access_err + c.resp_local_err;
-                if refusals(&c) != refusals(&before) + 1 {
-                    failed.push(format!("{:?} {:?}: refusals not counted: {c:?}", case.wrong, case.ask));
-                    result = "FAILED".into();
+    for ip in Ip::VERSIONS {
+        let mut p = Pair::open(&site, ip);
+        p.cmd("pd pd2");
+        for case in CASES {
+            for (i, requester) in ["urxe", "rxe"].into_iter().enumerate() {
+                if case.status[i].is_empty() {
+                    continue;
                 }
-                let wants_event =
-                    matches!(case.status[1], "REM_ACCESS_ERR") || case.receive[1] == "WR_FLUSH_ERR";
-                if events.len() != usize::from(wants_event) {
-                    failed.push(format!("{:?} {:?}: events {events:?}", case.wrong, case.ask));
-                    result = "FAILED".into();
-                }
+                let (seen, wrong) = refusal(&mut p, case, i);
+                let words =
+                    |all: &[(u64, String)]| all.iter().map(|r| r.1.as_str()).collect::<Vec<_>>().join(", ");
+                table.row(&[
+                    format!("{:?}", case.wrong),
+                    format!("{:?}", case.ask),
+                    ip.to_string(),
+                    requester.into(),
+                    words(&seen.requester),
+                    words(&seen.responder),
+                    if wrong.is_empty() { "ok" } else { "FAILED" }.into(),
+                ]);
+                let name = format!("{:?} {:?} by {requester} over {ip}", case.wrong, case.ask);
+                failed.extend(wrong.iter().map(|w| format!("{name}: {w}")));
             }
-            let statuses = seen.requester.iter().map(|r| r.1.as_str()).collect::<Vec<_>>().join(", ");
-            let receive = seen.responder.iter().map(|r| r.1.as_str()).collect::<Vec<_>>().join(", ");
-            table.row(&[
-                format!("{:?}", case.wrong),
-                format!("{:?}", case.ask),
-                requester.into(),
-                statuses,
-                receive,
-                result,
-            ]);
         }
     }
     table.print();
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// One case with urxe (0) or rxe (1) as requester: what was seen, and what of it is wrong.
+fn refusal(p: &mut Pair<'_>, case: &Case, requester: usize) -> (Seen, Vec<String>) {
+    let before = p.side.counters();
+    let seen = if requester == 0 { ask_rxe(p, case) } else { ask_urxe(p, case) };
+    let good = case.wrong == Wrong::Nothing;
+    let (state, second) = if good { ("RTS", "SUCCESS") } else { ("ERR", "WR_FLUSH_ERR") };
+    let want = Seen {
+        requester: vec![(1, case.status[requester].into()), (2, second.into())],
+        responder: if good { vec![] } else { vec![(10, case.receive[requester].into())] },
+        states: [state.into(), state.into()],
+        untouched: true,
+    };
+    let mut wrong = Vec::new();
+    if seen != want {
+        wrong.push(format!("{seen:?}, not {want:?}"));
+    }
+    if requester == 1 && !good {
+        let c = p.side.counters();
+        let refusals = |c: &Counters| c.resp_invalid_request + c.resp_remote_access_err + c.resp_local_err;
+        if refusals(&c) != refusals(&before) + 1 {
+            wrong.push(format!("refusals not counted: {c:?}"));
+        }
+        let events: Vec<_> = std::iter::from_fn(|| p.side.context.next_event())
+            .filter(|e| !matches!(e, AsyncEvent::CommunicationEstablished(_)))
+            .collect();
+        let wants_event = case.status[1] == "REM_ACCESS_ERR" || case.receive[1] == "WR_FLUSH_ERR";
+        if events.len() != usize::from(wants_event) {
+            wrong.push(format!("events {events:?}"));
+        }
+    }
+    (seen, wrong)
 }

@@ -1,5 +1,6 @@
 //! urxe and the kernel's rxe over a wire that loses, doubles, swaps and spoils packets, in either direction and
-//! in both: all data arrives, and the counters of both sides tell the same story. Needs the test guest.
+//! in both, over IPv4 and IPv6: all data arrives, and the counters of both sides tell the same story. Needs the
+//! test guest.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -307,10 +308,10 @@ const CASES: &[Case] = &[
 ];
 
 /// A NIC on the site's link with these faults.
-fn open(site: &Site, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
+fn open(site: &Site, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
     let rules = rules.iter().map(|(d, a, w)| Rule::new(*d, *a, *w)).collect();
     let mut counters = None;
-    let side = site.open_wrapped(Ip::V4, |link| {
+    let side = site.open_wrapped(ip, |link| {
         let faults = Faults::new(link, rules, 1);
         counters = Some(faults.fault_counters());
         Box::new(faults)
@@ -329,11 +330,11 @@ fn counters(site: &Site, side: &Side) -> Named {
 }
 
 /// Runs one case; what of the counters is of interest, or what is wrong.
-fn run(site: &Site, case: &Case) -> Result<(String, String), String> {
-    let (side, faults) = open(site, case.rules);
+fn run(site: &Site, ip: Ip, case: &Case) -> Result<(String, String), String> {
+    let (side, faults) = open(site, ip, case.rules);
     let before = counters(site, &side);
     let mut shell = site.shell(2 * STEP * BATCH + 4096);
-    let mut how = How::new(Ip::V4, MTU);
+    let mut how = How::new(ip, MTU);
     how.ours.timeout = AckTimeout::new(16);
     let qp = site.connect(&side, &mut shell, &how);
     // Its few errors are of no interest.
@@ -392,20 +393,21 @@ fn run(site: &Site, case: &Case) -> Result<(String, String), String> {
 #[test]
 fn faults_in_every_direction() {
     let site = Site::start(Via::Dgram);
-    let mut table = Table::new("faults", &["fault", "requester", "operations", "faults", "s", "counted"]);
+    let mut table =
+        Table::new("faults", &["fault", "IP", "requester", "operations", "faults", "s", "counted"]);
     let mut failed = Vec::new();
-    for case in CASES {
+    for (case, ip) in CASES.iter().flat_map(|case| Ip::VERSIONS.map(|ip| (case, ip))) {
         let begin = Instant::now();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&site, case)));
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&site, ip, case)));
         let result = result.unwrap_or_else(|_| Err("panicked, see above".into()));
         let who = format!("{:?}", case.requester).to_lowercase();
         let kinds = case.kinds.iter().map(|k| format!("{k:?}")).collect::<Vec<_>>().join(" ");
         let (done, counted) = result.unwrap_or_else(|e| {
-            failed.push(format!("{} ({who}, {kinds}): {e}", case.name));
+            failed.push(format!("{} ({ip}, {who}, {kinds}): {e}", case.name));
             ("-".into(), "FAILED".into())
         });
         let took = format!("{:.1}", begin.elapsed().as_secs_f64());
-        table.row(&[case.name.into(), who, kinds, done, took, counted]);
+        table.row(&[case.name.into(), ip.to_string(), who, kinds, done, took, counted]);
     }
     table.print();
     assert!(failed.is_empty(), "{}", failed.join("\n"));

@@ -2,66 +2,89 @@
 //!
 //! The ACK timeout is one second (18): a busy host starves the emulated guest for longer than the usual 67 ms.
 //!
-//! urxe checks what it can see of the data: the marks of `ib_write_lat`, the lengths of SENDs, and that additions of
-//! 1 add up, whichever side has the words. perftest itself looks at nothing but completions and those marks.
+//! perftest itself looks at nothing but completions and the marks of `ib_write_lat`. So both sides' memory is taken
+//! after each run (`--dump-memory` here, `mrdump.so` there), and what one sent must be what the other has.
 
+#[path = "support/dumps.rs"]
+mod dumps;
 #[path = "support/guest.rs"]
 mod guest;
 #[path = "support/stand.rs"]
 mod stand;
 
+use dumps::Run;
 use stand::{GUEST, Stand, Table, Via};
 use std::time::Duration;
+use urxe::cli::exchange::perftest::Test;
 
 const LIMIT: Duration = Duration::from_secs(120);
+/// Where the stock program leaves its memory, in the guest.
+const MEMORY: &str = "/tmp/memory";
 
-/// Program, urxe's arguments, and (size, iterations, queue pairs) of each run. The guest moves a few MB a second.
-type Runs = &'static [(u32, u32, u32)];
-const PROGRAMS: [(&str, [&str; 2], Runs); 6] = [
-    ("ib_write_bw", ["write", "--bw"], &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
-    ("ib_read_bw", ["read", "--bw"], &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
-    ("ib_send_bw", ["send", "--bw"], &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
-    ("ib_atomic_bw", ["atomic", "--bw"], &[(8, 1000, 1), (8, 333, 2)]),
-    ("ib_write_lat", ["write", "--lat"], &[(1, 1000, 1), (4096, 100, 1)]),
-    ("ib_send_lat", ["send", "--lat"], &[(1, 1000, 1), (4096, 100, 1)]),
+/// A stock program, what urxe is told to be its peer, and (size, iterations, queue pairs) of each run. The guest moves
+/// a few MB a second.
+type Program = (&'static str, Test, &'static str, &'static [(u32, u64, u32)]);
+const PROGRAMS: [Program; 6] = [
+    ("ib_write_bw", Test::WriteBw, "write --bw", &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
+    ("ib_read_bw", Test::ReadBw, "read --bw", &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
+    ("ib_send_bw", Test::SendBw, "send --bw", &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
+    ("ib_atomic_bw", Test::AtomicBw, "atomic --bw", &[(8, 1000, 1), (8, 333, 2)]),
+    ("ib_write_lat", Test::WriteLat, "write --lat", &[(1, 1000, 1), (4096, 100, 1)]),
+    ("ib_send_lat", Test::SendLat, "send --lat", &[(1, 1000, 1), (4096, 100, 1)]),
 ];
+
+/// All runs of a program with this IP version, the stock program being server and client.
+fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, program: Program) {
+    let (program, test, verb, runs) = program;
+    let ip = ["IPv4", "IPv6"][version];
+    let (link, gid) = (stand.link(via, version), stand.gid(via, version));
+    let index = stand.guest.gid_index(GUEST[version]).unwrap();
+    let dump = tempfile::NamedTempFile::new().unwrap();
+    let memory = || {
+        let ours = std::fs::read(dump.path()).map_err(|e| e.to_string())?;
+        let theirs = stand.guest.take_file(MEMORY).map_err(|e| e.to_string())?;
+        Ok::<_, String>((ours, theirs))
+    };
+    for &(size, iterations, qps) in runs {
+        // What both are told; the stock programs refuse what they have no use for.
+        let mut same = format!("-n {iterations}");
+        if test != Test::AtomicBw {
+            same += &format!(" -s {size}");
+        }
+        if qps > 1 {
+            same += &format!(" -q {qps}");
+        }
+        let stock = format!(
+            "rm -f {MEMORY}; LD_PRELOAD=$LD_PRELOAD:/lib/mrdump.so MR_DUMP={MEMORY} \
+             {program} -d rxe0 -x {index} -F -u 18 {same}"
+        );
+        let urxe = format!(
+            "perf {verb} --perftest --link {link} --gid {gid} --ack-timeout 18 --timeout 60 --dump-memory {} {same}",
+            dump.path().display()
+        );
+        let urxe: Vec<&str> = urxe.split(' ').collect();
+        let run = |stock_serves| Run { test, size, iterations, qps, stock_serves };
+        let what = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
+        let equal = |n| format!("{n} bytes equal on both sides");
+        table.case([program, "server", via.name(), ip], what.clone(), || {
+            stand.stock_server(&stock, &urxe, LIMIT)?;
+            let (client, server) = memory()?;
+            run(true).compare(&client, &server).map(equal)
+        });
+        table.case([program, "client", via.name(), ip], what, || {
+            stand.stock_client(&stock, &urxe, LIMIT)?;
+            let (server, client) = memory()?;
+            run(false).compare(&client, &server).map(equal)
+        });
+    }
+}
 
 fn all(stand: &Stand, links: &[Via]) {
     let mut table = Table::default();
     for &via in links {
         for version in 0..2 {
-            let (ip, link) = (["IPv4", "IPv6"][version], stand.link(via, version));
-            let gid = stand.gid(via, version).to_string();
-            let index = stand.guest.gid_index(GUEST[version]).unwrap();
-            for (program, args, runs) in PROGRAMS {
-                for (size, n, qps) in runs {
-                    let (s, n, q) = (size.to_string(), n.to_string(), qps.to_string());
-                    let size_of = if program == "ib_atomic_bw" { String::new() } else { format!("-s {s}") };
-                    let many = if *qps > 1 { format!("-q {q}") } else { String::new() };
-                    let stock = format!("{program} -d rxe0 -x {index} -F -u 18 {size_of} -n {n} {many}");
-                    let urxe = ["perf", args[0], args[1], "--perftest", "--link", &link, "--gid", &gid]
-                        .into_iter()
-                        .chain([
-                            "--ack-timeout",
-                            "18",
-                            "--timeout",
-                            "60",
-                            "-s",
-                            s.as_str(),
-                            "-n",
-                            &n,
-                            "-q",
-                            &q,
-                        ])
-                        .collect::<Vec<_>>();
-                    let what = format!("{s} bytes, {n} iterations, {q} queue pair(s)");
-                    table.case([program, "server", via.name(), ip], what.clone(), || {
-                        stand.stock_server(&stock, &urxe, LIMIT)
-                    });
-                    table.case([program, "client", via.name(), ip], what, || {
-                        stand.stock_client(&stock, &urxe, LIMIT)
-                    });
-                }
+            for program in PROGRAMS {
+                both_ways(&mut table, stand, via, version, program);
             }
         }
     }

@@ -49,10 +49,10 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, size: u
     let what = format!("{size} bytes, MTU {mtu}, {n} iterations");
     table.case(["ibv_rc_pingpong", "server", via.name(), ip], what.clone(), || {
         let said = stand.stock_server(&stock, &urxe, limit)?;
-        if said.contains("invalid data") { Err(said) } else { Ok(said) }
+        if said.contains("invalid data") { Err(said) } else { Ok("no invalid data".into()) }
     });
     table.case(["ibv_rc_pingpong", "client", via.name(), ip], what, || {
-        stand.stock_client(&stock, &urxe, limit)
+        stand.stock_client(&stock, &urxe, limit).map(|_| "no invalid data".into())
     });
 }
 

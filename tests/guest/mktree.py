@@ -98,7 +98,8 @@ for pattern in ("/usr/bin/ibv_*", "/usr/bin/ib_*", "/usr/bin/rdma", "/bin/ip", "
         os.makedirs(os.path.dirname(dst), exist_ok=True)
         shutil.copy(f, dst)
         libs_of(dst)
-for name, dst in (("agent", "/sbin/agent"), ("vsh", "/bin/vsh"), ("linebuf.so", "/lib/linebuf.so")):
+for name, dst in (("agent", "/sbin/agent"), ("vsh", "/bin/vsh"), ("linebuf.so", "/lib/linebuf.so"),
+                  ("mrdump.so", "/lib/mrdump.so")):
     shutil.copy(f"{work}/{name}", tree + dst)
 libs_of(work + "/vsh")
 lib("libgcc_s.so.1")        # pthread_exit() loads it

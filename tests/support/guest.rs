@@ -308,6 +308,15 @@ impl Guest {
         Err(GuestError { kind: ErrorKind::Failed, what, log: log_tail(&self.link.dir) })
     }
 
+    /// Takes a file out of the guest: it is gone there.
+    pub fn take_file(&self, path: &str) -> Result<Vec<u8>> {
+        let (status, bytes) = self.spawn(&format!("cat {path} && rm {path}"))?.wait_raw(SHORT)?;
+        match status {
+            0 => Ok(bytes),
+            _ => error(ErrorKind::Failed, format!("there is no file {path} in the guest")),
+        }
+    }
+
     /// Starts `cmd` (`sh -c`) and lets it run.
     pub fn spawn(&self, cmd: &str) -> Result<GuestProcess> {
         self.link.spawn(cmd)

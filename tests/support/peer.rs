@@ -55,6 +55,8 @@ pub enum Ip {
 
 impl Ip {
     pub const ALL: [Ip; 3] = [Ip::V4, Ip::Ula, Ip::LinkLocal];
+    /// One of each version.
+    pub const VERSIONS: [Ip; 2] = [Ip::V4, Ip::Ula];
 
     /// Host `n`'s.
     pub fn of(self, n: u8) -> IpAddr {

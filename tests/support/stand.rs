@@ -302,7 +302,8 @@ struct Row {
 }
 
 impl Table {
-    /// Runs a case and notes it in the row of program, direction, link and IP version.
+    /// Runs a case and notes it in the row of program, direction, link and IP version. What it says if all is well
+    /// is shown.
     pub fn case(&mut self, key: [&str; 4], what: String, run: impl FnOnce() -> Result<String, String>) {
         let begin = Instant::now();
         let result = run();
@@ -316,8 +317,8 @@ impl Table {
         let row = &mut self.rows[at];
         row.took += took;
         match result {
-            Ok(_) => {
-                eprintln!("ok      {name} ({:.2} s)", took.as_secs_f64());
+            Ok(said) => {
+                eprintln!("ok      {name} ({:.2} s): {said}", took.as_secs_f64());
                 row.good += 1;
             }
             Err(e) => {

@@ -13,8 +13,8 @@ use crate::cli::exchange::ExchangeError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::oob::read_some;
 
-/// Changes whenever a message does.
-pub const VERSION: u32 = 1;
+/// Changes whenever a message does, or the data that both sides expect.
+pub const VERSION: u32 = 2;
 /// The longest line that is believed.
 const MAX_LINE: usize = 4 << 20;
 /// How often a wait looks whether Ctrl-C came.

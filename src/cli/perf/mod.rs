@@ -9,6 +9,7 @@ mod report;
 mod side;
 
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
@@ -67,6 +68,11 @@ pub struct PerfArgs {
     /// with the same size (-s), iterations (-n) and queue pairs (-q)
     #[arg(long)]
     perftest: bool,
+    /// With --perftest: at the end, write this side's memory to FILE, to be compared with the peer's. In the first half
+    /// each queue pair has the bytes it sends, or READs into, in the second half those that the peer sends,
+    /// WRITEs, READs or counts; max(--size, 4096) bytes each, where messages of up to 2048 lie one after another
+    #[arg(long, value_name = "FILE", requires = "perftest")]
+    dump_memory: Option<PathBuf>,
     #[command(flatten)]
     link: LinkArgs,
 }
@@ -185,6 +191,7 @@ impl PerfArgs {
             qps: self.qps as usize,
             depth: self.depth as usize,
             json: self.json,
+            dump: self.dump_memory.as_deref(),
         };
         let context = self.link.open()?;
         let stream = self.oob.open(program(test), interrupt)?;

@@ -1,5 +1,6 @@
 //! Runs whose other end is a stock perftest program.
 
+use std::path::Path;
 use std::time::Duration;
 
 use super::ends::End;
@@ -21,7 +22,7 @@ const LINGER: Duration = Duration::from_millis(150);
 
 /// What is run; the stock program has to be told the same.
 #[derive(Clone, Copy, Debug)]
-pub struct StockPlan {
+pub struct StockPlan<'a> {
     /// Which program is at the other end.
     pub test: Test,
     /// Bytes of a message.
@@ -34,6 +35,8 @@ pub struct StockPlan {
     pub depth: usize,
     /// JSON output.
     pub json: bool,
+    /// Where this side's memory goes at the end.
+    pub dump: Option<&'a Path>,
 }
 
 /// The program that measures this.
@@ -77,7 +80,7 @@ fn verb_of(test: Test) -> (Verb, Measure, Access) {
 }
 
 /// Runs one side of it.
-pub fn run(end: &End<'_>, plan: &StockPlan, stream: Patient, role: Role) -> Result<(), CliError> {
+pub fn run(end: &End<'_>, plan: &StockPlan<'_>, stream: Patient, role: Role) -> Result<(), CliError> {
     let StockPlan { test, size, iterations: n, .. } = *plan;
     let (verb, measure, access) = verb_of(test);
     let own_mtu = end.link.mtu.unwrap_or(end.context.query_port().active_mtu);
@@ -135,7 +138,13 @@ pub fn run(end: &End<'_>, plan: &StockPlan, stream: Patient, role: Role) -> Resu
         serve(&side, &work, plan, posted, exchange, &mut spin, &mut report)?;
     }
     report.finish();
-    Ok(())
+    match plan.dump {
+        None => Ok(()),
+        Some(file) => std::fs::write(file, side.memory()).map_err(|source| CliError::Io {
+            what: format!("cannot write --dump-memory {}", file.display()),
+            source,
+        }),
+    }
 }
 
 fn destinations(side: &Side, test: Test, gid: Gid) -> Vec<Destination> {
@@ -204,7 +213,7 @@ fn latency(
 }
 
 /// The client's part of a bandwidth test.
-fn flood(side: &Side, work: &Work, plan: &StockPlan, spin: &mut Spin) -> Result<Outcome, CliError> {
+fn flood(side: &Side, work: &Work, plan: &StockPlan<'_>, spin: &mut Spin) -> Result<Outcome, CliError> {
     let n = plan.iterations;
     let before = if work.verb == Verb::Atomic { side.fetch_words(work, spin)? } else { Vec::new() };
     let took = side.flood(work, n, spin)?;
@@ -229,7 +238,7 @@ fn flood(side: &Side, work: &Work, plan: &StockPlan, spin: &mut Spin) -> Result<
 fn serve(
     side: &Side,
     work: &Work,
-    plan: &StockPlan,
+    plan: &StockPlan<'_>,
     posted: u64,
     exchange: Exchange<Patient>,
     spin: &mut Spin,

@@ -19,6 +19,9 @@ const BATCH: usize = 32;
 /// Marks a receive's wr_id; the low half has the lane.
 const RECV: u64 = 1 << 63;
 
+/// Where nothing has arrived yet: no zero, which is what some of perftest's messages consist of.
+const EMPTY: u8 = 0xa5;
+
 /// What a side is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -41,7 +44,7 @@ pub struct Work {
     pub verb: Verb,
     /// Bytes.
     pub size: usize,
-    /// From one message's place at the peer to the next.
+    /// From one message's place to the next, on both sides alike.
     pub step: u64,
     /// Places before the first comes again.
     pub places: u64,
@@ -55,9 +58,19 @@ impl Work {
         Work { verb, size, step: 0, places: 1, atomic: AtomicOp::FetchAdd(1) }
     }
 
+    /// Where message `n` is, counted from where the first one is.
+    fn offset(&self, n: u64) -> usize {
+        (n % self.places * self.step) as usize
+    }
+
+    /// The bytes from the first message's place to the end of the last one's.
+    fn extent(&self) -> usize {
+        self.offset(self.places - 1) + self.size
+    }
+
     /// Message `n`, with its data at `sges`.
     fn request<'a>(&self, n: u64, sges: &'a [Sge], at: RemoteAddr, wr_id: u64, signaled: bool) -> SendWr<'a> {
-        let (va, rkey) = (at.va + n % self.places * self.step, at.rkey);
+        let (va, rkey) = (at.va + self.offset(n) as u64, at.rkey);
         let op = match self.verb {
             Verb::Send => WrOp::Send,
             Verb::Write => WrOp::Write { va, rkey },
@@ -119,32 +132,45 @@ impl Side {
         lane * self.shape.slot
     }
 
-    /// Fills the memory as `work` wants it: a pattern where data comes from, zeros where it goes.
+    /// Message `n` of a queue pair, with its memory from `base` on.
+    fn message(&self, work: &Work, base: usize, n: u64) -> [Sge; 1] {
+        let at = base + work.offset(n);
+        [self.mr.sge(at..at + work.size)]
+    }
+
+    /// Fills the memory as `work` wants it: a pattern where data comes from, something else where it goes, which is
+    /// zeros if it is counted up.
     pub fn prepare(&self, work: &Work) -> Result<(), CliError> {
-        let (pattern, zeros) = (pattern(work.size), vec![0; work.size.max(8)]);
+        let empty = vec![if work.verb == Verb::Atomic { 0 } else { EMPTY }; work.extent()];
         for lane in 0..self.shape.qps {
             let (mut from, mut to) = (self.source_at(lane), self.target_at(lane));
             if work.verb == Verb::Read {
                 (from, to) = (to, from);
             }
-            self.mr.write(from, &pattern)?;
-            self.mr.write(to, &zeros)?;
+            self.mr.write(from, &pattern(work, lane))?;
+            self.mr.write(to, &empty)?;
         }
         Ok(())
+    }
+
+    /// All memory, as it is: of each queue pair what data is sent from or READ into, then of each what the peer
+    /// sends to, writes and reads.
+    pub fn memory(&self) -> Vec<u8> {
+        self.mr.to_vec()
     }
 
     /// What is wrong with what arrived by `messages` of `work` from the peer of each queue pair. With `turns` the last
     /// byte of a message is a counter.
     pub fn check(&self, work: &Work, messages: u64, turns: bool) -> Result<Option<String>, CliError> {
-        let mut want = pattern(work.size);
         let mut got = vec![0; work.size];
-        if turns && work.verb == Verb::Write {
-            want[work.size - 1] = messages as u8;
-        }
-        if work.verb == Verb::Atomic {
-            want = messages.to_ne_bytes().to_vec();
-        }
         for lane in 0..self.shape.qps {
+            let mut want = pattern(work, lane);
+            if turns && work.verb == Verb::Write {
+                want[work.size - 1] = messages as u8;
+            }
+            if work.verb == Verb::Atomic {
+                want = messages.to_ne_bytes().to_vec();
+            }
             let at = if work.verb == Verb::Read { self.source_at(lane) } else { self.target_at(lane) };
             self.mr.read(at, &mut got)?;
             if let Some(i) = (0..work.size).find(|i| got[*i] != want[*i]) {
@@ -162,7 +188,7 @@ impl Side {
         let mut sum = 0u64;
         for lane in 0..self.shape.qps {
             for place in 0..work.places {
-                let at = self.target_at(lane) + (place * work.step) as usize;
+                let at = self.target_at(lane) + work.offset(place);
                 sum = sum.wrapping_add(self.mr.buffer().load_u64(at)?);
             }
         }
@@ -173,9 +199,8 @@ impl Side {
     pub fn flood(&self, work: &Work, n: u64, spin: &mut Spin) -> Result<Duration, CliError> {
         let depth = self.shape.depth as u64;
         let every = (depth / 2).clamp(1, SIGNAL);
-        let sges: Vec<[Sge; 1]> = (0..self.lanes.len())
-            .map(|lane| [self.mr.sge(self.source_at(lane)..self.source_at(lane) + work.size)])
-            .collect();
+        let messages = |lane| (0..work.places).map(|n| self.message(work, self.source_at(lane), n)).collect();
+        let sges: Vec<Vec<[Sge; 1]>> = (0..self.lanes.len()).map(messages).collect();
         let (mut posted, mut done) = (vec![0u64; sges.len()], vec![0u64; sges.len()]);
         let mut list = Vec::with_capacity(every as usize);
         let mut completions = Vec::with_capacity(BATCH);
@@ -188,7 +213,8 @@ impl Side {
                     list.clear();
                     list.extend((1..=count).map(|k| {
                         let (number, id) = (posted[i] + k - 1, (i as u64) << 32 | count);
-                        work.request(number, &sges[i], lane.remote, id, k == count)
+                        let sges = &sges[i][(number % work.places) as usize];
+                        work.request(number, sges, lane.remote, id, k == count)
                     }));
                     lane.qp.post_send_list(&list)?;
                     posted[i] += count;
@@ -210,15 +236,15 @@ impl Side {
     pub fn post_receives(&self, work: &Work, n: u64) -> Result<u64, CliError> {
         let count = n.min(self.shape.receives as u64);
         for lane in 0..self.lanes.len() {
-            for _ in 0..count {
-                self.post_receive(work, lane)?;
+            for n in 0..count {
+                self.post_receive(work, lane, n)?;
             }
         }
         Ok(count)
     }
 
-    fn post_receive(&self, work: &Work, lane: usize) -> Result<(), CliError> {
-        let to = [self.mr.sge(self.target_at(lane)..self.target_at(lane) + work.size)];
+    fn post_receive(&self, work: &Work, lane: usize, n: u64) -> Result<(), CliError> {
+        let to = self.message(work, self.target_at(lane), n);
         Ok(self.lanes[lane].qp.post_recv(&RecvWr { wr_id: RECV | lane as u64, sges: &to })?)
     }
 
@@ -234,7 +260,7 @@ impl Side {
                 left -= 1;
                 let lane = (wc.wr_id & !RECV) as usize;
                 if posted[lane] < n {
-                    self.post_receive(work, lane)?;
+                    self.post_receive(work, lane, posted[lane])?;
                     posted[lane] += 1;
                 }
             }
@@ -253,7 +279,7 @@ impl Side {
         spin: &mut Spin,
         mut times: Option<&mut Histogram<u64>>,
     ) -> Result<(), CliError> {
-        let sges = [self.mr.sge(self.source_at(0)..self.source_at(0) + work.size)];
+        let sges = self.message(work, self.source_at(0), 0);
         let mut queue = Turns { unsignaled: 0, limit: self.signal_turns(), sent: 0, done: 0, total: n };
         let mut completions = Vec::with_capacity(BATCH);
         for _ in 0..n {
@@ -280,7 +306,7 @@ impl Side {
                 self.send_turn(work, &sges, &mut queue)?;
             }
             if posted < n {
-                self.post_receive(work, 0)?;
+                self.post_receive(work, 0, posted)?;
                 posted += 1;
             }
         }
@@ -300,7 +326,7 @@ impl Side {
     ) -> Result<(), CliError> {
         let source = self.source_at(0);
         let (mark, watch) = (source + work.size - 1, self.target_at(0) + work.size - 1);
-        let sges = [self.mr.sge(source..source + work.size)];
+        let sges = self.message(work, source, 0);
         let mut queue = Turns { unsignaled: 0, limit: self.signal_turns(), sent: 0, done: 0, total: n };
         let buffer = self.mr.buffer();
         let mut completions = Vec::with_capacity(BATCH);
@@ -337,7 +363,7 @@ impl Side {
         spin: &mut Spin,
         times: &mut Histogram<u64>,
     ) -> Result<(), CliError> {
-        let sges = [self.mr.sge(self.source_at(0)..self.source_at(0) + work.size)];
+        let sges = self.message(work, self.source_at(0), 0);
         let lane = &self.lanes[0];
         let mut completions = Vec::with_capacity(BATCH);
         for k in 0..n {
@@ -355,12 +381,11 @@ impl Side {
         let mut words = Vec::new();
         let mut completions = Vec::with_capacity(BATCH);
         for (i, lane) in self.lanes.iter().enumerate() {
-            let at = self.source_at(i);
-            let sges = [self.mr.sge(at..at + 8)];
             for place in 0..work.places {
+                let sges = self.message(work, self.source_at(i), place);
                 lane.qp.post_send(&look.request(place, &sges, lane.remote, 0, true))?;
                 spin.poll(&self.cq, 1, &mut completions)?;
-                words.push(self.mr.buffer().load_u64(at)?);
+                words.push(self.mr.buffer().load_u64(self.source_at(i) + work.offset(place))?);
             }
         }
         Ok(words)
@@ -412,7 +437,9 @@ fn received(wc: &Completion, work: &Work) -> Result<(), CliError> {
     )))
 }
 
-/// The data of a message of this size.
-fn pattern(size: usize) -> Vec<u8> {
-    (0..size).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ size) as u8).collect()
+/// The data of a queue pair's messages, place after place: other sizes, places and queue pairs have other data.
+fn pattern(work: &Work, lane: usize) -> Vec<u8> {
+    let byte =
+        |i: usize| (i.wrapping_mul(31) ^ (i >> 8) ^ (i >> 16) ^ work.size ^ lane.wrapping_mul(59)) as u8;
+    (0..work.extent()).map(byte).collect()
 }

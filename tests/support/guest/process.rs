@@ -224,11 +224,17 @@ impl GuestProcess {
 
     /// Waits for its end. It runs on if the time is over before, and may be waited for again.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
+        let (status, stdout) = self.wait_raw(timeout)?;
+        let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
+        Ok(Output { status, stdout: text(stdout), stderr: text(std::mem::take(&mut self.stderr)) })
+    }
+
+    /// The same for its status and its standard output as bytes.
+    pub fn wait_raw(&mut self, timeout: Duration) -> Result<(i32, Vec<u8>)> {
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.status {
-                let text = |b: &mut Vec<u8>| String::from_utf8_lossy(&std::mem::take(b)).into_owned();
-                return Ok(Output { status, stdout: text(&mut self.stdout), stderr: text(&mut self.stderr) });
+                return Ok((status, std::mem::take(&mut self.stdout)));
             }
             self.pump(deadline)?;
         }
