@@ -1,0 +1,89 @@
+//! The far ends of the number ranges, run for real: the longest message, and counts that wrap.
+
+use std::time::Duration;
+
+use urxe::verbs::*;
+
+const SOON: Duration = Duration::from_secs(120);
+/// The longest message (IBA 9.7.1).
+const LONGEST: usize = 1 << 31;
+const PARTS: usize = 32;
+
+/// Two connected queue pairs on one fabric with room for 32 elements a request.
+fn pair(fabric: &Fabric) -> [(Node, Qp); 2] {
+    let options = QpOptions {
+        send: SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 },
+        recv: RecvCaps { max_wr: 256, max_sge: PARTS as u32 },
+        ..QpOptions::default()
+    };
+    let sides = [0, 1].map(|_| {
+        let node = Node::new(Context::on_fabric(fabric).unwrap()).unwrap();
+        let qp = node.pd.create_qp(&node.cq, &node.cq, &options).unwrap();
+        (node, qp)
+    });
+    // Nothing is lost here, and a busy machine must not make it look so.
+    let patient = ConnectOptions { timeout: AckTimeout::new(0), ..ConnectOptions::default() };
+    for i in 0..2 {
+        sides[i].1.connect(&sides[1 - i].1.endpoint(), &patient).unwrap();
+    }
+    sides
+}
+
+#[test]
+fn a_message_of_two_gigabytes() {
+    let fabric = Fabric::new();
+    let [(a, a_qp), (b, b_qp)] = pair(&fabric);
+    // Both sides name one region 32 times over, or they would need all that memory.
+    let part = LONGEST / PARTS;
+    let (src, dst) = (a.pd.reg_mr(part, Access::ALL).unwrap(), b.pd.reg_mr(part, Access::ALL).unwrap());
+    let data: Vec<u8> = (0..part).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect();
+    src.write(0, &data).unwrap();
+    let (from, to) = (vec![src.sge(0..part); PARTS], vec![dst.sge(0..part); PARTS]);
+    b_qp.post_recv(&RecvWr { wr_id: 1, sges: &to }).unwrap();
+    a_qp.post_send(&SendWr::send(2, &from)).unwrap();
+    let wc = b.cq.wait(SOON).unwrap();
+    assert_eq!((wc.wr_id, wc.status, wc.byte_len as usize), (1, WcStatus::Success, LONGEST));
+    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 2);
+    assert!(dst.to_vec() == data, "the data is not what was sent");
+
+    // One byte more is refused, and nothing is sent.
+    let sent = a.context.counters().sent_pkts;
+    let longer = [&from[..PARTS - 1], &[Sge { length: part as u32 + 1, ..from[0] }]].concat();
+    let refused = a_qp.post_send(&SendWr::send(3, &longer)).unwrap_err();
+    assert!(matches!(refused, PostError::TooLong(n) if n == LONGEST as u64 + 1), "{refused}");
+    assert_eq!(a.context.counters().sent_pkts, sent);
+}
+
+#[test]
+fn packet_and_message_numbers_wrap() {
+    let fabric = Fabric::new();
+    let [(a, a_qp), (b, _b_qp)] = pair(&fabric);
+    let (src, dst) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
+    // More messages, each of one packet, than 24 bits count; every 64th is waited for.
+    let messages = (1 << 24) + 1000u64;
+    let (sges, mut out) = ([src.sge(0..8)], Vec::new());
+    for n in 1..=messages {
+        let signaled = n % 64 == 0 || n == messages;
+        let wr = SendWr {
+            flags: SendFlags { signaled, ..SendFlags::default() },
+            ..SendWr::write(n, &sges, dst.remote(0))
+        };
+        if signaled {
+            src.buffer().store_u64(0, n).unwrap();
+        }
+        a_qp.post_send(&wr).unwrap();
+        if signaled {
+            while out.is_empty() {
+                a.cq.poll(1, &mut out).unwrap();
+            }
+            let wc = out.remove(0);
+            assert_eq!((wc.wr_id, wc.status), (n, WcStatus::Success));
+            assert_eq!(dst.buffer().load_u64(0), Ok(n));
+        }
+    }
+    let (ours, theirs) = (a.context.counters(), b.context.counters());
+    assert_eq!((ours.rdma_sends, ours.requester_retry, ours.unexpected_response), (messages, 0, 0));
+    // Whoever is kept from the processor between two posts may find the last packet sent again, asking.
+    assert_eq!((theirs.rdma_recvs, theirs.out_of_seq_request), (messages, 0));
+    assert_eq!(theirs.duplicate_request, ours.ack_probe);
+}
