@@ -76,6 +76,11 @@ fn over_frames() {
 }
 
 #[test]
-fn over_a_tap() {
-    matrix(&Stand::tap("pp"), &[Via::Packet, Via::Udp]);
+fn over_a_tap_packet() {
+    matrix(&Stand::tap("pp"), &[Via::Packet]);
+}
+
+#[test]
+fn over_a_tap_udp() {
+    matrix(&Stand::tap("pu"), &[Via::Udp]);
 }
