@@ -12,8 +12,8 @@ use super::interrupt::Interrupt;
 use super::link::LinkArgs;
 use super::oob::{OobArgs, silent};
 use crate::verbs::{
-    Access, Completion, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Psn, Qp, QpOptions, Qpn,
-    RecvCaps, RecvWr, SendCaps, SendWr, WaitError, WcOpcode, WcStatus,
+    Access, AckTimeout, Completion, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Psn, Qp,
+    QpOptions, Qpn, RecvCaps, RecvWr, SendCaps, SendWr, WaitError, WcOpcode, WcStatus,
 };
 
 /// What the stock program fills its buffer with.
@@ -41,6 +41,9 @@ pub struct PingpongArgs {
     /// Receives kept posted
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(2..=32_768))]
     rx_depth: u32,
+    /// Local ACK timeout: 4.096 us x 2^N
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
+    ack_timeout: u8,
     /// Check every byte that arrives
     #[arg(short, long)]
     check: bool,
@@ -164,6 +167,7 @@ impl<'a> Side<'a> {
             mtu: Some(self.mtu),
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
+            timeout: AckTimeout::new(self.args.ack_timeout),
             ..self.args.link.connect_options()
         };
         self.qp.to_rtr(&peer, &options)?;
