@@ -8,6 +8,7 @@ mod cq;
 mod path;
 mod personality;
 mod schedule;
+mod srq;
 mod table;
 
 use std::collections::VecDeque;
@@ -17,13 +18,14 @@ pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify};
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 
-use crate::memory::{HostSlice, Table};
+use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
-    AsyncEvent, Counters, Env, Instant, ModifyError, Output, Pending, PostError, QpAttr, QpInit, QpState,
-    QueuePair, RecvWr, RxBurst, SendWr, Tuning, TxQueue,
+    AsyncEvent, Completion, Counters, Env, Instant, ModifyError, Output, Pending, PostError, QpAttr, QpInit,
+    QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue,
 };
-use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, icrc};
+use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, icrc};
 use schedule::Schedule;
+use srq::SrqTable;
 use table::{Entry, QpTable};
 
 /// UDP payload bytes after which a turn ends, so that the other side of the NIC gets its turn too.
@@ -47,9 +49,10 @@ pub struct NicConfig {
 pub struct Nic {
     config: NicConfig,
     table: QpTable,
+    srqs: SrqTable,
     schedule: Schedule,
     state: Scratch,
-    events: VecDeque<AsyncEvent>,
+    reports: Reports,
     pkeys: Vec<PKey>,
 }
 
@@ -67,12 +70,14 @@ impl Scratch {
         &'a mut self,
         now: Instant,
         memory: &'a Table,
+        srq: Option<&'a mut SharedReceives>,
         tx: &'a mut TxQueue,
         tuning: &'a Tuning,
     ) -> Env<'a> {
         Env {
             now,
             memory,
+            srq,
             tx,
             out: &mut self.out,
             scratch: &mut self.slices,
@@ -99,9 +104,10 @@ impl Nic {
         Nic {
             table: QpTable::new(config.personality.limits.max_qp, config.seed),
             config,
+            srqs: SrqTable::default(),
             schedule: Schedule::default(),
             state: Scratch::default(),
-            events: VecDeque::new(),
+            reports: Reports::default(),
             pkeys: vec![PKey::DEFAULT],
         }
     }
@@ -128,7 +134,7 @@ impl Nic {
     ) -> Result<Qpn, TooManyQps> {
         let limit = self.config.personality.limits.max_qp;
         self.table
-            .insert(|qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq))
+            .insert(|qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq))
             .ok_or(TooManyQps(limit))
     }
 
@@ -154,10 +160,11 @@ impl Nic {
         if let Err(e) = check_values(attr, &self.config.personality.limits, self.pkeys.len()) {
             return Ok(Err(e));
         }
-        let mut env = self.state.env(now, memory, tx, &self.config.tuning);
+        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
-        deliver(&mut self.state.out, entry, &mut self.events);
+        self.reports.deliver(&mut self.state.out, entry);
         self.schedule.touch(entry);
         Ok(result)
     }
@@ -181,8 +188,9 @@ impl Nic {
     /// [`UnknownQp`] outside, [`PostError`] inside.
     pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
-        let result = entry.qp.post_send(wr, &mut self.state.out);
-        deliver(&mut self.state.out, entry, &mut self.events);
+        let port = &self.config.port;
+        let result = entry.qp.post_send(wr, |av, src, dst| port.flow(av, src, dst), &mut self.state.out);
+        self.reports.deliver(&mut self.state.out, entry);
         self.schedule.touch(entry);
         Ok(result)
     }
@@ -194,7 +202,7 @@ impl Nic {
     pub fn post_recv(&mut self, qpn: Qpn, wr: &RecvWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
-        deliver(&mut self.state.out, entry, &mut self.events);
+        self.reports.deliver(&mut self.state.out, entry);
         Ok(result)
     }
 
@@ -234,27 +242,30 @@ impl Nic {
             c.cnp_handled += 1;
             return;
         }
-        let Some(entry) = self.table.get_mut(packet.bth().dest_qp).filter(|_| row.transport == Transport::Rc)
-        else {
+        let entry = self.table.get_mut(packet.bth().dest_qp);
+        let Some(entry) = entry.filter(|e| e.qp.transport() == row.transport) else {
             c.rx_unknown_qp += 1;
             return;
         };
-        let Some(flow) = entry.qp.flow() else {
-            c.rx_wrong_state += 1;
-            return;
-        };
-        if flow.dst != burst.flow.src || flow.src != burst.flow.dst {
-            c.rx_wrong_source += 1;
-            return;
+        if entry.qp.qp_type().is_connected() {
+            let Some(flow) = entry.qp.flow() else {
+                c.rx_wrong_state += 1;
+                return;
+            };
+            if flow.dst != burst.flow.src || flow.src != burst.flow.dst {
+                c.rx_wrong_source += 1;
+                return;
+            }
         }
         if !packet.bth().pkey.admits(entry.qp.pkey()) {
             c.rx_pkey_violation += 1;
             return;
         }
-        let mut env = self.state.env(now, memory, tx, &self.config.tuning);
-        entry.qp.handle_packet(packet, &mut env);
+        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+        entry.qp.handle_packet(packet, &burst.flow, &mut env);
         if !self.state.out.is_empty() {
-            deliver(&mut self.state.out, entry, &mut self.events);
+            self.reports.deliver(&mut self.state.out, entry);
         }
         self.schedule.touch(entry);
         // Progress brings the timeout of a peer that was silent down again.
@@ -292,9 +303,10 @@ impl Nic {
         {
             let Some(entry) = self.table.get_mut(qpn) else { continue };
             entry.queued = false;
-            let mut env = self.state.env(now, memory, tx, &self.config.tuning);
+            let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+            let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
             let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
-            deliver(&mut self.state.out, entry, &mut self.events);
+            self.reports.deliver(&mut self.state.out, entry);
             if more {
                 self.schedule.enqueue(entry);
             }
@@ -313,9 +325,10 @@ impl Nic {
             let Some(entry) = self.table.get_mut(qpn).filter(|e| e.timer_at == Some(at)) else { continue };
             entry.timer_at = None;
             if entry.qp.next_deadline(&self.config.tuning).is_some_and(|at| at <= now) {
-                let mut env = self.state.env(now, memory, tx, &self.config.tuning);
+                let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+            let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
-                deliver(&mut self.state.out, entry, &mut self.events);
+                self.reports.deliver(&mut self.state.out, entry);
             }
             self.schedule.touch(entry);
             self.schedule.arm(entry, &self.config.tuning);
@@ -338,9 +351,47 @@ impl Nic {
         self.schedule.has_ready()
     }
 
+    /// The link has taken all packets that were transmitted: what nobody will acknowledge is complete, and its
+    /// memory is the application's again.
+    pub fn emitted(&mut self) {
+        for (cq, completion) in self.reports.emitted.drain(..) {
+            cq.push(completion);
+        }
+    }
+
+    /// Makes a shared receive queue. `None` if all of the device are in use.
+    pub fn create_srq(&mut self, pd: PdId, caps: RecvCaps) -> Option<SrqId> {
+        self.srqs.insert(pd, caps, self.config.personality.limits.max_srq)
+    }
+
+    /// Removes a shared receive queue that no queue pair uses.
+    pub fn destroy_srq(&mut self, id: SrqId) {
+        self.srqs.remove(id);
+    }
+
+    /// A shared receive queue.
+    pub fn srq(&self, id: SrqId) -> Option<&SharedReceives> {
+        self.srqs.get(id)
+    }
+
+    /// Runs `f` with a shared receive queue; what it reports goes to the event queue.
+    pub fn with_srq<R>(
+        &mut self,
+        id: SrqId,
+        f: impl FnOnce(&mut SharedReceives, &mut Vec<Output>) -> R,
+    ) -> Option<R> {
+        let result = f(self.srqs.get_mut(id)?, &mut self.state.out);
+        for output in self.state.out.drain(..) {
+            if let Output::Event(e) = output {
+                self.reports.raise(e);
+            }
+        }
+        Some(result)
+    }
+
     /// The oldest asynchronous event that nobody has taken.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        self.events.pop_front()
+        self.reports.events.pop_front()
     }
 
     /// Numbers of all queue pairs.
@@ -349,20 +400,32 @@ impl Nic {
     }
 }
 
-/// Hands what a queue pair reported to its completion queues and to the event queue.
-fn deliver(out: &mut Vec<Output>, entry: &Entry, events: &mut VecDeque<AsyncEvent>) {
-    for output in out.drain(..) {
-        match output {
-            Output::Sent(c) => entry.send_cq.push(c),
-            Output::Received(c) => entry.recv_cq.push(c),
-            Output::Event(e) => {
-                // Nobody has to read events: only the newest are kept.
-                if events.len() == MAX_EVENTS {
-                    events.pop_front();
-                }
-                events.push_back(e);
+/// What queue pairs reported, on its way to completion queues and whoever reads events.
+#[derive(Debug, Default)]
+struct Reports {
+    events: VecDeque<AsyncEvent>,
+    /// For when the link has the packets of this turn.
+    emitted: Vec<(Arc<CompletionQueue>, Completion)>,
+}
+
+impl Reports {
+    fn deliver(&mut self, out: &mut Vec<Output>, entry: &Entry) {
+        for output in out.drain(..) {
+            match output {
+                Output::Sent(c) => entry.send_cq.push(c),
+                Output::Emitted(c) => self.emitted.push((entry.send_cq.clone(), c)),
+                Output::Received(c) => entry.recv_cq.push(c),
+                Output::Event(e) => self.raise(e),
             }
         }
+    }
+
+    fn raise(&mut self, event: AsyncEvent) {
+        // Nobody has to read events: only the newest are kept.
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
     }
 }
 

@@ -11,6 +11,10 @@ pub struct Limits {
     pub max_sge: u32,
     /// Inline bytes of a work request.
     pub max_inline: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Receives in one of them.
+    pub max_srq_wr: u32,
     /// Completion queues.
     pub max_cq: u32,
     /// Entries of a completion queue.
@@ -45,6 +49,8 @@ impl Personality {
             max_qp_wr: 32_768,
             max_sge: 32,
             max_inline: 1024,
+            max_srq: 65_536,
+            max_srq_wr: 32_768,
             max_cq: 65_536,
             max_cqe: 1 << 22,
             max_mr: 1 << 20,

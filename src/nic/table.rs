@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::CompletionQueue;
-use crate::transport::{Instant, QueuePair};
+use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::Qpn;
 
 /// A queue pair and what the NIC keeps beside it.
@@ -10,6 +10,7 @@ pub(super) struct Entry {
     pub qp: QueuePair,
     pub send_cq: Arc<CompletionQueue>,
     pub recv_cq: Arc<CompletionQueue>,
+    pub srq: Option<SrqId>,
     /// It is in the list of those that have something to send.
     pub queued: bool,
     /// It is in the list of those that have but an acknowledgement to send.
@@ -19,8 +20,13 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub fn new(qp: QueuePair, send_cq: Arc<CompletionQueue>, recv_cq: Arc<CompletionQueue>) -> Entry {
-        Entry { qp, send_cq, recv_cq, queued: false, held: false, timer_at: None }
+    pub fn new(
+        qp: QueuePair,
+        send_cq: Arc<CompletionQueue>,
+        recv_cq: Arc<CompletionQueue>,
+        srq: Option<SrqId>,
+    ) -> Entry {
+        Entry { qp, send_cq, recv_cq, srq, queued: false, held: false, timer_at: None }
     }
 }
 

@@ -1,8 +1,8 @@
-use super::{QpState, QpType};
+use super::{QpInit, QpState, QpType};
 use crate::memory::{Access, PdId};
 use crate::wire::{
-    AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, Qpn, RnrTimer,
-    Transport,
+    AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
+    RnrTimer, Transport,
 };
 
 /// What requester and responder of a queue pair share: identity and attributes.
@@ -14,10 +14,12 @@ pub(super) struct Connection {
     pub state: QpState,
     /// Every send makes a completion, whatever its flags say.
     pub signal_all: bool,
+    made_with: QpInit,
     pub access: Access,
     pub pkey: PKey,
     pub pkey_index: u16,
     pub port: u8,
+    pub qkey: QKey,
     pub av: Option<super::AddressVector>,
     /// Towards the peer; there from RTR on.
     pub flow: Option<Flow>,
@@ -34,20 +36,22 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub fn new(qp_type: QpType, qpn: Qpn, pd: PdId, signal_all: bool) -> Connection {
+    pub fn new(init: &QpInit, qpn: Qpn) -> Connection {
         Connection {
-            qp_type,
+            qp_type: init.qp_type,
             qpn,
-            pd,
+            pd: init.pd,
             state: QpState::Reset,
-            signal_all,
+            signal_all: init.signal_all,
+            made_with: *init,
             access: Access::LOCAL_READ,
             pkey: PKey::DEFAULT,
             pkey_index: 0,
             port: 1,
+            qkey: QKey::default(),
             av: None,
             flow: None,
-            mtu: Mtu::Mtu1024,
+            mtu: if init.qp_type.is_connected() { Mtu::Mtu1024 } else { init.port_mtu },
             dest_qpn: Qpn::default(),
             rq_psn: Psn::default(),
             sq_psn: Psn::default(),
@@ -60,9 +64,16 @@ impl Connection {
         }
     }
 
+    /// As it was made (RESET).
+    pub fn reset(&mut self) {
+        *self = Connection::new(&self.made_with.clone(), self.qpn);
+    }
+
     pub fn transport(&self) -> Transport {
         match self.qp_type {
             QpType::Rc => Transport::Rc,
+            QpType::Uc => Transport::Uc,
+            QpType::Ud => Transport::Ud,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{AsyncEvent, Completion, Instant, TxQueue};
+use super::{AsyncEvent, Completion, Instant, SharedReceives, TxQueue};
 use crate::memory::{HostSlice, Table};
 
 /// What a queue pair reports.
@@ -10,6 +10,8 @@ use crate::memory::{HostSlice, Table};
 pub enum Output {
     /// For the send completion queue.
     Sent(Completion),
+    /// The same, once the link has taken the packets of this turn: nobody will acknowledge them.
+    Emitted(Completion),
     /// For the receive completion queue.
     Received(Completion),
     /// For the asynchronous event queue.
@@ -117,6 +119,12 @@ counters! {
     rx_wrong_source,
     /// Dropped: the partition key is not the QP's.
     rx_pkey_violation,
+    /// Dropped: the queue key is not the QP's.
+    rx_qkey_violation,
+    /// Dropped: an unreliable message that found no receive, or none that is long enough.
+    rx_no_receive,
+    /// Dropped: an unreliable message that is not whole, or not allowed.
+    rx_dropped_message,
     /// Dropped: the QP is not ready to receive.
     rx_wrong_state,
     /// Congestion notification packets received.
@@ -130,6 +138,8 @@ pub struct Env<'a> {
     pub now: Instant,
     /// The NIC's regions.
     pub memory: &'a Table,
+    /// The shared receive queue of the queue pair, if it has one.
+    pub srq: Option<&'a mut SharedReceives>,
     /// Where packets go.
     pub tx: &'a mut TxQueue,
     /// Where completions and events go.

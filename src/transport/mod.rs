@@ -14,6 +14,7 @@ mod recv_queue;
 mod requester;
 mod responder;
 mod send_queue;
+mod srq;
 pub mod state;
 mod time;
 mod work;
@@ -23,9 +24,10 @@ pub use env::{Counters, Env, Output, Tuning};
 pub use qp::{Pending, QpInit, QueuePair};
 pub use recv_queue::RecvCaps;
 pub use send_queue::SendCaps;
+pub use srq::{SharedReceives, SrqId};
 pub use state::{AddressError, AddressVector, AttrMask, ModifyError, QpAttr, QpState, QpType};
 pub use time::Instant;
 pub use work::{
-    AsyncEvent, Completion, MAX_MESSAGE, PostError, RecvWr, SendFlags, SendWr, Sge, WcOpcode, WcStatus,
+    AsyncEvent, Completion, Destination, MAX_MESSAGE, PostError, RecvWr, SendFlags, SendWr, Sge, WcOpcode, WcStatus,
     WrData, WrOp,
 };

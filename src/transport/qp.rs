@@ -5,10 +5,10 @@ use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
     AddressError, AddressVector, AsyncEvent, Completion, Env, Instant, ModifyError, Output, PostError,
-    QpAttr, QpState, QpType, RecvWr, SendWr, Tuning, WcOpcode, WcStatus, state,
+    QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode, WcStatus, state,
 };
 use crate::memory::PdId;
-use crate::wire::{Flow, PKey, Packet, Qpn};
+use crate::wire::{Flow, Mtu, PKey, Packet, Qpn, Transport};
 
 /// What a queue pair is made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +23,10 @@ pub struct QpInit {
     pub recv: RecvCaps,
     /// Every send makes a completion (`sq_sig_all`).
     pub signal_all: bool,
+    /// The shared queue that its receives come from; [`Env::srq`] is that one at every step.
+    pub srq: Option<SrqId>,
+    /// The port's MTU: what a datagram holds.
+    pub port_mtu: Mtu,
 }
 
 /// What a queue pair has to send.
@@ -50,9 +54,9 @@ impl QueuePair {
     /// A queue pair in RESET.
     pub fn new(qpn: Qpn, init: &QpInit) -> QueuePair {
         QueuePair {
-            conn: Connection::new(init.qp_type, qpn, init.pd, init.signal_all),
+            conn: Connection::new(init, qpn),
             requester: Requester::new(init.send),
-            responder: Responder::new(init.recv),
+            responder: Responder::new(init.recv, init.srq.is_some()),
             established: false,
         }
     }
@@ -72,7 +76,22 @@ impl QueuePair {
         self.conn.pkey
     }
 
-    /// Its path, from RTR on.
+    /// Its service.
+    pub fn qp_type(&self) -> QpType {
+        self.conn.qp_type
+    }
+
+    /// The service of the packets that it takes.
+    pub fn transport(&self) -> Transport {
+        self.conn.transport()
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> PdId {
+        self.conn.pd
+    }
+
+    /// Its path, from RTR on, if it has one peer.
     pub fn flow(&self) -> Option<&Flow> {
         self.conn.flow.as_ref()
     }
@@ -112,6 +131,7 @@ impl QueuePair {
         set(&mut conn.max_rd_atomic, attr.max_rd_atomic);
         set(&mut conn.max_dest_rd_atomic, attr.max_dest_rd_atomic);
         set(&mut conn.port, attr.port);
+        conn.qkey = attr.qkey.unwrap_or(conn.qkey);
         conn.access = attr.access.unwrap_or(conn.access);
         conn.pkey_index = attr.pkey_index.unwrap_or(conn.pkey_index);
         conn.mtu = attr.path_mtu.unwrap_or(conn.mtu);
@@ -127,9 +147,7 @@ impl QueuePair {
             (_, QpState::Reset) => {
                 self.requester.clear();
                 self.responder.clear();
-                let init =
-                    Connection::new(self.conn.qp_type, self.conn.qpn, self.conn.pd, self.conn.signal_all);
-                self.conn = init;
+                self.conn.reset();
                 self.established = false;
             }
             (_, QpState::Err) => {
@@ -150,6 +168,7 @@ impl QueuePair {
             access: Some(c.access),
             pkey_index: Some(c.pkey_index),
             port: Some(c.port),
+            qkey: Some(c.qkey),
             av: c.av,
             path_mtu: Some(c.mtu),
             timeout: Some(c.timeout),
@@ -164,14 +183,22 @@ impl QueuePair {
         }
     }
 
-    /// Takes a send work request. In ERR it is flushed at once.
+    /// Takes a send work request; `path` turns a destination into a flow. In ERR and SQE it is flushed at once.
     ///
     /// # Errors
     /// [`PostError`]; then it was not taken.
-    pub fn post_send(&mut self, wr: &SendWr<'_>, out: &mut Vec<Output>) -> Result<(), PostError> {
+    pub fn post_send(
+        &mut self,
+        wr: &SendWr<'_>,
+        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        out: &mut Vec<Output>,
+    ) -> Result<(), PostError> {
         match self.conn.state {
-            QpState::Rts | QpState::Sqd => self.requester.post(wr, &self.conn),
-            QpState::Err => {
+            QpState::Rts | QpState::Sqd => {
+                let flow = self.path_of(wr, path)?;
+                self.requester.post(wr, flow, &self.conn)
+            }
+            QpState::Err | QpState::Sqe => {
                 out.push(Output::Sent(Completion {
                     opcode: wr.op.completion_opcode(),
                     ..failure(&self.conn, wr.wr_id, WcStatus::WrFlushErr)
@@ -179,6 +206,23 @@ impl QueuePair {
                 Ok(())
             }
             state => Err(PostError::State(state)),
+        }
+    }
+
+    /// The path of a datagram; none for a connected service.
+    fn path_of(
+        &self,
+        wr: &SendWr<'_>,
+        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+    ) -> Result<Option<Flow>, PostError> {
+        let conn = &self.conn;
+        match (&wr.to, conn.qp_type.is_connected()) {
+            (None, true) => Ok(None),
+            (Some(to), false) if to.pd != conn.pd => {
+                Err(PostError::HandlePd { handle: to.pd, qp: conn.pd })
+            }
+            (Some(to), false) => path(&to.av, conn.qpn, to.qpn).map(Some).map_err(PostError::Address),
+            _ => Err(PostError::Destination),
         }
     }
 
@@ -200,8 +244,8 @@ impl QueuePair {
         }
     }
 
-    /// Takes a packet in whose ICRC, source and partition are checked.
-    pub fn handle_packet(&mut self, packet: &Packet<'_>, env: &mut Env<'_>) {
+    /// Takes a packet in, which came by `flow` and whose ICRC, service, source and partition are checked.
+    pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, env: &mut Env<'_>) {
         let request = packet.row().operation.is_request();
         let ready = if request {
             is_receiving(self.conn.state)
@@ -214,12 +258,12 @@ impl QueuePair {
         }
         if !self.established {
             self.established = true;
-            if self.conn.state == QpState::Rtr {
+            if self.conn.state == QpState::Rtr && self.conn.qp_type.is_connected() {
                 env.out.push(Output::Event(AsyncEvent::CommunicationEstablished(self.conn.qpn)));
             }
         }
         let result = if request {
-            self.responder.handle(packet, &self.conn, env)
+            self.responder.handle(packet, flow, &self.conn, env)
         } else {
             self.requester.handle(packet, &self.conn, env)
         };
@@ -257,6 +301,12 @@ impl QueuePair {
         }
         match self.requester.transmit(&self.conn, budget, env) {
             Ok(more) => more,
+            // Without a connection to lose, only the send queue stops (IBA 10.3.1.7).
+            Err(Fatal) if !self.conn.qp_type.is_reliable() => {
+                self.conn.state = QpState::Sqe;
+                self.requester.flush(&self.conn, env);
+                false
+            }
             Err(fatal) => {
                 self.settle(Err(fatal), env);
                 false

@@ -15,13 +15,14 @@ pub struct RecvCaps {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RecvWqe {
-    pub wr_id: u64,
+struct RecvWqe {
+    wr_id: u64,
     /// Bytes that its elements hold.
-    pub len: u64,
+    len: u64,
     sges: usize,
 }
 
+/// Receives that are posted: of one queue pair, or shared by several.
 #[derive(Debug)]
 pub(super) struct RecvQueue {
     pub caps: RecvCaps,
@@ -29,13 +30,23 @@ pub(super) struct RecvQueue {
     sges: Fifo<Sge>,
 }
 
+/// A receive that a message has taken out of its queue. It is used again and again, for its buffer's sake.
+#[derive(Debug, Default)]
+pub(super) struct Receive {
+    pub wr_id: u64,
+    /// Bytes that its elements hold.
+    pub len: u64,
+    sges: Vec<Sge>,
+}
+
 impl RecvQueue {
     pub fn new(caps: RecvCaps) -> RecvQueue {
         RecvQueue { caps, wqes: Fifo::default(), sges: Fifo::default() }
     }
 
-    pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        if self.wqes.len() >= self.caps.max_wr as usize {
+    /// Takes a work request in; `taken` of those before are out of the queue and not complete.
+    pub fn post(&mut self, wr: &RecvWr<'_>, taken: usize) -> Result<(), PostError> {
+        if self.wqes.len() + taken >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
         }
         if wr.sges.len() > self.caps.max_sge as usize {
@@ -47,30 +58,40 @@ impl RecvQueue {
         Ok(())
     }
 
-    pub fn front(&self) -> Option<&RecvWqe> {
-        self.wqes.front()
+    pub fn len(&self) -> usize {
+        self.wqes.len()
     }
 
-    pub fn retire(&mut self) -> Option<RecvWqe> {
-        let wqe = self.wqes.pop()?;
+    /// Bytes that the oldest holds.
+    pub fn front_len(&self) -> Option<u64> {
+        self.wqes.front().map(|w| w.len)
+    }
+
+    /// Moves the oldest out, if there is one.
+    pub fn take(&mut self, into: &mut Receive) -> bool {
+        let Some(wqe) = self.wqes.pop() else { return false };
+        (into.wr_id, into.len) = (wqe.wr_id, wqe.len);
+        into.sges.clear();
+        into.sges.extend(self.sges.range(self.sges.start(), wqe.sges));
         self.sges.release(wqe.sges);
-        Some(wqe)
-    }
-
-    /// Stores `data` at byte `at` of the oldest receive's buffers, all of it or, on an error, a part.
-    pub fn scatter(&self, at: u32, data: &[u8], pd: PdId, memory: &Table) -> Result<(), AccessError> {
-        let Some(wqe) = self.wqes.front() else { return Ok(()) };
-        let mut rest = data;
-        gather(self.sges.range(self.sges.start(), wqe.sges), at, data.len() as u32, |sge, addr, n| {
-            let (now, later) = rest.split_at(n as usize);
-            memory.local(pd, sge.lkey, addr, n, Access::LOCAL_WRITE)?.store(now);
-            rest = later;
-            Ok(())
-        })
+        true
     }
 
     pub fn clear(&mut self) {
         self.wqes.clear();
         self.sges.clear();
+    }
+}
+
+impl Receive {
+    /// Stores `data` at byte `at` of the buffers, all of it or, on an error, a part.
+    pub fn scatter(&self, at: u32, data: &[u8], pd: PdId, memory: &Table) -> Result<(), AccessError> {
+        let mut rest = data;
+        gather(self.sges.iter(), at, data.len() as u32, |sge, addr, n| {
+            let (now, later) = rest.split_at(n as usize);
+            memory.local(pd, sge.lkey, addr, n, Access::LOCAL_WRITE)?.store(now);
+            rest = later;
+            Ok(())
+        })
     }
 }

@@ -4,7 +4,7 @@ use super::fifo::Fifo;
 use super::work::MAX_MESSAGE;
 use super::{PostError, SendFlags, SendWr, Sge, WrData, WrOp};
 use crate::memory::{AccessError, HostSlice, PdId, Table};
-use crate::wire::{Mtu, Psn};
+use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
 /// What a packet costs beside its payload in the account of bytes in flight.
 const HEADER_COST: u64 = 128;
@@ -36,6 +36,8 @@ pub(super) struct SendWqe {
     pub wr_id: u64,
     pub op: WrOp,
     pub flags: SendFlags,
+    /// Where to, if it is a datagram.
+    pub to: Option<Datagram>,
     /// Bytes of the message.
     pub len: u32,
     source: Source,
@@ -45,6 +47,14 @@ pub(super) struct SendWqe {
     pub packets: u32,
     /// Flight cost of everything posted before it since the queue was made.
     cost_before: u64,
+}
+
+/// Where a datagram goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Datagram {
+    pub flow: Flow,
+    pub qpn: Qpn,
+    pub qkey: QKey,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +107,7 @@ impl SendQueue {
     }
 
     /// Takes a work request in and gives it its PSNs.
-    pub fn post(&mut self, wr: &SendWr<'_>, mtu: Mtu) -> Result<(), PostError> {
+    pub fn post(&mut self, wr: &SendWr<'_>, to: Option<Datagram>, mtu: Mtu) -> Result<(), PostError> {
         if self.wqes.len() >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
         }
@@ -136,11 +146,14 @@ impl SendQueue {
                 Source::Inline { first }
             }
         };
-        let packets = if matches!(wr.op, WrOp::Atomic { .. }) { 1 } else { mtu.packets(len as u32) };
+        // A datagram is one packet, or fails.
+        let single = to.is_some() || matches!(wr.op, WrOp::Atomic { .. });
+        let packets = if single { 1 } else { mtu.packets(len as u32) };
         self.wqes.push(SendWqe {
             wr_id: wr.wr_id,
             op: wr.op,
             flags: wr.flags,
+            to,
             len: len as u32,
             source,
             first_psn: self.next_psn,

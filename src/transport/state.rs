@@ -3,14 +3,40 @@
 use std::fmt;
 use std::ops::BitOr;
 
+use super::WrOp;
 use crate::memory::Access;
-use crate::wire::{AckTimeout, Gid, Mtu, Psn, Qpn, RnrTimer};
+use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
 /// The service of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpType {
     /// Reliable connection.
     Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+impl QpType {
+    /// Whether it has one peer.
+    pub const fn is_connected(self) -> bool {
+        matches!(self, QpType::Rc | QpType::Uc)
+    }
+
+    /// Whether it has this operation (IBA table 45).
+    pub const fn offers(self, op: WrOp) -> bool {
+        match op {
+            WrOp::Send | WrOp::SendWithImm(_) => true,
+            WrOp::Write { .. } | WrOp::WriteWithImm { .. } => self.is_connected(),
+            WrOp::Read { .. } | WrOp::Atomic { .. } => self.is_reliable(),
+        }
+    }
+
+    /// Whether its packets are acknowledged.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, QpType::Rc)
+    }
 }
 
 /// The state of a queue pair, with the numbers of verbs.
@@ -27,7 +53,7 @@ pub enum QpState {
     Rts = 3,
     /// Send queue drained: starts no new work request.
     Sqd = 4,
-    /// Send queue error (not for RC).
+    /// Send queue error (not for RC): sends are flushed, receives go on.
     Sqe = 5,
     /// Error: all work is flushed.
     Err = 6,
@@ -108,6 +134,8 @@ attributes! {
     pkey_index: u16, PKEY_INDEX = 4, "pkey_index";
     /// The port, 1.
     port: u8, PORT = 5, "port";
+    /// The queue key that datagrams to this QP must have.
+    qkey: QKey, QKEY = 6, "qkey";
     /// Where packets go.
     av: AddressVector, AV = 7, "av";
     /// Payload bytes a packet.
@@ -189,38 +217,46 @@ pub struct Transition {
 pub const TRANSITIONS: &[Transition] = {
     use AttrMask as A;
     use QpState::*;
-    const fn rc(from: QpState, to: QpState, required: A, optional: A) -> Transition {
-        Transition { qp_type: QpType::Rc, from, to, required, optional }
+    const fn edge(qp_type: QpType, from: QpState, to: QpState, required: A, optional: A) -> Transition {
+        Transition { qp_type, from, to, required, optional }
     }
-    const RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS).with(A::MIN_RNR_TIMER);
+    const fn rc(from: QpState, to: QpState, required: A, optional: A) -> Transition {
+        edge(QpType::Rc, from, to, required, optional)
+    }
+    const fn uc(from: QpState, to: QpState, required: A, optional: A) -> Transition {
+        edge(QpType::Uc, from, to, required, optional)
+    }
+    const fn ud(from: QpState, to: QpState, required: A, optional: A) -> Transition {
+        edge(QpType::Ud, from, to, required, optional)
+    }
+    const FIRST: A = A::PKEY_INDEX.with(A::PORT);
+    const PATH: A = A::AV.with(A::PATH_MTU).with(A::DEST_QPN).with(A::RQ_PSN);
+    const RC_RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS).with(A::MIN_RNR_TIMER);
+    const UC_RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS);
+    const UD_RUNNING: A = A::CUR_STATE.with(A::QKEY);
     &[
-        rc(Reset, Init, A::PKEY_INDEX.with(A::PORT).with(A::ACCESS_FLAGS), A::NONE),
-        rc(Init, Init, A::NONE, A::PKEY_INDEX.with(A::PORT).with(A::ACCESS_FLAGS)),
+        rc(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
+        rc(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
         rc(
             Init,
             Rtr,
-            A::AV
-                .with(A::PATH_MTU)
-                .with(A::DEST_QPN)
-                .with(A::RQ_PSN)
-                .with(A::MAX_DEST_RD_ATOMIC)
-                .with(A::MIN_RNR_TIMER),
+            PATH.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
             A::PKEY_INDEX.with(A::ACCESS_FLAGS),
         ),
         rc(
             Rtr,
             Rts,
             A::SQ_PSN.with(A::TIMEOUT).with(A::RETRY_CNT).with(A::RNR_RETRY).with(A::MAX_RD_ATOMIC),
-            RUNNING,
+            RC_RUNNING,
         ),
-        rc(Rts, Rts, A::NONE, RUNNING),
+        rc(Rts, Rts, A::NONE, RC_RUNNING),
         rc(Rts, Sqd, A::NONE, A::CUR_STATE),
-        rc(Sqd, Rts, A::NONE, RUNNING),
+        rc(Sqd, Rts, A::NONE, RC_RUNNING),
         rc(
             Sqd,
             Sqd,
             A::NONE,
-            RUNNING
+            RC_RUNNING
                 .with(A::PKEY_INDEX)
                 .with(A::AV)
                 .with(A::TIMEOUT)
@@ -229,6 +265,24 @@ pub const TRANSITIONS: &[Transition] = {
                 .with(A::MAX_RD_ATOMIC)
                 .with(A::MAX_DEST_RD_ATOMIC),
         ),
+        uc(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
+        uc(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
+        uc(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS)),
+        uc(Rtr, Rts, A::SQ_PSN, UC_RUNNING),
+        uc(Rts, Rts, A::NONE, UC_RUNNING),
+        uc(Rts, Sqd, A::NONE, A::CUR_STATE),
+        uc(Sqd, Rts, A::NONE, UC_RUNNING),
+        uc(Sqd, Sqd, A::NONE, UC_RUNNING.with(A::PKEY_INDEX).with(A::AV)),
+        uc(Sqe, Rts, A::NONE, UC_RUNNING),
+        ud(Reset, Init, FIRST.with(A::QKEY), A::NONE),
+        ud(Init, Init, A::NONE, FIRST.with(A::QKEY)),
+        ud(Init, Rtr, A::NONE, A::PKEY_INDEX.with(A::QKEY)),
+        ud(Rtr, Rts, A::SQ_PSN, UD_RUNNING),
+        ud(Rts, Rts, A::NONE, UD_RUNNING),
+        ud(Rts, Sqd, A::NONE, A::CUR_STATE),
+        ud(Sqd, Rts, A::NONE, UD_RUNNING),
+        ud(Sqd, Sqd, A::NONE, A::PKEY_INDEX.with(A::QKEY)),
+        ud(Sqe, Rts, A::NONE, UD_RUNNING),
     ]
 };
 
@@ -364,10 +418,11 @@ mod tests {
     fn every_pair_of_states_is_allowed_exactly_as_the_table_says() {
         use QpState::*;
         let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
-        for from in all {
+        for (qp_type, from) in [QpType::Rc, QpType::Uc, QpType::Ud].into_iter().flat_map(|t| all.map(|s| (t, s))) {
             for target in all {
-                let edge = TRANSITIONS.iter().find(|t| t.from == from && t.to == target);
-                let result = check(QpType::Rc, from, &to(target));
+                let edge =
+                    TRANSITIONS.iter().find(|t| t.qp_type == qp_type && t.from == from && t.to == target);
+                let result = check(qp_type, from, &to(target));
                 match (edge, target) {
                     (_, Reset | Err) => assert_eq!(result, Ok(target)),
                     (Some(t), _) if t.required.is_empty() => assert_eq!(result, Ok(target)),
@@ -378,7 +433,6 @@ mod tests {
                         )
                     }
                     (None, _) => {
-                        let qp_type = QpType::Rc;
                         assert_eq!(
                             result,
                             Result::Err(ModifyError::Transition { qp_type, from, to: target })

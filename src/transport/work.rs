@@ -1,8 +1,8 @@
 //! Work requests as an application posts them, and the completions that answer them.
 
-use crate::memory::{Access, AtomicOp};
+use crate::memory::{Access, AtomicOp, PdId};
 use crate::wire::opcode::HeaderSet;
-use crate::wire::{LKey, Operation, Qpn, RKey};
+use crate::wire::{LKey, Operation, QKey, Qpn, RKey};
 
 /// The longest message: 2^31 bytes (IBA 9.4.1).
 pub const MAX_MESSAGE: u64 = 1 << 31;
@@ -133,6 +133,21 @@ pub struct SendWr<'a> {
     pub data: WrData<'a>,
     /// How.
     pub flags: SendFlags,
+    /// Where to, for a UD queue pair; a connected one has its peer.
+    pub to: Option<Destination>,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Destination {
+    /// Protection domain of the address handle; must be the QP's.
+    pub pd: PdId,
+    /// The path.
+    pub av: super::AddressVector,
+    /// The peer's QP.
+    pub qpn: Qpn,
+    /// The peer's queue key. With its highest bit set, our QP's own goes out instead (IBA 10.2.5).
+    pub qkey: QKey,
 }
 
 /// A receive work request.
@@ -215,7 +230,8 @@ pub struct Completion {
     pub status: WcStatus,
     /// What it was.
     pub opcode: WcOpcode,
-    /// Bytes received, read or swapped; for sends the message's length.
+    /// Bytes received, read or swapped; for sends the message's length. A UD receive counts the 40 bytes of
+    /// the routing header too.
     pub byte_len: u32,
     /// The immediate data, if some came.
     pub imm: Option<u32>,
@@ -227,6 +243,10 @@ pub struct Completion {
     pub vendor_err: u32,
     /// The peer asked for a solicited event.
     pub solicited: bool,
+    /// The first 40 bytes of the receive are the routing header (UD).
+    pub grh: bool,
+    /// Index of the partition key that the message came with.
+    pub pkey_index: u16,
 }
 
 /// What happened to a queue pair beside its completions.
@@ -240,6 +260,10 @@ pub enum AsyncEvent {
     QpAccessError(Qpn),
     /// The first packet reached a QP that is ready to receive.
     CommunicationEstablished(Qpn),
+    /// A QP on a shared receive queue is in the error state and has had its last receive (IBA 10.2.9.5).
+    LastWqeReached(Qpn),
+    /// Fewer receives are left in a shared receive queue than its limit.
+    SrqLimit(super::SrqId),
 }
 
 /// Why a work request was not taken. The queue is as before.
@@ -276,6 +300,26 @@ pub enum PostError {
     /// Atomics take exactly 8 bytes.
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
+    /// The service does not have this operation.
+    #[error("a {0:?} QP has no {1:?}")]
+    Unsupported(super::QpType, WcOpcode),
+    /// A UD work request says where it goes; one of a connected QP does not.
+    #[error("a UD work request needs a destination, and only that")]
+    Destination,
+    /// The address handle is of another protection domain.
+    #[error("the address handle is of {handle:?}, the QP of {qp:?}")]
+    HandlePd {
+        /// The handle's domain.
+        handle: PdId,
+        /// The QP's.
+        qp: PdId,
+    },
+    /// The address vector does not fit the port.
+    #[error("no path: {0}")]
+    Address(super::AddressError),
+    /// Receives of a QP with a shared receive queue are posted there.
+    #[error("the QP has a shared receive queue: post the receive there")]
+    SharedQueue,
     /// The QP was set up without READ and atomic resources.
     #[error("READs and atomics need max_rd_atomic above 0")]
     NoReadResources,

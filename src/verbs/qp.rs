@@ -312,44 +312,45 @@ impl fmt::Debug for Qp {
 
 /// Signaled work requests in one line; change `flags` or `data` where something else is wanted.
 impl<'a> SendWr<'a> {
-    fn signaled(wr_id: u64, op: WrOp, sges: &'a [Sge]) -> SendWr<'a> {
-        SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED }
+    /// Any operation.
+    pub fn new(wr_id: u64, op: WrOp, sges: &'a [Sge]) -> SendWr<'a> {
+        SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to: None }
     }
 
     /// A SEND.
     pub fn send(wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
-        Self::signaled(wr_id, WrOp::Send, sges)
+        Self::new(wr_id, WrOp::Send, sges)
     }
 
     /// A SEND with immediate.
     pub fn send_with_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> SendWr<'a> {
-        Self::signaled(wr_id, WrOp::SendWithImm(imm), sges)
+        Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
     /// An RDMA WRITE.
     pub fn write(wr_id: u64, sges: &'a [Sge], to: RemoteAddr) -> SendWr<'a> {
-        Self::signaled(wr_id, WrOp::Write { va: to.va, rkey: to.rkey }, sges)
+        Self::new(wr_id, WrOp::Write { va: to.va, rkey: to.rkey }, sges)
     }
 
     /// An RDMA WRITE with immediate.
     pub fn write_with_imm(wr_id: u64, sges: &'a [Sge], to: RemoteAddr, imm: u32) -> SendWr<'a> {
-        Self::signaled(wr_id, WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm }, sges)
+        Self::new(wr_id, WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm }, sges)
     }
 
     /// An RDMA READ.
     pub fn read(wr_id: u64, sges: &'a [Sge], from: RemoteAddr) -> SendWr<'a> {
-        Self::signaled(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
+        Self::new(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
     }
 
     /// A compare-and-swap; the old value goes to the 8 bytes of `sges`.
     pub fn compare_swap(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, compare: u64, swap: u64) -> SendWr<'a> {
         let op = AtomicOp::CompareSwap { compare, swap };
-        Self::signaled(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
+        Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
     }
 
     /// A fetch-and-add; the old value goes to the 8 bytes of `sges`.
     pub fn fetch_add(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, add: u64) -> SendWr<'a> {
         let op = AtomicOp::FetchAdd(add);
-        Self::signaled(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
+        Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
     }
 }

@@ -236,6 +236,7 @@ impl Shard {
             }
             tx.clear();
         }
+        nic.emitted();
     }
 
     /// Wakes the background thread if the NIC now waits for something earlier than it knows of. Called under

@@ -7,6 +7,7 @@
 
 mod flow;
 pub mod frame;
+pub mod grh;
 mod headers;
 pub mod icrc;
 mod icrc_ident;

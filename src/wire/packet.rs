@@ -92,6 +92,11 @@ impl<'a> Packet<'a> {
         u32::from_le_bytes(self.icrc)
     }
 
+    /// Bytes of all of it, BTH to ICRC.
+    pub fn wire_len(&self) -> usize {
+        self.body.len() + ICRC_LEN
+    }
+
     /// The payload without its padding.
     pub fn payload(&self) -> &'a [u8] {
         let start = BTH_LEN + self.row().headers.len();

@@ -77,7 +77,7 @@ impl Work {
             Verb::Read => WrOp::Read { va, rkey },
             Verb::Atomic => WrOp::Atomic { va, rkey, op: self.atomic },
         };
-        SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags { signaled, ..SendFlags::default() } }
+        SendWr { flags: SendFlags { signaled, ..SendFlags::default() }, ..SendWr::new(wr_id, op, sges) }
     }
 }
 

@@ -6,8 +6,8 @@ use super::{Cursor, Requester, ask};
 use crate::memory::AtomicOp;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::{SendWqe, packet_cost};
-use crate::transport::{Env, Payload, QpState, WcStatus, WrOp};
-use crate::wire::{AtomicEth, HeaderSet, Headers, Operation, Position, Reth};
+use crate::transport::{Env, Output, Payload, QpState, WcStatus, WrOp};
+use crate::wire::{AtomicEth, Deth, HeaderSet, Headers, Operation, Position, Reth};
 
 /// PSNs that may be in flight: less than half of the space, or old and new could not be told apart
 /// (IBA 9.7.2).
@@ -60,6 +60,9 @@ impl Requester {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
         let psn = wqe.first_psn + packet;
+        if !conn.qp_type.is_reliable() {
+            return self.emit(conn, env);
+        }
         // Never sent before: what was begun is brought to its end, and sent again, in SQD too.
         let fresh = packet == 0 && !psn.is_before(self.frontier);
         if self.pause.is_some()
@@ -119,6 +122,28 @@ impl Requester {
         Ok(())
     }
 
+    /// Sends a packet that nobody will acknowledge: the last of a message completes it.
+    fn emit(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
+        let Cursor { wqe: index, packet } = self.cursor;
+        let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
+        if packet == 0 && conn.state == QpState::Sqd {
+            return Err(Stop::Idle);
+        }
+        if wqe.to.is_some() && wqe.len > conn.mtu.bytes() as u32 {
+            return Err(Stop::Failed(WcStatus::LocLenErr));
+        }
+        self.push(wqe, packet..packet + 1, false, false, conn, env)?;
+        self.unacked = wqe.first_psn + (packet + 1);
+        self.frontier = self.unacked;
+        if packet + 1 == wqe.packets {
+            self.cursor = Cursor { wqe: index + 1, packet: 0 };
+            self.retire(conn, Output::Emitted, env);
+        } else {
+            self.cursor = Cursor { wqe: index, packet: packet + 1 };
+        }
+        Ok(())
+    }
+
     /// Whether the packet before the `end`-th of a work request asks for an acknowledgement.
     fn asks(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, env: &Env<'_>) -> bool {
         end == wqe.packets
@@ -161,7 +186,10 @@ impl Requester {
         };
         let mut headers = request_headers(conn, wqe, position, wqe.first_psn + part.start, offset, len);
         headers.bth.ack_req = ask || wqe.op.is_read_or_atomic();
-        let flow = conn.flow.as_ref().ok_or(Stop::Idle)?;
+        let flow = match &wqe.to {
+            Some(to) => &to.flow,
+            None => conn.flow.as_ref().ok_or(Stop::Idle)?,
+        };
         if wqe.op.is_read_or_atomic() {
             env.tx.push(flow, headers, Payload::Bytes(&[]));
             return Ok(());
@@ -216,6 +244,10 @@ fn request_headers(
             };
             h.atomic = AtomicEth { va, rkey, swap_or_add, compare };
         }
+    }
+    if let Some(to) = wqe.to {
+        h.bth.dest_qp = to.qpn;
+        h.deth = Deth { qkey: to.qkey, src_qp: conn.qpn };
     }
     // Solicited events are for what takes a receive at the peer (IBA 9.2.3).
     let takes_receive = operation == Operation::Send || extra == HeaderSet::IMMDT;

@@ -13,9 +13,9 @@ mod window;
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
-use super::send_queue::{SendCaps, SendQueue};
+use super::send_queue::{Datagram, SendCaps, SendQueue};
 use super::{Completion, Env, Instant, Output, PostError, SendWr, Tuning, WcStatus};
-use crate::wire::Psn;
+use crate::wire::{Flow, Psn};
 
 /// The packet of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,11 +96,24 @@ impl Requester {
     }
 
     /// Takes a work request in.
-    pub fn post(&mut self, wr: &SendWr<'_>, conn: &Connection) -> Result<(), PostError> {
+    pub fn post(
+        &mut self,
+        wr: &SendWr<'_>,
+        flow: Option<Flow>,
+        conn: &Connection,
+    ) -> Result<(), PostError> {
+        if !conn.qp_type.offers(wr.op) {
+            return Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode()));
+        }
         if wr.op.is_read_or_atomic() && conn.max_rd_atomic == 0 {
             return Err(PostError::NoReadResources);
         }
-        self.queue.post(wr, conn.mtu)
+        let to = flow.zip(wr.to).map(|(flow, to)| Datagram {
+            flow,
+            qpn: to.qpn,
+            qkey: if to.qkey.0 >> 31 == 1 { conn.qkey } else { to.qkey },
+        });
+        self.queue.post(wr, to, conn.mtu)
     }
 
     /// Whether there are posted packets that were never sent, or are to be sent again.
@@ -178,5 +191,7 @@ pub(super) fn failure(conn: &Connection, wr_id: u64, status: WcStatus) -> Comple
         src_qpn: conn.dest_qpn,
         vendor_err: 0,
         solicited: true,
+        grh: false,
+        pkey_index: 0,
     }
 }

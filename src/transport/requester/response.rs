@@ -72,11 +72,21 @@ impl Requester {
 
     /// The oldest work request is done.
     fn complete_oldest(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        self.retire(conn, Output::Sent, env);
+    }
+
+    /// The same; `report` makes what is reported of its completion.
+    pub(super) fn retire(
+        &mut self,
+        conn: &Connection,
+        report: fn(Completion) -> Output,
+        env: &mut Env<'_>,
+    ) {
         let Some(wqe) = self.queue.retire() else { return };
         self.unacked = wqe.last_psn().next();
         env.counters.rdma_sends += 1;
         if wqe.flags.signaled || conn.signal_all {
-            env.out.push(Output::Sent(Completion {
+            env.out.push(report(Completion {
                 opcode: wqe.op.completion_opcode(),
                 byte_len: wqe.len,
                 solicited: false,

@@ -15,8 +15,8 @@ impl Responder {
         check_psn(ahead)?;
         self.check_sequence(packet)?;
         check_opcode(packet, conn)?;
-        self.check_resources(packet, conn)?;
-        self.check_length(packet, conn)?;
+        self.check_resources(packet, conn, env)?;
+        self.check_length(packet, conn, env)?;
         check_access(packet, conn, env)
     }
 
@@ -32,7 +32,7 @@ impl Responder {
     }
 
     /// READ and atomic depth; a receive for SENDs and immediates.
-    fn check_resources(&self, packet: &Packet<'_>, conn: &Connection) -> Verdict {
+    fn check_resources(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let operation = packet.row().operation;
         if operation.takes_read_resource() {
             // Answers that are sent again do not count: the requester may have had the first ones since.
@@ -42,13 +42,13 @@ impl Responder {
             }
         }
         let needs_receive = operation == Operation::Send || packet.imm().is_some();
-        if needs_receive && self.queue.front().is_none() {
+        if needs_receive && self.receives.len_of_next(env).is_none() {
             return Err(Refusal::NotReady);
         }
         Ok(())
     }
 
-    fn check_length(&self, packet: &Packet<'_>, conn: &Connection) -> Verdict {
+    fn check_length(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let row = packet.row();
         let len = packet.payload().len();
         if !row.payload.allows(len, conn.mtu.bytes()) {
@@ -64,7 +64,7 @@ impl Responder {
                 if total > MAX_MESSAGE {
                     return Err(Refusal::Invalid);
                 }
-                if self.queue.front().is_some_and(|wqe| total > wqe.len) {
+                if self.receives.len_of_next(env).is_some_and(|room| total > room) {
                     return Err(Refusal::TooLong);
                 }
             }
@@ -102,7 +102,8 @@ fn check_psn(ahead: i32) -> Verdict {
     if ahead > 0 { Err(Refusal::OutOfSequence) } else { Ok(()) }
 }
 
-/// What the QP was not set up for is an invalid request (IBA table 58, "unsupported").
+/// What the service does not have, or the QP was not set up for, is an invalid request (IBA table 58,
+/// "unsupported").
 fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
     let needed = match packet.row().operation {
         Operation::Send if packet.ieth().is_none() => Access::LOCAL_READ,

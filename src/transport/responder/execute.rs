@@ -4,7 +4,8 @@ use super::refusal::Refusal;
 use super::{Message, Reply, Resource, ResourceKind, Responder};
 use crate::memory::{Access, AtomicOp};
 use crate::transport::connection::Connection;
-use crate::transport::{Completion, Env, Output, WcOpcode, WcStatus};
+use crate::transport::requester::failure;
+use crate::transport::{Completion, Env, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet};
 
 impl Responder {
@@ -24,7 +25,7 @@ impl Responder {
             _ => return Err(Refusal::Invalid),
         }
         self.expected = packet.bth().psn.next();
-        if packet.bth().ack_req {
+        if packet.bth().ack_req && conn.qp_type.is_reliable() {
             self.acknowledge(packet.bth().psn, self.msn);
         }
         Ok(())
@@ -41,7 +42,7 @@ impl Responder {
             _ => 0,
         };
         let data = packet.payload();
-        self.queue.scatter(received, data, conn.pd, env.memory).map_err(|_| Refusal::LocalProtection)?;
+        self.receives.scatter(received, data, conn, env).map_err(|_| Refusal::LocalProtection)?;
         let received = received + data.len() as u32;
         if packet.row().position.ends() {
             self.message = None;
@@ -156,17 +157,18 @@ impl Responder {
         conn: &Connection,
         env: &mut Env<'_>,
     ) {
-        let Some(wqe) = self.queue.retire() else { return };
-        env.out.push(Output::Received(Completion {
-            wr_id: wqe.wr_id,
-            status: WcStatus::Success,
+        let completion = Completion { byte_len, ..self.received(packet, opcode, conn) };
+        self.receives.complete(completion, env);
+    }
+
+    /// What a receive's completion says of the packet that ended its message.
+    pub(super) fn received(&self, packet: &Packet<'_>, opcode: WcOpcode, conn: &Connection) -> Completion {
+        Completion {
             opcode,
-            byte_len,
             imm: packet.imm(),
-            qpn: conn.qpn,
-            src_qpn: conn.dest_qpn,
-            vendor_err: 0,
             solicited: packet.bth().solicited,
-        }));
+            pkey_index: conn.pkey_index,
+            ..failure(conn, 0, WcStatus::Success)
+        }
     }
 }

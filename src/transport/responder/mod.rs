@@ -1,26 +1,29 @@
 //! The responder: checks requests in the specification's order, executes them and answers.
 //!
 //! [`check`] says what a request is worth without changing anything; [`refusal`] is the table of what each
-//! verdict leads to; [`execute`] does it; [`reply`] turns the queue of answers into packets.
+//! verdict leads to; [`execute`] does it; [`reply`] turns the queue of answers into packets. [`unreliable`] is what
+//! UC and UD make of the same checks and executions: nothing is answered, and what is wrong is dropped.
 
 mod check;
 mod execute;
+mod receives;
 mod refusal;
 mod reply;
+mod unreliable;
 
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
-use super::recv_queue::{RecvCaps, RecvQueue};
-use super::requester::failure;
-use super::{AsyncEvent, Env, Output, PostError, QpState, RecvWr, WcOpcode, WcStatus};
-use crate::wire::{Operation, Packet, Psn, RKey, Reth, Syndrome};
+use super::recv_queue::RecvCaps;
+use super::{AsyncEvent, Env, Output, PostError, QpState, QpType, RecvWr};
+use crate::wire::{Flow, Operation, Packet, Psn, RKey, Reth, Syndrome};
+use receives::Receives;
 use refusal::Refusal;
 
 /// A message that has begun and not ended.
 #[derive(Debug, Clone, Copy)]
 enum Message {
-    /// Into the oldest receive.
+    /// Into the receive that it took.
     Send {
         received: u32,
     },
@@ -86,7 +89,7 @@ impl Reply {
 
 #[derive(Debug)]
 pub(super) struct Responder {
-    queue: RecvQueue,
+    receives: Receives,
     /// The next PSN in order.
     expected: Psn,
     /// Messages executed, 24 bits.
@@ -99,9 +102,9 @@ pub(super) struct Responder {
 }
 
 impl Responder {
-    pub fn new(caps: RecvCaps) -> Responder {
+    pub fn new(caps: RecvCaps, shared: bool) -> Responder {
         Responder {
-            queue: RecvQueue::new(caps),
+            receives: Receives::new(caps, shared),
             expected: Psn::default(),
             msn: 0,
             message: None,
@@ -112,7 +115,7 @@ impl Responder {
     }
 
     pub fn caps(&self) -> RecvCaps {
-        self.queue.caps
+        self.receives.caps()
     }
 
     /// Ready to receive, the first packet with `conn.rq_psn`.
@@ -122,7 +125,7 @@ impl Responder {
     }
 
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.queue.post(wr)
+        self.receives.post(wr)
     }
 
     pub fn has_replies(&self) -> bool {
@@ -144,12 +147,7 @@ impl Responder {
 
     /// Completes all receives as flushed, in order. Answers that are due still go out.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        while let Some(wqe) = self.queue.retire() {
-            env.out.push(Output::Received(super::Completion {
-                opcode: WcOpcode::Recv,
-                ..failure(conn, wqe.wr_id, WcStatus::WrFlushErr)
-            }));
-        }
+        self.receives.flush(conn, env);
         self.message = None;
         self.resources.clear();
     }
@@ -161,15 +159,34 @@ impl Responder {
 
     /// Forgets everything (RESET).
     pub fn clear(&mut self) {
-        self.queue.clear();
+        self.receives.clear();
         self.message = None;
         self.nak_outstanding = false;
         self.resources.clear();
         self.replies.clear();
     }
 
-    /// Takes a request in.
-    pub fn handle(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+    /// Takes a request in, which came by `flow`.
+    pub fn handle(
+        &mut self,
+        packet: &Packet<'_>,
+        flow: &Flow,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        match conn.qp_type {
+            QpType::Rc => self.handle_reliable(packet, conn, env),
+            QpType::Uc => self.handle_unreliable(packet, conn, env),
+            QpType::Ud => self.handle_datagram(packet, flow, conn, env),
+        }
+    }
+
+    fn handle_reliable(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
         let ahead = packet.bth().psn.since(self.expected);
         if ahead < 0 {
             self.duplicate(packet, conn, env);
@@ -200,12 +217,8 @@ impl Responder {
             msn: self.msn,
         });
         let Some(fatal) = row.fatal else { return Ok(()) };
-        let in_use = matches!(self.message, Some(Message::Send { .. })) || refusal.is_of_receive();
-        if in_use && let Some(wqe) = self.queue.retire() {
-            env.out.push(Output::Received(super::Completion {
-                opcode: WcOpcode::Recv,
-                ..failure(conn, wqe.wr_id, fatal.receive_status)
-            }));
+        if matches!(self.message, Some(Message::Send { .. })) || refusal.is_of_receive() {
+            self.receives.fail(fatal.receive_status, conn, env);
         }
         if let Some(event) = fatal.event {
             env.out.push(Output::Event(event(conn.qpn)));
@@ -291,7 +304,7 @@ fn contains(r: &Resource, psn: Psn) -> bool {
 
 /// Whether a responder works in a state.
 pub(super) fn is_receiving(state: QpState) -> bool {
-    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+    matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
 }
 
 /// The kind of an asynchronous event, of whichever QP.

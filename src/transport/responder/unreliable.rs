@@ -1,0 +1,86 @@
+//! UC and UD: nobody is told what is wrong, so it is dropped and counted (IBA 9.8.2, 9.8.3).
+
+use super::refusal::Refusal;
+use super::{Fatal, Responder};
+use crate::transport::connection::Connection;
+use crate::transport::{Completion, Env, WcOpcode, WcStatus};
+use crate::wire::{Flow, Operation, Packet, grh};
+
+impl Responder {
+    /// UC: a message is whole or it is not there. Behind a gap the next one to begin is taken; a receive that the
+    /// broken one had taken serves it.
+    pub(super) fn handle_unreliable(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        let psn = packet.bth().psn;
+        let gap = psn != self.expected;
+        env.counters.out_of_seq_request += gap as u64;
+        if gap || packet.row().position.starts() {
+            self.message = None;
+        }
+        self.expected = psn.next();
+        let verdict = self.check(packet, 0, conn, env).and_then(|()| self.execute(packet, conn, env));
+        let Err(refusal) = verdict else { return Ok(()) };
+        self.message = None;
+        match refusal {
+            // The receive itself is at fault.
+            Refusal::LocalProtection => {
+                self.receives.fail(WcStatus::LocProtErr, conn, env);
+                return Err(Fatal);
+            }
+            Refusal::NotReady | Refusal::TooLong => env.counters.rx_no_receive += 1,
+            _ => env.counters.rx_dropped_message += 1,
+        }
+        Ok(())
+    }
+
+    /// UD: every packet is a message, from anyone who knows the queue key.
+    pub(super) fn handle_datagram(
+        &mut self,
+        packet: &Packet<'_>,
+        flow: &Flow,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
+        let row = packet.row();
+        let Some(deth) = packet.deth().filter(|_| row.operation == Operation::Send) else {
+            env.counters.rx_dropped_message += 1;
+            return Ok(());
+        };
+        if deth.qkey != conn.qkey {
+            env.counters.rx_qkey_violation += 1;
+            return Ok(());
+        }
+        let data = packet.payload();
+        let Some(room) = self.receives.len_of_next(env) else {
+            env.counters.rx_no_receive += 1;
+            return Ok(());
+        };
+        let byte_len = (grh::LEN + data.len()) as u32;
+        if u64::from(byte_len) > room {
+            self.receives.fail(WcStatus::LocLenErr, conn, env);
+            return Err(Fatal);
+        }
+        let header = grh::of(flow, packet.wire_len());
+        let stored = self
+            .receives
+            .scatter(0, &header, conn, env)
+            .and_then(|()| self.receives.scatter(grh::LEN as u32, data, conn, env));
+        if stored.is_err() {
+            self.receives.fail(WcStatus::LocProtErr, conn, env);
+            return Err(Fatal);
+        }
+        env.counters.rdma_recvs += 1;
+        let completion = Completion {
+            byte_len,
+            grh: true,
+            src_qpn: deth.src_qp,
+            ..self.received(packet, WcOpcode::Recv, conn)
+        };
+        self.receives.complete(completion, env);
+        Ok(())
+    }
+}

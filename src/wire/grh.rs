@@ -1,0 +1,55 @@
+//! The 40 bytes before a datagram in its receive: the IPv6 header, or, in the last 20 of them, the IPv4 header
+//! (annex A17.4.5.1).
+
+use std::net::IpAddr;
+
+use etherparse::{IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header};
+
+use super::Flow;
+
+/// Bytes.
+pub const LEN: usize = 40;
+
+/// Bytes of a UDP header.
+const UDP_LEN: usize = 8;
+
+/// The header of a packet of `len` bytes, BTH to ICRC, that came by `flow`. What a socket does not show of it is as
+/// most senders have it: identification 0, don't fragment.
+pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
+    let mut out = [0; LEN];
+    let payload = (UDP_LEN + len) as u16;
+    match (flow.src, flow.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let mut header = Ipv4Header {
+                dscp: (flow.traffic_class >> 2).try_into().unwrap_or_default(),
+                ecn: (flow.traffic_class & 3).try_into().unwrap_or_default(),
+                total_len: payload + Ipv4Header::MIN_LEN as u16,
+                dont_fragment: true,
+                time_to_live: flow.hop_limit,
+                protocol: IpNumber::UDP,
+                source: src.octets(),
+                destination: dst.octets(),
+                ..Ipv4Header::default()
+            };
+            header.header_checksum = header.calc_header_checksum();
+            out[LEN - Ipv4Header::MIN_LEN..].copy_from_slice(&header.to_bytes());
+        }
+        (src, dst) => {
+            let octets = |ip: IpAddr| match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            };
+            let header = Ipv6Header {
+                traffic_class: flow.traffic_class,
+                flow_label: Ipv6FlowLabel::try_new(flow.flow_label).unwrap_or_default(),
+                payload_length: payload,
+                next_header: IpNumber::UDP,
+                hop_limit: flow.hop_limit,
+                source: octets(src),
+                destination: octets(dst),
+            };
+            out.copy_from_slice(&header.to_bytes());
+        }
+    }
+    out
+}
