@@ -12,6 +12,8 @@ mod bench;
 mod pkt;
 mod support;
 
+#[path = "conformance/datagram.rs"]
+mod datagram;
 #[path = "conformance/requester_acks.rs"]
 mod requester_acks;
 #[path = "conformance/requester_asks.rs"]
@@ -30,8 +32,12 @@ mod responder_messages;
 mod responder_order;
 #[path = "conformance/responder_replay.rs"]
 mod responder_replay;
+#[path = "conformance/shared_receives.rs"]
+mod shared_receives;
 #[path = "conformance/states.rs"]
 mod states;
+#[path = "conformance/unreliable_connection.rs"]
+mod unreliable_connection;
 
 #[test]
 fn every_rule_has_a_case() {
@@ -46,6 +52,9 @@ fn every_rule_has_a_case() {
         requester_messages::CASES,
         requester_reads::CASES,
         states::CASES,
+        unreliable_connection::CASES,
+        datagram::CASES,
+        shared_receives::CASES,
     ];
     let cases: Vec<_> = suites.concat();
     let mut bare = Vec::new();

@@ -75,6 +75,8 @@ impl Target {
                 send: SendCaps { max_wr: 8, max_sge: 2, max_inline: 64 },
                 recv: RecvCaps { max_wr: 8, max_sge: 2 },
                 signal_all: true,
+                srq: None,
+                port_mtu: Mtu::Mtu4096,
             };
             let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();
             t.qpns.push(qpn);
@@ -229,7 +231,7 @@ impl Target {
         };
         let len = if matches!(op, WrOp::Atomic { .. }) { 8 } else { len };
         let local = [self.regions[3].sge(self.rng.below(8192 - 700) as usize, len)];
-        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(&local), flags: SendFlags::SIGNALED };
+        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(&local), flags: SendFlags::SIGNALED, to: None };
         if self.rng.percent(50) {
             // Full queues are part of the game.
             let _ = self.nic.post_send(qpn, &wr).unwrap();

@@ -326,7 +326,7 @@ impl Nic {
             entry.timer_at = None;
             if entry.qp.next_deadline(&self.config.tuning).is_some_and(|at| at <= now) {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
-            let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+                let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
                 self.reports.deliver(&mut self.state.out, entry);
             }

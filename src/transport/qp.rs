@@ -218,9 +218,7 @@ impl QueuePair {
         let conn = &self.conn;
         match (&wr.to, conn.qp_type.is_connected()) {
             (None, true) => Ok(None),
-            (Some(to), false) if to.pd != conn.pd => {
-                Err(PostError::HandlePd { handle: to.pd, qp: conn.pd })
-            }
+            (Some(to), false) if to.pd != conn.pd => Err(PostError::HandlePd { handle: to.pd, qp: conn.pd }),
             (Some(to), false) => path(&to.av, conn.qpn, to.qpn).map(Some).map_err(PostError::Address),
             _ => Err(PostError::Destination),
         }

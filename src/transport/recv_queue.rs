@@ -6,7 +6,7 @@ use super::{PostError, RecvWr, Sge};
 use crate::memory::{Access, AccessError, PdId, Table};
 
 /// Limits of a receive queue, fixed at creation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RecvCaps {
     /// Work requests.
     pub max_wr: u32,

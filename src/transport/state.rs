@@ -418,7 +418,9 @@ mod tests {
     fn every_pair_of_states_is_allowed_exactly_as_the_table_says() {
         use QpState::*;
         let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
-        for (qp_type, from) in [QpType::Rc, QpType::Uc, QpType::Ud].into_iter().flat_map(|t| all.map(|s| (t, s))) {
+        for (qp_type, from) in
+            [QpType::Rc, QpType::Uc, QpType::Ud].into_iter().flat_map(|t| all.map(|s| (t, s)))
+        {
             for target in all {
                 let edge =
                     TRANSITIONS.iter().find(|t| t.qp_type == qp_type && t.from == from && t.to == target);

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use crate::memory::{Access, OutOfBuffer};
 use crate::nic::{CqOverflow, TooManyQps};
-use crate::transport::{Completion, ModifyError, PostError};
+use crate::transport::{AddressError, Completion, ModifyError, PostError};
 use crate::wire::Mtu;
 
 /// Why a context was not opened.
@@ -57,6 +57,12 @@ pub enum CreateError {
     /// Two objects that must be of one context are not.
     #[error("the {0} is of another context")]
     OtherContext(&'static str),
+    /// The address vector does not fit the port.
+    #[error("no path: {0}")]
+    Address(#[from] AddressError),
+    /// There is no way back to the sender of what is no datagram.
+    #[error("the receive has no routing header of a datagram to this port")]
+    NoGrh,
     /// An eventfd could not be made.
     #[error("cannot make a completion channel: {0}")]
     Channel(String),

@@ -5,6 +5,7 @@
 //!
 //! Whoever polls drives the NIC on his own thread; when nobody polls, a background thread does.
 
+mod ah;
 mod clock;
 mod context;
 mod cq;
@@ -14,15 +15,18 @@ mod mr;
 mod pair;
 mod qp;
 mod shard;
+mod srq;
 
 pub use crate::link::fabric::{Fabric, FabricConfig};
 pub use crate::memory::{Access, AtomicOp, Buffer};
 pub use crate::nic::{CqOverflow, Limits, Notify, Personality};
 pub use crate::transport::{
-    AddressVector, AsyncEvent, Completion, Counters, ModifyError, PostError, QpAttr, QpState, QpType,
-    RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,
+    AddressError, AddressVector, AsyncEvent, Completion, Counters, Destination, ModifyError, PostError,
+    QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode, WcStatus,
+    WrData, WrOp,
 };
-pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, Qpn, RKey, RnrTimer};
+pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
+pub use ah::Ah;
 pub use context::{Context, ContextOptions, DeviceAttr, PortAttr};
 pub use cq::{CompletionChannel, Cq};
 pub use device::{Device, DeviceError, devices};
@@ -30,3 +34,4 @@ pub use error::{ConnectError, CreateError, MemoryAccessError, OpenError, PostLis
 pub use mr::{Mr, Pd, RawMr, RemoteAddr};
 pub use pair::{Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
+pub use srq::{Srq, SrqAttr};

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::context::Context;
 use super::cq::Cq;
 use super::qp::{Qp, QpOptions};
+use super::srq::Srq;
 use super::{CreateError, MemoryAccessError};
 use crate::memory::{Access, Buffer, PdId, RegionInfo};
-use crate::transport::Sge;
+use crate::transport::{RecvCaps, Sge};
 use crate::wire::{LKey, RKey};
 
 /// A protection domain: regions and queue pairs of different domains have nothing to do with each other.
@@ -102,7 +103,29 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
-        Qp::new(self, send_cq, recv_cq, options)
+        Qp::new(self, send_cq, recv_cq, None, options)
+    }
+
+    /// A queue pair that takes its receives from a shared queue; `options.recv` does not count.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_qp_on_srq(
+        &self,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: &Srq,
+        options: &QpOptions,
+    ) -> Result<Qp, CreateError> {
+        Qp::new(self, send_cq, recv_cq, Some(srq), options)
+    }
+
+    /// A shared receive queue.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_srq(&self, caps: RecvCaps) -> Result<Srq, CreateError> {
+        Srq::new(self, caps)
     }
 }
 

@@ -1,12 +1,12 @@
 use std::fmt;
 
-use super::{ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr};
+use super::{ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
 use crate::memory::{Access, AtomicOp};
 use crate::transport::{
     AddressVector, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps,
     SendFlags, SendWr, Sge, WrData, WrOp,
 };
-use crate::wire::{AckTimeout, Gid, Mtu, Psn, Qpn, RnrTimer};
+use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
 /// What a queue pair is made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,16 +92,27 @@ impl Default for ConnectOptions {
 pub struct Qp {
     qpn: Qpn,
     psn: Psn,
+    qp_type: QpType,
     pd: Pd,
     send_cq: Cq,
     recv_cq: Cq,
+    srq: Option<Srq>,
 }
 
 impl Qp {
-    pub(super) fn new(pd: &Pd, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
+    pub(super) fn new(
+        pd: &Pd,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        srq: Option<&Srq>,
+        options: &QpOptions,
+    ) -> Result<Qp, CreateError> {
         let context = pd.context();
         if !send_cq.context().is(context) || !recv_cq.context().is(context) {
             return Err(CreateError::OtherContext("completion queue"));
+        }
+        if srq.is_some_and(|s| !s.pd().context().is(context)) {
+            return Err(CreateError::OtherContext("shared receive queue"));
         }
         let l = context.0.limits;
         let sizes = [
@@ -117,11 +128,13 @@ impl Qp {
             }
         }
         let QpOptions { qp_type, send, recv, signal_all } = *options;
-        let init = QpInit { qp_type, pd: pd.id(), send, recv, signal_all };
+        let (recv, port_mtu) = (if srq.is_some() { RecvCaps::default() } else { recv }, context.0.mtu);
+        let init = QpInit { qp_type, pd: pd.id(), send, recv, signal_all, srq: srq.map(Srq::id), port_mtu };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         let qpn = context.0.shard.look(|nic| nic.create_qp(&init, s, r))?;
         let psn = Psn::new(context.draw() as u32);
-        Ok(Qp { qpn, psn, pd: pd.clone(), send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
+        let (pd, send_cq, recv_cq, srq) = (pd.clone(), send_cq.clone(), recv_cq.clone(), srq.cloned());
+        Ok(Qp { qpn, psn, qp_type, pd, send_cq, recv_cq, srq })
     }
 
     /// Its number.
@@ -137,6 +150,11 @@ impl Qp {
     /// Where its sends complete.
     pub fn send_cq(&self) -> &Cq {
         &self.send_cq
+    }
+
+    /// The shared queue that its receives come from, if it has none of its own.
+    pub fn srq(&self) -> Option<&Srq> {
+        self.srq.as_ref()
     }
 
     /// Where its receives complete.
@@ -232,8 +250,8 @@ impl Qp {
             path_mtu: Some(mtu),
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(peer.psn),
-            max_dest_rd_atomic: Some(options.max_dest_rd_atomic),
-            min_rnr_timer: Some(options.min_rnr_timer),
+            max_dest_rd_atomic: self.if_reliable(options.max_dest_rd_atomic),
+            min_rnr_timer: self.if_reliable(options.min_rnr_timer),
             ..QpAttr::default()
         };
         Ok(self.modify(&attr)?)
@@ -247,13 +265,29 @@ impl Qp {
         let attr = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
-            timeout: Some(options.timeout),
-            retry_cnt: Some(options.retry_cnt),
-            rnr_retry: Some(options.rnr_retry),
-            max_rd_atomic: Some(options.max_rd_atomic),
+            timeout: self.if_reliable(options.timeout),
+            retry_cnt: self.if_reliable(options.retry_cnt),
+            rnr_retry: self.if_reliable(options.rnr_retry),
+            max_rd_atomic: self.if_reliable(options.max_rd_atomic),
             ..QpAttr::default()
         };
         Ok(self.modify(&attr)?)
+    }
+
+    fn if_reliable<T>(&self, value: T) -> Option<T> {
+        self.qp_type.is_reliable().then_some(value)
+    }
+
+    /// From RESET to RTS, for datagrams that have this queue key.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; of a connected service too.
+    pub fn activate(&self, qkey: QKey) -> Result<(), ConnectError> {
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        let (pkey_index, port) = (Some(0), Some(1));
+        self.modify(&QpAttr { pkey_index, port, qkey: Some(qkey), ..to(QpState::Init) })?;
+        self.modify(&to(QpState::Rtr))?;
+        Ok(self.modify(&QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) })?)
     }
 
     /// Posts a send work request and sends what the window allows.

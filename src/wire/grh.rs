@@ -53,3 +53,45 @@ pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     }
     out
 }
+
+/// The path of the packet that the header is of, but for its source port. `None` if it is neither.
+pub fn flow(header: &[u8; LEN]) -> Option<Flow> {
+    if header[0] >> 4 == 6 {
+        let (h, _) = Ipv6Header::from_slice(header).ok()?;
+        return Some(Flow {
+            traffic_class: h.traffic_class,
+            hop_limit: h.hop_limit,
+            flow_label: h.flow_label.value(),
+            ..Flow::new(IpAddr::from(h.source), IpAddr::from(h.destination), 0)
+        });
+    }
+    let (h, _) = Ipv4Header::from_slice(&header[LEN - Ipv4Header::MIN_LEN..]).ok()?;
+    Some(Flow {
+        traffic_class: h.dscp.value() << 2 | h.ecn.value(),
+        hop_limit: h.time_to_live,
+        ..Flow::new(IpAddr::from(h.source), IpAddr::from(h.destination), 0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_gives_its_flow_back() {
+        for (a, b, label) in [("10.0.0.1", "10.0.0.2", 0), ("fd00::1", "fd00::2", 0x12345)] {
+            let flow = Flow {
+                traffic_class: 0x6a,
+                hop_limit: 7,
+                flow_label: label,
+                ..Flow::new(a.parse().unwrap(), b.parse().unwrap(), 0)
+            };
+            let header = of(&flow, 100);
+            assert_eq!(super::flow(&header), Some(flow));
+        }
+        let v4 = of(&Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 0), 100);
+        assert_eq!(v4[..20], [0; 20]);
+        assert_eq!(v4[22..24], 128u16.to_be_bytes());
+        assert_eq!(super::flow(&[0; LEN]), None);
+    }
+}

@@ -9,11 +9,11 @@ use std::time::Duration;
 use urxe::memory::{Access, PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Instant, ModifyError, PostError, QpAttr,
-    QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, Tuning, TxQueue,
-    WcOpcode, WcStatus, WrData, WrOp,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, Destination, Instant, ModifyError,
+    PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge,
+    SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp,
 };
-use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, Qpn, RnrTimer};
+use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
 use super::pkt::{Pkt, Remote, message, resp};
 use crate::support::{self, PD, Region};
@@ -22,12 +22,18 @@ const OURS: [u8; 4] = [10, 0, 0, 1];
 const PEERS: [u8; 4] = [10, 0, 0, 2];
 /// The peer's QP that our first is connected to; the next has the next number.
 const PEER_QPN: u32 = 0x77;
+/// The queue key of both sides.
+pub const QKEY: u32 = 0x1111_1111;
 /// The first PSN that a QP of ours sends.
 pub const SQ: u32 = 0x500;
 /// The first PSN that it expects.
 pub const RQ: u32 = 0x100;
 
 pub struct Setup {
+    pub qp_type: QpType,
+    /// The QPs share one receive queue.
+    pub shared: bool,
+    pub qkey: u32,
     pub mtu: Mtu,
     pub rq_psn: u32,
     pub sq_psn: u32,
@@ -54,6 +60,7 @@ pub struct Bench {
     /// 64 KiB at [`Bench::IOVA`] that everybody may use.
     pub mr: Region,
     pub more: Vec<Region>,
+    pub srq: Option<SrqId>,
     send_cq: Arc<CompletionQueue>,
     recv_cq: Arc<CompletionQueue>,
     setup: Setup,
@@ -108,6 +115,9 @@ impl Bench {
 
     pub fn with(change: impl FnOnce(&mut Setup)) -> Bench {
         let mut setup = Setup {
+            qp_type: QpType::Rc,
+            shared: false,
+            qkey: QKEY,
             mtu: Mtu::Mtu256,
             rq_psn: RQ,
             sq_psn: SQ,
@@ -137,17 +147,22 @@ impl Bench {
             qpns: Vec::new(),
             mr,
             more: Vec::new(),
+            srq: None,
             send_cq: Arc::new(CompletionQueue::new(1024)),
             recv_cq: Arc::new(CompletionQueue::new(1024)),
             setup,
         };
+        let recv = RecvCaps { max_wr: 64, max_sge: 4 };
+        bench.srq = bench.setup.shared.then(|| bench.nic.create_srq(PD, recv).unwrap());
         for i in 0..bench.setup.qps {
             let init = QpInit {
-                qp_type: QpType::Rc,
+                qp_type: bench.setup.qp_type,
                 pd: PD,
                 send: SendCaps { max_wr: 64, max_sge: 4, max_inline: 600 },
-                recv: RecvCaps { max_wr: 64, max_sge: 4 },
+                recv: if bench.setup.shared { RecvCaps::default() } else { recv },
                 signal_all: bench.setup.signal_all,
+                srq: bench.srq,
+                port_mtu: Mtu::Mtu1024,
             };
             let cqs = (bench.send_cq.clone(), bench.recv_cq.clone());
             let qpn = bench.nic.create_qp(&init, cqs.0, cqs.1).unwrap();
@@ -170,16 +185,29 @@ impl Bench {
     /// The attributes with which a QP goes to `state` from the one before.
     pub fn attr(&self, qp: usize, state: QpState) -> QpAttr {
         let (s, to) = (&self.setup, QpAttr { state: Some(state), ..QpAttr::default() });
+        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to };
+        let path = QpAttr {
+            av: Some(AddressVector::to(std::net::IpAddr::from(PEERS).into())),
+            path_mtu: Some(s.mtu),
+            dest_qpn: Some(Qpn::new(PEER_QPN + qp as u32)),
+            rq_psn: Some(Psn::new(s.rq_psn)),
+            ..to
+        };
+        match (s.qp_type, state) {
+            (QpType::Ud, QpState::Init) => return QpAttr { qkey: Some(QKey(s.qkey)), ..first },
+            (QpType::Ud, QpState::Rtr) => return to,
+            (QpType::Uc, QpState::Rtr) => return path,
+            (QpType::Uc | QpType::Ud, QpState::Rts) => {
+                return QpAttr { sq_psn: Some(Psn::new(s.sq_psn)), ..to };
+            }
+            _ => {}
+        }
         match state {
-            QpState::Init => QpAttr { pkey_index: Some(0), port: Some(1), access: Some(s.access), ..to },
+            QpState::Init => QpAttr { access: Some(s.access), ..first },
             QpState::Rtr => QpAttr {
-                av: Some(AddressVector::to(std::net::IpAddr::from(PEERS).into())),
-                path_mtu: Some(s.mtu),
-                dest_qpn: Some(Qpn::new(PEER_QPN + qp as u32)),
-                rq_psn: Some(Psn::new(s.rq_psn)),
                 max_dest_rd_atomic: Some(s.max_dest_rd),
                 min_rnr_timer: Some(RnrTimer::new(s.rnr_timer)),
-                ..to
+                ..path
             },
             QpState::Rts => QpAttr {
                 sq_psn: Some(Psn::new(s.sq_psn)),
@@ -237,7 +265,11 @@ impl Bench {
     }
 
     pub fn recv_sges(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        self.nic.post_recv(self.qpns[0], &RecvWr { wr_id, sges }).unwrap()
+        let wr = RecvWr { wr_id, sges };
+        match self.srq {
+            Some(srq) => self.nic.with_srq(srq, |queue, _| queue.post(&wr)).unwrap(),
+            None => self.nic.post_recv(self.qpns[0], &wr).unwrap(),
+        }
     }
 
     /// Posts a signaled work request on `len` bytes at `at` of the common region.
@@ -253,7 +285,14 @@ impl Bench {
         sges: &[Sge],
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        self.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(sges), flags })
+        let to = (self.setup.qp_type == QpType::Ud).then(|| self.to(QKEY));
+        self.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(sges), flags, to })
+    }
+
+    /// The peer's first QP, for datagrams.
+    pub fn to(&self, qkey: u32) -> Destination {
+        let av = AddressVector::to(std::net::IpAddr::from(PEERS).into());
+        Destination { pd: PD, av, qpn: Qpn::new(PEER_QPN), qkey: QKey(qkey) }
     }
 
     pub fn post_on(&mut self, qp: usize, wr: &SendWr<'_>) -> Result<(), PostError> {
@@ -268,6 +307,14 @@ impl Bench {
     #[track_caller]
     pub fn recvs(&mut self, expected: &[Wc]) {
         assert_eq!(poll(&self.recv_cq), expected, "receive completions");
+    }
+
+    /// The one receive completion that there is, as it is.
+    pub fn raw_recv(&mut self) -> Completion {
+        let mut out = Vec::new();
+        self.recv_cq.poll(2, &mut out).expect("no overflow");
+        assert_eq!(out.len(), 1);
+        out[0]
     }
 
     #[track_caller]
@@ -319,6 +366,7 @@ impl Bench {
             h.bth.dest_qp = Qpn::default();
             got.push(Pkt { h, data, qp });
         });
+        self.nic.emitted();
         got
     }
 

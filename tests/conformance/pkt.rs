@@ -3,8 +3,8 @@
 use std::fmt;
 
 use urxe::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, HeaderSet, Headers, NakCode, Opcode, Operation, PKey, Position, Psn,
-    RKey, Reth, RnrTimer, Syndrome, Transport, pad_count,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderSet, Headers, NakCode, Opcode, Operation, PKey, Position,
+    Psn, QKey, Qpn, RKey, Reth, RnrTimer, Syndrome, Transport, pad_count,
 };
 
 pub use urxe::wire::Position::{First, Last, Middle, Only};
@@ -115,6 +115,20 @@ impl Pkt {
         self.with(|h| h.bth.ack_req = yes)
     }
 
+    /// The same of UC, which never asks.
+    pub fn uc(self) -> Pkt {
+        self.with(|h| h.bth.opcode.0 |= 0x20).ask(false)
+    }
+
+    /// The same as a datagram.
+    pub fn ud(self, qkey: u32, src_qp: Qpn) -> Pkt {
+        self.with(|h| {
+            h.bth.opcode.0 |= 0x60;
+            h.deth = Deth { qkey: QKey(qkey), src_qp };
+        })
+        .ask(false)
+    }
+
     pub fn solicited(self) -> Pkt {
         self.with(|h| h.bth.solicited = true)
     }
@@ -143,6 +157,9 @@ impl fmt::Debug for Pkt {
         }
         if b.solicited {
             write!(f, " S")?;
+        }
+        if set.has(HeaderSet::DETH) {
+            write!(f, " {:?}", self.h.deth)?;
         }
         if set.has(HeaderSet::RETH) {
             write!(f, " va {:#x} {:?} len {}", self.h.reth.va, self.h.reth.rkey, self.h.reth.dma_len)?;

@@ -100,7 +100,7 @@ cases! {
         let mut b = Bench::new();
         let mut d = vec![5u8; 600];
         fn wr(d: &[u8]) -> SendWr<'_> {
-            SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(d), flags: SendFlags::SIGNALED }
+            SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(d), flags: SendFlags::SIGNALED, to: None }
         }
         b.post_on(0, &wr(&d)).unwrap();
         d.fill(6);

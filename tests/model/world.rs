@@ -182,6 +182,8 @@ impl World {
                     send: SendCaps { max_wr: p.caps.0, max_sge: 4, max_inline: MAX_INLINE },
                     recv: RecvCaps { max_wr: p.caps.1, max_sge: 4 },
                     signal_all: false,
+                    srq: None,
+                    port_mtu: urxe::wire::Mtu::Mtu4096,
                 };
                 nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap()
             };
@@ -383,7 +385,7 @@ impl World {
             {
                 *rkey = key;
             }
-            let wr = SendWr { wr_id: w.wr_id, op, data, flags: w.flags };
+            let wr = SendWr { wr_id: w.wr_id, op, data, flags: w.flags, to: None };
             match s.nic.post_send(s.qpns[qp], &wr).unwrap() {
                 Ok(()) => s.posted[qp].0 += 1,
                 Err(e) => {

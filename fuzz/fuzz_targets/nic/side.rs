@@ -99,6 +99,8 @@ impl Side {
             send: SendCaps { max_wr: 8, max_sge: 3, max_inline: 64 },
             recv: RecvCaps { max_wr: 8, max_sge: 2 },
             signal_all: false,
+            srq: None,
+            port_mtu: Mtu::Mtu4096,
         };
         let create = |nic: &mut Nic| nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap();
         let mut qpns: Vec<Qpn> = (0..PAIRS).map(|_| create(&mut nic)).collect();
@@ -239,7 +241,7 @@ impl Side {
         let flags =
             SendFlags { signaled: what & 0x20 == 0, solicited: what & 0x40 != 0, fence: what & 0x80 != 0 };
         let queue = &mut self.queues[qp];
-        let wr = SendWr { wr_id: queue.next_id, op, data, flags };
+        let wr = SendWr { wr_id: queue.next_id, op, data, flags, to: None };
         // What fails at once, as a queue pair in ERR has it, must find the request known.
         queue.sends.push_back((wr.wr_id, flags.signaled));
         queue.next_id += 1;

@@ -9,7 +9,7 @@ use crate::cli::CliError;
 use crate::cli::spin::Spin;
 use crate::verbs::{
     Access, AtomicOp, Completion, Context, Cq, Mr, Qp, QpOptions, RecvCaps, RecvWr, RemoteAddr, SendCaps,
-    SendFlags, SendWr, Sge, WcOpcode, WrData, WrOp,
+    SendFlags, SendWr, Sge, WcOpcode, WrOp,
 };
 
 /// Every k-th work request is signaled, at most; those between are known to be done by the next that is.

@@ -3,7 +3,7 @@ use std::time::Instant;
 use crate::cli::CliError;
 use crate::verbs::{
     Access, Completion, ConnectOptions, Cq, Endpoint, Mr, Pd, Qp, QpOptions, RecvCaps, RecvWr, SendCaps,
-    SendFlags, SendWr, WcOpcode, WcStatus, WrData, WrOp,
+    SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
 };
 
 /// Receives of a peer, each with room for a whole message, which is sent back from there.
@@ -82,12 +82,9 @@ impl Peer {
                 self.bytes += wc.byte_len as u64;
                 let start = i * self.slot;
                 let sges = [self.slots.sge(start..start + wc.byte_len as usize)];
-                let wr = SendWr {
-                    wr_id: SEND | i as u64,
-                    op: wc.imm.map_or(WrOp::Send, WrOp::SendWithImm),
-                    data: WrData::Sges(&sges),
-                    flags: SendFlags { signaled: true, solicited: wc.solicited, fence: false },
-                };
+                let op = wc.imm.map_or(WrOp::Send, WrOp::SendWithImm);
+                let flags = SendFlags { signaled: true, solicited: wc.solicited, fence: false };
+                let wr = SendWr { flags, ..SendWr::new(SEND | i as u64, op, &sges) };
                 self.qp.post_send(&wr).map_err(|e| e.to_string())
             }
             WcOpcode::RecvRdmaWithImm => {

@@ -96,12 +96,7 @@ impl Requester {
     }
 
     /// Takes a work request in.
-    pub fn post(
-        &mut self,
-        wr: &SendWr<'_>,
-        flow: Option<Flow>,
-        conn: &Connection,
-    ) -> Result<(), PostError> {
+    pub fn post(&mut self, wr: &SendWr<'_>, flow: Option<Flow>, conn: &Connection) -> Result<(), PostError> {
         if !conn.qp_type.offers(wr.op) {
             return Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode()));
         }

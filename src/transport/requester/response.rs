@@ -76,12 +76,7 @@ impl Requester {
     }
 
     /// The same; `report` makes what is reported of its completion.
-    pub(super) fn retire(
-        &mut self,
-        conn: &Connection,
-        report: fn(Completion) -> Output,
-        env: &mut Env<'_>,
-    ) {
+    pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         let Some(wqe) = self.queue.retire() else { return };
         self.unacked = wqe.last_psn().next();
         env.counters.rdma_sends += 1;

@@ -1,0 +1,64 @@
+use super::{Context, CreateError, Pd};
+use crate::transport::{AddressVector, Completion, Destination};
+use crate::wire::{Gid, QKey, Qpn, grh};
+
+/// An address handle: a path to a port, for datagrams.
+#[derive(Clone, Debug)]
+pub struct Ah {
+    pd: Pd,
+    av: AddressVector,
+}
+
+impl Pd {
+    /// An address handle.
+    ///
+    /// # Errors
+    /// [`CreateError::Address`] where the port has no such GID, or one of the other IP version.
+    pub fn create_ah(&self, av: &AddressVector) -> Result<Ah, CreateError> {
+        let nowhere = Qpn::default();
+        let context = self.context();
+        context.0.shard.look(|nic| nic.config().port.flow(av, nowhere, nowhere))?;
+        Ok(Ah { pd: self.clone(), av: *av })
+    }
+
+    /// An address handle back to where a datagram came from; `header` is the first [`grh::LEN`] bytes of its
+    /// receive.
+    ///
+    /// # Errors
+    /// [`CreateError::NoGrh`] if the completion is of no datagram, or the header is none;
+    /// [`CreateError::Address`].
+    pub fn create_ah_from_wc(&self, wc: &Completion, header: &[u8; grh::LEN]) -> Result<Ah, CreateError> {
+        let from = grh::flow(header).filter(|_| wc.grh).ok_or(CreateError::NoGrh)?;
+        let ours = Gid::from(from.dst);
+        let index = index_of(self.context(), ours).ok_or(CreateError::NoGrh)?;
+        self.create_ah(&AddressVector {
+            dgid: Gid::from(from.src),
+            sgid_index: index,
+            hop_limit: 64,
+            traffic_class: from.traffic_class,
+            flow_label: from.flow_label,
+        })
+    }
+}
+
+fn index_of(context: &Context, gid: Gid) -> Option<u8> {
+    let index = context.gids().iter().position(|g| *g == gid)?;
+    u8::try_from(index).ok()
+}
+
+impl Ah {
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// The path.
+    pub fn address(&self) -> &AddressVector {
+        &self.av
+    }
+
+    /// A queue pair there, as the destination of a datagram.
+    pub fn to(&self, qpn: Qpn, qkey: QKey) -> Destination {
+        Destination { pd: self.pd.id(), av: self.av, qpn, qkey }
+    }
+}

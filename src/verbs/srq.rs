@@ -1,0 +1,113 @@
+use std::fmt;
+use std::sync::Arc;
+
+use super::{CreateError, Pd};
+use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
+
+/// A shared receive queue. Cheap to clone; it lives as long as any queue pair that takes receives from it.
+#[derive(Clone)]
+pub struct Srq(Arc<SrqInner>);
+
+struct SrqInner {
+    pd: Pd,
+    id: SrqId,
+}
+
+/// What a shared receive queue is like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SrqAttr {
+    /// Limits of the queue.
+    pub caps: RecvCaps,
+    /// Fewer receives than this raise [`super::AsyncEvent::SrqLimit`] once; 0 if no event is asked for.
+    pub limit: u32,
+    /// Receives in it.
+    pub len: usize,
+}
+
+impl Srq {
+    pub(super) fn new(pd: &Pd, caps: RecvCaps) -> Result<Srq, CreateError> {
+        let context = pd.context();
+        let l = context.0.limits;
+        for (name, value, min, max) in
+            [("max_wr", caps.max_wr, 1, l.max_srq_wr), ("max_sge", caps.max_sge, 0, l.max_sge)]
+        {
+            if value < min || value > max {
+                return Err(CreateError::Value {
+                    name,
+                    value: value.into(),
+                    min: min.into(),
+                    max: max.into(),
+                });
+            }
+        }
+        let made = context.0.shard.look(|nic| nic.create_srq(pd.id(), caps));
+        let id = made.ok_or(CreateError::Exhausted { kind: "SRQs", max: l.max_srq })?;
+        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), id })))
+    }
+
+    /// Its handle, as events name it.
+    pub fn id(&self) -> SrqId {
+        self.0.id
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.0.pd
+    }
+
+    /// Posts a receive for whichever queue pair needs it first.
+    ///
+    /// # Errors
+    /// [`PostError`]; then it was not taken.
+    pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.with(|queue, _| queue.post(wr))
+    }
+
+    /// Asks for one event when fewer than `limit` receives are left; it is raised at once if that is so now.
+    pub fn arm_limit(&self, limit: u32) {
+        self.with(|queue, out| queue.arm(limit, out));
+    }
+
+    /// Changes how many receives it holds.
+    ///
+    /// # Errors
+    /// [`CreateError::Value`] above the device's limit, or below what is in it.
+    pub fn resize(&self, max_wr: u32) -> Result<(), CreateError> {
+        let max = self.0.pd.context().0.limits.max_srq_wr;
+        let refused = |min: usize| CreateError::Value {
+            name: "max_wr",
+            value: max_wr.into(),
+            min: min as u64,
+            max: max.into(),
+        };
+        if max_wr == 0 || max_wr > max {
+            return Err(refused(1));
+        }
+        self.with(|queue, _| queue.resize(max_wr)).map_err(refused)
+    }
+
+    /// What it is like now.
+    pub fn query(&self) -> SrqAttr {
+        self.with(|queue, _| SrqAttr { caps: queue.caps(), limit: queue.limit(), len: queue.len() })
+    }
+
+    fn with<R>(
+        &self,
+        f: impl FnOnce(&mut crate::transport::SharedReceives, &mut Vec<crate::transport::Output>) -> R,
+    ) -> R {
+        let result = self.0.pd.context().0.shard.look(|nic| nic.with_srq(self.0.id, f));
+        result.expect("the NIC has the queue as long as its handle")
+    }
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        self.pd.context().0.shard.look(|nic| nic.destroy_srq(self.id));
+    }
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Srq({})", self.0.id.0)
+    }
+}

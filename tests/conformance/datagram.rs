@@ -1,0 +1,223 @@
+//! UD: one packet a message, to and from anyone.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use urxe::memory::PdId;
+use urxe::transport::{
+    AddressError, PostError, QpAttr, QpState, QpType, SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData,
+    WrOp,
+};
+use urxe::wire::{Flow, Qpn, RKey, grh};
+
+use crate::bench::{Bench, QKEY, SQ, Setup, Wc, bad, flushed, ok};
+use crate::pkt::*;
+use crate::support::{self, pattern};
+
+const PEER: Qpn = Qpn::new(0x4321);
+const GRH: usize = grh::LEN;
+
+fn ud(change: impl FnOnce(&mut Setup)) -> Bench {
+    Bench::with(|s| {
+        s.qp_type = QpType::Ud;
+        change(s);
+    })
+}
+
+/// A datagram from the peer; its PSN does not matter.
+fn datagram(data: &[u8]) -> Pkt {
+    send(Only, 77, data).ud(QKEY, PEER)
+}
+
+fn received(wr_id: u64, len: usize) -> Wc {
+    ok(wr_id, WcOpcode::Recv, (GRH + len) as u32)
+}
+
+cases! {
+    a_datagram_goes_where_the_work_request_says => "ud.requester" {
+        let mut b = ud(|_| {});
+        b.post(1, WrOp::Send, 0, 1000);
+        b.post(2, WrOp::SendWithImm(9), 0, 0);
+        let d = b.mr.read(0, 1000);
+        let ours = b.qpns[0];
+        b.expect(&[send(Only, SQ, &d).ud(QKEY, ours), send_imm(Only, SQ + 1, &[], 9).ud(QKEY, ours)]);
+        b.sends(&[ok(1, WcOpcode::Send, 1000), ok(2, WcOpcode::Send, 0)]);
+    }
+
+    inline_and_pieces => "ud.requester" {
+        let mut b = ud(|_| {});
+        let to = Some(b.to(QKEY));
+        let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(b"abc"), flags: SendFlags::SIGNALED, to };
+        b.post_on(0, &wr).unwrap();
+        let sges = [b.mr.sge(5, 3), b.mr.sge(100, 4)];
+        b.post_sges(2, WrOp::Send, &sges, SendFlags::SIGNALED).unwrap();
+        let d = [b.mr.read(5, 3), b.mr.read(100, 4)].concat();
+        let ours = b.qpns[0];
+        b.expect(&[send(Only, SQ, b"abc").ud(QKEY, ours), send(Only, SQ + 1, &d).ud(QKEY, ours)]);
+        b.sends(&[ok(1, WcOpcode::Send, 3), ok(2, WcOpcode::Send, 7)]);
+    }
+
+    a_queue_key_with_its_highest_bit_set_stands_for_our_own => "ud.qkey.own" {
+        let mut b = ud(|s| s.qkey = 0x8000_1234);
+        for (given, sent) in [(0x8000_0000, 0x8000_1234), (0xffff_ffff, 0x8000_1234), (0x7fff_ffff, 0x7fff_ffff)] {
+            let (sge, to) = ([b.mr.sge(0, 1)], Some(b.to(given)));
+            let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::default(), to };
+            b.post_on(0, &wr).unwrap();
+            assert_eq!(b.sent()[0].h.deth.qkey.0, sent);
+        }
+    }
+
+    one_longer_than_the_ports_mtu_fails => "ud.length" {
+        let mut b = ud(|_| {});
+        b.post(1, WrOp::Send, 0, 1024);
+        assert_eq!(b.sent().len(), 1);
+        b.sends(&[ok(1, WcOpcode::Send, 1024)]);
+        b.post(2, WrOp::Send, 0, 1025);
+        b.post(3, WrOp::Send, 0, 1);
+        b.silence();
+        b.sends(&[bad(2, WcStatus::LocLenErr), flushed(3)]);
+        b.state(QpState::Sqe);
+    }
+
+    only_sends_are_offered => "ud.operations" {
+        let mut b = ud(|_| {});
+        let (sge, op) = ([b.mr.sge(0, 8)], WrOp::Write { va: 0, rkey: RKey(1) });
+        let refused = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
+        assert_eq!(refused, PostError::Unsupported(QpType::Ud, WcOpcode::RdmaWrite));
+        b.silence();
+    }
+
+    destinations_are_checked_when_posting => "ud.destination" {
+        let mut b = ud(|_| {});
+        let sge = [b.mr.sge(0, 1)];
+        let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::SIGNALED, to: None };
+        assert_eq!(b.post_on(0, &wr), Err(PostError::Destination));
+        let mut to = b.to(QKEY);
+        to.pd = PdId(99);
+        let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
+        assert_eq!(refused, Err(PostError::HandlePd { handle: PdId(99), qp: support::PD }));
+        let mut to = b.to(QKEY);
+        to.av.sgid_index = 5;
+        let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
+        assert_eq!(refused, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 1 })));
+        b.silence();
+        // A connected QP has its peer.
+        let to = Some(b.to(QKEY));
+        let mut rc = Bench::new();
+        assert_eq!(rc.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
+    }
+
+    the_header_and_the_data_arrive => "ud.responder" {
+        let mut b = ud(|_| {});
+        b.recv(1, 0, 200);
+        b.ask(&[datagram(&[8; 100]).solicited()], &[]);
+        b.recvs(&[received(1, 100).solicited()]);
+        let flow = b.flow();
+        // BTH, DETH, data, ICRC.
+        assert_eq!(b.mr.read(0, GRH), grh::of(&flow, 12 + 8 + 100 + 4));
+        assert_eq!(b.mr.read(GRH, 100), [8; 100]);
+        assert_eq!(b.mr.read(GRH + 100, 1), [pattern(GRH as u64 + 100)]);
+        assert_eq!(grh::flow(&b.mr.read(0, GRH).try_into().unwrap()).unwrap().src, flow.src);
+    }
+
+    the_completion_says_who_sent_it => "ud.responder" {
+        let mut b = ud(|_| {});
+        b.recv(1, 0, 200);
+        b.ask(&[send_imm(Only, 0, &[1], 0xabcd).ud(QKEY, PEER)], &[]);
+        let wc = b.raw_recv();
+        assert_eq!((wc.src_qpn, wc.grh, wc.imm, wc.byte_len), (PEER, true, Some(0xabcd), 41));
+        assert_eq!(wc.qpn, b.qpns[0]);
+    }
+
+    psns_mean_nothing => "ud.responder" {
+        let mut b = ud(|_| {});
+        for (i, psn) in [5, 5, 0xff_ffff, 0].into_iter().enumerate() {
+            b.recv(i as u64, 0, 100);
+            b.ask(&[send(Only, psn, &[1]).ud(QKEY, PEER)], &[]);
+            b.recvs(&[received(i as u64, 1)]);
+        }
+        assert_eq!((b.count().duplicate_request, b.count().out_of_seq_request), (0, 0));
+    }
+
+    any_source_is_welcome => "ud.responder" {
+        let mut b = ud(|_| {});
+        b.recv(1, 0, 100);
+        let other = Flow { src: IpAddr::from(Ipv4Addr::new(10, 9, 9, 9)), ..b.flow() };
+        let mut h = datagram(&[1]).h;
+        h.bth.dest_qp = b.qpns[0];
+        let bytes = support::encode(&h, &[1], &other);
+        b.raw(&other, &bytes);
+        b.recvs(&[received(1, 1)]);
+        assert_eq!(b.mr.read(GRH - 8, 4), [10, 9, 9, 9]);
+    }
+
+    a_wrong_queue_key_is_dropped => "ud.qkey" {
+        let mut b = ud(|_| {});
+        b.recv(1, 0, 100);
+        for key in [0, QKEY ^ 1, QKEY | 1 << 31] {
+            b.ask(&[send(Only, 0, &[1]).ud(key, PEER)], &[]);
+        }
+        assert_eq!(b.count().rx_qkey_violation, 3);
+        b.recvs(&[]);
+        b.ask(&[datagram(&[1])], &[]);
+        b.recvs(&[received(1, 1)]);
+    }
+
+    the_queue_key_may_change => "ud.qkey" {
+        let mut b = ud(|_| {});
+        b.recv(1, 0, 100);
+        b.modify(0, QpAttr { qkey: Some(urxe::wire::QKey(7)), ..QpAttr::default() }).unwrap();
+        b.ask(&[datagram(&[1]), send(Only, 0, &[1]).ud(7, PEER)], &[]);
+        assert_eq!(b.count().rx_qkey_violation, 1);
+        b.recvs(&[received(1, 1)]);
+    }
+
+    without_a_receive_a_datagram_is_dropped => "ud.drop" {
+        let mut b = ud(|_| {});
+        b.ask(&[datagram(&[1])], &[]);
+        assert_eq!(b.count().rx_no_receive, 1);
+        b.state(QpState::Rts);
+    }
+
+    a_receive_that_is_too_short => "ud.length" {
+        let mut b = ud(|_| {});
+        // The header counts.
+        b.recv(1, 0, 140);
+        b.ask(&[datagram(&[1; 100])], &[]);
+        b.recvs(&[received(1, 100)]);
+        b.recv(2, 1000, 139);
+        b.recv(3, 2000, 100);
+        b.ask(&[datagram(&[1; 100])], &[]);
+        b.recvs(&[bad(2, WcStatus::LocLenErr), flushed(3)]);
+        b.state(QpState::Err);
+        assert_eq!(b.mr.read(1000, 1), [pattern(1000)]);
+    }
+
+    a_receive_whose_memory_is_not_ours => "ud.error" {
+        let mut b = ud(|_| {});
+        b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();
+        b.ask(&[datagram(&[1])], &[]);
+        b.recvs(&[bad(1, WcStatus::LocProtErr)]);
+        b.state(QpState::Err);
+    }
+
+    other_services_are_not_taken => "ud.service" {
+        let mut b = ud(|_| {});
+        b.recv(1, 0, 100);
+        let packets = [send(Only, 0, &[1]), send(Only, 0, &[1]).uc(), read(0, b.remote(0, 8))];
+        b.ask(&packets, &[]);
+        assert_eq!(b.count().rx_unknown_qp, 3);
+        // And a datagram is not for a connected QP.
+        let mut rc = Bench::new();
+        rc.ask(&[datagram(&[1])], &[]);
+        assert_eq!(rc.count().rx_unknown_qp, 1);
+        b.recvs(&[]);
+    }
+
+    in_init_it_drops => "ud.responder" {
+        let mut b = ud(|s| s.state = QpState::Init);
+        b.recv(1, 0, 100);
+        b.ask(&[datagram(&[1])], &[]);
+        assert_eq!(b.count().rx_wrong_state, 1);
+        b.recvs(&[]);
+    }
+}

@@ -1,0 +1,150 @@
+//! Shared receive queues.
+
+use urxe::transport::{AsyncEvent, PostError, QpState, QpType, RecvWr, Sge, WcOpcode, WcStatus};
+use urxe::wire::NakCode;
+
+use crate::bench::{Bench, RQ, Setup, bad, flushed, ok};
+use crate::pkt::*;
+
+fn shared(qps: usize, change: impl FnOnce(&mut Setup)) -> Bench {
+    Bench::with(|s| {
+        (s.shared, s.qps) = (true, qps);
+        change(s);
+    })
+}
+
+fn arm(b: &mut Bench, limit: u32) {
+    let srq = b.srq.unwrap();
+    b.nic.with_srq(srq, |queue, out| queue.arm(limit, out)).unwrap();
+}
+
+fn left(b: &Bench) -> usize {
+    b.nic.srq(b.srq.unwrap()).unwrap().len()
+}
+
+cases! {
+    each_message_takes_the_oldest => "srq.order" {
+        let mut b = shared(2, |_| {});
+        b.recv(1, 0, 100);
+        b.recv(2, 100, 100);
+        b.ask(&[send(Only, RQ, &[5; 10]).qp(1)], &[ack(RQ, 1).qp(1)]);
+        b.ask(&[send(Only, RQ, &[6; 20])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 10), ok(2, WcOpcode::Recv, 20)]);
+        assert_eq!((b.mr.read(0, 10), b.mr.read(100, 20)), (vec![5; 10], vec![6; 20]));
+    }
+
+    long_messages_of_two_qps_do_not_mix => "srq.order" {
+        let mut b = shared(2, |_| {});
+        b.recv(1, 0, 600);
+        b.recv(2, 1000, 600);
+        let parts = |qp: usize, fill: u8| -> Vec<Pkt> {
+            message(256, &[fill; 600], send, RQ).into_iter().map(|p| p.qp(qp)).collect()
+        };
+        let (a, c) = (parts(0, 1), parts(1, 2));
+        b.ask(&[a[0].clone(), c[0].clone(), c[1].clone(), a[1].clone()], &[]);
+        b.ask(&[c[2].clone()], &[ack(RQ + 2, 1).qp(1)]);
+        b.ask(&[a[2].clone()], &[ack(RQ + 2, 1)]);
+        b.recvs(&[ok(2, WcOpcode::Recv, 600), ok(1, WcOpcode::Recv, 600)]);
+        assert_eq!((b.mr.read(0, 600), b.mr.read(1000, 600)), (vec![1; 600], vec![2; 600]));
+    }
+
+    an_empty_one_is_not_ready => "srq.empty" {
+        let mut b = shared(1, |_| {});
+        b.ask(&[send(Only, RQ, &[5])], &[rnr(RQ, 0, 12)]);
+        b.recv(1, 0, 100);
+        b.ask(&[send(Only, RQ, &[5])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
+    }
+
+    its_qps_take_no_receives => "srq.post" {
+        let mut b = shared(1, |_| {});
+        let wr = RecvWr { wr_id: 1, sges: &[] };
+        assert_eq!(b.nic.post_recv(b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
+        // It has limits of its own.
+        for i in 0..64 {
+            b.recv(i, 0, 1);
+        }
+        assert_eq!(b.recv_sges(64, &[]), Err(PostError::QueueFull(64)));
+        let sge = b.mr.sge(0, 1);
+        let mut b = shared(1, |_| {});
+        assert_eq!(b.recv_sges(1, &[sge; 5]), Err(PostError::TooManySges { got: 5, max: 4 }));
+    }
+
+    the_limit_is_told_once => "srq.limit" {
+        let mut b = shared(1, |_| {});
+        for i in 0..4 {
+            b.recv(i, 0, 10);
+        }
+        let limit = AsyncEvent::SrqLimit(b.srq.unwrap());
+        arm(&mut b, 3);
+        assert_eq!(b.nic.next_event(), None);
+        b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
+        assert_eq!(b.nic.next_event(), None);
+        b.ask(&[send(Only, RQ + 1, &[1])], &[ack(RQ + 1, 2)]);
+        assert_eq!(b.nic.next_event(), Some(limit));
+        b.ask(&[send(Only, RQ + 2, &[1])], &[ack(RQ + 2, 3)]);
+        assert_eq!(b.nic.next_event(), None);
+        // Armed below what is left, at once.
+        arm(&mut b, 2);
+        assert_eq!(b.nic.next_event(), Some(limit));
+        b.recvs(&(0..3).map(|i| ok(i, WcOpcode::Recv, 1)).collect::<Vec<_>>());
+    }
+
+    an_error_gives_back_only_what_was_taken => "srq.flush" {
+        let mut b = shared(1, |_| {});
+        b.recv(1, 0, 600);
+        b.recv(2, 1000, 600);
+        b.ask(&[send(First, RQ, &[1; 256])], &[]);
+        b.go(QpState::Err);
+        b.recvs(&[flushed(1)]);
+        assert_eq!(left(&b), 1);
+        b.events(&[AsyncEvent::LastWqeReached]);
+    }
+
+    a_fatal_request_tells_that_the_last_receive_was_reached => "srq.flush" {
+        let mut b = shared(1, |_| {});
+        b.recv(1, 0, 10);
+        b.recv(2, 0, 10);
+        b.ask(&[send(Only, RQ, &[1; 20])], &[nak(RQ, 0, NakCode::InvalidRequest)]);
+        b.recvs(&[bad(1, WcStatus::LocLenErr)]);
+        b.events(&[AsyncEvent::LastWqeReached]);
+        b.state(QpState::Err);
+        assert_eq!(left(&b), 1);
+    }
+
+    keys_are_of_the_queues_domain => "srq.pd" {
+        let mut b = shared(1, |_| {});
+        let other = b.region(urxe::memory::PdId(77), 100, 0, urxe::memory::Access::ALL);
+        let sge = [b.more[other].sge(0, 100)];
+        b.recv_sges(1, &sge).unwrap();
+        b.ask(&[send(Only, RQ, &[1; 20])], &[nak(RQ, 0, NakCode::RemoteOperationalError)]);
+        b.recvs(&[bad(1, WcStatus::LocProtErr)]);
+        b.events(&[AsyncEvent::LastWqeReached]);
+    }
+
+    datagrams_and_unreliable_messages_take_from_it => "srq.services" {
+        let mut b = shared(1, |s| s.qp_type = QpType::Ud);
+        b.recv(1, 0, 100);
+        b.ask(&[send(Only, 0, &[4; 10]).ud(crate::bench::QKEY, urxe::wire::Qpn::new(5))], &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 50)]);
+        let mut b = shared(1, |s| s.qp_type = QpType::Uc);
+        b.recv(1, 0, 600);
+        let parts: Vec<Pkt> = message(256, &[3; 600], send, RQ).into_iter().map(Pkt::uc).collect();
+        b.ask(&parts[..2], &[]);
+        // The receive of the broken message serves the next of this QP.
+        b.ask(&[send(Only, RQ + 9, &[2]).uc()], &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
+    }
+
+    its_size_may_change => "srq.resize" {
+        let mut b = shared(1, |_| {});
+        let srq = b.srq.unwrap();
+        b.recv(1, 0, 1);
+        b.recv(2, 0, 1);
+        assert_eq!(b.nic.with_srq(srq, |q, _| q.resize(1)).unwrap(), Err(2));
+        b.nic.with_srq(srq, |q, _| q.resize(2)).unwrap().unwrap();
+        assert_eq!(b.recv_sges(3, &[]), Err(PostError::QueueFull(2)));
+        b.nic.with_srq(srq, |q, _| q.resize(3)).unwrap().unwrap();
+        b.recv_sges(3, &[] as &[Sge]).unwrap();
+    }
+}

@@ -1,0 +1,249 @@
+//! UC: messages are whole or not there, and nobody is told.
+
+use std::time::Duration;
+
+use urxe::memory::{Access, AtomicOp};
+use urxe::transport::{AsyncEvent, PostError, QpState, QpType, SendFlags, Sge, WcOpcode, WcStatus, WrOp};
+use urxe::wire::RKey;
+
+use crate::bench::{Bench, RQ, SQ, Setup, bad, flushed, ok};
+use crate::pkt::*;
+use crate::support::pattern;
+
+fn uc(change: impl FnOnce(&mut Setup)) -> Bench {
+    Bench::with(|s| {
+        s.qp_type = QpType::Uc;
+        change(s);
+    })
+}
+
+/// A SEND of `len` bytes that begins with `psn`, in packets of 256.
+fn sends(psn: u32, len: usize, fill: u8) -> Vec<Pkt> {
+    message(256, &vec![fill; len], send, psn).into_iter().map(Pkt::uc).collect()
+}
+
+fn unchanged(b: &Bench, at: usize, len: usize) {
+    let before: Vec<u8> = (at..at + len).map(|i| pattern(i as u64)).collect();
+    assert_eq!(b.mr.read(at, len), before);
+}
+
+cases! {
+    a_send_is_complete_when_it_is_sent => "uc.requester" {
+        let mut b = uc(|_| {});
+        b.post(1, WrOp::Send, 0, 600);
+        b.post(2, WrOp::SendWithImm(7), 0, 0);
+        let d = b.mr.read(0, 600);
+        let mut packets: Vec<Pkt> = message(256, &d, send, SQ).into_iter().map(Pkt::uc).collect();
+        packets.push(send_imm(Only, SQ + 3, &[], 7).uc());
+        b.sends(&[]);
+        b.expect(&packets);
+        b.sends(&[ok(1, WcOpcode::Send, 600), ok(2, WcOpcode::Send, 0)]);
+        // Nothing waits for an answer.
+        b.advance(Duration::from_secs(100));
+        b.silence();
+    }
+
+    a_write_too => "uc.requester" {
+        let mut b = uc(|_| {});
+        let to = (64, RKey(9), 300);
+        b.post(1, WrOp::WriteWithImm { va: 64, rkey: RKey(9), imm: 5 }, 0, 300);
+        let d = b.mr.read(0, 300);
+        b.expect(&[write(First, SQ, to, &d[..256]).uc(), write_imm(Last, SQ + 1, to, &d[256..], 5).uc()]);
+        b.sends(&[ok(1, WcOpcode::RdmaWrite, 300)]);
+    }
+
+    unsignaled_sends_complete_in_silence => "uc.requester" {
+        let mut b = uc(|_| {});
+        let sge = [b.mr.sge(0, 1)];
+        b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        assert_eq!(b.sent().len(), 1);
+        b.advance(Duration::from_secs(1));
+        b.silence();
+        b.sends(&[]);
+        // Their places are free again.
+        for i in 0..200 {
+            b.post(i, WrOp::Send, 0, 1);
+            assert_eq!(b.sent().len(), 1);
+            b.sends(&[ok(i, WcOpcode::Send, 1)]);
+        }
+    }
+
+    reads_and_atomics_are_not_offered => "uc.operations" {
+        let mut b = uc(|_| {});
+        let (va, rkey, sge) = (0, RKey(1), [b.mr.sge(0, 8)]);
+        for op in [WrOp::Read { va, rkey }, WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) }] {
+            let refused = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
+            assert_eq!(refused, PostError::Unsupported(QpType::Uc, op.completion_opcode()));
+        }
+        b.silence();
+        // Nor are they taken: UC has no such opcodes, so these are RC's.
+        b.ask(&[read(RQ, b.remote(0, 8)), send(Only, RQ, &[1])], &[]);
+        assert_eq!(b.count().rx_unknown_qp, 2);
+    }
+
+    messages_are_received => "uc.responder" {
+        let mut b = uc(|_| {});
+        b.recv(1, 0, 600);
+        b.recv(2, 1000, 0);
+        b.ask(&sends(RQ, 600, 3), &[]);
+        b.ask(&[send_imm(Only, RQ + 3, &[], 9).uc().ask(true)], &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 600), ok(2, WcOpcode::Recv, 0).imm(9)]);
+        assert_eq!(b.mr.read(0, 600), [3; 600]);
+        b.events(&[]);
+    }
+
+    writes_are_executed => "uc.responder" {
+        let mut b = uc(|_| {});
+        let to = b.remote(100, 300);
+        b.ask(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 1, to, &[6; 44]).uc()], &[]);
+        assert_eq!(b.mr.read(100, 300), [[5; 256].as_slice(), &[6; 44]].concat());
+        b.recv(1, 0, 0);
+        b.ask(&[write_imm(Only, RQ + 2, b.remote(0, 4), &[7; 4], 8).uc()], &[]);
+        b.recvs(&[ok(1, WcOpcode::RecvRdmaWithImm, 4).imm(8)]);
+        assert_eq!(b.mr.read(0, 4), [7; 4]);
+    }
+
+    behind_a_gap_the_next_message_is_taken => "uc.gap" {
+        let mut b = uc(|_| {});
+        b.recv(1, 0, 600);
+        b.recv(2, 1000, 600);
+        let first = sends(RQ, 600, 1);
+        // Its middle is lost: so is all of it, and its receive serves the next.
+        b.ask(&[first[0].clone(), first[2].clone()], &[]);
+        b.recvs(&[]);
+        b.ask(&sends(RQ + 3, 300, 2), &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 300)]);
+        assert_eq!(b.mr.read(0, 300), [2; 300]);
+        assert_eq!(b.count().out_of_seq_request, 1);
+        // Many whole messages are lost.
+        b.ask(&sends(RQ + 1000, 600, 4), &[]);
+        b.recvs(&[ok(2, WcOpcode::Recv, 600)]);
+    }
+
+    a_message_without_its_end_makes_room_for_the_next => "uc.gap" {
+        let mut b = uc(|_| {});
+        b.recv(1, 0, 600);
+        b.ask(&sends(RQ, 600, 1)[..2], &[]);
+        // In sequence, but a new one: the sender gave the old one up.
+        b.ask(&sends(RQ + 2, 10, 2), &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 10)]);
+        assert_eq!(b.mr.read(0, 10), [2; 10]);
+    }
+
+    a_broken_write_is_given_up => "uc.gap" {
+        let mut b = uc(|_| {});
+        let to = b.remote(100, 600);
+        b.ask(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 2, to, &[6; 88]).uc()], &[]);
+        assert_eq!(b.mr.read(100, 256), [5; 256]);
+        unchanged(&b, 356, 344);
+        b.state(QpState::Rts);
+    }
+
+    without_a_receive_it_is_dropped => "uc.drop" {
+        let mut b = uc(|_| {});
+        b.ask(&sends(RQ, 600, 1), &[]);
+        assert_eq!((b.count().rx_no_receive, b.count().rx_dropped_message), (1, 2));
+        b.state(QpState::Rts);
+        b.recv(1, 0, 600);
+        b.ask(&sends(RQ + 3, 20, 2), &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 20)]);
+    }
+
+    one_that_is_too_long_is_dropped => "uc.drop" {
+        let mut b = uc(|_| {});
+        b.recv(1, 0, 300);
+        b.ask(&sends(RQ, 600, 1), &[]);
+        assert_eq!((b.count().rx_no_receive, b.count().rx_dropped_message), (1, 1));
+        b.ask(&sends(RQ + 3, 20, 2), &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 20)]);
+        b.state(QpState::Rts);
+    }
+
+    what_memory_refuses_is_dropped => "uc.drop" {
+        let mut b = uc(|_| {});
+        let (va, rkey, _) = b.remote(100, 0);
+        let wrong = [(va, RKey(rkey.0 ^ 1), 8), (va, rkey, 1 << 20), (0, rkey, 8)];
+        for (i, to) in wrong.into_iter().enumerate() {
+            b.ask(&[write(Only, RQ + i as u32, to, &[9; 8]).uc()], &[]);
+            assert_eq!(b.count().rx_dropped_message, i as u64 + 1);
+        }
+        unchanged(&b, 0, 300);
+        b.state(QpState::Rts);
+        b.events(&[]);
+        b.ask(&[write(Only, RQ + 3, (va, rkey, 8), &[9; 8]).uc()], &[]);
+        assert_eq!(b.mr.read(100, 8), [9; 8]);
+    }
+
+    a_qp_without_remote_write_drops_writes => "uc.drop" {
+        let mut b = uc(|s| s.access = Access::LOCAL_READ);
+        b.ask(&[write(Only, RQ, b.remote(100, 8), &[9; 8]).uc()], &[]);
+        assert_eq!(b.count().rx_dropped_message, 1);
+        unchanged(&b, 100, 8);
+    }
+
+    wrong_lengths_are_dropped => "uc.drop" {
+        let mut b = uc(|_| {});
+        b.recv(1, 0, 600);
+        let to = b.remote(100, 300);
+        let wrong = [
+            send(First, RQ, &[1; 255]),
+            send(Only, RQ + 1, &[1; 257]),
+            write(Only, RQ + 2, to, &[1; 8]),
+            send(Last, RQ + 3, &[1]),
+        ];
+        b.ask(&wrong.map(Pkt::uc), &[]);
+        assert_eq!(b.count().rx_dropped_message, 4);
+        unchanged(&b, 0, 600);
+        b.ask(&sends(RQ + 4, 5, 3), &[]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 5)]);
+    }
+
+    a_bad_receive_ends_it => "uc.error" {
+        let mut b = uc(|_| {});
+        b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();
+        b.recv(2, 0, 100);
+        b.ask(&sends(RQ, 20, 2), &[]);
+        b.recvs(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
+        b.state(QpState::Err);
+        b.sends(&[]);
+    }
+
+    a_bad_send_stops_the_send_queue_only => "uc.sqe" {
+        let mut b = uc(|_| {});
+        let sge = [Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }];
+        b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        b.post(2, WrOp::Send, 0, 1);
+        b.silence();
+        b.sends(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
+        b.state(QpState::Sqe);
+        b.post(3, WrOp::Send, 0, 1);
+        b.sends(&[flushed(3)]);
+        b.recv(4, 0, 100);
+        b.ask(&sends(RQ, 20, 2), &[]);
+        b.recvs(&[ok(4, WcOpcode::Recv, 20)]);
+        // And on again.
+        b.go(QpState::Rts);
+        b.post(5, WrOp::Send, 0, 1);
+        let d = b.mr.read(0, 1);
+        b.expect(&[send(Only, SQ + 2, &d).uc()]);
+        b.sends(&[ok(5, WcOpcode::Send, 1)]);
+    }
+
+    a_paused_send_queue_ends_its_message_first => "uc.requester" {
+        let mut b = uc(|_| {});
+        b.go(QpState::Sqd);
+        b.post(1, WrOp::Send, 0, 1);
+        b.silence();
+        b.go(QpState::Rts);
+        assert_eq!(b.sent().len(), 1);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    the_first_packet_establishes_it => "uc.responder" {
+        let mut b = uc(|s| s.state = QpState::Rtr);
+        b.recv(1, 0, 10);
+        b.ask(&sends(RQ, 5, 3), &[]);
+        b.events(&[AsyncEvent::CommunicationEstablished]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 5)]);
+    }
+}
