@@ -1,4 +1,5 @@
-//! `urxe pingpong`: SENDs back and forth, with `ibv_rc_pingpong` or another `urxe pingpong` at the other end.
+//! `urxe pingpong`: SENDs back and forth, with one of rdma-core's ping-pong programs or another `urxe pingpong` at
+//! the other end.
 #![forbid(unsafe_code)]
 
 use std::net::TcpStream;
@@ -7,13 +8,14 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use super::CliError;
-use super::exchange::pingpong::{self, Destination};
+use super::exchange::pingpong;
 use super::interrupt::Interrupt;
 use super::link::LinkArgs;
 use super::oob::{OobArgs, silent};
 use crate::verbs::{
-    Access, AckTimeout, Completion, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Psn, Qp,
-    QpOptions, Qpn, RecvCaps, RecvWr, SendCaps, SendWr, WaitError, WcOpcode, WcStatus,
+    Access, AckTimeout, AddressVector, Completion, ConnectOptions, Context, Cq, Destination, Endpoint, Gid,
+    Mr, Mtu, Notify, Psn, QKey, Qp, QpOptions, QpType, Qpn, RecvCaps, RecvWr, SendCaps, SendWr, WaitError,
+    WcOpcode, WcStatus, grh,
 };
 
 /// What the stock program fills its buffer with.
@@ -25,13 +27,54 @@ const LINGER: Duration = Duration::from_millis(250);
 /// A message that is quicker than this is waited for by polling.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// Exchange SENDs with a peer, one at a time each way; the peer may be `ibv_rc_pingpong`.
+/// The queue key of the stock `ibv_ud_pingpong`.
+const QKEY: QKey = QKey(0x1111_1111);
+
+/// The service of the queue pairs.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum Service {
+    /// Reliable connection
+    Rc,
+    /// Unreliable connection
+    Uc,
+    /// Unreliable datagram
+    Ud,
+}
+
+impl Service {
+    fn stock(self) -> &'static str {
+        match self {
+            Service::Rc => "ibv_rc_pingpong",
+            Service::Uc => "ibv_uc_pingpong",
+            Service::Ud => "ibv_ud_pingpong",
+        }
+    }
+
+    fn qp_type(self) -> QpType {
+        match self {
+            Service::Rc => QpType::Rc,
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+        }
+    }
+
+    /// Bytes before the data of a receive.
+    fn header(self) -> usize {
+        if self == Service::Ud { grh::LEN } else { 0 }
+    }
+}
+
+/// Exchange SENDs with a peer, one at a time each way; the peer may be `ibv_rc_pingpong`, `ibv_uc_pingpong` or
+/// `ibv_ud_pingpong`.
 ///
 /// Size, iterations and path MTU are not exchanged: give both sides the same.
 #[derive(Args, Clone)]
 pub struct PingpongArgs {
     #[command(flatten)]
     oob: OobArgs,
+    /// Service of the queue pairs
+    #[arg(long, value_enum, default_value_t = Service::Rc)]
+    service: Service,
     /// Bytes of a message
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: u32,
@@ -67,6 +110,8 @@ struct Side<'a> {
     context: Context,
     cq: Cq,
     qp: Qp,
+    /// The peer's queue pair, for datagrams.
+    to: Option<Destination>,
     /// What is sent.
     out: Mr,
     /// What arrives, all of it at the same place.
@@ -89,9 +134,16 @@ impl<'a> Side<'a> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(args.rx_depth as usize + 16)?;
         let size = args.size as usize;
+        let active = context.query_port().active_mtu;
+        if args.service == Service::Ud && size > active.bytes() {
+            return Err(CliError::Failed(format!(
+                "a datagram holds {} bytes on this link, not {size}: give a smaller --size",
+                active.bytes()
+            )));
+        }
         let (out, inn) = (
             pd.reg_mr(size, Access::LOCAL_READ)?,
-            pd.reg_mr(size, Access::LOCAL_WRITE | Access::LOCAL_READ)?,
+            pd.reg_mr(args.service.header() + size, Access::LOCAL_WRITE | Access::LOCAL_READ)?,
         );
         let mut fill = vec![FILL; size];
         if args.check && args.oob.host.is_some() {
@@ -102,13 +154,14 @@ impl<'a> Side<'a> {
             &cq,
             &cq,
             &QpOptions {
+                qp_type: args.service.qp_type(),
                 send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
                 recv: RecvCaps { max_wr: args.rx_depth, max_sge: 1 },
                 ..QpOptions::default()
             },
         )?;
         // As the stock program has it, if the link carries it.
-        let mtu = args.link.mtu.unwrap_or(Mtu::Mtu1024.min(context.query_port().active_mtu));
+        let mtu = args.link.mtu.unwrap_or(Mtu::Mtu1024.min(active));
         let (sent, send_done, received, posted) = (0, 0, 0, 0);
         Ok(Side {
             args,
@@ -116,6 +169,7 @@ impl<'a> Side<'a> {
             context: context.clone(),
             cq,
             qp,
+            to: None,
             out,
             inn,
             mtu,
@@ -128,9 +182,13 @@ impl<'a> Side<'a> {
     }
 
     fn run(mut self) -> Result<(), CliError> {
-        self.qp.to_init(Access::LOCAL_WRITE)?;
+        match self.args.service {
+            Service::Ud => self.qp.activate(QKEY)?,
+            _ => self.qp.to_init(Access::LOCAL_WRITE)?,
+        }
         self.post_receives()?;
-        let stream = self.args.oob.open("ibv_rc_pingpong or urxe pingpong", self.interrupt)?;
+        let whom = format!("{} or urxe pingpong", self.args.service.stock());
+        let stream = self.args.oob.open(&whom, self.interrupt)?;
         match self.args.oob.host {
             Some(_) => self.client_handshake(stream)?,
             None => self.server_handshake(stream)?,
@@ -146,20 +204,27 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    fn local(&self, peer: Option<Gid>) -> Result<(u8, Destination), CliError> {
+    fn local(&self, peer: Option<Gid>) -> Result<(u8, pingpong::Destination), CliError> {
         let (index, gid) = self.args.link.gid_for(&self.context, peer.map(Gid::ip))?;
         let own = self.qp.endpoint();
-        let local = Destination { lid: 0, qpn: own.qpn.get(), psn: own.psn.get(), gid: gid.0 };
+        let local = pingpong::Destination { lid: 0, qpn: own.qpn.get(), psn: own.psn.get(), gid: gid.0 };
         println!("  local address:  {}", line(&local));
         Ok((index, local))
     }
 
-    fn connect(&self, sgid_index: u8, remote: &Destination) -> Result<(), CliError> {
+    fn connect(&mut self, sgid_index: u8, remote: &pingpong::Destination) -> Result<(), CliError> {
         println!("  remote address: {}", line(remote));
         if Gid(remote.gid).is_unset() {
-            return Err(CliError::Failed(
-                "the peer announced no GID: start ibv_rc_pingpong with -g and the index of its GID".into(),
-            ));
+            return Err(CliError::Failed(format!(
+                "the peer announced no GID: start {} with -g and the index of its GID",
+                self.args.service.stock()
+            )));
+        }
+        if self.args.service == Service::Ud {
+            let av = AddressVector { sgid_index, ..AddressVector::to(Gid(remote.gid)) };
+            let handle = self.qp.pd().create_ah(&av)?;
+            self.to = Some(handle.to(Qpn::new(remote.qpn), QKEY));
+            return Ok(());
         }
         let peer = Endpoint { gid: Gid(remote.gid), qpn: Qpn::new(remote.qpn), psn: Psn::new(remote.psn) };
         let options = ConnectOptions {
@@ -174,7 +239,7 @@ impl<'a> Side<'a> {
         Ok(self.qp.to_rts(&options)?)
     }
 
-    fn client_handshake(&self, mut stream: TcpStream) -> Result<(), CliError> {
+    fn client_handshake(&mut self, mut stream: TcpStream) -> Result<(), CliError> {
         let (index, local) = self.local(None)?;
         let sent = format!("our address ({})", line(&local));
         let remote = pingpong::client(&mut stream, &local).map_err(|e| silent(&sent, e))?;
@@ -182,7 +247,7 @@ impl<'a> Side<'a> {
         self.connect(index, &remote)
     }
 
-    fn server_handshake(&self, stream: TcpStream) -> Result<(), CliError> {
+    fn server_handshake(&mut self, stream: TcpStream) -> Result<(), CliError> {
         let server = pingpong::Server::accept(stream).map_err(|e| silent("nothing", e))?;
         let remote = *server.remote();
         let (index, local) = self.local(Some(Gid(remote.gid)))?;
@@ -192,7 +257,11 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    fn same_family(&self, local: &Destination, remote: &Destination) -> Result<(), CliError> {
+    fn same_family(
+        &self,
+        local: &pingpong::Destination,
+        remote: &pingpong::Destination,
+    ) -> Result<(), CliError> {
         let (ours, theirs) = (Gid(local.gid).ip(), Gid(remote.gid).ip());
         if ours.is_ipv4() == theirs.is_ipv4() {
             return Ok(());
@@ -204,7 +273,7 @@ impl<'a> Side<'a> {
     }
 
     fn post_receives(&mut self) -> Result<(), CliError> {
-        let whole = [self.inn.sge(0..self.args.size as usize)];
+        let whole = [self.inn.sge(0..self.inn.len())];
         while self.posted < self.args.rx_depth {
             self.qp.post_recv(&RecvWr { wr_id: 1, sges: &whole })?;
             self.posted += 1;
@@ -213,7 +282,8 @@ impl<'a> Side<'a> {
     }
 
     fn send(&mut self) -> Result<(), CliError> {
-        self.qp.post_send(&SendWr::send(2, &[self.out.sge(0..self.args.size as usize)]))?;
+        let all = [self.out.sge(0..self.out.len())];
+        self.qp.post_send(&SendWr { to: self.to, ..SendWr::send(2, &all) })?;
         self.sent += 1;
         Ok(())
     }
@@ -247,10 +317,11 @@ impl<'a> Side<'a> {
         }
         self.received += 1;
         self.posted -= 1;
-        if wc.byte_len != self.args.size {
+        let len = wc.byte_len as usize - self.args.service.header().min(wc.byte_len as usize);
+        if len != self.args.size as usize {
             return Err(CliError::Failed(format!(
                 "message {} has {} bytes, not {}: give both sides the same size",
-                self.received, wc.byte_len, self.args.size
+                self.received, len, self.args.size
             )));
         }
         if self.args.check {
@@ -264,7 +335,8 @@ impl<'a> Side<'a> {
 
     /// What arrived is what the stock program sends; the server sends the same back from now on.
     fn check(&mut self) -> Result<(), CliError> {
-        self.inn.read(0, &mut self.seen)?;
+        let start = self.args.service.header();
+        self.inn.read(start, &mut self.seen)?;
         let first = self.seen[0];
         let bad =
             self.seen.iter().enumerate().find(|(i, b)| {
@@ -282,7 +354,7 @@ impl<'a> Side<'a> {
         }
         // What does not arrive must not look as if it had.
         self.seen.fill(0xa5);
-        Ok(self.inn.write(0, &self.seen)?)
+        Ok(self.inn.write(start, &self.seen)?)
     }
 
     /// Polls for a moment, and then sleeps until something comes.
@@ -340,7 +412,7 @@ impl<'a> Side<'a> {
     }
 }
 
-fn line(d: &Destination) -> String {
+fn line(d: &pingpong::Destination) -> String {
     let gid = std::net::Ipv6Addr::from(d.gid);
     format!("LID 0x{:04x}, QPN 0x{:06x}, PSN 0x{:06x}, GID {gid}", d.lid, d.qpn, d.psn)
 }

@@ -180,8 +180,15 @@ impl Stand {
         let port = self.free_port().to_string();
         let mut server = self.urxe(&[urxe, &["-p", &port, "--server-bind", "127.0.0.1"]].concat());
         server.wait_for("waiting for a client", Duration::from_secs(10))?;
-        let client = self.guest.exec(&format!("{stock} -p {port} 10.0.2.2"), limit);
-        let theirs = match client {
+        let text = |e: super::guest::GuestError| e.to_string();
+        let mut client = self.guest.spawn(&format!("{stock} -p {port} 10.0.2.2")).map_err(text)?;
+        client.close_stdin().map_err(text)?;
+        let deadline = Instant::now() + limit;
+        // Without urxe it would wait for ever.
+        while !client.has_ended() && server.runs() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let theirs = match client.wait(Duration::from_secs(10)) {
             Ok(out) if out.status == 0 => Ok(out.stdout),
             Ok(out) => Err(format!("stock client: status {}\n{}{}", out.status, out.stdout, out.stderr)),
             Err(e) => Err(format!("stock client: {}", e.what)),
@@ -233,6 +240,10 @@ impl Urxe {
             String::from_utf8_lossy(&all).into_owned()
         });
         Urxe { child, stderr, said: String::new(), stdout: Some(stdout) }
+    }
+
+    fn runs(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
     }
 
     /// Waits for a line on its standard error.
