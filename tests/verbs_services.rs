@@ -1,0 +1,175 @@
+//! Services beside RC, and shared receive queues, as a user of the verbs API meets them.
+
+use std::time::Duration;
+
+use urxe::verbs::*;
+
+const SOON: Duration = Duration::from_secs(5);
+const KEY: QKey = QKey(0x1234);
+
+fn context(fabric: &Fabric) -> (Context, Pd, Cq) {
+    let context = Context::on_fabric(fabric).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    (context, pd, cq)
+}
+
+fn of(qp_type: QpType) -> QpOptions {
+    QpOptions { qp_type, ..QpOptions::default() }
+}
+
+/// A datagram to a stranger, who answers by what its completion and the routing header say.
+fn question_and_answer(fabric: &Fabric, v6: usize) {
+    let (a, a_pd, a_cq) = context(fabric);
+    let (b, b_pd, b_cq) = context(fabric);
+    let a_qp = a_pd.create_qp(&a_cq, &a_cq, &of(QpType::Ud)).unwrap();
+    let b_qp = b_pd.create_qp(&b_cq, &b_cq, &of(QpType::Ud)).unwrap();
+    a_qp.activate(KEY).unwrap();
+    b_qp.activate(KEY).unwrap();
+    let (ours, theirs) = (a_pd.reg_mr(4096, Access::ALL).unwrap(), b_pd.reg_mr(4096, Access::ALL).unwrap());
+    b_qp.post_recv(&RecvWr { wr_id: 1, sges: &[theirs.sge(0..2000)] }).unwrap();
+    a_qp.post_recv(&RecvWr { wr_id: 2, sges: &[ours.sge(2000..4000)] }).unwrap();
+
+    ours.write(0, b"who is there?").unwrap();
+    let av = AddressVector { sgid_index: v6 as u8, ..AddressVector::to(b.query_gid(v6).unwrap()) };
+    let path = a_pd.create_ah(&av).unwrap();
+    let to = Some(path.to(b_qp.qpn(), KEY));
+    a_qp.post_send(&SendWr { to, ..SendWr::send(3, &[ours.sge(0..13)]) }).unwrap();
+    assert_eq!(a_cq.wait(SOON).unwrap().wr_id, 3);
+    let wc = b_cq.wait(SOON).unwrap();
+    assert_eq!((wc.wr_id, wc.byte_len, wc.grh, wc.src_qpn), (1, 53, true, a_qp.qpn()));
+    let mut got = [0; 53];
+    theirs.read(0, &mut got).unwrap();
+    assert_eq!(&got[40..], b"who is there?");
+
+    let header = got[..grh::LEN].try_into().unwrap();
+    let back = b_pd.create_ah_from_wc(&wc, header).unwrap();
+    assert_eq!(back.address().dgid, a.query_gid(v6).unwrap());
+    theirs.write(0, b"me").unwrap();
+    let to = Some(back.to(wc.src_qpn, KEY));
+    b_qp.post_send(&SendWr { to, ..SendWr::send_with_imm(4, &[theirs.sge(0..2)], 7) }).unwrap();
+    let wc = a_cq.wait(SOON).unwrap();
+    assert_eq!((wc.wr_id, wc.byte_len, wc.imm), (2, 42, Some(7)));
+    ours.read(2000 + 40, &mut got[..2]).unwrap();
+    assert_eq!(&got[..2], b"me");
+}
+
+#[test]
+fn datagrams_in_real_time() {
+    question_and_answer(&Fabric::new(), 0);
+    question_and_answer(&Fabric::new(), 1);
+}
+
+#[test]
+fn datagrams_in_virtual_time() {
+    question_and_answer(&Fabric::virtual_time(FabricConfig::default()).unwrap(), 0);
+}
+
+#[test]
+fn an_address_handle_needs_a_path() {
+    let (a, pd, _) = context(&Fabric::new());
+    let (v4, v6) = (a.query_gid(0).unwrap(), a.query_gid(1).unwrap());
+    let mixed = AddressVector { sgid_index: 0, ..AddressVector::to(v6) };
+    let refused = pd.create_ah(&mixed).unwrap_err();
+    assert!(matches!(refused, CreateError::Address(AddressError::Family { .. })), "{refused}");
+    let none = AddressVector { sgid_index: 9, ..AddressVector::to(v4) };
+    let refused = pd.create_ah(&none).unwrap_err();
+    assert_eq!(refused.to_string(), "no path: the port has 2 GIDs, there is no index 9");
+}
+
+#[test]
+fn a_completion_that_is_no_datagrams_gives_no_handle() {
+    let (a, b) = Fabric::new().pair().unwrap();
+    let mr = b.pd.reg_mr(100, Access::ALL).unwrap();
+    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[mr.sge(0..100)] }).unwrap();
+    a.qp.post_send(&SendWr::send(1, &[])).unwrap();
+    let wc = b.cq.wait(SOON).unwrap();
+    assert_eq!(b.pd.create_ah_from_wc(&wc, &[0; grh::LEN]).unwrap_err(), CreateError::NoGrh);
+}
+
+/// UC over a wire that loses a tenth: what arrives is whole, in order, and once.
+#[test]
+fn unreliable_messages_are_whole_or_not_there() {
+    let config = FabricConfig { loss: 0.1, seed: 3, ..FabricConfig::default() };
+    let fabric = Fabric::virtual_time(config).unwrap();
+    let (_a, a_pd, a_cq) = context(&fabric);
+    let (b, b_pd, b_cq) = context(&fabric);
+    let a_qp = a_pd.create_qp(&a_cq, &a_cq, &of(QpType::Uc)).unwrap();
+    let b_qp = b_pd.create_qp(&b_cq, &b_cq, &of(QpType::Uc)).unwrap();
+    let options = ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() };
+    a_qp.connect(&b_qp.endpoint(), &options).unwrap();
+    b_qp.connect(&a_qp.endpoint(), &options).unwrap();
+    let len = 1000;
+    let (ours, theirs) = (a_pd.reg_mr(len, Access::ALL).unwrap(), b_pd.reg_mr(len, Access::ALL).unwrap());
+    let (messages, mut seen) = (500u32, Vec::new());
+    b_qp.post_recv(&RecvWr { wr_id: 0, sges: &[theirs.sge(0..len)] }).unwrap();
+    for n in 0..messages {
+        ours.write(0, &[n as u8; 1000]).unwrap();
+        a_qp.post_send(&SendWr::send_with_imm(n.into(), &[ours.sge(0..len)], n)).unwrap();
+        assert_eq!(a_cq.wait(SOON).unwrap().wr_id, u64::from(n));
+        match b_cq.wait(SOON) {
+            Ok(wc) => {
+                assert_eq!(wc.byte_len as usize, len);
+                let n = wc.imm.unwrap();
+                assert!(theirs.to_vec().iter().all(|byte| *byte == n as u8), "message {n} is mixed");
+                seen.push(n);
+                b_qp.post_recv(&RecvWr { wr_id: 0, sges: &[theirs.sge(0..len)] }).unwrap();
+            }
+            Err(e) => assert_eq!(e, WaitError::Idle),
+        }
+    }
+    assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
+    // Four packets each, so about two thirds.
+    assert!((250..420).contains(&seen.len()), "{} of {messages} arrived", seen.len());
+    assert!(b.counters().out_of_seq_request > 50);
+}
+
+#[test]
+fn queue_pairs_share_receives() {
+    let fabric = Fabric::new();
+    let (b, pd, cq) = context(&fabric);
+    let srq = pd.create_srq(RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
+    let mr = pd.reg_mr(4096, Access::ALL).unwrap();
+    let recv = |id: u64| srq.post_recv(&RecvWr { wr_id: id, sges: &[mr.sge(0..100)] });
+    (0..8).for_each(|id| recv(id).unwrap());
+    assert_eq!(recv(8), Err(PostError::QueueFull(8)));
+    srq.arm_limit(6);
+    assert_eq!(srq.query(), SrqAttr { caps: RecvCaps { max_wr: 8, max_sge: 1 }, limit: 6, len: 8 });
+
+    let peers: Vec<(Node, Qp)> = (0..3)
+        .map(|_| {
+            let node = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+            let qp = pd.create_qp_on_srq(&cq, &cq, &srq, &QpOptions::default()).unwrap();
+            qp.connect(&node.qp.endpoint(), &ConnectOptions::default()).unwrap();
+            node.qp.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+            (node, qp)
+        })
+        .collect();
+    for (n, (node, qp)) in peers.iter().enumerate() {
+        node.qp.post_send(&SendWr::send_with_imm(1, &[], n as u32)).unwrap();
+        let wc = cq.wait(SOON).unwrap();
+        assert_eq!((wc.wr_id, wc.imm, wc.qpn), (n as u64, Some(n as u32), qp.qpn()));
+        let refused = qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap_err();
+        assert_eq!(refused, PostError::SharedQueue);
+    }
+    let events: Vec<AsyncEvent> = std::iter::from_fn(|| b.next_event()).collect();
+    assert!(events.contains(&AsyncEvent::SrqLimit(srq.id())), "{events:?}");
+    assert_eq!((srq.query().limit, srq.query().len), (0, 5));
+    let refused = srq.resize(4).unwrap_err();
+    assert_eq!(refused.to_string(), "max_wr is 4, it must be 5 to 32768");
+    srq.resize(5).unwrap();
+    // The queue lives as long as its queue pairs.
+    drop(srq);
+    peers[0].0.qp.post_send(&SendWr::send(2, &[])).unwrap();
+    assert_eq!(cq.wait(SOON).unwrap().wr_id, 3);
+}
+
+#[test]
+fn an_srq_is_of_its_context() {
+    let fabric = Fabric::new();
+    let ((_, a, cq), (_, b, _)) = (context(&fabric), context(&fabric));
+    let srq = b.create_srq(RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
+    let refused = a.create_qp_on_srq(&cq, &cq, &srq, &QpOptions::default()).unwrap_err();
+    assert_eq!(refused, CreateError::OtherContext("shared receive queue"));
+    let refused = b.create_srq(RecvCaps { max_wr: 0, max_sge: 1 }).unwrap_err();
+    assert_eq!(refused.to_string(), "max_wr is 0, it must be 1 to 32768");
+}
