@@ -1,6 +1,8 @@
 //! Bytes that mean harm, with a good ICRC, into a NIC with connected QPs: no panic, no byte written where the
 //! peer may not, and the neighbour of the QP under fire goes on as if nothing were.
 //!
+//! The QP under fire is of every service in turn, with receives of its own or shared ones.
+//!
 //! `URXE_SEEDS` says how many seeds, `URXE_SEED` runs a single one.
 
 mod support;
@@ -13,16 +15,17 @@ use support::{PD, Region, Rng};
 use urxe::memory::{Access, AtomicOp, PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
-    AddressVector, BurstLimits, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst,
-    SendCaps, SendFlags, SendWr, Tuning, TxQueue, WcStatus, WrData, WrOp,
+    AddressVector, BurstLimits, Destination, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
+    RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp,
 };
 use urxe::wire::{
-    AckTimeout, Aeth, AtomicEth, Bth, Flow, Headers, IpIdent, Mtu, Opcode, PKey, Psn, Qpn, RKey, Reth,
-    RnrTimer, Syndrome,
+    AckTimeout, Aeth, AtomicEth, Bth, Deth, Flow, Headers, IpIdent, Mtu, Opcode, PKey, Psn, QKey, Qpn, RKey,
+    Reth, RnrTimer, Syndrome,
 };
 
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const PEERS: [u8; 4] = [10, 0, 0, 2];
+const QKEY: QKey = QKey(0x1111_1111);
 const VICTIM: usize = 0;
 const NEIGHBOUR: usize = 1;
 
@@ -37,6 +40,8 @@ struct Target {
     regions: Vec<Region>,
     neighbour: Region,
     neighbour_psn: u32,
+    service: QpType,
+    srq: Option<SrqId>,
     rng: Rng,
 }
 
@@ -56,8 +61,11 @@ impl Target {
         let port = PortAddresses { gids: vec![IpAddr::from(OURS).into()], src_port: None };
         let nic = Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed });
         let cqs = [0, 1].map(|_| Arc::new(CompletionQueue::new(1 << 16)));
+        let service = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud][seed as usize % 4];
         let mut t = Target {
             nic,
+            service,
+            srq: None,
             memory,
             tx: TxQueue::new(BurstLimits::SEGMENTED),
             now: Instant(1),
@@ -68,14 +76,16 @@ impl Target {
             neighbour_psn: 0,
             rng: Rng(seed),
         };
+        let recv = RecvCaps { max_wr: 8, max_sge: 2 };
+        t.srq = if seed % 8 < 4 { None } else { t.nic.create_srq(PD, recv) };
         for i in [VICTIM, NEIGHBOUR] {
             let init = QpInit {
-                qp_type: QpType::Rc,
+                qp_type: if i == VICTIM { service } else { QpType::Rc },
                 pd: if i == VICTIM { PD } else { PdId(7) },
                 send: SendCaps { max_wr: 8, max_sge: 2, max_inline: 64 },
-                recv: RecvCaps { max_wr: 8, max_sge: 2 },
+                recv,
                 signal_all: true,
-                srq: None,
+                srq: t.srq.filter(|_| i == VICTIM),
                 port_mtu: Mtu::Mtu4096,
             };
             let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();
@@ -93,27 +103,31 @@ impl Target {
         } else {
             (Some(Psn::new(0)), Some(Psn::new(0)))
         };
-        let steps = [
-            to(QpState::Reset),
-            QpAttr { pkey_index: Some(0), port: Some(1), access: Some(Access::ALL), ..to(QpState::Init) },
-            QpAttr {
-                av: Some(AddressVector::to(IpAddr::from(PEERS).into())),
-                path_mtu: Some(Mtu::Mtu256),
-                dest_qpn: Some(Qpn::new(0x77)),
-                rq_psn: rq,
-                max_dest_rd_atomic: Some(4),
-                min_rnr_timer: Some(RnrTimer::new(1)),
-                ..to(QpState::Rtr)
-            },
-            QpAttr {
-                sq_psn: sq,
-                timeout: Some(AckTimeout::new(1)),
-                retry_cnt: Some(7),
-                rnr_retry: Some(7),
-                max_rd_atomic: Some(4),
-                ..to(QpState::Rts)
-            },
-        ];
+        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
+        let path = QpAttr {
+            av: Some(AddressVector::to(IpAddr::from(PEERS).into())),
+            path_mtu: Some(Mtu::Mtu256),
+            dest_qpn: Some(Qpn::new(0x77)),
+            rq_psn: rq,
+            ..to(QpState::Rtr)
+        };
+        let start = QpAttr { sq_psn: sq, ..to(QpState::Rts) };
+        let [init, rtr, rts] = match if qp == VICTIM { self.service } else { QpType::Rc } {
+            QpType::Rc => [
+                QpAttr { access: Some(Access::ALL), ..first },
+                QpAttr { max_dest_rd_atomic: Some(4), min_rnr_timer: Some(RnrTimer::new(1)), ..path },
+                QpAttr {
+                    timeout: Some(AckTimeout::new(1)),
+                    retry_cnt: Some(7),
+                    rnr_retry: Some(7),
+                    max_rd_atomic: Some(4),
+                    ..start
+                },
+            ],
+            QpType::Uc => [QpAttr { access: Some(Access::ALL), ..first }, path, start],
+            QpType::Ud => [QpAttr { qkey: Some(QKEY), ..first }, to(QpState::Rtr), start],
+        };
+        let steps = [to(QpState::Reset), init, rtr, rts];
         for attr in steps {
             self.nic.modify_qp(self.now, self.qpns[qp], &attr, &self.memory, &mut self.tx).unwrap().unwrap();
         }
@@ -135,6 +149,7 @@ impl Target {
         while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
             self.nic.transmit(self.now, &self.memory, &mut self.tx);
             support::drain(&mut self.tx, |_, bytes| sent.push(support::decode(&bytes).0));
+            self.nic.emitted();
         }
         sent
     }
@@ -166,7 +181,13 @@ impl Target {
         let (rq, sq) = (attr.rq_psn.unwrap(), attr.sq_psn.unwrap());
         let back = self.rng.below(6) as u32;
         let psn = self.rng.pick(&[rq, rq, rq, rq, rq + back, rq - back, sq - 1, sq - back, sq, any_psn]);
-        let opcode = if self.rng.percent(80) { self.rng.below(0x18) } else { self.rng.next() } as u8;
+        let service = match self.service {
+            QpType::Rc => 0,
+            QpType::Uc => 0x20,
+            QpType::Ud => 0x60,
+        };
+        let opcode =
+            if self.rng.percent(80) { service | self.rng.below(0x18) } else { self.rng.next() } as u8;
         let (rkey, va) = self.key_and_address();
         let dma_len = self.length();
         let syndrome = Syndrome::from_byte(self.rng.next() as u8);
@@ -184,6 +205,10 @@ impl Target {
             reth: Reth { va, rkey, dma_len },
             atomic: AtomicEth { va, rkey, swap_or_add: self.rng.next(), compare: self.rng.next() },
             aeth: Aeth { syndrome, msn: self.rng.next() as u32 },
+            deth: Deth {
+                qkey: if self.rng.percent(90) { QKEY } else { QKey(self.rng.next() as u32) },
+                src_qp: Qpn::new(self.rng.next() as u32),
+            },
             imm: self.rng.next() as u32,
             ..Headers::default()
         };
@@ -218,7 +243,7 @@ impl Target {
     /// The victim's application does something.
     fn work(&mut self) {
         let qpn = self.qpns[VICTIM];
-        if self.nic.qp_state(qpn) == Some(QpState::Err) {
+        if matches!(self.nic.qp_state(qpn), Some(QpState::Err | QpState::Sqe)) {
             self.connect(VICTIM);
         }
         let (rkey, va) = self.key_and_address();
@@ -231,12 +256,18 @@ impl Target {
         };
         let len = if matches!(op, WrOp::Atomic { .. }) { 8 } else { len };
         let local = [self.regions[3].sge(self.rng.below(8192 - 700) as usize, len)];
-        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(&local), flags: SendFlags::SIGNALED, to: None };
+        let av = AddressVector::to(IpAddr::from(PEERS).into());
+        let to = Destination { pd: PD, av, qpn: Qpn::new(0x77), qkey: QKEY };
+        let to = (self.service == QpType::Ud).then_some(to);
+        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(&local), flags: SendFlags::SIGNALED, to };
+        let recv = RecvWr { wr_id: 2, sges: &local };
+        // Full queues are part of the game, and operations that the service does not have.
         if self.rng.percent(50) {
-            // Full queues are part of the game.
             let _ = self.nic.post_send(qpn, &wr).unwrap();
+        } else if let Some(srq) = self.srq {
+            let _ = self.nic.with_srq(srq, |queue, _| queue.post(&recv)).unwrap();
         } else {
-            let _ = self.nic.post_recv(qpn, &RecvWr { wr_id: 2, sges: &local }).unwrap();
+            let _ = self.nic.post_recv(qpn, &recv).unwrap();
         }
     }
 
