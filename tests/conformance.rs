@@ -14,6 +14,8 @@ mod support;
 
 #[path = "conformance/datagram.rs"]
 mod datagram;
+#[path = "conformance/queues.rs"]
+mod queues;
 #[path = "conformance/requester_acks.rs"]
 mod requester_acks;
 #[path = "conformance/requester_asks.rs"]
@@ -46,6 +48,7 @@ fn every_rule_has_a_case() {
         responder_messages::CASES,
         responder_order::CASES,
         responder_replay::CASES,
+        queues::CASES,
         requester_acks::CASES,
         requester_asks::CASES,
         requester_errors::CASES,

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::transport::{Completion, WcStatus};
+use crate::transport::{Completion, CqId, WcStatus};
 
 /// Which completions raise an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,9 +22,21 @@ pub trait CqListener: Send + Sync {
     fn completion(&self);
 }
 
+/// What became of a completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pushed {
+    /// It waits in the queue.
+    Stored,
+    /// The queue was full.
+    Lost {
+        /// For the first time.
+        first: bool,
+    },
+}
+
 /// A completion queue: filled by the NIC, emptied by the application, from any thread.
 pub struct CompletionQueue {
-    capacity: usize,
+    id: CqId,
     /// Entries waiting, so that polling an empty queue takes no lock.
     len: AtomicUsize,
     state: Mutex<State>,
@@ -33,6 +45,7 @@ pub struct CompletionQueue {
 
 #[derive(Default)]
 struct State {
+    capacity: usize,
     ring: VecDeque<Completion>,
     armed: Option<Notify>,
     overflow: bool,
@@ -49,18 +62,47 @@ pub struct CqOverflow {
 impl CompletionQueue {
     /// A queue for `capacity` completions.
     pub fn new(capacity: usize) -> CompletionQueue {
+        CompletionQueue::numbered(CqId::default(), capacity)
+    }
+
+    /// The same with a number, by which events name it.
+    pub fn numbered(id: CqId, capacity: usize) -> CompletionQueue {
         CompletionQueue {
-            capacity,
+            id,
             len: AtomicUsize::new(0),
             // All of it at once, as hardware does: a ring that grew on the way would do so on the data path.
-            state: Mutex::new(State { ring: VecDeque::with_capacity(capacity), ..State::default() }),
+            state: Mutex::new(State {
+                capacity,
+                ring: VecDeque::with_capacity(capacity),
+                ..State::default()
+            }),
             listener: OnceLock::new(),
         }
     }
 
+    /// Its number.
+    pub fn id(&self) -> CqId {
+        self.id
+    }
+
     /// Entries that it holds at most.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.state.lock().capacity
+    }
+
+    /// Changes how many entries it holds; those that wait stay.
+    ///
+    /// # Errors
+    /// How many wait, if those are more.
+    pub fn resize(&self, capacity: usize) -> Result<(), usize> {
+        let mut state = self.state.lock();
+        let waiting = state.ring.len();
+        if waiting > capacity {
+            return Err(waiting);
+        }
+        state.capacity = capacity;
+        state.ring.reserve_exact(capacity - waiting);
+        Ok(())
     }
 
     /// Sets who is told; once, at creation.
@@ -81,11 +123,10 @@ impl CompletionQueue {
     }
 
     /// Adds a completion.
-    pub fn push(&self, completion: Completion) {
+    pub fn push(&self, completion: Completion) -> Pushed {
         let mut state = self.state.lock();
-        if state.ring.len() >= self.capacity {
-            state.overflow = true;
-            return;
+        if state.ring.len() >= state.capacity {
+            return Pushed::Lost { first: !std::mem::replace(&mut state.overflow, true) };
         }
         state.ring.push_back(completion);
         self.len.store(state.ring.len(), Ordering::Release);
@@ -101,6 +142,7 @@ impl CompletionQueue {
                 listener.completion();
             }
         }
+        Pushed::Stored
     }
 
     /// Moves up to `max` completions to the end of `out`; returns how many.
@@ -111,7 +153,7 @@ impl CompletionQueue {
         let mut state = self.state.lock();
         let n = state.ring.len().min(max);
         if n == 0 && state.overflow {
-            return Err(CqOverflow { capacity: self.capacity });
+            return Err(CqOverflow { capacity: state.capacity });
         }
         out.extend(state.ring.drain(..n));
         self.len.store(state.ring.len(), Ordering::Release);
@@ -138,6 +180,9 @@ impl CompletionQueue {
 
 impl fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompletionQueue").field("len", &self.len()).field("capacity", &self.capacity).finish()
+        f.debug_struct("CompletionQueue")
+            .field("len", &self.len())
+            .field("capacity", &self.capacity())
+            .finish()
     }
 }

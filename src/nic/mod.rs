@@ -14,7 +14,7 @@ mod table;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify};
+pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed};
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 
@@ -305,6 +305,9 @@ impl Nic {
             entry.queued = false;
             let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
             let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+            if std::mem::take(&mut entry.lost) {
+                entry.qp.fail(&mut env);
+            }
             let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
             self.reports.deliver(&mut self.state.out, entry);
             if more {
@@ -354,9 +357,17 @@ impl Nic {
     /// The link has taken all packets that were transmitted: what nobody will acknowledge is complete, and its
     /// memory is the application's again.
     pub fn emitted(&mut self) {
-        for (cq, completion) in self.reports.emitted.drain(..) {
-            cq.push(completion);
+        let mut emitted = std::mem::take(&mut self.reports.emitted);
+        for (cq, completion) in emitted.drain(..) {
+            if !self.reports.complete(&cq, completion)
+                && let Some(entry) = self.table.get_mut(completion.qpn)
+            {
+                entry.lost = true;
+                self.schedule.enqueue(entry);
+            }
         }
+        // Its room is used again.
+        self.reports.emitted = emitted;
     }
 
     /// Makes a shared receive queue. `None` if all of the device are in use.
@@ -409,15 +420,31 @@ struct Reports {
 }
 
 impl Reports {
-    fn deliver(&mut self, out: &mut Vec<Output>, entry: &Entry) {
+    fn deliver(&mut self, out: &mut Vec<Output>, entry: &mut Entry) {
         for output in out.drain(..) {
-            match output {
-                Output::Sent(c) => entry.send_cq.push(c),
-                Output::Emitted(c) => self.emitted.push((entry.send_cq.clone(), c)),
-                Output::Received(c) => entry.recv_cq.push(c),
-                Output::Event(e) => self.raise(e),
-            }
+            let stored = match output {
+                Output::Sent(c) => self.complete(&entry.send_cq, c),
+                Output::Received(c) => self.complete(&entry.recv_cq, c),
+                Output::Emitted(c) => {
+                    self.emitted.push((entry.send_cq.clone(), c));
+                    true
+                }
+                Output::Event(e) => {
+                    self.raise(e);
+                    true
+                }
+            };
+            entry.lost |= !stored;
         }
+    }
+
+    /// False if the queue was full.
+    fn complete(&mut self, cq: &CompletionQueue, completion: Completion) -> bool {
+        let pushed = cq.push(completion);
+        if pushed == (Pushed::Lost { first: true }) {
+            self.raise(AsyncEvent::CqError(cq.id()));
+        }
+        pushed == Pushed::Stored
     }
 
     fn raise(&mut self, event: AsyncEvent) {

@@ -20,6 +20,9 @@ pub(super) struct Schedule {
 impl Schedule {
     /// After any step of a queue pair: notes what it may have to send.
     pub fn touch(&mut self, entry: &mut Entry) {
+        if entry.lost {
+            self.enqueue(entry);
+        }
         match entry.qp.pending() {
             Pending::Nothing => {}
             Pending::Urgent => self.enqueue(entry),

@@ -15,6 +15,8 @@ pub(super) struct Entry {
     pub queued: bool,
     /// It is in the list of those that have but an acknowledgement to send.
     pub held: bool,
+    /// A completion of it was lost: it is to fail at its next turn.
+    pub lost: bool,
     /// The earliest entry of the timer heap that is for it.
     pub timer_at: Option<Instant>,
 }
@@ -26,7 +28,7 @@ impl Entry {
         recv_cq: Arc<CompletionQueue>,
         srq: Option<SrqId>,
     ) -> Entry {
-        Entry { qp, send_cq, recv_cq, srq, queued: false, held: false, timer_at: None }
+        Entry { qp, send_cq, recv_cq, srq, queued: false, held: false, lost: false, timer_at: None }
     }
 }
 

@@ -48,6 +48,8 @@ pub struct QueuePair {
     responder: Responder,
     /// A packet has arrived since RTR.
     established: bool,
+    /// Somebody wants to know when the send queue has drained.
+    drain_notify: bool,
 }
 
 impl QueuePair {
@@ -58,6 +60,7 @@ impl QueuePair {
             requester: Requester::new(init.send),
             responder: Responder::new(init.recv, init.srq.is_some()),
             established: false,
+            drain_notify: false,
         }
     }
 
@@ -156,7 +159,29 @@ impl QueuePair {
             }
             _ => {}
         }
+        self.drain_notify = to == QpState::Sqd && attr.sqd_notify.unwrap_or(self.drain_notify);
+        self.note_drained(env);
         Ok(())
+    }
+
+    fn note_drained(&mut self, env: &mut Env<'_>) {
+        if self.drain_notify && self.conn.state == QpState::Sqd && self.requester.is_drained() {
+            self.drain_notify = false;
+            env.out.push(Output::Event(AsyncEvent::SqDrained(self.conn.qpn)));
+        }
+    }
+
+    /// Whether the send queue of a QP in SQD still has something in flight.
+    pub fn is_draining(&self) -> bool {
+        self.conn.state == QpState::Sqd && !self.requester.is_drained()
+    }
+
+    /// The queue pair cannot go on: a completion of it was lost.
+    pub fn fail(&mut self, env: &mut Env<'_>) {
+        if !matches!(self.conn.state, QpState::Reset | QpState::Err) {
+            env.out.push(Output::Event(AsyncEvent::QpFatal(self.conn.qpn)));
+            self.settle(Err(Fatal), env);
+        }
     }
 
     /// The attributes as they are now.
@@ -164,6 +189,7 @@ impl QueuePair {
         let c = &self.conn;
         QpAttr {
             state: Some(c.state),
+            sqd_notify: None,
             cur_state: Some(c.state),
             access: Some(c.access),
             pkey_index: Some(c.pkey_index),
@@ -266,6 +292,7 @@ impl QueuePair {
             self.requester.handle(packet, &self.conn, env)
         };
         self.settle(result, env);
+        self.note_drained(env);
     }
 
     /// Sends what is due, at most `budget` packets of each side, and says whether more could go at once.
@@ -298,7 +325,10 @@ impl QueuePair {
             return false;
         }
         match self.requester.transmit(&self.conn, budget, env) {
-            Ok(more) => more,
+            Ok(more) => {
+                self.note_drained(env);
+                more
+            }
             // Without a connection to lose, only the send queue stops (IBA 10.3.1.7).
             Err(Fatal) if !self.conn.qp_type.is_reliable() => {
                 self.conn.state = QpState::Sqe;

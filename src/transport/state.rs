@@ -128,6 +128,8 @@ attributes! {
     state: QpState, STATE = 0, "state";
     /// The state that the caller believes the QP is in.
     cur_state: QpState, CUR_STATE = 1, "cur_state";
+    /// Raise [`crate::transport::AsyncEvent::SqDrained`] once the send queue has drained.
+    sqd_notify: bool, EN_SQD_ASYNC_NOTIFY = 2, "en_sqd_async_notify";
     /// What peers may do: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC.
     access: Access, ACCESS_FLAGS = 3, "access";
     /// Index into the P_Key table.
@@ -250,7 +252,7 @@ pub const TRANSITIONS: &[Transition] = {
             RC_RUNNING,
         ),
         rc(Rts, Rts, A::NONE, RC_RUNNING),
-        rc(Rts, Sqd, A::NONE, A::CUR_STATE),
+        rc(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
         rc(Sqd, Rts, A::NONE, RC_RUNNING),
         rc(
             Sqd,
@@ -270,7 +272,7 @@ pub const TRANSITIONS: &[Transition] = {
         uc(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS)),
         uc(Rtr, Rts, A::SQ_PSN, UC_RUNNING),
         uc(Rts, Rts, A::NONE, UC_RUNNING),
-        uc(Rts, Sqd, A::NONE, A::CUR_STATE),
+        uc(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
         uc(Sqd, Rts, A::NONE, UC_RUNNING),
         uc(Sqd, Sqd, A::NONE, UC_RUNNING.with(A::PKEY_INDEX).with(A::AV)),
         uc(Sqe, Rts, A::NONE, UC_RUNNING),
@@ -279,7 +281,7 @@ pub const TRANSITIONS: &[Transition] = {
         ud(Init, Rtr, A::NONE, A::PKEY_INDEX.with(A::QKEY)),
         ud(Rtr, Rts, A::SQ_PSN, UD_RUNNING),
         ud(Rts, Rts, A::NONE, UD_RUNNING),
-        ud(Rts, Sqd, A::NONE, A::CUR_STATE),
+        ud(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
         ud(Sqd, Rts, A::NONE, UD_RUNNING),
         ud(Sqd, Sqd, A::NONE, A::PKEY_INDEX.with(A::QKEY)),
         ud(Sqe, Rts, A::NONE, UD_RUNNING),

@@ -249,7 +249,11 @@ pub struct Completion {
     pub pkey_index: u16,
 }
 
-/// What happened to a queue pair beside its completions.
+/// A completion queue's handle, unique in its context.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct CqId(pub u32);
+
+/// What happened beside completions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AsyncEvent {
     /// The QP went to the error state by itself.
@@ -260,8 +264,12 @@ pub enum AsyncEvent {
     QpAccessError(Qpn),
     /// The first packet reached a QP that is ready to receive.
     CommunicationEstablished(Qpn),
+    /// The send queue of a QP in SQD has nothing in flight any more.
+    SqDrained(Qpn),
     /// A QP on a shared receive queue is in the error state and has had its last receive (IBA 10.2.9.5).
     LastWqeReached(Qpn),
+    /// A completion queue was full when a completion came: that one is lost, and its QP is in the error state.
+    CqError(CqId),
     /// Fewer receives are left in a shared receive queue than its limit.
     SrqLimit(super::SrqId),
 }

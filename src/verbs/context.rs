@@ -11,7 +11,7 @@ use super::{CompletionChannel, Cq, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::nic::{Limits, Nic, NicConfig, Personality, PortAddresses};
-use crate::transport::{AsyncEvent, Counters, Tuning};
+use crate::transport::{AsyncEvent, Counters, CqId, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu};
 
 /// Not host addresses: those differ from run to run, and a program should replay to the same packets.
@@ -46,6 +46,7 @@ pub(super) struct Inner {
     pub mtu: Mtu,
     pub seed: u64,
     next_pd: AtomicU32,
+    next_cq: AtomicU32,
     /// Where the next region of the crate's own memory begins, in the addresses that work requests use.
     next_iova: AtomicU64,
     /// Draws first PSNs.
@@ -129,8 +130,18 @@ impl Context {
             }
         };
         let limits = options.personality.limits;
-        let (next_pd, next_iova, draws) = (AtomicU32::new(1), AtomicU64::new(FIRST_IOVA), AtomicU64::new(0));
-        Ok(Context(Arc::new(Inner { shard, limits, info, mtu, seed, next_pd, next_iova, draws, thread })))
+        Ok(Context(Arc::new(Inner {
+            shard,
+            limits,
+            info,
+            mtu,
+            seed,
+            next_pd: AtomicU32::new(1),
+            next_cq: AtomicU32::new(1),
+            next_iova: AtomicU64::new(FIRST_IOVA),
+            draws: AtomicU64::new(0),
+            thread,
+        })))
     }
 
     /// A protection domain.
@@ -226,6 +237,11 @@ impl Context {
     /// on memory.
     pub fn poll(&self) {
         self.0.shard.poll();
+    }
+
+    /// A completion queue's number; after four thousand million of them numbers come again.
+    pub(super) fn next_cq(&self) -> CqId {
+        CqId(self.0.next_cq.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(super) fn is(&self, other: &Context) -> bool {

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use super::{Context, CreateError, WaitError};
 use crate::link::fabric::FabricHandle;
 use crate::nic::{CompletionQueue, CqListener, CqOverflow, Notify};
-use crate::transport::{Completion, WcStatus};
+use crate::transport::{Completion, CqId, WcStatus};
 
 /// A completion queue. Cheap to clone; usable from any thread.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl Cq {
         if channel.as_ref().is_some_and(|c| !c.0.context.is(&context)) {
             return Err(CreateError::OtherContext("completion channel"));
         }
-        let queue = Arc::new(CompletionQueue::new(capacity));
+        let queue = Arc::new(CompletionQueue::numbered(context.next_cq(), capacity));
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });
         queue.set_listener(signal.clone());
@@ -68,6 +68,34 @@ impl Cq {
     /// The context that it is of.
     pub fn context(&self) -> &Context {
         &self.0.context
+    }
+
+    /// Its handle, as events name it.
+    pub fn id(&self) -> CqId {
+        self.0.queue.id()
+    }
+
+    /// Completions that it holds at most.
+    pub fn capacity(&self) -> usize {
+        self.0.queue.capacity()
+    }
+
+    /// Changes how many completions it holds; those that wait stay.
+    ///
+    /// # Errors
+    /// [`CreateError::Value`] above the device's limit, or below what waits.
+    pub fn resize(&self, capacity: usize) -> Result<(), CreateError> {
+        let max = self.0.context.0.limits.max_cqe as u64;
+        let refused = |min: usize| CreateError::Value {
+            name: "a CQ's size",
+            value: capacity as u64,
+            min: min as u64,
+            max,
+        };
+        if capacity == 0 || capacity as u64 > max {
+            return Err(refused(1));
+        }
+        self.0.queue.resize(capacity).map_err(refused)
     }
 
     /// Moves up to `max` completions to the end of `out` and returns how many. Looks at the link first if

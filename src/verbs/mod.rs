@@ -21,7 +21,7 @@ pub use crate::link::fabric::{Fabric, FabricConfig};
 pub use crate::memory::{Access, AtomicOp, Buffer};
 pub use crate::nic::{CqOverflow, Limits, Notify, Personality};
 pub use crate::transport::{
-    AddressError, AddressVector, AsyncEvent, Completion, Counters, Destination, ModifyError, PostError,
+    AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, PostError,
     QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode, WcStatus,
     WrData, WrOp,
 };

@@ -160,4 +160,7 @@ rules! {
     "srq.pd" "10.2.9" "keys of its receives are of the shared queue's protection domain"
     "srq.services" "10.2.9" "RC, UC and UD take from it"
     "srq.resize" "11.2.3" "its size may change, not below what is in it"
+    "cq.overflow" "10.2.7, 11.6.3" "a completion that finds its queue full is lost: CQ error once, its QP in error"
+    "cq.resize" "11.2.5" "a completion queue's size may change, not below what waits"
+    "state.sqd.drained" "10.3.1.5" "in SQD, once what was begun is done, the event that was asked for comes, once"
 }

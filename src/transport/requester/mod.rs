@@ -116,6 +116,11 @@ impl Requester {
         self.cursor.wqe < self.queue.end() || self.ask.is_due()
     }
 
+    /// Whether nothing is in flight, nor begun.
+    pub fn is_drained(&self) -> bool {
+        self.cursor.packet == 0 && !self.unacked.is_before(self.frontier) && self.failed.is_none()
+    }
+
     /// Work requests that are not complete.
     pub fn outstanding(&self) -> usize {
         self.queue.len()

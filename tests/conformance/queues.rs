@@ -1,0 +1,168 @@
+//! Completion queues that overflow or change their size, and send queues that drain.
+
+use urxe::nic::CqOverflow;
+use urxe::transport::{AsyncEvent, CqId, QpAttr, QpState, QpType, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{RKey, Syndrome};
+
+use crate::bench::{Bench, RQ, SQ, Setup, bad, flushed, ok};
+use crate::pkt::*;
+
+fn events(b: &mut Bench) -> Vec<AsyncEvent> {
+    std::iter::from_fn(|| b.nic.next_event()).collect()
+}
+
+fn drain(b: &mut Bench) {
+    let attr = QpAttr { state: Some(QpState::Sqd), sqd_notify: Some(true), ..QpAttr::default() };
+    b.modify(0, attr).unwrap();
+}
+
+/// Completion queues of two entries.
+fn small(change: impl FnOnce(&mut Setup)) -> Bench {
+    Bench::with(|s| {
+        s.cqe = 2;
+        change(s);
+    })
+}
+
+cases! {
+    a_full_send_cq_ends_the_qp => "cq.overflow" {
+        let mut b = small(|_| {});
+        for i in 0..4 {
+            b.post(i, WrOp::Send, 0, 1);
+        }
+        assert_eq!(b.sent().len(), 4);
+        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.state(QpState::Err);
+        assert_eq!(events(&mut b), [AsyncEvent::CqError(CqId(1)), AsyncEvent::QpFatal(b.qpns[0])]);
+        let mut out = Vec::new();
+        assert_eq!(b.send_cq.poll(9, &mut out), Ok(2));
+        assert_eq!(out.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(b.send_cq.poll(9, &mut out), Err(CqOverflow { capacity: 2 }));
+        // Told once.
+        b.ask(&[ack(SQ + 3, 4)], &[]);
+        assert_eq!(events(&mut b), []);
+    }
+
+    a_full_receive_cq_too => "cq.overflow" {
+        let mut b = small(|_| {});
+        for i in 0..4 {
+            b.recv(i, 0, 10);
+        }
+        for i in 0..3 {
+            b.peer(&[send(Only, RQ + i, &[1]).ask(false)]);
+        }
+        b.silence();
+        b.state(QpState::Err);
+        assert_eq!(events(&mut b), [AsyncEvent::CqError(CqId(2)), AsyncEvent::QpFatal(b.qpns[0])]);
+        b.recvs(&[ok(0, WcOpcode::Recv, 1), ok(1, WcOpcode::Recv, 1)]);
+    }
+
+    one_that_is_filled_when_packets_leave => "cq.overflow" {
+        let mut b = small(|s| s.qp_type = QpType::Uc);
+        for i in 0..3 {
+            b.post(i, WrOp::Send, 0, 1);
+        }
+        assert_eq!(b.sent().len(), 3);
+        b.state(QpState::Err);
+        assert_eq!(events(&mut b), [AsyncEvent::CqError(CqId(1)), AsyncEvent::QpFatal(b.qpns[0])]);
+        b.sends(&[ok(0, WcOpcode::Send, 1), ok(1, WcOpcode::Send, 1)]);
+    }
+
+    room_in_time_is_room => "cq.overflow" {
+        let mut b = small(|_| {});
+        for i in 0..10 {
+            b.post(i, WrOp::Send, 0, 1);
+            assert_eq!(b.sent().len(), 1);
+            b.ask(&[ack(SQ + i as u32, i as u32 + 1)], &[]);
+            b.sends(&[ok(i, WcOpcode::Send, 1)]);
+        }
+        b.state(QpState::Rts);
+    }
+
+    its_size_may_change => "cq.resize" {
+        let mut b = small(|_| {});
+        for i in 0..4 {
+            b.post(i, WrOp::Send, 0, 1);
+        }
+        assert_eq!(b.sent().len(), 4);
+        b.ask(&[ack(SQ + 1, 2)], &[]);
+        assert_eq!(b.send_cq.resize(1), Err(2));
+        b.send_cq.resize(4).unwrap();
+        b.ask(&[ack(SQ + 3, 4)], &[]);
+        b.sends(&(0..4).map(|i| ok(i, WcOpcode::Send, 1)).collect::<Vec<_>>());
+        b.send_cq.resize(1).unwrap();
+        assert_eq!(b.send_cq.capacity(), 1);
+        b.state(QpState::Rts);
+    }
+
+    a_queue_with_nothing_in_flight_is_drained_at_once => "state.sqd.drained" {
+        for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+            let mut b = Bench::with(|s| s.qp_type = qp_type);
+            drain(&mut b);
+            b.events(&[AsyncEvent::SqDrained]);
+            // What is posted now waits, and changes nothing.
+            b.post(1, WrOp::Send, 0, 1);
+            b.silence();
+            b.events(&[]);
+        }
+    }
+
+    it_is_drained_when_all_that_was_begun_is_done => "state.sqd.drained" {
+        let mut b = Bench::with(|s| s.tuning.window = 2 * 1024);
+        b.post(1, WrOp::Send, 0, 4 * 256);
+        b.post(2, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 2);
+        drain(&mut b);
+        b.events(&[]);
+        assert!(b.nic.query_qp(b.qpns[0]).unwrap().1.is_draining());
+        // The message that was begun goes to its end; the next one is not begun.
+        b.peer(&[ack(SQ + 1, 0)]);
+        assert_eq!(b.sent().len(), 2);
+        b.ask(&[ack(SQ + 2, 0)], &[]);
+        b.events(&[]);
+        b.ask(&[ack(SQ + 3, 1)], &[]);
+        b.events(&[AsyncEvent::SqDrained]);
+        assert!(!b.nic.query_qp(b.qpns[0]).unwrap().1.is_draining());
+        b.sends(&[ok(1, WcOpcode::Send, 1024)]);
+        b.go(QpState::Rts);
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[ack(SQ + 4, 2)], &[]);
+        b.sends(&[ok(2, WcOpcode::Send, 1)]);
+        b.events(&[]);
+    }
+
+    a_read_drains_with_its_last_answer => "state.sqd.drained" {
+        let mut b = Bench::new();
+        let (va, rkey) = (0, RKey(1));
+        b.post(1, WrOp::Read { va, rkey }, 0, 300);
+        assert_eq!(b.sent().len(), 1);
+        drain(&mut b);
+        b.ask(&[resp(First, SQ, 1, &[1; 256])], &[]);
+        b.events(&[]);
+        b.ask(&[resp(Last, SQ + 1, 1, &[1; 44])], &[]);
+        b.events(&[AsyncEvent::SqDrained]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 300)]);
+    }
+
+    nobody_is_told_who_did_not_ask => "state.sqd.drained" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.go(QpState::Sqd);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+        b.events(&[]);
+    }
+
+    a_qp_that_fails_while_draining_does_not_drain => "state.sqd.drained" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 1);
+        b.post(2, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 2);
+        drain(&mut b);
+        b.ask(&[aeth(SQ, 0, Syndrome::Nak(urxe::wire::NakCode::RemoteOperationalError))], &[]);
+        b.sends(&[bad(1, WcStatus::RemOpErr), flushed(2)]);
+        b.events(&[]);
+        b.state(QpState::Err);
+    }
+}
