@@ -14,6 +14,8 @@ mod support;
 
 #[path = "conformance/datagram.rs"]
 mod datagram;
+#[path = "conformance/partitions.rs"]
+mod partitions;
 #[path = "conformance/queues.rs"]
 mod queues;
 #[path = "conformance/requester_acks.rs"]
@@ -48,6 +50,7 @@ fn every_rule_has_a_case() {
         responder_messages::CASES,
         responder_order::CASES,
         responder_replay::CASES,
+        partitions::CASES,
         queues::CASES,
         requester_acks::CASES,
         requester_asks::CASES,

@@ -93,6 +93,18 @@ impl Scratch {
 #[error("there is no QP {0}")]
 pub struct UnknownQp(pub Qpn);
 
+/// A partition key table that does not do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{given} partition keys: it must be {needed} (the highest index in use) to {max}")]
+pub struct PKeyTableSize {
+    /// Entries given.
+    pub given: usize,
+    /// Entries that queue pairs refer to.
+    pub needed: usize,
+    /// The personality's limit.
+    pub max: usize,
+}
+
 /// The NIC has as many queue pairs as its personality allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("all {0} QPs are in use")]
@@ -164,6 +176,7 @@ impl Nic {
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
+        entry.qp.set_pkey(self.pkeys[usize::from(entry.qp.pkey_index())]);
         self.reports.deliver(&mut self.state.out, entry);
         self.schedule.touch(entry);
         Ok(result)
@@ -368,6 +381,29 @@ impl Nic {
         }
         // Its room is used again.
         self.reports.emitted = emitted;
+    }
+
+    /// The partition keys, by index.
+    pub fn pkeys(&self) -> &[PKey] {
+        &self.pkeys
+    }
+
+    /// Changes the partition key table, as a subnet manager does: queue pairs go on with what is at their index.
+    ///
+    /// # Errors
+    /// [`PKeyTableSize`] if a queue pair's index would lie outside, or it is longer than the personality allows.
+    pub fn set_pkeys(&mut self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
+        let needed = self.table.iter().map(|e| usize::from(e.qp.pkey_index()) + 1).max().unwrap_or(1);
+        let max = usize::from(self.config.personality.limits.max_pkeys);
+        if !(needed..=max).contains(&pkeys.len()) {
+            return Err(PKeyTableSize { given: pkeys.len(), needed, max });
+        }
+        self.pkeys = pkeys.to_vec();
+        for entry in self.table.iter_mut() {
+            entry.qp.set_pkey(pkeys[usize::from(entry.qp.pkey_index())]);
+        }
+        self.reports.raise(AsyncEvent::PKeyChange);
+        Ok(())
     }
 
     /// Makes a shared receive queue. `None` if all of the device are in use.

@@ -25,6 +25,8 @@ pub struct Limits {
     pub max_mr_size: u64,
     /// Protection domains.
     pub max_pd: u32,
+    /// Partition keys of a port.
+    pub max_pkeys: u16,
     /// READs and atomics in flight of a queue pair, each way.
     pub max_qp_rd_atom: u32,
 }
@@ -56,6 +58,7 @@ impl Personality {
             max_mr: 1 << 20,
             max_mr_size: 1 << 47,
             max_pd: 32_768,
+            max_pkeys: 128,
             max_qp_rd_atom: 128,
         },
         min_timeout: Duration::ZERO,

@@ -103,6 +103,10 @@ impl QpTable {
         Some(entry)
     }
 
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut())
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.slots.iter().filter_map(|s| s.entry.as_deref())
     }

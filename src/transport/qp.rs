@@ -79,6 +79,16 @@ impl QueuePair {
         self.conn.pkey
     }
 
+    /// The index of that key in the port's table.
+    pub fn pkey_index(&self) -> u16 {
+        self.conn.pkey_index
+    }
+
+    /// Sets the key that the table has at its index.
+    pub fn set_pkey(&mut self, pkey: PKey) {
+        self.conn.pkey = pkey;
+    }
+
     /// Its service.
     pub fn qp_type(&self) -> QpType {
         self.conn.qp_type

@@ -270,6 +270,8 @@ pub enum AsyncEvent {
     LastWqeReached(Qpn),
     /// A completion queue was full when a completion came: that one is lost, and its QP is in the error state.
     CqError(CqId),
+    /// The partition key table has changed.
+    PKeyChange,
     /// Fewer receives are left in a shared receive queue than its limit.
     SrqLimit(super::SrqId),
 }

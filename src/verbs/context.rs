@@ -10,9 +10,9 @@ use super::shard::Shard;
 use super::{CompletionChannel, Cq, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
-use crate::nic::{Limits, Nic, NicConfig, Personality, PortAddresses};
+use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
 use crate::transport::{AsyncEvent, Counters, CqId, Tuning};
-use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu};
+use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// Not host addresses: those differ from run to run, and a program should replay to the same packets.
 const FIRST_IOVA: u64 = 0x1000_0000;
@@ -211,6 +211,19 @@ impl Context {
     /// The GID table: the link's addresses.
     pub fn gids(&self) -> Vec<Gid> {
         self.0.info.addresses.iter().map(|ip| Gid::from(*ip)).collect()
+    }
+
+    /// An entry of the partition key table; at first there is one, full membership of the default partition.
+    pub fn query_pkey(&self, index: usize) -> Option<PKey> {
+        self.0.shard.look(|nic| nic.pkeys().get(index).copied())
+    }
+
+    /// Changes the partition key table, as a subnet manager would, and raises [`AsyncEvent::PKeyChange`].
+    ///
+    /// # Errors
+    /// [`PKeyTableSize`]; then it has not changed.
+    pub fn set_pkeys(&self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
+        self.0.shard.look(|nic| nic.set_pkeys(pkeys))
     }
 
     /// The link as it described itself.

@@ -19,7 +19,7 @@ mod srq;
 
 pub use crate::link::fabric::{Fabric, FabricConfig};
 pub use crate::memory::{Access, AtomicOp, Buffer};
-pub use crate::nic::{CqOverflow, Limits, Notify, Personality};
+pub use crate::nic::{CqOverflow, Limits, Notify, PKeyTableSize, Personality};
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, PostError,
     QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode, WcStatus,

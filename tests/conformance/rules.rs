@@ -163,4 +163,6 @@ rules! {
     "cq.overflow" "10.2.7, 11.6.3" "a completion that finds its queue full is lost: CQ error once, its QP in error"
     "cq.resize" "11.2.5" "a completion queue's size may change, not below what waits"
     "state.sqd.drained" "10.3.1.5" "in SQD, once what was begun is done, the event that was asked for comes, once"
+    "pkey.index" "10.9.1" "packets carry the partition key at the QP's index, completions that index"
+    "pkey.change" "10.9.1, 11.6.3" "the partition key table may change under its QPs, and an event says so"
 }
