@@ -24,6 +24,8 @@ pub struct Peer {
     /// SENDs sent back, and their bytes.
     pub echoes: u64,
     pub bytes: u64,
+    /// SENDs that the peer has not acknowledged.
+    pub owed: u64,
     /// WRITEs with immediate.
     pub writes: u64,
 }
@@ -50,7 +52,8 @@ impl Peer {
         let slots = pd.reg_mr(SLOTS * slot, Access::LOCAL_WRITE)?;
         qp.to_init(options.access)?;
         let (echoes, bytes, writes) = (0, 0, 0);
-        let peer = Peer { number, qp, slots, slot, remote, last: Instant::now(), echoes, bytes, writes };
+        let (last, owed) = (Instant::now(), 0);
+        let peer = Peer { number, qp, slots, slot, remote, last, echoes, bytes, owed, writes };
         for i in 0..SLOTS {
             peer.post_recv(i)?;
         }
@@ -79,6 +82,7 @@ impl Peer {
         match wc.opcode {
             WcOpcode::Recv => {
                 self.echoes += 1;
+                self.owed += 1;
                 self.bytes += wc.byte_len as u64;
                 let start = i * self.slot;
                 let sges = [self.slots.sge(start..start + wc.byte_len as usize)];
@@ -91,7 +95,10 @@ impl Peer {
                 self.writes += 1;
                 self.post_recv(i).map_err(|e| e.to_string())
             }
-            _ => self.post_recv(i).map_err(|e| e.to_string()),
+            _ => {
+                self.owed -= 1;
+                self.post_recv(i).map_err(|e| e.to_string())
+            }
         }
     }
 

@@ -164,11 +164,12 @@ impl Server {
             return Err(CliError::Failed(why.clone()));
         }
         let Some(peer) = state.peers.values().next() else { return Ok(false) };
-        let remote = peer.remote;
+        let (remote, owed) = (peer.remote, peer.owed);
         drop(state);
         let since = quiet.look(self.packets());
         if quiet.heard {
-            return Ok(since > QUIET);
+            // One that does not acknowledge is not done: its silence ends in an error.
+            return Ok(since > QUIET && owed == 0);
         }
         if since > self.shared.timeout {
             let (timeout, name) = (self.shared.timeout, &self.shared.context.link_info().name);
