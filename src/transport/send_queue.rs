@@ -221,6 +221,27 @@ impl SendQueue {
         })
     }
 
+    /// Stores `data` at byte `at` of a work request's memory: all of it, or nothing where a part is not accessible.
+    pub fn scatter(
+        &self,
+        wqe: &SendWqe,
+        at: u32,
+        data: &[u8],
+        pd: PdId,
+        memory: &Table,
+        slices: &mut Vec<HostSlice>,
+    ) -> Result<(), AccessError> {
+        slices.clear();
+        self.gather(wqe, at, data.len() as u32, pd, memory, slices)?;
+        let mut rest = data;
+        for slice in slices.iter() {
+            let (now, later) = rest.split_at(slice.len());
+            slice.store(now);
+            rest = later;
+        }
+        Ok(())
+    }
+
     pub fn clear(&mut self) {
         self.wqes.clear();
         self.sges.clear();

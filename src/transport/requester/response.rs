@@ -156,15 +156,8 @@ impl Requester {
         if data.len() != expected as usize {
             return Err(self.fail_oldest(WcStatus::BadRespErr, conn, env));
         }
-        env.scratch.clear();
-        if self.queue.gather(wqe, offset, expected, conn.pd, env.memory, env.scratch).is_err() {
+        if self.queue.scatter(wqe, offset, data, conn.pd, env.memory, env.scratch).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
-        }
-        let mut rest = data;
-        for slice in env.scratch.iter() {
-            let (now, later) = rest.split_at(slice.len());
-            slice.store(now);
-            rest = later;
         }
         if psn == wqe.last_psn() {
             self.complete_oldest(conn, env);
@@ -189,16 +182,9 @@ impl Requester {
             env.counters.unexpected_response += 1;
             return Ok(());
         };
-        env.scratch.clear();
-        if self.queue.gather(wqe, 0, 8, conn.pd, env.memory, env.scratch).is_err() {
-            return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
-        }
         let bytes = original.to_ne_bytes();
-        let mut rest = &bytes[..];
-        for slice in env.scratch.iter() {
-            let (now, later) = rest.split_at(slice.len());
-            slice.store(now);
-            rest = later;
+        if self.queue.scatter(wqe, 0, &bytes, conn.pd, env.memory, env.scratch).is_err() {
+            return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         self.complete_oldest(conn, env);
         self.progress(conn, env);
