@@ -2,7 +2,7 @@
 //!
 //! The emulated guest moves a few MB a second, so messages of 1 MiB go to and fro less often than a thousand
 //! times, unless `URXE_LONG=1` is set: an hour and a half then. A busy host
-//! starves it for longer than the usual 67 ms, so urxe's ACK timeout is one second (18).
+//! starves it for longer than the usual 67 ms, so urxe's ACK timeout is a quarter of a second (16).
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -45,7 +45,7 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, size: u
         &n,
         "--check",
         "--ack-timeout",
-        "18",
+        "16",
         "--timeout",
         "60",
     ];
