@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -139,9 +140,17 @@ impl Stand {
         Urxe::spawn(command)
     }
 
-    /// A TCP port that is free here.
+    /// A TCP port that is free here, below those that the kernel gives to whoever connects, or somebody might have it
+    /// by the time that it is used.
     pub fn free_port(&self) -> u16 {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let n = std::process::id().wrapping_mul(37).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+            let port = 20_000 + (n % 12_000) as u16;
+            if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+                return port;
+            }
+        }
     }
 
     /// Runs `stock` (without its server's name) in the guest as the server and urxe as its client. Returns what
