@@ -66,7 +66,8 @@ impl Connection {
 
     /// As it was made (RESET).
     pub fn reset(&mut self) {
-        *self = Connection::new(&self.made_with.clone(), self.qpn);
+        let init = self.made_with;
+        *self = Connection::new(&init, self.qpn);
     }
 
     pub fn transport(&self) -> Transport {

@@ -43,6 +43,18 @@ cases! {
         b.silence();
     }
 
+    it_is_not_before_the_link_has_its_packets => "uc.requester" {
+        let mut b = uc(|_| {});
+        b.post(1, WrOp::Send, 0, 600);
+        b.nic.transmit(b.now, &b.memory, &mut b.tx);
+        // They are gathered from memory that the application must not have back yet.
+        assert_eq!(b.tx.packets(), 3);
+        b.sends(&[]);
+        b.tx.clear();
+        b.nic.emitted();
+        b.sends(&[ok(1, WcOpcode::Send, 600)]);
+    }
+
     a_write_too => "uc.requester" {
         let mut b = uc(|_| {});
         let to = (64, RKey(9), 300);
