@@ -192,6 +192,16 @@ cases! {
         assert_eq!(b.mr.read(1000, 1), [pattern(1000)]);
     }
 
+    one_longer_than_the_ports_mtu_is_dropped => "ud.length" {
+        let mut b = ud(|_| {});
+        b.recv(1, 0, 2000);
+        b.ask(&[datagram(&[1; 1025])], &[]);
+        assert_eq!(b.count().rx_dropped_message, 1);
+        b.recvs(&[]);
+        b.ask(&[datagram(&[1; 1024])], &[]);
+        b.recvs(&[received(1, 1024)]);
+    }
+
     a_receive_whose_memory_is_not_ours => "ud.error" {
         let mut b = ud(|_| {});
         b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();

@@ -46,7 +46,9 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
         let row = packet.row();
-        let Some(deth) = packet.deth().filter(|_| row.operation == Operation::Send) else {
+        let data = packet.payload();
+        let fits = row.operation == Operation::Send && row.payload.allows(data.len(), conn.mtu.bytes());
+        let Some(deth) = packet.deth().filter(|_| fits) else {
             env.counters.rx_dropped_message += 1;
             return Ok(());
         };
@@ -54,7 +56,6 @@ impl Responder {
             env.counters.rx_qkey_violation += 1;
             return Ok(());
         }
-        let data = packet.payload();
         let Some(room) = self.receives.len_of_next(env) else {
             env.counters.rx_no_receive += 1;
             return Ok(());
