@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use urxe::link::Link;
 use urxe::link::udp::{UdpLink, UdpOptions};
-use urxe::memory::{Access, HostSlice, PdId, Table};
+use urxe::memory::{Access, Accessor, HostSlice, PdId, Span, Table};
 use urxe::transport::{Instant as Time, Payload, TxQueue};
-use urxe::wire::{Bth, Flow, Headers, Opcode, ROCE_PORT, icrc};
+use urxe::wire::{Bth, Flow, Headers, Opcode, Qpn, ROCE_PORT, icrc};
 
 fn bind(addr: &str) -> UdpLink {
     UdpLink::bind(addr.parse().unwrap(), &UdpOptions::default()).unwrap()
@@ -79,8 +79,15 @@ fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
 fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
     let addr = memory.as_mut_ptr().expose_provenance();
     // SAFETY: every caller keeps memory and table side by side until it is done, and nothing writes it.
-    let key = unsafe { table.register(PdId(1), addr, memory.len(), 0, Access::ALL) }.unwrap().lkey;
-    let slice = |i: u64| table.local(PdId(1), key, i * 4096, 4096, Access::LOCAL_READ).unwrap();
+    let key =
+        unsafe { table.register(PdId(1), Span { addr, len: memory.len(), iova: 0, access: Access::ALL }) }
+            .unwrap()
+            .lkey;
+    let slice = |i: u64| {
+        table
+            .local(Accessor { pd: PdId(1), qpn: Qpn::new(2) }, key, i * 4096, 4096, Access::LOCAL_READ)
+            .unwrap()
+    };
     (0..15).map(slice).collect()
 }
 

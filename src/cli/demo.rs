@@ -429,21 +429,12 @@ impl Expected {
 }
 
 fn print_completion(out: &mut dyn Write, at: Instant, name: &str, wc: &Completion) -> Result<(), CliError> {
-    let what = match wc.opcode {
-        WcOpcode::Send => "SEND",
-        WcOpcode::RdmaWrite => "RDMA WRITE",
-        WcOpcode::RdmaRead => "RDMA READ",
-        WcOpcode::CompSwap => "compare-and-swap",
-        WcOpcode::FetchAdd => "fetch-and-add",
-        WcOpcode::Recv => "receive",
-        WcOpcode::RecvRdmaWithImm => "receive (WRITE with immediate)",
-    };
     let imm = wc.imm.map_or(String::new(), |imm| format!(", imm {imm:#010x}"));
     let (at, status, bytes) = (micros(at), wc.status, wc.byte_len);
     writeln!(
         out,
-        "{DIM}{at}{DIM:#}  {name}: {BOLD}{what}{BOLD:#} completes: {status}, wr {}, {bytes} bytes{imm}",
-        wc.wr_id
+        "{DIM}{at}{DIM:#}  {name}: {BOLD}{}{BOLD:#} completes: {status}, wr {}, {bytes} bytes{imm}",
+        wc.opcode, wc.wr_id
     )?;
     Ok(())
 }

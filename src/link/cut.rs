@@ -54,7 +54,10 @@ impl<'a, I: Iterator<Item = Piece<'a>>> Cutter<'a, I> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Access, PdId, Table};
+    use crate::memory::{Access, Accessor, PdId, Span, Table};
+    use crate::wire::Qpn;
+
+    const BY: Accessor = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
     use crate::transport::{BurstLimits, Payload, TxQueue};
     use crate::wire::{Bth, Flow, Headers, Opcode};
 
@@ -64,13 +67,16 @@ mod tests {
         let mut table = Table::new();
         let addr = memory.as_mut_ptr().expose_provenance();
         // SAFETY: `memory` outlives the table and is not touched meanwhile.
-        let mr = unsafe { table.register(PdId(1), addr, memory.len(), 0, Access::ALL) }.unwrap();
+        let mr = unsafe {
+            table.register(PdId(1), Span { addr, len: memory.len(), iova: 0, access: Access::ALL })
+        }
+        .unwrap();
         let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
         let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 1);
         let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
         for (start, len) in [(0, 1024), (1024, 1024), (2048, 953)] {
-            let first = table.local(PdId(1), mr.lkey, start, 500, Access::LOCAL_READ).unwrap();
-            let rest = table.local(PdId(1), mr.lkey, start + 500, len - 500, Access::LOCAL_READ).unwrap();
+            let first = table.local(BY, mr.lkey, start, 500, Access::LOCAL_READ).unwrap();
+            let rest = table.local(BY, mr.lkey, start + 500, len - 500, Access::LOCAL_READ).unwrap();
             queue.push(&flow, headers, Payload::Gather(&[first, rest]));
         }
         let burst = queue.bursts().next().unwrap();

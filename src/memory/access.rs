@@ -1,5 +1,7 @@
 use std::ops::{BitAnd, BitOr, BitOrAssign};
 
+use crate::wire::Qpn;
+
 /// What a region allows, with the bit values of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Access(pub u32);
@@ -15,8 +17,42 @@ impl Access {
     pub const REMOTE_READ: Access = Access(1 << 2);
     /// Peers may do atomics.
     pub const REMOTE_ATOMIC: Access = Access(1 << 3);
-    /// Everything above: what a test's region usually wants.
+    /// Memory windows may be bound to it.
+    pub const MW_BIND: Access = Access(1 << 4);
+    /// Its addresses count from 0.
+    pub const ZERO_BASED: Access = Access(1 << 5);
+    /// Its pages may come and go: true of any memory here, so just a word.
+    pub const ON_DEMAND: Access = Access(1 << 6);
+    /// Huge pages were asked for: taken, and of no effect.
+    pub const HUGETLB: Access = Access(1 << 7);
+    /// Peers may FLUSH to global visibility.
+    pub const FLUSH_GLOBAL: Access = Access(1 << 8);
+    /// Peers may FLUSH to persistence.
+    pub const FLUSH_PERSISTENT: Access = Access(1 << 9);
+    /// The device may reorder its accesses: taken, and of no effect.
+    pub const RELAXED_ORDERING: Access = Access(1 << 20);
+    /// Local write, and all that RC's first operations need of a peer: what a test's region usually wants.
     pub const ALL: Access = Access(0xf);
+
+    /// What a device with memory windows, atomics and flushes takes.
+    const KNOWN: u32 = 0x3ff | 1 << 20;
+    /// The flags that a device may ignore without a word (`IBV_ACCESS_OPTIONAL_RANGE`).
+    const OPTIONAL: u32 = 0x3ff << 20;
+
+    /// The flags that nobody knows, and that may not be ignored.
+    pub const fn unknown(self) -> Access {
+        Access(self.0 & !(Self::KNOWN | Self::OPTIONAL))
+    }
+
+    /// Whether peers may change memory.
+    pub const fn lets_peers_write(self) -> bool {
+        self.0 & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0
+    }
+
+    /// Whether peers may do anything with it.
+    pub const fn is_remote(self) -> bool {
+        self.lets_peers_write() || self.allows(Access::REMOTE_READ)
+    }
 
     /// Whether all of `needed` is allowed.
     pub const fn allows(self, needed: Access) -> bool {
@@ -48,11 +84,20 @@ impl BitAnd for Access {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
 
+/// Who names memory: a queue pair and its protection domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Accessor {
+    /// The domain.
+    pub pd: PdId,
+    /// The queue pair.
+    pub qpn: Qpn,
+}
+
 /// Why a key does not give access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AccessError {
-    /// No such key now: never given out, or its region is deregistered.
-    #[error("key {key:#x} names no region")]
+    /// No such key now: never given out, its region deregistered, its window not bound.
+    #[error("key {key:#x} names no region and no bound window")]
     UnknownKey {
         /// The key.
         key: u32,
@@ -66,6 +111,26 @@ pub enum AccessError {
         region: PdId,
         /// The domain of the QP that used the key.
         used: PdId,
+    },
+    /// The window was bound by another queue pair.
+    #[error("the window of key {key:#x} was bound by QP {bound}, not by {used}")]
+    WrongQp {
+        /// The key.
+        key: u32,
+        /// Who bound it.
+        bound: Qpn,
+        /// Who used it.
+        used: Qpn,
+    },
+    /// An implicit region has no memory there, or none that can be written.
+    #[error("{len} bytes at {addr:#x} of the implicit region of key {key:#x} are not mapped so")]
+    NotMapped {
+        /// The key.
+        key: u32,
+        /// First address asked for.
+        addr: u64,
+        /// Bytes asked for.
+        len: u64,
     },
     /// Not all of the range is inside the region.
     #[error(
@@ -93,4 +158,89 @@ pub enum AccessError {
         /// What was needed.
         needed: Access,
     },
+}
+
+/// Why a memory management work request, or a peer's invalidation, was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ManagementError {
+    /// The key names nothing of the kind, or nothing that is open.
+    #[error("key {key:#x} names no window or region that this can be done to")]
+    UnknownKey {
+        /// The key.
+        key: u32,
+    },
+    /// Of another protection domain.
+    #[error("key {key:#x} is of {object:?}, not of {used:?}")]
+    WrongPd {
+        /// The key.
+        key: u32,
+        /// The object's domain.
+        object: PdId,
+        /// The queue pair's.
+        used: PdId,
+    },
+    /// Bound by another queue pair.
+    #[error("the window of key {key:#x} was bound by QP {bound}, not by {used}")]
+    WrongQp {
+        /// The key.
+        key: u32,
+        /// Who bound it.
+        bound: Qpn,
+        /// Who asked.
+        used: Qpn,
+    },
+    /// A window of type 2 that is bound, or a fast region that is open: invalidate it first.
+    #[error("what key {key:#x} names is in use: invalidate it first")]
+    InUse {
+        /// The key.
+        key: u32,
+    },
+    /// Not all bytes are there, or there are none.
+    #[error("{len} bytes at {addr:#x} cannot be opened under key {key:#x}")]
+    Range {
+        /// The key.
+        key: u32,
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The access asked for does not go together, or with what the region allows.
+    #[error("{access:?} is not to be had under key {key:#x}")]
+    Access {
+        /// The key.
+        key: u32,
+        /// As asked for.
+        access: Access,
+    },
+    /// A plain region, or a window of type 1.
+    #[error("what key {key:#x} names is not to be invalidated")]
+    NotInvalidatable {
+        /// The key.
+        key: u32,
+    },
+    /// Windows are bound to the region.
+    #[error("{count} windows are bound to the region of key {key:#x}")]
+    WindowsBound {
+        /// The key.
+        key: u32,
+        /// How many.
+        count: u32,
+    },
+}
+
+impl From<AccessError> for ManagementError {
+    fn from(e: AccessError) -> Self {
+        match e {
+            AccessError::UnknownKey { key } | AccessError::NotMapped { key, .. } => {
+                ManagementError::UnknownKey { key }
+            }
+            AccessError::WrongPd { key, region, used } => {
+                ManagementError::WrongPd { key, object: region, used }
+            }
+            AccessError::WrongQp { key, bound, used } => ManagementError::WrongQp { key, bound, used },
+            AccessError::OutOfRange { key, addr, len, .. } => ManagementError::Range { key, addr, len },
+            AccessError::Permission { key, needed, .. } => ManagementError::Access { key, access: needed },
+        }
+    }
 }

@@ -6,10 +6,15 @@
 
 mod access;
 mod buffer;
+mod grant;
+mod region;
 mod slice;
 mod table;
+mod window;
 
-pub use access::{Access, AccessError, PdId};
+pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
+pub use region::FastReg;
 pub use slice::{AtomicOp, HostSlice};
-pub use table::{RegionInfo, Table};
+pub use table::{RegionInfo, Reregistration, Span, Table};
+pub use window::{Bind, WindowKind};

@@ -66,6 +66,29 @@ impl HostSlice {
         (HostSlice { addr: self.addr, len: n }, HostSlice { addr: self.addr + n, len: self.len - n })
     }
 
+    /// Whether all of it is mapped, and writable if it is to be written; brings in what is paged out.
+    pub(super) fn populate(self, writes: bool) -> bool {
+        let (start, len) = self.pages();
+        let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+        // SAFETY: the call changes no byte; what is not mapped so makes it fail.
+        unsafe { libc::madvise(start, len, advice) == 0 }
+    }
+
+    /// Writes what is mapped from a file, a persistent memory's for one, through to it. False if that failed.
+    pub(crate) fn persist(self) -> bool {
+        let (start, len) = self.pages();
+        // SAFETY: the call changes no byte.
+        self.is_empty() || unsafe { libc::msync(start, len, libc::MS_SYNC) == 0 }
+    }
+
+    /// The pages that it touches: first byte and length.
+    fn pages(self) -> (*mut libc::c_void, usize) {
+        // SAFETY: the call has no requirement.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let into = self.addr % usize::try_from(page).unwrap_or(4096).max(1);
+        (std::ptr::with_exposed_provenance_mut(self.addr - into), into + self.len)
+    }
+
     fn ptr(self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
@@ -123,7 +146,7 @@ impl HostSlice {
     /// Does `op` on the 8 bytes, in host byte order, and returns what was there.
     ///
     /// # Panics
-    /// If it is not 8 aligned bytes; [`super::Table::remote_atomic`] gives out nothing else.
+    /// If it is not 8 aligned bytes; [`super::Table::remote_word`] gives out nothing else.
     pub(crate) fn atomic(self, op: AtomicOp) -> u64 {
         assert!(self.is_word(), "atomic on {self:?}");
         // SAFETY: writable by `from_raw`'s contract; aligned and long enough as just asserted.

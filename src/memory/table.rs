@@ -1,35 +1,50 @@
 use std::collections::VecDeque;
 
-use super::{Access, AccessError, HostSlice, PdId};
+use super::grant::Grant;
+use super::region::{Bound, FastRegion, Region};
+use super::window::Window;
+use super::{
+    Access, AccessError, Accessor, Bind, Buffer, FastReg, HostSlice, ManagementError, PdId, WindowKind,
+};
 use crate::wire::{LKey, RKey};
 
-/// The regions of one NIC, by key.
+/// The regions and windows of one NIC, by key.
 ///
 /// A key is 24 bits of slot and 8 of generation: the generation moves on with every registration in a slot,
-/// so a key of a region that is gone names nothing.
+/// so a key of what is gone names nothing. Windows and fast regions have their low byte from the application
+/// while they are there.
 #[derive(Debug, Default)]
 pub struct Table {
     slots: Vec<Slot>,
     /// Oldest first, so that a generation lasts as long as it can.
     free: VecDeque<u32>,
+    /// What null regions read and write.
+    null: Option<Null>,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     generation: u8,
-    region: Option<Region>,
+    entry: Option<Entry>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Region {
-    pd: PdId,
-    /// Host address of the first byte.
-    addr: usize,
-    len: usize,
-    /// The address by which work requests and peers name the first byte.
-    iova: u64,
-    access: Access,
+#[derive(Debug)]
+enum Entry {
+    Region(Region),
+    Fast(FastRegion),
+    Window(Window),
+    /// Reads as zeros, takes all that is written (`ibv_alloc_null_mr`).
+    Null(PdId),
 }
+
+#[derive(Debug)]
+struct Null {
+    zeros: Buffer,
+    sink: Buffer,
+}
+
+/// Bytes of a null region that one access may span: more than a packet.
+const NULL_RUN: usize = 1 << 16;
 
 /// What a registration gave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,6 +53,42 @@ pub struct RegionInfo {
     pub lkey: LKey,
     /// For peers; the same number, as on most hardware.
     pub rkey: RKey,
+}
+
+impl From<LKey> for RegionInfo {
+    fn from(lkey: LKey) -> RegionInfo {
+        RegionInfo { lkey, rkey: RKey(lkey.0) }
+    }
+}
+
+/// Host memory, and how it is to be named and used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// Host address of the first byte.
+    pub addr: usize,
+    /// Bytes.
+    pub len: usize,
+    /// The address by which work requests and peers name the first byte.
+    pub iova: u64,
+    /// What is allowed.
+    pub access: Access,
+}
+
+impl From<Span> for Grant {
+    fn from(s: Span) -> Grant {
+        Grant { addr: s.addr, len: s.len as u64, iova: s.iova, access: s.access }
+    }
+}
+
+/// What changes when a region is registered anew; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reregistration {
+    /// Another protection domain.
+    pub pd: Option<PdId>,
+    /// Other memory: address, bytes and first name.
+    pub translation: Option<(usize, usize, u64)>,
+    /// Other permissions.
+    pub access: Option<Access>,
 }
 
 /// The most regions a table holds: slot 0 stays empty, so that key 0 names nothing.
@@ -49,21 +100,8 @@ impl Table {
         Table::default()
     }
 
-    /// Registers `len` bytes at `addr`, named by peers and work requests from `iova` on. `None` if the table
-    /// is full.
-    ///
-    /// # Safety
-    /// The bytes must stay readable, and writable if `access` allows any writing, until
-    /// [`deregister`](Self::deregister), their provenance exposed; their owner accepts that they change
-    /// at any time, and synchronises with completions, as with DMA.
-    pub unsafe fn register(
-        &mut self,
-        pd: PdId,
-        addr: usize,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Option<RegionInfo> {
+    /// A key for a new entry. `None` if the table is full.
+    fn insert(&mut self, make: impl FnOnce(u8) -> Entry) -> Option<LKey> {
         if self.slots.is_empty() {
             self.slots.push(Slot::default());
         }
@@ -77,62 +115,276 @@ impl Table {
         };
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
-        slot.region = Some(Region { pd, addr, len, iova, access });
-        let lkey = LKey::from_parts(index, slot.generation);
-        Some(RegionInfo { lkey, rkey: RKey(lkey.0) })
+        slot.entry = Some(make(slot.generation));
+        Some(LKey::from_parts(index, slot.generation))
     }
 
-    /// Forgets a region. Whether it was there.
-    pub fn deregister(&mut self, lkey: LKey) -> bool {
-        let index = lkey.index();
-        match self.slots.get_mut(index as usize) {
-            Some(slot) if slot.generation == lkey.generation() && slot.region.is_some() => {
-                slot.region = None;
-                self.free.push_back(index);
-                true
+    /// The entry in a key's slot, whatever its low byte.
+    fn entry(&self, key: LKey) -> Option<(&Slot, &Entry)> {
+        let slot = self.slots.get(key.index() as usize)?;
+        slot.entry.as_ref().map(|e| (slot, e))
+    }
+
+    /// Registers memory. `None` if the table is full.
+    ///
+    /// # Safety
+    /// The bytes must stay readable, and writable if `access` allows any writing, until
+    /// [`deregister`](Self::deregister), their provenance exposed; their owner accepts that they change
+    /// at any time, and synchronises with completions, as with DMA.
+    pub unsafe fn register(&mut self, pd: PdId, span: Span) -> Option<RegionInfo> {
+        let region = Region { pd, grant: span.into(), implicit: false, windows: Bound::default() };
+        self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
+    }
+
+    /// Registers all of the process's memory, as it is mapped at each use (implicit on-demand paging). `None` if
+    /// the table is full.
+    ///
+    /// # Safety
+    /// Whoever holds the key may read, and write if `access` allows any writing, all of the process's memory.
+    /// What is unmapped while it is in use ends the process.
+    pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
+        let grant = Grant { addr: 0, len: u64::MAX, iova: 0, access };
+        let region = Region { pd, grant, implicit: true, windows: Bound::default() };
+        self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
+    }
+
+    /// A region that reads as zeros and takes all that is written, at every address. For local use only. `None` if
+    /// the table is full.
+    pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
+        self.null
+            .get_or_insert_with(|| Null { zeros: Buffer::zeroed(NULL_RUN), sink: Buffer::zeroed(NULL_RUN) });
+        self.insert(|_| Entry::Null(pd))
+    }
+
+    /// Memory of which work requests open a part at a time ([`open`](Self::open)). `None` if the table is full.
+    ///
+    /// # Safety
+    /// As of [`register`](Self::register), and writable.
+    pub unsafe fn register_fast(&mut self, pd: PdId, addr: usize, len: usize) -> Option<RegionInfo> {
+        let make = |key| Entry::Fast(FastRegion::new(pd, addr, len as u64, key));
+        self.insert(make).map(RegionInfo::from)
+    }
+
+    /// A memory window, bound to nothing. `None` if the table is full.
+    pub fn alloc_window(&mut self, pd: PdId, kind: WindowKind) -> Option<RKey> {
+        self.insert(|key| Entry::Window(Window::new(pd, kind, key))).map(|k| RKey(k.0))
+    }
+
+    /// Registers a region anew, with other memory, permissions or domain. It has a new key then.
+    ///
+    /// # Safety
+    /// As of [`register`](Self::register), for the new memory.
+    ///
+    /// # Errors
+    /// [`ManagementError`]; then nothing has changed.
+    pub unsafe fn reregister(
+        &mut self,
+        lkey: LKey,
+        change: &Reregistration,
+    ) -> Result<RegionInfo, ManagementError> {
+        let key = lkey.0;
+        let slot = self.slots.get_mut(lkey.index() as usize);
+        let Some(Slot { generation, entry: Some(Entry::Region(region)) }) =
+            slot.filter(|s| s.generation == lkey.generation())
+        else {
+            return Err(ManagementError::UnknownKey { key });
+        };
+        if region.windows.count() > 0 {
+            return Err(ManagementError::WindowsBound { key, count: region.windows.count() });
+        }
+        region.pd = change.pd.unwrap_or(region.pd);
+        let grant = &mut region.grant;
+        grant.access = change.access.unwrap_or(grant.access);
+        if let Some((addr, len, iova)) = change.translation {
+            (grant.addr, grant.len, grant.iova, region.implicit) = (addr, len as u64, iova, false);
+        }
+        *generation = generation.wrapping_add(1);
+        Ok(LKey::from_parts(lkey.index(), *generation).into())
+    }
+
+    /// Forgets a region, fast or not, or a null one.
+    ///
+    /// # Errors
+    /// [`ManagementError::WindowsBound`] while windows are bound to it (C10-70), or `UnknownKey`.
+    pub fn deregister(&mut self, lkey: LKey) -> Result<(), ManagementError> {
+        let windows = self.owned(lkey)?;
+        if windows > 0 {
+            return Err(ManagementError::WindowsBound { key: lkey.0, count: windows });
+        }
+        self.remove(lkey);
+        Ok(())
+    }
+
+    /// The same; windows that are bound to it are closed.
+    ///
+    /// # Errors
+    /// [`ManagementError::UnknownKey`].
+    pub fn revoke(&mut self, lkey: LKey) -> Result<(), ManagementError> {
+        if self.owned(lkey)? > 0 {
+            for slot in &self.slots {
+                if let Some(Entry::Window(w)) = &slot.entry {
+                    w.release(lkey.index());
+                }
             }
-            _ => false,
+        }
+        self.remove(lkey);
+        Ok(())
+    }
+
+    /// How many windows are bound to the region that `lkey` is the handle of. A fast one's is the key that it got
+    /// first, whatever its low byte became.
+    fn owned(&self, lkey: LKey) -> Result<u32, ManagementError> {
+        match self.entry(lkey) {
+            Some((slot, entry)) if slot.generation == lkey.generation() => match entry {
+                Entry::Region(r) => Ok(r.windows.count()),
+                Entry::Fast(r) => Ok(r.windows.count()),
+                Entry::Null(_) => Ok(0),
+                Entry::Window(_) => Err(ManagementError::UnknownKey { key: lkey.0 }),
+            },
+            _ => Err(ManagementError::UnknownKey { key: lkey.0 }),
         }
     }
 
-    /// How many regions there are.
-    pub fn len(&self) -> usize {
-        self.slots.iter().filter(|s| s.region.is_some()).count()
+    /// Forgets a window, bound or not, by the key that it got first. Whether it was there.
+    pub fn free_window(&mut self, rkey: RKey) -> bool {
+        let key = LKey(rkey.0);
+        let region = match self.entry(key) {
+            Some((slot, Entry::Window(w))) if slot.generation == key.generation() => w.region(),
+            _ => return false,
+        };
+        if let Some(region) = region {
+            self.unbound(region);
+        }
+        self.remove(key);
+        true
     }
 
-    /// Whether there are no regions.
+    /// Empties a slot; the next key in it is another than the last.
+    fn remove(&mut self, key: LKey) {
+        let slot = &mut self.slots[key.index() as usize];
+        slot.generation = match slot.entry.take() {
+            Some(Entry::Fast(r)) => r.key(),
+            Some(Entry::Window(w)) => w.key(),
+            _ => slot.generation,
+        };
+        self.free.push_back(key.index());
+    }
+
+    fn windows_of(&self, region: u32) -> Option<&Bound> {
+        match self.slots.get(region as usize)?.entry.as_ref()? {
+            Entry::Region(r) => Some(&r.windows),
+            Entry::Fast(r) => Some(&r.windows),
+            Entry::Window(_) | Entry::Null(_) => None,
+        }
+    }
+
+    fn unbound(&self, region: u32) {
+        if let Some(windows) = self.windows_of(region) {
+            windows.remove();
+        }
+    }
+
+    /// How many regions and windows there are.
+    pub fn len(&self) -> usize {
+        self.slots.iter().filter(|s| s.entry.is_some()).count()
+    }
+
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    fn region(
-        &self,
-        key: u32,
-        pd: PdId,
-        addr: u64,
-        len: u64,
-        needed: Access,
-    ) -> Result<HostSlice, AccessError> {
-        let lkey = LKey(key);
-        let region = self
-            .slots
-            .get(lkey.index() as usize)
-            .filter(|s| s.generation == lkey.generation())
-            .and_then(|s| s.region)
-            .ok_or(AccessError::UnknownKey { key })?;
-        if region.pd != pd {
-            return Err(AccessError::WrongPd { key, region: region.pd, used: pd });
+    /// Binds a window, as a work request of `by` asks.
+    ///
+    /// # Errors
+    /// [`ManagementError`]; then nothing has changed.
+    pub fn bind(&self, bind: &Bind, by: Accessor) -> Result<(), ManagementError> {
+        let key = bind.rkey.0;
+        let Some((_, Entry::Window(window))) = self.entry(LKey(key)) else {
+            return Err(ManagementError::UnknownKey { key });
+        };
+        window.check(bind, by)?;
+        let part = if bind.len == 0 { None } else { Some((bind.region.index(), self.opening(bind, by)?)) };
+        if let Some((region, _)) = part
+            && let Some(windows) = self.windows_of(region)
+        {
+            windows.add();
         }
-        let offset = addr.wrapping_sub(region.iova);
-        let region_len = region.len as u64;
-        if addr < region.iova || offset > region_len || len > region_len - offset {
-            return Err(AccessError::OutOfRange { key, addr, len, start: region.iova, region_len });
+        if let Some(before) = window.bind(bind.rkey, by, part) {
+            self.unbound(before);
         }
-        if !region.access.allows(needed) {
-            return Err(AccessError::Permission { key, allowed: region.access, needed });
+        Ok(())
+    }
+
+    /// The part of a region that a bind opens.
+    fn opening(&self, bind: &Bind, by: Accessor) -> Result<Grant, ManagementError> {
+        let Bind { region, addr, len, access, .. } = *bind;
+        let key = region.0;
+        let whole = self.region(region, by)?.0;
+        // C10-73; and a region that itself counts from 0 takes none.
+        if !whole.access.allows(Access::MW_BIND) || whole.access.allows(Access::ZERO_BASED) {
+            return Err(ManagementError::Access { key, access: whole.access });
         }
-        // SAFETY: `register`'s caller vouches for the region, and the range was just checked against it.
-        Ok(unsafe { HostSlice::from_raw(region.addr + offset as usize, len as usize) })
+        // C10-74.
+        if access.lets_peers_write() && !whole.access.allows(Access::LOCAL_WRITE) {
+            return Err(ManagementError::Access { key, access });
+        }
+        // C10-75.
+        let start = whole.find(key, addr, len)?;
+        let iova = if access.allows(Access::ZERO_BASED) { 0 } else { addr };
+        Ok(Grant { addr: start, len, iova, access })
+    }
+
+    /// Opens a part of a fast region, as a work request of `by` asks.
+    ///
+    /// # Errors
+    /// [`ManagementError`]; then nothing has changed.
+    pub fn open(&self, reg: &FastReg, by: Accessor) -> Result<(), ManagementError> {
+        let key = reg.key.0;
+        match self.entry(reg.key) {
+            Some((_, Entry::Fast(region))) if region.pd == by.pd => region.open(reg),
+            Some((_, Entry::Fast(region))) => {
+                Err(ManagementError::WrongPd { key, object: region.pd, used: by.pd })
+            }
+            _ => Err(ManagementError::UnknownKey { key }),
+        }
+    }
+
+    /// Closes a window of type 2 or a fast region: as a work request of `by` asks, or its peer.
+    ///
+    /// # Errors
+    /// [`ManagementError`]; then nothing has changed.
+    pub fn invalidate(&self, rkey: RKey, by: Accessor, remote: bool) -> Result<(), ManagementError> {
+        let key = rkey.0;
+        match self.entry(LKey(key)) {
+            Some((_, Entry::Window(window))) => {
+                let region = window.invalidate(rkey, by)?;
+                self.unbound(region);
+                Ok(())
+            }
+            Some((_, Entry::Fast(r))) if r.pd == by.pd => r.close(LKey(key), remote),
+            Some((_, Entry::Fast(r))) => Err(ManagementError::WrongPd { key, object: r.pd, used: by.pd }),
+            Some((slot, _)) if slot.generation == rkey.generation() => {
+                Err(ManagementError::NotInvalidatable { key })
+            }
+            _ => Err(ManagementError::UnknownKey { key }),
+        }
+    }
+
+    /// What is registered under a key of a region, and whether it is implicit.
+    fn region(&self, lkey: LKey, by: Accessor) -> Result<(Grant, bool), AccessError> {
+        let key = lkey.0;
+        let (pd, grant, implicit) = match self.entry(lkey) {
+            Some((slot, Entry::Region(r))) if slot.generation == lkey.generation() => {
+                (r.pd, r.grant, r.implicit)
+            }
+            Some((_, Entry::Fast(r))) => (r.pd, r.grant(lkey)?, false),
+            _ => return Err(AccessError::UnknownKey { key }),
+        };
+        if pd != by.pd {
+            return Err(AccessError::WrongPd { key, region: pd, used: by.pd });
+        }
+        Ok((grant, implicit))
     }
 
     /// The bytes of a scatter/gather element. Zero bytes need no key (IBA 10.6.3.1).
@@ -141,7 +393,7 @@ impl Table {
     /// [`AccessError`], by the first check that fails.
     pub fn local(
         &self,
-        pd: PdId,
+        by: Accessor,
         lkey: LKey,
         addr: u64,
         len: u32,
@@ -150,7 +402,22 @@ impl Table {
         if len == 0 {
             return Ok(HostSlice::EMPTY);
         }
-        self.region(lkey.0, pd, addr, len as u64, needed)
+        if let (Some((slot, Entry::Null(pd))), Some(null)) = (self.entry(lkey), &self.null)
+            && slot.generation == lkey.generation()
+            && *pd == by.pd
+        {
+            return null.run(lkey.0, addr, len, needed);
+        }
+        let (grant, implicit) = self.region(lkey, by)?;
+        slice(&grant, implicit, lkey.0, addr, len.into(), needed)
+    }
+
+    /// What a peer may use under a key.
+    fn open_to_peers(&self, rkey: RKey, by: Accessor) -> Result<(Grant, bool), AccessError> {
+        match self.entry(LKey(rkey.0)) {
+            Some((_, Entry::Window(w))) => w.grant(rkey, by).map(|grant| (grant, false)),
+            _ => self.region(LKey(rkey.0), by),
+        }
     }
 
     /// The bytes that a peer names by rkey. Zero bytes need no key (C9-88).
@@ -159,7 +426,7 @@ impl Table {
     /// [`AccessError`], by the first check that fails.
     pub fn remote(
         &self,
-        pd: PdId,
+        by: Accessor,
         rkey: RKey,
         va: u64,
         len: u32,
@@ -168,16 +435,69 @@ impl Table {
         if len == 0 {
             return Ok(HostSlice::EMPTY);
         }
-        self.region(rkey.0, pd, va, len as u64, needed)
+        let (grant, implicit) = self.open_to_peers(rkey, by)?;
+        slice(&grant, implicit, rkey.0, va, len.into(), needed)
+    }
+
+    /// All bytes that a peer may use under a key, however many.
+    ///
+    /// # Errors
+    /// [`AccessError`], by the first check that fails.
+    pub fn remote_all(&self, by: Accessor, rkey: RKey, needed: Access) -> Result<HostSlice, AccessError> {
+        let (grant, implicit) = self.open_to_peers(rkey, by)?;
+        if implicit {
+            grant.permit(rkey.0, needed)?;
+            return Ok(HostSlice::EMPTY);
+        }
+        slice(&grant, implicit, rkey.0, grant.iova, grant.len, needed)
     }
 
     /// The 8 bytes of a peer's atomic. `Ok(None)` if the host address is not a multiple of 8.
     ///
     /// # Errors
     /// [`AccessError`], by the first check that fails.
-    pub fn remote_atomic(&self, pd: PdId, rkey: RKey, va: u64) -> Result<Option<HostSlice>, AccessError> {
-        let slice = self.region(rkey.0, pd, va, 8, Access::REMOTE_ATOMIC)?;
+    pub fn remote_word(
+        &self,
+        by: Accessor,
+        rkey: RKey,
+        va: u64,
+        needed: Access,
+    ) -> Result<Option<HostSlice>, AccessError> {
+        let slice = self.remote(by, rkey, va, 8, needed)?;
         Ok(slice.is_word().then_some(slice))
+    }
+}
+
+/// The bytes of a part of a grant: range, then permission, then, where that may change, whether they are mapped.
+fn slice(
+    grant: &Grant,
+    implicit: bool,
+    key: u32,
+    va: u64,
+    len: u64,
+    needed: Access,
+) -> Result<HostSlice, AccessError> {
+    let start = grant.find(key, va, len)?;
+    grant.permit(key, needed)?;
+    // SAFETY: the caller of the registration vouches for the region, and the range was just checked against it;
+    // a part of an implicit one is not used before `populate` has found it mapped.
+    let slice = unsafe { HostSlice::from_raw(start, len as usize) };
+    let writes = needed.lets_peers_write() || needed.allows(Access::LOCAL_WRITE);
+    if implicit && !slice.populate(writes) {
+        return Err(AccessError::NotMapped { key, addr: va, len });
+    }
+    Ok(slice)
+}
+
+impl Null {
+    fn run(&self, key: u32, addr: u64, len: u32, needed: Access) -> Result<HostSlice, AccessError> {
+        if len as usize > NULL_RUN {
+            let region_len = NULL_RUN as u64;
+            return Err(AccessError::OutOfRange { key, addr, len: len.into(), start: addr, region_len });
+        }
+        let buffer = if needed.allows(Access::LOCAL_WRITE) { &self.sink } else { &self.zeros };
+        // SAFETY: the buffers live as long as the table, and the length was just checked.
+        Ok(unsafe { HostSlice::from_raw(buffer.addr(), len as usize) })
     }
 }
 
@@ -188,11 +508,18 @@ mod tests {
 
     const PD: PdId = PdId(1);
 
+    fn by(pd: PdId) -> Accessor {
+        Accessor { pd, qpn: crate::wire::Qpn::new(7) }
+    }
+
+    fn span(buf: &mut Vec<u64>, iova: u64, access: Access) -> Span {
+        Span { addr: buf.as_mut_ptr().expose_provenance(), len: buf.len() * 8, iova, access }
+    }
+
     fn table(buf: &mut Vec<u64>, access: Access) -> (Table, RegionInfo) {
         let mut table = Table::new();
-        let addr = buf.as_mut_ptr().expose_provenance();
         // SAFETY: every test keeps `buf` alive and in place beyond the table.
-        let info = unsafe { table.register(PD, addr, buf.len() * 8, 0x1000, access) }.unwrap();
+        let info = unsafe { table.register(PD, span(buf, 0x1000, access)) }.unwrap();
         (table, info)
     }
 
@@ -200,7 +527,7 @@ mod tests {
     fn checks_key_domain_range_and_permission() {
         let mut buf = vec![0u64; 4];
         let (mut t, info) = table(&mut buf, Access::LOCAL_WRITE | Access::REMOTE_READ);
-        let remote = |t: &Table, pd, va, len, need| t.remote(pd, info.rkey, va, len, need);
+        let remote = |t: &Table, pd, va, len, need| t.remote(by(pd), info.rkey, va, len, need);
         assert_eq!(remote(&t, PD, 0x1000, 32, Access::REMOTE_READ).unwrap().len(), 32);
         assert_eq!(remote(&t, PD, 0x1020, 0, Access::REMOTE_READ).unwrap().len(), 0);
         assert!(matches!(remote(&t, PD, 0xfff, 1, Access::REMOTE_READ), Err(AccessError::OutOfRange { .. })));
@@ -220,8 +547,8 @@ mod tests {
             remote(&t, PdId(2), 0x1000, 1, Access::REMOTE_READ),
             Err(AccessError::WrongPd { .. })
         ));
-        assert!(t.deregister(info.lkey));
-        assert!(!t.deregister(info.lkey));
+        assert_eq!(t.deregister(info.lkey), Ok(()));
+        assert!(t.deregister(info.lkey).is_err());
         assert!(matches!(
             remote(&t, PD, 0x1000, 1, Access::REMOTE_READ),
             Err(AccessError::UnknownKey { .. })
@@ -232,32 +559,31 @@ mod tests {
     fn a_new_region_in_an_old_slot_has_another_key() {
         let mut buf = vec![0u64; 4];
         let (mut t, old) = table(&mut buf, Access::ALL);
-        t.deregister(old.lkey);
-        let addr = buf.as_mut_ptr().expose_provenance();
+        t.deregister(old.lkey).unwrap();
         // SAFETY: `buf` outlives the table.
-        let new = unsafe { t.register(PD, addr, 32, 0, Access::ALL) }.unwrap();
+        let new = unsafe { t.register(PD, span(&mut buf, 0, Access::ALL)) }.unwrap();
         assert_eq!(new.lkey.index(), old.lkey.index());
         assert!(matches!(
-            t.local(PD, old.lkey, 0, 1, Access::LOCAL_READ),
+            t.local(by(PD), old.lkey, 0, 1, Access::LOCAL_READ),
             Err(AccessError::UnknownKey { .. })
         ));
-        assert!(t.local(PD, new.lkey, 0, 1, Access::LOCAL_READ).is_ok());
-        assert!(t.local(PD, LKey(0), 0, 1, Access::LOCAL_READ).is_err());
+        assert!(t.local(by(PD), new.lkey, 0, 1, Access::LOCAL_READ).is_ok());
+        assert!(t.local(by(PD), LKey(0), 0, 1, Access::LOCAL_READ).is_err());
     }
 
     #[test]
     fn stores_loads_and_atomics_reach_the_memory() {
         let mut buf = vec![0u64; 4];
         let (t, info) = table(&mut buf, Access::ALL);
-        t.remote(PD, info.rkey, 0x1000, 8, Access::REMOTE_WRITE).unwrap().store(&5u64.to_ne_bytes());
-        t.remote(PD, info.rkey, 0x1009, 3, Access::REMOTE_WRITE).unwrap().store(b"abc");
-        let word = t.remote_atomic(PD, info.rkey, 0x1000).unwrap().unwrap();
+        t.remote(by(PD), info.rkey, 0x1000, 8, Access::REMOTE_WRITE).unwrap().store(&5u64.to_ne_bytes());
+        t.remote(by(PD), info.rkey, 0x1009, 3, Access::REMOTE_WRITE).unwrap().store(b"abc");
+        let word = t.remote_word(by(PD), info.rkey, 0x1000, Access::REMOTE_ATOMIC).unwrap().unwrap();
         assert_eq!(word.atomic(AtomicOp::FetchAdd(2)), 5);
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 6, swap: 1 }), 7);
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 7, swap: 9 }), 7);
-        assert_eq!(t.remote_atomic(PD, info.rkey, 0x1004).unwrap(), None);
+        assert_eq!(t.remote_word(by(PD), info.rkey, 0x1004, Access::REMOTE_ATOMIC).unwrap(), None);
         let mut out = Vec::new();
-        t.local(PD, info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().append_to(&mut out);
+        t.local(by(PD), info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().append_to(&mut out);
         assert_eq!(out, [9, 0, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c']);
     }
 }

@@ -23,6 +23,8 @@ pub struct Limits {
     pub max_mr: u32,
     /// Bytes of a region.
     pub max_mr_size: u64,
+    /// Bytes of device memory.
+    pub max_dm_size: u64,
     /// Protection domains.
     pub max_pd: u32,
     /// Partition keys of a port.
@@ -57,6 +59,7 @@ impl Personality {
             max_cqe: 1 << 22,
             max_mr: 1 << 20,
             max_mr_size: 1 << 47,
+            max_dm_size: 256 << 10,
             max_pd: 32_768,
             max_pkeys: 128,
             max_qp_rd_atom: 128,

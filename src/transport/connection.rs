@@ -1,5 +1,5 @@
 use super::{QpInit, QpState, QpType};
-use crate::memory::{Access, PdId};
+use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
     AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
     RnrTimer, Transport,
@@ -68,6 +68,11 @@ impl Connection {
     pub fn reset(&mut self) {
         let init = self.made_with;
         *self = Connection::new(&init, self.qpn);
+    }
+
+    /// Who names memory through this queue pair.
+    pub fn accessor(&self) -> Accessor {
+        Accessor { pd: self.pd, qpn: self.qpn }
     }
 
     pub fn transport(&self) -> Transport {

@@ -28,6 +28,6 @@ pub use srq::{SharedReceives, SrqId};
 pub use state::{AddressError, AddressVector, AttrMask, ModifyError, QpAttr, QpState, QpType};
 pub use time::Instant;
 pub use work::{
-    AsyncEvent, Completion, CqId, Destination, MAX_MESSAGE, PostError, RecvWr, SendFlags, SendWr, Sge,
-    WcOpcode, WcStatus, WrData, WrOp,
+    AsyncEvent, Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, RecvWr, SendFlags, SendWr,
+    Sge, WcOpcode, WcStatus, WrData, WrOp,
 };

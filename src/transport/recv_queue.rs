@@ -3,7 +3,7 @@
 use super::fifo::Fifo;
 use super::send_queue::gather;
 use super::{PostError, RecvWr, Sge};
-use crate::memory::{Access, AccessError, PdId, Table};
+use crate::memory::{Access, AccessError, Accessor, Table};
 
 /// Limits of a receive queue, fixed at creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -85,11 +85,11 @@ impl RecvQueue {
 
 impl Receive {
     /// Stores `data` at byte `at` of the buffers, all of it or, on an error, a part.
-    pub fn scatter(&self, at: u32, data: &[u8], pd: PdId, memory: &Table) -> Result<(), AccessError> {
+    pub fn scatter(&self, at: u32, data: &[u8], by: Accessor, memory: &Table) -> Result<(), AccessError> {
         let mut rest = data;
         gather(self.sges.iter(), at, data.len() as u32, |sge, addr, n| {
             let (now, later) = rest.split_at(n as usize);
-            memory.local(pd, sge.lkey, addr, n, Access::LOCAL_WRITE)?.store(now);
+            memory.local(by, sge.lkey, addr, n, Access::LOCAL_WRITE)?.store(now);
             rest = later;
             Ok(())
         })

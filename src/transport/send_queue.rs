@@ -3,7 +3,7 @@
 use super::fifo::Fifo;
 use super::work::MAX_MESSAGE;
 use super::{PostError, SendFlags, SendWr, Sge, WrData, WrOp};
-use crate::memory::{AccessError, HostSlice, PdId, Table};
+use crate::memory::{AccessError, Accessor, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
 /// What a packet costs beside its payload in the account of bytes in flight.
@@ -43,7 +43,7 @@ pub(super) struct SendWqe {
     source: Source,
     /// PSN of its first packet; for a READ, of the first response.
     pub first_psn: Psn,
-    /// PSNs that it takes.
+    /// PSNs that it takes; none if it is about our own keys.
     pub packets: u32,
     /// Flight cost of everything posted before it since the queue was made.
     cost_before: u64,
@@ -64,9 +64,14 @@ enum Source {
 }
 
 impl SendWqe {
-    /// PSN of its last packet.
-    pub fn last_psn(&self) -> Psn {
-        self.first_psn + (self.packets - 1)
+    /// The PSN behind its last packet.
+    pub fn end_psn(&self) -> Psn {
+        self.first_psn + self.packets
+    }
+
+    /// Whether it is not begun before all work requests before it are complete.
+    pub fn waits_for_all(&self) -> bool {
+        matches!(self.op, WrOp::LocalInv(_))
     }
 
     /// Flight cost of all packets before its `packet`-th.
@@ -77,6 +82,9 @@ impl SendWqe {
 
 /// Flight cost of the first `n` of the `packets` packets of a message.
 fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
+    if packets == 0 {
+        return 0;
+    }
     let full = n.min(packets - 1) as u64;
     let cost = full * packet_cost(mtu.bytes() as u64);
     if n < packets { cost } else { cost + packet_cost(len as u64 - full * mtu.bytes() as u64) }
@@ -119,7 +127,7 @@ impl SendQueue {
                 sges.iter().map(|s| s.length as u64).sum()
             }
             WrData::Inline(data) => {
-                if wr.op.is_read_or_atomic() {
+                if wr.op.brings_data() {
                     return Err(PostError::InlineNotAllowed(wr.op.completion_opcode()));
                 }
                 if data.len() > self.caps.max_inline as usize {
@@ -128,6 +136,12 @@ impl SendQueue {
                 data.len() as u64
             }
         };
+        if !wr.op.has_data() && !wr.data.is_empty() {
+            return Err(PostError::NoData(wr.op.completion_opcode()));
+        }
+        if matches!(wr.op, WrOp::Flush { placement, .. } if placement.bits() == 0) {
+            return Err(PostError::NoPlacement);
+        }
         if len > MAX_MESSAGE {
             return Err(PostError::TooLong(len));
         }
@@ -148,7 +162,11 @@ impl SendQueue {
         };
         // A datagram is one packet, or fails.
         let single = to.is_some() || matches!(wr.op, WrOp::Atomic { .. });
-        let packets = if single { 1 } else { mtu.packets(len as u32) };
+        let packets = match wr.op {
+            op if op.is_local() => 0,
+            _ if single => 1,
+            _ => mtu.packets(len as u32),
+        };
         self.wqes.push(SendWqe {
             wr_id: wr.wr_id,
             op: wr.op,
@@ -209,14 +227,14 @@ impl SendQueue {
         wqe: &SendWqe,
         at: u32,
         len: u32,
-        pd: PdId,
+        by: Accessor,
         memory: &Table,
         out: &mut Vec<HostSlice>,
     ) -> Result<(), AccessError> {
         let Source::Sges { first, count } = wqe.source else { return Ok(()) };
         let sges = self.sges.range(first, count);
         gather(sges, at, len, |s, addr, n| {
-            out.push(memory.local(pd, s.lkey, addr, n, wqe.op.local_access())?);
+            out.push(memory.local(by, s.lkey, addr, n, wqe.op.local_access())?);
             Ok(())
         })
     }
@@ -227,12 +245,12 @@ impl SendQueue {
         wqe: &SendWqe,
         at: u32,
         data: &[u8],
-        pd: PdId,
+        by: Accessor,
         memory: &Table,
         slices: &mut Vec<HostSlice>,
     ) -> Result<(), AccessError> {
         slices.clear();
-        self.gather(wqe, at, data.len() as u32, pd, memory, slices)?;
+        self.gather(wqe, at, data.len() as u32, by, memory, slices)?;
         let mut rest = data;
         for slice in slices.iter() {
             let (now, later) = rest.split_at(slice.len());

@@ -29,6 +29,8 @@ impl QpType {
         match op {
             WrOp::Send | WrOp::SendWithImm(_) => true,
             WrOp::Write { .. } | WrOp::WriteWithImm { .. } => self.is_connected(),
+            WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => self.is_connected(),
+            WrOp::SendWithInv(_) | WrOp::AtomicWrite { .. } | WrOp::Flush { .. } => self.is_reliable(),
             WrOp::Read { .. } | WrOp::Atomic { .. } => self.is_reliable(),
         }
     }

@@ -1,8 +1,10 @@
 //! Work requests as an application posts them, and the completions that answer them.
 
-use crate::memory::{Access, AtomicOp, PdId};
+use std::fmt;
+
+use crate::memory::{Access, AtomicOp, Bind, FastReg, PdId, WindowKind};
 use crate::wire::opcode::HeaderSet;
-use crate::wire::{LKey, Operation, QKey, Qpn, RKey};
+use crate::wire::{Feth, LKey, Operation, QKey, Qpn, RKey};
 
 /// The longest message: 2^31 bytes (IBA 9.4.1).
 pub const MAX_MESSAGE: u64 = 1 << 31;
@@ -25,6 +27,8 @@ pub enum WrOp {
     Send,
     /// The same, with four bytes for the receive's completion.
     SendWithImm(u32),
+    /// The same, and closes what a key at the peer opens: a window of type 2, or a fast region.
+    SendWithInv(RKey),
     /// Writes to the peer's memory.
     Write {
         /// Address at the peer.
@@ -57,14 +61,75 @@ pub enum WrOp {
         /// What to do.
         op: AtomicOp,
     },
+    /// Stores 8 bytes in the peer's memory, all at once.
+    AtomicWrite {
+        /// Address at the peer, a multiple of 8.
+        va: u64,
+        /// Key of the peer's region.
+        rkey: RKey,
+        /// The bytes.
+        value: [u8; 8],
+    },
+    /// Completes when all earlier WRITEs to the range are placed so.
+    Flush {
+        /// First byte at the peer.
+        va: u64,
+        /// Key of the peer's region.
+        rkey: RKey,
+        /// Bytes.
+        len: u32,
+        /// What placed means.
+        placement: Placement,
+        /// The whole region, wherever the range is.
+        whole_region: bool,
+    },
+    /// Binds a memory window.
+    BindMw(Bind),
+    /// Opens a part of a fast region.
+    RegMr(FastReg),
+    /// Closes a window of type 2 or a fast region of ours, once all work requests before this one are complete.
+    LocalInv(RKey),
+}
+
+/// What a FLUSH waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Placement {
+    /// Everybody at the peer sees the data.
+    pub global: bool,
+    /// It outlasts a loss of power, as far as the memory does.
+    pub persistent: bool,
+}
+
+impl Placement {
+    /// As a FETH has it.
+    pub const fn bits(self) -> u32 {
+        (if self.global { Feth::GLOBAL } else { 0 }) | (if self.persistent { Feth::PERSISTENT } else { 0 })
+    }
+
+    /// What peers must be allowed to do for it.
+    pub const fn access(self) -> Access {
+        let global = if self.global { Access::FLUSH_GLOBAL.0 } else { 0 };
+        Access(global | if self.persistent { Access::FLUSH_PERSISTENT.0 } else { 0 })
+    }
+
+    /// From a FETH. `None` for none, or one that is reserved.
+    pub const fn from_bits(bits: u32) -> Option<Placement> {
+        match bits {
+            1..=3 => {
+                Some(Placement { global: bits & Feth::GLOBAL != 0, persistent: bits & Feth::PERSISTENT != 0 })
+            }
+            _ => None,
+        }
+    }
 }
 
 impl WrOp {
-    /// What its packets do, and what of ImmDt and IETH the last one carries.
-    pub fn on_wire(self) -> (Operation, HeaderSet) {
-        match self {
+    /// What its packets do, and what of ImmDt and IETH the last one carries. `None` if it has no packets.
+    pub fn on_wire(self) -> Option<(Operation, HeaderSet)> {
+        Some(match self {
             WrOp::Send => (Operation::Send, HeaderSet::NONE),
             WrOp::SendWithImm(_) => (Operation::Send, HeaderSet::IMMDT),
+            WrOp::SendWithInv(_) => (Operation::Send, HeaderSet::IETH),
             WrOp::Write { .. } => (Operation::Write, HeaderSet::NONE),
             WrOp::WriteWithImm { .. } => (Operation::Write, HeaderSet::IMMDT),
             WrOp::Read { .. } => (Operation::ReadRequest, HeaderSet::NONE),
@@ -72,27 +137,53 @@ impl WrOp {
                 (Operation::CompareSwap, HeaderSet::NONE)
             }
             WrOp::Atomic { op: AtomicOp::FetchAdd(_), .. } => (Operation::FetchAdd, HeaderSet::NONE),
-        }
+            WrOp::AtomicWrite { .. } => (Operation::AtomicWrite, HeaderSet::NONE),
+            WrOp::Flush { .. } => (Operation::Flush, HeaderSet::NONE),
+            WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => return None,
+        })
     }
 
-    /// Whether its answer brings data, so that an acknowledgement alone does not complete it.
-    pub const fn is_read_or_atomic(self) -> bool {
+    /// Whether it has a response of its own, so that an acknowledgement alone does not complete it.
+    pub const fn awaits_response(self) -> bool {
+        matches!(
+            self,
+            WrOp::Read { .. } | WrOp::Atomic { .. } | WrOp::AtomicWrite { .. } | WrOp::Flush { .. }
+        )
+    }
+
+    /// Whether its response brings data to its scatter/gather elements.
+    pub const fn brings_data(self) -> bool {
         matches!(self, WrOp::Read { .. } | WrOp::Atomic { .. })
+    }
+
+    /// Whether it is about keys of our own memory and has no packets.
+    pub const fn is_local(self) -> bool {
+        matches!(self, WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_))
+    }
+
+    /// Whether it takes scatter/gather elements or inline data.
+    pub const fn has_data(self) -> bool {
+        !self.is_local() && !matches!(self, WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
     }
 
     /// What its scatter/gather elements must allow.
     pub const fn local_access(self) -> Access {
-        if self.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::LOCAL_READ }
+        if self.brings_data() { Access::LOCAL_WRITE } else { Access::LOCAL_READ }
     }
 
     /// The opcode of its completion.
     pub const fn completion_opcode(self) -> WcOpcode {
         match self {
-            WrOp::Send | WrOp::SendWithImm(_) => WcOpcode::Send,
+            WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_) => WcOpcode::Send,
             WrOp::Write { .. } | WrOp::WriteWithImm { .. } => WcOpcode::RdmaWrite,
             WrOp::Read { .. } => WcOpcode::RdmaRead,
             WrOp::Atomic { op: AtomicOp::CompareSwap { .. }, .. } => WcOpcode::CompSwap,
             WrOp::Atomic { op: AtomicOp::FetchAdd(_), .. } => WcOpcode::FetchAdd,
+            WrOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+            WrOp::Flush { .. } => WcOpcode::Flush,
+            WrOp::BindMw(_) => WcOpcode::BindMw,
+            WrOp::RegMr(_) => WcOpcode::RegMr,
+            WrOp::LocalInv(_) => WcOpcode::LocalInv,
         }
     }
 }
@@ -120,6 +211,16 @@ pub enum WrData<'a> {
     Sges(&'a [Sge]),
     /// Here; copied while posting, so that it may change at once.
     Inline(&'a [u8]),
+}
+
+impl WrData<'_> {
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        match self {
+            WrData::Sges(sges) => sges.is_empty(),
+            WrData::Inline(bytes) => bytes.is_empty(),
+        }
+    }
 }
 
 /// A send work request.
@@ -178,6 +279,9 @@ pub enum WcStatus {
     /// The QP went to the error state before this was done.
     #[error("work request flushed")]
     WrFlushErr = 5,
+    /// A window was not bound, a region not opened, a key not invalidated (memory management operation error).
+    #[error("memory management operation error")]
+    MwBindErr = 6,
     /// A response that makes no sense.
     #[error("bad response error")]
     BadRespErr = 7,
@@ -215,10 +319,39 @@ pub enum WcOpcode {
     CompSwap = 3,
     /// A fetch-and-add.
     FetchAdd = 4,
+    /// A memory window bound.
+    BindMw = 5,
+    /// A key invalidated.
+    LocalInv = 6,
+    /// A FLUSH.
+    Flush = 8,
+    /// An ATOMIC WRITE.
+    AtomicWrite = 9,
+    /// A fast registration; verbs has no number for it, so the first of those that are left to drivers.
+    RegMr = 135,
     /// A receive, by a SEND.
     Recv = 128,
     /// A receive, by a WRITE with immediate.
     RecvRdmaWithImm = 129,
+}
+
+impl fmt::Display for WcOpcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WcOpcode::Send => "SEND",
+            WcOpcode::RdmaWrite => "RDMA WRITE",
+            WcOpcode::RdmaRead => "RDMA READ",
+            WcOpcode::CompSwap => "compare-and-swap",
+            WcOpcode::FetchAdd => "fetch-and-add",
+            WcOpcode::BindMw => "memory window bind",
+            WcOpcode::LocalInv => "local invalidate",
+            WcOpcode::Flush => "FLUSH",
+            WcOpcode::AtomicWrite => "ATOMIC WRITE",
+            WcOpcode::RegMr => "fast registration",
+            WcOpcode::Recv => "receive",
+            WcOpcode::RecvRdmaWithImm => "receive (WRITE with immediate)",
+        })
+    }
 }
 
 /// A work completion.
@@ -235,6 +368,8 @@ pub struct Completion {
     pub byte_len: u32,
     /// The immediate data, if some came.
     pub imm: Option<u32>,
+    /// The key of ours that the SEND invalidated, if it did.
+    pub invalidated: Option<RKey>,
     /// The QP.
     pub qpn: Qpn,
     /// The peer's QP.
@@ -310,6 +445,15 @@ pub enum PostError {
     /// Atomics take exactly 8 bytes.
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
+    /// What has no data was given some.
+    #[error("{0:?} takes no scatter/gather elements and no inline data")]
+    NoData(WcOpcode),
+    /// `bind_mw` is for windows of type 1.
+    #[error("a window of {0:?} is bound by a work request, not by bind_mw")]
+    WindowKind(WindowKind),
+    /// A FLUSH for nothing.
+    #[error("a FLUSH is to global visibility, to persistence, or both")]
+    NoPlacement,
     /// The service does not have this operation.
     #[error("a {0:?} QP has no {1:?}")]
     Unsupported(super::QpType, WcOpcode),

@@ -49,6 +49,8 @@ pub(super) struct Inner {
     next_cq: AtomicU32,
     /// Where the next region of the crate's own memory begins, in the addresses that work requests use.
     next_iova: AtomicU64,
+    /// Bytes of device memory that are given out.
+    pub dm_used: AtomicU64,
     /// Draws first PSNs.
     draws: AtomicU64,
     thread: Option<JoinHandle<()>>,
@@ -139,6 +141,7 @@ impl Context {
             next_pd: AtomicU32::new(1),
             next_cq: AtomicU32::new(1),
             next_iova: AtomicU64::new(FIRST_IOVA),
+            dm_used: AtomicU64::new(0),
             draws: AtomicU64::new(0),
             thread,
         })))

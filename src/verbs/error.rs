@@ -1,7 +1,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::memory::{Access, OutOfBuffer};
+use crate::memory::{Access, ManagementError, OutOfBuffer};
 use crate::nic::{CqOverflow, TooManyQps};
 use crate::transport::{AddressError, Completion, ModifyError, PostError};
 use crate::wire::Mtu;
@@ -54,6 +54,17 @@ pub enum CreateError {
     /// REMOTE_WRITE and REMOTE_ATOMIC write, so they need LOCAL_WRITE (IBA 11.2.8.2).
     #[error("{0:?} lets peers write and needs LOCAL_WRITE too")]
     AccessNeedsLocalWrite(Access),
+    /// Permissions that do not go together, or do not exist.
+    #[error("access {access:?}: {why}")]
+    Access {
+        /// As given.
+        access: Access,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// Windows are bound to the region.
+    #[error(transparent)]
+    Management(#[from] ManagementError),
     /// Two objects that must be of one context are not.
     #[error("the {0} is of another context")]
     OtherContext(&'static str),

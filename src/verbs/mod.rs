@@ -10,28 +10,32 @@ mod clock;
 mod context;
 mod cq;
 mod device;
+mod dm;
 mod error;
 mod mr;
+mod mw;
 mod pair;
 mod qp;
 mod shard;
 mod srq;
 
 pub use crate::link::fabric::{Fabric, FabricConfig};
-pub use crate::memory::{Access, AtomicOp, Buffer};
+pub use crate::memory::{Access, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
 pub use crate::nic::{CqOverflow, Limits, Notify, PKeyTableSize, Personality};
 pub use crate::transport::{
-    AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, PostError,
-    QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode, WcStatus,
-    WrData, WrOp,
+    AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,
+    PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode,
+    WcStatus, WrData, WrOp,
 };
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
 pub use ah::Ah;
 pub use context::{Context, ContextOptions, DeviceAttr, PortAttr};
 pub use cq::{CompletionChannel, Cq};
 pub use device::{Device, DeviceError, devices};
+pub use dm::{Dm, DmMr};
 pub use error::{ConnectError, CreateError, MemoryAccessError, OpenError, PostListError, WaitError};
-pub use mr::{Mr, Pd, RawMr, RemoteAddr};
+pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
+pub use mw::{FastMr, Mw};
 pub use pair::{Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
 pub use srq::{Srq, SrqAttr};

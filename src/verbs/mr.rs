@@ -7,7 +7,7 @@ use super::cq::Cq;
 use super::qp::{Qp, QpOptions};
 use super::srq::Srq;
 use super::{CreateError, MemoryAccessError};
-use crate::memory::{Access, Buffer, PdId, RegionInfo};
+use crate::memory::{Access, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table};
 use crate::transport::{RecvCaps, Sge};
 use crate::wire::{LKey, RKey};
 
@@ -37,16 +37,29 @@ impl Pd {
     }
 
     /// A region of `len` zero bytes of its own. Its addresses are the context's choice, not those in host
-    /// memory.
+    /// memory, or count from 0 with [`Access::ZERO_BASED`].
     ///
     /// # Errors
     /// [`CreateError`].
     pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, CreateError> {
         self.check(len, access)?;
+        self.reg_mr_at(len, self.0.context.take_iova(len), access)
+    }
+
+    /// The same with the first address given, whatever the access says.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn reg_mr_iova(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
+        self.check(len, access)?;
+        self.reg_mr_at(len, iova, access)
+    }
+
+    fn reg_mr_at(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
         let buffer = Buffer::zeroed(len);
-        let addr = buffer.addr();
+        let span = Span { addr: buffer.addr(), len, iova, access };
         // SAFETY: the buffer is owned by the `Mr`, which deregisters before it frees.
-        let raw = unsafe { self.register(addr, len, self.0.context.take_iova(len), access) }?;
+        let raw = unsafe { self.register(span) }?;
         Ok(Mr { raw, buffer })
     }
 
@@ -60,18 +73,58 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<RawMr, CreateError> {
-        self.check(len, access)?;
-        // SAFETY: the caller vouches for the memory.
-        unsafe { self.register(addr.expose_provenance(), len, addr.addr() as u64, access) }
+        // SAFETY: as the caller vouches.
+        unsafe { self.reg_mr_raw_iova(addr, len, addr.addr() as u64, access) }
     }
 
-    fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
+    /// The same with the first address that peers use given.
+    ///
+    /// # Safety
+    /// As of [`reg_mr_raw`](Self::reg_mr_raw).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub unsafe fn reg_mr_raw_iova(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<RawMr, CreateError> {
+        self.check(len, access)?;
+        // SAFETY: the caller vouches for the memory.
+        unsafe { self.register(Span { addr: addr.expose_provenance(), len, iova, access }) }
+    }
+
+    /// A region of all the process's memory as it is mapped at each use: implicit on-demand paging
+    /// (`ibv_reg_mr` with address 0 and length `SIZE_MAX`). What is not mapped is refused when it is used.
+    ///
+    /// # Safety
+    /// Whoever has its key reads, and writes if `access` allows any writing, whatever the process has; what is
+    /// unmapped while it is in use ends the process.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub unsafe fn reg_mr_implicit(&self, access: Access) -> Result<RawMr, CreateError> {
+        self.check(1, access)?;
+        if !access.allows(Access::ON_DEMAND) {
+            return Err(CreateError::Access { access, why: "an implicit region needs ON_DEMAND" });
+        }
+        // SAFETY: the caller vouches for what comes of it.
+        let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
+        Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info })
+    }
+
+    pub(super) fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
         let max = self.0.context.0.limits.max_mr_size;
         if len == 0 || len as u64 > max {
             return Err(CreateError::Value { name: "a region's length", value: len as u64, min: 1, max });
         }
-        let writes = access & (Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        if writes != Access::LOCAL_READ && !access.allows(Access::LOCAL_WRITE) {
+        if access.unknown() != Access::LOCAL_READ {
+            return Err(CreateError::Access { access, why: "some of it is not known" });
+        }
+        if access.lets_peers_write() && !access.allows(Access::LOCAL_WRITE) {
+            let writes = access & (Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
             return Err(CreateError::AccessNeedsLocalWrite(writes));
         }
         Ok(())
@@ -79,23 +132,28 @@ impl Pd {
 
     /// # Safety
     /// As [`reg_mr_raw`](Self::reg_mr_raw).
-    unsafe fn register(
-        &self,
-        addr: usize,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<RawMr, CreateError> {
+    pub(super) unsafe fn register(&self, span: Span) -> Result<RawMr, CreateError> {
+        let iova = if span.access.allows(Access::ZERO_BASED) { 0 } else { span.iova };
+        let span = Span { iova, ..span };
+        // SAFETY: the caller vouches for the memory until the `RawMr` is dropped, which deregisters.
+        let info = self.insert(|table| unsafe { table.register(self.0.id, span) })?;
+        Ok(RawMr { pd: self.clone(), addr: iova, len: span.len, info })
+    }
+
+    /// A new entry in the table of keys.
+    pub(super) fn insert<T>(&self, make: impl FnOnce(&mut Table) -> Option<T>) -> Result<T, CreateError> {
         let max = self.0.context.0.limits.max_mr;
+        let full = CreateError::Exhausted { kind: "regions and windows", max };
         let mut table = self.0.context.0.shard.memory.write();
         if table.len() >= max as usize {
-            return Err(CreateError::Exhausted { kind: "regions", max });
+            return Err(full);
         }
-        // SAFETY: the caller vouches for the memory until the `RawMr` is dropped, which deregisters.
-        let info = unsafe { table.register(self.0.id, addr, len, iova, access) }
-            .ok_or(CreateError::Exhausted { kind: "regions", max })?;
-        drop(table);
-        Ok(RawMr { pd: self.clone(), addr: iova, len, info })
+        make(&mut table).ok_or(full)
+    }
+
+    /// Runs `f` with the table of keys; waits for the turn in progress, so nothing uses what is gone afterwards.
+    pub(super) fn with_table<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
+        f(&mut self.0.context.0.shard.memory.write())
     }
 
     /// A queue pair.
@@ -187,10 +245,106 @@ impl RawMr {
     }
 }
 
+impl RawMr {
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Deregisters, as dropping does, but not while windows are bound to it.
+    ///
+    /// # Errors
+    /// The region as it was, and [`ManagementError::WindowsBound`].
+    pub fn dereg(self) -> Result<(), (RawMr, ManagementError)> {
+        let done = self.pd.with_table(|table| table.deregister(self.info.lkey));
+        done.map_err(|e| (self, e))
+    }
+
+    /// Registers anew, in another domain, with other permissions, other memory, or all of that. Both keys are
+    /// new then.
+    ///
+    /// # Safety
+    /// As of [`Pd::reg_mr_raw`], for the memory that it has then.
+    ///
+    /// # Errors
+    /// [`CreateError`]; then nothing has changed.
+    pub unsafe fn rereg_raw(
+        &mut self,
+        pd: Option<&Pd>,
+        memory: Option<(*mut u8, usize)>,
+        access: Option<Access>,
+    ) -> Result<(), CreateError> {
+        let translation = memory.map(|(addr, len)| (addr.expose_provenance(), len, addr.addr() as u64));
+        // SAFETY: as the caller vouches.
+        unsafe { self.rereg_as(pd, translation, access) }
+    }
+
+    /// # Safety
+    /// As of [`rereg_raw`](Self::rereg_raw).
+    unsafe fn rereg_as(
+        &mut self,
+        pd: Option<&Pd>,
+        translation: Option<(usize, usize, u64)>,
+        access: Option<Access>,
+    ) -> Result<(), CreateError> {
+        if pd.is_some_and(|pd| !pd.context().is(self.pd.context())) {
+            return Err(CreateError::OtherContext("protection domain"));
+        }
+        self.pd.check(translation.map_or(1, |(_, len, _)| len), access.unwrap_or_default())?;
+        let change = Reregistration { pd: pd.map(Pd::id), translation, access };
+        // SAFETY: as the caller vouches.
+        self.info = self.pd.with_table(|table| unsafe { table.reregister(self.info.lkey, &change) })?;
+        if let Some((_, len, iova)) = translation {
+            (self.addr, self.len) = (iova, len);
+        }
+        if let Some(pd) = pd {
+            self.pd = pd.clone();
+        }
+        Ok(())
+    }
+}
+
 impl Drop for RawMr {
     fn drop(&mut self) {
-        // Waits for the turn in progress, so nothing touches the memory afterwards.
-        self.pd.0.context.0.shard.memory.write().deregister(self.info.lkey);
+        // `dereg` may have done it.
+        let _ = self.pd.with_table(|table| table.revoke(self.info.lkey));
+    }
+}
+
+/// A region that reads as zeros and takes all that is written to it, at every address; for the parts of a message
+/// that nobody wants. Dropping it deregisters.
+#[derive(Debug)]
+pub struct NullMr {
+    pd: Pd,
+    lkey: LKey,
+}
+
+impl Pd {
+    /// A null region.
+    ///
+    /// # Errors
+    /// [`CreateError::Exhausted`].
+    pub fn alloc_null_mr(&self) -> Result<NullMr, CreateError> {
+        let lkey = self.insert(|table| table.register_null(self.id()))?;
+        Ok(NullMr { pd: self.clone(), lkey })
+    }
+}
+
+impl NullMr {
+    /// `length` bytes of it.
+    pub fn sge(&self, length: u32) -> Sge {
+        Sge { addr: 0, length, lkey: self.lkey }
+    }
+
+    /// The local key; there is no remote one.
+    pub fn lkey(&self) -> LKey {
+        self.lkey
+    }
+}
+
+impl Drop for NullMr {
+    fn drop(&mut self) {
+        let _ = self.pd.with_table(|table| table.deregister(self.lkey));
     }
 }
 
@@ -217,6 +371,28 @@ impl std::ops::Deref for Mr {
 }
 
 impl Mr {
+    /// Registers anew, in another domain, with other permissions, with `len` zero bytes of other memory, or all of
+    /// that. Both keys are new then.
+    ///
+    /// # Errors
+    /// [`CreateError`]; then nothing has changed.
+    pub fn rereg(
+        &mut self,
+        pd: Option<&Pd>,
+        len: Option<usize>,
+        access: Option<Access>,
+    ) -> Result<(), CreateError> {
+        let buffer = len.map(Buffer::zeroed);
+        let translation =
+            buffer.as_ref().map(|b| (b.addr(), b.len(), self.raw.pd.context().take_iova(b.len())));
+        // SAFETY: the old buffer stays until the table has forgotten it, the new one as long as the region.
+        unsafe { self.raw.rereg_as(pd, translation, access) }?;
+        if let Some(buffer) = buffer {
+            self.buffer = buffer;
+        }
+        Ok(())
+    }
+
     /// Copies the bytes at `offset` to all of `out`.
     ///
     /// # Errors

@@ -3,10 +3,10 @@ use std::fmt;
 use super::{ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
 use crate::memory::{Access, AtomicOp};
 use crate::transport::{
-    AddressVector, ModifyError, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps,
-    SendFlags, SendWr, Sge, WrData, WrOp,
+    AddressVector, ModifyError, Placement, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
+    SendCaps, SendFlags, SendWr, Sge, WrData, WrOp,
 };
-use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
+use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RKey, RnrTimer};
 
 /// What a queue pair is made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -361,6 +361,11 @@ impl<'a> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
+    /// A SEND that closes what a key at the peer opens.
+    pub fn send_with_inv(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
+    }
+
     /// An RDMA WRITE.
     pub fn write(wr_id: u64, sges: &'a [Sge], to: RemoteAddr) -> SendWr<'a> {
         Self::new(wr_id, WrOp::Write { va: to.va, rkey: to.rkey }, sges)
@@ -380,6 +385,17 @@ impl<'a> SendWr<'a> {
     pub fn compare_swap(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, compare: u64, swap: u64) -> SendWr<'a> {
         let op = AtomicOp::CompareSwap { compare, swap };
         Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
+    }
+
+    /// Stores 8 bytes at a multiple of 8, all at once.
+    pub fn atomic_write(wr_id: u64, at: RemoteAddr, value: [u8; 8]) -> SendWr<'a> {
+        Self::new(wr_id, WrOp::AtomicWrite { va: at.va, rkey: at.rkey, value }, &[])
+    }
+
+    /// Completes when all earlier WRITEs to `len` bytes are placed so.
+    pub fn flush(wr_id: u64, at: RemoteAddr, len: u32, placement: Placement) -> SendWr<'a> {
+        let op = WrOp::Flush { va: at.va, rkey: at.rkey, len, placement, whole_region: false };
+        Self::new(wr_id, op, &[])
     }
 
     /// A fetch-and-add; the old value goes to the 8 bytes of `sges`.

@@ -220,6 +220,35 @@ pub struct Deth {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Feth(pub u32);
 
+impl Feth {
+    /// Placement type: the data is globally visible.
+    pub const GLOBAL: u32 = 1 << 0;
+    /// Placement type: the data is persistent.
+    pub const PERSISTENT: u32 = 1 << 1;
+    const PLACEMENT: u32 = 0xf;
+    const WHOLE_REGION: u32 = 1 << 4;
+    const SELECTIVITY: u32 = 0x30;
+
+    /// The header that asks for these placement types, of the RETH's range or of the whole region.
+    pub const fn new(placement: u32, whole_region: bool) -> Feth {
+        Feth(placement & Self::PLACEMENT | if whole_region { Self::WHOLE_REGION } else { 0 })
+    }
+
+    /// The placement types.
+    pub const fn placement(self) -> u32 {
+        self.0 & Self::PLACEMENT
+    }
+
+    /// Whether the whole region is meant. `None` for a selectivity level that is reserved.
+    pub const fn whole_region(self) -> Option<bool> {
+        match self.0 & Self::SELECTIVITY {
+            0 => Some(false),
+            Self::WHOLE_REGION => Some(true),
+            _ => None,
+        }
+    }
+}
+
 /// All headers of one packet, owned. Those count that the opcode's table row names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Headers {

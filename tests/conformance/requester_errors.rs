@@ -130,7 +130,7 @@ cases! {
         let sge = [b.more[r].sge(0, 600)];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent().len(), 3);
-        b.memory.deregister(sge[0].lkey);
+        b.memory.deregister(sge[0].lkey).unwrap();
         b.ask(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[]);
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
     }

@@ -232,7 +232,7 @@ cases! {
         b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sge, SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent().len(), 1);
         b.ask(&[resp(First, SQ, 1, &[1; 256])], &[]);
-        b.memory.deregister(sge[0].lkey);
+        b.memory.deregister(sge[0].lkey).unwrap();
         b.ask(&[resp(Middle, SQ + 1, 1, &[1; 256])], &[]);
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
         assert_eq!(b.more[r].read(256, 1), [crate::support::pattern(256)]);

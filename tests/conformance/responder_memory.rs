@@ -79,7 +79,7 @@ cases! {
             let mut b = Bench::new();
             let r = b.region(PD, 64, 0, Access::ALL);
             let old = b.more[r].info;
-            assert!(b.memory.deregister(old.lkey));
+            b.memory.deregister(old.lkey).unwrap();
             let r = b.region(PD, 64, 0, Access::ALL);
             assert_ne!(b.more[r].info.rkey, old.rkey);
             refused(&mut b, every_kind(0, old.rkey)[i].0.clone());
@@ -128,7 +128,7 @@ cases! {
         let r = b.region(PD, 600, 0, Access::ALL);
         let (key, lkey) = (b.more[r].info.rkey, b.more[r].info.lkey);
         b.ask(&[write(First, RQ, (0, key, 600), &[1; 256])], &[]);
-        assert!(b.memory.deregister(lkey));
+        b.memory.deregister(lkey).unwrap();
         b.ask(&[write(Middle, RQ + 1, (0, key, 600), &[2; 256])], &[nak(RQ + 1, 0, NakCode::RemoteAccessError)]);
         b.events(&[AsyncEvent::QpAccessError]);
         b.state(QpState::Err);
@@ -144,7 +144,7 @@ cases! {
         let sent = b.turn();
         assert!(!sent.is_empty() && sent == answer[..sent.len()]);
         let lkey = b.more[0].info.lkey;
-        assert!(b.memory.deregister(lkey));
+        b.memory.deregister(lkey).unwrap();
         b.expect(&[nak(RQ + sent.len() as u32, 0, NakCode::RemoteAccessError)]);
         b.events(&[AsyncEvent::QpAccessError]);
         b.state(QpState::Err);

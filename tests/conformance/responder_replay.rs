@@ -120,7 +120,7 @@ cases! {
         let info = b.more[r].info;
         b.peer(&[read(RQ, (0, info.rkey, 8))]);
         assert_eq!(b.sent().len(), 1);
-        b.memory.deregister(info.lkey);
+        b.memory.deregister(info.lkey).unwrap();
         b.ask(&[read(RQ, (0, info.rkey, 8))], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
         b.events(&[AsyncEvent::QpAccessError]);
     }

@@ -233,6 +233,7 @@ impl Program {
                     to.vague.push((va as usize, 8));
                     from.vague.extend(s.pieces.iter().map(|p| (p.at, p.len as usize)));
                 }
+                ref other => panic!("{other:?} is in no program"),
             }
         }
         to.vague.extend(self.recvs.iter().flat_map(|r| &r.pieces).map(|p| (p.at, p.len as usize)));

@@ -3,7 +3,7 @@
 
 mod rng;
 
-use urxe::memory::{Access, PdId, RegionInfo, Table};
+use urxe::memory::{Access, PdId, RegionInfo, Span, Table};
 use urxe::transport::{Sge, TxQueue};
 use urxe::wire::{Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Packet, icrc, pad_count};
 
@@ -34,7 +34,7 @@ impl Region {
         unsafe { base.write_bytes(GUARD_BYTE, layout.size()) };
         let addr = base.expose_provenance() + GUARD;
         // SAFETY: freed in `drop` only, and every test drops its NIC and table's users with it.
-        let info = unsafe { table.register(pd, addr, len, iova, access) }.unwrap();
+        let info = unsafe { table.register(pd, Span { addr, len, iova, access }) }.unwrap();
         let region = Region { base, layout, len, iova, info };
         region.write(0, &(0..len).map(|i| pattern(i as u64)).collect::<Vec<_>>());
         region

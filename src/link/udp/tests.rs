@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant as Clock};
 
 use super::*;
-use crate::memory::{Access, HostSlice, PdId, Table};
+use crate::memory::{Access, Accessor, HostSlice, PdId, Span, Table};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
 
@@ -42,8 +42,17 @@ fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
     let mut table = Table::new();
     let addr = memory.as_mut_ptr().expose_provenance();
     // SAFETY: the memory is returned beside the table, lives as long in every test, and nothing writes it.
-    let info = unsafe { table.register(PdId(1), addr, len, addr as u64, Access::ALL) }.unwrap();
-    let slice = table.local(PdId(1), info.lkey, addr as u64, len as u32, Access::LOCAL_READ).unwrap();
+    let info = unsafe { table.register(PdId(1), Span { addr, len, iova: addr as u64, access: Access::ALL }) }
+        .unwrap();
+    let slice = table
+        .local(
+            Accessor { pd: PdId(1), qpn: crate::wire::Qpn::new(2) },
+            info.lkey,
+            addr as u64,
+            len as u32,
+            Access::LOCAL_READ,
+        )
+        .unwrap();
     (memory, table, slice)
 }
 

@@ -68,6 +68,11 @@ impl Ask {
         self.due = true;
     }
 
+    /// Whether something is in flight that nobody asked for.
+    pub fn is_pending(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// Whether the probe is to be sent.
     pub fn is_due(&self) -> bool {
         self.due

@@ -7,14 +7,14 @@ use crate::memory::AtomicOp;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::{SendWqe, packet_cost};
 use crate::transport::{Env, Output, Payload, QpState, WcStatus, WrOp};
-use crate::wire::{AtomicEth, Deth, HeaderSet, Headers, Operation, Position, Reth};
+use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
 /// PSNs that may be in flight: less than half of the space, or old and new could not be told apart
 /// (IBA 9.7.2).
 const MAX_PSNS: u32 = 1 << 22;
 
 /// Why no packet went out.
-enum Stop {
+pub(super) enum Stop {
     /// Nothing to do until something arrives or expires.
     Idle,
     /// The oldest work request failed here.
@@ -60,6 +60,9 @@ impl Requester {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
         let psn = wqe.first_psn + packet;
+        if wqe.op.is_local() {
+            return self.manage(conn, env);
+        }
         if !conn.qp_type.is_reliable() {
             return self.emit(conn, env);
         }
@@ -69,7 +72,7 @@ impl Requester {
             || self.failed.is_some()
             || fresh && conn.state == QpState::Sqd
             || fresh && wqe.flags.fence && !self.reads.is_empty()
-            || wqe.op.is_read_or_atomic() && self.reads.len() >= conn.max_rd_atomic as usize
+            || wqe.op.awaits_response() && self.reads.len() >= conn.max_rd_atomic as usize
         {
             return Err(Stop::Idle);
         }
@@ -101,7 +104,7 @@ impl Requester {
         let again = psn.is_before(self.resend_until);
         let ask = self.asks(wqe, packet + psns, index, conn, env) || marked;
         self.push(wqe, packet..packet + psns, ask, again, conn, env)?;
-        if wqe.op.is_read_or_atomic() {
+        if wqe.op.awaits_response() {
             self.reads.push_back(psn + (psns - 1));
             self.ask.asked();
         } else {
@@ -151,15 +154,19 @@ impl Requester {
                 || conn.signal_all
                 || wqe.first_psn.is_before(self.resend_until)
                 || ask::fills_a_part(index, self.queue.caps.max_wr)
+                || self.queue.get(index + 1).is_some_and(|next| next.waits_for_all())
                 || self.ask.is_overdue(env.now, conn.timeout, env.tuning))
     }
 
     /// Sends the last packet once more, now asking for an acknowledgement: so a loss of that packet shows, and
     /// the queue empties, though nobody waits for a completion.
-    fn probe(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
+    pub(super) fn probe(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         self.ask.asked();
         let at = match self.cursor {
-            Cursor { wqe, packet: 0 } => self.queue.get(wqe.wrapping_sub(1)).map(|w| (w, w.packets - 1)),
+            Cursor { wqe, packet: 0 } => (self.queue.start()..wqe)
+                .rev()
+                .find_map(|i| self.queue.get(i).filter(|w| w.packets > 0))
+                .map(|w| (w, w.packets - 1)),
             Cursor { wqe, packet } => self.queue.get(wqe).map(|w| (w, packet - 1)),
         };
         let Some((wqe, packet)) = at else { return Ok(()) };
@@ -184,14 +191,21 @@ impl Requester {
             WrOp::Read { .. } => Position::Only,
             _ => Position::of(part.start, wqe.packets),
         };
-        let mut headers = request_headers(conn, wqe, position, wqe.first_psn + part.start, offset, len);
-        headers.bth.ack_req = ask || wqe.op.is_read_or_atomic();
+        let psn = wqe.first_psn + part.start;
+        let Some(mut headers) = request_headers(conn, wqe, position, psn, offset, len) else {
+            return Err(Stop::Idle);
+        };
+        headers.bth.ack_req = ask || wqe.op.awaits_response();
         let flow = match &wqe.to {
             Some(to) => &to.flow,
             None => conn.flow.as_ref().ok_or(Stop::Idle)?,
         };
-        if wqe.op.is_read_or_atomic() {
-            env.tx.push(flow, headers, Payload::Bytes(&[]));
+        if wqe.op.awaits_response() {
+            let payload: &[u8] = match &wqe.op {
+                WrOp::AtomicWrite { value, .. } => value,
+                _ => &[],
+            };
+            env.tx.push(flow, headers, Payload::Bytes(payload));
             return Ok(());
         }
         env.bytes.clear();
@@ -200,7 +214,7 @@ impl Requester {
             env.tx.push(flow, headers, Payload::Bytes(env.bytes));
         } else {
             self.queue
-                .gather(wqe, offset, len, conn.pd, env.memory, env.scratch)
+                .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)
                 .map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
             let payload = if again { Payload::Copy(env.scratch) } else { Payload::Gather(env.scratch) };
             env.tx.push(flow, headers, payload);
@@ -217,6 +231,7 @@ impl Requester {
     }
 }
 
+/// `None` for what has no packets.
 fn request_headers(
     conn: &Connection,
     wqe: &SendWqe,
@@ -224,13 +239,14 @@ fn request_headers(
     psn: crate::wire::Psn,
     offset: u32,
     len: u32,
-) -> Headers {
-    let (operation, tail) = wqe.op.on_wire();
+) -> Option<Headers> {
+    let (operation, tail) = wqe.op.on_wire()?;
     let extra = if position.ends() { tail } else { HeaderSet::NONE };
     let mut h = conn.headers(operation, position, extra, psn);
     match wqe.op {
         WrOp::Send => {}
         WrOp::SendWithImm(imm) => h.imm = imm,
+        WrOp::SendWithInv(rkey) => h.ieth = rkey,
         WrOp::Write { va, rkey } => h.reth = Reth { va, rkey, dma_len: wqe.len },
         WrOp::WriteWithImm { va, rkey, imm } => {
             h.reth = Reth { va, rkey, dma_len: wqe.len };
@@ -244,6 +260,14 @@ fn request_headers(
             };
             h.atomic = AtomicEth { va, rkey, swap_or_add, compare };
         }
+        WrOp::AtomicWrite { va, rkey, value } => {
+            h.reth = Reth { va, rkey, dma_len: value.len() as u32 };
+        }
+        WrOp::Flush { va, rkey, len, placement, whole_region } => {
+            h.feth = Feth::new(placement.bits(), whole_region);
+            h.reth = Reth { va, rkey, dma_len: len };
+        }
+        WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => return None,
     }
     if let Some(to) = wqe.to {
         h.bth.dest_qp = to.qpn;
@@ -252,5 +276,5 @@ fn request_headers(
     // Solicited events are for what takes a receive at the peer (IBA 9.2.3).
     let takes_receive = operation == Operation::Send || extra == HeaderSet::IMMDT;
     h.bth.solicited = wqe.flags.solicited && position.ends() && takes_receive;
-    h
+    Some(h)
 }

@@ -1,11 +1,12 @@
 //! The requester: builds requests from the send queue and completes them by the responses.
 //!
-//! [`build`] sends what the window allows, [`ask`] knows when the peer is to acknowledge, [`response`] takes
+//! [`build`] sends what the window allows, [`manage`] does what has no packets, [`ask`] knows when the peer is to acknowledge, [`response`] takes
 //! acknowledgements and data in, [`retry`] goes back after a loss. The cursor is the next packet to send; `unacked` the oldest that the peer has not
 //! acknowledged; between them lies what is in flight.
 
 mod ask;
 mod build;
+mod manage;
 mod response;
 mod retry;
 mod window;
@@ -53,6 +54,8 @@ pub(super) struct Requester {
     resend_until: Psn,
     /// A work request that failed here, to be completed when it is the oldest.
     failed: Option<(u64, WcStatus)>,
+    /// One behind the newest work request on our own keys that was carried out: going back does not repeat it.
+    managed: u64,
     /// What was sent without asking for an acknowledgement.
     ask: ask::Ask,
 }
@@ -76,6 +79,7 @@ impl Requester {
             gap: None,
             resend_until: Psn::default(),
             failed: None,
+            managed: 0,
             ask: ask::Ask::default(),
         }
     }
@@ -100,7 +104,7 @@ impl Requester {
         if !conn.qp_type.offers(wr.op) {
             return Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode()));
         }
-        if wr.op.is_read_or_atomic() && conn.max_rd_atomic == 0 {
+        if wr.op.awaits_response() && conn.max_rd_atomic == 0 {
             return Err(PostError::NoReadResources);
         }
         let to = flow.zip(wr.to).map(|(flow, to)| Datagram {
@@ -187,6 +191,7 @@ pub(super) fn failure(conn: &Connection, wr_id: u64, status: WcStatus) -> Comple
         opcode: super::WcOpcode::Send,
         byte_len: 0,
         imm: None,
+        invalidated: None,
         qpn: conn.qpn,
         src_qpn: conn.dest_qpn,
         vendor_err: 0,

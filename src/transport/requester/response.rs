@@ -5,6 +5,11 @@ use crate::transport::connection::Connection;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
 use crate::wire::{NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
+/// FLUSH and ATOMIC WRITE are answered as a READ of nothing (annex A19.4.3).
+const fn is_answered_like_a_read(op: WrOp) -> bool {
+    matches!(op, WrOp::Read { .. } | WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
+}
+
 /// Why an acknowledgement stopped short of the PSN that it names.
 #[derive(PartialEq, Eq)]
 enum Acked {
@@ -54,11 +59,11 @@ impl Requester {
         while let Some(wqe) = self.queue.front()
             && !last.is_before(self.unacked)
         {
-            if wqe.op.is_read_or_atomic() {
+            if wqe.op.awaits_response() {
                 acked = Acked::UntilRead;
                 break;
             }
-            if last.is_before(wqe.last_psn()) {
+            if last.next().is_before(wqe.end_psn()) {
                 self.unacked = last.next();
                 break;
             }
@@ -75,10 +80,20 @@ impl Requester {
         self.retire(conn, Output::Sent, env);
     }
 
-    /// The same; `report` makes what is reported of its completion.
+    /// The same; `report` makes what is reported of its completion. Behind it go those that were done early.
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
+        self.retire_one(conn, report, env);
+        self.retire_managed(conn, report, env);
+    }
+
+    pub(super) fn retire_one(
+        &mut self,
+        conn: &Connection,
+        report: fn(Completion) -> Output,
+        env: &mut Env<'_>,
+    ) {
         let Some(wqe) = self.queue.retire() else { return };
-        self.unacked = wqe.last_psn().next();
+        self.unacked = wqe.end_psn();
         env.counters.rdma_sends += 1;
         if wqe.flags.signaled || conn.signal_all {
             env.out.push(report(Completion {
@@ -144,7 +159,7 @@ impl Requester {
         if !self.reach(psn, conn, env)? {
             return Ok(());
         }
-        let Some(wqe) = self.queue.front().filter(|w| matches!(w.op, WrOp::Read { .. })) else {
+        let Some(wqe) = self.queue.front().filter(|w| is_answered_like_a_read(w.op)) else {
             env.counters.unexpected_response += 1;
             return Ok(());
         };
@@ -156,10 +171,10 @@ impl Requester {
         if data.len() != expected as usize {
             return Err(self.fail_oldest(WcStatus::BadRespErr, conn, env));
         }
-        if self.queue.scatter(wqe, offset, data, conn.pd, env.memory, env.scratch).is_err() {
+        if self.queue.scatter(wqe, offset, data, conn.accessor(), env.memory, env.scratch).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
-        if psn == wqe.last_psn() {
+        if psn.next() == wqe.end_psn() {
             self.complete_oldest(conn, env);
         } else {
             self.unacked = psn.next();
@@ -183,7 +198,7 @@ impl Requester {
             return Ok(());
         };
         let bytes = original.to_ne_bytes();
-        if self.queue.scatter(wqe, 0, &bytes, conn.pd, env.memory, env.scratch).is_err() {
+        if self.queue.scatter(wqe, 0, &bytes, conn.accessor(), env.memory, env.scratch).is_err() {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         self.complete_oldest(conn, env);

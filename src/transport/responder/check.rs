@@ -3,10 +3,10 @@
 
 use super::refusal::Refusal;
 use super::{Message, Remote, Responder};
-use crate::memory::Access;
+use crate::memory::{Access, Accessor, HostSlice};
 use crate::transport::connection::Connection;
-use crate::transport::{Env, MAX_MESSAGE};
-use crate::wire::{Operation, Packet, Position};
+use crate::transport::{Env, MAX_MESSAGE, Placement};
+use crate::wire::{Operation, Packet, Position, Reth};
 
 type Verdict = Result<(), Refusal>;
 
@@ -92,6 +92,12 @@ impl Responder {
             {
                 return Err(Refusal::Invalid);
             }
+            Operation::AtomicWrite
+                if packet.reth().is_some_and(|r| !r.va.is_multiple_of(8) || r.dma_len != 8) =>
+            {
+                return Err(Refusal::Invalid);
+            }
+            Operation::Flush if flush_of(packet).is_none() => return Err(Refusal::Invalid),
             _ => {}
         }
         Ok(())
@@ -106,10 +112,11 @@ fn check_psn(ahead: i32) -> Verdict {
 /// "unsupported").
 fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
     let needed = match packet.row().operation {
-        Operation::Send if packet.ieth().is_none() => Access::LOCAL_READ,
-        Operation::Write => Access::REMOTE_WRITE,
+        Operation::Send => Access::LOCAL_READ,
+        Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,
         Operation::ReadRequest => Access::REMOTE_READ,
         Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
+        Operation::Flush => flush_of(packet).ok_or(Refusal::Invalid)?.0.access(),
         _ => return Err(Refusal::Invalid),
     };
     conn.access.allows(needed).then_some(()).ok_or(Refusal::Invalid)
@@ -117,9 +124,14 @@ fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
 
 /// The whole range that a request announces, before any of it is touched.
 fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
+    let by = conn.accessor();
     let range = |(rkey, va, len): Remote, access| {
-        env.memory.remote(conn.pd, rkey, va, len, access).map(|_| ()).map_err(|_| Refusal::Access)
+        env.memory.remote(by, rkey, va, len, access).map(|_| ()).map_err(|_| Refusal::Access)
     };
+    if let Some((placement, whole_region)) = flush_of(packet) {
+        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
+        return flush_range(env, by, &reth, placement, whole_region).map(|_| ()).ok_or(Refusal::Access);
+    }
     if let Some(reth) = packet.reth() {
         let access = match packet.row().operation {
             Operation::ReadRequest => Access::REMOTE_READ,
@@ -131,4 +143,27 @@ fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdic
         range((atomic.rkey, atomic.va, 8), Access::REMOTE_ATOMIC)?;
     }
     Ok(())
+}
+
+/// What a FLUSH asks for: the placement, and whether of the whole region. `None` if it is none, or asks for what is
+/// reserved.
+pub(super) fn flush_of(packet: &Packet<'_>) -> Option<(Placement, bool)> {
+    let feth = packet.feth()?;
+    Some((Placement::from_bits(feth.placement())?, feth.whole_region()?))
+}
+
+/// The memory that a FLUSH names.
+pub(super) fn flush_range(
+    env: &Env<'_>,
+    by: Accessor,
+    reth: &Reth,
+    placement: Placement,
+    whole_region: bool,
+) -> Option<HostSlice> {
+    let found = if whole_region {
+        env.memory.remote_all(by, reth.rkey, placement.access())
+    } else {
+        env.memory.remote(by, reth.rkey, reth.va, reth.dma_len, placement.access())
+    };
+    found.ok()
 }

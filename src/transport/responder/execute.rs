@@ -1,5 +1,6 @@
 //! Execution of a request that has passed its checks.
 
+use super::check::{flush_of, flush_range};
 use super::refusal::Refusal;
 use super::{Message, Reply, Resource, ResourceKind, Responder};
 use crate::memory::{Access, AtomicOp};
@@ -22,6 +23,8 @@ impl Responder {
             Operation::Write => self.execute_write(packet, conn, env)?,
             Operation::ReadRequest => return self.execute_read(packet, conn, env),
             Operation::CompareSwap | Operation::FetchAdd => return self.execute_atomic(packet, conn, env),
+            Operation::AtomicWrite => return self.execute_atomic_write(packet, conn, env),
+            Operation::Flush => return self.execute_flush(packet, conn, env),
             _ => return Err(Refusal::Invalid),
         }
         self.expected = packet.bth().psn.next();
@@ -44,6 +47,10 @@ impl Responder {
         let data = packet.payload();
         self.receives.scatter(received, data, conn, env).map_err(|_| Refusal::LocalProtection)?;
         let received = received + data.len() as u32;
+        if let Some(rkey) = packet.ieth() {
+            let closed = env.memory.invalidate(rkey, conn.accessor(), true);
+            closed.map_err(|_| Refusal::Invalidation)?;
+        }
         if packet.row().position.ends() {
             self.message = None;
             self.finish_message(env);
@@ -69,7 +76,7 @@ impl Responder {
         // The key is looked up for each packet: the region may have gone since the first.
         env.memory
             .remote(
-                conn.pd,
+                conn.accessor(),
                 reth.rkey,
                 reth.va.wrapping_add(received as u64),
                 data.len() as u32,
@@ -115,7 +122,7 @@ impl Responder {
         let atomic = packet.atomic().ok_or(Refusal::Invalid)?;
         let word = env
             .memory
-            .remote_atomic(conn.pd, atomic.rkey, atomic.va)
+            .remote_word(conn.accessor(), atomic.rkey, atomic.va, Access::REMOTE_ATOMIC)
             .map_err(|_| Refusal::Access)?
             .ok_or(Refusal::Operational)?;
         let op = match packet.row().operation {
@@ -134,6 +141,49 @@ impl Responder {
         self.replies.push_back(Reply::Atomic { psn, original, msn: self.msn, again: false });
         self.expected = psn.next();
         Ok(())
+    }
+
+    fn execute_atomic_write(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Refusal> {
+        let reth = packet.reth().ok_or(Refusal::Invalid)?;
+        env.memory
+            .remote_word(conn.accessor(), reth.rkey, reth.va, Access::REMOTE_WRITE)
+            .map_err(|_| Refusal::Access)?
+            .ok_or(Refusal::Operational)?
+            .store(packet.payload());
+        self.done(packet, conn, env);
+        Ok(())
+    }
+
+    /// Everybody sees what a WRITE stored as soon as it is executed, so only persistence is left to do.
+    fn execute_flush(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Refusal> {
+        let reth = packet.reth().ok_or(Refusal::Invalid)?;
+        let (placement, whole_region) = flush_of(packet).ok_or(Refusal::Invalid)?;
+        let range =
+            flush_range(env, conn.accessor(), &reth, placement, whole_region).ok_or(Refusal::Access)?;
+        if placement.persistent && !range.persist() {
+            return Err(Refusal::Operational);
+        }
+        self.done(packet, conn, env);
+        Ok(())
+    }
+
+    /// A request that is answered by the word that it is done.
+    fn done(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
+        let psn = packet.bth().psn;
+        self.finish_message(env);
+        self.remember(Resource { first: psn, last: psn, msn: self.msn, kind: ResourceKind::Done }, conn);
+        self.replies.push_back(Reply::Done { psn, msn: self.msn, again: false });
+        self.expected = psn.next();
     }
 
     fn finish_message(&mut self, env: &mut Env<'_>) {
@@ -166,6 +216,7 @@ impl Responder {
         Completion {
             opcode,
             imm: packet.imm(),
+            invalidated: packet.ieth(),
             solicited: packet.bth().solicited,
             pkey_index: conn.pkey_index,
             ..failure(conn, 0, WcStatus::Success)

@@ -45,7 +45,11 @@ struct Resource {
 #[derive(Debug, Clone, Copy)]
 enum ResourceKind {
     Read(Reth),
-    Atomic { original: u64 },
+    Atomic {
+        original: u64,
+    },
+    /// A FLUSH or ATOMIC WRITE: that it is done is all there is to say again.
+    Done,
 }
 
 /// An answer that is due, in the order of the requests.
@@ -63,6 +67,12 @@ enum Reply {
         msn: u32,
         again: bool,
     },
+    /// To a FLUSH or ATOMIC WRITE.
+    Done {
+        psn: Psn,
+        msn: u32,
+        again: bool,
+    },
     /// The next response is packet `next` of the message `reth`, whose first has PSN `first`.
     Read {
         first: Psn,
@@ -76,12 +86,17 @@ enum Reply {
 impl Reply {
     /// Whether it is the first answer to a READ or atomic.
     fn is_fresh_result(&self) -> bool {
-        matches!(self, Reply::Atomic { again: false, .. } | Reply::Read { again: false, .. })
+        matches!(
+            self,
+            Reply::Atomic { again: false, .. }
+                | Reply::Done { again: false, .. }
+                | Reply::Read { again: false, .. }
+        )
     }
 
     fn psn(&self, conn: &Connection) -> Psn {
         match *self {
-            Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } => psn,
+            Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } | Reply::Done { psn, .. } => psn,
             Reply::Read { first, reth, .. } => first + (conn.mtu.packets(reth.dma_len) - 1),
         }
     }
@@ -274,6 +289,15 @@ impl Responder {
                 if let Some((original, msn)) = saved.filter(|_| !due) {
                     self.forget_replies_from(psn, conn);
                     self.replies.push_back(Reply::Atomic { psn, original, msn, again: true });
+                }
+            }
+            Operation::Flush | Operation::AtomicWrite => {
+                let done = |r: &&Resource| matches!(r.kind, ResourceKind::Done) && r.first == psn;
+                let saved = self.resources.iter().rev().find(done).map(|r| r.msn);
+                let due = self.replies.iter().any(|r| matches!(r, Reply::Done { psn: p, .. } if *p == psn));
+                if let Some(msn) = saved.filter(|_| !due) {
+                    self.forget_replies_from(psn, conn);
+                    self.replies.push_back(Reply::Done { psn, msn, again: true });
                 }
             }
             _ => {}

@@ -1,6 +1,6 @@
 //! Where a responder has its receives from: a queue of its own, or one that it shares.
 
-use crate::memory::AccessError;
+use crate::memory::{AccessError, Accessor};
 use crate::transport::connection::Connection;
 use crate::transport::recv_queue::{Receive, RecvCaps, RecvQueue};
 use crate::transport::requester::failure;
@@ -67,7 +67,7 @@ impl Receives {
             return Ok(());
         }
         let pd = env.srq.as_ref().map_or(conn.pd, |srq| srq.pd());
-        self.current.scatter(at, data, pd, env.memory)
+        self.current.scatter(at, data, Accessor { pd, ..conn.accessor() }, env.memory)
     }
 
     /// Completes the receive in use, or the next, as `completion` says, but for its number.

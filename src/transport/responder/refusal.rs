@@ -20,8 +20,10 @@ pub(super) enum Refusal {
     Access,
     /// The receive's own elements name memory that they may not.
     LocalProtection,
-    /// The memory that it names cannot do an atomic.
+    /// The memory that it names cannot do an atomic, or cannot be made persistent.
     Operational,
+    /// The message has arrived, but the key that it invalidates may not be (class J).
+    Invalidation,
 }
 
 /// What a refusal leads to.
@@ -72,6 +74,12 @@ impl Refusal {
                 counter: |c| &mut c.resp_local_err,
                 fatal: fatal(WcStatus::LocProtErr, None),
             },
+            // The peer has done its part: it gets its acknowledgement.
+            Refusal::Invalidation => Consequence {
+                syndrome: Syndrome::ACK,
+                counter: |c| &mut c.resp_remote_access_err,
+                fatal: fatal(WcStatus::RemInvReqErr, None),
+            },
             Refusal::Operational => Consequence {
                 syndrome: Syndrome::Nak(NakCode::RemoteOperationalError),
                 counter: |c| &mut c.resp_local_err,
@@ -92,6 +100,6 @@ impl Refusal {
 
     /// Whether the oldest receive was in use though no message of several packets had begun.
     pub fn is_of_receive(self) -> bool {
-        matches!(self, Refusal::TooLong | Refusal::LocalProtection)
+        matches!(self, Refusal::TooLong | Refusal::LocalProtection | Refusal::Invalidation)
     }
 }

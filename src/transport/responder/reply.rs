@@ -32,6 +32,12 @@ impl Responder {
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
+                Reply::Done { psn, msn, .. } => {
+                    // As a READ of nothing (annex A19.4.3).
+                    let h = answer(conn, Operation::ReadResponse, Position::Only, psn, Syndrome::ACK, msn);
+                    env.tx.push(&flow, h, Payload::Bytes(&[]));
+                    self.replies.pop_front();
+                }
                 Reply::Read { first, reth, ref mut next, msn, again } => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
@@ -82,7 +88,9 @@ fn send_read_response(
     let offset = at * mtu;
     let len = (reth.dma_len - offset).min(mtu);
     let va = reth.va.wrapping_add(offset as u64);
-    let Ok(slice) = env.memory.remote(conn.pd, reth.rkey, va, len, Access::REMOTE_READ) else { return false };
+    let Ok(slice) = env.memory.remote(conn.accessor(), reth.rkey, va, len, Access::REMOTE_READ) else {
+        return false;
+    };
     let Some(flow) = conn.flow else { return false };
     let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, Syndrome::ACK, msn);
     let slices = [slice];

@@ -1,0 +1,35 @@
+use super::{Access, AccessError};
+
+/// A run of host memory, the addresses that name it, and what may be done with it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grant {
+    /// Host address of the first byte.
+    pub addr: usize,
+    /// Bytes.
+    pub len: u64,
+    /// The address by which work requests and peers name the first byte.
+    pub iova: u64,
+    /// What is allowed.
+    pub access: Access,
+}
+
+impl Grant {
+    /// Host address of the `len` bytes named `va`, if all are inside.
+    pub fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {
+        let offset = va.wrapping_sub(self.iova);
+        if va < self.iova || offset > self.len || len > self.len - offset {
+            let (start, region_len) = (self.iova, self.len);
+            return Err(AccessError::OutOfRange { key, addr: va, len, start, region_len });
+        }
+        Ok(self.addr + offset as usize)
+    }
+
+    /// Whether all of `needed` is allowed.
+    pub fn permit(&self, key: u32, needed: Access) -> Result<(), AccessError> {
+        if self.access.allows(needed) {
+            Ok(())
+        } else {
+            Err(AccessError::Permission { key, allowed: self.access, needed })
+        }
+    }
+}

@@ -1,0 +1,127 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+
+use super::grant::Grant;
+use super::{Access, AccessError, ManagementError, PdId};
+use crate::wire::LKey;
+
+/// A region as it was registered; only deregistering or registering it anew changes it.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub pd: PdId,
+    pub grant: Grant,
+    /// It spans addresses that may be mapped or not: each use has to see.
+    pub implicit: bool,
+    pub windows: Bound,
+}
+
+/// How many windows are bound to a region: it stays while there are any (C10-70).
+#[derive(Debug, Default)]
+pub(super) struct Bound(AtomicU32);
+
+impl Bound {
+    pub fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Memory of which work requests open a part and close it again (fast registration).
+#[derive(Debug)]
+pub(super) struct FastRegion {
+    pub pd: PdId,
+    /// Host address of what may be opened.
+    addr: usize,
+    len: u64,
+    state: Mutex<FastState>,
+    pub windows: Bound,
+}
+
+#[derive(Debug)]
+struct FastState {
+    /// The low byte of its keys: the application's choice with each registration.
+    key: u8,
+    open: Option<Grant>,
+}
+
+/// What a fast registration opens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FastReg {
+    /// Which region, by its index, and the low byte of its keys from now on.
+    pub key: LKey,
+    /// First byte, counted from the region's memory.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The address by which work requests and peers are to name the first byte.
+    pub iova: u64,
+    /// What is allowed.
+    pub access: Access,
+}
+
+impl FastRegion {
+    /// With nothing open.
+    pub fn new(pd: PdId, addr: usize, len: u64, key: u8) -> FastRegion {
+        FastRegion {
+            pd,
+            addr,
+            len,
+            state: Mutex::new(FastState { key, open: None }),
+            windows: Bound::default(),
+        }
+    }
+
+    /// The low byte of its keys.
+    pub fn key(&self) -> u8 {
+        self.state.lock().key
+    }
+
+    /// What is open under `key`.
+    pub fn grant(&self, key: LKey) -> Result<Grant, AccessError> {
+        let state = self.state.lock();
+        state.open.filter(|_| state.key == key.generation()).ok_or(AccessError::UnknownKey { key: key.0 })
+    }
+
+    /// Opens a part. Only where nothing is open (IBA 10.6.5.2).
+    pub fn open(&self, reg: &FastReg) -> Result<(), ManagementError> {
+        let FastReg { key, offset, len, iova, access } = *reg;
+        let mut state = self.state.lock();
+        if state.open.is_some() {
+            return Err(ManagementError::InUse { key: key.0 });
+        }
+        if len == 0 || offset > self.len || len > self.len - offset {
+            return Err(ManagementError::Range { key: key.0, addr: offset, len });
+        }
+        if access.lets_peers_write() && !access.allows(Access::LOCAL_WRITE) {
+            return Err(ManagementError::Access { key: key.0, access });
+        }
+        let grant = Grant { addr: self.addr + offset as usize, len, iova, access };
+        *state = FastState { key: key.generation(), open: Some(grant) };
+        Ok(())
+    }
+
+    /// Closes it. A peer may only where it has access at all; nobody while windows are bound to it.
+    pub fn close(&self, key: LKey, remote: bool) -> Result<(), ManagementError> {
+        let mut state = self.state.lock();
+        let grant = state
+            .open
+            .filter(|_| state.key == key.generation())
+            .ok_or(ManagementError::UnknownKey { key: key.0 })?;
+        if self.windows.count() > 0 {
+            return Err(ManagementError::WindowsBound { key: key.0, count: self.windows.count() });
+        }
+        if remote && !grant.access.is_remote() {
+            return Err(ManagementError::Access { key: key.0, access: grant.access });
+        }
+        state.open = None;
+        Ok(())
+    }
+}

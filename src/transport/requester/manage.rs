@@ -1,0 +1,52 @@
+//! Work requests on the keys of our own memory: nothing goes out, so they are done when the cursor reaches them, and
+//! complete in their turn.
+
+use super::build::Stop;
+use super::{Cursor, Requester};
+use crate::transport::connection::Connection;
+use crate::transport::{Completion, Env, Output, QpState, WcStatus, WrOp};
+
+impl Requester {
+    /// Does the one at the cursor, unless it was done before we went back.
+    pub(super) fn manage(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
+        let index = self.cursor.wqe;
+        let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
+        if index >= self.managed {
+            if self.pause.is_some()
+                || self.failed.is_some()
+                || conn.state == QpState::Sqd
+                || wqe.flags.fence && !self.reads.is_empty()
+            {
+                return Err(Stop::Idle);
+            }
+            if wqe.waits_for_all() && index != self.queue.start() {
+                // Nobody may have asked for the acknowledgement that this now waits for.
+                return if self.ask.is_pending() { self.probe(conn, env) } else { Err(Stop::Idle) };
+            }
+            let done = match wqe.op {
+                WrOp::BindMw(bind) => env.memory.bind(&bind, conn.accessor()),
+                WrOp::RegMr(reg) => env.memory.open(&reg, conn.accessor()),
+                WrOp::LocalInv(rkey) => env.memory.invalidate(rkey, conn.accessor(), false),
+                _ => Ok(()),
+            };
+            done.map_err(|_| Stop::Failed(WcStatus::MwBindErr))?;
+            self.managed = index + 1;
+        }
+        self.cursor = Cursor { wqe: index + 1, packet: 0 };
+        let report = if conn.qp_type.is_reliable() { Output::Sent } else { Output::Emitted };
+        self.retire_managed(conn, report, env);
+        Ok(())
+    }
+
+    /// Completes those that are done and have none before them.
+    pub(super) fn retire_managed(
+        &mut self,
+        conn: &Connection,
+        report: fn(Completion) -> Output,
+        env: &mut Env<'_>,
+    ) {
+        while self.queue.start() < self.managed && self.queue.front().is_some_and(|w| w.op.is_local()) {
+            self.retire_one(conn, report, env);
+        }
+    }
+}

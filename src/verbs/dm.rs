@@ -1,0 +1,128 @@
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{Context, CreateError, MemoryAccessError, Pd, RawMr};
+use crate::memory::{Access, Buffer, Span};
+
+/// Memory of the device (`ibv_alloc_dm`): plain memory here, counted against the device's little store. Cheap to
+/// clone; it lives as long as any region of it.
+#[derive(Clone)]
+pub struct Dm(Arc<DmInner>);
+
+struct DmInner {
+    context: Context,
+    buffer: Buffer,
+}
+
+/// A region of device memory. Its addresses count from 0. Dropping it deregisters.
+#[derive(Debug)]
+pub struct DmMr {
+    raw: RawMr,
+    dm: Dm,
+}
+
+impl Context {
+    /// `len` zero bytes of device memory.
+    ///
+    /// # Errors
+    /// [`CreateError::Value`] for none, or more than the device has; [`CreateError::Exhausted`] for more than is
+    /// left.
+    pub fn alloc_dm(&self, len: usize) -> Result<Dm, CreateError> {
+        let max = self.0.limits.max_dm_size;
+        if len == 0 || len as u64 > max {
+            return Err(CreateError::Value { name: "device memory", value: len as u64, min: 1, max });
+        }
+        let take = |used: u64| used.checked_add(len as u64).filter(|sum| *sum <= max);
+        self.0
+            .dm_used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .map_err(|_| CreateError::Exhausted { kind: "bytes of device memory", max: max as u32 })?;
+        Ok(Dm(Arc::new(DmInner { context: self.clone(), buffer: Buffer::zeroed(len) })))
+    }
+}
+
+impl Dm {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.0.buffer.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies from it (`ibv_memcpy_from_dm`).
+    ///
+    /// # Errors
+    /// [`MemoryAccessError`] outside.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryAccessError> {
+        self.0.buffer.read(offset, out)
+    }
+
+    /// Copies to it (`ibv_memcpy_to_dm`).
+    ///
+    /// # Errors
+    /// [`MemoryAccessError`] outside.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryAccessError> {
+        self.0.buffer.write(offset, bytes)
+    }
+}
+
+impl Drop for DmInner {
+    fn drop(&mut self) {
+        self.context.0.dm_used.fetch_sub(self.buffer.len() as u64, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for Dm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dm({} bytes)", self.len())
+    }
+}
+
+impl Pd {
+    /// A region of a part of device memory. Its addresses count from 0, so `access` must say
+    /// [`Access::ZERO_BASED`].
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn reg_dm_mr(&self, dm: &Dm, range: Range<usize>, access: Access) -> Result<DmMr, CreateError> {
+        if !dm.0.context.is(self.context()) {
+            return Err(CreateError::OtherContext("device memory"));
+        }
+        if !access.allows(Access::ZERO_BASED) {
+            return Err(CreateError::Access { access, why: "a region of device memory needs ZERO_BASED" });
+        }
+        if range.end > dm.len() || range.start > range.end {
+            let (value, max) = (range.end as u64, dm.len() as u64);
+            return Err(CreateError::Value {
+                name: "the end of a part of device memory",
+                value,
+                min: 1,
+                max,
+            });
+        }
+        self.check(range.len(), access)?;
+        let span = Span { addr: dm.0.buffer.addr() + range.start, len: range.len(), iova: 0, access };
+        // SAFETY: the region holds the device memory, and deregisters before it lets go.
+        let raw = unsafe { self.register(span) }?;
+        Ok(DmMr { raw, dm: dm.clone() })
+    }
+}
+
+impl DmMr {
+    /// The device memory that it is of.
+    pub fn dm(&self) -> &Dm {
+        &self.dm
+    }
+}
+
+impl std::ops::Deref for DmMr {
+    type Target = RawMr;
+    fn deref(&self) -> &RawMr {
+        &self.raw
+    }
+}
