@@ -14,8 +14,12 @@ mod support;
 
 #[path = "conformance/datagram.rs"]
 mod datagram;
+#[path = "conformance/fast_regions.rs"]
+mod fast_regions;
 #[path = "conformance/partitions.rs"]
 mod partitions;
+#[path = "conformance/placement.rs"]
+mod placement;
 #[path = "conformance/queues.rs"]
 mod queues;
 #[path = "conformance/requester_acks.rs"]
@@ -43,6 +47,9 @@ mod states;
 #[path = "conformance/unreliable_connection.rs"]
 mod unreliable_connection;
 
+#[path = "conformance/windows.rs"]
+mod windows;
+
 #[test]
 fn every_rule_has_a_case() {
     let suites = [
@@ -61,6 +68,9 @@ fn every_rule_has_a_case() {
         unreliable_connection::CASES,
         datagram::CASES,
         shared_receives::CASES,
+        windows::CASES,
+        fast_regions::CASES,
+        placement::CASES,
     ];
     let cases: Vec<_> = suites.concat();
     let mut bare = Vec::new();

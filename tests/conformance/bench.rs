@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use urxe::memory::{Access, PdId, Table};
+use urxe::memory::{Access, Accessor, PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
     AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Instant, ModifyError,
@@ -248,6 +248,16 @@ impl Bench {
     pub fn region(&mut self, pd: PdId, len: usize, iova: u64, access: Access) -> usize {
         self.more.push(Region::new(&mut self.memory, pd, len, iova, access));
         self.more.len() - 1
+    }
+
+    /// Who the first QP is to the memory.
+    pub fn us(&self) -> Accessor {
+        Accessor { pd: PD, qpn: self.qpns[0] }
+    }
+
+    /// Posts a signaled work request that has no data.
+    pub fn manage(&mut self, wr_id: u64, op: WrOp) {
+        self.post_sges(wr_id, op, &[], SendFlags::SIGNALED).unwrap();
     }
 
     /// The first PSN that a QP of ours sends.

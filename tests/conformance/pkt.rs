@@ -3,8 +3,8 @@
 use std::fmt;
 
 use urxe::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderSet, Headers, NakCode, Opcode, Operation, PKey, Position,
-    Psn, QKey, Qpn, RKey, Reth, RnrTimer, Syndrome, Transport, pad_count,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, HeaderSet, Headers, NakCode, Opcode, Operation, PKey,
+    Position, Psn, QKey, Qpn, RKey, Reth, RnrTimer, Syndrome, Transport, pad_count,
 };
 
 pub use urxe::wire::Position::{First, Last, Middle, Only};
@@ -39,6 +39,24 @@ pub fn send(position: Position, psn: u32, data: &[u8]) -> Pkt {
 
 pub fn send_imm(position: Position, psn: u32, data: &[u8], imm: u32) -> Pkt {
     pkt(Operation::Send, position, HeaderSet::IMMDT, psn, data).with(|h| h.imm = imm)
+}
+
+pub fn send_inv(position: Position, psn: u32, data: &[u8], rkey: RKey) -> Pkt {
+    pkt(Operation::Send, position, HeaderSet::IETH, psn, data).with(|h| h.ieth = rkey)
+}
+
+pub fn atomic_write(psn: u32, (va, rkey): (u64, RKey), value: [u8; 8]) -> Pkt {
+    pkt(Operation::AtomicWrite, Only, HeaderSet::NONE, psn, &value).reth((va, rkey, 8))
+}
+
+/// `feth`: placement in its lowest four bits, selectivity in the next two.
+pub fn flush(psn: u32, range: Remote, feth: u32) -> Pkt {
+    pkt(Operation::Flush, Only, HeaderSet::NONE, psn, &[]).reth(range).with(|h| h.feth = Feth(feth))
+}
+
+/// What answers FLUSH and ATOMIC WRITE.
+pub fn done(psn: u32, msn: u32) -> Pkt {
+    resp(Only, psn, msn, &[])
 }
 
 /// A First or Only has `to` in its RETH, the others have none.
@@ -172,6 +190,12 @@ impl fmt::Debug for Pkt {
         }
         if set.has(HeaderSet::ATOMIC_ACK) {
             write!(f, " original {:#x}", self.h.atomic_ack.original)?;
+        }
+        if set.has(HeaderSet::IETH) {
+            write!(f, " inv {:?}", self.h.ieth)?;
+        }
+        if set.has(HeaderSet::FETH) {
+            write!(f, " {:?}", self.h.feth)?;
         }
         if set.has(HeaderSet::IMMDT) {
             write!(f, " imm {:#x}", self.h.imm)?;

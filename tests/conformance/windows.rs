@@ -1,0 +1,570 @@
+//! Memory windows, and how work requests on our own keys go through the send queue.
+
+use urxe::memory::{Access, Bind, ManagementError, PdId, WindowKind};
+use urxe::transport::{AsyncEvent, PostError, QpState, QpType, SendFlags, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{NakCode, RKey};
+
+use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
+use crate::pkt::*;
+use crate::support::PD;
+
+const PEER: Access = Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
+
+/// The same slot under the next key.
+fn next(key: RKey) -> RKey {
+    RKey(key.0 & !0xff | (key.0 + 1) & 0xff)
+}
+
+/// A region of 256 bytes at 0x1000 that peers may not touch but windows may be bound to, a window, and the bind of
+/// its bytes 64 to 128.
+fn bindable(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
+    let r = b.region(PD, 256, 0x1000, Access::LOCAL_WRITE | Access::MW_BIND);
+    let rkey = next(b.memory.alloc_window(PD, kind).unwrap());
+    (r, Bind { rkey, region: b.more[r].info.lkey, addr: 0x1040, len: 64, access: PEER })
+}
+
+/// Binds and completes.
+fn bound(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
+    let (r, bind) = bindable(b, kind);
+    b.manage(900, WrOp::BindMw(bind));
+    b.silence();
+    b.sends(&[ok(900, WcOpcode::BindMw, 0)]);
+    (r, bind)
+}
+
+const KINDS: [WindowKind; 3] = [WindowKind::Type1, WindowKind::Type2A, WindowKind::Type2B];
+
+/// A peer's WRITE of a byte under a key is refused.
+#[track_caller]
+fn closed(b: &mut Bench, va: u64, rkey: RKey) {
+    b.ask(&[write(Only, RQ, (va, rkey, 1), &[9])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+    b.state(QpState::Err);
+    b.events(&[AsyncEvent::QpAccessError]);
+}
+
+/// The bind fails with a memory management error, and nothing is open.
+#[track_caller]
+fn refused(b: &mut Bench, bind: Bind) {
+    b.manage(1, WrOp::BindMw(bind));
+    b.silence();
+    b.sends(&[bad(1, WcStatus::MwBindErr)]);
+    b.state(QpState::Err);
+    assert!(b.memory.remote(b.us(), bind.rkey, bind.addr, 1, Access::LOCAL_READ).is_err());
+}
+
+cases! {
+    a_bind_opens_its_part => "mw.bind" {
+        for kind in KINDS {
+            let mut b = Bench::new();
+            let (r, bind) = bound(&mut b, kind);
+            let d = b.more[r].read(64, 8);
+            b.ask(
+                &[read(RQ, (0x1040, bind.rkey, 8)), write(Only, RQ + 1, (0x107f, bind.rkey, 1), &[7])],
+                &[resp(Only, RQ, 1, &d), ack(RQ + 1, 2)],
+            );
+            b.ask(&[fetch_add(RQ + 2, (0x1048, bind.rkey), 1)], &[atomic_ack(RQ + 2, 3, {
+                u64::from_ne_bytes(b.more[r].read(72, 8).try_into().unwrap())
+            })]);
+            assert_eq!(b.more[r].read(127, 1), [7]);
+        }
+    }
+
+    a_window_is_no_local_key => "mw.bind" {
+        let mut b = Bench::new();
+        let (_, bind) = bound(&mut b, WindowKind::Type1);
+        let sge = urxe::transport::Sge { addr: 0x1040, length: 8, lkey: urxe::wire::LKey(bind.rkey.0) };
+        b.post_sges(1, WrOp::Send, &[sge], SendFlags::SIGNALED).unwrap();
+        b.silence();
+        b.sends(&[bad(1, WcStatus::LocProtErr)]);
+    }
+
+    only_its_part_and_what_it_allows => "mw.access" {
+        for (va, len) in [(0x103f, 1), (0x1080, 1), (0x1040, 65), (0x107f, 2)] {
+            let mut b = Bench::new();
+            let (_, bind) = bound(&mut b, WindowKind::Type2B);
+            b.ask(&[write(Only, RQ, (va, bind.rkey, len), &vec![1; len as usize])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+            b.events(&[AsyncEvent::QpAccessError]);
+        }
+        for needed in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC] {
+            let mut b = Bench::new();
+            let (_, mut bind) = bindable(&mut b, WindowKind::Type1);
+            bind.access = Access(PEER.0 & !needed.0);
+            b.manage(1, WrOp::BindMw(bind));
+            b.silence();
+            b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
+            let (va, key) = (0x1040, bind.rkey);
+            let p = match needed {
+                Access::REMOTE_WRITE => write(Only, RQ, (va, key, 8), &[1; 8]),
+                Access::REMOTE_READ => read(RQ, (va, key, 8)),
+                _ => fetch_add(RQ, (va, key), 1),
+            };
+            b.ask(&[p], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+            b.events(&[AsyncEvent::QpAccessError]);
+        }
+    }
+
+    the_region_itself_stays_closed => "mw.access" {
+        let mut b = Bench::new();
+        let (r, _) = bound(&mut b, WindowKind::Type1);
+        let key = b.more[r].info.rkey;
+        closed(&mut b, 0x1040, key);
+    }
+
+    under_its_new_key_only => "mw.bind" {
+        for kind in KINDS {
+            let mut b = Bench::new();
+            let (_, bind) = bound(&mut b, kind);
+            closed(&mut b, 0x1040, RKey(bind.rkey.0 - 1));
+        }
+    }
+
+    the_region_must_allow_it => "mw.bind.region" {
+        for access in [Access::LOCAL_WRITE, Access::MW_BIND, Access::MW_BIND | Access::LOCAL_WRITE | Access::ZERO_BASED] {
+            let mut b = Bench::new();
+            let (_, bind) = bindable(&mut b, WindowKind::Type1);
+            let r = b.region(PD, 256, 0x1000, access);
+            let region = b.more[r].info.lkey;
+            refused(&mut b, Bind { region, ..bind });
+        }
+        // To let peers read only, no local write is needed.
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        let r = b.region(PD, 256, 0x1000, Access::MW_BIND);
+        b.manage(1, WrOp::BindMw(Bind { region: b.more[r].info.lkey, access: Access::REMOTE_READ, ..bind }));
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
+    }
+
+    the_part_must_be_inside => "mw.bind.region" {
+        for (addr, len) in [(0xfff, 2), (0x1100, 1), (0x1000, 257), (u64::MAX, 2), (0x1001, u64::MAX)] {
+            let mut b = Bench::new();
+            let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+            refused(&mut b, Bind { addr, len, ..bind });
+        }
+    }
+
+    the_region_must_be_there_and_of_the_domain => "mw.bind.region" {
+        let mut b = Bench::new();
+        let (r, bind) = bindable(&mut b, WindowKind::Type1);
+        b.memory.deregister(b.more[r].info.lkey).unwrap();
+        refused(&mut b, bind);
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        let r = b.region(PdId(2), 256, 0x1000, Access::LOCAL_WRITE | Access::MW_BIND);
+        let region = b.more[r].info.lkey;
+            refused(&mut b, Bind { region, ..bind });
+    }
+
+    the_window_must_be_there_and_of_the_domain => "mw.bind.window" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        refused(&mut b, Bind { rkey: RKey(0x7777_7700), ..bind });
+        // A region is no window.
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        b.manage(1, WrOp::BindMw(Bind { rkey: b.mr.info.rkey, ..bind }));
+        b.silence();
+        b.sends(&[bad(1, WcStatus::MwBindErr)]);
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        let rkey = next(b.memory.alloc_window(PdId(2), WindowKind::Type1).unwrap());
+        refused(&mut b, Bind { rkey, ..bind });
+    }
+
+    a_bound_window_of_type_2_is_not_bound_again => "mw.bind.window" {
+        for kind in [WindowKind::Type2A, WindowKind::Type2B] {
+            let mut b = Bench::new();
+            let (_, bind) = bound(&mut b, kind);
+            refused(&mut b, Bind { rkey: next(bind.rkey), ..bind });
+            // The first bind still holds.
+            assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 64, Access::REMOTE_READ).is_ok());
+            let mut b = Bench::new();
+            let (_, bind) = bindable(&mut b, kind);
+            refused(&mut b, Bind { len: 0, ..bind });
+        }
+    }
+
+    type_1_is_bound_anew_at_will => "mw.type1" {
+        let mut b = Bench::new();
+        let (_, first) = bound(&mut b, WindowKind::Type1);
+        let again = Bind { rkey: next(first.rkey), addr: 0x1000, len: 8, ..first };
+        b.manage(1, WrOp::BindMw(again));
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
+        b.ask(&[write(Only, RQ, (0x1000, again.rkey, 8), &[1; 8])], &[ack(RQ, 1)]);
+        let nothing = Bind { rkey: next(again.rkey), len: 0, ..again };
+        b.manage(2, WrOp::BindMw(nothing));
+        b.silence();
+        b.sends(&[ok(2, WcOpcode::BindMw, 0)]);
+        for key in [first.rkey, again.rkey, nothing.rkey] {
+            assert!(b.memory.remote(b.us(), key, 0x1000, 1, Access::LOCAL_READ).is_err());
+        }
+    }
+
+    type_1_never_counts_from_0 => "mw.type1" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        refused(&mut b, Bind { access: PEER | Access::ZERO_BASED, ..bind });
+    }
+
+    type_1_serves_every_qp_of_its_domain => "mw.type1" {
+        let mut b = Bench::with(|s| s.qps = 2);
+        let (_, bind) = bound(&mut b, WindowKind::Type1);
+        b.ask(&[write(Only, RQ, (0x1040, bind.rkey, 1), &[1]).qp(1)], &[ack(RQ, 1).qp(1)]);
+    }
+
+    type_2_serves_its_qp_only => "mw.type2" {
+        for kind in [WindowKind::Type2A, WindowKind::Type2B] {
+            let mut b = Bench::with(|s| s.qps = 2);
+            let (_, bind) = bound(&mut b, kind);
+            b.ask(&[write(Only, RQ, (0x1040, bind.rkey, 1), &[1])], &[ack(RQ, 1)]);
+            b.ask(
+                &[write(Only, RQ, (0x1040, bind.rkey, 1), &[1]).qp(1)],
+                &[nak(RQ, 0, NakCode::RemoteAccessError).qp(1)],
+            );
+            assert_eq!(b.nic.next_event(), Some(AsyncEvent::QpAccessError(b.qpns[1])));
+        }
+    }
+
+    type_2b_in_its_domain_only => "mw.type2" {
+        for (kind, open) in [(WindowKind::Type2A, true), (WindowKind::Type2B, false)] {
+            let mut b = Bench::new();
+            let (_, bind) = bound(&mut b, kind);
+            let elsewhere = urxe::memory::Accessor { pd: PdId(2), ..b.us() };
+            let found = b.memory.remote(elsewhere, bind.rkey, 0x1040, 1, Access::REMOTE_READ);
+            assert_eq!(found.is_ok(), open, "{kind:?}");
+        }
+    }
+
+    a_window_that_counts_from_0 => "mw.zero_based" {
+        let mut b = Bench::new();
+        let (r, bind) = bindable(&mut b, WindowKind::Type2B);
+        b.manage(1, WrOp::BindMw(Bind { access: PEER | Access::ZERO_BASED, ..bind }));
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
+        b.ask(&[write(Only, RQ, (0, bind.rkey, 2), &[5, 6])], &[ack(RQ, 1)]);
+        assert_eq!(b.more[r].read(64, 2), [5, 6]);
+        b.ask(&[write(Only, RQ + 1, (64, bind.rkey, 1), &[5])], &[nak(RQ + 1, 1, NakCode::RemoteAccessError)]);
+        b.events(&[AsyncEvent::QpAccessError]);
+    }
+
+    a_region_stays_while_windows_are_bound => "mw.bound" {
+        let mut b = Bench::new();
+        let (r, bind) = bound(&mut b, WindowKind::Type2B);
+        let lkey = b.more[r].info.lkey;
+        let in_the_way = Err(ManagementError::WindowsBound { key: lkey.0, count: 1 });
+        assert_eq!(b.memory.deregister(lkey), in_the_way);
+        b.manage(1, WrOp::LocalInv(bind.rkey));
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::LocalInv, 0)]);
+        assert_eq!(b.memory.deregister(lkey), Ok(()));
+    }
+
+    a_region_that_is_revoked_closes_its_windows => "mw.bound" {
+        let mut b = Bench::new();
+        let (r, bind) = bound(&mut b, WindowKind::Type1);
+        b.memory.revoke(b.more[r].info.lkey).unwrap();
+        closed(&mut b, 0x1040, bind.rkey);
+    }
+
+    a_window_that_is_freed_lets_its_region_go => "mw.bound" {
+        let mut b = Bench::new();
+        let (r, mut bind) = bindable(&mut b, WindowKind::Type2B);
+        let handle = RKey(bind.rkey.0 - 1);
+        bind.rkey = RKey(bind.rkey.0 + 77);
+        b.manage(1, WrOp::BindMw(bind));
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
+        assert!(b.memory.free_window(handle) && !b.memory.free_window(handle));
+        assert_eq!(b.memory.deregister(b.more[r].info.lkey), Ok(()));
+        // What is next in its slot has another key than the last.
+        let again: Vec<_> = (0..4).map(|_| b.memory.alloc_window(PD, WindowKind::Type1).unwrap()).collect();
+        assert!(again.contains(&next(bind.rkey)) && !again.contains(&bind.rkey), "{again:?}");
+    }
+
+    a_local_invalidate_closes_it => "mw.invalidate" {
+        for kind in [WindowKind::Type2A, WindowKind::Type2B] {
+            let mut b = Bench::new();
+            let (_, bind) = bound(&mut b, kind);
+            b.manage(1, WrOp::LocalInv(bind.rkey));
+            b.silence();
+            b.sends(&[ok(1, WcOpcode::LocalInv, 0)]);
+            // And it may be bound again.
+            let again = Bind { rkey: next(bind.rkey), ..bind };
+            b.manage(2, WrOp::BindMw(again));
+            b.silence();
+            b.sends(&[ok(2, WcOpcode::BindMw, 0)]);
+            b.ask(&[write(Only, RQ, (0x1040, again.rkey, 1), &[1])], &[ack(RQ, 1)]);
+            b.ask(&[write(Only, RQ + 1, (0x1040, bind.rkey, 1), &[1])], &[nak(RQ + 1, 1, NakCode::RemoteAccessError)]);
+            b.events(&[AsyncEvent::QpAccessError]);
+        }
+    }
+
+    what_may_not_be_invalidated => "mw.invalidate" {
+        let wrong: [fn(&mut Bench) -> RKey; 6] = [
+            |b| bound(b, WindowKind::Type1).1.rkey,
+            |b| next(bound(b, WindowKind::Type2B).1.rkey),
+            |b| bindable(b, WindowKind::Type2B).1.rkey,
+            |b| b.mr.info.rkey,
+            |_| RKey(0x7777_7700),
+            |_| RKey(0),
+        ];
+        for key in wrong {
+            let mut b = Bench::new();
+            let key = key(&mut b);
+            b.manage(1, WrOp::LocalInv(key));
+            b.silence();
+            b.sends(&[bad(1, WcStatus::MwBindErr)]);
+            b.state(QpState::Err);
+        }
+        // By another QP.
+        let mut b = Bench::with(|s| s.qps = 2);
+        let (_, bind) = bound(&mut b, WindowKind::Type2B);
+        let wr = urxe::transport::SendWr::local_inv(1, bind.rkey);
+        b.post_on(1, &wr).unwrap();
+        b.silence();
+        b.sends(&[bad(1, WcStatus::MwBindErr)]);
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
+    }
+
+    between_messages_and_without_a_psn => "local.order" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        b.post(1, WrOp::Send, 0, 4);
+        b.manage(2, WrOp::BindMw(bind));
+        b.post(3, WrOp::Send, 4, 4);
+        let d = b.mr.read(0, 8);
+        b.expect(&[send(Only, SQ, &d[..4]), send(Only, SQ + 1, &d[4..])]);
+        // It is done, and completes behind the first SEND.
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
+        b.sends(&[]);
+        b.peer(&[ack(SQ, 1)]);
+        b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::BindMw, 0)]);
+        b.peer(&[ack(SQ + 1, 2)]);
+        b.sends(&[ok(3, WcOpcode::Send, 4)]);
+    }
+
+    behind_a_read => "local.order" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        b.post(1, WrOp::Read { va: 0, rkey: RKey(5) }, 0, 4);
+        b.manage(2, WrOp::BindMw(bind));
+        b.manage(3, WrOp::BindMw(Bind { len: 0, ..bind }));
+        b.expect(&[read(SQ, (0, RKey(5), 4))]);
+        b.sends(&[]);
+        // The second fails, in its turn.
+        b.peer(&[resp(Only, SQ, 1, &[1; 4])]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 4), ok(2, WcOpcode::BindMw, 0), bad(3, WcStatus::MwBindErr)]);
+        b.state(QpState::Err);
+    }
+
+    going_back_does_not_repeat_it => "local.order" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        b.post(1, WrOp::Send, 0, 4);
+        b.manage(2, WrOp::BindMw(bind));
+        b.post(3, WrOp::Send, 4, 4);
+        let both = b.sent();
+        b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &both);
+        b.peer(&[ack(SQ + 1, 2)]);
+        // Bound twice it would have failed.
+        b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::BindMw, 0), ok(3, WcOpcode::Send, 4)]);
+        b.state(QpState::Rts);
+    }
+
+    unsignaled_ones_make_no_completion => "local.order" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        b.post_sges(1, WrOp::BindMw(bind), &[], SendFlags::default()).unwrap();
+        b.silence();
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
+    }
+
+    a_queue_of_them_behind_one_message => "local.order" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        b.post(0, WrOp::Send, 0, 4);
+        (1..64).for_each(|i| b.manage(i, WrOp::BindMw(bind)));
+        assert_eq!(b.post_sges(64, WrOp::BindMw(bind), &[], SendFlags::SIGNALED), Err(PostError::QueueFull(64)));
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[ack(SQ, 1)]);
+        let mut all = vec![ok(0, WcOpcode::Send, 4)];
+        all.extend((1..64).map(|i| ok(i, WcOpcode::BindMw, 0)));
+        b.sends(&all);
+    }
+
+    they_go_through_uc_too => "local.order" {
+        let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        b.post(1, WrOp::Send, 0, 4);
+        b.manage(2, WrOp::BindMw(bind));
+        b.manage(3, WrOp::LocalInv(bind.rkey));
+        b.post(4, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 2);
+        b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::BindMw, 0), ok(3, WcOpcode::LocalInv, 0), ok(4, WcOpcode::Send, 4)]);
+    }
+
+    they_have_no_data_and_are_not_for_datagrams => "local.order" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        for op in [WrOp::BindMw(bind), WrOp::LocalInv(bind.rkey)] {
+            let sge = [b.mr.sge(0, 4)];
+            let refused = Err(PostError::NoData(op.completion_opcode()));
+            assert_eq!(b.post_sges(1, op, &sge, SendFlags::SIGNALED), refused);
+            let mut b = Bench::with(|s| s.qp_type = QpType::Ud);
+            let refused = Err(PostError::Unsupported(QpType::Ud, op.completion_opcode()));
+            assert_eq!(b.post_sges(1, op, &[], SendFlags::SIGNALED), refused);
+        }
+    }
+
+    a_fenced_bind_waits_for_the_read => "local.fence" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        b.post(1, WrOp::Read { va: 0, rkey: RKey(5) }, 0, 4);
+        let flags = SendFlags { fence: true, ..SendFlags::SIGNALED };
+        b.post_sges(2, WrOp::BindMw(bind), &[], flags).unwrap();
+        b.expect(&[read(SQ, (0, RKey(5), 4))]);
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_err());
+        b.peer(&[resp(Only, SQ, 1, &[1; 4])]);
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 4), ok(2, WcOpcode::BindMw, 0)]);
+    }
+
+    a_local_invalidate_waits_for_all => "local.fence" {
+        let mut b = Bench::new();
+        let (_, bind) = bound(&mut b, WindowKind::Type2B);
+        let flags = SendFlags::default();
+        let sge = [b.mr.sge(0, 4)];
+        b.post_sges(1, WrOp::Send, &sge, flags).unwrap();
+        b.manage(2, WrOp::LocalInv(bind.rkey));
+        b.post(3, WrOp::Send, 4, 4);
+        let d = b.mr.read(0, 8);
+        // What it waits for is asked for, though nobody else waits.
+        b.expect(&[send(Only, SQ, &d[..4])]);
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
+        b.ask(&[ack(SQ, 1)], &[send(Only, SQ + 1, &d[4..])]);
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_err());
+        b.sends(&[ok(2, WcOpcode::LocalInv, 0)]);
+        b.peer(&[ack(SQ + 1, 2)]);
+        b.sends(&[ok(3, WcOpcode::Send, 4)]);
+    }
+
+    what_was_sent_before_it_came_is_asked_for => "local.fence" {
+        let mut b = Bench::new();
+        let (_, bind) = bound(&mut b, WindowKind::Type2B);
+        let sge = [b.mr.sge(0, 4)];
+        b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        let d = b.mr.read(0, 4);
+        b.expect(&[send(Only, SQ, &d).ask(false)]);
+        b.manage(2, WrOp::LocalInv(bind.rkey));
+        b.expect(&[send(Only, SQ, &d)]);
+        b.silence();
+        b.peer(&[ack(SQ, 1)]);
+        b.silence();
+        b.sends(&[ok(2, WcOpcode::LocalInv, 0)]);
+    }
+
+    not_in_sqd_nor_while_the_peer_is_not_ready => "local.order" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type1);
+        b.go(QpState::Sqd);
+        b.manage(1, WrOp::BindMw(bind));
+        b.silence();
+        b.sends(&[]);
+        b.go(QpState::Rts);
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
+        b.post(2, WrOp::Send, 0, 4);
+        let first = b.sent();
+        b.peer(&[rnr(SQ, 0, 12)]);
+        b.manage(3, WrOp::BindMw(Bind { len: 0, ..bind }));
+        b.silence();
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
+        b.advance(std::time::Duration::from_millis(1));
+        b.expect(&first);
+        b.peer(&[ack(SQ, 1)]);
+        b.sends(&[ok(2, WcOpcode::Send, 4), ok(3, WcOpcode::BindMw, 0)]);
+    }
+
+    a_refused_one_fails_in_its_turn => "local.error" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 4);
+        b.manage(2, WrOp::LocalInv(RKey(0x77)));
+        b.post(3, WrOp::Send, 0, 4);
+        let d = b.mr.read(0, 4);
+        b.expect(&[send(Only, SQ, &d)]);
+        b.sends(&[]);
+        b.peer(&[ack(SQ, 1)]);
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::Send, 4), bad(2, WcStatus::MwBindErr), flushed(3)]);
+        b.state(QpState::Err);
+    }
+
+    a_send_invalidates_a_window => "inv.send" {
+        for kind in [WindowKind::Type2A, WindowKind::Type2B] {
+            let mut b = Bench::new();
+            let (_, bind) = bound(&mut b, kind);
+            b.recv(1, 0, 600);
+            b.ask(
+                &[send(First, RQ, &[1; 256]), send_inv(Last, RQ + 1, &[2; 4], bind.rkey)],
+                &[ack(RQ + 1, 1)],
+            );
+            let c = b.raw_recv();
+            assert_eq!((c.status, c.byte_len, c.imm, c.invalidated), (WcStatus::Success, 260, None, Some(bind.rkey)));
+            b.ask(&[write(Only, RQ + 2, (0x1040, bind.rkey, 1), &[9])], &[nak(RQ + 2, 1, NakCode::RemoteAccessError)]);
+            b.events(&[AsyncEvent::QpAccessError]);
+        }
+    }
+
+    a_duplicate_invalidates_nothing => "inv.send" {
+        let mut b = Bench::new();
+        let (_, bind) = bound(&mut b, WindowKind::Type2B);
+        b.recv(1, 0, 4);
+        b.recv(2, 0, 4);
+        let p = send_inv(Only, RQ, &[1], bind.rkey);
+        b.ask(std::slice::from_ref(&p), &[ack(RQ, 1)]);
+        assert_eq!(b.raw_recv().wr_id, 1);
+        // Bound again under the same key, and the packet comes once more.
+        b.manage(3, WrOp::BindMw(bind));
+        b.silence();
+        b.sends(&[ok(3, WcOpcode::BindMw, 0)]);
+        b.ask(&[p], &[ack(RQ, 1)]);
+        assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
+    }
+
+    a_key_that_may_not_be_invalidated => "inv.refused" {
+        let wrong: [fn(&mut Bench) -> RKey; 4] = [
+            |b| bound(b, WindowKind::Type1).1.rkey,
+            |b| next(bound(b, WindowKind::Type2B).1.rkey),
+            |b| b.mr.info.rkey,
+            |_| RKey(0x7777_7700),
+        ];
+        for key in wrong {
+            let mut b = Bench::new();
+            let key = key(&mut b);
+            b.recv(1, 0, 4);
+            b.recv(2, 0, 4);
+            b.ask(&[send_inv(Only, RQ, &[1], key)], &[ack(RQ, 0)]);
+            b.recvs(&[bad(1, WcStatus::RemInvReqErr), flushed(2)]);
+            b.state(QpState::Err);
+        }
+    }
+
+    the_key_goes_in_the_last_packet => "inv.requester" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::SendWithInv(RKey(0x1234)), 0, 300);
+        let d = b.mr.read(0, 300);
+        b.expect(&[send(First, SQ, &d[..256]), send_inv(Last, SQ + 1, &d[256..], RKey(0x1234))]);
+        b.peer(&[ack(SQ + 1, 1)]);
+        b.sends(&[ok(1, WcOpcode::Send, 300)]);
+        b.post(2, WrOp::SendWithInv(RKey(0x99)), 0, 0);
+        b.expect(&[send_inv(Only, SQ + 2, &[], RKey(0x99))]);
+        b.peer(&[ack(SQ + 2, 2)]);
+        b.sends(&[ok(2, WcOpcode::Send, 0)]);
+        for qp_type in [QpType::Uc, QpType::Ud] {
+            let mut b = Bench::with(|s| s.qp_type = qp_type);
+            let refused = Err(PostError::Unsupported(qp_type, WcOpcode::Send));
+            assert_eq!(b.post_sges(1, WrOp::SendWithInv(RKey(1)), &[], SendFlags::SIGNALED), refused);
+        }
+    }
+}
