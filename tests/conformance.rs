@@ -50,6 +50,9 @@ mod unreliable_connection;
 #[path = "conformance/windows.rs"]
 mod windows;
 
+#[path = "conformance/xrc.rs"]
+mod xrc;
+
 #[test]
 fn every_rule_has_a_case() {
     let suites = [
@@ -69,6 +72,7 @@ fn every_rule_has_a_case() {
         datagram::CASES,
         shared_receives::CASES,
         windows::CASES,
+        xrc::CASES,
         fast_regions::CASES,
         placement::CASES,
     ];

@@ -12,20 +12,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::{PD, Region, Rng};
-use urxe::memory::{Access, AtomicOp, PdId, Table};
+use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, Table, WindowKind};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::transport::state::taken;
 use urxe::transport::{
-    AddressVector, BurstLimits, Destination, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
-    RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp,
+    AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType, RecvCaps,
+    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{
-    AckTimeout, Aeth, AtomicEth, Bth, Deth, Flow, Headers, IpIdent, Mtu, Opcode, PKey, Psn, QKey, Qpn, RKey,
-    Reth, RnrTimer, Syndrome,
+    AckTimeout, Aeth, AtomicEth, Bth, Deth, Feth, Flow, Headers, IpIdent, LKey, Mtu, Opcode, PKey, Psn, QKey,
+    Qpn, RKey, Reth, RnrTimer, Syndrome,
 };
 
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const PEERS: [u8; 4] = [10, 0, 0, 2];
 const QKEY: QKey = QKey(0x1111_1111);
+const SERVICES: [QpType; 6] =
+    [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcRecv, QpType::XrcSend];
+const DOMAIN: XrcdId = XrcdId(3);
+/// All rights that there are.
+const EVERYTHING: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
 const VICTIM: usize = 0;
 const NEIGHBOUR: usize = 1;
 
@@ -42,6 +48,11 @@ struct Target {
     neighbour_psn: u32,
     service: QpType,
     srq: Option<SrqId>,
+    xrc_srq: Option<SrqId>,
+    /// First keys of a window and of a fast region of 256 bytes.
+    window: RKey,
+    fast: LKey,
+    _fast_memory: Buffer,
     rng: Rng,
 }
 
@@ -50,7 +61,7 @@ impl Target {
         let mut memory = Table::new();
         let mut region = |pd, iova, access| Region::new(&mut memory, pd, 8192, iova, access);
         let regions = vec![
-            region(PD, 0x1000, Access::ALL),
+            region(PD, 0x1000, EVERYTHING | Access::MW_BIND),
             region(PD, 0x10_0000, Access::REMOTE_READ),
             region(PdId(9), 0x20_0000, Access::ALL),
             region(PD, 0x30_0000, Access::LOCAL_WRITE),
@@ -61,11 +72,19 @@ impl Target {
         let port = PortAddresses { gids: vec![IpAddr::from(OURS).into()], src_port: None };
         let nic = Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed });
         let cqs = [0, 1].map(|_| Arc::new(CompletionQueue::new(1 << 16)));
-        let service = [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud][seed as usize % 4];
+        let service = SERVICES[seed as usize % SERVICES.len()];
+        let window = memory.alloc_window(PD, WindowKind::Type2B).unwrap();
+        let fast_memory = Buffer::zeroed(256);
+        // SAFETY: the buffer is kept as long as the table.
+        let fast = unsafe { memory.register_fast(PD, fast_memory.addr(), 256) }.unwrap().lkey;
         let mut t = Target {
             nic,
             service,
             srq: None,
+            xrc_srq: None,
+            window,
+            fast,
+            _fast_memory: fast_memory,
             memory,
             tx: TxQueue::new(BurstLimits::SEGMENTED),
             now: Instant(1),
@@ -77,7 +96,10 @@ impl Target {
             rng: Rng(seed),
         };
         let recv = RecvCaps { max_wr: 8, max_sge: 2 };
-        t.srq = if seed % 8 < 4 { None } else { t.nic.create_srq(PD, recv) };
+        let xrc = matches!(service, QpType::XrcSend | QpType::XrcRecv);
+        let shared = seed as usize % (2 * SERVICES.len()) >= SERVICES.len();
+        t.srq = if shared && !xrc { t.nic.create_srq(PD, recv) } else { None };
+        t.xrc_srq = if xrc { t.nic.create_xrc_srq(PD, DOMAIN, t.cqs[VICTIM].clone(), recv) } else { None };
         for i in [VICTIM, NEIGHBOUR] {
             let init = QpInit {
                 qp_type: if i == VICTIM { service } else { QpType::Rc },
@@ -86,6 +108,7 @@ impl Target {
                 recv,
                 signal_all: true,
                 srq: t.srq.filter(|_| i == VICTIM),
+                domain: (i == VICTIM && service == QpType::XrcRecv).then_some(DOMAIN),
                 port_mtu: Mtu::Mtu4096,
             };
             let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();
@@ -112,22 +135,23 @@ impl Target {
             ..to(QpState::Rtr)
         };
         let start = QpAttr { sq_psn: sq, ..to(QpState::Rts) };
-        let [init, rtr, rts] = match if qp == VICTIM { self.service } else { QpType::Rc } {
-            QpType::Rc => [
-                QpAttr { access: Some(Access::ALL), ..first },
-                QpAttr { max_dest_rd_atomic: Some(4), min_rnr_timer: Some(RnrTimer::new(1)), ..path },
-                QpAttr {
-                    timeout: Some(AckTimeout::new(1)),
-                    retry_cnt: Some(7),
-                    rnr_retry: Some(7),
-                    max_rd_atomic: Some(4),
-                    ..start
-                },
-            ],
-            QpType::Uc => [QpAttr { access: Some(Access::ALL), ..first }, path, start],
-            QpType::Ud => [QpAttr { qkey: Some(QKEY), ..first }, to(QpState::Rtr), start],
+        let init = QpAttr { access: Some(EVERYTHING), qkey: Some(QKEY), ..first };
+        let rtr = QpAttr { max_dest_rd_atomic: Some(4), min_rnr_timer: Some(RnrTimer::new(1)), ..path };
+        let rts = QpAttr {
+            timeout: Some(AckTimeout::new(1)),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(4),
+            ..start
         };
-        let steps = [to(QpState::Reset), init, rtr, rts];
+        let service = if qp == VICTIM { self.service } else { QpType::Rc };
+        let only = |from, attr: QpAttr| attr.only(taken(service, from, attr.state.unwrap_or_default()));
+        let steps = [
+            to(QpState::Reset),
+            only(QpState::Reset, init),
+            only(QpState::Init, rtr),
+            only(QpState::Rtr, rts),
+        ];
         for attr in steps {
             self.nic.modify_qp(self.now, self.qpns[qp], &attr, &self.memory, &mut self.tx).unwrap().unwrap();
         }
@@ -166,6 +190,11 @@ impl Target {
         let region = &self.regions[r];
         let (key, iova, any) = (region.info.rkey, region.iova, self.rng.next());
         let offset = self.rng.below(8300) & !(self.rng.pick(&[0, 7]));
+        let low = self.rng.next() as u32 & 3;
+        let (window, fast) = (RKey(self.window.0 & !0xff | low), RKey(self.fast.0 & !0xff | low));
+        if self.rng.percent(20) {
+            return self.rng.pick(&[(window, self.regions[0].iova + 20), (fast, 0x9000)]);
+        }
         let key =
             self.rng.pick(&[key, key, key, key, RKey(key.0 ^ 1), RKey(0), RKey(any as u32 | 0xff00_0000)]);
         (
@@ -185,9 +214,10 @@ impl Target {
             QpType::Rc => 0,
             QpType::Uc => 0x20,
             QpType::Ud => 0x60,
+            QpType::XrcSend | QpType::XrcRecv => 0xa0,
         };
         let opcode =
-            if self.rng.percent(80) { service | self.rng.below(0x18) } else { self.rng.next() } as u8;
+            if self.rng.percent(80) { service | self.rng.below(0x20) } else { self.rng.next() } as u8;
         let (rkey, va) = self.key_and_address();
         let dma_len = self.length();
         let syndrome = Syndrome::from_byte(self.rng.next() as u8);
@@ -210,6 +240,16 @@ impl Target {
                 src_qp: Qpn::new(self.rng.next() as u32),
             },
             imm: self.rng.next() as u32,
+            ieth: rkey,
+            feth: Feth(if self.rng.percent(90) {
+                1 + self.rng.below(3) as u32
+            } else {
+                self.rng.next() as u32
+            }),
+            xrceth: match self.xrc_srq {
+                Some(srq) if self.rng.percent(95) => srq.0,
+                _ => self.rng.next() as u32,
+            },
             ..Headers::default()
         };
         let near = self.rng.below(600) as usize;
@@ -240,6 +280,32 @@ impl Target {
         bytes
     }
 
+    /// Something about a key: the window or the fast region, opened or closed, mostly as it may be.
+    fn manage(&mut self) -> WrOp {
+        let (window, fast) = (self.window, self.fast);
+        let key = |first: u32, low: u64| first & !0xff | low as u32 & 3;
+        let (low, at) = (self.rng.next(), self.rng.below(64));
+        let access = EVERYTHING;
+        match self.rng.below(4) {
+            0 => WrOp::BindMw(Bind {
+                rkey: RKey(key(window.0, low)),
+                region: self.regions[0].info.lkey,
+                addr: self.regions[0].iova + at,
+                len: 64,
+                access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            }),
+            1 => WrOp::LocalInv(RKey(key(window.0, low))),
+            2 => WrOp::RegMr(FastReg {
+                key: LKey(key(fast.0, low)),
+                offset: at,
+                len: 64,
+                iova: 0x9000,
+                access,
+            }),
+            _ => WrOp::LocalInv(RKey(key(fast.0, low))),
+        }
+    }
+
     /// The victim's application does something.
     fn work(&mut self) {
         let qpn = self.qpns[VICTIM];
@@ -248,23 +314,35 @@ impl Target {
         }
         let (rkey, va) = self.key_and_address();
         let len = self.rng.below(700) as u32;
-        let op = match self.rng.below(5) {
+        let op = match self.rng.below(11) {
             0 => WrOp::Send,
             1 => WrOp::Write { va, rkey },
             2 | 3 => WrOp::Read { va, rkey },
+            4 => WrOp::SendWithInv(rkey),
+            5 => WrOp::AtomicWrite { va: va & !7, rkey, value: [1; 8] },
+            6 => WrOp::Flush {
+                va,
+                rkey,
+                len,
+                placement: Placement { global: true, persistent: false },
+                whole_region: self.rng.percent(20),
+            },
+            7 | 8 => self.manage(),
             _ => WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) },
         };
         let len = if matches!(op, WrOp::Atomic { .. }) { 8 } else { len };
         let local = [self.regions[3].sge(self.rng.below(8192 - 700) as usize, len)];
         let av = AddressVector::to(IpAddr::from(PEERS).into());
-        let to = Destination { pd: PD, av, qpn: Qpn::new(0x77), qkey: QKEY };
+        let to = Destination::Qp { pd: PD, av, qpn: Qpn::new(0x77), qkey: QKEY };
         let to = (self.service == QpType::Ud).then_some(to);
-        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(&local), flags: SendFlags::SIGNALED, to };
+        let to = to.or(self.xrc_srq.map(Destination::Srq));
+        let sges = if op.has_data() { &local[..] } else { &[] };
+        let wr = SendWr { wr_id: 1, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to };
         let recv = RecvWr { wr_id: 2, sges: &local };
         // Full queues are part of the game, and operations that the service does not have.
         if self.rng.percent(50) {
             let _ = self.nic.post_send(qpn, &wr).unwrap();
-        } else if let Some(srq) = self.srq {
+        } else if let Some(srq) = self.srq.or(self.xrc_srq) {
             let _ = self.nic.with_srq(srq, |queue, _| queue.post(&recv)).unwrap();
         } else {
             let _ = self.nic.post_recv(qpn, &recv).unwrap();

@@ -173,3 +173,50 @@ fn an_srq_is_of_its_context() {
     let refused = b.create_srq(RecvCaps { max_wr: 0, max_sge: 1 }).unwrap_err();
     assert_eq!(refused.to_string(), "max_wr is 0, it must be 1 to 32768");
 }
+
+/// Two initiators, one target each, and two receive queues that both use.
+#[test]
+fn extended_reliable_connections() {
+    let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+    let (_b, b_pd, b_cq) = context(&fabric);
+    let xrcd = b_pd.context().open_xrcd().unwrap();
+    let caps = RecvCaps { max_wr: 8, max_sge: 1 };
+    let other_cq = b_pd.context().create_cq(8).unwrap();
+    let queues = [
+        b_pd.create_xrc_srq(&xrcd, &b_cq, caps).unwrap(),
+        b_pd.create_xrc_srq(&xrcd, &other_cq, caps).unwrap(),
+    ];
+    let theirs = b_pd.reg_mr(4096, Access::ALL).unwrap();
+    for (i, srq) in queues.iter().enumerate() {
+        for k in 0..2 {
+            let at = 1000 * i + 100 * k;
+            srq.post_recv(&RecvWr { wr_id: at as u64, sges: &[theirs.sge(at..at + 100)] }).unwrap();
+        }
+    }
+    for k in 0..2u8 {
+        let (_a, a_pd, a_cq) = context(&fabric);
+        let initiator = a_pd.create_qp(&a_cq, &a_cq, &of(QpType::XrcSend)).unwrap();
+        let target = xrcd.create_target_qp().unwrap();
+        initiator.connect(&target.endpoint(), &ConnectOptions::default()).unwrap();
+        target.connect(&initiator.endpoint(), &ConnectOptions::default()).unwrap();
+        let ours = a_pd.reg_mr(64, Access::ALL).unwrap();
+        ours.write(0, &[k + 1; 64]).unwrap();
+        for (i, (srq, cq)) in queues.iter().zip([&b_cq, &other_cq]).enumerate() {
+            initiator.post_send(&SendWr::send(1, &[ours.sge(0..9)]).to_srq(srq.id())).unwrap();
+            a_cq.wait(SOON).unwrap();
+            let wc = cq.wait(SOON).unwrap();
+            assert_eq!((wc.wr_id, wc.qpn), (1000 * i as u64 + 100 * u64::from(k), target.qpn()));
+            assert_eq!(theirs.to_vec()[wc.wr_id as usize..][..9], [k + 1; 9]);
+        }
+        let all = [ours.sge(0..64)];
+        let write = SendWr::write(2, &all, theirs.remote(3000)).to_srq(queues[0].id());
+        initiator.post_send(&write).unwrap();
+        a_cq.wait(SOON).unwrap();
+        assert_eq!(theirs.to_vec()[3000..3064], [k + 1; 64]);
+    }
+    let refused = b_pd.create_qp(&b_cq, &b_cq, &of(QpType::XrcRecv)).unwrap_err();
+    assert_eq!(refused, CreateError::XrcTarget);
+    let plain = b_pd.create_srq(caps).unwrap();
+    let refused = b_pd.create_qp_on_srq(&b_cq, &b_cq, &plain, &of(QpType::XrcSend)).unwrap_err();
+    assert_eq!(refused, CreateError::NoReceives(QpType::XrcSend));
+}

@@ -21,7 +21,7 @@ pub use personality::{Limits, Personality};
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
     AsyncEvent, Completion, Counters, Env, Instant, ModifyError, Output, Pending, PostError, QpAttr, QpInit,
-    QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue,
+    QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, icrc};
 use schedule::Schedule;
@@ -177,7 +177,7 @@ impl Nic {
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
         entry.qp.set_pkey(self.pkeys[usize::from(entry.qp.pkey_index())]);
-        self.reports.deliver(&mut self.state.out, entry);
+        self.reports.deliver(&mut self.state.out, entry, &self.srqs);
         self.schedule.touch(entry);
         Ok(result)
     }
@@ -203,7 +203,7 @@ impl Nic {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;
         let result = entry.qp.post_send(wr, |av, src, dst| port.flow(av, src, dst), &mut self.state.out);
-        self.reports.deliver(&mut self.state.out, entry);
+        self.reports.deliver(&mut self.state.out, entry, &self.srqs);
         self.schedule.touch(entry);
         Ok(result)
     }
@@ -215,7 +215,7 @@ impl Nic {
     pub fn post_recv(&mut self, qpn: Qpn, wr: &RecvWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
-        self.reports.deliver(&mut self.state.out, entry);
+        self.reports.deliver(&mut self.state.out, entry, &self.srqs);
         Ok(result)
     }
 
@@ -256,7 +256,7 @@ impl Nic {
             return;
         }
         let entry = self.table.get_mut(packet.bth().dest_qp);
-        let Some(entry) = entry.filter(|e| e.qp.transport() == row.transport) else {
+        let Some(entry) = entry.filter(|e| e.qp.takes(row.transport, row.operation.is_request())) else {
             c.rx_unknown_qp += 1;
             return;
         };
@@ -274,11 +274,11 @@ impl Nic {
             c.rx_pkey_violation += 1;
             return;
         }
-        let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
+        let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
         entry.qp.handle_packet(packet, &burst.flow, &mut env);
         if !self.state.out.is_empty() {
-            self.reports.deliver(&mut self.state.out, entry);
+            self.reports.deliver(&mut self.state.out, entry, &self.srqs);
         }
         self.schedule.touch(entry);
         // Progress brings the timeout of a peer that was silent down again.
@@ -322,7 +322,7 @@ impl Nic {
                 entry.qp.fail(&mut env);
             }
             let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
-            self.reports.deliver(&mut self.state.out, entry);
+            self.reports.deliver(&mut self.state.out, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
@@ -344,7 +344,7 @@ impl Nic {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
                 let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
-                self.reports.deliver(&mut self.state.out, entry);
+                self.reports.deliver(&mut self.state.out, entry, &self.srqs);
             }
             self.schedule.touch(entry);
             self.schedule.arm(entry, &self.config.tuning);
@@ -408,7 +408,19 @@ impl Nic {
 
     /// Makes a shared receive queue. `None` if all of the device are in use.
     pub fn create_srq(&mut self, pd: PdId, caps: RecvCaps) -> Option<SrqId> {
-        self.srqs.insert(pd, caps, self.config.personality.limits.max_srq)
+        self.srqs.insert(pd, None, caps, self.config.personality.limits.max_srq)
+    }
+
+    /// Makes a shared receive queue for the targets of an XRC domain; `cq` is where its receives complete. `None` if
+    /// all of the device are in use.
+    pub fn create_xrc_srq(
+        &mut self,
+        pd: PdId,
+        domain: XrcdId,
+        cq: Arc<CompletionQueue>,
+        caps: RecvCaps,
+    ) -> Option<SrqId> {
+        self.srqs.insert(pd, Some((domain, cq)), caps, self.config.personality.limits.max_srq)
     }
 
     /// Removes a shared receive queue that no queue pair uses.
@@ -456,11 +468,13 @@ struct Reports {
 }
 
 impl Reports {
-    fn deliver(&mut self, out: &mut Vec<Output>, entry: &mut Entry) {
+    fn deliver(&mut self, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
         for output in out.drain(..) {
             let stored = match output {
                 Output::Sent(c) => self.complete(&entry.send_cq, c),
                 Output::Received(c) => self.complete(&entry.recv_cq, c),
+                // Gone with its queue: nobody waits for it.
+                Output::ReceivedFrom(srq, c) => srqs.cq(srq).is_none_or(|cq| self.complete(cq, c)),
                 Output::Emitted(c) => {
                     self.emitted.push((entry.send_cq.clone(), c));
                     true

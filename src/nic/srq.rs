@@ -1,42 +1,76 @@
+use std::sync::Arc;
+
+use super::CompletionQueue;
 use crate::memory::PdId;
-use crate::transport::{RecvCaps, SharedReceives, SrqId};
+use crate::transport::{RecvCaps, SharedReceives, SrqId, XrcdId};
 
 /// The shared receive queues by number.
+///
+/// A number is a slot in its lower 16 bits and, above, a count that moves on whenever the slot is used again: XRC
+/// packets for a queue that is gone do not reach its successor.
 #[derive(Debug, Default)]
 pub(super) struct SrqTable {
-    slots: Vec<Option<SharedReceives>>,
+    slots: Vec<Slot>,
     free: Vec<u32>,
 }
 
+#[derive(Debug, Default)]
+struct Slot {
+    round: u8,
+    queue: Option<SharedReceives>,
+    /// Where the receives of an XRC queue complete; those of others do where their queue pair says.
+    cq: Option<Arc<CompletionQueue>>,
+}
+
+const SLOT_BITS: u32 = 16;
+
 impl SrqTable {
     /// `None` if there are `max` already.
-    pub fn insert(&mut self, pd: PdId, caps: RecvCaps, max: u32) -> Option<SrqId> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None if (self.slots.len() as u32) < max => {
-                self.slots.push(None);
+    pub fn insert(
+        &mut self,
+        pd: PdId,
+        xrc: Option<(XrcdId, Arc<CompletionQueue>)>,
+        caps: RecvCaps,
+        max: u32,
+    ) -> Option<SrqId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if (self.slots.len() as u32) < max.min(1 << SLOT_BITS) => {
+                self.slots.push(Slot::default());
                 self.slots.len() as u32 - 1
             }
             None => return None,
         };
-        let id = SrqId(slot);
-        self.slots[slot as usize] = Some(SharedReceives::new(id, pd, caps));
+        let (domain, cq) = xrc.unzip();
+        let slot = &mut self.slots[index as usize];
+        slot.round = slot.round.wrapping_add(1);
+        let id = SrqId(u32::from(slot.round) << SLOT_BITS | index);
+        (slot.queue, slot.cq) = (Some(SharedReceives::new(id, pd, domain, caps)), cq);
         Some(id)
     }
 
+    fn index(id: SrqId) -> usize {
+        (id.0 & ((1 << SLOT_BITS) - 1)) as usize
+    }
+
     pub fn get(&self, id: SrqId) -> Option<&SharedReceives> {
-        self.slots.get(id.0 as usize)?.as_ref()
+        self.slots.get(Self::index(id))?.queue.as_ref().filter(|q| q.id() == id)
     }
 
     pub fn get_mut(&mut self, id: SrqId) -> Option<&mut SharedReceives> {
-        self.slots.get_mut(id.0 as usize)?.as_mut()
+        self.slots.get_mut(Self::index(id))?.queue.as_mut().filter(|q| q.id() == id)
+    }
+
+    /// Where the receives of an XRC queue complete.
+    pub fn cq(&self, id: SrqId) -> Option<&Arc<CompletionQueue>> {
+        self.get(id).and_then(|_| self.slots[Self::index(id)].cq.as_ref())
     }
 
     pub fn remove(&mut self, id: SrqId) {
-        if let Some(slot) = self.slots.get_mut(id.0 as usize)
-            && slot.take().is_some()
-        {
-            self.free.push(id.0);
+        if self.get(id).is_some() {
+            let slot = &mut self.slots[Self::index(id)];
+            (slot.queue, slot.cq) = (None, None);
+            self.free.push(Self::index(id) as u32);
         }
     }
 }

@@ -1,4 +1,4 @@
-use super::{QpInit, QpState, QpType};
+use super::{QpInit, QpState, QpType, XrcdId};
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
     AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
@@ -70,6 +70,10 @@ impl Connection {
         *self = Connection::new(&init, self.qpn);
     }
 
+    pub fn domain(&self) -> Option<XrcdId> {
+        self.made_with.domain
+    }
+
     /// Who names memory through this queue pair.
     pub fn accessor(&self) -> Accessor {
         Accessor { pd: self.pd, qpn: self.qpn }
@@ -80,6 +84,7 @@ impl Connection {
             QpType::Rc => Transport::Rc,
             QpType::Uc => Transport::Uc,
             QpType::Ud => Transport::Ud,
+            QpType::XrcSend | QpType::XrcRecv => Transport::Xrc,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{AsyncEvent, Completion, Instant, SharedReceives, TxQueue};
+use super::{AsyncEvent, Completion, Instant, SharedReceives, SrqId, TxQueue};
 use crate::memory::{HostSlice, Table};
 
 /// What a queue pair reports.
@@ -14,6 +14,8 @@ pub enum Output {
     Emitted(Completion),
     /// For the receive completion queue.
     Received(Completion),
+    /// For the completion queue of a shared receive queue of XRC.
+    ReceivedFrom(SrqId, Completion),
     /// For the asynchronous event queue.
     Event(AsyncEvent),
 }

@@ -24,7 +24,7 @@ pub use env::{Counters, Env, Output, Tuning};
 pub use qp::{Pending, QpInit, QueuePair};
 pub use recv_queue::RecvCaps;
 pub use send_queue::SendCaps;
-pub use srq::{SharedReceives, SrqId};
+pub use srq::{SharedReceives, SrqId, XrcdId};
 pub use state::{AddressError, AddressVector, AttrMask, ModifyError, QpAttr, QpState, QpType};
 pub use time::Instant;
 pub use work::{

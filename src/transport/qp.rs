@@ -4,8 +4,8 @@ use super::requester::{Requester, failure};
 use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
-    AddressError, AddressVector, AsyncEvent, Completion, Env, Instant, ModifyError, Output, PostError,
-    QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode, WcStatus, state,
+    AddressError, AddressVector, AsyncEvent, Completion, Destination, Env, Instant, ModifyError, Output,
+    PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode, WcStatus, XrcdId, state,
 };
 use crate::memory::PdId;
 use crate::wire::{Flow, Mtu, PKey, Packet, Qpn, Transport};
@@ -25,6 +25,8 @@ pub struct QpInit {
     pub signal_all: bool,
     /// The shared queue that its receives come from; [`Env::srq`] is that one at every step.
     pub srq: Option<SrqId>,
+    /// The XRC domain that it is of, instead of a protection domain (XRC target).
+    pub domain: Option<XrcdId>,
     /// The port's MTU: what a datagram holds.
     pub port_mtu: Mtu,
 }
@@ -58,7 +60,7 @@ impl QueuePair {
         QueuePair {
             conn: Connection::new(init, qpn),
             requester: Requester::new(init.send),
-            responder: Responder::new(init.recv, init.srq.is_some()),
+            responder: Responder::new(init.recv, init.srq.is_some() || init.domain.is_some()),
             established: false,
             drain_notify: false,
         }
@@ -94,9 +96,14 @@ impl QueuePair {
         self.conn.qp_type
     }
 
-    /// The service of the packets that it takes.
-    pub fn transport(&self) -> Transport {
-        self.conn.transport()
+    /// Whether packets of a service and kind are for it.
+    pub fn takes(&self, transport: Transport, requests: bool) -> bool {
+        self.conn.transport() == transport && self.conn.qp_type.takes(requests)
+    }
+
+    /// Its XRC domain, if it is a target.
+    pub fn domain(&self) -> Option<XrcdId> {
+        self.conn.domain()
     }
 
     /// Its protection domain.
@@ -252,10 +259,17 @@ impl QueuePair {
         path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
     ) -> Result<Option<Flow>, PostError> {
         let conn = &self.conn;
-        match (&wr.to, conn.qp_type.is_connected()) {
-            (None, true) => Ok(None),
-            (Some(to), false) if to.pd != conn.pd => Err(PostError::HandlePd { handle: to.pd, qp: conn.pd }),
-            (Some(to), false) => path(&to.av, conn.qpn, to.qpn).map(Some).map_err(PostError::Address),
+        match (conn.qp_type, &wr.to) {
+            (QpType::Rc | QpType::Uc, None) | (QpType::XrcSend, Some(Destination::Srq(_))) => Ok(None),
+            // What has no packets goes nowhere.
+            (QpType::XrcSend, None) if wr.op.is_local() => Ok(None),
+            (QpType::Ud, Some(Destination::Qp { pd, .. })) if *pd != conn.pd => {
+                Err(PostError::HandlePd { handle: *pd, qp: conn.pd })
+            }
+            (QpType::Ud, Some(Destination::Qp { av, qpn, .. })) => {
+                path(av, conn.qpn, *qpn).map(Some).map_err(PostError::Address)
+            }
+            (QpType::XrcRecv, _) => Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode())),
             _ => Err(PostError::Destination),
         }
     }
@@ -265,6 +279,9 @@ impl QueuePair {
     /// # Errors
     /// [`PostError`]; then it was not taken.
     pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut Vec<Output>) -> Result<(), PostError> {
+        if self.conn.qp_type == QpType::XrcSend {
+            return Err(PostError::Unsupported(QpType::XrcSend, WcOpcode::Recv));
+        }
         match self.conn.state {
             QpState::Reset => Err(PostError::State(QpState::Reset)),
             QpState::Err => {

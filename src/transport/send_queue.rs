@@ -2,7 +2,7 @@
 
 use super::fifo::Fifo;
 use super::work::MAX_MESSAGE;
-use super::{PostError, SendFlags, SendWr, Sge, WrData, WrOp};
+use super::{Destination, PostError, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
 use crate::memory::{AccessError, Accessor, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
@@ -38,6 +38,8 @@ pub(super) struct SendWqe {
     pub flags: SendFlags,
     /// Where to, if it is a datagram.
     pub to: Option<Datagram>,
+    /// The peer's shared receive queue, if it is of XRC.
+    pub srq: Option<SrqId>,
     /// Bytes of the message.
     pub len: u32,
     source: Source,
@@ -172,6 +174,10 @@ impl SendQueue {
             op: wr.op,
             flags: wr.flags,
             to,
+            srq: match wr.to {
+                Some(Destination::Srq(srq)) => Some(srq),
+                _ => None,
+            },
             len: len as u32,
             source,
             first_psn: self.next_psn,

@@ -2,15 +2,21 @@ use super::recv_queue::{Receive, RecvCaps, RecvQueue};
 use super::{AsyncEvent, Output, PostError, RecvWr};
 use crate::memory::PdId;
 
-/// A shared receive queue's handle, unique in its NIC.
+/// A shared receive queue's handle, unique in its NIC: 24 bits, as XRC packets name it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SrqId(pub u32);
+
+/// An XRC domain's handle, unique in its NIC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct XrcdId(pub u32);
 
 /// Receives that several queue pairs share: each message takes the oldest.
 #[derive(Debug)]
 pub struct SharedReceives {
     id: SrqId,
     pd: PdId,
+    /// The XRC domain whose queue pairs use it, by its number.
+    domain: Option<XrcdId>,
     queue: RecvQueue,
     /// An event is due, once, when fewer than this are left; 0 for none (IBA 10.2.9.3).
     limit: u32,
@@ -18,8 +24,18 @@ pub struct SharedReceives {
 
 impl SharedReceives {
     /// An empty queue.
-    pub fn new(id: SrqId, pd: PdId, caps: RecvCaps) -> SharedReceives {
-        SharedReceives { id, pd, queue: RecvQueue::new(caps), limit: 0 }
+    pub fn new(id: SrqId, pd: PdId, domain: Option<XrcdId>, caps: RecvCaps) -> SharedReceives {
+        SharedReceives { id, pd, domain, queue: RecvQueue::new(caps), limit: 0 }
+    }
+
+    /// Its handle.
+    pub fn id(&self) -> SrqId {
+        self.id
+    }
+
+    /// Its XRC domain, if it is for XRC.
+    pub fn domain(&self) -> Option<XrcdId> {
+        self.domain
     }
 
     /// Its protection domain: that of the keys in its receives.

@@ -16,17 +16,22 @@ pub enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// The sending end of an extended reliable connection (initiator).
+    XrcSend,
+    /// Its receiving end (target), which serves the shared receive queues of its XRC domain.
+    XrcRecv,
 }
 
 impl QpType {
     /// Whether it has one peer.
     pub const fn is_connected(self) -> bool {
-        matches!(self, QpType::Rc | QpType::Uc)
+        !matches!(self, QpType::Ud)
     }
 
     /// Whether it has this operation (IBA table 45).
     pub const fn offers(self, op: WrOp) -> bool {
         match op {
+            _ if matches!(self, QpType::XrcRecv) => false,
             WrOp::Send | WrOp::SendWithImm(_) => true,
             WrOp::Write { .. } | WrOp::WriteWithImm { .. } => self.is_connected(),
             WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => self.is_connected(),
@@ -37,7 +42,16 @@ impl QpType {
 
     /// Whether its packets are acknowledged.
     pub const fn is_reliable(self) -> bool {
-        matches!(self, QpType::Rc)
+        matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
+    }
+
+    /// Whether it takes packets of a kind: requests, or responses.
+    pub const fn takes(self, requests: bool) -> bool {
+        match self {
+            QpType::Rc | QpType::Uc | QpType::Ud => true,
+            QpType::XrcSend => !requests,
+            QpType::XrcRecv => requests,
+        }
     }
 }
 
@@ -111,6 +125,12 @@ macro_rules! attributes {
                 let mut mask = AttrMask(0);
                 $(if self.$field.is_some() { mask.0 |= AttrMask::$flag.0; })*
                 mask
+            }
+
+            /// Those of a set, and the state.
+            pub fn only(self, of: AttrMask) -> QpAttr {
+                let of = of | AttrMask::STATE;
+                QpAttr { $($field: self.$field.filter(|_| of.0 & AttrMask::$flag.0 != 0),)* }
             }
         }
 
@@ -233,6 +253,12 @@ pub const TRANSITIONS: &[Transition] = {
     const fn ud(from: QpState, to: QpState, required: A, optional: A) -> Transition {
         edge(QpType::Ud, from, to, required, optional)
     }
+    const fn xs(from: QpState, to: QpState, required: A, optional: A) -> Transition {
+        edge(QpType::XrcSend, from, to, required, optional)
+    }
+    const fn xr(from: QpState, to: QpState, required: A, optional: A) -> Transition {
+        edge(QpType::XrcRecv, from, to, required, optional)
+    }
     const FIRST: A = A::PKEY_INDEX.with(A::PORT);
     const PATH: A = A::AV.with(A::PATH_MTU).with(A::DEST_QPN).with(A::RQ_PSN);
     const RC_RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS).with(A::MIN_RNR_TIMER);
@@ -278,6 +304,48 @@ pub const TRANSITIONS: &[Transition] = {
         uc(Sqd, Rts, A::NONE, UC_RUNNING),
         uc(Sqd, Sqd, A::NONE, UC_RUNNING.with(A::PKEY_INDEX).with(A::AV)),
         uc(Sqe, Rts, A::NONE, UC_RUNNING),
+        xs(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
+        xs(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
+        xs(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS)),
+        xs(
+            Rtr,
+            Rts,
+            A::SQ_PSN.with(A::TIMEOUT).with(A::RETRY_CNT).with(A::RNR_RETRY).with(A::MAX_RD_ATOMIC),
+            UC_RUNNING,
+        ),
+        xs(Rts, Rts, A::NONE, UC_RUNNING),
+        xs(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
+        xs(Sqd, Rts, A::NONE, UC_RUNNING),
+        xs(
+            Sqd,
+            Sqd,
+            A::NONE,
+            UC_RUNNING
+                .with(A::PKEY_INDEX)
+                .with(A::AV)
+                .with(A::TIMEOUT)
+                .with(A::RETRY_CNT)
+                .with(A::RNR_RETRY)
+                .with(A::MAX_RD_ATOMIC),
+        ),
+        xr(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
+        xr(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
+        xr(
+            Init,
+            Rtr,
+            PATH.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
+            A::PKEY_INDEX.with(A::ACCESS_FLAGS),
+        ),
+        xr(Rtr, Rts, A::SQ_PSN.with(A::TIMEOUT), RC_RUNNING),
+        xr(Rts, Rts, A::NONE, RC_RUNNING),
+        xr(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
+        xr(Sqd, Rts, A::NONE, RC_RUNNING),
+        xr(
+            Sqd,
+            Sqd,
+            A::NONE,
+            RC_RUNNING.with(A::PKEY_INDEX).with(A::AV).with(A::TIMEOUT).with(A::MAX_DEST_RD_ATOMIC),
+        ),
         ud(Reset, Init, FIRST.with(A::QKEY), A::NONE),
         ud(Init, Init, A::NONE, FIRST.with(A::QKEY)),
         ud(Init, Rtr, A::NONE, A::PKEY_INDEX.with(A::QKEY)),
@@ -369,6 +437,12 @@ pub enum AddressError {
     },
 }
 
+/// The attributes that a transition takes, needed or not.
+pub fn taken(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
+    let edge = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
+    edge.map_or(AttrMask::NONE, |t| t.required | t.optional)
+}
+
 /// Checks a `modify` against the table; returns the state it leads to.
 ///
 /// # Errors
@@ -422,8 +496,9 @@ mod tests {
     fn every_pair_of_states_is_allowed_exactly_as_the_table_says() {
         use QpState::*;
         let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
-        for (qp_type, from) in
-            [QpType::Rc, QpType::Uc, QpType::Ud].into_iter().flat_map(|t| all.map(|s| (t, s)))
+        for (qp_type, from) in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv]
+            .into_iter()
+            .flat_map(|t| all.map(|s| (t, s)))
         {
             for target in all {
                 let edge =

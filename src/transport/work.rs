@@ -234,21 +234,26 @@ pub struct SendWr<'a> {
     pub data: WrData<'a>,
     /// How.
     pub flags: SendFlags,
-    /// Where to, for a UD queue pair; a connected one has its peer.
+    /// Where to, for a UD queue pair, or an XRC one; others have their peer.
     pub to: Option<Destination>,
 }
 
-/// Where a datagram goes.
+/// What a work request says of its destination, where that is not the queue pair's peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Destination {
-    /// Protection domain of the address handle; must be the QP's.
-    pub pd: PdId,
-    /// The path.
-    pub av: super::AddressVector,
-    /// The peer's QP.
-    pub qpn: Qpn,
-    /// The peer's queue key. With its highest bit set, our QP's own goes out instead (IBA 10.2.5).
-    pub qkey: QKey,
+pub enum Destination {
+    /// Where a datagram goes.
+    Qp {
+        /// Protection domain of the address handle; must be the QP's.
+        pd: PdId,
+        /// The path.
+        av: super::AddressVector,
+        /// The peer's QP.
+        qpn: Qpn,
+        /// The peer's queue key. With its highest bit set, our QP's own goes out instead (IBA 10.2.5).
+        qkey: QKey,
+    },
+    /// The peer's shared receive queue, for an XRC queue pair: its receives, and its protection domain.
+    Srq(super::SrqId),
 }
 
 /// A receive work request.
@@ -457,8 +462,8 @@ pub enum PostError {
     /// The service does not have this operation.
     #[error("a {0:?} QP has no {1:?}")]
     Unsupported(super::QpType, WcOpcode),
-    /// A UD work request says where it goes; one of a connected QP does not.
-    #[error("a UD work request needs a destination, and only that")]
+    /// A UD work request says to which QP it goes, an XRC one to which shared receive queue; others say nothing.
+    #[error("a UD work request names a QP, an XRC one a shared receive queue, others name no destination")]
     Destination,
     /// The address handle is of another protection domain.
     #[error("the address handle is of {handle:?}, the QP of {qp:?}")]

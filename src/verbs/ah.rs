@@ -59,6 +59,6 @@ impl Ah {
 
     /// A queue pair there, as the destination of a datagram.
     pub fn to(&self, qpn: Qpn, qkey: QKey) -> Destination {
-        Destination { pd: self.pd.id(), av: self.av, qpn, qkey }
+        Destination::Qp { pd: self.pd.id(), av: self.av, qpn, qkey }
     }
 }

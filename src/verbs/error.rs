@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use crate::memory::{Access, ManagementError, OutOfBuffer};
 use crate::nic::{CqOverflow, TooManyQps};
-use crate::transport::{AddressError, Completion, ModifyError, PostError};
+use crate::transport::{AddressError, Completion, ModifyError, PostError, QpType};
 use crate::wire::Mtu;
 
 /// Why a context was not opened.
@@ -54,6 +54,12 @@ pub enum CreateError {
     /// REMOTE_WRITE and REMOTE_ATOMIC write, so they need LOCAL_WRITE (IBA 11.2.8.2).
     #[error("{0:?} lets peers write and needs LOCAL_WRITE too")]
     AccessNeedsLocalWrite(Access),
+    /// An XRC target is made in its domain, and nothing else is.
+    #[error("an XRC target is made by Xrcd::create_target_qp, and nothing else is")]
+    XrcTarget,
+    /// A queue pair that never receives.
+    #[error("a {0:?} QP receives nothing, so it has no shared receive queue")]
+    NoReceives(QpType),
     /// Permissions that do not go together, or do not exist.
     #[error("access {access:?}: {why}")]
     Access {

@@ -18,6 +18,7 @@ mod pair;
 mod qp;
 mod shard;
 mod srq;
+mod xrc;
 
 pub use crate::link::fabric::{Fabric, FabricConfig};
 pub use crate::memory::{Access, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
@@ -39,3 +40,4 @@ pub use mw::{FastMr, Mw};
 pub use pair::{Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
 pub use srq::{Srq, SrqAttr};
+pub use xrc::Xrcd;

@@ -6,6 +6,7 @@ use super::context::Context;
 use super::cq::Cq;
 use super::qp::{Qp, QpOptions};
 use super::srq::Srq;
+use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
 use crate::memory::{Access, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table};
 use crate::transport::{RecvCaps, Sge};
@@ -161,7 +162,7 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
-        Qp::new(self, send_cq, recv_cq, None, options)
+        Qp::new(self, send_cq, recv_cq, None, None, options)
     }
 
     /// A queue pair that takes its receives from a shared queue; `options.recv` does not count.
@@ -175,7 +176,7 @@ impl Pd {
         srq: &Srq,
         options: &QpOptions,
     ) -> Result<Qp, CreateError> {
-        Qp::new(self, send_cq, recv_cq, Some(srq), options)
+        Qp::new(self, send_cq, recv_cq, Some(srq), None, options)
     }
 
     /// A shared receive queue.
@@ -183,7 +184,16 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_srq(&self, caps: RecvCaps) -> Result<Srq, CreateError> {
-        Srq::new(self, caps)
+        Srq::new(self, None, caps)
+    }
+
+    /// A shared receive queue for the targets of an XRC domain, which name it by its number; its receives complete
+    /// on `cq`.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_xrc_srq(&self, xrcd: &Xrcd, cq: &Cq, caps: RecvCaps) -> Result<Srq, CreateError> {
+        Srq::new(self, Some((xrcd, cq)), caps)
     }
 }
 

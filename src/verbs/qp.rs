@@ -2,9 +2,10 @@ use std::fmt;
 
 use super::{ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
 use crate::memory::{Access, AtomicOp};
+use crate::transport::state::taken;
 use crate::transport::{
     AddressVector, ModifyError, Placement, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
-    SendCaps, SendFlags, SendWr, Sge, WrData, WrOp,
+    SendCaps, SendFlags, SendWr, Sge, WrData, WrOp, XrcdId,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RKey, RnrTimer};
 
@@ -105,9 +106,16 @@ impl Qp {
         send_cq: &Cq,
         recv_cq: &Cq,
         srq: Option<&Srq>,
+        domain: Option<XrcdId>,
         options: &QpOptions,
     ) -> Result<Qp, CreateError> {
         let context = pd.context();
+        if (options.qp_type == QpType::XrcRecv) != domain.is_some() {
+            return Err(CreateError::XrcTarget);
+        }
+        if options.qp_type == QpType::XrcSend && srq.is_some() {
+            return Err(CreateError::NoReceives(options.qp_type));
+        }
         if !send_cq.context().is(context) || !recv_cq.context().is(context) {
             return Err(CreateError::OtherContext("completion queue"));
         }
@@ -128,8 +136,10 @@ impl Qp {
             }
         }
         let QpOptions { qp_type, send, recv, signal_all } = *options;
-        let (recv, port_mtu) = (if srq.is_some() { RecvCaps::default() } else { recv }, context.0.mtu);
-        let init = QpInit { qp_type, pd: pd.id(), send, recv, signal_all, srq: srq.map(Srq::id), port_mtu };
+        let elsewhere = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
+        let recv = if elsewhere { RecvCaps::default() } else { recv };
+        let (pd_id, srq_id, port_mtu) = (pd.id(), srq.map(Srq::id), context.0.mtu);
+        let init = QpInit { qp_type, pd: pd_id, send, recv, signal_all, srq: srq_id, domain, port_mtu };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         let qpn = context.0.shard.look(|nic| nic.create_qp(&init, s, r))?;
         let psn = Psn::new(context.draw() as u32);
@@ -250,11 +260,11 @@ impl Qp {
             path_mtu: Some(mtu),
             dest_qpn: Some(peer.qpn),
             rq_psn: Some(peer.psn),
-            max_dest_rd_atomic: self.if_reliable(options.max_dest_rd_atomic),
-            min_rnr_timer: self.if_reliable(options.min_rnr_timer),
+            max_dest_rd_atomic: Some(options.max_dest_rd_atomic),
+            min_rnr_timer: Some(options.min_rnr_timer),
             ..QpAttr::default()
         };
-        Ok(self.modify(&attr)?)
+        Ok(self.modify(&attr.only(taken(self.qp_type, QpState::Init, QpState::Rtr)))?)
     }
 
     /// RTR to RTS: from now on it may send.
@@ -265,17 +275,13 @@ impl Qp {
         let attr = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
-            timeout: self.if_reliable(options.timeout),
-            retry_cnt: self.if_reliable(options.retry_cnt),
-            rnr_retry: self.if_reliable(options.rnr_retry),
-            max_rd_atomic: self.if_reliable(options.max_rd_atomic),
+            timeout: Some(options.timeout),
+            retry_cnt: Some(options.retry_cnt),
+            rnr_retry: Some(options.rnr_retry),
+            max_rd_atomic: Some(options.max_rd_atomic),
             ..QpAttr::default()
         };
-        Ok(self.modify(&attr)?)
-    }
-
-    fn if_reliable<T>(&self, value: T) -> Option<T> {
-        self.qp_type.is_reliable().then_some(value)
+        Ok(self.modify(&attr.only(taken(self.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 
     /// From RESET to RTS, for datagrams that have this queue key.

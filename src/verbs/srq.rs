@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{CreateError, Pd};
+use super::{Cq, CreateError, Pd, Xrcd};
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
 
 /// A shared receive queue. Cheap to clone; it lives as long as any queue pair that takes receives from it.
@@ -11,6 +11,8 @@ pub struct Srq(Arc<SrqInner>);
 struct SrqInner {
     pd: Pd,
     id: SrqId,
+    /// Of an XRC queue, kept as long as it is.
+    xrc: Option<(Xrcd, Cq)>,
 }
 
 /// What a shared receive queue is like.
@@ -25,8 +27,11 @@ pub struct SrqAttr {
 }
 
 impl Srq {
-    pub(super) fn new(pd: &Pd, caps: RecvCaps) -> Result<Srq, CreateError> {
+    pub(super) fn new(pd: &Pd, xrc: Option<(&Xrcd, &Cq)>, caps: RecvCaps) -> Result<Srq, CreateError> {
         let context = pd.context();
+        if xrc.is_some_and(|(xrcd, cq)| !xrcd.context().is(context) || !cq.context().is(context)) {
+            return Err(CreateError::OtherContext("XRC domain or completion queue"));
+        }
         let l = context.0.limits;
         for (name, value, min, max) in
             [("max_wr", caps.max_wr, 1, l.max_srq_wr), ("max_sge", caps.max_sge, 0, l.max_sge)]
@@ -40,12 +45,21 @@ impl Srq {
                 });
             }
         }
-        let made = context.0.shard.look(|nic| nic.create_srq(pd.id(), caps));
+        let made = context.0.shard.look(|nic| match xrc {
+            Some((xrcd, cq)) => nic.create_xrc_srq(pd.id(), xrcd.id(), cq.0.queue.clone(), caps),
+            None => nic.create_srq(pd.id(), caps),
+        });
         let id = made.ok_or(CreateError::Exhausted { kind: "SRQs", max: l.max_srq })?;
-        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), id })))
+        let xrc = xrc.map(|(xrcd, cq)| (xrcd.clone(), cq.clone()));
+        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), id, xrc })))
     }
 
-    /// Its handle, as events name it.
+    /// Its XRC domain and the completion queue of its receives, if it is for XRC.
+    pub fn xrc(&self) -> Option<(&Xrcd, &Cq)> {
+        self.0.xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq))
+    }
+
+    /// Its handle, as events and XRC work requests name it.
     pub fn id(&self) -> SrqId {
         self.0.id
     }

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use urxe::memory::{Access, Accessor, PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::transport::state::taken;
 use urxe::transport::{
     AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Instant, ModifyError,
     PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge,
-    SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp,
+    SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -24,6 +25,11 @@ const PEERS: [u8; 4] = [10, 0, 0, 2];
 const PEER_QPN: u32 = 0x77;
 /// The queue key of both sides.
 pub const QKEY: u32 = 0x1111_1111;
+/// The XRC domain of target QPs, the protection domain that they have by themselves, and the shared receive queue
+/// that initiators send to.
+pub const DOMAIN: XrcdId = XrcdId(5);
+const TARGETS: PdId = PdId(50);
+pub const PEER_SRQ: SrqId = SrqId(0x12_3456);
 /// The first PSN that a QP of ours sends.
 pub const SQ: u32 = 0x500;
 /// The first PSN that it expects.
@@ -156,15 +162,19 @@ impl Bench {
             setup,
         };
         let recv = RecvCaps { max_wr: 64, max_sge: 4 };
-        bench.srq = bench.setup.shared.then(|| bench.nic.create_srq(PD, recv).unwrap());
+        bench.srq = match bench.setup.qp_type {
+            QpType::XrcRecv => Some(bench.xrc_srq(PD, DOMAIN)),
+            _ => bench.setup.shared.then(|| bench.nic.create_srq(PD, recv).unwrap()),
+        };
         for i in 0..bench.setup.qps {
             let init = QpInit {
                 qp_type: bench.setup.qp_type,
-                pd: PD,
+                pd: if bench.setup.qp_type == QpType::XrcRecv { TARGETS } else { PD },
                 send: SendCaps { max_wr: 64, max_sge: 4, max_inline: 600 },
                 recv: if bench.setup.shared { RecvCaps::default() } else { recv },
                 signal_all: bench.setup.signal_all,
-                srq: bench.srq,
+                srq: bench.srq.filter(|_| bench.setup.qp_type != QpType::XrcRecv),
+                domain: (bench.setup.qp_type == QpType::XrcRecv).then_some(DOMAIN),
                 port_mtu: Mtu::Mtu1024,
             };
             let cqs = (bench.send_cq.clone(), bench.recv_cq.clone());
@@ -196,32 +206,28 @@ impl Bench {
             rq_psn: Some(Psn::new(s.rq_psn)),
             ..to
         };
-        match (s.qp_type, state) {
-            (QpType::Ud, QpState::Init) => return QpAttr { qkey: Some(QKey(s.qkey)), ..first },
-            (QpType::Ud, QpState::Rtr) => return to,
-            (QpType::Uc, QpState::Rtr) => return path,
-            (QpType::Uc | QpType::Ud, QpState::Rts) => {
-                return QpAttr { sq_psn: Some(Psn::new(s.sq_psn)), ..to };
+        let (before, attr) = match state {
+            QpState::Init => {
+                (QpState::Reset, QpAttr { access: Some(s.access), qkey: Some(QKey(s.qkey)), ..first })
             }
-            _ => {}
-        }
-        match state {
-            QpState::Init => QpAttr { access: Some(s.access), ..first },
-            QpState::Rtr => QpAttr {
-                max_dest_rd_atomic: Some(s.max_dest_rd),
-                min_rnr_timer: Some(RnrTimer::new(s.rnr_timer)),
-                ..path
-            },
-            QpState::Rts => QpAttr {
-                sq_psn: Some(Psn::new(s.sq_psn)),
-                timeout: Some(AckTimeout::new(s.timeout)),
-                retry_cnt: Some(s.retry_cnt),
-                rnr_retry: Some(s.rnr_retry),
-                max_rd_atomic: Some(s.max_rd),
-                ..to
-            },
-            _ => to,
-        }
+            QpState::Rtr => {
+                let min_rnr_timer = Some(RnrTimer::new(s.rnr_timer));
+                (QpState::Init, QpAttr { max_dest_rd_atomic: Some(s.max_dest_rd), min_rnr_timer, ..path })
+            }
+            QpState::Rts => (
+                QpState::Rtr,
+                QpAttr {
+                    sq_psn: Some(Psn::new(s.sq_psn)),
+                    timeout: Some(AckTimeout::new(s.timeout)),
+                    retry_cnt: Some(s.retry_cnt),
+                    rnr_retry: Some(s.rnr_retry),
+                    max_rd_atomic: Some(s.max_rd),
+                    ..to
+                },
+            ),
+            _ => return to,
+        };
+        attr.only(taken(s.qp_type, before, state))
     }
 
     /// Takes a QP from RESET up to `state`.
@@ -248,6 +254,12 @@ impl Bench {
     pub fn region(&mut self, pd: PdId, len: usize, iova: u64, access: Access) -> usize {
         self.more.push(Region::new(&mut self.memory, pd, len, iova, access));
         self.more.len() - 1
+    }
+
+    /// A shared receive queue for XRC, whose receives complete where all do.
+    pub fn xrc_srq(&mut self, pd: PdId, domain: XrcdId) -> SrqId {
+        let caps = RecvCaps { max_wr: 64, max_sge: 4 };
+        self.nic.create_xrc_srq(pd, domain, self.recv_cq.clone(), caps).unwrap()
     }
 
     /// Who the first QP is to the memory.
@@ -298,14 +310,18 @@ impl Bench {
         sges: &[Sge],
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        let to = (self.setup.qp_type == QpType::Ud).then(|| self.to(QKEY));
+        let to = match self.setup.qp_type {
+            QpType::Ud => Some(self.to(QKEY)),
+            QpType::XrcSend => Some(Destination::Srq(PEER_SRQ)),
+            _ => None,
+        };
         self.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(sges), flags, to })
     }
 
     /// The peer's first QP, for datagrams.
     pub fn to(&self, qkey: u32) -> Destination {
         let av = AddressVector::to(std::net::IpAddr::from(PEERS).into());
-        Destination { pd: PD, av, qpn: Qpn::new(PEER_QPN), qkey: QKey(qkey) }
+        Destination::Qp { pd: PD, av, qpn: Qpn::new(PEER_QPN), qkey: QKey(qkey) }
     }
 
     pub fn post_on(&mut self, qp: usize, wr: &SendWr<'_>) -> Result<(), PostError> {

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use urxe::memory::PdId;
 use urxe::transport::{
-    AddressError, PostError, QpAttr, QpState, QpType, SendFlags, SendWr, Sge, WcOpcode, WcStatus, WrData,
-    WrOp,
+    AddressError, AddressVector, Destination, PostError, QpAttr, QpState, QpType, SendFlags, SendWr, Sge,
+    WcOpcode, WcStatus, WrData, WrOp,
 };
 use urxe::wire::{Flow, Qpn, RKey, grh};
 
@@ -91,12 +91,12 @@ cases! {
         let sge = [b.mr.sge(0, 1)];
         let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::SIGNALED, to: None };
         assert_eq!(b.post_on(0, &wr), Err(PostError::Destination));
-        let mut to = b.to(QKEY);
-        to.pd = PdId(99);
+        let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else { panic!("a datagram goes to a QP") };
+        let to = Destination::Qp { pd: PdId(99), av, qpn, qkey };
         let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
         assert_eq!(refused, Err(PostError::HandlePd { handle: PdId(99), qp: support::PD }));
-        let mut to = b.to(QKEY);
-        to.av.sgid_index = 5;
+        let av = AddressVector { sgid_index: 5, ..av };
+        let to = Destination::Qp { pd: support::PD, av, qpn, qkey };
         let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
         assert_eq!(refused, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 1 })));
         b.silence();

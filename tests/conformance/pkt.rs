@@ -7,6 +7,8 @@ use urxe::wire::{
     Position, Psn, QKey, Qpn, RKey, Reth, RnrTimer, Syndrome, Transport, pad_count,
 };
 
+use urxe::transport::SrqId;
+
 pub use urxe::wire::Position::{First, Last, Middle, Only};
 
 #[derive(Clone, PartialEq)]
@@ -138,6 +140,14 @@ impl Pkt {
         self.with(|h| h.bth.opcode.0 |= 0x20).ask(false)
     }
 
+    /// The same of XRC; a request names a shared receive queue.
+    pub fn xrc(self, srq: SrqId) -> Pkt {
+        self.with(|h| {
+            h.bth.opcode.0 |= 0xa0;
+            h.xrceth = if h.bth.opcode.row().operation.is_request() { srq.0 } else { 0 };
+        })
+    }
+
     /// The same as a datagram.
     pub fn ud(self, qkey: u32, src_qp: Qpn) -> Pkt {
         self.with(|h| {
@@ -190,6 +200,9 @@ impl fmt::Debug for Pkt {
         }
         if set.has(HeaderSet::ATOMIC_ACK) {
             write!(f, " original {:#x}", self.h.atomic_ack.original)?;
+        }
+        if set.has(HeaderSet::XRCETH) {
+            write!(f, " srq {:#x}", self.h.xrceth)?;
         }
         if set.has(HeaderSet::IETH) {
             write!(f, " inv {:?}", self.h.ieth)?;

@@ -183,6 +183,7 @@ impl World {
                     recv: RecvCaps { max_wr: p.caps.1, max_sge: 4 },
                     signal_all: false,
                     srq: None,
+                    domain: None,
                     port_mtu: urxe::wire::Mtu::Mtu4096,
                 };
                 nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap()

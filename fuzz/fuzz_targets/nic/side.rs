@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use urxe::memory::{Access, AtomicOp, PdId, RegionInfo, Table};
+use urxe::memory::{Access, AtomicOp, PdId, RegionInfo, Span, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
     AddressVector, BurstLimits, Completion, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
@@ -90,7 +90,10 @@ impl Side {
         let regions = [0, 1, 2].map(|n| {
             let (pd, access) = grants[n];
             // SAFETY: the arena lives as long as the table, and is looked at only when the NIC is gone.
-            unsafe { memory.register(pd, base + start(n), SIZES[n], IOVA[n], access) }.unwrap()
+            unsafe {
+                memory.register(pd, Span { addr: base + start(n), len: SIZES[n], iova: IOVA[n], access })
+            }
+            .unwrap()
         });
         let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(512)));
         let init = QpInit {
@@ -100,6 +103,7 @@ impl Side {
             recv: RecvCaps { max_wr: 8, max_sge: 2 },
             signal_all: false,
             srq: None,
+            domain: None,
             port_mtu: Mtu::Mtu4096,
         };
         let create = |nic: &mut Nic| nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap();

@@ -269,6 +269,9 @@ fn request_headers(
         }
         WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_) => return None,
     }
+    if let Some(srq) = wqe.srq {
+        h.xrceth = srq.0;
+    }
     if let Some(to) = wqe.to {
         h.bth.dest_qp = to.qpn;
         h.deth = Deth { qkey: to.qkey, src_qp: conn.qpn };

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
 use super::send_queue::{Datagram, SendCaps, SendQueue};
-use super::{Completion, Env, Instant, Output, PostError, SendWr, Tuning, WcStatus};
+use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, Tuning, WcStatus};
 use crate::wire::{Flow, Psn};
 
 /// The packet of a work request.
@@ -107,11 +107,13 @@ impl Requester {
         if wr.op.awaits_response() && conn.max_rd_atomic == 0 {
             return Err(PostError::NoReadResources);
         }
-        let to = flow.zip(wr.to).map(|(flow, to)| Datagram {
-            flow,
-            qpn: to.qpn,
-            qkey: if to.qkey.0 >> 31 == 1 { conn.qkey } else { to.qkey },
-        });
+        let to = match (wr.to, flow) {
+            (Some(Destination::Qp { qpn, qkey, .. }), Some(flow)) => {
+                let qkey = if qkey.0 >> 31 == 1 { conn.qkey } else { qkey };
+                Some(Datagram { flow, qpn, qkey })
+            }
+            _ => None,
+        };
         self.queue.post(wr, to, conn.mtu)
     }
 

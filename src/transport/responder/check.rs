@@ -2,7 +2,7 @@
 //! sequence, opcode valid for the QP, resources, length, key and range. They change nothing.
 
 use super::refusal::Refusal;
-use super::{Message, Remote, Responder};
+use super::{Message, Remote, Responder, accessor};
 use crate::memory::{Access, Accessor, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MAX_MESSAGE, Placement};
@@ -15,6 +15,7 @@ impl Responder {
         check_psn(ahead)?;
         self.check_sequence(packet)?;
         check_opcode(packet, conn)?;
+        self.check_srq(packet, conn, env)?;
         self.check_resources(packet, conn, env)?;
         self.check_length(packet, conn, env)?;
         check_access(packet, conn, env)
@@ -28,6 +29,15 @@ impl Responder {
             Some(Message::Send { .. }) => !row.position.starts() && row.operation == Operation::Send,
             Some(Message::Write { .. }) => !row.position.starts() && row.operation == Operation::Write,
         };
+        fits.then_some(()).ok_or(Refusal::Invalid)
+    }
+
+    /// An XRC packet names a shared receive queue of the target's domain, the same in all of a message.
+    fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
+        let Some(number) = packet.xrceth() else { return Ok(()) };
+        let named = env.srq.as_ref().filter(|s| s.id().0 == number && s.domain() == conn.domain());
+        let goes_on = !packet.row().position.starts();
+        let fits = named.is_some_and(|s| !goes_on || self.message_srq == Some(s.id()));
         fits.then_some(()).ok_or(Refusal::Invalid)
     }
 
@@ -124,7 +134,7 @@ fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
 
 /// The whole range that a request announces, before any of it is touched.
 fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
-    let by = conn.accessor();
+    let by = accessor(conn, env);
     let range = |(rkey, va, len): Remote, access| {
         env.memory.remote(by, rkey, va, len, access).map(|_| ()).map_err(|_| Refusal::Access)
     };

@@ -2,7 +2,7 @@
 
 use super::check::{flush_of, flush_range};
 use super::refusal::Refusal;
-use super::{Message, Reply, Resource, ResourceKind, Responder};
+use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp};
 use crate::transport::connection::Connection;
 use crate::transport::requester::failure;
@@ -48,7 +48,7 @@ impl Responder {
         self.receives.scatter(received, data, conn, env).map_err(|_| Refusal::LocalProtection)?;
         let received = received + data.len() as u32;
         if let Some(rkey) = packet.ieth() {
-            let closed = env.memory.invalidate(rkey, conn.accessor(), true);
+            let closed = env.memory.invalidate(rkey, accessor(conn, env), true);
             closed.map_err(|_| Refusal::Invalidation)?;
         }
         if packet.row().position.ends() {
@@ -76,7 +76,7 @@ impl Responder {
         // The key is looked up for each packet: the region may have gone since the first.
         env.memory
             .remote(
-                conn.accessor(),
+                accessor(conn, env),
                 reth.rkey,
                 reth.va.wrapping_add(received as u64),
                 data.len() as u32,
@@ -107,8 +107,9 @@ impl Responder {
         let first = packet.bth().psn;
         let last = first + (conn.mtu.packets(reth.dma_len) - 1);
         self.finish_message(env);
-        self.remember(Resource { first, last, msn: self.msn, kind: ResourceKind::Read(reth) }, conn);
-        self.replies.push_back(Reply::Read { first, reth, next: 0, msn: self.msn, again: false });
+        let (msn, pd) = (self.msn, accessor(conn, env).pd);
+        self.remember(Resource { first, last, msn, kind: ResourceKind::Read(reth, pd) }, conn);
+        self.replies.push_back(Reply::Read { first, reth, pd, next: 0, msn, again: false });
         self.expected = last.next();
         Ok(())
     }
@@ -122,7 +123,7 @@ impl Responder {
         let atomic = packet.atomic().ok_or(Refusal::Invalid)?;
         let word = env
             .memory
-            .remote_word(conn.accessor(), atomic.rkey, atomic.va, Access::REMOTE_ATOMIC)
+            .remote_word(accessor(conn, env), atomic.rkey, atomic.va, Access::REMOTE_ATOMIC)
             .map_err(|_| Refusal::Access)?
             .ok_or(Refusal::Operational)?;
         let op = match packet.row().operation {
@@ -151,7 +152,7 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let reth = packet.reth().ok_or(Refusal::Invalid)?;
         env.memory
-            .remote_word(conn.accessor(), reth.rkey, reth.va, Access::REMOTE_WRITE)
+            .remote_word(accessor(conn, env), reth.rkey, reth.va, Access::REMOTE_WRITE)
             .map_err(|_| Refusal::Access)?
             .ok_or(Refusal::Operational)?
             .store(packet.payload());
@@ -169,7 +170,7 @@ impl Responder {
         let reth = packet.reth().ok_or(Refusal::Invalid)?;
         let (placement, whole_region) = flush_of(packet).ok_or(Refusal::Invalid)?;
         let range =
-            flush_range(env, conn.accessor(), &reth, placement, whole_region).ok_or(Refusal::Access)?;
+            flush_range(env, accessor(conn, env), &reth, placement, whole_region).ok_or(Refusal::Access)?;
         if placement.persistent && !range.persist() {
             return Err(Refusal::Operational);
         }

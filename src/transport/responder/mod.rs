@@ -15,7 +15,8 @@ use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
 use super::recv_queue::RecvCaps;
-use super::{AsyncEvent, Env, Output, PostError, QpState, QpType, RecvWr};
+use super::{AsyncEvent, Env, Output, PostError, QpState, QpType, RecvWr, SrqId};
+use crate::memory::{Accessor, PdId};
 use crate::wire::{Flow, Operation, Packet, Psn, RKey, Reth, Syndrome};
 use receives::Receives;
 use refusal::Refusal;
@@ -44,7 +45,7 @@ struct Resource {
 
 #[derive(Debug, Clone, Copy)]
 enum ResourceKind {
-    Read(Reth),
+    Read(Reth, PdId),
     Atomic {
         original: u64,
     },
@@ -77,6 +78,8 @@ enum Reply {
     Read {
         first: Psn,
         reth: Reth,
+        /// Whose memory.
+        pd: PdId,
         next: u32,
         msn: u32,
         again: bool,
@@ -110,6 +113,8 @@ pub(super) struct Responder {
     /// Messages executed, 24 bits.
     msn: u32,
     message: Option<Message>,
+    /// The shared receive queue that the running message names (XRC).
+    message_srq: Option<SrqId>,
     /// A NAK or RNR NAK is out for the expected PSN; what comes behind it is dropped in silence (C9-113).
     nak_outstanding: bool,
     resources: VecDeque<Resource>,
@@ -123,6 +128,7 @@ impl Responder {
             expected: Psn::default(),
             msn: 0,
             message: None,
+            message_srq: None,
             nak_outstanding: false,
             resources: VecDeque::new(),
             replies: VecDeque::new(),
@@ -190,7 +196,7 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
         match conn.qp_type {
-            QpType::Rc => self.handle_reliable(packet, conn, env),
+            QpType::Rc | QpType::XrcSend | QpType::XrcRecv => self.handle_reliable(packet, conn, env),
             QpType::Uc => self.handle_unreliable(packet, conn, env),
             QpType::Ud => self.handle_datagram(packet, flow, conn, env),
         }
@@ -210,6 +216,7 @@ impl Responder {
         let verdict = self.check(packet, ahead, conn, env);
         match verdict.and_then(|()| self.execute(packet, conn, env)) {
             Ok(()) => {
+                self.message_srq = env.srq.as_ref().map(|s| s.id());
                 self.nak_outstanding = false;
                 Ok(())
             }
@@ -259,10 +266,10 @@ impl Responder {
             Operation::ReadRequest => {
                 let Some(asked) = packet.reth() else { return };
                 let known = self.resources.iter().rev().find_map(|r| match r.kind {
-                    ResourceKind::Read(reth) if contains(r, psn) => Some((*r, reth)),
+                    ResourceKind::Read(reth, pd) if contains(r, psn) => Some((*r, reth, pd)),
                     _ => None,
                 });
-                let Some((resource, reth)) = known else { return };
+                let Some((resource, reth, pd)) = known else { return };
                 // It may begin in the middle, where the requester misses something, and end before the end.
                 let skipped = psn.since(resource.first) as u64 * conn.mtu.bytes() as u64;
                 let same = asked.rkey == reth.rkey
@@ -277,7 +284,7 @@ impl Responder {
                 if same && !due {
                     self.forget_replies_from(psn, conn);
                     let (first, msn) = (psn, resource.msn);
-                    self.replies.push_back(Reply::Read { first, reth: asked, next: 0, msn, again: true });
+                    self.replies.push_back(Reply::Read { first, reth: asked, pd, next: 0, msn, again: true });
                 }
             }
             Operation::CompareSwap | Operation::FetchAdd => {
@@ -324,6 +331,15 @@ impl Responder {
 
 fn contains(r: &Resource, psn: Psn) -> bool {
     !psn.is_before(r.first) && !psn.is_after(r.last)
+}
+
+/// Who a request names memory as: the queue pair in its protection domain, or in that of the shared receive queue
+/// that an XRC packet names.
+fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
+    match (conn.qp_type, &env.srq) {
+        (QpType::XrcRecv, Some(srq)) => Accessor { pd: srq.pd(), ..conn.accessor() },
+        _ => conn.accessor(),
+    }
 }
 
 /// Whether a responder works in a state.

@@ -4,7 +4,7 @@ use crate::memory::{AccessError, Accessor};
 use crate::transport::connection::Connection;
 use crate::transport::recv_queue::{Receive, RecvCaps, RecvQueue};
 use crate::transport::requester::failure;
-use crate::transport::{AsyncEvent, Completion, Env, Output, PostError, RecvWr, WcOpcode, WcStatus};
+use crate::transport::{AsyncEvent, Completion, Env, Output, PostError, RecvWr, SrqId, WcOpcode, WcStatus};
 
 #[derive(Debug)]
 pub(super) struct Receives {
@@ -13,13 +13,15 @@ pub(super) struct Receives {
     shared: bool,
     /// Taken out of the queue by a message.
     current: Receive,
+    /// The XRC queue that `current` is from: its completions go where that queue's go.
+    from: Option<SrqId>,
     /// `current` is in use: its message is not complete, or was given up and left it to the next.
     taken: bool,
 }
 
 impl Receives {
     pub fn new(caps: RecvCaps, shared: bool) -> Receives {
-        Receives { own: RecvQueue::new(caps), shared, current: Receive::default(), taken: false }
+        Receives { own: RecvQueue::new(caps), shared, current: Receive::default(), from: None, taken: false }
     }
 
     pub fn caps(&self) -> RecvCaps {
@@ -48,7 +50,10 @@ impl Receives {
     fn take(&mut self, env: &mut Env<'_>) -> bool {
         if !self.taken {
             self.taken = match &mut env.srq {
-                Some(srq) => srq.take(&mut self.current, env.out),
+                Some(srq) => {
+                    self.from = srq.domain().map(|_| srq.id());
+                    srq.take(&mut self.current, env.out)
+                }
                 None => self.own.take(&mut self.current),
             };
         }
@@ -74,7 +79,11 @@ impl Receives {
     pub fn complete(&mut self, completion: Completion, env: &mut Env<'_>) {
         if self.take(env) {
             self.taken = false;
-            env.out.push(Output::Received(Completion { wr_id: self.current.wr_id, ..completion }));
+            let completion = Completion { wr_id: self.current.wr_id, ..completion };
+            env.out.push(match self.from {
+                Some(srq) => Output::ReceivedFrom(srq, completion),
+                None => Output::Received(completion),
+            });
         }
     }
 
@@ -89,7 +98,10 @@ impl Receives {
             if self.taken {
                 self.fail(WcStatus::WrFlushErr, conn, env);
             }
-            env.out.push(Output::Event(AsyncEvent::LastWqeReached(conn.qpn)));
+            // An XRC target has no queue of its own to be the last of.
+            if conn.domain().is_none() {
+                env.out.push(Output::Event(AsyncEvent::LastWqeReached(conn.qpn)));
+            }
             return;
         }
         while self.taken || self.own.len() > 0 {

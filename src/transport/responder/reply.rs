@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 use super::{Fatal, Reply, Responder};
-use crate::memory::Access;
+use crate::memory::{Access, Accessor, PdId};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, Payload};
 use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
@@ -38,10 +38,10 @@ impl Responder {
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
-                Reply::Read { first, reth, ref mut next, msn, again } => {
+                Reply::Read { first, reth, pd, ref mut next, msn, again } => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
-                    if !send_read_response(conn, &reth, first + at, at, count, msn, again, env) {
+                    if !send_read_response(conn, pd, &reth, first + at, at, count, msn, again, env) {
                         // The region has gone since the request was accepted.
                         self.replies.clear();
                         (self.expected, self.nak_outstanding) = (first + at, false);
@@ -76,6 +76,7 @@ fn answer(
 #[allow(clippy::too_many_arguments, reason = "the fields of one response, used in one place")]
 fn send_read_response(
     conn: &Connection,
+    pd: PdId,
     reth: &Reth,
     psn: Psn,
     at: u32,
@@ -88,7 +89,9 @@ fn send_read_response(
     let offset = at * mtu;
     let len = (reth.dma_len - offset).min(mtu);
     let va = reth.va.wrapping_add(offset as u64);
-    let Ok(slice) = env.memory.remote(conn.accessor(), reth.rkey, va, len, Access::REMOTE_READ) else {
+    let Ok(slice) =
+        env.memory.remote(Accessor { pd, ..conn.accessor() }, reth.rkey, va, len, Access::REMOTE_READ)
+    else {
         return false;
     };
     let Some(flow) = conn.flow else { return false };

@@ -1,0 +1,274 @@
+//! XRC: initiators, targets, and the shared receive queues that requests name.
+
+use std::time::Duration;
+
+use urxe::memory::{Access, AtomicOp, PdId};
+use urxe::transport::AsyncEvent;
+use urxe::transport::{
+    AttrMask, Destination, ModifyError, PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendFlags,
+    SendWr, SrqId, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
+};
+use urxe::wire::{AckTimeout, NakCode, RKey};
+
+use crate::bench::{Bench, DOMAIN, PEER_SRQ, RQ, SQ, Setup, bad, flushed, ok};
+use crate::pkt::*;
+use crate::support::PD;
+
+fn target(change: impl FnOnce(&mut Setup)) -> (Bench, SrqId) {
+    let b = Bench::with(|s| {
+        s.qp_type = QpType::XrcRecv;
+        change(s);
+    });
+    let srq = b.srq.unwrap();
+    (b, srq)
+}
+
+fn initiator() -> Bench {
+    Bench::with(|s| s.qp_type = QpType::XrcSend)
+}
+
+fn x(srq: SrqId, packets: &[Pkt]) -> Vec<Pkt> {
+    packets.iter().map(|p| p.clone().xrc(srq)).collect()
+}
+
+/// What answers is of XRC and names no queue.
+fn a(packets: &[Pkt]) -> Vec<Pkt> {
+    x(SrqId(0), packets)
+}
+
+fn post(b: &mut Bench, srq: SrqId, wr_id: u64, at: usize) {
+    let sges = [b.mr.sge(at, 100)];
+    b.nic.with_srq(srq, |q, _| q.post(&RecvWr { wr_id, sges: &sges })).unwrap().unwrap();
+}
+
+cases! {
+    each_message_takes_from_the_queue_it_names => "xrc.target" {
+        let (mut b, first) = target(|_| {});
+        let second = b.xrc_srq(PD, DOMAIN);
+        post(&mut b, first, 1, 0);
+        post(&mut b, second, 2, 100);
+        let mut p = x(second, &[send(Only, RQ, &[7])]);
+        p.extend(x(first, &[send_imm(Only, RQ + 1, &[8], 9).solicited()]));
+        b.ask(&p, &a(&[ack(RQ + 1, 2)]));
+        b.recvs(&[ok(2, WcOpcode::Recv, 1), ok(1, WcOpcode::Recv, 1).imm(9).solicited()]);
+        assert_eq!((b.mr.read(100, 1), b.mr.read(0, 1)), (vec![7], vec![8]));
+    }
+
+    its_completion_names_the_target => "xrc.target" {
+        let (mut b, srq) = target(|s| s.qps = 2);
+        post(&mut b, srq, 1, 0);
+        b.ask(&[send(Only, RQ, &[7]).xrc(srq).qp(1)], &[ack(RQ, 1).xrc(srq).qp(1)]);
+        let c = b.raw_recv();
+        assert_eq!((c.qpn, c.src_qpn.get()), (b.qpns[1], 0x78));
+    }
+
+    writes_reads_and_atomics => "xrc.target" {
+        let (mut b, srq) = target(|s| s.access = Access::ALL | Access::FLUSH_GLOBAL);
+        let (to, from) = (b.remote(0, 300), b.remote(400, 300));
+        let d = b.mr.read(400, 300);
+        b.ask(&x(srq, &message(256, &[5; 300], |p, n, d| write(p, n, to, d), RQ)), &a(&[ack(RQ + 1, 1)]));
+        b.ask(&x(srq, &[read(RQ + 2, from)]), &a(&message(256, &d, |p, n, d| resp(p, n, 2, d), RQ + 2)));
+        b.mr.write(0, &5u64.to_ne_bytes());
+        b.ask(&x(srq, &[fetch_add(RQ + 4, (to.0, to.1), 1)]), &a(&[atomic_ack(RQ + 4, 3, 5)]));
+        b.ask(&x(srq, &[atomic_write(RQ + 5, (to.0, to.1), [1; 8])]), &a(&[done(RQ + 5, 4)]));
+        assert_eq!(b.mr.read(0, 8), [1; 8]);
+        post(&mut b, srq, 1, 500);
+        b.ask(&x(srq, &[write_imm(Only, RQ + 6, (to.0, to.1, 1), &[6], 3)]), &a(&[ack(RQ + 6, 5)]));
+        b.recvs(&[ok(1, WcOpcode::RecvRdmaWithImm, 1).imm(3)]);
+    }
+
+    a_queue_that_is_not_there => "xrc.srq" {
+        let plain = |b: &mut Bench| b.nic.create_srq(PD, RecvCaps { max_wr: 4, max_sge: 1 }).unwrap();
+        let wrong: [fn(&mut Bench, SrqId) -> SrqId; 3] = [
+            |_, srq| SrqId(srq.0 + 1),
+            |_, srq| SrqId(srq.0 ^ 1 << 16),
+            |b, _| b.xrc_srq(PD, XrcdId(6)),
+        ];
+        let requests = |b: &Bench| {
+            let to = b.remote(0, 8);
+            [send(Only, RQ, &[1]), write(Only, RQ, to, &[1; 8]), read(RQ, to), fetch_add(RQ, (to.0, to.1), 1)]
+        };
+        for i in 0..4 {
+            for make in wrong {
+                let (mut b, srq) = target(|_| {});
+                let number = make(&mut b, srq);
+                let before = b.mr.read(0, 8);
+                let p = requests(&b)[i].clone().xrc(number);
+                b.ask(&[p], &a(&[nak(RQ, 0, NakCode::InvalidRequest)]));
+                b.events(&[AsyncEvent::QpRequestError]);
+                b.state(QpState::Err);
+                assert_eq!(b.mr.read(0, 8), before);
+            }
+            let (mut b, _) = target(|_| {});
+            let number = plain(&mut b);
+            let p = requests(&b)[i].clone().xrc(number);
+            b.ask(&[p], &a(&[nak(RQ, 0, NakCode::InvalidRequest)]));
+            b.events(&[AsyncEvent::QpRequestError]);
+        }
+    }
+
+    a_queue_that_is_gone => "xrc.srq" {
+        let (mut b, srq) = target(|_| {});
+        b.nic.destroy_srq(srq);
+        let next = b.xrc_srq(PD, DOMAIN);
+        assert!(next != srq && next.0 & 0xffff == srq.0 & 0xffff, "{next:?} in the slot of {srq:?}");
+        post(&mut b, next, 1, 0);
+        b.ask(&x(srq, &[send(Only, RQ, &[1])]), &a(&[nak(RQ, 0, NakCode::InvalidRequest)]));
+        b.events(&[AsyncEvent::QpRequestError]);
+    }
+
+    one_queue_a_message => "xrc.message" {
+        let (mut b, first) = target(|_| {});
+        let second = b.xrc_srq(PD, DOMAIN);
+        let sges = [b.mr.sge(0, 1000)];
+        for srq in [first, second] {
+            b.nic.with_srq(srq, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
+        }
+        b.ask(&x(first, &[send(First, RQ, &[1; 256])]), &[]);
+        b.ask(&x(second, &[send(Last, RQ + 1, &[1])]), &a(&[nak(RQ + 1, 0, NakCode::InvalidRequest)]));
+        b.events(&[AsyncEvent::QpRequestError]);
+        b.recvs(&[bad(1, WcStatus::RemInvReqErr)]);
+        // The other queue has its receive still.
+        assert_eq!(b.nic.srq(second).unwrap().len(), 1);
+        let (mut b, first) = target(|_| {});
+        let second = b.xrc_srq(PD, DOMAIN);
+        let to = b.remote(0, 257);
+        b.ask(&x(first, &[write(First, RQ, to, &[1; 256])]), &[]);
+        b.ask(&x(second, &[write(Last, RQ + 1, to, &[1])]), &a(&[nak(RQ + 1, 0, NakCode::InvalidRequest)]));
+        b.events(&[AsyncEvent::QpRequestError]);
+    }
+
+    memory_is_of_the_queues_domain => "xrc.pd" {
+        let (mut b, ours) = target(|_| {});
+        let theirs = b.xrc_srq(PdId(2), DOMAIN);
+        let r = b.region(PdId(2), 600, 0, Access::ALL);
+        let key = b.more[r].info.rkey;
+        let d = b.more[r].read(0, 300);
+        b.ask(&x(theirs, &[write(Only, RQ, (0, key, 1), &d[..1])]), &a(&[ack(RQ, 1)]));
+        let answer = a(&message(256, &d, |p, n, d| resp(p, n, 2, d), RQ + 1));
+        b.ask(&x(theirs, &[read(RQ + 1, (0, key, 300))]), &answer);
+        // Its replay, and a part of it.
+        b.ask(&x(theirs, &[read(RQ + 1, (0, key, 300))]), &answer);
+        b.ask(&x(theirs, &[read(RQ + 2, (256, key, 44))]), &a(&[resp(Only, RQ + 2, 2, &d[256..])]));
+        // Receives of another domain's queue: their elements too.
+        let sges = [b.more[r].sge(10, 8)];
+        b.nic.with_srq(theirs, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
+        b.ask(&x(theirs, &[send(Only, RQ + 3, &[9])]), &a(&[ack(RQ + 3, 3)]));
+        b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
+        b.ask(&x(ours, &[write(Only, RQ + 4, (0, key, 1), &[1])]), &a(&[nak(RQ + 4, 3, NakCode::RemoteAccessError)]));
+        b.events(&[AsyncEvent::QpAccessError]);
+    }
+
+    no_receive_and_lost_packets => "xrc.replay" {
+        let (mut b, srq) = target(|_| {});
+        let p = x(srq, &[send(Only, RQ, &[1])]);
+        b.ask(&p, &a(&[rnr(RQ, 0, 12)]));
+        post(&mut b, srq, 1, 0);
+        b.ask(&p, &a(&[ack(RQ, 1)]));
+        b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
+        b.ask(&p, &a(&[ack(RQ, 1)]));
+        b.ask(&x(srq, &[send(Only, RQ + 2, &[1])]), &a(&[nak(RQ + 1, 1, NakCode::PsnSequenceError)]));
+    }
+
+    every_request_names_the_queue => "xrc.initiator" {
+        let mut b = initiator();
+        let d = b.mr.read(0, 300);
+        let rkey = RKey(7);
+        b.post(1, WrOp::SendWithImm(5), 0, 300);
+        b.post(2, WrOp::Write { va: 9, rkey }, 0, 300);
+        b.post(3, WrOp::Read { va: 9, rkey }, 400, 4);
+        b.post(4, WrOp::Atomic { va: 8, rkey, op: AtomicOp::FetchAdd(1) }, 408, 8);
+        let send = message(256, &d, |p, n, d| if p == Last { send_imm(p, n, d, 5) } else { send(p, n, d) }, SQ);
+        let write = message(256, &d, |p, n, d| write(p, n, (9, rkey, 300), d), SQ + 2);
+        let mut all = send;
+        all.extend(write);
+        all.extend([read(SQ + 4, (9, rkey, 4)), fetch_add(SQ + 5, (8, rkey), 1)]);
+        b.expect(&x(PEER_SRQ, &all));
+        b.peer(&a(&[ack(SQ + 3, 2), resp(Only, SQ + 4, 3, &[1; 4]), atomic_ack(SQ + 5, 4, 77)]));
+        b.sends(&[ok(1, WcOpcode::Send, 300), ok(2, WcOpcode::RdmaWrite, 300), ok(3, WcOpcode::RdmaRead, 4), ok(4, WcOpcode::FetchAdd, 8)]);
+        assert_eq!(b.mr.read(408, 8), 77u64.to_ne_bytes());
+    }
+
+    an_initiator_sends_again => "xrc.initiator" {
+        let mut b = initiator();
+        b.post(1, WrOp::Send, 0, 4);
+        let p = b.sent();
+        b.advance(Duration::from_millis(70));
+        b.expect(&p);
+        b.ask(&a(&[nak(SQ, 0, NakCode::PsnSequenceError)]), &p);
+        b.peer(&a(&[rnr(SQ, 0, 1)]));
+        b.advance(Duration::from_millis(1));
+        b.expect(&p);
+        b.peer(&a(&[ack(SQ, 1)]));
+        b.sends(&[ok(1, WcOpcode::Send, 4)]);
+    }
+
+    work_requests_name_a_queue => "xrc.post" {
+        let mut b = initiator();
+        let sge = [b.mr.sge(0, 1)];
+        let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::SIGNALED, to: None };
+        assert_eq!(b.post_on(0, &wr), Err(PostError::Destination));
+        let to = Some(b.to(1));
+        assert_eq!(b.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
+        let mut rc = Bench::new();
+        let to = Some(Destination::Srq(PEER_SRQ));
+        assert_eq!(rc.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
+        assert_eq!(b.recv_sges(2, &sge), Err(PostError::Unsupported(QpType::XrcSend, WcOpcode::Recv)));
+        let (mut b, _) = target(|_| {});
+        let refused = Err(PostError::Unsupported(QpType::XrcRecv, WcOpcode::Send));
+        assert_eq!(b.post_on(0, &SendWr { to, ..wr }), refused);
+        assert_eq!(b.post_on(0, &wr), refused);
+        let recv = RecvWr { wr_id: 2, sges: &sge };
+        assert_eq!(b.nic.post_recv(b.qpns[0], &recv).unwrap(), Err(PostError::SharedQueue));
+    }
+
+    each_end_takes_its_kind => "xrc.kinds" {
+        let mut b = initiator();
+        b.ask(&x(PEER_SRQ, &[send(Only, RQ, &[1])]), &[]);
+        b.ask(&[ack(SQ, 1)], &[]);
+        assert_eq!(b.count().rx_unknown_qp, 2);
+        let (mut b, srq) = target(|_| {});
+        post(&mut b, srq, 1, 0);
+        b.ask(&a(&[ack(SQ, 1)]), &[]);
+        b.ask(&[send(Only, RQ, &[1])], &[]);
+        assert_eq!(b.count().rx_unknown_qp, 2);
+        let mut b = Bench::new();
+        b.ask(&x(PEER_SRQ, &[send(Only, RQ, &[1])]), &[]);
+        assert_eq!(b.count().rx_unknown_qp, 1);
+    }
+
+    a_target_in_error_gives_back_what_it_took => "xrc.flush" {
+        let (mut b, srq) = target(|_| {});
+        let sges = [b.mr.sge(0, 1000)];
+        b.nic.with_srq(srq, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
+        post(&mut b, srq, 2, 0);
+        b.ask(&x(srq, &[send(First, RQ, &[1; 256])]), &[]);
+        b.go(QpState::Err);
+        b.silence();
+        b.recvs(&[flushed(1)]);
+        assert_eq!(b.nic.srq(srq).unwrap().len(), 1);
+    }
+
+    each_end_has_its_states => "xrc.states" {
+        for (qp_type, has, lacks) in [
+            (QpType::XrcSend, AttrMask::RETRY_CNT, AttrMask::MIN_RNR_TIMER),
+            (QpType::XrcRecv, AttrMask::TIMEOUT, AttrMask::RETRY_CNT),
+        ] {
+            let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, QpState::Rtr));
+            let rts = b.attr(0, QpState::Rts);
+            let missing = QpAttr { retry_cnt: None, timeout: None, ..rts };
+            assert!(matches!(b.modify(0, missing), Err(ModifyError::Missing { missing, .. }) if missing.0 & has.0 == has.0));
+            let excess = match lacks {
+                AttrMask::MIN_RNR_TIMER => QpAttr { max_dest_rd_atomic: Some(1), ..rts },
+                _ => QpAttr { retry_cnt: Some(1), ..rts },
+            };
+            assert!(matches!(b.modify(0, excess), Err(ModifyError::NotAllowed { .. })));
+            b.modify(0, rts).unwrap();
+            b.go(QpState::Sqd);
+            b.modify(0, QpAttr { timeout: Some(AckTimeout::new(9)), ..QpAttr::default() }).unwrap();
+            b.go(QpState::Rts);
+            b.go(QpState::Err);
+            b.go(QpState::Reset);
+        }
+    }
+}
