@@ -147,6 +147,7 @@ fn a_bad_command_line_is_refused_with_the_reason() {
         (&["serve", "--link", "udp:here"], "'here' is no IP address"),
         (&["serve", "--fault", "lose=3"], "'lose' is no action"),
         (&["serve", "--mtu", "1500"], "'1500' is no path MTU"),
+        (&["serve", "--personality", "efa"], "there is no personality 'efa': there are strict, rxe, mlx5"),
         (&["serve", "--size", "1T"], "'1T' is no size"),
         (&["serve", "--peer", "10.0.0.1"], "write GID,QPN,PSN"),
         (&["demo", "--capture", "x", "--no-capture"], "cannot be used with"),

@@ -12,10 +12,14 @@ mod bench;
 mod pkt;
 mod support;
 
+#[path = "conformance/credits.rs"]
+mod credits;
 #[path = "conformance/datagram.rs"]
 mod datagram;
 #[path = "conformance/fast_regions.rs"]
 mod fast_regions;
+#[path = "conformance/habits.rs"]
+mod habits;
 #[path = "conformance/partitions.rs"]
 mod partitions;
 #[path = "conformance/placement.rs"]
@@ -72,6 +76,8 @@ fn every_rule_has_a_case() {
         datagram::CASES,
         shared_receives::CASES,
         windows::CASES,
+        credits::CASES,
+        habits::CASES,
         xrc::CASES,
         fast_regions::CASES,
         placement::CASES,

@@ -16,8 +16,9 @@ use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, Table, WindowK
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::taken;
 use urxe::transport::{
-    AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType, RecvCaps,
-    RecvWr, RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp, XrcdId,
+    AddressVector, BurstLimits, Destination, Habits, Instant, Placement, QpAttr, QpInit, QpState, QpType,
+    RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp,
+    XrcdId,
 };
 use urxe::wire::{
     AckTimeout, Aeth, AtomicEth, Bth, Deth, Feth, Flow, Headers, IpIdent, LKey, Mtu, Opcode, PKey, Psn, QKey,
@@ -109,6 +110,7 @@ impl Target {
                 signal_all: true,
                 srq: t.srq.filter(|_| i == VICTIM),
                 domain: (i == VICTIM && service == QpType::XrcRecv).then_some(DOMAIN),
+                habits: Habits::STRICT,
                 port_mtu: Mtu::Mtu4096,
             };
             let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();
@@ -367,7 +369,7 @@ impl Target {
         let sent = self.transmit();
         assert_eq!(sent.len(), 1, "one acknowledgement: {sent:?}");
         assert_eq!((sent[0].bth.opcode, sent[0].bth.psn), (Opcode(0x11), Psn::new(psn)));
-        assert_eq!(sent[0].aeth, Aeth { syndrome: Syndrome::ACK, msn: psn + 1 });
+        assert_eq!(sent[0].aeth, Aeth { syndrome: Syndrome::Ack { credits: 0 }, msn: psn + 1 });
         assert_eq!(self.neighbour.read(16, 8), stamp);
         self.neighbour.write(16, &(16..24).map(support::pattern).collect::<Vec<_>>());
     }

@@ -220,3 +220,29 @@ fn extended_reliable_connections() {
     let refused = b_pd.create_qp_on_srq(&b_cq, &b_cq, &plain, &of(QpType::XrcSend)).unwrap_err();
     assert_eq!(refused, CreateError::NoReceives(QpType::XrcSend));
 }
+
+/// Nobody answers: how long a NIC of a class waits before it gives up, with the shortest timeout and no retry.
+fn patience(personality: Personality) -> Duration {
+    let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    let options = ContextOptions { personality, ..ContextOptions::default() };
+    let context = Context::on_port(port, &options, |port| Box::new(port)).unwrap();
+    assert_eq!(context.query_device().personality, personality.name);
+    let node = Node::new(context).unwrap();
+    let nobody =
+        Endpoint { gid: "10.9.9.9".parse::<std::net::IpAddr>().unwrap().into(), ..node.qp.endpoint() };
+    let connect = ConnectOptions { timeout: AckTimeout::new(1), retry_cnt: 0, ..ConnectOptions::default() };
+    node.qp.connect(&nobody, &connect).unwrap();
+    let begin = fabric.now();
+    node.qp.post_send(&SendWr::send(1, &[])).unwrap();
+    let failed = node.cq.wait_any(SOON).unwrap();
+    assert_eq!(failed.status, WcStatus::RetryExcErr);
+    fabric.now().since(begin)
+}
+
+#[test]
+fn classes_of_devices_have_their_timers() {
+    assert!(patience(Personality::STRICT) < Duration::from_micros(20));
+    assert!(patience(Personality::RXE) < Duration::from_micros(20));
+    assert!(patience(Personality::MLX5) >= Duration::from_millis(500));
+}

@@ -9,7 +9,7 @@ use clap::Args;
 use super::CliError;
 use super::link::{LinkArgs, LinkSpec};
 use crate::link::fabric::Fabric;
-use crate::verbs::{Context, ContextOptions};
+use crate::verbs::Context;
 
 const LONG: &str = "\
 Without --link: a line for each link that could be opened on this machine, with what keeps it from being \
@@ -109,7 +109,7 @@ fn describe(out: &mut impl Write, link: &str, context: &Context) -> Result<(), C
     row("device", device.name.clone())?;
     row("version", device.version.to_owned())?;
     row("node_guid", guid.join(":"))?;
-    row("personality", ContextOptions::default().personality.name.to_owned())?;
+    row("personality", device.personality.to_owned())?;
     row("state", if port.active { "PORT_ACTIVE".into() } else { "PORT_DOWN".to_owned() })?;
     row("link_layer", "Ethernet (RoCE v2, UDP port 4791)".to_owned())?;
     row("max_mtu", port.max_mtu.bytes().to_string())?;

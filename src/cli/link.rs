@@ -15,7 +15,7 @@ use crate::link::fabric::Fabric;
 use crate::link::faults::{Direction, FaultCounters, FaultCounts, Faults, Rule};
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::link::{FramesConfig, FramesLink, Link, PacketConfig, PacketLink, SpecError};
-use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu};
+use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
 /// Which link: `fabric`, `udp[:ADDR]`, `packet:IF` or `frames:…`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -127,6 +127,9 @@ pub struct LinkArgs {
     /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; both ends need the same
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<Mtu>,
+    /// Behave as this class of device: `strict` (the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX)
+    #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
+    pub personality: Option<Personality>,
     /// What was opened with these options; clones share it.
     #[arg(skip)]
     opened: Arc<Mutex<Opened>>,
@@ -146,6 +149,14 @@ pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
     mtu.ok_or_else(|| format!("'{text}' is no path MTU: there are 256, 512, 1024, 2048 and 4096"))
 }
 
+/// A class of device by its name.
+fn parse_personality(text: &str) -> Result<Personality, String> {
+    Personality::named(text).ok_or_else(|| {
+        let names = Personality::ALL.map(|p| p.name).join(", ");
+        format!("there is no personality '{text}': there are {names}")
+    })
+}
+
 impl LinkArgs {
     /// A link with nothing around it.
     pub fn on(link: LinkSpec) -> LinkArgs {
@@ -156,6 +167,7 @@ impl LinkArgs {
             seed: None,
             gid: None,
             mtu: None,
+            personality: None,
             opened: Arc::default(),
         }
     }
@@ -191,7 +203,8 @@ impl LinkArgs {
         let mut opened = self.opened();
         opened.nics += 1;
         let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
-        ContextOptions { seed, ..ContextOptions::default() }
+        let personality = self.personality.unwrap_or(Personality::STRICT);
+        ContextOptions { seed, personality, ..ContextOptions::default() }
     }
 
     /// How queue pairs are connected with these options.

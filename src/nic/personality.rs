@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+use crate::transport::Habits;
+use crate::wire::NakCode;
+
 /// What a NIC has at most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -42,6 +45,8 @@ pub struct Personality {
     pub limits: Limits,
     /// The shortest retransmission timeout, whatever a QP asks for.
     pub min_timeout: Duration,
+    /// How it behaves.
+    pub habits: Habits,
 }
 
 impl Personality {
@@ -65,5 +70,68 @@ impl Personality {
             max_qp_rd_atom: 128,
         },
         min_timeout: Duration::ZERO,
+        habits: Habits::STRICT,
     };
+
+    /// The kernel's soft-RoCE, as Linux 6.1 has it.
+    pub const RXE: Personality = Personality {
+        name: "rxe",
+        limits: Limits {
+            max_qp: (1 << 20) - 16,
+            max_qp_wr: 1 << 20,
+            max_sge: 32,
+            max_inline: 512,
+            max_srq: 65_536,
+            max_srq_wr: 32_767,
+            max_cq: 1 << 20,
+            max_cqe: 32_767,
+            max_mr: 1 << 19,
+            max_mr_size: u64::MAX,
+            max_dm_size: 0,
+            max_pd: 1 << 20,
+            max_pkeys: 1,
+            max_qp_rd_atom: 128,
+        },
+        min_timeout: Duration::ZERO,
+        habits: Habits {
+            credits: false,
+            mig_req: false,
+            coalesces_acks: false,
+            too_long: NakCode::RemoteOperationalError,
+            checks_send_length: false,
+            checks_depth: false,
+        },
+    };
+
+    /// A ConnectX-5 and its successors.
+    pub const MLX5: Personality = Personality {
+        name: "mlx5",
+        limits: Limits {
+            max_qp: 1 << 17,
+            max_qp_wr: 32_768,
+            max_sge: 30,
+            max_inline: 988,
+            max_srq: 65_536,
+            max_srq_wr: 32_767,
+            max_cq: 1 << 24,
+            max_cqe: (1 << 22) - 1,
+            max_mr: (1 << 24) - 1,
+            max_mr_size: u64::MAX,
+            max_dm_size: 128 << 10,
+            max_pd: 1 << 23,
+            max_pkeys: 128,
+            max_qp_rd_atom: 16,
+        },
+        // Measured by others: whatever is asked for, it does not retransmit before half a second.
+        min_timeout: Duration::from_millis(500),
+        habits: Habits::STRICT,
+    };
+
+    /// All that there are.
+    pub const ALL: [Personality; 3] = [Personality::STRICT, Personality::RXE, Personality::MLX5];
+
+    /// The one of a name.
+    pub fn named(name: &str) -> Option<Personality> {
+        Personality::ALL.into_iter().find(|p| p.name == name)
+    }
 }

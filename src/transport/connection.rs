@@ -1,4 +1,4 @@
-use super::{QpInit, QpState, QpType, XrcdId};
+use super::{Habits, QpInit, QpState, QpType, XrcdId};
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
     AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
@@ -70,6 +70,10 @@ impl Connection {
         *self = Connection::new(&init, self.qpn);
     }
 
+    pub fn habits(&self) -> &Habits {
+        &self.made_with.habits
+    }
+
     pub fn domain(&self) -> Option<XrcdId> {
         self.made_with.domain
     }
@@ -94,8 +98,7 @@ impl Connection {
             .expect("the table has a row for everything a requester or responder of the service sends");
         Bth {
             opcode,
-            // Always migrated: there is no alternate path, and hardware sends it so.
-            mig_req: true,
+            mig_req: self.habits().mig_req,
             pkey: self.pkey,
             dest_qp: self.dest_qpn,
             psn,

@@ -7,8 +7,10 @@
 
 mod burst;
 mod connection;
+mod credits;
 mod env;
 mod fifo;
+mod habits;
 mod qp;
 mod recv_queue;
 mod requester;
@@ -21,6 +23,7 @@ mod work;
 
 pub use burst::{BurstLimits, Payload, Piece, RxBurst, TxBurst, TxQueue};
 pub use env::{Counters, Env, Output, Tuning};
+pub use habits::Habits;
 pub use qp::{Pending, QpInit, QueuePair};
 pub use recv_queue::RecvCaps;
 pub use send_queue::SendCaps;

@@ -4,8 +4,9 @@ use super::requester::{Requester, failure};
 use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
-    AddressError, AddressVector, AsyncEvent, Completion, Destination, Env, Instant, ModifyError, Output,
-    PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode, WcStatus, XrcdId, state,
+    AddressError, AddressVector, AsyncEvent, Completion, Destination, Env, Habits, Instant, ModifyError,
+    Output, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode, WcStatus, XrcdId,
+    state,
 };
 use crate::memory::PdId;
 use crate::wire::{Flow, Mtu, PKey, Packet, Qpn, Transport};
@@ -29,6 +30,8 @@ pub struct QpInit {
     pub domain: Option<XrcdId>,
     /// The port's MTU: what a datagram holds.
     pub port_mtu: Mtu,
+    /// How the device behaves.
+    pub habits: Habits,
 }
 
 /// What a queue pair has to send.

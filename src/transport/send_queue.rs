@@ -34,6 +34,8 @@ pub struct SendCaps {
 #[derive(Debug)]
 pub(super) struct SendWqe {
     pub wr_id: u64,
+    /// Its number among the messages since the connection began, 24 bits.
+    pub number: u32,
     pub op: WrOp,
     pub flags: SendFlags,
     /// Where to, if it is a datagram.
@@ -100,6 +102,8 @@ pub(super) struct SendQueue {
     inline: Fifo<u8>,
     /// PSN of the next work request to be posted.
     pub next_psn: Psn,
+    /// Messages posted since the connection began, 24 bits.
+    pub messages: u32,
     /// Flight cost of everything posted since the queue was made.
     pub cost: u64,
 }
@@ -112,6 +116,7 @@ impl SendQueue {
             sges: Fifo::default(),
             inline: Fifo::default(),
             next_psn: Psn::default(),
+            messages: 0,
             cost: 0,
         }
     }
@@ -169,8 +174,12 @@ impl SendQueue {
             _ if single => 1,
             _ => mtu.packets(len as u32),
         };
+        if !wr.op.is_local() {
+            self.messages = (self.messages + 1) & 0xff_ffff;
+        }
         self.wqes.push(SendWqe {
             wr_id: wr.wr_id,
+            number: self.messages,
             op: wr.op,
             flags: wr.flags,
             to,

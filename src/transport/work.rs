@@ -151,6 +151,11 @@ impl WrOp {
         )
     }
 
+    /// Whether it takes a receive at the peer.
+    pub const fn takes_receive(self) -> bool {
+        matches!(self, WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_) | WrOp::WriteWithImm { .. })
+    }
+
     /// Whether its response brings data to its scatter/gather elements.
     pub const fn brings_data(self) -> bool {
         matches!(self, WrOp::Read { .. } | WrOp::Atomic { .. })

@@ -11,7 +11,7 @@ use super::{CompletionChannel, Cq, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
-use crate::transport::{AsyncEvent, Counters, CqId, Tuning};
+use crate::transport::{AsyncEvent, Counters, CqId, Habits, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// Not host addresses: those differ from run to run, and a program should replay to the same packets.
@@ -42,6 +42,8 @@ pub struct Context(pub(super) Arc<Inner>);
 pub(super) struct Inner {
     pub shard: Arc<Shard>,
     pub limits: Limits,
+    pub habits: Habits,
+    personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
     pub seed: u64,
@@ -131,10 +133,12 @@ impl Context {
                 Some(std::thread::Builder::new().name("urxe".into()).spawn(move || shard.run())?)
             }
         };
-        let limits = options.personality.limits;
+        let Personality { name: personality, limits, habits, .. } = options.personality;
         Ok(Context(Arc::new(Inner {
             shard,
             limits,
+            habits,
+            personality,
             info,
             mtu,
             seed,
@@ -188,6 +192,7 @@ impl Context {
         DeviceAttr {
             name: format!("urxe ({})", self.0.info.name),
             version: env!("CARGO_PKG_VERSION"),
+            personality: self.0.personality,
             // EUI-64 of the MAC, as hardware makes it.
             node_guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
             limits: self.0.limits,
@@ -313,6 +318,8 @@ pub struct DeviceAttr {
     pub name: String,
     /// The crate's version.
     pub version: &'static str,
+    /// The class of device that it behaves as.
+    pub personality: &'static str,
     /// EUI-64.
     pub node_guid: u64,
     /// Limits.

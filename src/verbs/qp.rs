@@ -139,7 +139,17 @@ impl Qp {
         let elsewhere = srq.is_some() || matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
         let recv = if elsewhere { RecvCaps::default() } else { recv };
         let (pd_id, srq_id, port_mtu) = (pd.id(), srq.map(Srq::id), context.0.mtu);
-        let init = QpInit { qp_type, pd: pd_id, send, recv, signal_all, srq: srq_id, domain, port_mtu };
+        let init = QpInit {
+            qp_type,
+            pd: pd_id,
+            send,
+            recv,
+            signal_all,
+            srq: srq_id,
+            domain,
+            port_mtu,
+            habits: context.0.habits,
+        };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         let qpn = context.0.shard.look(|nic| nic.create_qp(&init, s, r))?;
         let psn = Psn::new(context.draw() as u32);

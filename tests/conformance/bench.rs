@@ -10,9 +10,9 @@ use urxe::memory::{Access, Accessor, PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::taken;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Instant, ModifyError,
-    PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge,
-    SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Habits, Instant,
+    ModifyError, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags,
+    SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
 
@@ -54,6 +54,8 @@ pub struct Setup {
     pub max_dest_rd: u8,
     pub signal_all: bool,
     pub tuning: Tuning,
+    /// Without end-to-end credits, which would be in every acknowledgement; their cases turn them on.
+    pub habits: Habits,
     pub qps: usize,
     /// Where the QPs are when the case starts.
     pub state: QpState,
@@ -139,6 +141,7 @@ impl Bench {
             max_dest_rd: 4,
             signal_all: false,
             tuning: Tuning::default(),
+            habits: Habits { credits: false, ..Habits::STRICT },
             qps: 1,
             state: QpState::Rts,
         };
@@ -175,6 +178,7 @@ impl Bench {
                 signal_all: bench.setup.signal_all,
                 srq: bench.srq.filter(|_| bench.setup.qp_type != QpType::XrcRecv),
                 domain: (bench.setup.qp_type == QpType::XrcRecv).then_some(DOMAIN),
+                habits: bench.setup.habits,
                 port_mtu: Mtu::Mtu1024,
             };
             let cqs = (bench.send_cq.clone(), bench.recv_cq.clone());

@@ -202,6 +202,12 @@ rules! {
     "xrc.kinds" "A14.4" "an initiator takes responses only, a target requests only, neither other services'"
     "xrc.flush" "A14.3" "a target in error gives back the receive that it took, where its queue completes"
     "xrc.states" "A14.3, table 96" "an initiator goes through its states without a responder's attributes, a target without a requester's"
+    "credits.sent" "9.7.7.2, table 46" "positive acknowledgements and answers carry how many receives there are, never more"
+    "credits.none" "9.7.7.2" "a shared receive queue, or a device without credits, says 31"
+    "credits.honoured" "9.7.7.2.5" "beyond the credits a message that takes a receive goes alone, its first packet before the rest"
+    "credits.free" "9.7.7.2" "READs, atomics and plain WRITEs need no credit; 31 lifts every limit"
+    "credits.wrap" "9.7.7.2" "message numbers wrap at 24 bits"
+    "habits.rxe" "rxe" "as rxe: no credits, MigReq 0, an acknowledgement each, short FIRST and long ONLY taken, depth not checked, too long is an operational error"
     "pkey.index" "10.9.1" "packets carry the partition key at the QP's index, completions that index"
     "pkey.change" "10.9.1, 11.6.3" "the partition key table may change under its QPs, and an event says so"
 }

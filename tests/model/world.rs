@@ -9,8 +9,8 @@ use std::time::Duration;
 use urxe::memory::{Access, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
-    AddressVector, BurstLimits, Completion, Instant, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps,
-    RecvWr, RxBurst, SendCaps, SendWr, Sge, Tuning, TxQueue, WrData, WrOp,
+    AddressVector, BurstLimits, Completion, Habits, Instant, PostError, QpAttr, QpInit, QpState, QpType,
+    RecvCaps, RecvWr, RxBurst, SendCaps, SendWr, Sge, Tuning, TxQueue, WrData, WrOp,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, LKey, Mtu, Psn, Qpn, RKey, RnrTimer};
 
@@ -184,6 +184,7 @@ impl World {
                     signal_all: false,
                     srq: None,
                     domain: None,
+                    habits: Habits::STRICT,
                     port_mtu: urxe::wire::Mtu::Mtu4096,
                 };
                 nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap()

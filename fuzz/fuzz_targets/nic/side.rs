@@ -7,7 +7,7 @@ use std::time::Duration;
 use urxe::memory::{Access, AtomicOp, PdId, RegionInfo, Span, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
-    AddressVector, BurstLimits, Completion, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
+    AddressVector, BurstLimits, Completion, Habits, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
     RxBurst, SendCaps, SendFlags, SendWr, Sge, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp,
 };
 use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, Qpn, RKey, RnrTimer, icrc};
@@ -104,7 +104,8 @@ impl Side {
             signal_all: false,
             srq: None,
             domain: None,
-            port_mtu: Mtu::Mtu4096,
+            habits: Habits::STRICT,
+                port_mtu: Mtu::Mtu4096,
         };
         let create = |nic: &mut Nic| nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap();
         let mut qpns: Vec<Qpn> = (0..PAIRS).map(|_| create(&mut nic)).collect();

@@ -77,6 +77,14 @@ impl Requester {
             return Err(Stop::Idle);
         }
 
+        // Beyond the peer's credits a message goes alone: its first packet, and the rest once that was received
+        // (IBA 9.7.7.2.5).
+        let limited = wqe.op.takes_receive() && self.credit.excludes(wqe.number);
+        let alone = if packet == 0 { self.unacked == psn } else { self.unacked.is_after(wqe.first_psn) };
+        if limited && !alone {
+            return if self.ask.is_pending() { self.probe(conn, env) } else { Err(Stop::Idle) };
+        }
+
         let mtu = conn.mtu.bytes() as u32;
         let left = wqe.packets - packet;
         // A READ is one packet here and takes the PSNs of all its responses.
@@ -102,7 +110,7 @@ impl Requester {
         let closes = end_cost - acked_cost + packet_cost(mtu.into()) > window;
         let marked = closes || ask::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
         let again = psn.is_before(self.resend_until);
-        let ask = self.asks(wqe, packet + psns, index, conn, env) || marked;
+        let ask = self.asks(wqe, packet + psns, index, conn, env) || marked || limited && packet == 0;
         self.push(wqe, packet..packet + psns, ask, again, conn, env)?;
         if wqe.op.awaits_response() {
             self.reads.push_back(psn + (psns - 1));

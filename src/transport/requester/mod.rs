@@ -14,6 +14,7 @@ mod window;
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
+use super::credits::Limit;
 use super::send_queue::{Datagram, SendCaps, SendQueue};
 use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, Tuning, WcStatus};
 use crate::wire::{Flow, Psn};
@@ -56,6 +57,8 @@ pub(super) struct Requester {
     failed: Option<(u64, WcStatus)>,
     /// One behind the newest work request on our own keys that was carried out: going back does not repeat it.
     managed: u64,
+    /// Up to which message the peer has receives, as far as it says.
+    credit: Limit,
     /// What was sent without asking for an acknowledgement.
     ask: ask::Ask,
 }
@@ -80,6 +83,7 @@ impl Requester {
             resend_until: Psn::default(),
             failed: None,
             managed: 0,
+            credit: Limit::default(),
             ask: ask::Ask::default(),
         }
     }
@@ -91,6 +95,8 @@ impl Requester {
     /// Ready to send, the first packet with `conn.sq_psn`.
     pub fn start(&mut self, conn: &Connection) {
         self.queue.next_psn = conn.sq_psn;
+        self.queue.messages = 0;
+        self.credit = Limit::default();
         self.unacked = conn.sq_psn;
         self.frontier = conn.sq_psn;
         self.resend_until = conn.sq_psn;

@@ -2,8 +2,9 @@
 
 use super::{Cursor, Fatal, Requester};
 use crate::transport::connection::Connection;
+use crate::transport::credits::Limit;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
-use crate::wire::{NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
+use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
 /// FLUSH and ATOMIC WRITE are answered as a READ of nothing (annex A19.4.3).
 const fn is_answered_like_a_read(op: WrOp) -> bool {
@@ -27,6 +28,11 @@ impl Requester {
             // Old news, or an answer to what was never asked (a ghost).
             env.counters.unexpected_response += 1;
             return Ok(());
+        }
+        if let Some(Aeth { syndrome: Syndrome::Ack { credits }, msn }) = packet.aeth()
+            && conn.habits().credits
+        {
+            self.credit = Limit::new(msn, credits);
         }
         match packet.row().operation {
             Operation::Acknowledge => {

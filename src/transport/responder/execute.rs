@@ -29,7 +29,7 @@ impl Responder {
         }
         self.expected = packet.bth().psn.next();
         if packet.bth().ack_req && conn.qp_type.is_reliable() {
-            self.acknowledge(packet.bth().psn, self.msn);
+            self.acknowledge(packet.bth().psn, self.msn, conn);
         }
         Ok(())
     }

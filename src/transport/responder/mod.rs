@@ -259,8 +259,8 @@ impl Responder {
                 // not seen its answer, and would read such an acknowledgement as the loss of it.
                 let inside = |r: &&Resource| r.first.is_after(psn) && r.first.is_before(self.expected);
                 match self.resources.iter().find(inside) {
-                    Some(r) => self.acknowledge(r.first.prev(), r.msn.wrapping_sub(1) & 0xff_ffff),
-                    None => self.acknowledge(self.expected.prev(), self.msn),
+                    Some(r) => self.acknowledge(r.first.prev(), r.msn.wrapping_sub(1) & 0xff_ffff, conn),
+                    None => self.acknowledge(self.expected.prev(), self.msn, conn),
                 }
             }
             Operation::ReadRequest => {
@@ -318,9 +318,9 @@ impl Responder {
     }
 
     /// All up to `psn` has arrived; joined to an acknowledgement that has not left yet.
-    fn acknowledge(&mut self, psn: Psn, msn: u32) {
+    fn acknowledge(&mut self, psn: Psn, msn: u32, conn: &Connection) {
         let ack = Reply::Acknowledge { psn, syndrome: Syndrome::ACK, msn };
-        match self.replies.back_mut() {
+        match self.replies.back_mut().filter(|_| conn.habits().coalesces_acks) {
             Some(Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, psn: due, .. })
                 if psn.is_before(*due) => {}
             Some(last @ Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. }) => *last = ack,

@@ -2,6 +2,7 @@
 
 use crate::memory::{AccessError, Accessor};
 use crate::transport::connection::Connection;
+use crate::transport::credits;
 use crate::transport::recv_queue::{Receive, RecvCaps, RecvQueue};
 use crate::transport::requester::failure;
 use crate::transport::{AsyncEvent, Completion, Env, Output, PostError, RecvWr, SrqId, WcOpcode, WcStatus};
@@ -33,6 +34,15 @@ impl Receives {
             return Err(PostError::SharedQueue);
         }
         self.own.post(wr, self.taken as usize)
+    }
+
+    /// The credit code of what is there, with that of the running message. A shared queue's are nobody's alone
+    /// (IBA 9.7.7.2).
+    pub fn credits(&self, conn: &Connection) -> u8 {
+        if self.shared || !conn.habits().credits {
+            return credits::NONE;
+        }
+        credits::code(self.own.len() + self.taken as usize)
     }
 
     /// Bytes that the receive of the running message holds, or that of the next.

@@ -60,7 +60,7 @@ impl Refusal {
                 fatal: fatal(WcStatus::RemInvReqErr, Some(AsyncEvent::QpRequestError as EventOf)),
             },
             Refusal::TooLong => Consequence {
-                syndrome: Syndrome::Nak(NakCode::InvalidRequest),
+                syndrome: Syndrome::Nak(conn.habits().too_long),
                 counter: |c| &mut c.resp_invalid_request,
                 fatal: fatal(WcStatus::LocLenErr, None),
             },

@@ -16,32 +16,34 @@ impl Responder {
         env: &mut Env<'_>,
     ) -> Result<bool, Fatal> {
         let Some(flow) = conn.flow else { return Ok(false) };
+        let credits = self.receives.credits(conn);
+        let ack = Syndrome::Ack { credits };
         while *budget > 0 {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
             *budget -= 1;
             match *reply {
                 Reply::Acknowledge { psn, syndrome, msn } => {
+                    let syndrome = if syndrome == Syndrome::ACK { ack } else { syndrome };
                     let h = answer(conn, Operation::Acknowledge, Position::Only, psn, syndrome, msn);
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
                 Reply::Atomic { psn, original, msn, .. } => {
-                    let h =
-                        answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, Syndrome::ACK, msn);
+                    let h = answer(conn, Operation::AtomicAcknowledge, Position::Only, psn, ack, msn);
                     let h = Headers { atomic_ack: AtomicAckEth { original }, ..h };
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
                 Reply::Done { psn, msn, .. } => {
                     // As a READ of nothing (annex A19.4.3).
-                    let h = answer(conn, Operation::ReadResponse, Position::Only, psn, Syndrome::ACK, msn);
+                    let h = answer(conn, Operation::ReadResponse, Position::Only, psn, ack, msn);
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
                 }
                 Reply::Read { first, reth, pd, ref mut next, msn, again } => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
-                    if !send_read_response(conn, pd, &reth, first + at, at, count, msn, again, env) {
+                    if !send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, again, env) {
                         // The region has gone since the request was accepted.
                         self.replies.clear();
                         (self.expected, self.nak_outstanding) = (first + at, false);
@@ -76,6 +78,7 @@ fn answer(
 #[allow(clippy::too_many_arguments, reason = "the fields of one response, used in one place")]
 fn send_read_response(
     conn: &Connection,
+    ack: Syndrome,
     pd: PdId,
     reth: &Reth,
     psn: Psn,
@@ -95,7 +98,7 @@ fn send_read_response(
         return false;
     };
     let Some(flow) = conn.flow else { return false };
-    let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, Syndrome::ACK, msn);
+    let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
     let slices = [slice];
     env.tx.push(&flow, h, if again { Payload::Copy(&slices) } else { Payload::Gather(&slices) });
     true

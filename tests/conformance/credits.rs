@@ -1,0 +1,225 @@
+//! End-to-end credits.
+
+use std::time::Duration;
+
+use urxe::memory::AtomicOp;
+use urxe::transport::{Habits, QpType, SendFlags, WcOpcode, WrOp};
+use urxe::wire::{NakCode, RKey, Syndrome};
+
+use crate::bench::{Bench, RQ, SQ, Setup, ok};
+use crate::pkt::*;
+
+fn bench(change: impl FnOnce(&mut Setup)) -> Bench {
+    Bench::with(|s| {
+        s.habits = Habits::STRICT;
+        change(s);
+    })
+}
+
+/// The same acknowledgement with a credit code.
+fn with(p: Pkt, credits: u8) -> Pkt {
+    p.with(|h| h.aeth.syndrome = Syndrome::Ack { credits })
+}
+
+fn credit(psn: u32, msn: u32, credits: u8) -> Pkt {
+    with(ack(psn, msn), credits)
+}
+
+const RKEY: RKey = RKey(7);
+
+cases! {
+    what_is_there_is_said => "credits.sent" {
+        // Receives, and the code that says no more than that.
+        for (receives, code) in [(0, 0), (1, 1), (4, 4), (5, 4), (6, 5), (7, 5), (8, 6), (11, 6), (12, 7), (23, 8), (63, 11), (64, 12)] {
+            let mut b = bench(|_| {});
+            (0..receives).for_each(|i| b.recv(i, 0, 10));
+            let to = b.remote(0, 1);
+            b.ask(&[write(Only, RQ, to, &[1])], &[credit(RQ, 1, code)]);
+        }
+    }
+
+    the_receive_of_a_running_message_counts => "credits.sent" {
+        let mut b = bench(|_| {});
+        b.recv(1, 0, 600);
+        b.recv(2, 0, 600);
+        b.ask(&[send(First, RQ, &[1; 256]).ask(true)], &[credit(RQ, 0, 2)]);
+        b.ask(&[send(Last, RQ + 1, &[1])], &[credit(RQ + 1, 1, 1)]);
+        b.recvs(&[ok(1, WcOpcode::Recv, 257)]);
+    }
+
+    answers_carry_them_and_naks_do_not => "credits.sent" {
+        let mut b = bench(|_| {});
+        b.recv(1, 0, 10);
+        let (from, d) = (b.remote(0, 600), b.mr.read(0, 600));
+        let answer = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
+        b.ask(&[read(RQ, from)], &[with(answer[0].clone(), 1), answer[1].clone(), with(answer[2].clone(), 1)]);
+        b.mr.write(0, &[0; 8]);
+        b.ask(&[fetch_add(RQ + 3, (from.0, from.1), 1)], &[with(atomic_ack(RQ + 3, 2, 0), 1)]);
+        b.ask(&[send(Only, RQ + 5, &[1])], &[nak(RQ + 4, 2, NakCode::PsnSequenceError)]);
+    }
+
+    a_shared_queue_says_none => "credits.none" {
+        let mut b = bench(|s| s.shared = true);
+        b.recv(1, 0, 10);
+        let to = b.remote(0, 1);
+        b.ask(&[write(Only, RQ, to, &[1])], &[credit(RQ, 1, 31)]);
+        let mut b = bench(|s| s.qp_type = QpType::XrcRecv);
+        let (srq, to) = (b.srq.unwrap(), b.remote(0, 1));
+        b.ask(&[write(Only, RQ, to, &[1]).xrc(srq)], &[credit(RQ, 1, 31).xrc(srq)]);
+    }
+
+    beyond_them_one_message_at_a_time => "credits.honoured" {
+        let mut b = bench(|_| {});
+        let d = b.mr.read(0, 4);
+        // Nothing is known yet: all go.
+        (1..=2).for_each(|i| b.post(i, WrOp::Send, 0, 4));
+        b.expect(&[send(Only, SQ, &d), send(Only, SQ + 1, &d)]);
+        // One more than is acknowledged.
+        b.peer(&[credit(SQ + 1, 2, 1)]);
+        (3..=6).for_each(|i| b.post(i, WrOp::Send, 0, 4));
+        b.expect(&[send(Only, SQ + 2, &d)]);
+        b.ask(&[credit(SQ + 2, 3, 0)], &[send(Only, SQ + 3, &d)]);
+        b.silence();
+        // Two more are there.
+        b.ask(&[credit(SQ + 3, 4, 2)], &[send(Only, SQ + 4, &d), send(Only, SQ + 5, &d)]);
+        b.peer(&[credit(SQ + 5, 6, 0)]);
+        b.sends(&(1..=6).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
+    }
+
+    beyond_them_the_first_packet_goes_before_the_rest => "credits.honoured" {
+        let mut b = bench(|_| {});
+        let d = b.mr.read(0, 600);
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ, 1, 0)]);
+        b.post(2, WrOp::Send, 0, 600);
+        let all = message(256, &d, send, SQ + 1);
+        b.expect(&[all[0].clone().ask(true)]);
+        b.silence();
+        b.ask(&[credit(SQ + 1, 1, 0)], &all[1..]);
+        b.peer(&[credit(SQ + 3, 2, 0)]);
+        b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::Send, 600)]);
+    }
+
+    what_is_waited_for_is_asked_for => "credits.honoured" {
+        let mut b = bench(|_| {});
+        let (d, sge) = (b.mr.read(0, 4), [b.mr.sge(0, 4)]);
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ, 1, 1)]);
+        b.post_sges(2, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        b.expect(&[send(Only, SQ + 1, &d).ask(false)]);
+        b.post_sges(3, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        // The third waits for the second, which nobody asked for: now it is.
+        b.expect(&[send(Only, SQ + 1, &d)]);
+        b.ask(&[credit(SQ + 1, 2, 0)], &[send(Only, SQ + 2, &d)]);
+        b.peer(&[credit(SQ + 2, 3, 0)]);
+        b.sends(&[ok(1, WcOpcode::Send, 4)]);
+    }
+
+    a_peer_that_was_not_ready_gets_it_again => "credits.honoured" {
+        let mut b = bench(|_| {});
+        let d = b.mr.read(0, 300);
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ, 1, 0)]);
+        b.post(2, WrOp::Send, 0, 300);
+        let all = message(256, &d, send, SQ + 1);
+        b.expect(&[all[0].clone().ask(true)]);
+        b.peer(&[rnr(SQ + 1, 1, 12)]);
+        b.advance(Duration::from_millis(1));
+        b.expect(&[all[0].clone().ask(true)]);
+        b.ask(&[credit(SQ + 1, 1, 1)], &all[1..]);
+        b.peer(&[credit(SQ + 2, 2, 0)]);
+        b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::Send, 300)]);
+    }
+
+    what_takes_no_receive_needs_none => "credits.free" {
+        let mut b = bench(|_| {});
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ, 1, 0)]);
+        b.post(2, WrOp::Write { va: 0, rkey: RKEY }, 0, 600);
+        b.post(3, WrOp::Read { va: 0, rkey: RKEY }, 0, 4);
+        b.post(4, WrOp::Atomic { va: 0, rkey: RKEY, op: AtomicOp::FetchAdd(1) }, 0, 8);
+        assert_eq!(b.sent().len(), 5);
+        // But a WRITE with immediate does.
+        b.post(5, WrOp::WriteWithImm { va: 0, rkey: RKEY, imm: 1 }, 0, 4);
+        b.silence();
+        b.peer(&[credit(SQ + 3, 2, 0), resp(Only, SQ + 4, 3, &[1; 4])]);
+        let last = with(atomic_ack(SQ + 5, 4, 1), 0);
+        b.peer(&[last]);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ + 6, 5, 0)]);
+        b.sends(&[
+            ok(1, WcOpcode::Send, 4),
+            ok(2, WcOpcode::RdmaWrite, 600),
+            ok(3, WcOpcode::RdmaRead, 4),
+            ok(4, WcOpcode::FetchAdd, 8),
+            ok(5, WcOpcode::RdmaWrite, 4),
+        ]);
+    }
+
+    none_lifts_every_limit => "credits.free" {
+        let mut b = bench(|_| {});
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ, 1, 0)]);
+        (2..=4).for_each(|i| b.post(i, WrOp::Send, 0, 4));
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ + 1, 2, 31)]);
+        assert_eq!(b.sent().len(), 2);
+        b.peer(&[ack(SQ + 3, 4)]);
+        b.sends(&(1..=4).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
+        // Whoever has no credits does not look at them.
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ, 1, 0)]);
+        (2..=4).for_each(|i| b.post(i, WrOp::Send, 0, 4));
+        assert_eq!(b.sent().len(), 3);
+        b.peer(&[ack(SQ + 3, 4)]);
+        b.sends(&(1..=4).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
+    }
+
+    they_begin_anew_with_the_connection => "credits.honoured" {
+        use urxe::transport::QpState;
+        let mut b = bench(|_| {});
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ, 1, 0)]);
+        b.sends(&[ok(1, WcOpcode::Send, 4)]);
+        b.go(QpState::Reset);
+        b.connect(0, QpState::Rts);
+        (2..=4).for_each(|i| b.post(i, WrOp::Send, 0, 4));
+        assert_eq!(b.sent().len(), 3);
+        b.peer(&[credit(SQ, 1, 1)]);
+        b.post(5, WrOp::Send, 0, 4);
+        b.silence();
+        b.peer(&[credit(SQ + 2, 3, 1)]);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[credit(SQ + 3, 4, 1)]);
+        b.sends(&(2..=5).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
+    }
+
+    message_numbers_wrap => "credits.wrap" {
+        // A message that has fewer than half of all numbers before it is within, one behind it is not.
+        let mut b = bench(|_| {});
+        b.post(1, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        // The peer counts from elsewhere: 0xffffff and two more are messages up to 1, so the second is beyond.
+        b.peer(&[credit(SQ, 0xff_ffff, 2)]);
+        b.post(2, WrOp::Send, 0, 4);
+        b.post(3, WrOp::Send, 0, 4);
+        assert_eq!(b.sent().len(), 1);
+        // 0xffffff and three more are up to 2: the third is beyond and waits; four: it is not.
+        b.peer(&[credit(SQ + 1, 0xff_ffff, 4)]);
+        assert_eq!(b.sent().len(), 1);
+        b.post(4, WrOp::Send, 0, 4);
+        b.silence();
+        b.peer(&[credit(SQ + 2, 3, 1)]);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[ack(SQ + 3, 4)]);
+        b.sends(&(1..=4).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
+    }
+}
