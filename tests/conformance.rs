@@ -20,6 +20,10 @@ mod datagram;
 mod fast_regions;
 #[path = "conformance/habits.rs"]
 mod habits;
+#[path = "conformance/migration.rs"]
+mod migration;
+#[path = "conformance/pace.rs"]
+mod pace;
 #[path = "conformance/partitions.rs"]
 mod partitions;
 #[path = "conformance/placement.rs"]
@@ -76,6 +80,8 @@ fn every_rule_has_a_case() {
         datagram::CASES,
         shared_receives::CASES,
         windows::CASES,
+        migration::CASES,
+        pace::CASES,
         credits::CASES,
         habits::CASES,
         xrc::CASES,

@@ -21,7 +21,8 @@ pub use personality::{Limits, Personality};
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
     AsyncEvent, Completion, Counters, Env, Instant, ModifyError, Output, Pending, PostError, QpAttr, QpInit,
-    QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue, XrcdId,
+    QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue, Via,
+    XrcdId,
 };
 use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, icrc};
 use schedule::Schedule;
@@ -176,7 +177,7 @@ impl Nic {
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
-        entry.qp.set_pkey(self.pkeys[usize::from(entry.qp.pkey_index())]);
+        entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
         self.reports.deliver(&mut self.state.out, entry, &self.srqs);
         self.schedule.touch(entry);
         Ok(result)
@@ -260,23 +261,25 @@ impl Nic {
             c.rx_unknown_qp += 1;
             return;
         };
+        let mut via = Via::Primary;
         if entry.qp.qp_type().is_connected() {
-            let Some(flow) = entry.qp.flow() else {
+            if entry.qp.flow().is_none() {
                 c.rx_wrong_state += 1;
                 return;
-            };
-            if flow.dst != burst.flow.src || flow.src != burst.flow.dst {
+            }
+            let Some(known) = entry.qp.via(&burst.flow) else {
                 c.rx_wrong_source += 1;
                 return;
-            }
+            };
+            via = known;
         }
-        if !packet.bth().pkey.admits(entry.qp.pkey()) {
+        if !packet.bth().pkey.admits(entry.qp.pkey_via(via)) {
             c.rx_pkey_violation += 1;
             return;
         }
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-        entry.qp.handle_packet(packet, &burst.flow, &mut env);
+        entry.qp.handle_packet(packet, &burst.flow, via, &mut env);
         if !self.state.out.is_empty() {
             self.reports.deliver(&mut self.state.out, entry, &self.srqs);
         }
@@ -393,14 +396,18 @@ impl Nic {
     /// # Errors
     /// [`PKeyTableSize`] if a queue pair's index would lie outside, or it is longer than the personality allows.
     pub fn set_pkeys(&mut self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
-        let needed = self.table.iter().map(|e| usize::from(e.qp.pkey_index()) + 1).max().unwrap_or(1);
+        let highest = |e: &Entry| {
+            let (path, alternate) = e.qp.pkey_indices();
+            usize::from(alternate.map_or(path, |a| a.max(path))) + 1
+        };
+        let needed = self.table.iter().map(highest).max().unwrap_or(1);
         let max = usize::from(self.config.personality.limits.max_pkeys);
         if !(needed..=max).contains(&pkeys.len()) {
             return Err(PKeyTableSize { given: pkeys.len(), needed, max });
         }
         self.pkeys = pkeys.to_vec();
         for entry in self.table.iter_mut() {
-            entry.qp.set_pkey(pkeys[usize::from(entry.qp.pkey_index())]);
+            entry.qp.set_pkeys(|index| pkeys[usize::from(index)]);
         }
         self.reports.raise(AsyncEvent::PKeyChange);
         Ok(())
@@ -513,6 +520,7 @@ fn check_values(attr: &QpAttr, limits: &Limits, pkeys: usize) -> Result<(), Modi
     let max_rd = limits.max_qp_rd_atom;
     let values = [
         ("pkey_index", attr.pkey_index.map(u32::from), pkeys as u32 - 1),
+        ("alt_path.pkey_index", attr.alt_path.map(|a| a.pkey_index.into()), pkeys as u32 - 1),
         ("max_rd_atomic", attr.max_rd_atomic.map(u32::from), max_rd),
         ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u32::from), max_rd),
     ];

@@ -1,4 +1,5 @@
-use super::{Habits, QpInit, QpState, QpType, XrcdId};
+use super::migration::Alternate;
+use super::{Habits, MigrationState, QpInit, QpState, QpType, XrcdId};
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
     AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
@@ -23,6 +24,8 @@ pub(super) struct Connection {
     pub av: Option<super::AddressVector>,
     /// Towards the peer; there from RTR on.
     pub flow: Option<Flow>,
+    pub migration: MigrationState,
+    pub alternate: Option<Alternate>,
     pub mtu: Mtu,
     pub dest_qpn: Qpn,
     pub rq_psn: Psn,
@@ -51,6 +54,8 @@ impl Connection {
             qkey: QKey::default(),
             av: None,
             flow: None,
+            migration: MigrationState::Migrated,
+            alternate: None,
             mtu: if init.qp_type.is_connected() { Mtu::Mtu1024 } else { init.port_mtu },
             dest_qpn: Qpn::default(),
             rq_psn: Psn::default(),
@@ -98,7 +103,7 @@ impl Connection {
             .expect("the table has a row for everything a requester or responder of the service sends");
         Bth {
             opcode,
-            mig_req: self.habits().mig_req,
+            mig_req: self.habits().mig_req && self.migration == MigrationState::Migrated,
             pkey: self.pkey,
             dest_qp: self.dest_qpn,
             psn,

@@ -11,6 +11,8 @@ mod credits;
 mod env;
 mod fifo;
 mod habits;
+mod migration;
+mod pace;
 mod qp;
 mod recv_queue;
 mod requester;
@@ -24,11 +26,15 @@ mod work;
 pub use burst::{BurstLimits, Payload, Piece, RxBurst, TxBurst, TxQueue};
 pub use env::{Counters, Env, Output, Tuning};
 pub use habits::Habits;
+pub use migration::Via;
 pub use qp::{Pending, QpInit, QueuePair};
 pub use recv_queue::RecvCaps;
 pub use send_queue::SendCaps;
 pub use srq::{SharedReceives, SrqId, XrcdId};
-pub use state::{AddressError, AddressVector, AttrMask, ModifyError, QpAttr, QpState, QpType};
+pub use state::{
+    AddressError, AddressVector, AlternatePath, AttrMask, MigrationState, ModifyError, QpAttr, QpState,
+    QpType,
+};
 pub use time::Instant;
 pub use work::{
     AsyncEvent, Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, RecvWr, SendFlags, SendWr,

@@ -1,4 +1,6 @@
 use super::connection::{Connection, Fatal};
+use super::migration::{Alternate, Via};
+use super::pace::Pace;
 use super::recv_queue::RecvCaps;
 use super::requester::{Requester, failure};
 use super::responder::{Responder, is_receiving};
@@ -9,7 +11,7 @@ use super::{
     state,
 };
 use crate::memory::PdId;
-use crate::wire::{Flow, Mtu, PKey, Packet, Qpn, Transport};
+use crate::wire::{Flow, Mtu, Packet, Qpn, Transport};
 
 /// What a queue pair is made with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,9 +50,10 @@ pub enum Pending {
 /// A queue pair: requester and responder over one connection.
 #[derive(Debug)]
 pub struct QueuePair {
-    conn: Connection,
-    requester: Requester,
+    pub(super) conn: Connection,
+    pub(super) requester: Requester,
     responder: Responder,
+    pace: Pace,
     /// A packet has arrived since RTR.
     established: bool,
     /// Somebody wants to know when the send queue has drained.
@@ -64,6 +67,7 @@ impl QueuePair {
             conn: Connection::new(init, qpn),
             requester: Requester::new(init.send),
             responder: Responder::new(init.recv, init.srq.is_some() || init.domain.is_some()),
+            pace: Pace::default(),
             established: false,
             drain_notify: false,
         }
@@ -77,21 +81,6 @@ impl QueuePair {
     /// Its state.
     pub fn state(&self) -> QpState {
         self.conn.state
-    }
-
-    /// Its partition key.
-    pub fn pkey(&self) -> PKey {
-        self.conn.pkey
-    }
-
-    /// The index of that key in the port's table.
-    pub fn pkey_index(&self) -> u16 {
-        self.conn.pkey_index
-    }
-
-    /// Sets the key that the table has at its index.
-    pub fn set_pkey(&mut self, pkey: PKey) {
-        self.conn.pkey = pkey;
     }
 
     /// Its service.
@@ -137,15 +126,21 @@ impl QueuePair {
     pub fn modify(
         &mut self,
         attr: &QpAttr,
-        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
         env: &mut Env<'_>,
     ) -> Result<(), ModifyError> {
         let from = self.conn.state;
         let to = state::check(self.conn.qp_type, from, attr)?;
+        self.check_migration(attr)?;
         let dest = attr.dest_qpn.unwrap_or(self.conn.dest_qpn);
-        if let Some(av) = &attr.av {
-            self.conn.flow = Some(path(av, self.conn.qpn, dest).map_err(ModifyError::Address)?);
-            self.conn.av = Some(*av);
+        let flow = |av: &AddressVector| path(av, self.conn.qpn, dest).map_err(ModifyError::Address);
+        let primary = attr.av.as_ref().map(flow).transpose()?;
+        let alternate = attr.alt_path.as_ref().map(|alt| flow(&alt.av)).transpose()?;
+        if primary.is_some() {
+            (self.conn.flow, self.conn.av) = (primary, attr.av);
+        }
+        if let Some((path, flow)) = attr.alt_path.zip(alternate) {
+            self.conn.alternate = Some(Alternate { path, flow, pkey: self.conn.pkey });
         }
         let conn = &mut self.conn;
         let set = |field: &mut _, value: Option<_>| value.into_iter().for_each(|v| *field = v);
@@ -164,6 +159,12 @@ impl QueuePair {
         conn.timeout = attr.timeout.unwrap_or(conn.timeout);
         conn.min_rnr_timer = attr.min_rnr_timer.unwrap_or(conn.min_rnr_timer);
         conn.state = to;
+        if let Some(rate) = attr.rate_limit {
+            self.pace.set(rate);
+        }
+        if let Some(migration) = attr.path_mig_state {
+            self.set_migration(migration, env);
+        }
         match (from, to) {
             (QpState::Init, QpState::Rtr) => self.responder.start(&self.conn),
             (QpState::Rtr, QpState::Rts) => self.requester.start(&self.conn),
@@ -171,6 +172,7 @@ impl QueuePair {
                 self.requester.clear();
                 self.responder.clear();
                 self.conn.reset();
+                self.pace.set(0);
                 self.established = false;
             }
             (_, QpState::Err) => {
@@ -216,6 +218,9 @@ impl QueuePair {
             port: Some(c.port),
             qkey: Some(c.qkey),
             av: c.av,
+            alt_path: c.alternate.map(|a| a.path),
+            path_mig_state: Some(c.migration),
+            rate_limit: Some(self.pace.rate()),
             path_mtu: Some(c.mtu),
             timeout: Some(c.timeout),
             retry_cnt: Some(c.retry_cnt),
@@ -299,7 +304,7 @@ impl QueuePair {
     }
 
     /// Takes a packet in, which came by `flow` and whose ICRC, service, source and partition are checked.
-    pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, env: &mut Env<'_>) {
+    pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, via: Via, env: &mut Env<'_>) {
         let request = packet.row().operation.is_request();
         let ready = if request {
             is_receiving(self.conn.state)
@@ -308,6 +313,10 @@ impl QueuePair {
         };
         if !ready {
             env.counters.rx_wrong_state += 1;
+            return;
+        }
+        if !self.note_migration(packet.bth().mig_req, via, env) {
+            env.counters.rx_wrong_source += 1;
             return;
         }
         if !self.established {
@@ -321,6 +330,7 @@ impl QueuePair {
         } else {
             self.requester.handle(packet, &self.conn, env)
         };
+        self.migrate_if_due(env);
         self.settle(result, env);
         self.note_drained(env);
     }
@@ -354,7 +364,15 @@ impl QueuePair {
         if !matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
-        match self.requester.transmit(&self.conn, budget, env) {
+        let mut allowed = (*budget).min(self.pace.allows(env.now, self.conn.mtu));
+        if allowed == 0 {
+            return false;
+        }
+        let (whole, before) = (allowed, env.tx.bytes());
+        let result = self.requester.transmit(&self.conn, &mut allowed, env);
+        *budget -= whole - allowed;
+        self.pace.spend(env.now, env.tx.bytes() - before);
+        match result {
             Ok(more) => {
                 self.note_drained(env);
                 more
@@ -375,14 +393,17 @@ impl QueuePair {
     /// Acts on timers that have expired at `env.now`.
     pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
         if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
+            self.pace.expire(env.now);
             let result = self.requester.handle_timeout(&self.conn, env);
+            self.migrate_if_due(env);
             self.settle(result, env);
         }
     }
 
     /// When `handle_timeout` has something to do.
     pub fn next_deadline(&self, tuning: &Tuning) -> Option<Instant> {
-        self.requester.next_deadline(&self.conn, tuning)
+        let requester = self.requester.next_deadline(&self.conn, tuning);
+        [requester, self.pace.deadline()].into_iter().flatten().min()
     }
 
     /// What `transmit` may have to send.
@@ -393,6 +414,13 @@ impl QueuePair {
             Pending::Acknowledgement
         } else {
             Pending::Nothing
+        }
+    }
+
+    /// The retries are used up, and there is another path to try.
+    fn migrate_if_due(&mut self, env: &mut Env<'_>) {
+        if self.requester.gives_path_up() {
+            self.migrate(env);
         }
     }
 

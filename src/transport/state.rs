@@ -111,6 +111,29 @@ impl AddressVector {
     }
 }
 
+/// A second path to the peer, for automatic path migration.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct AlternatePath {
+    /// Where packets go then.
+    pub av: AddressVector,
+    /// Index into the P_Key table then.
+    pub pkey_index: u16,
+    /// Local ACK timeout then.
+    pub timeout: AckTimeout,
+}
+
+/// How far path migration is (IBA 17.2.8), with the numbers of verbs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum MigrationState {
+    /// There is no other path, or it is the one in use now.
+    #[default]
+    Migrated = 0,
+    /// The alternate path is loaded; the peer's is not, as far as is known.
+    Rearm = 1,
+    /// Both ends may migrate.
+    Armed = 2,
+}
+
 macro_rules! attributes {
     ($($(#[$doc:meta])* $field:ident: $ty:ty, $flag:ident = $bit:expr, $name:literal;)*) => {
         /// The attributes that one `modify` sets; those that are `None` stay.
@@ -174,14 +197,20 @@ attributes! {
     rq_psn: Psn, RQ_PSN = 12, "rq_psn";
     /// READs and atomics in flight towards the peer.
     max_rd_atomic: u8, MAX_RD_ATOMIC = 13, "max_rd_atomic";
+    /// Where packets go after a migration.
+    alt_path: AlternatePath, ALT_PATH = 14, "alt_path";
     /// What the peer waits after our receiver-not-ready.
     min_rnr_timer: RnrTimer, MIN_RNR_TIMER = 15, "min_rnr_timer";
     /// The first PSN that we send.
     sq_psn: Psn, SQ_PSN = 16, "sq_psn";
     /// READs and atomics in flight from the peer.
     max_dest_rd_atomic: u8, MAX_DEST_RD_ATOMIC = 17, "max_dest_rd_atomic";
+    /// REARM once the alternate path is loaded; MIGRATED to go over to it now.
+    path_mig_state: MigrationState, PATH_MIG_STATE = 18, "path_mig_state";
     /// The peer's QP.
     dest_qpn: Qpn, DEST_QPN = 20, "dest_qpn";
+    /// The most that requests are sent at, in kbit/s with headers; 0 for no limit.
+    rate_limit: u32, RATE_LIMIT = 25, "rate_limit";
 }
 
 impl AttrMask {
@@ -261,9 +290,10 @@ pub const TRANSITIONS: &[Transition] = {
     }
     const FIRST: A = A::PKEY_INDEX.with(A::PORT);
     const PATH: A = A::AV.with(A::PATH_MTU).with(A::DEST_QPN).with(A::RQ_PSN);
-    const RC_RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS).with(A::MIN_RNR_TIMER);
-    const UC_RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS);
-    const UD_RUNNING: A = A::CUR_STATE.with(A::QKEY);
+    const MIGRATION: A = A::ALT_PATH.with(A::PATH_MIG_STATE);
+    const UC_RUNNING: A = A::CUR_STATE.with(A::ACCESS_FLAGS).with(MIGRATION).with(A::RATE_LIMIT);
+    const RC_RUNNING: A = UC_RUNNING.with(A::MIN_RNR_TIMER);
+    const UD_RUNNING: A = A::CUR_STATE.with(A::QKEY).with(A::RATE_LIMIT);
     &[
         rc(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
         rc(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
@@ -271,7 +301,7 @@ pub const TRANSITIONS: &[Transition] = {
             Init,
             Rtr,
             PATH.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
-            A::PKEY_INDEX.with(A::ACCESS_FLAGS),
+            A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH),
         ),
         rc(
             Rtr,
@@ -297,7 +327,7 @@ pub const TRANSITIONS: &[Transition] = {
         ),
         uc(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
         uc(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
-        uc(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS)),
+        uc(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH)),
         uc(Rtr, Rts, A::SQ_PSN, UC_RUNNING),
         uc(Rts, Rts, A::NONE, UC_RUNNING),
         uc(Rts, Sqd, A::NONE, A::CUR_STATE.with(A::EN_SQD_ASYNC_NOTIFY)),
@@ -306,7 +336,7 @@ pub const TRANSITIONS: &[Transition] = {
         uc(Sqe, Rts, A::NONE, UC_RUNNING),
         xs(Reset, Init, FIRST.with(A::ACCESS_FLAGS), A::NONE),
         xs(Init, Init, A::NONE, FIRST.with(A::ACCESS_FLAGS)),
-        xs(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS)),
+        xs(Init, Rtr, PATH, A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH)),
         xs(
             Rtr,
             Rts,
@@ -334,7 +364,7 @@ pub const TRANSITIONS: &[Transition] = {
             Init,
             Rtr,
             PATH.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
-            A::PKEY_INDEX.with(A::ACCESS_FLAGS),
+            A::PKEY_INDEX.with(A::ACCESS_FLAGS).with(A::ALT_PATH),
         ),
         xr(Rtr, Rts, A::SQ_PSN.with(A::TIMEOUT), RC_RUNNING),
         xr(Rts, Rts, A::NONE, RC_RUNNING),
@@ -412,6 +442,16 @@ pub enum ModifyError {
     /// The address vector does not fit the port.
     #[error("no path: {0}")]
     Address(AddressError),
+    /// A QP rearms with an alternate path only, and is armed by its peer.
+    #[error("path migration cannot go from {from:?} to {to:?}{why}")]
+    Migration {
+        /// The present state.
+        from: MigrationState,
+        /// The state asked for.
+        to: MigrationState,
+        /// What is missing.
+        why: &'static str,
+    },
 }
 
 /// Why an address vector cannot be used.

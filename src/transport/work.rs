@@ -417,6 +417,10 @@ pub enum AsyncEvent {
     CqError(CqId),
     /// The partition key table has changed.
     PKeyChange,
+    /// The QP goes by its alternate path now.
+    PathMigrated(Qpn),
+    /// The peer asked for a migration that does not fit our alternate path.
+    PathMigrateError(Qpn),
     /// Fewer receives are left in a shared receive queue than its limit.
     SrqLimit(super::SrqId),
 }

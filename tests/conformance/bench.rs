@@ -21,6 +21,8 @@ use crate::support::{self, PD, Region};
 
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const PEERS: [u8; 4] = [10, 0, 0, 2];
+/// Another path: ours and the peer's address.
+pub const ALTERNATE: ([u8; 4], [u8; 4]) = ([10, 0, 1, 1], [10, 0, 1, 2]);
 /// The peer's QP that our first is connected to; the next has the next number.
 const PEER_QPN: u32 = 0x77;
 /// The queue key of both sides.
@@ -73,6 +75,8 @@ pub struct Bench {
     pub srq: Option<SrqId>,
     pub send_cq: Arc<CompletionQueue>,
     pub recv_cq: Arc<CompletionQueue>,
+    /// The path by which the peer sends, and by which all that is sent must go: ours and its address.
+    pub path: ([u8; 4], [u8; 4]),
     setup: Setup,
 }
 
@@ -146,7 +150,10 @@ impl Bench {
             state: QpState::Rts,
         };
         change(&mut setup);
-        let port = PortAddresses { gids: vec![std::net::IpAddr::from(OURS).into()], src_port: None };
+        let port = PortAddresses {
+            gids: [OURS, ALTERNATE.0].map(|ip| std::net::IpAddr::from(ip).into()).into(),
+            src_port: None,
+        };
         let nic =
             Nic::new(NicConfig { personality: Personality::STRICT, tuning: setup.tuning, port, seed: 1 });
         let mut memory = Table::new();
@@ -162,6 +169,7 @@ impl Bench {
             srq: None,
             send_cq: Arc::new(CompletionQueue::numbered(CqId(1), setup.cqe)),
             recv_cq: Arc::new(CompletionQueue::numbered(CqId(2), setup.cqe)),
+            path: (OURS, PEERS),
             setup,
         };
         let recv = RecvCaps { max_wr: 64, max_sge: 4 };
@@ -369,7 +377,8 @@ impl Bench {
     // ---- the peer's side ----
 
     pub fn flow(&self) -> Flow {
-        Flow::new(PEERS.into(), OURS.into(), 0xc000)
+        let (ours, peers) = self.path;
+        Flow::new(peers.into(), ours.into(), 0xc000)
     }
 
     /// The peer sends these; the NIC has not answered yet.
@@ -392,8 +401,9 @@ impl Bench {
     pub fn turn(&mut self) -> Vec<Pkt> {
         self.nic.transmit(self.now, &self.memory, &mut self.tx);
         let mut got = Vec::new();
+        let path = self.path;
         support::drain(&mut self.tx, |flow, bytes| {
-            assert_eq!((flow.src, flow.dst), (OURS.into(), PEERS.into()));
+            assert_eq!((flow.src, flow.dst), (path.0.into(), path.1.into()));
             let (mut h, data) = support::decode(&bytes);
             let qp = (h.bth.dest_qp.get() - PEER_QPN) as usize;
             h.bth.dest_qp = Qpn::default();

@@ -98,7 +98,7 @@ cases! {
         let av = AddressVector { sgid_index: 5, ..av };
         let to = Destination::Qp { pd: support::PD, av, qpn, qkey };
         let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
-        assert_eq!(refused, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 1 })));
+        assert_eq!(refused, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 2 })));
         b.silence();
         // A connected QP has its peer.
         let to = Some(b.to(QKEY));

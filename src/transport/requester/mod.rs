@@ -57,6 +57,8 @@ pub(super) struct Requester {
     failed: Option<(u64, WcStatus)>,
     /// One behind the newest work request on our own keys that was carried out: going back does not repeat it.
     managed: u64,
+    /// The retries are used up, but there is another path.
+    gives_path_up: bool,
     /// Up to which message the peer has receives, as far as it says.
     credit: Limit,
     /// What was sent without asking for an acknowledgement.
@@ -83,6 +85,7 @@ impl Requester {
             resend_until: Psn::default(),
             failed: None,
             managed: 0,
+            gives_path_up: false,
             credit: Limit::default(),
             ask: ask::Ask::default(),
         }

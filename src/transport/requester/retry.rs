@@ -2,7 +2,7 @@
 
 use super::{Fatal, Requester};
 use crate::transport::connection::Connection;
-use crate::transport::{Env, WcStatus};
+use crate::transport::{Env, MigrationState, WcStatus};
 
 impl Requester {
     /// A packet was lost: narrows the window and [retries](Self::retry).
@@ -13,6 +13,10 @@ impl Requester {
 
     /// Sends again from the oldest packet that is not acknowledged, if retries are left.
     pub(super) fn retry(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        if self.retries_left == 0 && conn.migration == MigrationState::Armed {
+            self.gives_path_up = true;
+            return Ok(());
+        }
         if self.retries_left == 0 {
             env.counters.retry_exceeded_err += 1;
             return Err(self.fail_oldest(WcStatus::RetryExcErr, conn, env));
@@ -20,6 +24,19 @@ impl Requester {
         self.retries_left -= 1;
         self.go_back(env);
         Ok(())
+    }
+
+    /// Whether the path has failed; said once.
+    pub fn gives_path_up(&mut self) -> bool {
+        std::mem::take(&mut self.gives_path_up)
+    }
+
+    /// By another path: all that is not acknowledged once more, with all retries.
+    pub fn begin_again(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        self.reset_retries(conn);
+        if self.unacked.is_before(self.frontier) {
+            self.go_back(env);
+        }
     }
 
     pub(super) fn go_back(&mut self, env: &mut Env<'_>) {

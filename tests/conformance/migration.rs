@@ -1,0 +1,268 @@
+//! Automatic path migration.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use urxe::transport::{
+    AddressVector, AlternatePath, AsyncEvent, MigrationState, ModifyError, QpAttr, QpState, QpType, WcOpcode,
+    WcStatus, WrOp,
+};
+use urxe::wire::{AckTimeout, PKey};
+
+use crate::bench::{ALTERNATE, Bench, RQ, SQ, bad, ok};
+use crate::pkt::*;
+
+fn alternate() -> AlternatePath {
+    let dgid = IpAddr::from(ALTERNATE.1).into();
+    let av = AddressVector { sgid_index: 1, ..AddressVector::to(dgid) };
+    AlternatePath { av, pkey_index: 0, timeout: AckTimeout::new(10) }
+}
+
+fn set(b: &mut Bench, state: MigrationState, alt_path: Option<AlternatePath>) -> Result<(), ModifyError> {
+    b.modify(0, QpAttr { path_mig_state: Some(state), alt_path, ..QpAttr::default() })
+}
+
+/// The packet as an end that has not migrated sends it.
+fn unmigrated(p: Pkt) -> Pkt {
+    p.with(|h| h.bth.mig_req = false)
+}
+
+fn rearmed() -> Bench {
+    let mut b = Bench::new();
+    set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
+    b
+}
+
+/// Rearmed, and a WRITE of the peer's has shown that it is too.
+fn armed() -> Bench {
+    let mut b = rearmed();
+    let to = b.remote(0, 1);
+    b.ask(&[unmigrated(write(Only, RQ, to, &[1]))], &[unmigrated(ack(RQ, 1))]);
+    is(&b, MigrationState::Armed);
+    b
+}
+
+#[track_caller]
+fn is(b: &Bench, state: MigrationState) {
+    assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.path_mig_state, Some(state));
+}
+
+cases! {
+    from_migrated_to_armed => "apm.states" {
+        let mut b = Bench::new();
+        is(&b, MigrationState::Migrated);
+        let to = b.remote(0, 1);
+        b.ask(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
+        set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
+        is(&b, MigrationState::Rearm);
+        // The peer's alternate path is not loaded yet.
+        b.ask(&[write(Only, RQ + 1, to, &[1])], &[unmigrated(ack(RQ + 1, 2))]);
+        is(&b, MigrationState::Rearm);
+        b.ask(&[unmigrated(write(Only, RQ + 2, to, &[1]))], &[unmigrated(ack(RQ + 2, 3))]);
+        is(&b, MigrationState::Armed);
+    }
+
+    answers_arm_it_too => "apm.states" {
+        let mut b = rearmed();
+        b.post(1, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[unmigrated(ack(SQ, 1))]);
+        is(&b, MigrationState::Armed);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    what_cannot_be_set => "apm.states" {
+        let mut b = Bench::new();
+        let (from, to) = (MigrationState::Migrated, MigrationState::Rearm);
+        let refused = set(&mut b, to, None);
+        assert_eq!(refused, Err(ModifyError::Migration { from, to, why: ": there is no alternate path" }));
+        let refused = set(&mut b, MigrationState::Armed, Some(alternate()));
+        assert!(matches!(refused, Err(ModifyError::Migration { .. })));
+        // Refused, it has loaded nothing.
+        assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.alt_path, None);
+        let nowhere = AlternatePath { av: AddressVector { sgid_index: 7, ..alternate().av }, ..alternate() };
+        assert!(matches!(set(&mut b, to, Some(nowhere)), Err(ModifyError::Address(_))));
+        let strange = AlternatePath { pkey_index: 9, ..alternate() };
+        assert!(matches!(set(&mut b, to, Some(strange)), Err(ModifyError::Value { .. })));
+        is(&b, MigrationState::Migrated);
+    }
+
+    loaded_on_the_way_up => "apm.states" {
+        for qp_type in [QpType::Rc, QpType::Uc] {
+            let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, QpState::Init));
+            let rtr = QpAttr { alt_path: Some(alternate()), ..b.attr(0, QpState::Rtr) };
+            b.modify(0, rtr).unwrap();
+            let rts = QpAttr { path_mig_state: Some(MigrationState::Rearm), ..b.attr(0, QpState::Rts) };
+            b.modify(0, rts).unwrap();
+            is(&b, MigrationState::Rearm);
+            assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.alt_path, Some(alternate()));
+            b.go(QpState::Reset);
+            is(&b, MigrationState::Migrated);
+        }
+    }
+
+    requests_say_how_it_stands => "apm.migreq" {
+        let mut b = Bench::new();
+        let d = b.mr.read(0, 1);
+        b.post(1, WrOp::Send, 0, 1);
+        b.expect(&[send(Only, SQ, &d)]);
+        set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
+        b.post(2, WrOp::Send, 0, 1);
+        b.expect(&[unmigrated(send(Only, SQ + 1, &d))]);
+        b.peer(&[unmigrated(ack(SQ + 1, 2))]);
+        is(&b, MigrationState::Armed);
+        b.post(3, WrOp::Send, 0, 1);
+        b.expect(&[unmigrated(send(Only, SQ + 2, &d))]);
+        b.peer(&[unmigrated(ack(SQ + 2, 3))]);
+        b.sends(&(1..=3).map(|i| ok(i, WcOpcode::Send, 1)).collect::<Vec<_>>());
+    }
+
+    the_peer_goes_over => "apm.peer" {
+        let mut b = armed();
+        let to = b.remote(0, 1);
+        b.path = ALTERNATE;
+        b.ask(&[write(Only, RQ + 1, to, &[7])], &[ack(RQ + 1, 2)]);
+        is(&b, MigrationState::Migrated);
+        b.events(&[AsyncEvent::PathMigrated]);
+        // The old path is none any more.
+        b.path = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        b.ask(&[write(Only, RQ + 2, to, &[8])], &[]);
+        assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![7]));
+    }
+
+    what_was_in_flight_goes_again_by_the_new_path => "apm.peer" {
+        let mut b = armed();
+        let (to, d) = (b.remote(9, 1), b.mr.read(0, 1));
+        b.post(1, WrOp::Send, 0, 1);
+        b.expect(&[unmigrated(send(Only, SQ, &d))]);
+        b.path = ALTERNATE;
+        b.ask(&[write(Only, RQ + 1, to, &[7])], &[send(Only, SQ, &d), ack(RQ + 1, 2)]);
+        b.events(&[AsyncEvent::PathMigrated]);
+        b.peer(&[ack(SQ, 1)]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    uc_goes_over_too => "apm.peer" {
+        let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
+        set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
+        let to = b.remote(0, 1);
+        b.ask(&[unmigrated(write(Only, RQ, to, &[1]).uc())], &[]);
+        is(&b, MigrationState::Armed);
+        b.path = ALTERNATE;
+        b.ask(&[write(Only, RQ + 1, to, &[7]).uc()], &[]);
+        is(&b, MigrationState::Migrated);
+        b.events(&[AsyncEvent::PathMigrated]);
+        b.post(1, WrOp::Send, 0, 1);
+        b.expect(&[send(Only, SQ, &[7]).uc()]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    a_migration_that_does_not_fit => "apm.error" {
+        let mut b = armed();
+        let to = b.remote(0, 1);
+        b.ask(&[write(Only, RQ + 1, to, &[7])], &[]);
+        b.events(&[AsyncEvent::PathMigrateError]);
+        is(&b, MigrationState::Armed);
+        assert_eq!(b.mr.read(0, 1), [1]);
+    }
+
+    by_the_alternate_path_without_migreq => "apm.error" {
+        let mut b = armed();
+        let to = b.remote(0, 1);
+        b.path = ALTERNATE;
+        b.ask(&[unmigrated(write(Only, RQ + 1, to, &[7]))], &[]);
+        is(&b, MigrationState::Armed);
+        assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![1]));
+    }
+
+    silence_takes_it_over => "apm.failure" {
+        let mut b = armed();
+        let d = b.mr.read(0, 1);
+        b.post(1, WrOp::Send, 0, 1);
+        let first = unmigrated(send(Only, SQ, &d));
+        b.expect(std::slice::from_ref(&first));
+        for n in [1, 2, 4] {
+            b.advance(Duration::from_millis(68) * n);
+            b.expect(std::slice::from_ref(&first));
+        }
+        b.path = ALTERNATE;
+        b.advance(Duration::from_millis(68) * 4);
+        b.expect(&[send(Only, SQ, &d)]);
+        b.events(&[AsyncEvent::PathMigrated]);
+        is(&b, MigrationState::Migrated);
+        b.state(QpState::Rts);
+        // Its own timeout, 4.2 ms, and all three retries; then there is no other path.
+        for n in [1, 2, 4] {
+            b.advance(Duration::from_micros(4300) * n);
+            b.expect(&[send(Only, SQ, &d)]);
+        }
+        b.advance(Duration::from_micros(4300) * 4);
+        b.sends(&[bad(1, WcStatus::RetryExcErr)]);
+        b.state(QpState::Err);
+    }
+
+    without_being_armed_silence_is_the_end => "apm.failure" {
+        let mut b = rearmed();
+        b.post(1, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.advance(Duration::from_secs(2));
+        b.sent();
+        b.advance(Duration::from_secs(2));
+        b.sent();
+        b.advance(Duration::from_secs(2));
+        b.sent();
+        b.advance(Duration::from_secs(2));
+        b.sends(&[bad(1, WcStatus::RetryExcErr)]);
+        b.state(QpState::Err);
+    }
+
+    the_application_takes_it_over => "apm.application" {
+        let mut b = armed();
+        let d = b.mr.read(0, 1);
+        b.path = ALTERNATE;
+        set(&mut b, MigrationState::Migrated, None).unwrap();
+        b.events(&[AsyncEvent::PathMigrated]);
+        b.post(1, WrOp::Send, 0, 1);
+        b.expect(&[send(Only, SQ, &d)]);
+        b.peer(&[ack(SQ, 1)]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+        // Rearmed it stays where it is.
+        let mut b = rearmed();
+        set(&mut b, MigrationState::Migrated, None).unwrap();
+        is(&b, MigrationState::Migrated);
+        b.post(1, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.peer(&[ack(SQ, 1)]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+    }
+
+    the_path_brings_its_attributes_and_is_used_up => "apm.attributes" {
+        let mut b = Bench::new();
+        b.nic.set_pkeys(&[PKey::DEFAULT, PKey(0x8123)]).unwrap();
+        assert_eq!(b.nic.next_event(), Some(AsyncEvent::PKeyChange));
+        let alt = AlternatePath { pkey_index: 1, ..alternate() };
+        set(&mut b, MigrationState::Rearm, Some(alt)).unwrap();
+        // The table may not lose the entry that it needs then.
+        assert!(b.nic.set_pkeys(&[PKey::DEFAULT]).is_err());
+        let to = b.remote(0, 1);
+        b.ask(&[unmigrated(write(Only, RQ, to, &[1]))], &[unmigrated(ack(RQ, 1))]);
+        b.path = ALTERNATE;
+        b.ask(&[write(Only, RQ + 1, to, &[7])], &[]);
+        assert_eq!(b.count().rx_pkey_violation, 1);
+        b.ask(&[write(Only, RQ + 1, to, &[7]).pkey(0x8123)], &[ack(RQ + 1, 2).pkey(0x8123)]);
+        b.events(&[AsyncEvent::PathMigrated]);
+        let q = b.nic.query_qp(b.qpns[0]).unwrap().0;
+        assert_eq!((q.pkey_index, q.timeout, q.alt_path), (Some(1), Some(AckTimeout::new(10)), None));
+        assert_eq!(q.av, Some(alternate().av));
+        assert!(set(&mut b, MigrationState::Rearm, None).is_err());
+    }
+
+    not_before_it_is_armed => "apm.closed" {
+        let mut b = rearmed();
+        let to = b.remote(0, 1);
+        b.path = ALTERNATE;
+        b.ask(&[write(Only, RQ, to, &[7]), unmigrated(write(Only, RQ, to, &[7]))], &[]);
+        assert_eq!(b.count().rx_wrong_source, 2);
+        is(&b, MigrationState::Rearm);
+    }
+}
