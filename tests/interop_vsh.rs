@@ -401,7 +401,7 @@ fn every_operation(via: Via) {
             }
         }
         let c = side.counters();
-        let bad = [c.rx_icrc_err, c.rx_malformed, c.rx_wrong_source, c.rx_pkey_violation, c.rx_wrong_state];
+        let bad = [c.rx_icrc_err, c.rx_malformed(), c.rx_wrong_source, c.rx_pkey_violation, c.rx_wrong_state];
         if bad != [0; 5] || side.context.link_state().1.is_some() {
             failed.push(format!("{via}, {ip}: {c:?}, {:?}", side.context.link_state()));
         }

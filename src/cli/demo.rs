@@ -396,7 +396,7 @@ impl Stage {
             ("receiver-not-ready NAKs at A", (a.rcvd_rnr_err, 1)),
             ("timeouts at A", (a.local_ack_timeout_err, 0)),
             ("wrong ICRCs", (a.rx_icrc_err + b.rx_icrc_err, 0)),
-            ("malformed packets", (a.rx_malformed + b.rx_malformed, 0)),
+            ("malformed packets", (a.rx_malformed() + b.rx_malformed(), 0)),
         ]);
         for (what, (found, expected)) in facts {
             if found != expected {

@@ -24,7 +24,7 @@ use crate::transport::{
     QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue, Via,
     XrcdId,
 };
-use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, icrc};
+use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, WireError, icrc};
 use schedule::Schedule;
 use srq::SrqTable;
 use table::{Entry, QpTable};
@@ -228,7 +228,7 @@ impl Nic {
             c.rcvd_pkts += 1;
             c.rcvd_bytes += bytes.len() as u64;
             if bytes.len() < BTH_LEN + ICRC_LEN {
-                c.rx_malformed += 1;
+                c.rx_truncated += 1;
                 continue;
             }
             if !icrc::verify(&burst.flow, burst.ident, index, bytes) {
@@ -237,7 +237,10 @@ impl Nic {
             }
             match Packet::parse(bytes) {
                 Ok(packet) => self.handle_packet(now, burst, &packet, memory, tx),
-                Err(_) => c.rx_malformed += 1,
+                Err(WireError::Truncated { .. }) => c.rx_truncated += 1,
+                Err(WireError::Unaligned(_)) => c.rx_bad_pad += 1,
+                Err(WireError::ReservedOpcode(_)) => c.rx_reserved_opcode += 1,
+                Err(WireError::Version(_)) => c.rx_bad_version += 1,
             }
         }
     }

@@ -58,6 +58,11 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Packets dropped for their form: no whole packet of an assigned opcode.
+            pub fn rx_malformed(&self) -> u64 {
+                self.rx_truncated + self.rx_bad_pad + self.rx_bad_version + self.rx_reserved_opcode
+            }
+
             /// Names and values, in order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
@@ -113,8 +118,14 @@ counters! {
     unexpected_response,
     /// Dropped: the ICRC is wrong.
     rx_icrc_err,
-    /// Dropped: no whole packet of an assigned opcode.
-    rx_malformed,
+    /// Dropped: too short for a packet, or for the headers and padding of its opcode.
+    rx_truncated,
+    /// Dropped: not a multiple of 4 bytes, so the pad count is wrong.
+    rx_bad_pad,
+    /// Dropped: a transport header version that is not 0.
+    rx_bad_version,
+    /// Dropped: an opcode that is not assigned.
+    rx_reserved_opcode,
     /// Dropped: no such QP, or not of this service.
     rx_unknown_qp,
     /// Dropped: not from the address that the QP is connected to.

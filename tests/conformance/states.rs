@@ -206,27 +206,37 @@ cases! {
         let mut h = write(Only, RQ, to, &[7; 8]).h;
         h.bth.dest_qp = b.qpns[0];
         let good = encode(&h, &[7; 8], &flow);
-        let mut count = 0;
-        let mut drop = |b: &mut Bench, mut bytes: Vec<u8>| {
+        let mut expected = [0; 4];
+        let mut drop = |b: &mut Bench, why: usize, mut bytes: Vec<u8>| {
             if bytes.len() >= 16 {
                 crate::support::seal(&mut bytes, &flow);
             }
             b.raw(&flow, &bytes);
-            count += 1;
-            assert_eq!(b.count().rx_malformed, count, "{bytes:02x?}");
+            expected[why] += 1;
+            let c = b.count();
+            let counted = [c.rx_truncated, c.rx_bad_pad, c.rx_bad_version, c.rx_reserved_opcode];
+            assert_eq!(counted, expected, "{bytes:02x?}");
+            assert_eq!(c.rx_malformed(), expected.iter().sum::<u64>());
         };
-        for n in [1, 4, 15, 16, 20, 28, 31] {
-            drop(&mut b, good[..n].to_vec());
+        // Cut off at every byte: nothing behind the headers of the opcode, then no multiple of four.
+        for n in 1..32 {
+            drop(&mut b, 0, good[..n].to_vec());
         }
-        drop(&mut b, good[..good.len() - 1].to_vec());
+        for n in (32..good.len()).filter(|n| n % 4 != 0) {
+            drop(&mut b, 1, good[..n].to_vec());
+        }
         for opcode in [0x15, 0x18, 0x1f, 0xc0, 0xff] {
             let mut bytes = good.clone();
             bytes[0] = opcode;
-            drop(&mut b, bytes);
+            drop(&mut b, 3, bytes);
         }
         let mut bytes = good.clone();
         bytes[1] |= 1; // transport version 1
-        drop(&mut b, bytes);
+        drop(&mut b, 2, bytes);
+        // More padding than there are bytes.
+        let mut bytes = good[..32].to_vec();
+        bytes[1] |= 0x30;
+        drop(&mut b, 0, bytes);
         b.silence();
         assert_eq!(b.mr.read(0, 1), [crate::support::pattern(0)]);
     }
