@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use urxe::transport::QpState::{self, Err, Init, Reset, Rtr, Rts, Sqd};
-use urxe::transport::{AsyncEvent, ModifyError, PostError, QpAttr, SendFlags, WcOpcode, WrOp};
+use urxe::transport::{AsyncEvent, ModifyError, PostError, QpAttr, QpType, SendFlags, WcOpcode, WrOp};
 use urxe::wire::{NakCode, Psn, Qpn};
 
 use crate::bench::{Bench, RQ, SQ, flushed, ok};
@@ -17,6 +17,39 @@ fn at(state: QpState) -> Bench {
 }
 
 cases! {
+    query_returns_what_was_set => "state.query" {
+        for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv] {
+            let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, Reset));
+            let mut set = QpAttr::default();
+            for state in [Init, Rtr, Rts] {
+                let attr = b.attr(0, state);
+                b.modify(0, attr).unwrap();
+                set = QpAttr {
+                    state: attr.state,
+                    cur_state: attr.state,
+                    access: attr.access.or(set.access),
+                    pkey_index: attr.pkey_index.or(set.pkey_index),
+                    port: attr.port.or(set.port),
+                    qkey: attr.qkey.or(set.qkey),
+                    av: attr.av.or(set.av),
+                    path_mtu: attr.path_mtu.or(set.path_mtu),
+                    timeout: attr.timeout.or(set.timeout),
+                    retry_cnt: attr.retry_cnt.or(set.retry_cnt),
+                    rnr_retry: attr.rnr_retry.or(set.rnr_retry),
+                    rq_psn: attr.rq_psn.or(set.rq_psn),
+                    max_rd_atomic: attr.max_rd_atomic.or(set.max_rd_atomic),
+                    min_rnr_timer: attr.min_rnr_timer.or(set.min_rnr_timer),
+                    sq_psn: attr.sq_psn.or(set.sq_psn),
+                    max_dest_rd_atomic: attr.max_dest_rd_atomic.or(set.max_dest_rd_atomic),
+                    dest_qpn: attr.dest_qpn.or(set.dest_qpn),
+                    ..QpAttr::default()
+                };
+                let got = b.nic.query_qp(b.qpns[0]).unwrap().0;
+                assert_eq!(got.only(set.mask()), set, "{qp_type:?} in {state}");
+            }
+        }
+    }
+
     which_states_take_work => "state.posts" {
         for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
             let mut b = at(state);
