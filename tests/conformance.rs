@@ -23,6 +23,8 @@ mod fast_regions;
 mod habits;
 #[path = "conformance/migration.rs"]
 mod migration;
+#[path = "conformance/multicast.rs"]
+mod multicast;
 #[path = "conformance/pace.rs"]
 mod pace;
 #[path = "conformance/partitions.rs"]
@@ -79,6 +81,7 @@ fn every_rule_has_a_case() {
         states::CASES,
         unreliable_connection::CASES,
         datagram::CASES,
+        multicast::CASES,
         shared_receives::CASES,
         windows::CASES,
         migration::CASES,

@@ -27,6 +27,7 @@ use urxe::wire::{
 
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const PEERS: [u8; 4] = [10, 0, 0, 2];
+const GROUP: [u8; 4] = [239, 0, 0, 1];
 const QKEY: QKey = QKey(0x1111_1111);
 const SERVICES: [QpType; 6] =
     [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcRecv, QpType::XrcSend];
@@ -54,6 +55,8 @@ struct Target {
     window: RKey,
     fast: LKey,
     _fast_memory: Buffer,
+    /// Where the peer sends.
+    dst: IpAddr,
     rng: Rng,
 }
 
@@ -94,6 +97,7 @@ impl Target {
             regions,
             neighbour,
             neighbour_psn: 0,
+            dst: OURS.into(),
             rng: Rng(seed),
         };
         let recv = RecvCaps { max_wr: 8, max_sge: 2 };
@@ -116,6 +120,9 @@ impl Target {
             let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();
             t.qpns.push(qpn);
             t.connect(i);
+        }
+        if service == QpType::Ud {
+            t.nic.attach_mcast(t.qpns[VICTIM], IpAddr::from(GROUP).into()).unwrap().unwrap();
         }
         t
     }
@@ -160,7 +167,7 @@ impl Target {
     }
 
     fn flow(&self) -> Flow {
-        Flow::new(PEERS.into(), OURS.into(), 0xc000)
+        Flow::new(PEERS.into(), self.dst, 0xc000)
     }
 
     fn deliver(&mut self, bytes: &[u8]) {
@@ -223,11 +230,13 @@ impl Target {
         let (rkey, va) = self.key_and_address();
         let dma_len = self.length();
         let syndrome = Syndrome::from_byte(self.rng.next() as u8);
+        let group = self.dst.is_multicast() == self.rng.percent(95);
+        let dest_qp = if group { Qpn::MULTICAST } else { self.qpns[VICTIM] };
         let bth = Bth {
             opcode: Opcode(opcode),
             solicited: self.rng.percent(20),
             pkey: if self.rng.percent(98) { PKey::DEFAULT } else { PKey(self.rng.next() as u16) },
-            dest_qp: self.qpns[VICTIM],
+            dest_qp,
             ack_req: self.rng.percent(50),
             psn,
             ..Bth::default()
@@ -392,6 +401,7 @@ fn run(seed: u64) {
         if t.rng.percent(60) {
             t.transmit();
         }
+        t.dst = if t.rng.percent(20) { GROUP } else { OURS }.into();
         let bytes = t.plausible();
         let bytes = match t.rng.below(10) {
             0..6 => bytes,
@@ -402,6 +412,7 @@ fn run(seed: u64) {
             }
         };
         t.deliver(&bytes);
+        t.dst = OURS.into();
         if t.rng.percent(10) {
             t.now = t.now + Duration::from_nanos(t.rng.below(40_000));
             t.nic.handle_timeouts(t.now, &t.memory, &mut t.tx);

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use urxe::link::{Link, LinkInfo};
+use urxe::link::{JoinError, Link, LinkInfo};
 use urxe::transport::{BurstLimits, Instant, RxBurst, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{Aeth, Bth, Flow, Headers, IpIdent, Opcode, Packet, Syndrome};
@@ -60,6 +60,12 @@ impl Link for Late {
         sink(RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: &bytes });
         Ok(1)
     }
+
+    fn join(&mut self, _: Instant, _: IpAddr) -> Result<(), JoinError> {
+        unreachable!("nobody asks for a group")
+    }
+
+    fn leave(&mut self, _: IpAddr) {}
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None

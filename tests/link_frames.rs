@@ -132,6 +132,46 @@ fn a_station_pings_another() {
 }
 
 #[test]
+fn groups_reach_who_joined_them_and_nobody_is_asked_for() {
+    for wire in ["dgram", "stream"] {
+        let dir = Dir::new(&format!("groups-{wire}"));
+        let (mut a, mut b) = pair(&dir, wire);
+        for (src, group) in [("10.77.0.1", "239.1.2.3"), ("fd77::1", "ff15::7")] {
+            let group = group.parse().unwrap();
+            let flow = Flow::new(src.parse().unwrap(), group, 4000);
+            let mut queue = TxQueue::new(a.info().burst);
+            packets(&mut queue, &flow, 3, 100);
+            // Who of the two receives them.
+            let send = |a: &mut FramesLink, b: &mut FramesLink| {
+                a.transmit(Instant(1), &queue).unwrap();
+                let mut got = [0; 2];
+                for _ in 0..10 {
+                    for (link, got) in [&mut *a, &mut *b].into_iter().zip(&mut got) {
+                        link.receive(Instant(1), &mut |burst| {
+                            assert_eq!(burst.flow, flow);
+                            for (i, data) in burst.packets() {
+                                assert!(icrc::verify(&burst.flow, burst.ident, i, data));
+                                *got += 1;
+                            }
+                        })
+                        .unwrap();
+                    }
+                }
+                got
+            };
+            assert_eq!(send(&mut a, &mut b), [0, 0]);
+            b.join(Instant(0), group).unwrap();
+            assert_eq!(send(&mut a, &mut b), [0, 3]);
+            a.join(Instant(0), group).unwrap();
+            assert_eq!(send(&mut a, &mut b), [3, 3]);
+            b.leave(group);
+            assert_eq!(send(&mut a, &mut b), [3, 0]);
+        }
+        assert_eq!((a.counters().tx_unresolved, a.counters().tx_dropped), (0, 0));
+    }
+}
+
+#[test]
 fn two_busy_threads_lose_nothing() {
     for wire in ["dgram", "stream"] {
         let dir = Dir::new(&format!("busy-{wire}"));

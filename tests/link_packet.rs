@@ -73,6 +73,12 @@ impl Net {
         self.try_open(side, spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
     }
 
+    /// Sockets are made in the namespace of the thread that asks for them.
+    fn join(&self, side: usize, link: &mut PacketLink, start: Clock, group: &str) {
+        let group = group.parse().unwrap();
+        self.within(side, || link.join(now(start), group)).unwrap();
+    }
+
     fn ping(&self, side: usize, target: &str) -> bool {
         let args = ["netns", "exec", &self.names[side], "ping", "-c", "1", "-W", "3", "-s", "1000", target];
         let out = Command::new("ip").args(args).output().unwrap();
@@ -278,6 +284,122 @@ fn a_router_is_next_on_the_way() {
     a.transmit(now(start), &queue).unwrap();
     expect(&mut b, &mut a, start, &flow, 3);
     assert_eq!(a.counters(), LinkCounters::default());
+}
+
+/// Sends three packets from `src`; who of the two receives them (how many each).
+fn to_group(a: &mut PacketLink, b: &mut PacketLink, src: &str, group: &str, start: Clock) -> [usize; 2] {
+    let flow = Flow { hop_limit: 1, ..Flow::new(src.parse().unwrap(), group.parse().unwrap(), 4000) };
+    let mut queue = TxQueue::new(a.info().burst);
+    packets(&mut queue, &flow, 3, 500);
+    a.transmit(now(start), &queue).unwrap();
+    let mut got = [0; 2];
+    let end = start.elapsed() + Duration::from_millis(100);
+    while start.elapsed() < end {
+        for (link, got) in [&mut *a, &mut *b].into_iter().zip(&mut got) {
+            link.receive(now(start), &mut |burst| {
+                assert_eq!(burst.flow, flow);
+                for (i, data) in burst.packets() {
+                    assert!(icrc::verify(&burst.flow, burst.ident, i, data));
+                    *got += 1;
+                }
+            })
+            .unwrap();
+        }
+    }
+    got
+}
+
+#[test]
+fn groups_reach_who_joined_them() {
+    let net = Net::new(1500);
+    let station = |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24,ip=fd77::{n}/64");
+    let links = [
+        ["packet:v0".to_owned(), "packet:v1".to_owned()],
+        [station("v0", 1), station("v1", 2)],
+        ["packet:v0,offload=off".to_owned(), station("v1", 2)],
+    ];
+    for [a, b] in links {
+        let (mut a, mut b) = (net.open(0, &a), net.open(1, &b));
+        let start = Clock::now();
+        for (src, group) in [("10.77.0.1", "239.1.2.3"), ("fd77::1", "ff15::7")] {
+            let ip: IpAddr = group.parse().unwrap();
+            assert_eq!(to_group(&mut a, &mut b, src, group, start), [0, 0]);
+            net.join(1, &mut b, start, group);
+            net.join(1, &mut b, start, group);
+            assert_eq!(to_group(&mut a, &mut b, src, group, start), [0, 3]);
+            net.join(0, &mut a, start, group);
+            assert_eq!(to_group(&mut a, &mut b, src, group, start), [3, 3]);
+            b.leave(ip);
+            assert_eq!(to_group(&mut a, &mut b, src, group, start), [3, 0]);
+            a.leave(ip);
+        }
+        // Nobody was asked for.
+        assert_eq!([a.counters().tx_unresolved, b.counters().tx_unresolved], [0, 0]);
+    }
+}
+
+#[test]
+fn beside_the_kernel_it_is_the_kernel_that_joins() {
+    let net = Net::new(1500);
+    let is_in = |group: &str| {
+        let out =
+            Command::new("ip").args(["-n", &net.names[0], "maddr", "show", "dev", "v0"]).output().unwrap();
+        String::from_utf8_lossy(&out.stdout).contains(group)
+    };
+    let mut a = net.open(0, "packet:v0");
+    for group in ["239.1.2.3", "ff15::7"] {
+        assert!(!is_in(group));
+        net.join(0, &mut a, Clock::now(), group);
+        assert!(is_in(group));
+        a.leave(group.parse().unwrap());
+        assert!(!is_in(group));
+        net.join(0, &mut a, Clock::now(), group);
+    }
+    assert!(a.join(Instant(0), "10.77.0.2".parse().unwrap()).is_err());
+    drop(a);
+    assert!(!is_in("239.1.2.3") && !is_in("ff15::7"), "they end with the link");
+}
+
+/// A bridge that lets groups through only to ports where somebody has reported one, by IGMP or MLD.
+#[test]
+fn a_snooping_switch_hears_of_it() {
+    let net = Net::new(1500);
+    let switch = &net.names[0];
+    for command in [
+        "link add br0 type bridge mcast_snooping 1 mcast_query_response_interval 100",
+        "link set br0 type bridge mcast_startup_query_interval 100 mcast_startup_query_count 10 mcast_querier 1",
+        "addr flush dev v0",
+        "link set v0 master br0",
+        "link set v0 type bridge_slave mcast_flood off mcast_fast_leave on",
+        "link set br0 up",
+        "link add v2 type veth peer name v3",
+        "link set v3 master br0",
+        "link set v3 up",
+        "link set v2 up",
+        "addr add 10.77.0.1/24 dev v2",
+        "addr add fd77::1/64 dev v2 nodad",
+    ] {
+        ip(&format!("-n {switch} {command}"));
+    }
+    // It goes by what it hears once its first query had time to be answered.
+    std::thread::sleep(Duration::from_secs(3));
+    let mut a = net.open(0, "packet:v2,offload=off");
+    for spec in ["packet:v1,ip=10.77.0.9/24,ip=fd77::9/64,mac=52:54:00:77:00:09", "packet:v1"] {
+        let mut b = net.open(1, spec);
+        let start = Clock::now();
+        for (src, group) in [("10.77.0.1", "239.1.2.3"), ("fd77::1", "ff15::7")] {
+            let ip: IpAddr = group.parse().unwrap();
+            // What gets through unasked is foreign to the link, as is a router solicitation of the kernel.
+            let before = b.counters().rx_foreign;
+            assert_eq!(to_group(&mut a, &mut b, src, group, start), [0, 0]);
+            assert!(b.counters().rx_foreign - before < 3, "the switch holds it back");
+            net.join(1, &mut b, start, group);
+            // The kernel takes its time to report.
+            let heard = (0..30).any(|_| to_group(&mut a, &mut b, src, group, start) == [0, 3]);
+            assert!(heard, "{spec}: {group} does not get through the switch");
+            b.leave(ip);
+        }
+    }
 }
 
 #[test]

@@ -146,6 +146,9 @@ fn limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
         ("max_mr", l.max_mr as u64),
         ("max_mr_size", l.max_mr_size),
         ("max_pd", l.max_pd as u64),
+        ("max_mcast_grp", l.max_mcast_grp as u64),
+        ("max_mcast_qp_attach", l.max_mcast_qp_attach as u64),
+        ("max_total_mcast_qp_attach", l.max_total_mcast_qp_attach as u64),
         ("max_qp_rd_atom", l.max_qp_rd_atom as u64),
     ];
     for (name, value) in rows {

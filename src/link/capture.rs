@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Action, Direction, FaultEvent};
-use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
 
@@ -378,6 +379,14 @@ impl<L: Link> Link for Capture<L> {
         })?;
         handle.write_dropped(Direction::Rx, now);
         Ok(received)
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.inner.join(now, group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn next_deadline(&self) -> Option<Instant> {

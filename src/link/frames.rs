@@ -6,6 +6,7 @@ mod tests;
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,7 +20,7 @@ use super::frame_queue::FrameQueue;
 use super::loopback::Loopback;
 use super::spec::{Options, SpecError};
 use super::station::{Outcome, Station, StationConfig};
-use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
@@ -217,8 +218,14 @@ impl FramesLink {
             }
             return;
         }
-        let too_big = flow.header_len() + burst.segment > self.info.mtu;
-        if too_big || !self.socket.is_connected() || self.held_back() {
+        if flow.header_len() + burst.segment > self.info.mtu {
+            self.counters.tx_dropped += burst.packets as u64;
+            return;
+        }
+        if self.station.is_member(flow.dst) && !self.local.push(burst) {
+            self.counters.tx_dropped += burst.packets as u64;
+        }
+        if !self.socket.is_connected() || self.held_back() {
             self.counters.tx_dropped += burst.packets as u64;
             return;
         }
@@ -351,6 +358,20 @@ impl Link for FramesLink {
         }
         self.watch()?;
         Ok(packets)
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.station.join(now, group)?;
+        self.flush();
+        // Without it, what the socket has no room for now leaves with the next packet.
+        let _ = self.watch();
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.station.leave(group);
+        self.flush();
+        let _ = self.watch();
     }
 
     fn next_deadline(&self) -> Option<Instant> {

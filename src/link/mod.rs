@@ -13,6 +13,7 @@ mod frame_queue;
 mod frames;
 mod held;
 mod loopback;
+mod membership;
 mod packet;
 mod spec;
 pub mod station;
@@ -27,6 +28,7 @@ pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use membership::JoinError;
 pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 
@@ -88,6 +90,16 @@ pub trait Link: Send {
     /// Only where the link itself is gone.
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
 
+    /// Joins a multicast group: from now on its packets arrive, those that this link sends itself among them. Joining
+    /// again changes nothing. (A socket that this takes is of the calling thread's network namespace.)
+    ///
+    /// # Errors
+    /// [`JoinError`]; then it is not joined.
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError>;
+
+    /// Leaves a multicast group; nothing happens if it was not joined.
+    fn leave(&mut self, group: IpAddr);
+
     /// When it wants `receive` to be called though nothing is readable: a delayed delivery, an ARP retry.
     fn next_deadline(&self) -> Option<Instant> {
         None
@@ -111,6 +123,12 @@ impl<L: Link + ?Sized> Link for Box<L> {
     }
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         (**self).receive(now, sink)
+    }
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        (**self).join(now, group)
+    }
+    fn leave(&mut self, group: IpAddr) {
+        (**self).leave(group);
     }
     fn next_deadline(&self) -> Option<Instant> {
         (**self).next_deadline()

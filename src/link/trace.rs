@@ -2,10 +2,11 @@
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use super::faults::Direction;
-use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
@@ -71,6 +72,14 @@ impl<L: Link> Link for Trace<L> {
             }
             sink(burst);
         })
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.inner.join(now, group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cq;
+mod multicast;
 mod path;
 mod personality;
 mod schedule;
@@ -15,6 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed};
+pub use multicast::MulticastError;
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 
@@ -24,7 +26,8 @@ use crate::transport::{
     QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue, Via,
     XrcdId,
 };
-use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, WireError, icrc};
+use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError, icrc};
+use multicast::MulticastTable;
 use schedule::Schedule;
 use srq::SrqTable;
 use table::{Entry, QpTable};
@@ -51,6 +54,7 @@ pub struct Nic {
     config: NicConfig,
     table: QpTable,
     srqs: SrqTable,
+    multicast: MulticastTable,
     schedule: Schedule,
     state: Scratch,
     reports: Reports,
@@ -118,6 +122,7 @@ impl Nic {
             table: QpTable::new(config.personality.limits.max_qp, config.seed),
             config,
             srqs: SrqTable::default(),
+            multicast: MulticastTable::default(),
             schedule: Schedule::default(),
             state: Scratch::default(),
             reports: Reports::default(),
@@ -154,6 +159,7 @@ impl Nic {
     /// Removes a queue pair; its outstanding work ends without completions, as in verbs. Its queues, if it
     /// was there.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
+        self.multicast.detach_all(qpn);
         self.table.remove(qpn).map(|e| (e.send_cq, e.recv_cq))
     }
 
@@ -259,7 +265,28 @@ impl Nic {
             c.cnp_handled += 1;
             return;
         }
-        let entry = self.table.get_mut(packet.bth().dest_qp);
+        let dest = packet.bth().dest_qp;
+        match (burst.flow.dst.is_multicast(), dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
+            (false, false) => self.hand_to(dest, now, burst, packet, memory, tx),
+            (true, true) => self.hand_to_group(now, burst, packet, memory, tx),
+            // A group's address and the multicast QP go together, for datagrams only (IBA 9.6, 10.5.2).
+            _ => c.rx_not_multicast += 1,
+        }
+    }
+
+    /// Gives a packet to a queue pair that it is for.
+    fn hand_to(
+        &mut self,
+        dest: Qpn,
+        now: Instant,
+        burst: &RxBurst<'_>,
+        packet: &Packet<'_>,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let c = &mut self.state.counters;
+        let row = packet.row();
+        let entry = self.table.get_mut(dest);
         let Some(entry) = entry.filter(|e| e.qp.takes(row.transport, row.operation.is_request())) else {
             c.rx_unknown_qp += 1;
             return;

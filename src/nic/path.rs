@@ -32,7 +32,12 @@ impl PortAddresses {
             dst: to,
             src_port,
             traffic_class: av.traffic_class,
-            hop_limit: if av.hop_limit == 0 { 64 } else { av.hop_limit },
+            hop_limit: match av.hop_limit {
+                // As IP does by default: to a host anywhere, to a group on this wire only (RFC 1112, 6.1).
+                0 if to.is_multicast() => 1,
+                0 => 64,
+                given => given,
+            },
             flow_label: if to.is_ipv6() { av.flow_label & 0xf_ffff } else { 0 },
         })
     }

@@ -32,6 +32,12 @@ pub struct Limits {
     pub max_pd: u32,
     /// Partition keys of a port.
     pub max_pkeys: u16,
+    /// Multicast groups that queue pairs are attached to.
+    pub max_mcast_grp: u32,
+    /// Queue pairs attached to one of them.
+    pub max_mcast_qp_attach: u32,
+    /// Attachments of queue pairs to groups, all together.
+    pub max_total_mcast_qp_attach: u32,
     /// READs and atomics in flight of a queue pair, each way.
     pub max_qp_rd_atom: u32,
 }
@@ -67,6 +73,9 @@ impl Personality {
             max_dm_size: 256 << 10,
             max_pd: 32_768,
             max_pkeys: 128,
+            max_mcast_grp: 8192,
+            max_mcast_qp_attach: 1024,
+            max_total_mcast_qp_attach: 1 << 20,
             max_qp_rd_atom: 128,
         },
         min_timeout: Duration::ZERO,

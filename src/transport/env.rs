@@ -128,6 +128,10 @@ counters! {
     rx_reserved_opcode,
     /// Dropped: no such QP, or not of this service.
     rx_unknown_qp,
+    /// Dropped: a multicast address without the multicast QP or the other way round, or no datagram.
+    rx_not_multicast,
+    /// Dropped: to a multicast group that no QP is attached to.
+    rx_unknown_group,
     /// Dropped: not from the address that the QP is connected to.
     rx_wrong_source,
     /// Dropped: the partition key is not the QP's.

@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use super::{Context, CreateError, Pd};
 use crate::transport::{AddressVector, Completion, Destination};
 use crate::wire::{Gid, QKey, Qpn, grh};
@@ -29,8 +31,7 @@ impl Pd {
     /// [`CreateError::Address`].
     pub fn create_ah_from_wc(&self, wc: &Completion, header: &[u8; grh::LEN]) -> Result<Ah, CreateError> {
         let from = grh::flow(header).filter(|_| wc.grh).ok_or(CreateError::NoGrh)?;
-        let ours = Gid::from(from.dst);
-        let index = index_of(self.context(), ours).ok_or(CreateError::NoGrh)?;
+        let index = index_of(self.context(), from.dst).ok_or(CreateError::NoGrh)?;
         self.create_ah(&AddressVector {
             dgid: Gid::from(from.src),
             sgid_index: index,
@@ -41,9 +42,13 @@ impl Pd {
     }
 }
 
-fn index_of(context: &Context, gid: Gid) -> Option<u8> {
-    let index = context.gids().iter().position(|g| *g == gid)?;
-    u8::try_from(index).ok()
+/// The GID that a datagram came to; of one to a group, the first from which its sender can be answered.
+fn index_of(context: &Context, dst: IpAddr) -> Option<u8> {
+    let matches = |gid: &Gid| match dst.is_multicast() {
+        true => gid.ip().is_ipv4() == dst.is_ipv4(),
+        false => gid.ip() == dst,
+    };
+    u8::try_from(context.gids().iter().position(matches)?).ok()
 }
 
 impl Ah {
@@ -57,7 +62,7 @@ impl Ah {
         &self.av
     }
 
-    /// A queue pair there, as the destination of a datagram.
+    /// A queue pair there, as the destination of a datagram; [`Qpn::MULTICAST`] where the path leads to a group.
     pub fn to(&self, qpn: Qpn, qkey: QKey) -> Destination {
         Destination::Qp { pd: self.pd.id(), av: self.av, qpn, qkey }
     }

@@ -1,8 +1,9 @@
 use std::io;
 use std::time::Duration;
 
+use crate::link::JoinError;
 use crate::memory::{Access, ManagementError, OutOfBuffer};
-use crate::nic::{CqOverflow, TooManyQps};
+use crate::nic::{CqOverflow, MulticastError, TooManyQps};
 use crate::transport::{AddressError, Completion, ModifyError, PostError, QpType};
 use crate::wire::Mtu;
 
@@ -111,6 +112,17 @@ pub enum ConnectError {
     /// A transition failed.
     #[error(transparent)]
     Modify(#[from] ModifyError),
+}
+
+/// Why a queue pair was not attached to a multicast group.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The NIC refused: the queue pair or the group is of the wrong kind, or a limit is reached.
+    #[error(transparent)]
+    Refused(#[from] MulticastError),
+    /// The link could not join the group.
+    #[error(transparent)]
+    Join(#[from] JoinError),
 }
 
 /// Why waiting brought no completion.

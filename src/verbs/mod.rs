@@ -20,9 +20,10 @@ mod shard;
 mod srq;
 mod xrc;
 
+pub use crate::link::JoinError;
 pub use crate::link::fabric::{Fabric, FabricConfig};
 pub use crate::memory::{Access, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
-pub use crate::nic::{CqOverflow, Limits, Notify, PKeyTableSize, Personality};
+pub use crate::nic::{CqOverflow, Limits, MulticastError, Notify, PKeyTableSize, Personality};
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,
     PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode,
@@ -34,7 +35,9 @@ pub use context::{Context, ContextOptions, DeviceAttr, PortAttr};
 pub use cq::{CompletionChannel, Cq};
 pub use device::{Device, DeviceError, devices};
 pub use dm::{Dm, DmMr};
-pub use error::{ConnectError, CreateError, MemoryAccessError, OpenError, PostListError, WaitError};
+pub use error::{
+    AttachError, ConnectError, CreateError, MemoryAccessError, OpenError, PostListError, WaitError,
+};
 pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
 pub use mw::{FastMr, Mw};
 pub use pair::{Node, PairError};

@@ -1,7 +1,8 @@
 use std::fmt;
 
-use super::{ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
+use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
 use crate::memory::{Access, AtomicOp};
+use crate::nic::MulticastError;
 use crate::transport::state::taken;
 use crate::transport::{
     AddressVector, ModifyError, Placement, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
@@ -306,6 +307,28 @@ impl Qp {
         Ok(self.modify(&QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) })?)
     }
 
+    /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`): an IPv6 one of `ff00::/8`, or an IPv4 one
+    /// behind `::ffff:`. From now on, in a state that receives, it takes what is sent to [`Qpn::MULTICAST`] at the
+    /// group's GID with its queue key. The link joins the group (by IGMP or MLD on a real interface) with the first of
+    /// the NIC's queue pairs that is attached, and leaves it with the last.
+    ///
+    /// A queue pair that is attached already stays so, and still has one copy of each message. It has its own messages
+    /// to the group too, as on hardware by default. Dropping it detaches it.
+    ///
+    /// # Errors
+    /// [`AttachError`]; then it is not attached.
+    pub fn attach_mcast(&self, gid: Gid) -> Result<(), AttachError> {
+        self.pd.context().0.shard.hold(|engine, now| engine.attach_mcast(now, self.qpn, gid))
+    }
+
+    /// Detaches it from a multicast group (`ibv_detach_mcast`).
+    ///
+    /// # Errors
+    /// [`MulticastError::NotAttached`].
+    pub fn detach_mcast(&self, gid: Gid) -> Result<(), MulticastError> {
+        self.pd.context().0.shard.hold(|engine, _| engine.detach_mcast(self.qpn, gid))
+    }
+
     /// Posts a send work request and sends what the window allows.
     ///
     /// # Errors
@@ -348,7 +371,7 @@ impl Drop for Qp {
     fn drop(&mut self) {
         // What it owes the peer leaves first: an acknowledgement may still wait for company.
         self.pd.context().0.shard.with(|_, _, _| ());
-        self.pd.context().0.shard.look(|nic| nic.destroy_qp(self.qpn));
+        self.pd.context().0.shard.hold(|engine, _| engine.destroy_qp(self.qpn));
         self.send_cq.0.queue.purge(self.qpn);
         self.recv_cq.0.queue.purge(self.qpn);
     }

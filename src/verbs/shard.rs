@@ -12,12 +12,14 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
+use super::AttachError;
 use super::clock::Clock;
 use crate::link::fabric::{Driver, FabricHandle};
 use crate::link::{Link, LinkCounters};
 use crate::memory::Table;
-use crate::nic::Nic;
+use crate::nic::{MulticastError, Nic};
 use crate::transport::{Instant, TxQueue};
+use crate::wire::{Gid, Qpn};
 
 /// An application that polled less than this ago will poll again: the background thread keeps away from the
 /// socket, or both would wake for every packet.
@@ -69,6 +71,35 @@ pub(super) struct Engine {
     broken: Option<Arc<io::Error>>,
 }
 
+impl Engine {
+    /// Attaches a queue pair to a multicast group, which the link joins if it is the first there.
+    pub fn attach_mcast(&mut self, now: Instant, qpn: Qpn, gid: Gid) -> Result<(), AttachError> {
+        let first =
+            self.nic.attach_mcast(qpn, gid).expect("the NIC has the queue pair as long as its handle")?;
+        if first && let Err(e) = self.link.join(now, gid.ip()) {
+            self.nic.detach_mcast(qpn, gid)?;
+            return Err(e.into());
+        }
+        Ok(())
+    }
+
+    /// Detaches it; with the last one the link leaves the group.
+    pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
+        if self.nic.detach_mcast(qpn, gid)? {
+            self.link.leave(gid.ip());
+        }
+        Ok(())
+    }
+
+    /// Destroys a queue pair, which leaves its multicast groups.
+    pub fn destroy_qp(&mut self, qpn: Qpn) {
+        for gid in self.nic.detach_all(qpn) {
+            self.link.leave(gid.ip());
+        }
+        self.nic.destroy_qp(qpn);
+    }
+}
+
 impl Shard {
     pub fn new(
         nic: Nic,
@@ -111,12 +142,18 @@ impl Shard {
         result
     }
 
+    /// Runs `f` with the NIC and its link; nothing is sent.
+    pub fn hold<R>(&self, f: impl FnOnce(&mut Engine, Instant) -> R) -> R {
+        let now = self.clock.now();
+        let mut engine = self.engine.lock();
+        let result = f(&mut engine, now);
+        self.release(engine, now);
+        result
+    }
+
     /// Runs `f` with the NIC; nothing is sent.
     pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
-        let mut engine = self.engine.lock();
-        let result = f(&mut engine.nic);
-        self.release(engine, self.clock.now());
-        result
+        self.hold(|engine, _| f(&mut engine.nic))
     }
 
     /// What the link dropped, and why it is gone if it is.

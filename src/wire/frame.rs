@@ -1,9 +1,10 @@
 //! Ethernet, VLAN, IP and UDP around a RoCEv2 packet, and the few frames that a host on Ethernet owes its
-//! neighbours: ARP, IPv6 neighbour discovery and echo.
+//! neighbours: ARP, IPv6 neighbour discovery, multicast memberships and echo.
 //!
 //! [`parse()`] reads a frame into what it is; the `append_…` functions write one to the end of a buffer.
 
 mod control;
+mod membership;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use etherparse::{
 };
 
 pub use control::{append_arp, append_echo, append_neighbor_advert, append_neighbor_solicit};
+pub use membership::{GroupQuery, GroupReport, Standing, append_group_report};
 pub use parse::parse;
 
 use super::{Flow, IpIdent, Mac, ROCE_PORT};
@@ -55,6 +57,8 @@ pub enum Content {
     NeighborSolicit(NeighborSolicit),
     /// An IPv6 neighbour advertisement.
     NeighborAdvert(NeighborAdvert),
+    /// An IGMP or MLD query.
+    GroupQuery(GroupQuery),
     /// Anything else.
     Foreign,
 }

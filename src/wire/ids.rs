@@ -120,6 +120,11 @@ impl Gid {
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
+    /// Whether it names a group: `ff00::/8`, or an IPv4 one behind `::ffff:` (annex A17).
+    pub fn is_multicast(self) -> bool {
+        self.ip().is_multicast()
+    }
+
     /// Whether all bits are zero: an unused entry of the GID table.
     pub fn is_unset(self) -> bool {
         self.0 == [0; 16]
@@ -309,6 +314,9 @@ mod tests {
         assert_eq!(Gid::from(v4).ip(), v4);
         assert_eq!(Gid::from(v6).ip(), v6);
         assert_eq!(&Gid::from(v4).0[..12], &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
+        let group = |ip: &str| Gid::from(ip.parse::<IpAddr>().unwrap()).is_multicast();
+        assert!(["224.0.0.1", "239.255.255.255", "ff02::1", "ff15::7"].into_iter().all(group));
+        assert!(!["223.0.0.1", "240.0.0.1", "fe80::1", "::e000:1"].into_iter().any(group));
     }
 
     #[test]

@@ -6,12 +6,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -385,6 +388,41 @@ static void state(const char *c, struct ibv_qp *qp)
 	OK("");
 }
 
+/* ---- multicast ---- */
+
+/* Has the IP layer join or leave a group on the wire: rxe sees only what that lets through, and leaves the rest to
+ * rdma_cm. 0, or -1 and errno. */
+static int ip_membership(int join, const uint8_t *gid)
+{
+	static int socks[2] = { -1, -1 };
+	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
+	int v6 = memcmp(gid, mapped, 12) != 0, *s = &socks[v6];
+	if (*s < 0 && (*s = socket(v6 ? AF_INET6 : AF_INET, SOCK_DGRAM, 0)) < 0)
+		return -1;
+	if (v6) {
+		struct ipv6_mreq r = { .ipv6mr_interface = if_nametoindex("eth0") };
+		memcpy(&r.ipv6mr_multiaddr, gid, 16);
+		return setsockopt(*s, IPPROTO_IPV6, join ? IPV6_JOIN_GROUP : IPV6_LEAVE_GROUP, &r, sizeof r);
+	}
+	struct ip_mreqn r = { .imr_ifindex = if_nametoindex("eth0") };
+	memcpy(&r.imr_multiaddr, gid + 12, 4);
+	return setsockopt(*s, IPPROTO_IP, join ? IP_ADD_MEMBERSHIP : IP_DROP_MEMBERSHIP, &r, sizeof r);
+}
+
+static void mcast(const char *c, struct ibv_qp *qp)
+{
+	union ibv_gid g;
+	int join = !strcmp(c, "attach");
+	if (!opt("gid") || inet_pton(AF_INET6, opt("gid"), &g) != 1) ERR("%s: want gid=", c);
+	if (join)
+		TRY("attach_mcast", ibv_attach_mcast(qp, &g, 0));
+	else
+		TRY("detach_mcast", ibv_detach_mcast(qp, &g, 0));
+	if (num("ip", 1))
+		TRY("membership", ip_membership(join, g.raw));
+	OK("");
+}
+
 /* ---- work requests and completions ---- */
 
 static void post(const char *c, struct obj *o)
@@ -511,7 +549,7 @@ static void command(const char *c)
 	if (!strcmp(c, "poll")) { poll_cq(); return; }
 	if (!strcmp(c, "quit")) { say("ok"); exit(0); }
 	if (!is(" sleep pd cq mr srq qp destroy set get fill pattern hash init rtr rts connect err reset query "
-		"recv send sendinv write read fadd cswap ", c))
+		"attach detach recv send sendinv write read fadd cswap ", c))
 		ERR("what is %s", c);
 	if (nw < 2) ERR("%s what", c);
 	if (!strcmp(c, "sleep")) {
@@ -532,6 +570,11 @@ static void command(const char *c)
 	if (is(" init rtr rts connect err reset query ", c)) {
 		if (o->kind != QP) ERR("no qp %s", w[1]);
 		state(c, o->qp);
+		return;
+	}
+	if (is(" attach detach ", c)) {
+		if (o->kind != QP) ERR("no qp %s", w[1]);
+		mcast(c, o->qp);
 		return;
 	}
 	if (o->kind != QP && o->kind != SRQ) ERR("no qp %s", w[1]);

@@ -143,7 +143,4 @@ pub enum FabricError {
     /// No port has it.
     #[error("no port of this fabric has the address {0}: create the port first")]
     UnknownAddress(IpAddr),
-    /// Not a group.
-    #[error("{0} is no multicast group: those are in 224.0.0.0/4 and ff00::/8")]
-    NotMulticast(IpAddr),
 }

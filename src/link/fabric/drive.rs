@@ -2,13 +2,12 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use super::port::PortShared;
-use super::{Fabric, FabricError, lock};
+use super::{Fabric, lock};
 use crate::transport::Instant;
 
 /// Turns that one kick runs on the caller's thread. Two NICs that answer each other for ever must not
@@ -274,19 +273,6 @@ impl FabricHandle {
             self.fabric.ready().push(&self.port);
         }
         self.fabric.kick();
-    }
-
-    /// See [`super::FabricPort::join`].
-    ///
-    /// # Errors
-    /// [`FabricError::NotMulticast`].
-    pub fn join(&self, group: IpAddr) -> Result<(), FabricError> {
-        self.fabric.join(self.port.id, group)
-    }
-
-    /// See [`super::FabricPort::leave`].
-    pub fn leave(&self, group: IpAddr) {
-        self.fabric.leave(self.port.id, group);
     }
 
     /// The fabric of the port, whose time its NIC runs on.

@@ -24,6 +24,7 @@ pub use drive::{Driver, FabricHandle, Outcome};
 pub use model::FabricCounters;
 pub use port::FabricPort;
 
+use super::JoinError;
 use crate::transport::Instant;
 use drive::Ready;
 use port::PortShared;
@@ -249,9 +250,9 @@ impl Fabric {
         ids.into_iter().filter_map(target).collect()
     }
 
-    fn join(&self, id: u32, group: IpAddr) -> Result<(), FabricError> {
+    fn join(&self, id: u32, group: IpAddr) -> Result<(), JoinError> {
         if !is_group(&group) {
-            return Err(FabricError::NotMulticast(group));
+            return Err(JoinError::NotMulticast(group));
         }
         lock(&self.0.ports).groups.entry(group).or_default().insert(id);
         self.changed();

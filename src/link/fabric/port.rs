@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, Weak};
 use super::drive::{Driver, FabricHandle};
 use super::inbox::{Delivery, Inbox, Pool};
 use super::model::{FabricCounters, Path, Run, Shape};
-use super::{Fabric, FabricError, lock};
-use crate::link::{Link, LinkCounters, LinkInfo, RxBurst};
+use super::{Fabric, lock};
+use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
@@ -116,19 +116,6 @@ impl FabricPort {
     /// What drives this port, reachable while the port itself is inside a NIC's lock.
     pub fn handle(&self) -> FabricHandle {
         FabricHandle::new(self.fabric.clone(), self.shared.clone())
-    }
-
-    /// Joins a multicast group: its packets arrive here too, this port's own among them.
-    ///
-    /// # Errors
-    /// [`FabricError::NotMulticast`].
-    pub fn join(&self, group: IpAddr) -> Result<(), FabricError> {
-        self.handle().join(group)
-    }
-
-    /// Leaves a multicast group; nothing happens if it is not in it.
-    pub fn leave(&self, group: IpAddr) {
-        self.handle().leave(group);
     }
 
     /// Forgets routes that are out of date.
@@ -290,6 +277,14 @@ impl Link for FabricPort {
             inbox.pool.put(delivery.data);
         }
         Ok(packets)
+    }
+
+    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.fabric.join(self.shared.id, group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.fabric.leave(self.shared.id, group);
     }
 
     fn next_deadline(&self) -> Option<Instant> {

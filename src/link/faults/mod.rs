@@ -9,6 +9,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use std::time::Duration;
 pub use rule::{Action, Direction, Rule, RuleError, When};
 
 use super::chance::Chance;
-use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
@@ -372,6 +373,14 @@ impl<L: Link> Link for Faults<L> {
             receive_struck(now, &burst, rx, scratch, sink);
         })?;
         Ok(released)
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.inner.join(now, group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
     }
 
     fn next_deadline(&self) -> Option<Instant> {

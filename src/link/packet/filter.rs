@@ -101,6 +101,11 @@ fn ipv4(wanted: Wanted<'_>) -> Block {
     let mut p = vec![load(BPF_B, 14 + 9)];
     if let Wanted::Station(_) = wanted {
         if_eq(&mut p, 1, vec![accept()]);
+        // Of IGMP, queries.
+        let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
+        require(&mut igmp, 0x11);
+        igmp.push(accept());
+        if_eq(&mut p, 2, igmp);
     }
     require(&mut p, 17);
     // Only a first fragment has ports.
@@ -130,6 +135,13 @@ fn ipv6(wanted: Wanted<'_>) -> Block {
     let mut p = vec![load(BPF_B, 14 + 6)];
     if let Wanted::Station(_) = wanted {
         if_eq(&mut p, 58, vec![accept()]);
+        // Behind hop-by-hop options of 8 bytes, MLD queries.
+        let mut mld = vec![load(BPF_H, 14 + 40)];
+        require(&mut mld, 58 << 8);
+        mld.push(load(BPF_B, 14 + 40 + 8));
+        require(&mut mld, 130);
+        mld.push(accept());
+        if_eq(&mut p, 0, mld);
     }
     require(&mut p, 17);
     p.push(load(BPF_H, 14 + 40 + 2));
@@ -188,6 +200,7 @@ mod tests {
                 c if c == BPF_LD | BPF_H | BPF_ABS => get(i.k, 2),
                 c if c == BPF_LD | BPF_B | BPF_ABS => get(i.k, 1),
                 c if c == BPF_LD | BPF_H | BPF_IND => get(i.k + x, 2),
+                c if c == BPF_LD | BPF_B | BPF_IND => get(i.k + x, 1),
                 c if c == BPF_LDX | BPF_B | BPF_MSH => {
                     let Some(v) = get(i.k, 1) else { return false };
                     x = (v & 0xf) * 4;
@@ -264,6 +277,34 @@ mod tests {
             append_echo(&mut ping, OWN, PEER, &Echo { request: true, src, dst, id: 1, seq: 1 }, b"");
             assert!(run(&p, &ping, 0, 3));
             assert!(!run(&program(Wanted::Interface(&[dst])), &ping, 0, 0), "the kernel answers it");
+        }
+    }
+
+    #[test]
+    fn a_station_gets_group_queries_and_no_reports() {
+        let mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
+        let igmp = |kind: u8, options: usize| {
+            let mut frame = packet("224.0.0.1", mac);
+            frame[14] = 0x45 + options as u8;
+            frame[23] = 2;
+            frame.splice(34..34, vec![0; options * 4]);
+            frame[34 + options * 4] = kind;
+            frame
+        };
+        let mld = |kind: u8| {
+            let mut frame = packet("ff02::1", mac);
+            frame[20] = 0;
+            frame.splice(54..54, [58, 0, 5, 2, 0, 0, 1, 0]);
+            frame[62] = kind;
+            frame
+        };
+        let (station, own) = (program(Wanted::Station(OWN)), program(Wanted::Interface(&[])));
+        for (query, report) in
+            [(igmp(0x11, 1), igmp(0x22, 1)), (igmp(0x11, 0), igmp(0x16, 0)), (mld(130), mld(143))]
+        {
+            assert!(run(&station, &query, 0, 2));
+            assert!(!run(&station, &report, 0, 2));
+            assert!(!run(&own, &query, 0, 2), "the kernel answers it");
         }
     }
 }

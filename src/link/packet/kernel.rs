@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::sys;
 use crate::link::frame_queue::FrameQueue;
 use crate::link::held::Held;
+use crate::link::membership::{self, JoinError};
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 
@@ -42,7 +43,12 @@ pub(super) struct KernelNeighbours {
     netlink: OwnedFd,
     ifindex: u32,
     /// A loopback has no MACs: all zeros.
-    loopback: bool,
+    pub loopback: bool,
+    /// Whether the interface has IPv4 and IPv6 addresses.
+    families: [bool; 2],
+    /// The groups that the kernel is in for us, as long as these are open: it reports them, and has the hardware let
+    /// their packets through. Nothing is read from them.
+    groups: HashMap<IpAddr, UdpSocket>,
     nudge: [Option<UdpSocket>; 2],
     /// Bound so that the kernel sends nobody a port unreachable. What they get is filtered away.
     _guards: Vec<UdpSocket>,
@@ -93,6 +99,8 @@ impl KernelNeighbours {
             netlink,
             ifindex,
             loopback,
+            families: [IpAddr::is_ipv4, IpAddr::is_ipv6].map(|of| addresses.iter().any(of)),
+            groups: HashMap::new(),
             nudge,
             _guards: guards,
             cache: HashMap::new(),
@@ -131,6 +139,39 @@ impl KernelNeighbours {
         let until = now + if mac.is_some() { KEEP } else { AGAIN };
         self.cache.insert(dst, Cached { mac, until, since });
         mac
+    }
+
+    /// Has the kernel join a multicast group on the interface.
+    pub fn join(&mut self, group: IpAddr) -> Result<(), JoinError> {
+        if !group.is_multicast() {
+            return Err(JoinError::NotMulticast(group));
+        }
+        if !self.families[usize::from(group.is_ipv6())] {
+            return Err(JoinError::NoAddress(group));
+        }
+        if self.is_member(group) {
+            return Ok(());
+        }
+        let any =
+            if group.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
+        // A socket each: one may only be in so many groups.
+        let socket = || {
+            let socket = UdpSocket::bind((any, 0))?;
+            sys::drop_all(socket.as_raw_fd())?;
+            membership::join(&socket, group, self.ifindex)?;
+            Ok(socket)
+        };
+        let socket = socket().map_err(|source| JoinError::System { group, source })?;
+        self.groups.insert(group, socket);
+        Ok(())
+    }
+
+    pub fn leave(&mut self, group: IpAddr) {
+        self.groups.remove(&group);
+    }
+
+    pub fn is_member(&self, group: IpAddr) -> bool {
+        self.groups.contains_key(&group)
     }
 
     /// Keeps a frame for which [`resolve`](Self::resolve) had no MAC. Without room false, and it is counted.

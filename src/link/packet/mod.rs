@@ -22,7 +22,7 @@ use super::cut::cutter;
 use super::loopback::Loopback;
 use super::spec::{MIN_MTU, Options, SpecError};
 use super::station::{IfAddr, Outcome, Station, StationConfig};
-use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums, Content, ETHERNET_LEN, RoceFrame};
@@ -171,6 +171,28 @@ impl Neighbours {
         }
     }
 
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        match self {
+            Neighbours::Kernel(k) => k.join(group),
+            Neighbours::Station(s) => s.join(now, group),
+        }
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        match self {
+            Neighbours::Kernel(k) => k.leave(group),
+            Neighbours::Station(s) => s.leave(group),
+        }
+    }
+
+    /// Whether what is sent to `dst` belongs to ourselves too. A loopback interface brings it back by itself.
+    fn loops_back(&self, dst: IpAddr) -> bool {
+        match self {
+            Neighbours::Kernel(k) => k.is_member(dst) && !k.loopback,
+            Neighbours::Station(s) => s.is_member(dst),
+        }
+    }
+
     fn handle_timeout(&mut self, now: Instant) {
         match self {
             Neighbours::Kernel(k) => k.handle_timeout(now),
@@ -310,6 +332,9 @@ impl PacketLink {
             self.counters.tx_dropped += burst.packets as u64;
             return;
         }
+        if self.neighbours.loops_back(flow.dst) && !self.local.push(burst) {
+            self.counters.tx_dropped += burst.packets as u64;
+        }
         let Some(to) = self.neighbours.resolve(now, flow.dst) else {
             self.hold_burst(burst);
             return;
@@ -408,7 +433,10 @@ impl PacketLink {
         let checksums = if received.trusted { Checksums::Trust } else { Checksums::Verify };
         let outcome = match &mut self.neighbours {
             Neighbours::Station(station) => station.handle_frame(now, received.bytes, checksums),
-            Neighbours::Kernel(_) => read_beside_kernel(received.bytes, checksums, &self.info.addresses),
+            Neighbours::Kernel(kernel) => {
+                let ours = |ip: IpAddr| self.info.addresses.contains(&ip) || kernel.is_member(ip);
+                read_beside_kernel(received.bytes, checksums, ours)
+            }
         };
         match outcome {
             Outcome::Packet(RoceFrame { flow, ident, payload }) => {
@@ -426,15 +454,11 @@ impl PacketLink {
 }
 
 /// What a frame is where the kernel does the talking with neighbours.
-fn read_beside_kernel(bytes: &[u8], checksums: Checksums, addresses: &[IpAddr]) -> Outcome {
+fn read_beside_kernel(bytes: &[u8], checksums: Checksums, ours: impl Fn(IpAddr) -> bool) -> Outcome {
     match frame::parse(bytes, checksums) {
         Err(e) => Outcome::Malformed(e),
         Ok(frame) => match frame.content {
-            Content::Roce(roce)
-                if addresses.contains(&roce.flow.dst) || Mac::of_group(roce.flow.dst).is_some() =>
-            {
-                Outcome::Packet(roce)
-            }
+            Content::Roce(roce) if ours(roce.flow.dst) => Outcome::Packet(roce),
             _ => Outcome::Foreign,
         },
     }
@@ -480,6 +504,18 @@ impl Link for PacketLink {
         self.neighbours.handle_timeout(now);
         self.flush_outbox()?;
         Ok(packets)
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.neighbours.join(now, group)?;
+        // A report that does not leave is told again.
+        let _ = self.flush_outbox();
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.neighbours.leave(group);
+        let _ = self.flush_outbox();
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -120,7 +120,7 @@ impl RawSocket {
         Ok(RawSocket { fd, ifindex, vnet, rx })
     }
 
-    /// Sets the filter, joins what has to be joined, and starts to receive.
+    /// Sets the filter and starts to receive; what is not for the interface too, if `promiscuous`.
     pub fn start(&self, filter: &[sock_filter], promiscuous: bool) -> io::Result<()> {
         let raw = self.fd.as_raw_fd();
         sys::attach_filter(raw, filter)?;
@@ -134,10 +134,13 @@ impl RawSocket {
         if unsafe { libc::bind(raw, (&raw const addr).cast(), len) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        let kind = if promiscuous { libc::PACKET_MR_PROMISC } else { libc::PACKET_MR_ALLMULTI };
+        if !promiscuous {
+            // The kernel's own memberships let groups through.
+            return Ok(());
+        }
         let membership = libc::packet_mreq {
             mr_ifindex: self.ifindex as c_int,
-            mr_type: kind as u16,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
             mr_alen: 0,
             mr_address: [0; 8],
         };

@@ -1,10 +1,12 @@
 //! A host on Ethernet in small: enough to be reached and to reach others, and no I/O.
 //!
 //! It answers ARP, neighbour solicitations and pings for its addresses, finds the MACs of others, keeps
-//! what cannot leave yet for want of one, and says of every frame whether it is a RoCEv2 packet for it.
+//! what cannot leave yet for want of one, tells routers and switches which multicast groups it is in, and says
+//! of every frame whether it is a RoCEv2 packet for it.
 #![forbid(unsafe_code)]
 
 mod address;
+mod groups;
 mod neighbours;
 #[cfg(test)]
 mod tests;
@@ -12,14 +14,18 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 pub use address::{AddressError, IfAddr};
+use groups::Groups;
+pub use groups::REPEAT;
 use neighbours::{Ask, Neighbours};
 pub use neighbours::{FRESH, MAX_NEIGHBOURS, RETRY, TRIES};
 
+use super::JoinError;
 use super::frame_queue::FrameQueue;
 use super::held::Held;
 use crate::transport::Instant;
 use crate::wire::frame::{
-    self, Arp, Checksums, Content, Echo, FrameError, NeighborAdvert, NeighborSolicit, RoceFrame,
+    self, Arp, Checksums, Content, Echo, FrameError, GroupQuery, NeighborAdvert, NeighborSolicit, RoceFrame,
+    Standing,
 };
 use crate::wire::{Mac, solicited_node};
 
@@ -40,7 +46,7 @@ pub struct StationConfig {
 /// What came of a frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// RoCEv2 for an address of the station, or a group.
+    /// RoCEv2 for an address of the station, or a group that it is in.
     Packet(RoceFrame),
     /// An answer to [`Station::ping`].
     EchoReply {
@@ -64,6 +70,7 @@ pub enum Outcome {
 pub struct Station {
     config: StationConfig,
     neighbours: Neighbours,
+    groups: Groups,
     outbox: FrameQueue,
     /// What cannot leave yet.
     held: Held,
@@ -84,6 +91,7 @@ impl Station {
         Station {
             config,
             neighbours: Neighbours::default(),
+            groups: Groups::default(),
             outbox: FrameQueue::default(),
             held: Held::default(),
             unresolved: 0,
@@ -94,6 +102,35 @@ impl Station {
     /// Who it is.
     pub fn config(&self) -> &StationConfig {
         &self.config
+    }
+
+    /// Joins a multicast group, and tells the routers and switches of it.
+    ///
+    /// # Errors
+    /// [`JoinError`] if it is no group, or the station has no address of its family.
+    pub fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        if !group.is_multicast() {
+            return Err(JoinError::NotMulticast(group));
+        }
+        if self.source_for(group).is_none() {
+            return Err(JoinError::NoAddress(group));
+        }
+        if self.groups.join(now, group) {
+            self.report(group, Standing::Joined);
+        }
+        Ok(())
+    }
+
+    /// Leaves a multicast group, and says so.
+    pub fn leave(&mut self, group: IpAddr) {
+        if self.groups.leave(group) {
+            self.report(group, Standing::Left);
+        }
+    }
+
+    /// Whether it has joined this group.
+    pub fn is_member(&self, group: IpAddr) -> bool {
+        self.groups.contains(group)
     }
 
     /// Whether `ip` is one of its addresses.
@@ -117,9 +154,8 @@ impl Station {
         if tagged || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
             return Outcome::Foreign;
         }
-        let group = |ip: IpAddr| Mac::of_group(ip).is_some();
         match frame.content {
-            Content::Roce(roce) if self.owns(roce.flow.dst) || group(roce.flow.dst) => {
+            Content::Roce(roce) if self.owns(roce.flow.dst) || self.is_member(roce.flow.dst) => {
                 if self.owns(roce.flow.src) {
                     return Outcome::Foreign;
                 }
@@ -129,6 +165,7 @@ impl Station {
             Content::Arp(arp) => self.handle_arp(now, &arp),
             Content::NeighborSolicit(ns) => self.handle_solicit(now, frame.src, &ns),
             Content::NeighborAdvert(na) => self.handle_advert(now, &na),
+            Content::GroupQuery(query) => self.handle_group_query(&query),
             Content::Echo { echo, data } if self.owns(echo.dst) => {
                 self.heard(now, echo.src, frame.src);
                 if !echo.request {
@@ -196,7 +233,7 @@ impl Station {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.neighbours.next_deadline()
+        self.neighbours.next_deadline().into_iter().chain(self.groups.next_deadline()).min()
     }
 
     /// Asks again where nobody answered, and gives up where nobody has for long.
@@ -209,6 +246,9 @@ impl Station {
                     self.unresolved += self.held.give_up(gone);
                 }
             }
+        }
+        while let Some(group) = self.groups.due(now) {
+            self.report(group, Standing::Joined);
         }
     }
 
@@ -243,6 +283,27 @@ impl Station {
             let mac = self.config.mac;
             self.outbox.push_with(|out| write(out, mac));
         }
+    }
+
+    /// Tells routers and switches of a group.
+    fn report(&mut self, group: IpAddr, standing: Standing) {
+        let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let src = match group {
+            IpAddr::V4(_) => self.source_for(group),
+            IpAddr::V6(_) => self.config.addresses.iter().map(|a| a.ip).find(link_local),
+        };
+        let src = src.unwrap_or_else(|| groups::link_local(self.config.mac).into());
+        if let Some(report) = self.groups.report(src, group, standing) {
+            self.emit(|out, own| frame::append_group_report(out, own, &report));
+        }
+    }
+
+    fn handle_group_query(&mut self, query: &GroupQuery) -> Outcome {
+        // At once: one station does not swamp the router that asks.
+        for group in self.groups.asked(query) {
+            self.report(group, Standing::Member);
+        }
+        Outcome::Handled
     }
 
     /// Asks for the MAC of a neighbour.

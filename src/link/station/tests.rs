@@ -201,7 +201,14 @@ fn packets_are_for_the_station_or_not_and_teach_who_sent_them() {
     assert_eq!(ours[roce.payload], [7; 16]);
     assert_eq!(s.resolve(at(0), ip("10.77.0.1")), Some(PEER));
     let group = packet("10.77.0.1", "239.1.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
+    assert_eq!(handle(&mut s, 0, &group), Outcome::Foreign);
+    s.join(at(0), ip("239.1.2.3")).unwrap();
     assert!(matches!(handle(&mut s, 0, &group), Outcome::Packet(_)));
+    // Another group of the same MAC.
+    let same_mac = packet("10.77.0.1", "238.129.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
+    assert_eq!(handle(&mut s, 0, &same_mac), Outcome::Foreign);
+    s.leave(ip("239.1.2.3"));
+    assert_eq!(handle(&mut s, 0, &group), Outcome::Foreign);
     for not_ours in [
         packet("10.77.0.1", "10.77.0.2", PEER),
         packet("10.77.0.1", "10.77.0.7", OWN),
@@ -254,19 +261,101 @@ fn the_table_of_neighbours_is_bounded() {
     assert_eq!(s.resolve(at(9999), ip("10.1.0.0")), None);
 }
 
+/// As the querier of a bridge of Linux 6.18 sent them: IGMPv3, IGMPv2, MLDv2, MLDv1.
+const QUERIES: [&str; 4] = [
+    "01005e000001525400770002080046c00024000040000102041300000000e0000001940400001164ec980000000002030000",
+    "01005e000001525400770002080046c00020000040000102041700000000e0000001940400001164ee9b00000000",
+    "33330000000152540077000286dd6000000000240001fe80000000000000505400fffe770002ff020000000000000000\
+    0000000000013a0005020000000082000744271000000000000000000000000000000000000002030000",
+    "33330000000152540077000286dd6000000000200001fe80000000000000505400fffe770002ff020000000000000000\
+    0000000000013a000502000000008200094b2710000000000000000000000000000000000000",
+];
+
+fn reports(reports: &[(&str, Standing, bool)]) -> Vec<Vec<u8>> {
+    let frame = |(group, standing, old): &(&str, Standing, bool)| {
+        let (group, standing, old) = (ip(group), *standing, *old);
+        let src = ip(if group.is_ipv4() { "10.77.0.2" } else { "fe80::5054:ff:fe77:2" });
+        let mut out = Vec::new();
+        frame::append_group_report(&mut out, OWN, &frame::GroupReport { src, group, standing, old });
+        out
+    };
+    reports.iter().map(frame).collect()
+}
+
+#[test]
+fn memberships_are_told_twice_and_when_asked_for_and_when_they_end() {
+    use Standing::{Joined, Left, Member};
+    let mut s = station();
+    let [v4, v6] = ["239.1.2.3", "ff15::7"];
+    s.join(at(0), ip(v4)).unwrap();
+    s.join(at(5), ip(v6)).unwrap();
+    s.join(at(6), ip(v6)).unwrap();
+    assert_eq!(drain(&mut s), reports(&[(v4, Joined, false), (v6, Joined, false)]));
+    assert_eq!(s.next_deadline(), Some(at(0) + REPEAT));
+    s.handle_timeout(at(999));
+    assert!(drain(&mut s).is_empty());
+    s.handle_timeout(at(1005));
+    assert_eq!(drain(&mut s), reports(&[(v4, Joined, false), (v6, Joined, false)]));
+    assert_eq!(s.next_deadline(), None);
+
+    // Asked in either version, it answers in that one and stays with it.
+    for (query, group, old) in [(0, v4, false), (1, v4, true), (2, v6, false), (3, v6, true)] {
+        assert_eq!(handle(&mut s, 2000, &unhex(QUERIES[query])), Outcome::Handled);
+        assert_eq!(drain(&mut s), reports(&[(group, Member, old)]));
+    }
+    s.leave(ip(v4));
+    s.leave(ip(v4));
+    s.leave(ip(v6));
+    assert_eq!(drain(&mut s), reports(&[(v4, Left, true), (v6, Left, true)]));
+    handle(&mut s, 2001, &unhex(QUERIES[0]));
+    assert!(drain(&mut s).is_empty());
+    // One that ends before it was told again is not told again.
+    s.join(at(3000), ip(v4)).unwrap();
+    s.leave(ip(v4));
+    assert_eq!(s.next_deadline(), None);
+}
+
+#[test]
+fn groups_that_everybody_is_in_are_not_reported() {
+    let mut s = station();
+    for group in ["224.0.0.1", "ff02::1", "ff01::7"] {
+        s.join(at(0), ip(group)).unwrap();
+        assert!(s.is_member(ip(group)));
+    }
+    s.handle_timeout(at(2000));
+    for query in QUERIES {
+        assert_eq!(handle(&mut s, 0, &unhex(query)), Outcome::Handled);
+    }
+    assert!(drain(&mut s).is_empty());
+}
+
+#[test]
+fn a_station_joins_groups_of_its_families() {
+    let only_v6 =
+        StationConfig { addresses: vec!["fd77::2/64".parse().unwrap()], ..station().config().clone() };
+    let mut s = Station::new(only_v6);
+    assert!(matches!(s.join(at(0), ip("239.1.2.3")), Err(JoinError::NoAddress(_))));
+    assert!(matches!(s.join(at(0), ip("fd77::1")), Err(JoinError::NotMulticast(_))));
+    // Without a link-local address it reports from the one that its MAC makes.
+    s.join(at(0), ip("ff15::7")).unwrap();
+    assert_eq!(drain(&mut s), reports(&[("ff15::7", Standing::Joined, false)]));
+}
+
 proptest::proptest! {
     #[test]
     fn no_damage_makes_it_panic(
-        which in 0usize..4,
+        which in 0usize..8,
         hits in proptest::collection::vec((0usize..90, proptest::prelude::any::<u8>()), 0..4),
     ) {
-        let mut frame = unhex([ARP_REQUEST, ARP_REPLY, SOLICIT, ADVERT][which]);
+        let [a, b, c, d] = QUERIES;
+        let mut frame = unhex([ARP_REQUEST, ARP_REPLY, SOLICIT, ADVERT, a, b, c, d][which]);
         for (at, value) in hits {
             if let Some(b) = frame.get_mut(at) {
                 *b = value;
             }
         }
         let mut s = station();
+        s.join(at(0), ip("239.1.2.3")).unwrap();
         s.handle_frame(at(0), &frame, Checksums::Trust);
         drain(&mut s);
     }

@@ -90,19 +90,21 @@ impl Control {
         self.len += align(HEADER + data.len());
     }
 
-    /// Has the kernel send from this address.
-    pub fn put_source(&mut self, ip: IpAddr) {
+    /// Has the kernel send from this address, by this interface (0: whichever leads there).
+    pub fn put_source(&mut self, ip: IpAddr, ifindex: u32) {
         match ip {
-            // in_pktinfo: interface index (any), source address, and an address that only receivers get.
+            // in_pktinfo: interface index, source address, and an address that only receivers get.
             IpAddr::V4(ip) => {
                 let mut info = [0; 12];
+                info[..4].copy_from_slice(&ifindex.to_ne_bytes());
                 info[4..8].copy_from_slice(&ip.octets());
                 self.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
             }
-            // in6_pktinfo: address, interface index (any).
+            // in6_pktinfo: address, interface index.
             IpAddr::V6(ip) => {
                 let mut info = [0; 20];
                 info[..16].copy_from_slice(&ip.octets());
+                info[16..].copy_from_slice(&ifindex.to_ne_bytes());
                 self.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
             }
         }
@@ -158,7 +160,7 @@ mod tests {
         let mut c = Control::new();
         c.put(1, 2, &7i32.to_ne_bytes());
         c.put(3, 4, &[9]);
-        c.put_source("fd00::1".parse().unwrap());
+        c.put_source("fd00::1".parse().unwrap(), 0);
         let got: Vec<_> = c.messages(c.len()).map(|(l, k, d)| (l, k, d.len(), number(d))).collect();
         assert_eq!(got[..2], [(1, 2, 4, Some(7)), (3, 4, 1, Some(9))]);
         assert_eq!((got[2].2, got.len()), (20, 3));

@@ -6,6 +6,7 @@
 //! ([`crate::wire::icrc::identify`]).
 
 mod cmsg;
+mod groups;
 mod owner;
 mod recv;
 mod send;
@@ -19,9 +20,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub use owner::PortOwner;
 
-use super::{Link, LinkCounters, LinkInfo, RxBurst};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, ROCE_PORT};
+use groups::Groups;
 use recv::Receiver;
 use send::Sender;
 
@@ -70,21 +75,31 @@ pub enum UdpLinkError {
     },
 }
 
-/// What the socket is bound to.
+/// What a socket is bound to.
 struct Local {
     ip: IpAddr,
     wildcard: bool,
-    /// The interfaces of link-local addresses.
-    scopes: Vec<(IpAddr, u32)>,
+    /// Addresses of this machine that it takes packets for, and the index of the interface of each.
+    interfaces: Vec<(IpAddr, u32)>,
 }
 
 impl Local {
-    /// The interface to which a link-local destination belongs: that of the source.
+    /// The interface to which a destination belongs that means nothing without one: that of the source.
     fn scope_of(&self, flow: &Flow) -> u32 {
-        if !socket::is_link_local(flow.dst) {
-            return 0;
-        }
-        self.scopes.iter().find(|(ip, _)| *ip == flow.src).map_or(0, |(_, index)| *index)
+        if socket::needs_scope(flow.dst) { self.interface_of(flow.src) } else { 0 }
+    }
+
+    /// The interface that has an address; 0 if none has.
+    fn interface_of(&self, ip: IpAddr) -> u32 {
+        self.interfaces.iter().find(|(own, _)| *own == ip).map_or(0, |(_, index)| *index)
+    }
+
+    /// The interfaces, each once.
+    fn interface_indices(&self) -> impl Iterator<Item = u32> {
+        let mut indices: Vec<u32> = self.interfaces.iter().map(|(_, index)| *index).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        indices.into_iter()
     }
 }
 
@@ -95,6 +110,10 @@ pub struct UdpLink {
     local: Local,
     sender: Sender,
     receiver: Receiver,
+    groups: Groups,
+    /// Watches the socket and those of the groups, so that what others poll on never changes.
+    epoll: Epoll,
+    options: UdpOptions,
 }
 
 impl UdpLink {
@@ -112,7 +131,13 @@ impl UdpLink {
         } else if addresses.is_empty() {
             addresses.push(ip);
         }
-        let scopes = opened.locals.iter().filter(|l| socket::is_link_local(l.ip));
+        let watch = || -> nix::Result<Epoll> {
+            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+            epoll.add(&opened.socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+            Ok(epoll)
+        };
+        let system = |e: Errno| UdpLinkError::System { ip, what: "making an epoll", source: e.into() };
+        let epoll = watch().map_err(system)?;
         Ok(UdpLink {
             info: LinkInfo {
                 name: format!("udp {ip}"),
@@ -126,10 +151,13 @@ impl UdpLink {
             local: Local {
                 ip,
                 wildcard: ip.is_unspecified(),
-                scopes: scopes.map(|l| (l.ip, l.index)).collect(),
+                interfaces: opened.locals.iter().map(|l| (l.ip, l.index)).collect(),
             },
             sender: Sender::new(opened.segments),
             receiver: Receiver::new(),
+            groups: Groups::default(),
+            epoll,
+            options: options.clone(),
             socket: opened.socket,
         })
     }
@@ -195,18 +223,28 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        self.receiver.receive(&self.socket, &self.local, sink)
+        Ok(self.receiver.receive(&self.socket, &self.local, sink)? + self.groups.receive(sink)?)
+    }
+
+    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.groups.join(group, (&self.socket, &self.local), &self.options, &self.epoll)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.leave(group, (&self.socket, &self.local));
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.epoll.0.as_fd())
     }
 
     fn counters(&self) -> LinkCounters {
-        let received = self.receiver.counters;
         let mut all = self.sender.counters;
-        all.tx_unreachable += received.tx_unreachable;
-        all.rx_malformed += received.rx_malformed;
+        for received in [self.receiver.counters, self.groups.counters()] {
+            all.tx_unreachable += received.tx_unreachable;
+            all.rx_malformed += received.rx_malformed;
+            all.rx_overflow += received.rx_overflow;
+        }
         all.rx_overflow += socket::overflowed(&self.socket);
         all
     }

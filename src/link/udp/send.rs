@@ -246,7 +246,9 @@ impl Batch {
         }
         put_headers(&mut control, flow);
         if flow.src != local.ip {
-            control.put_source(flow.src);
+            // Groups are on every interface: theirs is the source's.
+            let ifindex = if flow.dst.is_multicast() { local.interface_of(flow.src) } else { 0 };
+            control.put_source(flow.src, ifindex);
         }
         let (slices_end, burst) = (self.slices.len(), burst.map_or(0, |(index, _)| index));
         self.messages.push(Message { name, name_len, control, slices_end, packets, burst });

@@ -2,16 +2,20 @@
 
 use std::io;
 use std::mem::size_of;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::cmsg::Name;
 use super::owner::PortOwner;
 use super::{UdpLinkError, UdpOptions};
+use crate::link::membership;
 use crate::wire::ROCE_PORT;
 
 /// The hop limit of [`crate::wire::Flow::new`]: what the socket sends unless told otherwise.
 pub(super) const HOP_LIMIT: u8 = 64;
+
+/// From linux/in6.h, which libc does not have.
+const IPV6_MULTICAST_ALL: libc::c_int = 29;
 
 /// An address of this machine.
 pub(super) struct Local {
@@ -49,7 +53,12 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions) -> Result<Opened, UdpLinkEr
         .map_err(fail("reading the receive buffer's size"))?;
     grow(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
         .map_err(fail("reading the send buffer's size"))?;
-    let scope = locals.iter().find(|l| l.ip == ip && is_link_local(ip)).map_or(0, |l| l.index);
+    let local = locals.iter().find(|l| l.ip == ip);
+    if let Some(local) = local {
+        set_multicast_interface(&socket, ip, local.index)
+            .map_err(fail("choosing the interface for groups"))?;
+    }
+    let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => UdpLinkError::Taken { ip, owner: PortOwner::find(ip, ROCE_PORT) },
         Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
@@ -84,9 +93,36 @@ fn locals(ip: IpAddr) -> Vec<Local> {
     found
 }
 
-/// Whether an address means something only together with an interface.
-pub(super) fn is_link_local(ip: IpAddr) -> bool {
-    matches!(ip, IpAddr::V6(ip) if Ipv6Addr::is_unicast_link_local(&ip))
+/// Opens the socket of a multicast group, joined and bound to it, on an interface. Others of this machine may have the
+/// same: each gets all of it.
+pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> io::Result<OwnedFd> {
+    let socket = new_socket(group)?;
+    configure(&socket, group)?;
+    if options.segmentation {
+        // Without it, packets come singly.
+        let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
+    grow(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)?;
+    set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    // IPv6 would otherwise give it the group's packets from every interface on which anybody has joined.
+    set(&socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, ifindex as libc::c_int)?;
+    bind(&socket, group, if needs_scope(group) { ifindex } else { 0 })?;
+    membership::join(&socket, group, ifindex)?;
+    Ok(socket)
+}
+
+/// Whether an address means something only together with an interface: IPv6 on one link or interface.
+pub(super) fn needs_scope(ip: IpAddr) -> bool {
+    let IpAddr::V6(ip) = ip else { return false };
+    ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
+}
+
+/// Has what is sent to groups leave by an interface.
+fn set_multicast_interface(socket: &OwnedFd, ip: IpAddr, ifindex: u32) -> io::Result<()> {
+    match ip {
+        IpAddr::V4(_) => membership::set_interface_v4(socket, ifindex),
+        IpAddr::V6(_) => set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, ifindex as libc::c_int),
+    }
 }
 
 fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
@@ -108,6 +144,9 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         let set = |name, value| set(socket, libc::IPPROTO_IP, name, value);
         set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
         set(libc::IP_TTL, HOP_LIMIT.into())?;
+        set(libc::IP_MULTICAST_TTL, HOP_LIMIT.into())?;
+        // Of groups, only what this socket has joined: a wildcard would get whatever anybody has.
+        set(libc::IP_MULTICAST_ALL, 0)?;
         set(libc::IP_RECVTOS, 1)?;
         set(libc::IP_PKTINFO, wildcard.into())
     } else {
@@ -116,6 +155,8 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         set6(libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
         set6(libc::IPV6_DONTFRAG, 1)?;
         set6(libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
+        set6(libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
+        set6(IPV6_MULTICAST_ALL, 0)?;
         set6(libc::IPV6_RECVTCLASS, 1)?;
         set6(libc::IPV6_RECVPKTINFO, wildcard.into())?;
         // Most RoCEv2 senders put no UDP checksum, which plain IPv6 does not allow.

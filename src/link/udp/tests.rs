@@ -413,3 +413,157 @@ fn a_wildcard_sends_from_and_takes_any_address() {
         assert!(matches!(taken, UdpLinkError::Taken { owner: PortOwner::Process { .. }, .. }), "{taken}");
     });
 }
+
+/// Sends five packets to a group; how many each of the links receives.
+fn to_group(from: &mut UdpLink, src: &str, group: &str, to: &mut [&mut UdpLink]) -> Vec<usize> {
+    let flow = Flow::new(ip(src), ip(group), ROCE_PORT);
+    let mut q = TxQueue::new(from.info.burst);
+    (0..5).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&payload(1000, i as usize))));
+    from.transmit(Instant(0), &q).unwrap();
+    let count = |link: &mut UdpLink| {
+        let got = receive(link, 5);
+        assert!(got.iter().all(|g| g.flow == flow), "from {src} to {group}");
+        got.iter().map(|g| g.packets.len()).sum()
+    };
+    to.iter_mut().map(|link| count(link)).collect()
+}
+
+#[test]
+fn a_group_reaches_those_who_joined_it_and_the_sender_only_then() {
+    let group = "239.40.0.1";
+    let [mut a, mut b, mut c] = ["127.40.0.1", "127.40.0.2", "127.40.0.3"].map(link);
+    for member in [&mut b, &mut c] {
+        member.join(Instant(0), ip(group)).unwrap();
+        member.join(Instant(0), ip(group)).unwrap();
+    }
+    let is_readable = |link: &UdpLink| {
+        let mut poll =
+            libc::pollfd { fd: link.poll_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, which outlives the call.
+        unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+    };
+    assert!(!is_readable(&b));
+    to_group(&mut a, "127.40.0.1", group, &mut []);
+    assert!(is_readable(&b), "whoever sleeps on it wakes");
+    assert_eq!(receive(&mut b, 5).len(), 1, "coalesced");
+    receive(&mut c, 5);
+
+    let mut nobody = link("127.40.0.4");
+    assert_eq!(to_group(&mut a, "127.40.0.1", group, &mut [&mut nobody, &mut b, &mut c]), [0, 5, 5]);
+    assert_eq!(receive(&mut a, 1).len(), 0);
+    a.join(Instant(0), ip(group)).unwrap();
+    c.leave(ip(group));
+    c.leave(ip(group));
+    let mut q = TxQueue::new(a.info.burst);
+    q.push(
+        &Flow { hop_limit: 1, ..Flow::new(ip("127.40.0.1"), ip(group), ROCE_PORT) },
+        headers(1),
+        Payload::Bytes(&[1]),
+    );
+    a.transmit(Instant(0), &q).unwrap();
+    assert_eq!([receive(&mut a, 1).len(), receive(&mut b, 1).len(), receive(&mut c, 1).len()], [1, 1, 0]);
+    // Other groups, and the group's other ports, are nobody's.
+    assert_eq!(to_group(&mut b, "127.40.0.2", "239.40.0.2", &mut [&mut a]), [0]);
+    assert_eq!([&a, &b, &c].map(|l| l.counters()), [LinkCounters::default(); 3]);
+
+    let refused = a.join(Instant(0), ip("127.0.0.1")).unwrap_err();
+    assert!(matches!(refused, JoinError::NotMulticast(_)), "{refused}");
+    let refused = a.join(Instant(0), ip("ff15::1")).unwrap_err();
+    assert!(matches!(refused, JoinError::NoAddress(_)), "{refused}");
+}
+
+/// Two interfaces with two addresses of each family each: 10.N.0.1, 10.N.0.2, fdN::1, fdN::2.
+fn two_wires(test: impl FnOnce() + Send) {
+    in_namespace(&[], || {
+        let run = |args: &str| {
+            assert!(Command::new("ip").args(args.split(' ')).status().unwrap().success(), "ip {args}");
+        };
+        for n in [1, 2] {
+            // The other end only keeps this one up.
+            run(&format!("link add d{n} type veth peer name e{n}"));
+            run(&format!("link set e{n} addrgenmode none up"));
+            run(&format!("link set d{n} up"));
+            for host in [1, 2] {
+                run(&format!("addr add 10.{n}.0.{host}/24 dev d{n}"));
+                run(&format!("addr add fd0{n}::{host}/64 dev d{n} nodad"));
+            }
+        }
+        test();
+    });
+}
+
+#[test]
+fn a_group_is_joined_on_the_interface_of_the_address() {
+    two_wires(|| {
+        for (net, groups) in [("10.", vec!["239.1.2.3", "224.0.0.200"]), ("fd0", vec!["ff15::7", "ff12::7"])]
+        {
+            let end = if net == "10." { ".0." } else { "::" };
+            let at = |wire: u32, host: u32| format!("{net}{wire}{end}{host}");
+            let mut a = link(&at(1, 1));
+            let [mut b, mut other] = [at(1, 2), at(2, 1)].map(|ip| link(&ip));
+            for group in groups {
+                for member in [&mut b, &mut other] {
+                    member.join(Instant(0), ip(group)).unwrap();
+                }
+                assert_eq!(to_group(&mut a, &at(1, 1), group, &mut [&mut b, &mut other]), [5, 0], "{group}");
+                assert_eq!(to_group(&mut other, &at(2, 1), group, &mut [&mut b]), [0], "{group}");
+                assert_eq!(
+                    receive(&mut other, 5).iter().map(|g| g.packets.len()).sum::<usize>(),
+                    5,
+                    "{group}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_wildcard_is_in_a_group_everywhere() {
+    two_wires(|| {
+        for (any, own, groups) in [
+            ("0.0.0.0", ["10.1.0.2", "10.2.0.2"], ["239.1.2.3", "239.1.2.4"]),
+            ("::", ["fd01::2", "fd02::2"], ["ff15::3", "ff15::4"]),
+        ] {
+            let mut any = link(any);
+            any.join(Instant(0), ip(groups[0])).unwrap();
+            // Somebody at the other end of the second wire.
+            let config = "packet:e2,ip=10.2.0.9/24,ip=fd02::9/64".parse().unwrap();
+            let mut beyond = crate::link::PacketLink::open(config).unwrap();
+            beyond.join(Instant(0), ip(groups[0])).unwrap();
+            for src in own {
+                let flow = Flow::new(ip(src), ip(groups[0]), ROCE_PORT);
+                let mut q = TxQueue::new(any.info.burst);
+                (0..3).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&[1; 100])));
+                any.transmit(Instant(0), &q).unwrap();
+                let got = receive(&mut any, 3);
+                assert_eq!((got.len(), got[0].packets.len(), got[0].flow), (1, 3, flow));
+                let (mut out, start) = (0, Clock::now());
+                while out < 3 && start.elapsed() < Duration::from_millis(300) {
+                    let count = &mut |burst: RxBurst<'_>| {
+                        assert_eq!(burst.flow.src, ip(src));
+                        out += burst.packets().count();
+                    };
+                    beyond.receive(Instant(1), count).unwrap();
+                }
+                assert_eq!(out == 3, src == own[1], "it leaves by the wire of {src}");
+            }
+            // Not in what another of this machine has joined.
+            let other = UdpSocket::bind((any.local.ip, 0)).unwrap();
+            match ip(groups[1]) {
+                IpAddr::V4(g) => other.join_multicast_v4(&g, &"10.1.0.1".parse().unwrap()).unwrap(),
+                IpAddr::V6(g) => other.join_multicast_v6(&g, any.local.interface_of(ip(own[0]))).unwrap(),
+            }
+            let flow = Flow::new(ip(own[0]), ip(groups[1]), ROCE_PORT);
+            let mut q = TxQueue::new(any.info.burst);
+            q.push(&flow, headers(1), Payload::Bytes(&[1; 100]));
+            any.transmit(Instant(0), &q).unwrap();
+            assert!(receive(&mut any, 1).is_empty());
+            any.leave(ip(groups[0]));
+            q.clear();
+            q.push(&Flow { dst: ip(groups[0]), ..flow }, headers(1), Payload::Bytes(&[1; 100]));
+            any.transmit(Instant(0), &q).unwrap();
+            assert!(receive(&mut any, 1).is_empty());
+            assert_eq!(any.counters(), LinkCounters::default());
+        }
+    });
+}

@@ -11,9 +11,10 @@ use etherparse::{
     icmpv6,
 };
 
+use super::membership::{igmp_query, mld_query};
 use super::{
-    Arp, Checksums, Content, Echo, Frame, FrameError, IpIdent, Mac, NeighborAdvert, NeighborSolicit,
-    ROCE_PORT, RoceFrame,
+    Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, IpIdent, Mac, NeighborAdvert,
+    NeighborSolicit, ROCE_PORT, RoceFrame,
 };
 use crate::wire::Flow;
 
@@ -76,6 +77,9 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     }
     // Read before the options are judged: what is not ours may have them (IGMP always does).
     let protocol = IpNumber(bytes[9]);
+    if protocol == IpNumber::IGMP {
+        return Ok(igmp(bytes).map_or(Content::Foreign, Content::GroupQuery));
+    }
     if protocol != IpNumber::UDP && protocol != IpNumber::ICMP {
         return Ok(Content::Foreign);
     }
@@ -110,6 +114,13 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     udp(frame, inner, flow, IpIdent::Exact { id: ip.identification(), flags }, checksums)
 }
 
+fn igmp(bytes: &[u8]) -> Option<GroupQuery> {
+    let ip = Ipv4HeaderSlice::from_slice(bytes).ok()?;
+    let message = bytes.get(ip.slice().len()..usize::from(ip.total_len()))?;
+    let sound = ip.header_checksum() == ip.to_header().calc_header_checksum() && !ip.is_fragmenting_payload();
+    igmp_query(message).filter(|_| sound)
+}
+
 fn ipv6(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameError> {
     let bytes = &frame[at..];
     let first = *bytes.first().ok_or(truncated("IPv6", Ipv6Header::LEN, 0))?;
@@ -132,6 +143,9 @@ fn ipv6(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     match ip.next_header() {
         IpNumber::UDP => udp(frame, inner, flow, IpIdent::Unknown, checksums),
         IpNumber::IPV6_ICMP => icmpv6(frame, inner, &flow, checksums),
+        IpNumber::IPV6_HEADER_HOP_BY_HOP => {
+            Ok(mld_query(&ip.to_header(), &frame[inner]).map_or(Content::Foreign, Content::GroupQuery))
+        }
         IpNumber::IPV6_FRAGMENTATION_HEADER => Err(FrameError::Fragment),
         _ => Ok(Content::Foreign),
     }

@@ -227,3 +227,94 @@ proptest! {
         }
     }
 }
+
+/// As Linux 6.18 sent them: on joining and leaving 239.1.2.3 and ff15::7, and as the querier of a bridge.
+const IGMP_LEFT: &str = "01005e000016525400770002080046c00028000040000102f9aa0a4d0002e0000016940400002200e9f9000000010300\
+    0000ef010203";
+const IGMP2: &str =
+    "01005e010203525400770002080046c00020000040000102e8c40a4d0002ef010203940400001600f8faef010203";
+const IGMP2_LEFT: &str =
+    "01005e000002525400770002080046c00020000040000102f9c60a4d0002e0000002940400001700f7faef010203";
+const MLD: &str = "33330000001652540077000286dd6000000000240001fe80000000000000505400fffe770002ff020000000000000000\
+    0000000000163a000502000001008f0020240000000104000000ff150000000000000000000000000007";
+const MLD_LEFT: &str = "33330000001652540077000286dd6000000000240001fe80000000000000505400fffe770002ff020000000000000000\
+    0000000000163a000502000001008f0021240000000103000000ff150000000000000000000000000007";
+const MLD1: &str = "33330000000752540077000286dd6000000000200001fe80000000000000505400fffe770002ff150000000000000000\
+    0000000000073a000502000001008300302500000000ff150000000000000000000000000007";
+const MLD1_LEFT: &str = "33330000000252540077000286dd6000000000200001fe80000000000000505400fffe770002ff020000000000000000\
+    0000000000023a0005020000010084002f3d00000000ff150000000000000000000000000007";
+const IGMP_QUERY: &str = "01005e000001525400770002080046c00024000040000102041300000000e0000001940400001164ec98000000000203\
+    0000";
+const IGMP2_QUERY: &str =
+    "01005e000001525400770002080046c00020000040000102041700000000e0000001940400001164ee9b00000000";
+const MLD_QUERY: &str = "33330000000152540077000286dd6000000000240001fe80000000000000505400fffe770002ff020000000000000000\
+    0000000000013a0005020000000082000744271000000000000000000000000000000000000002030000";
+const MLD1_QUERY: &str = "33330000000152540077000286dd6000000000200001fe80000000000000505400fffe770002ff020000000000000000\
+    0000000000013a000502000000008200094b2710000000000000000000000000000000000000";
+
+#[test]
+fn reports_are_what_linux_sends() {
+    let report = |group: &str, standing, old| {
+        let src = if group.contains(':') { "fe80::5054:ff:fe77:2" } else { "10.77.0.2" };
+        let mut out = Vec::new();
+        let (src, group) = (src.parse().unwrap(), group.parse().unwrap());
+        append_group_report(&mut out, B, &GroupReport { src, group, standing, old });
+        out
+    };
+    let [v4, v6] = ["239.1.2.3", "ff15::7"];
+    for (group, [joined, left, old_joined, old_left]) in
+        [(v4, [IGMP, IGMP_LEFT, IGMP2, IGMP2_LEFT]), (v6, [MLD, MLD_LEFT, MLD1, MLD1_LEFT])]
+    {
+        assert_eq!(report(group, Standing::Joined, false), unhex(joined));
+        assert_eq!(report(group, Standing::Left, false), unhex(left));
+        assert_eq!(report(group, Standing::Joined, true), unhex(old_joined));
+        assert_eq!(report(group, Standing::Left, true), unhex(old_left));
+        // The older versions do not tell an answer from news; the present ones by the record's type alone.
+        assert_eq!(report(group, Standing::Member, true), unhex(old_joined));
+        let (answer, news) = (report(group, Standing::Member, false), unhex(joined));
+        let differ: Vec<_> = answer.iter().zip(&news).filter(|(a, b)| a != b).collect();
+        assert!(differ.contains(&(&2, &4)) && differ.len() == 2, "the type and its checksum: {differ:?}");
+    }
+}
+
+#[test]
+fn queries_are_read_and_nothing_else_of_the_kind() {
+    let all_v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let all_v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let queries = [
+        (IGMP_QUERY, all_v4, false),
+        (IGMP2_QUERY, all_v4, true),
+        (MLD_QUERY, all_v6, false),
+        (MLD1_QUERY, all_v6, true),
+    ];
+    for (frame, group, old) in queries {
+        let mut frame = unhex(frame);
+        let content = |frame: &[u8]| read(frame).unwrap().content;
+        assert_eq!(content(&frame), Content::GroupQuery(GroupQuery { group, old }));
+        // Padding of a short frame is no part of it.
+        frame.resize(frame.len().max(60) + 4, 0);
+        assert_eq!(content(&frame), Content::GroupQuery(GroupQuery { group, old }));
+        // A broken one, one from afar, one with a wrong checksum.
+        let message = if group.is_ipv4() { 38 } else { 62 };
+        for at in [message, message + 2, message + 4] {
+            let mut bad = frame.clone();
+            bad[at] ^= 1;
+            assert_eq!(content(&bad), Content::Foreign, "byte {at}");
+        }
+        if group.is_ipv6() {
+            let mut far = frame.clone();
+            far[21] = 2;
+            assert_eq!(content(&far), Content::Foreign);
+        }
+    }
+    for report in [IGMP, IGMP_LEFT, IGMP2, IGMP2_LEFT, MLD, MLD_LEFT, MLD1, MLD1_LEFT] {
+        assert_eq!(read(&unhex(report)).unwrap().content, Content::Foreign);
+    }
+    // About one group.
+    let mut one = unhex(IGMP2_QUERY);
+    one[42..46].copy_from_slice(&[239, 1, 2, 3]);
+    let sum = etherparse::checksum::Sum16BitWords::new().add_slice(&[0x11, 100, 0, 0, 239, 1, 2, 3]);
+    one[40..42].copy_from_slice(&sum.ones_complement().to_ne_bytes());
+    let group = "239.1.2.3".parse().unwrap();
+    assert_eq!(read(&one).unwrap().content, Content::GroupQuery(GroupQuery { group, old: true }));
+}

@@ -1,0 +1,81 @@
+//! Multicast groups of a link: why one cannot be joined, and how the kernel is asked to.
+
+use std::io;
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Why a link did not join a multicast group.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The address is a host's.
+    #[error("{0} is no multicast address: those are in 224.0.0.0/4 and ff00::/8")]
+    NotMulticast(IpAddr),
+    /// The link has no address of the group's family.
+    #[error("the link has no address of the IP version of {0}, so it cannot join it")]
+    NoAddress(IpAddr),
+    /// A system call failed.
+    #[error("cannot join {group}: {source}{}", hint(.source))]
+    System {
+        /// The group.
+        group: IpAddr,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => ": a process has UDP port 4791 of it for itself (SO_REUSEADDR is not set)",
+        Some(libc::ENOBUFS) => ": one socket is in as many groups as net.ipv4.igmp_max_memberships allows",
+        Some(libc::ENODEV) => ": its interface is gone",
+        _ => "",
+    }
+}
+
+/// Makes the kernel join a group on an interface for as long as the socket is open: it reports the membership by
+/// IGMP or MLD, and has the hardware let the group's packets through.
+pub(super) fn join(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
+    change(socket, group, ifindex, libc::IP_ADD_MEMBERSHIP, libc::IPV6_ADD_MEMBERSHIP)
+}
+
+/// The opposite, where the socket stays.
+pub(super) fn leave(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
+    change(socket, group, ifindex, libc::IP_DROP_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP)
+}
+
+/// Has what an IPv4 socket sends to groups leave by an interface.
+pub(super) fn set_interface_v4(socket: &impl AsFd, ifindex: u32) -> io::Result<()> {
+    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request_v4(Ipv4Addr::UNSPECIFIED, ifindex))
+}
+
+fn request_v4(group: Ipv4Addr, ifindex: u32) -> libc::ip_mreqn {
+    libc::ip_mreqn {
+        imr_multiaddr: libc::in_addr { s_addr: group.to_bits().to_be() },
+        imr_address: libc::in_addr { s_addr: 0 },
+        imr_ifindex: ifindex as i32,
+    }
+}
+
+fn change(socket: &impl AsFd, group: IpAddr, ifindex: u32, v4: i32, v6: i32) -> io::Result<()> {
+    match group {
+        IpAddr::V4(group) => set(socket, libc::IPPROTO_IP, v4, &request_v4(group, ifindex)),
+        IpAddr::V6(group) => {
+            let request = libc::ipv6_mreq {
+                ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
+                ipv6mr_interface: ifindex,
+            };
+            set(socket, libc::IPPROTO_IPV6, v6, &request)
+        }
+    }
+}
+
+/// `T` is what the option takes, a plain struct.
+fn set<T: Copy>(socket: &impl AsFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
+    // SAFETY: the pointer and length are of one live value, which the kernel only reads.
+    match unsafe { libc::setsockopt(fd, level, name, std::ptr::from_ref(value).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,82 @@
+use std::collections::{BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use crate::transport::Instant;
+use crate::wire::Mac;
+use crate::wire::frame::{GroupQuery, GroupReport, Standing};
+
+/// When a new membership is told again, in case the first report was lost (RFC 3376, 8.11).
+pub const REPEAT: Duration = Duration::from_secs(1);
+
+/// The multicast groups that a station is in, and what it owes the routers about them.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    joined: BTreeSet<IpAddr>,
+    /// Those to be told again.
+    again: VecDeque<(Instant, IpAddr)>,
+    /// Whether the last query was of the version before, for IPv4 and IPv6.
+    old: [bool; 2],
+}
+
+impl Groups {
+    pub fn contains(&self, group: IpAddr) -> bool {
+        self.joined.contains(&group)
+    }
+
+    /// Joins. Whether that is new.
+    pub fn join(&mut self, now: Instant, group: IpAddr) -> bool {
+        let new = self.joined.insert(group);
+        if new {
+            self.again.push_back((now + REPEAT, group));
+        }
+        new
+    }
+
+    /// Leaves. Whether it was in it.
+    pub fn leave(&mut self, group: IpAddr) -> bool {
+        self.again.retain(|(_, other)| *other != group);
+        self.joined.remove(&group)
+    }
+
+    /// Takes note of a query; the groups to answer with.
+    pub fn asked(&mut self, query: &GroupQuery) -> Vec<IpAddr> {
+        self.old[usize::from(query.group.is_ipv6())] = query.old;
+        let meant = |group: &&IpAddr| {
+            group.is_ipv4() == query.group.is_ipv4()
+                && (query.group.is_unspecified() || **group == query.group)
+        };
+        self.joined.iter().filter(meant).copied().collect()
+    }
+
+    /// One whose membership is to be told again now.
+    pub fn due(&mut self, now: Instant) -> Option<IpAddr> {
+        let (at, group) = *self.again.front()?;
+        (at <= now).then(|| {
+            self.again.pop_front();
+            group
+        })
+    }
+
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.again.front().map(|(at, _)| *at)
+    }
+
+    /// What to say of a group; nothing of those that everybody is in.
+    pub fn report(&self, src: IpAddr, group: IpAddr, standing: Standing) -> Option<GroupReport> {
+        let old = self.old[usize::from(group.is_ipv6())];
+        let everybodys = match group {
+            IpAddr::V4(ip) => ip == Ipv4Addr::new(224, 0, 0, 1),
+            // All nodes, and what never leaves its host (RFC 3810, 6).
+            IpAddr::V6(ip) => ip == Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) || ip.octets()[1] & 0xf <= 1,
+        };
+        (!everybodys).then_some(GroupReport { src, group, standing, old })
+    }
+}
+
+/// The link-local address that a MAC makes (RFC 4291, appendix A): routers heed no other source of MLD.
+pub(super) fn link_local(mac: Mac) -> Ipv6Addr {
+    let [a, b, c, d, e, f] = mac.0;
+    let word = |high, low| u16::from_be_bytes([high, low]);
+    Ipv6Addr::new(0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f))
+}

@@ -1,0 +1,112 @@
+//! Multicast groups. A socket that is bound to a host's address gets nothing that is sent to a group, so each group
+//! has a socket of its own, bound to it; a wildcard socket is in its groups itself.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+
+use super::recv::Receiver;
+use super::{Local, UdpOptions, socket};
+use crate::link::membership::{self, JoinError};
+use crate::link::{LinkCounters, RxBurst};
+
+/// A group that the link has joined.
+struct Group {
+    /// What its socket is bound to.
+    local: Local,
+    /// None with a wildcard.
+    socket: Option<OwnedFd>,
+}
+
+#[derive(Default)]
+pub(super) struct Groups {
+    joined: Vec<Group>,
+    /// Made for the first group.
+    receiver: Option<Receiver>,
+    /// Of sockets that are closed.
+    overflow: u64,
+}
+
+impl Groups {
+    /// Joins a group with the link's own socket, where that is a wildcard, or a new one, which `epoll` then watches.
+    pub fn join(
+        &mut self,
+        group: IpAddr,
+        own: (&OwnedFd, &Local),
+        options: &UdpOptions,
+        epoll: &Epoll,
+    ) -> Result<(), JoinError> {
+        let (main, local) = own;
+        if !group.is_multicast() {
+            return Err(JoinError::NotMulticast(group));
+        }
+        if group.is_ipv4() != local.ip.is_ipv4() {
+            return Err(JoinError::NoAddress(group));
+        }
+        if self.joined.iter().any(|g| g.local.ip == group) {
+            return Ok(());
+        }
+        let failed = |source| JoinError::System { group, source };
+        let socket = if local.wildcard {
+            join_everywhere(main, group, local).map_err(failed)?;
+            None
+        } else {
+            let ifindex = local.interface_of(local.ip);
+            let socket = socket::open_group(group, ifindex, options).map_err(failed)?;
+            epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(|e| failed(e.into()))?;
+            Some(socket)
+        };
+        self.receiver.get_or_insert_with(Receiver::new);
+        let local = Local { ip: group, wildcard: false, interfaces: Vec::new() };
+        self.joined.push(Group { local, socket });
+        Ok(())
+    }
+
+    /// Leaves a group: its socket is closed, and with it out of the epoll.
+    pub fn leave(&mut self, group: IpAddr, own: (&OwnedFd, &Local)) {
+        let Some(at) = self.joined.iter().position(|g| g.local.ip == group) else { return };
+        match self.joined.swap_remove(at).socket {
+            Some(socket) => self.overflow += socket::overflowed(&socket),
+            None => own.1.interface_indices().for_each(|index| {
+                // Not joined on that one, if it fails.
+                let _ = membership::leave(own.0, group, index);
+            }),
+        }
+    }
+
+    /// Reads from the sockets of all groups.
+    pub fn receive(&mut self, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let mut packets = 0;
+        if let Some(receiver) = &mut self.receiver {
+            for group in &self.joined {
+                if let Some(socket) = &group.socket {
+                    packets += receiver.receive(socket, &group.local, sink)?;
+                }
+            }
+        }
+        Ok(packets)
+    }
+
+    /// What they dropped.
+    pub fn counters(&self) -> LinkCounters {
+        let mut all = self.receiver.as_ref().map(|r| r.counters).unwrap_or_default();
+        let sockets = self.joined.iter().filter_map(|g| g.socket.as_ref());
+        all.rx_overflow += self.overflow + sockets.map(socket::overflowed).sum::<u64>();
+        all
+    }
+}
+
+/// Joins on every interface that can be; the error if none can.
+fn join_everywhere(socket: &OwnedFd, group: IpAddr, local: &Local) -> io::Result<()> {
+    let mut outcome = Err(io::Error::from_raw_os_error(libc::ENODEV));
+    for index in local.interface_indices() {
+        match membership::join(socket, group, index) {
+            Ok(()) => outcome = Ok(()),
+            Err(e) if outcome.is_err() => outcome = Err(e),
+            Err(_) => {}
+        }
+    }
+    outcome
+}

@@ -1,0 +1,207 @@
+//! Multicast groups: which datagram queue pairs are attached to which (IBA 10.5.2).
+
+use std::collections::HashMap;
+
+use super::{Limits, Nic, UnknownQp};
+use crate::memory::Table;
+use crate::transport::{Instant, QpType, RxBurst, TxQueue};
+use crate::wire::{Gid, Packet, Qpn};
+
+/// Why a queue pair was not attached to a group, or not detached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MulticastError {
+    /// The GID names one port.
+    #[error(
+        "{0} is no multicast GID: those are ff00::/8 and, for IPv4, ::ffff:224.0.0.0 to ::ffff:239.255.255.255"
+    )]
+    NotMulticast(Gid),
+    /// A connected queue pair has one peer.
+    #[error("a {0:?} QP cannot be in a multicast group: only UD can")]
+    Service(QpType),
+    /// The device's groups are all in use.
+    #[error("QPs are attached to all {0} multicast groups that the device has")]
+    TooManyGroups(u32),
+    /// The group is full.
+    #[error("{0} QPs are attached to the group already, as many as the device allows")]
+    GroupFull(u32),
+    /// The device has no more room for attachments.
+    #[error("all {0} attachments of QPs to multicast groups that the device has are in use")]
+    TooManyAttachments(u32),
+    /// It is not in the group.
+    #[error("the QP is not attached to {0}")]
+    NotAttached(Gid),
+}
+
+/// The groups and their members, in the order in which they were attached.
+#[derive(Debug, Default)]
+pub(super) struct MulticastTable {
+    groups: HashMap<Gid, Vec<Qpn>>,
+    attachments: u32,
+}
+
+impl MulticastTable {
+    /// Attaches a queue pair, once however often it is asked for. Whether it is the first of its group.
+    pub fn attach(&mut self, qpn: Qpn, gid: Gid, limits: &Limits) -> Result<bool, MulticastError> {
+        let members = self.groups.get(&gid).map_or(&[][..], Vec::as_slice);
+        if members.contains(&qpn) {
+            return Ok(false);
+        }
+        let first = members.is_empty();
+        if first && self.groups.len() >= limits.max_mcast_grp as usize {
+            return Err(MulticastError::TooManyGroups(limits.max_mcast_grp));
+        }
+        if members.len() >= limits.max_mcast_qp_attach as usize {
+            return Err(MulticastError::GroupFull(limits.max_mcast_qp_attach));
+        }
+        if self.attachments >= limits.max_total_mcast_qp_attach {
+            return Err(MulticastError::TooManyAttachments(limits.max_total_mcast_qp_attach));
+        }
+        self.groups.entry(gid).or_default().push(qpn);
+        self.attachments += 1;
+        Ok(first)
+    }
+
+    /// Detaches a queue pair. Whether it was the last of its group.
+    pub fn detach(&mut self, qpn: Qpn, gid: Gid) -> Result<bool, MulticastError> {
+        let absent = MulticastError::NotAttached(gid);
+        let members = self.groups.get_mut(&gid).ok_or(absent)?;
+        let at = members.iter().position(|m| *m == qpn).ok_or(absent)?;
+        members.remove(at);
+        self.attachments -= 1;
+        let last = members.is_empty();
+        if last {
+            self.groups.remove(&gid);
+        }
+        Ok(last)
+    }
+
+    /// Detaches a queue pair from all its groups. Those that it was the last of.
+    pub fn detach_all(&mut self, qpn: Qpn) -> Vec<Gid> {
+        let mut of: Vec<Gid> =
+            self.groups.iter().filter(|(_, m)| m.contains(&qpn)).map(|(g, _)| *g).collect();
+        of.sort_unstable();
+        of.retain(|gid| self.detach(qpn, *gid) == Ok(true));
+        of
+    }
+
+    /// The queue pairs of a group.
+    pub fn members(&self, gid: Gid) -> &[Qpn] {
+        self.groups.get(&gid).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Nic {
+    /// Attaches a UD queue pair to a multicast group; one that is attached stays so. Whether it is the first of the
+    /// group: then the link has to join.
+    ///
+    /// # Errors
+    /// [`UnknownQp`] outside, [`MulticastError`] inside.
+    pub fn attach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<Result<bool, MulticastError>, UnknownQp> {
+        let qp_type = self.table.get(qpn).ok_or(UnknownQp(qpn))?.qp.qp_type();
+        Ok(if !gid.is_multicast() {
+            Err(MulticastError::NotMulticast(gid))
+        } else if qp_type != QpType::Ud {
+            Err(MulticastError::Service(qp_type))
+        } else {
+            self.multicast.attach(qpn, gid, &self.config.personality.limits)
+        })
+    }
+
+    /// Detaches a queue pair from a multicast group. Whether it was the last of the group: then the link may leave.
+    ///
+    /// # Errors
+    /// [`MulticastError::NotAttached`].
+    pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<bool, MulticastError> {
+        self.multicast.detach(qpn, gid)
+    }
+
+    /// Detaches a queue pair from all its multicast groups, as destroying it does. Those that it was the last of.
+    pub fn detach_all(&mut self, qpn: Qpn) -> Vec<Gid> {
+        self.multicast.detach_all(qpn)
+    }
+
+    /// Every member of the group has a copy, and its own reasons to drop it (IBA 10.5.2).
+    pub(super) fn hand_to_group(
+        &mut self,
+        now: Instant,
+        burst: &RxBurst<'_>,
+        packet: &Packet<'_>,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let gid = Gid::from(burst.flow.dst);
+        let count = self.multicast.members(gid).len();
+        if count == 0 {
+            self.state.counters.rx_unknown_group += 1;
+        }
+        for i in 0..count {
+            let qpn = self.multicast.members(gid)[i];
+            self.hand_to(qpn, now, burst, packet, memory, tx);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::Personality;
+
+    const LIMITS: Limits = Limits {
+        max_mcast_grp: 2,
+        max_mcast_qp_attach: 2,
+        max_total_mcast_qp_attach: 3,
+        ..Personality::STRICT.limits
+    };
+
+    fn group(n: u8) -> Gid {
+        Gid::from(std::net::Ipv4Addr::new(239, 0, 0, n))
+    }
+
+    #[test]
+    fn a_group_has_each_member_once_in_order() {
+        let mut t = MulticastTable::default();
+        let [a, b] = [Qpn::new(7), Qpn::new(3)];
+        assert_eq!(t.attach(a, group(1), &LIMITS), Ok(true));
+        assert_eq!(t.attach(b, group(1), &LIMITS), Ok(false));
+        assert_eq!(t.attach(a, group(1), &LIMITS), Ok(false));
+        assert_eq!(t.members(group(1)), [a, b]);
+        assert_eq!(t.detach(a, group(1)), Ok(false));
+        assert_eq!(t.detach(a, group(1)), Err(MulticastError::NotAttached(group(1))));
+        assert_eq!(t.members(group(1)), [b]);
+        assert_eq!(t.detach(b, group(1)), Ok(true));
+        assert_eq!(t.detach(b, group(1)), Err(MulticastError::NotAttached(group(1))));
+        assert_eq!(t.members(group(1)), []);
+        assert_eq!((t.groups.len(), t.attachments), (0, 0));
+    }
+
+    #[test]
+    fn limits_hold_and_what_is_refused_leaves_no_trace() {
+        let mut t = MulticastTable::default();
+        let [a, b, c] = [1, 2, 3].map(Qpn::new);
+        t.attach(a, group(1), &LIMITS).unwrap();
+        t.attach(a, group(2), &LIMITS).unwrap();
+        assert_eq!(t.attach(a, group(3), &LIMITS), Err(MulticastError::TooManyGroups(2)));
+        t.attach(b, group(1), &LIMITS).unwrap();
+        assert_eq!(t.attach(c, group(1), &LIMITS), Err(MulticastError::GroupFull(2)));
+        assert_eq!(t.attach(c, group(2), &LIMITS), Err(MulticastError::TooManyAttachments(3)));
+        // One that is there already takes no more room.
+        assert_eq!(t.attach(b, group(1), &LIMITS), Ok(false));
+        assert_eq!(t.members(group(2)), [a]);
+        t.detach(a, group(2)).unwrap();
+        assert_eq!(t.attach(c, group(3), &LIMITS), Ok(true));
+    }
+
+    #[test]
+    fn one_that_goes_leaves_all_its_groups() {
+        let mut t = MulticastTable::default();
+        let limits = Personality::STRICT.limits;
+        let [a, b] = [1, 2].map(Qpn::new);
+        for n in 1..=3 {
+            t.attach(a, group(n), &limits).unwrap();
+        }
+        t.attach(b, group(2), &limits).unwrap();
+        assert_eq!(t.detach_all(a), [group(1), group(3)]);
+        assert_eq!(t.detach_all(a), []);
+        assert_eq!((t.members(group(2)), t.attachments), (&[b][..], 1));
+    }
+}

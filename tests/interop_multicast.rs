@@ -1,0 +1,217 @@
+//! Multicast datagrams between urxe and the kernel's rxe, both ways, on every link and over both IP versions: data and
+//! routing headers are checked on both sides. Needs the test guest; the tap links need root.
+
+#[path = "support/guest.rs"]
+mod guest;
+#[path = "support/peer.rs"]
+mod peer;
+
+use guest::pattern;
+use peer::{Ip, Shell, Side, Site, Via};
+use std::net::IpAddr;
+use std::time::Duration;
+use urxe::verbs::*;
+
+const KEY: u32 = 0x1111_1111;
+const SIZES: [usize; 5] = [0, 1, 255, 1024, 4096];
+/// Where one's own data begins; receives begin at 0 and at [`SECOND`].
+const SRC: usize = 64 << 10;
+const SECOND: usize = 32 << 10;
+/// How long nothing must come.
+const QUIET: Duration = Duration::from_millis(300);
+
+struct Case<'a> {
+    site: &'a Site,
+    side: &'a Side,
+    shell: &'a mut Shell,
+    ip: Ip,
+    group: IpAddr,
+    qp: Qp,
+}
+
+type Outcome = Result<(), String>;
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, got: T, want: T) -> Outcome {
+    if got == want { Ok(()) } else { Err(format!("{what} is {got:?}, not {want:?}")) }
+}
+
+impl Case<'_> {
+    fn gid(&self) -> Gid {
+        self.group.into()
+    }
+
+    fn vsh(&mut self, line: &str) -> Result<guest::Reply, String> {
+        self.shell.vsh.cmd(line).map_err(|e| e.what)
+    }
+
+    fn recv_ours(&self, qp: &Qp, wr_id: u64, at: usize) {
+        qp.post_recv(&RecvWr { wr_id, sges: &[self.side.mr.sge(at..at + 5000)] }).unwrap();
+    }
+
+    fn send_ours(&self, len: usize, seed: u8) {
+        let av = AddressVector {
+            sgid_index: self.side.gid_index(self.ip.of(self.site.host)),
+            ..AddressVector::to(self.gid())
+        };
+        let ah = self.side.pd.create_ah(&av).unwrap();
+        self.side.mr.write(SRC, &pattern(len, seed)).unwrap();
+        let sge = [self.side.mr.sge(SRC..SRC + len)];
+        let to = Some(ah.to(Qpn::MULTICAST, QKey(KEY)));
+        self.qp.post_send(&SendWr { to, ..SendWr::send(99, &sge) }).unwrap();
+    }
+
+    fn send_theirs(&mut self, len: usize, seed: u8) -> Outcome {
+        let sgid = self.site.guest.gid_index(&self.ip.of(1).to_string()).map_err(|e| e.what)?;
+        let gid = self.gid();
+        self.vsh(&format!("pattern m {SRC} {len} {seed}"))?;
+        self.vsh(&format!("send u m {SRC} {len} gid={gid} qpn=0xffffff qkey={KEY:#x} sgid={sgid} id=99"))?;
+        Ok(())
+    }
+
+    /// Our completions by work request, `n` of them.
+    fn ours(&self, n: usize) -> Result<Vec<Completion>, String> {
+        let mut got = self.side.poll(n, peer::SOON);
+        if got.len() < n {
+            let why = (self.side.context.counters(), self.side.context.link_state());
+            return Err(format!("urxe has {} completions of {n}: {got:?}; {why:?}", got.len()));
+        }
+        got.sort_by_key(|wc| wc.wr_id);
+        Ok(got)
+    }
+
+    fn theirs(&mut self, n: usize) -> Result<Vec<guest::Wc>, String> {
+        let mut got = self.shell.vsh.poll(n, peer::SOON).map_err(|e| e.what)?;
+        same("rxe's number of completions", got.len(), n)?;
+        got.sort_by_key(|wc| wc.wr_id);
+        Ok(got)
+    }
+
+    /// A receive's memory: the routing header of a datagram from host `n` to the group, then the data.
+    fn check(&self, who: &str, bytes: &[u8], n: u8, len: usize, seed: u8) -> Outcome {
+        let flow =
+            grh::flow(bytes[..grh::LEN].try_into().unwrap()).ok_or(format!("{who}: no routing header"))?;
+        same(&format!("{who}: source"), flow.src, self.ip.of(n))?;
+        same(&format!("{who}: destination"), flow.dst, self.group)?;
+        if bytes[grh::LEN..] != pattern(len, seed) {
+            return Err(format!("{who}: other data"));
+        }
+        Ok(())
+    }
+
+    fn check_ours(&self, wc: &Completion, at: usize, from: u8, len: usize, seed: u8) -> Outcome {
+        same("urxe's status", wc.status, WcStatus::Success)?;
+        same("urxe's length", wc.byte_len as usize, grh::LEN + len)?;
+        let mut bytes = vec![0; grh::LEN + len];
+        self.side.mr.read(at, &mut bytes).unwrap();
+        self.check("urxe", &bytes, from, len, seed)
+    }
+
+    fn check_theirs(&mut self, wc: &guest::Wc, at: usize, from: u8, len: usize, seed: u8) -> Outcome {
+        same("rxe's status", wc.status.as_str(), "SUCCESS")?;
+        same("rxe's length", wc.len as usize, grh::LEN + len)?;
+        let bytes = self.shell.vsh.get("m", at, grh::LEN + len).map_err(|e| e.what)?;
+        self.check("rxe", &bytes, from, len, seed)
+    }
+
+    /// To two QPs on each side, both ways; whoever sends has a copy too.
+    fn run(&mut self) -> Outcome {
+        let gid = self.gid();
+        let second = datagrams(self.side);
+        for name in ["u", "v"] {
+            let _ = self.shell.vsh.raw(&format!("destroy {name}"));
+            self.vsh(&format!("qp {name} ud"))?;
+            self.vsh(&format!("connect {name}"))?;
+            self.vsh(&format!("attach {name} gid={gid} ip={}", u8::from(name == "u")))?;
+        }
+        self.qp.attach_mcast(gid).map_err(|e| e.to_string())?;
+        second.attach_mcast(gid).map_err(|e| e.to_string())?;
+        for (i, len) in SIZES.into_iter().enumerate() {
+            for from_us in [true, false] {
+                let seed = (i * 2 + usize::from(from_us)) as u8;
+                self.recv_ours(&self.qp, 1, 0);
+                self.recv_ours(&second, 2, SECOND);
+                self.vsh("recv u m 0 5000 id=1")?;
+                self.vsh(&format!("recv v m {SECOND} 5000 id=2"))?;
+                let from = if from_us { self.site.host } else { 1 };
+                if from_us {
+                    self.send_ours(len, seed);
+                } else {
+                    self.send_theirs(len, seed)?;
+                }
+                let (ours, theirs) =
+                    (self.ours(2 + usize::from(from_us))?, self.theirs(2 + usize::from(!from_us))?);
+                for (wr_id, at) in [(1, 0), (2, SECOND)] {
+                    self.check_ours(&ours[wr_id - 1], at, from, len, seed)?;
+                    self.check_theirs(&theirs[wr_id - 1], at, from, len, seed)?;
+                }
+            }
+        }
+        // What is left is heard no more.
+        self.qp.detach_mcast(gid).map_err(|e| e.to_string())?;
+        second.detach_mcast(gid).map_err(|e| e.to_string())?;
+        self.recv_ours(&self.qp, 1, 0);
+        self.vsh("recv u m 0 5000 id=1")?;
+        self.send_theirs(10, 1)?;
+        self.theirs(2)?;
+        same("urxe's completions", self.side.poll(1, QUIET), vec![])?;
+        for name in ["u", "v"] {
+            self.vsh(&format!("detach {name} gid={gid} ip={}", u8::from(name == "v")))?;
+        }
+        self.vsh("recv u m 0 5000 id=1")?;
+        self.send_ours(10, 1);
+        self.ours(1)?;
+        let got = self.shell.vsh.poll(1, QUIET).map_err(|e| e.what)?;
+        same("rxe's completions", got, vec![])
+    }
+}
+
+fn datagrams(side: &Side) -> Qp {
+    let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+    let qp = side.pd.create_qp(&side.cq, &side.cq, &options).unwrap();
+    qp.activate(QKey(KEY)).unwrap();
+    qp
+}
+
+fn both_versions(via: Via) {
+    let site = Site::start(via);
+    let mut shell = site.shell(1 << 17);
+    let mut failed = Vec::new();
+    for (ip, group) in [(Ip::V4, "239.9.8.7"), (Ip::Ula, "ff15::987")] {
+        let side = site.open(ip);
+        let qp = datagrams(&side);
+        let mut case =
+            Case { site: &site, side: &side, shell: &mut shell, ip, group: group.parse().unwrap(), qp };
+        match case.run() {
+            Ok(()) => {
+                eprintln!("{via}, {ip}: {} sizes to {group} both ways, two members each: ok", SIZES.len())
+            }
+            Err(e) => failed.push(format!("{via}, {ip}: {e}")),
+        }
+        let c = side.counters();
+        let bad = [c.rx_icrc_err, c.rx_malformed, c.rx_not_multicast, c.rx_pkey_violation, c.rx_wrong_state];
+        if bad != [0; 5] || side.context.link_state().0.tx_unresolved != 0 {
+            failed.push(format!("{via}, {ip}: {c:?}, {:?}", side.context.link_state()));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn frames_as_datagrams() {
+    both_versions(Via::Dgram);
+}
+
+#[test]
+fn packet_socket_with_the_interfaces_addresses() {
+    both_versions(Via::PacketOwn);
+}
+
+#[test]
+fn packet_socket_as_a_station() {
+    both_versions(Via::PacketStation);
+}
+
+#[test]
+fn udp_socket() {
+    both_versions(Via::Udp);
+}

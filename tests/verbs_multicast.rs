@@ -1,0 +1,269 @@
+//! Multicast as a user of the verbs API meets it, on the in-memory fabric.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::verbs::*;
+use urxe::wire::Flow;
+
+const SOON: Duration = Duration::from_secs(5);
+const KEY: QKey = QKey(0x1234);
+
+/// A NIC with a UD QP that has a receive of 1000 bytes.
+struct Member {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    mr: Mr,
+    qp: Qp,
+}
+
+fn member(context: Context) -> Member {
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let qp = datagrams(&pd, &cq);
+    let mr = pd.reg_mr(4096, Access::ALL).unwrap();
+    let member = Member { context, pd, cq, mr, qp };
+    member.recv(1);
+    member
+}
+
+fn datagrams(pd: &Pd, cq: &Cq) -> Qp {
+    let qp = pd.create_qp(cq, cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
+    qp.activate(KEY).unwrap();
+    qp
+}
+
+impl Member {
+    fn recv(&self, wr_id: u64) {
+        self.qp.post_recv(&RecvWr { wr_id, sges: &[self.mr.sge(0..1000)] }).unwrap();
+    }
+
+    /// Sends to a group, and waits until it has left.
+    fn send(&self, group: Gid, text: &[u8]) {
+        let v4 = group.ip().is_ipv4();
+        let index = self.context.gids().iter().position(|g| g.ip().is_ipv4() == v4).unwrap() as u8;
+        let ah = self
+            .pd
+            .create_ah(&AddressVector { sgid_index: index, hop_limit: 5, ..AddressVector::to(group) })
+            .unwrap();
+        self.mr.write(2000, text).unwrap();
+        let sge = [self.mr.sge(2000..2000 + text.len())];
+        self.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, KEY)), ..SendWr::send(7, &sge) }).unwrap();
+        assert_eq!(self.next(7).opcode, WcOpcode::Send);
+    }
+
+    /// The completion of this work request.
+    fn next(&self, wr_id: u64) -> Completion {
+        let wc = self.cq.wait(SOON).unwrap_or_else(|e| panic!("{wr_id} of {:?}: {e}", self.context));
+        assert_eq!(wc.wr_id, wr_id);
+        wc
+    }
+
+    /// What is received next: who sent it where, and the text.
+    fn receive(&self) -> (Completion, Flow, Vec<u8>) {
+        let wc = self.next(1);
+        let mut bytes = vec![0; wc.byte_len as usize];
+        self.mr.read(0, &mut bytes).unwrap();
+        let flow = grh::flow(bytes[..grh::LEN].try_into().unwrap()).unwrap();
+        self.recv(1);
+        (wc, flow, bytes.split_off(grh::LEN))
+    }
+
+    fn nothing(&self) {
+        let mut out = Vec::new();
+        assert_eq!((self.cq.poll(1, &mut out), out), (Ok(0), Vec::new()));
+    }
+}
+
+fn gid(ip: &str) -> Gid {
+    Gid::from(ip.parse::<IpAddr>().unwrap())
+}
+
+const GROUPS: [&str; 2] = ["239.7.7.7", "ff15::77"];
+
+fn three(fabric: &Fabric) -> [Member; 3] {
+    [0; 3].map(|_| member(Context::on_fabric(fabric).unwrap()))
+}
+
+fn on_fabric(fabric: &Fabric) {
+    for group in GROUPS.map(gid) {
+        let [a, b, c] = three(fabric);
+        b.qp.attach_mcast(group).unwrap();
+        c.qp.attach_mcast(group).unwrap();
+        a.send(group, b"all of you");
+        for m in [&b, &c] {
+            let (wc, flow, text) = m.receive();
+            assert_eq!((wc.src_qpn, text), (a.qp.qpn(), b"all of you".to_vec()));
+            assert_eq!((flow.dst, flow.hop_limit), (group.ip(), 5));
+            assert!(a.context.gids().contains(&Gid::from(flow.src)));
+        }
+        a.nothing();
+
+        // The header leads back to the sender, from our own address.
+        let (wc, header) = {
+            a.send(group, b"who?");
+            let wc = b.next(1);
+            let mut header = [0; grh::LEN];
+            b.mr.read(0, &mut header).unwrap();
+            (wc, header)
+        };
+        c.receive();
+        let back = b.pd.create_ah_from_wc(&wc, &header).unwrap();
+        b.mr.write(3000, b"me").unwrap();
+        let sge = [b.mr.sge(3000..3002)];
+        b.qp.post_send(&SendWr { to: Some(back.to(wc.src_qpn, KEY)), ..SendWr::send(8, &sge) }).unwrap();
+        b.next(8);
+        let (_, flow, text) = a.receive();
+        assert_eq!((text, flow.dst.is_multicast()), (b"me".to_vec(), false));
+        b.recv(1);
+
+        // Who has left hears no more; who has joined hears himself too.
+        b.qp.detach_mcast(group).unwrap();
+        c.send(group, b"and now?");
+        assert_eq!(c.receive().2, b"and now?");
+        b.nothing();
+        assert_eq!(b.qp.detach_mcast(group), Err(MulticastError::NotAttached(group)));
+        assert_eq!(b.context.counters().rx_unknown_group, 0, "the link has left too");
+    }
+}
+
+#[test]
+fn groups_in_real_time() {
+    on_fabric(&Fabric::new());
+}
+
+#[test]
+fn groups_in_virtual_time() {
+    on_fabric(&Fabric::virtual_time(FabricConfig::default()).unwrap());
+}
+
+#[test]
+fn members_of_one_nic_each_have_a_copy() {
+    let [a, b, _] = three(&Fabric::new());
+    let group = gid(GROUPS[1]);
+    let other = datagrams(&b.pd, &b.cq);
+    other.post_recv(&RecvWr { wr_id: 2, sges: &[b.mr.sge(1000..2000)] }).unwrap();
+    b.qp.attach_mcast(group).unwrap();
+    b.qp.attach_mcast(group).unwrap();
+    other.attach_mcast(group).unwrap();
+    a.send(group, b"one");
+    b.next(1);
+    b.next(2);
+    b.nothing();
+    // The NIC stays in the group until the last of them is gone.
+    drop(other);
+    b.recv(1);
+    a.send(group, b"two");
+    assert_eq!(b.receive().2, b"two");
+    drop(b.qp);
+    let before = b.context.counters().rcvd_pkts;
+    a.send(group, b"three");
+    b.context.poll();
+    assert_eq!(b.context.counters().rcvd_pkts, before, "the link has left the group");
+}
+
+/// Each member's direction has its own chances, which replay.
+#[test]
+fn copies_are_lost_each_for_itself() {
+    let run = |seed| {
+        let config = FabricConfig { loss: 0.3, seed, ..FabricConfig::default() };
+        let fabric = Fabric::virtual_time(config).unwrap();
+        let [a, b, c] = three(&fabric);
+        let group = gid(GROUPS[0]);
+        b.qp.attach_mcast(group).unwrap();
+        c.qp.attach_mcast(group).unwrap();
+        let heard = |m: &Member| match m.cq.wait(SOON) {
+            Ok(_) => {
+                m.recv(1);
+                true
+            }
+            Err(e) => {
+                assert_eq!(e, WaitError::Idle);
+                false
+            }
+        };
+        (0..200)
+            .map(|_| {
+                a.send(group, b"x");
+                (heard(&b), heard(&c))
+            })
+            .collect::<Vec<_>>()
+    };
+    let first = run(5);
+    let count = |of: fn(&(bool, bool)) -> bool| first.iter().filter(|r| of(r)).count();
+    for (heard, name) in [(count(|r| r.0), "b"), (count(|r| r.1), "c")] {
+        assert!((110..170).contains(&heard), "{name} heard {heard} of 200");
+    }
+    assert!(count(|r| r.0 != r.1) > 40, "they lose different ones");
+    assert_eq!(first, run(5));
+    assert_ne!(first, run(6));
+}
+
+#[test]
+fn what_cannot_be_attached_is_said() {
+    let fabric = Fabric::new();
+    let [a, ..] = three(&fabric);
+    let says = |qp: &Qp, group: &str| qp.attach_mcast(gid(group)).unwrap_err().to_string();
+    assert!(says(&a.qp, "10.0.0.1").contains("no multicast GID"));
+    let rc = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
+    assert_eq!(says(&rc, GROUPS[0]), "a Rc QP cannot be in a multicast group: only UD can");
+    let limits = a.context.query_device().limits;
+    for n in 0..limits.max_mcast_grp {
+        let group = std::net::Ipv4Addr::from_bits(0xef00_0000 + n);
+        a.qp.attach_mcast(group.into()).unwrap();
+    }
+    let refused = a.qp.attach_mcast(gid("ff15::1")).unwrap_err();
+    assert!(matches!(refused, AttachError::Refused(MulticastError::TooManyGroups(8192))), "{refused}");
+    // What the link refuses is not attached.
+    let udp = UdpLink::bind("127.30.9.1".parse().unwrap(), &UdpOptions::default()).unwrap();
+    let v4_only = member(Context::open(Box::new(udp), &ContextOptions::default()).unwrap());
+    let refused = v4_only.qp.attach_mcast(gid("ff15::1")).unwrap_err();
+    assert!(matches!(refused, AttachError::Join(JoinError::NoAddress(_))), "{refused}");
+    assert_eq!(v4_only.qp.detach_mcast(gid("ff15::1")), Err(MulticastError::NotAttached(gid("ff15::1"))));
+}
+
+/// Three NICs on sockets of this machine, each with its own address of the loopback.
+#[test]
+fn groups_over_udp() {
+    let [a, b, c] = ["127.30.0.1", "127.30.0.2", "127.30.0.3"].map(|ip| {
+        let udp = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
+        member(Context::open(Box::new(udp), &ContextOptions::default()).unwrap())
+    });
+    let group = gid("239.30.0.1");
+    for m in [&a, &b, &c] {
+        m.qp.attach_mcast(group).unwrap();
+    }
+    for (i, from) in [&a, &b].into_iter().enumerate() {
+        let text = [i as u8; 500];
+        let v4 = AddressVector { hop_limit: 1, ..AddressVector::to(group) };
+        let ah = from.pd.create_ah(&v4).unwrap();
+        from.mr.write(2000, &text).unwrap();
+        let sge = [from.mr.sge(2000..2500)];
+        from.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, KEY)), ..SendWr::send(7, &sge) }).unwrap();
+        for m in [&a, &b, &c] {
+            // The sender hears itself, before or after it hears that it has sent.
+            let mut ids: Vec<u64> = (0..1 + usize::from(m.qp.qpn() == from.qp.qpn()))
+                .map(|_| m.cq.wait(SOON).unwrap().wr_id)
+                .collect();
+            ids.sort_unstable();
+            assert_eq!(ids[0], 1);
+            let mut got = [0; 540];
+            m.mr.read(0, &mut got).unwrap();
+            let flow = grh::flow(got[..40].try_into().unwrap()).unwrap();
+            assert_eq!((flow.dst, Gid::from(flow.src)), (group.ip(), from.context.query_gid(0).unwrap()));
+            assert_eq!(got[40..], text);
+            m.recv(1);
+        }
+    }
+    c.qp.detach_mcast(group).unwrap();
+    a.mr.write(2000, b"bye").unwrap();
+    let ah = a.pd.create_ah(&AddressVector::to(group)).unwrap();
+    let sge = [a.mr.sge(2000..2003)];
+    a.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, KEY)), ..SendWr::send(7, &sge) }).unwrap();
+    assert_eq!(b.next(1).byte_len, 43);
+    std::thread::sleep(Duration::from_millis(50));
+    c.nothing();
+    let counters = [&a, &b, &c].map(|m| (m.context.counters().rx_icrc_err, m.context.link_state().0));
+    assert_eq!(counters, [(0, Default::default()); 3]);
+}
