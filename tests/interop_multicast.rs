@@ -174,6 +174,7 @@ fn datagrams(side: &Side) -> Qp {
 
 fn both_versions(via: Via) {
     let site = Site::start(via);
+    compare_limits(&site);
     let mut shell = site.shell(1 << 17);
     let mut failed = Vec::new();
     for (ip, group) in [(Ip::V4, "239.9.8.7"), (Ip::Ula, "ff15::987")] {
@@ -194,6 +195,18 @@ fn both_versions(via: Via) {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// What rxe allows is what our personality of that name does.
+fn compare_limits(site: &Site) {
+    let said = site.guest.exec("ibv_devinfo -v -d rxe0", peer::SOON).unwrap().stdout;
+    let said = |name: &str| -> u32 {
+        let line = said.lines().find_map(|l| l.trim().strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("no {name} in {said}")).trim().parse().unwrap()
+    };
+    let ours = Personality::RXE.limits;
+    let ours = [ours.max_mcast_grp, ours.max_mcast_qp_attach, ours.max_total_mcast_qp_attach];
+    assert_eq!(["max_mcast_grp", "max_mcast_qp_attach", "max_total_mcast_qp_attach"].map(said), ours);
 }
 
 #[test]
