@@ -189,7 +189,8 @@ fn both_versions(via: Via) {
             Err(e) => failed.push(format!("{via}, {ip}: {e}")),
         }
         let c = side.counters();
-        let bad = [c.rx_icrc_err, c.rx_malformed(), c.rx_not_multicast, c.rx_pkey_violation, c.rx_wrong_state];
+        let bad =
+            [c.rx_icrc_err, c.rx_malformed(), c.rx_not_multicast, c.rx_pkey_violation, c.rx_wrong_state];
         if bad != [0; 5] || side.context.link_state().0.tx_unresolved != 0 {
             failed.push(format!("{via}, {ip}: {c:?}, {:?}", side.context.link_state()));
         }

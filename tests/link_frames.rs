@@ -289,3 +289,73 @@ fn a_peer_that_comes_back_is_served_again() {
         expect(&mut a, &mut b, start, 5);
     }
 }
+
+/// The checksum of an IPv4 header (RFC 791), for those that a case has changed.
+fn mend(frame: &mut [u8]) {
+    let words = (frame[14] & 0xf) as usize * 2;
+    frame[24..26].fill(0);
+    let word = |i: usize| u32::from(u16::from_be_bytes([frame[14 + 2 * i], frame[15 + 2 * i]]));
+    let sum: u32 = (0..words).map(word).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let checksum = !((folded & 0xffff) as u16 + (folded >> 16) as u16);
+    frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+}
+
+#[test]
+fn what_is_wrong_with_a_frame_is_counted_under_its_name() {
+    let dir = Dir::new("wrong");
+    let mut a = dir.open("frames:dgram:@/a,@/b,ip=10.77.0.1/24,mtu=4500");
+    let peer = std::os::unix::net::UnixDatagram::bind(dir.0.join("b")).unwrap();
+    peer.connect(dir.0.join("a")).unwrap();
+    // Ethernet, IPv4 without options, UDP without a checksum, a SEND Only of 8 bytes.
+    let mut good = Vec::new();
+    good.extend(a.info().mac);
+    good.extend([2, 0, 0, 0, 0, 2, 8, 0]);
+    good.extend([0x45, 0, 0, 52, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 77, 0, 2, 10, 77, 0, 1]);
+    good.extend([0xc0, 0, 0x12, 0xb7, 0, 32, 0, 0]);
+    good.extend([4, 0, 0xff, 0xff, 0, 0, 0, 2, 0, 0, 0, 0]);
+    good.extend([7; 12]);
+    mend(&mut good);
+    let mut clock = 0;
+    let mut arrives = |bytes: &[u8]| {
+        peer.send(bytes).unwrap();
+        let mut n = 0;
+        clock += 1;
+        a.receive(Instant(clock), &mut |burst| n += burst.packets().count()).unwrap();
+        (n, a.counters())
+    };
+    assert_eq!(arrives(&good).0, 1);
+    for n in 14..good.len() {
+        let (taken, c) = arrives(&good[..n]);
+        assert_eq!((taken, c.rx_truncated), (0, n as u64 - 13), "cut at {n}: {c:?}");
+    }
+    // Options, each part of a packet that was cut, a wrong checksum, IPv6 under IPv4's type, a short UDP length.
+    let mut options = good.clone();
+    options.splice(34..34, [1, 1, 1, 1]);
+    (options[14], options[17]) = (0x46, 56);
+    mend(&mut options);
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = byte;
+        if at != 24 {
+            mend(&mut bytes);
+        }
+        bytes
+    };
+    let (taken, before) = arrives(&options);
+    assert_eq!((taken, before.rx_ip_options), (0, 1));
+    for (n, (at, byte)) in [(20, 0x20), (20, 0x60), (21, 1), (20, 0x1f)].into_iter().enumerate() {
+        assert_eq!(arrives(&changed(at, byte)).1.rx_fragments, n as u64 + 1);
+    }
+    assert_eq!(arrives(&changed(24, good[24] ^ 1)).1.rx_bad_checksum, 1);
+    assert_eq!(arrives(&changed(41, 1)).1.rx_bad_checksum, 2);
+    let short = arrives(&changed(39, 7)).1;
+    assert_eq!(short.rx_truncated, before.rx_truncated + 1);
+    let mut version = good.clone();
+    version[14] = 0x65;
+    let (taken, c) = arrives(&version);
+    assert_eq!((taken, c.rx_malformed), (0, 1));
+    assert_eq!(arrives(&good).0, 1);
+    let named: u64 = c.iter().filter(|(name, _)| name.starts_with("link_rx")).map(|(_, n)| n).sum();
+    assert_eq!(named, (good.len() - 14) as u64 + 1 + 4 + 2 + 1 + 1, "{c:?}");
+}

@@ -26,6 +26,7 @@ use std::os::fd::BorrowedFd;
 
 pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 pub use membership::JoinError;
@@ -57,7 +58,15 @@ pub struct LinkInfo {
 pub struct LinkCounters {
     /// Frames that are no RoCEv2 packet for this link (and no neighbour discovery either).
     pub rx_foreign: u64,
-    /// Frames with a broken or unsupported header: truncated, IP options, fragments, wrong checksum.
+    /// Frames that end too early, or whose lengths do not go together.
+    pub rx_truncated: u64,
+    /// IPv4 packets with options, which RoCEv2 does not have.
+    pub rx_ip_options: u64,
+    /// Parts of IP packets that were cut.
+    pub rx_fragments: u64,
+    /// Frames with a wrong IP, UDP or ICMP checksum.
+    pub rx_bad_checksum: u64,
+    /// Frames that are wrong in another way.
     pub rx_malformed: u64,
     /// Packets (or coalesced runs of them) that came when the receive buffer was full.
     pub rx_overflow: u64,
@@ -69,6 +78,41 @@ pub struct LinkCounters {
     pub tx_unreachable: u64,
     /// Packets to an address whose MAC is not known (yet).
     pub tx_unresolved: u64,
+}
+
+impl LinkCounters {
+    /// A frame was dropped for its form.
+    pub(crate) fn count(&mut self, why: &FrameError) {
+        *match why {
+            FrameError::Truncated { .. }
+            | FrameError::LengthTooShort { .. }
+            | FrameError::UdpLength { .. } => &mut self.rx_truncated,
+            FrameError::Ipv4Options { .. } => &mut self.rx_ip_options,
+            FrameError::Fragment => &mut self.rx_fragments,
+            FrameError::Ipv4Checksum { .. }
+            | FrameError::UdpChecksum { .. }
+            | FrameError::IcmpChecksum { .. } => &mut self.rx_bad_checksum,
+            FrameError::IpVersion { .. } => &mut self.rx_malformed,
+        } += 1;
+    }
+
+    /// Names and values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("link_rx_foreign", self.rx_foreign),
+            ("link_rx_truncated", self.rx_truncated),
+            ("link_rx_ip_options", self.rx_ip_options),
+            ("link_rx_fragments", self.rx_fragments),
+            ("link_rx_bad_checksum", self.rx_bad_checksum),
+            ("link_rx_malformed", self.rx_malformed),
+            ("link_rx_overflow", self.rx_overflow),
+            ("link_tx_dropped", self.tx_dropped),
+            ("link_tx_oversized", self.tx_oversized),
+            ("link_tx_unreachable", self.tx_unreachable),
+            ("link_tx_unresolved", self.tx_unresolved),
+        ]
+        .into_iter()
+    }
 }
 
 /// A way for packets to leave a NIC and to reach it.

@@ -194,16 +194,7 @@ impl Server {
             "{connected} peers; {echoes} SENDs sent back, {bytes} bytes; {writes} WRITEs with immediate"
         ))?;
         let (link, _) = context.link_state();
-        let dropped = [
-            ("link_rx_foreign", link.rx_foreign),
-            ("link_rx_malformed", link.rx_malformed),
-            ("link_rx_overflow", link.rx_overflow),
-            ("link_tx_dropped", link.tx_dropped),
-            ("link_tx_oversized", link.tx_oversized),
-            ("link_tx_unreachable", link.tx_unreachable),
-            ("link_tx_unresolved", link.tx_unresolved),
-        ];
-        for (name, value) in context.counters().iter().chain(dropped).filter(|(_, value)| *value > 0) {
+        for (name, value) in context.counters().iter().chain(link.iter()).filter(|(_, value)| *value > 0) {
             say(&format!("  {name:<24} {value}"))?;
         }
         for direction in [Direction::Tx, Direction::Rx] {

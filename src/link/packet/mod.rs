@@ -446,7 +446,7 @@ impl PacketLink {
                 return data.len().div_ceil(segment.max(1));
             }
             Outcome::Foreign => self.counters.rx_foreign += 1,
-            Outcome::Malformed(_) => self.counters.rx_malformed += 1,
+            Outcome::Malformed(e) => self.counters.count(&e),
             Outcome::EchoReply { .. } | Outcome::Handled => {}
         }
         0
