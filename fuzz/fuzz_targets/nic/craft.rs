@@ -1,14 +1,14 @@
 //! Packets that nobody sent: any opcode, with fields close to those that would be right.
 
 use urxe::memory::RegionInfo;
-use urxe::transport::RxBurst;
+use urxe::transport::{QpType, RxBurst};
 use urxe::wire::{
-    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode,
-    PKey, Qpn, RKey, Reth, Syndrome, icrc, pad_count,
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Flow, Headers, ICRC_LEN, IpIdent,
+    MAX_HEADERS_LEN, Opcode, PKey, QKey, Qpn, RKey, Reth, Syndrome, icrc, pad_count,
 };
 
 use crate::Program;
-use crate::side::{IOVA, MTU, Side, rkey};
+use crate::side::{IOVA, MTU, PEERS_QKEY, Side, rkey};
 
 /// Gives a packet the right ICRC, if it has room for one.
 pub fn mend(flow: &Flow, id: u16, bytes: &mut [u8]) {
@@ -28,7 +28,11 @@ pub fn remote(regions: &[RegionInfo; 3], p: &mut Program<'_>) -> (u64, RKey) {
         14 => 2,
         _ => 0,
     };
-    let key = if how % 16 == 15 { RKey(p.u16() as u32) } else { rkey(regions, region) };
+    let key = match how % 16 {
+        15 => RKey(p.u16() as u32),
+        12 => RKey(rkey(regions, 0).0 & !0xffff | p.u16() as u32),
+        _ => rkey(regions, region),
+    };
     let va = match how >> 4 & 7 {
         0 => p.u64(),
         1 => IOVA[region].wrapping_sub(p.u8() as u64),
@@ -53,11 +57,18 @@ impl Crafted {
 
 /// A few packets to `side`, alike but for their PSNs and, if wished, opcodes.
 pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
-    let qpn = side.qpns[p.below(side.qpns.len())];
+    let qp = p.below(side.qpns.len());
+    let qpn = side.qpns[qp];
     let (attr, _) = side.nic.query_qp(qpn).unwrap();
     let kind = p.u8();
-    // Mostly of RC.
-    let opcode = if kind & 0x0f == 0 { p.u8() } else { p.u8() & 0x1f };
+    // Mostly of its service.
+    let base = match side.service(qp) {
+        QpType::Rc => 0,
+        QpType::Uc => 0x20,
+        QpType::Ud => 0x60,
+        QpType::XrcSend | QpType::XrcRecv => 0xa0,
+    };
+    let opcode = if kind & 0x0f == 0 { p.u8() } else { p.u8() & 0x1f | base };
     // Requests are about what the responder expects, responses about what the requester has sent.
     let response = !Opcode(opcode).row().operation.is_request();
     let base = if response { attr.sq_psn } else { attr.rq_psn }.unwrap();
@@ -98,6 +109,9 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         atomic_ack: AtomicAckEth { original: 5 },
         imm: 6,
         ieth: rkey,
+        deth: Deth { qkey: if p.chance(16) { QKey(3) } else { PEERS_QKEY }, src_qp: Qpn::new(9) },
+        xrceth: if p.chance(16) { p.u16().into() } else { side.srq.0 },
+        feth: Feth(p.u8().into()),
         ..Headers::default()
     };
     let flow = side.flow_from_peer();

@@ -4,18 +4,36 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use urxe::memory::{Access, AtomicOp, PdId, RegionInfo, Span, Table};
+use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, RegionInfo, Span, Table, WindowKind};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
+use urxe::transport::state::taken;
 use urxe::transport::{
-    AddressVector, BurstLimits, Completion, Habits, Instant, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
-    RxBurst, SendCaps, SendFlags, SendWr, Sge, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp,
+    AddressVector, BurstLimits, Completion, Destination, Habits, Instant, Placement, QpAttr, QpInit, QpState,
+    QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
+    WcStatus, WrData, WrOp, XrcdId,
 };
-use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, Qpn, RKey, RnrTimer, icrc};
+use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Qpn, RKey, RnrTimer, icrc};
 
 use crate::Program;
 
-/// Connected queue pairs of each side; one more is connected to somebody else.
-pub const PAIRS: usize = 3;
+/// Queue pairs that belong together: that of the first side, that of the second.
+const SERVICES: [[QpType; 2]; PAIRS] = [
+    [QpType::Rc, QpType::Rc],
+    [QpType::Rc, QpType::Rc],
+    [QpType::Rc, QpType::Rc],
+    [QpType::Uc, QpType::Uc],
+    [QpType::Ud, QpType::Ud],
+    [QpType::XrcSend, QpType::XrcRecv],
+    [QpType::XrcRecv, QpType::XrcSend],
+];
+/// Queue pairs of each side; one more is connected to somebody else.
+pub const PAIRS: usize = 7;
+const QKEY: QKey = QKey(0x1111_1111);
+const DOMAIN: XrcdId = XrcdId(1);
+/// All rights that there are.
+const EVERYTHING: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+/// Bytes of the fast region.
+const FAST: usize = 256;
 pub const MTU: usize = 256;
 
 const GUARD: usize = 512;
@@ -45,6 +63,14 @@ pub struct Side {
     tx: TxQueue,
     arena: Box<[u64]>,
     pub regions: [RegionInfo; 3],
+    /// First keys of a window and of a fast region.
+    pub window: RKey,
+    pub fast: LKey,
+    _fast_memory: Buffer,
+    /// For XRC; the peer's has the same number.
+    pub srq: SrqId,
+    /// The peer's queue pairs.
+    peers: Vec<Qpn>,
     pub qpns: Vec<Qpn>,
     psn: Psn,
     queues: Vec<Queue>,
@@ -86,7 +112,8 @@ impl Side {
         }
         let mut memory = Table::new();
         let base = arena.as_mut_ptr().expose_provenance();
-        let grants = [(MINE, Access::ALL), (MINE, Access::REMOTE_READ), (OTHER, Access::ALL)];
+        let grants =
+            [(MINE, EVERYTHING | Access::MW_BIND), (MINE, Access::REMOTE_READ), (OTHER, Access::ALL)];
         let regions = [0, 1, 2].map(|n| {
             let (pd, access) = grants[n];
             // SAFETY: the arena lives as long as the table, and is looked at only when the NIC is gone.
@@ -96,19 +123,30 @@ impl Side {
             .unwrap()
         });
         let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(512)));
+        let window = memory.alloc_window(MINE, WindowKind::Type2B).unwrap();
+        let fast_memory = Buffer::zeroed(FAST);
+        // SAFETY: the buffer lives as long as the table.
+        let fast = unsafe { memory.register_fast(MINE, fast_memory.addr(), FAST) }.unwrap().lkey;
+        let caps = RecvCaps { max_wr: 8, max_sge: 2 };
+        let srq = nic.create_xrc_srq(MINE, DOMAIN, recv_cq.clone(), caps).unwrap();
         let init = QpInit {
             qp_type: QpType::Rc,
             pd: MINE,
             send: SendCaps { max_wr: 8, max_sge: 3, max_inline: 64 },
-            recv: RecvCaps { max_wr: 8, max_sge: 2 },
+            recv: caps,
             signal_all: false,
             srq: None,
             domain: None,
             habits: Habits::STRICT,
-                port_mtu: Mtu::Mtu4096,
+            port_mtu: Mtu::Mtu256,
         };
-        let create = |nic: &mut Nic| nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap();
-        let mut qpns: Vec<Qpn> = (0..PAIRS).map(|_| create(&mut nic)).collect();
+        let mut create = |qp: usize| {
+            let qp_type = SERVICES[qp][usize::from(number)];
+            let domain = (qp_type == QpType::XrcRecv).then_some(DOMAIN);
+            let init = QpInit { qp_type, domain, ..init };
+            nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap()
+        };
+        let mut qpns: Vec<Qpn> = (0..PAIRS).map(&mut create).collect();
         let init = QpInit { pd: OTHER, ..init };
         qpns.push(nic.create_qp(&init, other_cq.clone(), other_cq.clone()).unwrap());
         let mut side = Side {
@@ -119,6 +157,11 @@ impl Side {
             tx: TxQueue::new(if small { BurstLimits::SINGLE } else { BurstLimits::SEGMENTED }),
             arena,
             regions,
+            window,
+            fast,
+            _fast_memory: fast_memory,
+            srq,
+            peers: vec![Qpn::default(); PAIRS],
             qpns,
             // Close to the wrap.
             psn: Psn::new(0xff_fff0 + number as u32),
@@ -147,15 +190,17 @@ impl Side {
     }
 
     pub fn connect(&mut self, now: Instant, qp: usize, peer: Qpn, peer_psn: Psn) {
+        self.peers[qp] = peer;
         self.connect_to(now, qp, gid(1 - self.number), peer, peer_psn);
     }
 
     fn connect_to(&mut self, now: Instant, qp: usize, dgid: Gid, peer: Qpn, peer_psn: Psn) {
         // The second pair may not be written to.
-        let access = if qp == 1 { Access::REMOTE_READ } else { Access::ALL };
+        let access = if qp == 1 { Access::REMOTE_READ } else { EVERYTHING };
         let init = QpAttr {
             state: Some(QpState::Init),
             access: Some(access),
+            qkey: Some(QKEY),
             pkey_index: Some(0),
             port: Some(1),
             ..QpAttr::default()
@@ -179,9 +224,14 @@ impl Side {
             max_rd_atomic: Some(2),
             ..QpAttr::default()
         };
-        for attr in [init, rtr, rts] {
-            self.attributes(now, qp, &attr);
+        let service = self.service(qp);
+        for (from, attr) in [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)] {
+            self.attributes(now, qp, &attr.only(taken(service, from, attr.state.unwrap())));
         }
+    }
+
+    pub fn service(&self, qp: usize) -> QpType {
+        SERVICES.get(qp).map_or(QpType::Rc, |s| s[usize::from(self.number)])
     }
 
     fn attributes(&mut self, now: Instant, qp: usize, attr: &QpAttr) {
@@ -197,11 +247,14 @@ impl Side {
         match (how % 8, state) {
             (0, _) => self.attributes(now, qp, &to(QpState::Err)),
             (1, QpState::Rts) => self.attributes(now, qp, &to(QpState::Sqd)),
-            (_, QpState::Sqd) => self.attributes(now, qp, &to(QpState::Rts)),
-            (2, _) | (_, QpState::Err) => {
+            (3, QpState::Sqe) | (_, QpState::Sqd) => self.attributes(now, qp, &to(QpState::Rts)),
+            (2, _) | (_, QpState::Err | QpState::Sqe) => {
                 self.attributes(now, qp, &to(QpState::Reset));
                 self.queues[qp].sends.clear();
-                self.queues[qp].recvs.clear();
+                // Those of a shared queue stay, but for the one that a message had taken.
+                if self.service(qp) != QpType::XrcRecv {
+                    self.queues[qp].recvs.clear();
+                }
                 self.connect(now, qp, peer, peer_psn);
             }
             _ => {}
@@ -225,7 +278,35 @@ impl Side {
         let (va, rkey) = crate::craft::remote(&self.regions, p);
         let mut sges: Vec<Sge> = (0..p.below(4)).map(|_| self.sge(p, 900)).collect();
         let what = p.u8();
+        let low = |key: u32, p: &mut Program<'_>| key & !0xff | u32::from(p.u8() & 3);
         let op = match what & 7 {
+            0 if what & 0x18 == 0x10 => match p.u8() % 8 {
+                0 => WrOp::SendWithInv(rkey),
+                1 => WrOp::AtomicWrite { va: va & !7, rkey, value: [3; 8] },
+                2 | 3 => WrOp::Flush {
+                    va,
+                    rkey,
+                    len: p.u16().into(),
+                    placement: Placement { global: true, persistent: false },
+                    whole_region: p.chance(4),
+                },
+                4 => WrOp::BindMw(Bind {
+                    rkey: RKey(low(self.window.0, p)),
+                    region: self.regions[0].lkey,
+                    addr: IOVA[0] + u64::from(p.u8()),
+                    len: p.u16().into(),
+                    access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+                }),
+                5 => WrOp::RegMr(FastReg {
+                    key: LKey(low(self.fast.0, p)),
+                    offset: p.u8().into(),
+                    len: p.u8().into(),
+                    iova: IOVA[0],
+                    access: Access::ALL,
+                }),
+                6 => WrOp::LocalInv(RKey(low(self.window.0, p))),
+                _ => WrOp::LocalInv(RKey(low(self.fast.0, p))),
+            },
             0 => WrOp::Send,
             1 => WrOp::SendWithImm(7),
             2 => WrOp::Write { va, rkey },
@@ -238,6 +319,9 @@ impl Side {
             sges.truncate(1);
             sges.iter_mut().for_each(|s| s.length = 8);
         }
+        if !op.has_data() {
+            sges.clear();
+        }
         let inline = [9; 70];
         let data = match what >> 3 & 3 {
             3 => WrData::Inline(&inline[..p.below(70)]),
@@ -245,8 +329,16 @@ impl Side {
         };
         let flags =
             SendFlags { signaled: what & 0x20 == 0, solicited: what & 0x40 != 0, fence: what & 0x80 != 0 };
+        let to = match self.service(qp) {
+            QpType::Ud => {
+                let av = AddressVector::to(gid(1 - self.number));
+                Some(Destination::Qp { pd: MINE, av, qpn: self.peers[qp], qkey: QKEY })
+            }
+            QpType::XrcSend => Some(Destination::Srq(self.srq)),
+            _ => None,
+        };
         let queue = &mut self.queues[qp];
-        let wr = SendWr { wr_id: queue.next_id, op, data, flags, to: None };
+        let wr = SendWr { wr_id: queue.next_id, op, data, flags, to };
         // What fails at once, as a queue pair in ERR has it, must find the request known.
         queue.sends.push_back((wr.wr_id, flags.signaled));
         queue.next_id += 1;
@@ -262,7 +354,11 @@ impl Side {
         queue.recvs.push_back((queue.next_id, sges.iter().map(|s| s.length).sum()));
         let wr = RecvWr { wr_id: queue.next_id, sges: &sges };
         queue.next_id += 1;
-        if self.nic.post_recv(self.qpns[qp], &wr).unwrap().is_err() {
+        let posted = match SERVICES[qp][usize::from(self.number)] {
+            QpType::XrcRecv => self.nic.with_srq(self.srq, |queue, _| queue.post(&wr)).unwrap(),
+            _ => self.nic.post_recv(self.qpns[qp], &wr).unwrap(),
+        };
+        if posted.is_err() {
             self.queues[qp].recvs.pop_back();
         }
     }
@@ -291,6 +387,7 @@ impl Side {
                 }
             }
             self.tx.clear();
+            self.nic.emitted();
             if !more {
                 break;
             }
@@ -316,8 +413,14 @@ impl Side {
         }
         self.recv_cq.poll(usize::MAX, &mut completions).unwrap();
         for c in completions.drain(..) {
-            let queue = &mut self.queues[self.qpns.iter().position(|q| *q == c.qpn).unwrap()];
-            let (wr_id, room) = queue.recvs.pop_front().expect("a receive completes that was not posted");
+            let qp = self.qpns.iter().position(|q| *q == c.qpn).unwrap();
+            let shared = self.service(qp) == QpType::XrcRecv;
+            let recvs = &mut self.queues[qp].recvs;
+            // One that a message had taken is lost when its queue pair is reset.
+            while shared && recvs.front().is_some_and(|(wr_id, _)| *wr_id < c.wr_id) {
+                recvs.pop_front();
+            }
+            let (wr_id, room) = recvs.pop_front().expect("a receive completes that was not posted");
             assert_eq!(wr_id, c.wr_id, "{c:?} is not the oldest");
             let fits = c.status != WcStatus::Success || c.opcode != WcOpcode::Recv || c.byte_len <= room;
             assert!(fits, "{c:?} is longer than its receive of {room}");
@@ -328,7 +431,8 @@ impl Side {
 
     fn check_status(&self, c: &Completion) {
         let state = self.nic.qp_state(c.qpn).unwrap();
-        assert!(c.status == WcStatus::Success || state == QpState::Err, "{c:?}, and yet {state}");
+        let stopped = matches!(state, QpState::Err | QpState::Sqe);
+        assert!(c.status == WcStatus::Success || stopped, "{c:?}, and yet {state}");
     }
 
     /// Everything posted comes back, and nothing else was touched.
@@ -338,8 +442,9 @@ impl Side {
             self.attributes(now, qp, &QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
         }
         self.collect();
-        for queue in &self.queues {
-            assert!(queue.recvs.is_empty(), "receives {:?} are lost", queue.recvs);
+        for (qp, queue) in self.queues.iter().enumerate() {
+            let shared = self.service(qp) == QpType::XrcRecv;
+            assert!(shared || queue.recvs.is_empty(), "receives {:?} are lost", queue.recvs);
             let lost: Vec<_> = queue.sends.iter().filter(|(_, signaled)| *signaled).collect();
             assert!(lost.is_empty(), "sends {lost:?} are lost");
         }
@@ -372,6 +477,9 @@ fn check_sent(flow: &Flow, index: u16, bytes: &[u8]) {
     let (row, len) = (packet.row(), packet.payload().len());
     assert!(row.payload.allows(len, MTU), "{} with {len} bytes was sent", packet.bth().opcode);
 }
+
+/// The queue key of all datagrams.
+pub const PEERS_QKEY: QKey = QKEY;
 
 /// For a peer to aim at.
 pub fn rkey(regions: &[RegionInfo; 3], n: usize) -> RKey {
