@@ -51,6 +51,8 @@ enum Kind {
     Send,
     Write,
     Read,
+    /// Half of them WRITEs, half inline SENDs, posted in one session and polled one by one.
+    Session,
 }
 
 struct Ends {
@@ -73,6 +75,10 @@ impl Ends {
         let (ours, theirs) = ([self.ours.sge(0..len)], [self.theirs.sge(0..len)]);
         let remote = self.theirs.remote(0);
         for lot in 0..lots {
+            if matches!(kind, Kind::Session) {
+                self.session(len, depth, remote);
+                continue;
+            }
             for i in 0..depth {
                 let id = (lot * depth + i) as u64;
                 let wr = match kind {
@@ -82,6 +88,7 @@ impl Ends {
                     }
                     Kind::Write => SendWr::write(id, &ours, remote),
                     Kind::Read => SendWr::read(id, &ours, remote),
+                    Kind::Session => unreachable!("posted above"),
                 };
                 self.a.qp.post_send(&wr).unwrap();
             }
@@ -97,6 +104,40 @@ impl Ends {
                     "{kind:?} of {len} bytes does not complete"
                 );
             }
+        }
+    }
+
+    fn session(&mut self, len: usize, depth: usize, remote: RemoteAddr) {
+        let (ours, theirs) = (self.ours.sge(0..len), [self.theirs.sge(0..64)]);
+        let sends = depth / 2;
+        for id in 0..sends as u64 {
+            self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &theirs }).unwrap();
+        }
+        // One that is given up uses the same room as one that is completed.
+        let mut given_up = self.a.qp.wr_start();
+        given_up.wr_rdma_write(remote).set_sge(ours);
+        given_up.abort();
+        let mut wr = self.a.qp.wr_start();
+        for i in 0..depth {
+            wr.wr_id = i as u64;
+            if i < sends {
+                wr.wr_send().set_inline_data_list(&[b"in", b"line"]);
+            } else {
+                wr.wr_rdma_write(remote).set_sge(ours);
+            }
+        }
+        wr.complete().unwrap();
+        let mut missing = depth + sends;
+        let begin = Instant::now();
+        while missing > 0 {
+            for cq in [&self.a.cq, &self.b.cq] {
+                let mut poll = cq.start_poll();
+                while let Some(wc) = poll.next_poll().unwrap() {
+                    assert_eq!((wc.status(), wc.completion_timestamp() > 0), (WcStatus::Success, true));
+                    missing -= 1;
+                }
+            }
+            assert!(begin.elapsed() < Duration::from_secs(30), "a session does not complete");
         }
     }
 
@@ -119,7 +160,7 @@ impl Ends {
 fn measure(name: &str, mut ends: Ends) -> Vec<String> {
     let mut found = Vec::new();
     for (len, depth, lots) in [(8, 1, 2000), (8, 16, 500), (64 << 10, 4, 100), (LARGEST, 2, 20)] {
-        for kind in [Kind::Send, Kind::Write, Kind::Read] {
+        for kind in [Kind::Send, Kind::Write, Kind::Read, Kind::Session] {
             let n = ends.count(kind, len, depth, lots);
             let line = format!("{name}: {n} allocations for {} {kind:?} of {len} bytes", depth * lots);
             println!("{line}");

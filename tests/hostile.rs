@@ -182,7 +182,7 @@ impl Target {
         while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
             self.nic.transmit(self.now, &self.memory, &mut self.tx);
             support::drain(&mut self.tx, |_, bytes| sent.push(support::decode(&bytes).0));
-            self.nic.emitted();
+            self.nic.emitted(self.now);
         }
         sent
     }
@@ -352,11 +352,11 @@ impl Target {
         let recv = RecvWr { wr_id: 2, sges: &local };
         // Full queues are part of the game, and operations that the service does not have.
         if self.rng.percent(50) {
-            let _ = self.nic.post_send(qpn, &wr).unwrap();
+            let _ = self.nic.post_send(self.now, qpn, &wr).unwrap();
         } else if let Some(srq) = self.srq.or(self.xrc_srq) {
             let _ = self.nic.with_srq(srq, |queue, _| queue.post(&recv)).unwrap();
         } else {
-            let _ = self.nic.post_recv(qpn, &recv).unwrap();
+            let _ = self.nic.post_recv(self.now, qpn, &recv).unwrap();
         }
     }
 

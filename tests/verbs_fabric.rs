@@ -104,7 +104,7 @@ fn a_completion_channel_becomes_readable() {
     peer.post_send(&SendWr::send(2, &[])).unwrap();
     let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)), Ok(1));
-    assert!(channel.next_event().is_some_and(|c| c == cq));
+    assert!(channel.next_event().is_some_and(|c| *c == cq));
     let mut out = Vec::new();
     assert_eq!(cq.poll(4, &mut out).unwrap(), 1);
     assert!(channel.next_event().is_none());

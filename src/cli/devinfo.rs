@@ -92,7 +92,11 @@ fn line(out: &mut impl Write, name: &str, opened: Result<Context, CliError>) -> 
 }
 
 fn state(context: &Context) -> &'static str {
-    if context.query_port().active { "ready" } else { "gone" }
+    match (context.query_port().active, context.link_state().1) {
+        (true, _) => "ready",
+        (false, None) => "down",
+        (false, Some(_)) => "gone",
+    }
 }
 
 /// All about one NIC.
@@ -135,12 +139,16 @@ fn describe(out: &mut impl Write, link: &str, context: &Context) -> Result<(), C
 }
 
 fn limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
-    let l = context.query_device().limits;
+    let device = context.query_device();
+    let l = device.limits;
     let rows = [
         ("max_qp", l.max_qp as u64),
         ("max_qp_wr", l.max_qp_wr as u64),
         ("max_sge", l.max_sge as u64),
         ("max_inline_data", l.max_inline as u64),
+        ("max_srq", l.max_srq as u64),
+        ("max_srq_wr", l.max_srq_wr as u64),
+        ("max_srq_sge", l.max_srq_sge as u64),
         ("max_cq", l.max_cq as u64),
         ("max_cqe", l.max_cqe as u64),
         ("max_mr", l.max_mr as u64),
@@ -150,6 +158,9 @@ fn limits(out: &mut impl Write, context: &Context) -> Result<(), CliError> {
         ("max_mcast_qp_attach", l.max_mcast_qp_attach as u64),
         ("max_total_mcast_qp_attach", l.max_total_mcast_qp_attach as u64),
         ("max_qp_rd_atom", l.max_qp_rd_atom as u64),
+        ("max_res_rd_atom", device.max_res_rd_atom as u64),
+        ("num_comp_vectors", l.num_comp_vectors as u64),
+        ("hca_core_clock_khz", device.hca_core_clock_khz),
     ];
     for (name, value) in rows {
         writeln!(out, "  {name:<20} {value}")?;

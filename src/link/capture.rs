@@ -397,6 +397,14 @@ impl<L: Link> Link for Capture<L> {
         self.inner.poll_fd()
     }
 
+    fn is_up(&mut self) -> bool {
+        self.inner.is_up()
+    }
+
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.state_fd()
+    }
+
     fn counters(&self) -> LinkCounters {
         self.inner.counters()
     }

@@ -19,6 +19,7 @@ mod spec;
 pub mod station;
 pub mod trace;
 pub mod udp;
+mod watch;
 
 use std::io;
 use std::net::IpAddr;
@@ -152,6 +153,17 @@ pub trait Link: Send {
     /// Readable when there may be something to receive. `None` where whoever sends also wakes the receiver.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Whether its port carries packets: the cable is plugged in, the interface is up.
+    fn is_up(&mut self) -> bool {
+        true
+    }
+
+    /// Readable when [`is_up`](Self::is_up) is to be asked again. `None` where nothing changes, or whoever changes
+    /// it also tells.
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// What it dropped so far.
     fn counters(&self) -> LinkCounters {
         LinkCounters::default()
@@ -179,6 +191,12 @@ impl<L: Link + ?Sized> Link for Box<L> {
     }
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         (**self).poll_fd()
+    }
+    fn is_up(&mut self) -> bool {
+        (**self).is_up()
+    }
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).state_fd()
     }
     fn counters(&self) -> LinkCounters {
         (**self).counters()

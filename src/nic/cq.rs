@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use crate::transport::{Completion, CqId, WcStatus};
+use crate::transport::{Completion, CqId, Instant, WcStatus};
 
 /// Which completions raise an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,9 +46,20 @@ pub struct CompletionQueue {
 #[derive(Default)]
 struct State {
     capacity: usize,
-    ring: VecDeque<Completion>,
+    ring: VecDeque<Stamped>,
     armed: Option<Notify>,
     overflow: bool,
+    /// A completion that finds it full takes the place of the oldest.
+    overwrites: bool,
+}
+
+/// A completion and when it was put into its queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stamped {
+    /// What ended.
+    pub completion: Completion,
+    /// By the NIC's clock.
+    pub at: Instant,
 }
 
 /// The queue was full when a completion came, so completions are missing.
@@ -78,6 +89,12 @@ impl CompletionQueue {
             }),
             listener: OnceLock::new(),
         }
+    }
+
+    /// The same, but a completion that finds it full takes the place of the oldest; none counts as lost.
+    pub fn overwriting(mut self) -> CompletionQueue {
+        self.state.get_mut().overwrites = true;
+        self
     }
 
     /// Its number.
@@ -122,13 +139,15 @@ impl CompletionQueue {
         self.len() == 0
     }
 
-    /// Adds a completion.
-    pub fn push(&self, completion: Completion) -> Pushed {
+    /// Adds a completion at the time `now`.
+    pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
         let mut state = self.state.lock();
-        if state.ring.len() >= state.capacity {
+        if state.ring.len() >= state.capacity && state.overwrites {
+            state.ring.pop_front();
+        } else if state.ring.len() >= state.capacity {
             return Pushed::Lost { first: !std::mem::replace(&mut state.overflow, true) };
         }
-        state.ring.push_back(completion);
+        state.ring.push_back(Stamped { completion, at: now });
         self.len.store(state.ring.len(), Ordering::Release);
         let wanted = match state.armed {
             Some(Notify::Any) => true,
@@ -155,9 +174,23 @@ impl CompletionQueue {
         if n == 0 && state.overflow {
             return Err(CqOverflow { capacity: state.capacity });
         }
-        out.extend(state.ring.drain(..n));
+        out.extend(state.ring.drain(..n).map(|entry| entry.completion));
         self.len.store(state.ring.len(), Ordering::Release);
         Ok(n)
+    }
+
+    /// Takes the oldest completion with its time.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn take(&self) -> Result<Option<Stamped>, CqOverflow> {
+        let mut state = self.state.lock();
+        let taken = state.ring.pop_front();
+        if taken.is_none() && state.overflow {
+            return Err(CqOverflow { capacity: state.capacity });
+        }
+        self.len.store(state.ring.len(), Ordering::Release);
+        Ok(taken)
     }
 
     /// Asks for one event at the next completion of that kind. A completion that is already there raises
@@ -173,7 +206,7 @@ impl CompletionQueue {
     /// Forgets the completions of a queue pair that is gone, as destroying it does in verbs.
     pub fn purge(&self, qpn: crate::wire::Qpn) {
         let mut state = self.state.lock();
-        state.ring.retain(|c| c.qpn != qpn);
+        state.ring.retain(|c| c.completion.qpn != qpn);
         self.len.store(state.ring.len(), Ordering::Release);
     }
 }
@@ -184,5 +217,51 @@ impl fmt::Debug for CompletionQueue {
             .field("len", &self.len())
             .field("capacity", &self.capacity())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+    use crate::transport::WcOpcode;
+    use crate::wire::Qpn;
+
+    #[derive(Default)]
+    struct Rung(AtomicU32);
+
+    impl CqListener for Rung {
+        fn completion(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn an_error_answers_the_wish_for_solicited_completions() {
+        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
+        queue.set_listener(rung.clone());
+        queue.arm(Notify::Solicited);
+        let completion = |status, solicited| Completion {
+            wr_id: 0,
+            status,
+            opcode: WcOpcode::Recv,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn: Qpn::default(),
+            src_qpn: Qpn::default(),
+            vendor_err: 0,
+            solicited,
+            grh: false,
+            pkey_index: 0,
+        };
+        let rings_after = |status, solicited| {
+            queue.push(Instant(1), completion(status, solicited));
+            rung.0.load(Ordering::Relaxed)
+        };
+        assert_eq!(rings_after(WcStatus::Success, false), 0);
+        assert_eq!(rings_after(WcStatus::LocLenErr, false), 1);
+        assert_eq!(rings_after(WcStatus::LocLenErr, true), 1, "it is asked for once");
     }
 }

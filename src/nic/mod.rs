@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod cq;
+mod events;
 mod multicast;
 mod path;
 mod personality;
@@ -12,21 +13,22 @@ mod schedule;
 mod srq;
 mod table;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed};
+pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed, Stamped};
+pub use events::EventListener;
 pub use multicast::MulticastError;
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
 
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
-    AsyncEvent, Completion, Counters, Env, Instant, ModifyError, Output, Pending, PostError, QpAttr, QpInit,
-    QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr, SharedReceives, SrqId, Tuning, TxQueue, Via,
-    XrcdId,
+    AddressVector, AsyncEvent, Completion, Counters, CqId, Env, Instant, ModifyError, Output, Pending,
+    PostBatchError, PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr,
+    SharedReceives, SrqId, Tuning, TxQueue, Via, XrcdId,
 };
-use crate::wire::{BTH_LEN, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError, icrc};
+use crate::wire::{BTH_LEN, Gid, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError, icrc};
+use events::Events;
 use multicast::MulticastTable;
 use schedule::Schedule;
 use srq::SrqTable;
@@ -59,6 +61,9 @@ pub struct Nic {
     state: Scratch,
     reports: Reports,
     pkeys: Vec<PKey>,
+    port_up: bool,
+    /// The link is gone for good.
+    failed: bool,
 }
 
 /// What a step of a queue pair borrows beside the queue pair.
@@ -127,6 +132,8 @@ impl Nic {
             state: Scratch::default(),
             reports: Reports::default(),
             pkeys: vec![PKey::DEFAULT],
+            port_up: true,
+            failed: false,
         }
     }
 
@@ -156,10 +163,11 @@ impl Nic {
             .ok_or(TooManyQps(limit))
     }
 
-    /// Removes a queue pair; its outstanding work ends without completions, as in verbs. Its queues, if it
-    /// was there.
+    /// Removes a queue pair; its outstanding work ends without completions, as in verbs, and its events go with
+    /// it. Its queues, if it was there.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
         self.multicast.detach_all(qpn);
+        self.reports.events.forget(|e| e.qpn() == Some(qpn));
         self.table.remove(qpn).map(|e| (e.send_cq, e.recv_cq))
     }
 
@@ -184,7 +192,7 @@ impl Nic {
         let port = &self.config.port;
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
-        self.reports.deliver(&mut self.state.out, entry, &self.srqs);
+        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         self.schedule.touch(entry);
         Ok(result)
     }
@@ -206,11 +214,30 @@ impl Nic {
     ///
     /// # Errors
     /// [`UnknownQp`] outside, [`PostError`] inside.
-    pub fn post_send(&mut self, qpn: Qpn, wr: &SendWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
+    pub fn post_send(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        wr: &SendWr<'_>,
+    ) -> Result<Result<(), PostError>, UnknownQp> {
+        Ok(self.post_send_all(now, qpn, std::iter::once(*wr))?.map_err(|e| e.error))
+    }
+
+    /// Posts send work requests, all or none.
+    ///
+    /// # Errors
+    /// [`UnknownQp`] outside, [`PostBatchError`] of the first that is refused inside.
+    pub fn post_send_all<'w>(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        wrs: impl Iterator<Item = SendWr<'w>>,
+    ) -> Result<Result<(), PostBatchError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;
-        let result = entry.qp.post_send(wr, |av, src, dst| port.flow(av, src, dst), &mut self.state.out);
-        self.reports.deliver(&mut self.state.out, entry, &self.srqs);
+        let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
+        let result = entry.qp.post_send_all(wrs, path, &mut self.state.out);
+        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         self.schedule.touch(entry);
         Ok(result)
     }
@@ -219,10 +246,15 @@ impl Nic {
     ///
     /// # Errors
     /// [`UnknownQp`] outside, [`PostError`] inside.
-    pub fn post_recv(&mut self, qpn: Qpn, wr: &RecvWr<'_>) -> Result<Result<(), PostError>, UnknownQp> {
+    pub fn post_recv(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        wr: &RecvWr<'_>,
+    ) -> Result<Result<(), PostError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
-        self.reports.deliver(&mut self.state.out, entry, &self.srqs);
+        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         Ok(result)
     }
 
@@ -311,7 +343,7 @@ impl Nic {
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
         entry.qp.handle_packet(packet, &burst.flow, via, &mut env);
         if !self.state.out.is_empty() {
-            self.reports.deliver(&mut self.state.out, entry, &self.srqs);
+            self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         }
         self.schedule.touch(entry);
         // Progress brings the timeout of a peer that was silent down again.
@@ -355,7 +387,7 @@ impl Nic {
                 entry.qp.fail(&mut env);
             }
             let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
-            self.reports.deliver(&mut self.state.out, entry, &self.srqs);
+            self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
@@ -377,7 +409,7 @@ impl Nic {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
                 let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
-                self.reports.deliver(&mut self.state.out, entry, &self.srqs);
+                self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
             }
             self.schedule.touch(entry);
             self.schedule.arm(entry, &self.config.tuning);
@@ -402,10 +434,10 @@ impl Nic {
 
     /// The link has taken all packets that were transmitted: what nobody will acknowledge is complete, and its
     /// memory is the application's again.
-    pub fn emitted(&mut self) {
+    pub fn emitted(&mut self, now: Instant) {
         let mut emitted = std::mem::take(&mut self.reports.emitted);
         for (cq, completion) in emitted.drain(..) {
-            if !self.reports.complete(&cq, completion)
+            if !self.reports.complete(now, &cq, completion)
                 && let Some(entry) = self.table.get_mut(completion.qpn)
             {
                 entry.lost = true;
@@ -439,7 +471,7 @@ impl Nic {
         for entry in self.table.iter_mut() {
             entry.qp.set_pkeys(|index| pkeys[usize::from(index)]);
         }
-        self.reports.raise(AsyncEvent::PKeyChange);
+        self.reports.events.raise(AsyncEvent::PKeyChange);
         Ok(())
     }
 
@@ -462,6 +494,7 @@ impl Nic {
 
     /// Removes a shared receive queue that no queue pair uses.
     pub fn destroy_srq(&mut self, id: SrqId) {
+        self.reports.events.forget(|e| e.srq() == Some(id));
         self.srqs.remove(id);
     }
 
@@ -479,7 +512,7 @@ impl Nic {
         let result = f(self.srqs.get_mut(id)?, &mut self.state.out);
         for output in self.state.out.drain(..) {
             if let Output::Event(e) = output {
-                self.reports.raise(e);
+                self.reports.events.raise(e);
             }
         }
         Some(result)
@@ -487,7 +520,55 @@ impl Nic {
 
     /// The oldest asynchronous event that nobody has taken.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        self.reports.events.pop_front()
+        self.reports.events.next()
+    }
+
+    /// Sets who is told when events wait; once, at creation.
+    pub fn set_event_listener(&mut self, listener: Arc<dyn EventListener>) {
+        self.reports.events.set_listener(listener);
+    }
+
+    /// Forgets the events of a completion queue that is gone.
+    pub fn forget_cq(&mut self, id: CqId) {
+        self.reports.events.forget(|e| e.cq() == Some(id));
+    }
+
+    /// Whether the port carries packets.
+    pub fn port_is_up(&self) -> bool {
+        self.port_up && !self.failed
+    }
+
+    /// The port carries packets from now on, or none: queue pairs stay as they are, and lose what they send.
+    pub fn set_port_up(&mut self, up: bool) {
+        if std::mem::replace(&mut self.port_up, up) != up && !self.failed {
+            self.reports.events.raise(if up { AsyncEvent::PortActive } else { AsyncEvent::PortError });
+        }
+    }
+
+    /// The port's addresses are these from now on: those that it had keep their index. Queue pairs and address
+    /// handles keep the address that they were set up with.
+    pub fn set_gids(&mut self, gids: &[Gid]) {
+        if self.config.port.replace_gids(gids) {
+            self.reports.events.raise(AsyncEvent::GidChange);
+        }
+    }
+
+    /// Whether [`fail`](Self::fail) was called.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// The link is gone for good: all queue pairs go to ERR, and whoever reads events is told. To be called once.
+    pub fn fail(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
+        self.failed = true;
+        let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
+        let qpns: Vec<Qpn> = used.map(|e| e.qp.qpn()).collect();
+        for qpn in qpns {
+            let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+            // Every state has this transition, so nothing is refused.
+            let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
+        }
+        self.reports.events.raise(AsyncEvent::DeviceFatal);
     }
 
     /// Numbers of all queue pairs.
@@ -499,25 +580,25 @@ impl Nic {
 /// What queue pairs reported, on its way to completion queues and whoever reads events.
 #[derive(Debug, Default)]
 struct Reports {
-    events: VecDeque<AsyncEvent>,
+    events: Events,
     /// For when the link has the packets of this turn.
     emitted: Vec<(Arc<CompletionQueue>, Completion)>,
 }
 
 impl Reports {
-    fn deliver(&mut self, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
+    fn deliver(&mut self, now: Instant, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
         for output in out.drain(..) {
             let stored = match output {
-                Output::Sent(c) => self.complete(&entry.send_cq, c),
-                Output::Received(c) => self.complete(&entry.recv_cq, c),
+                Output::Sent(c) => self.complete(now, &entry.send_cq, c),
+                Output::Received(c) => self.complete(now, &entry.recv_cq, c),
                 // Gone with its queue: nobody waits for it.
-                Output::ReceivedFrom(srq, c) => srqs.cq(srq).is_none_or(|cq| self.complete(cq, c)),
+                Output::ReceivedFrom(srq, c) => srqs.cq(srq).is_none_or(|cq| self.complete(now, cq, c)),
                 Output::Emitted(c) => {
                     self.emitted.push((entry.send_cq.clone(), c));
                     true
                 }
                 Output::Event(e) => {
-                    self.raise(e);
+                    self.events.raise(e);
                     true
                 }
             };
@@ -526,25 +607,14 @@ impl Reports {
     }
 
     /// False if the queue was full.
-    fn complete(&mut self, cq: &CompletionQueue, completion: Completion) -> bool {
-        let pushed = cq.push(completion);
+    fn complete(&mut self, now: Instant, cq: &CompletionQueue, completion: Completion) -> bool {
+        let pushed = cq.push(now, completion);
         if pushed == (Pushed::Lost { first: true }) {
-            self.raise(AsyncEvent::CqError(cq.id()));
+            self.events.raise(AsyncEvent::CqError(cq.id()));
         }
         pushed == Pushed::Stored
     }
-
-    fn raise(&mut self, event: AsyncEvent) {
-        // Nobody has to read events: only the newest are kept.
-        if self.events.len() == MAX_EVENTS {
-            self.events.pop_front();
-        }
-        self.events.push_back(event);
-    }
 }
-
-/// Events kept for a reader.
-const MAX_EVENTS: usize = 4096;
 
 fn check_values(attr: &QpAttr, limits: &Limits, pkeys: usize) -> Result<(), ModifyError> {
     let max_rd = limits.max_qp_rd_atom;

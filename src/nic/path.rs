@@ -4,7 +4,7 @@ use crate::wire::{Flow, Gid, Qpn};
 /// The addresses of a NIC's port.
 #[derive(Clone, Debug, Default)]
 pub struct PortAddresses {
-    /// The GID table.
+    /// The GID table. An entry of zeros is none.
     pub gids: Vec<Gid>,
     /// The UDP source port of all packets, where the link cannot choose.
     pub src_port: Option<u16>,
@@ -14,6 +14,29 @@ pub struct PortAddresses {
 const DYNAMIC_PORTS: u32 = 0xc000;
 
 impl PortAddresses {
+    /// Takes `gids` for the table: those that were there keep their index, holes are zero and filled again.
+    /// Whether anything has changed.
+    pub(super) fn replace_gids(&mut self, gids: &[Gid]) -> bool {
+        let before = self.gids.clone();
+        for ours in self.gids.iter_mut().filter(|ours| !gids.contains(ours)) {
+            *ours = Gid::default();
+        }
+        for gid in gids {
+            if !self.gids.contains(gid) {
+                match self.gids.iter_mut().find(|ours| **ours == Gid::default()) {
+                    Some(hole) => *hole = *gid,
+                    None => self.gids.push(*gid),
+                }
+            }
+        }
+        self.gids != before
+    }
+
+    /// The GID at `index`, if there is one.
+    pub fn gid(&self, index: usize) -> Option<Gid> {
+        self.gids.get(index).copied().filter(|gid| *gid != Gid::default())
+    }
+
     /// The path of packets from `src` to `dst` by an address vector.
     ///
     /// # Errors
@@ -21,7 +44,7 @@ impl PortAddresses {
     pub fn flow(&self, av: &AddressVector, src: Qpn, dst: Qpn) -> Result<Flow, AddressError> {
         let index = av.sgid_index;
         let count = self.gids.len();
-        let ours = *self.gids.get(index as usize).ok_or(AddressError::GidIndex { index, count })?;
+        let ours = self.gid(index.into()).ok_or(AddressError::GidIndex { index, count })?;
         let (from, to) = (ours.ip(), av.dgid.ip());
         if from.is_ipv4() != to.is_ipv4() {
             return Err(AddressError::Family { index, ours, peer: av.dgid });

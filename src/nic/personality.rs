@@ -18,11 +18,15 @@ pub struct Limits {
     pub max_srq: u32,
     /// Receives in one of them.
     pub max_srq_wr: u32,
+    /// Scatter/gather elements of such a receive.
+    pub max_srq_sge: u32,
     /// Completion queues.
     pub max_cq: u32,
     /// Entries of a completion queue.
     pub max_cqe: u32,
-    /// Regions.
+    /// Completion vectors: threads that raise the events of completion queues.
+    pub num_comp_vectors: u32,
+    /// Regions and memory windows, together.
     pub max_mr: u32,
     /// Bytes of a region.
     pub max_mr_size: u64,
@@ -66,8 +70,10 @@ impl Personality {
             max_inline: 1024,
             max_srq: 65_536,
             max_srq_wr: 32_768,
+            max_srq_sge: 32,
             max_cq: 65_536,
             max_cqe: 1 << 22,
+            num_comp_vectors: 1,
             max_mr: 1 << 20,
             max_mr_size: 1 << 47,
             max_dm_size: 256 << 10,
@@ -92,8 +98,10 @@ impl Personality {
             max_inline: 512,
             max_srq: 65_536,
             max_srq_wr: 32_767,
+            max_srq_sge: 27,
             max_cq: 1 << 20,
             max_cqe: 32_767,
+            num_comp_vectors: 1,
             max_mr: 1 << 19,
             max_mr_size: u64::MAX,
             max_dm_size: 0,
@@ -125,8 +133,10 @@ impl Personality {
             max_inline: 988,
             max_srq: 65_536,
             max_srq_wr: 32_767,
+            max_srq_sge: 31,
             max_cq: 1 << 24,
             max_cqe: (1 << 22) - 1,
+            num_comp_vectors: 1,
             max_mr: (1 << 24) - 1,
             max_mr_size: u64::MAX,
             max_dm_size: 128 << 10,

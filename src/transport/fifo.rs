@@ -48,6 +48,11 @@ impl<T> Fifo<T> {
         self.start += n as u64;
     }
 
+    /// Drops what came from index `end` on; the next entry has that index.
+    pub fn truncate(&mut self, end: u64) {
+        self.items.truncate(end.saturating_sub(self.start) as usize);
+    }
+
     pub fn front(&self) -> Option<&T> {
         self.items.front()
     }

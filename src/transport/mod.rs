@@ -9,6 +9,7 @@ mod burst;
 mod connection;
 mod credits;
 mod env;
+mod event;
 mod fifo;
 mod habits;
 mod migration;
@@ -25,6 +26,7 @@ mod work;
 
 pub use burst::{BurstLimits, Payload, Piece, RxBurst, TxBurst, TxQueue};
 pub use env::{Counters, Env, Output, Tuning};
+pub use event::AsyncEvent;
 pub use habits::Habits;
 pub use migration::Via;
 pub use qp::{Pending, QpInit, QueuePair};
@@ -37,6 +39,6 @@ pub use state::{
 };
 pub use time::Instant;
 pub use work::{
-    AsyncEvent, Completion, CqId, Destination, MAX_MESSAGE, Placement, PostError, RecvWr, SendFlags, SendWr,
-    Sge, WcOpcode, WcStatus, WrData, WrOp,
+    Completion, CqId, Destination, MAX_MESSAGE, Placement, PostBatchError, PostError, RecvWr, SendFlags,
+    SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,
 };

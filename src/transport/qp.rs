@@ -7,8 +7,8 @@ use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
     AddressError, AddressVector, AsyncEvent, Completion, Destination, Env, Habits, Instant, ModifyError,
-    Output, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode, WcStatus, XrcdId,
-    state,
+    Output, PostBatchError, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode,
+    WcStatus, XrcdId, state,
 };
 use crate::memory::PdId;
 use crate::wire::{Flow, Mtu, Packet, Qpn, Transport};
@@ -258,6 +258,27 @@ impl QueuePair {
             }
             state => Err(PostError::State(state)),
         }
+    }
+
+    /// Takes send work requests in: all of them or, if one is refused, none.
+    ///
+    /// # Errors
+    /// [`PostBatchError`] of the first that was refused.
+    pub fn post_send_all<'w>(
+        &mut self,
+        wrs: impl Iterator<Item = SendWr<'w>>,
+        path: impl Fn(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+        out: &mut Vec<Output>,
+    ) -> Result<(), PostBatchError> {
+        let mark = self.requester.mark();
+        for (index, wr) in wrs.enumerate() {
+            // Where it flushes at once it refuses nothing: `out` never has a part of a batch.
+            if let Err(error) = self.post_send(&wr, &path, out) {
+                self.requester.roll_back(&mark);
+                return Err(PostBatchError { index, error });
+            }
+        }
+        Ok(())
     }
 
     /// The path of a datagram; none for a connected service.

@@ -94,6 +94,17 @@ fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
     if n < packets { cost } else { cost + packet_cost(len as u64 - full * mtu.bytes() as u64) }
 }
 
+/// A place in a send queue to go back to.
+#[derive(Debug)]
+pub(super) struct Mark {
+    wqes: u64,
+    sges: u64,
+    inline: u64,
+    next_psn: Psn,
+    messages: u32,
+    cost: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct SendQueue {
     pub caps: SendCaps,
@@ -133,14 +144,15 @@ impl SendQueue {
                 }
                 sges.iter().map(|s| s.length as u64).sum()
             }
-            WrData::Inline(data) => {
+            WrData::Inline(_) | WrData::InlineList(_) => {
                 if wr.op.brings_data() {
                     return Err(PostError::InlineNotAllowed(wr.op.completion_opcode()));
                 }
-                if data.len() > self.caps.max_inline as usize {
-                    return Err(PostError::InlineTooLong { got: data.len(), max: self.caps.max_inline });
+                let got = wr.data.inline().iter().map(|piece| piece.len()).sum();
+                if got > self.caps.max_inline as usize {
+                    return Err(PostError::InlineTooLong { got, max: self.caps.max_inline });
                 }
-                data.len() as u64
+                got as u64
             }
         };
         if !wr.op.has_data() && !wr.data.is_empty() {
@@ -161,9 +173,9 @@ impl SendQueue {
                 self.sges.extend(sges);
                 Source::Sges { first, count: sges.len() }
             }
-            WrData::Inline(data) => {
+            WrData::Inline(_) | WrData::InlineList(_) => {
                 let first = self.inline.end();
-                self.inline.extend(data);
+                wr.data.inline().iter().for_each(|piece| self.inline.extend(piece));
                 Source::Inline { first }
             }
         };
@@ -196,6 +208,21 @@ impl SendQueue {
         self.next_psn += packets;
         self.cost += message_cost(len as u32, packets, packets, mtu);
         Ok(())
+    }
+
+    /// The place behind all that is posted.
+    pub fn mark(&self) -> Mark {
+        let (wqes, sges, inline) = (self.wqes.end(), self.sges.end(), self.inline.end());
+        let SendQueue { next_psn, messages, cost, .. } = *self;
+        Mark { wqes, sges, inline, next_psn, messages, cost }
+    }
+
+    /// Forgets what was posted since `mark`, of which nothing may have been sent yet.
+    pub fn roll_back(&mut self, mark: &Mark) {
+        self.wqes.truncate(mark.wqes);
+        self.sges.truncate(mark.sges);
+        self.inline.truncate(mark.inline);
+        (self.next_psn, self.messages, self.cost) = (mark.next_psn, mark.messages, mark.cost);
     }
 
     pub fn front(&self) -> Option<&SendWqe> {
@@ -304,4 +331,41 @@ pub(super) fn gather<'a, E>(
         skip = 0;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::AtomicOp;
+    use crate::wire::RKey;
+
+    #[test]
+    fn a_roll_back_leaves_the_queue_as_it_was() {
+        let mut queue = SendQueue::new(SendCaps { max_wr: 8, max_sge: 4, max_inline: 64 });
+        let sges = [Sge { length: 5000, ..Sge::default() }, Sge::default()];
+        let word = [Sge { length: 8, ..Sge::default() }];
+        let atomic = WrOp::Atomic { va: 0, rkey: RKey(0), op: AtomicOp::FetchAdd(1) };
+        let post = |queue: &mut SendQueue| {
+            for (op, data) in [
+                (WrOp::Send, WrData::Sges(&sges)),
+                (WrOp::Send, WrData::InlineList(&[b"ab", b"", b"cde"])),
+                (atomic, WrData::Sges(&word)),
+            ] {
+                let wr = SendWr { wr_id: 1, op, data, flags: SendFlags::SIGNALED, to: None };
+                queue.post(&wr, None, Mtu::Mtu1024).unwrap();
+            }
+        };
+        post(&mut queue);
+        queue.retire();
+        let (before, mark) = (format!("{queue:?}"), queue.mark());
+        post(&mut queue);
+        assert_ne!(format!("{queue:?}"), before);
+        queue.roll_back(&mark);
+        assert_eq!(format!("{queue:?}"), before);
+
+        let mut inline = Vec::new();
+        let wqe = queue.front().unwrap();
+        assert!(queue.inline_data(wqe, 1, 3, &mut inline));
+        assert_eq!((wqe.len, &inline[..]), (5, &b"bcd"[..]));
+    }
 }

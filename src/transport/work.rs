@@ -216,14 +216,25 @@ pub enum WrData<'a> {
     Sges(&'a [Sge]),
     /// Here; copied while posting, so that it may change at once.
     Inline(&'a [u8]),
+    /// The same in several pieces, which go out one behind the other.
+    InlineList(&'a [&'a [u8]]),
 }
 
-impl WrData<'_> {
+impl<'a> WrData<'a> {
+    /// The pieces of inline data.
+    pub(super) fn inline(&self) -> &[&'a [u8]] {
+        match self {
+            WrData::Sges(_) => &[],
+            WrData::Inline(piece) => std::slice::from_ref(piece),
+            WrData::InlineList(pieces) => pieces,
+        }
+    }
+
     /// Whether there is none.
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         match self {
             WrData::Sges(sges) => sges.is_empty(),
-            WrData::Inline(bytes) => bytes.is_empty(),
+            _ => self.inline().iter().all(|piece| piece.is_empty()),
         }
     }
 }
@@ -268,6 +279,16 @@ pub struct RecvWr<'a> {
     pub wr_id: u64,
     /// Where a SEND's data goes, element after element.
     pub sges: &'a [Sge],
+}
+
+/// Why none of several work requests was taken, which are posted together or not at all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("nothing was posted: work request {index} of the batch was refused: {error}")]
+pub struct PostBatchError {
+    /// The first that was refused.
+    pub index: usize,
+    /// Why.
+    pub error: PostError,
 }
 
 /// How a work request ended, with the numbers of verbs.
@@ -397,33 +418,6 @@ pub struct Completion {
 /// A completion queue's handle, unique in its context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CqId(pub u32);
-
-/// What happened beside completions.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum AsyncEvent {
-    /// The QP went to the error state by itself.
-    QpFatal(Qpn),
-    /// The responder refused an invalid request.
-    QpRequestError(Qpn),
-    /// The responder refused an access to memory.
-    QpAccessError(Qpn),
-    /// The first packet reached a QP that is ready to receive.
-    CommunicationEstablished(Qpn),
-    /// The send queue of a QP in SQD has nothing in flight any more.
-    SqDrained(Qpn),
-    /// A QP on a shared receive queue is in the error state and has had its last receive (IBA 10.2.9.5).
-    LastWqeReached(Qpn),
-    /// A completion queue was full when a completion came: that one is lost, and its QP is in the error state.
-    CqError(CqId),
-    /// The partition key table has changed.
-    PKeyChange,
-    /// The QP goes by its alternate path now.
-    PathMigrated(Qpn),
-    /// The peer asked for a migration that does not fit our alternate path.
-    PathMigrateError(Qpn),
-    /// Fewer receives are left in a shared receive queue than its limit.
-    SrqLimit(super::SrqId),
-}
 
 /// Why a work request was not taken. The queue is as before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

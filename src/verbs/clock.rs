@@ -1,4 +1,5 @@
 use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::link::fabric::Fabric;
 use crate::transport::Instant;
@@ -13,6 +14,18 @@ pub(super) enum Clock {
 }
 
 impl Clock {
+    /// An instant as nanoseconds since 1970. Virtual time has but its own beginning.
+    pub fn wallclock_ns(&self, at: Instant) -> u64 {
+        match self {
+            Clock::Fabric(fabric) if fabric.is_virtual() => at.0,
+            _ => {
+                let (now, wall) = (self.now(), SystemTime::now());
+                let wall = wall.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+                wall.saturating_sub(now.0.saturating_sub(at.0))
+            }
+        }
+    }
+
     pub fn now(&self) -> Instant {
         static EPOCH: OnceLock<std::time::Instant> = OnceLock::new();
         match self {

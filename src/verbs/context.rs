@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use super::clock::Clock;
+use super::event::EventSignal;
+use super::quota::Quota;
 use super::shard::Shard;
-use super::{CompletionChannel, Cq, CreateError, OpenError, Pd};
+use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
-use crate::transport::{AsyncEvent, Counters, CqId, Habits, Tuning};
+use crate::transport::{Counters, CqId, Habits, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// Not host addresses: those differ from run to run, and a program should replay to the same packets.
@@ -43,10 +45,12 @@ pub(super) struct Inner {
     pub shard: Arc<Shard>,
     pub limits: Limits,
     pub habits: Habits,
-    personality: &'static str,
+    pub personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
     pub seed: u64,
+    pub pds: Quota,
+    pub cqs: Quota,
     next_pd: AtomicU32,
     next_cq: AtomicU32,
     /// Where the next region of the crate's own memory begins, in the addresses that work requests use.
@@ -55,6 +59,7 @@ pub(super) struct Inner {
     pub dm_used: AtomicU64,
     /// Draws first PSNs.
     draws: AtomicU64,
+    pub events: Arc<EventSignal>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -106,7 +111,7 @@ impl Context {
             None => random_seed(),
         });
         let window = options.window.unwrap_or(info.window);
-        let nic = Nic::new(NicConfig {
+        let mut nic = Nic::new(NicConfig {
             personality: options.personality,
             tuning: Tuning {
                 window,
@@ -121,6 +126,8 @@ impl Context {
             seed,
         });
         let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
+        let events = Arc::new(EventSignal::new()?);
+        nic.set_event_listener(events.clone());
         let shard = Arc::new(Shard::new(nic, link, clock, fabric.clone())?);
         if let Some(fabric) = &fabric {
             let driver: Arc<dyn Driver> = shard.clone();
@@ -142,11 +149,14 @@ impl Context {
             info,
             mtu,
             seed,
+            pds: Quota::new("PDs", limits.max_pd),
+            cqs: Quota::new("CQs", limits.max_cq),
             next_pd: AtomicU32::new(1),
             next_cq: AtomicU32::new(1),
             next_iova: AtomicU64::new(FIRST_IOVA),
             dm_used: AtomicU64::new(0),
             draws: AtomicU64::new(0),
+            events,
             thread,
         })))
     }
@@ -156,9 +166,8 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        let max = self.0.limits.max_pd;
-        let taken = self.0.next_pd.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_add(1));
-        taken.map(|id| Pd::new(self.clone(), id)).map_err(|_| CreateError::Exhausted { kind: "PDs", max })
+        self.0.pds.take()?;
+        Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// A completion queue of `capacity` entries.
@@ -166,7 +175,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Value`].
     pub fn create_cq(&self, capacity: usize) -> Result<Cq, CreateError> {
-        Cq::new(self.clone(), capacity, None)
+        self.create_cq_with(&CqOptions { capacity, ..CqOptions::default() })
     }
 
     /// A completion queue whose events go to a channel.
@@ -174,7 +183,16 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_cq_on(&self, capacity: usize, channel: &CompletionChannel) -> Result<Cq, CreateError> {
-        Cq::new(self.clone(), capacity, Some(channel.clone()))
+        let channel = Some(channel.clone());
+        self.create_cq_with(&CqOptions { capacity, channel, ..CqOptions::default() })
+    }
+
+    /// A completion queue with more to choose.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_cq_with(&self, options: &CqOptions) -> Result<Cq, CreateError> {
+        Cq::new(self.clone(), options)
     }
 
     /// A completion channel: a file descriptor that is readable when a completion queue has an event.
@@ -185,40 +203,21 @@ impl Context {
         CompletionChannel::new(self.clone())
     }
 
-    /// What the device is and has at most.
-    pub fn query_device(&self) -> DeviceAttr {
-        let mac = self.0.info.mac;
-        let [a, b, c, d, e, f] = mac;
-        DeviceAttr {
-            name: format!("urxe ({})", self.0.info.name),
-            version: env!("CARGO_PKG_VERSION"),
-            personality: self.0.personality,
-            // EUI-64 of the MAC, as hardware makes it.
-            node_guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
-            limits: self.0.limits,
-        }
-    }
-
-    /// The port. There is one, number 1.
-    pub fn query_port(&self) -> PortAttr {
-        let (_, broken) = self.0.shard.link_state();
-        PortAttr {
-            active: broken.is_none(),
-            active_mtu: self.0.mtu,
-            max_mtu: Mtu::Mtu4096,
-            gid_table_len: self.0.info.addresses.len(),
-            max_msg_size: 1 << 31,
-        }
-    }
-
     /// An entry of the GID table.
     pub fn query_gid(&self, index: usize) -> Option<Gid> {
-        self.0.info.addresses.get(index).map(|ip| Gid::from(*ip))
+        self.0.shard.look(|nic| nic.config().port.gid(index))
     }
 
-    /// The GID table: the link's addresses.
+    /// The GID table: the port's addresses. An entry of zeros is that of an address that it had.
     pub fn gids(&self) -> Vec<Gid> {
-        self.0.info.addresses.iter().map(|ip| Gid::from(*ip)).collect()
+        self.0.shard.look(|nic| nic.config().port.gids.clone())
+    }
+
+    /// Changes the GID table, as the system does when it gives an interface other addresses, and raises
+    /// [`AsyncEvent::GidChange`](super::AsyncEvent::GidChange). What stays keeps its index. It is told to no link:
+    /// on a fabric, [`Fabric::set_addresses`] does that and this.
+    pub fn set_gids(&self, gids: &[Gid]) {
+        self.0.shard.look(|nic| nic.set_gids(gids));
     }
 
     /// An entry of the partition key table; at first there is one, full membership of the default partition.
@@ -226,7 +225,8 @@ impl Context {
         self.0.shard.look(|nic| nic.pkeys().get(index).copied())
     }
 
-    /// Changes the partition key table, as a subnet manager would, and raises [`AsyncEvent::PKeyChange`].
+    /// Changes the partition key table, as a subnet manager would, and raises
+    /// [`AsyncEvent::PKeyChange`](super::AsyncEvent::PKeyChange).
     ///
     /// # Errors
     /// [`PKeyTableSize`]; then it has not changed.
@@ -234,7 +234,13 @@ impl Context {
         self.0.shard.look(|nic| nic.set_pkeys(pkeys))
     }
 
-    /// The link as it described itself.
+    /// The NIC's clock, in which completions are timed: nanoseconds from an arbitrary beginning, never backwards.
+    /// In virtual time it is the fabric's. (`ibv_query_rt_values_ex` in verbs.)
+    pub fn clock(&self) -> u64 {
+        self.0.shard.clock.now().0
+    }
+
+    /// The link as it described itself when the context was opened.
     pub fn link_info(&self) -> &LinkInfo {
         &self.0.info
     }
@@ -247,11 +253,6 @@ impl Context {
     /// What the link has dropped, and why it is gone if it is.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         self.0.shard.link_state()
-    }
-
-    /// The oldest asynchronous event that nobody has taken.
-    pub fn next_event(&self) -> Option<AsyncEvent> {
-        self.0.shard.look(|nic| nic.next_event())
     }
 
     /// Looks at the link once on this thread, as polling a completion queue does: for a program that polls
@@ -309,34 +310,4 @@ fn hash_of_address(ip: IpAddr) -> u64 {
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
-}
-
-/// What a device is and has at most.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DeviceAttr {
-    /// A name for people.
-    pub name: String,
-    /// The crate's version.
-    pub version: &'static str,
-    /// The class of device that it behaves as.
-    pub personality: &'static str,
-    /// EUI-64.
-    pub node_guid: u64,
-    /// Limits.
-    pub limits: Limits,
-}
-
-/// What a port is like.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PortAttr {
-    /// The link is there.
-    pub active: bool,
-    /// The largest path MTU whose packets the link carries.
-    pub active_mtu: Mtu,
-    /// The largest path MTU at all.
-    pub max_mtu: Mtu,
-    /// GIDs.
-    pub gid_table_len: usize,
-    /// Bytes of the longest message.
-    pub max_msg_size: u64,
 }

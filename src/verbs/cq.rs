@@ -1,14 +1,13 @@
-use std::collections::VecDeque;
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Context, CreateError, WaitError};
-use crate::link::fabric::FabricHandle;
+use super::channel::Acks;
+use super::wait::step_until;
+use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
 use crate::nic::{CompletionQueue, CqListener, CqOverflow, Notify};
 use crate::transport::{Completion, CqId, WcStatus};
 
@@ -20,6 +19,26 @@ pub(super) struct CqInner {
     context: Context,
     pub queue: Arc<CompletionQueue>,
     signal: Arc<Signal>,
+    /// Queues that complete to it: send, receive and, for XRC, shared receive queues.
+    pub users: AtomicU32,
+    pub acks: Acks,
+}
+
+/// What a completion queue is made with.
+///
+/// Verbs has `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` too, which does away with locking. Here the NIC itself may be
+/// another thread, so there is no such thing.
+#[derive(Clone, Debug, Default)]
+pub struct CqOptions {
+    /// Completions that it holds.
+    pub capacity: usize,
+    /// Where its events go.
+    pub channel: Option<CompletionChannel>,
+    /// Which of the device's vectors raises its events, below [`super::Limits::num_comp_vectors`].
+    pub comp_vector: u32,
+    /// A completion that finds it full takes the place of the oldest: for those who do not read all. Else it is
+    /// lost, with an event, and its queue pair goes to the error state.
+    pub ignore_overrun: bool,
 }
 
 /// Told by the NIC of the event that was asked for.
@@ -36,31 +55,34 @@ impl CqListener for Signal {
         *self.raised.lock() = true;
         self.changed.notify_all();
         if let Some(channel) = &self.channel {
-            channel.0.events.lock().push_back(self.cq.lock().clone());
-            // Only a full counter could refuse; then the descriptor is readable anyway.
-            let _ = channel.0.readable.write(1);
+            channel.push(self.cq.lock().clone());
         }
     }
 }
 
 impl Cq {
-    pub(super) fn new(
-        context: Context,
-        capacity: usize,
-        channel: Option<CompletionChannel>,
-    ) -> Result<Cq, CreateError> {
+    pub(super) fn new(context: Context, options: &CqOptions) -> Result<Cq, CreateError> {
+        let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options.clone();
         let max = context.0.limits.max_cqe as u64;
         if capacity == 0 || capacity as u64 > max {
             return Err(CreateError::Value { name: "a CQ's size", value: capacity as u64, min: 1, max });
         }
-        if channel.as_ref().is_some_and(|c| !c.0.context.is(&context)) {
+        if channel.as_ref().is_some_and(|c| !c.context().is(&context)) {
             return Err(CreateError::OtherContext("completion channel"));
         }
-        let queue = Arc::new(CompletionQueue::numbered(context.next_cq(), capacity));
+        let vectors = context.0.limits.num_comp_vectors;
+        if comp_vector >= vectors {
+            let (value, max) = (comp_vector.into(), u64::from(vectors) - 1);
+            return Err(CreateError::Value { name: "comp_vector", value, min: 0, max });
+        }
+        context.0.cqs.take()?;
+        let queue = CompletionQueue::numbered(context.next_cq(), capacity);
+        let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });
         queue.set_listener(signal.clone());
-        let cq = Arc::new(CqInner { context, queue, signal });
+        let (users, acks) = (AtomicU32::new(0), Acks::default());
+        let cq = Arc::new(CqInner { context, queue, signal, users, acks });
         *cq.signal.cq.lock() = Arc::downgrade(&cq);
         Ok(Cq(cq))
     }
@@ -104,10 +126,15 @@ impl Cq {
     /// # Errors
     /// [`CqOverflow`] once completions were lost.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
+        self.look_at_link();
+        self.0.queue.poll(max, out)
+    }
+
+    /// If there are no completions.
+    pub(super) fn look_at_link(&self) {
         if self.0.queue.is_empty() {
             self.0.context.0.shard.poll();
         }
-        self.0.queue.poll(max, out)
     }
 
     /// Asks for one event at the next completion. One that is already there raises none: poll once more
@@ -128,7 +155,9 @@ impl Cq {
             return Ok(out[0]);
         }
         if let Some(fabric) = self.0.context.0.shard.virtual_fabric() {
-            return self.wait_virtual(fabric, timeout, &mut out);
+            return step_until(fabric.fabric(), timeout, || self.0.queue.take().transpose())?
+                .map(|entry| entry.completion)
+                .map_err(WaitError::Overflow);
         }
         let deadline = Instant::now() + timeout;
         loop {
@@ -150,23 +179,6 @@ impl Cq {
         }
     }
 
-    fn wait_virtual(
-        &self,
-        fabric: &FabricHandle,
-        timeout: Duration,
-        out: &mut Vec<Completion>,
-    ) -> Result<Completion, WaitError> {
-        let fabric = fabric.fabric();
-        let deadline = fabric.now() + timeout;
-        while fabric.now() <= deadline {
-            if self.0.queue.poll(1, out)? == 1 {
-                return Ok(out[0]);
-            }
-            fabric.step().ok_or(WaitError::Idle)?;
-        }
-        Err(WaitError::TimedOut(timeout))
-    }
-
     /// Waits for a completion that is a success.
     ///
     /// # Errors
@@ -181,6 +193,35 @@ impl Cq {
     }
 }
 
+impl Cq {
+    /// Lets go of the queue as `ibv_destroy_cq` does: not while queue pairs complete to it, and not before all
+    /// events taken off its channel are acknowledged, for which it waits. (Dropping the last handle waits for
+    /// nothing: queue pairs and [`super::CqEvent`]s hold handles of their own.)
+    ///
+    /// # Errors
+    /// [`DestroyCqError`].
+    pub fn destroy(self, timeout: Duration) -> Result<(), DestroyCqError> {
+        match self.0.users.load(Ordering::Acquire) {
+            0 => {}
+            users => return Err(DestroyCqError::InUse(users)),
+        }
+        match self.0.acks.wait(timeout) {
+            0 => Ok(()),
+            events => Err(DestroyCqError::Unacknowledged(events)),
+        }
+    }
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        self.context.0.shard.look(|nic| nic.forget_cq(self.queue.id()));
+        self.context.0.cqs.give_back();
+        if let Some(channel) = &self.signal.channel {
+            channel.sweep();
+        }
+    }
+}
+
 impl PartialEq for Cq {
     /// Whether both are the same queue.
     fn eq(&self, other: &Cq) -> bool {
@@ -191,50 +232,5 @@ impl PartialEq for Cq {
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.queue.fmt(f)
-    }
-}
-
-/// Where the events of completion queues arrive. Its descriptor is readable while there is one. Cheap to
-/// clone.
-#[derive(Clone)]
-pub struct CompletionChannel(Arc<ChannelInner>);
-
-struct ChannelInner {
-    context: Context,
-    readable: EventFd,
-    events: Mutex<VecDeque<Weak<CqInner>>>,
-}
-
-impl CompletionChannel {
-    pub(super) fn new(context: Context) -> Result<CompletionChannel, CreateError> {
-        // A semaphore: each event read takes one, so the descriptor stays readable for the rest.
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
-        let readable = EventFd::from_flags(flags).map_err(|e| CreateError::Channel(e.to_string()))?;
-        Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events: Mutex::default() })))
-    }
-
-    /// The queue of the oldest event, if there is one. Never waits: poll the descriptor for that.
-    pub fn next_event(&self) -> Option<Cq> {
-        loop {
-            let cq = self.0.events.lock().pop_front()?;
-            // One count for each event; it cannot be empty.
-            let _ = self.0.readable.read();
-            // A queue may be gone since.
-            if let Some(cq) = cq.upgrade() {
-                return Some(Cq(cq));
-            }
-        }
-    }
-}
-
-impl AsFd for CompletionChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.readable.as_fd()
-    }
-}
-
-impl fmt::Debug for CompletionChannel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CompletionChannel({} events)", self.0.events.lock().len())
     }
 }

@@ -81,9 +81,12 @@ pub enum CreateError {
     /// There is no way back to the sender of what is no datagram.
     #[error("the receive has no routing header of a datagram to this port")]
     NoGrh,
-    /// An eventfd could not be made.
-    #[error("cannot make a completion channel: {0}")]
-    Channel(String),
+    /// An eventfd could not be made; the system's error number.
+    #[error("cannot make a completion channel: {}", io::Error::from_raw_os_error(*.0))]
+    Channel(i32),
+    /// After [`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal) there is nothing to make it for.
+    #[error("the link is gone for good: close the context and open another")]
+    Gone,
 }
 
 impl From<TooManyQps> for CreateError {
@@ -125,14 +128,35 @@ pub enum AttachError {
     Join(#[from] JoinError),
 }
 
-/// Why waiting brought no completion.
+/// Why a completion queue was not destroyed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DestroyCqError {
+    /// Queue pairs complete to it.
+    #[error("{0} work queues complete to it: destroy their queue pairs, and shared receive queues, first")]
+    InUse(u32),
+    /// Events were taken off its channel.
+    #[error("{0} events were taken and not acknowledged")]
+    Unacknowledged(u64),
+}
+
+/// More events were acknowledged than were taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{given} events acknowledged, but only {unacked} were taken and not acknowledged yet")]
+pub struct AckError {
+    /// As given.
+    pub given: u64,
+    /// Those that there are.
+    pub unacked: u64,
+}
+
+/// Why waiting brought nothing.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WaitError {
     /// None came in time.
-    #[error("no completion within {0:?}")]
+    #[error("nothing came within {0:?}")]
     TimedOut(Duration),
     /// Virtual time: nothing is pending on the fabric that could bring one.
-    #[error("nothing is under way on the fabric that could bring a completion")]
+    #[error("nothing is under way on the fabric that could bring anything")]
     Idle,
     /// Completions were lost.
     #[error(transparent)]

@@ -6,18 +6,26 @@
 //! Whoever polls drives the NIC on his own thread; when nobody polls, a background thread does.
 
 mod ah;
+mod channel;
 mod clock;
 mod context;
 mod cq;
+mod cq_poll;
 mod device;
 mod dm;
+mod errno;
 mod error;
+mod event;
 mod mr;
 mod mw;
 mod pair;
 mod qp;
+mod query;
+mod quota;
 mod shard;
 mod srq;
+mod wait;
+mod wr;
 mod xrc;
 
 pub use crate::link::JoinError;
@@ -26,21 +34,26 @@ pub use crate::memory::{Access, AtomicOp, Bind, Buffer, FastReg, ManagementError
 pub use crate::nic::{CqOverflow, Limits, MulticastError, Notify, PKeyTableSize, Personality};
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,
-    PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, SrqId, WcOpcode,
-    WcStatus, WrData, WrOp,
+    PostBatchError, PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge,
+    SrqId, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
 pub use ah::Ah;
-pub use context::{Context, ContextOptions, DeviceAttr, PortAttr};
-pub use cq::{CompletionChannel, Cq};
+pub use channel::{CompletionChannel, CqEvent};
+pub use context::{Context, ContextOptions};
+pub use cq::{Cq, CqOptions};
+pub use cq_poll::{CqPoll, Wc, WcFlags};
 pub use device::{Device, DeviceError, devices};
 pub use dm::{Dm, DmMr};
 pub use error::{
-    AttachError, ConnectError, CreateError, MemoryAccessError, OpenError, PostListError, WaitError,
+    AckError, AttachError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError,
+    PostListError, WaitError,
 };
 pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
 pub use mw::{FastMr, Mw};
 pub use pair::{Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
+pub use query::{AtomicCap, DeviceAttr, DeviceCaps, PortAttr, PortState};
 pub use srq::{Srq, SrqAttr};
+pub use wr::{BegunWr, WrSession};
 pub use xrc::Xrcd;

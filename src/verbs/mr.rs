@@ -12,6 +12,12 @@ use crate::memory::{Access, Buffer, ManagementError, PdId, RegionInfo, Reregistr
 use crate::transport::{RecvCaps, Sge};
 use crate::wire::{LKey, RKey};
 
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        self.context.0.pds.give_back();
+    }
+}
+
 /// A protection domain: regions and queue pairs of different domains have nothing to do with each other.
 /// Cheap to clone; it lives as long as anything made in it.
 #[derive(Clone, Debug)]

@@ -1,12 +1,16 @@
 use std::fmt;
+use std::sync::atomic::Ordering;
 
+use parking_lot::Mutex;
+
+use super::wr::Batch;
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
 use crate::memory::{Access, AtomicOp};
 use crate::nic::MulticastError;
 use crate::transport::state::taken;
 use crate::transport::{
-    AddressVector, ModifyError, Placement, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr,
-    SendCaps, SendFlags, SendWr, Sge, WrData, WrOp, XrcdId,
+    AddressVector, ModifyError, Placement, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType,
+    RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge, WrData, WrOp, XrcdId,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RKey, RnrTimer};
 
@@ -99,6 +103,7 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
+    pub(super) spare_batch: Mutex<Batch>,
 }
 
 impl Qp {
@@ -122,6 +127,9 @@ impl Qp {
         }
         if srq.is_some_and(|s| !s.pd().context().is(context)) {
             return Err(CreateError::OtherContext("shared receive queue"));
+        }
+        if context.0.shard.look(|nic| nic.has_failed()) {
+            return Err(CreateError::Gone);
         }
         let l = context.0.limits;
         let sizes = [
@@ -154,8 +162,11 @@ impl Qp {
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         let qpn = context.0.shard.look(|nic| nic.create_qp(&init, s, r))?;
         let psn = Psn::new(context.draw() as u32);
+        for cq in [send_cq, recv_cq] {
+            cq.0.users.fetch_add(1, Ordering::AcqRel);
+        }
         let (pd, send_cq, recv_cq, srq) = (pd.clone(), send_cq.clone(), recv_cq.clone(), srq.cloned());
-        Ok(Qp { qpn, psn, qp_type, pd, send_cq, recv_cq, srq })
+        Ok(Qp { qpn, psn, qp_type, pd, send_cq, recv_cq, srq, spare_batch: Mutex::default() })
     }
 
     /// Its number.
@@ -191,7 +202,7 @@ impl Qp {
 
     /// What a peer must know, with the first GID.
     pub fn endpoint(&self) -> Endpoint {
-        // A context is not opened without an address.
+        // A context is not opened without an address; only a change can take the first away.
         let gid = self.pd.context().query_gid(0).unwrap_or_default();
         Endpoint { gid, qpn: self.qpn, psn: self.psn }
     }
@@ -259,7 +270,8 @@ impl Qp {
             Some(index) => index,
             None => {
                 let v4 = peer.gid.ip().is_ipv4();
-                let index = context.0.info.addresses.iter().position(|ip| ip.is_ipv4() == v4);
+                let there = |gid: &Gid| *gid != Gid::default() && gid.ip().is_ipv4() == v4;
+                let index = context.gids().iter().position(there);
                 index.ok_or(ConnectError::NoGid { peer: peer.gid })? as u8
             }
         };
@@ -342,14 +354,22 @@ impl Qp {
     /// # Errors
     /// [`PostListError`] names the first that was not taken.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.pd.context().0.shard.with(|engine, _, _| {
+        self.pd.context().0.shard.with(|engine, now, _| {
             for (index, wr) in wrs.iter().enumerate() {
-                let posted = engine.nic.post_send(self.qpn, wr);
+                let posted = engine.nic.post_send(now, self.qpn, wr);
                 posted
                     .expect("the NIC has the queue pair as long as its handle")
                     .map_err(|error| PostListError { index, error })?;
             }
             Ok(())
+        })
+    }
+
+    /// Posts all or none.
+    pub(super) fn post_all<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostBatchError> {
+        self.pd.context().0.shard.with(|engine, now, _| {
+            let posted = engine.nic.post_send_all(now, self.qpn, wrs);
+            posted.expect("the NIC has the queue pair as long as its handle")
         })
     }
 
@@ -362,7 +382,7 @@ impl Qp {
             .context()
             .0
             .shard
-            .look(|nic| nic.post_recv(self.qpn, wr))
+            .hold(|engine, now| engine.nic.post_recv(now, self.qpn, wr))
             .expect("the NIC has the queue pair as long as its handle")
     }
 }
@@ -374,6 +394,9 @@ impl Drop for Qp {
         self.pd.context().0.shard.hold(|engine, _| engine.destroy_qp(self.qpn));
         self.send_cq.0.queue.purge(self.qpn);
         self.recv_cq.0.queue.purge(self.qpn);
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.0.users.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 

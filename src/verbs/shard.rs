@@ -1,6 +1,7 @@
 //! Who drives a NIC: whoever has work, inline, if nobody else is at it; a background thread for the rest.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -15,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use super::AttachError;
 use super::clock::Clock;
 use crate::link::fabric::{Driver, FabricHandle};
-use crate::link::{Link, LinkCounters};
+use crate::link::{JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
 use crate::transport::{Instant, TxQueue};
@@ -59,16 +60,59 @@ pub(super) struct Shard {
     stopping: AtomicBool,
     /// A duplicate of the link's descriptor, to sleep on without the lock.
     link_fd: Option<OwnedFd>,
+    /// The same of its port's state; whoever runs the background thread takes it.
+    state_fd: Mutex<Option<OwnedFd>>,
 }
 
 pub(super) struct Engine {
     pub nic: Nic,
-    link: Box<dyn Link>,
+    link: Attachment,
     pub tx: TxQueue,
     /// Turns since a timer expired that was not acted on.
     late: u32,
-    /// Why the link is gone, if it is.
-    broken: Option<Arc<io::Error>>,
+}
+
+/// The link, or what is left of it.
+enum Attachment {
+    There(Box<dyn Link>),
+    Gone { why: Arc<io::Error>, counters: LinkCounters },
+}
+
+impl Attachment {
+    fn get(&mut self) -> Option<&mut dyn Link> {
+        match self {
+            Attachment::There(link) => Some(&mut **link),
+            Attachment::Gone { .. } => None,
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        matches!(self, Attachment::There(_))
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        match self {
+            Attachment::There(link) => link.next_deadline(),
+            Attachment::Gone { .. } => None,
+        }
+    }
+
+    fn state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
+        match self {
+            Attachment::There(link) => (link.counters(), None),
+            Attachment::Gone { why, counters } => (*counters, Some(why.clone())),
+        }
+    }
+}
+
+impl Engine {
+    /// The link is gone for good, and with it the device.
+    fn lose_link(&mut self, why: io::Error, now: Instant, memory: &Table) {
+        let Attachment::There(link) = &self.link else { return };
+        self.link = Attachment::Gone { counters: link.counters(), why: Arc::new(why) };
+        self.tx.clear();
+        self.nic.fail(now, memory, &mut self.tx);
+    }
 }
 
 impl Engine {
@@ -76,7 +120,12 @@ impl Engine {
     pub fn attach_mcast(&mut self, now: Instant, qpn: Qpn, gid: Gid) -> Result<(), AttachError> {
         let first =
             self.nic.attach_mcast(qpn, gid).expect("the NIC has the queue pair as long as its handle")?;
-        if first && let Err(e) = self.link.join(now, gid.ip()) {
+        let group = gid.ip();
+        let join = |link: &mut Attachment| match link.get() {
+            Some(link) => link.join(now, group),
+            None => Err(JoinError::System { group, source: Errno::ENODEV.into() }),
+        };
+        if first && let Err(e) = join(&mut self.link) {
             self.nic.detach_mcast(qpn, gid)?;
             return Err(e.into());
         }
@@ -85,8 +134,10 @@ impl Engine {
 
     /// Detaches it; with the last one the link leaves the group.
     pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
-        if self.nic.detach_mcast(qpn, gid)? {
-            self.link.leave(gid.ip());
+        if self.nic.detach_mcast(qpn, gid)?
+            && let Some(link) = self.link.get()
+        {
+            link.leave(gid.ip());
         }
         Ok(())
     }
@@ -94,7 +145,9 @@ impl Engine {
     /// Destroys a queue pair, which leaves its multicast groups.
     pub fn destroy_qp(&mut self, qpn: Qpn) {
         for gid in self.nic.detach_all(qpn) {
-            self.link.leave(gid.ip());
+            if let Some(link) = self.link.get() {
+                link.leave(gid.ip());
+            }
         }
         self.nic.destroy_qp(qpn);
     }
@@ -108,9 +161,10 @@ impl Shard {
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
         let link_fd = link.poll_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+        let state_fd = link.state_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let tx = TxQueue::new(link.info().burst);
         Ok(Shard {
-            engine: Mutex::new(Engine { nic, link, tx, late: 0, broken: None }),
+            engine: Mutex::new(Engine { nic, link: Attachment::There(link), tx, late: 0 }),
             memory: RwLock::new(Table::new()),
             clock,
             fabric,
@@ -120,6 +174,7 @@ impl Shard {
             wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
             stopping: AtomicBool::new(false),
             link_fd,
+            state_fd: Mutex::new(state_fd),
         })
     }
 
@@ -159,7 +214,7 @@ impl Shard {
     /// What the link dropped, and why it is gone if it is.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let engine = self.engine.lock();
-        let state = (engine.link.counters(), engine.broken.clone());
+        let state = engine.link.state();
         self.release(engine, self.clock.now());
         state
     }
@@ -241,13 +296,17 @@ impl Shard {
     /// Whether anything was received.
     fn turn(&self, engine: &mut Engine, now: Instant, hold: bool) -> bool {
         let memory = self.memory.read();
-        let Engine { nic, link, tx, late, broken } = engine;
+        let Engine { nic, link, tx, .. } = engine;
         let waited = nic.has_held_acknowledgements();
-        let received = link.receive(now, &mut |burst| nic.handle_burst(now, &burst, &memory, tx));
+        let received = match link.get() {
+            Some(link) => link.receive(now, &mut |burst| nic.handle_burst(now, &burst, &memory, tx)),
+            None => Ok(0),
+        };
         let received = received.unwrap_or_else(|e| {
-            broken.get_or_insert_with(|| Arc::new(e));
+            engine.lose_link(e, now, &memory);
             0
         });
+        let Engine { nic, tx, late, .. } = engine;
         let hold = hold && !waited && received <= HOLD_PACKETS;
         if nic.next_deadline().is_some_and(|at| at <= now) {
             *late += 1;
@@ -261,19 +320,23 @@ impl Shard {
     }
 
     fn send(&self, engine: &mut Engine, now: Instant, memory: &Table, hold: bool) {
-        let Engine { nic, link, tx, broken, .. } = engine;
+        let Engine { nic, link, tx, .. } = engine;
         if hold {
             nic.transmit_urgent(now, memory, tx);
         } else {
             nic.transmit(now, memory, tx);
         }
+        let mut lost = None;
         if !tx.is_empty() {
-            if let Err(e) = link.transmit(now, tx) {
-                broken.get_or_insert_with(|| Arc::new(e));
+            if let Some(link) = link.get() {
+                lost = link.transmit(now, tx).err();
             }
             tx.clear();
         }
-        nic.emitted();
+        nic.emitted(now);
+        if let Some(e) = lost {
+            engine.lose_link(e, now, memory);
+        }
     }
 
     /// Wakes the background thread if the NIC now waits for something earlier than it knows of. Called under
@@ -304,11 +367,13 @@ impl Shard {
 
     /// The background thread: drives when nobody polls, sleeps when there is nothing to do.
     pub fn run(&self) {
+        let _guard = OnPanic(self);
+        let mut state_fd = self.state_fd.lock().take();
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
             let polled = Instant(self.polled.load(Ordering::Relaxed));
             if polled.0 != 0 && now.since(polled) < POLLING {
-                self.sleep(now, Some(now + STAND_BACK), false);
+                self.sleep(now, Some(now + STAND_BACK), false, &mut state_fd);
                 continue;
             }
             let mut engine = self.engine.lock();
@@ -318,27 +383,28 @@ impl Shard {
             let until = if more { Some(Instant(1)) } else { self.deadline(&engine, now) };
             // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
+            // A descriptor that is gone for good may be readable for ever.
+            let watch = engine.link.is_there();
             drop(engine);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
             }
             if !more && !self.was_rung() {
-                self.sleep(self.clock.now(), until, true);
+                self.sleep(self.clock.now(), until, watch, &mut state_fd);
             }
         }
     }
 
-    /// Sleeps until `until`, a wake-up, or, with `watch`, until the link is readable.
-    fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool) {
+    /// Sleeps until `until`, a wake-up, news of the port's state, or, with `watch`, until the link is readable.
+    fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool, state_fd: &mut Option<OwnedFd>) {
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
-        let wake = PollFd::new(self.wake.as_fd(), PollFlags::POLLIN);
-        let result = match self.link_fd.as_ref().filter(|_| watch) {
-            Some(fd) => {
-                let link = PollFd::new(fd.as_fd(), PollFlags::POLLIN);
-                ppoll(&mut [wake, link], timeout, None)
-            }
-            None => ppoll(&mut [wake], timeout, None),
-        };
+        // In place of what is not to be looked at, the wake-up once more.
+        let wake = self.wake.as_fd();
+        let state = state_fd.as_ref().map_or(wake, AsFd::as_fd);
+        let link = self.link_fd.as_ref().filter(|_| watch).map_or(wake, AsFd::as_fd);
+        let mut fds = [wake, state, link].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let result = ppoll(&mut fds, timeout, None);
+        let news = fds[1].any() == Some(true);
         self.sleeping_until.store(0, Ordering::SeqCst);
         match result {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -347,10 +413,47 @@ impl Shard {
         }
         // Empties the counter; it may not have been the cause.
         let _ = self.wake.read();
+        if news && state_fd.is_some() && !self.note_port_state() {
+            // Nobody reads it any more.
+            *state_fd = None;
+        }
+    }
+
+    /// Asks the link whether its port is up. False if the link is gone.
+    fn note_port_state(&self) -> bool {
+        let mut engine = self.engine.lock();
+        let Engine { nic, link, .. } = &mut *engine;
+        let there = link.get().map(|link| nic.set_port_up(link.is_up())).is_some();
+        self.release(engine, self.clock.now());
+        there
+    }
+}
+
+/// Nobody drives any more when the background thread panics, in a link: then the device is lost.
+struct OnPanic<'a>(&'a Shard);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let shard = self.0;
+            let mut engine = shard.engine.lock();
+            let memory = shard.memory.read();
+            let why = io::Error::other("the NIC's thread has panicked");
+            engine.lose_link(why, shard.clock.now(), &memory);
+        }
     }
 }
 
 impl Driver for Shard {
+    fn port_up(&self, up: bool) {
+        self.look(|nic| nic.set_port_up(up));
+    }
+
+    fn addresses_changed(&self, addresses: &[IpAddr]) {
+        let gids: Vec<Gid> = addresses.iter().map(|ip| Gid::from(*ip)).collect();
+        self.look(|nic| nic.set_gids(&gids));
+    }
+
     fn try_drive(&self) -> bool {
         self.drive(self.clock.now(), false)
     }

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::{Cq, CreateError, Pd, Xrcd};
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
@@ -34,7 +35,7 @@ impl Srq {
         }
         let l = context.0.limits;
         for (name, value, min, max) in
-            [("max_wr", caps.max_wr, 1, l.max_srq_wr), ("max_sge", caps.max_sge, 0, l.max_sge)]
+            [("max_wr", caps.max_wr, 1, l.max_srq_wr), ("max_sge", caps.max_sge, 0, l.max_srq_sge)]
         {
             if value < min || value > max {
                 return Err(CreateError::Value {
@@ -50,7 +51,10 @@ impl Srq {
             None => nic.create_srq(pd.id(), caps),
         });
         let id = made.ok_or(CreateError::Exhausted { kind: "SRQs", max: l.max_srq })?;
-        let xrc = xrc.map(|(xrcd, cq)| (xrcd.clone(), cq.clone()));
+        let xrc = xrc.map(|(xrcd, cq)| {
+            cq.0.users.fetch_add(1, Ordering::AcqRel);
+            (xrcd.clone(), cq.clone())
+        });
         Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), id, xrc })))
     }
 
@@ -116,6 +120,9 @@ impl Srq {
 
 impl Drop for SrqInner {
     fn drop(&mut self) {
+        if let Some((_, cq)) = &self.xrc {
+            cq.0.users.fetch_sub(1, Ordering::AcqRel);
+        }
         self.pd.context().0.shard.look(|nic| nic.destroy_srq(self.id));
     }
 }

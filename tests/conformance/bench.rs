@@ -305,7 +305,7 @@ impl Bench {
         let wr = RecvWr { wr_id, sges };
         match self.srq {
             Some(srq) => self.nic.with_srq(srq, |queue, _| queue.post(&wr)).unwrap(),
-            None => self.nic.post_recv(self.qpns[0], &wr).unwrap(),
+            None => self.nic.post_recv(self.now, self.qpns[0], &wr).unwrap(),
         }
     }
 
@@ -337,7 +337,7 @@ impl Bench {
     }
 
     pub fn post_on(&mut self, qp: usize, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.nic.post_send(self.qpns[qp], wr).unwrap()
+        self.nic.post_send(self.now, self.qpns[qp], wr).unwrap()
     }
 
     #[track_caller]
@@ -409,7 +409,7 @@ impl Bench {
             h.bth.dest_qp = Qpn::default();
             got.push(Pkt { h, data, qp });
         });
-        self.nic.emitted();
+        self.nic.emitted(self.now);
         got
     }
 

@@ -34,7 +34,7 @@ fn attach(b: &mut Bench, qp: usize, group: IpAddr) {
 /// A receive on any of the QPs.
 fn recv(b: &mut Bench, qp: usize, wr_id: u64, at: usize, len: u32) {
     let sges = [b.mr.sge(at, len)];
-    b.nic.post_recv(b.qpns[qp], &RecvWr { wr_id, sges: &sges }).unwrap().unwrap();
+    b.nic.post_recv(b.now, b.qpns[qp], &RecvWr { wr_id, sges: &sges }).unwrap().unwrap();
 }
 
 fn path(b: &Bench, dst: IpAddr) -> Flow {
@@ -195,7 +195,7 @@ cases! {
                 packets += 1;
             });
             assert_eq!(packets, 1);
-            b.nic.emitted();
+            b.nic.emitted(b.now);
             b.sends(&[ok(1, WcOpcode::Send, 3)]);
         }
         // Hosts are farther away.

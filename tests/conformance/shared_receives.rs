@@ -59,7 +59,7 @@ cases! {
     its_qps_take_no_receives => "srq.post" {
         let mut b = shared(1, |_| {});
         let wr = RecvWr { wr_id: 1, sges: &[] };
-        assert_eq!(b.nic.post_recv(b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
+        assert_eq!(b.nic.post_recv(b.now, b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
         // It has limits of its own.
         for i in 0..64 {
             b.recv(i, 0, 1);

@@ -51,7 +51,7 @@ cases! {
         assert_eq!(b.tx.packets(), 3);
         b.sends(&[]);
         b.tx.clear();
-        b.nic.emitted();
+        b.nic.emitted(b.now);
         b.sends(&[ok(1, WcOpcode::Send, 600)]);
     }
 

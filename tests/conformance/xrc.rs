@@ -219,7 +219,7 @@ cases! {
         assert_eq!(b.post_on(0, &SendWr { to, ..wr }), refused);
         assert_eq!(b.post_on(0, &wr), refused);
         let recv = RecvWr { wr_id: 2, sges: &sge };
-        assert_eq!(b.nic.post_recv(b.qpns[0], &recv).unwrap(), Err(PostError::SharedQueue));
+        assert_eq!(b.nic.post_recv(b.now, b.qpns[0], &recv).unwrap(), Err(PostError::SharedQueue));
     }
 
     each_end_takes_its_kind => "xrc.kinds" {

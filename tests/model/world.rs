@@ -363,7 +363,7 @@ impl World {
             && rng.percent(70)
         {
             let wr = RecvWr { wr_id: r.wr_id, sges: &sges(&r.pieces, false) };
-            match s.nic.post_recv(s.qpns[qp], &wr).unwrap() {
+            match s.nic.post_recv(self.now, s.qpns[qp], &wr).unwrap() {
                 Ok(()) => s.posted[qp].1 += 1,
                 Err(e) => {
                     assert!(matches!(e, PostError::QueueFull(_)), "{e}");
@@ -388,7 +388,7 @@ impl World {
                 *rkey = key;
             }
             let wr = SendWr { wr_id: w.wr_id, op, data, flags: w.flags, to: None };
-            match s.nic.post_send(s.qpns[qp], &wr).unwrap() {
+            match s.nic.post_send(self.now, s.qpns[qp], &wr).unwrap() {
                 Ok(()) => s.posted[qp].0 += 1,
                 Err(e) => {
                     assert!(matches!(e, PostError::QueueFull(_)), "{e}");

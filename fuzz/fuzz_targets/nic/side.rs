@@ -175,7 +175,7 @@ impl Side {
         };
         side.connect_to(Instant(1), PAIRS, gid(8), Qpn::new(0x77), Psn::new(0x100));
         let sges = [Sge { addr: IOVA[2], length: 512, lkey: side.regions[2].lkey }];
-        side.nic.post_recv(side.qpns[PAIRS], &RecvWr { wr_id: 1, sges: &sges }).unwrap().unwrap();
+        side.nic.post_recv(Instant(1), side.qpns[PAIRS], &RecvWr { wr_id: 1, sges: &sges }).unwrap().unwrap();
         side
     }
 
@@ -273,7 +273,7 @@ impl Side {
         Sge { addr, length, lkey }
     }
 
-    pub fn post_send(&mut self, p: &mut Program<'_>) {
+    pub fn post_send(&mut self, now: Instant, p: &mut Program<'_>) {
         let qp = p.below(PAIRS);
         let (va, rkey) = crate::craft::remote(&self.regions, p);
         let mut sges: Vec<Sge> = (0..p.below(4)).map(|_| self.sge(p, 900)).collect();
@@ -342,12 +342,12 @@ impl Side {
         // What fails at once, as a queue pair in ERR has it, must find the request known.
         queue.sends.push_back((wr.wr_id, flags.signaled));
         queue.next_id += 1;
-        if self.nic.post_send(self.qpns[qp], &wr).unwrap().is_err() {
+        if self.nic.post_send(now, self.qpns[qp], &wr).unwrap().is_err() {
             self.queues[qp].sends.pop_back();
         }
     }
 
-    pub fn post_recv(&mut self, p: &mut Program<'_>) {
+    pub fn post_recv(&mut self, now: Instant, p: &mut Program<'_>) {
         let qp = p.below(PAIRS);
         let sges: Vec<Sge> = (0..p.below(3)).map(|_| self.sge(p, 1500)).collect();
         let queue = &mut self.queues[qp];
@@ -356,7 +356,7 @@ impl Side {
         queue.next_id += 1;
         let posted = match SERVICES[qp][usize::from(self.number)] {
             QpType::XrcRecv => self.nic.with_srq(self.srq, |queue, _| queue.post(&wr)).unwrap(),
-            _ => self.nic.post_recv(self.qpns[qp], &wr).unwrap(),
+            _ => self.nic.post_recv(now, self.qpns[qp], &wr).unwrap(),
         };
         if posted.is_err() {
             self.queues[qp].recvs.pop_back();
@@ -387,7 +387,7 @@ impl Side {
                 }
             }
             self.tx.clear();
-            self.nic.emitted();
+            self.nic.emitted(now);
             if !more {
                 break;
             }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -29,6 +30,12 @@ pub trait Driver: Send + Sync {
 
     /// The earliest instant at which it wants to run without input.
     fn next_deadline(&self) -> Option<Instant>;
+
+    /// The port was plugged in, or out. Called on the thread of whoever did that.
+    fn port_up(&self, _up: bool) {}
+
+    /// The port has these addresses from now on. Called on the thread of whoever did that.
+    fn addresses_changed(&self, _addresses: &[IpAddr]) {}
 }
 
 /// The ports that got input and whose drivers have not been asked to look since.

@@ -61,6 +61,25 @@ struct Ports {
     last_auto: u32,
 }
 
+impl Ports {
+    /// Whether a port can have these addresses: `own` the one that may have them already.
+    fn check(&self, addresses: &[IpAddr], own: Option<u32>) -> Result<(), FabricError> {
+        if addresses.is_empty() {
+            return Err(FabricError::NoAddress);
+        }
+        for (i, address) in addresses.iter().enumerate() {
+            if is_group(address) || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
+                return Err(FabricError::NotUnicast(*address));
+            }
+            let taken = self.by_address.get(address).is_some_and(|id| Some(*id) != own);
+            if taken || addresses[..i].contains(address) {
+                return Err(FabricError::AddressInUse(*address));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Default for Fabric {
     fn default() -> Self {
         Fabric::new()
@@ -132,26 +151,16 @@ impl Fabric {
     /// # Errors
     /// If there is none, or one is no unicast address or taken.
     pub fn port(&self, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
-        if addresses.is_empty() {
-            return Err(FabricError::NoAddress);
-        }
         let mut ports = lock(&self.0.ports);
-        for (i, address) in addresses.iter().enumerate() {
-            if is_group(address) || address.is_unspecified() || *address == Ipv4Addr::BROADCAST {
-                return Err(FabricError::NotUnicast(*address));
-            }
-            if ports.by_address.contains_key(address) || addresses[..i].contains(address) {
-                return Err(FabricError::AddressInUse(*address));
-            }
-        }
+        ports.check(addresses, None)?;
         ports.last_id += 1;
         let id = ports.last_id;
-        let shared = Arc::new(PortShared::new(id, addresses));
+        let shared = Arc::new(PortShared::new(id));
         ports.by_id.insert(id, shared.clone());
         ports.by_address.extend(addresses.iter().map(|a| (*a, id)));
         drop(ports);
         self.changed();
-        Ok(FabricPort::new(self.clone(), shared))
+        Ok(FabricPort::new(self.clone(), shared, addresses))
     }
 
     /// An IPv6 (ULA) and an IPv4 address (of 198.18.0.0/15, for benchmarks: never on the Internet) that
@@ -186,6 +195,46 @@ impl Fabric {
         drop(ports);
         self.changed();
         Ok(())
+    }
+
+    /// Pulls the cable of the port with this address, or plugs it in again: meanwhile it neither sends nor
+    /// receives. Its NIC is told, and raises `PortError` or `PortActive`.
+    ///
+    /// # Errors
+    /// [`FabricError::UnknownAddress`].
+    pub fn set_port_up(&self, address: IpAddr, up: bool) -> Result<(), FabricError> {
+        let port = self.port_of(address)?;
+        port.up.store(up, Ordering::SeqCst);
+        self.changed();
+        if let Some(driver) = port.driver() {
+            driver.port_up(up);
+        }
+        Ok(())
+    }
+
+    /// Gives the port with one address these instead of all that it has, as the system may do to an interface.
+    /// Its NIC is told: it raises `GidChange`, and an address that stays keeps its index.
+    ///
+    /// # Errors
+    /// As [`port`](Self::port) has them, and [`FabricError::UnknownAddress`].
+    pub fn set_addresses(&self, of: IpAddr, addresses: &[IpAddr]) -> Result<(), FabricError> {
+        let port = self.port_of(of)?;
+        let mut ports = lock(&self.0.ports);
+        ports.check(addresses, Some(port.id))?;
+        ports.by_address.retain(|_, id| *id != port.id);
+        ports.by_address.extend(addresses.iter().map(|a| (*a, port.id)));
+        drop(ports);
+        self.changed();
+        if let Some(driver) = port.driver() {
+            driver.addresses_changed(addresses);
+        }
+        Ok(())
+    }
+
+    fn port_of(&self, address: IpAddr) -> Result<Arc<PortShared>, FabricError> {
+        let ports = lock(&self.0.ports);
+        let port = ports.by_address.get(&address).and_then(|id| ports.by_id.get(id));
+        port.cloned().ok_or(FabricError::UnknownAddress(address))
     }
 
     /// What happened to packets so far.
@@ -238,6 +287,10 @@ impl Fabric {
     /// The ports that packets from port `from` to `dst` reach, each with what its direction has of its own.
     fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
         let ports = lock(&self.0.ports);
+        let up = |id: &u32| ports.by_id.get(id).is_some_and(|port| port.up.load(Ordering::SeqCst));
+        if !up(&from) {
+            return Vec::new();
+        }
         let ids: Vec<u32> = if is_group(&dst) {
             ports.groups.get(&dst).into_iter().flatten().copied().collect()
         } else {
@@ -247,7 +300,7 @@ impl Fabric {
             let port = ports.by_id.get(&id)?;
             Some((port.clone(), ports.overrides.get(&(from, id)).cloned()))
         };
-        ids.into_iter().filter_map(target).collect()
+        ids.into_iter().filter(up).filter_map(target).collect()
     }
 
     fn join(&self, id: u32, group: IpAddr) -> Result<(), JoinError> {

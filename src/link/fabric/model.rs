@@ -30,6 +30,8 @@ pub struct FabricCounters {
     pub too_big: u64,
     /// Dropped as nobody has the destination address.
     pub unknown: u64,
+    /// On their way to a port whose cable was pulled meanwhile.
+    pub unplugged: u64,
 }
 
 impl FabricCounters {
@@ -43,6 +45,7 @@ impl FabricCounters {
         self.queue_full += other.queue_full;
         self.too_big += other.too_big;
         self.unknown += other.unknown;
+        self.unplugged += other.unplugged;
     }
 }
 

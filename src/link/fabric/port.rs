@@ -23,7 +23,8 @@ const INBOX_LIMIT: usize = 64 << 20;
 /// The part of a port that senders and the fabric see.
 pub(super) struct PortShared {
     pub id: u32,
-    pub addresses: Vec<IpAddr>,
+    /// Whether its cable is plugged in.
+    pub up: AtomicBool,
     pub inbox: Mutex<Inbox>,
     /// When the first delivery is due: 0 at once, `u64::MAX` there is none. Written under the inbox's lock.
     pub earliest: AtomicU64,
@@ -33,10 +34,10 @@ pub(super) struct PortShared {
 }
 
 impl PortShared {
-    pub fn new(id: u32, addresses: &[IpAddr]) -> PortShared {
+    pub fn new(id: u32) -> PortShared {
         PortShared {
             id,
-            addresses: addresses.to_vec(),
+            up: AtomicBool::new(true),
             inbox: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
             queued: AtomicBool::new(false),
@@ -87,11 +88,11 @@ pub struct FabricPort {
 }
 
 impl FabricPort {
-    pub(super) fn new(fabric: Fabric, shared: Arc<PortShared>) -> FabricPort {
+    pub(super) fn new(fabric: Fabric, shared: Arc<PortShared>, addresses: &[IpAddr]) -> FabricPort {
         let [_, b2, b3, b4] = shared.id.to_be_bytes();
         let info = LinkInfo {
             name: format!("fabric port {}", shared.id),
-            addresses: shared.addresses.clone(),
+            addresses: addresses.to_vec(),
             // Locally administered.
             mac: [0x02, 0x75, 0x72, b2, b3, b4],
             mtu: fabric.config().mtu,
@@ -268,6 +269,12 @@ impl Link for FabricPort {
             self.shared.earliest.store(inbox.earliest(), Ordering::SeqCst);
         }
         let mut packets = 0;
+        if !self.shared.up.load(Ordering::SeqCst) {
+            // What was on its way when the cable was pulled.
+            let lost: usize = self.batch.iter().map(Delivery::packets).sum();
+            self.fabric.count(|c| c.unplugged += lost as u64);
+            self.batch.clear();
+        }
         for d in &self.batch {
             packets += d.packets();
             sink(RxBurst { flow: d.flow, ident: d.ident, segment: d.segment, data: &d.data });

@@ -392,6 +392,14 @@ impl<L: Link> Link for Faults<L> {
         self.inner.poll_fd()
     }
 
+    fn is_up(&mut self) -> bool {
+        self.inner.is_up()
+    }
+
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.state_fd()
+    }
+
     fn counters(&self) -> LinkCounters {
         self.inner.counters()
     }

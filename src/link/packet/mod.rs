@@ -13,7 +13,7 @@ mod tests;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
 
 use pnet_datalink::NetworkInterface;
@@ -22,6 +22,7 @@ use super::cut::cutter;
 use super::loopback::Loopback;
 use super::spec::{MIN_MTU, Options, SpecError};
 use super::station::{IfAddr, Outcome, Station, StationConfig};
+use super::watch::Watch;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
@@ -147,6 +148,8 @@ pub struct PacketLink {
     batch: TxBatch,
     local: Loopback,
     counters: LinkCounters,
+    /// None where the system does not tell of its interfaces.
+    watch: Option<Watch>,
 }
 
 /// Who knows the MACs.
@@ -313,6 +316,7 @@ impl PacketLink {
             batch: TxBatch::default(),
             local: Loopback::default(),
             counters: LinkCounters::default(),
+            watch: Watch::open([interface.index]).ok(),
         })
     }
 
@@ -497,6 +501,9 @@ impl Link for PacketLink {
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        if self.watch.as_ref().is_some_and(Watch::is_gone) {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
         let mut packets = self.local.deliver(64, sink);
         for i in 0..self.socket.receive()? {
             packets += self.handle_frame(now, i, sink);
@@ -524,6 +531,14 @@ impl Link for PacketLink {
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
+    }
+
+    fn is_up(&mut self) -> bool {
+        self.watch.as_mut().is_none_or(Watch::is_up)
+    }
+
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(AsFd::as_fd)
     }
 
     fn counters(&self) -> LinkCounters {

@@ -181,7 +181,9 @@ impl RawSocket {
                 // EINVAL: a frame that a virtio-net header cannot tell of (runs of UDP before Linux 6.2).
                 Some(libc::EAGAIN | libc::EINVAL) => return Ok(0),
                 // Down is no end: it may come up again. Gone is.
-                Some(libc::ENETDOWN) if sys::interface_exists(self.ifindex) => return Ok(0),
+                Some(libc::ENETDOWN) if sys::interface_exists(self.fd.as_raw_fd(), self.ifindex) => {
+                    return Ok(0);
+                }
                 _ => return Err(error),
             }
         }

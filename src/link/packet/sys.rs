@@ -74,9 +74,12 @@ pub(super) fn interface_mtu(fd: RawFd, name: &str) -> io::Result<usize> {
     Ok(unsafe { request.ifr_ifru.ifru_mtu }.max(0) as usize)
 }
 
-/// Whether an interface of this number is (still) there.
-pub(super) fn interface_exists(index: u32) -> bool {
-    let mut name = [0; libc::IFNAMSIZ];
-    // SAFETY: the kernel writes a name of at most IFNAMSIZ bytes.
-    !unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null()
+/// Whether an interface of this number is (still) there: in the network namespace of the socket, which need not be
+/// that of the thread.
+pub(super) fn interface_exists(fd: RawFd, index: u32) -> bool {
+    // SAFETY: an ifreq of zeros is a valid one.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_ifru.ifru_ifindex = index as c_int;
+    // SAFETY: SIOCGIFNAME reads the index and writes the name, both within the live ifreq.
+    check(unsafe { libc::ioctl(fd, libc::SIOCGIFNAME, &mut request) }).is_ok()
 }

@@ -23,6 +23,7 @@ pub use owner::PortOwner;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use super::watch::Watch;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, ROCE_PORT};
@@ -114,6 +115,8 @@ pub struct UdpLink {
     /// Watches the socket and those of the groups, so that what others poll on never changes.
     epoll: Epoll,
     options: UdpOptions,
+    /// None where the system does not tell of its interfaces.
+    watch: Option<Watch>,
 }
 
 impl UdpLink {
@@ -131,13 +134,16 @@ impl UdpLink {
         } else if addresses.is_empty() {
             addresses.push(ip);
         }
-        let watch = || -> nix::Result<Epoll> {
+        let watched = || -> nix::Result<Epoll> {
             let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
             epoll.add(&opened.socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
             Ok(epoll)
         };
         let system = |e: Errno| UdpLinkError::System { ip, what: "making an epoll", source: e.into() };
-        let epoll = watch().map_err(system)?;
+        let epoll = watched().map_err(system)?;
+        let watch = Watch::open(opened.locals.iter().map(|l| l.index)).ok();
+        // Some addresses are of no interface (AnyIP): nothing brings those down.
+        let watch = watch.filter(|_| !opened.locals.is_empty());
         Ok(UdpLink {
             info: LinkInfo {
                 name: format!("udp {ip}"),
@@ -158,6 +164,7 @@ impl UdpLink {
             groups: Groups::default(),
             epoll,
             options: options.clone(),
+            watch,
             socket: opened.socket,
         })
     }
@@ -236,6 +243,14 @@ impl Link for UdpLink {
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.epoll.0.as_fd())
+    }
+
+    fn is_up(&mut self) -> bool {
+        self.watch.as_mut().is_none_or(Watch::is_up)
+    }
+
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.watch.as_ref().map(AsFd::as_fd)
     }
 
     fn counters(&self) -> LinkCounters {

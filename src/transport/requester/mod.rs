@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
 use super::credits::Limit;
-use super::send_queue::{Datagram, SendCaps, SendQueue};
+use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
 use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, Tuning, WcStatus};
 use crate::wire::{Flow, Psn};
 
@@ -124,6 +124,16 @@ impl Requester {
             _ => None,
         };
         self.queue.post(wr, to, conn.mtu)
+    }
+
+    /// The place behind all that is posted.
+    pub fn mark(&self) -> Mark {
+        self.queue.mark()
+    }
+
+    /// Forgets what was posted since `mark`, before anything was sent.
+    pub fn roll_back(&mut self, mark: &Mark) {
+        self.queue.roll_back(mark);
     }
 
     /// Whether there are posted packets that were never sent, or are to be sent again.

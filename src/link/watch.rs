@@ -1,0 +1,146 @@
+//! Whether interfaces are up, as the kernel tells of it (rtnetlink, RFC 3549).
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
+};
+
+/// nlmsghdr: length, type, flags, sequence number, port.
+const HEADER: usize = 16;
+/// ifinfomsg: family, type, index, flags, change mask.
+const BODY: usize = 16;
+const CARRIES: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+
+/// Some interfaces, of the network namespace that it was opened in.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    netlink: OwnedFd,
+    /// By their indices.
+    interfaces: Vec<(u32, State)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Up,
+    Down,
+    Gone,
+}
+
+impl Watch {
+    /// What these interfaces are like, from now on.
+    pub fn open(interfaces: impl IntoIterator<Item = u32>) -> io::Result<Watch> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let netlink = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+        bind(netlink.as_raw_fd(), &NetlinkAddr::new(0, libc::RTMGRP_LINK as u32))?;
+        let interfaces = interfaces.into_iter().map(|index| (index, State::Up)).collect();
+        let watch = Watch { netlink, interfaces };
+        watch.ask()?;
+        Ok(watch)
+    }
+
+    /// Whether one of them carries packets, by what has been told so far.
+    pub fn is_up(&mut self) -> bool {
+        let mut buffer = [0; 16 << 10];
+        loop {
+            match recv(self.netlink.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                Ok(n) => self.hear(&buffer[..n]),
+                Err(Errno::EINTR) => {}
+                // More was told than there was room for: all anew. That fails for want of memory only, and then
+                // the next change tells.
+                Err(Errno::ENOBUFS) => drop(self.ask()),
+                Err(_) => break,
+            }
+        }
+        self.interfaces.iter().any(|(_, state)| *state == State::Up)
+    }
+
+    /// Whether all of them were removed, by what [`is_up`](Self::is_up) has taken note of.
+    pub fn is_gone(&self) -> bool {
+        self.interfaces.iter().all(|(_, state)| *state == State::Gone)
+    }
+
+    /// Has the kernel tell of each interface as it is.
+    fn ask(&self) -> io::Result<()> {
+        for (index, _) in &self.interfaces {
+            let mut request = [0; HEADER + BODY];
+            request[..4].copy_from_slice(&((HEADER + BODY) as u32).to_ne_bytes());
+            request[4..6].copy_from_slice(&libc::RTM_GETLINK.to_ne_bytes());
+            request[6..8].copy_from_slice(&(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+            request[HEADER + 4..HEADER + 8].copy_from_slice(&index.to_ne_bytes());
+            send(self.netlink.as_raw_fd(), &request, MsgFlags::empty())?;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, mut messages: &[u8]) {
+        while let Some(head) = messages.first_chunk::<HEADER>() {
+            let [a, b, c, d, e, f, ..] = *head;
+            let (len, kind) = (u32::from_ne_bytes([a, b, c, d]) as usize, u16::from_ne_bytes([e, f]));
+            let Some(body) = messages.get(HEADER..len) else { return };
+            if let (libc::RTM_NEWLINK | libc::RTM_DELLINK, Some(body)) = (kind, body.first_chunk::<BODY>()) {
+                let [_, _, _, _, index @ .., _, _, _, _, _, _, _, _] = *body;
+                let [.., f0, f1, f2, f3, _, _, _, _] = *body;
+                let state = match u32::from_ne_bytes([f0, f1, f2, f3]) & CARRIES {
+                    _ if kind == libc::RTM_DELLINK => State::Gone,
+                    CARRIES => State::Up,
+                    _ => State::Down,
+                };
+                let index = u32::from_ne_bytes(index);
+                self.interfaces.iter_mut().filter(|i| i.0 == index).for_each(|i| i.1 = state);
+            }
+            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.netlink.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(watch: &mut Watch, kind: u16, index: u32, flags: libc::c_int, tail: usize) -> bool {
+        let len = HEADER + BODY + tail;
+        let mut message = vec![0; len];
+        message[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+        message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        message[20..24].copy_from_slice(&index.to_ne_bytes());
+        message[24..28].copy_from_slice(&(flags as u32).to_ne_bytes());
+        // Behind a message that is about something else, padded.
+        let other = [&21u32.to_ne_bytes()[..], &[0; 20]].concat();
+        watch.hear(&[other, message].concat());
+        watch.is_up()
+    }
+
+    #[test]
+    fn an_interface_is_up_if_one_of_them_has_a_carrier() {
+        let mut w = Watch::open([1 << 30, 1 << 29]).unwrap();
+        let (up, running) = (libc::IFF_UP, libc::IFF_UP | libc::IFF_RUNNING);
+        assert!(told(&mut w, libc::RTM_NEWLINK, 1 << 30, up, 0));
+        assert!(told(&mut w, libc::RTM_NEWLINK, 7, 0, 8), "of another interface");
+        assert!(!told(&mut w, libc::RTM_NEWLINK, 1 << 29, 0, 8));
+        assert!(told(&mut w, libc::RTM_NEWLINK, 1 << 29, running, 8));
+        assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 29, running, 8), "an interface that is gone");
+        assert!(!w.is_gone());
+        assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 30, 0, 8) && w.is_gone());
+        // Cut short, or nonsense.
+        for bytes in [&[][..], &[1; 3], &[0; 16], &[0xff; 64]] {
+            w.hear(bytes);
+        }
+    }
+
+    #[test]
+    fn loopback_is_up() {
+        let lo = pnet_datalink::interfaces().into_iter().find(|i| i.is_loopback()).unwrap();
+        let mut watch = Watch::open([lo.index]).unwrap();
+        assert_eq!(watch.is_up(), lo.is_up());
+    }
+}

@@ -1,0 +1,240 @@
+//! What a program of libibverbs sees as `errno` where this crate has an error type. One row for each cause.
+//!
+//! The rules behind it, as providers of hardware have them: a value that is wrong in itself or at this time is
+//! `EINVAL`; something that is used up, a full queue too, `ENOMEM`; something that others still use `EBUSY`; a
+//! device that is gone `EIO`; and nothing yet, for calls that do not wait, `EAGAIN`.
+
+use libc::{
+    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOMEM,
+    EOVERFLOW, ETIMEDOUT,
+};
+
+use super::{
+    AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError, DeviceError,
+    JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError, PKeyTableSize,
+    PairError, PostBatchError, PostError, PostListError, WaitError,
+};
+use crate::link::fabric::FabricError;
+use crate::link::udp::UdpLinkError;
+
+/// `type { cause => number, … }`: each a method `errno`.
+macro_rules! table {
+    ($($(#[$doc:meta])* $error:ident { $($cause:pat => $number:expr,)+ })+) => {
+        $(impl $error {
+            /// What a program of libibverbs sees as `errno`.
+            $(#[$doc])*
+            pub fn errno(&self) -> i32 {
+                match self { $($cause => $number,)+ }
+            }
+        })+
+    };
+}
+
+table! {
+    PostError {
+        Self::QueueFull(_) => ENOMEM,
+        Self::State(_)
+        | Self::TooManySges { .. }
+        | Self::InlineTooLong { .. }
+        | Self::InlineNotAllowed(_)
+        | Self::TooLong(_)
+        | Self::AtomicLength(_)
+        | Self::Unsupported(..)
+        | Self::Destination
+        | Self::HandlePd { .. }
+        | Self::SharedQueue
+        | Self::NoReadResources
+        | Self::NoData(_)
+        | Self::WindowKind(_)
+        | Self::NoPlacement => EINVAL,
+        Self::Address(e) => e.errno(),
+    }
+    PostListError {
+        Self { error, .. } => error.errno(),
+    }
+    PostBatchError {
+        Self { error, .. } => error.errno(),
+    }
+    ModifyError {
+        Self::Transition { .. } | Self::CurState { .. } | Self::Missing { .. } | Self::NotAllowed { .. } | Self::Migration { .. } | Self::Value { .. } => EINVAL,
+        Self::Address(e) => e.errno(),
+    }
+    AddressError {
+        Self::GidIndex { .. } | Self::Family { .. } => EINVAL,
+    }
+    CreateError {
+        Self::Value { .. }
+        | Self::AccessNeedsLocalWrite(_)
+        | Self::Access { .. }
+        | Self::OtherContext(_)
+        | Self::XrcTarget
+        | Self::NoReceives(_)
+        | Self::NoGrh => EINVAL,
+        Self::Management(e) => e.errno(),
+        Self::Exhausted { .. } => ENOMEM,
+        Self::Address(e) => e.errno(),
+        Self::Channel(errno) => *errno,
+        Self::Gone => EIO,
+    }
+    ManagementError {
+        Self::UnknownKey { .. }
+        | Self::WrongPd { .. }
+        | Self::WrongQp { .. }
+        | Self::Range { .. }
+        | Self::Access { .. }
+        | Self::NotInvalidatable { .. } => EINVAL,
+        Self::InUse { .. } | Self::WindowsBound { .. } => EBUSY,
+    }
+    DestroyCqError {
+        Self::InUse(_) | Self::Unacknowledged(_) => EBUSY,
+    }
+    MulticastError {
+        Self::NotMulticast(_) | Self::Service(_) | Self::NotAttached(_) => EINVAL,
+        Self::TooManyGroups(_) | Self::GroupFull(_) | Self::TooManyAttachments(_) => ENOMEM,
+    }
+    JoinError {
+        Self::NotMulticast(_) => EINVAL,
+        Self::NoAddress(_) => EADDRNOTAVAIL,
+        Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
+    }
+    AttachError {
+        Self::Refused(e) => e.errno(),
+        Self::Join(e) => e.errno(),
+    }
+    AckError {
+        Self { .. } => EINVAL,
+    }
+    PKeyTableSize {
+        Self { .. } => EINVAL,
+    }
+    MemoryAccessError {
+        Self { .. } => EFAULT,
+    }
+    CqOverflow {
+        Self { .. } => EOVERFLOW,
+    }
+    /// A completion with an error is no error of the call: verbs hands it out with its status.
+    WaitError {
+        Self::TimedOut(_) => ETIMEDOUT,
+        Self::Idle => EAGAIN,
+        Self::Overflow(e) => e.errno(),
+        Self::Failed(_) => EIO,
+    }
+    OpenError {
+        Self::NoAddress(_) => EADDRNOTAVAIL,
+        Self::MtuTooSmall { .. } => EMSGSIZE,
+        Self::System(e) => e.raw_os_error().unwrap_or(EIO),
+        Self::Fabric(e) => of_fabric(e),
+    }
+    DeviceError {
+        Self::Link(UdpLinkError::Taken { .. }) => EADDRINUSE,
+        Self::Link(UdpLinkError::NotLocal { .. }) => ENODEV,
+        Self::Link(UdpLinkError::System { source, .. }) => source.raw_os_error().unwrap_or(EIO),
+        Self::Open(e) => e.errno(),
+    }
+    ConnectError {
+        Self::Mtu { .. } => EINVAL,
+        Self::NoGid { .. } => ENETUNREACH,
+        Self::Modify(e) => e.errno(),
+    }
+    PairError {
+        Self::Open(e) => e.errno(),
+        Self::Create(e) => e.errno(),
+        Self::Connect(e) => e.errno(),
+    }
+}
+
+fn of_fabric(e: &FabricError) -> i32 {
+    match e {
+        FabricError::AddressInUse(_) => EADDRINUSE,
+        FabricError::NoAddress | FabricError::NotUnicast(_) | FabricError::UnknownAddress(_) => EADDRNOTAVAIL,
+        FabricError::Probability { .. }
+        | FabricError::Mtu(_)
+        | FabricError::Zero { .. }
+        | FabricError::NoQueue { .. } => EINVAL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::transport::{QpState, QpType, WcOpcode};
+    use crate::verbs::*;
+
+    /// The numbers are those of Linux, which are part of what programs were built with.
+    #[test]
+    fn numbers_of_linux() {
+        let full = PostError::QueueFull(4);
+        let path = AddressError::GidIndex { index: 1, count: 1 };
+        let modify = ModifyError::Value { name: "x", value: 1, max: 0 };
+        let rows = [
+            (full.errno(), 12),
+            (PostError::State(QpState::Reset).errno(), 22),
+            (PostError::TooManySges { got: 2, max: 1 }.errno(), 22),
+            (PostError::InlineTooLong { got: 2, max: 1 }.errno(), 22),
+            (PostError::Unsupported(QpType::Ud, WcOpcode::RdmaRead).errno(), 22),
+            (PostError::Address(path).errno(), 22),
+            (PostListError { index: 0, error: full }.errno(), 12),
+            (PostBatchError { index: 3, error: full }.errno(), 12),
+            (PostBatchError { index: 3, error: PostError::Destination }.errno(), 22),
+            (modify.errno(), 22),
+            (ModifyError::Address(path).errno(), 22),
+            (CreateError::Value { name: "x", value: 1, min: 2, max: 3 }.errno(), 22),
+            (CreateError::Exhausted { kind: "QPs", max: 1 }.errno(), 12),
+            (CreateError::OtherContext("x").errno(), 22),
+            (CreateError::Channel(24).errno(), 24),
+            (CreateError::Gone.errno(), 5),
+            (ManagementError::NotInvalidatable { key: 1 }.errno(), 22),
+            (CreateError::Management(ManagementError::WindowsBound { key: 1, count: 1 }).errno(), 16),
+            (PostError::NoPlacement.errno(), 22),
+            (MulticastError::GroupFull(1).errno(), 12),
+            (MulticastError::NotAttached(Gid::default()).errno(), 22),
+            (AttachError::Join(JoinError::NoAddress([224, 0, 0, 1].into())).errno(), 99),
+            (AttachError::Refused(MulticastError::TooManyGroups(1)).errno(), 12),
+            (DestroyCqError::InUse(1).errno(), 16),
+            (DestroyCqError::Unacknowledged(1).errno(), 16),
+            (AckError { given: 1, unacked: 0 }.errno(), 22),
+            (PKeyTableSize { given: 0, needed: 1, max: 2 }.errno(), 22),
+            (MemoryAccessError { offset: 1, len: 1, size: 1 }.errno(), 14),
+            (CqOverflow { capacity: 1 }.errno(), 75),
+            (WaitError::TimedOut(Duration::ZERO).errno(), 110),
+            (WaitError::Idle.errno(), 11),
+            (WaitError::Overflow(CqOverflow { capacity: 1 }).errno(), 75),
+            (OpenError::NoAddress("x".into()).errno(), 99),
+            (OpenError::MtuTooSmall { name: "x".into(), mtu: 1 }.errno(), 90),
+            (OpenError::System(std::io::Error::from_raw_os_error(24)).errno(), 24),
+            (OpenError::System(std::io::Error::other("x")).errno(), 5),
+            (OpenError::Fabric(FabricError::AddressInUse([127, 0, 0, 1].into())).errno(), 98),
+            (OpenError::Fabric(FabricError::NoAddress).errno(), 99),
+            (ConnectError::Mtu { asked: Mtu::Mtu4096, active: Mtu::Mtu1024 }.errno(), 22),
+            (ConnectError::NoGid { peer: Gid::default() }.errno(), 101),
+            (ConnectError::Modify(modify).errno(), 22),
+            (PairError::Open(OpenError::NoAddress("x".into())).errno(), 99),
+            (PairError::Create(CreateError::Gone).errno(), 5),
+            (DeviceError::Open(OpenError::NoAddress("x".into())).errno(), 99),
+            (DeviceError::Link(UdpLinkError::NotLocal { ip: [192, 0, 2, 1].into() }).errno(), 19),
+        ];
+        for (row, (got, expected)) in rows.into_iter().enumerate() {
+            assert_eq!(got, expected, "row {row}");
+        }
+    }
+
+    /// What a call that fails gives, not what the type could.
+    #[test]
+    fn a_full_queue_is_out_of_memory_and_a_wrong_state_invalid() {
+        let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();
+        let small = SendCaps { max_wr: 1, max_sge: 1, max_inline: 0 };
+        let qp = a.pd.create_qp(&a.cq, &a.cq, &QpOptions { send: small, ..QpOptions::default() }).unwrap();
+        assert_eq!(qp.post_send(&SendWr::send(1, &[])).unwrap_err().errno(), libc::EINVAL);
+        qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+        qp.post_send(&SendWr::send(1, &[])).unwrap();
+        assert_eq!(qp.post_send(&SendWr::send(2, &[])).unwrap_err().errno(), libc::ENOMEM);
+        let back = QpAttr { state: Some(QpState::Init), ..QpAttr::default() };
+        assert_eq!(qp.modify(&back).unwrap_err().errno(), libc::EINVAL);
+        let huge = a.context.query_device().limits.max_cqe as usize + 1;
+        assert_eq!(a.context.create_cq(huge).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(a.cq.clone().destroy(Duration::ZERO).unwrap_err().errno(), libc::EBUSY);
+    }
+}

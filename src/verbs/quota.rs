@@ -1,0 +1,28 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::CreateError;
+
+/// How many objects of a kind there are, and may be.
+pub(super) struct Quota {
+    kind: &'static str,
+    used: AtomicU32,
+    max: u32,
+}
+
+impl Quota {
+    pub fn new(kind: &'static str, max: u32) -> Quota {
+        Quota { kind, used: AtomicU32::new(0), max }
+    }
+
+    /// One more, if there may be.
+    pub fn take(&self) -> Result<(), CreateError> {
+        let more = |used| (used < self.max).then_some(used + 1);
+        let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        taken.map(drop).map_err(|_| CreateError::Exhausted { kind: self.kind, max: self.max })
+    }
+
+    /// One less.
+    pub fn give_back(&self) {
+        self.used.fetch_sub(1, Ordering::AcqRel);
+    }
+}

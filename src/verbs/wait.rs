@@ -1,0 +1,56 @@
+//! Waiting: on a descriptor in real time, by letting time pass in virtual time.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+
+use super::{Context, WaitError};
+use crate::link::fabric::Fabric;
+
+impl Context {
+    /// Waits until `take` brings something; `fd` becomes readable when it may.
+    pub(super) fn wait_for<R>(
+        &self,
+        fd: BorrowedFd<'_>,
+        timeout: Duration,
+        mut take: impl FnMut() -> Option<R>,
+    ) -> Result<R, WaitError> {
+        if let Some(fabric) = self.0.shard.virtual_fabric() {
+            return step_until(fabric.fabric(), timeout, take);
+        }
+        self.0.shard.stop_polling();
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(taken) = take() {
+                return Ok(taken);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], Some(TimeSpec::from(left)), None);
+            match ready {
+                Ok(0) => return Err(WaitError::TimedOut(timeout)),
+                Ok(_) | Err(Errno::EINTR) => {}
+                // poll fails for want of memory only; a short rest is better than a loop.
+                Err(_) => std::thread::sleep(left.min(Duration::from_millis(1))),
+            }
+        }
+    }
+}
+
+/// Lets virtual time pass until `take` brings something.
+pub(super) fn step_until<R>(
+    fabric: &Fabric,
+    timeout: Duration,
+    mut take: impl FnMut() -> Option<R>,
+) -> Result<R, WaitError> {
+    let deadline = fabric.now() + timeout;
+    while fabric.now() <= deadline {
+        if let Some(taken) = take() {
+            return Ok(taken);
+        }
+        fabric.step().ok_or(WaitError::Idle)?;
+    }
+    Err(WaitError::TimedOut(timeout))
+}

@@ -1,0 +1,42 @@
+//! The verbs API beside plain posting and polling: work requests in batches, extended polling, completion
+//! channels, asynchronous events.
+
+#[path = "verbs_api/batches.rs"]
+mod batches;
+#[path = "verbs_api/events.rs"]
+mod events;
+#[path = "verbs_api/notifications.rs"]
+mod notifications;
+#[path = "verbs_api/polling.rs"]
+mod polling;
+
+#[path = "verbs_api/queries.rs"]
+mod queries;
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use urxe::verbs::*;
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// A fabric in virtual time with 10 µs from port to port.
+fn slow_fabric() -> Fabric {
+    let latency = Duration::from_micros(10);
+    Fabric::virtual_time(FabricConfig { latency, ..FabricConfig::default() }).unwrap()
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 1
+}
+
+/// A region of `len` bytes for everything.
+fn region(node: &Node, len: usize) -> Mr {
+    node.pd.reg_mr(len, Access::ALL).unwrap()
+}
+
+/// All events that wait.
+fn events(context: &Context) -> Vec<AsyncEvent> {
+    std::iter::from_fn(|| context.next_event()).collect()
+}

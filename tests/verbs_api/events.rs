@@ -1,0 +1,345 @@
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::sys::eventfd::EventFd;
+use urxe::link::fabric::FabricPort;
+use urxe::link::{Link, LinkInfo, RxBurst};
+use urxe::transport::{BurstLimits, Instant, TxQueue};
+
+use super::*;
+
+fn address(node: &Node) -> IpAddr {
+    node.context.query_gid(0).unwrap().ip()
+}
+
+#[test]
+fn a_pulled_cable_is_a_port_event_and_what_is_sent_meanwhile_goes_again() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    let (ours, dst) = (region(&a, 64), region(&b, 64));
+    fabric.set_port_up(address(&b), true).unwrap();
+    assert_eq!(events(&b.context), []);
+
+    fabric.set_port_up(address(&b), false).unwrap();
+    assert!(a.context.query_port().active && !b.context.query_port().active);
+    assert_eq!((events(&a.context), events(&b.context)), (vec![], vec![AsyncEvent::PortError]));
+    a.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(1, &[], dst.remote(0)) })
+        .unwrap();
+    b.qp.post_send(&SendWr { data: WrData::Inline(b"late"), ..SendWr::write(2, &[], ours.remote(0)) })
+        .unwrap();
+    fabric.advance(Duration::from_millis(20));
+    assert_eq!((ours.to_vec()[0], dst.to_vec()[0]), (0, 0));
+    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Rts));
+    assert!(fabric.counters().unknown >= 2, "{:?}", fabric.counters());
+
+    fabric.set_port_up(address(&b), true).unwrap();
+    assert!(b.context.query_port().active);
+    assert_eq!(events(&b.context), [AsyncEvent::PortActive]);
+    assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 1);
+    assert_eq!(b.cq.wait(SOON).unwrap().wr_id, 2);
+    assert_eq!((&ours.to_vec()[..4], &dst.to_vec()[..4]), (&b"late"[..], &b"late"[..]));
+}
+
+#[test]
+fn what_is_on_its_way_when_the_cable_is_pulled_is_lost() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    let dst = region(&b, 64);
+    a.qp.post_send(&SendWr { data: WrData::Inline(b"x"), ..SendWr::write(1, &[], dst.remote(0)) }).unwrap();
+    fabric.advance(Duration::from_micros(5));
+    fabric.set_port_up(address(&b), false).unwrap();
+    fabric.advance(Duration::from_micros(10));
+    assert_eq!((fabric.counters().unplugged, b.context.counters().rcvd_pkts), (1, 0));
+    // Nobody answers any more.
+    let Err(WaitError::Failed(wc)) = a.cq.wait(SOON) else { panic!("an answer through a pulled cable") };
+    assert_eq!(wc.status, WcStatus::RetryExcErr);
+    let nobody = "10.9.9.9".parse().unwrap();
+    assert!(fabric.set_port_up(nobody, true).is_err());
+}
+
+#[test]
+fn other_addresses_are_a_gid_change_and_what_stays_keeps_its_index() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    let [v6, v4] = [0, 1].map(|i| b.context.query_gid(i).unwrap().ip());
+    let (new, more) = ("198.51.100.7".parse().unwrap(), "2001:db8::7".parse().unwrap());
+    fabric.set_addresses(v6, &[v4, new]).unwrap();
+    assert_eq!(events(&b.context), [AsyncEvent::GidChange]);
+    assert_eq!(b.context.gids(), [Gid::from(new), Gid::from(v4)]);
+    fabric.set_addresses(new, &[v4]).unwrap();
+    fabric.set_addresses(v4, &[v4]).unwrap();
+    assert_eq!(events(&b.context), [AsyncEvent::GidChange], "the second call changes nothing");
+    assert_eq!((b.context.query_gid(0), b.context.query_gid(1)), (None, Some(Gid::from(v4))));
+    let refused = b.pd.create_ah(&AddressVector::to(Gid::from(v6))).unwrap_err();
+    assert!(matches!(refused, CreateError::Address(AddressError::GidIndex { index: 0, .. })), "{refused}");
+    let taken = fabric.set_addresses(v4, &[address(&a)]).unwrap_err();
+    assert_eq!(taken, urxe::link::fabric::FabricError::AddressInUse(address(&a)));
+    fabric.set_addresses(v4, &[v4, more, new]).unwrap();
+    assert_eq!(b.context.gids(), [more, v4, new].map(Gid::from));
+    assert_eq!(b.context.query_port().gid_table_len, 3);
+
+    // The new address is one that packets reach.
+    let qps = [&a, &b].map(|n| n.pd.create_qp(&n.cq, &n.cq, &QpOptions::default()).unwrap());
+    qps[0].connect(&qps[1].endpoint_at(2).unwrap(), &ConnectOptions::default()).unwrap();
+    let options = ConnectOptions { sgid_index: Some(2), ..ConnectOptions::default() };
+    qps[1].connect(&qps[0].endpoint_at(1).unwrap(), &options).unwrap();
+    qps[1].post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    qps[0].post_send(&SendWr::send(2, &[])).unwrap();
+    assert_eq!((a.cq.wait(SOON).unwrap().wr_id, b.cq.wait(SOON).unwrap().wr_id), (2, 1));
+
+    // A connection of an address that is gone has nobody at its other end.
+    a.qp.post_send(&SendWr::write(3, &[], RemoteAddr::default())).unwrap();
+    assert!(matches!(a.cq.wait(SOON), Err(WaitError::Failed(wc)) if wc.status == WcStatus::RetryExcErr));
+}
+
+#[test]
+fn an_operator_may_change_the_gid_table_of_any_link() {
+    let (a, _) = slow_fabric().pair().unwrap();
+    let before = a.context.gids();
+    a.context.set_gids(&before);
+    assert_eq!(events(&a.context), []);
+    let other = Gid::from("192.0.2.1".parse::<IpAddr>().unwrap());
+    a.context.set_gids(&[before[1], other]);
+    assert_eq!((a.context.gids(), events(&a.context)), (vec![other, before[1]], vec![AsyncEvent::GidChange]));
+}
+
+/// A link that is taken away on command.
+struct Loose {
+    inner: FabricPort,
+    gone: Arc<AtomicBool>,
+    /// Whether it is noticed on receiving, else on sending.
+    on_receive: bool,
+}
+
+impl Loose {
+    fn check(&self, receiving: bool) -> io::Result<()> {
+        let noticed = self.gone.load(Ordering::SeqCst) && receiving == self.on_receive;
+        if noticed { Err(io::Error::other("it was taken away")) } else { Ok(()) }
+    }
+}
+
+impl Link for Loose {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.check(false)?;
+        self.inner.transmit(now, queue)
+    }
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        self.check(true)?;
+        self.inner.receive(now, sink)
+    }
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.inner.join(now, group)
+    }
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
+    let fabric = slow_fabric();
+    let gone = Arc::new(AtomicBool::new(false));
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    let wrap = |inner| Box::new(Loose { inner, gone: gone.clone(), on_receive }) as Box<dyn Link>;
+    let a = Node::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()).unwrap();
+    let b = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let unused = a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap();
+    let ud = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+    let [inside, outside] = [(); 2].map(|()| a.pd.create_qp(&a.cq, &a.cq, &ud).unwrap());
+    let group = |n| Gid::from(IpAddr::from([239, 0, 0, n]));
+    inside.attach_mcast(group(1)).unwrap();
+    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    a.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    a.qp.post_send(&SendWr::write(2, &[], RemoteAddr::default())).unwrap();
+    fabric.advance(Duration::from_micros(5));
+    assert!(a.context.query_port().active);
+
+    gone.store(true, Ordering::SeqCst);
+    if on_receive {
+        fabric.advance(Duration::from_micros(20));
+    } else {
+        a.qp.post_send(&SendWr::write(3, &[], RemoteAddr::default())).unwrap();
+    }
+    assert_eq!(events(&a.context), [AsyncEvent::DeviceFatal]);
+    assert!(!a.context.query_port().active);
+    assert!(a.context.link_state().1.is_some_and(|e| e.to_string() == "it was taken away"));
+    assert_eq!((a.qp.state(), unused.state()), (QpState::Err, QpState::Reset));
+    let mut flushed = Vec::new();
+    a.cq.poll(8, &mut flushed).unwrap();
+    let ids: Vec<_> = flushed.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    let send = if on_receive { vec![2] } else { vec![2, 3] };
+    let expected: Vec<_> = send.into_iter().chain([1]).map(|id| (id, WcStatus::WrFlushErr)).collect();
+    assert_eq!(ids, expected);
+
+    // It is said once, however often it is tried, and nothing new begins.
+    assert_eq!(outside.attach_mcast(group(2)).unwrap_err().errno(), nix::errno::Errno::ENODEV as i32);
+    inside.detach_mcast(group(1)).unwrap();
+    a.context.poll();
+    unused.to_init(Access::ALL).unwrap();
+    fabric.advance(Duration::from_millis(1));
+    assert_eq!(events(&a.context), []);
+    assert_eq!(a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap_err(), CreateError::Gone);
+}
+
+#[test]
+fn a_link_that_goes_while_receiving_takes_the_device_with_it() {
+    a_link_that_goes_takes_the_device_with_it(true);
+}
+
+#[test]
+fn a_link_that_goes_while_sending_takes_the_device_with_it() {
+    a_link_that_goes_takes_the_device_with_it(false);
+}
+
+/// A link with a fault in it.
+struct Faulty {
+    info: LinkInfo,
+    ready: Arc<EventFd>,
+}
+
+impl Link for Faulty {
+    fn info(&self) -> &LinkInfo {
+        &self.info
+    }
+    fn transmit(&mut self, _: Instant, _: &TxQueue) -> io::Result<()> {
+        Ok(())
+    }
+    fn receive(&mut self, _: Instant, _: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        assert!(!is_readable(self.ready.as_fd()), "the panic that this test wants");
+        Ok(0)
+    }
+    fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
+        Err(JoinError::NoAddress(group))
+    }
+    fn leave(&mut self, _: IpAddr) {}
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ready.as_fd())
+    }
+}
+
+#[test]
+fn a_panic_of_the_background_thread_is_a_fatal_event() {
+    let ready = Arc::new(EventFd::new().unwrap());
+    let info = LinkInfo {
+        name: "faulty".into(),
+        addresses: vec!["192.0.2.1".parse().unwrap()],
+        mac: [0; 6],
+        mtu: 1500,
+        src_port: None,
+        burst: BurstLimits::SINGLE,
+        window: 1 << 16,
+    };
+    let link = Faulty { info, ready: ready.clone() };
+    let context = Context::open(Box::new(link), &ContextOptions::default()).unwrap();
+    assert_eq!(context.next_event(), None);
+    ready.write(1).unwrap();
+    assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::DeviceFatal));
+    assert!(!context.query_port().active && context.link_state().1.is_some());
+}
+
+#[test]
+fn the_descriptor_is_readable_while_events_wait() {
+    let fabric = Fabric::new();
+    let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let fd = a.context.event_fd();
+    assert!(!is_readable(fd));
+    a.context.set_pkeys(&[PKey::DEFAULT, PKey(0x8001)]).unwrap();
+    a.context.set_pkeys(&[PKey::DEFAULT]).unwrap();
+    assert!(is_readable(fd));
+    assert_eq!(a.context.next_event(), Some(AsyncEvent::PKeyChange));
+    assert!(is_readable(fd));
+    assert_eq!(a.context.next_event(), Some(AsyncEvent::PKeyChange));
+    assert!(!is_readable(fd));
+    assert_eq!(a.context.next_event(), None);
+}
+
+#[test]
+fn events_are_waited_for() {
+    let a = Context::on_fabric(&Fabric::new()).unwrap();
+    let brief = Duration::from_millis(20);
+    let begin = std::time::Instant::now();
+    assert_eq!(a.wait_event(brief), Err(WaitError::TimedOut(brief)));
+    assert!(begin.elapsed() >= brief);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| a.wait_event(SOON));
+        std::thread::sleep(brief);
+        a.set_pkeys(&[PKey::DEFAULT, PKey(0x8001)]).unwrap();
+        assert_eq!(waiting.join().unwrap(), Ok(AsyncEvent::PKeyChange));
+    });
+}
+
+#[test]
+fn events_are_waited_for_in_virtual_time() {
+    let fabric = slow_fabric();
+    let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let b = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let options = ConnectOptions::default();
+    a.qp.connect(&b.qp.endpoint(), &options).unwrap();
+    b.qp.to_init(Access::ALL).unwrap();
+    b.qp.to_rtr(&a.qp.endpoint(), &options).unwrap();
+    assert_eq!(b.context.wait_event(SOON), Err(WaitError::Idle));
+    a.qp.post_send(&SendWr::write(1, &[], RemoteAddr::default())).unwrap();
+    assert_eq!(b.context.wait_event(SOON), Ok(AsyncEvent::CommunicationEstablished(b.qp.qpn())));
+    assert_eq!(fabric.now(), Instant(10_000));
+}
+
+#[test]
+fn events_of_what_is_gone_are_gone() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    let Node { context, pd, qp: target, cq: _cq } = b;
+    let small = context.create_cq(1).unwrap();
+    let qp = pd.create_qp(&small, &small, &QpOptions::default()).unwrap();
+    let srq = pd.create_srq(RecvCaps { max_wr: 4, max_sge: 1 }).unwrap();
+    srq.arm_limit(1);
+    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    (0..2).for_each(|id| qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap());
+    let nowhere = RemoteAddr { va: 1, rkey: RKey(1) };
+    a.qp.post_send(&SendWr { data: WrData::Inline(b"x"), ..SendWr::write(1, &[], nowhere) }).unwrap();
+    fabric.advance(Duration::from_micros(20));
+    assert_eq!(target.state(), QpState::Err, "with an event about it");
+    drop((srq, qp, small, target));
+    assert!(!is_readable(context.event_fd()));
+    assert_eq!(events(&context), []);
+}
+
+#[test]
+fn names_and_numbers_are_those_of_verbs() {
+    let (qpn, cq, srq) = (Qpn::new(3), CqId(1), SrqId(2));
+    let all = [
+        (0, "CQ_ERR", AsyncEvent::CqError(cq)),
+        (1, "QP_FATAL", AsyncEvent::QpFatal(qpn)),
+        (2, "QP_REQ_ERR", AsyncEvent::QpRequestError(qpn)),
+        (3, "QP_ACCESS_ERR", AsyncEvent::QpAccessError(qpn)),
+        (4, "COMM_EST", AsyncEvent::CommunicationEstablished(qpn)),
+        (5, "SQ_DRAINED", AsyncEvent::SqDrained(qpn)),
+        (6, "PATH_MIG", AsyncEvent::PathMigrated(qpn)),
+        (7, "PATH_MIG_ERR", AsyncEvent::PathMigrateError(qpn)),
+        (8, "DEVICE_FATAL", AsyncEvent::DeviceFatal),
+        (9, "PORT_ACTIVE", AsyncEvent::PortActive),
+        (10, "PORT_ERR", AsyncEvent::PortError),
+        (12, "PKEY_CHANGE", AsyncEvent::PKeyChange),
+        (14, "SRQ_ERR", AsyncEvent::SrqError(srq)),
+        (15, "SRQ_LIMIT_REACHED", AsyncEvent::SrqLimit(srq)),
+        (16, "QP_LAST_WQE_REACHED", AsyncEvent::LastWqeReached(qpn)),
+        (18, "GID_CHANGE", AsyncEvent::GidChange),
+    ];
+    for (code, name, event) in all {
+        assert_eq!((event.code(), event.name()), (code, format!("IBV_EVENT_{name}").as_str()));
+        let about = (event.qpn().is_some(), event.cq().is_some(), event.srq().is_some());
+        let of_qp = name.starts_with("QP") || matches!(code, 4..=7);
+        assert_eq!(about, (of_qp, name.starts_with("CQ"), name.starts_with("SRQ")), "{event:?}");
+    }
+}

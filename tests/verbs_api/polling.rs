@@ -1,0 +1,160 @@
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::*;
+
+/// What a round of polling shows: identifier, status, time.
+fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {
+    let (mut poll, mut found) = (cq.start_poll(), Vec::new());
+    while let Some(wc) = poll.next_poll().unwrap() {
+        found.push((wc.wr_id(), wc.status(), wc.completion_timestamp()));
+    }
+    poll.end_poll();
+    found
+}
+
+#[test]
+fn in_virtual_time_a_completion_has_the_time_of_its_packet() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    assert_eq!(a.context.clock(), 0);
+    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    a.qp.post_send(&SendWr::send(2, &[])).unwrap();
+    fabric.advance(Duration::from_micros(100));
+    b.qp.post_recv(&RecvWr { wr_id: 3, sges: &[] }).unwrap();
+    a.qp.post_send(&SendWr::send(4, &[])).unwrap();
+    fabric.advance(Duration::from_micros(100));
+    assert_eq!(a.context.clock(), 200_000);
+    // There in 10 µs, and the acknowledgement back in 10 more; not when somebody polls.
+    use WcStatus::{Success, WrFlushErr};
+    assert_eq!(round(&b.cq), [(1, Success, 10_000), (3, Success, 110_000)]);
+    assert_eq!(round(&a.cq), [(2, Success, 20_000), (4, Success, 120_000)]);
+    assert_eq!(round(&a.cq), []);
+
+    // What is flushed has the time of the flush, be it at the transition or at the posting.
+    b.qp.post_recv(&RecvWr { wr_id: 5, sges: &[] }).unwrap();
+    fabric.advance(Duration::from_micros(7));
+    b.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    fabric.advance(Duration::from_micros(7));
+    b.qp.post_recv(&RecvWr { wr_id: 6, sges: &[] }).unwrap();
+    fabric.advance(Duration::from_micros(7));
+    b.qp.post_send(&SendWr::send(7, &[])).unwrap();
+    let flushed = [(5, WrFlushErr, 207_000), (6, WrFlushErr, 214_000), (7, WrFlushErr, 221_000)];
+    assert_eq!(round(&b.cq), flushed);
+}
+
+#[test]
+fn a_datagram_is_complete_when_the_link_has_it() {
+    let fabric = slow_fabric();
+    let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
+    let qp =
+        a.pd.create_qp(&a.cq, &a.cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
+    qp.activate(QKey(1)).unwrap();
+    let path = a.pd.create_ah(&AddressVector::to(a.context.query_gid(0).unwrap())).unwrap();
+    fabric.advance(Duration::from_micros(3));
+    let to = Some(path.to(qp.qpn(), QKey(1)));
+    qp.post_send(&SendWr { to, ..SendWr::send(1, &[]) }).unwrap();
+    assert_eq!(round(&a.cq), [(1, WcStatus::Success, 3_000)]);
+}
+
+#[test]
+fn every_field_of_a_completion() {
+    let (a, b) = slow_fabric().pair().unwrap();
+    let dst = region(&b, 64);
+    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[dst.sge(0..64)] }).unwrap();
+    let data = WrData::Inline(b"hello");
+    a.qp.post_send(&SendWr { data, ..SendWr::send_with_imm(2, &[], 99) }).unwrap();
+    a.cq.wait(SOON).unwrap();
+    let mut poll = b.cq.start_poll();
+    assert!(poll.current().is_none());
+    let wc = poll.next_poll().unwrap().unwrap();
+    assert_eq!((wc.wr_id(), wc.status(), wc.opcode()), (1, WcStatus::Success, WcOpcode::Recv));
+    assert_eq!((wc.byte_len(), wc.imm(), wc.pkey_index(), wc.vendor_err()), (5, Some(99), 0, 0));
+    assert_eq!((wc.qpn(), wc.src_qpn()), (b.qp.qpn(), a.qp.qpn()));
+    assert_eq!(wc.wc_flags(), WcFlags { grh: false, with_imm: true, with_inv: false });
+    // In virtual time the wall shows the fabric's clock.
+    assert_eq!((wc.completion_timestamp(), wc.completion_wallclock_ns()), (10_000, 10_000));
+    assert_eq!(poll.current().map(|wc| wc.wr_id()), Some(1));
+    assert!(poll.next_poll().unwrap().is_none() && poll.current().is_none());
+    let bits = |grh, with_imm, with_inv| WcFlags { grh, with_imm, with_inv }.bits();
+    let each = [bits(true, false, false), bits(false, true, false), bits(false, false, true)];
+    assert_eq!((each, bits(false, false, false)), ([1, 2, 8], 0));
+}
+
+#[test]
+fn posting_goes_on_during_a_round() {
+    let fabric = Fabric::new();
+    let (a, b) = fabric.pair().unwrap();
+    for id in 0..4 {
+        b.qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap();
+    }
+    a.qp.post_send(&SendWr::send(0, &[])).unwrap();
+    a.cq.wait(SOON).unwrap();
+    let mut poll = b.cq.start_poll();
+    for id in 1..4 {
+        assert_eq!(poll.next_poll().unwrap().unwrap().wr_id(), id - 1);
+        // Its receive completes to the queue that is being polled, on this thread.
+        a.qp.post_send(&SendWr::send(id, &[])).unwrap();
+        a.cq.wait(SOON).unwrap();
+    }
+}
+
+#[test]
+fn in_real_time_the_wall_clock_is_that_of_the_machine() {
+    let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let (a, b) = Fabric::new().pair().unwrap();
+    b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    let before = (a.context.clock(), wall());
+    a.qp.post_send(&SendWr::send(2, &[])).unwrap();
+    while a.cq.start_poll().next_poll().unwrap().is_none() {}
+    let after = (a.context.clock(), wall());
+    std::thread::sleep(Duration::from_millis(50));
+    let mut poll = b.cq.start_poll();
+    let wc = poll.next_poll().unwrap().unwrap();
+    assert!((before.0..=after.0).contains(&wc.completion_timestamp()));
+    // Two clocks that are not read at once.
+    let slack = 20_000_000;
+    let expected = before.1 - slack..=after.1 + slack;
+    assert!(
+        expected.contains(&wc.completion_wallclock_ns()),
+        "{} {expected:?}",
+        wc.completion_wallclock_ns()
+    );
+    assert!(after.0 - before.0 <= after.1 - before.1 + slack, "the clock counts nanoseconds");
+}
+
+#[test]
+fn an_overflow_ends_the_round() {
+    let (_, b) = slow_fabric().pair().unwrap();
+    let cq = b.context.create_cq(1).unwrap();
+    let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    (0..2).for_each(|id| qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap());
+    let mut poll = cq.start_poll();
+    assert_eq!(poll.next_poll().unwrap().map(|wc| wc.wr_id()), Some(0));
+    assert_eq!(poll.next_poll().map(|_| ()), Err(CqOverflow { capacity: 1 }));
+    assert_eq!(b.context.next_event(), Some(AsyncEvent::CqError(cq.id())));
+}
+
+#[test]
+fn a_queue_that_ignores_overruns_keeps_the_newest() {
+    let (_, b) = slow_fabric().pair().unwrap();
+    let options = CqOptions { capacity: 2, ignore_overrun: true, ..CqOptions::default() };
+    let cq = b.context.create_cq_with(&options).unwrap();
+    let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+    qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
+    (0..5).for_each(|id| qp.post_recv(&RecvWr { wr_id: id, sges: &[] }).unwrap());
+    assert_eq!(round(&cq).iter().map(|c| c.0).collect::<Vec<_>>(), [3, 4]);
+    assert_eq!((round(&cq), events(&b.context)), (vec![], vec![]));
+}
+
+#[test]
+fn a_completion_vector_is_one_of_the_devices() {
+    let context = Context::on_fabric(&slow_fabric()).unwrap();
+    let vectors = context.query_device().limits.num_comp_vectors;
+    let with = |comp_vector| CqOptions { capacity: 1, comp_vector, ..CqOptions::default() };
+    context.create_cq_with(&with(vectors - 1)).unwrap();
+    let refused = context.create_cq_with(&with(vectors)).unwrap_err();
+    assert_eq!(refused.to_string(), format!("comp_vector is {vectors}, it must be 0 to {}", vectors - 1));
+    let none = CqOptions { capacity: 0, ..CqOptions::default() };
+    assert!(matches!(context.create_cq_with(&none), Err(CreateError::Value { value: 0, .. })));
+}

@@ -1,0 +1,69 @@
+use super::*;
+
+fn with_limits(fabric: &Fabric, change: fn(&mut Limits)) -> Context {
+    let mut options = ContextOptions::default();
+    change(&mut options.personality.limits);
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    Context::on_port(port, &options, |port| Box::new(port)).unwrap()
+}
+
+#[test]
+fn a_device_says_what_it_is() {
+    let fabric = slow_fabric();
+    let (a, b) = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap()).into();
+    let (device, other) = (a.query_device(), b.query_device());
+    assert_eq!(device.limits, Personality::STRICT.limits);
+    assert_ne!(device.node_guid, other.node_guid);
+    assert_eq!((device.sys_image_guid, device.phys_port_cnt), (device.node_guid, 1));
+    assert_eq!((device.hca_core_clock_khz, device.completion_timestamp_mask), (1_000_000, u64::MAX));
+    assert_eq!((device.atomic_cap, device.atomic_cap as u32), (AtomicCap::Global, 2));
+    assert_eq!(device.max_res_rd_atom, 65_536 * 128);
+    assert!(device.page_size_cap & 4096 != 0 && device.page_size_cap & 2048 == 0);
+    let caps = DeviceCaps::RC_RNR_NAK_GEN | DeviceCaps::PORT_ACTIVE_EVENT;
+    assert!(device.caps.has(caps) && !device.caps.has(caps | DeviceCaps(1)));
+    assert_eq!(caps.0, 0x1400);
+}
+
+#[test]
+fn the_figures_are_those_that_are_kept_to() {
+    let fabric = slow_fabric();
+    let context = with_limits(&fabric, |l| {
+        (l.max_pd, l.max_cq, l.max_sge, l.max_srq_sge) = (2, 3, 7, 5);
+        l.num_comp_vectors = 2;
+    });
+    let device = context.query_device();
+    assert_eq!((device.max_sge_rd, device.limits.max_srq_sge), (7, 5));
+
+    let pds = [(); 2].map(|()| context.alloc_pd().unwrap());
+    assert_eq!(context.alloc_pd().unwrap_err(), CreateError::Exhausted { kind: "PDs", max: 2 });
+    let [pd, gone] = pds;
+    drop(gone);
+    context.alloc_pd().unwrap();
+
+    let mut cqs = vec![context.create_cq(1).unwrap(), context.create_cq(1).unwrap()];
+    let with = |comp_vector| CqOptions { capacity: 1, comp_vector, ..CqOptions::default() };
+    context.create_cq_with(&with(2)).unwrap_err();
+    cqs.push(context.create_cq_with(&with(1)).unwrap());
+    assert_eq!(context.create_cq(1).unwrap_err(), CreateError::Exhausted { kind: "CQs", max: 3 });
+    cqs.pop();
+    context.create_cq(1).unwrap();
+
+    pd.create_srq(RecvCaps { max_wr: 1, max_sge: 5 }).unwrap();
+    pd.create_srq(RecvCaps { max_wr: 1, max_sge: 6 }).unwrap_err();
+}
+
+#[test]
+fn a_port_says_how_it_is() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    let port = b.context.query_port();
+    assert_eq!((port.state(), port.state() as u32), (PortState::Active, 4));
+    assert_eq!((port.gid_table_len, port.pkey_table_len, port.bad_pkey_cntr), (2, 1, 0));
+    a.context.set_pkeys(&[PKey(0x8001), PKey(0x8002)]).unwrap();
+    assert_eq!(a.context.query_port().pkey_table_len, 2);
+    a.qp.post_send(&SendWr::send(1, &[])).unwrap();
+    fabric.advance(Duration::from_micros(20));
+    assert_eq!(b.context.query_port().bad_pkey_cntr, 1);
+    fabric.set_port_up(b.context.query_gid(0).unwrap().ip(), false).unwrap();
+    assert_eq!(b.context.query_port().state() as u32, 1);
+}
