@@ -10,34 +10,34 @@ impl Access {
     /// Local reads only.
     pub const LOCAL_READ: Access = Access(0);
     /// The NIC may write it for its own side: receives, READ and atomic results.
-    pub const LOCAL_WRITE: Access = Access(1 << 0);
+    pub const LOCAL_WRITE: Access = Access(0x1);
     /// Peers may WRITE.
-    pub const REMOTE_WRITE: Access = Access(1 << 1);
+    pub const REMOTE_WRITE: Access = Access(0x2);
     /// Peers may READ.
-    pub const REMOTE_READ: Access = Access(1 << 2);
+    pub const REMOTE_READ: Access = Access(0x4);
     /// Peers may do atomics.
-    pub const REMOTE_ATOMIC: Access = Access(1 << 3);
+    pub const REMOTE_ATOMIC: Access = Access(0x8);
     /// Memory windows may be bound to it.
-    pub const MW_BIND: Access = Access(1 << 4);
+    pub const MW_BIND: Access = Access(0x10);
     /// Its addresses count from 0.
-    pub const ZERO_BASED: Access = Access(1 << 5);
+    pub const ZERO_BASED: Access = Access(0x20);
     /// Its pages may come and go: true of any memory here, so just a word.
-    pub const ON_DEMAND: Access = Access(1 << 6);
+    pub const ON_DEMAND: Access = Access(0x40);
     /// Huge pages were asked for: taken, and of no effect.
-    pub const HUGETLB: Access = Access(1 << 7);
+    pub const HUGETLB: Access = Access(0x80);
     /// Peers may FLUSH to global visibility.
-    pub const FLUSH_GLOBAL: Access = Access(1 << 8);
+    pub const FLUSH_GLOBAL: Access = Access(0x100);
     /// Peers may FLUSH to persistence.
-    pub const FLUSH_PERSISTENT: Access = Access(1 << 9);
+    pub const FLUSH_PERSISTENT: Access = Access(0x200);
     /// The device may reorder its accesses: taken, and of no effect.
-    pub const RELAXED_ORDERING: Access = Access(1 << 20);
+    pub const RELAXED_ORDERING: Access = Access(0x10_0000);
     /// Local write, and all that RC's first operations need of a peer: what a test's region usually wants.
     pub const ALL: Access = Access(0xf);
 
     /// What a device with memory windows, atomics and flushes takes.
-    const KNOWN: u32 = 0x3ff | 1 << 20;
+    const KNOWN: u32 = 0x10_03ff;
     /// The flags that a device may ignore without a word (`IBV_ACCESS_OPTIONAL_RANGE`).
-    const OPTIONAL: u32 = 0x3ff << 20;
+    const OPTIONAL: u32 = 0x3ff0_0000;
 
     /// The flags that nobody knows, and that may not be ignored.
     pub const fn unknown(self) -> Access {
