@@ -57,7 +57,10 @@ fn the_demo_shows_every_operation_and_the_loss() {
         "NAK: PSN sequence error",
         "RNR NAK: wait 640µs",
         "↻ again",
-        "All 8 operations completed and all data is right",
+        "RC ATOMIC WRITE",
+        "RC FLUSH",
+        "RC SEND Only Invalidate",
+        "All 10 operations completed and all data is right",
         "wireshark demo.pcapng",
     ] {
         assert!(text.contains(needle), "{needle:?} is not in\n{text}");

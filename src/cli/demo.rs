@@ -18,14 +18,14 @@ use crate::link::faults::{Direction, Faults, Rule};
 use crate::link::trace::{Trace, Traced};
 use crate::transport::Instant;
 use crate::verbs::{
-    Access, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Node, Psn, Qpn, RecvWr,
-    SendWr, Sge, WcOpcode, WcStatus,
+    Access, Bind, Completion, ConnectOptions, Context, ContextOptions, Endpoint, Mr, Mtu, Node, Placement,
+    Psn, Qpn, RecvWr, RemoteAddr, SendWr, Sge, WcOpcode, WcStatus, WindowKind,
 };
 use crate::wire::Packet;
 
 const LONG: &str = "\
-Two NICs on a fabric in memory, in virtual time: SEND, WRITE and READ of several packets, immediate data and \
-both atomics, a middle packet of the WRITE lost on purpose, and a SEND that finds its receiver not ready. \
+Two NICs on a fabric in memory, in virtual time: SEND, WRITE and READ of several packets, immediate data, \
+atomics, ATOMIC WRITE, FLUSH, a memory window that a SEND closes, a middle packet of the WRITE lost on purpose, and a SEND that finds its receiver not ready. \
 Prints every packet, writes a capture for Wireshark, and checks all data.";
 
 /// Every operation once between two NICs in memory, packet by packet
@@ -151,10 +151,15 @@ impl Stage {
             Box::new(port)
         })?;
         let (a, b) = (Node::new(a)?, Node::new(b)?);
-        let connect = ConnectOptions { mtu: Some(MTU), ..ConnectOptions::default() };
+        let connect = ConnectOptions {
+            access: Access::ALL | Access::FLUSH_GLOBAL,
+            mtu: Some(MTU),
+            ..ConnectOptions::default()
+        };
         a.qp.connect(&b.qp.endpoint(), &connect)?;
         b.qp.connect(&a.qp.endpoint(), &connect)?;
-        let (src, dst) = (a.pd.reg_mr(REGION, Access::ALL)?, b.pd.reg_mr(REGION, Access::ALL)?);
+        let target = Access::ALL | Access::FLUSH_GLOBAL | Access::MW_BIND;
+        let (src, dst) = (a.pd.reg_mr(REGION, Access::ALL)?, b.pd.reg_mr(REGION, target)?);
         Ok(Stage {
             out,
             fabric,
@@ -222,12 +227,34 @@ impl Stage {
         self.number("what A got back", self.src.buffer().load_u64(0)?, 1000)?;
         self.number("B's number", self.dst.buffer().load_u64(8192)?, 1023)?;
 
+        self.title("ATOMIC WRITE, FLUSH", "8 bytes at once, and the word that all is in its place")?;
+        self.post(&SendWr::atomic_write(8, self.dst.remote(8192), 7u64.to_ne_bytes()))?;
+        self.wait(Some(done(WcOpcode::AtomicWrite, 0)), None)?;
+        self.number("B's number", self.dst.buffer().load_u64(8192)?, 7)?;
+        let global = Placement { global: true, persistent: false };
+        self.post(&SendWr::flush(9, self.dst.remote(8192), 8, global))?;
+        self.wait(Some(done(WcOpcode::Flush, 0)), None)?;
+
+        self.title("SEND with invalidate", "B opens a window, A writes through it and has it closed")?;
+        let (mw, addr) = (self.b.pd.alloc_mw(WindowKind::Type2B)?, self.dst.addr());
+        let (rkey, region) = (mw.next_rkey(), self.dst.lkey());
+        let bind = Bind { rkey, region, addr, len: 16, access: Access::REMOTE_WRITE };
+        self.b.qp.post_send(&SendWr::bind_mw(10, bind))?;
+        self.wait(None, Some(done(WcOpcode::BindMw, 0)))?;
+        self.src.write(0, b"By the window.")?;
+        self.post(&SendWr::write(11, &[self.sge(14)], RemoteAddr { va: addr, rkey }))?;
+        self.wait(Some(done(WcOpcode::RdmaWrite, 14)), None)?;
+        self.check(0, b"By the window.")?;
+        self.post_recv(12, 64..128)?;
+        self.post(&SendWr::send_with_inv(12, &[self.sge(3)], rkey))?;
+        self.wait(Some(done(WcOpcode::Send, 3)), Some(done(WcOpcode::Recv, 3)))?;
+
         self.title("SEND, receiver not ready", "B posts its receive after A has been told to wait")?;
         self.src.write(0, b"Are you there?")?;
-        self.post(&SendWr::send(8, &[self.sge(14)]))?;
+        self.post(&SendWr::send(13, &[self.sge(14)]))?;
         self.run_until(|s| s.a.context.counters().rcvd_rnr_err > 0)?;
         self.say(DIM, "B posts a receive")?;
-        self.post_recv(8, 0..64)?;
+        self.post_recv(13, 0..64)?;
         self.wait(Some(done(WcOpcode::Send, 14)), Some(done(WcOpcode::Recv, 14)))?;
         self.check(0, b"Are you there?")?;
 

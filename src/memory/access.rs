@@ -244,3 +244,38 @@ impl From<AccessError> for ManagementError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_a_set() {
+        let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+        assert_eq!((read | write, read | read), (Access(6), Access(4)));
+        assert_eq!(((read | write) & write, read & write), (write, Access::LOCAL_READ));
+        let mut both = read;
+        both |= write;
+        both |= write;
+        assert_eq!(both, Access(6));
+    }
+
+    #[test]
+    fn what_peers_may_do() {
+        for (access, writes, anything) in [
+            (Access::LOCAL_WRITE | Access::MW_BIND, false, false),
+            (Access::REMOTE_READ, false, true),
+            (Access::REMOTE_WRITE, true, true),
+            (Access::REMOTE_ATOMIC, true, true),
+            (Access::REMOTE_WRITE | Access::REMOTE_ATOMIC, true, true),
+        ] {
+            assert_eq!((access.lets_peers_write(), access.is_remote()), (writes, anything), "{access:?}");
+        }
+    }
+
+    #[test]
+    fn which_flags_are_known() {
+        let known = (0..32).filter(|bit| Access(1 << bit).unknown() == Access::LOCAL_READ);
+        assert_eq!(known.collect::<Vec<_>>(), (0..10).chain(20..30).collect::<Vec<_>>());
+    }
+}
