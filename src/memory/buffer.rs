@@ -163,6 +163,7 @@ mod tests {
         assert_eq!(b.write(14, b"abc"), Err(OutOfBuffer { offset: 14, len: 3, size: 16 }));
         assert!(b.read(usize::MAX, &mut out).is_err());
         assert!(b.load_u64(16).is_err());
+        assert_eq!((b.read(16, &mut []), b.write(17, &[]).is_err()), (Ok(()), true));
         assert!(Buffer::zeroed(0).is_empty() && !b.is_empty());
     }
 }
