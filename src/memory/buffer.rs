@@ -57,7 +57,7 @@ impl Buffer {
     }
 
     fn check(&self, offset: usize, len: usize) -> Result<*mut u8, OutOfBuffer> {
-        if offset > self.len || len > self.len - offset {
+        if self.len.checked_sub(offset).is_none_or(|room| len > room) {
             return Err(OutOfBuffer { offset, len, size: self.len });
         }
         // SAFETY: inside the allocation, as just checked.

@@ -16,12 +16,14 @@ pub(super) struct Grant {
 impl Grant {
     /// Host address of the `len` bytes named `va`, if all are inside.
     pub fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {
-        let offset = va.wrapping_sub(self.iova);
-        if va < self.iova || offset > self.len || len > self.len - offset {
-            let (start, region_len) = (self.iova, self.len);
-            return Err(AccessError::OutOfRange { key, addr: va, len, start, region_len });
+        let room = |offset| self.len.checked_sub(offset);
+        match va.checked_sub(self.iova) {
+            Some(offset) if room(offset).is_some_and(|room| len <= room) => Ok(self.addr + offset as usize),
+            _ => {
+                let (start, region_len) = (self.iova, self.len);
+                Err(AccessError::OutOfRange { key, addr: va, len, start, region_len })
+            }
         }
-        Ok(self.addr + offset as usize)
     }
 
     /// Whether all of `needed` is allowed.

@@ -97,7 +97,7 @@ impl FastRegion {
         if state.open.is_some() {
             return Err(ManagementError::InUse { key: key.0 });
         }
-        if len == 0 || offset > self.len || len > self.len - offset {
+        if len == 0 || self.len.checked_sub(offset).is_none_or(|room| len > room) {
             return Err(ManagementError::Range { key: key.0, addr: offset, len });
         }
         if access.lets_peers_write() && !access.allows(Access::LOCAL_WRITE) {

@@ -159,3 +159,47 @@ impl HostSlice {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_is_split_and_known_for_a_word() {
+        let memory = [0u64; 2];
+        let addr = memory.as_ptr().expose_provenance();
+        // SAFETY: the memory outlives the slices, and nothing is stored to them.
+        let all = unsafe { HostSlice::from_raw(addr, 16) };
+        let (first, rest) = all.split_at(5);
+        assert_eq!((first.addr, first.len(), rest.addr, rest.len()), (addr, 5, addr + 5, 11));
+        assert!(!first.is_empty() && all.split_at(0).0.is_empty() && HostSlice::EMPTY.is_empty());
+        assert!(!all.is_word() && all.split_at(8).1.is_word() && !rest.split_at(8).0.is_word());
+        let (start, len) = all.split_at(9).1.pages();
+        assert_eq!((start.addr() % 4096, start.addr() + len), (0, addr + 16));
+        assert!(all.populate(false) && all.persist() && HostSlice::EMPTY.persist());
+    }
+
+    #[test]
+    fn what_is_not_mapped_is_neither_there_nor_persistent() {
+        // SAFETY: nothing is read or stored; address 0 is never mapped.
+        let nothing = unsafe { HostSlice::from_raw(0, 8) };
+        assert!(!nothing.populate(false) && !nothing.populate(true) && !nothing.persist());
+    }
+
+    #[test]
+    fn all_bytes_are_stored_and_no_other() {
+        for at in 0..9 {
+            for len in 0..12 {
+                let memory = std::cell::UnsafeCell::new([0u64; 4]);
+                let addr = memory.get().expose_provenance();
+                // SAFETY: inside the memory, which outlives the slice.
+                let slice = unsafe { HostSlice::from_raw(addr + at, 20) };
+                let bytes: Vec<u8> = (1..=len).collect();
+                slice.store(&bytes);
+                let after: Vec<u8> = memory.into_inner().iter().flat_map(|w| w.to_ne_bytes()).collect();
+                assert_eq!(after[at..at + bytes.len()], bytes);
+                assert_eq!(after.iter().filter(|b| **b != 0).count(), bytes.len());
+            }
+        }
+    }
+}

@@ -71,6 +71,15 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RegMr, 0), ok(2, WcOpcode::Send, 3)]);
     }
 
+    all_of_it_at_once => "fast.reg" {
+        let mut b = Bench::new();
+        let (_m, _, reg) = fast(&mut b, PD);
+        b.manage(1, WrOp::RegMr(FastReg { offset: 0, len: LEN as u64, ..reg }));
+        b.silence();
+        b.sends(&[ok(1, WcOpcode::RegMr, 0)]);
+        assert!(b.memory.remote(b.us(), RKey(reg.key.0), 0x9000, LEN as u32, Access::REMOTE_READ).is_ok());
+    }
+
     no_more_than_the_part_and_what_it_allows => "fast.reg" {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
@@ -129,6 +138,9 @@ cases! {
         assert!(is_open(&b, &again) && !is_open(&b, &reg));
         assert_eq!(b.memory.deregister(info.lkey), Ok(()));
         assert!(!is_open(&b, &again));
+        // What is next in its slot has another key than its last.
+        let next: Vec<_> = (0..4).map(|_| b.memory.alloc_window(PD, WindowKind::Type1).unwrap().0).collect();
+        assert!(next.contains(&(again.key.0 + 1)) && !next.contains(&again.key.0), "{next:x?}");
     }
 
     a_peers_send_closes_it => "fast.inv" {
