@@ -1,17 +1,42 @@
-//! Random programs over a bad wire, against a reference model: every completion right, in order, once; memory
-//! as the model has it; nothing stuck; after an error everything flushed.
+//! Random programs of all services over a bad wire, against a reference model: every completion right, in order,
+//! once; memory as the model has it; nothing stuck; after an error everything flushed.
 //!
-//! `URXE_SEEDS` says how many seeds (default 2000), `URXE_SEED` runs a single one.
+//! `URXE_SEEDS` says how many seeds (default 20,000), `URXE_SEED` runs a single one.
 
 mod support;
 
+#[path = "model/check.rs"]
+mod check;
+#[path = "model/conversation.rs"]
+mod conversation;
+#[path = "model/faults.rs"]
+mod faults;
+#[path = "model/grants.rs"]
+mod grants;
+#[path = "model/life.rs"]
+mod life;
+#[path = "model/memory.rs"]
+mod memory;
+#[path = "model/plan.rs"]
+mod plan;
 #[path = "model/program.rs"]
 mod program;
+#[path = "model/receives.rs"]
+mod receives;
+#[path = "model/unreliable.rs"]
+mod unreliable;
+#[path = "model/wire.rs"]
+mod wire;
 #[path = "model/world.rs"]
 mod world;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use plan::Knobs;
 use proptest::prelude::*;
-use world::{Knobs, run};
+use urxe::transport::Habits;
+use wire::Faults;
+use world::run;
 
 fn env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name} is a number, not {v:?}")))
@@ -37,11 +62,22 @@ fn random_programs_do_what_the_model_says() {
         run_seed(seed);
         return;
     }
-    let seeds = env("URXE_SEEDS").unwrap_or(2000);
+    let seeds = env("URXE_SEEDS").unwrap_or(20_000);
     let start = std::time::Instant::now();
-    for seed in 0..seeds {
-        run_seed(seed);
-    }
+    let next = AtomicU64::new(0);
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get());
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                loop {
+                    match next.fetch_add(1, Ordering::Relaxed) {
+                        seed if seed < seeds => run_seed(seed),
+                        _ => return,
+                    };
+                }
+            });
+        }
+    });
     println!("{:.0} seeds/s", seeds as f64 / start.elapsed().as_secs_f64());
 }
 
@@ -53,24 +89,34 @@ fn a_seed_replays_to_the_same_packets() {
     assert_ne!(run_seed(1), run_seed(2));
 }
 
+fn faults() -> impl Strategy<Value = Faults> {
+    (0u64..20, 0u64..20, 0u64..30, 0u64..10).prop_map(|(loss, dup, reorder, corrupt)| Faults {
+        loss,
+        dup,
+        reorder,
+        corrupt,
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_wire_will_do(
         seed: u64,
-        loss in 0u64..20,
-        dup in 0u64..20,
-        reorder in 0u64..30,
-        corrupt in 0u64..10,
+        faults in faults(),
         mtu in 0usize..5,
         window in 300usize..100_000,
         read_chunk in 1u32..40_000,
         ack_silence_us in 0u64..2_000,
         turn in 1usize..64,
-        qps in 1usize..4,
-        poison: bool,
+        (rc, uc, ud) in (0usize..4, 0usize..3, 0usize..6),
+        share: bool,
+        errors: bool,
+        ipv6: bool,
+        credits: bool,
     ) {
-        run(seed, &Knobs { loss, dup, reorder, corrupt, mtu: Some(mtu), window, read_chunk, ack_silence_us, turn, qps, poison });
+        let (mtu, habits) = (Some(mtu), Habits { credits, ..Habits::STRICT });
+        run(seed, &Knobs { faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, share, errors, ipv6, habits });
     }
 }

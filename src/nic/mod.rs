@@ -589,6 +589,11 @@ impl Reports {
     fn deliver(&mut self, now: Instant, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
         for output in out.drain(..) {
             let stored = match output {
+                // Behind those that wait for the link: completions of a queue are in its order.
+                Output::Sent(c) if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) => {
+                    self.emitted.push((entry.send_cq.clone(), c));
+                    true
+                }
                 Output::Sent(c) => self.complete(now, &entry.send_cq, c),
                 Output::Received(c) => self.complete(now, &entry.recv_cq, c),
                 // Gone with its queue: nobody waits for it.

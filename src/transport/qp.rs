@@ -176,7 +176,9 @@ impl QueuePair {
                 self.established = false;
             }
             (_, QpState::Err) => {
-                self.flush(env);
+                if from != QpState::Err {
+                    self.flush(env);
+                }
                 self.responder.silence();
             }
             _ => {}

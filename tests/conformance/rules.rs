@@ -141,7 +141,7 @@ rules! {
     "resp.dup.read" "9.7.5" "a duplicate READ is answered again, whole or in part"
     "resp.dup.read.other" "9.7.5" "what only looks like a duplicate READ is dropped"
     "resp.dup.read.queued" "9.7.5" "a duplicate READ whose answer is still due is answered once"
-    "resp.dup.read.gone" "9.7.5" "a replay checks the region again"
+    "resp.dup.read.gone" "9.7.5" "a replay checks the region again, and is not answered if it has gone"
     "resp.dup.atomic" "9.7.5" "a duplicate atomic is answered from the saved result"
     "resp.dup.forgotten" "9.7.5" "as many READs and atomics are remembered as were agreed; older ones are dropped"
     "resp.dup.go_back" "9.7.5" "answers that the requester has gone back behind are not sent twice"

@@ -101,6 +101,14 @@ cases! {
         b.events(&[AsyncEvent::LastWqeReached]);
     }
 
+    the_last_receive_is_told_of_once => "srq.flush" {
+        let mut b = shared(1, |_| {});
+        b.go(QpState::Err);
+        b.events(&[AsyncEvent::LastWqeReached]);
+        b.go(QpState::Err);
+        b.events(&[]);
+    }
+
     a_fatal_request_tells_that_the_last_receive_was_reached => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 10);

@@ -241,6 +241,16 @@ cases! {
         b.sends(&[ok(5, WcOpcode::Send, 1)]);
     }
 
+    a_bad_send_completes_behind_those_before_it => "uc.sqe" {
+        let mut b = uc(|_| {});
+        let sge = [Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }];
+        b.post(1, WrOp::Send, 0, 1);
+        b.post_sges(2, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        b.post(3, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, WcStatus::LocProtErr), flushed(3)]);
+    }
+
     a_paused_send_queue_ends_its_message_first => "uc.requester" {
         let mut b = uc(|_| {});
         b.go(QpState::Sqd);

@@ -1,7 +1,5 @@
 //! Two NICs, a bad wire between them, virtual time.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,309 +7,274 @@ use std::time::Duration;
 use urxe::memory::{Access, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
-    AddressVector, BurstLimits, Completion, Habits, Instant, PostError, QpAttr, QpInit, QpState, QpType,
-    RecvCaps, RecvWr, RxBurst, SendCaps, SendWr, Sge, Tuning, TxQueue, WrData, WrOp,
+    AsyncEvent, BurstLimits, Completion, Instant, QpState, RecvCaps, RxBurst, Tuning, TxQueue, WcStatus,
 };
-use urxe::wire::{AckTimeout, Flow, IpIdent, LKey, Mtu, Psn, Qpn, RKey, RnrTimer};
+use urxe::wire::{IpIdent, LKey, Qpn, RKey};
 
-use crate::program::{Arena, Piece, Program};
+use crate::grants::GrantKind;
+use crate::memory;
+use crate::plan::{Fate, Kind, Knobs, Plan};
+use crate::program::{Key, Target};
+use crate::receives::Pool;
 use crate::support::{self, PD, Region, Rng};
+use crate::unreliable::{self, Arrival, Responder};
+use crate::wire::{Flight, Wire};
 
-/// How bad the wire is (in percent), and how the NICs are tuned.
-#[derive(Clone, Debug)]
-pub struct Knobs {
-    pub loss: u64,
-    pub dup: u64,
-    pub reorder: u64,
-    pub corrupt: u64,
-    /// Index of the path MTU; any for each QP if `None`.
-    pub mtu: Option<usize>,
-    pub window: usize,
-    pub read_chunk: u32,
-    pub ack_silence_us: u64,
-    pub turn: usize,
-    pub qps: usize,
-    /// One connection gets a work request that fails.
-    pub poison: bool,
-}
+/// All that regions and queue pairs let peers do.
+pub const ACCESS: Access =
+    Access(Access::ALL.0 | Access::MW_BIND.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
 
-impl Knobs {
-    pub fn of(seed: u64) -> Knobs {
-        let mut rng = Rng(seed ^ 0x5eed);
-        let clean = rng.percent(20);
-        let mut percent = |max: u64| if clean { 0 } else { rng.below(max + 1) };
-        let (loss, dup, reorder, corrupt) = (percent(12), percent(8), percent(15), percent(4));
-        Knobs {
-            loss,
-            dup,
-            reorder,
-            corrupt,
-            mtu: None,
-            window: rng.pick(&[1, 5_000, 30_000, 1 << 20]),
-            read_chunk: rng.pick(&[1, 3_000, 10_000, 1 << 30]),
-            ack_silence_us: rng.pick(&[0, 20, 1000]),
-            turn: rng.pick(&[1, 7, 256]),
-            qps: 1 + rng.below(3) as usize,
-            poison: rng.percent(20),
-        }
-    }
-}
-
-/// The wire is bad for so long and then as long good: no retry count outlasts an endless bad one.
-const PHASE: u64 = 2_000_000;
-/// 4.096 µs · 2^8.
-const TIMEOUT: u8 = 8;
 /// Nothing takes this long.
 const STUCK: Duration = Duration::from_secs(20);
-const MAX_INLINE: u32 = 200;
 
-struct Side {
-    ip: IpAddr,
-    nic: Nic,
-    memory: Table,
-    region: Region,
-    tx: TxQueue,
-    send_cq: Arc<CompletionQueue>,
-    recv_cq: Arc<CompletionQueue>,
-    qpns: Vec<Qpn>,
-    /// By QP: how many of its work requests are posted, and what came of them.
-    posted: Vec<(usize, usize)>,
-    sent: Vec<Vec<Completion>>,
-    received: Vec<Vec<Completion>>,
+pub struct Side {
+    pub ip: IpAddr,
+    pub nic: Nic,
+    pub memory: Table,
+    /// All of its memory.
+    pub region: Region,
+    pub null: LKey,
+    /// The first key of each window and fast region.
+    grants: Vec<u32>,
+    pub tx: TxQueue,
+    pub send_cq: Arc<CompletionQueue>,
+    pub recv_cq: Arc<CompletionQueue>,
+    /// What its memory must be now, but for what is under way.
+    pub expected: Vec<u8>,
 }
 
-/// One connection: what each side sends.
-struct Pair {
-    programs: [Program; 2],
-    mtu: Mtu,
-    depth: u8,
-    caps: (u32, u32),
-    psns: [u32; 2],
-    rnr_timer: u8,
-    poisoned: bool,
+/// A queue pair as it runs.
+#[derive(Default)]
+pub struct Qp {
+    /// From its creation to its end.
+    pub qpn: Option<Qpn>,
+    /// The number that it has or had.
+    pub number: Qpn,
+    /// Send work requests that are posted, and those of them that are known to be done.
+    pub posted: usize,
+    pub settled: usize,
+    pub sent: Vec<Completion>,
+    pub received: Vec<Completion>,
+    /// Messages that came in.
+    pub arrived: usize,
+    /// The PSNs that its work requests begin with, counted from its first.
+    pub psns: Vec<(u32, usize)>,
+    pub next_psn: u32,
+    /// If it is unreliable.
+    pub responder: Responder,
+    pub doom: Option<(Instant, Fate)>,
+    pub destroyed: bool,
+    /// Events that it has had its last receive.
+    pub last_receives: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stage {
+    #[default]
+    Waiting,
+    Running,
+    Over,
+}
+
+#[derive(Default)]
+pub struct Group {
+    pub stage: Stage,
     /// When both ends are told that it has failed.
-    close_at: Option<Instant>,
-    closed: bool,
+    pub close_at: Option<Instant>,
+    pub closed: bool,
+    /// When all its work requests were seen to be complete.
+    pub idle_since: Option<Instant>,
 }
 
-/// When, in which order, to which side, from which UDP port, which bytes.
-type Flight = Reverse<(Instant, u64, usize, u16, Vec<u8>)>;
-
-struct World {
-    now: Instant,
-    sides: [Side; 2],
-    pairs: Vec<Pair>,
-    knobs: Knobs,
-    rng: Rng,
-    wire: BinaryHeap<Flight>,
-    sequence: u64,
-    next_post: Instant,
-    trace: crc32fast::Hasher,
+pub struct World {
+    pub now: Instant,
+    pub knobs: Knobs,
+    pub rng: Rng,
+    pub plan: Plan,
+    pub sides: [Side; 2],
+    pub qps: Vec<Qp>,
+    pub groups: Vec<Group>,
+    wire: Wire,
+    next_tick: Instant,
 }
 
 /// Runs a seed to its end, checks everything, and returns a hash of all packets and their times.
 pub fn run(seed: u64, knobs: &Knobs) -> u32 {
     let mut rng = Rng(seed);
-    let mut arenas = [Arena::default(), Arena::default()];
-    let poisoned = knobs.poison.then(|| rng.below(knobs.qps as u64) as usize);
-    let pairs: Vec<_> =
-        (0..knobs.qps).map(|i| Pair::new(&mut arenas, poisoned == Some(i), knobs, &mut rng)).collect();
-    let mut world = World::new(pairs, &arenas, knobs, rng);
-    world.connect();
+    let plan = Plan::new(knobs, &mut rng);
+    let mut world = World::new(plan, knobs, rng);
     world.go();
-    world.check(&arenas);
-    world.trace.finalize()
+    world.check_memory();
+    world.wire.trace.finalize()
 }
 
-impl Pair {
-    fn new(arenas: &mut [Arena; 2], poison: bool, knobs: &Knobs, rng: &mut Rng) -> Pair {
-        let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
-        let [a, b] = arenas;
-        let mut program = |from: &mut Arena, to: &mut Arena| {
-            let count = rng.below(16);
-            let (bytes, inline) = (mtu.bytes() as u64, MAX_INLINE as u64);
-            let mut p = Program::new(count, 0, bytes, inline, from, to, rng);
-            let poisoned = poison && count > 0 && p.poison(rng);
-            (p, poisoned)
+impl Side {
+    fn new(i: usize, plan: &Plan, knobs: &Knobs, rng: &mut Rng) -> Side {
+        let host = 1 + i as u8;
+        let ip = match knobs.ipv6 {
+            true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, host.into()]),
+            false => IpAddr::from([10, 0, 0, host]),
         };
-        let (there, bad) = program(a, b);
-        let (back, worse) = program(b, a);
-        let poisoned = bad || worse;
-        if poisoned {
-            there.vague(a, b);
-            back.vague(b, a);
-        }
-        let mut psn = || if rng.percent(50) { 0x100_0000 - rng.below(50) as u32 } else { rng.next() as u32 };
-        Pair {
-            programs: [there, back],
-            psns: [psn(), psn()],
-            mtu,
-            depth: 1 + rng.below(8) as u8,
-            caps: (1 + rng.below(16) as u32, 1 + rng.below(16) as u32),
-            rnr_timer: 1 + rng.below(8) as u8,
-            poisoned,
-            close_at: None,
-            closed: false,
+        let tuning = Tuning {
+            window: knobs.window,
+            read_chunk: knobs.read_chunk,
+            turn: knobs.turn,
+            min_timeout: Duration::ZERO,
+            max_ack_silence: Duration::from_micros(knobs.ack_silence_us),
+        };
+        let port = PortAddresses { gids: vec![ip.into()], src_port: None };
+        let initial = &plan.arenas[i].initial;
+        let mut memory = Table::new();
+        let region = Region::new(&mut memory, PD, initial.len(), 0, ACCESS);
+        region.write(0, initial);
+        let null = memory.register_null(PD).expect("room in the table");
+        let grants = plan.grants[i].iter().map(|kind| match kind {
+            GrantKind::Window(kind) => memory.alloc_window(PD, *kind).map(|key| key.0),
+            GrantKind::Fast => {
+                // SAFETY: the region is dropped with the table.
+                let fast = unsafe { memory.register_fast(PD, region.addr(), region.len()) };
+                fast.map(|f| f.rkey.0)
+            }
+        });
+        let grants = grants.map(|key| key.expect("room in the table")).collect();
+        let personality = Personality::STRICT;
+        Side {
+            ip,
+            nic: Nic::new(NicConfig { personality, tuning, port, seed: i as u64 }),
+            memory,
+            region,
+            null,
+            grants,
+            tx: TxQueue::new(BurstLimits { bytes: 65_000, packets: 1 + rng.below(64) as usize }),
+            send_cq: Arc::new(CompletionQueue::new(4096)),
+            recv_cq: Arc::new(CompletionQueue::new(4096)),
+            expected: initial.clone(),
         }
     }
 }
 
 impl World {
-    fn new(pairs: Vec<Pair>, arenas: &[Arena; 2], knobs: &Knobs, mut rng: Rng) -> World {
-        let sides = [0, 1].map(|i| {
-            let ip = IpAddr::from([10, 0, 0, 1 + i as u8]);
-            let tuning = Tuning {
-                window: knobs.window,
-                read_chunk: knobs.read_chunk,
-                turn: knobs.turn,
-                min_timeout: Duration::ZERO,
-                max_ack_silence: Duration::from_micros(knobs.ack_silence_us),
-            };
-            let port = PortAddresses { gids: vec![ip.into()], src_port: None };
-            let mut memory = Table::new();
-            let region = Region::new(&mut memory, PD, arenas[i].initial.len(), 0, Access::ALL);
-            region.write(0, &arenas[i].initial);
-            let send_cq = Arc::new(CompletionQueue::new(4096));
-            let recv_cq = Arc::new(CompletionQueue::new(4096));
-            let mut nic =
-                Nic::new(NicConfig { personality: Personality::STRICT, tuning, port, seed: i as u64 });
-            let qpn = |p: &Pair| {
-                let init = QpInit {
-                    qp_type: QpType::Rc,
-                    pd: PD,
-                    send: SendCaps { max_wr: p.caps.0, max_sge: 4, max_inline: MAX_INLINE },
-                    recv: RecvCaps { max_wr: p.caps.1, max_sge: 4 },
-                    signal_all: false,
-                    srq: None,
-                    domain: None,
-                    habits: Habits::STRICT,
-                    port_mtu: urxe::wire::Mtu::Mtu4096,
-                };
-                nic.create_qp(&init, send_cq.clone(), recv_cq.clone()).unwrap()
-            };
-            let qpns: Vec<_> = pairs.iter().map(qpn).collect();
-            let limits = BurstLimits { bytes: 65_000, packets: 1 + rng.below(64) as usize };
-            let n = qpns.len();
-            Side {
-                ip,
-                nic,
-                memory,
-                region,
-                tx: TxQueue::new(limits),
-                send_cq,
-                recv_cq,
-                qpns,
-                posted: vec![(0, 0); n],
-                sent: vec![Vec::new(); n],
-                received: vec![Vec::new(); n],
-            }
-        });
+    fn new(mut plan: Plan, knobs: &Knobs, mut rng: Rng) -> World {
+        let mut sides = [0, 1].map(|i| Side::new(i, &plan, knobs, &mut rng));
+        for pool in plan.pools.iter_mut().filter(|p| p.shared) {
+            let caps = RecvCaps { max_wr: pool.depth, max_sge: 4 };
+            pool.srq = sides[pool.side].nic.create_srq(PD, caps);
+        }
         World {
             now: Instant(1),
-            sides,
-            pairs,
             knobs: knobs.clone(),
             rng,
-            wire: BinaryHeap::new(),
-            sequence: 0,
-            next_post: Instant(0),
-            trace: crc32fast::Hasher::new(),
+            sides,
+            qps: plan.qps.iter().map(|_| Qp::default()).collect(),
+            groups: plan.groups.iter().map(|_| Group::default()).collect(),
+            wire: Wire::new(knobs.faults),
+            next_tick: Instant(0),
+            plan,
         }
     }
 
-    fn modify(&mut self, side: usize, qp: usize, attr: &QpAttr) {
-        let s = &mut self.sides[side];
-        s.nic.modify_qp(self.now, s.qpns[qp], attr, &s.memory, &mut s.tx).unwrap().unwrap();
-    }
-
-    fn connect(&mut self) {
-        for i in 0..self.pairs.len() {
-            for side in 0..2 {
-                let (p, peer) = (&self.pairs[i], &self.sides[1 - side]);
-                let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
-                let init = QpAttr {
-                    pkey_index: Some(0),
-                    port: Some(1),
-                    access: Some(Access::ALL),
-                    ..to(QpState::Init)
-                };
-                let rtr = QpAttr {
-                    av: Some(AddressVector::to(peer.ip.into())),
-                    path_mtu: Some(p.mtu),
-                    dest_qpn: Some(peer.qpns[i]),
-                    rq_psn: Some(Psn::new(p.psns[1 - side])),
-                    max_dest_rd_atomic: Some(p.depth),
-                    min_rnr_timer: Some(RnrTimer::new(p.rnr_timer)),
-                    ..to(QpState::Rtr)
-                };
-                let rts = QpAttr {
-                    sq_psn: Some(Psn::new(p.psns[side])),
-                    timeout: Some(AckTimeout::new(TIMEOUT)),
-                    retry_cnt: Some(7),
-                    rnr_retry: Some(7),
-                    max_rd_atomic: Some(p.depth),
-                    ..to(QpState::Rts)
-                };
-                [init, rtr, rts].iter().for_each(|attr| self.modify(side, i, attr));
+    /// The number of a key.
+    pub fn rkey(&self, key: Key) -> RKey {
+        match key {
+            Key::None => RKey(0),
+            Key::Wrong => RKey(0xffff_ff00),
+            Key::Region(side) => self.sides[side].region.info.rkey,
+            Key::Grant { side, id, age } => {
+                let first = self.sides[side].grants[id];
+                RKey(first & !0xff | (first + u32::from(age)) & 0xff)
             }
         }
     }
 
     fn go(&mut self) {
-        loop {
-            if self.now >= self.next_post {
-                for side in 0..2 {
-                    (0..self.pairs.len()).for_each(|qp| self.post(side, qp));
-                }
-                self.next_post = self.now + Duration::from_nanos(1 + self.rng.below(200_000));
+        while self.groups.iter().any(|g| g.stage != Stage::Over) {
+            if self.now >= self.next_tick {
+                self.tick();
+                self.next_tick = self.now + Duration::from_nanos(1 + self.rng.below(200_000));
             }
+            self.meet_fates();
             (0..2).for_each(|side| self.transmit(side));
-            self.close_failed();
             self.poll();
-            if self.wire.is_empty() && self.done() {
-                return;
-            }
+            self.end_groups();
             self.advance();
         }
     }
 
     /// To the next moment at which something happens, and what happens then.
     fn advance(&mut self) {
-        let flight = self.wire.peek().map(|Reverse(f)| f.0);
-        let closings = self.pairs.iter().filter_map(|p| p.close_at);
-        let posting = (!self.all_posted()).then_some(self.next_post);
+        let closings = self.groups.iter().filter_map(|g| g.close_at);
+        let dooms = self.qps.iter().filter_map(|q| q.doom.map(|d| d.0));
         let timers = self.sides.iter().filter_map(|s| s.nic.next_deadline());
-        let next = flight.into_iter().chain(closings).chain(posting).chain(timers).min();
-        let next = next.unwrap_or(Instant(u64::MAX));
+        let next =
+            self.wire.next().into_iter().chain(closings).chain(dooms).chain(timers).chain([self.next_tick]);
+        let next = next.min().unwrap_or(self.next_tick);
         assert!(next.since(Instant(0)) < STUCK, "stuck: {}", self.describe());
         self.now = self.now.max(next);
-        while let Some(Reverse(f)) = self.wire.peek()
-            && f.0 <= self.now
-        {
-            let Some(Reverse((_, _, side, src_port, bytes))) = self.wire.pop() else { return };
-            let flow = Flow::new(self.sides[1 - side].ip, self.sides[side].ip, src_port);
-            let s = &mut self.sides[side];
-            let burst = RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: &bytes };
-            s.nic.handle_burst(self.now, &burst, &s.memory, &mut s.tx);
+        while let Some(flight) = self.wire.arrived(self.now) {
+            self.arrive(&flight);
         }
         for s in &mut self.sides {
             s.nic.handle_timeouts(self.now, &s.memory, &mut s.tx);
         }
     }
 
-    /// Some time after one end has failed, both are told: what an application would do.
-    fn close_failed(&mut self) {
-        for qp in 0..self.pairs.len() {
-            let dead = self.sides.iter().any(|s| s.nic.qp_state(s.qpns[qp]) == Some(QpState::Err));
-            let p = &mut self.pairs[qp];
-            if dead && !p.closed && p.close_at.is_none() {
-                p.close_at = Some(self.now + Duration::from_nanos(self.rng.below(3_000_000)));
+    fn arrive(&mut self, flight: &Flight) {
+        let side = usize::from(flight.flow.dst != self.sides[0].ip);
+        if !flight.corrupt {
+            self.foresee(side, flight);
+        }
+        let s = &mut self.sides[side];
+        let (flow, bytes) = (flight.flow, &flight.bytes);
+        let burst = RxBurst { flow, ident: IpIdent::SENT, segment: bytes.len(), data: bytes };
+        s.nic.handle_burst(self.now, &burst, &s.memory, &mut s.tx);
+    }
+
+    /// The queue pair of a side with a number.
+    fn find(&self, side: usize, qpn: Qpn) -> Option<usize> {
+        (0..self.qps.len()).find(|q| self.plan.qps[*q].side == side && self.qps[*q].qpn == Some(qpn))
+    }
+
+    /// What an unreliable queue pair is to make of a packet.
+    fn foresee(&mut self, side: usize, flight: &Flight) {
+        let b = &flight.bytes;
+        let word = |at: usize| u32::from_be_bytes([0, b[at], b[at + 1], b[at + 2]]);
+        let Some(to) = self.find(side, Qpn::new(word(5))) else { return };
+        let datagram = b[0] >> 5 == 0b011;
+        let from = match self.plan.qps[to].kind {
+            Kind::Uc if !datagram => self.plan.qps[to].peer,
+            Kind::Ud if datagram => {
+                let theirs = usize::from(flight.flow.src != self.sides[0].ip);
+                let number = Qpn::new(word(17));
+                (0..self.qps.len())
+                    .find(|q| self.plan.qps[*q].side == theirs && self.qps[*q].number == number)
             }
-            if p.close_at.is_some_and(|at| at <= self.now) {
-                (p.close_at, p.closed) = (None, true);
-                let err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-                (0..2).for_each(|side| self.modify(side, qp, &err));
-            }
+            _ => return,
+        };
+        let from = from.expect("whoever sent this");
+        let (theirs, plan) = (&self.qps[from], &self.plan.qps[from]);
+        let offset = word(9).wrapping_sub(plan.psn) & 0xff_ffff;
+        let (first, message) = theirs.psns[theirs.psns.partition_point(|p| p.0 <= offset) - 1];
+        let (send, mtu) = (&plan.sends[message], plan.mtu.bytes());
+        let arrival = Arrival { send, message, packet: offset - first, mtu, from: theirs.number };
+        let (us, pool) = (self.qps[to].number, self.plan.qps[to].pool);
+        let bytes = &mut self.sides[side].expected;
+        let recvs = (pool, &mut self.plan.pools[pool]);
+        if !datagram {
+            return self.qps[to].responder.connected(&arrival, us, recvs, bytes);
+        }
+        let meant = send.to.as_ref().expect("a datagram has a destination");
+        assert!(
+            matches!(meant.target, Target::Qp(q) if q == to),
+            "a datagram for {:?} to {to}",
+            meant.target
+        );
+        if unreliable::qkey_on_wire(meant, plan.qkey) != self.plan.qps[to].qkey {
+            return;
+        }
+        let grh = unreliable::grh(flight.flow.src, flight.flow.dst, b.len());
+        let responder = &mut self.qps[to].responder;
+        if responder.datagram(&arrival, &grh, us, recvs, bytes) {
+            responder.die(us, (pool, &mut self.plan.pools[pool]));
         }
     }
 
@@ -319,152 +282,90 @@ impl World {
         let s = &mut self.sides[side];
         loop {
             let more = s.nic.transmit(self.now, &s.memory, &mut s.tx);
-            let (now, knobs, rng) = (self.now, &self.knobs, &mut self.rng);
-            let (wire, sequence, trace) = (&mut self.wire, &mut self.sequence, &mut self.trace);
-            support::drain(&mut s.tx, |flow, bytes| {
-                trace.update(&now.0.to_le_bytes());
-                trace.update(&bytes);
-                let bad = (now.0 / PHASE).is_multiple_of(2);
-                let mut hits = |percent| bad && rng.percent(percent);
-                if hits(knobs.loss) {
-                    return;
-                }
-                let copies = 1 + hits(knobs.dup) as u32;
-                for _ in 0..copies {
-                    let mut bytes = bytes.clone();
-                    let mut hits = |percent| bad && rng.percent(percent);
-                    let (corrupt, late) = (hits(knobs.corrupt), hits(knobs.reorder));
-                    if corrupt {
-                        let bit = rng.below(bytes.len() as u64 * 8) as usize;
-                        bytes[bit / 8] ^= 1 << (bit % 8);
-                    }
-                    let delay = 3_000 + if late { rng.below(300_000) } else { 0 };
-                    *sequence += 1;
-                    let at = now + Duration::from_nanos(delay);
-                    wire.push(Reverse((at, *sequence, 1 - side, flow.src_port, bytes)));
-                }
-            });
+            let (now, wire, rng) = (self.now, &mut self.wire, &mut self.rng);
+            support::drain(&mut s.tx, |flow, bytes| wire.send(now, flow, bytes, rng));
+            s.nic.emitted(now);
             if !more {
                 return;
             }
         }
     }
 
-    /// Posts some more of what is to be posted, as far as the queues take it.
-    fn post(&mut self, side: usize, qp: usize) {
-        let peer_key = self.sides[1 - side].region.info.rkey;
-        let (s, p, rng) = (&mut self.sides[side], &self.pairs[qp], &mut self.rng);
-        let sges = |pieces: &[Piece], bad: bool| {
-            let key = |sge: Sge| if bad { Sge { lkey: LKey(0xffff_ff00), ..sge } } else { sge };
-            pieces.iter().map(|p| key(s.region.sge(p.at, p.len))).collect::<Vec<_>>()
-        };
-        let recvs = &p.programs[1 - side].recvs;
-        while let Some(r) = recvs.get(s.posted[qp].1)
-            && rng.percent(70)
-        {
-            let wr = RecvWr { wr_id: r.wr_id, sges: &sges(&r.pieces, false) };
-            match s.nic.post_recv(self.now, s.qpns[qp], &wr).unwrap() {
-                Ok(()) => s.posted[qp].1 += 1,
-                Err(e) => {
-                    assert!(matches!(e, PostError::QueueFull(_)), "{e}");
-                    break;
-                }
-            }
-        }
-        let sends = &p.programs[side].sends;
-        while let Some(w) = sends.get(s.posted[qp].0)
-            && rng.percent(80)
-        {
-            let list = sges(&w.pieces, w.bad_lkey);
-            let inline: Vec<u8> = w.pieces.iter().flat_map(|p| s.region.read(p.at, p.len as usize)).collect();
-            let data = if w.inline { WrData::Inline(&inline) } else { WrData::Sges(&list) };
-            let key = if w.bad_rkey { RKey(0xffff_ff00) } else { peer_key };
-            let mut op = w.op;
-            if let WrOp::Write { rkey, .. }
-            | WrOp::WriteWithImm { rkey, .. }
-            | WrOp::Read { rkey, .. }
-            | WrOp::Atomic { rkey, .. } = &mut op
-            {
-                *rkey = key;
-            }
-            let wr = SendWr { wr_id: w.wr_id, op, data, flags: w.flags, to: None };
-            match s.nic.post_send(self.now, s.qpns[qp], &wr).unwrap() {
-                Ok(()) => s.posted[qp].0 += 1,
-                Err(e) => {
-                    assert!(matches!(e, PostError::QueueFull(_)), "{e}");
-                    break;
-                }
-            }
-        }
-    }
-
-    fn poll(&mut self) {
-        for s in &mut self.sides {
+    /// Takes completions and events.
+    pub fn poll(&mut self) {
+        for side in 0..2 {
             let mut got = Vec::new();
-            for (cq, lists) in [(&s.send_cq, &mut s.sent), (&s.recv_cq, &mut s.received)] {
-                cq.poll(usize::MAX, &mut got).unwrap();
-                for c in got.drain(..) {
-                    let qp = s.qpns.iter().position(|q| *q == c.qpn).expect("one of our QPs");
-                    lists[qp].push(c);
+            self.sides[side].send_cq.poll(usize::MAX, &mut got).expect("room for all");
+            for c in got.drain(..) {
+                let qp = self.find(side, c.qpn).unwrap_or_else(|| panic!("of none of our QPs: {c:?}"));
+                self.sent(qp, c);
+            }
+            self.sides[side].recv_cq.poll(usize::MAX, &mut got).expect("room for all");
+            for c in got.drain(..) {
+                let qp = self.find(side, c.qpn).unwrap_or_else(|| panic!("of none of our QPs: {c:?}"));
+                self.received(qp, c);
+            }
+            while let Some(event) = self.sides[side].nic.next_event() {
+                if let AsyncEvent::LastWqeReached(qpn) = event {
+                    let qp = self.find(side, qpn).unwrap_or_else(|| panic!("of none of our QPs: {event:?}"));
+                    self.qps[qp].last_receives += 1;
                 }
             }
         }
     }
 
-    fn all_posted(&self) -> bool {
-        let full = |side: usize, s: &Side| {
-            s.posted.iter().zip(&self.pairs).all(|(posted, p)| {
-                *posted == (p.programs[side].sends.len(), p.programs[1 - side].recvs.len())
-            })
-        };
-        self.sides.iter().enumerate().all(|(i, s)| full(i, s))
+    /// A send completion: what it says to be done is done.
+    fn sent(&mut self, qp: usize, c: Completion) {
+        self.qps[qp].sent.push(c);
+        if c.status == WcStatus::Success && self.plan.qps[qp].kind == Kind::Rc {
+            let last = c.wr_id as usize;
+            for i in self.qps[qp].settled..=last {
+                self.settle(qp, i);
+            }
+            self.qps[qp].settled = last + 1;
+        }
+    }
+
+    /// A receive completion: the message is the next one, and all of it is there.
+    fn received(&mut self, qp: usize, c: Completion) {
+        let (plan, q) = (&self.plan.qps[qp], &mut self.qps[qp]);
+        let s = &mut self.sides[plan.side];
+        let recv = self.plan.pools[plan.pool].finish(plan.pool, c.wr_id);
+        if c.status == WcStatus::Success && plan.kind == Kind::Rc {
+            let message = plan.incoming.get(q.arrived).unwrap_or_else(|| panic!("a message too many: {c:?}"));
+            let pieces = &self.plan.pools[plan.pool].recvs[recv].pieces;
+            memory::store(&mut s.expected, pieces, 0, &message.data);
+            let read = |at, len| s.region.read(at, len);
+            assert!(memory::holds(read, pieces, &message.data), "message {} of QP {qp}: {c:?}", q.arrived);
+            q.arrived += 1;
+        }
+        q.received.push(c);
     }
 
     /// For whoever has to find out why it is stuck.
-    fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let mut text = format!("{:?} at {:?}\n", self.knobs, self.now);
-        for (side, s) in self.sides.iter().enumerate() {
-            text += &format!("side {side}: {:?}\n", s.nic.counters());
-            for (qp, p) in self.pairs.iter().enumerate() {
-                let (sends, recvs) = (p.programs[side].sends.len(), p.programs[1 - side].recvs.len());
-                let (_, state) = s.nic.query_qp(s.qpns[qp]).unwrap();
-                text += &format!("qp {qp} poisoned {}: {sends} sends, {recvs} recvs, ", p.poisoned);
-                text +=
-                    &format!("posted {:?}, {:?}\nsends {:?}\n", s.posted[qp], state, p.programs[side].sends);
-            }
+        for s in &self.sides {
+            text += &format!("{:?}\n", s.nic.counters());
+        }
+        for (i, (g, p)) in self.groups.iter().zip(&self.plan.groups).enumerate() {
+            text += &format!("group {i}: {:?} of {:?}, {:?}\n", p.kind, p.qps, g.stage);
+        }
+        for (i, (q, p)) in self.qps.iter().zip(&self.plan.qps).enumerate() {
+            let state = q.qpn.and_then(|n| self.sides[p.side].nic.qp_state(n)).unwrap_or(QpState::Reset);
+            let pool: &Pool = &self.plan.pools[p.pool];
+            text += &format!(
+                "QP {i} {state}: posted {} of {}, {} messages of {}, receives {} of {}, last {:?}\n{:?}\n",
+                q.posted,
+                p.sends.len(),
+                q.arrived,
+                p.incoming.len(),
+                pool.posted,
+                pool.recvs.len(),
+                q.sent.last(),
+                p.sends.get(q.posted),
+            );
         }
         text
-    }
-
-    /// Whether every work request has come to its end. The last of each program makes a completion always.
-    fn done(&self) -> bool {
-        let ended = |side: usize, s: &Side| {
-            self.pairs.iter().enumerate().all(|(qp, p)| {
-                let last = p.programs[side].sends.last().map(|w| w.wr_id);
-                s.received[qp].len() >= p.programs[1 - side].recvs.len()
-                    && s.sent[qp].last().map(|c| c.wr_id) == last
-            })
-        };
-        let closed = self.pairs.iter().all(|p| p.closed || !p.poisoned);
-        closed && self.all_posted() && self.sides.iter().enumerate().all(|(i, s)| ended(i, s))
-    }
-
-    fn check(&self, arenas: &[Arena; 2]) {
-        for (side, s) in self.sides.iter().enumerate() {
-            for (qp, p) in self.pairs.iter().enumerate() {
-                p.programs[side].check_sends(&s.sent[qp], p.poisoned);
-                p.programs[1 - side].check_recvs(&s.received[qp], p.poisoned);
-                let state = s.nic.qp_state(s.qpns[qp]).unwrap();
-                assert!(state == if p.poisoned { QpState::Err } else { QpState::Rts }, "{state}");
-            }
-            assert!(s.region.guards_hold(), "guards of side {side}");
-            let (mut got, mut expected) = (s.region.read(0, s.region.len()), arenas[side].bytes.clone());
-            for (at, len) in &arenas[side].vague {
-                got[*at..][..*len].fill(0);
-                expected[*at..][..*len].fill(0);
-            }
-            let differs = got.iter().zip(&expected).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "memory of side {side} differs from the model there");
-        }
     }
 }

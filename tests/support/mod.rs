@@ -44,6 +44,11 @@ impl Region {
         self.len
     }
 
+    /// Host address of the first byte.
+    pub fn addr(&self) -> usize {
+        self.base.expose_provenance() + GUARD
+    }
+
     pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len);
         let mut out = vec![0; len];

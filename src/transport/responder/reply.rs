@@ -44,6 +44,12 @@ impl Responder {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
                     if !send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, again, env) {
+                        // Nobody may wait for it any more: a key is closed once its READs are done, and the request may
+                        // have been on its way since before. Only requests with the expected PSN are refused.
+                        if again {
+                            self.replies.pop_front();
+                            continue;
+                        }
                         // The region has gone since the request was accepted.
                         self.replies.clear();
                         (self.expected, self.nak_outstanding) = (first + at, false);

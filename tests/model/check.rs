@@ -1,0 +1,241 @@
+//! Whether what came of it all is what the model says.
+
+use urxe::transport::{WcOpcode, WcStatus, WrOp};
+
+use crate::memory::{self, Piece};
+use crate::plan::Kind;
+use crate::program::{Key, Send};
+use crate::receives::Pool;
+use crate::unreliable::completion;
+use crate::world::World;
+
+impl World {
+    /// A work request of a reliable queue pair is done: so is what it does to memory.
+    pub fn settle(&mut self, qp: usize, index: usize) {
+        let plan = &self.plan.qps[qp];
+        let s = &plan.sends[index];
+        let [us, them] = self.sides.get_disjoint_mut([plan.side, 1 - plan.side]).expect("two sides");
+        if s.op.brings_data() {
+            memory::store(&mut us.expected, &s.pieces, 0, &s.data);
+            let read = |at, len| us.region.read(at, len);
+            assert!(memory::holds(read, &s.pieces, &s.data), "result of {index} of QP {qp}: {s:?}");
+        }
+        if let Some(at) = s.place {
+            them.expected[at..][..s.data.len()].copy_from_slice(&s.data);
+            let there = them.region.read(at, s.data.len());
+            assert!(there == s.data, "what {index} of QP {qp} wrote is not there: {s:?}");
+        }
+        if let Some((at, value)) = s.word {
+            them.expected[at..][..8].copy_from_slice(&value.to_ne_bytes());
+        }
+    }
+
+    /// All completions of a queue pair that is at its end. `failing`: it was to fail.
+    pub fn check(&mut self, qp: usize, failing: bool) {
+        match self.plan.qps[qp].kind {
+            Kind::Rc => {
+                self.check_sends(qp, failing);
+                self.check_receives(qp, failing);
+                self.settle_failed(qp);
+            }
+            Kind::Uc | Kind::Ud => {
+                self.check_stream(qp);
+                self.check_unreliable_receives(qp);
+            }
+        }
+        let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
+        let shared = self.plan.pools[plan.pool].shared;
+        let expected = usize::from(shared && !q.destroyed);
+        assert_eq!(q.last_receives, expected, "events of the last receive of QP {qp}");
+    }
+
+    fn is_signaled(&self, qp: usize, s: &Send) -> bool {
+        s.flags.signaled || self.plan.qps[qp].signal_all
+    }
+
+    /// In order, once: successes, then perhaps one error, then all that is left flushed.
+    fn check_sends(&self, qp: usize, failing: bool) {
+        let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
+        let mut got = q.sent.iter().peekable();
+        let mut flushing = false;
+        for (i, s) in plan.sends[..q.posted].iter().enumerate() {
+            let Some(c) = got.next_if(|c| c.wr_id == i as u64) else {
+                let owed = self.is_signaled(qp, s) || flushing;
+                assert!(!owed || q.destroyed, "no completion of {i} of QP {qp}, but {:?}: {s:?}", got.peek());
+                continue;
+            };
+            assert_eq!((c.opcode, c.qpn), (s.op.completion_opcode(), q.number), "{c:?}");
+            match c.status {
+                WcStatus::Success => {
+                    assert!(!flushing, "success behind an error: {c:?}");
+                    assert!(self.is_signaled(qp, s), "a completion of an unsignaled request: {c:?}");
+                    assert!(s.fault.is_none(), "a spoilt request succeeded: {c:?} of {s:?}");
+                    assert_eq!(c.byte_len, s.len_of_completion(), "{c:?}");
+                }
+                WcStatus::WrFlushErr => {
+                    assert!(failing, "{c:?} of {s:?}");
+                    flushing = true;
+                }
+                status => {
+                    assert!(failing && !flushing, "{c:?} of {s:?}");
+                    let fault = s.fault == Some(status) || status == WcStatus::RetryExcErr;
+                    assert!(fault, "{c:?} of {s:?}");
+                    flushing = true;
+                }
+            }
+        }
+        assert_eq!(got.next(), None, "a completion too many, of QP {qp}");
+    }
+
+    /// The messages, in order, once, each in a receive; then perhaps one error, then all that is left flushed.
+    fn check_receives(&self, qp: usize, failing: bool) {
+        let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
+        let pool = &self.plan.pools[plan.pool];
+        for (c, m) in q.received.iter().zip(&plan.incoming[..q.arrived]) {
+            let peer = self.qps[plan.peer.expect("a peer")].number;
+            let expected = urxe::transport::Completion {
+                wr_id: c.wr_id,
+                opcode: m.opcode,
+                byte_len: m.byte_len,
+                imm: m.imm,
+                solicited: m.solicited,
+                invalidated: (m.invalidated != Key::None).then(|| self.rkey(m.invalidated)),
+                ..completion(q.number, peer)
+            };
+            assert_eq!(*c, expected, "a message of QP {qp}");
+            assert_eq!(m.fault, None, "a message came that should not: {c:?}");
+        }
+        assert!(failing || q.arrived == plan.incoming.len(), "{} messages of QP {qp}", q.arrived);
+        let rest = &q.received[q.arrived..];
+        for (i, c) in rest.iter().enumerate() {
+            let fault = plan.incoming.get(q.arrived).and_then(|m| m.fault);
+            let fits = c.status == WcStatus::WrFlushErr || i == 0 && fault == Some(c.status);
+            assert!(fits && c.qpn == q.number, "{c:?}");
+        }
+        if q.destroyed {
+            assert!(rest.is_empty(), "{rest:?}");
+        } else if pool.shared {
+            assert!(rest.len() <= 1 && (failing || rest.is_empty()), "{rest:?}");
+        } else {
+            let ids = q.received.iter().map(|c| c.wr_id);
+            let all = (0..pool.recvs.len()).map(|i| Pool::wr_id(plan.pool, i));
+            assert!(ids.eq(all), "the receives of QP {qp}: {:?}", q.received);
+        }
+    }
+
+    /// What is not known to be done is done in whole packets, or not at all.
+    fn settle_failed(&mut self, qp: usize) {
+        let q = &self.qps[qp];
+        for index in q.settled..self.plan.qps[qp].sends.len() {
+            let plan = &self.plan.qps[qp];
+            let (s, side, mtu) = (&plan.sends[index], plan.side, plan.mtu.bytes());
+            if s.op.brings_data() {
+                self.accept(side, &s.pieces.clone(), &s.data.clone(), mtu, &format!("result of {s:?}"));
+            }
+            let s = &self.plan.qps[qp].sends[index];
+            if let Some(at) = s.place {
+                let pieces = [Piece { at: Some(at), len: s.data.len() as u32 }];
+                let refused = s.fault == Some(WcStatus::RemAccessErr);
+                let data = if refused { Vec::new() } else { s.data.clone() };
+                self.accept(1 - side, &pieces, &data, mtu, &format!("target of {s:?}"));
+            }
+            let s = &self.plan.qps[qp].sends[index];
+            if let (Some((at, value)), None | Some(WcStatus::LocProtErr)) = (s.word, s.fault) {
+                let there = &mut self.sides[1 - side];
+                if there.region.read(at, 8) == value.to_ne_bytes() {
+                    there.expected[at..][..8].copy_from_slice(&value.to_ne_bytes());
+                }
+            }
+        }
+        // The message that was coming in.
+        let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
+        let Some(message) = plan.incoming.get(q.arrived).filter(|m| m.opcode == WcOpcode::Recv) else {
+            return;
+        };
+        let (data, side, mtu) = (message.data.clone(), plan.side, plan.mtu.bytes());
+        let pool = &self.plan.pools[plan.pool];
+        // Of a shared queue any receive may be the one, where it was lost with its queue pair.
+        let into: Vec<_> = match q.received.get(q.arrived) {
+            Some(c) => vec![c.wr_id as u32 as usize],
+            None if q.destroyed => (0..pool.posted).filter(|i| !pool.done[*i]).collect(),
+            None => return,
+        };
+        for index in into {
+            let pieces = self.plan.pools[self.plan.qps[qp].pool].recvs[index].pieces.clone();
+            let now = self.sides[side].region.read(0, self.sides[side].region.len());
+            let expected = &mut self.sides[side].expected;
+            if let Some(n) = memory::whole_packets(expected, &now, &pieces, &data, mtu) {
+                memory::store(expected, &pieces, 0, &data[..n]);
+            }
+        }
+    }
+
+    /// Takes as expected what is there of `data`, if that is whole packets.
+    fn accept(&mut self, side: usize, pieces: &[Piece], data: &[u8], mtu: usize, what: &str) {
+        let s = &mut self.sides[side];
+        let now = s.region.read(0, s.region.len());
+        let n = memory::whole_packets(&s.expected, &now, pieces, data, mtu);
+        let n = n.unwrap_or_else(|| panic!("neither whole packets nor nothing: {what}"));
+        memory::store(&mut s.expected, pieces, 0, &data[..n]);
+    }
+
+    /// Sends of an unreliable queue pair: all succeed, but for those that cannot; each stops the queue until it is brought
+    /// back.
+    fn check_stream(&self, qp: usize) {
+        let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
+        let mut got = q.sent.iter().peekable();
+        let mut flushing = false;
+        for (i, s) in plan.sends[..q.posted].iter().enumerate() {
+            let Some(c) = got.next_if(|c| c.wr_id == i as u64) else {
+                let owed = self.is_signaled(qp, s) || s.fault.is_some();
+                assert!(!owed || q.destroyed, "no completion of {i} of QP {qp}, but {:?}: {s:?}", got.peek());
+                flushing = false;
+                continue;
+            };
+            assert_eq!((c.opcode, c.qpn), (s.op.completion_opcode(), q.number), "{c:?}");
+            match c.status {
+                WcStatus::Success => {
+                    assert!(s.fault.is_none() && self.is_signaled(qp, s), "{c:?} of {s:?}");
+                    assert_eq!(c.byte_len, s.len_of_completion(), "{c:?}");
+                }
+                WcStatus::WrFlushErr => assert!(flushing || q.responder.dead, "{c:?} of {s:?}"),
+                status => assert_eq!(Some(status), s.fault, "{c:?} of {s:?}"),
+            }
+            flushing = c.status != WcStatus::Success;
+        }
+        assert_eq!(got.next(), None, "a completion too many, of QP {qp}");
+    }
+
+    fn check_unreliable_receives(&self, qp: usize) {
+        let q = &self.qps[qp];
+        for (i, (c, e)) in q.received.iter().zip(&q.responder.expected).enumerate() {
+            if e.status == WcStatus::Success {
+                assert_eq!(c, e, "receive {i} of QP {qp}");
+            } else {
+                let part = |c: &urxe::transport::Completion| (c.wr_id, c.status, c.qpn);
+                assert_eq!(part(c), part(e), "receive {i} of QP {qp}");
+            }
+        }
+        assert_eq!(q.received.len(), q.responder.expected.len(), "receives of QP {qp}");
+    }
+
+    /// Everything is as the model has it, and nothing else has changed.
+    pub fn check_memory(&self) {
+        for (i, s) in self.sides.iter().enumerate() {
+            assert!(s.region.guards_hold(), "guards of side {i}");
+            let now = s.region.read(0, s.region.len());
+            let differs = now.iter().zip(&s.expected).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "memory of side {i} differs from the model there");
+        }
+    }
+}
+
+impl Send {
+    /// Bytes that its completion names.
+    fn len_of_completion(&self) -> u32 {
+        match self.op {
+            WrOp::AtomicWrite { .. } => 0,
+            _ => self.data.len() as u32,
+        }
+    }
+}

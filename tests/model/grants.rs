@@ -1,0 +1,180 @@
+//! Windows and fast regions: a side opens a part of its memory, says so, the other uses it, and one of them closes it.
+
+use urxe::memory::{Access, Bind, FastReg, WindowKind};
+use urxe::transport::WrOp;
+use urxe::wire::{LKey, RKey};
+
+use crate::conversation::Conversation;
+use crate::memory::Piece;
+use crate::program::{Key, Send, flags, length};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GrantKind {
+    Window(WindowKind),
+    Fast,
+}
+
+impl GrantKind {
+    /// Whether it is closed by invalidating its key.
+    pub fn is_invalidated(self) -> bool {
+        self != GrantKind::Window(WindowKind::Type1)
+    }
+}
+
+/// A part of the memory of `side`, as peers name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lease {
+    side: usize,
+    pub key: Key,
+    pub at: usize,
+    pub len: usize,
+    /// The name of its first byte.
+    pub base: u64,
+}
+
+pub const KINDS: [GrantKind; 4] = [
+    GrantKind::Window(WindowKind::Type1),
+    GrantKind::Window(WindowKind::Type2A),
+    GrantKind::Window(WindowKind::Type2B),
+    GrantKind::Fast,
+];
+
+pub const PEER: Access = Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
+
+impl Conversation<'_> {
+    /// A window or fast region that is opened, used and closed, one to three times.
+    pub fn grant(&mut self, owner: usize) {
+        let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS));
+        self.grants[owner].push(kind);
+        for age in 1..=1 + self.rng.below(3) as u8 {
+            let lease = self.open(owner, id, age, PEER);
+            self.tell(owner);
+            self.wait(1 - owner);
+            self.use_all(&lease);
+            self.shut(owner, id, &lease);
+        }
+        if self.rng.percent(30) {
+            self.open(owner, id, 9, PEER);
+        }
+    }
+
+    fn chat(&mut self) {
+        if self.rng.percent(40) {
+            let side = self.rng.below(2) as usize;
+            self.any(side);
+        }
+    }
+
+    /// A message, so that the other side knows what was done before it.
+    pub fn tell(&mut self, side: usize) {
+        let send = self.send(side);
+        self.push(side, send);
+    }
+
+    /// Opens a part of the memory of `owner`, for what `allowed` lets peers do.
+    pub fn open(&mut self, owner: usize, id: usize, age: u8, allowed: Access) -> Lease {
+        let len = 8 + length(self.mtu, self.rng).min(8192) as usize;
+        let at = self.arenas[owner].take(len, 8, self.rng);
+        let key = Key::Grant { side: owner, id, age };
+        let (op, base) = match self.grants[owner][id] {
+            GrantKind::Fast => {
+                let iova = self.rng.next() & 0xffff_ffff_fff8;
+                let access = allowed | Access::LOCAL_WRITE;
+                let reg = FastReg { key: LKey(0), offset: at as u64, len: len as u64, iova, access };
+                (WrOp::RegMr(reg), iova)
+            }
+            GrantKind::Window(kind) => {
+                let zero = kind.is_type_2() && self.rng.percent(40);
+                let access = if zero { allowed | Access::ZERO_BASED } else { allowed };
+                let addr = at as u64;
+                let bind = Bind { rkey: RKey(0), region: LKey(0), addr, len: len as u64, access };
+                (WrOp::BindMw(bind), if zero { 0 } else { addr })
+            }
+        };
+        let flags = flags(self.rng);
+        self.push(owner, Send { key, flags, ..Send::new(op) });
+        Lease { side: owner, key, at, len, base }
+    }
+
+    /// A fast region for a side's own use, which is closed right behind those who use it: they are still to be sent
+    /// again if they get lost.
+    pub fn own_region(&mut self, side: usize) {
+        let id = self.grants[side].len();
+        self.grants[side].push(GrantKind::Fast);
+        let lease = self.open(side, id, 1, PEER);
+        let mut at = 0;
+        for _ in 0..1 + self.rng.below(3) {
+            let len = self.rng.below((lease.len - at) as u64 + 1) as usize;
+            let piece = Piece { at: Some(lease.at + at), len: len as u32 };
+            let send = self.any_of(side, piece);
+            self.push(side, Send { under: Some(lease), ..send });
+            at += len;
+        }
+        let flags = flags(self.rng);
+        self.push(side, Send { key: lease.key, flags, ..Send::new(WrOp::LocalInv(RKey(0))) });
+    }
+
+    /// The other side uses all of it, in some parts.
+    pub fn use_all(&mut self, lease: &Lease) {
+        let mut at = 0;
+        let uses = 1 + self.rng.below(3);
+        for i in 1..=uses {
+            self.chat();
+            let len =
+                if i == uses { lease.len - at } else { self.rng.below((lease.len - at) as u64) as usize };
+            self.use_part(lease, at, len, true);
+            at += len;
+        }
+        self.chat();
+    }
+
+    /// A WRITE or READ of a part of it or, with `words`, perhaps an atomic on its first bytes.
+    pub fn use_part(&mut self, lease: &Lease, offset: usize, len: usize, words: bool) {
+        let (user, at) = (1 - lease.side, lease.at + offset);
+        let word = words && len >= 8 && at.is_multiple_of(8);
+        let send = match self.rng.below(6) {
+            0 if word => self.atomic(user, at),
+            1 if word => self.atomic_write(user, at),
+            2..4 => self.read_of(user, at, len as u32),
+            _ => self.write_to(user, at, len as u32),
+        };
+        let mut op = send.op;
+        match &mut op {
+            WrOp::Write { va, .. }
+            | WrOp::WriteWithImm { va, .. }
+            | WrOp::Read { va, .. }
+            | WrOp::Atomic { va, .. }
+            | WrOp::AtomicWrite { va, .. } => *va = lease.base + offset as u64,
+            other => panic!("{other:?} uses no lease"),
+        }
+        self.push(user, Send { op, key: lease.key, ..send });
+    }
+
+    /// One side closes it, once the other has done with it.
+    pub fn shut(&mut self, owner: usize, id: usize, lease: &Lease) {
+        let kind = self.grants[owner][id];
+        let mut last = self.send(1 - owner);
+        // What it has read is to be there before the key goes.
+        last.flags.fence = true;
+        if kind.is_invalidated() && self.rng.percent(50) {
+            last.op = WrOp::SendWithInv(RKey(0));
+            last.key = lease.key;
+            self.push(1 - owner, last);
+            self.wait(owner);
+            return;
+        }
+        self.push(1 - owner, last);
+        self.wait(owner);
+        let flags = flags(self.rng);
+        let op = if kind.is_invalidated() {
+            WrOp::LocalInv(RKey(0))
+        } else if self.rng.percent(50) {
+            // It may be bound anew as it is.
+            return;
+        } else {
+            let (addr, access) = (lease.at as u64, PEER);
+            WrOp::BindMw(Bind { rkey: RKey(0), region: LKey(0), addr, len: 0, access })
+        };
+        self.push(owner, Send { key: lease.key, flags, ..Send::new(op) });
+    }
+}

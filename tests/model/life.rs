@@ -1,0 +1,314 @@
+//! From the creation of queue pairs to their end: what an application does with them.
+
+use std::time::Duration;
+
+use urxe::transport::{
+    AddressVector, Destination, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps,
+    SendWr, Sge, WrData, WrOp,
+};
+use urxe::wire::{AckTimeout, LKey, Mtu, Psn, Qpn, RnrTimer};
+
+use crate::grants::Lease;
+use crate::memory::Piece;
+use crate::plan::{Fate, Kind};
+use crate::program::{MAX_INLINE, Target, put_key};
+use crate::receives::Pool;
+use crate::support::PD;
+use crate::world::{ACCESS, Side, Stage, World};
+
+/// 4.096 µs · 2^8.
+const TIMEOUT: u8 = 8;
+
+/// So long after its last work request an unreliable group is over: what the wire holds back has arrived.
+const LINGER: Duration = Duration::from_micros(400);
+
+fn to(state: QpState) -> QpAttr {
+    QpAttr { state: Some(state), ..QpAttr::default() }
+}
+
+impl Side {
+    /// Elements for the pieces. `under`: a key that they are named by, and the names of memory under it.
+    fn sges(&self, pieces: &[Piece], bad: bool, under: Option<(LKey, Lease)>) -> Vec<Sge> {
+        let sge = |p: &Piece| match (p.at, under) {
+            (Some(at), _) if bad => Sge { lkey: LKey(0xffff_ff00), ..self.region.sge(at, p.len) },
+            (Some(at), None) => self.region.sge(at, p.len),
+            (Some(at), Some((lkey, lease))) => {
+                Sge { addr: lease.base + (at - lease.at) as u64, length: p.len, lkey }
+            }
+            (None, _) => Sge { addr: 0x1234, length: p.len, lkey: self.null },
+        };
+        pieces.iter().map(sge).collect()
+    }
+}
+
+impl World {
+    /// What is done from time to time.
+    pub fn tick(&mut self) {
+        for group in 0..self.groups.len() {
+            let after = self.plan.groups[group].after;
+            if self.groups[group].stage == Stage::Waiting
+                && after.is_none_or(|g| self.groups[g].stage == Stage::Over)
+            {
+                self.start(group);
+            }
+        }
+        (0..self.plan.pools.len()).for_each(|pool| self.post_receives(pool, false));
+        for qp in 0..self.qps.len() {
+            self.wander(qp);
+            self.post_sends(qp);
+        }
+    }
+
+    pub fn state(&self, qp: usize) -> Option<QpState> {
+        self.sides[self.plan.qps[qp].side].nic.qp_state(self.qps[qp].qpn?)
+    }
+
+    pub fn modify(&mut self, qp: usize, attr: &QpAttr) {
+        let (q, plan) = (&mut self.qps[qp], &self.plan.qps[qp]);
+        let Some(qpn) = q.qpn else { return };
+        let s = &mut self.sides[plan.side];
+        s.nic.modify_qp(self.now, qpn, attr, &s.memory, &mut s.tx).unwrap().unwrap();
+        if attr.state == Some(QpState::Err) && plan.kind != Kind::Rc {
+            q.responder.die(qpn, (plan.pool, &mut self.plan.pools[plan.pool]));
+        }
+    }
+
+    fn start(&mut self, group: usize) {
+        let qps = self.plan.groups[group].qps.clone();
+        for &qp in &qps {
+            self.create(qp);
+        }
+        for &qp in &qps {
+            self.connect(qp);
+        }
+        self.groups[group].stage = Stage::Running;
+    }
+
+    fn create(&mut self, qp: usize) {
+        let plan = &self.plan.qps[qp];
+        let (s, pool) = (&mut self.sides[plan.side], &self.plan.pools[plan.pool]);
+        let qp_type = match plan.kind {
+            Kind::Rc => QpType::Rc,
+            Kind::Uc => QpType::Uc,
+            Kind::Ud => QpType::Ud,
+        };
+        let init = QpInit {
+            qp_type,
+            pd: PD,
+            send: SendCaps { max_wr: plan.max_send, max_sge: 4, max_inline: MAX_INLINE },
+            recv: RecvCaps { max_wr: pool.depth, max_sge: 4 },
+            signal_all: plan.signal_all,
+            srq: pool.srq,
+            domain: None,
+            habits: self.knobs.habits,
+            port_mtu: if plan.kind == Kind::Ud { plan.mtu } else { Mtu::Mtu4096 },
+        };
+        let qpn = s.nic.create_qp(&init, s.send_cq.clone(), s.recv_cq.clone()).unwrap();
+        let q = &mut self.qps[qp];
+        (q.qpn, q.number) = (Some(qpn), qpn);
+        q.doom = plan.fate.map(|(after, fate)| (self.now + after, fate));
+    }
+
+    fn connect(&mut self, qp: usize) {
+        let p = &self.plan.qps[qp];
+        let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
+        let last = QpAttr { sq_psn: Some(Psn::new(p.psn)), ..to(QpState::Rts) };
+        if p.kind == Kind::Ud {
+            let init = QpAttr { qkey: Some(p.qkey), ..first };
+            return [init, to(QpState::Rtr), last].iter().for_each(|attr| self.modify(qp, attr));
+        }
+        let peer = p.peer.expect("a connected queue pair has a peer");
+        let rc = p.kind == Kind::Rc;
+        let init = QpAttr { access: Some(ACCESS), ..first };
+        let rtr = QpAttr {
+            av: Some(AddressVector::to(self.sides[1 - p.side].ip.into())),
+            path_mtu: Some(p.mtu),
+            dest_qpn: self.qps[peer].qpn,
+            rq_psn: Some(Psn::new(self.plan.qps[peer].psn)),
+            max_dest_rd_atomic: rc.then_some(p.depth),
+            min_rnr_timer: rc.then_some(RnrTimer::new(p.rnr_timer)),
+            ..to(QpState::Rtr)
+        };
+        let rts = QpAttr {
+            timeout: rc.then_some(AckTimeout::new(TIMEOUT)),
+            retry_cnt: rc.then_some(7),
+            rnr_retry: rc.then_some(7),
+            max_rd_atomic: rc.then_some(p.depth),
+            ..last
+        };
+        [init, rtr, rts].iter().for_each(|attr| self.modify(qp, attr));
+    }
+
+    /// Pauses the send queue now and then, and brings one that has failed back.
+    fn wander(&mut self, qp: usize) {
+        let next = match self.state(qp) {
+            Some(QpState::Rts) if self.rng.percent(3) => QpState::Sqd,
+            Some(QpState::Sqd) if self.rng.percent(50) => QpState::Rts,
+            Some(QpState::Sqe) if self.rng.percent(30) => QpState::Rts,
+            _ => return,
+        };
+        self.modify(qp, &to(next));
+    }
+
+    /// Posts some receives, or `all`, as far as the queue takes them.
+    fn post_receives(&mut self, pool_index: usize, all: bool) {
+        let pool = &mut self.plan.pools[pool_index];
+        let Some(&user) = pool.users.first() else { return };
+        let (s, user) = (&mut self.sides[pool.side], &mut self.qps[user]);
+        while let Some(recv) = pool.recvs.get(pool.posted)
+            && (all || self.rng.percent(70))
+        {
+            let sges = s.sges(&recv.pieces, recv.bad_lkey, None);
+            let wr = RecvWr { wr_id: Pool::wr_id(pool_index, pool.posted), sges: &sges };
+            let posted = match (pool.srq, user.qpn) {
+                (Some(srq), _) => s.nic.with_srq(srq, |srq, _| srq.post(&wr)).unwrap(),
+                (None, Some(qpn)) => s.nic.post_recv(self.now, qpn, &wr).unwrap(),
+                (None, None) => return,
+            };
+            match posted {
+                Ok(()) => user.responder.posted(pool.posted, user.number, (pool_index, &mut *pool)),
+                Err(e) => {
+                    assert!(matches!(e, PostError::QueueFull(_)), "{e}");
+                    return;
+                }
+            }
+            pool.posted += 1;
+        }
+    }
+
+    fn post_sends(&mut self, qp: usize) {
+        while self.post_send(qp) {}
+    }
+
+    /// Posts the next work request, if there is one, its time has come and the queue takes it.
+    fn post_send(&mut self, qp: usize) -> bool {
+        let Some(state) = self.state(qp) else { return false };
+        let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
+        let Some(send) = plan.sends.get(q.posted) else { return false };
+        if send.after > q.arrived && state != QpState::Err || !self.rng.percent(80) {
+            return false;
+        }
+        let s = &self.sides[plan.side];
+        let mut op = send.op;
+        put_key(&mut op, self.rkey(send.key));
+        if let WrOp::BindMw(bind) = &mut op {
+            bind.region = s.region.info.lkey;
+        }
+        let under = send.under.map(|lease| (LKey(self.rkey(lease.key).0), lease));
+        let list = s.sges(&send.pieces, send.bad_lkey, under);
+        let data = if send.inline { WrData::Inline(&send.data) } else { WrData::Sges(&list) };
+        let to = send.to.map(|to| {
+            let (side, qpn) = match to.target {
+                Target::Qp(peer) => (self.plan.qps[peer].side, self.qps[peer].number),
+                Target::Nobody(side) => (side, Qpn::new(0xff_fffe)),
+            };
+            let av = AddressVector::to(self.sides[side].ip.into());
+            Destination::Qp { pd: PD, av, qpn, qkey: to.qkey }
+        });
+        let wr = SendWr { wr_id: q.posted as u64, op, data, flags: send.flags, to };
+        let nic = &mut self.sides[plan.side].nic;
+        match nic.post_send(self.now, q.number, &wr).unwrap() {
+            Ok(()) => {
+                let q = &mut self.qps[qp];
+                if matches!(state, QpState::Rts | QpState::Sqd) {
+                    q.psns.push((q.next_psn, q.posted));
+                    q.next_psn += send.packets(plan.mtu.bytes());
+                }
+                q.posted += 1;
+                true
+            }
+            Err(e) => {
+                assert!(matches!(e, PostError::QueueFull(_)), "{e}");
+                false
+            }
+        }
+    }
+
+    /// What was to happen to some queue pairs, and what an application does when one end of a reliable connection has
+    /// failed: some time later both are told.
+    pub fn meet_fates(&mut self) {
+        for qp in 0..self.qps.len() {
+            if let Some((_, fate)) = self.qps[qp].doom.filter(|d| d.0 <= self.now) {
+                self.qps[qp].doom = None;
+                let running = matches!(self.state(qp), Some(QpState::Rts | QpState::Sqd));
+                match fate {
+                    Fate::Destroyed if running => self.destroy(qp),
+                    _ => self.modify(qp, &to(QpState::Err)),
+                }
+            }
+        }
+        for group in 0..self.groups.len() {
+            if self.plan.groups[group].kind != Kind::Rc || self.groups[group].stage != Stage::Running {
+                continue;
+            }
+            let qps = self.plan.groups[group].qps.clone();
+            let dead = qps.iter().any(|q| matches!(self.state(*q), None | Some(QpState::Err)));
+            // Soon, or so late that the other end has run out of retries.
+            let order = 16 + self.rng.below(11);
+            let delay = Duration::from_nanos(self.rng.below(1 << order));
+            let g = &mut self.groups[group];
+            if dead && !g.closed && g.close_at.is_none() {
+                g.close_at = Some(self.now + delay);
+            }
+            if g.close_at.is_some_and(|at| at <= self.now) {
+                (g.close_at, g.closed) = (None, true);
+                qps.iter().for_each(|q| self.modify(*q, &to(QpState::Err)));
+            }
+        }
+    }
+
+    fn destroy(&mut self, qp: usize) {
+        self.poll();
+        let (q, plan) = (&mut self.qps[qp], &self.plan.qps[qp]);
+        let qpn = q.qpn.take().expect("it is there");
+        self.sides[plan.side].nic.destroy_qp(qpn);
+        q.responder.dead = true;
+        q.destroyed = true;
+    }
+
+    /// Ends the groups that have done all they were to do.
+    pub fn end_groups(&mut self) {
+        for group in 0..self.groups.len() {
+            if self.groups[group].stage == Stage::Running && self.is_idle(group) {
+                self.end(group);
+            }
+        }
+    }
+
+    fn is_idle(&mut self, group: usize) -> bool {
+        let plan = &self.plan.groups[group];
+        let done = plan.qps.iter().all(|&qp| {
+            let (q, p) = (&self.qps[qp], &self.plan.qps[qp]);
+            let sent = q.posted == p.sends.len()
+                && q.sent.last().map(|c| c.wr_id + 1).unwrap_or(0) == q.posted as u64;
+            let stopped = self.state(qp) == Some(QpState::Err);
+            q.destroyed || sent && (stopped || q.arrived >= p.incoming.len())
+        });
+        let g = &mut self.groups[group];
+        match plan.kind {
+            Kind::Rc => done && g.close_at.is_none(),
+            _ => done && *g.idle_since.get_or_insert(self.now) + LINGER <= self.now,
+        }
+    }
+
+    /// Stops the queue pairs of a group, looks at what came of them, and destroys them.
+    fn end(&mut self, group: usize) {
+        let qps: Vec<_> =
+            self.plan.groups[group].qps.iter().copied().filter(|q| !self.qps[*q].destroyed).collect();
+        for &qp in &qps {
+            self.qps[qp].doom = None;
+            self.modify(qp, &to(QpState::Err));
+            if !self.plan.pools[self.plan.qps[qp].pool].shared {
+                self.post_receives(self.plan.qps[qp].pool, true);
+            }
+        }
+        self.poll();
+        for qp in self.plan.groups[group].qps.clone() {
+            self.check(qp, self.plan.groups[group].failing);
+        }
+        for &qp in &qps {
+            self.destroy(qp);
+        }
+        self.groups[group].stage = Stage::Over;
+    }
+}

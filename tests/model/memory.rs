@@ -1,0 +1,115 @@
+//! The reference memory of a side, and the runs of it that work requests name.
+
+use crate::support::Rng;
+
+/// The memory of one side. Each piece of it is used by one work request only, so that nothing depends on what
+/// overtakes what; between the pieces lie bytes that nobody may touch.
+#[derive(Default)]
+pub struct Arena {
+    /// As it is before anything happens.
+    pub initial: Vec<u8>,
+    /// As it is after all that was programmed so far, where that is known beforehand.
+    pub bytes: Vec<u8>,
+}
+
+/// A run of a side's memory, or of its null region.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub at: Option<usize>,
+    pub len: u32,
+}
+
+impl Arena {
+    pub fn take(&mut self, len: usize, align: usize, rng: &mut Rng) -> usize {
+        let at = (self.bytes.len() + 1 + rng.below(9) as usize).next_multiple_of(align);
+        let end = at + len + 1;
+        while self.initial.len() < end {
+            self.initial.extend(rng.next().to_le_bytes());
+        }
+        self.initial.truncate(end);
+        self.bytes.extend_from_slice(&self.initial[self.bytes.len()..]);
+        at
+    }
+
+    /// `len` bytes in one to four pieces, in any order in memory. `nulls`: some may be of the null region.
+    pub fn scatter(&mut self, len: u32, nulls: bool, rng: &mut Rng) -> Vec<Piece> {
+        let mut lens = Vec::new();
+        let mut left = len;
+        for _ in 0..rng.below(4) {
+            let n = rng.below(left as u64 + 1) as u32;
+            lens.push(n);
+            left -= n;
+        }
+        lens.push(left);
+        if len == 0 && rng.percent(30) {
+            lens.clear();
+        }
+        let null = |rng: &mut Rng| nulls && rng.percent(8);
+        lens.into_iter()
+            .map(|len| {
+                let at = if null(rng) { None } else { Some(self.take(len as usize, 1, rng)) };
+                Piece { at, len }
+            })
+            .collect()
+    }
+
+    /// What the pieces hold: the null region reads as zeros.
+    pub fn gather(&self, pieces: &[Piece]) -> Vec<u8> {
+        let mut out = Vec::new();
+        for p in pieces {
+            match p.at {
+                Some(at) => out.extend_from_slice(&self.bytes[at..][..p.len as usize]),
+                None => out.resize(out.len() + p.len as usize, 0),
+            }
+        }
+        out
+    }
+}
+
+/// Each part of `data`, from byte `at` of the pieces on, with its place in memory.
+fn parts<'a>(
+    pieces: &'a [Piece],
+    at: usize,
+    data: &'a [u8],
+) -> impl Iterator<Item = (Option<usize>, &'a [u8])> {
+    let (mut skip, mut rest) = (at, data);
+    pieces.iter().map(move |p| {
+        let skipped = skip.min(p.len as usize);
+        skip -= skipped;
+        let (now, later) = rest.split_at(rest.len().min(p.len as usize - skipped));
+        rest = later;
+        (p.at.map(|at| at + skipped), now)
+    })
+}
+
+/// Stores `data` at byte `at` of the pieces.
+pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
+    for (at, data) in parts(pieces, at, data) {
+        if let Some(at) = at {
+            bytes[at..][..data.len()].copy_from_slice(data);
+        }
+    }
+}
+
+/// Whether the pieces begin with `data`; `read` gives what is at a place.
+pub fn holds(read: impl Fn(usize, usize) -> Vec<u8>, pieces: &[Piece], data: &[u8]) -> bool {
+    parts(pieces, 0, data).all(|(at, data)| at.is_none_or(|at| read(at, data.len()) == data))
+}
+
+/// The number of bytes of `data`, in whole packets, that `now` has more than `before`; `None` if it is no such number.
+pub fn whole_packets(before: &[u8], now: &[u8], pieces: &[Piece], data: &[u8], mtu: usize) -> Option<usize> {
+    let (mut changed, mut same, mut end) = (0, None, 0);
+    for (at, data) in parts(pieces, 0, data) {
+        if let Some(at) = at {
+            let (before, now) = (&before[at..][..data.len()], &now[at..][..data.len()]);
+            if let Some(last) = (0..data.len()).rev().find(|i| before[*i] != now[*i]) {
+                changed = end + last + 1;
+            }
+            let first = (0..data.len()).find(|i| data[*i] != now[*i]);
+            same = same.or(first.map(|i| end + i));
+        }
+        end += data.len();
+    }
+    let n = changed.next_multiple_of(mtu).min(data.len());
+    (n <= same.unwrap_or(data.len())).then_some(n)
+}

@@ -1,0 +1,335 @@
+//! What happens in a world: its queue pairs, connections and receives, with all that they are to do.
+
+use std::time::Duration;
+
+use urxe::transport::Habits;
+use urxe::wire::{Mtu, QKey};
+
+use crate::conversation::{Conversation, Message, Part};
+use crate::grants::GrantKind;
+use crate::memory::Arena;
+use crate::program::{Recv, Send};
+use crate::receives::Pool;
+use crate::support::Rng;
+use crate::unreliable::{Station, datagrams, stream};
+use crate::wire::Faults;
+
+/// How bad the wire is, how the NICs are tuned, and who talks.
+#[derive(Clone, Debug)]
+pub struct Knobs {
+    pub faults: Faults,
+    /// Index of the path MTU; any for each QP if `None`.
+    pub mtu: Option<usize>,
+    pub window: usize,
+    pub read_chunk: u32,
+    pub ack_silence_us: u64,
+    pub turn: usize,
+    /// Connections of each service.
+    pub rc: usize,
+    pub uc: usize,
+    /// Queue pairs for datagrams.
+    pub ud: usize,
+    /// Some queue pairs share their receives.
+    pub share: bool,
+    /// Some work requests fail, some queue pairs are stopped or destroyed.
+    pub errors: bool,
+    pub ipv6: bool,
+    pub habits: Habits,
+}
+
+impl Knobs {
+    pub fn of(seed: u64) -> Knobs {
+        let mut rng = Rng(seed ^ 0x5eed);
+        let clean = rng.percent(20);
+        let mut percent = |max: u64| if clean { 0 } else { rng.below(max + 1) };
+        let faults = Faults { loss: percent(12), dup: percent(8), reorder: percent(15), corrupt: percent(4) };
+        Knobs {
+            faults,
+            mtu: None,
+            window: rng.pick(&[1, 5_000, 30_000, 1 << 20]),
+            read_chunk: rng.pick(&[1, 3_000, 10_000, 1 << 30]),
+            ack_silence_us: rng.pick(&[0, 20, 1000]),
+            turn: rng.pick(&[1, 7, 256]),
+            rc: rng.pick(&[0, 1, 1, 2, 3]),
+            uc: rng.pick(&[0, 0, 1, 2]),
+            ud: rng.pick(&[0, 0, 0, 2, 5]),
+            share: rng.percent(40),
+            errors: rng.percent(50),
+            ipv6: rng.percent(30),
+            habits: Habits { credits: rng.percent(70), coalesces_acks: rng.percent(70), ..Habits::STRICT },
+        }
+    }
+}
+
+/// The service of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Rc,
+    Uc,
+    Ud,
+}
+
+/// What is done to a queue pair before its time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    Stopped,
+    Destroyed,
+}
+
+/// A queue pair and what it does.
+pub struct QpPlan {
+    pub kind: Kind,
+    pub side: usize,
+    /// The other end.
+    pub peer: Option<usize>,
+    pub pool: usize,
+    pub mtu: Mtu,
+    pub psn: u32,
+    pub depth: u8,
+    pub max_send: u32,
+    pub signal_all: bool,
+    pub rnr_timer: u8,
+    pub qkey: QKey,
+    pub sends: Vec<Send>,
+    /// What must come in, if that is known beforehand.
+    pub incoming: Vec<Message>,
+    pub fate: Option<(Duration, Fate)>,
+}
+
+/// Queue pairs that begin and end together.
+pub struct Group {
+    pub kind: Kind,
+    pub qps: Vec<usize>,
+    /// The one that must be over before this begins.
+    pub after: Option<usize>,
+    /// Something of it is to fail.
+    pub failing: bool,
+}
+
+#[derive(Default)]
+pub struct Plan {
+    pub arenas: [Arena; 2],
+    pub grants: [Vec<GrantKind>; 2],
+    pub pools: Vec<Pool>,
+    pub qps: Vec<QpPlan>,
+    pub groups: Vec<Group>,
+}
+
+/// Bytes of a shared receive: what every SEND to it fits into.
+const SHARED_ROOM: u32 = 5000;
+
+/// The shared pools of each side: for reliable and for unreliable services.
+type SharedPools = [[Option<usize>; 2]; 2];
+
+impl Plan {
+    pub fn new(knobs: &Knobs, rng: &mut Rng) -> Plan {
+        let mut plan = Plan::default();
+        let mut shared = SharedPools::default();
+        for (side, class) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            if knobs.share && rng.percent(60) {
+                shared[side][class] = Some(plan.pools.len());
+                plan.pools.push(Pool::new(side, true, 1 + rng.below(16) as u32));
+            }
+        }
+        for _ in 0..knobs.rc {
+            plan.reliable(knobs, &shared, rng);
+        }
+        for _ in 0..knobs.uc {
+            plan.unreliable(knobs, &shared, rng);
+        }
+        if knobs.ud > 0 {
+            plan.datagrams(knobs, &shared, rng);
+        }
+        for pool in [shared[0][0], shared[1][0]].into_iter().flatten() {
+            plan.fill_shared(pool, rng);
+        }
+        for pool in [shared[0][1], shared[1][1]].into_iter().flatten() {
+            let recvs = plan.any_receives(plan.pools[pool].side, 4 * rng.below(20), 4200, rng);
+            plan.pools[pool].fill(recvs);
+        }
+        plan
+    }
+
+    /// The pool of a queue pair, which is its own.
+    fn fill_own(&mut self, qp: usize, recvs: Vec<Recv>) {
+        let pool = self.qps[qp].pool;
+        self.pools[pool].fill(recvs);
+    }
+
+    /// Enough for every message, and for one more of each queue pair that fails with one begun.
+    fn fill_shared(&mut self, pool: usize, rng: &mut Rng) {
+        let users = &self.pools[pool].users;
+        let count = users.iter().map(|q| self.qps[*q].incoming.len() + 1).sum::<usize>();
+        let arena = &mut self.arenas[self.pools[pool].side];
+        let room = |rng: &mut Rng| SHARED_ROOM + rng.below(50) as u32;
+        let recvs = (0..count)
+            .map(|_| Recv {
+                pieces: {
+                    let n = room(rng);
+                    arena.scatter(n, false, rng)
+                },
+                bad_lkey: false,
+            })
+            .collect();
+        self.pools[pool].fill(recvs);
+    }
+
+    /// Receives of any length, most of at least `room`.
+    fn any_receives(&mut self, side: usize, count: u64, room: u32, rng: &mut Rng) -> Vec<Recv> {
+        let arena = &mut self.arenas[side];
+        (0..count)
+            .map(|_| {
+                let len = if rng.percent(97) { room + rng.below(100) as u32 } else { rng.below(100) as u32 };
+                Recv { pieces: arena.scatter(len, true, rng), bad_lkey: false }
+            })
+            .collect()
+    }
+
+    /// A queue pair with nothing to do; its receives come from `shared` or a queue of its own.
+    fn qp(&mut self, kind: Kind, side: usize, mtu: Mtu, shared: Option<usize>, rng: &mut Rng) -> usize {
+        let (qp, pool) = (self.qps.len(), shared.filter(|_| rng.percent(70)).unwrap_or(self.pools.len()));
+        if pool == self.pools.len() {
+            self.pools.push(Pool::new(side, false, 1 + rng.below(16) as u32));
+        }
+        self.pools[pool].users.push(qp);
+        self.qps.push(QpPlan {
+            kind,
+            side,
+            peer: None,
+            pool,
+            mtu,
+            psn: if rng.percent(50) {
+                0x100_0000 - rng.below(50) as u32
+            } else {
+                rng.next() as u32 & 0xff_ffff
+            },
+            depth: 1 + rng.below(8) as u8,
+            max_send: 1 + rng.below(16) as u32,
+            signal_all: rng.percent(20),
+            rnr_timer: 1 + rng.below(8) as u8,
+            qkey: QKey::default(),
+            sends: Vec::new(),
+            incoming: Vec::new(),
+            fate: None,
+        });
+        qp
+    }
+
+    fn is_shared(&self, qp: usize) -> bool {
+        self.pools[self.qps[qp].pool].shared
+    }
+
+    /// Two connected queue pairs.
+    fn pair(&mut self, kind: Kind, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) -> [usize; 2] {
+        let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
+        let class = usize::from(kind != Kind::Rc);
+        let qps = [0, 1].map(|side| self.qp(kind, side, mtu, shared[side][class], rng));
+        for (a, b) in [(0, 1), (1, 0)] {
+            self.qps[qps[a]].peer = Some(qps[b]);
+        }
+        self.qps[qps[1]].depth = self.qps[qps[0]].depth;
+        qps
+    }
+
+    /// A group of these; some begin when another is over.
+    fn group(&mut self, kind: Kind, qps: &[usize], failing: bool, rng: &mut Rng) {
+        let count = self.groups.len() as u64;
+        let after = (count > 0 && kind != Kind::Ud && rng.percent(30)).then(|| rng.below(count) as usize);
+        self.groups.push(Group { kind, qps: qps.to_vec(), after, failing });
+    }
+
+    /// Ends one of the queue pairs at any time.
+    fn doom(&mut self, qps: &[usize], rng: &mut Rng) {
+        let order = rng.below(24);
+        let at = Duration::from_nanos(rng.below(1 << order));
+        let fate = if rng.percent(50) { Fate::Stopped } else { Fate::Destroyed };
+        self.qps[rng.pick(qps)].fate = Some((at, fate));
+    }
+
+    fn reliable(&mut self, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) {
+        let qps = self.pair(Kind::Rc, knobs, shared, rng);
+        let (faulty, doomed) = if knobs.errors { (rng.percent(50), rng.percent(25)) } else { (false, false) };
+        let longest = qps.map(|q| if self.is_shared(q) { SHARED_ROOM } else { u32::MAX });
+        let parts = Conversation {
+            arenas: &mut self.arenas,
+            grants: &mut self.grants,
+            rng,
+            mtu: self.qps[qps[0]].mtu.bytes(),
+            longest,
+            parts: Default::default(),
+        }
+        .make(faulty && !doomed);
+        for (part, q) in parts.into_iter().zip(qps) {
+            if longest[self.qps[q].side] == u32::MAX {
+                let recvs = Conversation::receives(&part, &mut self.arenas[self.qps[q].side], rng);
+                self.fill_own(q, recvs);
+            }
+            let Part { sends, incoming, .. } = part;
+            (self.qps[q].sends, self.qps[q].incoming) = (sends, incoming);
+        }
+        if doomed {
+            self.doom(&qps, rng);
+        }
+        self.group(Kind::Rc, &qps, faulty || doomed, rng);
+    }
+
+    fn unreliable(&mut self, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) {
+        let qps = self.pair(Kind::Uc, knobs, shared, rng);
+        let mtu = self.qps[qps[0]].mtu.bytes();
+        for (side, q) in qps.into_iter().enumerate() {
+            let grants = &mut self.grants[side];
+            self.qps[q].sends = stream(knobs.errors, mtu, side, &mut self.arenas, grants, rng);
+        }
+        for q in qps {
+            if !self.is_shared(q) {
+                let room = rng.pick(&[500, 5000, 66_000]);
+                let recvs = self.any_receives(self.qps[q].side, rng.below(20), room, rng);
+                self.fill_own(q, recvs);
+            }
+        }
+        if knobs.errors && rng.percent(30) {
+            self.doom(&qps, rng);
+        }
+        self.group(Kind::Uc, &qps, false, rng);
+    }
+
+    fn datagrams(&mut self, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) {
+        let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
+        let common = QKey(rng.next() as u32 >> 1);
+        let mut stations = Vec::new();
+        for _ in 0..knobs.ud {
+            let side = rng.below(2) as usize;
+            let qp = self.qp(Kind::Ud, side, mtu, shared[side][1], rng);
+            let qkey = if rng.percent(80) { common } else { QKey(rng.next() as u32 >> 1) };
+            self.qps[qp].qkey = qkey;
+            stations.push(Station { qp, qkey });
+        }
+        for s in &stations {
+            let side = self.qps[s.qp].side;
+            self.qps[s.qp].sends =
+                datagrams(knobs.errors, mtu.bytes(), &stations, &mut self.arenas[side], rng);
+            if !self.is_shared(s.qp) {
+                let room = mtu.bytes() as u32 + 40;
+                let count = rng.below(50);
+                let len =
+                    |rng: &mut Rng| if knobs.errors && rng.percent(3) { rng.below(60) as u32 } else { room };
+                let arena = &mut self.arenas[side];
+                let recvs = (0..count)
+                    .map(|_| Recv {
+                        pieces: {
+                            let n = len(rng);
+                            arena.scatter(n, true, rng)
+                        },
+                        bad_lkey: false,
+                    })
+                    .collect();
+                self.fill_own(s.qp, recvs);
+            }
+        }
+        let qps: Vec<_> = stations.iter().map(|s| s.qp).collect();
+        if knobs.errors && rng.percent(40) {
+            self.doom(&qps, rng);
+        }
+        self.group(Kind::Ud, &qps, false, rng);
+    }
+}

@@ -1,0 +1,295 @@
+//! UC and UD, packet by packet: what a responder does with each that reaches it is known, so nothing is left open.
+//!
+//! UC: the packets of a message arrive one right after the other, in order, or the message is dropped (IBA 9.8.2.2). A
+//! first packet begins a message whatever its PSN is, so what the wire doubles as a whole is received twice, and what it
+//! swaps as a whole comes in the other order. What a dropped SEND stored is stored; its receive serves the
+//! next message of the same queue pair.
+
+use std::net::IpAddr;
+
+use urxe::memory::{Access, FastReg};
+use urxe::transport::{Completion, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{LKey, QKey, Qpn, RKey};
+
+use crate::grants::GrantKind;
+use crate::memory::{self, Arena};
+use crate::program::{Key, Send, Target, To, close, flags, length, transfer};
+use crate::receives::Pool;
+use crate::support::Rng;
+
+/// The routing header of a datagram.
+pub const GRH_LEN: usize = 40;
+
+/// The responder of a queue pair.
+#[derive(Default)]
+pub struct Responder {
+    /// The message that is coming in, and which of its packets is next.
+    running: Option<(usize, u32)>,
+    /// A receive that a dropped message left.
+    held: Option<usize>,
+    /// It is in the error state, or gone.
+    pub dead: bool,
+    /// All that its receive completion queue is to get.
+    pub expected: Vec<Completion>,
+}
+
+/// A packet that reaches a queue pair.
+pub struct Arrival<'a> {
+    pub send: &'a Send,
+    /// Which work request of the sender it is, and which packet of that.
+    pub message: usize,
+    pub packet: u32,
+    pub mtu: usize,
+    pub from: Qpn,
+}
+
+/// What a completion of `qpn` has if all is well and nothing else is said.
+pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
+    Completion {
+        wr_id: 0,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Recv,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn,
+        src_qpn,
+        vendor_err: 0,
+        solicited: false,
+        grh: false,
+        pkey_index: 0,
+    }
+}
+
+impl Responder {
+    /// The receive for the next bytes: the one in use, or the oldest.
+    fn receive(&self, pool: &Pool) -> Option<usize> {
+        self.held.or(pool.waiting.front().copied())
+    }
+
+    fn take(&mut self, pool: &mut Pool) {
+        if self.held.is_none() {
+            self.held = pool.waiting.pop_front();
+        }
+    }
+
+    fn complete(&mut self, pool_index: usize, pool: &mut Pool, completion: Completion) {
+        self.take(pool);
+        let index = self.held.take().expect("a receive, as was seen before");
+        self.expected.push(Completion { wr_id: Pool::wr_id(pool_index, index), ..completion });
+    }
+
+    /// A packet of a UC message: `bytes` is the memory of its side.
+    pub fn connected(
+        &mut self,
+        a: &Arrival<'_>,
+        us: Qpn,
+        (index, pool): (usize, &mut Pool),
+        bytes: &mut [u8],
+    ) {
+        let s = a.send;
+        let continues = self.running.take() == Some((a.message, a.packet));
+        if self.dead || !(continues || a.packet == 0) {
+            return;
+        }
+        let at = a.packet as usize * a.mtu;
+        let part = &s.data[at..s.data.len().min(at + a.mtu)];
+        let last = a.packet + 1 == s.packets(a.mtu);
+        let receive = self.receive(pool);
+        if s.is_send() {
+            let Some(receive) = receive else { return };
+            if at + part.len() > pool.recvs[receive].room() {
+                return;
+            }
+            self.take(pool);
+            memory::store(bytes, &pool.recvs[receive].pieces, at, part);
+        } else {
+            if s.key == Key::Wrong && !s.data.is_empty() || last && s.imm().is_some() && receive.is_none() {
+                return;
+            }
+            let place = s.place.expect("a WRITE goes somewhere");
+            bytes[place + at..][..part.len()].copy_from_slice(part);
+        }
+        if !last {
+            self.running = Some((a.message, a.packet + 1));
+        } else if let Some(opcode) = s.receive_opcode() {
+            let (byte_len, imm, solicited) = (s.data.len() as u32, s.imm(), s.flags.solicited);
+            let done = Completion { opcode, byte_len, imm, solicited, ..completion(us, a.from) };
+            self.complete(index, pool, done);
+        }
+    }
+
+    /// A datagram with a good queue key, and its routing header. True if it is the end of the queue pair.
+    pub fn datagram(
+        &mut self,
+        a: &Arrival<'_>,
+        grh: &[u8; GRH_LEN],
+        us: Qpn,
+        (index, pool): (usize, &mut Pool),
+        bytes: &mut [u8],
+    ) -> bool {
+        let s = a.send;
+        let Some(receive) = self.receive(pool).filter(|_| !self.dead) else { return false };
+        let recv = &pool.recvs[receive];
+        let len = GRH_LEN + s.data.len();
+        let done = Completion {
+            byte_len: len as u32,
+            imm: s.imm(),
+            solicited: s.flags.solicited,
+            grh: true,
+            ..completion(us, a.from)
+        };
+        if len > recv.room() {
+            self.complete(index, pool, Completion { status: WcStatus::LocLenErr, ..done });
+            return true;
+        }
+        memory::store(bytes, &recv.pieces, 0, grh);
+        memory::store(bytes, &recv.pieces, GRH_LEN, &s.data);
+        self.complete(index, pool, done);
+        false
+    }
+
+    /// A receive was posted.
+    pub fn posted(&mut self, receive: usize, us: Qpn, (index, pool): (usize, &mut Pool)) {
+        pool.waiting.push_back(receive);
+        if self.dead && !pool.shared {
+            self.complete(index, pool, Completion { status: WcStatus::WrFlushErr, ..completion(us, us) });
+        }
+    }
+
+    /// The queue pair goes to the error state.
+    pub fn die(&mut self, us: Qpn, (index, pool): (usize, &mut Pool)) {
+        if std::mem::replace(&mut self.dead, true) {
+            return;
+        }
+        self.running = None;
+        let flushed = Completion { status: WcStatus::WrFlushErr, ..completion(us, us) };
+        while self.held.is_some() || !pool.shared && !pool.waiting.is_empty() {
+            self.complete(index, pool, flushed);
+        }
+    }
+}
+
+/// The IP header of a packet, as the last bytes of 40 (annex A17.4.5.1).
+pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
+    let mut h = [0; GRH_LEN];
+    match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let ip = &mut h[20..];
+            ip[0] = 0x45;
+            ip[2..4].copy_from_slice(&(20 + 8 + udp_payload as u16).to_be_bytes());
+            // Don't fragment; 64 hops; UDP.
+            (ip[6], ip[8], ip[9]) = (0x40, 64, 17);
+            ip[12..16].copy_from_slice(&src.octets());
+            ip[16..20].copy_from_slice(&dst.octets());
+            let sum: u32 = ip.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+            let folded = !((sum & 0xffff) + (sum >> 16)) as u16;
+            ip[10..12].copy_from_slice(&folded.to_be_bytes());
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            h[0] = 0x60;
+            h[4..6].copy_from_slice(&(8 + udp_payload as u16).to_be_bytes());
+            (h[6], h[7]) = (17, 64);
+            h[8..24].copy_from_slice(&src.octets());
+            h[24..].copy_from_slice(&dst.octets());
+        }
+        _ => panic!("{src} to {dst}"),
+    }
+    h
+}
+
+/// What `side` sends on an unreliable connection. `faulty`: some fail here, which stops the send queue.
+pub fn stream(
+    faulty: bool,
+    mtu: usize,
+    side: usize,
+    arenas: &mut [Arena; 2],
+    grants: &mut Vec<GrantKind>,
+    rng: &mut Rng,
+) -> Vec<Send> {
+    let [from, to] = arenas.get_disjoint_mut([side, 1 - side]).expect("two sides");
+    let mut sends = Vec::new();
+    for _ in 0..rng.below(20) {
+        if rng.percent(6) {
+            sends.extend(open_and_close(!faulty, side, grants, rng));
+            continue;
+        }
+        let mut s = if rng.percent(50) {
+            transfer(None, length(mtu, rng), from, rng)
+        } else {
+            let len = length(mtu, rng);
+            let place = to.take(len as usize, 1, rng);
+            let key = if rng.percent(8) { Key::Wrong } else { Key::Region(1 - side) };
+            Send { key, ..transfer(Some(place), len, from, rng) }
+        };
+        if faulty && rng.percent(10) {
+            spoil(&mut s);
+        }
+        sends.push(s);
+    }
+    close(&mut sends);
+    sends
+}
+
+/// A fast region that nobody uses: opened in its turn, and perhaps closed.
+fn open_and_close(close: bool, side: usize, grants: &mut Vec<GrantKind>, rng: &mut Rng) -> Vec<Send> {
+    let key = Key::Grant { side, id: grants.len(), age: 1 };
+    grants.push(GrantKind::Fast);
+    let reg = FastReg { key: LKey(0), offset: 0, len: 1, iova: 0, access: Access::LOCAL_READ };
+    let ops = [WrOp::RegMr(reg), WrOp::LocalInv(RKey(0))].into_iter().take(1 + usize::from(close));
+    ops.map(|op| Send { key, flags: flags(rng), ..Send::new(op) }).collect()
+}
+
+/// It fails where it is sent.
+fn spoil(s: &mut Send) {
+    if !s.inline && s.pieces.iter().any(|p| p.at.is_some() && p.len > 0) {
+        (s.bad_lkey, s.fault) = (true, Some(WcStatus::LocProtErr));
+    }
+}
+
+/// A queue pair for datagrams, as others know it.
+#[derive(Clone, Copy)]
+pub struct Station {
+    pub qp: usize,
+    pub qkey: QKey,
+}
+
+/// Datagrams from one of `stations` to all of them.
+pub fn datagrams(
+    faulty: bool,
+    mtu: usize,
+    stations: &[Station],
+    from: &mut Arena,
+    rng: &mut Rng,
+) -> Vec<Send> {
+    let mut sends = Vec::new();
+    for _ in 0..rng.below(24) {
+        let len = length(mtu, rng);
+        let too_long = len as usize > mtu && faulty && rng.percent(30);
+        let len = if too_long { len } else { len.min(mtu as u32) };
+        let mut s = transfer(None, len, from, rng);
+        if too_long {
+            s.fault = Some(WcStatus::LocLenErr);
+        } else if faulty && rng.percent(8) {
+            spoil(&mut s);
+        }
+        let station = rng.pick(stations);
+        let target =
+            if rng.percent(4) { Target::Nobody(rng.below(2) as usize) } else { Target::Qp(station.qp) };
+        let qkey = match rng.below(10) {
+            0 => QKey(rng.next() as u32 >> 1),
+            // Our own goes out.
+            1 => QKey(1 << 31 | rng.next() as u32),
+            _ => station.qkey,
+        };
+        s.to = Some(To { target, qkey });
+        sends.push(s);
+    }
+    close(&mut sends);
+    sends
+}
+
+/// The queue key that a datagram goes out with.
+pub fn qkey_on_wire(to: &To, own: QKey) -> QKey {
+    if to.qkey.0 >> 31 == 1 { own } else { to.qkey }
+}

@@ -1,0 +1,107 @@
+//! A bad wire in virtual time.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use urxe::transport::Instant;
+use urxe::wire::Flow;
+
+use crate::support::Rng;
+
+/// How bad the wire is, in percent.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub loss: u64,
+    pub dup: u64,
+    pub reorder: u64,
+    pub corrupt: u64,
+}
+
+/// The wire is bad for so long and then as long good: no retry count outlasts an endless bad one.
+const PHASE: u64 = 2_000_000;
+
+/// The byte of the BTH that the ICRC does not cover, and nobody looks at: reserved bits, congestion marks.
+const UNCOVERED: usize = 4;
+
+/// A packet under way.
+pub struct Flight {
+    at: Instant,
+    sequence: u64,
+    pub flow: Flow,
+    pub bytes: Vec<u8>,
+    /// A bit of it is wrong that the ICRC covers.
+    pub corrupt: bool,
+}
+
+impl PartialEq for Flight {
+    fn eq(&self, other: &Flight) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Flight {}
+
+impl PartialOrd for Flight {
+    fn partial_cmp(&self, other: &Flight) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Flight {
+    fn cmp(&self, other: &Flight) -> Ordering {
+        (self.at, self.sequence).cmp(&(other.at, other.sequence))
+    }
+}
+
+pub struct Wire {
+    faults: Faults,
+    flights: BinaryHeap<Reverse<Flight>>,
+    sequence: u64,
+    /// Over all packets and their times.
+    pub trace: crc32fast::Hasher,
+}
+
+impl Wire {
+    pub fn new(faults: Faults) -> Wire {
+        Wire { faults, flights: BinaryHeap::new(), sequence: 0, trace: crc32fast::Hasher::new() }
+    }
+
+    /// Takes a packet, and does to it what chance will have.
+    pub fn send(&mut self, now: Instant, flow: Flow, bytes: Vec<u8>, rng: &mut Rng) {
+        self.trace.update(&now.0.to_le_bytes());
+        self.trace.update(&bytes);
+        let Faults { loss, dup, reorder, corrupt } = self.faults;
+        let bad = (now.0 / PHASE).is_multiple_of(2);
+        let mut hits = |percent| bad && rng.percent(percent);
+        if hits(loss) {
+            return;
+        }
+        let copies = if hits(dup) { vec![bytes.clone(), bytes] } else { vec![bytes] };
+        for mut bytes in copies {
+            let mut hits = |percent| bad && rng.percent(percent);
+            let (spoil, late) = (hits(corrupt), hits(reorder));
+            let mut covered = false;
+            if spoil {
+                let bit = rng.below(bytes.len() as u64 * 8) as usize;
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                covered = bit / 8 != UNCOVERED;
+            }
+            let delay = 3_000 + if late { rng.below(300_000) } else { 0 };
+            self.sequence += 1;
+            let (at, sequence) = (now + Duration::from_nanos(delay), self.sequence);
+            self.flights.push(Reverse(Flight { at, sequence, flow, bytes, corrupt: covered }));
+        }
+    }
+
+    /// When the next packet arrives.
+    pub fn next(&self) -> Option<Instant> {
+        self.flights.peek().map(|Reverse(f)| f.at)
+    }
+
+    /// The next packet that has arrived by `now`.
+    pub fn arrived(&mut self, now: Instant) -> Option<Flight> {
+        self.next().filter(|at| *at <= now)?;
+        self.flights.pop().map(|Reverse(f)| f)
+    }
+}
