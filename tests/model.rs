@@ -110,13 +110,13 @@ proptest! {
         read_chunk in 1u32..40_000,
         ack_silence_us in 0u64..2_000,
         turn in 1usize..64,
-        (rc, uc, ud) in (0usize..4, 0usize..3, 0usize..6),
+        (rc, uc, ud, xrc) in (0usize..4, 0usize..3, 0usize..6, 0usize..3),
         share: bool,
         errors: bool,
         ipv6: bool,
         credits: bool,
     ) {
         let (mtu, habits) = (Some(mtu), Habits { credits, ..Habits::STRICT });
-        run(seed, &Knobs { faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, share, errors, ipv6, habits });
+        run(seed, &Knobs { faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6, habits });
     }
 }

@@ -48,6 +48,8 @@ pub struct Conversation<'a> {
     pub mtu: usize,
     /// The longest SEND to each side: what its shared receives take.
     pub longest: [u32; 2],
+    /// The only side that has work requests, if it is just one; then there are no handshakes either.
+    pub speaker: Option<usize>,
     pub parts: [Part; 2],
 }
 
@@ -55,6 +57,10 @@ impl<'a> Conversation<'a> {
     /// `faulty`: one work request or receive goes wrong.
     pub fn make(mut self, faulty: bool) -> [Part; 2] {
         for _ in 0..self.rng.below(20) {
+            if let Some(side) = self.speaker {
+                self.any(side);
+                continue;
+            }
             let side = self.rng.below(2) as usize;
             match self.rng.below(100) {
                 0..12 => self.grant(side),

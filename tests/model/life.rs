@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use urxe::memory::PdId;
+use urxe::transport::state::taken;
 use urxe::transport::{
     AddressVector, Destination, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, SendCaps,
     SendWr, Sge, WrData, WrOp,
@@ -10,11 +12,11 @@ use urxe::wire::{AckTimeout, LKey, Mtu, Psn, Qpn, RnrTimer};
 
 use crate::grants::Lease;
 use crate::memory::Piece;
-use crate::plan::{Fate, Kind};
+use crate::plan::{Fate, Kind, QpPlan};
 use crate::program::{MAX_INLINE, Target, put_key};
 use crate::receives::Pool;
 use crate::support::PD;
-use crate::world::{ACCESS, Side, Stage, World};
+use crate::world::{ACCESS, DOMAIN, Side, Stage, World};
 
 /// 4.096 µs · 2^8.
 const TIMEOUT: u8 = 8;
@@ -38,6 +40,19 @@ impl Side {
             (None, _) => Sge { addr: 0x1234, length: p.len, lkey: self.null },
         };
         pieces.iter().map(sge).collect()
+    }
+}
+
+impl QpPlan {
+    /// Its service; `pool` is where its receives are from.
+    fn qp_type(&self, pool: &Pool) -> QpType {
+        match self.kind {
+            Kind::Rc => QpType::Rc,
+            Kind::Uc => QpType::Uc,
+            Kind::Ud => QpType::Ud,
+            Kind::Xrc if pool.xrc => QpType::XrcRecv,
+            Kind::Xrc => QpType::XrcSend,
+        }
     }
 }
 
@@ -68,7 +83,7 @@ impl World {
         let Some(qpn) = q.qpn else { return };
         let s = &mut self.sides[plan.side];
         s.nic.modify_qp(self.now, qpn, attr, &s.memory, &mut s.tx).unwrap().unwrap();
-        if attr.state == Some(QpState::Err) && plan.kind != Kind::Rc {
+        if attr.state == Some(QpState::Err) && !plan.kind.is_reliable() {
             q.responder.die(qpn, (plan.pool, &mut self.plan.pools[plan.pool]));
         }
     }
@@ -87,19 +102,17 @@ impl World {
     fn create(&mut self, qp: usize) {
         let plan = &self.plan.qps[qp];
         let (s, pool) = (&mut self.sides[plan.side], &self.plan.pools[plan.pool]);
-        let qp_type = match plan.kind {
-            Kind::Rc => QpType::Rc,
-            Kind::Uc => QpType::Uc,
-            Kind::Ud => QpType::Ud,
-        };
+        let qp_type = plan.qp_type(pool);
+        let target = qp_type == QpType::XrcRecv;
         let init = QpInit {
             qp_type,
-            pd: PD,
+            // A target's own domain gives it nothing: that of its shared receives counts.
+            pd: if target { PdId(77) } else { PD },
             send: SendCaps { max_wr: plan.max_send, max_sge: 4, max_inline: MAX_INLINE },
             recv: RecvCaps { max_wr: pool.depth, max_sge: 4 },
             signal_all: plan.signal_all,
-            srq: pool.srq,
-            domain: None,
+            srq: pool.srq.filter(|_| !target),
+            domain: target.then_some(DOMAIN),
             habits: self.knobs.habits,
             port_mtu: if plan.kind == Kind::Ud { plan.mtu } else { Mtu::Mtu4096 },
         };
@@ -118,25 +131,29 @@ impl World {
             return [init, to(QpState::Rtr), last].iter().for_each(|attr| self.modify(qp, attr));
         }
         let peer = p.peer.expect("a connected queue pair has a peer");
-        let rc = p.kind == Kind::Rc;
+        let service = p.qp_type(&self.plan.pools[p.pool]);
         let init = QpAttr { access: Some(ACCESS), ..first };
         let rtr = QpAttr {
             av: Some(AddressVector::to(self.sides[1 - p.side].ip.into())),
             path_mtu: Some(p.mtu),
             dest_qpn: self.qps[peer].qpn,
             rq_psn: Some(Psn::new(self.plan.qps[peer].psn)),
-            max_dest_rd_atomic: rc.then_some(p.depth),
-            min_rnr_timer: rc.then_some(RnrTimer::new(p.rnr_timer)),
+            max_dest_rd_atomic: Some(p.depth),
+            min_rnr_timer: Some(RnrTimer::new(p.rnr_timer)),
             ..to(QpState::Rtr)
         };
         let rts = QpAttr {
-            timeout: rc.then_some(AckTimeout::new(TIMEOUT)),
-            retry_cnt: rc.then_some(7),
-            rnr_retry: rc.then_some(7),
-            max_rd_atomic: rc.then_some(p.depth),
+            timeout: Some(AckTimeout::new(TIMEOUT)),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(p.depth),
             ..last
         };
-        [init, rtr, rts].iter().for_each(|attr| self.modify(qp, attr));
+        let steps = [(QpState::Reset, init), (QpState::Init, rtr), (QpState::Rtr, rts)];
+        for (from, attr) in steps {
+            let next = attr.state.expect("each step leads somewhere");
+            self.modify(qp, &attr.only(taken(service, from, next)));
+        }
     }
 
     /// Pauses the send queue now and then, and brings one that has failed back.
@@ -205,6 +222,13 @@ impl World {
             let av = AddressVector::to(self.sides[side].ip.into());
             Destination::Qp { pd: PD, av, qpn, qkey: to.qkey }
         });
+        let to = match (plan.kind, plan.peer) {
+            (Kind::Xrc, Some(peer)) => {
+                let srq = self.plan.pools[self.plan.qps[peer].pool].srq;
+                Some(Destination::Srq(srq.expect("a target has a shared pool")))
+            }
+            _ => to,
+        };
         let wr = SendWr { wr_id: q.posted as u64, op, data, flags: send.flags, to };
         let nic = &mut self.sides[plan.side].nic;
         match nic.post_send(self.now, q.number, &wr).unwrap() {
@@ -238,7 +262,7 @@ impl World {
             }
         }
         for group in 0..self.groups.len() {
-            if self.plan.groups[group].kind != Kind::Rc || self.groups[group].stage != Stage::Running {
+            if !self.plan.groups[group].kind.is_reliable() || self.groups[group].stage != Stage::Running {
                 continue;
             }
             let qps = self.plan.groups[group].qps.clone();
@@ -286,7 +310,7 @@ impl World {
         });
         let g = &mut self.groups[group];
         match plan.kind {
-            Kind::Rc => done && g.close_at.is_none(),
+            Kind::Rc | Kind::Xrc => done && g.close_at.is_none(),
             _ => done && *g.idle_since.get_or_insert(self.now) + LINGER <= self.now,
         }
     }

@@ -27,6 +27,7 @@ pub struct Knobs {
     /// Connections of each service.
     pub rc: usize,
     pub uc: usize,
+    pub xrc: usize,
     /// Queue pairs for datagrams.
     pub ud: usize,
     /// Some queue pairs share their receives.
@@ -53,6 +54,7 @@ impl Knobs {
             rc: rng.pick(&[0, 1, 1, 2, 3]),
             uc: rng.pick(&[0, 0, 1, 2]),
             ud: rng.pick(&[0, 0, 0, 2, 5]),
+            xrc: rng.pick(&[0, 0, 1, 2]),
             share: rng.percent(40),
             errors: rng.percent(50),
             ipv6: rng.percent(30),
@@ -67,6 +69,14 @@ pub enum Kind {
     Rc,
     Uc,
     Ud,
+    /// One end sends, the other is a target.
+    Xrc,
+}
+
+impl Kind {
+    pub fn is_reliable(self) -> bool {
+        matches!(self, Kind::Rc | Kind::Xrc)
+    }
 }
 
 /// What is done to a queue pair before its time.
@@ -124,6 +134,10 @@ type SharedPools = [[Option<usize>; 2]; 2];
 impl Plan {
     pub fn new(knobs: &Knobs, rng: &mut Rng) -> Plan {
         let mut plan = Plan::default();
+        // Something to FLUSH is always there.
+        plan.arenas.iter_mut().for_each(|arena| {
+            arena.take(8, 8, rng);
+        });
         let mut shared = SharedPools::default();
         for (side, class) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             if knobs.share && rng.percent(60) {
@@ -139,6 +153,13 @@ impl Plan {
         }
         if knobs.ud > 0 {
             plan.datagrams(knobs, &shared, rng);
+        }
+        let mut targets = [None; 2];
+        for _ in 0..knobs.xrc {
+            plan.extended(knobs, &mut targets, rng);
+        }
+        for pool in plan.pools.iter().enumerate().filter(|(_, p)| p.xrc).map(|(i, _)| i).collect::<Vec<_>>() {
+            plan.fill_shared(pool, rng);
         }
         for pool in [shared[0][0], shared[1][0]].into_iter().flatten() {
             plan.fill_shared(pool, rng);
@@ -222,7 +243,7 @@ impl Plan {
     /// Two connected queue pairs.
     fn pair(&mut self, kind: Kind, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) -> [usize; 2] {
         let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
-        let class = usize::from(kind != Kind::Rc);
+        let class = usize::from(!kind.is_reliable());
         let qps = [0, 1].map(|side| self.qp(kind, side, mtu, shared[side][class], rng));
         for (a, b) in [(0, 1), (1, 0)] {
             self.qps[qps[a]].peer = Some(qps[b]);
@@ -256,6 +277,7 @@ impl Plan {
             rng,
             mtu: self.qps[qps[0]].mtu.bytes(),
             longest,
+            speaker: None,
             parts: Default::default(),
         }
         .make(faulty && !doomed);
@@ -271,6 +293,44 @@ impl Plan {
             self.doom(&qps, rng);
         }
         self.group(Kind::Rc, &qps, faulty || doomed, rng);
+    }
+
+    /// An initiator and a target, whose messages go to a shared pool of its side's.
+    fn extended(&mut self, knobs: &Knobs, targets: &mut [Option<usize>; 2], rng: &mut Rng) {
+        let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
+        let from = rng.below(2) as usize;
+        let pool = *targets[1 - from].filter(|_| rng.percent(70)).get_or_insert(self.pools.len());
+        if pool == self.pools.len() {
+            self.pools.push(Pool { xrc: true, ..Pool::new(1 - from, true, 1 + rng.below(16) as u32) });
+            targets[1 - from] = Some(pool);
+        }
+        let initiator = self.qp(Kind::Xrc, from, mtu, None, rng);
+        let target = self.qp(Kind::Xrc, 1 - from, mtu, None, rng);
+        // Not of the pool that `qp` has made for it.
+        self.pools[self.qps[target].pool].users.clear();
+        self.pools[pool].users.push(target);
+        self.qps[target].pool = pool;
+        self.qps[target].depth = self.qps[initiator].depth;
+        (self.qps[initiator].peer, self.qps[target].peer) = (Some(target), Some(initiator));
+        let parts = Conversation {
+            arenas: &mut self.arenas,
+            grants: &mut self.grants,
+            rng,
+            mtu: mtu.bytes(),
+            longest: [SHARED_ROOM; 2],
+            speaker: Some(from),
+            parts: Default::default(),
+        }
+        .make(false);
+        for (part, side) in parts.into_iter().zip(0..) {
+            let qp = if side == from { initiator } else { target };
+            (self.qps[qp].sends, self.qps[qp].incoming) = (part.sends, part.incoming);
+        }
+        let doomed = knobs.errors && rng.percent(25);
+        if doomed {
+            self.doom(&[initiator, target], rng);
+        }
+        self.group(Kind::Xrc, &[initiator, target], doomed, rng);
     }
 
     fn unreliable(&mut self, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) {

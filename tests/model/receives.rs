@@ -12,6 +12,8 @@ pub struct Pool {
     /// The queue pairs that take from it.
     pub users: Vec<usize>,
     pub shared: bool,
+    /// Shared by XRC targets, whose packets name it.
+    pub xrc: bool,
     /// The NIC's number of it, if it is shared.
     pub srq: Option<SrqId>,
     pub recvs: Vec<Recv>,
@@ -32,6 +34,7 @@ impl Pool {
             side,
             users: Vec::new(),
             shared,
+            xrc: false,
             srq: None,
             recvs: Vec::new(),
             posted: 0,

@@ -8,6 +8,7 @@ use urxe::memory::{Access, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::{
     AsyncEvent, BurstLimits, Completion, Instant, QpState, RecvCaps, RxBurst, Tuning, TxQueue, WcStatus,
+    XrcdId,
 };
 use urxe::wire::{IpIdent, LKey, Qpn, RKey};
 
@@ -23,6 +24,9 @@ use crate::wire::{Flight, Wire};
 /// All that regions and queue pairs let peers do.
 pub const ACCESS: Access =
     Access(Access::ALL.0 | Access::MW_BIND.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
+
+/// The XRC domain of both sides, each its own.
+pub const DOMAIN: XrcdId = XrcdId(4);
 
 /// Nothing takes this long.
 const STUCK: Duration = Duration::from_secs(20);
@@ -158,7 +162,11 @@ impl World {
         let mut sides = [0, 1].map(|i| Side::new(i, &plan, knobs, &mut rng));
         for pool in plan.pools.iter_mut().filter(|p| p.shared) {
             let caps = RecvCaps { max_wr: pool.depth, max_sge: 4 };
-            pool.srq = sides[pool.side].nic.create_srq(PD, caps);
+            let Side { nic, recv_cq, .. } = &mut sides[pool.side];
+            pool.srq = match pool.xrc {
+                true => nic.create_xrc_srq(PD, DOMAIN, recv_cq.clone(), caps),
+                false => nic.create_srq(PD, caps),
+            };
         }
         World {
             now: Instant(1),
@@ -317,7 +325,7 @@ impl World {
     /// A send completion: what it says to be done is done.
     fn sent(&mut self, qp: usize, c: Completion) {
         self.qps[qp].sent.push(c);
-        if c.status == WcStatus::Success && self.plan.qps[qp].kind == Kind::Rc {
+        if c.status == WcStatus::Success && self.plan.qps[qp].kind.is_reliable() {
             let last = c.wr_id as usize;
             for i in self.qps[qp].settled..=last {
                 self.settle(qp, i);
@@ -331,7 +339,7 @@ impl World {
         let (plan, q) = (&self.plan.qps[qp], &mut self.qps[qp]);
         let s = &mut self.sides[plan.side];
         let recv = self.plan.pools[plan.pool].finish(plan.pool, c.wr_id);
-        if c.status == WcStatus::Success && plan.kind == Kind::Rc {
+        if c.status == WcStatus::Success && plan.kind.is_reliable() {
             let message = plan.incoming.get(q.arrived).unwrap_or_else(|| panic!("a message too many: {c:?}"));
             let pieces = &self.plan.pools[plan.pool].recvs[recv].pieces;
             memory::store(&mut s.expected, pieces, 0, &message.data);
