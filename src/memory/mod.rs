@@ -10,6 +10,8 @@ mod grant;
 mod region;
 mod slice;
 mod table;
+#[cfg(test)]
+mod tests;
 mod window;
 
 pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
