@@ -21,7 +21,7 @@
 #define MAXW 256	/* words of a line */
 #define MAXSGE 32
 
-enum kind { FREE, PD, CQ, MR, QP, SRQ };
+enum kind { FREE, PD, CQ, MR, QP, SRQ, MW };
 
 struct obj {
 	enum kind kind;
@@ -31,6 +31,7 @@ struct obj {
 		struct ibv_cq *cq;
 		struct ibv_qp *qp;
 		struct ibv_srq *srq;
+		struct ibv_mw *mw;
 		struct {
 			struct ibv_mr *mr;
 			uint8_t *mem;
@@ -117,7 +118,9 @@ static int access_of(const char *s)
 		a |= *s == 'l' ? IBV_ACCESS_LOCAL_WRITE :
 		     *s == 'w' ? IBV_ACCESS_REMOTE_WRITE :
 		     *s == 'r' ? IBV_ACCESS_REMOTE_READ :
-		     *s == 'a' ? IBV_ACCESS_REMOTE_ATOMIC : 0;
+		     *s == 'a' ? IBV_ACCESS_REMOTE_ATOMIC :
+		     *s == 'b' ? IBV_ACCESS_MW_BIND :
+		     *s == 'z' ? IBV_ACCESS_ZERO_BASED : 0;
 	return a;
 }
 
@@ -241,6 +244,12 @@ static void make(struct obj *o, enum kind kind)
 		o->kind = kind;
 		OK("");
 	}
+	if (kind == MW) {
+		o->mw = ibv_alloc_mw(pd->pd, arg(2) == 1 ? IBV_MW_TYPE_1 : IBV_MW_TYPE_2);
+		if (!o->mw) ERRNO("alloc_mw", errno);
+		o->kind = kind;
+		OK(" rkey=%#x", o->mw->rkey);
+	}
 	struct obj *cq = find_kind(opt("cq") ? opt("cq") : "cq", CQ), *srq = find_kind(opt("srq"), SRQ);
 	struct obj *scq = opt("scq") ? find_kind(opt("scq"), CQ) : cq, *rcq = opt("rcq") ? find_kind(opt("rcq"), CQ) : cq;
 	if (!scq || !rcq) ERR("no cq");
@@ -266,6 +275,7 @@ static void destroy(struct obj *o)
 	case CQ: TRY("destroy_cq", ibv_destroy_cq(o->cq)); break;
 	case QP: TRY("destroy_qp", ibv_destroy_qp(o->qp)); break;
 	case SRQ: TRY("destroy_srq", ibv_destroy_srq(o->srq)); break;
+	case MW: TRY("dealloc_mw", ibv_dealloc_mw(o->mw)); break;
 	case MR:
 		TRY("dereg_mr", ibv_dereg_mr(o->mr));
 		free(o->mem);
@@ -423,18 +433,68 @@ static void mcast(const char *c, struct ibv_qp *qp)
 	OK("");
 }
 
+static void shared(const char *c, struct ibv_srq *srq)
+{
+	struct ibv_srq_attr a = { .srq_limit = arg(2) };
+	if (!strcmp(c, "limit")) {
+		TRY("modify_srq", ibv_modify_srq(srq, &a, IBV_SRQ_LIMIT));
+		OK("");
+	}
+	TRY("query_srq", ibv_query_srq(srq, &a));
+	OK(" max_wr=%u max_sge=%u limit=%u", a.max_wr, a.max_sge, a.srq_limit);
+}
+
 /* ---- work requests and completions ---- */
+
+static uint64_t work_id(void)
+{
+	static uint64_t last;
+	return last = num("id", last + 1);
+}
+
+/* Binds a window, of type 1 to nothing where no region is named. Its key is new then, which the
+ * answer has: of a type 1 window the library makes it, of a type 2 one it is rkey= or the next. */
+static void bind_window(struct ibv_qp *qp)
+{
+	struct obj *mw = find_kind(nw > 2 ? w[2] : NULL, MW);
+	struct obj *mr = nw > 3 && !strchr(w[3], '=') ? find_kind(w[3], MR) : NULL;
+	if (!mw || (nw > 3 && !strchr(w[3], '=') && (!mr || nw < 6))) ERR("bind: want QP MW MR OFF LEN");
+	struct ibv_mw_bind_info info = { .mr = mr ? mr->mr : NULL, .addr = mr ? mr->addr + arg(4) : 0,
+					 .length = mr ? arg(5) : 0,
+					 .mw_access_flags = access_of(opt("access") ? opt("access") : "wra") };
+	uint64_t id = work_id();
+	unsigned flags = num("signal", 1) ? IBV_SEND_SIGNALED : 0;
+	if (mw->mw->type == IBV_MW_TYPE_1) {
+		struct ibv_mw_bind b = { .wr_id = id, .send_flags = flags, .bind_info = info };
+		TRY("bind_mw", ibv_bind_mw(qp, mw->mw, &b));
+	} else {
+		struct ibv_send_wr wr = { .wr_id = id, .opcode = IBV_WR_BIND_MW, .send_flags = flags }, *bad;
+		wr.bind_mw.mw = mw->mw;
+		wr.bind_mw.rkey = num("rkey", ibv_inc_rkey(mw->mw->rkey));
+		wr.bind_mw.bind_info = info;
+		TRY("post_send", ibv_post_send(qp, &wr, &bad));
+		mw->mw->rkey = wr.bind_mw.rkey;
+	}
+	OK(" wr_id=%llu rkey=%#x", (unsigned long long)id, mw->mw->rkey);
+}
+
+static void invalidate(struct ibv_qp *qp)
+{
+	struct ibv_send_wr wr = { .wr_id = work_id(), .opcode = IBV_WR_LOCAL_INV }, *bad;
+	wr.send_flags = num("signal", 1) ? IBV_SEND_SIGNALED : 0;
+	wr.invalidate_rkey = num("rkey", 0);
+	TRY("post_send", ibv_post_send(qp, &wr, &bad));
+	OK(" wr_id=%llu", (unsigned long long)wr.wr_id);
+}
 
 static void post(const char *c, struct obj *o)
 {
-	static uint64_t next_id;
 	struct ibv_sge s[MAXSGE];
 	int atomic = !strcmp(c, "fadd") || !strcmp(c, "cswap");
 	int n = sges(s, 2, atomic);
 	if (n < 0)
 		return;
-	uint64_t id = num("id", next_id + 1);
-	next_id = id;
+	uint64_t id = work_id();
 	if (!strcmp(c, "recv")) {
 		struct ibv_recv_wr wr = { .wr_id = id, .sg_list = s, .num_sge = n }, *bad;
 		if (o->kind == SRQ)
@@ -548,8 +608,8 @@ static void command(const char *c)
 	if (!strcmp(c, "async")) { async(); return; }
 	if (!strcmp(c, "poll")) { poll_cq(); return; }
 	if (!strcmp(c, "quit")) { say("ok"); exit(0); }
-	if (!is(" sleep pd cq mr srq qp destroy set get fill pattern hash init rtr rts connect err reset query "
-		"attach detach recv send sendinv write read fadd cswap ", c))
+	if (!is(" sleep pd cq mr mw srq qp destroy set get fill pattern hash init rtr rts connect err reset query "
+		"attach detach limit bind localinv recv send sendinv write read fadd cswap ", c))
 		ERR("what is %s", c);
 	if (nw < 2) ERR("%s what", c);
 	if (!strcmp(c, "sleep")) {
@@ -558,20 +618,24 @@ static void command(const char *c)
 	}
 	if (is(" set get fill pattern hash ", c)) { memory(c); return; }
 	o = find(w[1]);
-	if (is(" pd cq mr srq qp ", c)) {
+	if (is(" pd cq mr mw srq qp ", c)) {
 		if (o) ERR("%s exists", w[1]);
 		if (strlen(w[1]) >= sizeof o->name) ERR("%s: the name is too long", w[1]);
 		if (!(o = fresh(w[1]))) ERR("too many objects");
-		make(o, !strcmp(c, "pd") ? PD : !strcmp(c, "cq") ? CQ : !strcmp(c, "mr") ? MR : !strcmp(c, "srq") ? SRQ : QP);
+		make(o, !strcmp(c, "pd") ? PD : !strcmp(c, "cq") ? CQ : !strcmp(c, "mr") ? MR : !strcmp(c, "mw") ? MW :
+			!strcmp(c, "srq") ? SRQ : QP);
 		return;
 	}
 	if (!o) ERR("no %s", w[1]);
 	if (!strcmp(c, "destroy")) { destroy(o); return; }
-	if (is(" init rtr rts connect err reset query ", c)) {
+	if (o->kind == SRQ && is(" limit query ", c)) { shared(c, o->srq); return; }
+	if (is(" init rtr rts connect err reset query bind localinv ", c)) {
 		if (o->kind != QP) ERR("no qp %s", w[1]);
-		state(c, o->qp);
-		return;
+		if (!strcmp(c, "bind")) { bind_window(o->qp); return; }
+		if (!strcmp(c, "localinv")) { invalidate(o->qp); return; }
 	}
+	if (is(" init rtr rts connect err reset query ", c)) { state(c, o->qp); return; }
+	if (!strcmp(c, "limit")) ERR("no srq %s", w[1]);
 	if (is(" attach detach ", c)) {
 		if (o->kind != QP) ERR("no qp %s", w[1]);
 		mcast(c, o->qp);
