@@ -3,20 +3,21 @@
 
 #[path = "support/guest.rs"]
 mod guest;
+#[path = "support/pair.rs"]
+mod pair;
 #[path = "support/peer.rs"]
 mod peer;
 #[path = "support/table.rs"]
 mod table;
 
 use guest::pattern;
-use peer::{How, Ip, SOON, Shell, Side, Site, Via, words};
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use pair::{MTU, Pair, is, name, run};
+use peer::{How, Ip, SOON, Site, Via, words};
+use std::time::Duration;
 use table::Table;
 use urxe::link::faults::{Action, Direction, Faults, Rule, When};
 use urxe::verbs::*;
 
-const MTU: usize = 1024;
 const SHORT: Duration = Duration::from_millis(300);
 
 /// An emulated guest on a busy machine may well be silent for the usual 67 ms.
@@ -24,90 +25,18 @@ fn patient() -> ConnectOptions {
     How::new(Ip::V4, MTU).ours
 }
 
-/// A NIC and the guest, not connected yet.
-struct Pair<'a> {
-    site: &'a Site,
-    ip: Ip,
-    side: Side,
-    shell: Shell,
-}
-
-impl<'a> Pair<'a> {
-    fn open(site: &'a Site, ip: Ip) -> Pair<'a> {
-        Pair { site, ip, side: site.open(ip), shell: site.shell(65536) }
-    }
-
-    /// Over a wire that spoils the first packet of this direction.
-    fn with_wrong_icrc(site: &'a Site, ip: Ip, direction: Direction) -> Pair<'a> {
-        let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
-        let side = site.open_wrapped(ip, |link| Box::new(Faults::new(link, vec![rule], 1)));
-        Pair { site, ip, side, shell: site.shell(65536) }
-    }
-
-    fn connect(&mut self) -> Qp {
-        self.connect_with(patient(), "")
-    }
-
-    fn connect_with(&mut self, ours: ConnectOptions, theirs: &str) -> Qp {
-        let how = How { ours, theirs: theirs.into(), ..How::new(self.ip, MTU) };
-        self.site.connect(&self.side, &mut self.shell, &how)
-    }
-
-    fn ours(&self, n: usize) -> Vec<(u64, WcStatus)> {
-        self.side.poll(n, SOON).iter().map(|wc| (wc.wr_id, wc.status)).collect()
-    }
-
-    fn theirs(&mut self, n: usize) -> Vec<(u64, String)> {
-        self.shell.vsh.poll(n, SOON).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
-    }
-
-    fn cmd(&mut self, line: &str) {
-        self.shell.vsh.cmd(line).unwrap();
-    }
-
-    /// Our counters and the guest's.
-    fn counters(&self) -> (Counters, BTreeMap<String, u64>) {
-        (self.side.counters(), self.site.guest.counters().unwrap())
-    }
-
-    fn memory(&self, len: usize) -> Vec<u8> {
-        let mut got = vec![0; len];
-        self.side.mr.read(0, &mut got).unwrap();
-        got
-    }
-}
-
-fn is(seen: &[(u64, String)], want: &[(u64, &str)]) {
-    let seen: Vec<_> = seen.iter().map(|(id, s)| (*id, s.as_str())).collect();
-    assert_eq!(seen, want);
-}
-
-/// What goes wrong, who asks, and the check.
-type Check = (&'static str, &'static str, fn(&Site, Ip));
-
-/// All checks over both IP versions, with a table.
-fn run(name: &str, checks: &[Check]) {
-    let site = Site::start(Via::Dgram);
-    let mut table = Table::new(name, &["what", "requester", "IP", "s", "result"]);
-    let mut failed = Vec::new();
-    for ((what, requester, check), ip) in checks.iter().flat_map(|c| Ip::VERSIONS.map(|ip| (c, ip))) {
-        let begin = Instant::now();
-        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&site, ip))).is_ok();
-        if !passed {
-            failed.push(format!("{what} by {requester} over {ip}, see above"));
-        }
-        let took = format!("{:.1}", begin.elapsed().as_secs_f64());
-        let result = if passed { "ok" } else { "FAILED" };
-        table.row(&[(*what).into(), (*requester).into(), ip.to_string(), took, result.into()]);
-    }
-    table.print();
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
+/// Over a wire that spoils the first packet of this direction.
+fn with_wrong_icrc(site: &Site, ip: Ip, direction: Direction) -> Pair<'_> {
+    let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
+    let side = site.open_wrapped(ip, |link| Box::new(Faults::new(link, vec![rule], 1)));
+    Pair::with(site, ip, side)
 }
 
 #[test]
 fn receivers_that_are_not_ready() {
     run(
         "receivers that are not ready",
+        Via::Dgram,
         &[
             ("SEND before its receive", "urxe", late_receive_at_rxe),
             ("SEND before its receive", "rxe", late_receive_at_urxe),
@@ -205,6 +134,7 @@ fn no_receive_at_urxe(site: &Site, ip: Ip) {
 fn silence() {
     run(
         "silence",
+        Via::Dgram,
         &[("the peer's QP is gone", "urxe", rxe_is_gone), ("the peer's QP is gone", "rxe", urxe_is_gone)],
     );
 }
@@ -243,12 +173,13 @@ fn urxe_is_gone(site: &Site, ip: Ip) {
 fn wrong_icrcs() {
     run(
         "wrong ICRCs",
+        Via::Dgram,
         &[("first SEND spoilt", "urxe", wrong_icrc_to_rxe), ("first SEND spoilt", "rxe", wrong_icrc_to_urxe)],
     );
 }
 
 fn wrong_icrc_to_rxe(site: &Site, ip: Ip) {
-    let mut p = Pair::with_wrong_icrc(site, ip, Direction::Tx);
+    let mut p = with_wrong_icrc(site, ip, Direction::Tx);
     let qp = p.connect();
     let (_, theirs) = p.counters();
     let data = pattern(500, 99);
@@ -267,7 +198,7 @@ fn wrong_icrc_to_rxe(site: &Site, ip: Ip) {
 }
 
 fn wrong_icrc_to_urxe(site: &Site, ip: Ip) {
-    let mut p = Pair::with_wrong_icrc(site, ip, Direction::Rx);
+    let mut p = with_wrong_icrc(site, ip, Direction::Rx);
     let qp = p.connect();
     let (_, theirs) = p.counters();
     let data = pattern(500, 99);
@@ -385,23 +316,6 @@ fn access(text: &str) -> Access {
         _ => panic!("access {text}"),
     });
     bits.fold(Access::LOCAL_READ, |all, one| all | one)
-}
-
-/// As the shell writes it.
-fn name(status: WcStatus) -> &'static str {
-    match status {
-        WcStatus::Success => "SUCCESS",
-        WcStatus::LocLenErr => "LOC_LEN_ERR",
-        WcStatus::LocQpOpErr => "LOC_QP_OP_ERR",
-        WcStatus::LocProtErr => "LOC_PROT_ERR",
-        WcStatus::WrFlushErr => "WR_FLUSH_ERR",
-        WcStatus::RemInvReqErr => "REM_INV_REQ_ERR",
-        WcStatus::RemAccessErr => "REM_ACCESS_ERR",
-        WcStatus::RemOpErr => "REM_OP_ERR",
-        WcStatus::RetryExcErr => "RETRY_EXC_ERR",
-        WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
-        _ => "another",
-    }
 }
 
 /// What both sides saw: the requester's completions and state, the responder's receive and state.

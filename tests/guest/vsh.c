@@ -452,15 +452,15 @@ static uint64_t work_id(void)
 	return last = num("id", last + 1);
 }
 
-/* Binds a window, of type 1 to nothing where no region is named. Its key is new then, which the
- * answer has: of a type 1 window the library makes it, of a type 2 one it is rkey= or the next. */
+/* Binds a window, of type 1 with no bytes to nothing. Its key is new then, which the answer has:
+ * of a type 1 window the library makes it, of a type 2 one it is rkey= or the next. */
 static void bind_window(struct ibv_qp *qp)
 {
 	struct obj *mw = find_kind(nw > 2 ? w[2] : NULL, MW);
-	struct obj *mr = nw > 3 && !strchr(w[3], '=') ? find_kind(w[3], MR) : NULL;
-	if (!mw || (nw > 3 && !strchr(w[3], '=') && (!mr || nw < 6))) ERR("bind: want QP MW MR OFF LEN");
-	struct ibv_mw_bind_info info = { .mr = mr ? mr->mr : NULL, .addr = mr ? mr->addr + arg(4) : 0,
-					 .length = mr ? arg(5) : 0,
+	struct obj *mr = find_kind(nw > 5 ? w[3] : NULL, MR);
+	/* A bind without a region ends the process: rdma-core's driver for rxe looks into it. */
+	if (!mw || !mr) ERR("bind: want QP MW MR OFF LEN");
+	struct ibv_mw_bind_info info = { .mr = mr->mr, .addr = mr->addr + arg(4), .length = arg(5),
 					 .mw_access_flags = access_of(opt("access") ? opt("access") : "wra") };
 	uint64_t id = work_id();
 	unsigned flags = num("signal", 1) ? IBV_SEND_SIGNALED : 0;
@@ -572,10 +572,11 @@ static void poll_cq(void)
 			printf(" wr_id=%llu,status=%s", (unsigned long long)wc.wr_id, status_name(wc.status));
 			/* of a failed one, only these are defined */
 			if (wc.status == IBV_WC_SUCCESS) {
-				printf(",op=%s,len=%u", op_name(wc.opcode), wc.byte_len);
+				printf(",op=%s,len=%u,flags=%#x", op_name(wc.opcode), wc.byte_len, wc.wc_flags);
 				if (wc.wc_flags & IBV_WC_WITH_IMM)
 					printf(",imm=%#x", ntohl(wc.imm_data));
-				if (wc.wc_flags & IBV_WC_WITH_INV)
+				/* rxe gives the flag the kernel's number, which is another one's here */
+				if (wc.wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK))
 					printf(",inv=%#x", wc.invalidated_rkey);
 				if (wc.wc_flags & IBV_WC_GRH)
 					printf(",grh=1,src_qp=%#x", wc.src_qp);

@@ -215,8 +215,14 @@ impl Site {
 
     /// The same with a name for the shell's QP, which must be new.
     pub fn connect_named(&self, side: &Side, shell: &mut Shell, name: &str, how: &How) -> Qp {
-        let qp = side.pd.create_qp(&side.cq, &side.cq, &QpOptions::default()).unwrap();
-        let theirs = shell.vsh.cmd(&format!("qp {name} rc inline=256")).unwrap().num("qpn") as u32;
+        let qp = side.pd.create_qp(&side.cq, &side.cq, &how.options).unwrap();
+        self.connect_qp(side, shell, name, how, qp)
+    }
+
+    /// The same with a QP of ours that is made already.
+    pub fn connect_qp(&self, side: &Side, shell: &mut Shell, name: &str, how: &How, qp: Qp) -> Qp {
+        let line = format!("qp {name} rc {}", how.their_qp);
+        let theirs = shell.vsh.cmd(&line).unwrap().num("qpn") as u32;
         let sgid_index = side.gid_index(how.ip.of(self.host));
         let ours = qp.endpoint();
         let our_psn = how.our_psn.unwrap_or(ours.psn.get());
@@ -253,6 +259,10 @@ pub struct How {
     pub ip: Ip,
     pub mtu: usize,
     pub ours: ConnectOptions,
+    /// What our QP is made with.
+    pub options: QpOptions,
+    /// Words for the shell's `qp`.
+    pub their_qp: String,
     /// More words for the shell's `connect`.
     pub theirs: String,
     /// Our first PSN; `None`: the QP's own.
@@ -264,7 +274,8 @@ impl How {
     pub fn new(ip: Ip, mtu: usize) -> How {
         // Half a second: an emulated guest on a busy machine may well be silent for the usual 67 ms.
         let ours = ConnectOptions { timeout: AckTimeout::new(17), ..ConnectOptions::default() };
-        How { ip, mtu, ours, theirs: String::new(), our_psn: None, their_psn: 0x00ab_cdef }
+        let (options, their_qp) = (QpOptions::default(), "inline=256".into());
+        How { ip, mtu, ours, options, their_qp, theirs: String::new(), our_psn: None, their_psn: 0x00ab_cdef }
     }
 }
 

@@ -44,6 +44,8 @@ pub struct Wc {
     pub op: String,
     /// The length, of receives and READs; 0 unless the status is `SUCCESS`.
     pub len: u32,
+    /// `wc_flags` as the program sees them; 0 unless the status is `SUCCESS`.
+    pub flags: u32,
     /// The immediate data, as the host-order number.
     pub imm: Option<u32>,
     /// The R_Key that a SEND with invalidate named.
@@ -65,6 +67,7 @@ impl Wc {
             status: r.get("status").into(),
             op: r.0.get("op").cloned().unwrap_or_default(),
             len: opt("len").unwrap_or(0),
+            flags: opt("flags").unwrap_or(0),
             imm: opt("imm"),
             inv: opt("inv"),
             qpn: r.num("qpn") as u32,

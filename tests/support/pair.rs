@@ -1,0 +1,120 @@
+//! A NIC and a guest side by side, for checks that ask either of them and see what both say; and a table of such
+//! checks.
+#![allow(dead_code)] // each test takes what it needs
+
+use super::peer::{How, Ip, SOON, Shell, Side, Site, Via};
+use super::table::Table;
+use std::collections::BTreeMap;
+use std::time::Instant;
+use urxe::verbs::*;
+
+/// The path MTU.
+pub const MTU: usize = 1024;
+
+/// A NIC and the guest, not connected yet.
+pub struct Pair<'a> {
+    pub site: &'a Site,
+    pub ip: Ip,
+    pub side: Side,
+    pub shell: Shell,
+}
+
+impl<'a> Pair<'a> {
+    /// With a NIC on the site's link.
+    pub fn open(site: &'a Site, ip: Ip) -> Pair<'a> {
+        Pair::with(site, ip, site.open(ip))
+    }
+
+    /// With a NIC that is there already.
+    pub fn with(site: &'a Site, ip: Ip, side: Side) -> Pair<'a> {
+        Pair { site, ip, side, shell: site.shell(65536) }
+    }
+
+    /// A new QP on each side, `q` of the shell.
+    pub fn connect(&mut self) -> Qp {
+        self.connect_as(&How::new(self.ip, MTU))
+    }
+
+    /// The same with options of ours, and words for the shell's `connect`.
+    pub fn connect_with(&mut self, ours: ConnectOptions, theirs: &str) -> Qp {
+        self.connect_as(&How { ours, theirs: theirs.into(), ..How::new(self.ip, MTU) })
+    }
+
+    /// The same in any way.
+    pub fn connect_as(&mut self, how: &How) -> Qp {
+        self.site.connect(&self.side, &mut self.shell, how)
+    }
+
+    /// `n` completions of ours.
+    pub fn ours(&self, n: usize) -> Vec<(u64, WcStatus)> {
+        self.side.poll(n, SOON).iter().map(|wc| (wc.wr_id, wc.status)).collect()
+    }
+
+    /// `n` completions of the shell's.
+    pub fn theirs(&mut self, n: usize) -> Vec<(u64, String)> {
+        self.shell.vsh.poll(n, SOON).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
+    }
+
+    /// A command of the shell's that must succeed.
+    pub fn cmd(&mut self, line: &str) {
+        self.shell.vsh.cmd(line).unwrap();
+    }
+
+    /// Our counters and the guest's.
+    pub fn counters(&self) -> (Counters, BTreeMap<String, u64>) {
+        (self.side.counters(), self.site.guest.counters().unwrap())
+    }
+
+    /// The first bytes of our region.
+    pub fn memory(&self, len: usize) -> Vec<u8> {
+        let mut got = vec![0; len];
+        self.side.mr.read(0, &mut got).unwrap();
+        got
+    }
+}
+
+/// Completions of the shell's.
+pub fn is(seen: &[(u64, String)], want: &[(u64, &str)]) {
+    let seen: Vec<_> = seen.iter().map(|(id, s)| (*id, s.as_str())).collect();
+    assert_eq!(seen, want);
+}
+
+/// A status as the shell writes it.
+pub fn name(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::Success => "SUCCESS",
+        WcStatus::LocLenErr => "LOC_LEN_ERR",
+        WcStatus::LocQpOpErr => "LOC_QP_OP_ERR",
+        WcStatus::LocProtErr => "LOC_PROT_ERR",
+        WcStatus::MwBindErr => "MW_BIND_ERR",
+        WcStatus::WrFlushErr => "WR_FLUSH_ERR",
+        WcStatus::RemInvReqErr => "REM_INV_REQ_ERR",
+        WcStatus::RemAccessErr => "REM_ACCESS_ERR",
+        WcStatus::RemOpErr => "REM_OP_ERR",
+        WcStatus::RetryExcErr => "RETRY_EXC_ERR",
+        WcStatus::RnrRetryExcErr => "RNR_RETRY_EXC_ERR",
+        _ => "another",
+    }
+}
+
+/// What goes wrong, who asks, and the check.
+pub type Check = (&'static str, &'static str, fn(&Site, Ip));
+
+/// All checks over both IP versions, with a table.
+pub fn run(name: &str, via: Via, checks: &[Check]) {
+    let site = Site::start(via);
+    let mut table = Table::new(name, &["what", "requester", "IP", "s", "result"]);
+    let mut failed = Vec::new();
+    for ((what, requester, check), ip) in checks.iter().flat_map(|c| Ip::VERSIONS.map(|ip| (c, ip))) {
+        let begin = Instant::now();
+        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&site, ip))).is_ok();
+        if !passed {
+            failed.push(format!("{what} by {requester} over {ip}, see above"));
+        }
+        let took = format!("{:.1}", begin.elapsed().as_secs_f64());
+        let result = if passed { "ok" } else { "FAILED" };
+        table.row(&[(*what).into(), (*requester).into(), ip.to_string(), took, result.into()]);
+    }
+    table.print();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
