@@ -2,21 +2,21 @@
 //! the other end.
 #![forbid(unsafe_code)]
 
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use super::CliError;
-use super::exchange::pingpong;
+use super::exchange::pingpong::many;
 use super::interrupt::Interrupt;
 use super::link::LinkArgs;
-use super::oob::{OobArgs, silent};
+use super::oob::OobArgs;
 use crate::verbs::{
-    Access, AckTimeout, AddressVector, Completion, ConnectOptions, Context, Cq, Destination, Endpoint, Gid,
-    Mr, Mtu, Notify, Psn, QKey, Qp, QpOptions, QpType, Qpn, RecvCaps, RecvWr, SendCaps, SendWr, WaitError,
-    WcOpcode, WcStatus, grh,
+    Access, Completion, Context, Cq, Destination, Mr, Mtu, Notify, QKey, Qp, QpOptions, QpType, RecvCaps,
+    RecvWr, SendCaps, SendWr, Srq, WaitError, WcOpcode, WcStatus, grh,
 };
+
+mod handshake;
 
 /// What the stock program fills its buffer with.
 const FILL: u8 = 0x7b;
@@ -39,6 +39,8 @@ enum Service {
     Uc,
     /// Unreliable datagram
     Ud,
+    /// Reliable connections that share a receive queue
+    Srq,
 }
 
 impl Service {
@@ -47,12 +49,13 @@ impl Service {
             Service::Rc => "ibv_rc_pingpong",
             Service::Uc => "ibv_uc_pingpong",
             Service::Ud => "ibv_ud_pingpong",
+            Service::Srq => "ibv_srq_pingpong",
         }
     }
 
     fn qp_type(self) -> QpType {
         match self {
-            Service::Rc => QpType::Rc,
+            Service::Rc | Service::Srq => QpType::Rc,
             Service::Uc => QpType::Uc,
             Service::Ud => QpType::Ud,
         }
@@ -64,10 +67,10 @@ impl Service {
     }
 }
 
-/// Exchange SENDs with a peer, one at a time each way; the peer may be `ibv_rc_pingpong`, `ibv_uc_pingpong` or
-/// `ibv_ud_pingpong`.
+/// Exchange SENDs with a peer, one at a time each way on each queue pair; the peer may be `ibv_rc_pingpong`,
+/// `ibv_uc_pingpong`, `ibv_ud_pingpong` or `ibv_srq_pingpong`.
 ///
-/// Size, iterations and path MTU are not exchanged: give both sides the same.
+/// Size, iterations, path MTU and the number of queue pairs are not exchanged: give both sides the same.
 #[derive(Args, Clone)]
 pub struct PingpongArgs {
     #[command(flatten)]
@@ -78,7 +81,10 @@ pub struct PingpongArgs {
     /// Bytes of a message
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     size: u32,
-    /// Messages each way
+    /// Queue pairs that share the receive queue [with --service srq; default: 16]
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=many::PLACES as i64))]
+    qps: Option<u32>,
+    /// Messages each way, of all queue pairs together
     #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
     /// Receives kept posted
@@ -109,20 +115,59 @@ struct Side<'a> {
     interrupt: &'a Interrupt,
     context: Context,
     cq: Cq,
-    qp: Qp,
+    lanes: Vec<Lane>,
+    srq: Option<Srq>,
     /// The peer's queue pair, for datagrams.
     to: Option<Destination>,
     /// What is sent.
     out: Mr,
-    /// What arrives, all of it at the same place.
+    /// What arrives, in as many places as `places` says: receive n in number n modulo that.
     inn: Mr,
+    places: u64,
     mtu: Mtu,
     sent: u32,
     send_done: u32,
     received: u32,
-    posted: u32,
+    /// Receives that are not posted, of `depth`.
+    free: Vec<u64>,
+    depth: u32,
+    /// The first byte of the first message, which all others of a shared queue have throughout.
+    first: Option<u8>,
     /// Room to look at what arrived.
     seen: Vec<u8>,
+}
+
+/// One queue pair of the game.
+struct Lane {
+    qp: Qp,
+    /// Its last send is complete, and a message has come since: it may send.
+    send_done: bool,
+    heard: bool,
+}
+
+/// The work request of a send; those of receives are their numbers.
+const SEND: u64 = u64::MAX;
+
+impl PingpongArgs {
+    /// How many queue pairs there are, and how many receives.
+    fn numbers(&self) -> Result<(u32, u32), CliError> {
+        if self.service != Service::Srq {
+            return match self.qps {
+                None | Some(1) => Ok((1, self.rx_depth)),
+                Some(n) => Err(CliError::Usage(format!("{n} queue pairs are for --service srq"))),
+            };
+        }
+        let qps = self.qps.unwrap_or(16);
+        if self.rx_depth <= qps {
+            return Err(CliError::Usage(format!(
+                "{} receives do not last for {qps} queue pairs: give a larger --rx-depth, or fewer --qps",
+                self.rx_depth
+            )));
+        }
+        // To be checked each has to stay where it is, so each has a place of its own.
+        let depth = if self.check { self.rx_depth.min(4 * qps) } else { self.rx_depth };
+        Ok((qps, depth))
+    }
 }
 
 impl<'a> Side<'a> {
@@ -132,7 +177,8 @@ impl<'a> Side<'a> {
         interrupt: &'a Interrupt,
     ) -> Result<Side<'a>, CliError> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(args.rx_depth as usize + 16)?;
+        let (qps, depth) = args.numbers()?;
+        let cq = context.create_cq((depth + qps) as usize + 16)?;
         let size = args.size as usize;
         let active = context.query_port().active_mtu;
         if args.service == Service::Ud && size > active.bytes() {
@@ -141,50 +187,62 @@ impl<'a> Side<'a> {
                 active.bytes()
             )));
         }
+        let shared = args.service == Service::Srq;
+        let places = if shared && args.check { depth as usize } else { 1 };
         let (out, inn) = (
             pd.reg_mr(size, Access::LOCAL_READ)?,
-            pd.reg_mr(args.service.header() + size, Access::LOCAL_WRITE | Access::LOCAL_READ)?,
+            pd.reg_mr(places * (args.service.header() + size), Access::LOCAL_WRITE | Access::LOCAL_READ)?,
         );
         let mut fill = vec![FILL; size];
-        if args.check && args.oob.host.is_some() {
+        if args.check && args.oob.host.is_some() && !shared {
             fill.iter_mut().step_by(PAGE).for_each(|b| *b = 0);
         }
         out.write(0, &fill)?;
-        let qp = pd.create_qp(
-            &cq,
-            &cq,
-            &QpOptions {
-                qp_type: args.service.qp_type(),
-                send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
-                recv: RecvCaps { max_wr: args.rx_depth, max_sge: 1 },
-                ..QpOptions::default()
-            },
-        )?;
-        // As the stock program has it, if the link carries it.
-        let mtu = args.link.mtu.unwrap_or(Mtu::Mtu1024.min(active));
-        let (sent, send_done, received, posted) = (0, 0, 0, 0);
+        let recv = RecvCaps { max_wr: depth, max_sge: 1 };
+        let srq = if shared { Some(pd.create_srq(recv)?) } else { None };
+        let options = QpOptions {
+            qp_type: args.service.qp_type(),
+            send: SendCaps { max_wr: 16, max_sge: 1, max_inline: 0 },
+            recv,
+            ..QpOptions::default()
+        };
+        let lane = |_| {
+            let qp = match &srq {
+                Some(srq) => pd.create_qp_on_srq(&cq, &cq, srq, &options)?,
+                None => pd.create_qp(&cq, &cq, &options)?,
+            };
+            Ok(Lane { qp, send_done: true, heard: false })
+        };
+        let lanes = (0..qps).map(lane).collect::<Result<_, CliError>>()?;
         Ok(Side {
             args,
             interrupt,
             context: context.clone(),
             cq,
-            qp,
+            lanes,
+            srq,
             to: None,
             out,
             inn,
-            mtu,
-            sent,
-            send_done,
-            received,
-            posted,
+            places: places as u64,
+            // As the stock program has it, if the link carries it.
+            mtu: args.link.mtu.unwrap_or(Mtu::Mtu1024.min(active)),
+            sent: 0,
+            send_done: 0,
+            received: 0,
+            free: (0..depth.into()).collect(),
+            depth,
+            first: args.oob.host.is_some().then_some(FILL),
             seen: vec![0; if args.check { size } else { 0 }],
         })
     }
 
     fn run(mut self) -> Result<(), CliError> {
-        match self.args.service {
-            Service::Ud => self.qp.activate(QKEY)?,
-            _ => self.qp.to_init(Access::LOCAL_WRITE)?,
+        for lane in &self.lanes {
+            match self.args.service {
+                Service::Ud => lane.qp.activate(QKEY)?,
+                _ => lane.qp.to_init(Access::LOCAL_WRITE)?,
+            }
         }
         self.post_receives()?;
         let whom = format!("{} or urxe pingpong", self.args.service.stock());
@@ -195,7 +253,7 @@ impl<'a> Side<'a> {
         }
         let begin = Instant::now();
         if self.args.oob.host.is_some() {
-            self.send()?;
+            (0..self.lanes.len()).try_for_each(|lane| self.send(lane))?;
         }
         self.play()?;
         self.report(begin.elapsed());
@@ -204,119 +262,70 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    fn local(&self, peer: Option<Gid>) -> Result<(u8, pingpong::Destination), CliError> {
-        let (index, gid) = self.args.link.gid_for(&self.context, peer.map(Gid::ip))?;
-        let own = self.qp.endpoint();
-        let local = pingpong::Destination { lid: 0, qpn: own.qpn.get(), psn: own.psn.get(), gid: gid.0 };
-        println!("  local address:  {}", line(&local));
-        Ok((index, local))
-    }
-
-    fn connect(&mut self, sgid_index: u8, remote: &pingpong::Destination) -> Result<(), CliError> {
-        println!("  remote address: {}", line(remote));
-        if Gid(remote.gid).is_unset() {
-            return Err(CliError::Failed(format!(
-                "the peer announced no GID: start {} with -g and the index of its GID",
-                self.args.service.stock()
-            )));
-        }
-        if self.args.service == Service::Ud {
-            let av = AddressVector { sgid_index, ..AddressVector::to(Gid(remote.gid)) };
-            let handle = self.qp.pd().create_ah(&av)?;
-            self.to = Some(handle.to(Qpn::new(remote.qpn), QKEY));
-            return Ok(());
-        }
-        let peer = Endpoint { gid: Gid(remote.gid), qpn: Qpn::new(remote.qpn), psn: Psn::new(remote.psn) };
-        let options = ConnectOptions {
-            sgid_index: Some(sgid_index),
-            mtu: Some(self.mtu),
-            max_rd_atomic: 1,
-            max_dest_rd_atomic: 1,
-            timeout: AckTimeout::new(self.args.ack_timeout),
-            ..self.args.link.connect_options()
-        };
-        self.qp.to_rtr(&peer, &options)?;
-        Ok(self.qp.to_rts(&options)?)
-    }
-
-    fn client_handshake(&mut self, mut stream: TcpStream) -> Result<(), CliError> {
-        let (index, local) = self.local(None)?;
-        let sent = format!("our address ({})", line(&local));
-        let remote = pingpong::client(&mut stream, &local).map_err(|e| silent(&sent, e))?;
-        self.same_family(&local, &remote)?;
-        self.connect(index, &remote)
-    }
-
-    fn server_handshake(&mut self, stream: TcpStream) -> Result<(), CliError> {
-        let server = pingpong::Server::accept(stream).map_err(|e| silent("nothing", e))?;
-        let remote = *server.remote();
-        let (index, local) = self.local(Some(Gid(remote.gid)))?;
-        self.connect(index, &remote)?;
-        let sent = format!("our address ({})", line(&local));
-        server.reply(&local).map_err(|e| silent(&sent, e))?;
-        Ok(())
-    }
-
-    fn same_family(
-        &self,
-        local: &pingpong::Destination,
-        remote: &pingpong::Destination,
-    ) -> Result<(), CliError> {
-        let (ours, theirs) = (Gid(local.gid).ip(), Gid(remote.gid).ip());
-        if ours.is_ipv4() == theirs.is_ipv4() {
-            return Ok(());
-        }
-        Err(CliError::Failed(format!(
-            "our GID is {ours} and the peer's is {theirs}: both have to be of one IP version; choose with --gid here \
-             or -g there"
-        )))
-    }
-
     fn post_receives(&mut self) -> Result<(), CliError> {
-        let whole = [self.inn.sge(0..self.inn.len())];
-        while self.posted < self.args.rx_depth {
-            self.qp.post_recv(&RecvWr { wr_id: 1, sges: &whole })?;
-            self.posted += 1;
+        while let Some(wr_id) = self.free.pop() {
+            let start = self.place(wr_id);
+            let len = self.inn.len() / self.places as usize;
+            let whole = [self.inn.sge(start..start + len)];
+            let wr = RecvWr { wr_id, sges: &whole };
+            match &self.srq {
+                Some(srq) => srq.post_recv(&wr)?,
+                None => self.lanes[0].qp.post_recv(&wr)?,
+            }
         }
         Ok(())
     }
 
-    fn send(&mut self) -> Result<(), CliError> {
+    /// Where a receive begins.
+    fn place(&self, receive: u64) -> usize {
+        (receive % self.places) as usize * (self.inn.len() / self.places as usize)
+    }
+
+    fn send(&mut self, lane: usize) -> Result<(), CliError> {
         let all = [self.out.sge(0..self.out.len())];
-        self.qp.post_send(&SendWr { to: self.to, ..SendWr::send(2, &all) })?;
+        let lane = &mut self.lanes[lane];
+        lane.qp.post_send(&SendWr { to: self.to, ..SendWr::send(SEND, &all) })?;
+        (lane.send_done, lane.heard) = (false, false);
         self.sent += 1;
         Ok(())
     }
 
-    /// Until all have been sent and received. A message leaves when the last one is through and one has come.
+    /// Until all have been sent and received. A message leaves when the last one of its queue pair is through and one
+    /// has come; as in the stock program, those of several queue pairs may in the end be a few more than were asked
+    /// for.
     fn play(&mut self) -> Result<(), CliError> {
         let n = self.args.iters;
         let mut new = Vec::with_capacity(16);
         while self.send_done < n || self.received < n {
             self.wait(&mut new)?;
             for wc in &new {
-                self.complete(wc)?;
-            }
-            let answers = if self.args.oob.host.is_some() { self.received + 1 } else { self.received };
-            if self.sent < n && self.send_done == self.sent && self.sent < answers {
-                self.send()?;
+                let lane = self.complete(wc)?;
+                let Lane { send_done, heard, .. } = self.lanes[lane];
+                if send_done && heard && self.send_done < n {
+                    self.send(lane)?;
+                }
             }
         }
         Ok(())
     }
 
-    fn complete(&mut self, wc: &Completion) -> Result<(), CliError> {
+    /// Counts what ended; whose it was.
+    fn complete(&mut self, wc: &Completion) -> Result<usize, CliError> {
         if wc.status != WcStatus::Success {
-            let what = if wc.wr_id == 2 { "send" } else { "receive" };
-            let number = 1 + if wc.wr_id == 2 { self.send_done } else { self.received };
+            let what = if wc.wr_id == SEND { "send" } else { "receive" };
+            let number = 1 + if wc.wr_id == SEND { self.send_done } else { self.received };
             return Err(CliError::Failed(format!("{what} number {number} failed: {}", wc.status)));
         }
+        let lane = self.lanes.iter().position(|lane| lane.qp.qpn() == wc.qpn);
+        let lane = lane.ok_or_else(|| CliError::Failed(format!("a completion of QP {}", wc.qpn)))?;
         if wc.opcode != WcOpcode::Recv {
+            self.lanes[lane].send_done = true;
             self.send_done += 1;
-            return Ok(());
+            return Ok(lane);
         }
+        self.lanes[lane].heard = true;
         self.received += 1;
-        self.posted -= 1;
+        self.free.push(wc.wr_id);
         let len = wc.byte_len as usize - self.args.service.header().min(wc.byte_len as usize);
         if len != self.args.size as usize {
             return Err(CliError::Failed(format!(
@@ -325,28 +334,30 @@ impl<'a> Side<'a> {
             )));
         }
         if self.args.check {
-            self.check()?;
+            self.check(wc.wr_id)?;
         }
-        if self.posted <= 1 {
+        if self.depth as usize - self.free.len() <= self.lanes.len() {
             self.post_receives()?;
         }
-        Ok(())
+        Ok(lane)
     }
 
     /// What arrived is what the stock program sends; the server sends the same back from now on.
-    fn check(&mut self) -> Result<(), CliError> {
-        let start = self.args.service.header();
+    fn check(&mut self, receive: u64) -> Result<(), CliError> {
+        let start = self.place(receive) + self.args.service.header();
         self.inn.read(start, &mut self.seen)?;
-        let first = self.seen[0];
-        let bad =
-            self.seen.iter().enumerate().find(|(i, b)| {
-                **b != if i % PAGE == 0 { first } else { FILL } || first != FILL && first != 0
-            });
-        if let Some((i, b)) = bad {
-            let want = if i % PAGE == 0 { first } else { FILL };
+        // What has one queue pair marks its pages; what has many sends from where it receives.
+        let (first, page) = match self.args.service {
+            Service::Srq => (*self.first.get_or_insert(self.seen[0]), 1),
+            _ => (self.seen[0], PAGE),
+        };
+        let want = |i: usize| if i.is_multiple_of(page) { first } else { FILL };
+        let known = first == FILL || first == 0;
+        if let Some((i, b)) = self.seen.iter().enumerate().find(|(i, b)| **b != want(*i) || !known) {
             return Err(CliError::Failed(format!(
-                "message {} is wrong: byte {i} is {b:#04x}, it should be {want:#04x}",
-                self.received
+                "message {} is wrong: byte {i} is {b:#04x}, it should be {:#04x}",
+                self.received,
+                if known { want(i) } else { FILL }
             )));
         }
         if self.args.oob.host.is_none() && self.received == 1 {
@@ -410,9 +421,4 @@ impl<'a> Side<'a> {
             println!("all {} messages received are as they should be", self.received);
         }
     }
-}
-
-fn line(d: &pingpong::Destination) -> String {
-    let gid = std::net::Ipv6Addr::from(d.gid);
-    format!("LID 0x{:04x}, QPN 0x{:06x}, PSN 0x{:06x}, GID {gid}", d.lid, d.qpn, d.psn)
 }

@@ -1,7 +1,7 @@
 //! The out-of-band TCP handshakes of stock RDMA programs, so that the other end of a run can be the stock
 //! program on a kernel device.
 //!
-//! * [`pingpong`]: `ibv_rc_pingpong` of rdma-core.
+//! * [`pingpong`]: `ibv_rc_pingpong` of rdma-core and its like; [`pingpong::many`]: `ibv_srq_pingpong`.
 //! * [`perftest`]: `ib_write_bw`, `ib_read_bw`, `ib_send_bw`, `ib_atomic_bw`, `ib_write_lat`, `ib_send_lat`.
 //!
 //! Both parts consist of a codec (bytes to typed values and back, no I/O) and a driver over anything that is

@@ -34,6 +34,8 @@
 use super::{ExchangeError, Fields, in_range, read_message, write_message};
 use std::io::{Read, Write};
 
+pub mod many;
+
 /// The default TCP port of all the ping-pong examples.
 pub const PORT: u16 = 18515;
 
@@ -116,12 +118,17 @@ impl<S: Read + Write> Server<S> {
     /// Answers with this side's address, when its QP is ready to receive, and waits for the client's "done".
     pub fn reply(mut self, local: &Destination) -> Result<Destination, ExchangeError> {
         write_message(&mut self.stream, WHAT, &local.encode()?)?;
-        let done: [u8; DONE.len()] = read_message(&mut self.stream, WHAT_DONE)?;
-        if &done != DONE {
-            return Err(ExchangeError::garbled(WHAT_DONE, "not \"done\"", &done));
-        }
+        hear_done(&mut self.stream)?;
         Ok(self.remote)
     }
+}
+
+fn hear_done(stream: &mut impl Read) -> Result<(), ExchangeError> {
+    let done: [u8; DONE.len()] = read_message(stream, WHAT_DONE)?;
+    if &done != DONE {
+        return Err(ExchangeError::garbled(WHAT_DONE, "not \"done\"", &done));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

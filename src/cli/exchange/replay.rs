@@ -10,14 +10,17 @@ pub(super) enum Side {
     Server,
 }
 
-/// A recording: lines of `C` or `S` and the bytes, with `\xNN` for those that do not print; `end` for the end.
+/// A recording: lines of `C` or `S` and the bytes, with `\xNN` for those that do not print; `N*` before a message that is
+/// said N times; `end` for the end.
 pub(super) fn recording(text: &str) -> Vec<(Side, Vec<u8>)> {
     let mut out = Vec::new();
     for line in text.lines().filter(|l| !l.starts_with('#')) {
         let (side, message) = line.split_once(' ').expect("two columns");
         let side = if side == "C" { Side::Client } else { Side::Server };
         if message != "end" {
-            out.push((side, unescape(message)));
+            let times = message.split_once('*').and_then(|(n, m)| Some((n.parse().ok()?, m)));
+            let (n, message) = times.unwrap_or((1, message));
+            out.extend(std::iter::repeat_n((side, unescape(message)), n));
         }
     }
     out

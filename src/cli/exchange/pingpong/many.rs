@@ -1,0 +1,82 @@
+//! The handshake of `ibv_srq_pingpong` (rdma-core 44): the addresses of many queue pairs.
+//!
+//! # On the wire
+//! As with the other ping-pong programs, but each side sends [`PLACES`] addresses one after the other, however many
+//! queue pairs it has: those of its own first, in order, then zeros. The client's first is to be connected with the
+//! server's first, and so on. The client ends with the same `done`.
+//!
+//! # The run
+//! Both sides need the same number of queue pairs (`-q`, 16), which is not exchanged; all of a side's take their
+//! receives from one queue. The client starts on each of them. A side sends anew on a queue pair when its last SEND
+//! there and a receive from there have completed, as long as it has completed fewer than `-n` SENDs over all; it is
+//! done when it has completed that many SENDs and receives. So up to a message a queue pair more than `-n` may go
+//! out. Receives are posted anew when no more than one a queue pair is left. The buffer of zeros that the program
+//! sends from is the one that it receives into.
+
+use super::super::{ExchangeError, in_range, read_message, write_message};
+use super::{DONE, Destination, WHAT, WHAT_DONE};
+use std::io::{Read, Write};
+
+/// Addresses that each side sends.
+pub const PLACES: usize = 256;
+
+/// What is in the places without a queue pair.
+const NOBODY: Destination = Destination { lid: 0, qpn: 0, psn: 0, gid: [0; 16] };
+
+fn tell(stream: &mut impl Write, local: &[Destination]) -> Result<(), ExchangeError> {
+    in_range("number of QPs", local.len() as u64, 1, PLACES as u64)?;
+    let all = local.iter().chain(std::iter::repeat(&NOBODY)).take(PLACES);
+    all.into_iter().try_for_each(|d| write_message(stream, WHAT, &d.encode()?))
+}
+
+/// The addresses up to the first place without one.
+fn hear(stream: &mut impl Read) -> Result<Vec<Destination>, ExchangeError> {
+    let mut all = Vec::with_capacity(PLACES);
+    for _ in 0..PLACES {
+        all.push(Destination::parse(&read_message(stream, WHAT)?)?);
+    }
+    let count = all.iter().position(|d| d.qpn == 0).unwrap_or(PLACES);
+    all.truncate(count);
+    Ok(all)
+}
+
+/// The client's whole handshake: the addresses of the server's queue pairs.
+pub fn client<S: Read + Write>(
+    stream: &mut S,
+    local: &[Destination],
+) -> Result<Vec<Destination>, ExchangeError> {
+    tell(stream, local)?;
+    let remote = hear(stream)?;
+    write_message(stream, WHAT_DONE, DONE)?;
+    Ok(remote)
+}
+
+/// The server's side, half way through the handshake.
+#[derive(Debug)]
+pub struct Server<S> {
+    stream: S,
+    remote: Vec<Destination>,
+}
+
+impl<S: Read + Write> Server<S> {
+    /// Takes the client's addresses. The caller then connects its queue pairs to them and calls [`Self::reply`].
+    pub fn accept(mut stream: S) -> Result<Self, ExchangeError> {
+        let remote = hear(&mut stream)?;
+        Ok(Self { stream, remote })
+    }
+
+    /// The client's addresses.
+    pub fn remote(&self) -> &[Destination] {
+        &self.remote
+    }
+
+    /// Answers with this side's addresses, when its queue pairs are ready to receive, and waits for the client's
+    /// "done".
+    pub fn reply(mut self, local: &[Destination]) -> Result<(), ExchangeError> {
+        tell(&mut self.stream, local)?;
+        super::hear_done(&mut self.stream)
+    }
+}
+
+#[cfg(test)]
+mod tests;
