@@ -158,7 +158,9 @@ fn our_own_packets_are_as_they_were() {
             for (frame, roce) in &is {
                 *seen.entry(replay(frame, roce).0).or_default() += 1;
                 let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
-                assert!(packet.row().payload.allows(packet.payload().len(), own::mtu(packet.row().transport)));
+                assert!(
+                    packet.row().payload.allows(packet.payload().len(), own::mtu(packet.row().transport))
+                );
                 if let Some(Syndrome::Ack { credits: n }) = packet.aeth().map(|a| a.syndrome) {
                     credits.insert(n);
                 }
