@@ -115,6 +115,11 @@ fn pingpong_with_itself() {
     assert!(out.contains("819200 bytes in") && out.contains("100 iters in"), "{out}");
     let out = pair(73, "pingpong -n 3 -s 1000000 --mtu 256", "pingpong -n 3 -s 1000000 --mtu 256 -c");
     assert!(out.contains("all 3 messages received are as they should be"), "{out}");
+    let both = "pingpong --service srq -n 500 -q 20 -r 100 -s 3000 -c";
+    let out = pair(73, both, both);
+    assert_eq!(out.matches("remote address").count(), 20, "{out}");
+    // As with the stock program, a queue pair more or less may have sent once more in the end.
+    assert!(out.contains("500 iters in") && out.contains("received are as they should be"), "{out}");
 }
 
 #[test]
@@ -122,6 +127,11 @@ fn what_is_wrong_is_said_in_a_line() {
     let port = free_port();
     for (args, words) in [
         (format!("pingpong --link udp:127.0.74.1 -p {port} 127.0.0.1"), "start the server there first"),
+        ("pingpong --link udp:127.0.74.1 -q 2 127.0.0.1".into(), "2 queue pairs are for --service srq"),
+        (
+            "pingpong --service srq -r 16 --link udp:127.0.74.1 127.0.0.1".into(),
+            "16 receives do not last for 16 queue pairs",
+        ),
         ("perf --link udp:127.0.74.1 127.0.0.1".into(), "invalid value"),
         ("perf atomic -s 16 --link fabric".into(), "atomics are of 8 bytes"),
         ("perf write --lat -q 2 --link fabric".into(), "one queue pair"),

@@ -114,6 +114,41 @@ fn every_capture_replays_to_the_same_bytes() {
     assert!(missing.is_empty(), "no capture has {missing:?}");
 }
 
+/// What rxe and urxe said to each other: rxe is host 1.
+#[test]
+fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
+    let mixed = directory().join("mixed");
+    let readme = fs::read_to_string(mixed.join("README.md")).unwrap();
+    let mut seen: BTreeMap<(bool, u8), usize> = BTreeMap::new();
+    let (mut files, mut rnr) = (0, [0, 0]);
+    for path in fs::read_dir(&mixed).unwrap().map(|e| e.unwrap().path()) {
+        if path.extension().is_none_or(|e| e != "pcapng") {
+            continue;
+        }
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(readme.contains(&format!("\n## {name}\n")), "{name} is not in the README");
+        files += 1;
+        for (frame, roce) in own_packets(&fs::read(&path).unwrap()) {
+            let opcode = replay(&frame, &roce);
+            let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
+            assert!(packet.row().payload.allows(packet.payload().len(), 1024), "{name}: {opcode}");
+            let rxe = matches!(roce.flow.src.to_string().as_str(), "10.77.0.1" | "fd77::1");
+            *seen.entry((rxe, opcode.0)).or_default() += 1;
+            if let Some(Syndrome::RnrNak(_)) = packet.aeth().map(|a| a.syndrome) {
+                rnr[usize::from(rxe)] += 1;
+            }
+        }
+    }
+    assert!(files >= 4, "only {files} captures");
+    // SEND with invalidate and what goes through windows, by either side; shared queues that are empty.
+    for opcode in [0x04, 0x06, 0x0a, 0x0c, 0x13, 0x14, 0x16, 0x17] {
+        for rxe in [false, true] {
+            assert!(seen.contains_key(&(rxe, opcode)), "no capture has {} by rxe: {rxe}", Opcode(opcode));
+        }
+    }
+    assert!(rnr[0] > 0 && rnr[1] > 0, "{rnr:?}");
+}
+
 /// The packets of a capture of ours, which has no Ethernet headers, each with one.
 fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
     let mut reader = PcapNgReader::new(bytes).unwrap();

@@ -645,7 +645,7 @@ Recorded by `tests/guest/record` (`tests/guest/record.rs`) between two guests wi
 perftest; `tests/guest/README.md` has the commands of `vsh` that are used here. a is 10.77.0.1, fd77::1,
 MAC 52:54:00:77:00:01; b is 10.77.0.2, fd77::2, MAC 52:54:00:77:00:02. Link type Ethernet, whole frames without FCS,
 nanoseconds, only RoCEv2. Frames that the wire lost are in the file all the same: they were sent and did not arrive.
-Every ICRC is right (`tests/guest/icrc.py pcaps/*.pcap`).
+Every ICRC is right (`tests/guest/icrc.py pcaps/*.pcap`). `mixed/` has captures of rxe and urxe, `own/` of urxe alone.
 ";
 
 fn main() -> Result<()> {

@@ -1,0 +1,243 @@
+//! Records captures of rxe and urxe with one guest: `tests/guest/record mixed`. What rxe does with memory windows,
+//! SEND with invalidate and shared receive queues, as requester and as responder.
+
+#[path = "../support/guest.rs"]
+mod guest;
+#[path = "../support/peer.rs"]
+mod peer;
+
+use peer::{How, Ip, SOON, Shell, Side, Site, Via, words};
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::verbs::*;
+
+/// One scenario under way: rxe has a shell with QP `q`, urxe a QP connected with it. Path MTU 1024.
+struct Run<'a> {
+    site: &'a Site,
+    ip: Ip,
+    side: Side,
+    shell: Shell,
+    qp: Qp,
+    log: Vec<String>,
+}
+
+impl Run<'_> {
+    /// A command of rxe's shell.
+    fn rxe(&mut self, line: &str) -> guest::Reply {
+        self.log.push(format!("rxe: {line}"));
+        self.shell.vsh.cmd(line).unwrap()
+    }
+
+    /// The statuses of as many completions of rxe's.
+    fn rxe_ends(&mut self, statuses: &[&str]) {
+        let got = self.shell.vsh.poll(statuses.len(), SOON).unwrap();
+        assert_eq!(got.iter().map(|wc| wc.status.as_str()).collect::<Vec<_>>(), statuses);
+        self.log.push(format!("rxe: poll: {}", statuses.join(" ")));
+    }
+
+    fn urxe(&mut self, what: &str, wr: &SendWr<'_>) {
+        self.log.push(format!("urxe: {what}"));
+        self.qp.post_send(wr).unwrap();
+    }
+
+    fn urxe_ends(&mut self, statuses: &[WcStatus]) {
+        let got: Vec<_> = self.side.poll(statuses.len(), SOON).iter().map(|wc| wc.status).collect();
+        assert_eq!(got, statuses);
+        let names: Vec<_> = statuses.iter().map(|s| format!("{s:?}")).collect();
+        self.log.push(format!("urxe: poll: {}", names.join(" ")));
+    }
+
+    /// A work request of urxe's that succeeds.
+    fn urxe_does(&mut self, what: &str, wr: &SendWr<'_>) {
+        self.urxe(what, wr);
+        self.urxe_ends(&[WcStatus::Success]);
+    }
+
+    fn urxe_receives(&mut self) {
+        self.log.push("urxe: recv".into());
+        self.qp.post_recv(&RecvWr { wr_id: 9, sges: &[self.side.mr.sge(16384..32768)] }).unwrap();
+    }
+}
+
+struct Scenario {
+    name: &'static str,
+    about: &'static str,
+    ip: Ip,
+    run: fn(&mut Run<'_>),
+}
+
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "mw_at_rxe",
+        about: "Memory windows of both types bound at rxe: WRITE, READ, FETCH ADD and COMPARE SWAP through them; SEND WITH \
+                INVALIDATE of the second one, Only and Last; then its old key: NAK remote access error",
+        ip: Ip::V4,
+        run: windows_at_rxe,
+    },
+    Scenario {
+        name: "mw_at_urxe",
+        about: "The same bound at urxe: all of rxe's requests, with SEND WITH INVALIDATE",
+        ip: Ip::Ula,
+        run: windows_at_urxe,
+    },
+    Scenario {
+        name: "srq_at_rxe",
+        about: "Three QPs of rxe on one shared receive queue of three; a fourth SEND: RNR NAKs until there is a receive",
+        ip: Ip::Ula,
+        run: shared_at_rxe,
+    },
+    Scenario {
+        name: "srq_at_urxe",
+        about: "Three QPs of urxe on one shared receive queue of three; a fourth SEND: RNR NAKs until there is a receive",
+        ip: Ip::V4,
+        run: shared_at_urxe,
+    },
+];
+
+fn windows_at_rxe(r: &mut Run<'_>) {
+    let x = r.rxe("mr x 8192 access=lwrab").num("addr");
+    for kind in [1, 2] {
+        r.rxe(&format!("mw w{kind} {kind}"));
+        for len in [101, 3000] {
+            let rkey = r.rxe(&format!("bind q w{kind} x 1024 4096")).num("rkey") as u32;
+            r.rxe_ends(&["SUCCESS"]);
+            let at = RemoteAddr { va: x + 1024, rkey: RKey(rkey) };
+            let (sges, word) = ([r.side.mr.sge(0..len)], [r.side.mr.sge(0..8)]);
+            r.urxe_does(&format!("write {len}"), &SendWr::write(1, &sges, at));
+            r.urxe_does(&format!("read {len}"), &SendWr::read(2, &sges, at));
+            r.urxe_does("fadd", &SendWr::fetch_add(3, &word, at, 5));
+            r.urxe_does("cswap", &SendWr::compare_swap(4, &word, at, 0, 7));
+            if kind == 2 {
+                r.rxe("recv q m 0 8192");
+                r.urxe_does(&format!("sendinv {len}"), &SendWr::send_with_inv(5, &sges, at.rkey));
+                r.rxe_ends(&["SUCCESS"]);
+            }
+            if (kind, len) == (2, 3000) {
+                r.urxe("write 8", &SendWr::write(6, &word, at));
+                r.urxe_ends(&[WcStatus::RemAccessErr]);
+            }
+        }
+    }
+}
+
+fn windows_at_urxe(r: &mut Run<'_>) {
+    let x = r.side.pd.reg_mr(8192, Access::ALL | Access::MW_BIND).unwrap();
+    let (region, addr, len) = (x.lkey(), x.addr() + 1024, 4096);
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let first = r.side.pd.alloc_mw(WindowKind::Type1).unwrap();
+    let second = r.side.pd.alloc_mw(WindowKind::Type2B).unwrap();
+    for kind in [1, 2] {
+        for n in [101, 3000] {
+            r.log.push(format!("urxe: bind, type {kind}"));
+            let bind = Bind { rkey: second.rkey(), region, addr, len, access };
+            let rkey = if kind == 1 {
+                r.qp.bind_mw(&first, 1, &bind, SendFlags::SIGNALED).unwrap()
+            } else {
+                let rkey = second.next_rkey();
+                r.qp.post_send(&SendWr::bind_mw(1, Bind { rkey, ..bind })).unwrap();
+                rkey
+            };
+            r.urxe_ends(&[WcStatus::Success]);
+            let to = words(RemoteAddr { va: addr, rkey });
+            for line in [
+                format!("write q m 0 {n} {to}"),
+                format!("read q m 0 {n} {to}"),
+                format!("fadd q m 0 {to} add=5"),
+                format!("cswap q m 0 {to} cmp=0 swap=7"),
+            ] {
+                r.rxe(&line);
+                r.rxe_ends(&["SUCCESS"]);
+            }
+            if kind == 2 {
+                r.urxe_receives();
+                r.rxe(&format!("sendinv q m 0 {n} rkey={:#x}", rkey.0));
+                r.rxe_ends(&["SUCCESS"]);
+                r.urxe_ends(&[WcStatus::Success]);
+            }
+            if (kind, n) == (2, 3000) {
+                r.rxe(&format!("write q m 0 8 {to}"));
+                r.rxe_ends(&["REM_ACCESS_ERR"]);
+            }
+        }
+    }
+}
+
+/// How long the RNR NAKs go on; their timer is 40.96 ms (code 24).
+const NOT_READY: Duration = Duration::from_millis(60);
+
+fn shared_at_rxe(r: &mut Run<'_>) {
+    r.rxe("srq s");
+    let how = How { their_qp: "srq=s".into(), theirs: "rnr=24".into(), ..How::new(r.ip, 1024) };
+    let qps = [0, 1, 2].map(|i| {
+        r.log.push(format!("rxe: qp q{i} rc srq=s"));
+        r.site.connect_named(&r.side, &mut r.shell, &format!("q{i}"), &how)
+    });
+    (0..3).for_each(|_| drop(r.rxe("recv s m 0 8192")));
+    for i in [2, 0, 1, 2] {
+        let len = 100 + 500 * i;
+        r.log.push(format!("urxe: send {len}, QP {i}"));
+        qps[i].post_send(&SendWr::send(1, &[r.side.mr.sge(0..len)])).unwrap();
+        std::thread::sleep(NOT_READY);
+    }
+    r.rxe("recv s m 0 8192");
+    r.urxe_ends(&[WcStatus::Success; 4]);
+    r.rxe_ends(&["SUCCESS"; 4]);
+}
+
+fn shared_at_urxe(r: &mut Run<'_>) {
+    let srq = r.side.pd.create_srq(RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
+    let mut how = How::new(r.ip, 1024);
+    how.ours.min_rnr_timer = RnrTimer::new(24);
+    let qps = [0, 1, 2].map(|i| {
+        r.log.push(format!("rxe: qp q{i} rc"));
+        let cq = &r.side.cq;
+        let qp = r.side.pd.create_qp_on_srq(cq, cq, &srq, &QpOptions::default()).unwrap();
+        r.site.connect_qp(&r.side, &mut r.shell, &format!("q{i}"), &how, qp)
+    });
+    let receive = || srq.post_recv(&RecvWr { wr_id: 1, sges: &[r.side.mr.sge(0..8192)] }).unwrap();
+    (0..3).for_each(|_| receive());
+    let mut log = vec!["urxe: recv, 3 times".into()];
+    for i in [2, 0, 1, 2] {
+        log.push(format!("rxe: send q{i} m 0 {}", 100 + 500 * i));
+        r.shell.vsh.cmd(&log[log.len() - 1]["rxe: ".len()..]).unwrap();
+        std::thread::sleep(NOT_READY);
+    }
+    receive();
+    log.push("urxe: recv".into());
+    r.log.extend(log);
+    r.urxe_ends(&[WcStatus::Success; 4]);
+    r.rxe_ends(&["SUCCESS"; 4]);
+    drop(qps);
+}
+
+const HEAD: &str = "# Captures of rxe and urxe
+
+Recorded by `tests/guest/record mixed` (`tests/guest/record_mixed.rs`) with one guest, as urxe sees them: pcapng, link type
+RAW, path MTU 1024. rxe is 10.77.0.1, fd77::1; urxe is 10.77.0.2, fd77::2. `tests/guest/README.md` has the commands of `vsh`.
+";
+
+fn main() {
+    let dir = std::env::args().nth(1).expect("usage: record-mixed DIRECTORY");
+    let dir = Path::new(&dir);
+    let site = Site::start(Via::Dgram);
+    let release = site.guest.check("uname -r", SOON).unwrap().stdout;
+    let mut readme = format!("{HEAD}\nrxe of Linux {}.\n", release.trim());
+    for s in SCENARIOS {
+        let file = dir.join(format!("{}.pcapng", s.name));
+        let capture = CaptureFile::create(&file, Timestamps::Wall).unwrap();
+        let side = site.open_wrapped(s.ip, |link| Box::new(capture.capture(link, "urxe")));
+        let mut shell = site.shell(65536);
+        let qp = site.connect(&side, &mut shell, &How::new(s.ip, 1024));
+        let mut run = Run { site: &site, ip: s.ip, side, shell, qp, log: Vec::new() };
+        (s.run)(&mut run);
+        std::thread::sleep(Duration::from_millis(100)); // for late answers
+        let log = std::mem::take(&mut run.log);
+        drop(run);
+        capture.flush().unwrap();
+        println!("{}: {} bytes", s.name, std::fs::metadata(&file).unwrap().len());
+        write!(readme, "\n## {}.pcapng\n\n{}.\n\n    {}\n", s.name, s.about, log.join("\n    ")).unwrap();
+    }
+    std::fs::write(dir.join("README.md"), readme).unwrap();
+}
