@@ -132,6 +132,10 @@ fn what_is_wrong_is_said_in_a_line() {
             "pingpong --service srq -r 16 --link udp:127.0.74.1 127.0.0.1".into(),
             "16 receives do not last for 16 queue pairs",
         ),
+        (
+            "pingpong --service srq -c -s 1000000000 --link udp:127.0.74.1 127.0.0.1".into(),
+            "64 receives of 1000000000 bytes are too many to check",
+        ),
         ("perf --link udp:127.0.74.1 127.0.0.1".into(), "invalid value"),
         ("perf atomic -s 16 --link fabric".into(), "atomics are of 8 bytes"),
         ("perf write --lat -q 2 --link fabric".into(), "one queue pair"),

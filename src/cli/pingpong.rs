@@ -27,6 +27,9 @@ const LINGER: Duration = Duration::from_millis(250);
 /// A message that is quicker than this is waited for by polling.
 const SPIN: Duration = Duration::from_micros(100);
 
+/// Bytes of memory that receives of a shared queue may take, to be checked.
+const MOST_CHECKED: u64 = 4 << 30;
+
 /// The queue key of the stock `ibv_ud_pingpong`.
 const QKEY: QKey = QKey(0x1111_1111);
 
@@ -164,8 +167,17 @@ impl PingpongArgs {
                 self.rx_depth
             )));
         }
+        if !self.check {
+            return Ok((qps, self.rx_depth));
+        }
         // To be checked each has to stay where it is, so each has a place of its own.
-        let depth = if self.check { self.rx_depth.min(4 * qps) } else { self.rx_depth };
+        let depth = self.rx_depth.min(4 * qps);
+        if u64::from(depth) * u64::from(self.size) > MOST_CHECKED {
+            return Err(CliError::Usage(format!(
+                "{depth} receives of {} bytes are too many to check: give a smaller --size, fewer --qps, or no --check",
+                self.size
+            )));
+        }
         Ok((qps, depth))
     }
 }

@@ -31,7 +31,7 @@ fn a_peer_that_stops_anywhere_is_an_error() {
     assert_eq!(all.len(), PLACES * DESTINATION_LEN + DONE.len());
     let local = destinations(Side::Server);
     // Every place of the first and last addresses and of what follows, some of the rest.
-    let near = |n: &usize| *n < 110 || *n > all.len() - 110 || n % 97 == 0;
+    let near = |n: &usize| *n < 110 || *n > all.len() - 110 || n.is_multiple_of(97);
     for n in (0..all.len()).filter(near) {
         let run = |p| Server::accept(p).and_then(|s| s.reply(&local));
         let e = run(Parrot::closing(&all[..n])).unwrap_err();
@@ -40,7 +40,7 @@ fn a_peer_that_stops_anywhere_is_an_error() {
         assert!(matches!(e, ExchangeError::TimedOut { .. }), "{n}: {e}");
     }
     let all = said(RECORDED, Side::Server);
-    for n in (0..all.len()).filter(|n| n % 97 == 0) {
+    for n in (0..all.len()).filter(|n| n.is_multiple_of(97)) {
         let e = client(&mut Parrot::closing(&all[..n]), &local).unwrap_err();
         assert!(matches!(e, ExchangeError::Closed { got, .. } if got == n % DESTINATION_LEN), "{n}: {e}");
     }
