@@ -371,8 +371,8 @@ fn ask_rxe(p: &mut Pair<'_>, case: &Case) -> Seen {
     Seen { requester, responder, states, untouched: memory.iter().all(|b| *b == 0) }
 }
 
-/// The case with rxe as requester: the region is urxe's.
-fn ask_urxe(p: &mut Pair<'_>, case: &Case) -> Seen {
+/// The case with rxe as requester: the region is urxe's. And urxe's events, which go with the QP.
+fn ask_urxe(p: &mut Pair<'_>, case: &Case) -> (Seen, Vec<AsyncEvent>) {
     let other = p.side.context.alloc_pd().unwrap();
     let mut options = patient();
     let x = match case.wrong {
@@ -418,7 +418,9 @@ fn ask_urxe(p: &mut Pair<'_>, case: &Case) -> Seen {
         _ => p.side.poll(1, SOON).iter().map(|wc| (wc.wr_id, name(wc.status).into())).collect(),
     };
     let states = [p.shell.state("q"), qp.state().to_string()];
-    Seen { requester, responder, states, untouched: x.to_vec().iter().all(|b| *b == 0) }
+    let events = std::iter::from_fn(|| p.side.context.next_event());
+    let events = events.filter(|e| !matches!(e, AsyncEvent::CommunicationEstablished(_))).collect();
+    (Seen { requester, responder, states, untouched: x.to_vec().iter().all(|b| *b == 0) }, events)
 }
 
 #[test]
@@ -461,7 +463,7 @@ fn refusals() {
 /// One case with urxe (0) or rxe (1) as requester: what was seen, and what of it is wrong.
 fn refusal(p: &mut Pair<'_>, case: &Case, requester: usize) -> (Seen, Vec<String>) {
     let before = p.side.counters();
-    let seen = if requester == 0 { ask_rxe(p, case) } else { ask_urxe(p, case) };
+    let (seen, events) = if requester == 0 { (ask_rxe(p, case), vec![]) } else { ask_urxe(p, case) };
     let good = case.wrong == Wrong::Nothing;
     let (state, second) = if good { ("RTS", "SUCCESS") } else { ("ERR", "WR_FLUSH_ERR") };
     let want = Seen {
@@ -480,9 +482,6 @@ fn refusal(p: &mut Pair<'_>, case: &Case, requester: usize) -> (Seen, Vec<String
         if refusals(&c) != refusals(&before) + 1 {
             wrong.push(format!("refusals not counted: {c:?}"));
         }
-        let events: Vec<_> = std::iter::from_fn(|| p.side.context.next_event())
-            .filter(|e| !matches!(e, AsyncEvent::CommunicationEstablished(_)))
-            .collect();
         let wants_event = case.status[1] == "REM_ACCESS_ERR" || case.receive[1] == "WR_FLUSH_ERR";
         if events.len() != usize::from(wants_event) {
             wrong.push(format!("events {events:?}"));
