@@ -153,6 +153,11 @@ pub trait Link: Send {
     /// Readable when there may be something to receive. `None` where whoever sends also wakes the receiver.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// The same for what comes to groups, if that is not on [`poll_fd`](Self::poll_fd); the descriptor stays the same.
+    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// Whether its port carries packets: the cable is plugged in, the interface is up.
     fn is_up(&mut self) -> bool {
         true
@@ -191,6 +196,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
     }
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         (**self).poll_fd()
+    }
+
+    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).group_fd()
     }
     fn is_up(&mut self) -> bool {
         (**self).is_up()

@@ -15,6 +15,7 @@ pub(super) struct Grant {
 
 impl Grant {
     /// Host address of the `len` bytes named `va`, if all are inside.
+    #[inline]
     pub fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {
         let room = |offset| self.len.checked_sub(offset);
         match va.checked_sub(self.iova) {
@@ -27,6 +28,7 @@ impl Grant {
     }
 
     /// Whether all of `needed` is allowed.
+    #[inline]
     pub fn permit(&self, key: u32, needed: Access) -> Result<(), AccessError> {
         if self.access.allows(needed) {
             Ok(())

@@ -371,6 +371,19 @@ impl Table {
         }
     }
 
+    /// The region under a key, if it is a plain one of the domain: nearly always, so this comes first.
+    #[inline]
+    fn plain(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
+        match self.slots.get(lkey.index() as usize) {
+            Some(Slot { generation, entry: Some(Entry::Region(r)) })
+                if *generation == lkey.generation() && r.pd == by.pd =>
+            {
+                Some(r)
+            }
+            _ => None,
+        }
+    }
+
     /// What is registered under a key of a region, and whether it is implicit.
     fn region(&self, lkey: LKey, by: Accessor) -> Result<(Grant, bool), AccessError> {
         let key = lkey.0;
@@ -402,6 +415,22 @@ impl Table {
         if len == 0 {
             return Ok(HostSlice::EMPTY);
         }
+        if let Some(region) = self.plain(lkey, by) {
+            return slice(&region.grant, region.implicit, lkey.0, addr, len.into(), needed);
+        }
+        self.local_otherwise(by, lkey, addr, len, needed)
+    }
+
+    /// The bytes of an element that is not of a plain region of the domain.
+    #[cold]
+    fn local_otherwise(
+        &self,
+        by: Accessor,
+        lkey: LKey,
+        addr: u64,
+        len: u32,
+        needed: Access,
+    ) -> Result<HostSlice, AccessError> {
         if let (Some((slot, Entry::Null(pd))), Some(null)) = (self.entry(lkey), &self.null)
             && slot.generation == lkey.generation()
             && *pd == by.pd
@@ -434,6 +463,9 @@ impl Table {
     ) -> Result<HostSlice, AccessError> {
         if len == 0 {
             return Ok(HostSlice::EMPTY);
+        }
+        if let Some(region) = self.plain(LKey(rkey.0), by) {
+            return slice(&region.grant, region.implicit, rkey.0, va, len.into(), needed);
         }
         let (grant, implicit) = self.open_to_peers(rkey, by)?;
         slice(&grant, implicit, rkey.0, va, len.into(), needed)
@@ -469,6 +501,7 @@ impl Table {
 }
 
 /// The bytes of a part of a grant: range, then permission, then, where that may change, whether they are mapped.
+#[inline]
 fn slice(
     grant: &Grant,
     implicit: bool,

@@ -220,7 +220,12 @@ impl Nic {
         qpn: Qpn,
         wr: &SendWr<'_>,
     ) -> Result<Result<(), PostError>, UnknownQp> {
-        Ok(self.post_send_all(now, qpn, std::iter::once(*wr))?.map_err(|e| e.error))
+        let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
+        let port = &self.config.port;
+        let result = entry.qp.post_send(wr, |av, src, dst| port.flow(av, src, dst), &mut self.state.out);
+        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.schedule.touch(entry);
+        Ok(result)
     }
 
     /// Posts send work requests, all or none.

@@ -60,6 +60,8 @@ pub(super) struct Shard {
     stopping: AtomicBool,
     /// A duplicate of the link's descriptor, to sleep on without the lock.
     link_fd: Option<OwnedFd>,
+    /// The same of what comes to groups.
+    group_fd: Option<OwnedFd>,
     /// The same of its port's state; whoever runs the background thread takes it.
     state_fd: Mutex<Option<OwnedFd>>,
 }
@@ -161,6 +163,7 @@ impl Shard {
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
         let link_fd = link.poll_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+        let group_fd = link.group_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let state_fd = link.state_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let tx = TxQueue::new(link.info().burst);
         Ok(Shard {
@@ -174,6 +177,7 @@ impl Shard {
             wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
             stopping: AtomicBool::new(false),
             link_fd,
+            group_fd,
             state_fd: Mutex::new(state_fd),
         })
     }
@@ -402,7 +406,8 @@ impl Shard {
         let wake = self.wake.as_fd();
         let state = state_fd.as_ref().map_or(wake, AsFd::as_fd);
         let link = self.link_fd.as_ref().filter(|_| watch).map_or(wake, AsFd::as_fd);
-        let mut fds = [wake, state, link].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        let groups = self.group_fd.as_ref().filter(|_| watch).map_or(wake, AsFd::as_fd);
+        let mut fds = [wake, state, link, groups].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         let result = ppoll(&mut fds, timeout, None);
         let news = fds[1].any() == Some(true);
         self.sleeping_until.store(0, Ordering::SeqCst);

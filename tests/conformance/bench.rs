@@ -350,6 +350,13 @@ impl Bench {
         assert_eq!(poll(&self.recv_cq), expected, "receive completions");
     }
 
+    /// The kinds of the send completions that there are, whatever became of them.
+    pub fn sent_kinds(&self) -> Vec<WcOpcode> {
+        let mut out = Vec::new();
+        self.send_cq.poll(usize::MAX, &mut out).expect("no overflow");
+        out.iter().map(|c| c.opcode).collect()
+    }
+
     /// The one receive completion that there is, as it is.
     pub fn raw_recv(&mut self) -> Completion {
         let mut out = Vec::new();

@@ -55,6 +55,20 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 8), bad(2, WcStatus::RemInvReqErr)]);
     }
 
+    what_fails_says_what_it_was => "req.flush" {
+        let kinds = [WcOpcode::RdmaWrite, WcOpcode::RdmaRead, WcOpcode::Send, WcOpcode::RdmaWrite];
+        let mut b = Bench::new();
+        b.post(1, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 1);
+        b.post(2, READ, 0, 1);
+        b.post(3, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 3);
+        b.peer(&[nak(SQ, 0, NakCode::RemoteAccessError)]);
+        b.post(4, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 1);
+        assert_eq!(b.sent_kinds(), kinds);
+        b.recv(5, 0, 1);
+        assert_eq!(b.raw_recv().opcode, WcOpcode::Recv);
+    }
+
     flush_completes_unsignaled_ones_too => "req.flush" {
         let mut b = Bench::new();
         let sge = [b.mr.sge(0, 1)];

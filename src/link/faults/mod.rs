@@ -392,6 +392,10 @@ impl<L: Link> Link for Faults<L> {
         self.inner.poll_fd()
     }
 
+    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.group_fd()
+    }
+
     fn is_up(&mut self) -> bool {
         self.inner.is_up()
     }

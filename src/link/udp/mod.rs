@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub use owner::PortOwner;
 
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
 use super::watch::Watch;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
@@ -112,7 +112,8 @@ pub struct UdpLink {
     sender: Sender,
     receiver: Receiver,
     groups: Groups,
-    /// Watches the socket and those of the groups, so that what others poll on never changes.
+    /// Watches the sockets of the groups, so that what others poll on never changes. Not the link's own: a watcher
+    /// costs the kernel a wake-up for every datagram, even when nobody sleeps.
     epoll: Epoll,
     options: UdpOptions,
     /// None where the system does not tell of its interfaces.
@@ -134,13 +135,8 @@ impl UdpLink {
         } else if addresses.is_empty() {
             addresses.push(ip);
         }
-        let watched = || -> nix::Result<Epoll> {
-            let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-            epoll.add(&opened.socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-            Ok(epoll)
-        };
         let system = |e: Errno| UdpLinkError::System { ip, what: "making an epoll", source: e.into() };
-        let epoll = watched().map_err(system)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?;
         let watch = Watch::open(opened.locals.iter().map(|l| l.index)).ok();
         // Some addresses are of no interface (AnyIP): nothing brings those down.
         let watch = watch.filter(|_| !opened.locals.is_empty());
@@ -242,6 +238,10 @@ impl Link for UdpLink {
     }
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.epoll.0.as_fd())
     }
 

@@ -438,7 +438,7 @@ fn a_group_reaches_those_who_joined_it_and_the_sender_only_then() {
     }
     let is_readable = |link: &UdpLink| {
         let mut poll =
-            libc::pollfd { fd: link.poll_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            libc::pollfd { fd: link.group_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd, which outlives the call.
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     };
