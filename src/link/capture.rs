@@ -7,8 +7,6 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -21,7 +19,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::{DataLink, PcapError};
 
 use super::faults::{Action, Direction, FaultEvent};
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
 
@@ -381,36 +379,10 @@ impl<L: Link> Link for Capture<L> {
         Ok(received)
     }
 
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
+    pass_on!(self => self.inner);
 
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
-    }
-
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.poll_fd()
-    }
-
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.group_fd()
-    }
-
-    fn is_up(&mut self) -> bool {
-        self.inner.is_up()
-    }
-
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.state_fd()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.inner.counters()
     }
 }
 

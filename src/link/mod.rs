@@ -4,6 +4,33 @@
 //! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
 //! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
 
+/// The methods of [`Link`] that whatever wraps a link passes on as they are: `pass_on!(self => self.inner)`.
+macro_rules! pass_on {
+    ($self:ident => $inner:expr) => {
+        fn join(&mut $self, now: Instant, group: std::net::IpAddr) -> Result<(), $crate::link::JoinError> {
+            $inner.join(now, group)
+        }
+        fn leave(&mut $self, group: std::net::IpAddr) {
+            $inner.leave(group);
+        }
+        fn poll_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            $inner.poll_fd()
+        }
+        fn group_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            $inner.group_fd()
+        }
+        fn is_up(&mut $self) -> bool {
+            $inner.is_up()
+        }
+        fn state_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            $inner.state_fd()
+        }
+        fn counters(&$self) -> $crate::link::LinkCounters {
+            $inner.counters()
+        }
+    };
+}
+
 pub mod capture;
 mod chance;
 mod cut;
@@ -185,29 +212,9 @@ impl<L: Link + ?Sized> Link for Box<L> {
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         (**self).receive(now, sink)
     }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        (**self).join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        (**self).leave(group);
-    }
+    pass_on!(self => (**self));
+
     fn next_deadline(&self) -> Option<Instant> {
         (**self).next_deadline()
-    }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        (**self).poll_fd()
-    }
-
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        (**self).group_fd()
-    }
-    fn is_up(&mut self) -> bool {
-        (**self).is_up()
-    }
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        (**self).state_fd()
-    }
-    fn counters(&self) -> LinkCounters {
-        (**self).counters()
     }
 }

@@ -2,11 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 
 use super::faults::Direction;
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
@@ -74,36 +72,10 @@ impl<L: Link> Link for Trace<L> {
         })
     }
 
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
+    pass_on!(self => self.inner);
 
     fn next_deadline(&self) -> Option<Instant> {
         self.inner.next_deadline()
-    }
-
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.poll_fd()
-    }
-
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.group_fd()
-    }
-
-    fn is_up(&mut self) -> bool {
-        self.inner.is_up()
-    }
-
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.state_fd()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.inner.counters()
     }
 }
 

@@ -1,5 +1,5 @@
 //! Traffic of every service between two of our own NICs, in virtual time: the same bytes at each run.
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code, reason = "each test target uses its part")]
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};

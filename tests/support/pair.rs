@@ -1,6 +1,6 @@
 //! A NIC and a guest side by side, for checks that ask either of them and see what both say; and a table of such
 //! checks.
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code, reason = "each test target uses its part")]
 
 use super::peer::{How, Ip, SOON, Shell, Side, Site, Via};
 use super::table::Table;

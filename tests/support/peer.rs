@@ -1,5 +1,5 @@
 //! urxe on one side of a wire and a guest with the kernel's rxe on the other, ready to be connected.
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::{Guest, GuestConfig, Net, Vsh, Wc};
 use std::fmt;

@@ -1,5 +1,5 @@
 //! A guest with the stock programs, and `urxe` beside it on one of the links; results as a table.
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::{Guest, GuestConfig, Net};
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! A wire between two guests (or a guest and something else) that records, loses, doubles, swaps and
 //! corrupts RoCEv2 frames.
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code, reason = "each test target uses its part")]
 
 use super::guest::Net;
 use std::collections::BTreeMap;

@@ -9,8 +9,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +16,7 @@ use std::time::Duration;
 pub use rule::{Action, Direction, Rule, RuleError, When};
 
 use super::chance::Chance;
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
@@ -375,37 +373,11 @@ impl<L: Link> Link for Faults<L> {
         Ok(released)
     }
 
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
+    pass_on!(self => self.inner);
 
     fn next_deadline(&self) -> Option<Instant> {
         let lanes = [self.tx.next_deadline(), self.rx.next_deadline()];
         lanes.into_iter().chain([self.inner.next_deadline()]).flatten().min()
-    }
-
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.poll_fd()
-    }
-
-    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.group_fd()
-    }
-
-    fn is_up(&mut self) -> bool {
-        self.inner.is_up()
-    }
-
-    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.state_fd()
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.inner.counters()
     }
 }
 
