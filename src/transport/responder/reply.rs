@@ -15,9 +15,9 @@ impl Responder {
         budget: &mut usize,
         env: &mut Env<'_>,
     ) -> Result<bool, Fatal> {
-        let Some(flow) = conn.flow else { return Ok(false) };
-        let credits = self.receives.credits(conn);
-        let ack = Syndrome::Ack { credits };
+        // Most turns have none.
+        let Some(flow) = conn.flow.filter(|_| self.has_replies()) else { return Ok(false) };
+        let ack = Syndrome::Ack { credits: self.receives.credits(conn) };
         while *budget > 0 {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
             *budget -= 1;
