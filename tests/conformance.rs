@@ -53,6 +53,8 @@ mod responder_order;
 mod responder_replay;
 #[path = "conformance/shared_receives.rs"]
 mod shared_receives;
+#[path = "conformance/shared_window.rs"]
+mod shared_window;
 #[path = "conformance/states.rs"]
 mod states;
 #[path = "conformance/unreliable_connection.rs"]
@@ -67,6 +69,7 @@ mod xrc;
 #[test]
 fn every_rule_has_a_case() {
     let suites = [
+        shared_window::CASES,
         responder_memory::CASES,
         responder_messages::CASES,
         responder_order::CASES,

@@ -119,6 +119,15 @@ impl HostSlice {
         out.extend_from_slice(self.as_bytes());
     }
 
+    /// Copies the bytes to `out`.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    #[inline]
+    pub(crate) fn load(self, out: &mut [u8]) {
+        out.copy_from_slice(self.as_bytes());
+    }
+
     /// Copies all of `bytes` to the start. Aligned 8-byte stores are single ones, so that a flag that an
     /// application polls on is never seen half written.
     ///

@@ -596,6 +596,7 @@ mod tests {
         // SAFETY: `buf` outlives the table.
         let new = unsafe { t.register(PD, span(&mut buf, 0, Access::ALL)) }.unwrap();
         assert_eq!(new.lkey.index(), old.lkey.index());
+        assert!(t.deregister(old.lkey).is_err() && t.revoke(old.lkey).is_err());
         assert!(matches!(
             t.local(by(PD), old.lkey, 0, 1, Access::LOCAL_READ),
             Err(AccessError::UnknownKey { .. })

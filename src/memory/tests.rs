@@ -206,6 +206,14 @@ fn the_whole_of_a_region_and_of_everything() {
     assert_eq!(t.remote(US, implicit.rkey, at, 64, Access::REMOTE_READ).unwrap(), all);
     assert!(t.remote_all(US, implicit.rkey, Access::REMOTE_READ).unwrap().is_empty());
     assert!(t.remote_all(US, implicit.rkey, Access::REMOTE_WRITE).is_err());
+    // What is there to be read is not there to be written.
+    static CONSTANT: [u8; 64] = [7; 64];
+    // SAFETY: nothing is stored.
+    let writable = unsafe { t.register_implicit(PD, Access::LOCAL_WRITE) }.unwrap();
+    let at_constant = CONSTANT.as_ptr().expose_provenance() as u64;
+    assert!(t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_READ).is_ok());
+    let refused = t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_WRITE).unwrap_err();
+    assert_eq!(refused, AccessError::NotMapped { key: writable.lkey.0, addr: at_constant, len: 64 });
     let nowhere = t.remote(US, implicit.rkey, 8, 8, Access::REMOTE_READ).unwrap_err();
     assert_eq!(nowhere, AccessError::NotMapped { key: implicit.rkey.0, addr: 8, len: 8 });
 }

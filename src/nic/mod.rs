@@ -8,6 +8,7 @@ mod cq;
 mod events;
 mod multicast;
 mod path;
+mod peers;
 mod personality;
 mod schedule;
 mod srq;
@@ -27,9 +28,11 @@ use crate::transport::{
     PostBatchError, PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr,
     SharedReceives, SrqId, Tuning, TxQueue, Via, XrcdId,
 };
-use crate::wire::{BTH_LEN, Gid, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError, icrc};
+use crate::wire::icrc::Verifier;
+use crate::wire::{BTH_LEN, Gid, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 use events::Events;
 use multicast::MulticastTable;
+use peers::Peers;
 use schedule::Schedule;
 use srq::SrqTable;
 use table::{Entry, QpTable};
@@ -58,8 +61,10 @@ pub struct Nic {
     srqs: SrqTable,
     multicast: MulticastTable,
     schedule: Schedule,
+    peers: Peers,
     state: Scratch,
     reports: Reports,
+    verifier: Verifier,
     pkeys: Vec<PKey>,
     port_up: bool,
     /// The link is gone for good.
@@ -94,6 +99,7 @@ impl Scratch {
             bytes: &mut self.bytes,
             counters: &mut self.counters,
             tuning,
+            others_in_flight: 0,
         }
     }
 }
@@ -129,8 +135,10 @@ impl Nic {
             srqs: SrqTable::default(),
             multicast: MulticastTable::default(),
             schedule: Schedule::default(),
+            peers: Peers::default(),
             state: Scratch::default(),
             reports: Reports::default(),
+            verifier: Verifier::default(),
             pkeys: vec![PKey::DEFAULT],
             port_up: true,
             failed: false,
@@ -168,7 +176,9 @@ impl Nic {
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
         self.multicast.detach_all(qpn);
         self.reports.events.forget(|e| e.qpn() == Some(qpn));
-        self.table.remove(qpn).map(|e| (e.send_cq, e.recv_cq))
+        let mut entry = self.table.remove(qpn)?;
+        self.peers.remove(&mut entry, self.config.tuning.window);
+        Some((entry.send_cq, entry.recv_cq))
     }
 
     /// Changes attributes and state of a queue pair.
@@ -193,6 +203,7 @@ impl Nic {
         let result = entry.qp.modify(attr, |av, src, dst| port.flow(av, src, dst), &mut env);
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.peers.settle(entry, self.config.tuning.window);
         self.schedule.touch(entry);
         Ok(result)
     }
@@ -220,9 +231,25 @@ impl Nic {
         qpn: Qpn,
         wr: &SendWr<'_>,
     ) -> Result<Result<(), PostError>, UnknownQp> {
+        self.post_send_list(now, qpn, std::slice::from_ref(wr)).map(|posted| posted.map_err(|e| e.error))
+    }
+
+    /// Posts send work requests one after the other.
+    ///
+    /// # Errors
+    /// [`UnknownQp`] outside, [`PostBatchError`] of the first that is refused inside; those before it are posted.
+    pub fn post_send_list(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        wrs: &[SendWr<'_>],
+    ) -> Result<Result<(), PostBatchError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;
-        let result = entry.qp.post_send(wr, |av, src, dst| port.flow(av, src, dst), &mut self.state.out);
+        let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
+        let mut posts = wrs.iter().map(|wr| entry.qp.post_send(wr, path, &mut self.state.out)).enumerate();
+        let result =
+            posts.try_for_each(|(index, posted)| posted.map_err(|error| PostBatchError { index, error }));
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         self.schedule.touch(entry);
         Ok(result)
@@ -274,7 +301,7 @@ impl Nic {
                 c.rx_truncated += 1;
                 continue;
             }
-            if !icrc::verify(&burst.flow, burst.ident, index, bytes) {
+            if !self.verifier.verify(&burst.flow, burst.ident, index, bytes) {
                 c.rx_icrc_err += 1;
                 continue;
             }
@@ -284,6 +311,15 @@ impl Nic {
                 Err(WireError::Unaligned(_)) => c.rx_bad_pad += 1,
                 Err(WireError::ReservedOpcode(_)) => c.rx_reserved_opcode += 1,
                 Err(WireError::Version(_)) => c.rx_bad_version += 1,
+            }
+        }
+        while let Some(qpn) = self.schedule.next_stirred() {
+            if let Some(entry) = self.table.get_mut(qpn) {
+                entry.stirred = false;
+                self.peers.settle(entry, self.config.tuning.window);
+                self.schedule.touch(entry);
+                // Progress brings the timeout of a peer that was silent down again.
+                self.schedule.arm(entry);
             }
         }
     }
@@ -350,9 +386,7 @@ impl Nic {
         if !self.state.out.is_empty() {
             self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         }
-        self.schedule.touch(entry);
-        // Progress brings the timeout of a peer that was silent down again.
-        self.schedule.arm(entry, &self.config.tuning);
+        self.schedule.stir(entry);
     }
 
     fn release_acknowledgements(&mut self) {
@@ -382,26 +416,37 @@ impl Nic {
     pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
         while tx.bytes() - bytes < TURN_BYTES
-            && let Some(qpn) = self.schedule.next_ready()
+            && let Some((qpn, woken)) = self.next_turn()
         {
             let Some(entry) = self.table.get_mut(qpn) else { continue };
-            entry.queued = false;
+            match woken {
+                true => entry.share.wake(),
+                false => entry.queued = false,
+            }
             let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
             let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
             if std::mem::take(&mut entry.lost) {
                 entry.qp.fail(&mut env);
             }
+            env.others_in_flight = self.peers.others(&entry.share);
             let more = entry.qp.transmit(self.config.tuning.turn, &mut env);
+            self.peers.settle_turn(entry, self.config.tuning.window);
             self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
             if more {
                 self.schedule.enqueue(entry);
             }
-            self.schedule.arm(entry, &self.config.tuning);
+            self.schedule.arm(entry);
         }
         let c = &mut self.state.counters;
         c.sent_pkts += (tx.packets() - packets) as u64;
         c.sent_bytes += (tx.bytes() - bytes) as u64;
-        self.schedule.has_ready()
+        self.wants_to_transmit_urgently()
+    }
+
+    /// Whose turn it is, and whether that is because there is room for it again: those have waited longer.
+    fn next_turn(&mut self) -> Option<(Qpn, bool)> {
+        let woken = self.peers.next_woken().map(|qpn| (qpn, true));
+        woken.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))
     }
 
     /// Acts on all timers that have expired at `now`.
@@ -410,14 +455,15 @@ impl Nic {
             // An earlier one has taken this one's place: putting it back would keep both for ever.
             let Some(entry) = self.table.get_mut(qpn).filter(|e| e.timer_at == Some(at)) else { continue };
             entry.timer_at = None;
-            if entry.qp.next_deadline(&self.config.tuning).is_some_and(|at| at <= now) {
+            if entry.qp.next_deadline().is_some_and(|at| at <= now) {
                 let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
                 let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
                 entry.qp.handle_timeout(&mut env);
                 self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+                self.peers.settle(entry, self.config.tuning.window);
             }
             self.schedule.touch(entry);
-            self.schedule.arm(entry, &self.config.tuning);
+            self.schedule.arm(entry);
         }
     }
 
@@ -429,12 +475,12 @@ impl Nic {
 
     /// Whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
-        self.schedule.has_ready() || self.schedule.has_held()
+        self.wants_to_transmit_urgently() || self.schedule.has_held()
     }
 
     /// Whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
     pub fn wants_to_transmit_urgently(&self) -> bool {
-        self.schedule.has_ready()
+        self.schedule.has_ready() || self.peers.has_woken()
     }
 
     /// The link has taken all packets that were transmitted: what nobody will acknowledge is complete, and its

@@ -2,7 +2,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::table::Entry;
-use crate::transport::{Instant, Pending, Tuning};
+use crate::transport::{Instant, Pending};
 use crate::wire::Qpn;
 
 /// Which queue pairs have something to send, and which wait for a time.
@@ -15,6 +15,8 @@ pub(super) struct Schedule {
     /// Those with nothing but an acknowledgement, which may wait for a request to travel with.
     held: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
+    /// Those that have taken packets of the burst that is being handled.
+    stirred: VecDeque<Qpn>,
 }
 
 impl Schedule {
@@ -35,6 +37,19 @@ impl Schedule {
         }
     }
 
+    /// A queue pair has taken a packet: [`touch`](Self::touch) and [`arm`](Self::arm) it when the burst is through.
+    pub fn stir(&mut self, entry: &mut Entry) {
+        if !entry.stirred {
+            entry.stirred = true;
+            self.stirred.push_back(entry.qp.qpn());
+        }
+    }
+
+    /// One of those that have taken packets.
+    pub fn next_stirred(&mut self) -> Option<Qpn> {
+        self.stirred.pop_front()
+    }
+
     /// One of those with an acknowledgement.
     pub fn next_held(&mut self) -> Option<Qpn> {
         self.held.pop_front()
@@ -52,8 +67,8 @@ impl Schedule {
     }
 
     /// Sees to it that the heap comes up in time for the queue pair's deadline.
-    pub fn arm(&mut self, entry: &mut Entry, tuning: &Tuning) {
-        let Some(deadline) = entry.qp.next_deadline(tuning) else { return };
+    pub fn arm(&mut self, entry: &mut Entry) {
+        let Some(deadline) = entry.qp.next_deadline() else { return };
         if entry.timer_at.is_none_or(|at| deadline < at) {
             entry.timer_at = Some(deadline);
             self.timers.push(Reverse((deadline, entry.qp.qpn())));

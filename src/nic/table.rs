@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use super::CompletionQueue;
+use super::peers::Share;
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::Qpn;
 
@@ -15,8 +16,12 @@ pub(super) struct Entry {
     pub queued: bool,
     /// It is in the list of those that have but an acknowledgement to send.
     pub held: bool,
+    /// It has taken packets of the burst that is being handled.
+    pub stirred: bool,
     /// A completion of it was lost: it is to fail at its next turn.
     pub lost: bool,
+    /// What it has in flight, among all that its peer is sent.
+    pub share: Share,
     /// The earliest entry of the timer heap that is for it.
     pub timer_at: Option<Instant>,
 }
@@ -28,7 +33,18 @@ impl Entry {
         recv_cq: Arc<CompletionQueue>,
         srq: Option<SrqId>,
     ) -> Entry {
-        Entry { qp, send_cq, recv_cq, srq, queued: false, held: false, lost: false, timer_at: None }
+        Entry {
+            qp,
+            send_cq,
+            recv_cq,
+            srq,
+            queued: false,
+            held: false,
+            stirred: false,
+            lost: false,
+            share: Share::default(),
+            timer_at: None,
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! What leaves a NIC in one turn: packets, run together into bursts that the kernel can segment.
 
+use std::ops::Range;
+
 use crate::memory::HostSlice;
-use crate::wire::icrc::{self, Icrc};
-use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, pad_count};
+use crate::wire::icrc::{self, Icrc, Prefix};
+use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, pad_count};
 
 /// Payloads up to this long are copied beside their headers: cheaper than one more slice to gather.
 const COPY_BELOW: usize = 512;
@@ -82,22 +84,35 @@ struct Burst {
 #[derive(Debug)]
 pub struct TxQueue {
     limits: BurstLimits,
+    /// Bytes of our own, those in use first. The rest is kept as it is: to clear it would cost more than to fill it.
     arena: Vec<u8>,
+    used: usize,
     pieces: Vec<Stored>,
     bursts: Vec<Burst>,
     packets: usize,
     bytes: usize,
+    /// Of the last burst's packets, and of the next one's, mostly.
+    prefix: Option<Prefix>,
 }
 
 impl TxQueue {
     /// An empty queue for a link with these limits.
     pub fn new(limits: BurstLimits) -> TxQueue {
-        TxQueue { limits, arena: Vec::new(), pieces: Vec::new(), bursts: Vec::new(), packets: 0, bytes: 0 }
+        TxQueue {
+            limits,
+            arena: Vec::new(),
+            used: 0,
+            pieces: Vec::new(),
+            bursts: Vec::new(),
+            packets: 0,
+            bytes: 0,
+            prefix: None,
+        }
     }
 
     /// Forgets all packets and keeps the buffers.
     pub fn clear(&mut self) {
-        self.arena.clear();
+        self.used = 0;
         self.pieces.clear();
         self.bursts.clear();
         self.packets = 0;
@@ -121,52 +136,81 @@ impl TxQueue {
 
     /// Adds a packet, with padding and ICRC, to the running burst or to a new one.
     ///
-    /// `headers.bth.pad` is set here.
-    pub fn push(&mut self, flow: &Flow, mut headers: Headers, payload: Payload<'_>) {
+    /// `headers.bth.pad` is to be 0: the pad count is set here.
+    pub fn push(&mut self, flow: &Flow, headers: Headers, payload: Payload<'_>) {
         let payload_len = match payload {
             Payload::Bytes(b) => b.len(),
             Payload::Gather(s) | Payload::Copy(s) => s.iter().map(|s| s.len()).sum(),
         };
         let pad = pad_count(payload_len);
-        headers.bth.pad = pad as u8;
         let header_len = headers.len();
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
         let index = self.join_burst(flow, packet_len);
 
-        let start = self.arena.len();
-        let mut header_buf = [0; MAX_HEADERS_LEN];
-        headers.emit(&mut header_buf);
-        self.arena.extend_from_slice(&header_buf[..header_len]);
-        // The links count identifications up from 0 in every burst, with don't-fragment set.
-        let icrc_after =
-            |bytes: &[u8]| Icrc::after_headers(flow, index, IpIdent::DONT_FRAGMENT, packet_len, bytes);
         match payload {
             Payload::Gather(slices) if payload_len > COPY_BELOW => {
-                let mut icrc = icrc_after(&self.arena[start..]);
+                let start = self.take(header_len);
+                emit(&headers, pad, &mut self.arena[start..start + header_len]);
+                let mut icrc = self.icrc_after(flow, index, packet_len, start..start + header_len);
                 self.add_arena_piece(start);
                 for slice in slices.iter().filter(|s| !s.is_empty()) {
                     slice.digest(&mut icrc);
                     self.pieces.push(Stored::Host(*slice));
                 }
-                let tail = self.arena.len();
-                self.arena.extend_from_slice(&[0; 3][..pad]);
-                icrc.update(&self.arena[tail..]);
-                self.arena.extend_from_slice(&icrc.value().to_le_bytes());
+                let tail = self.take(pad + ICRC_LEN);
+                self.arena[tail..][..pad].fill(0);
+                icrc.update(&self.arena[tail..][..pad]);
+                self.arena[tail + pad..][..ICRC_LEN].copy_from_slice(&icrc.value().to_le_bytes());
                 self.add_arena_piece(tail);
             }
             _ => {
+                let start = self.take(packet_len);
+                let packet = &mut self.arena[start..start + packet_len];
+                emit(&headers, pad, packet);
+                let mut room = &mut packet[header_len..];
                 match payload {
-                    Payload::Bytes(b) => self.arena.extend_from_slice(b),
+                    Payload::Bytes(b) => {
+                        room[..b.len()].copy_from_slice(b);
+                        room = &mut room[b.len()..];
+                    }
                     Payload::Gather(s) | Payload::Copy(s) => {
-                        s.iter().for_each(|s| s.append_to(&mut self.arena))
+                        for slice in s {
+                            slice.load(&mut room[..slice.len()]);
+                            room = &mut room[slice.len()..];
+                        }
                     }
                 }
-                self.arena.extend_from_slice(&[0; 3][..pad]);
-                let icrc = icrc_after(&self.arena[start..]);
-                self.arena.extend_from_slice(&icrc.value().to_le_bytes());
+                room[..pad].fill(0);
+                let covered = start..start + packet_len - ICRC_LEN;
+                let icrc = self.icrc_after(flow, index, packet_len, covered.clone());
+                self.arena[covered.end..][..ICRC_LEN].copy_from_slice(&icrc.value().to_le_bytes());
                 self.add_arena_piece(start);
             }
         }
+    }
+
+    /// The ICRC over what is in front of a packet and these bytes of it, which begin with its BTH.
+    #[inline]
+    fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
+        let prefix = match self.prefix {
+            // Behind the first packet of a burst it is the burst's; the last may be shorter.
+            Some(prefix) if index > 0 => prefix.resized(packet_len),
+            Some(prefix) if prefix.is_of(flow, packet_len) => prefix,
+            _ => *self.prefix.insert(Prefix::new(flow, packet_len)),
+        };
+        // The links count identifications up from 0 in every burst, with don't-fragment set.
+        prefix.after_headers(index, IpIdent::DONT_FRAGMENT, &self.arena[bytes])
+    }
+
+    /// Takes `len` bytes of the arena, of any value, and returns where they begin.
+    #[inline]
+    fn take(&mut self, len: usize) -> usize {
+        let start = self.used;
+        self.used += len;
+        if self.arena.len() < self.used {
+            self.arena.resize(self.used.next_power_of_two(), 0);
+        }
+        start
     }
 
     /// Adds a whole packet (BTH to ICRC) that stood at `index` of another burst. Its ICRC is made to fit
@@ -174,17 +218,20 @@ impl TxQueue {
     /// is altered. For middleware that breaks the bursts it is given.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
         let new_index = self.join_burst(flow, packet.len());
-        let start = self.arena.len();
-        self.arena.extend_from_slice(packet);
+        // Not looked up for these.
+        self.prefix = None;
+        let start = self.take(packet.len());
+        let copy = start..self.used;
+        self.arena[copy.clone()].copy_from_slice(packet);
         let body = packet.len().saturating_sub(ICRC_LEN);
         // What is no packet has no ICRC to mend.
         if body >= BTH_LEN && index != new_index {
             let mut mend = icrc::compute(flow, index, IpIdent::DONT_FRAGMENT, packet);
             mend ^= icrc::compute(flow, new_index, IpIdent::DONT_FRAGMENT, packet);
-            let tail = self.arena[start + body..].iter_mut();
+            let tail = self.arena[start + body..copy.end].iter_mut();
             tail.zip(mend.to_le_bytes()).for_each(|(byte, change)| *byte ^= change);
         }
-        if let Some(byte) = flip.and_then(|at| self.arena[start..].get_mut(at)) {
+        if let Some(byte) = flip.and_then(|at| self.arena[copy].get_mut(at)) {
             *byte ^= 0x20;
         }
         self.add_arena_piece(start);
@@ -221,7 +268,7 @@ impl TxQueue {
 
     /// Adds the arena from `start` on to the running burst, joined to its last piece where they touch.
     fn add_arena_piece(&mut self, start: usize) {
-        let len = (self.arena.len() - start) as u32;
+        let len = (self.used - start) as u32;
         let first = self.bursts.last().map_or(0, |b| b.first_piece);
         let joined = self.pieces.len() > first;
         match self.pieces.last_mut() {
@@ -243,6 +290,15 @@ impl TxQueue {
                 pieces: &self.pieces[b.first_piece..end],
             }
         })
+    }
+}
+
+/// Writes headers and the pad count.
+#[inline]
+fn emit(headers: &Headers, pad: usize, packet: &mut [u8]) {
+    headers.emit(packet);
+    if pad != 0 {
+        packet[1] |= (pad as u8) << 4;
     }
 }
 

@@ -63,6 +63,8 @@ mod tests {
         assert_eq!(limit, Limit::Upto(1));
         assert!(!limit.excludes(0xff_ffff) && !limit.excludes(0) && !limit.excludes(1));
         assert!(limit.excludes(2) && limit.excludes(100));
+        // Half of the numbers are beyond it.
+        assert!(limit.excludes(1 + (1 << 23)) && !limit.excludes(2 + (1 << 23)));
         assert_eq!(Limit::new(5, NONE), Limit::Unknown);
         assert!(!Limit::Unknown.excludes(9));
     }

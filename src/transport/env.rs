@@ -23,7 +23,7 @@ pub enum Output {
 /// How a NIC behaves where the specification leaves it open.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
-    /// Bytes that a requester keeps in flight, headers counted: what the peer's receive buffer holds.
+    /// Bytes that are kept in flight to one peer, headers counted: what its receive buffer holds.
     pub window: usize,
     /// The longest part of a READ that is asked for at once: a longer one goes out as several requests,
     /// so that its responses do not overrun our own receive buffer.
@@ -35,6 +35,10 @@ pub struct Tuning {
     pub max_ack_silence: Duration,
     /// Packets that one QP sends before the next one has its turn.
     pub turn: usize,
+    /// Whether UC and UD send no more in a millisecond than the window: for peers whose receive buffer overflows.
+    pub pace_unacknowledged: bool,
+    /// Whether answers that are late, as answers have been so far, are asked for again before the timeout.
+    pub adaptive: bool,
 }
 
 impl Default for Tuning {
@@ -45,6 +49,8 @@ impl Default for Tuning {
             min_timeout: Duration::from_millis(1),
             max_ack_silence: Duration::from_millis(1),
             turn: 256,
+            pace_unacknowledged: false,
+            adaptive: false,
         }
     }
 }
@@ -169,4 +175,6 @@ pub struct Env<'a> {
     pub counters: &'a mut Counters,
     /// The NIC's habits.
     pub tuning: &'a Tuning,
+    /// Flight cost of what other queue pairs have on the way to the same peer.
+    pub others_in_flight: u64,
 }

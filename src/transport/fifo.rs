@@ -44,7 +44,11 @@ impl<T> Fifo<T> {
 
     /// Drops the first `n`.
     pub fn release(&mut self, n: usize) {
-        self.items.drain(..n);
+        // One is what there mostly is, and quick.
+        match n {
+            1 => drop(self.items.pop_front()),
+            _ => drop(self.items.drain(..n)),
+        }
         self.start += n as u64;
     }
 
@@ -76,6 +80,9 @@ impl<T> Fifo<T> {
 
 impl<T: Copy> Fifo<T> {
     pub fn extend(&mut self, items: &[T]) {
-        self.items.extend(items);
+        match items {
+            [one] => self.items.push_back(*one),
+            many => self.items.extend(many),
+        }
     }
 }

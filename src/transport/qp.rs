@@ -1,14 +1,14 @@
 use super::connection::{Connection, Fatal};
 use super::migration::{Alternate, Via};
-use super::pace::Pace;
+use super::pace::{Pace, Rate};
 use super::recv_queue::RecvCaps;
 use super::requester::{Requester, failure};
 use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
     AddressError, AddressVector, AsyncEvent, Completion, Destination, Env, Habits, Instant, ModifyError,
-    Output, PostBatchError, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, Tuning, WcOpcode,
-    WcStatus, XrcdId, state,
+    Output, PostBatchError, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, WcOpcode, WcStatus,
+    XrcdId, state,
 };
 use crate::memory::PdId;
 use crate::wire::{Flow, Mtu, Packet, Qpn, Transport};
@@ -111,6 +111,16 @@ impl QueuePair {
     /// Limits of its queues.
     pub fn caps(&self) -> (SendCaps, RecvCaps) {
         (self.requester.caps(), self.responder.caps())
+    }
+
+    /// Flight cost of what it has sent and its peer has not acknowledged.
+    pub fn in_flight(&self) -> u64 {
+        if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.mtu) } else { 0 }
+    }
+
+    /// Whether its last turn ended for what other queue pairs have in flight to the same peer.
+    pub fn is_crowded_out(&self) -> bool {
+        self.requester.is_crowded_out()
     }
 
     /// Send work requests that are not complete.
@@ -222,7 +232,7 @@ impl QueuePair {
             av: c.av,
             alt_path: c.alternate.map(|a| a.path),
             path_mig_state: Some(c.migration),
-            rate_limit: Some(self.pace.rate()),
+            rate_limit: Some(self.pace.limit()),
             path_mtu: Some(c.mtu),
             timeout: Some(c.timeout),
             retry_cnt: Some(c.retry_cnt),
@@ -387,14 +397,19 @@ impl QueuePair {
         if !matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
-        let mut allowed = (*budget).min(self.pace.allows(env.now, self.conn.mtu));
+        let paced = env.tuning.pace_unacknowledged && !self.conn.qp_type.is_reliable();
+        let rate = self.pace.rate(paced.then(|| Rate::unacknowledged(env.tuning)));
+        let paced = rate.map_or(usize::MAX, |rate| self.pace.allows(rate, env.now, self.conn.mtu));
+        let mut allowed = (*budget).min(paced);
         if allowed == 0 {
             return false;
         }
         let (whole, before) = (allowed, env.tx.bytes());
         let result = self.requester.transmit(&self.conn, &mut allowed, env);
         *budget -= whole - allowed;
-        self.pace.spend(env.now, env.tx.bytes() - before);
+        if let Some(rate) = rate {
+            self.pace.spend(rate, env.now, env.tx.bytes() - before);
+        }
         match result {
             Ok(more) => {
                 self.note_drained(env);
@@ -424,9 +439,10 @@ impl QueuePair {
     }
 
     /// When `handle_timeout` has something to do.
-    pub fn next_deadline(&self, tuning: &Tuning) -> Option<Instant> {
-        let requester = self.requester.next_deadline(&self.conn, tuning);
-        [requester, self.pace.deadline()].into_iter().flatten().min()
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let sends = matches!(self.conn.state, QpState::Rts | QpState::Sqd);
+        let paced = self.pace.deadline().filter(|_| sends);
+        [self.requester.next_deadline(), paced].into_iter().flatten().min()
     }
 
     /// What `transmit` may have to send.

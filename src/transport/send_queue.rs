@@ -38,13 +38,15 @@ pub(super) struct SendWqe {
     pub number: u32,
     pub op: WrOp,
     pub flags: SendFlags,
-    /// Where to, if it is a datagram.
-    pub to: Option<Datagram>,
+    /// Where to, if it is a datagram: index of that in the queue of destinations.
+    to: Option<u64>,
     /// The peer's shared receive queue, if it is of XRC.
     pub srq: Option<SrqId>,
     /// Bytes of the message.
     pub len: u32,
     source: Source,
+    /// Scatter/gather elements, or inline bytes if it is those.
+    count: u32,
     /// PSN of its first packet; for a READ, of the first response.
     pub first_psn: Psn,
     /// PSNs that it takes; none if it is about our own keys.
@@ -61,13 +63,19 @@ pub(super) struct Datagram {
     pub qkey: QKey,
 }
 
+/// Where its data begins, by index.
 #[derive(Debug, Clone, Copy)]
 enum Source {
-    Sges { first: u64, count: usize },
-    Inline { first: u64 },
+    Sges(u64),
+    Inline(u64),
 }
 
 impl SendWqe {
+    /// Whether it is a datagram.
+    pub fn is_datagram(&self) -> bool {
+        self.to.is_some()
+    }
+
     /// The PSN behind its last packet.
     pub fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
@@ -100,6 +108,7 @@ pub(super) struct Mark {
     wqes: u64,
     sges: u64,
     inline: u64,
+    destinations: u64,
     next_psn: Psn,
     messages: u32,
     cost: u64,
@@ -111,6 +120,7 @@ pub(super) struct SendQueue {
     wqes: Fifo<SendWqe>,
     sges: Fifo<Sge>,
     inline: Fifo<u8>,
+    destinations: Fifo<Datagram>,
     /// PSN of the next work request to be posted.
     pub next_psn: Psn,
     /// Messages posted since the connection began, 24 bits.
@@ -126,6 +136,7 @@ impl SendQueue {
             wqes: Fifo::default(),
             sges: Fifo::default(),
             inline: Fifo::default(),
+            destinations: Fifo::default(),
             next_psn: Psn::default(),
             messages: 0,
             cost: 0,
@@ -167,16 +178,16 @@ impl SendQueue {
         if matches!(wr.op, WrOp::Atomic { .. }) && len != 8 {
             return Err(PostError::AtomicLength(len));
         }
-        let source = match wr.data {
+        let (source, count) = match wr.data {
             WrData::Sges(sges) => {
                 let first = self.sges.end();
                 self.sges.extend(sges);
-                Source::Sges { first, count: sges.len() }
+                (Source::Sges(first), sges.len() as u32)
             }
             WrData::Inline(_) | WrData::InlineList(_) => {
                 let first = self.inline.end();
                 wr.data.inline().iter().for_each(|piece| self.inline.extend(piece));
-                Source::Inline { first }
+                (Source::Inline(first), len as u32)
             }
         };
         // A datagram is one packet, or fails.
@@ -189,6 +200,10 @@ impl SendQueue {
         if !wr.op.is_local() {
             self.messages = (self.messages + 1) & 0xff_ffff;
         }
+        let to = to.map(|to| {
+            self.destinations.push(to);
+            self.destinations.end() - 1
+        });
         self.wqes.push(SendWqe {
             wr_id: wr.wr_id,
             number: self.messages,
@@ -201,6 +216,7 @@ impl SendQueue {
             },
             len: len as u32,
             source,
+            count,
             first_psn: self.next_psn,
             packets,
             cost_before: self.cost,
@@ -214,7 +230,7 @@ impl SendQueue {
     pub fn mark(&self) -> Mark {
         let (wqes, sges, inline) = (self.wqes.end(), self.sges.end(), self.inline.end());
         let SendQueue { next_psn, messages, cost, .. } = *self;
-        Mark { wqes, sges, inline, next_psn, messages, cost }
+        Mark { wqes, sges, inline, destinations: self.destinations.end(), next_psn, messages, cost }
     }
 
     /// Forgets what was posted since `mark`, of which nothing may have been sent yet.
@@ -222,6 +238,7 @@ impl SendQueue {
         self.wqes.truncate(mark.wqes);
         self.sges.truncate(mark.sges);
         self.inline.truncate(mark.inline);
+        self.destinations.truncate(mark.destinations);
         (self.next_psn, self.messages, self.cost) = (mark.next_psn, mark.messages, mark.cost);
     }
 
@@ -249,16 +266,25 @@ impl SendQueue {
     /// Takes the oldest out.
     pub fn retire(&mut self) -> Option<SendWqe> {
         let wqe = self.wqes.pop()?;
+        let count = wqe.count as usize;
         match wqe.source {
-            Source::Sges { count, .. } => self.sges.release(count),
-            Source::Inline { .. } => self.inline.release(wqe.len as usize),
+            Source::Sges(_) => self.sges.release(count),
+            Source::Inline(_) => self.inline.release(count),
+        }
+        if wqe.is_datagram() {
+            self.destinations.release(1);
         }
         Some(wqe)
     }
 
+    /// Where a work request goes, if it is a datagram.
+    pub fn destination(&self, wqe: &SendWqe) -> Option<&Datagram> {
+        wqe.to.and_then(|index| self.destinations.get(index))
+    }
+
     /// Whether a work request's data is inline; if so, appends bytes `at..at + len` of it to `out`.
     pub fn inline_data(&self, wqe: &SendWqe, at: u32, len: u32, out: &mut Vec<u8>) -> bool {
-        let Source::Inline { first } = wqe.source else { return false };
+        let Source::Inline(first) = wqe.source else { return false };
         out.extend(self.inline.range(first + at as u64, len as usize));
         true
     }
@@ -273,10 +299,19 @@ impl SendQueue {
         memory: &Table,
         out: &mut Vec<HostSlice>,
     ) -> Result<(), AccessError> {
-        let Source::Sges { first, count } = wqe.source else { return Ok(()) };
-        let sges = self.sges.range(first, count);
+        let Source::Sges(first) = wqe.source else { return Ok(()) };
+        let access = wqe.op.local_access();
+        if wqe.count == 1
+            && len > 0
+            && let Some(sge) = self.sges.get(first)
+        {
+            // Of one element: the message lies in it as it is.
+            out.push(memory.local(by, sge.lkey, sge.addr.wrapping_add(at.into()), len, access)?);
+            return Ok(());
+        }
+        let sges = self.sges.range(first, wqe.count as usize);
         gather(sges, at, len, |s, addr, n| {
-            out.push(memory.local(by, s.lkey, addr, n, wqe.op.local_access())?);
+            out.push(memory.local(by, s.lkey, addr, n, access)?);
             Ok(())
         })
     }
@@ -306,6 +341,7 @@ impl SendQueue {
         self.wqes.clear();
         self.sges.clear();
         self.inline.clear();
+        self.destinations.clear();
     }
 }
 

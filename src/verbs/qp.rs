@@ -355,13 +355,10 @@ impl Qp {
     /// [`PostListError`] names the first that was not taken.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.pd.context().0.shard.with(|engine, now, _| {
-            for (index, wr) in wrs.iter().enumerate() {
-                let posted = engine.nic.post_send(now, self.qpn, wr);
-                posted
-                    .expect("the NIC has the queue pair as long as its handle")
-                    .map_err(|error| PostListError { index, error })?;
-            }
-            Ok(())
+            let posted = engine.nic.post_send_list(now, self.qpn, wrs);
+            posted
+                .expect("the NIC has the queue pair as long as its handle")
+                .map_err(|PostBatchError { index, error }| PostListError { index, error })
         })
     }
 

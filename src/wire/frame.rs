@@ -205,6 +205,8 @@ pub enum FrameError {
 pub enum Checksums {
     /// As off a wire: they must be right.
     Verify,
+    /// They must be right, but that of UDP may be just the sum over the pseudo header, for hardware to complete.
+    Partial,
     /// The kernel vouches for them, or has left them to be filled in by hardware.
     Trust,
 }

@@ -46,35 +46,39 @@ impl Bth {
     ///
     /// # Panics
     /// If `b` is shorter; [`super::Packet::parse`] checks before.
+    #[inline]
     pub fn read(b: &[u8]) -> Bth {
+        let words: &[u8; BTH_LEN] = b.first_chunk().expect("a BTH is 12 bytes");
+        let [first, to, sequence] = [0, 4, 8].map(|at| be32(&words[at..at + 4]));
+        let bit = |word: u32, n: u32| word >> n & 1 != 0;
         Bth {
-            opcode: Opcode(b[0]),
-            solicited: b[1] & 0x80 != 0,
-            mig_req: b[1] & 0x40 != 0,
-            pad: b[1] >> 4 & 3,
-            version: b[1] & 0xf,
-            pkey: PKey(u16::from_be_bytes([b[2], b[3]])),
-            fecn: b[4] & 0x80 != 0,
-            becn: b[4] & 0x40 != 0,
-            resv6: b[4] & 0x3f,
-            dest_qp: Qpn::new(be32(&b[4..8])),
-            ack_req: b[8] & 0x80 != 0,
-            resv7: b[8] & 0x7f,
-            psn: Psn::new(be32(&b[8..12])),
+            opcode: Opcode((first >> 24) as u8),
+            solicited: bit(first, 23),
+            mig_req: bit(first, 22),
+            pad: (first >> 20 & 3) as u8,
+            version: (first >> 16 & 0xf) as u8,
+            pkey: PKey(first as u16),
+            fecn: bit(to, 31),
+            becn: bit(to, 30),
+            resv6: (to >> 24 & 0x3f) as u8,
+            dest_qp: Qpn::new(to),
+            ack_req: bit(sequence, 31),
+            resv7: (sequence >> 24 & 0x7f) as u8,
+            psn: Psn::new(sequence),
         }
     }
 
+    /// In whole words: what reads it next, the ICRC, does so too, and need not wait for bytes to be put together.
+    #[inline]
     fn write(&self, b: &mut [u8]) {
-        b[0] = self.opcode.0;
-        b[1] = (self.solicited as u8) << 7
-            | (self.mig_req as u8) << 6
-            | (self.pad & 3) << 4
-            | self.version & 0xf;
-        b[2..4].copy_from_slice(&self.pkey.0.to_be_bytes());
-        b[4..8].copy_from_slice(&self.dest_qp.get().to_be_bytes());
-        b[4] = (self.fecn as u8) << 7 | (self.becn as u8) << 6 | self.resv6 & 0x3f;
-        b[8..12].copy_from_slice(&self.psn.get().to_be_bytes());
-        b[8] = (self.ack_req as u8) << 7 | self.resv7 & 0x7f;
+        let flags = u32::from(self.solicited) << 23 | u32::from(self.mig_req) << 22;
+        let pad = u32::from(self.pad & 3) << 20 | u32::from(self.version & 0xf) << 16;
+        let first = u32::from(self.opcode.0) << 24 | flags | pad | u32::from(self.pkey.0);
+        let marks = u32::from(self.fecn) << 31 | u32::from(self.becn) << 30;
+        let to = marks | u32::from(self.resv6 & 0x3f) << 24 | self.dest_qp.get();
+        let asks = u32::from(self.ack_req) << 31 | u32::from(self.resv7 & 0x7f) << 24;
+        b[..8].copy_from_slice(&pair(first, to));
+        b[8..BTH_LEN].copy_from_slice(&(asks | self.psn.get()).to_be_bytes());
     }
 }
 
@@ -292,36 +296,45 @@ impl Headers {
     /// # Panics
     /// If `buf` is shorter than [`len`](Self::len); [`MAX_HEADERS_LEN`] always suffices.
     pub fn emit(&self, buf: &mut [u8]) -> usize {
-        let set = self.bth.opcode.row().headers;
         self.bth.write(buf);
-        let mut at = BTH_LEN;
+        let set = self.bth.opcode.row().headers;
+        match set {
+            // What most packets have.
+            HeaderSet::NONE => {}
+            HeaderSet::RETH => buf[BTH_LEN..][..16].copy_from_slice(&reth_bytes(&self.reth)),
+            _ => self.emit_all(set, &mut buf[BTH_LEN..]),
+        }
+        BTH_LEN + set.len()
+    }
+
+    fn emit_all(&self, set: HeaderSet, buf: &mut [u8]) {
+        let mut at = 0;
         let mut put = |header: HeaderSet, bytes: &[u8]| {
             if set.has(header) {
                 buf[at..at + bytes.len()].copy_from_slice(bytes);
                 at += bytes.len();
             }
         };
-        if !set.is_empty() {
-            put(HeaderSet::RDETH, &(self.rdeth & 0xff_ffff).to_be_bytes());
-            put(HeaderSet::DETH, &pair(self.deth.qkey.0, self.deth.src_qp.get()));
-            put(HeaderSet::XRCETH, &(self.xrceth & 0xff_ffff).to_be_bytes());
-            put(HeaderSet::FETH, &self.feth.0.to_be_bytes());
-            put(HeaderSet::RETH, &reth_bytes(&self.reth));
-            put(HeaderSet::ATOMIC, &atomic_bytes(&self.atomic));
-            let aeth = (self.aeth.syndrome.to_byte() as u32) << 24 | self.aeth.msn & 0xff_ffff;
-            put(HeaderSet::AETH, &aeth.to_be_bytes());
-            put(HeaderSet::ATOMIC_ACK, &self.atomic_ack.original.to_be_bytes());
-            put(HeaderSet::IMMDT, &self.imm.to_be_bytes());
-            put(HeaderSet::IETH, &self.ieth.0.to_be_bytes());
-        }
-        at
+        put(HeaderSet::RDETH, &(self.rdeth & 0xff_ffff).to_be_bytes());
+        put(HeaderSet::DETH, &pair(self.deth.qkey.0, self.deth.src_qp.get()));
+        put(HeaderSet::XRCETH, &(self.xrceth & 0xff_ffff).to_be_bytes());
+        put(HeaderSet::FETH, &self.feth.0.to_be_bytes());
+        put(HeaderSet::RETH, &reth_bytes(&self.reth));
+        put(HeaderSet::ATOMIC, &atomic_bytes(&self.atomic));
+        let aeth = u32::from(self.aeth.syndrome.to_byte()) << 24 | self.aeth.msn & 0xff_ffff;
+        put(HeaderSet::AETH, &aeth.to_be_bytes());
+        put(HeaderSet::ATOMIC_ACK, &self.atomic_ack.original.to_be_bytes());
+        put(HeaderSet::IMMDT, &self.imm.to_be_bytes());
+        put(HeaderSet::IETH, &self.ieth.0.to_be_bytes());
     }
 }
 
+#[inline]
 fn pair(high: u32, low: u32) -> [u8; 8] {
     ((high as u64) << 32 | low as u64).to_be_bytes()
 }
 
+#[inline]
 fn reth_bytes(r: &Reth) -> [u8; 16] {
     let mut b = [0; 16];
     b[..8].copy_from_slice(&r.va.to_be_bytes());
@@ -339,11 +352,7 @@ fn atomic_bytes(a: &AtomicEth) -> [u8; 28] {
 }
 
 /// Big-endian 32 bits at the start of `b`.
+#[inline]
 pub(super) fn be32(b: &[u8]) -> u32 {
     u32::from_be_bytes([b[0], b[1], b[2], b[3]])
-}
-
-/// Big-endian 64 bits at the start of `b`.
-pub(super) fn be64(b: &[u8]) -> u64 {
-    (be32(b) as u64) << 32 | be32(&b[4..]) as u64
 }

@@ -6,30 +6,32 @@
 
 use std::net::IpAddr;
 
-use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT};
+use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT, crc_short as short, icrc_ident};
 
 /// What a UDP length field leaves for the payload.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
 
 /// Where the local route header would be.
 const LRH: usize = 8;
+/// Fewer bytes than this go through a table: getting started with the wide instructions takes longer.
+const SHORT: usize = 64;
 /// The byte of the BTH that does not count.
 const BTH_MASKED: usize = 4;
 
-/// An ICRC in the making: resumable, so that header and payload slices need not be joined.
-#[derive(Clone, Copy, Debug)]
-pub struct Icrc(u32);
+/// What the ICRC covers before the BTH, and its state behind that: the same for all packets of a flow with so
+/// many bytes but for their identification, which is added in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Prefix {
+    flow: Flow,
+    udp_payload: usize,
+    /// With identification 0 and don't-fragment.
+    state: u32,
+}
 
-impl Icrc {
-    /// The state behind the transport headers of a packet with `udp_payload` bytes (BTH to ICRC). `headers`
-    /// starts with the BTH; `id` and `flags` count for IPv4 only.
-    ///
-    /// # Panics
-    /// If `headers` is shorter than a BTH.
-    pub fn after_headers(flow: &Flow, id: u16, flags: u16, udp_payload: usize, headers: &[u8]) -> Icrc {
-        // Everything up to the BTH in one piece: over IPv4 that is 48 bytes, just what the CRC takes in three
-        // steps, and a fixed cost of every packet.
-        let mut b = [0xffu8; LRH + 48 + BTH_LEN];
+impl Prefix {
+    /// Of the packets of a flow with `udp_payload` bytes (BTH to ICRC).
+    pub fn new(flow: &Flow, udp_payload: usize) -> Prefix {
+        let mut b = [0xffu8; LRH + 48];
         let udp_len = (udp_payload + 8) as u16;
         let ip = &mut b[LRH..];
         let udp_at = LRH
@@ -37,8 +39,7 @@ impl Icrc {
                 (IpAddr::V4(src), IpAddr::V4(dst)) => {
                     ip[0] = 0x45;
                     ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
-                    ip[4..6].copy_from_slice(&id.to_be_bytes());
-                    ip[6..8].copy_from_slice(&flags.to_be_bytes());
+                    ip[4..8].copy_from_slice(&(IpIdent::DONT_FRAGMENT as u32).to_be_bytes());
                     ip[9] = 17;
                     ip[12..16].copy_from_slice(&src.octets());
                     ip[16..20].copy_from_slice(&dst.octets());
@@ -57,18 +58,49 @@ impl Icrc {
         udp[0..2].copy_from_slice(&flow.src_port.to_be_bytes());
         udp[2..4].copy_from_slice(&ROCE_PORT.to_be_bytes());
         udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
-        let (bth, behind) = headers.split_at(BTH_LEN);
-        let bth_at = udp_at + 8;
-        b[bth_at..bth_at + BTH_LEN].copy_from_slice(bth);
-        b[bth_at + BTH_MASKED] = 0xff;
-        let mut icrc = Icrc(0);
-        icrc.update(&b[..bth_at + BTH_LEN]);
+        Prefix { flow: *flow, udp_payload, state: short::update(0, &b[..udp_at + 8]) }
+    }
+
+    /// Whether it is of these packets.
+    #[inline]
+    pub fn is_of(&self, flow: &Flow, udp_payload: usize) -> bool {
+        self.udp_payload == udp_payload && self.flow == *flow
+    }
+
+    /// That of the packets of the same flow with so many bytes.
+    #[inline]
+    pub fn resized(self, udp_payload: usize) -> Prefix {
+        if self.udp_payload == udp_payload { self } else { Prefix::new(&self.flow, udp_payload) }
+    }
+
+    /// The state behind the transport headers, which start with the BTH, of a packet with this identification
+    /// and these flags; both count for IPv4 only.
+    ///
+    /// # Panics
+    /// If `headers` is shorter than a BTH.
+    #[inline]
+    pub fn after_headers(&self, id: u16, flags: u16, headers: &[u8]) -> Icrc {
+        let (first, behind) = headers.split_first_chunk().expect("headers start with a BTH");
+        let masked = u64::from_le_bytes(*first) | 0xff << (8 * BTH_MASKED);
+        let ident = if self.flow.dst.is_ipv4() { icrc_ident::effect(id, flags) } else { 0 };
+        let mut icrc = Icrc(short::update_eight(self.state ^ ident, masked));
         icrc.update(behind);
         icrc
     }
+}
 
+/// An ICRC in the making: resumable, so that header and payload slices need not be joined.
+#[derive(Clone, Copy, Debug)]
+pub struct Icrc(u32);
+
+impl Icrc {
     /// Goes on over `bytes`.
+    #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
+        if bytes.len() < SHORT {
+            self.0 = short::update(self.0, bytes);
+            return;
+        }
         let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
         hasher.update(bytes);
         self.0 = hasher.finalize();
@@ -89,8 +121,37 @@ fn v6_octets(ip: IpAddr) -> [u8; 16] {
 
 /// The ICRC that a whole UDP payload (BTH to ICRC, whose last four bytes are not read) should carry.
 pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
+    compute_behind(&Prefix::new(flow, udp_payload.len()), id, flags, udp_payload)
+}
+
+fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
     let covered = &udp_payload[..udp_payload.len() - ICRC_LEN];
-    Icrc::after_headers(flow, id, flags, udp_payload.len(), covered).value()
+    prefix.after_headers(id, flags, covered).value()
+}
+
+/// Checks one packet after the other; those of one burst share their [`Prefix`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Verifier(Option<Prefix>);
+
+impl Verifier {
+    /// As the function [`verify`].
+    #[inline]
+    pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+        let Some(received) = received(udp_payload) else { return false };
+        let prefix = match &self.0 {
+            Some(prefix) if prefix.is_of(flow, udp_payload.len()) => prefix,
+            _ => self.0.insert(Prefix::new(flow, udp_payload.len())),
+        };
+        match ident {
+            IpIdent::Exact { id, flags } => {
+                received == compute_behind(prefix, id.wrapping_add(index), flags, udp_payload)
+            }
+            IpIdent::Unknown => {
+                let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
+                explain(flow, received ^ likely, index, udp_payload).is_some()
+            }
+        }
+    }
 }
 
 /// Whether the ICRC of packet `index` of a burst holds, with what is known of its identification.
@@ -100,11 +161,7 @@ pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
 ///
 /// `udp_payload` is BTH to ICRC; anything shorter or above 64 KiB fails.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-    match ident {
-        IpIdent::Exact { id, flags } => received(udp_payload)
-            .is_some_and(|icrc| icrc == compute(flow, id.wrapping_add(index), flags, udp_payload)),
-        IpIdent::Unknown => identify(flow, index, udp_payload).is_some(),
-    }
+    Verifier::default().verify(flow, ident, index, udp_payload)
 }
 
 /// The IPv4 identification and flags (as the 16 bits on the wire) that explain a packet's ICRC; `None` if
@@ -113,6 +170,12 @@ pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bo
 /// IPv6 has neither: there it is `likely` and [`IpIdent::DONT_FRAGMENT`], or `None`.
 pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
     let difference = received(udp_payload)? ^ compute(flow, likely, IpIdent::DONT_FRAGMENT, udp_payload);
+    explain(flow, difference, likely, udp_payload)
+}
+
+/// What identification and flags make up for a difference to the ICRC with `likely` and don't-fragment.
+#[inline]
+fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
     if difference == 0 {
         return Some((likely, IpIdent::DONT_FRAGMENT));
     }
@@ -121,7 +184,7 @@ pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u1
     }
     // From the identification on: 16 bytes of IP header, 8 of UDP.
     let covered = 16 + 8 + udp_payload.len() - ICRC_LEN;
-    super::icrc_ident::recover(difference, covered, likely)
+    icrc_ident::recover(difference, covered, likely)
 }
 
 /// The ICRC that a packet carries, if it has the length of one.

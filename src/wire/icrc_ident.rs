@@ -9,8 +9,9 @@
 //! Polynomials are in the CRC's own bit order: bit 31 is the coefficient of x^0. A register that holds the
 //! next four message bytes, first byte lowest, then needs no shuffling at all.
 
-/// The CRC-32 polynomial, reflected.
-const POLY: u32 = 0xedb8_8320;
+use super::IpIdent;
+use super::crc_short::POLY;
+
 /// The polynomial 1.
 const ONE: u32 = 1 << 31;
 /// `x^-1`: times x it is 1.
@@ -55,6 +56,42 @@ static STEP: [u32; 257] = powers(inverse_of_byte());
 /// `x^(-8·256·i)`.
 static STRIDE: [u32; 257] = powers(powers(inverse_of_byte())[256]);
 
+/// Bytes that the ICRC covers from the identification to the UDP header's end.
+const TO_BTH: usize = 16 + 8;
+
+/// `x^(8·TO_BTH)`.
+const REACH: u32 = {
+    let (mut p, mut i) = (ONE, 0);
+    while i < 8 * TO_BTH {
+        p = mul(p, ONE >> 1);
+        i += 1;
+    }
+    p
+};
+
+/// What a byte of the identification, high and low, changes in the CRC of all before the BTH.
+static EFFECT: [[u32; 256]; 2] = {
+    let mut table = [[0; 256]; 2];
+    let mut i = 0;
+    while i < 256 {
+        table[0][i] = mul(i as u32, REACH);
+        table[1][i] = mul((i as u32) << 8, REACH);
+        i += 1;
+    }
+    table
+};
+
+/// What this identification and these flags change in the CRC of all before the BTH, against 0 and don't-fragment.
+#[inline]
+pub(super) fn effect(id: u16, flags: u16) -> u32 {
+    let [high, low] = id.to_be_bytes();
+    let of_flags = match flags {
+        IpIdent::DONT_FRAGMENT => 0,
+        _ => mul(u32::from((flags ^ IpIdent::DONT_FRAGMENT).swap_bytes()) << 16, REACH),
+    };
+    EFFECT[0][high as usize] ^ EFFECT[1][low as usize] ^ of_flags
+}
+
 /// The four message bytes (first in the low byte) whose change, `bytes` before the end of the message and
 /// counted in them, changes its CRC by `difference`.
 ///
@@ -72,7 +109,7 @@ fn explain(difference: u32, bytes: usize) -> u32 {
 pub(super) fn recover(difference: u32, bytes: usize, id: u16) -> Option<(u16, u16)> {
     let change = explain(difference, bytes).to_le_bytes();
     let flags = match change[2..] {
-        [0, 0] => super::IpIdent::DONT_FRAGMENT,
+        [0, 0] => IpIdent::DONT_FRAGMENT,
         [0x40, 0] => 0,
         _ => return None,
     };

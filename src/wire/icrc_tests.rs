@@ -114,6 +114,7 @@ proptest! {
         payload in proptest::collection::vec(any::<u8>(), 16..2000),
         cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..6),
         id: u16,
+        flags in prop_oneof![Just(IpIdent::DONT_FRAGMENT), any::<u16>()],
         six: bool,
     ) {
         let flow = if six { v6() } else { v4() };
@@ -126,6 +127,8 @@ proptest! {
         masked.iter().for_each(|&at| frame[at] = 0xff);
         if six {
             frame[0] |= 0x0f;
+        } else {
+            frame[6..8].copy_from_slice(&flags.to_be_bytes());
         }
         let mut all = vec![0xff; 8];
         all.extend_from_slice(&frame);
@@ -137,10 +140,9 @@ proptest! {
         let mut at: Vec<usize> = cuts.iter().map(|c| 12 + c.index(covered - 11)).collect();
         at.push(covered);
         at.sort_unstable();
-        let df = IpIdent::DONT_FRAGMENT;
-        let mut icrc = Icrc::after_headers(&flow, id, df, payload.len(), &payload[..at[0]]);
+        let mut icrc = Prefix::new(&flow, payload.len()).after_headers(id, flags, &payload[..at[0]]);
         at.windows(2).for_each(|w| icrc.update(&payload[w[0]..w[1]]));
         prop_assert_eq!(icrc.value(), expected);
-        prop_assert_eq!(compute(&flow, id, IpIdent::DONT_FRAGMENT, &payload), expected);
+        prop_assert_eq!(compute(&flow, id, flags, &payload), expected);
     }
 }

@@ -5,6 +5,7 @@
 //! emits into a caller's buffer, and [`icrc`] the invariant CRC over both.
 #![forbid(unsafe_code)]
 
+mod crc_short;
 mod flow;
 pub mod frame;
 pub mod grh;

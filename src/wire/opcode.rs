@@ -144,7 +144,7 @@ impl HeaderSet {
     /// Invalidate extended transport header, 4 bytes.
     pub const IETH: HeaderSet = HeaderSet(1 << 9);
 
-    const LENGTHS: [usize; 10] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4];
+    const LENGTHS: [u8; 10] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4];
 
     /// Both sets together.
     pub const fn with(self, other: HeaderSet) -> HeaderSet {
@@ -158,7 +158,7 @@ impl HeaderSet {
 
     /// Bytes of all headers of the set.
     pub const fn len(self) -> usize {
-        self.len_below(HeaderSet(1 << 10))
+        self.len_below(HeaderSet(1 << Self::LENGTHS.len()))
     }
 
     /// Whether the set is empty.
@@ -171,17 +171,25 @@ impl HeaderSet {
         self.len_below(header)
     }
 
+    /// Bytes of those headers of the set whose bits are below `header`'s.
+    #[inline]
     const fn len_below(self, header: HeaderSet) -> usize {
-        let (mut n, mut i) = (0, 0);
-        while i < Self::LENGTHS.len() && 1 << i < header.0 {
-            if self.0 & (1 << i) != 0 {
-                n += Self::LENGTHS[i];
-            }
-            i += 1;
-        }
-        n
+        SET_LENGTHS[(self.0 & (header.0 - 1)) as usize] as usize
     }
 }
+
+/// Bytes of the headers of every set, by its bits.
+static SET_LENGTHS: [u8; 1 << HeaderSet::LENGTHS.len()] = {
+    let mut lengths = [0; 1 << HeaderSet::LENGTHS.len()];
+    let mut set = 1;
+    while set < lengths.len() {
+        // One header, and the set without it.
+        let lowest = set.trailing_zeros() as usize;
+        lengths[set] = lengths[set & (set - 1)] + HeaderSet::LENGTHS[lowest];
+        set += 1;
+    }
+    lengths
+};
 
 impl BitOr for HeaderSet {
     type Output = HeaderSet;

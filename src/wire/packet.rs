@@ -1,10 +1,15 @@
 //! A zero-copy view of one RoCEv2 packet: the UDP payload from the BTH to the ICRC.
 
 use super::headers::{
-    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Headers, Reth, Syndrome, be32, be64,
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Headers, Reth, Syndrome, be32,
 };
 use super::opcode::{HeaderSet, OpcodeRow};
 use super::{Opcode, QKey, Qpn, RKey};
+
+#[inline]
+fn be64(b: &[u8]) -> u64 {
+    u64::from(be32(b)) << 32 | u64::from(be32(&b[4..]))
+}
 
 /// Bytes of the invariant CRC at the end of every packet.
 pub const ICRC_LEN: usize = 4;
@@ -108,34 +113,48 @@ impl<'a> Packet<'a> {
         &self.body[self.body.len() - self.bth.pad as usize..]
     }
 
-    fn ext(&self, header: HeaderSet) -> Option<&'a [u8]> {
+    /// A header of `N` bytes, where the opcode has it.
+    #[inline]
+    fn ext<const N: usize>(&self, header: HeaderSet) -> Option<&'a [u8; N]> {
         let set = self.row().headers;
-        set.has(header).then(|| &self.body[BTH_LEN + set.offset_of(header)..])
+        if !set.has(header) {
+            return None;
+        }
+        self.body.get(BTH_LEN + set.offset_of(header)..)?.first_chunk()
+    }
+
+    /// One of a single number.
+    #[inline]
+    fn word(&self, header: HeaderSet) -> Option<u32> {
+        self.ext(header).map(|b| u32::from_be_bytes(*b))
     }
 
     /// RDETH's end-to-end context.
     pub fn rdeth(&self) -> Option<u32> {
-        self.ext(HeaderSet::RDETH).map(|b| be32(b) & 0xff_ffff)
+        self.word(HeaderSet::RDETH).map(|n| n & 0xff_ffff)
     }
 
     /// DETH, where the opcode has one.
     pub fn deth(&self) -> Option<Deth> {
-        self.ext(HeaderSet::DETH).map(|b| Deth { qkey: QKey(be32(b)), src_qp: Qpn::new(be32(&b[4..])) })
+        self.ext::<8>(HeaderSet::DETH).map(|b| Deth { qkey: QKey(be32(b)), src_qp: Qpn::new(be32(&b[4..])) })
     }
 
     /// XRCETH's shared receive queue number.
+    #[inline]
     pub fn xrceth(&self) -> Option<u32> {
-        self.ext(HeaderSet::XRCETH).map(|b| be32(b) & 0xff_ffff)
+        self.word(HeaderSet::XRCETH).map(|n| n & 0xff_ffff)
     }
 
     /// FETH, where the opcode has one.
+    #[inline]
     pub fn feth(&self) -> Option<Feth> {
-        self.ext(HeaderSet::FETH).map(|b| Feth(be32(b)))
+        self.word(HeaderSet::FETH).map(Feth)
     }
 
     /// RETH, where the opcode has one.
+    #[inline]
     pub fn reth(&self) -> Option<Reth> {
-        self.ext(HeaderSet::RETH).map(|b| Reth {
+        self.ext::<16>(HeaderSet::RETH).map(|b| Reth {
             va: be64(b),
             rkey: RKey(be32(&b[8..])),
             dma_len: be32(&b[12..]),
@@ -143,8 +162,9 @@ impl<'a> Packet<'a> {
     }
 
     /// AtomicETH, where the opcode has one.
+    #[inline]
     pub fn atomic(&self) -> Option<AtomicEth> {
-        self.ext(HeaderSet::ATOMIC).map(|b| AtomicEth {
+        self.ext::<28>(HeaderSet::ATOMIC).map(|b| AtomicEth {
             va: be64(b),
             rkey: RKey(be32(&b[8..])),
             swap_or_add: be64(&b[12..]),
@@ -153,24 +173,27 @@ impl<'a> Packet<'a> {
     }
 
     /// AETH, where the opcode has one.
+    #[inline]
     pub fn aeth(&self) -> Option<Aeth> {
-        self.ext(HeaderSet::AETH)
-            .map(|b| Aeth { syndrome: Syndrome::from_byte(b[0]), msn: be32(b) & 0xff_ffff })
+        self.word(HeaderSet::AETH)
+            .map(|n| Aeth { syndrome: Syndrome::from_byte((n >> 24) as u8), msn: n & 0xff_ffff })
     }
 
     /// AtomicAckETH, where the opcode has one.
     pub fn atomic_ack(&self) -> Option<AtomicAckEth> {
-        self.ext(HeaderSet::ATOMIC_ACK).map(|b| AtomicAckEth { original: be64(b) })
+        self.ext(HeaderSet::ATOMIC_ACK).map(|b| AtomicAckEth { original: u64::from_be_bytes(*b) })
     }
 
     /// Immediate data, where the opcode has it.
+    #[inline]
     pub fn imm(&self) -> Option<u32> {
-        self.ext(HeaderSet::IMMDT).map(be32)
+        self.word(HeaderSet::IMMDT)
     }
 
     /// The key to invalidate, where the opcode has one.
+    #[inline]
     pub fn ieth(&self) -> Option<RKey> {
-        self.ext(HeaderSet::IETH).map(|b| RKey(be32(b)))
+        self.word(HeaderSet::IETH).map(RKey)
     }
 
     /// All headers as owned values; those that the opcode lacks are their defaults.

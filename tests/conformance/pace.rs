@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use urxe::transport::{QpAttr, QpState, QpType, WcOpcode, WrOp};
-use urxe::wire::RKey;
+use urxe::transport::{QpAttr, QpState, QpType, SendFlags, Sge, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{LKey, RKey};
 
-use crate::bench::{Bench, RQ, SQ, ok};
+use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
 use crate::pkt::*;
 
 fn limit(b: &mut Bench, kbps: u32) {
@@ -49,6 +49,43 @@ cases! {
             assert!((5..=6).contains(&n), "{n} packets of {qp_type:?} in 10 ms");
             b.sends(&(0..1 + n as u64).map(|i| ok(i, WcOpcode::Send, 200)).collect::<Vec<_>>());
             b.go(QpState::Reset);
+        }
+    }
+
+    what_nobody_acknowledges_is_paced_by_itself => "pace.unacknowledged" {
+        for (qp_type, op) in [(QpType::Uc, WrOp::Write { va: 0, rkey: RKey(7) }), (QpType::Ud, WrOp::Send)] {
+            // A window of 64 KiB a millisecond: 6553 bytes at once, packets of 272 or 276 bytes of them.
+            let mut b = Bench::with(|s| {
+                (s.qp_type, s.tuning.window, s.tuning.pace_unacknowledged) = (qp_type, 64 * 1024, true);
+            });
+            (0..60).for_each(|i| b.post(i, op, 0, if qp_type == QpType::Uc { 256 * 10 } else { 256 }));
+            let burst = b.sent().len();
+            // What a datagram may have is the port's MTU, 1024: there is to be room for one.
+            let (first, in_all) = if qp_type == QpType::Uc { (25, 600) } else { (20, 60) };
+            assert_eq!(burst, first, "{qp_type:?}");
+            let n = burst + leaves(&mut b, 1000);
+            assert!((220..=275).contains(&n) || n == in_all, "{n} packets of {qp_type:?} in a millisecond");
+            assert_eq!(n + leaves(&mut b, 3000), in_all);
+            assert_eq!(b.sent_kinds().len(), 60);
+        }
+    }
+
+    a_queue_that_has_stopped_waits_for_no_turn => "pace.rate" {
+        // The second of these fails while the third waits: SQE, and ERR.
+        for qp_type in [QpType::Uc, QpType::Rc] {
+            let mut b = Bench::with(|s| s.qp_type = qp_type);
+            limit(&mut b, 1000);
+            b.post(1, WrOp::Send, 0, 200);
+            let foreign = Sge { lkey: LKey(77), ..b.mr.sge(0, 200) };
+            b.post_sges(2, WrOp::Send, &[foreign], SendFlags::SIGNALED).unwrap();
+            b.post(3, WrOp::Send, 0, 200);
+            assert_eq!(b.sent().len(), 1);
+            b.peer(&[ack(SQ, 1)]);
+            assert_eq!(leaves(&mut b, 10_000), 0);
+            b.sends(&[ok(1, WcOpcode::Send, 200), bad(2, WcStatus::LocProtErr), flushed(3)]);
+            b.state(if qp_type == QpType::Uc { QpState::Sqe } else { QpState::Err });
+            b.advance(Duration::from_secs(1));
+            b.peer(&[]);
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use urxe::transport::{QpState, SendFlags, WcOpcode, WcStatus, WrOp};
-use urxe::wire::{NakCode, RKey, RnrTimer, Syndrome};
+use urxe::wire::{NakCode, Position::Only, RKey, RnrTimer, Syndrome};
 
 use crate::bench::{Bench, SQ, Setup, bad, flushed, ok};
 use crate::pkt::*;
@@ -130,6 +130,42 @@ cases! {
         assert_eq!(asked(&b.sent()), [0, 1, 0, 1]);
         b.ask(&[ack(SQ + 11, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 12 * 256)]);
+    }
+
+    what_fills_the_window_asks => "req.ackreq" {
+        // 70 packets: beside the 16 of each part, the last that fits, and no other.
+        let mut b = Bench::with(|s| s.tuning.window = 70 * 1024);
+        b.post(1, WrOp::Send, 0, 100 * 256);
+        let asked = |p: &[Pkt]| (0..).zip(p).filter(|(_, p)| p.h.bth.ack_req).map(|(i, _)| i).collect::<Vec<_>>();
+        let first = b.sent();
+        assert_eq!((first.len(), asked(&first)), (70, vec![15, 31, 47, 63, 69]));
+        b.peer(&[ack(SQ + 69, 0)]);
+        assert_eq!(asked(&b.sent()), [9, 25, 29]);
+        b.ask(&[ack(SQ + 99, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 100 * 256)]);
+    }
+
+    answers_and_messages_are_counted => "req.ack.reserved" {
+        let mut b = Bench::new();
+        (0..3).for_each(|i| b.post(i, WrOp::Send, 0, 1));
+        b.sent();
+        let strange = [
+            aeth(SQ, 0, Syndrome::Reserved(3)),
+            nak(SQ, 0, NakCode::Reserved(9)),
+            atomic_ack(SQ, 0, 7),
+            resp(Only, SQ, 0, &[1]),
+            ack(SQ + 3, 9),
+            ack(SQ - 1, 9),
+        ];
+        for (n, packet) in (1..).zip(strange) {
+            b.ask(&[packet], &[]);
+            assert_eq!((b.count().unexpected_response, b.count().rdma_sends), (n, 0));
+        }
+        b.ask(&[ack(SQ + 1, 2)], &[]);
+        assert_eq!(b.count().rdma_sends, 2);
+        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.sends(&(0..3).map(|i| ok(i, WcOpcode::Send, 1)).collect::<Vec<_>>());
+        assert_eq!((b.count().rdma_sends, b.count().unexpected_response), (3, 6));
     }
 
     the_window_holds_back_and_acks_open_it => "req.window" {
@@ -307,6 +343,7 @@ cases! {
             }
             b.ask(&[rnr(SQ, 0, 1)], &[]);
             b.sends(&[bad(1, WcStatus::RnrRetryExcErr), flushed(2), flushed(3)]);
+            assert_eq!(b.count().rcvd_rnr_err, u64::from(retries) + 1);
             b.state(QpState::Err);
             assert_eq!(b.count().retry_rnr_exceeded_err, 1);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use urxe::memory::AtomicOp;
 use urxe::transport::{QpState, SendFlags, WcOpcode, WcStatus, WrOp};
-use urxe::wire::{NakCode, Position::*, RKey};
+use urxe::wire::{Mtu, NakCode, Position::*, RKey};
 
 use crate::bench::{Bench, SQ, Setup, bad, flushed, ok};
 use crate::pkt::*;
@@ -39,6 +39,20 @@ fn quiet(n: u32, change: impl FnOnce(&mut Setup)) -> Bench {
     b
 }
 
+/// A peer that has answered once, within 100 us.
+fn measured(change: impl FnOnce(&mut Setup)) -> Bench {
+    let mut b = Bench::with(|s| {
+        s.tuning.adaptive = true;
+        change(s);
+    });
+    b.post(0, WrOp::Send, 0, 1);
+    b.sent();
+    b.now = b.now + QUIET / 10;
+    b.ask(&[ack(SQ, 1)], &[]);
+    b.sends(&[ok(0, WcOpcode::Send, 1)]);
+    b
+}
+
 cases! {
     what_is_signaled_asks_and_what_is_not_does_not => "req.ackreq.unsignaled" {
         let mut b = quiet(2, |_| {});
@@ -61,8 +75,8 @@ cases! {
     }
 
     every_quarter_of_the_send_queue_asks => "req.ackreq.unsignaled" {
-        // It holds 64.
-        let mut b = Bench::new();
+        // It holds 64; so many packets alone would not ask.
+        let mut b = Bench::with(|s| s.mtu = Mtu::Mtu1024);
         for i in 0..40 {
             b.quiet(i, WrOp::Send);
         }
@@ -134,6 +148,128 @@ cases! {
         b.sends(&[bad(0, WcStatus::RetryExcErr), flushed(1)]);
         b.state(QpState::Err);
         b.advance(20 * T);
+    }
+
+    an_answer_that_is_late_is_asked_for_again => "req.ackreq.rtt" {
+        let mut b = measured(|_| {});
+        b.post(2, WrOp::Send, 0, 1);
+        let last = b.byte(SQ + 1);
+        b.expect(std::slice::from_ref(&last));
+        // Once, then after twice as long and so on: the timeout is no sooner for it, and no retry is spent.
+        for (n, wait) in (0..).zip([1, 2, 4, 8]) {
+            b.advance(wait * QUIET - NS);
+            b.silence();
+            b.advance(NS);
+            b.expect(std::slice::from_ref(&last));
+            assert_eq!((b.count().ack_probe, b.count().requester_retry), (1, n));
+        }
+        assert_eq!(b.count().local_ack_timeout_err, 0);
+        b.ask(&[ack(SQ + 1, 2)], &[]);
+        b.sends(&[ok(2, WcOpcode::Send, 1)]);
+        b.advance(20 * T);
+        b.silence();
+    }
+
+    what_was_lost_with_nothing_behind_it_shows_by_the_probe => "req.ackreq.rtt" {
+        let mut b = measured(|_| {});
+        for i in 1..4 {
+            b.post(i, WrOp::Send, 0, 1);
+        }
+        let all: Vec<Pkt> = (1..4).map(|i| b.byte(SQ + i)).collect();
+        b.expect(&all);
+        b.advance(QUIET);
+        b.expect(&all[2..]);
+        b.ask(&[nak(SQ + 1, 1, NakCode::PsnSequenceError)], &all);
+        // Of what was sent again nobody knows how long the answer took.
+        b.now = b.now + 60 * QUIET;
+        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1), ok(2, WcOpcode::Send, 1)]);
+        b.advance(QUIET);
+        b.expect(&all[2..]);
+        b.ask(&[ack(SQ + 3, 4)], &[]);
+        b.sends(&[ok(3, WcOpcode::Send, 1)]);
+    }
+
+    a_read_is_asked_for_again_where_it_is_missing => "req.ackreq.rtt" {
+        let mut b = measured(|_| {});
+        let (va, rkey) = (64, RKey(9));
+        b.post(2, WrOp::Read { va, rkey }, 0, 600);
+        b.expect(&[read(SQ + 1, (va, rkey, 600))]);
+        // The request was lost.
+        b.advance(QUIET);
+        b.expect(&[read(SQ + 1, (va, rkey, 600))]);
+        assert_eq!((b.count().ack_probe, b.count().requester_retry), (0, 1));
+        // The last answers were lost: never is a later part asked for than is missing.
+        let data: Vec<u8> = (0..600).map(|i| i as u8).collect();
+        b.ask(&[resp(First, SQ + 1, 2, &data[..256])], &[]);
+        b.advance(QUIET);
+        b.expect(&[read(SQ + 2, (va + 256, rkey, 344))]);
+        b.ask(&[resp(First, SQ + 2, 2, &data[256..512])], &[]);
+        b.advance(QUIET);
+        b.expect(&[read(SQ + 3, (va + 512, rkey, 88))]);
+        b.ask(&[resp(Only, SQ + 3, 2, &data[512..])], &[]);
+        b.sends(&[ok(2, WcOpcode::RdmaRead, 600)]);
+        assert_eq!(b.mr.read(0, 600), data);
+    }
+
+    behind_a_lost_nak_all_is_sent_again => "req.ackreq.rtt" {
+        // The peer has said once what it misses, and says no more.
+        let mut b = measured(|s| s.retry_cnt = 0);
+        for i in 1..4 {
+            b.post(i, WrOp::Send, 0, 1);
+        }
+        let all: Vec<Pkt> = (1..4).map(|i| b.byte(SQ + i)).collect();
+        b.expect(&all);
+        b.advance(QUIET);
+        b.expect(&all[2..]);
+        b.advance(2 * QUIET);
+        b.expect(&all);
+        b.ask(&[ack(SQ + 3, 4)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1), ok(2, WcOpcode::Send, 1), ok(3, WcOpcode::Send, 1)]);
+        // The timeout is still when it was to be.
+        b.post(4, WrOp::Send, 0, 1);
+        let last = b.byte(SQ + 4);
+        b.expect(&[last]);
+        b.advance(T - NS);
+        b.sent();
+        b.sends(&[]);
+        b.advance(NS);
+        b.sends(&[bad(4, WcStatus::RetryExcErr)]);
+        b.state(QpState::Err);
+    }
+
+    in_the_middle_of_a_message_too => "req.ackreq.rtt" {
+        let mut b = measured(|s| s.tuning.window = 4 * 1024);
+        b.post(1, WrOp::Send, 0, 8 * 256);
+        let sent = b.sent();
+        assert_eq!(sent.len(), 4);
+        b.advance(QUIET);
+        b.expect(&sent[3..]);
+        b.ask(&[nak(SQ + 1, 1, NakCode::PsnSequenceError)], &[sent[0].clone(), sent[1].clone(), sent[2].clone().ask(true)]);
+        b.peer(&[ack(SQ + 3, 1)]);
+        while let Some(last) = b.sent().last() {
+            b.peer(&[ack(last.h.bth.psn.get(), 2)]);
+        }
+        b.sends(&[ok(1, WcOpcode::Send, 8 * 256)]);
+    }
+
+    a_slow_peer_is_given_the_time_it_takes => "req.ackreq.rtt" {
+        // It takes 20 ms: mean and four times half of that.
+        let mut b = Bench::with(|s| s.tuning.adaptive = true);
+        b.post(1, WrOp::Send, 0, 1);
+        b.sent();
+        b.now = b.now + 20 * QUIET;
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1)]);
+        b.post(2, WrOp::Send, 0, 1);
+        let last = b.byte(SQ + 1);
+        b.expect(std::slice::from_ref(&last));
+        b.advance(60 * QUIET - NS);
+        b.silence();
+        b.advance(NS);
+        b.expect(&[last]);
+        b.ask(&[ack(SQ + 1, 2)], &[]);
+        b.sends(&[ok(2, WcOpcode::Send, 1)]);
     }
 
     with_a_short_timeout_it_asks_in_a_quarter_of_it => "req.ackreq.probe" {
@@ -222,7 +358,9 @@ cases! {
     }
 
     a_loss_narrows_the_window_and_what_arrives_widens_it => "req.window.loss" {
-        let mut b = Bench::with(|s| (s.tuning.window, s.retry_cnt) = (16 * 1024, 7));
+        let mut b = Bench::with(|s| {
+            (s.tuning.window, s.tuning.max_ack_silence, s.retry_cnt) = (16 * 1024, 9 * T, 7);
+        });
         b.post(1, WrOp::Send, 0, 80 * 256);
         assert_eq!(b.sent().len(), 16);
         b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
@@ -243,6 +381,11 @@ cases! {
             assert!(again[packets - 1].h.bth.ack_req);
         }
         let mut next = SQ + 20;
+        b.peer(&[ack(next - 1, 0)]);
+        // Two have arrived: one more than those may be in flight.
+        let grown = b.sent().len() as u32;
+        assert_eq!(grown, 3);
+        next += grown;
         while next < SQ + 80 {
             b.peer(&[ack(next - 1, 0)]);
             next += b.sent().len() as u32;

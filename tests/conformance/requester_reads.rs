@@ -181,7 +181,8 @@ cases! {
     }
 
     each_answer_is_progress => "req.read.progress" {
-        let (mut b, a) = reading(|s| s.retry_cnt = 1);
+        // Patient: the timeout alone is looked at.
+        let (mut b, a) = reading(|s| (s.retry_cnt, s.tuning.max_ack_silence) = (1, 9 * T));
         for i in 1..4 {
             b.ask(&a[i - 1..i], &[]);
             b.advance(T - Duration::from_nanos(1));

@@ -125,6 +125,8 @@ impl Side {
             turn: knobs.turn,
             min_timeout: Duration::ZERO,
             max_ack_silence: Duration::from_micros(knobs.ack_silence_us),
+            pace_unacknowledged: true,
+            adaptive: true,
         };
         let port = PortAddresses { gids: vec![ip.into()], src_port: None };
         let initial = &plan.arenas[i].initial;

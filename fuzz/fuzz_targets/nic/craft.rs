@@ -126,7 +126,7 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         data.resize(data.len() + ICRC_LEN, 0);
         mend(&flow, i, &mut data[start..]);
         segment = data.len() - start;
-        headers.bth.psn = headers.bth.psn + 1;
+        headers.bth.psn += 1;
         if small & 0x40 != 0 && headers.len() == n {
             // FIRST, MIDDLE, LAST have opcodes that follow one another; only those of equal length here.
             let next =

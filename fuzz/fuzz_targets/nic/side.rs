@@ -102,6 +102,8 @@ impl Side {
                 min_timeout: Duration::from_micros(10),
                 max_ack_silence: Duration::from_micros(if small { 5 } else { 100 }),
                 turn: if small { 3 } else { 256 },
+                pace_unacknowledged: habits & 64 != 0,
+                adaptive: habits & 32 != 0,
             },
             port: PortAddresses { gids: vec![gid(number)], src_port: None },
             seed: number.into(),

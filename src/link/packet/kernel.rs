@@ -92,6 +92,9 @@ impl KernelNeighbours {
         let guard = |ip: &IpAddr| {
             let socket = UdpSocket::bind(socket_addr(*ip, ROCE_PORT, ifindex)).ok()?;
             sys::drop_all(socket.as_raw_fd()).ok()?;
+            // A run is then dropped whole, instead of being cut first.
+            let on: libc::c_int = 1;
+            let _ = sys::set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &on);
             Some(socket)
         };
         let guards = addresses.iter().filter_map(guard).collect();

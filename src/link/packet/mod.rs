@@ -10,6 +10,7 @@ mod socket;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod uncut;
 
 use std::io;
 use std::net::IpAddr;
@@ -29,7 +30,7 @@ use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums, Content, ETHERNET_LEN, RoceFrame};
 use filter::Wanted;
 use kernel::KernelNeighbours;
-use socket::{MAX_SLICES, RawSocket, Run, TxBatch, TxMessage};
+use socket::{MAX_SLICES, RawSocket, Run, Shape, TxBatch, TxMessage};
 
 /// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a station of its own on it. Further options:
@@ -143,8 +144,8 @@ pub struct PacketLink {
     mac: Mac,
     neighbours: Neighbours,
     socket: RawSocket,
-    /// Whether runs go out whole: until the kernel has refused one.
-    runs: bool,
+    /// UDP payload bytes of a packet of the last run that came without word of them.
+    likely_segment: usize,
     batch: TxBatch,
     local: Loopback,
     counters: LinkCounters,
@@ -267,7 +268,7 @@ impl PacketLink {
                 _ => PacketError::Io { name, what, source },
             }
         };
-        // The MTU bounds the receive buffers, and needs a socket to be asked for: any will do.
+        // Asking for the MTU needs a socket: any will do.
         let probe = std::net::UdpSocket::bind("0.0.0.0:0").map_err(failed("open a socket"))?;
         let interface_mtu = sys::interface_mtu(std::os::fd::AsRawFd::as_raw_fd(&probe), &name)
             .map_err(failed("read the MTU"))?
@@ -275,8 +276,7 @@ impl PacketLink {
         if interface_mtu < MIN_MTU {
             return Err(PacketError::Mtu { name, mtu: interface_mtu });
         }
-        let socket = RawSocket::open(interface.index, interface_mtu, offload)
-            .map_err(failed("open a packet socket"))?;
+        let socket = RawSocket::open(interface.index, offload).map_err(failed("open a packet socket"))?;
         let (mac, addresses, neighbours) = match station {
             Some(station) => {
                 let addresses: Vec<_> = station.addresses.iter().map(|a| a.ip).collect();
@@ -306,13 +306,12 @@ impl PacketLink {
             burst: BurstLimits::SEGMENTED,
             window: socket.window(),
         };
-        let runs = socket.vnet;
         Ok(PacketLink {
             info,
             mac,
             neighbours,
             socket,
-            runs,
+            likely_segment: 0,
             batch: TxBatch::default(),
             local: Loopback::default(),
             counters: LinkCounters::default(),
@@ -320,12 +319,12 @@ impl PacketLink {
         })
     }
 
-    /// Whether runs of packets go to the kernel whole.
+    /// Whether runs of packets go to the kernel whole: until it has refused one.
     pub fn offloads(&self) -> bool {
-        self.runs
+        self.socket.vnet
     }
 
-    /// Adds a burst to the batch, whole or cut, or deals with it otherwise.
+    /// Adds a burst to the batch, or deals with it otherwise.
     fn add_burst(&mut self, now: Instant, index: usize, burst: &TxBurst<'_>) {
         let flow = burst.flow;
         if self.info.addresses.contains(&flow.dst) {
@@ -333,32 +332,41 @@ impl PacketLink {
             return;
         }
         if flow.header_len() + burst.segment > self.info.mtu {
-            self.counters.tx_dropped += burst.packets as u64;
+            self.counters.tx_oversized += burst.packets as u64;
             return;
         }
         if self.neighbours.loops_back(flow.dst) && !self.local.push(burst) {
             self.counters.tx_dropped += burst.packets as u64;
         }
-        let Some(to) = self.neighbours.resolve(now, flow.dst) else {
-            self.hold_burst(burst);
-            return;
-        };
-        let own = self.mac;
-        if self.runs && burst.packets > 1 && burst.pieces().len() < MAX_SLICES {
-            let udp_end = ETHERNET_LEN + flow.header_len();
-            let run = Run { segment: burst.segment, ip_end: udp_end - 8, udp_end };
-            let info = TxMessage { burst: index, packets: burst.packets, run: true };
-            self.batch.begin(info, true, Some(run), |out| {
-                frame::append_headers(out, to, own, &flow, 0, burst.bytes);
-                // The kernel completes it, in every packet.
-                let at = out.len() - 2;
-                let sum = frame::udp_pseudo_sum(&flow, burst.bytes as u16 + 8);
-                out[at..].copy_from_slice(&sum.to_be_bytes());
-            });
-            burst.pieces().for_each(|piece| self.batch.piece(piece));
-            return;
+        match self.neighbours.resolve(now, flow.dst) {
+            Some(to) if self.socket.vnet && burst.packets > 1 && burst.pieces().len() < MAX_SLICES => {
+                self.add_run(to, index, burst);
+            }
+            Some(to) => self.add_packets(to, index, burst),
+            None => self.hold_burst(burst),
         }
-        let info = TxMessage { burst: index, packets: 1, run: false };
+    }
+
+    /// Adds a burst that the kernel is to cut.
+    fn add_run(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
+        let (flow, own) = (burst.flow, self.mac);
+        let udp_end = ETHERNET_LEN + flow.header_len();
+        let run = Run { segment: burst.segment, ip_end: udp_end - 8, udp_end };
+        let info = TxMessage { burst: index, packets: burst.packets, run: true, to };
+        self.batch.begin(info, true, Some(run), |out| {
+            frame::append_headers(out, to, own, &flow, 0, burst.bytes);
+            // The kernel completes it, in every packet.
+            let at = out.len() - 2;
+            let sum = frame::udp_pseudo_sum(&flow, burst.bytes as u16 + 8);
+            out[at..].copy_from_slice(&sum.to_be_bytes());
+        });
+        burst.pieces().for_each(|piece| self.batch.piece(piece));
+    }
+
+    /// Adds a burst packet by packet.
+    fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
+        let (flow, own) = (burst.flow, self.mac);
+        let info = TxMessage { burst: index, packets: 1, run: false, to };
         let mut packets = cutter(burst);
         let mut id = 0;
         while let Some(len) = packets.next_len() {
@@ -386,7 +394,7 @@ impl PacketLink {
         }
     }
 
-    /// Sends the batch. `Some(burst)` if the kernel refused the run that this burst is: it has to be cut.
+    /// Sends the batch, or all before the message that is returned: a run that the kernel has refused.
     fn send_batch(&mut self) -> io::Result<Option<usize>> {
         let mut next = 0;
         while next < self.batch.info.len() {
@@ -395,15 +403,16 @@ impl PacketLink {
             let message = self.batch.info[sent];
             match error.raw_os_error() {
                 Some(libc::ENODEV | libc::ENXIO) => return Err(error),
-                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.run => {
-                    self.runs = false;
-                    return Ok(Some(message.burst));
-                }
+                Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.run => return Ok(Some(sent)),
                 // A full queue now is full for the rest as well.
                 Some(libc::EAGAIN | libc::ENOBUFS | libc::ENETDOWN) => {
                     let rest = self.batch.info[sent..].iter().map(|m| m.packets as u64).sum::<u64>();
                     self.counters.tx_dropped += rest;
                     return Ok(None);
+                }
+                Some(libc::EMSGSIZE) => {
+                    self.counters.tx_oversized += message.packets as u64;
+                    next = sent + 1;
                 }
                 _ => {
                     self.counters.tx_dropped += message.packets as u64;
@@ -414,12 +423,25 @@ impl PacketLink {
         Ok(None)
     }
 
+    /// Sends the bursts of the batch from this message on, which is the first of its burst, packet by packet.
+    fn send_in_packets(&mut self, first: usize, queue: &TxQueue) -> io::Result<()> {
+        let mut bursts: Vec<_> = self.batch.info[first..].iter().map(|m| (m.burst, m.to)).collect();
+        bursts.dedup();
+        self.batch.clear();
+        for (index, to) in bursts {
+            if let Some(burst) = queue.bursts().nth(index) {
+                self.add_packets(to, index, &burst);
+            }
+        }
+        self.send_batch().map(drop)
+    }
+
     /// Sends what the station or the neighbour look-up has to send.
     fn flush_outbox(&mut self) -> io::Result<()> {
         while self.neighbours.outbox().is_some() {
             self.batch.clear();
             while let (Some(bytes), false) = (self.neighbours.outbox(), self.batch.is_full()) {
-                let info = TxMessage { burst: 0, packets: 1, run: false };
+                let info = TxMessage { burst: 0, packets: 1, run: false, to: Mac::default() };
                 self.batch.begin(info, self.socket.vnet, None, |out| out.extend_from_slice(bytes));
                 self.neighbours.sent();
             }
@@ -434,18 +456,25 @@ impl PacketLink {
             self.counters.rx_malformed += 1;
             return 0;
         }
-        let checksums = if received.trusted { Checksums::Trust } else { Checksums::Verify };
         let outcome = match &mut self.neighbours {
-            Neighbours::Station(station) => station.handle_frame(now, received.bytes, checksums),
+            Neighbours::Station(station) => station.handle_frame(now, received.bytes, received.checksums),
             Neighbours::Kernel(kernel) => {
                 let ours = |ip: IpAddr| self.info.addresses.contains(&ip) || kernel.is_member(ip);
-                read_beside_kernel(received.bytes, checksums, ours)
+                read_beside_kernel(received.bytes, received.checksums, ours)
             }
         };
         match outcome {
             Outcome::Packet(RoceFrame { flow, ident, payload }) => {
                 let data = &received.bytes[payload];
-                let segment = if received.segment == 0 { data.len() } else { received.segment };
+                let segment = match received.shape {
+                    Shape::Single => data.len(),
+                    Shape::Run(segment) => segment,
+                    Shape::Unknown => {
+                        self.likely_segment = uncut::segment(&flow, ident, data, self.likely_segment);
+                        self.likely_segment
+                    }
+                };
+                let ident = uncut::ident(&flow, ident, data, segment);
                 sink(RxBurst { flow, ident, segment, data });
                 return data.len().div_ceil(segment.max(1));
             }
@@ -487,14 +516,8 @@ impl Link for PacketLink {
                 }
             }
             if let Some(refused) = self.send_batch()? {
-                // What of this batch has not left goes again, in single packets.
-                let again: Vec<_> =
-                    self.batch.info.iter().map(|m| m.burst).filter(|b| *b >= refused).collect();
-                self.batch.clear();
-                for (i, burst) in queue.bursts().enumerate().filter(|(i, _)| again.contains(i)) {
-                    self.add_burst(now, i, &burst);
-                }
-                self.send_batch()?;
+                self.socket.refuse_runs()?;
+                self.send_in_packets(refused, queue)?;
             }
         }
         self.flush_outbox()

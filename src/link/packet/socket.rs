@@ -1,33 +1,37 @@
 //! The raw socket: many frames a call, in both directions, with what the kernel calls a virtio-net header.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, iovec, mmsghdr, msghdr, sock_filter};
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::sys;
 use crate::transport::Piece;
+use crate::wire::Mac;
+use crate::wire::frame::Checksums;
 
 /// Bytes of a virtio-net header.
 pub(super) const VNET_LEN: usize = 10;
 /// The checksum field holds the pseudo header's sum; the rest is for whoever sends.
 const VNET_NEEDS_CSUM: u8 = 1;
 const VNET_DATA_VALID: u8 = 2;
+const VNET_GSO_NONE: u8 = 0;
 /// A run of UDP datagrams of equal size.
 const VNET_GSO_UDP_L4: u8 = 5;
 
 /// From linux/if_packet.h, which libc has only in part.
-const PACKET_VNET_HDR: c_int = 15;
 const PACKET_IGNORE_OUTGOING: c_int = 23;
+/// PACKET_VNET_HDR is older: kernels that have it alone (before Linux 6.4) may know no runs of UDP in these headers, and
+/// drop those that they should tell of.
+const PACKET_VNET_HDR_SZ: c_int = 24;
 
 /// What one system call takes of slices for a message.
 pub(super) const MAX_SLICES: usize = 1024;
 /// Messages in one sending call.
 const TX_MESSAGES: usize = 64;
-/// Messages in one receiving call: of a frame, or of a run of frames.
-const RX_FRAMES: usize = 64;
-const RX_RUNS: usize = 16;
+/// Messages in one receiving call. Many runs would push each other out of the cache.
+const RX_MESSAGES: usize = 16;
 /// The largest IP packet and an Ethernet header with two tags.
 const MAX_FRAME: usize = 65_535 + 22;
 /// What is asked for; the kernel may give less.
@@ -40,7 +44,8 @@ const PATIENCE_MS: u8 = 20;
 pub(super) struct RawSocket {
     fd: OwnedFd,
     ifindex: u32,
-    /// Whether each message starts with a virtio-net header.
+    /// Whether each message starts with a virtio-net header: without one, the kernel takes no runs of packets, and
+    /// does not say how long the packets are of one that it gives.
     pub vnet: bool,
     rx: RxBuffers,
 }
@@ -49,18 +54,28 @@ pub(super) struct RawSocket {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RxFrame<'a> {
     pub bytes: &'a [u8],
-    /// UDP payload bytes of each packet of a run; 0 if it is a single one.
-    pub segment: usize,
-    /// Checksums were checked, or not yet made, and never left the machine without.
-    pub trusted: bool,
+    pub shape: Shape,
+    pub checksums: Checksums,
     /// Larger than the buffer, or a run of something else.
     pub unusable: bool,
 }
 
+/// How many packets a frame is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Shape {
+    Single,
+    /// A run, with so many UDP payload bytes in each but the last.
+    Run(usize),
+    /// The kernel does not say.
+    Unknown,
+}
+
+/// What a buffer has to hold.
+const RX_ROOM: usize = VNET_LEN + MAX_FRAME;
+
 #[derive(Debug)]
 struct RxBuffers {
     memory: Vec<u8>,
-    room: usize,
     iov: Vec<iovec>,
     messages: Vec<mmsghdr>,
 }
@@ -70,12 +85,13 @@ struct RxBuffers {
 unsafe impl Send for RxBuffers {}
 
 impl RxBuffers {
-    fn new(count: usize, room: usize) -> RxBuffers {
-        let mut b = RxBuffers { memory: vec![0; count * room], room, iov: Vec::new(), messages: Vec::new() };
+    fn new() -> RxBuffers {
+        let memory = vec![0; RX_MESSAGES * RX_ROOM];
+        let mut b = RxBuffers { memory, iov: Vec::new(), messages: Vec::new() };
         b.iov = b
             .memory
-            .chunks_mut(room)
-            .map(|chunk| iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: room })
+            .chunks_mut(RX_ROOM)
+            .map(|chunk| iovec { iov_base: chunk.as_mut_ptr().cast(), iov_len: RX_ROOM })
             .collect();
         b.messages = b.iov.iter_mut().map(|iov| message(iov, 1)).collect();
         b
@@ -90,9 +106,14 @@ fn message(iov: *mut iovec, count: usize) -> mmsghdr {
     mmsghdr { msg_hdr: hdr, msg_len: 0 }
 }
 
+/// Has each message start with a virtio-net header of this length; 0 for none.
+fn set_vnet_len(fd: RawFd, len: usize) -> io::Result<()> {
+    sys::set_option(fd, libc::SOL_PACKET, PACKET_VNET_HDR_SZ, &(len as c_int))
+}
+
 impl RawSocket {
     /// A socket that receives nothing yet.
-    pub fn open(ifindex: u32, mtu: usize, vnet: bool) -> io::Result<RawSocket> {
+    pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no memory is involved.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
@@ -104,7 +125,7 @@ impl RawSocket {
         let raw = fd.as_raw_fd();
         let on: c_int = 1;
         sys::set_option(raw, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
-        let vnet = vnet && sys::set_option(raw, libc::SOL_PACKET, PACKET_VNET_HDR, &on).is_ok();
+        let vnet = vnet && set_vnet_len(raw, VNET_LEN).is_ok();
         for (forced, asked, bytes) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SNDBUF)]
         {
@@ -112,12 +133,13 @@ impl RawSocket {
             sys::set_option(raw, libc::SOL_SOCKET, forced, &bytes)
                 .or_else(|_| sys::set_option(raw, libc::SOL_SOCKET, asked, &bytes))?;
         }
-        let rx = if vnet {
-            RxBuffers::new(RX_RUNS, VNET_LEN + MAX_FRAME)
-        } else {
-            RxBuffers::new(RX_FRAMES, (mtu + 22).min(MAX_FRAME))
-        };
-        Ok(RawSocket { fd, ifindex, vnet, rx })
+        Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
+    }
+
+    /// The kernel has refused a run, which will not change: does without from now on. What waits unread loses nothing.
+    pub fn refuse_runs(&mut self) -> io::Result<()> {
+        self.vnet = false;
+        set_vnet_len(self.fd.as_raw_fd(), 0)
     }
 
     /// Sets the filter and starts to receive; what is not for the interface too, if `promiscuous`.
@@ -178,7 +200,7 @@ impl RawSocket {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // EINVAL: a frame that a virtio-net header cannot tell of (runs of UDP before Linux 6.2).
+                // EINVAL: a frame that a virtio-net header cannot tell of; the kernel has dropped it.
                 Some(libc::EAGAIN | libc::EINVAL) => return Ok(0),
                 // Down is no end: it may come up again. Gone is.
                 Some(libc::ENETDOWN) if sys::interface_exists(self.fd.as_raw_fd(), self.ifindex) => {
@@ -192,25 +214,24 @@ impl RawSocket {
     /// Frame `i` of the last [`receive`](Self::receive).
     pub fn received(&self, i: usize) -> RxFrame<'_> {
         let message = &self.rx.messages[i];
-        let room = self.rx.room;
-        let bytes = &self.rx.memory[i * room..][..(message.msg_len as usize).min(room)];
+        let bytes = &self.rx.memory[i * RX_ROOM..][..(message.msg_len as usize).min(RX_ROOM)];
         let unusable = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
         if !self.vnet {
-            return RxFrame { bytes, segment: 0, trusted: false, unusable };
+            return RxFrame { bytes, shape: Shape::Unknown, checksums: Checksums::Partial, unusable };
         }
         let Some((head, bytes)) = bytes.split_first_chunk::<VNET_LEN>() else {
-            return RxFrame { bytes: &[], segment: 0, trusted: false, unusable: true };
+            return RxFrame { bytes, shape: Shape::Unknown, checksums: Checksums::Verify, unusable: true };
         };
-        let segment = match head[1] {
-            VNET_GSO_UDP_L4 => usize::from(u16::from_ne_bytes([head[4], head[5]])),
-            _ => 0,
+        let shape = match (head[1], usize::from(u16::from_ne_bytes([head[4], head[5]]))) {
+            (VNET_GSO_NONE, _) => Shape::Single,
+            (VNET_GSO_UDP_L4, segment @ 1..) => Shape::Run(segment),
+            _ => Shape::Unknown,
         };
-        RxFrame {
-            bytes,
-            segment,
-            trusted: head[0] & (VNET_NEEDS_CSUM | VNET_DATA_VALID) != 0,
-            unusable: unusable || (head[1] != 0 && segment == 0),
-        }
+        let checksums = match head[0] & (VNET_NEEDS_CSUM | VNET_DATA_VALID) {
+            0 => Checksums::Verify,
+            _ => Checksums::Trust,
+        };
+        RxFrame { bytes, shape, checksums, unusable: unusable || shape == Shape::Unknown }
     }
 
     /// Sends the messages of a batch from `first` on. Returns how many went, and why not more.
@@ -275,6 +296,8 @@ pub(super) struct TxMessage {
     pub packets: usize,
     /// Whether the kernel has to cut it.
     pub run: bool,
+    /// Whom it is for, next on the way.
+    pub to: Mac,
 }
 
 /// A run of packets for the kernel to cut.

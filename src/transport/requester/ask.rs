@@ -2,7 +2,8 @@
 //!
 //! Asked for is what somebody waits for: completions, room in the window and in the send queue. The rest goes
 //! without, as acknowledgements cost both sides as much as short messages do. If then nothing follows, the last
-//! packet is sent once more, asking: a *probe*, long before the timeout.
+//! packet is sent once more, asking: a *probe*, long before the timeout. So it is when an answer does not come in the
+//! time that answers take: what was lost with nothing behind it shows then. What is silent after that is sent again.
 
 use std::time::Duration;
 
@@ -17,60 +18,115 @@ const PARTS: u32 = 4;
 /// before the timer expires, and rxe asks as often.
 const ASK_PACKETS: u64 = 64;
 
+/// Doublings of the wait for an answer: then the local ACK timeout is near, if not over.
+const MAX_DOUBLINGS: u32 = 10;
+
 /// Whether a packet between these flight costs ends a part of the link's window. By its place alone.
 pub(super) fn is_marked(start_cost: u64, end_cost: u64, window: usize, mtu: Mtu) -> bool {
-    let step = (window as u64 / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64);
-    start_cost / step != end_cost / step
+    let part = (window as u64 / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64);
+    // Powers of two: every packet asks this.
+    start_cost >> part.ilog2() != end_cost >> part.ilog2()
 }
 
 /// Whether the `index`-th work request ends a part of a send queue of `max_wr`.
 pub(super) fn fills_a_part(index: u64, max_wr: u32) -> bool {
-    let part = u64::from((max_wr / PARTS).max(1));
-    index % part == part - 1
+    let part = 1u64 << (max_wr / PARTS).max(1).ilog2();
+    index & (part - 1) == part - 1
 }
 
-/// What went out without asking since the last packet that asked.
+/// What the peer is asked, and when it is asked again.
 #[derive(Debug, Default)]
 pub(super) struct Ask {
-    /// When its first packet went.
-    since: Option<Instant>,
-    /// The probe was due, and waits to be sent.
+    /// What went out without asking since the last packet that asked.
+    unasked: Option<Unasked>,
+    /// Until when an answer should have come.
+    answer: Option<Instant>,
+    /// Deadlines that have passed since the last answer.
+    missed: u32,
+    /// A probe was due, and waits to be sent.
     due: bool,
 }
 
+/// When the first packet of it is to be asked for.
+#[derive(Debug, Clone, Copy)]
+struct Unasked {
+    /// By whatever goes out then.
+    overdue: Instant,
+    /// By a probe.
+    deadline: Instant,
+}
+
 impl Ask {
-    /// A packet was sent.
-    pub fn note(&mut self, asking: bool, now: Instant) {
-        if asking {
-            self.asked();
-        } else {
-            self.since.get_or_insert(now);
+    /// A packet that asks for nothing was sent.
+    pub fn unasked(&mut self, now: Instant, timeout: AckTimeout, tuning: &Tuning) {
+        if self.unasked.is_none() {
+            let delay = delay(timeout, tuning);
+            self.unasked = Some(Unasked { overdue: now + delay / 2, deadline: now + delay });
         }
     }
 
-    /// Nothing is in flight that is not asked for.
-    pub fn asked(&mut self) {
+    /// One that asks was sent; `patience`, if it is known, is how long the answer takes.
+    pub fn asked(&mut self, now: Instant, patience: Option<Duration>) {
+        (self.unasked, self.due) = (None, false);
+        if self.answer.is_none() {
+            self.wait(now, patience);
+        }
+    }
+
+    /// A probe was sent.
+    pub fn probed(&mut self, now: Instant, patience: Option<Duration>) {
+        (self.unasked, self.due) = (None, false);
+        self.wait(now, patience);
+    }
+
+    /// An answer has come, and more are to come.
+    pub fn answered(&mut self, now: Instant, patience: Option<Duration>) {
+        self.missed = 0;
+        if self.answer.is_some() {
+            self.wait(now, patience);
+        }
+    }
+
+    /// Twice as long each time: a peer that is only slow is not to be buried in packets.
+    fn wait(&mut self, now: Instant, patience: Option<Duration>) {
+        self.answer = patience.map(|patience| now + patience * (1 << self.missed.min(MAX_DOUBLINGS)));
+    }
+
+    /// Nothing is in flight.
+    pub fn settled(&mut self) {
         *self = Ask::default();
     }
 
-    /// When the probe is to be sent, if nothing has asked until then.
-    pub fn deadline(&self, timeout: AckTimeout, tuning: &Tuning) -> Option<Instant> {
-        self.since.filter(|_| !self.due).map(|at| at + delay(timeout, tuning))
+    /// All that is in flight is to be sent again.
+    pub fn rewound(&mut self) {
+        *self = Ask { missed: self.missed, ..Ask::default() };
+    }
+
+    /// When a probe is to be sent, if nothing comes until then.
+    pub fn deadline(&self) -> Option<Instant> {
+        if self.due {
+            return None;
+        }
+        self.unasked.map(|unasked| unasked.deadline).into_iter().chain(self.answer).min()
     }
 
     /// Whether a packet that goes now should ask, to save the probe.
-    pub fn is_overdue(&self, now: Instant, timeout: AckTimeout, tuning: &Tuning) -> bool {
-        self.since.is_some_and(|at| at + delay(timeout, tuning) / 2 <= now)
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        self.unasked.is_some_and(|unasked| unasked.overdue <= now)
     }
 
-    /// The deadline has passed.
-    pub fn expire(&mut self) {
-        self.due = true;
+    /// The deadline has passed. A probe is to be sent for it; or, if it was for the answer to one, all that is in
+    /// flight, which this says: the peer may have said what it misses, once for each gap, and that was lost.
+    pub fn expire(&mut self) -> bool {
+        let again = self.missed > 0;
+        self.missed += 1;
+        self.due = !again;
+        again
     }
 
     /// Whether something is in flight that nobody asked for.
     pub fn is_pending(&self) -> bool {
-        self.since.is_some()
+        self.unasked.is_some()
     }
 
     /// Whether the probe is to be sent.

@@ -6,7 +6,7 @@ use super::{Cursor, Requester, ask};
 use crate::memory::AtomicOp;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::{SendWqe, packet_cost};
-use crate::transport::{Env, Output, Payload, QpState, WcStatus, WrOp};
+use crate::transport::{Env, Instant, Output, Payload, QpState, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
 /// PSNs that may be in flight: less than half of the space, or old and new could not be told apart
@@ -30,6 +30,7 @@ impl Requester {
         budget: &mut usize,
         env: &mut Env<'_>,
     ) -> Result<bool, super::Fatal> {
+        self.crowded_out = false;
         while *budget > 0 {
             let sent = if self.ask.is_due() { self.probe(conn, env) } else { self.send_one(conn, env) };
             match sent {
@@ -80,8 +81,9 @@ impl Requester {
         // Beyond the peer's credits a message goes alone: its first packet, and the rest once that was received
         // (IBA 9.7.7.2.5).
         let limited = wqe.op.takes_receive() && self.credit.excludes(wqe.number);
-        let alone = if packet == 0 { self.unacked == psn } else { self.unacked.is_after(wqe.first_psn) };
-        if limited && !alone {
+        let is_alone =
+            || if packet == 0 { self.unacked == psn } else { self.unacked.is_after(wqe.first_psn) };
+        if limited && !is_alone() {
             return if self.ask.is_pending() { self.probe(conn, env) } else { Err(Stop::Idle) };
         }
 
@@ -99,24 +101,35 @@ impl Requester {
         };
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
-        let acked_cost = self.acked_cost(conn);
-        let window = self.window.size(env.tuning);
-        if start_cost > acked_cost && end_cost - acked_cost > window
-            || psn.since(self.unacked) as u32 + psns > MAX_PSNS
-        {
+        let (window, whole) = (self.window.size(env.tuning), env.tuning.window as u64);
+        let (begins, flight) = (start_cost <= self.acked_cost, end_cost - self.acked_cost);
+        if !begins && flight > window || psn.since(self.unacked) as u32 + psns > MAX_PSNS {
+            return Err(Stop::Idle);
+        }
+        // With nothing in flight it may send something, but only into room that is there.
+        let others = env.others_in_flight;
+        if others > 0 && flight + others > whole && !(begins && others < whole) {
+            self.crowded_out = true;
             return Err(Stop::Idle);
         }
 
-        let closes = end_cost - acked_cost + packet_cost(mtu.into()) > window;
+        let next = packet_cost(mtu.into());
+        let closes = flight + next > window || flight + others + next > whole;
         let marked = closes || ask::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
         let again = psn.is_before(self.resend_until);
-        let ask = self.asks(wqe, packet + psns, index, conn, env) || marked || limited && packet == 0;
+        let ask = self.asks(wqe, packet + psns, index, conn, env.now) || marked || limited && packet == 0;
         self.push(wqe, packet..packet + psns, ask, again, conn, env)?;
-        if wqe.op.awaits_response() {
+        let awaits_response = wqe.op.awaits_response();
+        if awaits_response {
             self.reads.push_back(psn + (psns - 1));
-            self.ask.asked();
+        }
+        if awaits_response || ask {
+            self.ask.asked(env.now, self.rtt.patience(env.tuning));
+            if !again {
+                self.rtt.sent(psn, env.now);
+            }
         } else {
-            self.ask.note(ask, env.now);
+            self.ask.unasked(env.now, conn.timeout, env.tuning);
         }
         let ended = left == psns;
         self.cursor = if ended {
@@ -140,7 +153,7 @@ impl Requester {
         if packet == 0 && conn.state == QpState::Sqd {
             return Err(Stop::Idle);
         }
-        if wqe.to.is_some() && wqe.len > conn.mtu.bytes() as u32 {
+        if wqe.is_datagram() && wqe.len > conn.mtu.bytes() as u32 {
             return Err(Stop::Failed(WcStatus::LocLenErr));
         }
         self.push(wqe, packet..packet + 1, false, false, conn, env)?;
@@ -156,29 +169,37 @@ impl Requester {
     }
 
     /// Whether the packet before the `end`-th of a work request asks for an acknowledgement.
-    fn asks(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, env: &Env<'_>) -> bool {
+    fn asks(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, now: Instant) -> bool {
         end == wqe.packets
             && (wqe.flags.signaled
                 || conn.signal_all
                 || wqe.first_psn.is_before(self.resend_until)
                 || ask::fills_a_part(index, self.queue.caps.max_wr)
                 || self.queue.get(index + 1).is_some_and(|next| next.waits_for_all())
-                || self.ask.is_overdue(env.now, conn.timeout, env.tuning))
+                || self.ask.is_overdue(now))
+    }
+
+    /// The last packet that was sent, if one is in flight.
+    pub(super) fn newest(&self) -> Option<Cursor> {
+        match self.cursor {
+            Cursor { wqe: end, packet: 0 } => (self.queue.start()..end).rev().find_map(|wqe| {
+                let packet = self.queue.get(wqe)?.packets.checked_sub(1)?;
+                Some(Cursor { wqe, packet })
+            }),
+            Cursor { wqe, packet } => Some(Cursor { wqe, packet: packet - 1 }),
+        }
     }
 
     /// Sends the last packet once more, now asking for an acknowledgement: so a loss of that packet shows, and
     /// the queue empties, though nobody waits for a completion.
     pub(super) fn probe(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
-        self.ask.asked();
-        let at = match self.cursor {
-            Cursor { wqe, packet: 0 } => (self.queue.start()..wqe)
-                .rev()
-                .find_map(|i| self.queue.get(i).filter(|w| w.packets > 0))
-                .map(|w| (w, w.packets - 1)),
-            Cursor { wqe, packet } => self.queue.get(wqe).map(|w| (w, packet - 1)),
+        let Some(Cursor { wqe, packet }) = self.newest() else {
+            self.ask.settled();
+            return Ok(());
         };
-        let Some((wqe, packet)) = at else { return Ok(()) };
+        self.ask.probed(env.now, self.rtt.patience(env.tuning));
         env.counters.ack_probe += 1;
+        let Some(wqe) = self.queue.get(wqe) else { return Ok(()) };
         self.push(wqe, packet..packet + 1, true, true, conn, env)
     }
 
@@ -204,8 +225,12 @@ impl Requester {
             return Err(Stop::Idle);
         };
         headers.bth.ack_req = ask || wqe.op.awaits_response();
-        let flow = match &wqe.to {
-            Some(to) => &to.flow,
+        let flow = match self.queue.destination(wqe) {
+            Some(to) => {
+                headers.bth.dest_qp = to.qpn;
+                headers.deth = Deth { qkey: to.qkey, src_qp: conn.qpn };
+                &to.flow
+            }
             None => conn.flow.as_ref().ok_or(Stop::Idle)?,
         };
         if wqe.op.awaits_response() {
@@ -228,14 +253,6 @@ impl Requester {
             env.tx.push(flow, headers, payload);
         }
         Ok(())
-    }
-
-    /// Flight cost of all that the peer has acknowledged.
-    pub(super) fn acked_cost(&self, conn: &Connection) -> u64 {
-        match self.queue.front() {
-            Some(wqe) => wqe.cost_at(self.unacked.since(wqe.first_psn).max(0) as u32, conn.mtu),
-            None => self.queue.cost,
-        }
     }
 }
 
@@ -279,10 +296,6 @@ fn request_headers(
     }
     if let Some(srq) = wqe.srq {
         h.xrceth = srq.0;
-    }
-    if let Some(to) = wqe.to {
-        h.bth.dest_qp = to.qpn;
-        h.deth = Deth { qkey: to.qkey, src_qp: conn.qpn };
     }
     // Solicited events are for what takes a receive at the peer (IBA 9.2.3).
     let takes_receive = operation == Operation::Send || extra == HeaderSet::IMMDT;

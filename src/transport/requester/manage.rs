@@ -12,11 +12,8 @@ impl Requester {
         let index = self.cursor.wqe;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
         if index >= self.managed {
-            if self.pause.is_some()
-                || self.failed.is_some()
-                || conn.state == QpState::Sqd
-                || wqe.flags.fence && !self.reads.is_empty()
-            {
+            // A pause, or a failure, has the cursor at another.
+            if conn.state == QpState::Sqd || wqe.flags.fence && !self.reads.is_empty() {
                 return Err(Stop::Idle);
             }
             if wqe.waits_for_all() && index != self.queue.start() {

@@ -9,6 +9,7 @@ mod build;
 mod manage;
 mod response;
 mod retry;
+mod rtt;
 mod window;
 
 use std::collections::VecDeque;
@@ -16,8 +17,8 @@ use std::collections::VecDeque;
 use super::connection::{Connection, Fatal};
 use super::credits::Limit;
 use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
-use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, Tuning, WcStatus};
-use crate::wire::{Flow, Psn};
+use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, WcStatus};
+use crate::wire::{Flow, Mtu, Psn};
 
 /// The packet of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +48,10 @@ pub(super) struct Requester {
     retries_left: u8,
     rnr_retries_left: u8,
     window: window::Window,
-    /// Flight cost of what was acknowledged when the window last grew.
-    counted: u64,
+    /// Flight cost of all that the peer has acknowledged.
+    acked_cost: u64,
+    /// The last turn ended for what other queue pairs have in flight.
+    crowded_out: bool,
     /// The missing response for which requests were already sent again.
     gap: Option<Psn>,
     /// PSNs before this one were sent before.
@@ -61,8 +64,10 @@ pub(super) struct Requester {
     gives_path_up: bool,
     /// Up to which message the peer has receives, as far as it says.
     credit: Limit,
-    /// What was sent without asking for an acknowledgement.
+    /// What the peer was asked for.
     ask: ask::Ask,
+    /// How long it takes to answer.
+    rtt: rtt::Rtt,
 }
 
 impl Requester {
@@ -79,7 +84,8 @@ impl Requester {
             silent: 0,
             retries_left: 0,
             window: window::Window::new(),
-            counted: 0,
+            acked_cost: 0,
+            crowded_out: false,
             rnr_retries_left: 0,
             gap: None,
             resend_until: Psn::default(),
@@ -88,6 +94,7 @@ impl Requester {
             gives_path_up: false,
             credit: Limit::default(),
             ask: ask::Ask::default(),
+            rtt: rtt::Rtt::default(),
         }
     }
 
@@ -100,10 +107,12 @@ impl Requester {
         self.queue.next_psn = conn.sq_psn;
         self.queue.messages = 0;
         self.credit = Limit::default();
+        self.acked_cost = self.queue.cost;
         self.unacked = conn.sq_psn;
         self.frontier = conn.sq_psn;
         self.resend_until = conn.sq_psn;
         self.window = window::Window::new();
+        self.rtt = rtt::Rtt::default();
         self.refused = None;
         self.reset_retries(conn);
     }
@@ -146,6 +155,19 @@ impl Requester {
         self.cursor.packet == 0 && !self.unacked.is_before(self.frontier) && self.failed.is_none()
     }
 
+    /// Flight cost of what was sent, since the last going back if there was one, and is not acknowledged.
+    pub fn in_flight(&self, mtu: Mtu) -> u64 {
+        let sent = match self.queue.get(self.cursor.wqe) {
+            Some(wqe) => wqe.cost_at(self.cursor.packet, mtu),
+            None => self.queue.cost,
+        };
+        sent - self.acked_cost
+    }
+
+    pub fn is_crowded_out(&self) -> bool {
+        self.crowded_out
+    }
+
     /// Work requests that are not complete.
     pub fn outstanding(&self) -> usize {
         self.queue.len()
@@ -159,9 +181,8 @@ impl Requester {
         }
     }
 
-    pub fn next_deadline(&self, conn: &Connection, tuning: &Tuning) -> Option<Instant> {
-        let probe = self.ask.deadline(conn.timeout, tuning);
-        [self.pause, self.timer, probe].into_iter().flatten().min()
+    pub fn next_deadline(&self) -> Option<Instant> {
+        [self.pause, self.timer, self.ask.deadline()].into_iter().flatten().min()
     }
 
     /// Completes all work requests as flushed, in order.
@@ -183,9 +204,11 @@ impl Requester {
 
     fn quiesce(&mut self) {
         self.cursor = Cursor { wqe: self.queue.end(), packet: 0 };
+        self.acked_cost = self.queue.cost;
         self.reads.clear();
         (self.pause, self.timer, self.gap, self.failed) = (None, None, None, None);
-        self.ask.asked();
+        self.ask.settled();
+        self.rtt.forget();
     }
 
     fn reset_retries(&mut self, conn: &Connection) {

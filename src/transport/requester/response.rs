@@ -121,16 +121,22 @@ impl Requester {
             self.cursor = self.position_of_unacked();
         }
         self.gap = None;
+        self.rtt.answered(self.unacked, env.now);
         if self.unacked == self.next_psn() {
-            self.ask.asked();
+            self.ask.settled();
+        } else {
+            self.ask.answered(env.now, self.rtt.patience(env.tuning));
         }
         if self.resend_until.is_before(self.unacked) {
             // Kept within reach: half the PSN space later it would read as ahead again.
             self.resend_until = self.unacked;
         }
-        let acked = self.acked_cost(conn);
-        self.window.grow(acked - self.counted);
-        self.counted = acked;
+        let acked = match self.queue.front() {
+            Some(wqe) => wqe.cost_at(self.unacked.since(wqe.first_psn).max(0) as u32, conn.mtu),
+            None => self.queue.cost,
+        };
+        self.window.grow(acked - self.acked_cost);
+        self.acked_cost = acked;
         self.reset_retries(conn);
         self.arm_timer(conn, env);
     }

@@ -45,7 +45,8 @@ impl Requester {
         self.reads.clear();
         self.resend_until = self.frontier;
         self.timer = None;
-        self.ask.asked();
+        self.ask.rewound();
+        self.rtt.forget();
         // Found again when the cursor comes back to it.
         self.failed = None;
     }
@@ -69,13 +70,29 @@ impl Requester {
         };
     }
 
+    /// Has the last packet sent once more; or all that is in flight, where that has not helped. And where that packet
+    /// asks for data: of a READ no later part is asked for than is missing, as rxe then forgets the parts before it.
+    fn late_answer(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        let probed = self.ask.expire();
+        if probed {
+            self.window.shrink(conn.mtu, env.tuning);
+        }
+        let newest = self.newest().and_then(|at| self.queue.get(at.wqe));
+        if probed || newest.is_some_and(|wqe| wqe.op.awaits_response()) {
+            let timer = self.timer;
+            self.go_back(env);
+            // No retry is spent, and none is gained.
+            self.timer = timer;
+        }
+    }
+
     /// Acts on what has expired.
     pub fn handle_timeout(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.pause.is_some_and(|until| until <= env.now) {
             self.pause = None;
         }
-        if self.ask.deadline(conn.timeout, env.tuning).is_some_and(|at| at <= env.now) {
-            self.ask.expire();
+        if self.ask.deadline().is_some_and(|at| at <= env.now) {
+            self.late_answer(conn, env);
         }
         if self.timer.is_some_and(|at| at <= env.now) {
             self.timer = None;

@@ -2,7 +2,7 @@
 //! sequence, opcode valid for the QP, resources, length, key and range. They change nothing.
 
 use super::refusal::Refusal;
-use super::{Message, Remote, Responder, accessor};
+use super::{Message, Responder, accessor};
 use crate::memory::{Access, Accessor, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MAX_MESSAGE, Placement};
@@ -11,7 +11,14 @@ use crate::wire::{Operation, Packet, Position, Reth};
 type Verdict = Result<(), Refusal>;
 
 impl Responder {
-    pub(super) fn check(&self, packet: &Packet<'_>, ahead: i32, conn: &Connection, env: &Env<'_>) -> Verdict {
+    /// What is wrong with a request; if nothing is, all of the memory that its RETH names.
+    pub(super) fn check(
+        &self,
+        packet: &Packet<'_>,
+        ahead: i32,
+        conn: &Connection,
+        env: &Env<'_>,
+    ) -> Result<HostSlice, Refusal> {
         check_psn(ahead)?;
         self.check_sequence(packet)?;
         check_opcode(packet, conn)?;
@@ -134,26 +141,25 @@ fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
 }
 
 /// The whole range that a request announces, before any of it is touched.
-fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
+fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result<HostSlice, Refusal> {
     let by = accessor(conn, env);
-    let range = |(rkey, va, len): Remote, access| {
-        env.memory.remote(by, rkey, va, len, access).map(|_| ()).map_err(|_| Refusal::Access)
-    };
+    let range =
+        |rkey, va, len, access| env.memory.remote(by, rkey, va, len, access).map_err(|_| Refusal::Access);
     if let Some((placement, whole_region)) = flush_of(packet) {
         let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
-        return flush_range(env, by, &reth, placement, whole_region).map(|_| ()).ok_or(Refusal::Access);
+        return flush_range(env, by, &reth, placement, whole_region).ok_or(Refusal::Access);
     }
     if let Some(reth) = packet.reth() {
         let access = match packet.row().operation {
             Operation::ReadRequest => Access::REMOTE_READ,
             _ => Access::REMOTE_WRITE,
         };
-        range((reth.rkey, reth.va, reth.dma_len), access)?;
+        return range(reth.rkey, reth.va, reth.dma_len, access);
     }
-    if let Some(atomic) = packet.atomic() {
-        range((atomic.rkey, atomic.va, 8), Access::REMOTE_ATOMIC)?;
+    match packet.atomic() {
+        Some(atomic) => range(atomic.rkey, atomic.va, 8, Access::REMOTE_ATOMIC),
+        None => Ok(HostSlice::EMPTY),
     }
-    Ok(())
 }
 
 /// What a FLUSH asks for: the placement, and whether of the whole region. `None` if it is none, or asks for what is

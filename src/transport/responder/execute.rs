@@ -3,24 +3,25 @@
 use super::check::{flush_of, flush_range};
 use super::refusal::Refusal;
 use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
-use crate::memory::{Access, AtomicOp};
+use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::requester::failure;
 use crate::transport::{Completion, Env, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet};
 
 impl Responder {
-    /// Does what the packet asks for. Fails only where memory that was there at the check, or that the
-    /// receive names, is not accessible; nothing is acknowledged then.
+    /// Does what the packet asks for, in the memory that its check found `named`. Fails only where memory that was
+    /// there then, or that the receive names, is not accessible; nothing is acknowledged then.
     pub(super) fn execute(
         &mut self,
         packet: &Packet<'_>,
+        named: HostSlice,
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Refusal> {
         match packet.row().operation {
             Operation::Send => self.execute_send(packet, conn, env)?,
-            Operation::Write => self.execute_write(packet, conn, env)?,
+            Operation::Write => self.execute_write(packet, named, conn, env)?,
             Operation::ReadRequest => return self.execute_read(packet, conn, env),
             Operation::CompareSwap | Operation::FetchAdd => return self.execute_atomic(packet, conn, env),
             Operation::AtomicWrite => return self.execute_atomic_write(packet, conn, env),
@@ -64,26 +65,22 @@ impl Responder {
     fn execute_write(
         &mut self,
         packet: &Packet<'_>,
+        named: HostSlice,
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Refusal> {
-        let (reth, received) = match (packet.reth(), self.message) {
-            (Some(reth), _) => (reth, 0),
-            (None, Some(Message::Write { reth, received })) => (reth, received),
+        let data = packet.payload();
+        let (reth, received, target) = match (packet.reth(), self.message) {
+            (Some(reth), _) => (reth, 0, named),
+            (None, Some(Message::Write { reth, received })) => {
+                // The key is looked up for each packet: the region may have gone since the first.
+                let (va, len) = (reth.va.wrapping_add(received as u64), data.len() as u32);
+                let found = env.memory.remote(accessor(conn, env), reth.rkey, va, len, Access::REMOTE_WRITE);
+                (reth, received, found.map_err(|_| Refusal::Access)?)
+            }
             (None, _) => return Err(Refusal::Invalid),
         };
-        let data = packet.payload();
-        // The key is looked up for each packet: the region may have gone since the first.
-        env.memory
-            .remote(
-                accessor(conn, env),
-                reth.rkey,
-                reth.va.wrapping_add(received as u64),
-                data.len() as u32,
-                Access::REMOTE_WRITE,
-            )
-            .map_err(|_| Refusal::Access)?
-            .store(data);
+        target.store(data);
         let received = received + data.len() as u32;
         if packet.row().position.ends() {
             self.message = None;

@@ -17,7 +17,7 @@ use super::connection::{Connection, Fatal};
 use super::recv_queue::RecvCaps;
 use super::{AsyncEvent, Env, Output, PostError, QpState, QpType, RecvWr, SrqId};
 use crate::memory::{Accessor, PdId};
-use crate::wire::{Flow, Operation, Packet, Psn, RKey, Reth, Syndrome};
+use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
 use receives::Receives;
 use refusal::Refusal;
 
@@ -214,7 +214,7 @@ impl Responder {
             return Ok(());
         }
         let verdict = self.check(packet, ahead, conn, env);
-        match verdict.and_then(|()| self.execute(packet, conn, env)) {
+        match verdict.and_then(|named| self.execute(packet, named, conn, env)) {
             Ok(()) => {
                 self.message_srq = env.srq.as_ref().map(|s| s.id());
                 self.nak_outstanding = false;
@@ -349,6 +349,3 @@ pub(super) fn is_receiving(state: QpState) -> bool {
 
 /// The kind of an asynchronous event, of whichever QP.
 type EventOf = fn(crate::wire::Qpn) -> AsyncEvent;
-
-/// The key of a memory access, as a packet names it.
-type Remote = (RKey, u64, u32);

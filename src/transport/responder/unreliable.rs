@@ -22,7 +22,8 @@ impl Responder {
             self.message = None;
         }
         self.expected = psn.next();
-        let verdict = self.check(packet, 0, conn, env).and_then(|()| self.execute(packet, conn, env));
+        let verdict = self.check(packet, 0, conn, env);
+        let verdict = verdict.and_then(|named| self.execute(packet, named, conn, env));
         let Err(refusal) = verdict else { return Ok(()) };
         self.message = None;
         match refusal {

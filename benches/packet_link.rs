@@ -1,0 +1,209 @@
+//! Prints what packet links do over a veth between two network namespaces, beside raw packet sockets: in turns, because
+//! what the machine gives changes from one second to the next. Needs root.
+
+#[path = "support/raw.rs"]
+#[allow(dead_code, reason = "each bench uses some of it")]
+mod raw;
+#[path = "support/raw_packet.rs"]
+mod raw_packet;
+#[path = "../tests/support/veth.rs"]
+mod veth;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use urxe::link::{Link, PacketLink};
+use urxe::memory::{Accessor, HostSlice, PdId, Span, Table};
+use urxe::transport::{Instant as Time, Payload, TxQueue};
+use urxe::verbs::*;
+use urxe::wire::{Bth, Flow, Headers, Opcode, icrc};
+use veth::Veth;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Says which link the process is a passive peer on, and in which namespace.
+const PEER: &str = "URXE_BENCH_PACKET_PEER";
+const MESSAGE: usize = 64 << 10;
+/// WRITEs in flight, and how many are posted at once.
+const DEPTH: usize = 128;
+const BATCH: usize = 16;
+
+struct Side {
+    _context: Context,
+    cq: Cq,
+    qp: Qp,
+    mr: Mr,
+}
+
+impl Side {
+    /// Opens the link in the namespace of this thread.
+    fn new(link: &str) -> Result<Side> {
+        let link = PacketLink::open(link.parse()?)?;
+        let context = Context::open(Box::new(link), &ContextOptions::default())?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(4096)?;
+        let send = SendCaps { max_wr: 1024, max_sge: 1, max_inline: 64 };
+        let qp = pd.create_qp(&cq, &cq, &QpOptions { send, ..QpOptions::default() })?;
+        let mr = pd.reg_mr(4 << 20, Access::ALL)?;
+        Ok(Side { _context: context, cq, qp, mr })
+    }
+
+    /// What the other side must know, as a line.
+    fn describe(&self) -> String {
+        let (e, m) = (self.qp.endpoint(), self.mr.remote(0));
+        format!("{} {} {} {} {}", e.gid.ip(), e.qpn.get(), e.psn.get(), m.va, m.rkey.0)
+    }
+
+    fn connect(&self, line: &str) -> Result<RemoteAddr> {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [ip, qpn, psn, va, rkey] = fields[..] else { return Err(format!("not a peer: {line:?}").into()) };
+        let gid = Gid::from(ip.parse::<std::net::IpAddr>()?);
+        let peer = Endpoint { gid, qpn: Qpn::new(qpn.parse()?), psn: Psn::new(psn.parse()?) };
+        self.qp.connect(&peer, &ConnectOptions::default())?;
+        Ok(RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) })
+    }
+
+    /// Gb/s of WRITEs kept in flight for this time.
+    fn stream(&self, remote: RemoteAddr, time: Duration) -> Result<f64> {
+        let sge = [self.mr.sge(0..MESSAGE)];
+        let wr = |signaled| SendWr {
+            flags: SendFlags { signaled, ..SendFlags::default() },
+            ..SendWr::write(0, &sge, remote)
+        };
+        let batch: Vec<_> = (1..=BATCH).map(|i| wr(i == BATCH)).collect();
+        let (mut posted, mut done, mut out) = (0, 0, Vec::new());
+        let start = Instant::now();
+        while start.elapsed() < time || done < posted {
+            if posted - done < DEPTH && start.elapsed() < time {
+                self.qp.post_send_list(&batch)?;
+                posted += BATCH;
+                continue;
+            }
+            out.clear();
+            done += self.cq.poll(64, &mut out)? * BATCH;
+            if let Some(bad) = out.iter().find(|c| c.status != WcStatus::Success) {
+                return Err(format!("a WRITE failed: {}", bad.status).into());
+            }
+        }
+        Ok((done * MESSAGE) as f64 * 8.0 / start.elapsed().as_secs_f64() / 1e9)
+    }
+}
+
+/// Is the peer in the other process until its standard input ends.
+fn be_peer(what: &str) -> Result<()> {
+    let (namespace, link) = what.split_once(' ').ok_or("no namespace")?;
+    if !link.contains("127.") {
+        veth::enter(namespace);
+    }
+    let side = Side::new(link)?;
+    println!("{}", side.describe());
+    let mut lines = std::io::stdin().lines();
+    side.connect(&lines.next().ok_or("no peer")??)?;
+    println!("connected");
+    Ok(lines.try_for_each(|line| line.map(drop))?)
+}
+
+/// A peer in a process of its own; it ends with this.
+struct Peer(Child, Option<ChildStdin>);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.1 = None;
+        let _ = self.0.wait();
+    }
+}
+
+/// Gb/s of RC WRITEs from one process to another.
+fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .env(PEER, format!("{} packet:v1{options}", net.names[1]))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut says = BufReader::new(child.stdout.take().ok_or("no pipe")?).lines();
+    let mut stdin = child.stdin.take().ok_or("no pipe")?;
+    let mut line = move || says.next().ok_or("the peer ended")?.map_err(Box::<dyn std::error::Error>::from);
+    let theirs = line()?;
+    let side = net.within(0, || Side::new(&format!("packet:v0{options}")).map_err(|e| e.to_string()))?;
+    let remote = side.connect(&theirs)?;
+    writeln!(stdin, "{}", side.describe())?;
+    let _peer = Peer(child, Some(stdin));
+    line()?;
+    side.stream(remote, time)
+}
+
+/// What a burst of 15 packets of 4096 bytes, gathered from a region, costs the link; ICRCs made and checked.
+fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
+    let open = |side: usize| -> Result<PacketLink> {
+        let config = format!("packet:v{side}{options}").parse()?;
+        Ok(net.within(side, || PacketLink::open(config))?)
+    };
+    let (mut a, mut b) = (open(0)?, open(1)?);
+    let flow = Flow::new(a.info().addresses[0], b.info().addresses[0], 4791);
+    let (mut memory, mut table) = (vec![0x5a; 15 * 4096], Table::new());
+    let addr = memory.as_mut_ptr().expose_provenance();
+    // SAFETY: memory and table live side by side until the end, and nothing writes to it.
+    let key =
+        unsafe { table.register(PdId(1), Span { addr, len: memory.len(), iova: 0, access: Access::ALL }) }
+            .ok_or("no room for a region")?
+            .lkey;
+    let by = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
+    let slice = |i: u64| table.local(by, key, i * 4096, 4096, Access::LOCAL_READ);
+    let slices: Vec<HostSlice> = (0..15).map(slice).collect::<std::result::Result<_, _>>()?;
+    let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
+    let mut queue = TxQueue::new(a.info().burst);
+    queue.push(&flow, headers, Payload::Bytes(&[0; 8]));
+    // Until the neighbour is known.
+    let mut got = 0;
+    a.transmit(Time(0), &queue)?;
+    let start = Instant::now();
+    while got == 0 {
+        a.receive(Time(start.elapsed().as_nanos() as u64), &mut |_| {})?;
+        got += b.receive(Time(0), &mut |_| {})?;
+    }
+    let send = || {
+        queue.clear();
+        slices.iter().for_each(|s| queue.push(&flow, headers, Payload::Gather(&[*s])));
+        a.transmit(Time(0), &queue)
+    };
+    let receive = || {
+        let mut got = 0;
+        while got < 15 {
+            got += b.receive(Time(0), &mut |burst| {
+                assert!(burst.packets().all(|(i, p)| icrc::verify(&burst.flow, burst.ident, i, p)));
+            })?;
+        }
+        Ok(())
+    };
+    Ok(raw::cost(send, receive)?)
+}
+
+fn main() -> Result<()> {
+    if let Ok(what) = std::env::var(PEER) {
+        return be_peer(&what);
+    }
+    let net = Veth::new(4500);
+    let costs = [
+        ("raw", raw_packet::run_cost(&net, 4172, 15)?),
+        ("link", burst_cost(&net, "")?),
+        ("link, offload=off", burst_cost(&net, ",offload=off")?),
+    ];
+    println!("CPU time of a burst of 15 datagrams of some 4 KiB, sending + receiving, ns:");
+    costs.iter().for_each(|(what, cost)| println!("  {what}: {} + {}", cost.send, cost.receive));
+    println!("Gb/s over a veth: raw datagrams of 4172 bytes; RC WRITEs of 64 KiB at an MTU of 4096");
+    println!("{:>10} {:>10} {:>12} {:>9} {:>7}", "raw plain", "raw USO", "offload=off", "on", "on/USO");
+    let time = Duration::from_secs(1);
+    let mut ratios = Vec::new();
+    for _ in 0..7 {
+        let plain = raw_packet::throughput(&net, 4172, 1, time)?;
+        let off = writes(&net, ",offload=off", time)?;
+        let uso = raw_packet::throughput(&net, 4172, 15, time)?;
+        let on = writes(&net, "", time)?;
+        println!("{plain:>10.1} {uso:>10.1} {off:>12.1} {on:>9.1} {:>7.2}", on / uso);
+        ratios.push(on / uso);
+    }
+    ratios.sort_unstable_by(f64::total_cmp);
+    println!("median of on/USO: {:.2}", ratios[ratios.len() / 2]);
+    Ok(())
+}

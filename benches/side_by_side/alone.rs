@@ -1,0 +1,106 @@
+//! What one thread measures alone: memory, the ICRC, and the fabric with both ends on it.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use urxe::verbs::*;
+use urxe::wire::icrc::{Prefix, Verifier};
+use urxe::wire::{Flow, IpIdent, ROCE_PORT};
+
+use crate::Result;
+use crate::job::{Metrics, Op, Stream};
+use crate::nic::Nic;
+use crate::ping::{self, Player};
+use crate::progress::Meter;
+use crate::stream::{self, Sink};
+
+/// Copies the same bytes to the same place.
+pub fn memcpy(size: usize, seconds: f64) -> Result<Metrics> {
+    let (from, mut to) = (vec![0x5au8; size], vec![0xa5u8; size]);
+    // Small copies are counted by many, so that the clock does not count.
+    let lot = (65_536 / size).max(1) as u64;
+    let (mut meter, mut copies) = (Meter::start(seconds), 0);
+    while meter.goes_on(copies) {
+        for _ in 0..lot {
+            black_box(&mut to).copy_from_slice(black_box(&from));
+        }
+        copies += lot;
+    }
+    let copies = meter.rate()?;
+    Ok(Metrics::from([("Gb/s".into(), copies * size as f64 * 8.0 / 1e9), ("M/s".into(), copies / 1e6)]))
+}
+
+/// A stream between two NICs of a fabric.
+pub fn fabric_stream(s: &Stream, seconds: f64) -> Result<Metrics> {
+    let fabric = Fabric::new();
+    let a = stream::nic(Context::on_fabric(&fabric)?, s)?;
+    let b = stream::nic(Context::on_fabric(&fabric)?, s)?;
+    stream::connect(&a, &b.hello(), s)?;
+    stream::connect(&b, &a.hello(), s)?;
+    if matches!(s.op, Op::Write | Op::Read) {
+        return stream::send(&a, &b.hello(), s, seconds, || Ok(0));
+    }
+    let (mut sink, mut arrived) = (Sink::new(&b)?, 0);
+    stream::send(&a, &b.hello(), s, seconds, || {
+        arrived += sink.step()?;
+        Ok(arrived)
+    })
+}
+
+/// A ping-pong between two NICs of a fabric.
+pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
+    let fabric = Fabric::new();
+    let nic = || Nic::new(Context::on_fabric(&fabric)?, QpType::Rc, 1, 4096);
+    let (a, b) = (nic()?, nic()?);
+    a.connect(&b.hello(), 1024)?;
+    b.connect(&a.hello(), 1024)?;
+    let (mut ours, mut theirs) = (Player::new(&a, &b.hello(), op)?, Player::new(&b, &a.hello(), op)?);
+    ping::time(rounds, |round| {
+        ours.rest()?;
+        ours.serve(round)?;
+        while !theirs.has_come(round)? {}
+        theirs.serve(round)?;
+        theirs.rest()?;
+        while !ours.has_come(round)? {}
+        Ok(())
+    })
+}
+
+/// Nanoseconds to make and to verify the ICRC of a packet with `payload` bytes, as the data path does: the state of
+/// what comes before the BTH once for all packets of a flow.
+pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
+    let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), ROCE_PORT);
+    let mut packet = vec![0x5a; 12 + payload + 4];
+    let body = packet.len() - 4;
+    let prefix = Prefix::new(&flow, packet.len());
+    let make = |packet: &[u8]| prefix.after_headers(0, IpIdent::DONT_FRAGMENT, &packet[..body]).value();
+    let value = make(&packet);
+    packet[body..].copy_from_slice(&value.to_le_bytes());
+    let mut verifier = Verifier::default();
+    let made = nanoseconds(seconds / 2.0, || {
+        black_box(make(black_box(&packet)));
+    });
+    let mut good = true;
+    let verified = nanoseconds(seconds / 2.0, || {
+        good &= verifier.verify(black_box(&flow), IpIdent::Unknown, 0, black_box(&packet));
+    });
+    match good {
+        true => Ok(Metrics::from([("made".into(), made), ("verified".into(), verified)])),
+        false => Err("an ICRC that was just made does not verify".into()),
+    }
+}
+
+/// What a call costs.
+fn nanoseconds(seconds: f64, mut call: impl FnMut()) -> f64 {
+    let (start, mut calls) = (Instant::now(), 0u64);
+    loop {
+        for _ in 0..1000 {
+            call();
+        }
+        calls += 1000;
+        let elapsed = start.elapsed();
+        if elapsed.as_secs_f64() >= seconds {
+            return elapsed.as_nanos() as f64 / calls as f64;
+        }
+    }
+}

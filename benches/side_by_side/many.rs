@@ -1,0 +1,159 @@
+//! Many connected queue pairs: what they cost to make, to have and to leave alone.
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use urxe::verbs::*;
+
+use crate::Result;
+use crate::heap;
+use crate::job::{End, Metrics, Wire};
+use crate::nic;
+
+/// The two NICs of this process, over UDP, and what lasts while queue pairs come and go.
+struct Ends {
+    contexts: [Context; 2],
+    pds: [Pd; 2],
+    cqs: [Cq; 2],
+    regions: [Mr; 2],
+}
+
+impl Ends {
+    fn new(ips: [IpAddr; 2], count: usize) -> Result<Ends> {
+        let wire = Wire::Udp(ips);
+        let contexts = [nic::open(&wire, End::Active, None)?, nic::open(&wire, End::Passive, None)?];
+        let [a, b] = &contexts;
+        let pds = [a.alloc_pd()?, b.alloc_pd()?];
+        let cqs = [a.create_cq(count + 64)?, b.create_cq(64)?];
+        let regions = [pds[0].reg_mr(4096, Access::ALL)?, pds[1].reg_mr(8 * count, Access::ALL)?];
+        // All pages of it, before anybody counts.
+        regions[1].write(0, &vec![0; 8 * count])?;
+        Ok(Ends { contexts, pds, cqs, regions })
+    }
+
+    /// Queue pairs as verbs programs ask for them: 128 work requests each way.
+    fn create(&self, count: usize) -> Result<[Vec<Qp>; 2]> {
+        let mut qps = [Vec::with_capacity(count), Vec::with_capacity(count)];
+        for _ in 0..count {
+            for (i, qps) in qps.iter_mut().enumerate() {
+                qps.push(self.pds[i].create_qp(&self.cqs[i], &self.cqs[i], &QpOptions::default())?);
+            }
+        }
+        Ok(qps)
+    }
+
+    fn connect(&self, qps: &[Vec<Qp>; 2]) -> Result<()> {
+        let options = ConnectOptions::default();
+        for (a, b) in qps[0].iter().zip(&qps[1]) {
+            a.connect(&b.endpoint(), &options)?;
+            b.connect(&a.endpoint(), &options)?;
+        }
+        Ok(())
+    }
+
+    /// One WRITE of 8 bytes on each, to a place of its own; all must arrive.
+    fn write(&self, qps: &[Vec<Qp>; 2], number: u64) -> Result<()> {
+        let [ours, theirs] = &self.regions;
+        ours.buffer().store_u64(0, number)?;
+        for (i, qp) in qps[0].iter().enumerate() {
+            qp.post_send(&SendWr::write(i as u64, &[ours.sge(0..8)], theirs.remote(8 * i)))?;
+        }
+        let (mut missing, mut out, start) = (qps[0].len(), Vec::with_capacity(64), Instant::now());
+        while missing > 0 {
+            out.clear();
+            missing -= self.cqs[0].poll(64, &mut out)?;
+            if let Some(bad) = out.iter().find(|c| c.status != WcStatus::Success) {
+                return Err(format!("a WRITE failed: {}", bad.status).into());
+            }
+            if start.elapsed() > Duration::from_secs(60) {
+                return Err(
+                    format!("{missing} WRITEs do not complete: {:?}", self.contexts[0].counters()).into()
+                );
+            }
+        }
+        for i in 0..qps[0].len() {
+            if theirs.buffer().load_u64(8 * i)? != number {
+                return Err(format!("the WRITE of queue pair {i} has completed and is not there").into());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn resident() -> Result<f64> {
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let pages: f64 = statm.split_whitespace().nth(1).ok_or("no resident size")?.parse()?;
+    Ok(pages * 4096.0)
+}
+
+fn descriptors() -> Result<f64> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count() as f64)
+}
+
+/// Creates, connects and uses `count` queue pairs at either end and destroys them, several times over: times in
+/// microseconds and bytes are for one queue pair.
+pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
+    const PASSES: u64 = 3;
+    let ends = Ends::new(ips, count)?;
+    let (both, mut metrics) = (2.0 * count as f64, Metrics::new());
+    let mut after = Vec::new();
+    for pass in 1..=PASSES {
+        let (heap, memory, start) = (heap::live(), resident()?, Instant::now());
+        let mut mark = start;
+        let mut lap = || {
+            let lap = mark.elapsed().as_secs_f64() * 1e6 / both;
+            mark = Instant::now();
+            lap
+        };
+        let qps = ends.create(count)?;
+        let created = lap();
+        ends.connect(&qps)?;
+        let connected = lap();
+        let (heap_idle, memory_idle) = (heap::live() - heap, resident()? - memory);
+        lap();
+        ends.write(&qps, pass)?;
+        let wrote = lap();
+        // Timers of what was just acknowledged run out.
+        thread::sleep(Duration::from_millis(200));
+        let (heap_used, memory_used) = (heap::live() - heap, resident()? - memory);
+        lap();
+        drop(qps);
+        let destroyed = lap();
+        after.push((heap::live() as f64, descriptors()?));
+        if pass == 1 {
+            // Later ones find memory that the first has given back to the allocator, not to the system.
+            metrics.extend([
+                ("create µs".into(), created),
+                ("connect µs".into(), connected),
+                ("WRITE µs".into(), wrote),
+                ("destroy µs".into(), destroyed),
+                ("heap, connected".into(), heap_idle as f64 / both),
+                ("heap, used once".into(), heap_used as f64 / both),
+                ("resident, connected".into(), memory_idle / both),
+                ("resident, used once".into(), memory_used / both),
+            ]);
+        }
+    }
+    // Tables keep the size that they had, so what a pass leaves behind is what the next one adds.
+    let [.., (before, fds_before), (now, fds)] = after[..] else { return Err("too few passes".into()) };
+    metrics.insert("leaked bytes".into(), now - before);
+    metrics.insert("leaked descriptors".into(), fds - fds_before);
+    metrics.insert("succeeded".into(), (count as u64 * PASSES) as f64);
+    Ok(metrics)
+}
+
+/// Processor time that `count` idle connected pairs of queue pairs take, all threads together, in microseconds a second.
+pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
+    let ends = Ends::new(ips, count)?;
+    let qps = ends.create(count)?;
+    ends.connect(&qps)?;
+    ends.write(&qps, 1)?;
+    thread::sleep(Duration::from_millis(500));
+    let cpu = || -> Result<Duration> { Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into()) };
+    let (start, before) = (Instant::now(), cpu()?);
+    thread::sleep(Duration::from_secs_f64(seconds));
+    let used = (cpu()? - before).as_secs_f64() * 1e6 / start.elapsed().as_secs_f64();
+    Ok(Metrics::from([("µs/s".into(), used)]))
+}

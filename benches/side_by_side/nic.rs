@@ -1,0 +1,152 @@
+//! The NIC under measurement: opened, filled with queue pairs, connected.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use urxe::link::faults::{Action, Direction, Faults, Rule, When};
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::link::{Link, PacketConfig, PacketLink};
+use urxe::verbs::*;
+
+use crate::Result;
+use crate::job::{End, Metrics, Wire};
+
+/// The queue key of datagrams.
+pub const QKEY: QKey = QKey(0x6666_6666);
+
+/// Work requests of a queue where there is but one queue pair; with many, 128 each.
+const QUEUE: u32 = 1024;
+
+/// What the other end must know.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Hello {
+    ip: IpAddr,
+    /// Numbers and first PSNs.
+    qps: Vec<(u32, u32)>,
+    va: u64,
+    rkey: u32,
+}
+
+impl Hello {
+    /// The other end's region.
+    pub fn remote(&self) -> RemoteAddr {
+        RemoteAddr { va: self.va, rkey: RKey(self.rkey) }
+    }
+
+    /// Its first queue pair.
+    pub fn qpn(&self) -> Qpn {
+        Qpn::new(self.qps[0].0)
+    }
+
+    pub fn gid(&self) -> Gid {
+        Gid::from(self.ip)
+    }
+}
+
+/// Opens the NIC of one end; `loss` is the probability that it loses a packet which arrives.
+pub fn open(wire: &Wire, end: End, loss: Option<f64>) -> Result<Context> {
+    let link: Box<dyn Link> = match wire {
+        Wire::Udp(ips) => Box::new(UdpLink::bind(ips[end as usize], &UdpOptions::default())?),
+        Wire::Packet(interfaces) => {
+            let config: PacketConfig = format!("packet:{}", interfaces[end as usize]).parse()?;
+            Box::new(PacketLink::open(config)?)
+        }
+    };
+    let link: Box<dyn Link> = match loss {
+        None => link,
+        Some(p) => {
+            let rule = Rule::new(Direction::Rx, Action::Drop, When::Chance(p));
+            Box::new(Faults::new(link, vec![rule], 0x5eed + end as u64))
+        }
+    };
+    Ok(Context::open(link, &ContextOptions::default())?)
+}
+
+/// One end: a device, queue pairs that share a completion queue, and a region.
+pub struct Nic {
+    pub context: Context,
+    pub pd: Pd,
+    pub cq: Cq,
+    pub qps: Vec<Qp>,
+    pub mr: Mr,
+    pub ip: IpAddr,
+}
+
+impl Nic {
+    /// `len` bytes of region, all of them written once: pages that nobody has touched are all one page of zeros.
+    pub fn new(context: Context, qp_type: QpType, qps: usize, len: usize) -> Result<Nic> {
+        let (pd, cq) = (context.alloc_pd()?, context.create_cq((4 * qps).max(4096))?);
+        let max_wr = if qps == 1 { QUEUE } else { 128 };
+        let options = QpOptions {
+            qp_type,
+            send: SendCaps { max_wr, max_sge: 1, max_inline: 64 },
+            recv: RecvCaps { max_wr, max_sge: 1 },
+            ..QpOptions::default()
+        };
+        let qps =
+            (0..qps).map(|_| pd.create_qp(&cq, &cq, &options)).collect::<std::result::Result<_, _>>()?;
+        let mr = pd.reg_mr(len, Access::ALL)?;
+        mr.write(0, &vec![0x5a; len])?;
+        let addresses = &context.link_info().addresses;
+        let ip =
+            addresses.iter().find(|ip| ip.is_ipv4()).or(addresses.first()).copied().ok_or("no address")?;
+        Ok(Nic { context, pd, cq, qps, mr, ip })
+    }
+
+    pub fn hello(&self) -> Hello {
+        let qps = self.qps.iter().map(|qp| (qp.qpn().get(), qp.endpoint().psn.get())).collect();
+        let to = self.mr.remote(0);
+        Hello { ip: self.ip, qps, va: to.va, rkey: to.rkey.0 }
+    }
+
+    /// Connects each queue pair to its like.
+    pub fn connect(&self, peer: &Hello, mtu: usize) -> Result<()> {
+        let options = ConnectOptions { mtu: Mtu::from_bytes(mtu), ..ConnectOptions::default() };
+        for (qp, (qpn, psn)) in self.qps.iter().zip(&peer.qps) {
+            let peer = Endpoint { gid: peer.gid(), qpn: Qpn::new(*qpn), psn: Psn::new(*psn) };
+            qp.connect(&peer, &options)?;
+        }
+        Ok(())
+    }
+
+    /// Where datagrams to the other end's first queue pair go.
+    pub fn destination(&self, peer: &Hello) -> Result<Destination> {
+        let v4 = peer.ip.is_ipv4();
+        let index =
+            self.context.gids().iter().position(|gid| gid.ip().is_ipv4() == v4).ok_or("no such GID")?;
+        let av = AddressVector { sgid_index: index as u8, ..AddressVector::to(peer.gid()) };
+        Ok(self.pd.create_ah(&av)?.to(peer.qpn(), QKEY))
+    }
+
+    /// Takes up to 64 completions; all must be of success.
+    pub fn take(&self, out: &mut Vec<Completion>) -> Result<()> {
+        out.clear();
+        self.cq.poll(64, out)?;
+        match out.iter().find(|c| c.status != WcStatus::Success) {
+            Some(bad) => Err(format!("a work request failed: {}; {}", bad.status, self.counted()).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// What has been counted that is not zero, for who must understand a failure.
+    pub fn counted(&self) -> String {
+        let (counters, link) = (self.context.counters(), self.context.link_state().0);
+        let all = counters.iter().chain(link.iter()).filter(|(_, n)| *n > 0);
+        all.map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Counts that say how smoothly it went.
+    pub fn troubles(&self, end: End) -> Metrics {
+        let (c, link) = (self.context.counters(), self.context.link_state().0);
+        let all = [
+            ("retries", c.requester_retry),
+            ("timeouts", c.local_ack_timeout_err),
+            ("rnr", c.rcvd_rnr_err),
+            ("overflow", link.rx_overflow),
+        ];
+        all.into_iter()
+            .filter(|(_, n)| *n > 0)
+            .map(|(name, n)| (format!("{end:?} {name}"), n as f64))
+            .collect()
+    }
+}

@@ -1,0 +1,140 @@
+//! Eight bytes there and back, polled for at both ends.
+
+use std::time::Instant;
+
+use urxe::verbs::*;
+
+use crate::Result;
+use crate::job::{End, Job, Metrics, Op, Wire};
+use crate::nic::{self, Hello, Nic};
+use crate::talk::Talk;
+
+/// Rounds before the first that counts.
+const WARM_UP: usize = 2000;
+/// Looks after which an answer is given up.
+pub const LOOKS: u64 = 1 << 26;
+/// Percentiles that are kept.
+pub const PERCENTILES: [(&str, f64); 11] = [
+    ("p1", 1.0),
+    ("p10", 10.0),
+    ("p25", 25.0),
+    ("p50", 50.0),
+    ("p75", 75.0),
+    ("p90", 90.0),
+    ("p95", 95.0),
+    ("p99", 99.0),
+    ("p99.5", 99.5),
+    ("p99.9", 99.9),
+    ("p99.99", 99.99),
+];
+
+/// Times round trips; half of each counts, in nanoseconds. `trip` is told its number, from 1.
+pub fn time(rounds: usize, mut trip: impl FnMut(u64) -> Result<()>) -> Result<Metrics> {
+    let mut times = Vec::with_capacity(rounds);
+    for round in 1..=(WARM_UP + rounds) as u64 {
+        let start = Instant::now();
+        trip(round)?;
+        let half = start.elapsed().as_nanos() as f64 / 2.0;
+        if round > WARM_UP as u64 {
+            times.push(half);
+        }
+    }
+    times.sort_unstable_by(f64::total_cmp);
+    let at = |percent: f64| times[((times.len() as f64 * percent / 100.0) as usize).min(times.len() - 1)];
+    Ok(PERCENTILES.iter().map(|(name, percent)| (name.to_string(), at(*percent))).collect())
+}
+
+/// One end of a ping-pong.
+pub struct Player<'a> {
+    nic: &'a Nic,
+    remote: RemoteAddr,
+    op: Op,
+    completions: Vec<Completion>,
+}
+
+impl<'a> Player<'a> {
+    pub fn new(nic: &'a Nic, peer: &Hello, op: Op) -> Result<Player<'a>> {
+        let player = Player { nic, remote: peer.remote(), op, completions: Vec::with_capacity(64) };
+        nic.mr.buffer().store_u64(0, 0)?;
+        if op == Op::Send {
+            (0..64).try_for_each(|_| player.post_recv())?;
+        }
+        Ok(player)
+    }
+
+    fn post_recv(&self) -> Result<()> {
+        let sges = [self.nic.mr.sge(0..8)];
+        Ok(self.nic.qps[0].post_recv(&RecvWr { wr_id: 0, sges: &sges })?)
+    }
+
+    pub fn serve(&mut self, round: u64) -> Result<()> {
+        let (bytes, wr_id) = (round.to_ne_bytes(), round);
+        let wr = match self.op {
+            Op::Send => SendWr::send(wr_id, &[]),
+            _ => SendWr::write(wr_id, &[], self.remote),
+        };
+        let flags = SendFlags { signaled: round.is_multiple_of(64), ..SendFlags::default() };
+        Ok(self.nic.qps[0].post_send(&SendWr { data: WrData::Inline(&bytes), flags, ..wr })?)
+    }
+
+    /// Whether the other end's `round` has come; looks once.
+    pub fn has_come(&mut self, round: u64) -> Result<bool> {
+        let memory = self.nic.mr.buffer();
+        if self.op == Op::Send {
+            self.nic.take(&mut self.completions)?;
+            let received = self.completions.iter().filter(|c| c.opcode == WcOpcode::Recv).count();
+            (0..received).try_for_each(|_| self.post_recv())?;
+            return Ok(received > 0);
+        }
+        if memory.load_u64(0)? == round {
+            return Ok(true);
+        }
+        self.nic.context.poll();
+        Ok(false)
+    }
+
+    /// Takes what completions there may be, once the round is over.
+    pub fn rest(&mut self) -> Result<()> {
+        match self.op {
+            // Else a receive could go by unseen.
+            Op::Send => Ok(()),
+            _ => self.nic.take(&mut self.completions),
+        }
+    }
+
+    fn lost(&self, round: u64) -> Result<()> {
+        Err(format!("round {round} never came: {}", self.nic.counted()).into())
+    }
+}
+
+/// One end of a ping-pong between two processes.
+pub fn run(job: &Job, talk: &Talk, wire: &Wire, op: Op, rounds: usize) -> Result<Metrics> {
+    let nic = Nic::new(nic::open(wire, job.end, None)?, QpType::Rc, 1, 4096)?;
+    let peer: Hello = talk.exchange(&nic.hello())?;
+    nic.connect(&peer, 1024)?;
+    let mut player = Player::new(&nic, &peer, op)?;
+    talk.start()?;
+    match job.end {
+        End::Active => time(rounds, |round| {
+            player.rest()?;
+            player.serve(round)?;
+            for _ in 0..LOOKS {
+                if player.has_come(round)? {
+                    return Ok(());
+                }
+            }
+            player.lost(round)
+        }),
+        End::Passive => {
+            let mut round = 1;
+            while !talk.is_over() {
+                if player.has_come(round)? {
+                    player.serve(round)?;
+                    player.rest()?;
+                    round += 1;
+                }
+            }
+            Ok(Metrics::new())
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Where the processes of a measurement run: here, or in network namespaces that are made for them.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use crate::Result;
+
+/// A network namespace to run in.
+pub enum Place {
+    /// This process's.
+    Here,
+    /// That of the process of this number.
+    Of(u32),
+}
+
+impl Place {
+    /// A program to be started there.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        match self {
+            Place::Here => Command::new(program),
+            Place::Of(pid) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net=/proc/{pid}/ns/net")).arg("--").arg(program);
+                command
+            }
+        }
+    }
+
+    /// Runs `ip` there.
+    fn ip(&self, args: &str) -> Result<()> {
+        let out = self.command("ip").args(args.split_whitespace()).output();
+        let out = out.map_err(|e| format!("ip (Debian: iproute2) or nsenter (util-linux): {e}"))?;
+        if !out.status.success() {
+            return Err(format!("ip {args}: {}", String::from_utf8_lossy(&out.stderr).trim()).into());
+        }
+        Ok(())
+    }
+}
+
+/// Keeps a namespace alive: a `cat` in it that ends with this process, and the namespace with it.
+struct Holder(Child);
+
+impl Holder {
+    fn start() -> Result<Holder> {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn().map_err(|e| format!("unshare (Debian: util-linux): {e}"))?;
+        let mut holder = Holder(child);
+        let (stdin, stdout) = (holder.0.stdin.as_mut(), holder.0.stdout.as_mut());
+        let (stdin, stdout) = stdin.zip(stdout).ok_or("no pipe")?;
+        // What comes back has been in the namespace.
+        writeln!(stdin, "there?")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        if line.is_empty() { Err("unshare --net failed".into()) } else { Ok(holder) }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// Two namespaces joined by a veth, `v0` in the first and `v1` in the second; in the first, two more IPv6 addresses
+/// on the loopback interface, which has but one by itself.
+pub struct Net {
+    _holders: [Holder; 2],
+    pub places: [Place; 2],
+}
+
+impl Net {
+    pub const LOOPBACK_V6: [&str; 2] = ["fd66::1", "fd66::2"];
+    pub const INTERFACES: [&str; 2] = ["v0", "v1"];
+    pub const MTU: usize = 9000;
+
+    /// # Errors
+    /// Not root, no iproute2 or util-linux, a kernel without veth: the message is a reason for the reader.
+    pub fn new() -> Result<Net> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err("network namespaces need root".into());
+        }
+        let holders = [Holder::start()?, Holder::start()?];
+        let places = [0, 1].map(|i: usize| Place::Of(holders[i].0.id()));
+        let ([a, b], [v0, v1], mtu) = ([0, 1].map(|i: usize| holders[i].0.id()), Net::INTERFACES, Net::MTU);
+        Place::Here
+            .ip(&format!("link add {v0} mtu {mtu} netns {a} type veth peer name {v1} mtu {mtu} netns {b}"))?;
+        for (i, place) in places.iter().enumerate() {
+            let (dev, n) = (Net::INTERFACES[i], i + 1);
+            place.ip("link set lo up")?;
+            place.ip(&format!("addr add 10.66.0.{n}/24 dev {dev}"))?;
+            place.ip(&format!("link set {dev} up"))?;
+        }
+        for ip in Net::LOOPBACK_V6 {
+            places[0].ip(&format!("addr add {ip}/128 dev lo nodad"))?;
+        }
+        Ok(Net { _holders: holders, places })
+    }
+}

@@ -1,0 +1,280 @@
+//! What is measured, in the order of measuring: what is compared stands side by side.
+
+use std::net::IpAddr;
+
+use crate::args::Args;
+use crate::job::{Op, Stream, Task, Train, Wire};
+use crate::place::Net;
+use crate::table::Key;
+
+pub const RAW_UDP: &str = "raw UDP, UDP_SEGMENT/UDP_GRO";
+pub const RAW_UDP_LONG: &str = "raw UDP, 128 datagrams a call";
+pub const RAW_UDP_PING: &str = "raw UDP, busy-polled";
+pub const RAW_PACKET: &str = "raw packet sockets over veth, USO";
+pub const IPERF3: &str = "TCP by iperf3, one stream";
+pub const UCX_PUT: &str = "ucx_perftest over tcp, put";
+pub const UCX_PING: &str = "ucx_perftest over tcp, tag_lat";
+pub const MEMCPY: &str = "memcpy";
+pub const CONNECTIONS: &str = "10,000 connected RC QPs over udp";
+pub const IDLE: &str = "1,000 idle connected RC QPs over udp";
+pub const ICRC: &str = "ICRC";
+
+/// Bytes of the messages that most bars are about.
+pub const MESSAGE: usize = 64 << 10;
+/// Bytes of raw datagrams as long as urxe's packets at path MTU 4096.
+pub const DATAGRAM: usize = 4172;
+/// Queue pairs of "many".
+pub const MANY: usize = 1000;
+/// Probabilities of loss that bars are about, and others for the plot.
+pub const LOSSES: [f64; 3] = [0.0, 0.001, 0.01];
+pub const MORE_LOSSES: [f64; 3] = [0.0001, 0.003, 0.03];
+
+const LOOPBACK: [&str; 2] = ["127.66.0.1", "127.66.0.2"];
+
+/// How packets of urxe travel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Via {
+    Udp4,
+    Udp6,
+    Veth,
+    Fabric,
+}
+
+impl Via {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Via::Udp4 => "udp/IPv4",
+            Via::Udp6 => "udp/IPv6",
+            Via::Veth => "packet over veth",
+            Via::Fabric => "fabric, one thread",
+        }
+    }
+}
+
+/// Where the processes run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Where {
+    Here,
+    /// Both in the first namespace.
+    Namespace,
+    /// One in each.
+    Namespaces,
+}
+
+pub enum What {
+    Ours(Task, Where),
+    Iperf3 { len: Option<usize> },
+    UcxPut { size: usize },
+    UcxPing { rounds: usize },
+}
+
+/// Something to be measured.
+pub struct Item {
+    pub key: Key,
+    pub what: What,
+    /// Rounds in which it takes part.
+    pub rounds: usize,
+    pub seconds: f64,
+}
+
+/// The series of streams by urxe.
+pub fn stream_series(via: Via, op: Op, mtu: usize) -> String {
+    match op {
+        Op::Datagram => format!("urxe {}, {}", via.name(), op.name()),
+        _ => format!("urxe {}, {}, MTU {mtu}", via.name(), op.name()),
+    }
+}
+
+/// The row of a stream by urxe over udp and many queue pairs.
+pub fn many(in_flight: usize) -> Key {
+    Key::new(format!("urxe udp/IPv4, RC WRITE, {MANY} QPs, {in_flight} in flight"), MESSAGE)
+}
+
+/// The row of a stream by urxe over a udp link that loses packets.
+pub fn lossy(op: Op, loss: f64) -> Key {
+    Key::new(format!("urxe udp/IPv4, {}, {} % loss", op.name(), loss * 100.0), MESSAGE)
+}
+
+/// The row of half round trips by urxe.
+pub fn ping(via: Via, op: Op) -> Key {
+    Key::new(format!("urxe {}, {}, half round trip", via.name(), op.name()), 8)
+}
+
+fn ips(pair: [&str; 2]) -> [IpAddr; 2] {
+    pair.map(|ip| ip.parse().expect("a constant that is an address"))
+}
+
+fn wire(via: Via) -> Option<(Wire, Where)> {
+    match via {
+        Via::Udp4 => Some((Wire::Udp(ips(LOOPBACK)), Where::Here)),
+        Via::Udp6 => Some((Wire::Udp(ips(Net::LOOPBACK_V6)), Where::Namespace)),
+        Via::Veth => Some((Wire::Packet(Net::INTERFACES.map(String::from)), Where::Namespaces)),
+        Via::Fabric => None,
+    }
+}
+
+/// Items in the making.
+struct Plan {
+    items: Vec<Item>,
+    rounds: usize,
+    seconds: f64,
+}
+
+impl Plan {
+    /// Adds what is not there yet.
+    fn add(&mut self, key: Key, what: What) {
+        if self.items.iter().all(|item| item.key != key) {
+            self.items.push(Item { key, what, rounds: self.rounds, seconds: self.seconds });
+        }
+    }
+
+    fn task(&mut self, series: &str, size: usize, task: Task) {
+        self.add(Key::new(series, size), What::Ours(task, Where::Here));
+    }
+
+    fn raw_udp(&mut self, series: &str, train: Train) {
+        self.task(series, train.datagram, Task::RawUdpStream { ips: ips(LOOPBACK), train });
+    }
+
+    fn raw_packet(&mut self, datagram: usize) {
+        let interfaces = Net::INTERFACES.map(String::from);
+        let task = Task::RawPacketStream { interfaces, train: Train::usual(datagram) };
+        self.add(Key::new(RAW_PACKET, datagram), What::Ours(task, Where::Namespaces));
+    }
+
+    fn stream_as(&mut self, key: Key, via: Via, stream: Stream) {
+        let (task, place) = match wire(via) {
+            Some((wire, place)) => (Task::Stream { wire, stream }, place),
+            None => (Task::FabricStream { stream }, Where::Here),
+        };
+        self.add(key, What::Ours(task, place));
+    }
+
+    fn stream(&mut self, via: Via, op: Op, size: usize, mtu: usize) {
+        let key = Key::new(stream_series(via, op, mtu), size);
+        self.stream_as(key, via, Stream::new(op, size, mtu));
+    }
+
+    fn lossy(&mut self, op: Op, loss: f64) {
+        let stream = Stream { loss: Some(loss), ..Stream::new(op, MESSAGE, 4096) };
+        self.stream_as(lossy(op, loss), Via::Udp4, stream);
+    }
+
+    fn ping(&mut self, via: Via, op: Op, rounds: usize) {
+        let (task, place) = match wire(via) {
+            Some((wire, place)) => (Task::Ping { wire, op, rounds }, place),
+            None => (Task::FabricPing { op, rounds }, Where::Here),
+        };
+        self.add(ping(via, op), What::Ours(task, place));
+    }
+
+    /// What bars are about.
+    fn bars(&mut self, trips: usize) {
+        let write = Stream::new(Op::Write, MESSAGE, 4096);
+        self.raw_udp(RAW_UDP, Train::usual(DATAGRAM));
+        self.stream(Via::Udp4, Op::Write, MESSAGE, 4096);
+        self.add(Key::new(IPERF3, 0), What::Iperf3 { len: None });
+        self.stream(Via::Udp4, Op::Read, MESSAGE, 4096);
+        self.stream(Via::Udp4, Op::Send, MESSAGE, 4096);
+        let polled = Key::new("urxe udp/IPv4, RC WRITE, passive end polls", MESSAGE);
+        self.stream_as(polled, Via::Udp4, Stream { polled: true, ..write });
+        self.stream_as(many(MANY), Via::Udp4, write.on_each_of(MANY));
+        let in_turn = Stream { in_flight: 64, ..write.on_each_of(MANY) };
+        self.stream_as(many(64), Via::Udp4, in_turn);
+        for loss in LOSSES {
+            self.lossy(Op::Write, loss);
+        }
+        self.raw_packet(DATAGRAM);
+        self.stream(Via::Veth, Op::Write, MESSAGE, 4096);
+        self.raw_udp(RAW_UDP, Train::usual(64));
+        self.raw_udp(RAW_UDP_LONG, Train::longest(64));
+        self.stream(Via::Udp4, Op::Write, 8, 4096);
+        self.task(RAW_UDP_PING, 8, Task::RawUdpPing { ips: ips(LOOPBACK), rounds: trips });
+        self.ping(Via::Udp4, Op::Write, trips);
+        self.ping(Via::Udp4, Op::Send, trips);
+        self.task(MEMCPY, 1 << 20, Task::Memcpy { size: 1 << 20 });
+        self.stream(Via::Fabric, Op::Write, 1 << 20, 4096);
+        self.stream(Via::Fabric, Op::Write, 8, 4096);
+        for payload in [4096, 64] {
+            self.task(ICRC, payload, Task::Icrc { payload });
+        }
+    }
+
+    /// What takes long and varies little.
+    fn many(&mut self) {
+        self.task(CONNECTIONS, 0, Task::Connections { ips: ips(LOOPBACK), count: 10 * MANY });
+        self.task(IDLE, 0, Task::Idle { ips: ips(LOOPBACK), count: MANY });
+    }
+
+    /// What plots show besides.
+    fn sweep(&mut self, sizes: &[usize], trips: usize) {
+        for datagram in [512, 1100] {
+            self.raw_udp(RAW_UDP, Train::usual(datagram));
+            self.raw_packet(datagram);
+        }
+        self.raw_packet(64);
+        for &size in sizes {
+            for (via, mtu) in [
+                (Via::Udp4, 4096),
+                (Via::Udp4, 1024),
+                (Via::Udp6, 4096),
+                (Via::Veth, 4096),
+                (Via::Fabric, 4096),
+            ] {
+                for op in [Op::Write, Op::Read, Op::Send] {
+                    self.stream(via, op, size, mtu);
+                }
+                if size <= mtu && mtu == 4096 {
+                    self.stream(via, Op::Datagram, size, mtu);
+                }
+            }
+            self.task(MEMCPY, size, Task::Memcpy { size });
+            if size <= 1 << 20 {
+                self.add(Key::new(IPERF3, size), What::Iperf3 { len: Some(size) });
+            }
+            self.add(Key::new(UCX_PUT, size), What::UcxPut { size });
+        }
+        for via in [Via::Udp6, Via::Veth, Via::Fabric] {
+            for op in [Op::Write, Op::Send] {
+                self.ping(via, op, trips);
+            }
+        }
+        self.add(Key::new(UCX_PING, 8), What::UcxPing { rounds: trips });
+    }
+
+    fn sweep_losses(&mut self) {
+        for loss in MORE_LOSSES {
+            self.lossy(Op::Write, loss);
+        }
+        for op in [Op::Read, Op::Send] {
+            LOSSES.into_iter().chain(MORE_LOSSES).for_each(|loss| self.lossy(op, loss));
+        }
+    }
+}
+
+/// Everything of which `--only` lets something through.
+pub fn plan(args: &Args) -> Vec<Item> {
+    let mut plan = Plan { items: Vec::new(), rounds: 7, seconds: 0.6 };
+    if args.quick {
+        (plan.rounds, plan.seconds) = (3, 0.2);
+        plan.bars(10_000);
+        (plan.rounds, plan.seconds) = (1, 2.0);
+        plan.many();
+        plan.seconds = 0.1;
+        plan.sweep(&[8, MESSAGE], 3000);
+    } else {
+        plan.bars(50_000);
+        (plan.rounds, plan.seconds) = (3, 5.0);
+        plan.many();
+        plan.seconds = 0.3;
+        let sizes = [8, 64, 512, 4 << 10, 16 << 10, MESSAGE, 256 << 10, 1 << 20, 8 << 20];
+        plan.sweep(&sizes, 30_000);
+        plan.sweep_losses();
+    }
+    let wanted = |key: &Key| {
+        let pattern = args.only.as_deref().unwrap_or_default().to_lowercase();
+        key.name().to_lowercase().contains(&pattern)
+    };
+    plan.items.retain(|item| wanted(&item.key));
+    plan.items
+}

@@ -1,0 +1,220 @@
+//! The run as a picture.
+
+use std::path::Path;
+
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
+use plotters::prelude::*;
+
+use crate::Result;
+use crate::job::Op;
+use crate::machine::Machine;
+use crate::ping::PERCENTILES;
+use crate::plan::{self, Via, stream_series};
+use crate::table::{Key, Table, bytes};
+
+const SIZE: (u32, u32) = (1400, 1080);
+const LARGEST: f64 = (8 << 20) as f64;
+
+struct Line {
+    name: String,
+    colour: RGBColor,
+    points: Vec<(f64, f64)>,
+}
+
+/// What urxe is measured against is grey to black; urxe has colours.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(214, 39, 40),
+    RGBColor(31, 119, 180),
+    RGBColor(44, 160, 44),
+    RGBColor(255, 127, 14),
+    RGBColor(148, 103, 189),
+    RGBColor(23, 190, 207),
+];
+const GREYS: [RGBColor; 3] = [BLACK, RGBColor(110, 110, 110), RGBColor(170, 170, 170)];
+
+/// A series by message size; one of datagrams goes on as it ends.
+fn by_size(table: &Table, name: &str, colour: RGBColor) -> Line {
+    let rows = table.rows().filter(|(key, _)| key.series == name && key.size > 0);
+    let mut points: Vec<(f64, f64)> =
+        rows.filter_map(|(key, _)| Some((key.size as f64, table.spread(key, "Gb/s")?.median))).collect();
+    points.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    if let (true, Some((_, last))) =
+        ([plan::RAW_UDP, plan::RAW_PACKET].contains(&name), points.last().copied())
+    {
+        points.push((LARGEST, last));
+    }
+    Line { name: name.to_owned(), colour, points }
+}
+
+fn loopback(table: &Table) -> Vec<Line> {
+    let ours =
+        [(Op::Write, 4096), (Op::Read, 4096), (Op::Send, 4096), (Op::Datagram, 4096), (Op::Write, 1024)];
+    let peers = [plan::RAW_UDP, plan::IPERF3, plan::UCX_PUT].into_iter().map(String::from).zip(GREYS);
+    let ours = ours.map(|(op, mtu)| stream_series(Via::Udp4, op, mtu)).into_iter().zip(COLOURS);
+    peers.chain(ours).map(|(name, colour)| by_size(table, &name, colour)).collect()
+}
+
+fn other_links(table: &Table) -> Vec<Line> {
+    let ours = [
+        (Via::Fabric, Op::Write),
+        (Via::Veth, Op::Write),
+        (Via::Udp6, Op::Write),
+        (Via::Fabric, Op::Read),
+        (Via::Veth, Op::Read),
+        (Via::Veth, Op::Send),
+    ];
+    let peers = [plan::MEMCPY, plan::RAW_PACKET].into_iter().map(String::from).zip(GREYS);
+    let ours = ours.map(|(via, op)| stream_series(via, op, 4096)).into_iter().zip(COLOURS);
+    peers.chain(ours).map(|(name, colour)| by_size(table, &name, colour)).collect()
+}
+
+/// Throughput by loss, and the losses, which stand side by side whatever their distance.
+fn losses(table: &Table) -> (Vec<Line>, Vec<String>) {
+    let mut all: Vec<f64> = plan::LOSSES.into_iter().chain(plan::MORE_LOSSES).collect();
+    all.sort_unstable_by(f64::total_cmp);
+    all.retain(|loss| table.spread(&plan::lossy(Op::Write, *loss), "Gb/s").is_some());
+    let line = |(op, colour): (Op, RGBColor)| {
+        let point = |(i, loss): (usize, &f64)| {
+            Some((i as f64, table.spread(&plan::lossy(op, *loss), "Gb/s")?.median))
+        };
+        let points = all.iter().enumerate().filter_map(point).collect();
+        Line { name: format!("urxe udp/IPv4, {} 64 KiB", op.name()), colour, points }
+    };
+    let lines = [Op::Write, Op::Read, Op::Send].into_iter().zip(COLOURS).map(line).collect();
+    (lines, all.iter().map(|loss| format!("{} %", loss * 100.0)).collect())
+}
+
+fn latencies(table: &Table) -> Vec<Line> {
+    let line = |key: Key, colour| {
+        let point = |(i, (name, _)): (usize, &(&str, f64))| {
+            Some((i as f64, table.spread(&key, name)?.median / 1000.0))
+        };
+        let points = PERCENTILES.iter().enumerate().filter_map(point).collect();
+        Line { name: key.series, colour, points }
+    };
+    let ours = [
+        (Via::Udp4, Op::Write),
+        (Via::Udp4, Op::Send),
+        (Via::Udp6, Op::Write),
+        (Via::Veth, Op::Write),
+        (Via::Fabric, Op::Write),
+    ];
+    let peers = [plan::RAW_UDP_PING, plan::UCX_PING].into_iter().map(|name| Key::new(name, 8)).zip(GREYS);
+    let ours = ours.map(|(via, op)| plan::ping(via, op)).into_iter().zip(COLOURS);
+    peers.chain(ours).map(|(key, colour)| line(key, colour)).collect()
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+
+/// What the axes say.
+struct Axes<'a, X> {
+    title: &'a str,
+    x: X,
+    x_name: &'a str,
+    x_labels: usize,
+    x_label: &'a dyn Fn(&f64) -> String,
+    y_name: &'a str,
+    /// Where the legend stands in nobody's way.
+    legend: SeriesLabelPosition,
+}
+
+fn panel<X>(area: &Area<'_>, axes: Axes<'_, X>, mut lines: Vec<Line>) -> Result<()>
+where
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64> + Ranged<ValueType = f64>,
+{
+    lines.retain(|line| !line.points.is_empty());
+    let values = || lines.iter().flat_map(|line| &line.points).map(|(_, y)| *y);
+    let (least, most) = values().fold((f64::MAX, 0.0f64), |(l, m), v| (l.min(v), m.max(v)));
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let mut chart = ChartBuilder::on(area)
+        .caption(axes.title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(44)
+        .y_label_area_size(56)
+        .build_cartesian_2d(axes.x, (least / 1.5..most * 1.5).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc(axes.x_name)
+        .y_desc(axes.y_name)
+        .x_labels(axes.x_labels)
+        .x_label_formatter(axes.x_label)
+        .light_line_style(RGBColor(238, 238, 238))
+        .label_style(("sans-serif", 13))
+        .draw()?;
+    for line in lines {
+        let colour = line.colour;
+        let width = if GREYS.contains(&colour) { 1 } else { 2 };
+        chart
+            .draw_series(LineSeries::new(line.points, colour.stroke_width(width)).point_size(3))?
+            .label(line.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .position(axes.legend)
+        .background_style(WHITE.mix(0.85))
+        .label_font(("sans-serif", 12))
+        .draw()?;
+    Ok(())
+}
+
+/// Draws all there is to see.
+pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
+    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let Machine { date, cpu, cores, kernel, .. } = machine;
+    let kind = if machine.virtual_machine { "virtual machine" } else { "machine" };
+    let title = format!("urxe side by side: {cpu}, {kind} of {cores} cores, Linux {kernel}, {date}");
+    let root = root.titled(&title, ("sans-serif", 18))?;
+    let [a, b, c, d] = &root.split_evenly((2, 2))[..] else { return Err("no four panels".into()) };
+    let size_label = |x: &f64| bytes(*x as usize);
+    let sizes = |title, legend| Axes {
+        title,
+        x: (6.0..LARGEST * 1.5).log_scale().base(2.0),
+        x_name: "bytes of a message (raw: of a datagram)",
+        x_labels: 12,
+        x_label: &size_label,
+        y_name: "Gb/s",
+        legend,
+    };
+    panel(a, sizes("Loopback, two processes", SeriesLabelPosition::LowerRight), loopback(table))?;
+    panel(b, sizes("Other links", SeriesLabelPosition::LowerRight), other_links(table))?;
+    let (lines, names) = losses(table);
+    // Labels stand at every half step, those between two points empty.
+    let ordinal = |n: usize| (-0.5..n.max(1) as f64 - 0.5).step(0.5);
+    let label = |x: &f64| label_of(*x, &names);
+    let axes = Axes {
+        title: "Goodput by loss, 64 KiB, packets lost both ways",
+        x: ordinal(names.len()),
+        x_name: "packets lost",
+        x_labels: 2 * names.len() + 2,
+        x_label: &label,
+        y_name: "Gb/s",
+        legend: SeriesLabelPosition::LowerLeft,
+    };
+    panel(c, axes, lines)?;
+    let names = PERCENTILES.map(|(name, _)| name.to_owned());
+    let label = |x: &f64| label_of(*x, &names);
+    let axes = Axes {
+        title: "Half round trip of 8 bytes, polled for",
+        x: ordinal(names.len()),
+        x_name: "percentile",
+        x_labels: 2 * names.len() + 2,
+        x_label: &label,
+        y_name: "µs",
+        legend: SeriesLabelPosition::UpperLeft,
+    };
+    panel(d, axes, latencies(table))?;
+    Ok(root.present()?)
+}
+
+/// The name that belongs to a whole number on an axis.
+fn label_of(x: f64, names: &[String]) -> String {
+    match x >= -0.01 && (x - x.round()).abs() < 0.01 {
+        true => names.get(x.round() as usize).cloned().unwrap_or_default(),
+        false => String::new(),
+    }
+}

@@ -1,0 +1,198 @@
+//! The tables on standard output.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::bars::{Bar, Figure, Limit, Verdict};
+use crate::job::Op;
+use crate::plan::{self, Item, MESSAGE, Via, stream_series};
+use crate::table::{Key, Spread, Table, bytes};
+
+/// Figures that rows are listed by, with their unit and what a number is divided by to be in that.
+const UNITS: [(&str, &str, f64); 5] = [
+    ("Gb/s", "Gb/s", 1.0),
+    ("M/s", "M/s", 1.0),
+    ("p50", "µs, p50", 1000.0),
+    ("p99", "µs, p99", 1000.0),
+    ("µs/s", "µs/s", 1.0),
+];
+
+/// How it was measured and how urxe was used.
+pub fn settings(items: &[Item]) {
+    let rounds: BTreeSet<String> =
+        items.iter().map(|item| format!("{} × {} s", item.rounds, item.seconds)).collect();
+    let rounds: Vec<String> = rounds.into_iter().collect();
+    println!(
+        "Rounds in turns: {}; all figures are medians of rounds.
+Two processes each, but for the fabric and memory (one thread); none is pinned to a core.
+Streams: 8 MiB or 512 messages in flight, at least 2, posted in lists of an eighth of that, the last of each signaled;
+one buffer at each end, 16 READs at a time, ICRC made and verified as shipped.
+Raw: 64 KiB or 64 datagrams a call from one buffer, at most 1 MiB ahead of the receiver, as UD senders are.
+Loss: packets are dropped as they arrive, at both ends, from a seed; 0 % has the same link around it.
+",
+        rounds.join(", ")
+    );
+}
+
+/// The rows that bars are about, one by one.
+pub fn rows_of(bars: &[Bar], table: &Table) {
+    let mut seen = BTreeSet::new();
+    println!("{:<66} {:>9} {:<8} least to most", "median", "", "");
+    for (key, metric) in bars.iter().flat_map(|bar| [Some(&bar.over), bar.under.as_ref()]).flatten() {
+        let Some((_, unit, scale)) = UNITS.iter().find(|(name, ..)| name == metric) else { continue };
+        if !seen.insert((key.clone(), *metric)) {
+            continue;
+        }
+        if let Some(Spread { median, least, most }) = table.spread(key, metric) {
+            let [median, least, most] = [median, least, most].map(|v| v / scale);
+            println!("{:<66} {median:>9.2} {unit:<8} {least:.2} to {most:.2}", key.name());
+        }
+    }
+    println!();
+}
+
+/// What was to be measured and has no figures, by the reason.
+pub fn missing(table: &Table) {
+    let mut reasons: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for (key, row) in table.rows().filter(|(_, row)| row.rounds.is_empty()) {
+        let failure = row.failures.last().map(|failure| format!("FAILED: {failure}"));
+        let reason = row.lack.clone().or(failure).unwrap_or_default();
+        reasons.entry(reason).or_default().insert(&key.series);
+    }
+    for (reason, series) in reasons {
+        println!("not measured: {reason}: {}\n", series.into_iter().collect::<Vec<_>>().join("; "));
+    }
+}
+
+/// Series by sizes.
+pub fn matrix(title: &str, metric: &str, table: &Table, wanted: impl Fn(&Key) -> bool) {
+    let keys: Vec<&Key> = table
+        .rows()
+        .map(|(k, _)| k)
+        .filter(|k| k.size > 0 && wanted(k) && table.spread(k, metric).is_some())
+        .collect();
+    if keys.is_empty() {
+        return;
+    }
+    let sizes: BTreeSet<usize> = keys.iter().map(|k| k.size).collect();
+    let mut series: Vec<&str> = Vec::new();
+    keys.iter().for_each(|k| {
+        if !series.contains(&k.series.as_str()) {
+            series.push(&k.series);
+        }
+    });
+    print!("{title:<52}");
+    sizes.iter().for_each(|size| print!(" {:>11}", bytes(*size)));
+    println!();
+    for name in series {
+        print!("{name:<52}");
+        for size in &sizes {
+            match table.spread(&Key::new(name, *size), metric) {
+                Some(v) if v.most > v.least => {
+                    let plus_minus = format!("±{:.0}%", (v.most - v.least) / 2.0 / v.median * 100.0);
+                    print!(" {:>6}{plus_minus:<5}", figure(v.median));
+                }
+                Some(v) => print!(" {:>6}{:<5}", figure(v.median), ""),
+                None => print!(" {:>6}{:<5}", "", ""),
+            }
+        }
+        println!();
+    }
+    println!();
+}
+
+/// Three digits that count.
+fn figure(v: f64) -> String {
+    match v {
+        v if v >= 100.0 => format!("{v:.0}"),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v if v >= 0.1 => format!("{v:.2}"),
+        v => format!("{v:.3}"),
+    }
+}
+
+pub fn half_round_trips(table: &Table) {
+    let columns = ["p1", "p50", "p90", "p99", "p99.9"];
+    let keys: Vec<&Key> = table.rows().map(|(k, _)| k).filter(|k| table.spread(k, "p50").is_some()).collect();
+    if keys.is_empty() {
+        return;
+    }
+    print!("{:<52}", "half round trip of 8 bytes, polled for, µs");
+    columns.iter().for_each(|c| print!(" {c:>8}"));
+    println!();
+    for key in keys {
+        print!("{:<52}", key.series);
+        for column in columns {
+            let cell = table.spread(key, column).map(|v| format!("{:.2}", v.median / 1000.0));
+            print!(" {:>8}", cell.unwrap_or_default());
+        }
+        println!();
+    }
+    println!();
+}
+
+/// What the ICRC takes of the time that a packet has at the throughput reached.
+pub fn icrc(table: &Table) {
+    let write = |size| Key::new(stream_series(Via::Udp4, Op::Write, 4096), size);
+    let long = table.spread(&write(MESSAGE), "Gb/s").map(|v| ("64 KiB", 4096.0 * 8.0 / v.median));
+    let short = table.spread(&write(8), "M/s").map(|v| ("8 bytes", 1000.0 / v.median));
+    for (payload, packet) in [(4096, long), (64, short)] {
+        let key = Key::new(plan::ICRC, payload);
+        let Some((made, verified)) = table.spread(&key, "made").zip(table.spread(&key, "verified")) else {
+            continue;
+        };
+        let (made, verified) = (made.median, verified.median);
+        print!("ICRC of a packet of {payload} bytes: made in {made:.0} ns, verified in {verified:.0} ns");
+        if let Some((message, time)) = packet {
+            let [made, verified] = [made, verified].map(|v| v / time * 100.0);
+            print!(
+                "; in WRITEs of {message} over udp a packet has {time:.0} ns: {made:.0} % and {verified:.0} %"
+            );
+        }
+        println!();
+    }
+    println!();
+}
+
+/// Everything that has other figures.
+pub fn others(table: &Table) {
+    for (key, row) in table.rows().filter(|(key, _)| [plan::CONNECTIONS, plan::IDLE].contains(&&*key.series))
+    {
+        let names: BTreeSet<&String> = row.rounds.values().flat_map(|m| m.keys()).collect();
+        let figure = |name: &&String| Some(format!("{name} {:.1}", table.spread(key, name)?.median));
+        let figures: Vec<String> = names.iter().filter_map(figure).collect();
+        println!("{}: {}\n", key.name(), figures.join("; "));
+    }
+}
+
+/// The bars and whether they are met.
+pub fn verdicts(bars: &[Bar], table: &Table) {
+    println!("{:<66} {:>9}  {:<18} {:<14}", "bar", "median", "least to most", "");
+    for bar in bars {
+        let (sign, limit) = match bar.limit {
+            Limit::AtLeast(limit) => ("at least", limit),
+            Limit::AtMost(limit) => ("at most", limit),
+        };
+        let wanted = |(key, _): &Figure| table.rows().any(|(k, _)| k == key);
+        if !wanted(&bar.over) || bar.under.as_ref().is_some_and(|under| !wanted(under)) {
+            // Left out by --only.
+            continue;
+        }
+        let verdict = match bar.verdict(table) {
+            Verdict::Met => "met",
+            Verdict::Missed => "MISSED",
+            Verdict::NotMeasured => "not measured",
+        };
+        let (value, spread) = match bar.value(table) {
+            Some(v) => (
+                figure_or_count(v.median),
+                format!("{} to {}", figure_or_count(v.least), figure_or_count(v.most)),
+            ),
+            None => ("-".into(), String::new()),
+        };
+        println!("{:<66} {value:>9}  {spread:<18} {sign} {limit}: {verdict}", bar.what);
+    }
+}
+
+fn figure_or_count(v: f64) -> String {
+    if v.abs() >= 100.0 || v == 0.0 { format!("{v:.0}") } else { format!("{v:.2}") }
+}

@@ -1,0 +1,139 @@
+//! Raw packet sockets over a veth, with a virtio-net header before each run of datagrams: the limit of the packet link.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use libc::{c_int, c_void};
+
+use crate::Result;
+use crate::job::{End, Job, Metrics, Train};
+use crate::progress::Progress;
+use crate::raw_udp::{grow, send_stream, set};
+use crate::talk::Talk;
+
+/// From linux/if_packet.h, which libc has only in part.
+const PACKET_VNET_HDR: c_int = 15;
+const PACKET_IGNORE_OUTGOING: c_int = 23;
+/// From linux/virtio_net.h: a run of UDP datagrams of equal size, whose checksums are for the device to make.
+const GSO_UDP_L4: u8 = 5;
+const NEEDS_CSUM: u8 = 1;
+
+const VNET: usize = 10;
+const ETHERNET: usize = 14;
+const HEADERS: usize = ETHERNET + 20 + 8;
+/// Of nobody on this wire, so that neither kernel looks at the packets.
+const MAC: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 0x99];
+
+/// A packet socket of one interface of this network namespace.
+fn open(interface: &str) -> Result<OwnedFd> {
+    let all = (libc::ETH_P_ALL as u16).to_be();
+    // SAFETY: no memory is involved.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, c_int::from(all)) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: the descriptor is fresh and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    set(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
+    set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
+    let name = std::ffi::CString::new(interface)?;
+    // SAFETY: the name is a string that outlives the call.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    // SAFETY: a sockaddr_ll of zeros is a valid one.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = all;
+    address.sll_ifindex = index as c_int;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: pointer and length are of one live address, which the kernel only reads.
+    match unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } {
+        0 => Ok(fd),
+        _ => Err(io::Error::last_os_error().into()),
+    }
+}
+
+/// Everything before the payload of a train.
+fn head(train: Train) -> Vec<u8> {
+    let payload = train.datagram * train.count;
+    let mut head = vec![0; VNET + HEADERS];
+    head[0] = NEEDS_CSUM;
+    head[1] = GSO_UDP_L4;
+    head[2..4].copy_from_slice(&(HEADERS as u16).to_ne_bytes());
+    head[4..6].copy_from_slice(&(train.datagram as u16).to_ne_bytes());
+    head[6..8].copy_from_slice(&((ETHERNET + 20) as u16).to_ne_bytes());
+    head[8..10].copy_from_slice(&6u16.to_ne_bytes());
+    let ethernet = &mut head[VNET..];
+    ethernet[..6].copy_from_slice(&MAC);
+    ethernet[6..12].copy_from_slice(&[0x52, 0x54, 0, 0x66, 0, 1]);
+    ethernet[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
+    let ip = &mut ethernet[ETHERNET..];
+    ip[0] = 0x45;
+    ip[2..4].copy_from_slice(&((payload + 28) as u16).to_be_bytes());
+    ip[6] = 0x40;
+    ip[8..10].copy_from_slice(&[64, 17]);
+    ip[12..20].copy_from_slice(&[10, 66, 0, 101, 10, 66, 0, 102]);
+    let sum = ones_complement_sum(&ip[..20]);
+    ip[10..12].copy_from_slice(&(!sum).to_be_bytes());
+    // Of the pseudo header alone: the rest is for whoever sends it on a wire.
+    let length = (payload + 8) as u16;
+    let pseudo = [&ip[12..20], &[0, 17], &length.to_be_bytes()].concat();
+    let udp = &mut ip[20..];
+    udp[..4].copy_from_slice(&[0x12, 0xb7, 0x12, 0xb7]);
+    udp[4..6].copy_from_slice(&length.to_be_bytes());
+    udp[6..8].copy_from_slice(&ones_complement_sum(&pseudo).to_be_bytes());
+    head
+}
+
+fn ones_complement_sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+    let sum: u32 = words.sum();
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+pub fn stream(job: &Job, talk: &Talk, interfaces: &[String; 2], train: Train) -> Result<Metrics> {
+    let progress = Progress::map(&job.progress)?;
+    let socket = open(&interfaces[job.end as usize])?;
+    let room: usize = talk.exchange(&grow(&socket)?)?;
+    talk.start()?;
+    match job.end {
+        End::Active => {
+            let mut frame = head(train);
+            let headers = frame.len();
+            frame.resize(headers + train.datagram * train.count, 0x5a);
+            send_stream(job, train, room, &progress, || {
+                // SAFETY: pointer and length are of a live vector, which the kernel only reads.
+                let n = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+                match usize::try_from(n) {
+                    Ok(n) => Ok(n - headers),
+                    Err(_) => Err(io::Error::last_os_error().into()),
+                }
+            })
+        }
+        End::Passive => {
+            set_timeout(&socket)?;
+            let mut buffer = vec![0u8; 1 << 17];
+            while !talk.is_over() {
+                let at = buffer.as_mut_ptr().cast::<c_void>();
+                // SAFETY: the kernel writes at most as many bytes as the buffer has.
+                let n = unsafe { libc::recv(socket.as_raw_fd(), at, buffer.len(), 0) };
+                let is_ours = buffer[VNET..VNET + 6] == MAC;
+                if n > (VNET + HEADERS) as isize && is_ours {
+                    progress.add(n as u64 - (VNET + HEADERS) as u64);
+                }
+            }
+            Ok(Metrics::new())
+        }
+    }
+}
+
+/// So that a receiver looks now and then whether it is over.
+fn set_timeout(socket: &OwnedFd) -> Result<()> {
+    let time = libc::timeval { tv_sec: 0, tv_usec: 20_000 };
+    let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>() as libc::socklen_t);
+    // SAFETY: pointer and length are of a timeval that outlives the call.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, at, len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error().into()),
+    }
+}

@@ -1,0 +1,146 @@
+//! Raw UDP: what the kernel's sockets can do with nothing of a NIC around them.
+
+use std::io::ErrorKind;
+use std::mem::size_of;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+use crate::job::{End, Job, Metrics, Train};
+use crate::ping;
+use crate::progress::{Ahead, Meter, Progress};
+use crate::talk::Talk;
+
+#[derive(Serialize, Deserialize)]
+struct Hello {
+    addr: SocketAddr,
+    /// Bytes that may be on their way to it.
+    room: usize,
+}
+
+/// Sets an integer option of a socket.
+pub fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> Result<()> {
+    let len = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: the pointer is to an i32 that outlives the call, and `len` is its size.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+/// Makes the receive buffer as large as urxe asks for or as the kernel allows; returns what a sender may be ahead.
+pub fn grow(socket: &impl AsRawFd) -> Result<usize> {
+    const WANTED: i32 = 8 << 20;
+    if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, WANTED).is_err() {
+        set(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, WANTED)?;
+    }
+    let (mut value, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the kernel writes at most `len` bytes to an i32 that outlives the call.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            (&raw mut value).cast(),
+            &mut len,
+        )
+    };
+    match done {
+        0 => Ok((value as usize / 8).min(1 << 20)),
+        _ => Err(std::io::Error::last_os_error().into()),
+    }
+}
+
+fn open(job: &Job, talk: &Talk, ips: [IpAddr; 2]) -> Result<(UdpSocket, usize)> {
+    let socket = UdpSocket::bind((ips[job.end as usize], 0))?;
+    let peer = talk.exchange(&Hello { addr: socket.local_addr()?, room: grow(&socket)? })?;
+    socket.connect(peer.addr)?;
+    Ok((socket, peer.room))
+}
+
+/// Trains of contiguous datagrams by UDP_SEGMENT, taken by UDP_GRO into one buffer.
+pub fn stream(job: &Job, talk: &Talk, ips: [IpAddr; 2], train: Train) -> Result<Metrics> {
+    let progress = Progress::map(&job.progress)?;
+    let (socket, room) = open(job, talk, ips)?;
+    match job.end {
+        End::Active => {
+            set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, train.datagram as i32)?;
+            let data = vec![0x5a; train.datagram * train.count];
+            talk.start()?;
+            send_stream(job, train, room, &progress, || Ok(socket.send(&data)?))
+        }
+        End::Passive => {
+            set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+            socket.set_read_timeout(Some(Duration::from_millis(20)))?;
+            talk.start()?;
+            let mut buffer = vec![0; 65_536];
+            while !talk.is_over() {
+                if let Ok(n) = socket.recv(&mut buffer) {
+                    progress.add(n as u64);
+                }
+            }
+            Ok(Metrics::new())
+        }
+    }
+}
+
+/// Sends as fast as the receiver counts; `send` returns the bytes that left.
+pub fn send_stream(
+    job: &Job,
+    train: Train,
+    room: usize,
+    progress: &Progress,
+    mut send: impl FnMut() -> Result<usize>,
+) -> Result<Metrics> {
+    let (mut meter, mut ahead) = (Meter::start(job.seconds), Ahead::at_most(room as u64));
+    loop {
+        let arrived = progress.get();
+        if !meter.goes_on(arrived) {
+            break;
+        }
+        match ahead.has_room(arrived) {
+            true => ahead.sent(send()? as u64),
+            // Where the two share a core, the receiver needs it now.
+            false => thread::yield_now(),
+        }
+    }
+    let bytes = meter.rate()?;
+    Ok(Metrics::from([
+        ("Gb/s".into(), bytes * 8.0 / 1e9),
+        ("M/s".into(), bytes / train.datagram as f64 / 1e6),
+        ("lost".into(), ahead.lost_share()),
+    ]))
+}
+
+/// Bounces eight bytes between two processes that both poll.
+pub fn ping(job: &Job, talk: &Talk, ips: [IpAddr; 2], rounds: usize) -> Result<Metrics> {
+    let (socket, _) = open(job, talk, ips)?;
+    socket.set_nonblocking(true)?;
+    talk.start()?;
+    let mut buffer = [0; 64];
+    match job.end {
+        End::Active => ping::time(rounds, |_| {
+            socket.send(&buffer[..8])?;
+            for _ in 0..ping::LOOKS {
+                match socket.recv(&mut buffer) {
+                    Ok(_) => return Ok(()),
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                    Err(e) => return Err(e.into()),
+                }
+            }
+            Err("an answer never came".into())
+        }),
+        End::Passive => {
+            while !talk.is_over() {
+                if let Ok(n) = socket.recv(&mut buffer) {
+                    socket.send(&buffer[..n])?;
+                }
+            }
+            Ok(Metrics::new())
+        }
+    }
+}

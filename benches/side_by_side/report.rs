@@ -1,0 +1,62 @@
+//! The run as JSON.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::Result;
+use crate::bars::{Bar, Limit, Verdict};
+use crate::machine::Machine;
+use crate::table::{Key, Row, Spread, Table};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    machine: &'a Machine,
+    arguments: Vec<String>,
+    rows: Vec<ReportedRow<'a>>,
+    bars: Vec<ReportedBar<'a>>,
+}
+
+#[derive(Serialize)]
+struct ReportedRow<'a> {
+    #[serde(flatten)]
+    key: &'a Key,
+    /// Median, least and most of the rounds, by name of the figure.
+    figures: BTreeMap<&'a str, Spread>,
+    #[serde(flatten)]
+    row: &'a Row,
+}
+
+#[derive(Serialize)]
+struct ReportedBar<'a> {
+    what: &'a str,
+    value: Option<Spread>,
+    at_least: Option<f64>,
+    at_most: Option<f64>,
+    verdict: Verdict,
+}
+
+pub fn write(path: &Path, machine: &Machine, table: &Table, bars: &[Bar]) -> Result<()> {
+    let rows = table
+        .rows()
+        .map(|(key, row)| {
+            let names = row.rounds.values().flat_map(|m| m.keys().map(String::as_str));
+            let figures = names.filter_map(|name| Some((name, table.spread(key, name)?))).collect();
+            ReportedRow { key, figures, row }
+        })
+        .collect();
+    let bars = bars
+        .iter()
+        .map(|bar| {
+            let (at_least, at_most) = match bar.limit {
+                Limit::AtLeast(v) => (Some(v), None),
+                Limit::AtMost(v) => (None, Some(v)),
+            };
+            let (value, verdict) = (bar.value(table), bar.verdict(table));
+            ReportedBar { what: &bar.what, value, at_least, at_most, verdict }
+        })
+        .collect();
+    let report = Report { machine, arguments: std::env::args().skip(1).collect(), rows, bars };
+    Ok(std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?)
+}

@@ -1,0 +1,171 @@
+//! Streams of equal messages: who sends them, who takes them.
+
+use std::collections::VecDeque;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use urxe::verbs::*;
+
+use crate::Result;
+use crate::job::{End, Job, Metrics, Op, Stream, Wire};
+use crate::nic::{self, Hello, Nic, QKEY};
+use crate::progress::{Ahead, Meter, Progress};
+use crate::talk::Talk;
+
+/// Receives that are kept posted.
+const RECEIVES: usize = 1000;
+/// Before the data of a datagram that is received.
+const GRH: usize = 40;
+/// Bytes that a sender of datagrams is ahead of the receiver's count.
+const AHEAD: usize = 1 << 20;
+
+fn qp_type(op: Op) -> QpType {
+    match op {
+        Op::Write | Op::Read | Op::Send => QpType::Rc,
+        Op::Datagram => QpType::Ud,
+    }
+}
+
+/// A NIC for a stream, with room for a message.
+pub fn nic(context: Context, s: &Stream) -> Result<Nic> {
+    Nic::new(context, qp_type(s.op), s.qps, s.size + GRH)
+}
+
+pub fn connect(nic: &Nic, peer: &Hello, s: &Stream) -> Result<()> {
+    match s.op {
+        Op::Datagram => Ok(nic.qps[0].activate(QKEY)?),
+        _ => nic.connect(peer, s.mtu),
+    }
+}
+
+/// One end of a stream between two processes.
+pub fn run(job: &Job, talk: &Talk, wire: &Wire, s: &Stream) -> Result<Metrics> {
+    let progress = Progress::map(&job.progress)?;
+    let nic = nic(nic::open(wire, job.end, s.loss)?, s)?;
+    let peer = talk.exchange(&nic.hello())?;
+    connect(&nic, &peer, s)?;
+    let mut metrics = Metrics::new();
+    match job.end {
+        End::Active => {
+            talk.start()?;
+            metrics = send(&nic, &peer, s, job.seconds, || Ok(progress.get()))?;
+        }
+        End::Passive if matches!(s.op, Op::Send | Op::Datagram) => {
+            let mut sink = Sink::new(&nic)?;
+            talk.start()?;
+            while !talk.is_over() {
+                match sink.step()? {
+                    0 => thread::yield_now(),
+                    n => progress.add(n),
+                }
+            }
+        }
+        End::Passive => {
+            talk.start()?;
+            while s.polled && !talk.is_over() {
+                nic.context.poll();
+            }
+            talk.wait_until_over();
+        }
+    }
+    metrics.extend(nic.troubles(job.end));
+    Ok(metrics)
+}
+
+/// Receives messages and keeps receives posted.
+pub struct Sink<'a> {
+    nic: &'a Nic,
+    completions: Vec<Completion>,
+}
+
+impl<'a> Sink<'a> {
+    pub fn new(nic: &'a Nic) -> Result<Sink<'a>> {
+        let sink = Sink { nic, completions: Vec::with_capacity(64) };
+        (0..RECEIVES).try_for_each(|_| sink.post())?;
+        Ok(sink)
+    }
+
+    fn post(&self) -> Result<()> {
+        let sges = [self.nic.mr.sge(0..self.nic.mr.len())];
+        Ok(self.nic.qps[0].post_recv(&RecvWr { wr_id: 0, sges: &sges })?)
+    }
+
+    /// Takes what is there; returns how many messages that was.
+    pub fn step(&mut self) -> Result<u64> {
+        self.nic.take(&mut self.completions)?;
+        (0..self.completions.len()).try_for_each(|_| self.post())?;
+        Ok(self.completions.len() as u64)
+    }
+}
+
+/// Keeps messages in flight and measures how fast they complete; datagrams, how fast they arrive. `arrived` tells how
+/// many messages have, and is called often: the receiver may live in it.
+pub fn send(
+    nic: &Nic,
+    peer: &Hello,
+    s: &Stream,
+    seconds: f64,
+    mut arrived: impl FnMut() -> Result<u64>,
+) -> Result<Metrics> {
+    let sges = [nic.mr.sge(0..s.size)];
+    let to = (s.op == Op::Datagram).then(|| nic.destination(peer)).transpose()?;
+    let list = |qp: usize| -> Vec<SendWr<'_>> {
+        let wr = |i| {
+            let wr = match s.op {
+                Op::Write => SendWr::write(qp as u64, &sges, peer.remote()),
+                Op::Read => SendWr::read(qp as u64, &sges, peer.remote()),
+                Op::Send | Op::Datagram => SendWr::send(qp as u64, &sges),
+            };
+            let signaled = i + 1 == s.list;
+            SendWr { flags: SendFlags { signaled, ..SendFlags::default() }, to, ..wr }
+        };
+        (0..s.list).map(wr).collect()
+    };
+    let lists: Vec<_> = (0..s.qps).map(list).collect();
+    // One entry for each list that may be posted, with its queue pair.
+    let slots = s.in_flight / s.list;
+    let mut free: VecDeque<usize> = (0..slots).map(|i| i % s.qps).collect();
+    let mut ahead = Ahead::at_most((AHEAD / s.size).min(RECEIVES / 2) as u64);
+    let (mut meter, mut done, mut completions) = (Meter::start(seconds), 0, Vec::with_capacity(64));
+    let mut over = None;
+    loop {
+        let count = arrived()?;
+        let room = to.is_none() || ahead.has_room(count);
+        match free.front() {
+            Some(qp) if room && over.is_none() => {
+                nic.qps[*qp].post_send_list(&lists[*qp])?;
+                free.pop_front();
+                ahead.sent(s.list as u64);
+            }
+            _ => {
+                nic.take(&mut completions)?;
+                done += (completions.len() * s.list) as u64;
+                free.extend(completions.iter().map(|c| c.wr_id as usize));
+                if completions.is_empty() {
+                    // Where the two ends share a core, the other one needs it now.
+                    thread::yield_now();
+                }
+            }
+        }
+        if over.is_none() && !meter.goes_on(if to.is_some() { count } else { done }) {
+            over = Some(Instant::now());
+        }
+        if let Some(since) = over {
+            if free.len() == slots {
+                break;
+            }
+            if since.elapsed() > Duration::from_secs(10) {
+                return Err(format!("what was posted does not complete: {}", nic.counted()).into());
+            }
+        }
+    }
+    let messages = meter.rate().map_err(|e| format!("{e}: {}", nic.counted()))?;
+    let mut metrics = Metrics::from([
+        ("Gb/s".into(), messages * s.size as f64 * 8.0 / 1e9),
+        ("M/s".into(), messages / 1e6),
+    ]);
+    if to.is_some() {
+        metrics.insert("lost".into(), ahead.lost_share());
+    }
+    Ok(metrics)
+}

@@ -1,0 +1,100 @@
+//! What was measured, round by round: medians, spread, and ratios of neighbours.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::job::Metrics;
+
+/// A row: a series, and where on it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub struct Key {
+    pub series: String,
+    /// Bytes of a message; 0 where there is no such thing.
+    pub size: usize,
+}
+
+impl Key {
+    pub fn new(series: impl Into<String>, size: usize) -> Key {
+        Key { series: series.into(), size }
+    }
+
+    pub fn name(&self) -> String {
+        match self.size {
+            0 => self.series.clone(),
+            size => format!("{}, {}", self.series, bytes(size)),
+        }
+    }
+}
+
+/// A size as people write it.
+pub fn bytes(n: usize) -> String {
+    match n {
+        n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
+        n if n >= 1 << 10 && n.is_multiple_of(1 << 10) => format!("{} KiB", n >> 10),
+        n => format!("{n} B"),
+    }
+}
+
+/// The figures of a row in each of its rounds.
+#[derive(Default, Serialize)]
+pub struct Row {
+    pub rounds: BTreeMap<usize, Metrics>,
+    /// Why it could not be measured on this machine.
+    pub lack: Option<String>,
+    /// What went wrong in rounds that have no figures.
+    pub failures: Vec<String>,
+}
+
+#[derive(Default)]
+pub struct Table {
+    /// In the order of measuring.
+    keys: Vec<Key>,
+    rows: BTreeMap<Key, Row>,
+}
+
+/// The middle of several values, and their least and most.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    pub least: f64,
+    pub most: f64,
+}
+
+impl Spread {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
+        let mut v: Vec<f64> = values.into_iter().collect();
+        v.sort_unstable_by(f64::total_cmp);
+        let (least, most) = (*v.first()?, *v.last()?);
+        let median = (v[(v.len() - 1) / 2] + v[v.len() / 2]) / 2.0;
+        Some(Spread { median, least, most })
+    }
+}
+
+impl Table {
+    pub fn row(&mut self, key: &Key) -> &mut Row {
+        if !self.rows.contains_key(key) {
+            self.keys.push(key.clone());
+        }
+        self.rows.entry(key.clone()).or_default()
+    }
+
+    pub fn rows(&self) -> impl Iterator<Item = (&Key, &Row)> {
+        self.keys.iter().map(|key| (key, &self.rows[key]))
+    }
+
+    fn metrics<'a>(&'a self, key: &Key, metric: &'a str) -> impl Iterator<Item = (usize, f64)> + 'a {
+        let rounds = self.rows.get(key).into_iter().flat_map(|row| &row.rounds);
+        rounds.filter_map(move |(round, metrics)| Some((*round, *metrics.get(metric)?)))
+    }
+
+    pub fn spread(&self, key: &Key, metric: &str) -> Option<Spread> {
+        Spread::of(self.metrics(key, metric).map(|(_, v)| v))
+    }
+
+    /// One row over another, round by round: of neighbours in time, as the machine's speed changes.
+    pub fn ratio(&self, (over, metric): (&Key, &str), (under, other): (&Key, &str)) -> Option<Spread> {
+        let under: BTreeMap<usize, f64> = self.metrics(under, other).collect();
+        Spread::of(self.metrics(over, metric).filter_map(|(round, v)| Some(v / under.get(&round)?)))
+    }
+}

@@ -1,0 +1,133 @@
+//! What is in flight to each peer, all queue pairs together: its link has one receive buffer for them all.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+use super::table::Entry;
+use crate::wire::Qpn;
+
+/// Flight costs by peer address, and the queue pairs that wait for room.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    by_address: HashMap<IpAddr, usize>,
+    peers: Vec<Peer>,
+    /// Places in `peers` that are not in use.
+    free: Vec<usize>,
+    /// Those that were found room.
+    woken: VecDeque<Qpn>,
+}
+
+#[derive(Debug)]
+struct Peer {
+    address: IpAddr,
+    queue_pairs: usize,
+    /// Flight cost of what all of them have sent and the peer has not acknowledged.
+    in_flight: u64,
+    /// Those that had to stop for what the others have in flight, first come, first served.
+    waiting: VecDeque<Qpn>,
+}
+
+/// A queue pair's part in what is in flight to its peer.
+#[derive(Debug, Default)]
+pub(super) struct Share {
+    peer: Option<usize>,
+    in_flight: u64,
+    /// It is among the waiting or the woken.
+    waits: bool,
+}
+
+impl Peers {
+    /// Flight cost of what other queue pairs have on the way to the same peer.
+    pub fn others(&self, share: &Share) -> u64 {
+        share.peer.map_or(0, |at| self.peers[at].in_flight - share.in_flight)
+    }
+
+    /// After any step of a queue pair but its turn to send: what it has in flight now counts for the peer that it is
+    /// connected to now, and one that waits may have the room up to `window`.
+    pub fn settle(&mut self, entry: &mut Entry, window: usize) {
+        if let Some(at) = self.account(entry, window) {
+            self.wake_one(at, window);
+        }
+    }
+
+    /// The same after its turn to send: if that ended for want of room, it waits for the next.
+    pub fn settle_turn(&mut self, entry: &mut Entry, window: usize) {
+        let Some(at) = self.account(entry, window) else { return };
+        if !entry.qp.is_crowded_out() {
+            self.wake_one(at, window);
+        } else if !entry.share.waits {
+            entry.share.waits = true;
+            self.peers[at].waiting.push_back(entry.qp.qpn());
+        }
+    }
+
+    /// A queue pair has no peer any more, and one that waits may have its room.
+    pub fn remove(&mut self, entry: &mut Entry, window: usize) {
+        let Share { peer, in_flight, waits } = std::mem::take(&mut entry.share);
+        let Some(at) = peer else { return };
+        let peer = &mut self.peers[at];
+        peer.queue_pairs -= 1;
+        peer.in_flight -= in_flight;
+        if waits {
+            peer.waiting.retain(|qpn| *qpn != entry.qp.qpn());
+            self.woken.retain(|qpn| *qpn != entry.qp.qpn());
+        }
+        if peer.queue_pairs == 0 {
+            self.by_address.remove(&peer.address);
+            self.free.push(at);
+        }
+        self.wake_one(at, window);
+    }
+
+    /// The next that has room; it is to have its turn.
+    pub fn next_woken(&mut self) -> Option<Qpn> {
+        self.woken.pop_front()
+    }
+
+    pub fn has_woken(&self) -> bool {
+        !self.woken.is_empty()
+    }
+
+    fn account(&mut self, entry: &mut Entry, window: usize) -> Option<usize> {
+        let address = entry.qp.flow().map(|flow| flow.dst);
+        if entry.share.peer.map(|at| self.peers[at].address) != address {
+            self.remove(entry, window);
+            entry.share.peer = address.map(|address| self.join(address));
+        }
+        let at = entry.share.peer?;
+        let now = entry.qp.in_flight();
+        let peer = &mut self.peers[at];
+        peer.in_flight = peer.in_flight - entry.share.in_flight + now;
+        entry.share.in_flight = now;
+        Some(at)
+    }
+
+    fn wake_one(&mut self, at: usize, window: usize) {
+        let peer = &mut self.peers[at];
+        if peer.in_flight < window as u64 {
+            self.woken.extend(peer.waiting.pop_front());
+        }
+    }
+
+    fn join(&mut self, address: IpAddr) -> usize {
+        let Peers { by_address, peers, free, .. } = self;
+        let at = *by_address.entry(address).or_insert_with(|| {
+            let at = free.pop().unwrap_or(peers.len());
+            let peer = Peer { address, queue_pairs: 0, in_flight: 0, waiting: VecDeque::new() };
+            match peers.get_mut(at) {
+                Some(place) => *place = peer,
+                None => peers.push(peer),
+            }
+            at
+        });
+        peers[at].queue_pairs += 1;
+        at
+    }
+}
+
+impl Share {
+    /// It has its turn.
+    pub fn wake(&mut self) {
+        self.waits = false;
+    }
+}

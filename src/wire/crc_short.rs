@@ -1,0 +1,87 @@
+//! CRC-32 over a few bytes, eight at a time through tables: headers and small payloads, where the carry-less
+//! multiplication of `crc32fast` has not yet paid for its setting up.
+
+/// The CRC-32 polynomial, reflected.
+pub(super) const POLY: u32 = 0xedb8_8320;
+
+/// `TABLES[i][b]`: what byte `b` makes of an empty register, `i` more zero bytes on.
+static TABLES: [[u32; 256]; 8] = {
+    let mut tables = [[0; 256]; 8];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte as u32, 0);
+        while bit < 8 {
+            crc = crc >> 1 ^ POLY & 0u32.wrapping_sub(crc & 1);
+            bit += 1;
+        }
+        tables[0][byte] = crc;
+        byte += 1;
+    }
+    let mut i = 1;
+    while i < 8 {
+        byte = 0;
+        while byte < 256 {
+            let before = tables[i - 1][byte];
+            tables[i][byte] = before >> 8 ^ tables[0][(before & 0xff) as usize];
+            byte += 1;
+        }
+        i += 1;
+    }
+    tables
+};
+
+/// Goes on with eight bytes, the first in the lowest.
+#[inline]
+fn step(register: u32, eight: u64) -> u32 {
+    let t = &TABLES;
+    let [a, b, c, d, e, f, g, h] = (eight ^ u64::from(register)).to_le_bytes();
+    let first = t[7][a as usize] ^ t[6][b as usize] ^ t[5][c as usize] ^ t[4][d as usize];
+    first ^ t[3][e as usize] ^ t[2][f as usize] ^ t[1][g as usize] ^ t[0][h as usize]
+}
+
+/// The CRC of what `crc` is the CRC of, and eight bytes behind it, the first in the lowest.
+#[inline]
+pub(super) fn update_eight(crc: u32, eight: u64) -> u32 {
+    !step(!crc, eight)
+}
+
+/// The CRC of what `crc` is the CRC of, and `bytes` behind it.
+#[inline]
+pub(super) fn update(crc: u32, bytes: &[u8]) -> u32 {
+    let t = &TABLES;
+    let (eights, rest) = bytes.as_chunks::<8>();
+    let mut register = !crc;
+    for eight in eights {
+        register = step(register, u64::from_le_bytes(*eight));
+    }
+    let (fours, rest) = rest.as_chunks::<4>();
+    for four in fours {
+        let [a, b, c, d] = (u32::from_le_bytes(*four) ^ register).to_le_bytes();
+        register = t[3][a as usize] ^ t[2][b as usize] ^ t[1][c as usize] ^ t[0][d as usize];
+    }
+    for byte in rest {
+        register = register >> 8 ^ t[0][(register as u8 ^ byte) as usize];
+    }
+    !register
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_the_same_crc_at_every_length_and_from_every_state() {
+        let bytes: Vec<u8> = (0..200u32).map(|i| (i * 37 + 11) as u8).collect();
+        for start in 0..9 {
+            for len in 0..100 {
+                let (before, now) = (&bytes[..start], &bytes[start..start + len]);
+                let expected = crc32fast::hash(&bytes[..start + len]);
+                assert_eq!(update(crc32fast::hash(before), now), expected, "{start} + {len}");
+                if let Some((eight, rest)) = now.split_first_chunk() {
+                    let eight = update_eight(crc32fast::hash(before), u64::from_le_bytes(*eight));
+                    assert_eq!(update(eight, rest), expected, "{start} + 8 + {}", len - 8);
+                }
+            }
+        }
+    }
+}

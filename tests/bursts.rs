@@ -1,0 +1,104 @@
+//! From packets to bursts: what is copied and what is gathered, and how much goes together.
+
+mod support;
+
+use support::{PD, Region};
+use urxe::memory::{Access, Accessor, HostSlice, Table};
+use urxe::transport::{BurstLimits, Payload, Piece, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Packet, Qpn, icrc};
+
+fn flow() -> Flow {
+    Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 9)
+}
+
+/// A SEND Only.
+fn headers() -> Headers {
+    Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() }
+}
+
+/// Registered memory, and bytes of it.
+fn memory(table: &mut Table, len: usize) -> (Region, HostSlice) {
+    let region = Region::new(table, PD, len, 0x1000, Access::ALL);
+    let by = Accessor { pd: PD, qpn: Qpn::new(2) };
+    let slice = table.local(by, region.info.lkey, 0x1000, len as u32, Access::LOCAL_READ).unwrap();
+    (region, slice)
+}
+
+#[test]
+fn long_payloads_are_gathered_and_short_ones_copied() {
+    let mut table = Table::new();
+    for (len, expected) in
+        [(0, &[16][..]), (1, &[20]), (512, &[528]), (513, &[12, 513, 7]), (4096, &[12, 4096, 4])]
+    {
+        let (region, slice) = memory(&mut table, len);
+        for again in [false, true] {
+            let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
+            assert!(queue.is_empty());
+            let slices = [slice];
+            let payload = if again { Payload::Copy(&slices) } else { Payload::Gather(&slices) };
+            queue.push(&flow(), headers(), payload);
+            assert!(!queue.is_empty());
+            let burst = queue.bursts().next().unwrap();
+            let pieces: Vec<Piece<'_>> = burst.pieces().collect();
+            let lens: Vec<usize> = pieces.iter().map(Piece::len).collect();
+            let whole: usize = expected.iter().sum();
+            // What goes out again must not change under way.
+            let in_one = [whole];
+            assert_eq!(lens, if again { &in_one } else { expected }, "{len} bytes");
+            assert!(!pieces[0].is_empty() && Piece::Bytes(&[]).is_empty());
+            let mut bytes = Vec::new();
+            burst.copy_to(&mut bytes);
+            assert!(icrc::verify(&flow(), IpIdent::SENT, 0, &bytes));
+            assert_eq!(Packet::parse(&bytes).unwrap().payload(), region.read(0, len));
+        }
+    }
+}
+
+#[test]
+fn a_burst_has_no_more_bytes_than_the_link_takes() {
+    // Packets of 116 bytes.
+    for (bytes, expected) in
+        [(231, &[1, 1, 1, 1, 1][..]), (232, &[2, 2, 1]), (347, &[2, 2, 1]), (348, &[3, 2])]
+    {
+        let mut queue = TxQueue::new(BurstLimits { bytes, packets: 64 });
+        (0..5).for_each(|_| queue.push(&flow(), headers(), Payload::Bytes(&[7; 100])));
+        assert_eq!(queue.bursts().map(|b| b.packets).collect::<Vec<_>>(), expected, "{bytes} bytes");
+    }
+}
+
+#[test]
+fn what_middleware_breaks_is_one_bit_of_one_byte() {
+    let mut queue = TxQueue::new(BurstLimits::SINGLE);
+    let payload: Vec<u8> = (0..64u8).map(|i| i.wrapping_mul(5)).collect();
+    queue.push(&flow(), headers(), Payload::Bytes(&payload));
+    let mut packet = Vec::new();
+    queue.bursts().next().unwrap().copy_to(&mut packet);
+    for at in 0..packet.len() {
+        let mut broken = TxQueue::new(BurstLimits::SINGLE);
+        broken.push_raw(&flow(), 0, &packet, Some(at));
+        let mut bytes = Vec::new();
+        broken.bursts().next().unwrap().copy_to(&mut bytes);
+        let mut expected = packet.clone();
+        expected[at] ^= 0x20;
+        assert_eq!(bytes, expected);
+    }
+    // Beyond its end there is none to break.
+    let mut whole = TxQueue::new(BurstLimits::SINGLE);
+    whole.push_raw(&flow(), 0, &packet, Some(packet.len()));
+    let mut bytes = Vec::new();
+    whole.bursts().next().unwrap().copy_to(&mut bytes);
+    assert_eq!(bytes, packet);
+}
+
+#[test]
+fn what_is_no_packet_is_moved_as_it_is() {
+    // Too short for an ICRC behind a BTH, at another place of its burst than before.
+    for len in [0, 3, ICRC_LEN, 15] {
+        let bytes: Vec<u8> = (0..len as u8).collect();
+        let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
+        queue.push_raw(&flow(), 5, &bytes, None);
+        let mut moved = Vec::new();
+        queue.bursts().next().unwrap().copy_to(&mut moved);
+        assert_eq!(moved, bytes);
+    }
+}

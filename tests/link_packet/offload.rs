@@ -1,0 +1,256 @@
+//! Runs of packets that one kernel is given whole and another hands on whole, cut, or joined.
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::{Duration, Instant as Clock};
+
+use urxe::link::udp::{UdpLink, UdpLinkError, UdpOptions};
+use urxe::link::{Link, LinkCounters};
+use urxe::transport::{Payload, TxQueue};
+use urxe::verbs::*;
+use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, icrc};
+
+use super::veth::Veth;
+use super::{now, open};
+
+pub const FAMILIES: [&str; 2] = ["10.77.0.", "fd77::"];
+
+pub fn addresses(family: &str) -> [IpAddr; 2] {
+    [1, 2].map(|n| format!("{family}{n}").parse().unwrap())
+}
+
+/// Whether packet sockets of this kernel take runs of packets and give them: from Linux 6.4 on.
+pub fn kernel_takes_runs() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+    let takes = (numbers.next(), numbers.next()) >= (Some(6), Some(4));
+    if !takes {
+        println!("Linux {} knows no runs of UDP on packet sockets: none are expected", release.trim());
+    }
+    takes
+}
+
+/// Byte `at` of the payload of packet `number`.
+pub fn byte(number: usize, at: usize) -> u8 {
+    (at * 7 + at / 256 + number) as u8
+}
+
+/// Packets with this much payload each.
+pub fn queue(link: &dyn Link, flow: &Flow, lens: &[usize]) -> TxQueue {
+    let mut queue = TxQueue::new(link.info().burst);
+    for (number, len) in lens.iter().enumerate() {
+        let payload: Vec<u8> = (0..*len).map(|at| byte(number, at)).collect();
+        let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
+        queue.push(flow, headers, Payload::Bytes(&payload));
+    }
+    queue
+}
+
+/// Reads until packets with this much payload each are there, in order and whole. Returns how many each burst had that
+/// they came in.
+pub fn expect(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
+    expect_while(rx, flow, lens, |start| {
+        tx.receive(now(start), &mut |_| panic!("nobody sends here")).unwrap();
+    })
+}
+
+/// The same from somebody who needs no looking after.
+pub fn expect_in(rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
+    expect_while(rx, flow, lens, |_| {})
+}
+
+fn expect_while(rx: &mut dyn Link, flow: &Flow, lens: &[usize], mut others: impl FnMut(Clock)) -> Vec<usize> {
+    let start = Clock::now();
+    let (mut next, mut bursts) = (0, Vec::new());
+    while next < lens.len() {
+        let late = start.elapsed() > Duration::from_secs(5);
+        assert!(!late, "{next} of {} {:?} at {}: {:?}", lens.len(), flow, rx.info().name, rx.counters());
+        rx.receive(now(start), &mut |burst| {
+            let [was, is] = [flow, &burst.flow].map(|f| (f.src, f.dst, f.src_port));
+            assert_eq!(was, is);
+            bursts.push(burst.packets().count());
+            for (i, data) in burst.packets() {
+                assert!(icrc::verify(&burst.flow, burst.ident, i, data), "packet {next}, {i} of its burst");
+                let payload = Packet::parse(data).unwrap().payload().to_vec();
+                assert_eq!(payload.len(), lens[next]);
+                assert!(payload.iter().enumerate().all(|(at, b)| *b == byte(next, at)), "packet {next}");
+                next += 1;
+            }
+        })
+        .unwrap();
+        others(start);
+    }
+    bursts
+}
+
+/// Carries packets with this much payload each; how many were in each burst that was sent, and in each that came.
+fn carry(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> [Vec<usize>; 2] {
+    let queue = queue(tx, flow, lens);
+    tx.transmit(now(Clock::now()), &queue).unwrap();
+    [queue.bursts().map(|b| b.packets).collect(), expect(tx, rx, flow, lens)]
+}
+
+/// Lets both learn where the other is: until then packets wait, and leave one by one.
+pub fn meet(a: &mut dyn Link, b: &mut dyn Link, flow: &Flow) {
+    carry(a, b, flow, &[1]);
+}
+
+/// Runs of odd and even sizes, with a shorter packet behind or not, of few bytes and of as many as go.
+const SHAPES: [&[usize]; 9] = [
+    &[1024; 20],
+    &[1000, 1000, 1000, 3],
+    &[1001, 1001, 1000],
+    &[0; 64],
+    &[8; 100],
+    &[1; 2],
+    &[5, 5, 5, 900, 900, 900, 900, 900, 6],
+    &[1400; 120],
+    &[1, 2, 3, 4, 5, 500, 400],
+];
+
+fn udp(net: &Veth, side: usize, ip: IpAddr, segmentation: bool) -> Box<dyn Link> {
+    let options = UdpOptions { segmentation, ..UdpOptions::default() };
+    let start = Clock::now();
+    loop {
+        match net.within(side, || UdpLink::bind(ip, &options)) {
+            Ok(link) => return Box::new(link),
+            // Processes that other tests are starting hold on to the last one's port for a moment.
+            Err(UdpLinkError::Taken { .. }) if start.elapsed() < Duration::from_secs(5) => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+fn ethtool(net: &Veth, side: usize, options: &str) {
+    let namespace = ["netns", "exec", &net.names[side], "ethtool", "-K"];
+    let device = ["v0", "v1"][side];
+    let out = Command::new("ip").args(namespace).arg(device).args(options.split(' ')).output().unwrap();
+    let why = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "ethtool (apt-get install ethtool) -K {device} {options}: {why}");
+}
+
+#[test]
+fn runs_of_every_shape_arrive_as_they_left() {
+    let net = Veth::new(1500);
+    let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
+    for [x, y] in FAMILIES.map(addresses) {
+        meet(&mut a, &mut b, &Flow::new(x, y, 4000));
+        meet(&mut b, &mut a, &Flow::new(y, x, 4000));
+        for lens in SHAPES {
+            let flows = [Flow::new(x, y, 4000), Flow::new(y, x, 4001)];
+            for [sent, came] in
+                [carry(&mut a, &mut b, &flows[0], lens), carry(&mut b, &mut a, &flows[1], lens)]
+            {
+                assert!(sent.len() < lens.len());
+                assert_eq!(came, if kernel_takes_runs() { sent } else { vec![1; lens.len()] });
+            }
+        }
+    }
+    assert_eq!([a.counters(), b.counters()], [LinkCounters::default(); 2]);
+}
+
+/// Whatever the receiver is, and whoever cuts.
+#[test]
+fn every_kind_of_link_understands_every_other() {
+    let kinds = ["packet", "packet,offload=off", "udp", "udp, no segmentation"];
+    for cut_by_kernel in [false, true] {
+        let net = Veth::new(1500);
+        if cut_by_kernel {
+            ethtool(&net, 0, "tx-udp-segmentation off");
+            ethtool(&net, 1, "tx-udp-segmentation off");
+        }
+        for [x, y] in FAMILIES.map(addresses) {
+            let open = |side: usize, kind: &str| -> Box<dyn Link> {
+                match kind.strip_prefix("packet") {
+                    Some(options) => Box::new(open(&net, side, &format!("packet:v{side}{options}"))),
+                    None => udp(&net, side, [x, y][side], kind == "udp"),
+                }
+            };
+            for (there, back) in kinds.iter().flat_map(|a| kinds.map(|b| (*a, b))) {
+                let (mut a, mut b) = (open(0, there), open(1, back));
+                meet(&mut *a, &mut *b, &Flow::new(x, y, 4791));
+                meet(&mut *b, &mut *a, &Flow::new(y, x, 4791));
+                for lens in SHAPES {
+                    carry(&mut *a, &mut *b, &Flow::new(x, y, 4791), lens);
+                    let [sent, came] = carry(&mut *b, &mut *a, &Flow::new(y, x, 4791), lens);
+                    let in_runs = back == "udp" || back == "packet" && kernel_takes_runs();
+                    let whole = in_runs && !cut_by_kernel && there != "udp, no segmentation";
+                    assert_eq!(came, if whole { sent } else { vec![1; lens.len()] }, "{back} to {there}");
+                }
+                assert_eq!([a.counters(), b.counters()], [LinkCounters::default(); 2], "{there} and {back}");
+            }
+        }
+    }
+}
+
+/// The receiver's kernel joins what comes one by one, whatever the identifications.
+#[test]
+fn packets_that_the_kernel_has_joined_are_told_apart() {
+    let net = Veth::new(1500);
+    ethtool(&net, 0, "tx-udp-segmentation off");
+    ethtool(&net, 1, "gro on rx-udp-gro-forwarding on");
+    // It waits for more of them.
+    let wait =
+        "echo 2000000 >/sys/class/net/v1/gro_flush_timeout; echo 1 >/sys/class/net/v1/napi_defer_hard_irqs";
+    let out = Command::new("ip").args(["netns", "exec", &net.names[1], "sh", "-c", wait]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    for [x, y] in FAMILIES.map(addresses) {
+        for (segmentation, options) in
+            [(true, ""), (false, ""), (true, ",offload=off"), (false, ",offload=off")]
+        {
+            let mut a = udp(&net, 0, x, segmentation);
+            let mut b = open(&net, 1, &format!("packet:v1{options}"));
+            meet(&mut *a, &mut b, &Flow::new(x, y, 4791));
+            let mut joined = false;
+            for lens in SHAPES {
+                let [_, came] = carry(&mut *a, &mut b, &Flow::new(x, y, 4791), lens);
+                joined |= came.len() < lens.len();
+            }
+            assert!(joined, "nothing was joined: {x} {segmentation} {options}");
+        }
+    }
+}
+
+#[test]
+fn what_is_too_long_for_the_interface_is_counted() {
+    let net = Veth::new(1500);
+    for (options, n) in [("", 5), (",offload=off", 5)] {
+        let mut a = open(&net, 0, &format!("packet:v0{options}"));
+        let [x, y] = addresses(FAMILIES[0]);
+        let flow = Flow::new(x, y, 4000);
+        let long = queue(&a, &flow, &[1457; 5]);
+        a.transmit(now(Clock::now()), &long).unwrap();
+        assert_eq!(a.counters(), LinkCounters { tx_oversized: n, ..LinkCounters::default() });
+    }
+}
+
+/// Messages of an odd length between two NICs whose packets are gathered from user memory.
+#[test]
+fn messages_arrive_whole_between_any_two() {
+    let net = Veth::new(4500);
+    let len = 777_777;
+    for options in [["", ""], ["", ",offload=off"], [",offload=off", ""]] {
+        let node = |side: usize| {
+            let link = open(&net, side, &format!("packet:v{side}{}", options[side]));
+            let context = Context::open(Box::new(link), &ContextOptions::default()).unwrap();
+            let pd = context.alloc_pd().unwrap();
+            let cq = context.create_cq(64).unwrap();
+            let qp = pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
+            (pd.reg_mr(len, Access::ALL).unwrap(), cq, qp)
+        };
+        let ((x, cq, qp), (y, _peer_cq, peer)) = (node(0), node(1));
+        qp.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
+        peer.connect(&qp.endpoint(), &ConnectOptions::default()).unwrap();
+        let sent: Vec<u8> = (0..len).map(|at| byte(1, at)).collect();
+        x.write(0, &sent).unwrap();
+        let wait = || cq.wait(Duration::from_secs(10)).unwrap_or_else(|e| panic!("{options:?}: {e}"));
+        let pieces = [x.sge(0..1001), x.sge(1001..500_000), x.sge(500_000..len)];
+        qp.post_send(&SendWr::write(1, &pieces, y.remote(0))).unwrap();
+        wait();
+        assert!(y.to_vec() == sent, "{options:?}");
+        x.write(0, &vec![0; len]).unwrap();
+        qp.post_send(&SendWr::read(2, &pieces, y.remote(0))).unwrap();
+        wait();
+        assert!(x.to_vec() == sent, "{options:?}");
+    }
+}

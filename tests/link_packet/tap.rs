@@ -1,0 +1,195 @@
+//! What a machine behind a tap gets, by what its tap is able to, and what comes from it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant as Clock};
+
+use urxe::link::{Link, LinkCounters, PacketLink};
+use urxe::wire::frame::{self, Checksums, Content};
+use urxe::wire::{Flow, IpIdent, Mac, Packet, icrc};
+
+use super::now;
+use super::offload::{FAMILIES, addresses, byte, expect_in, kernel_takes_runs, queue};
+use super::veth::{Veth, ip};
+
+/// From linux/if_tun.h.
+const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+const IFF_TAP: i16 = 0x0002;
+const IFF_NO_PI: i16 = 0x1000;
+const IFF_VNET_HDR: i16 = 0x4000;
+const CSUM: libc::c_ulong = 0x01;
+const TSO: libc::c_ulong = 0x06;
+const USO: libc::c_ulong = 0x60;
+
+const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
+const VNET_LEN: usize = 10;
+
+/// The machine's end of `tap0` in the first namespace, where the host has the first address and knows the second.
+struct Tap {
+    file: File,
+    /// Whether each frame has a virtio-net header.
+    vnet: bool,
+}
+
+impl Tap {
+    fn new(net: &Veth, offloads: Option<libc::c_ulong>) -> Tap {
+        let vnet = offloads.is_some();
+        let file = net.within(0, || {
+            let file =
+                OpenOptions::new().read(true).write(true).open("/dev/net/tun").expect("a tap needs root");
+            // SAFETY: an ifreq of zeros is a valid one; the kernel reads and writes it within its size, and takes
+            // the offloads by value.
+            unsafe {
+                let mut request: libc::ifreq = std::mem::zeroed();
+                let name = b"tap0".map(|b| b as libc::c_char);
+                request.ifr_name[..4].copy_from_slice(&name);
+                request.ifr_ifru.ifru_flags = IFF_TAP | IFF_NO_PI | if vnet { IFF_VNET_HDR } else { 0 };
+                assert_eq!(libc::ioctl(file.as_raw_fd(), TUNSETIFF, &mut request), 0);
+                if let Some(offloads) = offloads {
+                    assert_eq!(libc::ioctl(file.as_raw_fd(), TUNSETOFFLOAD, offloads), 0);
+                }
+                let flags = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
+                assert_eq!(libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK), 0);
+            }
+            file
+        });
+        let host = &net.names[0];
+        ip(&format!("-n {host} addr flush dev v0"));
+        ip(&format!("-n {host} link set tap0 up mtu 1500"));
+        for (family, bits) in FAMILIES.into_iter().zip([24, 64]) {
+            let [own, peer] = addresses(family);
+            let quiet = if own.is_ipv6() { "nodad" } else { "" };
+            ip(&format!("-n {host} addr add {own}/{bits} dev tap0 {quiet}"));
+            ip(&format!("-n {host} neigh replace {peer} lladdr {PEER} dev tap0 nud permanent"));
+        }
+        Tap { file, vnet }
+    }
+
+    /// The next RoCEv2 frame, and the virtio-net header before it.
+    fn next(&mut self) -> ([u8; VNET_LEN], Vec<u8>) {
+        let start = Clock::now();
+        let mut buffer = vec![0; 70_000];
+        loop {
+            assert!(start.elapsed() < Duration::from_secs(5), "no frame comes out of the tap");
+            let Ok(n) = self.file.read(&mut buffer) else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let (head, frame) = buffer[..n].split_at(if self.vnet { VNET_LEN } else { 0 });
+            let mut vnet = [0; VNET_LEN];
+            vnet[..head.len()].copy_from_slice(head);
+            if let Ok(read) = frame::parse(frame, Checksums::Trust)
+                && let Content::Roce(_) = read.content
+            {
+                return (vnet, frame.to_vec());
+            }
+        }
+    }
+}
+
+fn open(net: &Veth) -> PacketLink {
+    net.within(0, || PacketLink::open("packet:tap0".parse().unwrap()).unwrap())
+}
+
+fn roce(bytes: &[u8], checksums: Checksums) -> (Flow, IpIdent, Vec<u8>) {
+    match frame::parse(bytes, checksums).unwrap().content {
+        Content::Roce(roce) => (roce.flow, roce.ident, bytes[roce.payload].to_vec()),
+        other => panic!("{other:?}"),
+    }
+}
+
+const LENS: [usize; 12] = [1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 18];
+
+/// Sends a run and reads it off the tap packet by packet: as cut by the kernel, with identifications that count up, so
+/// that the ICRCs hold, and with checksums that hold.
+fn comes_cut(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
+    let flow = Flow::new(x, y, 4000);
+    link.transmit(now(Clock::now()), &queue(link, &flow, &LENS)).unwrap();
+    for (i, len) in LENS.into_iter().enumerate() {
+        let (head, bytes) = tap.next();
+        assert_eq!(head[1], 0, "a run");
+        // The rest of the checksum may be left to the machine, if it said that it can.
+        let checksums = if head[0] & 1 == 0 { Checksums::Verify } else { Checksums::Partial };
+        let (seen, ident, packet) = roce(&bytes, checksums);
+        assert_eq!(seen, flow);
+        let counted = IpIdent::Exact { id: i as u16, flags: IpIdent::DONT_FRAGMENT };
+        assert_eq!(ident, if x.is_ipv4() { counted } else { IpIdent::Unknown });
+        assert!(icrc::verify(&flow, ident, 0, &packet), "packet {i}");
+        let payload = Packet::parse(&packet).unwrap().payload().to_vec();
+        assert_eq!(payload, (0..len).map(|at| byte(i, at)).collect::<Vec<_>>());
+    }
+    assert_eq!(link.offloads(), kernel_takes_runs());
+    assert_eq!(link.counters(), LinkCounters::default());
+}
+
+#[test]
+fn a_tap_without_offloads_gets_packets() {
+    let net = Veth::new(1500);
+    let mut tap = Tap::new(&net, None);
+    let mut link = open(&net);
+    for family in FAMILIES {
+        comes_cut(&mut tap, &mut link, addresses(family));
+    }
+}
+
+#[test]
+fn a_tap_that_offloads_other_things_gets_packets() {
+    for offloads in [0, CSUM, CSUM | TSO] {
+        let net = Veth::new(1500);
+        let mut tap = Tap::new(&net, Some(offloads));
+        let mut link = open(&net);
+        for family in FAMILIES {
+            comes_cut(&mut tap, &mut link, addresses(family));
+        }
+    }
+}
+
+#[test]
+fn a_tap_that_asked_for_runs_gets_and_gives_them() {
+    if !kernel_takes_runs() {
+        println!("left out: there are no such taps");
+        return;
+    }
+    let net = Veth::new(1500);
+    let mut tap = Tap::new(&net, Some(CSUM | USO));
+    let mut link = open(&net);
+    for [x, y] in FAMILIES.map(addresses) {
+        let flow = Flow::new(x, y, 4000);
+        let sent = queue(&link, &flow, &LENS);
+        link.transmit(now(Clock::now()), &sent).unwrap();
+        let (head, bytes) = tap.next();
+        let headers = 14 + flow.header_len() as u16;
+        let field = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
+        assert_eq!(head[..2], [1, 5], "checksum to complete; runs of UDP");
+        assert_eq!([2, 4, 6, 8].map(field), [headers, 12 + 1004 + 4, headers - 8, 6]);
+        let (seen, ident, data) = roce(&bytes, Checksums::Partial);
+        let mut all = Vec::new();
+        sent.bursts().next().unwrap().copy_to(&mut all);
+        assert_eq!((seen, &data), (flow, &all));
+        assert_eq!(ident, if x.is_ipv4() { IpIdent::SENT } else { IpIdent::Unknown });
+
+        // The same in the other direction; and once more packet by packet.
+        let back = Flow::new(y, x, 4001);
+        let sent = queue(&link, &back, &LENS);
+        let own = Mac(link.info().mac);
+        let burst = sent.bursts().next().unwrap();
+        let mut all = Vec::new();
+        burst.copy_to(&mut all);
+        let mut run = head.to_vec();
+        frame::append_frame(&mut run, own, PEER, &back, 0, &all);
+        let sum = frame::udp_pseudo_sum(&back, all.len() as u16 + 8);
+        run[VNET_LEN + usize::from(headers) - 2..][..2].copy_from_slice(&sum.to_be_bytes());
+        tap.file.write_all(&run).unwrap();
+        assert_eq!(expect_in(&mut link, &back, &LENS), [LENS.len()]);
+        for (i, packet) in all.chunks(burst.segment).enumerate() {
+            let mut single = vec![0; VNET_LEN];
+            frame::append_frame(&mut single, own, PEER, &back, i as u16, packet);
+            tap.file.write_all(&single).unwrap();
+        }
+        assert_eq!(expect_in(&mut link, &back, &LENS), [1; LENS.len()]);
+    }
+    assert_eq!(link.counters(), LinkCounters::default());
+}

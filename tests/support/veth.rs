@@ -1,0 +1,77 @@
+//! Two network namespaces joined by a veth: what packet links are tested and measured on. Needs root.
+
+use std::fs::File;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Two namespaces: `v0` with 10.77.0.1 and fd77::1 in one, `v1` with 10.77.0.2 and fd77::2 in the other.
+pub struct Veth {
+    pub names: [String; 2],
+}
+
+/// Runs `ip` of iproute2.
+pub fn ip(args: &str) {
+    let out = Command::new("ip").args(args.split_whitespace()).output();
+    let out = out.unwrap_or_else(|e| panic!("this needs iproute2 (apt-get install iproute2): {e}"));
+    assert!(
+        out.status.success(),
+        "this makes network namespaces and needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN): ip {args}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+}
+
+impl Veth {
+    pub fn new(mtu: usize) -> Veth {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let net = Veth { names: ["a", "b"].map(|side| format!("urxe-{id}-{side}")) };
+        let [a, b] = &net.names;
+        ip(&format!("netns add {a}"));
+        ip(&format!("netns add {b}"));
+        ip(&format!("-n {a} link add v0 mtu {mtu} type veth peer name v1 mtu {mtu} netns {b}"));
+        for (name, dev, n) in [(a, "v0", 1), (b, "v1", 2)] {
+            ip(&format!("-n {name} addr add 10.77.0.{n}/24 dev {dev}"));
+            ip(&format!("-n {name} addr add fd77::{n}/64 dev {dev} nodad"));
+            ip(&format!("-n {name} link set lo up"));
+            ip(&format!("-n {name} link set {dev} up"));
+        }
+        // Until then the kernel quietly drops what is sent.
+        let up = |side: usize, dev| {
+            let args = ["-n", &net.names[side], "-o", "link", "show", dev];
+            let out = Command::new("ip").args(args).output().expect("it ran before");
+            String::from_utf8_lossy(&out.stdout).contains("state UP")
+        };
+        while !(up(0, "v0") && up(1, "v1")) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        net
+    }
+
+    /// Runs `f` in a namespace: in a thread of its own, which takes the namespace with it when it ends.
+    pub fn within<T: Send>(&self, side: usize, f: impl FnOnce() -> T + Send) -> T {
+        let name = &self.names[side];
+        std::thread::scope(|s| {
+            let run = move || {
+                enter(name);
+                f()
+            };
+            s.spawn(run).join().expect("it has told why by itself")
+        })
+    }
+}
+
+/// Moves this thread into a namespace of this name.
+pub fn enter(name: &str) {
+    let ns = File::open(format!("/run/netns/{name}")).expect("a namespace that was made");
+    nix::sched::setns(ns, nix::sched::CloneFlags::CLONE_NEWNET)
+        .expect("entering a network namespace needs root (CAP_SYS_ADMIN)");
+}
+
+impl Drop for Veth {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
