@@ -116,8 +116,8 @@ pub fn run(job: &Job, talk: &Talk, wire: &Wire, op: Op, rounds: usize) -> Result
     talk.start()?;
     match job.end {
         End::Active => time(rounds, |round| {
-            player.rest()?;
             player.serve(round)?;
+            player.rest()?;
             for _ in 0..LOOKS {
                 if player.has_come(round)? {
                     return Ok(());

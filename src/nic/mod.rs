@@ -166,9 +166,10 @@ impl Nic {
         recv_cq: Arc<CompletionQueue>,
     ) -> Result<Qpn, TooManyQps> {
         let limit = self.config.personality.limits.max_qp;
-        self.table
-            .insert(|qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq))
-            .ok_or(TooManyQps(limit))
+        let make = |qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq);
+        let qpn = self.table.insert(make).ok_or(TooManyQps(limit))?;
+        self.schedule.reserve(self.table.slots());
+        Ok(qpn)
     }
 
     /// Removes a queue pair; its outstanding work ends without completions, as in verbs, and its events go with
@@ -383,9 +384,7 @@ impl Nic {
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
         entry.qp.handle_packet(packet, &burst.flow, via, &mut env);
-        if !self.state.out.is_empty() {
-            self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
-        }
+        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         self.schedule.stir(entry);
     }
 
@@ -486,6 +485,9 @@ impl Nic {
     /// The link has taken all packets that were transmitted: what nobody will acknowledge is complete, and its
     /// memory is the application's again.
     pub fn emitted(&mut self, now: Instant) {
+        if self.reports.emitted.is_empty() {
+            return;
+        }
         let mut emitted = std::mem::take(&mut self.reports.emitted);
         for (cq, completion) in emitted.drain(..) {
             if !self.reports.complete(now, &cq, completion)
@@ -637,7 +639,14 @@ struct Reports {
 }
 
 impl Reports {
+    #[inline]
     fn deliver(&mut self, now: Instant, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
+        if !out.is_empty() {
+            self.deliver_all(now, out, entry, srqs);
+        }
+    }
+
+    fn deliver_all(&mut self, now: Instant, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
         for output in out.drain(..) {
             let stored = match output {
                 // Behind those that wait for the link: completions of a queue are in its order.

@@ -89,12 +89,15 @@ impl Peers {
     }
 
     fn account(&mut self, entry: &mut Entry, window: usize) -> Option<usize> {
-        let address = entry.qp.flow().map(|flow| flow.dst);
-        if entry.share.peer.map(|at| self.peers[at].address) != address {
-            self.remove(entry, window);
-            entry.share.peer = address.map(|address| self.join(address));
-        }
-        let at = entry.share.peer?;
+        let at = match (entry.share.peer, entry.qp.flow()) {
+            (Some(at), Some(flow)) if self.peers[at].address == flow.dst => at,
+            (_, flow) => {
+                let address = flow.map(|flow| flow.dst);
+                self.remove(entry, window);
+                entry.share.peer = address.map(|address| self.join(address));
+                entry.share.peer?
+            }
+        };
         let now = entry.qp.in_flight();
         let peer = &mut self.peers[at];
         peer.in_flight = peer.in_flight - entry.share.in_flight + now;

@@ -20,6 +20,14 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
+    /// Makes room for so many queue pairs, so that nothing grows while they work.
+    pub fn reserve(&mut self, queue_pairs: usize) {
+        for queue in [&mut self.ready, &mut self.held, &mut self.stirred] {
+            queue.reserve(queue_pairs.saturating_sub(queue.len()));
+        }
+        self.timers.reserve(queue_pairs.saturating_sub(self.timers.len()));
+    }
+
     /// After any step of a queue pair: notes what it may have to send.
     pub fn touch(&mut self, entry: &mut Entry) {
         if entry.lost {

@@ -97,6 +97,11 @@ impl QpTable {
         Some(qpn)
     }
 
+    /// Queue pairs that there have been at once.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     fn slot(&self, qpn: Qpn) -> Option<usize> {
         let slot = (qpn.get() & ((1 << self.slot_bits) - 1)).checked_sub(RESERVED)?;
         let found = self.slots.get(slot as usize)?;

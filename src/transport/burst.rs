@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::memory::HostSlice;
-use crate::wire::icrc::{self, Icrc, Prefix};
+use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, pad_count};
 
 /// Payloads up to this long are copied beside their headers: cheaper than one more slice to gather.
@@ -91,8 +91,7 @@ pub struct TxQueue {
     bursts: Vec<Burst>,
     packets: usize,
     bytes: usize,
-    /// Of the last burst's packets, and of the next one's, mostly.
-    prefix: Option<Prefix>,
+    prefixes: Prefixes,
 }
 
 impl TxQueue {
@@ -106,7 +105,7 @@ impl TxQueue {
             bursts: Vec::new(),
             packets: 0,
             bytes: 0,
-            prefix: None,
+            prefixes: Prefixes::default(),
         }
     }
 
@@ -192,12 +191,7 @@ impl TxQueue {
     /// The ICRC over what is in front of a packet and these bytes of it, which begin with its BTH.
     #[inline]
     fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
-        let prefix = match self.prefix {
-            // Behind the first packet of a burst it is the burst's; the last may be shorter.
-            Some(prefix) if index > 0 => prefix.resized(packet_len),
-            Some(prefix) if prefix.is_of(flow, packet_len) => prefix,
-            _ => *self.prefix.insert(Prefix::new(flow, packet_len)),
-        };
+        let prefix = self.prefixes.of(flow, packet_len);
         // The links count identifications up from 0 in every burst, with don't-fragment set.
         prefix.after_headers(index, IpIdent::DONT_FRAGMENT, &self.arena[bytes])
     }
@@ -218,8 +212,6 @@ impl TxQueue {
     /// is altered. For middleware that breaks the bursts it is given.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
         let new_index = self.join_burst(flow, packet.len());
-        // Not looked up for these.
-        self.prefix = None;
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);

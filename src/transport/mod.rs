@@ -37,7 +37,7 @@ pub use state::{
     AddressError, AddressVector, AlternatePath, AttrMask, MigrationState, ModifyError, QpAttr, QpState,
     QpType,
 };
-pub use time::Instant;
+pub use time::{Instant, earliest};
 pub use work::{
     Completion, CqId, Destination, MAX_MESSAGE, Placement, PostBatchError, PostError, RecvWr, SendFlags,
     SendWr, Sge, WcOpcode, WcStatus, WrData, WrOp,

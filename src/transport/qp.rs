@@ -8,7 +8,7 @@ use super::send_queue::SendCaps;
 use super::{
     AddressError, AddressVector, AsyncEvent, Completion, Destination, Env, Habits, Instant, ModifyError,
     Output, PostBatchError, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, WcOpcode, WcStatus,
-    XrcdId, state,
+    XrcdId, earliest, state,
 };
 use crate::memory::PdId;
 use crate::wire::{Flow, Mtu, Packet, Qpn, Transport};
@@ -442,7 +442,7 @@ impl QueuePair {
     pub fn next_deadline(&self) -> Option<Instant> {
         let sends = matches!(self.conn.state, QpState::Rts | QpState::Sqd);
         let paced = self.pace.deadline().filter(|_| sends);
-        [self.requester.next_deadline(), paced].into_iter().flatten().min()
+        earliest([self.requester.next_deadline(), paced])
     }
 
     /// What `transmit` may have to send.

@@ -12,6 +12,15 @@ impl Instant {
     }
 }
 
+/// The earliest of some instants: of timers, nearly all of which are mostly off.
+#[inline]
+pub fn earliest<const N: usize>(instants: [Option<Instant>; N]) -> Option<Instant> {
+    // Off is later than all. As numbers, which needs no branches: every packet asks this.
+    let never = u64::MAX;
+    let first = instants.into_iter().fold(never, |first, at| first.min(at.map_or(never, |at| at.0)));
+    (first != never).then_some(Instant(first))
+}
+
 impl Add<Duration> for Instant {
     type Output = Instant;
     fn add(self, d: Duration) -> Instant {

@@ -1,5 +1,6 @@
-use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::time::{ClockId, clock_gettime};
 
 use crate::link::fabric::Fabric;
 use crate::transport::Instant;
@@ -7,7 +8,7 @@ use crate::transport::Instant;
 /// Where a NIC's time comes from.
 #[derive(Clone)]
 pub(super) enum Clock {
-    /// The machine's monotonic clock, counted from the first use in this process.
+    /// The machine's monotonic clock.
     Real,
     /// The fabric's, real or virtual.
     Fabric(Fabric),
@@ -27,11 +28,11 @@ impl Clock {
     }
 
     pub fn now(&self) -> Instant {
-        static EPOCH: OnceLock<std::time::Instant> = OnceLock::new();
         match self {
-            // Never 0, which stands for "not yet" where instants are kept in atomics.
             Clock::Real => {
-                Instant(EPOCH.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64 + 1)
+                let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
+                // Never 0, which stands for "not yet" where instants are kept in atomics.
+                Instant(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64 + 1)
             }
             Clock::Fabric(fabric) => fabric.now(),
         }

@@ -19,7 +19,7 @@ use crate::link::fabric::{Driver, FabricHandle};
 use crate::link::{JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
-use crate::transport::{Instant, TxQueue};
+use crate::transport::{Instant, TxQueue, earliest};
 use crate::wire::{Gid, Qpn};
 
 /// An application that polled less than this ago will poll again: the background thread keeps away from the
@@ -299,20 +299,29 @@ impl Shard {
     /// Receives what is there, acts on timers, sends; with `hold`, acknowledgements may wait for one turn.
     /// Whether anything was received.
     fn turn(&self, engine: &mut Engine, now: Instant, hold: bool) -> bool {
-        let memory = self.memory.read();
         let Engine { nic, link, tx, .. } = engine;
         let waited = nic.has_held_acknowledgements();
+        // Most looks of an application that polls find nothing: they take no more locks than they need.
+        let mut memory = None;
         let received = match link.get() {
-            Some(link) => link.receive(now, &mut |burst| nic.handle_burst(now, &burst, &memory, tx)),
+            Some(link) => link.receive(now, &mut |burst| {
+                let memory = memory.get_or_insert_with(|| self.memory.read());
+                nic.handle_burst(now, &burst, memory, tx);
+            }),
             None => Ok(0),
         };
+        let due = nic.next_deadline().is_some_and(|at| at <= now);
+        if matches!(received, Ok(0)) && !due && !nic.wants_to_transmit() {
+            return false;
+        }
+        let memory = memory.unwrap_or_else(|| self.memory.read());
         let received = received.unwrap_or_else(|e| {
             engine.lose_link(e, now, &memory);
             0
         });
         let Engine { nic, tx, late, .. } = engine;
         let hold = hold && !waited && received <= HOLD_PACKETS;
-        if nic.next_deadline().is_some_and(|at| at <= now) {
+        if due {
             *late += 1;
             if received == 0 || *late > LATE_TURNS {
                 *late = 0;
@@ -355,7 +364,7 @@ impl Shard {
     fn deadline(&self, engine: &Engine, now: Instant) -> Option<Instant> {
         // Held acknowledgements leave with the application's next call, or with the background thread.
         let held = engine.nic.has_held_acknowledgements().then(|| now + STAND_BACK);
-        [engine.nic.next_deadline(), engine.link.next_deadline(), held].into_iter().flatten().min()
+        earliest([engine.nic.next_deadline(), engine.link.next_deadline(), held])
     }
 
     fn wake_thread(&self) {

@@ -49,7 +49,7 @@ impl Bth {
     #[inline]
     pub fn read(b: &[u8]) -> Bth {
         let words: &[u8; BTH_LEN] = b.first_chunk().expect("a BTH is 12 bytes");
-        let [first, to, sequence] = [0, 4, 8].map(|at| be32(&words[at..at + 4]));
+        let (first, to, sequence) = (be32(words), be32(&words[4..]), be32(&words[8..]));
         let bit = |word: u32, n: u32| word >> n & 1 != 0;
         Bth {
             opcode: Opcode((first >> 24) as u8),
@@ -70,7 +70,7 @@ impl Bth {
 
     /// In whole words: what reads it next, the ICRC, does so too, and need not wait for bytes to be put together.
     #[inline]
-    fn write(&self, b: &mut [u8]) {
+    fn write(&self, b: &mut [u8; BTH_LEN]) {
         let flags = u32::from(self.solicited) << 23 | u32::from(self.mig_req) << 22;
         let pad = u32::from(self.pad & 3) << 20 | u32::from(self.version & 0xf) << 16;
         let first = u32::from(self.opcode.0) << 24 | flags | pad | u32::from(self.pkey.0);
@@ -295,14 +295,16 @@ impl Headers {
     ///
     /// # Panics
     /// If `buf` is shorter than [`len`](Self::len); [`MAX_HEADERS_LEN`] always suffices.
+    #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> usize {
-        self.bth.write(buf);
+        let (bth, behind) = buf.split_first_chunk_mut().expect("room for a BTH");
+        self.bth.write(bth);
         let set = self.bth.opcode.row().headers;
-        match set {
+        match (set, behind.first_chunk_mut()) {
             // What most packets have.
-            HeaderSet::NONE => {}
-            HeaderSet::RETH => buf[BTH_LEN..][..16].copy_from_slice(&reth_bytes(&self.reth)),
-            _ => self.emit_all(set, &mut buf[BTH_LEN..]),
+            (HeaderSet::NONE, _) => {}
+            (HeaderSet::RETH, Some(room)) => *room = reth_bytes(&self.reth),
+            _ => self.emit_all(set, behind),
         }
         BTH_LEN + set.len()
     }
@@ -337,8 +339,9 @@ fn pair(high: u32, low: u32) -> [u8; 8] {
 #[inline]
 fn reth_bytes(r: &Reth) -> [u8; 16] {
     let mut b = [0; 16];
-    b[..8].copy_from_slice(&r.va.to_be_bytes());
-    b[8..].copy_from_slice(&pair(r.rkey.0, r.dma_len));
+    let (va, rest) = b.split_at_mut(8);
+    va.copy_from_slice(&r.va.to_be_bytes());
+    rest.copy_from_slice(&pair(r.rkey.0, r.dma_len));
     b
 }
 

@@ -67,12 +67,6 @@ impl Prefix {
         self.udp_payload == udp_payload && self.flow == *flow
     }
 
-    /// That of the packets of the same flow with so many bytes.
-    #[inline]
-    pub fn resized(self, udp_payload: usize) -> Prefix {
-        if self.udp_payload == udp_payload { self } else { Prefix::new(&self.flow, udp_payload) }
-    }
-
     /// The state behind the transport headers, which start with the BTH, of a packet with this identification
     /// and these flags; both count for IPv4 only.
     ///
@@ -86,6 +80,28 @@ impl Prefix {
         let mut icrc = Icrc(short::update_eight(self.state ^ ident, masked));
         icrc.update(behind);
         icrc
+    }
+}
+
+/// The prefixes last asked for: requests and acknowledgements, or the packets of a WRITE and its longer first one, take
+/// turns.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prefixes {
+    last: Option<Prefix>,
+    other: Option<Prefix>,
+}
+
+impl Prefixes {
+    /// That of the packets of a flow with so many bytes.
+    #[inline]
+    pub fn of(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
+        if !self.last.is_some_and(|last| last.is_of(flow, udp_payload)) {
+            std::mem::swap(&mut self.last, &mut self.other);
+            if !self.last.is_some_and(|last| last.is_of(flow, udp_payload)) {
+                self.last = None;
+            }
+        }
+        self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload))
     }
 }
 
@@ -131,17 +147,14 @@ fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u
 
 /// Checks one packet after the other; those of one burst share their [`Prefix`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Verifier(Option<Prefix>);
+pub struct Verifier(Prefixes);
 
 impl Verifier {
     /// As the function [`verify`].
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let Some(received) = received(udp_payload) else { return false };
-        let prefix = match &self.0 {
-            Some(prefix) if prefix.is_of(flow, udp_payload.len()) => prefix,
-            _ => self.0.insert(Prefix::new(flow, udp_payload.len())),
-        };
+        let prefix = self.0.of(flow, udp_payload.len());
         match ident {
             IpIdent::Exact { id, flags } => {
                 received == compute_behind(prefix, id.wrapping_add(index), flags, udp_payload)

@@ -195,10 +195,12 @@ fn send_lone(socket: &OwnedFd, local: &Local, queue: &TxQueue) -> bool {
     }
     let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let (name, name_len) = (name.as_ptr().cast(), name_len as libc::socklen_t);
+    let (name, name_len) = (name.as_ptr(), name_len as libc::socklen_t);
+    // No cancellation point of the C library, which costs.
     // SAFETY: `bytes` and the name, both with their true lengths, outlive the call.
     unsafe {
-        libc::sendto(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags, name, name_len) >= 0
+        let (data, fd) = (bytes.as_ptr(), socket.as_raw_fd());
+        libc::syscall(libc::SYS_sendto, fd, data, bytes.len(), flags, name, name_len) >= 0
     }
 }
 

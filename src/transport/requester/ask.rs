@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::transport::{Instant, Tuning};
+use crate::transport::{Instant, Tuning, earliest};
 use crate::wire::{AckTimeout, Mtu};
 
 /// An acknowledgement is asked for in every such part of the window, so that it never closes, and of the send
@@ -107,7 +107,7 @@ impl Ask {
         if self.due {
             return None;
         }
-        self.unasked.map(|unasked| unasked.deadline).into_iter().chain(self.answer).min()
+        earliest([self.unasked.map(|unasked| unasked.deadline), self.answer])
     }
 
     /// Whether a packet that goes now should ask, to save the probe.

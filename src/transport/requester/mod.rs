@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use super::connection::{Connection, Fatal};
 use super::credits::Limit;
 use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
-use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, WcStatus};
+use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, WcStatus, earliest};
 use crate::wire::{Flow, Mtu, Psn};
 
 /// The packet of a work request.
@@ -182,7 +182,7 @@ impl Requester {
     }
 
     pub fn next_deadline(&self) -> Option<Instant> {
-        [self.pause, self.timer, self.ask.deadline()].into_iter().flatten().min()
+        earliest([self.pause, self.timer, self.ask.deadline()])
     }
 
     /// Completes all work requests as flushed, in order.
