@@ -58,6 +58,16 @@ fn freed_slots_are_used_again_the_oldest_first() {
 }
 
 #[test]
+fn an_old_handle_does_not_touch_what_is_in_its_place() {
+    let (mut t, _memory, old) = table(Access::ALL);
+    // SAFETY: the memory is the same.
+    let new = unsafe { t.reregister(old.lkey, &Reregistration::default()) }.unwrap();
+    let unknown = Err(ManagementError::UnknownKey { key: old.lkey.0 });
+    assert_eq!((t.deregister(old.lkey), t.revoke(old.lkey)), (unknown, unknown));
+    assert_eq!(read(&t, US, new.rkey), Ok(()));
+}
+
+#[test]
 fn errors_of_binding() {
     let (mut t, _memory, info) = bindable();
     let key = t.alloc_window(PD, WindowKind::Type2B).unwrap();
@@ -209,11 +219,14 @@ fn the_whole_of_a_region_and_of_everything() {
     // What is there to be read is not there to be written.
     static CONSTANT: [u8; 64] = [7; 64];
     // SAFETY: nothing is stored.
-    let writable = unsafe { t.register_implicit(PD, Access::LOCAL_WRITE) }.unwrap();
+    let writable = unsafe { t.register_implicit(PD, Access::LOCAL_WRITE | Access::REMOTE_WRITE) }.unwrap();
     let at_constant = CONSTANT.as_ptr().expose_provenance() as u64;
     assert!(t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_READ).is_ok());
     let refused = t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_WRITE).unwrap_err();
-    assert_eq!(refused, AccessError::NotMapped { key: writable.lkey.0, addr: at_constant, len: 64 });
+    let not_mapped = AccessError::NotMapped { key: writable.lkey.0, addr: at_constant, len: 64 };
+    assert_eq!(refused, not_mapped);
+    let refused = t.remote(US, writable.rkey, at_constant, 64, Access::REMOTE_WRITE).unwrap_err();
+    assert_eq!(refused, not_mapped);
     let nowhere = t.remote(US, implicit.rkey, 8, 8, Access::REMOTE_READ).unwrap_err();
     assert_eq!(nowhere, AccessError::NotMapped { key: implicit.rkey.0, addr: 8, len: 8 });
 }

@@ -93,24 +93,9 @@ impl QueuePair {
         self.conn.transport() == transport && self.conn.qp_type.takes(requests)
     }
 
-    /// Its XRC domain, if it is a target.
-    pub fn domain(&self) -> Option<XrcdId> {
-        self.conn.domain()
-    }
-
-    /// Its protection domain.
-    pub fn pd(&self) -> PdId {
-        self.conn.pd
-    }
-
     /// Its path, from RTR on, if it has one peer.
     pub fn flow(&self) -> Option<&Flow> {
         self.conn.flow.as_ref()
-    }
-
-    /// Limits of its queues.
-    pub fn caps(&self) -> (SendCaps, RecvCaps) {
-        (self.requester.caps(), self.responder.caps())
     }
 
     /// Flight cost of what it has sent and its peer has not acknowledged.
@@ -121,11 +106,6 @@ impl QueuePair {
     /// Whether its last turn ended for what other queue pairs have in flight to the same peer.
     pub fn is_crowded_out(&self) -> bool {
         self.requester.is_crowded_out()
-    }
-
-    /// Send work requests that are not complete.
-    pub fn outstanding_sends(&self) -> usize {
-        self.requester.outstanding()
     }
 
     /// Changes attributes and state, as the table of [`state`] allows. `path` turns an address vector into
@@ -368,18 +348,17 @@ impl QueuePair {
         self.note_drained(env);
     }
 
-    /// Sends what is due, at most `budget` packets of each side, and says whether more could go at once.
+    /// Sends what is due, and says whether more could go at once. At most `budget` packets of each side, or the answer
+    /// to a long READ would keep our own requests waiting.
     pub fn transmit(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         let mut more = false;
-        // Each side has its own, or the answer to a long READ would keep our own requests waiting.
-        let (mut replies, mut requests) = (budget, budget);
         // An acknowledgement goes behind requests: shorter than they are, it then ends their burst.
         let acknowledge_last = !self.responder.has_urgent_replies();
         if acknowledge_last {
-            more |= self.transmit_requests(&mut requests, env);
+            more |= self.transmit_requests(budget, env);
         }
         if is_receiving(self.conn.state) || self.conn.state == QpState::Err {
-            match self.responder.transmit(&self.conn, &mut replies, env) {
+            match self.responder.transmit(&self.conn, budget, env) {
                 Ok(left) => more |= left,
                 Err(fatal) => {
                     self.settle(Err(fatal), env);
@@ -388,25 +367,24 @@ impl QueuePair {
             }
         }
         if !acknowledge_last {
-            more |= self.transmit_requests(&mut requests, env);
+            more |= self.transmit_requests(budget, env);
         }
         more
     }
 
-    fn transmit_requests(&mut self, budget: &mut usize, env: &mut Env<'_>) -> bool {
+    fn transmit_requests(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         if !matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
         let paced = env.tuning.pace_unacknowledged && !self.conn.qp_type.is_reliable();
         let rate = self.pace.rate(paced.then(|| Rate::unacknowledged(env.tuning)));
         let paced = rate.map_or(usize::MAX, |rate| self.pace.allows(rate, env.now, self.conn.mtu));
-        let mut allowed = (*budget).min(paced);
+        let allowed = budget.min(paced);
         if allowed == 0 {
             return false;
         }
-        let (whole, before) = (allowed, env.tx.bytes());
-        let result = self.requester.transmit(&self.conn, &mut allowed, env);
-        *budget -= whole - allowed;
+        let before = env.tx.bytes();
+        let result = self.requester.transmit(&self.conn, allowed, env);
         if let Some(rate) = rate {
             self.pace.spend(rate, env.now, env.tx.bytes() - before);
         }

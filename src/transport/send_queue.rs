@@ -259,10 +259,6 @@ impl SendQueue {
         self.wqes.end()
     }
 
-    pub fn len(&self) -> usize {
-        self.wqes.len()
-    }
-
     /// Takes the oldest out.
     pub fn retire(&mut self) -> Option<SendWqe> {
         let wqe = self.wqes.pop()?;

@@ -108,6 +108,21 @@ cases! {
         b.go(QpState::Reset);
     }
 
+    a_deadline_that_is_noticed_late_is_over => "pace.rate" {
+        let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
+        limit(&mut b, 1000);
+        (0..3).for_each(|i| b.post(i, WrOp::Send, 0, 200));
+        assert_eq!(b.sent().len(), 1);
+        let due = b.nic.next_deadline().unwrap();
+        b.now = due + Duration::from_micros(1);
+        b.nic.handle_timeouts(b.now, &b.memory, &mut b.tx);
+        assert_eq!(b.nic.next_deadline(), None);
+        assert_eq!(b.sent().len(), 1);
+        assert!(b.nic.next_deadline().is_some_and(|next| next > b.now));
+        b.sends(&[ok(0, WcOpcode::Send, 200), ok(1, WcOpcode::Send, 200)]);
+        b.go(QpState::Reset);
+    }
+
     it_may_change => "pace.change" {
         let mut b = Bench::new();
         limit(&mut b, 1000);

@@ -4,7 +4,7 @@ use urxe::memory::AtomicOp;
 use urxe::transport::{PostError, SendFlags, SendWr, WcOpcode, WrData, WrOp};
 use urxe::wire::{Mtu, RKey};
 
-use crate::bench::{Bench, SQ, ok};
+use crate::bench::{Bench, RQ, SQ, ok};
 use crate::pkt::*;
 
 const TO: (u64, RKey) = (0x1_0000_0000, RKey(0x4321));
@@ -250,6 +250,20 @@ cases! {
         );
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1024)]);
         assert_eq!(b.mr.read(0, 1024), [[1u8; 256], [2; 256], [3; 256], [4; 256]].concat());
+    }
+
+    a_receive_counts_until_its_message_is_complete => "req.post" {
+        let mut b = Bench::new();
+        for i in 0..64 {
+            b.recv(i, 0, 300);
+        }
+        let full = Err(PostError::QueueFull(64));
+        assert_eq!(b.recv_sges(64, &[]), full);
+        b.ask(&[send(First, RQ, &[1; 256])], &[]);
+        assert_eq!(b.recv_sges(64, &[]), full);
+        b.ask(&[send(Last, RQ + 1, &[1; 44])], &[ack(RQ + 1, 1)]);
+        b.recvs(&[ok(0, WcOpcode::Recv, 300)]);
+        assert_eq!((b.recv_sges(64, &[]), b.recv_sges(65, &[])), (Ok(()), full));
     }
 
     what_is_too_long_or_of_the_wrong_size_is_not_taken => "req.post" {

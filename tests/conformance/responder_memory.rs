@@ -163,7 +163,9 @@ cases! {
         b.recv(1, 0, 300);
         b.ask(&[send(First, RQ, &[3; 256]).ask(true)], &[ack(RQ, 0)]);
         b.ask(&[send(Last, RQ + 1, &[3; 45])], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
-        b.recvs(&[bad(1, WcStatus::LocLenErr)]);
+        // It is told of as the receive that it is.
+        let c = b.raw_recv();
+        assert_eq!((c.wr_id, c.status, c.opcode), (1, WcStatus::LocLenErr, Recv));
         assert_ne!(b.mr.read(300, 1), [3]);
     }
 

@@ -86,6 +86,7 @@ cases! {
         let d = b.mr.read(0, 600);
         let from = b.remote(0, 600);
         b.ask(&[read(RQ + 3, from)], &message(256, &d, |p, n, d| resp(p, n, 2, d), RQ + 3));
+        assert_eq!(b.count().rdma_recvs, 2);
     }
 
     sequence_middle_or_last_without_first => "resp.sequence" {

@@ -1,6 +1,8 @@
 //! Shared receive queues.
 
-use urxe::transport::{AsyncEvent, PostError, QpState, QpType, RecvWr, Sge, WcOpcode, WcStatus};
+use urxe::transport::{
+    AsyncEvent, PostError, QpState, QpType, RecvCaps, RecvWr, Sge, SharedReceives, WcOpcode, WcStatus,
+};
 use urxe::wire::NakCode;
 
 use crate::bench::{Bench, RQ, Setup, bad, flushed, ok};
@@ -18,8 +20,12 @@ fn arm(b: &mut Bench, limit: u32) {
     b.nic.with_srq(srq, |queue, out| queue.arm(limit, out)).unwrap();
 }
 
+fn queue(b: &Bench) -> &SharedReceives {
+    b.nic.srq(b.srq.unwrap()).unwrap()
+}
+
 fn left(b: &Bench) -> usize {
-    b.nic.srq(b.srq.unwrap()).unwrap().len()
+    queue(b).len()
 }
 
 cases! {
@@ -50,8 +56,10 @@ cases! {
 
     an_empty_one_is_not_ready => "srq.empty" {
         let mut b = shared(1, |_| {});
+        assert!(queue(&b).is_empty());
         b.ask(&[send(Only, RQ, &[5])], &[rnr(RQ, 0, 12)]);
         b.recv(1, 0, 100);
+        assert!(!queue(&b).is_empty());
         b.ask(&[send(Only, RQ, &[5])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
     }
@@ -77,11 +85,11 @@ cases! {
         }
         let limit = AsyncEvent::SrqLimit(b.srq.unwrap());
         arm(&mut b, 3);
-        assert_eq!(b.nic.next_event(), None);
+        assert_eq!((b.nic.next_event(), queue(&b).limit()), (None, 3));
         b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
         assert_eq!(b.nic.next_event(), None);
         b.ask(&[send(Only, RQ + 1, &[1])], &[ack(RQ + 1, 2)]);
-        assert_eq!(b.nic.next_event(), Some(limit));
+        assert_eq!((b.nic.next_event(), queue(&b).limit()), (Some(limit), 0));
         b.ask(&[send(Only, RQ + 2, &[1])], &[ack(RQ + 2, 3)]);
         assert_eq!(b.nic.next_event(), None);
         // Armed below what is left, at once.
@@ -153,6 +161,7 @@ cases! {
         b.nic.with_srq(srq, |q, _| q.resize(2)).unwrap().unwrap();
         assert_eq!(b.recv_sges(3, &[]), Err(PostError::QueueFull(2)));
         b.nic.with_srq(srq, |q, _| q.resize(3)).unwrap().unwrap();
+        assert_eq!(queue(&b).caps(), RecvCaps { max_wr: 3, max_sge: 4 });
         b.recv_sges(3, &[] as &[Sge]).unwrap();
     }
 }

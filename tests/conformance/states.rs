@@ -133,6 +133,7 @@ cases! {
     reset_forgets => "state.reset" {
         let mut b = at(Rts);
         b.recv(10, 0, 1000);
+        b.recv(11, 0, 1000);
         b.post(1, WrOp::Send, 0, 600);
         assert_eq!(b.sent().len(), 3);
         b.post(2, WrOp::Send, 0, 1);
@@ -149,10 +150,10 @@ cases! {
         b.connect(0, Rts);
         // As new: first PSNs, MSN 0, no receive, no open message, no memory of the READ.
         b.ask(&[send(Only, RQ, &[1])], &[rnr(RQ, 0, 12)]);
-        b.recv(11, 0, 1000);
+        b.recv(12, 0, 1000);
         b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
         b.ask(&[read(RQ, b.remote(0, 8))], &[]);
-        b.recvs(&[ok(11, WcOpcode::Recv, 1)]);
+        b.recvs(&[ok(12, WcOpcode::Recv, 1)]);
         b.post(3, WrOp::Send, 0, 1);
         let d = b.mr.read(0, 1);
         b.expect(&[send(Only, SQ, &d)]);

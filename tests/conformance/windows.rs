@@ -464,6 +464,24 @@ cases! {
         b.sends(&[ok(2, WcOpcode::LocalInv, 0)]);
     }
 
+    the_packet_before_it_is_asked_for => "req.ackreq.probe" {
+        let mut b = Bench::new();
+        let (_, bind) = bindable(&mut b, WindowKind::Type2B);
+        let sge = [b.mr.sge(0, 300)];
+        b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
+        b.manage(2, WrOp::BindMw(bind));
+        let (_, another) = bindable(&mut b, WindowKind::Type1);
+        b.manage(3, WrOp::BindMw(another));
+        let mut packets = message(256, &b.mr.read(0, 300), send, SQ);
+        let probe = packets.pop().unwrap();
+        packets.push(probe.clone().ask(false));
+        b.expect(&packets);
+        b.advance(std::time::Duration::from_millis(1));
+        b.expect(&[probe]);
+        b.ask(&[ack(SQ + 1, 1)], &[]);
+        b.sends(&[ok(2, WcOpcode::BindMw, 0), ok(3, WcOpcode::BindMw, 0)]);
+    }
+
     not_in_sqd_nor_while_the_peer_is_not_ready => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);

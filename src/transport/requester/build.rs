@@ -27,14 +27,14 @@ impl Requester {
     pub fn transmit(
         &mut self,
         conn: &Connection,
-        budget: &mut usize,
+        budget: usize,
         env: &mut Env<'_>,
     ) -> Result<bool, super::Fatal> {
         self.crowded_out = false;
-        while *budget > 0 {
+        for _ in 0..budget {
             let sent = if self.ask.is_due() { self.probe(conn, env) } else { self.send_one(conn, env) };
             match sent {
-                Ok(()) => *budget -= 1,
+                Ok(()) => {}
                 Err(Stop::Idle) => return Ok(false),
                 Err(Stop::Failed(status)) => {
                     self.failed = Some((self.cursor.wqe, status));

@@ -98,10 +98,6 @@ impl Requester {
         }
     }
 
-    pub fn caps(&self) -> SendCaps {
-        self.queue.caps
-    }
-
     /// Ready to send, the first packet with `conn.sq_psn`.
     pub fn start(&mut self, conn: &Connection) {
         self.queue.next_psn = conn.sq_psn;
@@ -166,11 +162,6 @@ impl Requester {
 
     pub fn is_crowded_out(&self) -> bool {
         self.crowded_out
-    }
-
-    /// Work requests that are not complete.
-    pub fn outstanding(&self) -> usize {
-        self.queue.len()
     }
 
     /// The PSN of the next packet to send.

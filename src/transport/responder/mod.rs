@@ -135,10 +135,6 @@ impl Responder {
         }
     }
 
-    pub fn caps(&self) -> RecvCaps {
-        self.receives.caps()
-    }
-
     /// Ready to receive, the first packet with `conn.rq_psn`.
     pub fn start(&mut self, conn: &Connection) {
         self.expected = conn.rq_psn;
@@ -227,11 +223,10 @@ impl Responder {
     /// Acts on a refusal as its row of the table says.
     fn refuse(&mut self, refusal: Refusal, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         let row = refusal.consequence(conn);
+        *(row.counter)(env.counters) += 1;
         if refusal.is_once_per_gap() && self.nak_outstanding {
-            *(row.counter)(env.counters) += refusal.counts_when_silent() as u64;
             return Ok(());
         }
-        *(row.counter)(env.counters) += 1;
         self.nak_outstanding = true;
         self.replies.push_back(Reply::Acknowledge {
             psn: self.expected,

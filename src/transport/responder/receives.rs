@@ -25,10 +25,6 @@ impl Receives {
         Receives { own: RecvQueue::new(caps), shared, current: Receive::default(), from: None, taken: false }
     }
 
-    pub fn caps(&self) -> RecvCaps {
-        self.own.caps
-    }
-
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if self.shared {
             return Err(PostError::SharedQueue);

@@ -93,11 +93,6 @@ impl Refusal {
         self == Refusal::OutOfSequence
     }
 
-    /// Whether those that are not answered are counted all the same.
-    pub fn counts_when_silent(self) -> bool {
-        self == Refusal::OutOfSequence
-    }
-
     /// Whether the oldest receive was in use though no message of several packets had begun.
     pub fn is_of_receive(self) -> bool {
         matches!(self, Refusal::TooLong | Refusal::LocalProtection | Refusal::Invalidation)

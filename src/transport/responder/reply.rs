@@ -9,18 +9,12 @@ use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, P
 
 impl Responder {
     /// Sends answers, at most `budget` packets. `Ok(true)` if some are left.
-    pub fn transmit(
-        &mut self,
-        conn: &Connection,
-        budget: &mut usize,
-        env: &mut Env<'_>,
-    ) -> Result<bool, Fatal> {
+    pub fn transmit(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
         // Most turns have none.
         let Some(flow) = conn.flow.filter(|_| self.has_replies()) else { return Ok(false) };
         let ack = Syndrome::Ack { credits: self.receives.credits(conn) };
-        while *budget > 0 {
+        for _ in 0..budget {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
-            *budget -= 1;
             match *reply {
                 Reply::Acknowledge { psn, syndrome, msn } => {
                     let syndrome = if syndrome == Syndrome::ACK { ack } else { syndrome };
