@@ -136,7 +136,13 @@ impl TxQueue {
     /// Adds a packet, with padding and ICRC, to the running burst or to a new one.
     ///
     /// `headers.bth.pad` is to be 0: the pad count is set here.
+    #[inline]
     pub fn push(&mut self, flow: &Flow, headers: Headers, payload: Payload<'_>) {
+        self.add(flow, &headers, payload);
+    }
+
+    /// Not by value: there are a hundred bytes of headers.
+    fn add(&mut self, flow: &Flow, headers: &Headers, payload: Payload<'_>) {
         let payload_len = match payload {
             Payload::Bytes(b) => b.len(),
             Payload::Gather(s) | Payload::Copy(s) => s.iter().map(|s| s.len()).sum(),
@@ -149,7 +155,7 @@ impl TxQueue {
         match payload {
             Payload::Gather(slices) if payload_len > COPY_BELOW => {
                 let start = self.take(header_len);
-                emit(&headers, pad, &mut self.arena[start..start + header_len]);
+                emit(headers, pad, &mut self.arena[start..start + header_len]);
                 let mut icrc = self.icrc_after(flow, index, packet_len, start..start + header_len);
                 self.add_arena_piece(start);
                 for slice in slices.iter().filter(|s| !s.is_empty()) {
@@ -165,7 +171,7 @@ impl TxQueue {
             _ => {
                 let start = self.take(packet_len);
                 let packet = &mut self.arena[start..start + packet_len];
-                emit(&headers, pad, packet);
+                emit(headers, pad, packet);
                 let mut room = &mut packet[header_len..];
                 match payload {
                     Payload::Bytes(b) => {

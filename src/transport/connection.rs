@@ -112,6 +112,7 @@ impl Connection {
     }
 
     /// The headers of a packet without extensions.
+    #[inline]
     pub fn headers(&self, operation: Operation, position: Position, extra: HeaderSet, psn: Psn) -> Headers {
         Headers { bth: self.bth(operation, position, extra, psn), ..Headers::default() }
     }

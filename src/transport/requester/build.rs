@@ -257,6 +257,7 @@ impl Requester {
 }
 
 /// `None` for what has no packets.
+#[inline]
 fn request_headers(
     conn: &Connection,
     wqe: &SendWqe,
