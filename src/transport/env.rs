@@ -37,8 +37,8 @@ pub struct Tuning {
     pub turn: usize,
     /// Whether UC and UD send no more in a millisecond than the window: for peers whose receive buffer overflows.
     pub pace_unacknowledged: bool,
-    /// Whether answers that are late, as answers have been so far, are asked for again before the timeout.
-    pub adaptive: bool,
+    /// How soon, at the earliest, an answer that is late, as answers have been so far, is asked for again.
+    pub min_patience: Duration,
 }
 
 impl Default for Tuning {
@@ -50,7 +50,7 @@ impl Default for Tuning {
             max_ack_silence: Duration::from_millis(1),
             turn: 256,
             pace_unacknowledged: false,
-            adaptive: false,
+            min_patience: Duration::from_micros(100),
         }
     }
 }
@@ -102,7 +102,7 @@ counters! {
     send_rnr_err,
     /// Requester timeouts.
     local_ack_timeout_err,
-    /// Last packets sent again only to ask for an acknowledgement.
+    /// Packets sent again only to ask for an acknowledgement.
     ack_probe,
     /// Times that the requester went back to an earlier PSN.
     requester_retry,

@@ -119,8 +119,6 @@ impl Context {
                 min_timeout: options.personality.min_timeout,
                 // A fabric drops what it is told to drop.
                 pace_unacknowledged: fabric.is_none(),
-                // Under load rxe has been seen to fall silent after it: between our own only, until that is understood.
-                adaptive: fabric.is_some(),
                 ..Tuning::default()
             },
             port: PortAddresses {

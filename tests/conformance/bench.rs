@@ -37,6 +37,9 @@ pub const SQ: u32 = 0x500;
 /// The first PSN that it expects.
 pub const RQ: u32 = 0x100;
 
+/// Longer than a case takes.
+pub const NEVER: Duration = Duration::from_secs(1 << 20);
+
 pub struct Setup {
     pub qp_type: QpType,
     /// The QPs share one receive queue.
@@ -55,6 +58,7 @@ pub struct Setup {
     pub max_rd: u8,
     pub max_dest_rd: u8,
     pub signal_all: bool,
+    /// Of answers that are late; their cases let the NIC ask for them.
     pub tuning: Tuning,
     /// Without end-to-end credits, which would be in every acknowledgement; their cases turn them on.
     pub habits: Habits,
@@ -144,7 +148,7 @@ impl Bench {
             max_rd: 4,
             max_dest_rd: 4,
             signal_all: false,
-            tuning: Tuning::default(),
+            tuning: Tuning { min_patience: NEVER, ..Tuning::default() },
             habits: Habits { credits: false, ..Habits::STRICT },
             qps: 1,
             state: QpState::Rts,

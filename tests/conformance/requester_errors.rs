@@ -149,6 +149,25 @@ cases! {
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
     }
 
+    a_region_that_goes_before_the_acknowledgement => "req.local" {
+        // Sent again the second cannot be; but it has arrived.
+        let mut b = Bench::new();
+        let r = b.region(crate::support::PD, 8, 0, Access::ALL);
+        b.post(1, WrOp::Send, 0, 1);
+        let sge = [b.more[r].sge(0, 8)];
+        b.post_sges(2, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
+        assert_eq!(b.sent().len(), 2);
+        b.memory.deregister(sge[0].lkey).unwrap();
+        b.advance(std::time::Duration::from_nanos(4096 << 14));
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[ack(SQ + 1, 2)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 1), ok(2, WcOpcode::Send, 8)]);
+        b.post(3, WrOp::Send, 0, 1);
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[ack(SQ + 2, 3)], &[]);
+        b.sends(&[ok(3, WcOpcode::Send, 1)]);
+    }
+
     nothing_local_needs_no_key => "req.local.zero" {
         let mut b = Bench::new();
         let sge = [Sge { addr: 0, length: 0, lkey: LKey(0x5555) }];

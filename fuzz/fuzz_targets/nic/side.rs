@@ -103,7 +103,7 @@ impl Side {
                 max_ack_silence: Duration::from_micros(if small { 5 } else { 100 }),
                 turn: if small { 3 } else { 256 },
                 pace_unacknowledged: habits & 64 != 0,
-                adaptive: habits & 32 != 0,
+                min_patience: Duration::from_micros(if habits & 32 != 0 { 5 } else { 1000 }),
             },
             port: PortAddresses { gids: vec![gid(number)], src_port: None },
             seed: number.into(),

@@ -2,8 +2,12 @@
 //!
 //! Asked for is what somebody waits for: completions, room in the window and in the send queue. The rest goes
 //! without, as acknowledgements cost both sides as much as short messages do. If then nothing follows, the last
-//! packet is sent once more, asking: a *probe*, long before the timeout. So it is when an answer does not come in the
-//! time that answers take: what was lost with nothing behind it shows then. What is silent after that is sent again.
+//! packet is sent once more, asking: a *probe*, long before the timeout.
+//!
+//! When an answer does not come in the time that answers take, the oldest packet in flight is sent once more and
+//! then the last. If the peer has the oldest it says how far it has come; if not, it takes it now. And that something
+//! is missing before the last it says of that: for each gap once, which may have been lost the first time. So all
+//! losses show long before the timeout, and a peer that is only slow is sent no more than these two.
 
 use std::time::Duration;
 
@@ -34,6 +38,15 @@ pub(super) fn fills_a_part(index: u64, max_wr: u32) -> bool {
     index & (part - 1) == part - 1
 }
 
+/// A packet that is sent again as it stands, asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Probe {
+    /// Of those in flight, the one to be acknowledged first; behind it goes the newest.
+    Oldest,
+    /// The last one sent.
+    Newest,
+}
+
 /// What the peer is asked, and when it is asked again.
 #[derive(Debug, Default)]
 pub(super) struct Ask {
@@ -41,10 +54,10 @@ pub(super) struct Ask {
     unasked: Option<Unasked>,
     /// Until when an answer should have come.
     answer: Option<Instant>,
-    /// Deadlines that have passed since the last answer.
+    /// Answers that were late since the last one came.
     missed: u32,
-    /// A probe was due, and waits to be sent.
-    due: bool,
+    /// A probe that waits to be sent.
+    due: Option<Probe>,
 }
 
 /// When the first packet of it is to be asked for.
@@ -67,16 +80,10 @@ impl Ask {
 
     /// One that asks was sent; `patience`, if it is known, is how long the answer takes.
     pub fn asked(&mut self, now: Instant, patience: Option<Duration>) {
-        (self.unasked, self.due) = (None, false);
+        (self.unasked, self.due) = (None, None);
         if self.answer.is_none() {
             self.wait(now, patience);
         }
-    }
-
-    /// A probe was sent.
-    pub fn probed(&mut self, now: Instant, patience: Option<Duration>) {
-        (self.unasked, self.due) = (None, false);
-        self.wait(now, patience);
     }
 
     /// An answer has come, and more are to come.
@@ -104,7 +111,7 @@ impl Ask {
 
     /// When a probe is to be sent, if nothing comes until then.
     pub fn deadline(&self) -> Option<Instant> {
-        if self.due {
+        if self.due.is_some() {
             return None;
         }
         earliest([self.unasked.map(|unasked| unasked.deadline), self.answer])
@@ -115,13 +122,16 @@ impl Ask {
         self.unasked.is_some_and(|unasked| unasked.overdue <= now)
     }
 
-    /// The deadline has passed. A probe is to be sent for it; or, if it was for the answer to one, all that is in
-    /// flight, which this says: the peer may have said what it misses, once for each gap, and that was lost.
-    pub fn expire(&mut self) -> bool {
-        let again = self.missed > 0;
-        self.missed += 1;
-        self.due = !again;
-        again
+    /// A deadline has passed, and a probe is due for it.
+    pub fn expire(&mut self, now: Instant) {
+        let late = self.answer.take_if(|at| *at <= now).is_some();
+        self.missed += u32::from(late);
+        self.due = Some(if late { Probe::Oldest } else { Probe::Newest });
+    }
+
+    /// A packet is to be sent again.
+    pub fn probe(&mut self, probe: Probe) {
+        self.due = Some(probe);
     }
 
     /// Whether something is in flight that nobody asked for.
@@ -129,8 +139,8 @@ impl Ask {
         self.unasked.is_some()
     }
 
-    /// Whether the probe is to be sent.
-    pub fn is_due(&self) -> bool {
+    /// The probe that is to be sent.
+    pub fn due(&self) -> Option<Probe> {
         self.due
     }
 }

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::{Cursor, Requester, ask};
+use super::ask::{self, Probe};
+use super::{Cursor, Requester};
 use crate::memory::AtomicOp;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::{SendWqe, packet_cost};
-use crate::transport::{Env, Instant, Output, Payload, QpState, WcStatus, WrOp};
+use crate::transport::{Env, Instant, Output, Payload, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
 /// PSNs that may be in flight: less than half of the space, or old and new could not be told apart
@@ -17,7 +18,9 @@ const MAX_PSNS: u32 = 1 << 22;
 pub(super) enum Stop {
     /// Nothing to do until something arrives or expires.
     Idle,
-    /// The oldest work request failed here.
+    /// The newest packet in flight is to be asked for first.
+    Probe,
+    /// The work request failed here.
     Failed(WcStatus),
 }
 
@@ -32,12 +35,18 @@ impl Requester {
     ) -> Result<bool, super::Fatal> {
         self.crowded_out = false;
         for _ in 0..budget {
-            let sent = if self.ask.is_due() { self.probe(conn, env) } else { self.send_one(conn, env) };
+            let probe = self.ask.due().and_then(|probe| self.next_probe(probe, env));
+            let at = probe.unwrap_or(self.cursor);
+            let sent = match probe {
+                Some(at) => self.send_again(at, conn, env),
+                None => self.send_one(conn, env),
+            };
             match sent {
                 Ok(()) => {}
                 Err(Stop::Idle) => return Ok(false),
+                Err(Stop::Probe) => self.ask.probe(Probe::Newest),
                 Err(Stop::Failed(status)) => {
-                    self.failed = Some((self.cursor.wqe, status));
+                    self.failed = Some((at.wqe, status));
                     return self.settle_failure(conn, env).map(|()| false);
                 }
             }
@@ -84,21 +93,11 @@ impl Requester {
         let is_alone =
             || if packet == 0 { self.unacked == psn } else { self.unacked.is_after(wqe.first_psn) };
         if limited && !is_alone() {
-            return if self.ask.is_pending() { self.probe(conn, env) } else { Err(Stop::Idle) };
+            return Err(if self.ask.is_pending() { Stop::Probe } else { Stop::Idle });
         }
 
         let mtu = conn.mtu.bytes() as u32;
-        let left = wqe.packets - packet;
-        // A READ is one packet here and takes the PSNs of all its responses.
-        let psns = match wqe.op {
-            // The parts have fixed ends: what is asked for again must lie in one request that the responder
-            // remembers, so a remainder never reaches into the next part.
-            WrOp::Read { .. } => {
-                let part = (env.tuning.read_chunk / mtu).clamp(1, MAX_PSNS);
-                left.min(part - packet % part)
-            }
-            _ => 1,
-        };
+        let psns = psns_at(wqe, packet, conn, env.tuning);
         let start_cost = wqe.cost_at(packet, conn.mtu);
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
         let (window, whole) = (self.window.size(env.tuning), env.tuning.window as u64);
@@ -131,7 +130,7 @@ impl Requester {
         } else {
             self.ask.unasked(env.now, conn.timeout, env.tuning);
         }
-        let ended = left == psns;
+        let ended = packet + psns == wqe.packets;
         self.cursor = if ended {
             Cursor { wqe: index + 1, packet: 0 }
         } else {
@@ -179,28 +178,36 @@ impl Requester {
                 || self.ask.is_overdue(now))
     }
 
-    /// The last packet that was sent, if one is in flight.
-    pub(super) fn newest(&self) -> Option<Cursor> {
-        match self.cursor {
-            Cursor { wqe: end, packet: 0 } => (self.queue.start()..end).rev().find_map(|wqe| {
-                let packet = self.queue.get(wqe)?.packets.checked_sub(1)?;
-                Some(Cursor { wqe, packet })
+    /// The packet to send again for a probe, if there is one.
+    pub(super) fn place_of(&self, probe: Probe) -> Option<Cursor> {
+        match probe {
+            Probe::Oldest => self.unacked.is_before(self.next_psn()).then(|| self.position_of_unacked()),
+            Probe::Newest => (self.queue.start()..=self.cursor.wqe).rev().find_map(|index| {
+                let wqe = self.queue.get(index).filter(|w| !w.op.awaits_response())?;
+                let sent = if index == self.cursor.wqe { self.cursor.packet } else { wqe.packets };
+                let packet = sent.checked_sub(1)?;
+                (!(wqe.first_psn + packet).is_before(self.unacked)).then_some(Cursor { wqe: index, packet })
             }),
-            Cursor { wqe, packet } => Some(Cursor { wqe, packet: packet - 1 }),
         }
     }
 
-    /// Sends the last packet once more, now asking for an acknowledgement: so a loss of that packet shows, and
-    /// the queue empties, though nobody waits for a completion.
-    pub(super) fn probe(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
-        let Some(Cursor { wqe, packet }) = self.newest() else {
-            self.ask.settled();
-            return Ok(());
-        };
-        self.ask.probed(env.now, self.rtt.patience(env.tuning));
-        env.counters.ack_probe += 1;
-        let Some(wqe) = self.queue.get(wqe) else { return Ok(()) };
-        self.push(wqe, packet..packet + 1, true, true, conn, env)
+    /// Which packet goes once more for the probe that is due, so that a loss shows which nothing else would show, and
+    /// the queue empties though nobody waits for a completion. None if it is not in flight any more.
+    fn next_probe(&mut self, probe: Probe, env: &mut Env<'_>) -> Option<Cursor> {
+        let at = self.place_of(probe);
+        self.ask.asked(env.now, self.rtt.patience(env.tuning));
+        if probe == Probe::Oldest && self.place_of(Probe::Newest) != at {
+            self.ask.probe(Probe::Newest);
+        }
+        env.counters.ack_probe += u64::from(at.is_some());
+        at
+    }
+
+    /// Sends a packet in flight once more, asking for an acknowledgement.
+    fn send_again(&self, at: Cursor, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
+        let Some(wqe) = self.queue.get(at.wqe) else { return Ok(()) };
+        let psns = psns_at(wqe, at.packet, conn, env.tuning);
+        self.push(wqe, at.packet..at.packet + psns, true, true, conn, env)
     }
 
     /// Builds the packet that takes the PSNs `part` of a work request. Data that goes out `again` is copied.
@@ -253,6 +260,19 @@ impl Requester {
             env.tx.push(flow, headers, payload);
         }
         Ok(())
+    }
+}
+
+/// PSNs that the request which begins at the `packet`-th of a work request takes: one, but for a READ those of all its
+/// responses. The parts of a READ have fixed ends: what is asked for again must lie in one request that the responder
+/// remembers, so a remainder never reaches into the next part.
+fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u32 {
+    match wqe.op {
+        WrOp::Read { .. } => {
+            let part = (tuning.read_chunk / conn.mtu.bytes() as u32).clamp(1, MAX_PSNS);
+            (wqe.packets - packet).min(part - packet % part)
+        }
+        _ => 1,
     }
 }
 

@@ -18,7 +18,7 @@ impl Requester {
             }
             if wqe.waits_for_all() && index != self.queue.start() {
                 // Nobody may have asked for the acknowledgement that this now waits for.
-                return if self.ask.is_pending() { self.probe(conn, env) } else { Err(Stop::Idle) };
+                return Err(if self.ask.is_pending() { Stop::Probe } else { Stop::Idle });
             }
             let done = match wqe.op {
                 WrOp::BindMw(bind) => env.memory.bind(&bind, conn.accessor()),

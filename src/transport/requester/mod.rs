@@ -143,7 +143,7 @@ impl Requester {
 
     /// Whether there are posted packets that were never sent, or are to be sent again.
     pub fn has_unsent(&self) -> bool {
-        self.cursor.wqe < self.queue.end() || self.ask.is_due()
+        self.cursor.wqe < self.queue.end() || self.ask.due().is_some()
     }
 
     /// Whether nothing is in flight, nor begun.

@@ -120,6 +120,8 @@ impl Requester {
         if self.next_psn().is_before(self.unacked) || self.cursor.wqe < self.queue.start() {
             self.cursor = self.position_of_unacked();
         }
+        // It has arrived before, though it could not be sent again.
+        self.failed = self.failed.filter(|(index, _)| *index >= self.queue.start());
         self.gap = None;
         self.rtt.answered(self.unacked, env.now);
         if self.unacked == self.next_psn() {
@@ -135,7 +137,7 @@ impl Requester {
             Some(wqe) => wqe.cost_at(self.unacked.since(wqe.first_psn).max(0) as u32, conn.mtu),
             None => self.queue.cost,
         };
-        self.window.grow(acked - self.acked_cost);
+        self.window.grow(acked - self.acked_cost, conn.mtu);
         self.acked_cost = acked;
         self.reset_retries(conn);
         self.arm_timer(conn, env);

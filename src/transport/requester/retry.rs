@@ -1,5 +1,6 @@
 //! Going back after a loss, and the timers.
 
+use super::ask::Probe;
 use super::{Fatal, Requester};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MigrationState, WcStatus};
@@ -7,7 +8,7 @@ use crate::transport::{Env, MigrationState, WcStatus};
 impl Requester {
     /// A packet was lost: narrows the window and [retries](Self::retry).
     pub(super) fn recover(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        self.window.shrink(conn.mtu, env.tuning);
+        self.window.shrink(&self.rtt, conn.mtu, env.tuning);
         self.retry(conn, env)
     }
 
@@ -70,15 +71,11 @@ impl Requester {
         };
     }
 
-    /// Has the last packet sent once more; or all that is in flight, where that has not helped. And where that packet
-    /// asks for data: of a READ no later part is asked for than is missing, as rxe then forgets the parts before it.
-    fn late_answer(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        let probed = self.ask.expire();
-        if probed {
-            self.window.shrink(conn.mtu, env.tuning);
-        }
-        let newest = self.newest().and_then(|at| self.queue.get(at.wqe));
-        if probed || newest.is_some_and(|wqe| wqe.op.awaits_response()) {
+    /// Has a packet or two sent once more; READs and atomics, where nothing else is in flight, from what is missing of
+    /// the oldest on: rxe forgets the parts of a READ before the one that it was asked for last.
+    fn late_answer(&mut self, env: &mut Env<'_>) {
+        self.ask.expire(env.now);
+        if self.place_of(Probe::Newest).is_none() {
             let timer = self.timer;
             self.go_back(env);
             // No retry is spent, and none is gained.
@@ -92,7 +89,7 @@ impl Requester {
             self.pause = None;
         }
         if self.ask.deadline().is_some_and(|at| at <= env.now) {
-            self.late_answer(conn, env);
+            self.late_answer(env);
         }
         if self.timer.is_some_and(|at| at <= env.now) {
             self.timer = None;
