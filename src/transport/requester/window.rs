@@ -9,7 +9,7 @@ use crate::wire::Mtu;
 const PART: u64 = 10;
 
 /// So many packets keep both ends busy: fewer are less than that part only where losses are nearer than two windows.
-const ENOUGH: u64 = 32;
+const ENOUGH: u64 = 48;
 
 /// Packets that may be in flight however many got lost.
 const LEAST: u64 = 2;
@@ -99,7 +99,7 @@ mod tests {
     fn it_is_at_most_a_tenth_of_what_arrives_between_losses() {
         assert_eq!(Window::new().size(&tuning()), tuning().window as u64);
         let windows = [1 << 30, 4100, 1000, 500, 100, 40, 10, 1].map(settled);
-        assert_eq!(windows, [400, 400, 100, 50, 32, 20, 5, 2]);
+        assert_eq!(windows, [400, 400, 100, 50, 48, 20, 5, 2]);
     }
 
     #[test]
