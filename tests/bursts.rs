@@ -4,8 +4,8 @@ mod support;
 
 use support::{PD, Region};
 use urxe::memory::{Access, Accessor, HostSlice, Table};
-use urxe::transport::{BurstLimits, Payload, Piece, TxQueue};
-use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Packet, Qpn, icrc};
+use urxe::transport::{BurstLimits, Payload, Piece, TxBurst, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Packet, Psn, Qpn, icrc};
 
 fn flow() -> Flow {
     Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 9)
@@ -100,5 +100,62 @@ fn what_is_no_packet_is_moved_as_it_is() {
         let mut moved = Vec::new();
         queue.bursts().next().unwrap().copy_to(&mut moved);
         assert_eq!(moved, bytes);
+    }
+}
+
+/// All bytes of all bursts, copied whole and packet by packet.
+fn copied(queue: &TxQueue) -> Vec<Vec<u8>> {
+    let both = |burst: TxBurst<'_>| {
+        let (mut whole, mut parts, mut copier) = (Vec::new(), Vec::new(), burst.copier());
+        burst.copy_to(&mut whole);
+        let mut packets = 0;
+        while copier.copy_next(&mut parts) {
+            packets += 1;
+        }
+        assert_eq!((packets, &parts), (burst.packets, &whole));
+        whole
+    };
+    queue.bursts().map(both).collect()
+}
+
+#[test]
+fn icrcs_made_while_copying_are_those_made_before() {
+    let mut table = Table::new();
+    let (region, slice) = memory(&mut table, 8192);
+    region.write(0, &(0..8192u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
+    for lens in [&[4096, 4096, 1001][..], &[513], &[600, 300, 600], &[512, 512], &[4097, 4097, 4094], &[0]] {
+        let [sealed, unsealed] = [TxQueue::new, TxQueue::unsealed].map(|new| {
+            let mut queue = new(BurstLimits::SEGMENTED);
+            for len in lens {
+                let (first, rest) = slice.split_at(*len).0.split_at(len / 3);
+                queue.push(&flow(), headers(), Payload::Gather(&[first, HostSlice::EMPTY, rest]));
+            }
+            copied(&queue)
+        });
+        assert_eq!(sealed, unsealed, "{lens:?}");
+    }
+}
+
+#[test]
+fn a_run_is_its_packets() {
+    let mut table = Table::new();
+    let (region, slice) = memory(&mut table, 12 << 10);
+    region.write(0, &(0..12 << 10u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
+    for (new, each) in [(TxQueue::new as fn(_) -> _, 4096), (TxQueue::unsealed, 1024), (TxQueue::new, 256)] {
+        let mut headers = headers();
+        headers.bth.psn = Psn::new(0xff_fffe);
+        let (mut run, mut single) = (new(BurstLimits::SEGMENTED), new(BurstLimits::SEGMENTED));
+        run.push_run(&flow(), headers, slice, each);
+        let mut rest = slice;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(each);
+            single.push(&flow(), headers, Payload::Gather(&[now]));
+            headers.bth.psn += 1;
+            rest = later;
+        }
+        assert_eq!(
+            (copied(&run), run.packets(), run.bytes()),
+            (copied(&single), single.packets(), single.bytes())
+        );
     }
 }

@@ -155,6 +155,12 @@ pub trait Link: Send {
     /// Only where the link itself is gone (socket closed, interface removed).
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
+    /// Whether it takes the bytes of a queue by [`crate::transport::TxBurst::copy_to`] and in no other way: then they
+    /// may be without ICRCs until then.
+    fn only_copies(&self) -> bool {
+        false
+    }
+
     /// Hands what has arrived to `sink`, a bounded batch of it, and returns how many packets that was:
     /// 0 when there was none. Never waits.
     ///
@@ -208,6 +214,9 @@ impl<L: Link + ?Sized> Link for Box<L> {
     }
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
         (**self).transmit(now, queue)
+    }
+    fn only_copies(&self) -> bool {
+        (**self).only_copies()
     }
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         (**self).receive(now, sink)

@@ -6,6 +6,7 @@
 
 mod access;
 mod buffer;
+mod copy;
 mod grant;
 mod region;
 mod slice;

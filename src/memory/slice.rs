@@ -1,6 +1,7 @@
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::copy::copy_and_digest;
 use crate::wire::icrc::Icrc;
 
 /// A run of user memory that a key has given access to.
@@ -117,6 +118,18 @@ impl HostSlice {
     /// Copies the bytes to the end of `out`.
     pub(crate) fn append_to(self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.as_bytes());
+    }
+
+    /// The same, and goes on with an ICRC over what was copied.
+    pub(crate) fn append_and_digest(self, out: &mut Vec<u8>, icrc: Icrc) -> Icrc {
+        out.reserve(self.len);
+        let room = out.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: readable by `from_raw`'s contract; the room was just reserved, and no registered memory lies in it.
+        unsafe {
+            let icrc = copy_and_digest(self.ptr(), room, self.len, icrc);
+            out.set_len(out.len() + self.len);
+            icrc
+        }
     }
 
     /// Copies the bytes to `out`.

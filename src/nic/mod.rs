@@ -415,6 +415,7 @@ impl Nic {
     pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
         while tx.bytes() - bytes < TURN_BYTES
+            && !tx.is_full()
             && let Some((qpn, woken)) = self.next_turn()
         {
             let Some(entry) = self.table.get_mut(qpn) else { continue };

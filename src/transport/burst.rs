@@ -80,10 +80,16 @@ struct Burst {
     closed: bool,
 }
 
+/// Bytes of a turn whose packets are copied when they leave: few enough to be in a core's own cache still when they
+/// are read again.
+const COPIED_TURN: usize = 128 << 10;
+
 /// The packets of one turn. Its buffers are reused, so that a warmed-up NIC allocates nothing.
 #[derive(Debug)]
 pub struct TxQueue {
     limits: BurstLimits,
+    /// Gathered payload gets its ICRC when it is copied.
+    unsealed: bool,
     /// Bytes of our own, those in use first. The rest is kept as it is: to clear it would cost more than to fill it.
     arena: Vec<u8>,
     used: usize,
@@ -99,6 +105,7 @@ impl TxQueue {
     pub fn new(limits: BurstLimits) -> TxQueue {
         TxQueue {
             limits,
+            unsealed: false,
             arena: Vec::new(),
             used: 0,
             pieces: Vec::new(),
@@ -107,6 +114,22 @@ impl TxQueue {
             bytes: 0,
             prefixes: Prefixes::default(),
         }
+    }
+
+    /// The same for a link that only ever copies: packets get their ICRCs by [`TxBurst::copy_to`], in the same pass.
+    pub fn unsealed(limits: BurstLimits) -> TxQueue {
+        TxQueue { unsealed: true, ..TxQueue::new(limits) }
+    }
+
+    /// Whether it is time for the link to take what there is.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.unsealed && self.bytes >= COPIED_TURN
+    }
+
+    /// How many packets with so much payload it takes until then.
+    pub fn room_for(&self, payload: usize) -> usize {
+        if self.unsealed { COPIED_TURN.saturating_sub(self.bytes) / payload + 1 } else { usize::MAX }
     }
 
     /// Forgets all packets and keeps the buffers.
@@ -154,19 +177,7 @@ impl TxQueue {
 
         match payload {
             Payload::Gather(slices) if payload_len > COPY_BELOW => {
-                let start = self.take(header_len);
-                emit(headers, pad, &mut self.arena[start..start + header_len]);
-                let mut icrc = self.icrc_after(flow, index, packet_len, start..start + header_len);
-                self.add_arena_piece(start);
-                for slice in slices.iter().filter(|s| !s.is_empty()) {
-                    slice.digest(&mut icrc);
-                    self.pieces.push(Stored::Host(*slice));
-                }
-                let tail = self.take(pad + ICRC_LEN);
-                self.arena[tail..][..pad].fill(0);
-                icrc.update(&self.arena[tail..][..pad]);
-                self.arena[tail + pad..][..ICRC_LEN].copy_from_slice(&icrc.value().to_le_bytes());
-                self.add_arena_piece(tail);
+                self.push_gathered(flow, index, headers, slices, packet_len, pad);
             }
             _ => {
                 let start = self.take(packet_len);
@@ -192,6 +203,55 @@ impl TxQueue {
                 self.add_arena_piece(start);
             }
         }
+    }
+
+    /// Adds packets that take `each` bytes of `data` after the other, a multiple of 4, and the PSNs from that in `headers`
+    /// on.
+    pub fn push_run(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) {
+        let packet_len = headers.len() + each + ICRC_LEN;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(each);
+            if each > COPY_BELOW {
+                let index = self.join_burst(flow, packet_len);
+                self.push_gathered(flow, index, &headers, &[now], packet_len, 0);
+            } else {
+                self.push(flow, headers, Payload::Gather(&[now]));
+            }
+            headers.bth.psn += 1;
+            rest = later;
+        }
+    }
+
+    /// Adds a packet whose place is made, with payload in user memory.
+    #[inline]
+    fn push_gathered(
+        &mut self,
+        flow: &Flow,
+        index: u16,
+        headers: &Headers,
+        slices: &[HostSlice],
+        packet_len: usize,
+        pad: usize,
+    ) {
+        let header_len = headers.len();
+        let start = self.take(header_len);
+        emit(headers, pad, &mut self.arena[start..start + header_len]);
+        let icrc = match self.unsealed {
+            true => None,
+            false => Some(self.icrc_after(flow, index, packet_len, start..start + header_len)),
+        };
+        self.add_arena_piece(start);
+        let slices = slices.iter().filter(|s| !s.is_empty());
+        self.pieces.extend(slices.clone().map(|slice| Stored::Host(*slice)));
+        let tail = self.take(pad + ICRC_LEN);
+        self.arena[tail..][..pad].fill(0);
+        if let Some(mut icrc) = icrc {
+            slices.for_each(|slice| slice.digest(&mut icrc));
+            icrc.update(&self.arena[tail..][..pad]);
+            self.arena[tail + pad..][..ICRC_LEN].copy_from_slice(&icrc.value().to_le_bytes());
+        }
+        self.add_arena_piece(tail);
     }
 
     /// The ICRC over what is in front of a packet and these bytes of it, which begin with its BTH.
@@ -236,6 +296,7 @@ impl TxQueue {
     }
 
     /// Makes room in the last burst or begins one; returns the packet's index in it.
+    #[inline(always)]
     fn join_burst(&mut self, flow: &Flow, packet_len: usize) -> u16 {
         self.packets += 1;
         self.bytes += packet_len;
@@ -284,6 +345,7 @@ impl TxQueue {
                 segment: b.segment,
                 packets: b.packets,
                 bytes: b.bytes,
+                unsealed: self.unsealed,
                 arena: &self.arena,
                 pieces: &self.pieces[b.first_piece..end],
             }
@@ -311,6 +373,7 @@ pub struct TxBurst<'a> {
     pub packets: usize,
     /// UDP payload bytes of all of them.
     pub bytes: usize,
+    unsealed: bool,
     arena: &'a [u8],
     pieces: &'a [Stored],
 }
@@ -325,12 +388,114 @@ impl<'a> TxBurst<'a> {
         })
     }
 
+    /// The bytes of all packets, if they are in one piece and of our own.
+    pub fn as_bytes(&self) -> Option<&'a [u8]> {
+        match *self.pieces {
+            [Stored::Arena { start, len }] => Some(&self.arena[start as usize..][..len as usize]),
+            _ => None,
+        }
+    }
+
     /// Appends the bytes of all packets to `out`: packet `i` starts `i * segment` bytes in.
     pub fn copy_to(&self, out: &mut Vec<u8>) {
+        if self.unsealed && self.pieces.len() > 1 {
+            let mut copier = self.copier();
+            while copier.copy_next(out) {}
+            return;
+        }
         for piece in self.pieces() {
             match piece {
                 Piece::Bytes(b) => out.extend_from_slice(b),
                 Piece::Host(slice) => slice.append_to(out),
+            }
+        }
+    }
+
+    /// Copies the packets one after the other, with their ICRCs.
+    pub fn copier(&self) -> Copier<'a> {
+        Copier {
+            flow: self.flow,
+            segment: self.segment,
+            unsealed: self.unsealed,
+            left: self.bytes,
+            index: 0,
+            prefixes: Prefixes::default(),
+            arena: self.arena,
+            pieces: self.pieces.iter(),
+            rest: &[],
+        }
+    }
+}
+
+/// The packets of a burst, copied as they are asked for.
+#[derive(Debug)]
+pub struct Copier<'a> {
+    flow: Flow,
+    segment: usize,
+    unsealed: bool,
+    /// Bytes to come.
+    left: usize,
+    /// Of the next packet.
+    index: u16,
+    prefixes: Prefixes,
+    arena: &'a [u8],
+    pieces: std::slice::Iter<'a, Stored>,
+    /// Of the piece begun.
+    rest: &'a [u8],
+}
+
+impl Copier<'_> {
+    /// Appends the next packet to `out`; gathered payload that has no ICRC yet gets it on the way. False behind the
+    /// last.
+    pub fn copy_next(&mut self, out: &mut Vec<u8>) -> bool {
+        let packet_len = self.left.min(self.segment);
+        if packet_len == 0 {
+            return false;
+        }
+        self.left -= packet_len;
+        let index = self.index;
+        self.index += 1;
+        let end = out.len() + packet_len;
+        if self.rest.is_empty() {
+            self.gather(|_| {});
+        }
+        // Headers, or all of a packet.
+        let (first, later) = self.rest.split_at(self.rest.len().min(packet_len));
+        out.extend_from_slice(first);
+        self.rest = later;
+        if first.len() == packet_len {
+            return true;
+        }
+        if !self.unsealed {
+            self.gather(|slice| slice.append_to(out));
+            let (tail, later) = self.rest.split_at(end - out.len());
+            out.extend_from_slice(tail);
+            self.rest = later;
+            return true;
+        }
+        let prefix = self.prefixes.of(&self.flow, packet_len);
+        let mut icrc = prefix.after_headers(index, IpIdent::DONT_FRAGMENT, first);
+        self.gather(|slice| icrc = slice.append_and_digest(out, icrc));
+        let (pad, later) = self.rest.split_at(end - ICRC_LEN - out.len());
+        if !pad.is_empty() {
+            icrc.update(pad);
+            out.extend_from_slice(pad);
+        }
+        out.extend_from_slice(&icrc.value().to_le_bytes());
+        self.rest = &later[ICRC_LEN..];
+        true
+    }
+
+    /// Gives away the user memory that comes next, up to bytes of our own.
+    #[inline]
+    fn gather(&mut self, mut each: impl FnMut(HostSlice)) {
+        for piece in self.pieces.by_ref() {
+            match *piece {
+                Stored::Host(slice) => each(slice),
+                Stored::Arena { start, len } => {
+                    self.rest = &self.arena[start as usize..][..len as usize];
+                    return;
+                }
             }
         }
     }

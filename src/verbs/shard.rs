@@ -1,5 +1,6 @@
 //! Who drives a NIC: whoever has work, inline, if nobody else is at it; a background thread for the rest.
 
+use std::cell::Cell;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::AttachError;
 use super::clock::Clock;
-use crate::link::fabric::{Driver, FabricHandle};
+use crate::link::fabric::{Driver, FabricHandle, Handover};
 use crate::link::{JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
@@ -42,6 +43,11 @@ const LATE_TURNS: u32 = 64;
 /// Turns that one call drives inline while others keep ringing: then the background thread goes on.
 const INLINE_TURNS: usize = 64;
 
+thread_local! {
+    /// Whether this is a shard's background thread.
+    static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
+}
+
 /// A NIC, its link, and the lock around both.
 pub(super) struct Shard {
     engine: Mutex<Engine>,
@@ -49,6 +55,8 @@ pub(super) struct Shard {
     pub memory: RwLock<Table>,
     pub clock: Clock,
     fabric: Option<FabricHandle>,
+    /// The link is a port of the fabric with nothing around it that is to see what arrives.
+    is_bare: bool,
     /// Set by whoever wanted to drive and found the lock taken; its holder looks before it goes.
     doorbell: AtomicBool,
     /// When an application thread last polled, in the clock's nanoseconds.
@@ -165,12 +173,15 @@ impl Shard {
         let link_fd = link.poll_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let group_fd = link.group_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let state_fd = link.state_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
-        let tx = TxQueue::new(link.info().burst);
+        let limits = link.info().burst;
+        let is_bare = link.only_copies();
+        let tx = if is_bare { TxQueue::unsealed(limits) } else { TxQueue::new(limits) };
         Ok(Shard {
             engine: Mutex::new(Engine { nic, link: Attachment::There(link), tx, late: 0 }),
             memory: RwLock::new(Table::new()),
             clock,
             fabric,
+            is_bare,
             doorbell: AtomicBool::new(false),
             polled: AtomicU64::new(0),
             sleeping_until: AtomicU64::new(0),
@@ -185,6 +196,14 @@ impl Shard {
     /// The fabric, if its time is virtual: then only the fabric drives.
     pub fn virtual_fabric(&self) -> Option<&FabricHandle> {
         self.fabric.as_ref().filter(|f| f.fabric().is_virtual())
+    }
+
+    /// An application thread is at it: where one polls, that is as good. A long turn would pass for its absence, and
+    /// the background thread take the data to another core's cache.
+    fn note_presence(&self, now: Instant) {
+        if self.polled.load(Ordering::Relaxed) != 0 && !IN_BACKGROUND.get() {
+            self.polled.store(now.0, Ordering::Relaxed);
+        }
     }
 
     /// Runs `f` with the NIC, sends what came of it, and lets go.
@@ -251,12 +270,17 @@ impl Shard {
                 }
             };
             self.answer_doorbell();
+            self.note_presence(now);
             self.turn(&mut engine, now, hold);
             self.note_deadline(&engine, now);
             let more = engine.nic.wants_to_transmit_urgently();
             drop(engine);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
+                // The peer takes what there is before more follows.
+                if more && fabric.wants_turn() {
+                    return true;
+                }
             }
             if !more && !self.was_rung() {
                 return true;
@@ -311,7 +335,7 @@ impl Shard {
             None => Ok(0),
         };
         let due = nic.next_deadline().is_some_and(|at| at <= now);
-        if matches!(received, Ok(0)) && !due && !nic.wants_to_transmit() {
+        if matches!(received, Ok(0)) && !due && !nic.wants_to_transmit() && tx.is_empty() {
             return false;
         }
         let memory = memory.unwrap_or_else(|| self.memory.read());
@@ -381,6 +405,7 @@ impl Shard {
     /// The background thread: drives when nobody polls, sleeps when there is nothing to do.
     pub fn run(&self) {
         let _guard = OnPanic(self);
+        IN_BACKGROUND.set(true);
         let mut state_fd = self.state_fd.lock().take();
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
@@ -470,6 +495,21 @@ impl Driver for Shard {
 
     fn try_drive(&self) -> bool {
         self.drive(self.clock.now(), false)
+    }
+
+    fn try_take(&self, now: Instant, give: &mut Handover<'_>) -> bool {
+        if !self.is_bare {
+            return false;
+        }
+        // Neither waits, as the caller holds the locks of its own NIC.
+        let Some(mut engine) = self.engine.try_lock() else { return false };
+        let Some(memory) = self.memory.try_read() else { return false };
+        let Engine { nic, link, tx, .. } = &mut *engine;
+        let there = link.is_there();
+        if there {
+            give(&mut |burst| nic.handle_burst(now, &burst, &memory, tx));
+        }
+        there
     }
 
     fn wake(&self) {

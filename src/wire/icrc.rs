@@ -106,7 +106,7 @@ impl Prefixes {
 }
 
 /// An ICRC in the making: resumable, so that header and payload slices need not be joined.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Icrc(u32);
 
 impl Icrc {
@@ -120,6 +120,28 @@ impl Icrc {
         let mut hasher = crc32fast::Hasher::new_with_initial(self.0);
         hasher.update(bytes);
         self.0 = hasher.finalize();
+    }
+
+    /// The register of the division so far, for who goes on with it by other means.
+    #[inline]
+    pub(crate) fn register(self) -> u32 {
+        !self.0
+    }
+
+    /// Back from there: all that came before is congruent to these bytes.
+    #[inline]
+    pub(crate) fn of_remainder(bytes: &[u8; 16]) -> Icrc {
+        Icrc(short::update(!0, bytes))
+    }
+
+    /// x to this power modulo the polynomial, in the order of a carry-less multiplication of reflected numbers.
+    pub(crate) const fn power(exponent: usize) -> u64 {
+        let (mut remainder, mut i) = (1 << 31, 0);
+        while i < exponent {
+            remainder = remainder >> 1 ^ short::POLY & 0u32.wrapping_sub(remainder & 1);
+            i += 1;
+        }
+        (remainder as u64) << 1
     }
 
     /// The value so far; on the wire it is little-endian.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::port::PortShared;
 use super::{Fabric, lock};
-use crate::transport::Instant;
+use crate::transport::{Instant, RxBurst};
 
 /// Turns that one kick runs on the caller's thread. Two NICs that answer each other for ever must not
 /// hold it: what is left is woken, to go on on threads of its own.
@@ -18,11 +18,21 @@ const INLINE_TURNS: usize = 64;
 /// Steps at one instant of virtual time after which a simulation counts as stuck.
 const STEPS_PER_INSTANT: u32 = 1_000_000;
 
+/// Hands bursts to who takes them, one after the other.
+pub type Handover<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
+
 /// What runs a NIC: takes input from its port, serves timers, sends.
 pub trait Driver: Send + Sync {
     /// Tries to run one turn. False if someone else is running it, who then looks again for what came
     /// meanwhile before it is done.
     fn try_drive(&self) -> bool;
+
+    /// Takes packets straight from the sender, past its port, if nobody else runs it now and nothing stands between the
+    /// port and it: `give` hands them over. It is asked for from within another NIC's turn, and must not wait. What it
+    /// has to answer it sends in a turn that the fabric asks it for. False if it took nothing.
+    fn try_take(&self, _now: Instant, _give: &mut Handover<'_>) -> bool {
+        false
+    }
 
     /// Has a thread of the driver's own run a turn soon. It is called from within other NICs' turns: it
     /// must not wait for any lock that a turn holds.
@@ -104,6 +114,12 @@ impl Fabric {
         }
     }
 
+    /// Has the driver of `port` run a turn at the next kick, input or not.
+    pub(super) fn have_run(&self, port: &Arc<PortShared>) {
+        port.again.store(true, Ordering::SeqCst);
+        self.ready().push(port);
+    }
+
     fn kick(&self) {
         if self.is_virtual() {
             return;
@@ -118,7 +134,7 @@ impl Fabric {
         let mut turns = 0;
         let mut kicking = None;
         while let Some(port) = self.ready().pop() {
-            if !port.has_input(self) {
+            if !port.has_work(self) {
                 continue;
             }
             let Some(driver) = port.driver() else { continue };
@@ -140,7 +156,7 @@ impl Fabric {
 
     fn wake_ready(&self) {
         while let Some(port) = self.ready().pop() {
-            if port.has_input(self)
+            if port.has_work(self)
                 && let Some(driver) = port.driver()
             {
                 driver.wake();
@@ -280,6 +296,16 @@ impl FabricHandle {
             self.fabric.ready().push(&self.port);
         }
         self.fabric.kick();
+    }
+
+    /// For a driver with more to send: within a kick on this thread it has another turn, once those that have input
+    /// until now have had theirs, and the caller is to return. False outside.
+    pub fn wants_turn(&self) -> bool {
+        let within = KICKING.get() == self.fabric.identity();
+        if within {
+            self.fabric.have_run(&self.port);
+        }
+        within
     }
 
     /// The fabric of the port, whose time its NIC runs on.

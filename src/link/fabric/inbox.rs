@@ -89,11 +89,11 @@ impl Pool {
         }
     }
 
-    /// Takes a few buffers over from `other` for each size that has run out here.
+    /// Takes the warmest buffer over from `other` for each size that has run out here.
     pub fn refill(&mut self, other: &mut Pool) {
         for (mine, theirs) in self.classes.iter_mut().zip(&mut other.classes) {
-            if mine.is_empty() && !theirs.is_empty() {
-                mine.extend(theirs.drain(theirs.len().saturating_sub(8)..));
+            if mine.is_empty() {
+                mine.extend(theirs.pop());
             }
         }
     }

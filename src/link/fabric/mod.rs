@@ -1,6 +1,7 @@
 //! A switch in memory: NICs of one process on links that cost nothing, or as much as one wishes.
 //!
-//! [`Fabric::new`] carries bursts whole, with one copy. [`Fabric::with`] adds latency, a bandwidth with a
+//! [`Fabric::new`] carries bursts whole: it hands them to a NIC that nobody runs at the moment, and keeps them in one
+//! copy for one that is busy. [`Fabric::with`] adds latency, a bandwidth with a
 //! queue, and accidents ([`FabricConfig`]). Both run on the machine's clock. [`Fabric::virtual_time`] runs
 //! on one of its own, which only [`Fabric::step`] and its kin advance: a simulation in one thread that
 //! replays to the same bytes from its seed.
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub use config::{FabricConfig, FabricError};
-pub use drive::{Driver, FabricHandle, Outcome};
+pub use drive::{Driver, FabricHandle, Handover, Outcome};
 pub use model::FabricCounters;
 pub use port::FabricPort;
 

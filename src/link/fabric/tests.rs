@@ -345,6 +345,11 @@ fn impossible_configurations_say_what_is_wrong() {
 struct Toy {
     inner: Mutex<ToyInner>,
     handle: FabricHandle,
+    /// It takes packets straight from the sender.
+    open: AtomicBool,
+    /// Turns that it wants beside those for input, and those it had.
+    more: AtomicUsize,
+    turns: AtomicUsize,
     /// Somebody wants a turn since the last one began.
     asked: AtomicBool,
     woken: AtomicUsize,
@@ -388,8 +393,26 @@ impl Driver for Toy {
             self.asked.store(false, Ordering::SeqCst);
             self.turn(inner);
         }
+        self.turns.fetch_add(1, Ordering::SeqCst);
         self.handle.kick();
+        if self.more.load(Ordering::SeqCst) > 0 && self.handle.wants_turn() {
+            self.more.fetch_sub(1, Ordering::SeqCst);
+        }
         true
+    }
+
+    fn try_take(&self, now: Instant, give: &mut Handover<'_>) -> bool {
+        let open = self.open.load(Ordering::SeqCst);
+        if open {
+            give(&mut |burst| {
+                for (i, p) in burst.packets() {
+                    assert!(icrc::verify(&burst.flow, burst.ident, i, p));
+                    let psn = Packet::parse(p).unwrap().bth().psn.get();
+                    self.log.lock().unwrap().push(("taken".into(), now.0, psn));
+                }
+            });
+        }
+        open
     }
 
     fn wake(&self) {
@@ -412,6 +435,9 @@ fn toy(fabric: &Fabric, log: &Log, wakes: Option<Sender<()>>) -> Arc<Toy> {
     let toy = Arc::new(Toy {
         handle: port.handle(),
         inner: Mutex::new(ToyInner { port, start: Vec::new() }),
+        open: AtomicBool::new(false),
+        more: AtomicUsize::new(0),
+        turns: AtomicUsize::new(0),
         asked: AtomicBool::new(false),
         woken: AtomicUsize::new(0),
         wakes,
@@ -454,6 +480,57 @@ fn a_kick_runs_the_other_side_inline() {
     let order: Vec<u32> = log.lock().unwrap().iter().map(|(_, _, psn)| *psn).collect();
     assert_eq!(order, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
     assert_eq!(a.woken.load(Ordering::SeqCst) + b.woken.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn packets_go_past_the_port_only_where_none_waits_there() {
+    let fabric = Fabric::new();
+    let log = Log::default();
+    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    let send = |psn: u32| {
+        let mut inner = a.inner.lock().unwrap();
+        let q = queue(&inner.port, address(&b), psn..psn + 1, 8);
+        inner.port.transmit(fabric.now(), &q).unwrap();
+    };
+    let seen = || -> Vec<(bool, u32)> {
+        log.lock().unwrap().iter().map(|(who, _, psn)| (who == "taken", *psn)).collect()
+    };
+    b.open.store(true, Ordering::SeqCst);
+    send(0);
+    assert_eq!(seen(), [(true, 0)]);
+    b.open.store(false, Ordering::SeqCst);
+    send(0);
+    b.open.store(true, Ordering::SeqCst);
+    send(0);
+    assert_eq!(seen(), [(true, 0)], "behind the one that waits");
+    // B has its turn, and is free for the next.
+    a.handle.kick();
+    assert_eq!(seen(), [(true, 0), (false, 0), (false, 0)]);
+    send(0);
+    assert_eq!(seen().last(), Some(&(true, 0)));
+    assert_eq!(fabric.counters().carried, 4);
+    // With something in between, never; nor while the cable is out.
+    let slow = FabricConfig { latency: US, ..Default::default() };
+    fabric.set_path(address(&a), address(&b), slow).unwrap();
+    send(0);
+    fabric.set_port_up(address(&b), false).unwrap();
+    send(0);
+    assert_eq!(seen().len(), 4);
+}
+
+#[test]
+fn who_wants_more_turns_within_a_kick_has_them() {
+    let fabric = Fabric::new();
+    let log = Log::default();
+    let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
+    for toy in [&a, &b] {
+        toy.more.store(2, Ordering::SeqCst);
+    }
+    a.inner.lock().unwrap().start.push((Instant(0), address(&b), 0));
+    assert!(a.try_drive());
+    // A was outside, and goes on by itself.
+    let left = [&a, &b].map(|toy| (toy.turns.load(Ordering::SeqCst), toy.more.load(Ordering::SeqCst)));
+    assert_eq!(left, [(1, 2), (3, 0)]);
 }
 
 #[test]

@@ -27,9 +27,18 @@ const MAX_DOUBLINGS: u32 = 10;
 
 /// Whether a packet between these flight costs ends a part of the link's window. By its place alone.
 pub(super) fn is_marked(start_cost: u64, end_cost: u64, window: usize, mtu: Mtu) -> bool {
-    let part = (window as u64 / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64);
-    // Powers of two: every packet asks this.
-    start_cost >> part.ilog2() != end_cost >> part.ilog2()
+    let part = part_bits(window, mtu);
+    start_cost >> part != end_cost >> part
+}
+
+/// The most flight cost from `start_cost` on that ends no part.
+pub(super) fn until_mark(start_cost: u64, window: usize, mtu: Mtu) -> u64 {
+    !start_cost & ((1 << part_bits(window, mtu)) - 1)
+}
+
+/// Parts are powers of two: every packet asks for them. This is which.
+fn part_bits(window: usize, mtu: Mtu) -> u32 {
+    (window as u64 / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64).ilog2()
 }
 
 /// Whether the `index`-th work request ends a part of a send queue of `max_wr`.

@@ -12,7 +12,7 @@ use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position
 
 /// PSNs that may be in flight: less than half of the space, or old and new could not be told apart
 /// (IBA 9.7.2).
-const MAX_PSNS: u32 = 1 << 22;
+pub(super) const MAX_PSNS: u32 = 1 << 22;
 
 /// Why no packet went out.
 pub(super) enum Stop {
@@ -34,7 +34,14 @@ impl Requester {
         env: &mut Env<'_>,
     ) -> Result<bool, super::Fatal> {
         self.crowded_out = false;
-        for _ in 0..budget {
+        let mut left = budget;
+        while left > 0 && !env.tx.is_full() {
+            if self.cursor.packet > 0
+                && let Some(sent) = self.send_run(conn, left, env)
+            {
+                left -= sent;
+                continue;
+            }
             let probe = self.ask.due().and_then(|probe| self.next_probe(probe, env));
             let at = probe.unwrap_or(self.cursor);
             let sent = match probe {
@@ -42,9 +49,12 @@ impl Requester {
                 None => self.send_one(conn, env),
             };
             match sent {
-                Ok(()) => {}
+                Ok(()) => left -= 1,
                 Err(Stop::Idle) => return Ok(false),
-                Err(Stop::Probe) => self.ask.probe(Probe::Newest),
+                Err(Stop::Probe) => {
+                    self.ask.probe(Probe::Newest);
+                    left -= 1;
+                }
                 Err(Stop::Failed(status)) => {
                     self.failed = Some((at.wqe, status));
                     return self.settle_failure(conn, env).map(|()| false);
@@ -278,7 +288,7 @@ fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u3
 
 /// `None` for what has no packets.
 #[inline]
-fn request_headers(
+pub(super) fn request_headers(
     conn: &Connection,
     wqe: &SendWqe,
     position: Position,

@@ -1,6 +1,6 @@
 //! The requester: builds requests from the send queue and completes them by the responses.
 //!
-//! [`build`] sends what the window allows, [`manage`] does what has no packets, [`ask`] knows when the peer is to acknowledge, [`response`] takes
+//! [`build`] sends what the window allows, [`run`] many packets at once where they are alike, [`manage`] does what has no packets, [`ask`] knows when the peer is to acknowledge, [`response`] takes
 //! acknowledgements and data in, [`retry`] goes back after a loss. The cursor is the next packet to send; `unacked` the oldest that the peer has not
 //! acknowledged; between them lies what is in flight.
 
@@ -10,6 +10,7 @@ mod manage;
 mod response;
 mod retry;
 mod rtt;
+mod run;
 mod window;
 
 use std::collections::VecDeque;

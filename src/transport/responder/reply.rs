@@ -15,6 +15,10 @@ impl Responder {
         let ack = Syndrome::Ack { credits: self.receives.credits(conn) };
         for _ in 0..budget {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
+            // Acknowledgements are short, and waited for by who fills it.
+            if env.tx.is_full() && matches!(reply, Reply::Read { .. }) {
+                break;
+            }
             match *reply {
                 Reply::Acknowledge { psn, syndrome, msn } => {
                     let syndrome = if syndrome == Syndrome::ACK { ack } else { syndrome };

@@ -1,0 +1,117 @@
+//! Copies that make an ICRC on the way: the bytes pass through the core once.
+
+use crate::wire::icrc::Icrc;
+
+/// Copies `len` bytes and goes on with an ICRC over what was copied, whatever happens to the source meanwhile.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
+pub(super) unsafe fn copy_and_digest(from: *const u8, to: *mut u8, len: usize, mut icrc: Icrc) -> Icrc {
+    let mut done = 0;
+    #[cfg(target_arch = "x86_64")]
+    if len >= wide::BLOCK && wide::is_available() {
+        done = len - len % wide::BLOCK;
+        // SAFETY: the processor has the instructions; the rest is the caller's word.
+        icrc = unsafe { wide::copy_and_digest(from, to, done, icrc) };
+    }
+    // SAFETY: within what the caller vouches for.
+    let rest = unsafe {
+        std::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done);
+        std::slice::from_raw_parts(to.add(done), len - done)
+    };
+    icrc.update(rest);
+    icrc
+}
+
+/// With carry-less multiplication of 512 bits (Gopal and others, "Fast CRC computation for generic polynomials using
+/// PCLMULQDQ", 2009), which leaves the ports for loads and stores to the copy.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use std::arch::x86_64::*;
+
+    use crate::wire::icrc::Icrc;
+
+    /// Bytes that one step takes: four registers.
+    pub const BLOCK: usize = 256;
+
+    pub fn is_available() -> bool {
+        is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")
+    }
+
+    /// What moves a register on by `bits`: x^(bits + 32) and x^(bits - 32).
+    const fn fold_by(bits: usize) -> [i64; 2] {
+        [Icrc::power(bits + 32) as i64, Icrc::power(bits - 32) as i64]
+    }
+
+    const BY_2048: [i64; 2] = fold_by(2048);
+    const BY_512: [i64; 2] = fold_by(512);
+    const BY_128: [i64; 2] = fold_by(128);
+
+    /// # Safety
+    /// As [`super::copy_and_digest`], with `len` a multiple of [`BLOCK`] and not 0, and if [`is_available`].
+    #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse2")]
+    pub unsafe fn copy_and_digest(from: *const u8, to: *mut u8, len: usize, icrc: Icrc) -> Icrc {
+        let fold = |sum, by, next| {
+            let (low, high) =
+                (_mm512_clmulepi64_epi128::<0x00>(sum, by), _mm512_clmulepi64_epi128::<0x11>(sum, by));
+            _mm512_ternarylogic_epi64::<0x96>(low, high, next)
+        };
+        let fold_128 = |sum, by, next| {
+            let (low, high) = (_mm_clmulepi64_si128::<0x00>(sum, by), _mm_clmulepi64_si128::<0x11>(sum, by));
+            _mm_xor_si128(_mm_xor_si128(low, high), next)
+        };
+        let wide = |[low, high]: [i64; 2]| _mm512_set_epi64(high, low, high, low, high, low, high, low);
+        let copy = |at: usize| {
+            // SAFETY: `at` is a multiple of 64 below `len`, which is one too.
+            unsafe {
+                let bytes = _mm512_loadu_si512(from.add(at).cast());
+                _mm512_storeu_si512(to.add(at).cast(), bytes);
+                bytes
+            }
+        };
+        let mut sums = [copy(0), copy(64), copy(128), copy(192)];
+        let state = _mm512_zextsi128_si512(_mm_cvtsi32_si128(icrc.register() as i32));
+        sums[0] = _mm512_xor_si512(sums[0], state);
+        let by = wide(BY_2048);
+        let mut at = BLOCK;
+        while at < len {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = fold(*sum, by, copy(at + 64 * i));
+            }
+            at += BLOCK;
+        }
+        let by = wide(BY_512);
+        let [a, b, c, d] = sums;
+        let sum = fold(fold(fold(a, by, b), by, c), by, d);
+        let by = _mm_set_epi64x(BY_128[1], BY_128[0]);
+        let a = fold_128(_mm512_extracti32x4_epi32::<0>(sum), by, _mm512_extracti32x4_epi32::<1>(sum));
+        let b = fold_128(a, by, _mm512_extracti32x4_epi32::<2>(sum));
+        let c = fold_128(b, by, _mm512_extracti32x4_epi32::<3>(sum));
+        let mut remainder = [0; 16];
+        // SAFETY: it has room for the register.
+        unsafe { _mm_storeu_si128(remainder.as_mut_ptr().cast(), c) };
+        Icrc::of_remainder(&remainder)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_copied_is_what_the_icrc_is_of() {
+        let source: Vec<u8> = (0..9000u32).map(|i| ((i * i) >> 7) as u8).collect();
+        for start in [0, 1, 63] {
+            for len in [0, 1, 255, 256, 257, 511, 512, 1000, 1024, 4095, 4096, 8200] {
+                let mut target = vec![0xee; len + 1];
+                let mut before = Icrc::default();
+                before.update(&source[..start]);
+                let from = &source[start..start + len];
+                // SAFETY: both are as long, and apart.
+                let icrc = unsafe { copy_and_digest(from.as_ptr(), target.as_mut_ptr(), len, before) };
+                assert_eq!((&target[..len], target[len]), (from, 0xee));
+                assert_eq!(icrc.value(), crc32fast::hash(&source[..start + len]), "{start} + {len}");
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The middle of a long message: packets that differ in nothing but their PSNs and data leave in one run.
+
+use super::build::{MAX_PSNS, request_headers};
+use super::{Cursor, Requester, ask};
+use crate::transport::Env;
+use crate::transport::connection::Connection;
+use crate::transport::send_queue::packet_cost;
+use crate::wire::Position;
+
+/// Fewer packets than this go one by one.
+const LEAST: u64 = 2;
+
+impl Requester {
+    /// Sends what follows at the cursor, which is within a message, as far as it is not its end, was never sent before,
+    /// and neither asks for an acknowledgement nor has anything to wait for: each packet as it would leave alone. How
+    /// many that were, if there were any.
+    pub(super) fn send_run(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Option<usize> {
+        let Cursor { wqe: index, packet } = self.cursor;
+        let wqe = self.queue.get(index)?;
+        let psn = wqe.first_psn + packet;
+        if !conn.qp_type.is_reliable()
+            || wqe.op.awaits_response()
+            || self.pause.is_some()
+            || self.failed.is_some()
+            || self.ask.due().is_some()
+            || psn.is_before(self.resend_until)
+            || wqe.op.takes_receive() && self.credit.excludes(wqe.number)
+        {
+            return None;
+        }
+        let mtu = conn.mtu.bytes();
+        let (start, each) = (wqe.cost_at(packet, conn.mtu), packet_cost(mtu as u64));
+        let flight = start.checked_sub(self.acked_cost)?;
+        // The one that closes the window asks, and so does the one that ends a part of it.
+        let others = env.others_in_flight;
+        let window = self.window.size(env.tuning).min((env.tuning.window as u64).saturating_sub(others));
+        let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
+        let until_marked = ask::until_mark(start, env.tuning.window, conn.mtu) / each;
+        let middle = wqe.packets.saturating_sub(packet + 1);
+        let middle = middle.min(MAX_PSNS.saturating_sub(psn.since(self.unacked) as u32));
+        let count = until_closed.min(until_marked).min(middle.into()).min(budget as u64);
+        let count = count.min(env.tx.room_for(mtu) as u64);
+        if count < LEAST {
+            return None;
+        }
+        let count = count as u32;
+        let (at, len) = (packet * mtu as u32, count * mtu as u32);
+        let headers = request_headers(conn, wqe, Position::Middle, psn, at, mtu as u32)?;
+        env.scratch.clear();
+        let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
+        let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.flow) else { return None };
+        env.tx.push_run(flow, headers, *data, mtu);
+        self.ask.unasked(env.now, conn.timeout, env.tuning);
+        self.cursor.packet = packet + count;
+        if self.frontier.is_before(psn + count) {
+            self.frontier = psn + count;
+        }
+        if self.timer.is_none() {
+            self.arm_timer(conn, env);
+        }
+        Some(count as usize)
+    }
+}
