@@ -193,9 +193,11 @@ fn measure(name: &str, mut ends: Ends) -> Vec<String> {
     found
 }
 
-fn on_udp(ip: &str) -> Node {
-    let link = UdpLink::bind(ip.parse::<IpAddr>().unwrap(), &UdpOptions::default()).unwrap();
-    Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
+fn on_udp(ip: &str, shards: usize) -> Node {
+    let ip = ip.parse::<IpAddr>().unwrap();
+    let links = UdpLink::bind_shards(ip, &UdpOptions::default(), shards).unwrap();
+    let links = links.into_iter().map(|link| Box::new(link) as _).collect();
+    Node::new(Context::open_shards(links, &ContextOptions::default()).unwrap()).unwrap()
 }
 
 #[test]
@@ -203,10 +205,12 @@ fn a_message_allocates_nothing() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mut found = measure("fabric", Ends::new(a, b));
 
-    let (a, b) = (on_udp("127.83.1.1"), on_udp("127.83.1.2"));
-    a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
-    found.extend(measure("udp", Ends::new(a, b)));
+    for (shards, name) in [(1, "udp"), (2, "udp, two shards")] {
+        let (a, b) = (on_udp("127.83.1.1", shards), on_udp("127.83.1.2", shards));
+        a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
+        b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+        found.extend(measure(name, Ends::new(a, b)));
+    }
     assert!(ALLOCATIONS.load(Ordering::SeqCst) > 0, "the counter counts");
     assert!(found.is_empty(), "{found:#?}");
 }

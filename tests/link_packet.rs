@@ -4,6 +4,8 @@
 mod offload;
 #[path = "link_packet/refused.rs"]
 mod refused;
+#[path = "link_packet/shards.rs"]
+mod shards;
 #[path = "link_packet/tap.rs"]
 mod tap;
 #[path = "support/veth.rs"]

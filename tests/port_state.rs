@@ -40,18 +40,18 @@ impl Net {
         ip(&format!("-n {} {args}", self.0));
     }
 
-    /// A context on a link that is opened in the namespace. Its background thread is elsewhere.
-    fn open(&self, link: impl FnOnce() -> Box<dyn Link> + Send) -> Context {
+    /// A context on links that are opened in the namespace, one for each shard. Its background threads are elsewhere.
+    fn open(&self, links: impl FnOnce() -> Vec<Box<dyn Link>> + Send) -> Context {
         let path = format!("/run/netns/{}", self.0);
-        let link = std::thread::scope(|s| {
+        let links = std::thread::scope(|s| {
             let inside = move || {
                 let ns = std::fs::File::open(&path).unwrap();
                 nix::sched::setns(ns, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
-                link()
+                links()
             };
             s.spawn(inside).join().unwrap()
         });
-        Context::open(link, &ContextOptions::default()).unwrap()
+        Context::open_shards(links, &ContextOptions::default()).unwrap()
     }
 }
 
@@ -61,14 +61,16 @@ impl Drop for Net {
     }
 }
 
-fn udp() -> Box<dyn Link> {
+fn udp(shards: usize) -> Vec<Box<dyn Link>> {
     let address: IpAddr = "10.77.0.1".parse().unwrap();
-    Box::new(UdpLink::bind(address, &UdpOptions::default()).unwrap())
+    let links = UdpLink::bind_shards(address, &UdpOptions::default(), shards).unwrap();
+    links.into_iter().map(|link| Box::new(link) as _).collect()
 }
 
-fn packet() -> Box<dyn Link> {
+fn packet(shards: usize) -> Vec<Box<dyn Link>> {
     let config: PacketConfig = "packet:v0".parse().unwrap();
-    Box::new(PacketLink::open(config).unwrap())
+    let links = PacketLink::open_shards(config, shards).unwrap();
+    links.into_iter().map(|link| Box::new(link) as _).collect()
 }
 
 fn follows(net: &Net, context: &Context) {
@@ -97,29 +99,42 @@ fn follows(net: &Net, context: &Context) {
 
 #[test]
 fn a_udp_port_follows_its_interface() {
-    let net = Net::new();
-    let context = net.open(udp);
-    follows(&net, &context);
-    net.set("link del v0");
-    assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::PortError));
+    for shards in [1, 2] {
+        let net = Net::new();
+        let context = net.open(|| udp(shards));
+        follows(&net, &context);
+        net.set("link del v0");
+        assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::PortError));
+    }
 }
 
 #[test]
 fn a_packet_port_follows_its_interface_and_goes_with_it() {
-    let net = Net::new();
-    let context = net.open(packet);
-    follows(&net, &context);
-    net.set("link del v0");
-    let events = [(); 2].map(|()| context.wait_event(SOON).unwrap());
-    assert!(events.contains(&AsyncEvent::DeviceFatal), "{events:?}");
-    assert!(!context.query_port().active && context.link_state().1.is_some());
+    for shards in [1, 4] {
+        let net = Net::new();
+        let context = net.open(|| packet(shards));
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1).unwrap());
+        let qps: Vec<Qp> = (0..4).map(|_| pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap()).collect();
+        qps.iter().for_each(|qp| qp.to_init(Access::ALL).unwrap());
+        follows(&net, &context);
+        net.set("link del v0");
+        let events = [(); 2].map(|()| context.wait_event(SOON).unwrap());
+        assert!(events.contains(&AsyncEvent::DeviceFatal), "{events:?}");
+        assert!(!context.query_port().active && context.link_state().1.is_some());
+        let deadline = std::time::Instant::now() + SOON;
+        while qps.iter().any(|qp| qp.state() != QpState::Err) {
+            assert!(std::time::Instant::now() < deadline, "a shard has not heard of it");
+            std::thread::yield_now();
+        }
+        assert_eq!(context.next_event(), None, "told once");
+    }
 }
 
 #[test]
 fn an_interface_without_a_carrier_is_down_from_the_beginning() {
     let net = Net::new();
     net.set("link set v1 down");
-    let context = net.open(udp);
+    let context = net.open(|| udp(1));
     assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::PortError));
     net.set("link set v1 up");
     assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::PortActive));
@@ -128,7 +143,7 @@ fn an_interface_without_a_carrier_is_down_from_the_beginning() {
 #[test]
 fn an_application_that_polls_is_told_too() {
     let net = Net::new();
-    let context = net.open(udp);
+    let context = net.open(|| udp(1));
     let deadline = std::time::Instant::now() + SOON;
     net.set("link set v0 down");
     while context.next_event() != Some(AsyncEvent::PortError) {

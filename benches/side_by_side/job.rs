@@ -30,18 +30,55 @@ pub enum End {
 /// What is measured. Of two addresses or interfaces the first is the active end's.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Task {
-    RawUdpStream { ips: [IpAddr; 2], train: Train },
-    RawUdpPing { ips: [IpAddr; 2], rounds: usize },
-    RawPacketStream { interfaces: [String; 2], train: Train },
-    Stream { wire: Wire, stream: Stream },
-    Ping { wire: Wire, op: Op, rounds: usize },
+    RawUdpStream {
+        ips: [IpAddr; 2],
+        train: Train,
+    },
+    RawUdpPing {
+        ips: [IpAddr; 2],
+        rounds: usize,
+    },
+    RawPacketStream {
+        interfaces: [String; 2],
+        train: Train,
+    },
+    Stream {
+        wire: Wire,
+        stream: Stream,
+    },
+    Ping {
+        wire: Wire,
+        op: Op,
+        rounds: usize,
+    },
     // Alone, from here on.
-    Memcpy { size: usize },
-    FabricStream { stream: Stream },
-    FabricPing { op: Op, rounds: usize },
-    Icrc { payload: usize },
-    Connections { ips: [IpAddr; 2], count: usize },
-    Idle { ips: [IpAddr; 2], count: usize },
+    Memcpy {
+        size: usize,
+    },
+    FabricStream {
+        stream: Stream,
+    },
+    FabricPing {
+        op: Op,
+        rounds: usize,
+    },
+    Icrc {
+        payload: usize,
+    },
+    Connections {
+        ips: [IpAddr; 2],
+        count: usize,
+    },
+    Idle {
+        ips: [IpAddr; 2],
+        count: usize,
+    },
+    /// Two threads with a queue pair each.
+    Threads {
+        ips: [IpAddr; 2],
+        shards: usize,
+        size: usize,
+    },
 }
 
 impl Task {

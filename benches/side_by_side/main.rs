@@ -78,6 +78,7 @@ fn run(job: &Job, talk: &Talk) -> Result<Metrics> {
         Task::FabricPing { op, rounds } => alone::fabric_ping(*op, *rounds),
         Task::Icrc { payload } => alone::icrc(*payload, job.seconds),
         Task::Connections { ips, count } => many::connections(*ips, *count),
+        Task::Threads { ips, shards, size } => many::threads(*ips, *shards, *size, job.seconds),
         Task::Idle { ips, count } => many::idle(*ips, *count, job.seconds),
     }
 }

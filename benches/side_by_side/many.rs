@@ -1,4 +1,4 @@
-//! Many connected queue pairs: what they cost to make, to have and to leave alone.
+//! Many connected queue pairs: what they cost to make, to have and to leave alone; and several threads.
 
 use std::net::IpAddr;
 use std::thread;
@@ -156,4 +156,67 @@ pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
     thread::sleep(Duration::from_secs_f64(seconds));
     let used = (cpu()? - before).as_secs_f64() * 1e6 / start.elapsed().as_secs_f64();
     Ok(Metrics::from([("µs/s".into(), used)]))
+}
+
+/// Two threads, each with a queue pair and a completion queue of its own, WRITE messages of `size` bytes from one NIC to
+/// another of this process, both of so many shards.
+pub fn threads(ips: [IpAddr; 2], shards: usize, size: usize, seconds: f64) -> Result<Metrics> {
+    const IN_FLIGHT: u64 = 16;
+    let a = nic::open_shards(ips, End::Active, shards)?;
+    let b = nic::open_shards(ips, End::Passive, shards)?;
+    let (pds, passive) = ([a.alloc_pd()?, b.alloc_pd()?], b.create_cq(16)?);
+    let regions = [pds[0].reg_mr(size, Access::ALL)?, pds[1].reg_mr(2 * size, Access::ALL)?];
+    regions[0].write(0, &vec![0x5a; size])?;
+    regions[1].write(0, &vec![1; 2 * size])?;
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let cq = a.create_cq(64)?;
+        let ours = pds[0].create_qp(&cq, &cq, &QpOptions::default())?;
+        let theirs = pds[1].create_qp(&passive, &passive, &QpOptions::default())?;
+        ours.connect(&theirs.endpoint(), &ConnectOptions::default())?;
+        theirs.connect(&ours.endpoint(), &ConnectOptions::default())?;
+        ends.push((cq, ours, theirs));
+    }
+    let write = |place: usize, cq: &Cq, qp: &Qp| -> std::result::Result<u64, String> {
+        let post = || {
+            let (sge, to) = ([regions[0].sge(0..size)], regions[1].remote(place * size));
+            qp.post_send(&SendWr::write(0, &sge, to)).map_err(|e| e.to_string())
+        };
+        (0..IN_FLIGHT).try_for_each(|_| post())?;
+        let (start, mut done, mut left, mut out) = (Instant::now(), 0, IN_FLIGHT, Vec::with_capacity(64));
+        while left > 0 {
+            out.clear();
+            let n = cq.poll(64, &mut out).map_err(|e| e.to_string())? as u64;
+            if let Some(bad) = out.iter().find(|c| c.status != WcStatus::Success) {
+                return Err(format!("a WRITE failed: {}", bad.status));
+            }
+            let elapsed = start.elapsed().as_secs_f64();
+            if elapsed < seconds {
+                done += n;
+                (0..n).try_for_each(|_| post())?;
+            } else {
+                left -= n;
+            }
+            if elapsed > seconds + 10.0 {
+                return Err(format!("{left} WRITEs do not complete"));
+            }
+            if n == 0 {
+                thread::yield_now();
+            }
+        }
+        Ok(done)
+    };
+    let done = thread::scope(|s| {
+        let write = &write;
+        let running: Vec<_> =
+            ends.iter().enumerate().map(|(i, (cq, qp, _))| s.spawn(move || write(i, cq, qp))).collect();
+        running.into_iter().map(|t| t.join().map_err(|_| "a thread has panicked".to_owned())?).sum()
+    });
+    let done: std::result::Result<u64, String> = done;
+    let mut metrics = Metrics::from([("Gb/s".into(), done? as f64 * size as f64 * 8.0 / 1e9 / seconds)]);
+    let handed_over = a.counters().rx_handed_over + b.counters().rx_handed_over;
+    if handed_over > 0 {
+        metrics.insert("handed over".into(), handed_over as f64);
+    }
+    Ok(metrics)
 }

@@ -62,6 +62,13 @@ pub fn open(wire: &Wire, end: End, loss: Option<f64>) -> Result<Context> {
     Ok(Context::open(link, &ContextOptions::default())?)
 }
 
+/// Opens the NIC of one end over UDP with so many shards.
+pub fn open_shards(ips: [IpAddr; 2], end: End, shards: usize) -> Result<Context> {
+    let links = UdpLink::bind_shards(ips[end as usize], &UdpOptions::default(), shards)?;
+    let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
+    Ok(Context::open_shards(links, &ContextOptions::default())?)
+}
+
 /// One end: a device, queue pairs that share a completion queue, and a region.
 pub struct Nic {
     pub context: Context,

@@ -90,6 +90,12 @@ pub fn many(in_flight: usize) -> Key {
     Key::new(format!("urxe udp/IPv4, RC WRITE, {MANY} QPs, {in_flight} in flight"), MESSAGE)
 }
 
+/// The row of two threads that write over udp, each on a queue pair of its own.
+pub fn threads(shards: usize) -> Key {
+    let number = if shards == 1 { "1 shard".into() } else { format!("{shards} shards") };
+    Key::new(format!("urxe udp/IPv4, RC WRITE, 2 threads, {number}"), MESSAGE)
+}
+
 /// The row of a stream by urxe over a udp link that loses packets.
 pub fn lossy(op: Op, loss: f64) -> Key {
     Key::new(format!("urxe udp/IPv4, {}, {} % loss", op.name(), loss * 100.0), MESSAGE)
@@ -181,6 +187,10 @@ impl Plan {
         self.stream_as(many(MANY), Via::Udp4, write.on_each_of(MANY));
         let in_turn = Stream { in_flight: 64, ..write.on_each_of(MANY) };
         self.stream_as(many(64), Via::Udp4, in_turn);
+        for shards in [1, 2] {
+            let task = Task::Threads { ips: ips(LOOPBACK), shards, size: MESSAGE };
+            self.add(threads(shards), What::Ours(task, Where::Here));
+        }
         for loss in LOSSES {
             self.lossy(Op::Write, loss);
         }

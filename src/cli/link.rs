@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use clap::Args;
 
 use super::CliError;
-use crate::link::capture::{CaptureFile, Timestamps};
+use crate::link::capture::{CaptureFile, CaptureHandle, Timestamps};
 use crate::link::fabric::Fabric;
 use crate::link::faults::{Direction, FaultCounters, FaultCounts, Faults, Rule};
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::link::{FramesConfig, FramesLink, Link, PacketConfig, PacketLink, SpecError};
+use crate::nic::ShardId;
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
 /// Which link: `fabric`, `udp[:ADDR]`, `packet:IF` or `frames:…`.
@@ -71,18 +72,22 @@ impl fmt::Display for LinkSpec {
 }
 
 impl LinkSpec {
-    /// Opens it; the fabric has to be opened by [`LinkArgs::open_on`].
-    fn bind(&self) -> Result<Box<dyn Link>, CliError> {
+    /// Opens it, a link for each shard; the fabric has to be opened by [`LinkArgs::open_on`].
+    fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, CliError> {
         match self {
             LinkSpec::Fabric => Err(CliError::Usage("a fabric is within one process; this is a port".into())),
             LinkSpec::Udp(ip) => {
                 let ip = ip.unwrap_or_else(default_address);
-                Ok(Box::new(UdpLink::bind(ip, &UdpOptions::default())?))
+                Ok(boxed(UdpLink::bind_shards(ip, &UdpOptions::default(), shards)?))
             }
-            LinkSpec::Packet(config) => Ok(Box::new(PacketLink::open(config.clone())?)),
-            LinkSpec::Frames(config) => Ok(Box::new(FramesLink::open(config.clone())?)),
+            LinkSpec::Packet(config) => Ok(boxed(PacketLink::open_shards(config.clone(), shards)?)),
+            LinkSpec::Frames(config) => Ok(boxed(vec![FramesLink::open(config.clone())?])),
         }
     }
+}
+
+fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
+    links.into_iter().map(|link| Box::new(link) as _).collect()
 }
 
 /// The first IPv4 address that is no loopback one, or 127.0.0.1.
@@ -130,6 +135,10 @@ pub struct LinkArgs {
     /// Behave as this class of device: `strict` (the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX)
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     pub personality: Option<Personality>,
+    /// Shards of the NIC, a power of two: each has a socket, a lock and a thread of its own, for programs that use
+    /// several processors; with udp and packet links
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_shards)]
+    pub shards: usize,
     /// What was opened with these options; clones share it.
     #[arg(skip)]
     opened: Arc<Mutex<Opened>>,
@@ -147,6 +156,12 @@ struct Opened {
 pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
     let mtu = text.parse().ok().and_then(Mtu::from_bytes);
     mtu.ok_or_else(|| format!("'{text}' is no path MTU: there are 256, 512, 1024, 2048 and 4096"))
+}
+
+/// A number of shards.
+fn parse_shards(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|n| ShardId::new(0, *n).is_some());
+    count.ok_or_else(|| format!("'{text}' is no number of shards: write 1, 2, 4, 8, 16, 32 or 64"))
 }
 
 /// A class of device by its name.
@@ -168,6 +183,7 @@ impl LinkArgs {
             gid: None,
             mtu: None,
             personality: None,
+            shards: 1,
             opened: Arc::default(),
         }
     }
@@ -178,12 +194,13 @@ impl LinkArgs {
     /// # Errors
     /// [`CliError`].
     pub fn open(&self) -> Result<Context, CliError> {
+        self.check_shards()?;
         if self.link == LinkSpec::Fabric {
             return self.open_on(&Fabric::new(), "a");
         }
         self.create_capture(Timestamps::Wall)?;
-        let link = self.wrap(self.link.bind()?, &self.link.to_string());
-        self.checked(Context::open(link, &self.context_options())?)
+        let links = self.wrap_all(self.link.bind(self.shards)?, &self.link.to_string());
+        self.checked(Context::open_shards(links, &self.context_options())?)
     }
 
     /// A NIC on a new port of a fabric, with the same capture and faults. `name` is the port's in captures.
@@ -191,9 +208,10 @@ impl LinkArgs {
     /// # Errors
     /// [`CliError`].
     pub fn open_on(&self, fabric: &Fabric, name: &str) -> Result<Context, CliError> {
+        self.check_shards()?;
         self.create_capture(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
         let port = fabric.port(&fabric.auto_address())?;
-        let wrap = |port| self.wrap(Box::new(port), name);
+        let wrap = |port| self.wrap(Box::new(port), name, &mut None);
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
@@ -271,25 +289,50 @@ impl LinkArgs {
     }
 
     /// Capture at the wire, faults between it and the NIC, each fault a comment in the capture.
-    fn wrap(&self, link: Box<dyn Link>, name: &str) -> Box<dyn Link> {
+    /// `interface` is that of the NIC in the capture, once it has one.
+    fn wrap(&self, link: Box<dyn Link>, name: &str, interface: &mut Option<CaptureHandle>) -> Box<dyn Link> {
         let mut opened = self.opened();
         let (rules, seed) = (self.faults.clone(), self.seed.unwrap_or(0));
+        let mut capture = |file: CaptureFile, link| {
+            let link = match interface {
+                Some(interface) => interface.capture(link),
+                None => file.capture(link, name),
+            };
+            interface.get_or_insert_with(|| link.handle());
+            link
+        };
         match (opened.capture.clone(), self.faults.is_empty()) {
             (None, true) => link,
-            (Some(file), true) => Box::new(file.capture(link, name)),
+            (Some(file), true) => Box::new(capture(file, link)),
             (None, false) => {
                 let link = Faults::new(link, rules, seed);
                 opened.faults.push(link.fault_counters());
                 Box::new(link)
             }
             (Some(file), false) => {
-                let link = file.capture(link, name);
+                let link = capture(file, link);
                 let notes = link.handle();
                 let link = Faults::new(link, rules, seed).observed(move |e| notes.comment(e));
                 opened.faults.push(link.fault_counters());
                 Box::new(link)
             }
         }
+    }
+
+    fn check_shards(&self) -> Result<(), CliError> {
+        match &self.link {
+            LinkSpec::Fabric | LinkSpec::Frames(_) if self.shards > 1 => {
+                let text = format!("--shards needs a udp or packet link, and this is {}", self.link);
+                Err(CliError::Usage(text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The links of one NIC.
+    fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
+        let mut interface = None;
+        links.into_iter().map(|link| self.wrap(link, name, &mut interface)).collect()
     }
 
     /// What the options ask for is there.
@@ -360,6 +403,8 @@ mod tests {
         assert_ne!(a.psn, b.psn);
         let why = |words: &[&str]| args(words).unwrap().open().unwrap_err().to_string();
         assert!(why(&["--gid", "9"]).starts_with("there is no GID 9 on fabric port 1: it has 0 (fd75:"));
+        assert!(why(&["--shards", "2"]).contains("--shards needs a udp or packet link"));
+        assert!(args(&["--shards", "3"]).is_err());
         assert!(args(&["--mtu", "1500"]).is_err());
         assert!(args(&["--fault", "lose=1"]).is_err());
     }

@@ -117,8 +117,7 @@ impl CaptureFile {
     /// Captures a link from now on, under `name`.
     pub fn capture<L: Link>(&self, link: L, name: &str) -> Capture<L> {
         let interface = lock(&self.0).add_interface(name, &link.info().name);
-        let handle = CaptureHandle { file: self.clone(), interface, notes: Arc::default() };
-        Capture { inner: link, handle, scratch: Vec::new() }
+        CaptureHandle { file: self.clone(), interface, notes: Arc::default() }.capture(link)
     }
 
     /// Writes out what is buffered.
@@ -259,6 +258,11 @@ impl CaptureHandle {
     /// As there.
     pub fn flush(&self) -> Result<(), CaptureError> {
         self.file.flush()
+    }
+
+    /// Captures another link as the same interface: that of another shard.
+    pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
+        Capture { inner: link, handle: self.clone(), scratch: Vec::new() }
     }
 
     /// Comments the packet that a fault struck: for the observer of a [`super::faults::Faults`] that wraps

@@ -50,6 +50,7 @@ mod watch;
 
 use std::io;
 use std::net::IpAddr;
+use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
 pub use crate::transport::RxBurst;
@@ -140,6 +141,35 @@ impl LinkCounters {
             ("link_tx_unresolved", self.tx_unresolved),
         ]
         .into_iter()
+    }
+}
+
+impl AddAssign for LinkCounters {
+    fn add_assign(&mut self, other: LinkCounters) {
+        let LinkCounters {
+            rx_foreign,
+            rx_truncated,
+            rx_ip_options,
+            rx_fragments,
+            rx_bad_checksum,
+            rx_malformed,
+            rx_overflow,
+            tx_dropped,
+            tx_oversized,
+            tx_unreachable,
+            tx_unresolved,
+        } = other;
+        self.rx_foreign += rx_foreign;
+        self.rx_truncated += rx_truncated;
+        self.rx_ip_options += rx_ip_options;
+        self.rx_fragments += rx_fragments;
+        self.rx_bad_checksum += rx_bad_checksum;
+        self.rx_malformed += rx_malformed;
+        self.rx_overflow += rx_overflow;
+        self.tx_dropped += tx_dropped;
+        self.tx_oversized += tx_oversized;
+        self.tx_unreachable += tx_unreachable;
+        self.tx_unresolved += tx_unresolved;
     }
 }
 

@@ -2,6 +2,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::transport::AsyncEvent;
 
 /// Events kept for a reader. Nobody has to read them: only the newest are.
@@ -13,16 +15,19 @@ pub trait EventListener: Send + Sync + fmt::Debug {
     fn waiting(&self, any: bool);
 }
 
-/// The asynchronous events that nobody has taken yet.
+/// The asynchronous events that nobody has taken yet; clones are the same queue.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Events(Arc<Mutex<Waiting>>);
+
 #[derive(Debug, Default)]
-pub(super) struct Events {
+struct Waiting {
     queue: VecDeque<AsyncEvent>,
     listener: Option<Arc<dyn EventListener>>,
 }
 
 impl Events {
     pub fn set_listener(&mut self, listener: Arc<dyn EventListener>) {
-        self.listener = Some(listener);
+        self.0.lock().listener = Some(listener);
     }
 
     pub fn raise(&mut self, event: AsyncEvent) {
@@ -44,10 +49,11 @@ impl Events {
     }
 
     fn change<R>(&mut self, f: impl FnOnce(&mut VecDeque<AsyncEvent>) -> R) -> R {
-        let before = self.queue.is_empty();
-        let result = f(&mut self.queue);
-        let after = self.queue.is_empty();
-        if let Some(listener) = self.listener.as_ref().filter(|_| before != after) {
+        let Waiting { queue, listener } = &mut *self.0.lock();
+        let before = queue.is_empty();
+        let result = f(queue);
+        let after = queue.is_empty();
+        if let Some(listener) = listener.as_ref().filter(|_| before != after) {
             listener.waiting(!after);
         }
         result
@@ -84,6 +90,18 @@ mod tests {
         assert_eq!(*told.0.lock().unwrap(), [true, false]);
         assert_eq!(events.next(), None);
         assert_eq!(*told.0.lock().unwrap(), [true, false]);
+    }
+
+    #[test]
+    fn clones_are_one_queue() {
+        let mut events = Events::default();
+        let mut clone = events.clone();
+        clone.raise(AsyncEvent::PortError);
+        events.raise(AsyncEvent::PortActive);
+        assert_eq!(
+            [clone.next(), events.next(), clone.next()],
+            [Some(AsyncEvent::PortError), Some(AsyncEvent::PortActive), None]
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod path;
 mod peers;
 mod personality;
 mod schedule;
+mod shard_id;
 mod srq;
 mod table;
 
@@ -19,8 +20,10 @@ use std::sync::Arc;
 pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed, Stamped};
 pub use events::EventListener;
 pub use multicast::MulticastError;
+pub(crate) use multicast::MulticastTable;
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
+pub use shard_id::ShardId;
 
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
@@ -31,7 +34,6 @@ use crate::transport::{
 use crate::wire::icrc::Verifier;
 use crate::wire::{BTH_LEN, Gid, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 use events::Events;
-use multicast::MulticastTable;
 use peers::Peers;
 use schedule::Schedule;
 use srq::SrqTable;
@@ -57,6 +59,7 @@ pub struct NicConfig {
 #[derive(Debug)]
 pub struct Nic {
     config: NicConfig,
+    shard: ShardId,
     table: QpTable,
     srqs: SrqTable,
     multicast: MulticastTable,
@@ -129,10 +132,16 @@ pub struct TooManyQps(pub u32);
 impl Nic {
     /// A NIC without queue pairs.
     pub fn new(config: NicConfig) -> Nic {
+        Nic::shard(config, ShardId::WHOLE)
+    }
+
+    /// One of several that make up one NIC. The limits are of each: whoever has them all is to see to their sum.
+    pub fn shard(config: NicConfig, shard: ShardId) -> Nic {
         Nic {
-            table: QpTable::new(config.personality.limits.max_qp, config.seed),
+            table: QpTable::new(shard, config.personality.limits.max_qp, config.seed),
             config,
-            srqs: SrqTable::default(),
+            shard,
+            srqs: SrqTable::new(shard),
             multicast: MulticastTable::default(),
             schedule: Schedule::default(),
             peers: Peers::default(),
@@ -143,6 +152,23 @@ impl Nic {
             port_up: true,
             failed: false,
         }
+    }
+
+    /// From now on its asynchronous events are in one queue with another's; to be called before there are any.
+    pub fn share_events(&mut self, with: &Nic) {
+        self.reports.events = with.reports.events.clone();
+    }
+
+    /// An event of the whole NIC, which one shard tells of.
+    fn announce(&mut self, event: AsyncEvent) {
+        if self.shard.is_first() {
+            self.reports.events.raise(event);
+        }
+    }
+
+    /// Packets for other shards have come here, and were handed over.
+    pub fn count_handed_over(&mut self, packets: u64) {
+        self.state.counters.rx_handed_over += packets;
     }
 
     /// What it was made with.
@@ -294,7 +320,20 @@ impl Nic {
     /// Takes in packets that arrived together. What they call for leaves with the next
     /// [`transmit`](Self::transmit).
     pub fn handle_burst(&mut self, now: Instant, burst: &RxBurst<'_>, memory: &Table, tx: &mut TxQueue) {
+        self.handle_part(now, burst, 0, memory, tx);
+    }
+
+    /// The same with a part of a burst: `burst` has the packets from number `first` of it on.
+    pub fn handle_part(
+        &mut self,
+        now: Instant,
+        burst: &RxBurst<'_>,
+        first: u16,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
         for (index, bytes) in burst.packets() {
+            let index = first.wrapping_add(index);
             let c = &mut self.state.counters;
             c.rcvd_pkts += 1;
             c.rcvd_bytes += bytes.len() as u64;
@@ -507,16 +546,21 @@ impl Nic {
         &self.pkeys
     }
 
+    /// How long the partition key table has to be, for what queue pairs refer to.
+    pub fn pkeys_needed(&self) -> usize {
+        let highest = |e: &Entry| {
+            let (path, alternate) = e.qp.pkey_indices();
+            usize::from(alternate.map_or(path, |a| a.max(path))) + 1
+        };
+        self.table.iter().map(highest).max().unwrap_or(1)
+    }
+
     /// Changes the partition key table, as a subnet manager does: queue pairs go on with what is at their index.
     ///
     /// # Errors
     /// [`PKeyTableSize`] if a queue pair's index would lie outside, or it is longer than the personality allows.
     pub fn set_pkeys(&mut self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
-        let highest = |e: &Entry| {
-            let (path, alternate) = e.qp.pkey_indices();
-            usize::from(alternate.map_or(path, |a| a.max(path))) + 1
-        };
-        let needed = self.table.iter().map(highest).max().unwrap_or(1);
+        let needed = self.pkeys_needed();
         let max = usize::from(self.config.personality.limits.max_pkeys);
         if !(needed..=max).contains(&pkeys.len()) {
             return Err(PKeyTableSize { given: pkeys.len(), needed, max });
@@ -525,7 +569,7 @@ impl Nic {
         for entry in self.table.iter_mut() {
             entry.qp.set_pkeys(|index| pkeys[usize::from(index)]);
         }
-        self.reports.events.raise(AsyncEvent::PKeyChange);
+        self.announce(AsyncEvent::PKeyChange);
         Ok(())
     }
 
@@ -595,7 +639,7 @@ impl Nic {
     /// The port carries packets from now on, or none: queue pairs stay as they are, and lose what they send.
     pub fn set_port_up(&mut self, up: bool) {
         if std::mem::replace(&mut self.port_up, up) != up && !self.failed {
-            self.reports.events.raise(if up { AsyncEvent::PortActive } else { AsyncEvent::PortError });
+            self.announce(if up { AsyncEvent::PortActive } else { AsyncEvent::PortError });
         }
     }
 
@@ -603,7 +647,7 @@ impl Nic {
     /// handles keep the address that they were set up with.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         if self.config.port.replace_gids(gids) {
-            self.reports.events.raise(AsyncEvent::GidChange);
+            self.announce(AsyncEvent::GidChange);
         }
     }
 
@@ -622,7 +666,7 @@ impl Nic {
             // Every state has this transition, so nothing is refused.
             let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
         }
-        self.reports.events.raise(AsyncEvent::DeviceFatal);
+        self.announce(AsyncEvent::DeviceFatal);
     }
 
     /// Numbers of all queue pairs.

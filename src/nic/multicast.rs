@@ -34,7 +34,7 @@ pub enum MulticastError {
 
 /// The groups and their members, in the order in which they were attached.
 #[derive(Debug, Default)]
-pub(super) struct MulticastTable {
+pub(crate) struct MulticastTable {
     groups: HashMap<Gid, Vec<Qpn>>,
     attachments: u32,
 }

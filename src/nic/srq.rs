@@ -1,15 +1,16 @@
 use std::sync::Arc;
 
-use super::CompletionQueue;
+use super::{CompletionQueue, ShardId};
 use crate::memory::PdId;
 use crate::transport::{RecvCaps, SharedReceives, SrqId, XrcdId};
 
 /// The shared receive queues by number.
 ///
-/// A number is a slot in its lower 16 bits and, above, a count that moves on whenever the slot is used again: XRC
-/// packets for a queue that is gone do not reach its successor.
-#[derive(Debug, Default)]
+/// A number is, in its lower 16 bits, the shard and a slot above it and, above them, a count that moves on whenever the
+/// slot is used again: XRC packets for a queue that is gone do not reach its successor.
+#[derive(Debug)]
 pub(super) struct SrqTable {
+    shard: ShardId,
     slots: Vec<Slot>,
     free: Vec<u32>,
 }
@@ -25,6 +26,10 @@ struct Slot {
 const SLOT_BITS: u32 = 16;
 
 impl SrqTable {
+    pub fn new(shard: ShardId) -> SrqTable {
+        SrqTable { shard, slots: Vec::new(), free: Vec::new() }
+    }
+
     /// `None` if there are `max` already.
     pub fn insert(
         &mut self,
@@ -35,7 +40,7 @@ impl SrqTable {
     ) -> Option<SrqId> {
         let index = match self.free.pop() {
             Some(index) => index,
-            None if (self.slots.len() as u32) < max.min(1 << SLOT_BITS) => {
+            None if (self.slots.len() as u32) < max.min(1 << (SLOT_BITS - self.shard.bits())) => {
                 self.slots.push(Slot::default());
                 self.slots.len() as u32 - 1
             }
@@ -44,33 +49,35 @@ impl SrqTable {
         let (domain, cq) = xrc.unzip();
         let slot = &mut self.slots[index as usize];
         slot.round = slot.round.wrapping_add(1);
-        let id = SrqId(u32::from(slot.round) << SLOT_BITS | index);
+        let id = SrqId(u32::from(slot.round) << SLOT_BITS | index << self.shard.bits() | self.shard.index());
         (slot.queue, slot.cq) = (Some(SharedReceives::new(id, pd, domain, caps)), cq);
         Some(id)
     }
 
-    fn index(id: SrqId) -> usize {
-        (id.0 & ((1 << SLOT_BITS) - 1)) as usize
+    fn index(&self, id: SrqId) -> usize {
+        ((id.0 & ((1 << SLOT_BITS) - 1)) >> self.shard.bits()) as usize
     }
 
     pub fn get(&self, id: SrqId) -> Option<&SharedReceives> {
-        self.slots.get(Self::index(id))?.queue.as_ref().filter(|q| q.id() == id)
+        self.slots.get(self.index(id))?.queue.as_ref().filter(|q| q.id() == id)
     }
 
     pub fn get_mut(&mut self, id: SrqId) -> Option<&mut SharedReceives> {
-        self.slots.get_mut(Self::index(id))?.queue.as_mut().filter(|q| q.id() == id)
+        let index = self.index(id);
+        self.slots.get_mut(index)?.queue.as_mut().filter(|q| q.id() == id)
     }
 
     /// Where the receives of an XRC queue complete.
     pub fn cq(&self, id: SrqId) -> Option<&Arc<CompletionQueue>> {
-        self.get(id).and_then(|_| self.slots[Self::index(id)].cq.as_ref())
+        self.get(id).and_then(|_| self.slots[self.index(id)].cq.as_ref())
     }
 
     pub fn remove(&mut self, id: SrqId) {
         if self.get(id).is_some() {
-            let slot = &mut self.slots[Self::index(id)];
+            let index = self.index(id);
+            let slot = &mut self.slots[index];
             (slot.queue, slot.cq) = (None, None);
-            self.free.push(Self::index(id) as u32);
+            self.free.push(index as u32);
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
-use super::CompletionQueue;
 use super::peers::Share;
+use super::{CompletionQueue, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::Qpn;
 
@@ -50,10 +50,11 @@ impl Entry {
 
 /// The queue pairs by number.
 ///
-/// A number is a slot in its lower bits and, above, a count that moves on whenever the slot is used again:
-/// packets for a queue pair that is gone do not reach its successor.
+/// A number is the shard in its lowest bits, a slot above and, above that, a count that moves on whenever the slot is
+/// used again: packets for a queue pair that is gone do not reach its successor.
 #[derive(Debug)]
 pub(super) struct QpTable {
+    shard: ShardId,
     slots: Vec<Slot>,
     free: Vec<u32>,
     max: u32,
@@ -70,16 +71,23 @@ struct Slot {
 /// QP0 and QP1 are the management queue pairs.
 const RESERVED: u32 = 2;
 
+/// Slot and shard together take no more bits than this, or than the slots of a NIC of one shard do: some of the 24 are
+/// to count.
+const MAX_INDEX_BITS: u32 = 20;
+
 impl QpTable {
-    pub fn new(max: u32, seed: u64) -> QpTable {
-        let slot_bits = (max + RESERVED).next_power_of_two().trailing_zeros();
+    pub fn new(shard: ShardId, max: u32, seed: u64) -> QpTable {
+        let whole = (max + RESERVED).next_power_of_two().trailing_zeros();
+        let slot_bits = whole.min(whole.max(MAX_INDEX_BITS) - shard.bits());
+        let max = max.min((1 << slot_bits) - RESERVED);
         // Different NICs number differently, or a packet that reaches the wrong one might be taken.
         let first_round = (seed ^ seed >> 24 ^ seed >> 48) as u32;
-        QpTable { slots: Vec::new(), free: Vec::new(), max, slot_bits, first_round }
+        QpTable { shard, slots: Vec::new(), free: Vec::new(), max, slot_bits, first_round }
     }
 
     fn qpn(&self, slot: u32, round: u32) -> Qpn {
-        Qpn::new(round << self.slot_bits | (slot + RESERVED))
+        let index = round << self.slot_bits | (slot + RESERVED);
+        Qpn::new(index << self.shard.bits() | self.shard.index())
     }
 
     pub fn insert(&mut self, make: impl FnOnce(Qpn) -> Entry) -> Option<Qpn> {
@@ -103,7 +111,7 @@ impl QpTable {
     }
 
     fn slot(&self, qpn: Qpn) -> Option<usize> {
-        let slot = (qpn.get() & ((1 << self.slot_bits) - 1)).checked_sub(RESERVED)?;
+        let slot = (qpn.get() >> self.shard.bits() & ((1 << self.slot_bits) - 1)).checked_sub(RESERVED)?;
         let found = self.slots.get(slot as usize)?;
         (self.qpn(slot, found.round) == qpn).then_some(slot as usize)
     }
@@ -130,5 +138,57 @@ impl QpTable {
 
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.slots.iter().filter_map(|s| s.entry.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::PdId;
+    use crate::transport::{Habits, QpInit, QpType, RecvCaps, SendCaps};
+    use crate::wire::Mtu;
+
+    fn insert(table: &mut QpTable) -> Option<Qpn> {
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            pd: PdId(1),
+            send: SendCaps { max_wr: 1, max_sge: 1, max_inline: 0 },
+            recv: RecvCaps::default(),
+            signal_all: false,
+            srq: None,
+            domain: None,
+            port_mtu: Mtu::Mtu1024,
+            habits: Habits::STRICT,
+        };
+        let cq = Arc::new(CompletionQueue::new(1));
+        table.insert(|qpn| Entry::new(QueuePair::new(qpn, &init), cq.clone(), cq.clone(), None))
+    }
+
+    #[test]
+    fn the_lowest_bits_of_a_number_are_the_shard() {
+        for (count, max) in [(1, 100), (2, 100), (64, 65_536), (64, (1 << 20) - 16)] {
+            for index in [0, count - 1] {
+                let shard = ShardId::new(index, count).unwrap();
+                let mut table = QpTable::new(shard, max, 7);
+                let qpns: Vec<Qpn> = (0..20).map(|_| insert(&mut table).unwrap()).collect();
+                for (i, qpn) in qpns.iter().enumerate() {
+                    assert_eq!(shard.of(qpn.get() as u8), index, "{count} shards");
+                    assert_eq!(qpns.iter().position(|other| other == qpn), Some(i));
+                    assert_eq!(table.get(*qpn).map(|e| e.qp.qpn()), Some(*qpn));
+                    assert!(qpn.get() >= RESERVED);
+                }
+                table.remove(qpns[3]).unwrap();
+                assert_ne!(insert(&mut table), Some(qpns[3]), "packets for the old one reach the new one");
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_table_says_so() {
+        let mut table = QpTable::new(ShardId::new(1, 2).unwrap(), 3, 0);
+        assert_eq!(
+            (0..4).map(|_| insert(&mut table).is_some()).collect::<Vec<_>>(),
+            [true, true, true, false]
+        );
     }
 }

@@ -74,6 +74,12 @@ macro_rules! counters {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
         }
+
+        impl std::ops::AddAssign for Counters {
+            fn add_assign(&mut self, other: Counters) {
+                $(self.$name += other.$name;)*
+            }
+        }
     };
 }
 
@@ -152,6 +158,8 @@ counters! {
     rx_wrong_state,
     /// Congestion notification packets received.
     cnp_handled,
+    /// Packets that came to one shard of the NIC and were handed over to another.
+    rx_handed_over,
 }
 
 /// The world as a queue pair sees it in one step.

@@ -19,7 +19,7 @@ impl Pd {
     pub fn create_ah(&self, av: &AddressVector) -> Result<Ah, CreateError> {
         let nowhere = Qpn::default();
         let context = self.context();
-        context.0.shard.look(|nic| nic.config().port.flow(av, nowhere, nowhere))?;
+        context.0.shards.look(|nic| nic.config().port.flow(av, nowhere, nowhere))?;
         Ok(Ah { pd: self.clone(), av: *av })
     }
 

@@ -3,15 +3,19 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+
+use parking_lot::RwLock;
 
 use super::clock::Clock;
 use super::event::EventSignal;
 use super::quota::Quota;
 use super::shard::Shard;
+use super::shards::Shards;
+use super::siblings::Siblings;
 use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
+use crate::memory::Table;
 use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
 use crate::transport::{Counters, CqId, Habits, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
@@ -42,13 +46,15 @@ impl Default for ContextOptions {
 pub struct Context(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
-    pub shard: Arc<Shard>,
+    pub shards: Shards,
     pub limits: Limits,
     pub habits: Habits,
     pub personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
     pub seed: u64,
+    pub qps: Quota,
+    pub srqs: Quota,
     pub pds: Quota,
     pub cqs: Quota,
     next_pd: AtomicU32,
@@ -60,7 +66,6 @@ pub(super) struct Inner {
     /// Draws first PSNs.
     draws: AtomicU64,
     pub events: Arc<EventSignal>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Context {
@@ -69,7 +74,20 @@ impl Context {
     /// # Errors
     /// [`OpenError`].
     pub fn open(link: Box<dyn Link>, options: &ContextOptions) -> Result<Context, OpenError> {
-        Self::build(link, None, options)
+        Self::build(vec![link], None, options)
+    }
+
+    /// A NIC of several shards, each with a link, a lock, timers and a background thread of its own: threads whose queue
+    /// pairs are of different shards have nothing to wait for each other. Queue pairs go to the shards in turn, but those
+    /// on a shared receive queue to that one's, and all of XRC to the first.
+    ///
+    /// The links must be made for this: 1, 2, 4 … 64 of them, as of
+    /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). What is in flight to a peer they share equally.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_shards(links: Vec<Box<dyn Link>>, options: &ContextOptions) -> Result<Context, OpenError> {
+        Self::build(links, None, options)
     }
 
     /// A NIC on a new port of an in-memory fabric, with addresses of the fabric's choosing: the mock NIC.
@@ -91,15 +109,16 @@ impl Context {
         wrap: impl FnOnce(FabricPort) -> Box<dyn Link>,
     ) -> Result<Context, OpenError> {
         let handle = port.handle();
-        Self::build(wrap(port), Some(handle), options)
+        Self::build(vec![wrap(port)], Some(handle), options)
     }
 
     fn build(
-        link: Box<dyn Link>,
+        links: Vec<Box<dyn Link>>,
         fabric: Option<FabricHandle>,
         options: &ContextOptions,
     ) -> Result<Context, OpenError> {
-        let info = link.info().clone();
+        let siblings = Siblings::new(links.len())?.ok_or(OpenError::Shards(links.len()))?;
+        let info = links[0].info().clone();
         if info.addresses.is_empty() {
             return Err(OpenError::NoAddress(info.name));
         }
@@ -110,8 +129,9 @@ impl Context {
             Some(f) => f.fabric().config().seed ^ hash_of_address(info.addresses[0]),
             None => random_seed(),
         });
-        let window = options.window.unwrap_or(info.window);
-        let mut nic = Nic::new(NicConfig {
+        // A peer may have but one receive buffer for what all shards send.
+        let window = options.window.unwrap_or(info.window) / links.len();
+        let config = NicConfig {
             personality: options.personality,
             tuning: Tuning {
                 window,
@@ -126,31 +146,40 @@ impl Context {
                 src_port: info.src_port,
             },
             seed,
-        });
+        };
         let clock = fabric.as_ref().map_or(Clock::Real, |f| Clock::Fabric(f.fabric().clone()));
         let events = Arc::new(EventSignal::new()?);
-        nic.set_event_listener(events.clone());
-        let shard = Arc::new(Shard::new(nic, link, clock, fabric.clone())?);
+        let mut nics: Vec<Nic> = Vec::with_capacity(links.len());
+        for siblings in &siblings {
+            let mut nic = Nic::shard(config.clone(), siblings.id());
+            match nics.first() {
+                Some(first) => nic.share_events(first),
+                None => nic.set_event_listener(events.clone()),
+            }
+            nics.push(nic);
+        }
+        let memory = Arc::new(RwLock::new(Table::new()));
+        let mut shards = Vec::with_capacity(links.len());
+        for ((nic, link), siblings) in nics.into_iter().zip(links).zip(siblings) {
+            let (memory, clock, fabric) = (memory.clone(), clock.clone(), fabric.clone());
+            shards.push(Arc::new(Shard::new(nic, link, siblings, memory, clock, fabric)?));
+        }
         if let Some(fabric) = &fabric {
-            let driver: Arc<dyn Driver> = shard.clone();
+            let driver: Arc<dyn Driver> = shards[0].clone();
             fabric.attach(Arc::downgrade(&driver));
         }
-        let thread = match shard.virtual_fabric() {
-            Some(_) => None,
-            None => {
-                let shard = shard.clone();
-                Some(std::thread::Builder::new().name("urxe".into()).spawn(move || shard.run())?)
-            }
-        };
+        let shards = Shards::start(shards)?;
         let Personality { name: personality, limits, habits, .. } = options.personality;
         Ok(Context(Arc::new(Inner {
-            shard,
+            shards,
             limits,
             habits,
             personality,
             info,
             mtu,
             seed,
+            qps: Quota::new("QPs", limits.max_qp),
+            srqs: Quota::new("SRQs", limits.max_srq),
             pds: Quota::new("PDs", limits.max_pd),
             cqs: Quota::new("CQs", limits.max_cq),
             next_pd: AtomicU32::new(1),
@@ -159,7 +188,6 @@ impl Context {
             dm_used: AtomicU64::new(0),
             draws: AtomicU64::new(0),
             events,
-            thread,
         })))
     }
 
@@ -207,24 +235,24 @@ impl Context {
 
     /// An entry of the GID table.
     pub fn query_gid(&self, index: usize) -> Option<Gid> {
-        self.0.shard.look(|nic| nic.config().port.gid(index))
+        self.0.shards.look(|nic| nic.config().port.gid(index))
     }
 
     /// The GID table: the port's addresses. An entry of zeros is that of an address that it had.
     pub fn gids(&self) -> Vec<Gid> {
-        self.0.shard.look(|nic| nic.config().port.gids.clone())
+        self.0.shards.look(|nic| nic.config().port.gids.clone())
     }
 
     /// Changes the GID table, as the system does when it gives an interface other addresses, and raises
     /// [`AsyncEvent::GidChange`](super::AsyncEvent::GidChange). What stays keeps its index. It is told to no link:
     /// on a fabric, [`Fabric::set_addresses`] does that and this.
     pub fn set_gids(&self, gids: &[Gid]) {
-        self.0.shard.look(|nic| nic.set_gids(gids));
+        self.0.shards.look_at_all(|nics| nics.iter_mut().for_each(|nic| nic.set_gids(gids)));
     }
 
     /// An entry of the partition key table; at first there is one, full membership of the default partition.
     pub fn query_pkey(&self, index: usize) -> Option<PKey> {
-        self.0.shard.look(|nic| nic.pkeys().get(index).copied())
+        self.0.shards.look(|nic| nic.pkeys().get(index).copied())
     }
 
     /// Changes the partition key table, as a subnet manager would, and raises
@@ -233,13 +261,20 @@ impl Context {
     /// # Errors
     /// [`PKeyTableSize`]; then it has not changed.
     pub fn set_pkeys(&self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
-        self.0.shard.look(|nic| nic.set_pkeys(pkeys))
+        self.0.shards.look_at_all(|nics| {
+            let needed = nics.iter().map(|nic| nic.pkeys_needed()).max().unwrap_or(1);
+            let max = usize::from(self.0.limits.max_pkeys);
+            if !(needed..=max).contains(&pkeys.len()) {
+                return Err(PKeyTableSize { given: pkeys.len(), needed, max });
+            }
+            nics.iter_mut().try_for_each(|nic| nic.set_pkeys(pkeys))
+        })
     }
 
     /// The NIC's clock, in which completions are timed: nanoseconds from an arbitrary beginning, never backwards.
     /// In virtual time it is the fabric's. (`ibv_query_rt_values_ex` in verbs.)
     pub fn clock(&self) -> u64 {
-        self.0.shard.clock.now().0
+        self.0.shards.clock().now().0
     }
 
     /// The link as it described itself when the context was opened.
@@ -249,18 +284,18 @@ impl Context {
 
     /// What the NIC has counted.
     pub fn counters(&self) -> Counters {
-        self.0.shard.look(|nic| *nic.counters())
+        self.0.shards.counters()
     }
 
     /// What the link has dropped, and why it is gone if it is.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
-        self.0.shard.link_state()
+        self.0.shards.link_state()
     }
 
     /// Looks at the link once on this thread, as polling a completion queue does: for a program that polls
     /// on memory.
     pub fn poll(&self) {
-        self.0.shard.poll();
+        self.0.shards.poll_all();
     }
 
     /// A completion queue's number; after four thousand million of them numbers come again.
@@ -290,16 +325,6 @@ impl Context {
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Context({})", self.0.info.name)
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.shard.stop();
-        // The last handle may be dropped by a callback on the thread itself, which must not wait for itself.
-        if let Some(thread) = self.thread.take().filter(|t| t.thread().id() != std::thread::current().id()) {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -1,11 +1,11 @@
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::channel::Acks;
+use super::shards::Users;
 use super::wait::step_until;
 use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
 use crate::nic::{CompletionQueue, CqListener, CqOverflow, Notify};
@@ -20,7 +20,7 @@ pub(super) struct CqInner {
     pub queue: Arc<CompletionQueue>,
     signal: Arc<Signal>,
     /// Queues that complete to it: send, receive and, for XRC, shared receive queues.
-    pub users: AtomicU32,
+    pub users: Users,
     pub acks: Acks,
 }
 
@@ -81,7 +81,7 @@ impl Cq {
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });
         queue.set_listener(signal.clone());
-        let (users, acks) = (AtomicU32::new(0), Acks::default());
+        let (users, acks) = (Users::new(), Acks::default());
         let cq = Arc::new(CqInner { context, queue, signal, users, acks });
         *cq.signal.cq.lock() = Arc::downgrade(&cq);
         Ok(Cq(cq))
@@ -133,7 +133,7 @@ impl Cq {
     /// If there are no completions.
     pub(super) fn look_at_link(&self) {
         if self.0.queue.is_empty() {
-            self.0.context.0.shard.poll();
+            self.0.context.0.shards.poll(self.0.users.shards());
         }
     }
 
@@ -142,7 +142,7 @@ impl Cq {
     pub fn req_notify(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm(notify);
-        self.0.context.0.shard.stop_polling();
+        self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
     /// Waits for a completion, whatever its status.
@@ -154,7 +154,7 @@ impl Cq {
         if self.poll(1, &mut out)? == 1 {
             return Ok(out[0]);
         }
-        if let Some(fabric) = self.0.context.0.shard.virtual_fabric() {
+        if let Some(fabric) = self.0.context.0.shards.virtual_fabric() {
             return step_until(fabric.fabric(), timeout, || self.0.queue.take().transpose())?
                 .map(|entry| entry.completion)
                 .map_err(WaitError::Overflow);
@@ -201,7 +201,7 @@ impl Cq {
     /// # Errors
     /// [`DestroyCqError`].
     pub fn destroy(self, timeout: Duration) -> Result<(), DestroyCqError> {
-        match self.0.users.load(Ordering::Acquire) {
+        match self.0.users.count() {
             0 => {}
             users => return Err(DestroyCqError::InUse(users)),
         }
@@ -214,7 +214,7 @@ impl Cq {
 
 impl Drop for CqInner {
     fn drop(&mut self) {
-        self.context.0.shard.look(|nic| nic.forget_cq(self.queue.id()));
+        self.context.0.shards.look(|nic| nic.forget_cq(self.queue.id()));
         self.context.0.cqs.give_back();
         if let Some(channel) = &self.signal.channel {
             channel.sweep();

@@ -49,7 +49,7 @@ impl CqPoll<'_> {
 
     /// The completion that it is at.
     pub fn current(&self) -> Option<Wc<'_>> {
-        let clock = &self.cq.context().0.shard.clock;
+        let clock = self.cq.context().0.shards.clock();
         self.current.as_ref().map(|entry| Wc { entry, clock })
     }
 

@@ -54,6 +54,15 @@ impl Device {
         let link = UdpLink::bind(self.address, &UdpOptions::default())?;
         Ok(Context::open(Box::new(link), options)?)
     }
+
+    /// The same with several shards; see [`Context::open_shards`].
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn open_shards(&self, count: usize, options: &ContextOptions) -> Result<Context, DeviceError> {
+        let links = UdpLink::bind_shards(self.address, &UdpOptions::default(), count)?;
+        Ok(Context::open_shards(links.into_iter().map(|link| Box::new(link) as _).collect(), options)?)
+    }
 }
 
 #[cfg(test)]

@@ -123,6 +123,7 @@ table! {
     OpenError {
         Self::NoAddress(_) => EADDRNOTAVAIL,
         Self::MtuTooSmall { .. } => EMSGSIZE,
+        Self::Shards(_) => EINVAL,
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
         Self::Fabric(e) => of_fabric(e),
     }
@@ -204,6 +205,7 @@ mod tests {
             (WaitError::Overflow(CqOverflow { capacity: 1 }).errno(), 75),
             (OpenError::NoAddress("x".into()).errno(), 99),
             (OpenError::MtuTooSmall { name: "x".into(), mtu: 1 }.errno(), 90),
+            (OpenError::Shards(3).errno(), 22),
             (OpenError::System(std::io::Error::from_raw_os_error(24)).errno(), 24),
             (OpenError::System(std::io::Error::other("x")).errno(), 5),
             (OpenError::Fabric(FabricError::AddressInUse([127, 0, 0, 1].into())).errno(), 98),

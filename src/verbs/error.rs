@@ -21,6 +21,9 @@ pub enum OpenError {
         /// Its IP MTU.
         mtu: usize,
     },
+    /// There cannot be so many shards.
+    #[error("a NIC has 1, 2, 4, 8, 16, 32 or 64 shards, not {0}")]
+    Shards(usize),
     /// A system call failed: an eventfd or the background thread.
     #[error("cannot set up the NIC's wake-up: {0}")]
     System(#[from] io::Error),

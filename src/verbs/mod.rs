@@ -23,6 +23,8 @@ mod qp;
 mod query;
 mod quota;
 mod shard;
+mod shards;
+mod siblings;
 mod srq;
 mod wait;
 mod wr;

@@ -151,7 +151,7 @@ impl Pd {
     pub(super) fn insert<T>(&self, make: impl FnOnce(&mut Table) -> Option<T>) -> Result<T, CreateError> {
         let max = self.0.context.0.limits.max_mr;
         let full = CreateError::Exhausted { kind: "regions and windows", max };
-        let mut table = self.0.context.0.shard.memory.write();
+        let mut table = self.0.context.0.shards.memory().write();
         if table.len() >= max as usize {
             return Err(full);
         }
@@ -160,7 +160,7 @@ impl Pd {
 
     /// Runs `f` with the table of keys; waits for the turn in progress, so nothing uses what is gone afterwards.
     pub(super) fn with_table<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
-        f(&mut self.0.context.0.shard.memory.write())
+        f(&mut self.0.context.0.shards.memory().write())
     }
 
     /// A queue pair.

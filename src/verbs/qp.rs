@@ -1,8 +1,10 @@
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::context::Inner;
+use super::shard::Shard;
 use super::wr::Batch;
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
 use crate::memory::{Access, AtomicOp};
@@ -100,6 +102,7 @@ pub struct Qp {
     psn: Psn,
     qp_type: QpType,
     pd: Pd,
+    shard: Arc<Shard>,
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
@@ -128,7 +131,13 @@ impl Qp {
         if srq.is_some_and(|s| !s.pd().context().is(context)) {
             return Err(CreateError::OtherContext("shared receive queue"));
         }
-        if context.0.shard.look(|nic| nic.has_failed()) {
+        let shard = match (srq, options.qp_type) {
+            (Some(srq), _) => srq.shard(),
+            // Domains span queue pairs, so one shard has them all.
+            (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
+            (None, _) => context.0.shards.next_for_qp(),
+        };
+        if shard.look(|nic| nic.has_failed()) {
             return Err(CreateError::Gone);
         }
         let l = context.0.limits;
@@ -160,13 +169,16 @@ impl Qp {
             habits: context.0.habits,
         };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
-        let qpn = context.0.shard.look(|nic| nic.create_qp(&init, s, r))?;
+        context.0.qps.take()?;
+        let made = shard.look(|nic| nic.create_qp(&init, s, r));
+        let qpn = made.inspect_err(|_| context.0.qps.give_back())?;
         let psn = Psn::new(context.draw() as u32);
         for cq in [send_cq, recv_cq] {
-            cq.0.users.fetch_add(1, Ordering::AcqRel);
+            cq.0.users.add(shard);
         }
-        let (pd, send_cq, recv_cq, srq) = (pd.clone(), send_cq.clone(), recv_cq.clone(), srq.cloned());
-        Ok(Qp { qpn, psn, qp_type, pd, send_cq, recv_cq, srq, spare_batch: Mutex::default() })
+        let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
+        let (send_cq, recv_cq) = (send_cq.clone(), recv_cq.clone());
+        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, spare_batch: Mutex::default() })
     }
 
     /// Its number.
@@ -212,7 +224,7 @@ impl Qp {
     /// # Errors
     /// [`ModifyError`]; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.pd.context().0.shard.with(|engine, now, memory| {
+        self.shard.with(|engine, now, memory| {
             let result = engine.nic.modify_qp(now, self.qpn, attr, memory, &mut engine.tx);
             result.expect("the NIC has the queue pair as long as its handle")
         })
@@ -220,7 +232,7 @@ impl Qp {
 
     /// The attributes as they are.
     pub fn query(&self) -> QpAttr {
-        let found = self.pd.context().0.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
+        let found = self.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
         found.expect("the NIC has the queue pair as long as its handle")
     }
 
@@ -330,7 +342,8 @@ impl Qp {
     /// # Errors
     /// [`AttachError`]; then it is not attached.
     pub fn attach_mcast(&self, gid: Gid) -> Result<(), AttachError> {
-        self.pd.context().0.shard.hold(|engine, now| engine.attach_mcast(now, self.qpn, gid))
+        let Inner { shards, limits, .. } = &*self.pd.context().0;
+        shards.attach_mcast(&self.shard, self.qpn, gid, limits)
     }
 
     /// Detaches it from a multicast group (`ibv_detach_mcast`).
@@ -338,7 +351,7 @@ impl Qp {
     /// # Errors
     /// [`MulticastError::NotAttached`].
     pub fn detach_mcast(&self, gid: Gid) -> Result<(), MulticastError> {
-        self.pd.context().0.shard.hold(|engine, _| engine.detach_mcast(self.qpn, gid))
+        self.pd.context().0.shards.detach_mcast(&self.shard, self.qpn, gid)
     }
 
     /// Posts a send work request and sends what the window allows.
@@ -354,7 +367,7 @@ impl Qp {
     /// # Errors
     /// [`PostListError`] names the first that was not taken.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.pd.context().0.shard.with(|engine, now, _| {
+        self.shard.with(|engine, now, _| {
             let posted = engine.nic.post_send_list(now, self.qpn, wrs);
             posted
                 .expect("the NIC has the queue pair as long as its handle")
@@ -364,7 +377,7 @@ impl Qp {
 
     /// Posts all or none.
     pub(super) fn post_all<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostBatchError> {
-        self.pd.context().0.shard.with(|engine, now, _| {
+        self.shard.with(|engine, now, _| {
             let posted = engine.nic.post_send_all(now, self.qpn, wrs);
             posted.expect("the NIC has the queue pair as long as its handle")
         })
@@ -375,10 +388,7 @@ impl Qp {
     /// # Errors
     /// [`PostError`]; then it was not taken.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.pd
-            .context()
-            .0
-            .shard
+        self.shard
             .hold(|engine, now| engine.nic.post_recv(now, self.qpn, wr))
             .expect("the NIC has the queue pair as long as its handle")
     }
@@ -387,12 +397,14 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         // What it owes the peer leaves first: an acknowledgement may still wait for company.
-        self.pd.context().0.shard.with(|_, _, _| ());
-        self.pd.context().0.shard.hold(|engine, _| engine.destroy_qp(self.qpn));
+        self.shard.with(|_, _, _| ());
+        let context = self.pd.context();
+        context.0.shards.destroy_qp(&self.shard, self.qpn);
+        context.0.qps.give_back();
         self.send_cq.0.queue.purge(self.qpn);
         self.recv_cq.0.queue.purge(self.qpn);
         for cq in [&self.send_cq, &self.recv_cq] {
-            cq.0.users.fetch_sub(1, Ordering::AcqRel);
+            cq.0.users.remove(&self.shard);
         }
     }
 }

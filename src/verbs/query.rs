@@ -210,15 +210,16 @@ impl Context {
 
     /// The port. There is one, number 1.
     pub fn query_port(&self) -> PortAttr {
-        self.0.shard.look(|nic| PortAttr {
+        let counters = self.counters();
+        self.0.shards.look(|nic| PortAttr {
             active: nic.port_is_up(),
             active_mtu: self.0.mtu,
             max_mtu: Mtu::Mtu4096,
             gid_table_len: nic.config().port.gids.len(),
             pkey_table_len: nic.pkeys().len(),
             max_msg_size: MAX_MESSAGE,
-            bad_pkey_cntr: nic.counters().rx_pkey_violation,
-            qkey_viol_cntr: nic.counters().rx_qkey_violation,
+            bad_pkey_cntr: counters.rx_pkey_violation,
+            qkey_viol_cntr: counters.rx_qkey_violation,
         })
     }
 }

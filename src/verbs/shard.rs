@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::AttachError;
 use super::clock::Clock;
+use super::siblings::{Parcels, Siblings};
 use crate::link::fabric::{Driver, FabricHandle, Handover};
 use crate::link::{JoinError, Link, LinkCounters};
 use crate::memory::Table;
@@ -31,6 +31,9 @@ const POLLING: Duration = Duration::from_micros(200);
 /// without a word may delay its peers by, once. Shorter, its waking would show in the 99th percentile of a
 /// ping-pong.
 const STAND_BACK: Duration = Duration::from_millis(4);
+
+/// How long a sibling whose inbox is full is given before it is looked at again.
+const FULL_FOR: Duration = Duration::from_micros(200);
 
 /// An application that polls may answer what it finds: acknowledgements of up to so many packets wait for its
 /// next call, to leave with the answer. A longer run is a stream, whose sender waits for them.
@@ -52,7 +55,7 @@ thread_local! {
 pub(super) struct Shard {
     engine: Mutex<Engine>,
     /// Taken after the engine's lock where both are: a deregistration waits for the turn in progress.
-    pub memory: RwLock<Table>,
+    pub memory: Arc<RwLock<Table>>,
     pub clock: Clock,
     fabric: Option<FabricHandle>,
     /// The link is a port of the fabric with nothing around it that is to see what arrives.
@@ -64,7 +67,7 @@ pub(super) struct Shard {
     /// Until when the background thread sleeps; 0 while it is awake, or stands back for an application that
     /// polls and thereby serves the timers itself.
     sleeping_until: AtomicU64,
-    wake: EventFd,
+    siblings: Siblings,
     stopping: AtomicBool,
     /// A duplicate of the link's descriptor, to sleep on without the lock.
     link_fd: Option<OwnedFd>,
@@ -78,6 +81,8 @@ pub(super) struct Engine {
     pub nic: Nic,
     link: Attachment,
     pub tx: TxQueue,
+    /// What siblings have handed over, while it is dealt with.
+    parcels: Parcels,
     /// Turns since a timer expired that was not acted on.
     late: u32,
 }
@@ -117,9 +122,9 @@ impl Attachment {
 
 impl Engine {
     /// The link is gone for good, and with it the device.
-    fn lose_link(&mut self, why: io::Error, now: Instant, memory: &Table) {
+    fn lose_link(&mut self, why: Arc<io::Error>, now: Instant, memory: &Table) {
         let Attachment::There(link) = &self.link else { return };
-        self.link = Attachment::Gone { counters: link.counters(), why: Arc::new(why) };
+        self.link = Attachment::Gone { counters: link.counters(), why };
         self.tx.clear();
         self.nic.fail(now, memory, &mut self.tx);
     }
@@ -167,30 +172,45 @@ impl Shard {
     pub fn new(
         nic: Nic,
         link: Box<dyn Link>,
+        siblings: Siblings,
+        memory: Arc<RwLock<Table>>,
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
         let link_fd = link.poll_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
         let group_fd = link.group_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
-        let state_fd = link.state_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+        // One tells for all.
+        let state_fd = link.state_fd().filter(|_| siblings.id().is_first());
+        let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
         let is_bare = link.only_copies();
         let tx = if is_bare { TxQueue::unsealed(limits) } else { TxQueue::new(limits) };
         Ok(Shard {
-            engine: Mutex::new(Engine { nic, link: Attachment::There(link), tx, late: 0 }),
-            memory: RwLock::new(Table::new()),
+            engine: Mutex::new(Engine {
+                nic,
+                link: Attachment::There(link),
+                tx,
+                parcels: Parcels::default(),
+                late: 0,
+            }),
+            memory,
             clock,
             fabric,
             is_bare,
             doorbell: AtomicBool::new(false),
             polled: AtomicU64::new(0),
             sleeping_until: AtomicU64::new(0),
-            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            siblings,
             stopping: AtomicBool::new(false),
             link_fd,
             group_fd,
             state_fd: Mutex::new(state_fd),
         })
+    }
+
+    /// Its place among those of its NIC.
+    pub fn index(&self) -> usize {
+        self.siblings.id().index() as usize
     }
 
     /// The fabric, if its time is virtual: then only the fabric drives.
@@ -227,6 +247,11 @@ impl Shard {
         let result = f(&mut engine, now);
         self.release(engine, now);
         result
+    }
+
+    /// The engine, for whoever gives it back by [`release`](Self::release).
+    pub fn lock(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock()
     }
 
     /// Runs `f` with the NIC; nothing is sent.
@@ -306,7 +331,7 @@ impl Shard {
     }
 
     /// Lets go of the engine, and looks whether someone rang meanwhile.
-    fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
+    pub fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
         self.note_deadline(&engine, now);
         let more = engine.nic.wants_to_transmit_urgently();
         drop(engine);
@@ -323,26 +348,38 @@ impl Shard {
     /// Receives what is there, acts on timers, sends; with `hold`, acknowledgements may wait for one turn.
     /// Whether anything was received.
     fn turn(&self, engine: &mut Engine, now: Instant, hold: bool) -> bool {
-        let Engine { nic, link, tx, .. } = engine;
+        if let Some(why) = self.siblings.loss().filter(|_| engine.link.is_there()) {
+            engine.lose_link(why.clone(), now, &self.memory.read());
+        }
+        let Engine { nic, link, tx, parcels, .. } = engine;
         let waited = nic.has_held_acknowledgements();
         // Most looks of an application that polls find nothing: they take no more locks than they need.
         let mut memory = None;
+        let collected = self.siblings.collect(parcels, |part, first| {
+            let memory = memory.get_or_insert_with(|| self.memory.read());
+            nic.handle_part(now, part, first, memory, tx);
+        });
         let received = match link.get() {
-            Some(link) => link.receive(now, &mut |burst| {
-                let memory = memory.get_or_insert_with(|| self.memory.read());
-                nic.handle_burst(now, &burst, memory, tx);
+            Some(link) if !self.siblings.are_full() => link.receive(now, &mut |burst| {
+                let handed_over = self.siblings.sort(&burst, |part, first| {
+                    let memory = memory.get_or_insert_with(|| self.memory.read());
+                    nic.handle_part(now, part, first, memory, tx);
+                });
+                nic.count_handed_over(handed_over);
             }),
-            None => Ok(0),
+            _ => Ok(0),
         };
         let due = nic.next_deadline().is_some_and(|at| at <= now);
-        if matches!(received, Ok(0)) && !due && !nic.wants_to_transmit() && tx.is_empty() {
+        let nothing = collected == 0 && matches!(received, Ok(0));
+        if nothing && !due && !nic.wants_to_transmit() && tx.is_empty() {
             return false;
         }
         let memory = memory.unwrap_or_else(|| self.memory.read());
-        let received = received.unwrap_or_else(|e| {
-            engine.lose_link(e, now, &memory);
-            0
-        });
+        let received = collected
+            + received.unwrap_or_else(|e| {
+                self.lose_link(engine, e, now, &memory);
+                0
+            });
         let Engine { nic, tx, late, .. } = engine;
         let hold = hold && !waited && received <= HOLD_PACKETS;
         if due {
@@ -372,8 +409,15 @@ impl Shard {
         }
         nic.emitted(now);
         if let Some(e) = lost {
-            engine.lose_link(e, now, memory);
+            self.lose_link(engine, e, now, memory);
         }
+    }
+
+    /// The link is gone, and with it those of the siblings, which are the same socket address or interface.
+    fn lose_link(&self, engine: &mut Engine, why: io::Error, now: Instant, memory: &Table) {
+        let why = Arc::new(why);
+        engine.lose_link(why.clone(), now, memory);
+        self.siblings.lose_link(why);
     }
 
     /// Wakes the background thread if the NIC now waits for something earlier than it knows of. Called under
@@ -393,7 +437,7 @@ impl Shard {
 
     fn wake_thread(&self) {
         // Only a full counter could refuse, and then the thread has been woken already.
-        let _ = self.wake.write(1);
+        let _ = self.siblings.wake().write(1);
     }
 
     /// Ends [`run`](Self::run).
@@ -418,11 +462,16 @@ impl Shard {
             self.answer_doorbell();
             let received = self.turn(&mut engine, self.clock.now(), false);
             let more = received || engine.nic.wants_to_transmit_urgently();
-            let until = if more { Some(Instant(1)) } else { self.deadline(&engine, now) };
+            // A sibling has so much to do that the link is not read: it will be, when that one has had a moment.
+            let full = self.siblings.are_full();
+            let until = match more {
+                true => Some(Instant(1)),
+                false => self.deadline(&engine, now).into_iter().chain(full.then(|| now + FULL_FOR)).min(),
+            };
             // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
             // A descriptor that is gone for good may be readable for ever.
-            let watch = engine.link.is_there();
+            let watch = engine.link.is_there() && !full;
             drop(engine);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
@@ -437,7 +486,7 @@ impl Shard {
     fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool, state_fd: &mut Option<OwnedFd>) {
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
         // In place of what is not to be looked at, the wake-up once more.
-        let wake = self.wake.as_fd();
+        let wake = self.siblings.wake().as_fd();
         let state = state_fd.as_ref().map_or(wake, AsFd::as_fd);
         let link = self.link_fd.as_ref().filter(|_| watch).map_or(wake, AsFd::as_fd);
         let groups = self.group_fd.as_ref().filter(|_| watch).map_or(wake, AsFd::as_fd);
@@ -451,7 +500,7 @@ impl Shard {
             Err(_) => std::thread::sleep(STAND_BACK),
         }
         // Empties the counter; it may not have been the cause.
-        let _ = self.wake.read();
+        let _ = self.siblings.wake().read();
         if news && state_fd.is_some() && !self.note_port_state() {
             // Nobody reads it any more.
             *state_fd = None;
@@ -478,7 +527,7 @@ impl Drop for OnPanic<'_> {
             let mut engine = shard.engine.lock();
             let memory = shard.memory.read();
             let why = io::Error::other("the NIC's thread has panicked");
-            engine.lose_link(why, shard.clock.now(), &memory);
+            shard.lose_link(&mut engine, why, shard.clock.now(), &memory);
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
+use super::shard::Shard;
 use super::{Cq, CreateError, Pd, Xrcd};
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
 
@@ -11,6 +11,8 @@ pub struct Srq(Arc<SrqInner>);
 
 struct SrqInner {
     pd: Pd,
+    /// Queue pairs on it are of the same.
+    shard: Arc<Shard>,
     id: SrqId,
     /// Of an XRC queue, kept as long as it is.
     xrc: Option<(Xrcd, Cq)>,
@@ -46,16 +48,22 @@ impl Srq {
                 });
             }
         }
-        let made = context.0.shard.look(|nic| match xrc {
+        context.0.srqs.take()?;
+        // Packets of XRC name the queue, beside a queue pair that any of the domain may be.
+        let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
+        let made = shard.look(|nic| match xrc {
             Some((xrcd, cq)) => nic.create_xrc_srq(pd.id(), xrcd.id(), cq.0.queue.clone(), caps),
             None => nic.create_srq(pd.id(), caps),
         });
-        let id = made.ok_or(CreateError::Exhausted { kind: "SRQs", max: l.max_srq })?;
+        let Some(id) = made else {
+            context.0.srqs.give_back();
+            return Err(CreateError::Exhausted { kind: "SRQs", max: l.max_srq });
+        };
         let xrc = xrc.map(|(xrcd, cq)| {
-            cq.0.users.fetch_add(1, Ordering::AcqRel);
+            cq.0.users.add(shard);
             (xrcd.clone(), cq.clone())
         });
-        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), id, xrc })))
+        Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc })))
     }
 
     /// Its XRC domain and the completion queue of its receives, if it is for XRC.
@@ -66,6 +74,10 @@ impl Srq {
     /// Its handle, as events and XRC work requests name it.
     pub fn id(&self) -> SrqId {
         self.0.id
+    }
+
+    pub(super) fn shard(&self) -> &Arc<Shard> {
+        &self.0.shard
     }
 
     /// Its protection domain.
@@ -113,7 +125,7 @@ impl Srq {
         &self,
         f: impl FnOnce(&mut crate::transport::SharedReceives, &mut Vec<crate::transport::Output>) -> R,
     ) -> R {
-        let result = self.0.pd.context().0.shard.look(|nic| nic.with_srq(self.0.id, f));
+        let result = self.0.shard.look(|nic| nic.with_srq(self.0.id, f));
         result.expect("the NIC has the queue as long as its handle")
     }
 }
@@ -121,9 +133,10 @@ impl Srq {
 impl Drop for SrqInner {
     fn drop(&mut self) {
         if let Some((_, cq)) = &self.xrc {
-            cq.0.users.fetch_sub(1, Ordering::AcqRel);
+            cq.0.users.remove(&self.shard);
         }
-        self.pd.context().0.shard.look(|nic| nic.destroy_srq(self.id));
+        self.shard.look(|nic| nic.destroy_srq(self.id));
+        self.pd.context().0.srqs.give_back();
     }
 }
 

@@ -18,10 +18,10 @@ impl Context {
         timeout: Duration,
         mut take: impl FnMut() -> Option<R>,
     ) -> Result<R, WaitError> {
-        if let Some(fabric) = self.0.shard.virtual_fabric() {
+        if let Some(fabric) = self.0.shards.virtual_fabric() {
             return step_until(fabric.fabric(), timeout, take);
         }
-        self.0.shard.stop_polling();
+        self.0.shards.stop_polling_all();
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(taken) = take() {

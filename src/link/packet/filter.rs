@@ -8,6 +8,7 @@ use libc::{
     BPF_RET, BPF_W, SKF_AD_OFF, SKF_AD_PKTTYPE, SKF_AD_VLAN_TAG, sock_filter,
 };
 
+use crate::nic::ShardId;
 use crate::wire::{Mac, ROCE_PORT};
 
 /// Above this, the addresses are left to userspace: jumps span 255 instructions at most.
@@ -62,8 +63,26 @@ fn require(out: &mut Block, k: u32) {
     out.push(drop_it());
 }
 
-/// The program for an Ethernet interface.
-pub(super) fn program(wanted: Wanted<'_>) -> Vec<sock_filter> {
+/// Does `then`, which ends nowhere or drops, unless the accumulator is `k`, and goes on behind it.
+fn unless_eq(out: &mut Block, k: u32, then: Block) {
+    let skip = u8::try_from(then.len()).expect("blocks are kept below 256 instructions");
+    out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: skip, jf: 0, k });
+    out.extend(then);
+}
+
+/// Where the last byte of the destination's number is, from the UDP header on.
+const DEST_QP_LOW: u32 = 8 + 7;
+
+/// Goes on only if the queue pair, whose last byte `byte` loads, is the shard's.
+fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
+    let mut p = vec![byte, mask((1 << shard.bits()) - 1)];
+    require(&mut p, shard.index());
+    p
+}
+
+/// The program for an Ethernet interface, and one shard of a NIC: what is not to a queue pair but to the station as such
+/// is the first one's, answers to questions are everyone's, and so is what comes to groups.
+pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
     let mut p = Block::new();
     // The kernel has taken the tag off. VLAN 0 is only a priority; others have interfaces of their own.
     p.push(load_extra(SKF_AD_VLAN_TAG));
@@ -87,20 +106,26 @@ pub(super) fn program(wanted: Wanted<'_>) -> Vec<sock_filter> {
     }
     p.push(load(BPF_H, 12));
     if let Wanted::Station(_) = wanted {
-        if_eq(&mut p, 0x0806, vec![accept()]);
+        let mut arp = Block::new();
+        if !shard.is_first() {
+            arp.push(load(BPF_H, 14 + 6));
+            require(&mut arp, 2);
+        }
+        arp.push(accept());
+        if_eq(&mut p, 0x0806, arp);
     }
-    let ip = ipv4(wanted);
+    let ip = ipv4(wanted, shard);
     if_eq(&mut p, 0x0800, ip);
-    let ip = ipv6(wanted);
+    let ip = ipv6(wanted, shard);
     if_eq(&mut p, 0x86dd, ip);
     p.push(drop_it());
     p
 }
 
-fn ipv4(wanted: Wanted<'_>) -> Block {
+fn ipv4(wanted: Wanted<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 9)];
     if let Wanted::Station(_) = wanted {
-        if_eq(&mut p, 1, vec![accept()]);
+        if_eq(&mut p, 1, vec![if shard.is_first() { accept() } else { drop_it() }]);
         // Of IGMP, queries.
         let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
         require(&mut igmp, 0x11);
@@ -115,6 +140,11 @@ fn ipv4(wanted: Wanted<'_>) -> Block {
     p.push(op(BPF_LDX | BPF_B | BPF_MSH, 14));
     p.push(op(BPF_LD | BPF_H | BPF_IND, 14 + 2));
     require(&mut p, ROCE_PORT.into());
+    if !shard.is_alone() {
+        p.extend([load(BPF_W, 14 + 16), mask(0xf000_0000)]);
+        let byte = op(BPF_LD | BPF_B | BPF_IND, 14 + DEST_QP_LOW);
+        unless_eq(&mut p, 0xe000_0000, require_shard(byte, shard));
+    }
     if let Wanted::Interface(addresses) = wanted
         && addresses.len() <= MAX_ADDRESSES
     {
@@ -131,10 +161,16 @@ fn ipv4(wanted: Wanted<'_>) -> Block {
     p
 }
 
-fn ipv6(wanted: Wanted<'_>) -> Block {
+fn ipv6(wanted: Wanted<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 6)];
     if let Wanted::Station(_) = wanted {
-        if_eq(&mut p, 58, vec![accept()]);
+        let mut icmp = Block::new();
+        if !shard.is_first() {
+            icmp.push(load(BPF_B, 14 + 40));
+            require(&mut icmp, 136);
+        }
+        icmp.push(accept());
+        if_eq(&mut p, 58, icmp);
         // Behind hop-by-hop options of 8 bytes, MLD queries.
         let mut mld = vec![load(BPF_H, 14 + 40)];
         require(&mut mld, 58 << 8);
@@ -146,6 +182,10 @@ fn ipv6(wanted: Wanted<'_>) -> Block {
     require(&mut p, 17);
     p.push(load(BPF_H, 14 + 40 + 2));
     require(&mut p, ROCE_PORT.into());
+    if !shard.is_alone() {
+        p.push(load(BPF_B, 14 + 24));
+        unless_eq(&mut p, 0xff, require_shard(load(BPF_B, 14 + 40 + DEST_QP_LOW), shard));
+    }
     if let Wanted::Interface(addresses) = wanted
         && addresses.len() <= MAX_ADDRESSES
     {
@@ -237,7 +277,7 @@ mod tests {
     fn an_interface_gets_rocev2_for_its_addresses_and_groups() {
         let addresses: Vec<IpAddr> =
             ["10.0.0.1", "10.0.0.2", "fd00::1", "fe80::2"].iter().map(|a| a.parse().unwrap()).collect();
-        let p = program(Wanted::Interface(&addresses));
+        let p = program(Wanted::Interface(&addresses), ShardId::WHOLE);
         for ours in ["10.0.0.1", "10.0.0.2", "239.1.2.3", "fd00::1", "fe80::2", "ff0e::7"] {
             assert!(run(&p, &packet(ours, OWN), 0, 0), "{ours}");
             assert!(run(&p, &packet(ours, OWN), 0xe000, 0), "{ours} with a priority");
@@ -256,12 +296,12 @@ mod tests {
         assert!(!run(&p, &packet("fd00::1", OWN)[..50], 0, 0));
         // Too many to tell apart here: all get through.
         let many = vec!["10.0.0.1".parse().unwrap(); MAX_ADDRESSES + 1];
-        assert!(run(&program(Wanted::Interface(&many)), &packet("10.0.0.3", OWN), 0, 0));
+        assert!(run(&program(Wanted::Interface(&many), ShardId::WHOLE), &packet("10.0.0.3", OWN), 0, 0));
     }
 
     #[test]
     fn a_station_gets_what_it_has_to_answer() {
-        let p = program(Wanted::Station(OWN));
+        let p = program(Wanted::Station(OWN), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
         assert!(run(&p, &packet("239.0.0.1", Mac([1, 0, 0x5e, 0, 0, 1])), 0, 2));
         assert!(!run(&p, &packet("10.0.0.1", PEER), 0, 0));
@@ -276,7 +316,10 @@ mod tests {
             let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());
             append_echo(&mut ping, OWN, PEER, &Echo { request: true, src, dst, id: 1, seq: 1 }, b"");
             assert!(run(&p, &ping, 0, 3));
-            assert!(!run(&program(Wanted::Interface(&[dst])), &ping, 0, 0), "the kernel answers it");
+            assert!(
+                !run(&program(Wanted::Interface(&[dst]), ShardId::WHOLE), &ping, 0, 0),
+                "the kernel answers it"
+            );
         }
     }
 
@@ -298,13 +341,60 @@ mod tests {
             frame[62] = kind;
             frame
         };
-        let (station, own) = (program(Wanted::Station(OWN)), program(Wanted::Interface(&[])));
+        let (station, own) =
+            (program(Wanted::Station(OWN), ShardId::WHOLE), program(Wanted::Interface(&[]), ShardId::WHOLE));
         for (query, report) in
             [(igmp(0x11, 1), igmp(0x22, 1)), (igmp(0x11, 0), igmp(0x16, 0)), (mld(130), mld(143))]
         {
             assert!(run(&station, &query, 0, 2));
             assert!(!run(&station, &report, 0, 2));
             assert!(!run(&own, &query, 0, 2), "the kernel answers it");
+        }
+    }
+
+    #[test]
+    fn each_shard_has_its_queue_pairs_and_all_have_the_groups() {
+        let own: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].iter().map(|a| a.parse().unwrap()).collect();
+        for wanted in [Wanted::Interface(&own), Wanted::Station(OWN)] {
+            for qpn in [0x10_u8, 0x11, 0x12, 0xff] {
+                for (dst, to, at) in [
+                    ("10.0.0.1", OWN, 14 + 20 + 8 + 7),
+                    ("fd00::1", OWN, 14 + 40 + 8 + 7),
+                    ("239.1.2.3", Mac([1, 0, 0x5e, 1, 2, 3]), 14 + 20 + 8 + 7),
+                    ("ff0e::7", Mac([0x33, 0x33, 0, 0, 0, 7]), 14 + 40 + 8 + 7),
+                ] {
+                    let mut frame = packet(dst, to);
+                    frame[at] = qpn;
+                    let group = to.is_multicast();
+                    for index in 0..4 {
+                        let p = program(wanted, ShardId::new(index, 4).unwrap());
+                        let takes = group || usize::from(qpn) % 4 == index;
+                        assert_eq!(run(&p, &frame, 0, 0), takes, "{dst}, QP {qpn:#x}, shard {index}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_shard_answers_and_all_hear_answers() {
+        let [first, second] = [0, 1].map(|i| program(Wanted::Station(OWN), ShardId::new(i, 2).unwrap()));
+        for request in [true, false] {
+            let mut arp = Vec::new();
+            let (sender_ip, target_ip) = ("10.0.0.9".parse().unwrap(), "10.0.0.1".parse().unwrap());
+            let arp_of = Arp { request, sender_mac: PEER, sender_ip, target_mac: OWN, target_ip };
+            append_arp(&mut arp, OWN, &arp_of);
+            assert_eq!([&first, &second].map(|p| run(p, &arp, 0, 0)), [true, !request]);
+        }
+        let (src, dst) = ("10.0.0.9".parse().unwrap(), "10.0.0.1".parse().unwrap());
+        let mut ping = Vec::new();
+        append_echo(&mut ping, OWN, PEER, &Echo { request: true, src, dst, id: 1, seq: 1 }, b"");
+        assert_eq!([&first, &second].map(|p| run(p, &ping, 0, 0)), [true, false]);
+        for (kind, seconds) in [(135, false), (136, true), (128, false)] {
+            let mut frame = packet("fd00::1", OWN);
+            frame[14 + 6] = 58;
+            frame[14 + 40] = kind;
+            assert_eq!([&first, &second].map(|p| run(p, &frame, 0, 0)), [true, seconds], "ICMPv6 {kind}");
         }
     }
 }

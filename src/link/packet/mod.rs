@@ -6,6 +6,7 @@
 
 mod filter;
 mod kernel;
+mod kin;
 mod socket;
 mod sys;
 #[cfg(test)]
@@ -25,11 +26,13 @@ use super::spec::{MIN_MTU, Options, SpecError};
 use super::station::{IfAddr, Outcome, Station, StationConfig};
 use super::watch::Watch;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums, Content, ETHERNET_LEN, RoceFrame};
 use filter::Wanted;
 use kernel::KernelNeighbours;
+use kin::Kin;
 use socket::{MAX_SLICES, RawSocket, Run, Shape, TxBatch, TxMessage};
 
 /// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
@@ -148,6 +151,8 @@ pub struct PacketLink {
     likely_segment: usize,
     batch: TxBatch,
     local: Loopback,
+    /// Those of the other shards.
+    kin: Option<Kin>,
     counters: LinkCounters,
     /// None where the system does not tell of its interfaces.
     watch: Option<Watch>,
@@ -182,17 +187,24 @@ impl Neighbours {
         }
     }
 
-    fn leave(&mut self, group: IpAddr) {
+    /// `last` unless another link of the same NIC stays.
+    fn leave(&mut self, group: IpAddr, last: bool) {
         match self {
             Neighbours::Kernel(k) => k.leave(group),
-            Neighbours::Station(s) => s.leave(group),
+            Neighbours::Station(s) if last => s.leave(group),
+            Neighbours::Station(s) => s.leave_quietly(group),
         }
+    }
+
+    /// Whether the interface itself brings back what is sent to groups.
+    fn is_loopback(&self) -> bool {
+        matches!(self, Neighbours::Kernel(k) if k.loopback)
     }
 
     /// Whether what is sent to `dst` belongs to ourselves too. A loopback interface brings it back by itself.
     fn loops_back(&self, dst: IpAddr) -> bool {
         match self {
-            Neighbours::Kernel(k) => k.is_member(dst) && !k.loopback,
+            Neighbours::Kernel(k) => k.is_member(dst) && !self.is_loopback(),
             Neighbours::Station(s) => s.is_member(dst),
         }
     }
@@ -250,6 +262,30 @@ impl PacketLink {
     /// # Errors
     /// [`PacketError`], which says what the interface or the process lacks.
     pub fn open(config: PacketConfig) -> Result<PacketLink, PacketError> {
+        PacketLink::open_one(config, None)
+    }
+
+    /// Opens `count` packet sockets, for the shards of one NIC
+    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)): each has the packets of the queue pairs whose
+    /// numbers end in its place. `count` is rounded up to a power of two, of 64 at most.
+    ///
+    /// # Errors
+    /// See [`open`](Self::open).
+    pub fn open_shards(config: PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
+        let count = count.next_power_of_two().min(ShardId::MAX_COUNT);
+        if count == 1 {
+            return Ok(vec![PacketLink::open(config)?]);
+        }
+        let kin = Kin::new(count).map_err(|source| PacketError::Io {
+            name: config.interface.clone(),
+            what: "make a descriptor",
+            source,
+        })?;
+        kin.into_iter().map(|kin| PacketLink::open_one(config.clone(), Some(kin))).collect()
+    }
+
+    fn open_one(config: PacketConfig, kin: Option<Kin>) -> Result<PacketLink, PacketError> {
+        let shard = kin.as_ref().and_then(Kin::shard).unwrap_or(ShardId::WHOLE);
         let PacketConfig { interface: name, station, mtu, offload } = config;
         let interface = find_interface(&name)?;
         if !interface.is_up() {
@@ -296,7 +332,7 @@ impl PacketLink {
         };
         let promiscuous = matches!(neighbours, Neighbours::Station(_));
         let wanted = if promiscuous { Wanted::Station(mac) } else { Wanted::Interface(&addresses) };
-        socket.start(&filter::program(wanted), promiscuous).map_err(failed("start to receive"))?;
+        socket.start(&filter::program(wanted, shard), promiscuous).map_err(failed("start to receive"))?;
         let info = LinkInfo {
             name: format!("packet {name}"),
             addresses,
@@ -314,8 +350,10 @@ impl PacketLink {
             likely_segment: 0,
             batch: TxBatch::default(),
             local: Loopback::default(),
+            kin,
             counters: LinkCounters::default(),
-            watch: Watch::open([interface.index]).ok(),
+            // The first one tells for all.
+            watch: shard.is_first().then(|| Watch::open([interface.index]).ok()).flatten(),
         })
     }
 
@@ -337,6 +375,12 @@ impl PacketLink {
         }
         if self.neighbours.loops_back(flow.dst) && !self.local.push(burst) {
             self.counters.tx_dropped += burst.packets as u64;
+        }
+        if flow.dst.is_multicast()
+            && !self.neighbours.is_loopback()
+            && let Some(kin) = &self.kin
+        {
+            self.counters.tx_dropped += kin.pass(burst);
         }
         match self.neighbours.resolve(now, flow.dst) {
             Some(to) if self.socket.vnet && burst.packets > 1 && burst.pieces().len() < MAX_SLICES => {
@@ -528,6 +572,7 @@ impl Link for PacketLink {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         let mut packets = self.local.deliver(64, sink);
+        packets += self.kin.as_ref().map_or(0, |kin| kin.deliver(sink));
         for i in 0..self.socket.receive()? {
             packets += self.handle_frame(now, i, sink);
         }
@@ -538,13 +583,17 @@ impl Link for PacketLink {
 
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         self.neighbours.join(now, group)?;
+        if let Some(kin) = &self.kin {
+            kin.join(group);
+        }
         // A report that does not leave is told again.
         let _ = self.flush_outbox();
         Ok(())
     }
 
     fn leave(&mut self, group: IpAddr) {
-        self.neighbours.leave(group);
+        let last = self.kin.as_ref().is_none_or(|kin| kin.leave(group));
+        self.neighbours.leave(group, last);
         let _ = self.flush_outbox();
     }
 
@@ -554,6 +603,10 @@ impl Link for PacketLink {
 
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.socket.as_fd())
+    }
+
+    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.kin.as_ref().map(Kin::fd)
     }
 
     fn is_up(&mut self) -> bool {

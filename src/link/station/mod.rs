@@ -128,6 +128,11 @@ impl Station {
         }
     }
 
+    /// Leaves a multicast group in which another with the same addresses stays.
+    pub(crate) fn leave_quietly(&mut self, group: IpAddr) {
+        self.groups.leave(group);
+    }
+
     /// Whether it has joined this group.
     pub fn is_member(&self, group: IpAddr) -> bool {
         self.groups.contains(group)

@@ -11,6 +11,7 @@ mod owner;
 mod recv;
 mod send;
 mod socket;
+mod steer;
 #[cfg(test)]
 mod tests;
 
@@ -25,11 +26,13 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
 use super::watch::Watch;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
 use recv::Receiver;
 use send::Sender;
+use socket::Opened;
 
 /// How to set up a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -127,7 +130,25 @@ impl UdpLink {
     /// If the port is taken (one process an address), the address is not local, or the system is out of
     /// something.
     pub fn bind(ip: IpAddr, options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
-        let opened = socket::open(ip, options)?;
+        UdpLink::new(ip, options, socket::open(ip, options, false)?)
+    }
+
+    /// Binds it with `count` sockets, for the shards of one NIC
+    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)): each has the packets of the queue pairs whose
+    /// numbers end in its place. `count` is rounded up to a power of two, of 64 at most.
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind).
+    pub fn bind_shards(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<UdpLink>, UdpLinkError> {
+        let opened = steer::open(ip, options, count.next_power_of_two().min(ShardId::MAX_COUNT))?;
+        let mut links: Vec<UdpLink> =
+            opened.into_iter().map(|opened| UdpLink::new(ip, options, opened)).collect::<Result<_, _>>()?;
+        // The first one's port is that of all.
+        links.iter_mut().skip(1).for_each(|link| link.watch = None);
+        Ok(links)
+    }
+
+    fn new(ip: IpAddr, options: &UdpOptions, opened: Opened) -> Result<UdpLink, UdpLinkError> {
         let mut addresses: Vec<IpAddr> = opened.locals.iter().map(|l| l.ip).collect();
         if ip.is_unspecified() {
             // The first GID is what programs use that do not choose: not a loopback one.

@@ -40,8 +40,8 @@ pub(super) struct Opened {
     pub rcvbuf: usize,
 }
 
-/// Opens and binds.
-pub(super) fn open(ip: IpAddr, options: &UdpOptions) -> Result<Opened, UdpLinkError> {
+/// Opens and binds; `shared` beside sockets of ours that are there already.
+pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Opened, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
     let locals = locals(ip);
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
@@ -57,6 +57,9 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions) -> Result<Opened, UdpLinkEr
     if let Some(local) = local {
         set_multicast_interface(&socket, ip, local.index)
             .map_err(fail("choosing the interface for groups"))?;
+    }
+    if shared {
+        share(&socket).map_err(fail("sharing UDP port 4791"))?;
     }
     let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
@@ -91,6 +94,11 @@ fn locals(ip: IpAddr) -> Vec<Local> {
         found.truncate(1);
     }
     found
+}
+
+/// Lets others of ours be bound to the same.
+pub(super) fn share(socket: &OwnedFd) -> io::Result<()> {
+    set(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
 /// Opens the socket of a multicast group, joined and bound to it, on an interface. Others of this machine may have the

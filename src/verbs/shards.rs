@@ -1,0 +1,239 @@
+//! The shards of a NIC: what is done with one of them, with all, or spread over them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::{Mutex, RwLock};
+
+use super::AttachError;
+use super::clock::Clock;
+use super::shard::Shard;
+use crate::link::LinkCounters;
+use crate::link::fabric::FabricHandle;
+use crate::memory::Table;
+use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
+use crate::transport::Counters;
+use crate::wire::{Gid, Qpn};
+
+pub(super) struct Shards {
+    all: Box<[Arc<Shard>]>,
+    threads: Vec<JoinHandle<()>>,
+    next_qp: AtomicUsize,
+    next_srq: AtomicUsize,
+    /// Of all shards together, as the limits are.
+    groups: Mutex<MulticastTable>,
+}
+
+/// Some of the shards, a bit for each.
+pub(super) type ShardSet = u64;
+
+impl Shards {
+    /// Starts what drives them when nobody polls.
+    pub fn start(all: Vec<Arc<Shard>>) -> io::Result<Shards> {
+        let mut shards = Shards {
+            all: all.into(),
+            threads: Vec::new(),
+            next_qp: AtomicUsize::new(0),
+            next_srq: AtomicUsize::new(0),
+            groups: Mutex::default(),
+        };
+        if shards.virtual_fabric().is_none() {
+            for (i, shard) in shards.all.iter().enumerate() {
+                let name = if i == 0 { "urxe".into() } else { format!("urxe-{i}") };
+                let shard = shard.clone();
+                shards.threads.push(std::thread::Builder::new().name(name).spawn(move || shard.run())?);
+            }
+        }
+        Ok(shards)
+    }
+
+    /// The one that has what cannot be spread, and answers for what is the same everywhere.
+    pub fn first(&self) -> &Arc<Shard> {
+        &self.all[0]
+    }
+
+    /// The one for the next queue pair.
+    pub fn next_for_qp(&self) -> &Arc<Shard> {
+        self.next(&self.next_qp)
+    }
+
+    /// The one for the next shared receive queue and the queue pairs on it.
+    pub fn next_for_srq(&self) -> &Arc<Shard> {
+        self.next(&self.next_srq)
+    }
+
+    fn next(&self, counter: &AtomicUsize) -> &Arc<Shard> {
+        &self.all[counter.fetch_add(1, Ordering::Relaxed) % self.all.len()]
+    }
+
+    /// The regions, which all share.
+    pub fn memory(&self) -> &RwLock<Table> {
+        &self.first().memory
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.first().clock
+    }
+
+    pub fn virtual_fabric(&self) -> Option<&FabricHandle> {
+        self.first().virtual_fabric()
+    }
+
+    /// Runs `f` with what all shards have alike.
+    pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
+        self.first().look(f)
+    }
+
+    /// Runs `f` with all shards at once.
+    pub fn look_at_all<R>(&self, f: impl FnOnce(&mut [&mut Nic]) -> R) -> R {
+        // In this order always, and nobody else holds more than one.
+        let mut engines: Vec<_> = self.all.iter().map(|shard| shard.lock()).collect();
+        let mut nics: Vec<&mut Nic> = engines.iter_mut().map(|engine| &mut engine.nic).collect();
+        let result = f(&mut nics);
+        for (shard, engine) in self.all.iter().zip(engines) {
+            shard.release(engine, shard.clock.now());
+        }
+        result
+    }
+
+    /// For an application that polls.
+    pub fn poll(&self, some: ShardSet) {
+        self.each(some, Shard::poll);
+    }
+
+    /// For an application that polls on what any of them may bring.
+    pub fn poll_all(&self) {
+        self.poll(self.everyone());
+    }
+
+    /// For an application that is about to wait for them.
+    pub fn stop_polling(&self, some: ShardSet) {
+        self.each(some, Shard::stop_polling);
+    }
+
+    /// For an application that is about to wait for any of them.
+    pub fn stop_polling_all(&self) {
+        self.stop_polling(self.everyone());
+    }
+
+    fn everyone(&self) -> ShardSet {
+        ShardSet::MAX >> (ShardSet::BITS as usize - self.all.len())
+    }
+
+    #[inline]
+    fn each(&self, mut some: ShardSet, f: impl Fn(&Shard)) {
+        while some != 0 {
+            f(&self.all[some.trailing_zeros() as usize]);
+            some &= some - 1;
+        }
+    }
+
+    /// What they have counted.
+    pub fn counters(&self) -> Counters {
+        self.look_at_all(|nics| {
+            let mut sum = Counters::default();
+            nics.iter().for_each(|nic| sum += *nic.counters());
+            sum
+        })
+    }
+
+    /// What their links dropped, and why those are gone if they are.
+    pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
+        let mut sum = LinkCounters::default();
+        let mut lost = None;
+        for shard in &self.all {
+            let (counters, why) = shard.link_state();
+            sum += counters;
+            lost = lost.or(why);
+        }
+        (sum, lost)
+    }
+
+    /// Attaches a queue pair of a shard to a multicast group.
+    pub fn attach_mcast(
+        &self,
+        shard: &Shard,
+        qpn: Qpn,
+        gid: Gid,
+        limits: &Limits,
+    ) -> Result<(), AttachError> {
+        let mut groups = self.groups.lock();
+        shard.hold(|engine, now| engine.attach_mcast(now, qpn, gid))?;
+        if let Err(e) = groups.attach(qpn, gid, limits) {
+            shard.hold(|engine, _| engine.detach_mcast(qpn, gid))?;
+            return Err(e.into());
+        }
+        Ok(())
+    }
+
+    /// Detaches it.
+    pub fn detach_mcast(&self, shard: &Shard, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
+        let mut groups = self.groups.lock();
+        shard.hold(|engine, _| engine.detach_mcast(qpn, gid))?;
+        groups.detach(qpn, gid).map(drop)
+    }
+
+    /// Destroys a queue pair, which leaves its multicast groups.
+    pub fn destroy_qp(&self, shard: &Shard, qpn: Qpn) {
+        let mut groups = self.groups.lock();
+        shard.hold(|engine, _| engine.destroy_qp(qpn));
+        groups.detach_all(qpn);
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        self.all.iter().for_each(|shard| shard.stop());
+        for thread in self.threads.drain(..) {
+            // The last handle may be dropped by a callback on the thread itself, which must not wait for itself.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// How many queues complete to a completion queue, and of which shards they are.
+pub(super) struct Users {
+    by_shard: Mutex<Vec<u32>>,
+    shards: AtomicU64,
+}
+
+impl Users {
+    pub fn new() -> Users {
+        Users { by_shard: Mutex::default(), shards: AtomicU64::new(Users::NOBODY) }
+    }
+
+    /// Without any, the first shard stands for the whole NIC.
+    const NOBODY: ShardSet = 1;
+
+    /// Those that fill the queue.
+    pub fn shards(&self) -> ShardSet {
+        self.shards.load(Ordering::Acquire)
+    }
+
+    pub fn add(&self, shard: &Shard) {
+        self.change(shard, |n| *n += 1);
+    }
+
+    pub fn remove(&self, shard: &Shard) {
+        self.change(shard, |n| *n -= 1);
+    }
+
+    fn change(&self, shard: &Shard, f: impl FnOnce(&mut u32)) {
+        let (index, mut counts) = (shard.index(), self.by_shard.lock());
+        if counts.len() <= index {
+            counts.resize(index + 1, 0);
+        }
+        f(&mut counts[index]);
+        let used = counts.iter().enumerate().filter(|(_, n)| **n > 0);
+        let shards = used.map(|(i, _)| 1 << i).fold(0, |set: ShardSet, bit| set | bit);
+        self.shards.store(if shards == 0 { Users::NOBODY } else { shards }, Ordering::Release);
+    }
+
+    pub fn count(&self) -> u32 {
+        self.by_shard.lock().iter().sum()
+    }
+}

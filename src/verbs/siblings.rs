@@ -1,0 +1,291 @@
+//! What the shards of a NIC have to do with each other: packets that came to the wrong one, and the end of the link.
+//!
+//! A socket is chosen by the first packet of a datagram that the kernel has joined from several, so those behind it may
+//! be another shard's. They are copied into that one's inbox: no shard ever waits for another's lock.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::Mutex;
+
+use crate::nic::ShardId;
+use crate::transport::RxBurst;
+use crate::wire::{Flow, IpIdent};
+
+/// What may wait in an inbox before the others leave what comes in their sockets.
+const FULL: usize = 4 << 20;
+
+/// Where the last byte of the destination's number is in a packet.
+const DEST_QP_LOW: usize = 7;
+
+/// A shard's place among its siblings.
+pub(super) struct Siblings {
+    id: ShardId,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    inboxes: Box<[Inbox]>,
+    /// Whose inbox is full, a bit for each.
+    full: AtomicU64,
+    /// Why the link is gone.
+    lost: OnceLock<Arc<io::Error>>,
+}
+
+struct Inbox {
+    /// Bytes that wait, so that looking into an empty one takes no lock.
+    bytes: AtomicUsize,
+    parcels: Mutex<Parcels>,
+    /// Wakes the shard's thread.
+    wake: EventFd,
+}
+
+/// Runs of packets, copied.
+#[derive(Default)]
+pub(super) struct Parcels {
+    data: Vec<u8>,
+    runs: Vec<Run>,
+}
+
+/// Consecutive packets of a burst.
+struct Run {
+    flow: Flow,
+    ident: IpIdent,
+    segment: usize,
+    /// The number of its first packet in the burst that it is of.
+    first: u16,
+    len: usize,
+}
+
+impl Siblings {
+    /// The places of `count` shards; `None` if there cannot be so many.
+    pub fn new(count: usize) -> io::Result<Option<Vec<Siblings>>> {
+        let Some(ids) = (0..count.max(1)).map(|i| ShardId::new(i, count)).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let inbox = |_: &ShardId| {
+            let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+            Ok(Inbox { bytes: AtomicUsize::new(0), parcels: Mutex::default(), wake })
+        };
+        let inboxes = ids.iter().map(inbox).collect::<io::Result<_>>()?;
+        let shared = Arc::new(Shared { inboxes, full: AtomicU64::new(0), lost: OnceLock::new() });
+        Ok(Some(ids.into_iter().map(|id| Siblings { id, shared: shared.clone() }).collect()))
+    }
+
+    /// Which one this is.
+    pub fn id(&self) -> ShardId {
+        self.id
+    }
+
+    fn inbox(&self) -> &Inbox {
+        &self.shared.inboxes[self.id.index() as usize]
+    }
+
+    /// What wakes this one's thread.
+    pub fn wake(&self) -> &EventFd {
+        &self.inbox().wake
+    }
+
+    /// Gives the packets of a burst that are this one's to `own`, in runs with the number of the first packet, and the
+    /// others to their shards. How many those were.
+    #[inline]
+    pub fn sort(&self, burst: &RxBurst<'_>, mut own: impl FnMut(&RxBurst<'_>, u16)) -> u64 {
+        // What comes to a group comes to each shard that has joined it.
+        if self.id.is_alone() || burst.flow.dst.is_multicast() {
+            own(burst, 0);
+            return 0;
+        }
+        let mut handed_over = 0;
+        let mut from = 0;
+        let segment = burst.segment.max(1);
+        let ours = self.id.index() as usize;
+        while from < burst.data.len() {
+            let rest = &burst.data[from..];
+            let owner = self.owner(rest);
+            let len = match rest.chunks(segment).position(|packet| self.owner(packet) != owner) {
+                Some(packets) => packets * segment,
+                None => rest.len(),
+            };
+            let run = RxBurst { data: &rest[..len], ..*burst };
+            let first = (from / segment) as u16;
+            if owner == ours {
+                own(&run, first);
+            } else {
+                self.shared.put(owner, &run, first);
+                handed_over += len.div_ceil(segment) as u64;
+            }
+            from += len;
+        }
+        handed_over
+    }
+
+    /// Whose the packet at the start of `bytes` is; of what is too short for one, this one's.
+    fn owner(&self, bytes: &[u8]) -> usize {
+        bytes.get(DEST_QP_LOW).map_or(self.id.index() as usize, |qpn| self.id.of(*qpn))
+    }
+
+    /// Takes what others have put into the inbox; how many packets that was. `spare` is room that is used again.
+    #[inline]
+    pub fn collect(&self, spare: &mut Parcels, own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
+        if self.inbox().bytes.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        self.shared.take(self.id.index() as usize, spare);
+        spare.deal_out(own)
+    }
+
+    /// Whether another one has so much in its inbox that this one should not read on.
+    pub fn are_full(&self) -> bool {
+        self.shared.full.load(Ordering::Relaxed) & !(1 << self.id.index()) != 0
+    }
+
+    /// The link of one is gone, and with it the NIC.
+    pub fn lose_link(&self, why: Arc<io::Error>) {
+        if self.shared.lost.set(why).is_ok() {
+            for inbox in &self.shared.inboxes {
+                inbox.wake();
+            }
+        }
+    }
+
+    /// Why it is gone, if it is.
+    pub fn loss(&self) -> Option<&Arc<io::Error>> {
+        self.shared.lost.get()
+    }
+}
+
+impl Shared {
+    /// Copies a run into the inbox of its owner.
+    fn put(&self, owner: usize, run: &RxBurst<'_>, first: u16) {
+        let RxBurst { flow, ident, segment, data } = *run;
+        let inbox = &self.inboxes[owner];
+        let mut parcels = inbox.parcels.lock();
+        parcels.data.extend_from_slice(data);
+        parcels.runs.push(Run { flow, ident, segment, first, len: data.len() });
+        let before = inbox.bytes.fetch_add(data.len(), Ordering::Release);
+        if before + data.len() > FULL {
+            self.full.fetch_or(1 << owner, Ordering::Relaxed);
+        }
+        drop(parcels);
+        if before == 0 {
+            inbox.wake();
+        }
+    }
+
+    /// Swaps what is in the inbox of its owner for `spare`.
+    fn take(&self, owner: usize, spare: &mut Parcels) {
+        let inbox = &self.inboxes[owner];
+        let mut parcels = inbox.parcels.lock();
+        std::mem::swap(&mut *parcels, spare);
+        if inbox.bytes.swap(0, Ordering::AcqRel) > FULL {
+            self.full.fetch_and(!(1 << owner), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Parcels {
+    /// Gives out all of it, and keeps the room; how many packets that was.
+    fn deal_out(&mut self, mut own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
+        let (mut packets, mut from) = (0, 0);
+        for Run { flow, ident, segment, first, len } in self.runs.drain(..) {
+            let data = &self.data[from..from + len];
+            from += len;
+            packets += len.div_ceil(segment.max(1));
+            own(&RxBurst { flow, ident, segment, data }, first);
+        }
+        self.data.clear();
+        packets
+    }
+}
+
+impl Inbox {
+    fn wake(&self) {
+        // Only a full counter could refuse, and then the thread has been woken already.
+        let _ = self.wake.write(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn siblings(count: usize) -> Vec<Siblings> {
+        Siblings::new(count).unwrap().unwrap()
+    }
+
+    /// A packet of 20 bytes (or fewer) for each destination.
+    fn packets(to: &[u8], last: usize) -> Vec<u8> {
+        let mut data: Vec<u8> = to.iter().flat_map(|qpn| [&[0; 7][..], &[*qpn], &[0; 12]].concat()).collect();
+        data.truncate(data.len() - 20 + last);
+        data
+    }
+
+    fn burst<'a>(dst: &str, data: &'a [u8]) -> RxBurst<'a> {
+        let flow = Flow::new("10.0.0.1".parse().unwrap(), dst.parse().unwrap(), 4791);
+        RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data }
+    }
+
+    /// Number of the first packet, and the destinations, of each run.
+    type Runs = Vec<(u16, Vec<u8>)>;
+
+    fn note(runs: &mut Runs) -> impl FnMut(&RxBurst<'_>, u16) {
+        |burst, first| runs.push((first, burst.packets().map(|(_, p)| p[DEST_QP_LOW]).collect()))
+    }
+
+    #[test]
+    fn each_has_its_own_packets_and_no_others() {
+        let all = siblings(4);
+        let data = packets(&[0x10, 0x14, 0x11, 0x13, 0x17, 0x10], 8);
+        let mut own = Runs::new();
+        assert_eq!(all[0].sort(&burst("10.0.0.2", &data), note(&mut own)), 3);
+        assert_eq!(own, [(0, vec![0x10, 0x14]), (5, vec![0x10])]);
+        let mut got = [(); 4].map(|()| Runs::new());
+        for (shard, got) in all.iter().zip(&mut got) {
+            let mut spare = Parcels::default();
+            let packets = shard.collect(&mut spare, note(got));
+            assert_eq!(packets, got.iter().map(|(_, run)| run.len()).sum::<usize>());
+            assert_eq!(shard.collect(&mut spare, |_, _| panic!("taken twice")), 0);
+        }
+        assert_eq!(got, [vec![], vec![(2, vec![0x11])], vec![], vec![(3, vec![0x13, 0x17])]]);
+    }
+
+    #[test]
+    fn groups_and_scraps_stay_where_they_are() {
+        let all = siblings(2);
+        let data = packets(&[0xff, 0xff], 20);
+        let mut own = Runs::new();
+        assert_eq!(all[0].sort(&burst("239.0.0.1", &data), note(&mut own)), 0);
+        assert_eq!(own, [(0, vec![0xff, 0xff])]);
+        let mut scraps = 0;
+        assert_eq!(all[1].sort(&burst("10.0.0.2", &data[..5]), |b, _| scraps += b.data.len()), 0);
+        assert_eq!(scraps, 5);
+    }
+
+    #[test]
+    fn a_full_inbox_stops_the_others_until_it_is_emptied() {
+        let all = siblings(2);
+        let data = packets(&[1; 3000], 20);
+        while !all[0].are_full() {
+            all[0].sort(&burst("10.0.0.2", &data), |_, _| panic!("not its own"));
+        }
+        assert!(!all[1].are_full(), "its own does not stop it");
+        assert!(all[1].collect(&mut Parcels::default(), |_, _| {}) * 20 > FULL);
+        assert!(!all[0].are_full());
+    }
+
+    #[test]
+    fn whoever_has_packets_or_loses_the_link_is_woken() {
+        let all = siblings(2);
+        let data = packets(&[1, 1], 20);
+        for _ in 0..2 {
+            all[0].sort(&burst("10.0.0.2", &data), |_, _| {});
+        }
+        assert_eq!(all[1].wake().read(), Ok(1), "once for both");
+        assert!(all[0].wake().read().is_err());
+        all[1].lose_link(Arc::new(io::Error::other("gone")));
+        assert_eq!([&all[0], &all[1]].map(|s| (s.wake().read(), s.loss().is_some())), [(Ok(1), true); 2]);
+        assert!(Siblings::new(3).unwrap().is_none() && Siblings::new(0).unwrap().is_none());
+    }
+}

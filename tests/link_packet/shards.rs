@@ -1,0 +1,101 @@
+//! The links of a NIC of several shards.
+
+use std::time::{Duration, Instant as Clock};
+
+use urxe::link::{Link, PacketConfig, PacketLink};
+use urxe::transport::{Payload, TxQueue};
+use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
+
+use super::veth::Veth;
+use super::{join, now, open};
+
+/// The two links of a NIC of two shards.
+fn open_two(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
+    let config: PacketConfig = spec.parse().unwrap();
+    let links = net.within(side, || PacketLink::open_shards(config, 2)).unwrap();
+    links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
+}
+
+/// Gives `send` its turn until no link has had anything for a while; the last bytes of the destinations that each had.
+fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
+    let mut got = vec![Vec::new(); links.len()];
+    let mut last = Clock::now();
+    while last.elapsed() < Duration::from_millis(300) {
+        for (link, got) in links.iter_mut().zip(&mut got) {
+            let n = link.receive(now(start), &mut |burst| {
+                for (i, data) in burst.packets() {
+                    assert!(icrc::verify(&burst.flow, burst.ident, i, data));
+                    got.push(Packet::parse(data).unwrap().bth().dest_qp.get() as u8);
+                }
+            });
+            if n.unwrap() > 0 {
+                last = Clock::now();
+            }
+        }
+    }
+    got
+}
+
+fn to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: Clock) {
+    let flow = Flow { hop_limit: 1, ..Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 4000) };
+    for qpn in qps {
+        let mut queue = TxQueue::new(link.info().burst);
+        let bth = Bth { opcode: Opcode(4), dest_qp: Qpn::new(*qpn), ..Bth::default() };
+        queue.push(&flow, Headers { bth, ..Headers::default() }, Payload::Bytes(&[7; 100]));
+        link.transmit(now(start), &queue).unwrap();
+    }
+}
+
+#[test]
+fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
+    let net = Veth::new(1500);
+    let station = |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24,ip=fd77::{n}/64");
+    for (a, b, hosts) in [
+        ("packet:v0".to_owned(), "packet:v1".to_owned(), [1, 2]),
+        (station("v0", 11), station("v1", 12), [11, 12]),
+    ] {
+        let start = Clock::now();
+        let ([mut a0, mut a1], [mut b0, mut b1]) = (open_two(&net, 0, &a), open_two(&net, 1, &b));
+        for net in ["10.77.0.", "fd77::"] {
+            let [x, y] = hosts.map(|n| format!("{net}{n}"));
+            // Each resolves its neighbour by itself; both of the other side are asked.
+            for a in [&mut a0, &mut a1] {
+                to_qps(a, &x, &y, &[0x10, 0x11, 0x13, 0x12], start);
+            }
+            let mut got = received(&mut [&mut b0, &mut b1, &mut a0, &mut a1], start);
+            got.iter_mut().for_each(|qps| qps.sort_unstable());
+            assert_eq!(got, [vec![0x10, 0x10, 0x12, 0x12], vec![0x11, 0x11, 0x13, 0x13], vec![], vec![]]);
+            to_qps(&mut b1, &y, &x, &[3], start);
+            assert_eq!(
+                received(&mut [&mut a0, &mut a1, &mut b0, &mut b1], start),
+                [vec![], vec![3], vec![], vec![]]
+            );
+        }
+        assert_eq!([&a0, &a1, &b0, &b1].map(|l| l.counters().tx_unresolved), [0; 4]);
+    }
+}
+
+#[test]
+fn groups_reach_every_shard_that_joined_them() {
+    let net = Veth::new(1500);
+    let station = |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24");
+    for (a, b) in [("packet:v0".to_owned(), "packet:v1".to_owned()), (station("v0", 1), station("v1", 2))] {
+        let start = Clock::now();
+        let (mut a, [mut b0, mut b1]) = (open(&net, 0, &a), open_two(&net, 1, &b));
+        let group = "239.1.2.3";
+        join(&net, 1, &mut b0, start, group);
+        to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
+        assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![]]);
+        join(&net, 1, &mut b1, start, group);
+        to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
+        assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![0xff]]);
+        // What one sends is for both.
+        to_qps(&mut b0, "10.77.0.2", group, &[0xff_ffff], start);
+        assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![0xff]]);
+        b0.leave(group.parse().unwrap());
+        to_qps(&mut b0, "10.77.0.2", group, &[0xff_ffff], start);
+        assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![], vec![0xff]]);
+        to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
+        assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![], vec![0xff]]);
+    }
+}
