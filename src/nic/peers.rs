@@ -74,6 +74,7 @@ impl Peers {
         }
         if peer.queue_pairs == 0 {
             self.by_address.remove(&peer.address);
+            peer.waiting = VecDeque::new();
             self.free.push(at);
         }
         self.wake_one(at, window);
