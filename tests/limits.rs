@@ -82,8 +82,9 @@ fn packet_and_message_numbers_wrap() {
         }
     }
     let (ours, theirs) = (a.context.counters(), b.context.counters());
-    assert_eq!((ours.rdma_sends, ours.requester_retry, ours.unexpected_response), (messages, 0, 0));
-    // Whoever is kept from the processor between two posts may find the last packet sent again, asking.
+    assert_eq!((ours.rdma_sends, ours.requester_retry), (messages, 0));
+    // Whoever is kept from the processor may find packets sent again, asking, and one answer too many to each.
+    assert!(ours.unexpected_response <= ours.ack_probe, "{ours:?}");
     assert_eq!((theirs.rdma_recvs, theirs.out_of_seq_request), (messages, 0));
     assert_eq!(theirs.duplicate_request, ours.ack_probe);
 }
