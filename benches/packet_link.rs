@@ -164,7 +164,7 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     }
     let send = || {
         queue.clear();
-        slices.iter().for_each(|s| queue.push(&flow, headers, Payload::Gather(&[*s])));
+        slices.iter().for_each(|s| queue.push(&flow, headers, Payload::Host(&[*s])));
         a.transmit(Time(0), &queue)
     };
     let receive = || {

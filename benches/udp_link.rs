@@ -101,7 +101,7 @@ fn burst_cost() -> raw::BurstCost {
     let done = AtomicBool::new(false);
     let send = || {
         q.clear();
-        slices.iter().for_each(|s| q.push(&there, headers(), Payload::Gather(&[*s])));
+        slices.iter().for_each(|s| q.push(&there, headers(), Payload::Host(&[*s])));
         a.transmit(Time(0), &q)
     };
     let receive = || {
@@ -141,7 +141,7 @@ fn throughput(time: Duration) -> f64 {
                 continue;
             }
             q.clear();
-            slices.iter().for_each(|s| q.push(&there, headers(), Payload::Gather(&[*s])));
+            slices.iter().for_each(|s| q.push(&there, headers(), Payload::Host(&[*s])));
             a.transmit(Time(0), &q).unwrap();
             sent += q.bytes() as u64;
         }

@@ -1,10 +1,10 @@
-//! From packets to bursts: what is copied and what is gathered, and how much goes together.
+//! From packets to bursts: what is copied when, and how much goes together.
 
 mod support;
 
 use support::{PD, Region};
 use urxe::memory::{Access, Accessor, HostSlice, Table};
-use urxe::transport::{BurstLimits, Payload, Piece, TxBurst, TxQueue};
+use urxe::transport::{BurstLimits, Payload, TxBurst, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Packet, Psn, Qpn, icrc};
 
 fn flow() -> Flow {
@@ -25,31 +25,26 @@ fn memory(table: &mut Table, len: usize) -> (Region, HostSlice) {
 }
 
 #[test]
-fn long_payloads_are_gathered_and_short_ones_copied() {
+fn packets_are_whole_before_they_leave_or_copied_then() {
     let mut table = Table::new();
-    for (len, expected) in
-        [(0, &[16][..]), (1, &[20]), (512, &[528]), (513, &[12, 513, 7]), (4096, &[12, 4096, 4])]
-    {
+    for len in [0, 1, 512, 513, 4096] {
         let (region, slice) = memory(&mut table, len);
-        for again in [false, true] {
-            let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
+        region.write(0, &vec![1; len]);
+        for (new, is_copied_late) in [(TxQueue::new as fn(_) -> _, false), (TxQueue::unsealed, len > 512)] {
+            let mut queue = new(BurstLimits::SEGMENTED);
             assert!(queue.is_empty());
-            let slices = [slice];
-            let payload = if again { Payload::Copy(&slices) } else { Payload::Gather(&slices) };
-            queue.push(&flow(), headers(), payload);
+            queue.push(&flow(), headers(), Payload::Host(&[slice]));
             assert!(!queue.is_empty());
             let burst = queue.bursts().next().unwrap();
-            let pieces: Vec<Piece<'_>> = burst.pieces().collect();
-            let lens: Vec<usize> = pieces.iter().map(Piece::len).collect();
-            let whole: usize = expected.iter().sum();
-            // What goes out again must not change under way.
-            let in_one = [whole];
-            assert_eq!(lens, if again { &in_one } else { expected }, "{len} bytes");
-            assert!(!pieces[0].is_empty() && Piece::Bytes(&[]).is_empty());
+            assert_eq!(burst.as_bytes().is_none(), is_copied_late, "{len} bytes");
+            // The application writes when it likes: that is no packet that its ICRC does not fit.
+            region.write(0, &vec![2; len]);
             let mut bytes = Vec::new();
             burst.copy_to(&mut bytes);
             assert!(icrc::verify(&flow(), IpIdent::SENT, 0, &bytes));
-            assert_eq!(Packet::parse(&bytes).unwrap().payload(), region.read(0, len));
+            let expected = if is_copied_late { 2 } else { 1 };
+            assert_eq!(Packet::parse(&bytes).unwrap().payload(), vec![expected; len]);
+            region.write(0, &vec![1; len]);
         }
     }
 }
@@ -128,7 +123,7 @@ fn icrcs_made_while_copying_are_those_made_before() {
             let mut queue = new(BurstLimits::SEGMENTED);
             for len in lens {
                 let (first, rest) = slice.split_at(*len).0.split_at(len / 3);
-                queue.push(&flow(), headers(), Payload::Gather(&[first, HostSlice::EMPTY, rest]));
+                queue.push(&flow(), headers(), Payload::Host(&[first, HostSlice::EMPTY, rest]));
             }
             copied(&queue)
         });
@@ -149,7 +144,7 @@ fn a_run_is_its_packets() {
         let mut rest = slice;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
-            single.push(&flow(), headers, Payload::Gather(&[now]));
+            single.push(&flow(), headers, Payload::Host(&[now]));
             headers.bth.psn += 1;
             rest = later;
         }

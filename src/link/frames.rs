@@ -15,7 +15,6 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::cut::cutter;
 use super::frame_queue::FrameQueue;
 use super::loopback::Loopback;
 use super::spec::{Options, SpecError};
@@ -231,24 +230,15 @@ impl FramesLink {
         }
         let mac = self.station.resolve(now, flow.dst);
         let own = Mac(self.info.mac);
-        let mut packets = cutter(burst);
-        let mut id = 0;
-        while let Some(len) = packets.next_len() {
+        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             let write = |out: &mut Vec<u8>| {
-                frame::append_headers(out, mac.unwrap_or_default(), own, &flow, id, len);
-                packets.copy_next(out);
+                frame::append_headers(out, mac.unwrap_or_default(), own, &flow, id, packet.len());
+                out.extend_from_slice(packet);
             };
-            let taken = match mac {
-                Some(_) => {
-                    self.socket.queue(&mut self.tx, write);
-                    true
-                }
-                None => self.station.hold(flow.dst, write),
+            match mac {
+                Some(_) => self.socket.queue(&mut self.tx, write),
+                None => _ = self.station.hold(flow.dst, write),
             };
-            if !taken {
-                packets.next_packet(|_| {});
-            }
-            id = id.wrapping_add(1);
         }
     }
 

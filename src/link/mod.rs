@@ -33,7 +33,6 @@ macro_rules! pass_on {
 
 pub mod capture;
 mod chance;
-mod cut;
 pub mod fabric;
 pub mod faults;
 mod frame_queue;

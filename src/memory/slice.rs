@@ -1,4 +1,3 @@
-use std::io::IoSlice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::copy::copy_and_digest;
@@ -94,16 +93,6 @@ impl HostSlice {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// Goes on with an ICRC over the bytes.
-    pub(crate) fn digest(self, icrc: &mut Icrc) {
-        icrc.update(self.as_bytes());
-    }
-
-    /// For a system call that gathers.
-    pub(crate) fn as_io_slice(&self) -> IoSlice<'_> {
-        IoSlice::new(self.as_bytes())
-    }
-
     /// The bytes for a moment's reading. The application may change them under us, as under a NIC: what is
     /// read is then whatever was there, and an ICRC made before no longer fits.
     fn as_bytes(&self) -> &[u8] {
@@ -111,16 +100,11 @@ impl HostSlice {
             return &[];
         }
         // SAFETY: `from_raw`'s caller vouches for `len` readable bytes at `addr`; nothing keeps the borrow
-        // beyond a checksum, a copy or a system call, and no `&mut` to them is ever made here.
+        // beyond a copy, and no `&mut` to them is ever made here.
         unsafe { std::slice::from_raw_parts(self.ptr(), self.len) }
     }
 
-    /// Copies the bytes to the end of `out`.
-    pub(crate) fn append_to(self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self.as_bytes());
-    }
-
-    /// The same, and goes on with an ICRC over what was copied.
+    /// Copies the bytes to the end of `out`, and goes on with an ICRC over what was copied.
     pub(crate) fn append_and_digest(self, out: &mut Vec<u8>, icrc: Icrc) -> Icrc {
         out.reserve(self.len);
         let room = out.spare_capacity_mut().as_mut_ptr().cast();
@@ -132,13 +116,27 @@ impl HostSlice {
         }
     }
 
+    /// Copies the bytes to `out`, and goes on with an ICRC over what was copied.
+    ///
+    /// # Panics
+    /// If `out` has another length.
+    pub(crate) fn load_and_digest(self, out: &mut [u8], icrc: Icrc) -> Icrc {
+        assert_eq!(out.len(), self.len);
+        // SAFETY: readable by `from_raw`'s contract; `out` is as long, and no registered memory lies in it.
+        unsafe { copy_and_digest(self.ptr(), out.as_mut_ptr(), self.len, icrc) }
+    }
+
     /// Copies the bytes to `out`.
     ///
     /// # Panics
     /// If `out` has another length.
     #[inline]
     pub(crate) fn load(self, out: &mut [u8]) {
-        out.copy_from_slice(self.as_bytes());
+        // A word is what most short messages are.
+        match (<&mut [u8; 8]>::try_from(&mut *out), self.as_bytes().try_into()) {
+            (Ok(out), Ok(word)) => *out = word,
+            _ => out.copy_from_slice(self.as_bytes()),
+        }
     }
 
     /// Copies all of `bytes` to the start. Aligned 8-byte stores are single ones, so that a flag that an

@@ -616,8 +616,8 @@ mod tests {
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 6, swap: 1 }), 7);
         assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 7, swap: 9 }), 7);
         assert_eq!(t.remote_word(by(PD), info.rkey, 0x1004, Access::REMOTE_ATOMIC).unwrap(), None);
-        let mut out = Vec::new();
-        t.local(by(PD), info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().append_to(&mut out);
+        let mut out = [0; 12];
+        t.local(by(PD), info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().load(&mut out);
         assert_eq!(out, [9, 0, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c']);
     }
 }

@@ -195,8 +195,8 @@ fn null_regions_have_a_domain_and_a_run() {
     assert_eq!(read(&t, US, RKey(null.0)), Err(unknown));
     // What is written to it is not what it reads as.
     t.local(US, null, 0, 4, Access::LOCAL_WRITE).unwrap().store(&[7; 4]);
-    let mut zeros = Vec::new();
-    t.local(US, null, 0, 4, Access::LOCAL_READ).unwrap().append_to(&mut zeros);
+    let mut zeros = [1; 4];
+    t.local(US, null, 0, 4, Access::LOCAL_READ).unwrap().load(&mut zeros);
     assert_eq!(zeros, [0; 4]);
 }
 

@@ -4,6 +4,7 @@
 //! [`Nic::next_deadline`] says when [`Nic::handle_timeouts`] wants to be called.
 #![forbid(unsafe_code)]
 
+mod arrival;
 mod cq;
 mod events;
 mod multicast;
@@ -28,19 +29,16 @@ pub use shard_id::ShardId;
 use crate::memory::{HostSlice, PdId, Table};
 use crate::transport::{
     AddressVector, AsyncEvent, Completion, Counters, CqId, Env, Instant, ModifyError, Output, Pending,
-    PostBatchError, PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, RxBurst, SendWr,
-    SharedReceives, SrqId, Tuning, TxQueue, Via, XrcdId,
+    PostBatchError, PostError, QpAttr, QpInit, QpState, QueuePair, RecvCaps, RecvWr, SendWr, SharedReceives,
+    SrqId, Tuning, TxQueue, XrcdId,
 };
 use crate::wire::icrc::Verifier;
-use crate::wire::{BTH_LEN, Gid, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
+use crate::wire::{Gid, PKey, Qpn};
 use events::Events;
 use peers::Peers;
 use schedule::Schedule;
 use srq::SrqTable;
 use table::{Entry, QpTable};
-
-/// UDP payload bytes after which a turn ends, so that the other side of the NIC gets its turn too.
-const TURN_BYTES: usize = 1 << 20;
 
 /// What a NIC is made with.
 #[derive(Clone, Debug)]
@@ -317,116 +315,6 @@ impl Nic {
         Ok(result)
     }
 
-    /// Takes in packets that arrived together. What they call for leaves with the next
-    /// [`transmit`](Self::transmit).
-    pub fn handle_burst(&mut self, now: Instant, burst: &RxBurst<'_>, memory: &Table, tx: &mut TxQueue) {
-        self.handle_part(now, burst, 0, memory, tx);
-    }
-
-    /// The same with a part of a burst: `burst` has the packets from number `first` of it on.
-    pub fn handle_part(
-        &mut self,
-        now: Instant,
-        burst: &RxBurst<'_>,
-        first: u16,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) {
-        for (index, bytes) in burst.packets() {
-            let index = first.wrapping_add(index);
-            let c = &mut self.state.counters;
-            c.rcvd_pkts += 1;
-            c.rcvd_bytes += bytes.len() as u64;
-            if bytes.len() < BTH_LEN + ICRC_LEN {
-                c.rx_truncated += 1;
-                continue;
-            }
-            if !self.verifier.verify(&burst.flow, burst.ident, index, bytes) {
-                c.rx_icrc_err += 1;
-                continue;
-            }
-            match Packet::parse(bytes) {
-                Ok(packet) => self.handle_packet(now, burst, &packet, memory, tx),
-                Err(WireError::Truncated { .. }) => c.rx_truncated += 1,
-                Err(WireError::Unaligned(_)) => c.rx_bad_pad += 1,
-                Err(WireError::ReservedOpcode(_)) => c.rx_reserved_opcode += 1,
-                Err(WireError::Version(_)) => c.rx_bad_version += 1,
-            }
-        }
-        while let Some(qpn) = self.schedule.next_stirred() {
-            if let Some(entry) = self.table.get_mut(qpn) {
-                entry.stirred = false;
-                self.peers.settle(entry, self.config.tuning.window);
-                self.schedule.touch(entry);
-                // Progress brings the timeout of a peer that was silent down again.
-                self.schedule.arm(entry);
-            }
-        }
-    }
-
-    fn handle_packet(
-        &mut self,
-        now: Instant,
-        burst: &RxBurst<'_>,
-        packet: &Packet<'_>,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) {
-        let c = &mut self.state.counters;
-        let row = packet.row();
-        if row.operation == Operation::Cnp {
-            c.cnp_handled += 1;
-            return;
-        }
-        let dest = packet.bth().dest_qp;
-        match (burst.flow.dst.is_multicast(), dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
-            (false, false) => self.hand_to(dest, now, burst, packet, memory, tx),
-            (true, true) => self.hand_to_group(now, burst, packet, memory, tx),
-            // A group's address and the multicast QP go together, for datagrams only (IBA 9.6, 10.5.2).
-            _ => c.rx_not_multicast += 1,
-        }
-    }
-
-    /// Gives a packet to a queue pair that it is for.
-    fn hand_to(
-        &mut self,
-        dest: Qpn,
-        now: Instant,
-        burst: &RxBurst<'_>,
-        packet: &Packet<'_>,
-        memory: &Table,
-        tx: &mut TxQueue,
-    ) {
-        let c = &mut self.state.counters;
-        let row = packet.row();
-        let entry = self.table.get_mut(dest);
-        let Some(entry) = entry.filter(|e| e.qp.takes(row.transport, row.operation.is_request())) else {
-            c.rx_unknown_qp += 1;
-            return;
-        };
-        let mut via = Via::Primary;
-        if entry.qp.qp_type().is_connected() {
-            if entry.qp.flow().is_none() {
-                c.rx_wrong_state += 1;
-                return;
-            }
-            let Some(known) = entry.qp.via(&burst.flow) else {
-                c.rx_wrong_source += 1;
-                return;
-            };
-            via = known;
-        }
-        if !packet.bth().pkey.admits(entry.qp.pkey_via(via)) {
-            c.rx_pkey_violation += 1;
-            return;
-        }
-        let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
-        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-        entry.qp.handle_packet(packet, &burst.flow, via, &mut env);
-        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
-        self.schedule.stir(entry);
-    }
-
     fn release_acknowledgements(&mut self) {
         while let Some(qpn) = self.schedule.next_held() {
             if let Some(entry) = self.table.get_mut(qpn) {
@@ -453,8 +341,7 @@ impl Nic {
     /// request to travel with, or for the next [`transmit`](Self::transmit).
     pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
-        while tx.bytes() - bytes < TURN_BYTES
-            && !tx.is_full()
+        while !tx.is_full()
             && let Some((qpn, woken)) = self.next_turn()
         {
             let Some(entry) = self.table.get_mut(qpn) else { continue };

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::arrival::Arrivals;
 use super::{Limits, Nic, UnknownQp};
 use crate::memory::Table;
 use crate::transport::{Instant, QpType, RxBurst, TxQueue};
@@ -136,7 +137,7 @@ impl Nic {
         }
         for i in 0..count {
             let qpn = self.multicast.members(gid)[i];
-            self.hand_to(qpn, now, burst, packet, memory, tx);
+            self.hand_to(qpn, now, packet, &mut Arrivals::none(burst), memory, tx);
         }
     }
 }

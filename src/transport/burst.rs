@@ -6,8 +6,8 @@ use crate::memory::HostSlice;
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, pad_count};
 
-/// Payloads up to this long are copied beside their headers: cheaper than one more slice to gather.
-const COPY_BELOW: usize = 512;
+/// The ICRC of payloads up to this long is made in one go with that of their headers.
+const SHORT: usize = 512;
 
 /// How large a burst a link takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,37 +30,11 @@ impl BurstLimits {
 pub enum Payload<'a> {
     /// In bytes of our own: inline data, responses to atomics.
     Bytes(&'a [u8]),
-    /// In user memory, to be gathered by the link when it sends.
-    Gather(&'a [HostSlice]),
-    /// In user memory, to be copied first: what is sent again must not change between the ICRC and the
-    /// system call, or a busy application would keep its own packets from ever arriving.
-    Copy(&'a [HostSlice]),
+    /// In user memory. The ICRC is of what is copied, so the application may write there at any time.
+    Host(&'a [HostSlice]),
 }
 
-/// A slice of a burst.
-#[derive(Clone, Copy, Debug)]
-pub enum Piece<'a> {
-    /// Headers, small payloads, padding and ICRCs.
-    Bytes(&'a [u8]),
-    /// User memory.
-    Host(HostSlice),
-}
-
-impl Piece<'_> {
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        match self {
-            Piece::Bytes(b) => b.len(),
-            Piece::Host(h) => h.len(),
-        }
-    }
-
-    /// Whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
+/// A piece of a burst.
 #[derive(Clone, Copy, Debug)]
 enum Stored {
     Arena { start: u32, len: u32 },
@@ -80,15 +54,19 @@ struct Burst {
     closed: bool,
 }
 
-/// Bytes of a turn whose packets are copied when they leave: few enough to be in a core's own cache still when they
-/// are read again.
-const COPIED_TURN: usize = 128 << 10;
+/// Bytes of a turn: few enough to be in a core's own cache still when the kernel reads them.
+const TURN: usize = 256 << 10;
+/// The same of packets that are copied when they leave: the copy has to be there too when the receiver reads it.
+const UNSEALED_TURN: usize = 128 << 10;
 
 /// The packets of one turn. Its buffers are reused, so that a warmed-up NIC allocates nothing.
+///
+/// Payload is copied beside its headers, in one pass with its ICRC. To have the kernel gather it from user memory would
+/// save nothing: that costs it as much for each slice as the copy takes, and user memory changes under it.
 #[derive(Debug)]
 pub struct TxQueue {
     limits: BurstLimits,
-    /// Gathered payload gets its ICRC when it is copied.
+    /// Long payload is copied, and gets its ICRC, when it leaves.
     unsealed: bool,
     /// Bytes of our own, those in use first. The rest is kept as it is: to clear it would cost more than to fill it.
     arena: Vec<u8>,
@@ -98,6 +76,8 @@ pub struct TxQueue {
     packets: usize,
     bytes: usize,
     prefixes: Prefixes,
+    /// How many bursts there were when one was asked for: as many now, and it was of the same flow.
+    prefixed: usize,
 }
 
 impl TxQueue {
@@ -113,6 +93,7 @@ impl TxQueue {
             packets: 0,
             bytes: 0,
             prefixes: Prefixes::default(),
+            prefixed: 0,
         }
     }
 
@@ -124,12 +105,16 @@ impl TxQueue {
     /// Whether it is time for the link to take what there is.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.unsealed && self.bytes >= COPIED_TURN
+        self.bytes >= self.turn()
+    }
+
+    fn turn(&self) -> usize {
+        if self.unsealed { UNSEALED_TURN } else { TURN }
     }
 
     /// How many packets with so much payload it takes until then.
     pub fn room_for(&self, payload: usize) -> usize {
-        if self.unsealed { COPIED_TURN.saturating_sub(self.bytes) / payload + 1 } else { usize::MAX }
+        self.turn().saturating_sub(self.bytes) / payload + 1
     }
 
     /// Forgets all packets and keeps the buffers.
@@ -137,6 +122,7 @@ impl TxQueue {
         self.used = 0;
         self.pieces.clear();
         self.bursts.clear();
+        self.prefixed = 0;
         self.packets = 0;
         self.bytes = 0;
     }
@@ -168,7 +154,7 @@ impl TxQueue {
     fn add(&mut self, flow: &Flow, headers: &Headers, payload: Payload<'_>) {
         let payload_len = match payload {
             Payload::Bytes(b) => b.len(),
-            Payload::Gather(s) | Payload::Copy(s) => s.iter().map(|s| s.len()).sum(),
+            Payload::Host(s) => s.iter().map(|s| s.len()).sum(),
         };
         let pad = pad_count(payload_len);
         let header_len = headers.len();
@@ -176,8 +162,8 @@ impl TxQueue {
         let index = self.join_burst(flow, packet_len);
 
         match payload {
-            Payload::Gather(slices) if payload_len > COPY_BELOW => {
-                self.push_gathered(flow, index, headers, slices, packet_len, pad);
+            Payload::Host(slices) if payload_len > SHORT => {
+                self.push_long(flow, index, headers, slices, packet_len, pad);
             }
             _ => {
                 let start = self.take(packet_len);
@@ -189,14 +175,16 @@ impl TxQueue {
                         room[..b.len()].copy_from_slice(b);
                         room = &mut room[b.len()..];
                     }
-                    Payload::Gather(s) | Payload::Copy(s) => {
+                    Payload::Host(s) => {
                         for slice in s {
                             slice.load(&mut room[..slice.len()]);
                             room = &mut room[slice.len()..];
                         }
                     }
                 }
-                room[..pad].fill(0);
+                if pad > 0 {
+                    room[..pad].fill(0);
+                }
                 let covered = start..start + packet_len - ICRC_LEN;
                 let icrc = self.icrc_after(flow, index, packet_len, covered.clone());
                 self.arena[covered.end..][..ICRC_LEN].copy_from_slice(&icrc.value().to_le_bytes());
@@ -212,20 +200,20 @@ impl TxQueue {
         let mut rest = data;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
-            if each > COPY_BELOW {
+            if each > SHORT {
                 let index = self.join_burst(flow, packet_len);
-                self.push_gathered(flow, index, &headers, &[now], packet_len, 0);
+                self.push_long(flow, index, &headers, &[now], packet_len, 0);
             } else {
-                self.push(flow, headers, Payload::Gather(&[now]));
+                self.push(flow, headers, Payload::Host(&[now]));
             }
             headers.bth.psn += 1;
             rest = later;
         }
     }
 
-    /// Adds a packet whose place is made, with payload in user memory.
+    /// Adds a packet whose place is made, with a long payload in user memory.
     #[inline]
-    fn push_gathered(
+    fn push_long(
         &mut self,
         flow: &Flow,
         index: u16,
@@ -235,29 +223,39 @@ impl TxQueue {
         pad: usize,
     ) {
         let header_len = headers.len();
-        let start = self.take(header_len);
-        emit(headers, pad, &mut self.arena[start..start + header_len]);
-        let icrc = match self.unsealed {
-            true => None,
-            false => Some(self.icrc_after(flow, index, packet_len, start..start + header_len)),
-        };
-        self.add_arena_piece(start);
-        let slices = slices.iter().filter(|s| !s.is_empty());
-        self.pieces.extend(slices.clone().map(|slice| Stored::Host(*slice)));
-        let tail = self.take(pad + ICRC_LEN);
-        self.arena[tail..][..pad].fill(0);
-        if let Some(mut icrc) = icrc {
-            slices.for_each(|slice| slice.digest(&mut icrc));
-            icrc.update(&self.arena[tail..][..pad]);
-            self.arena[tail + pad..][..ICRC_LEN].copy_from_slice(&icrc.value().to_le_bytes());
+        if self.unsealed {
+            let start = self.take(header_len);
+            emit(headers, pad, &mut self.arena[start..start + header_len]);
+            self.add_arena_piece(start);
+            let slices = slices.iter().filter(|s| !s.is_empty());
+            self.pieces.extend(slices.map(|slice| Stored::Host(*slice)));
+            let tail = self.take(pad + ICRC_LEN);
+            self.arena[tail..][..pad].fill(0);
+            self.add_arena_piece(tail);
+            return;
         }
-        self.add_arena_piece(tail);
+        let start = self.take(packet_len);
+        let mut at = start + header_len;
+        emit(headers, pad, &mut self.arena[start..at]);
+        let mut icrc = self.icrc_after(flow, index, packet_len, start..at);
+        for slice in slices {
+            icrc = slice.load_and_digest(&mut self.arena[at..at + slice.len()], icrc);
+            at += slice.len();
+        }
+        let tail = &mut self.arena[at..start + packet_len];
+        tail[..pad].fill(0);
+        icrc.update(&tail[..pad]);
+        tail[pad..].copy_from_slice(&icrc.value().to_le_bytes());
+        self.add_arena_piece(start);
     }
 
     /// The ICRC over what is in front of a packet and these bytes of it, which begin with its BTH.
     #[inline]
     fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
-        let prefix = self.prefixes.of(flow, packet_len);
+        let prefix = match std::mem::replace(&mut self.prefixed, self.bursts.len()) == self.bursts.len() {
+            true => self.prefixes.of_next(flow, packet_len),
+            false => self.prefixes.of(flow, packet_len),
+        };
         // The links count identifications up from 0 in every burst, with don't-fragment set.
         prefix.after_headers(index, IpIdent::DONT_FRAGMENT, &self.arena[bytes])
     }
@@ -345,7 +343,6 @@ impl TxQueue {
                 segment: b.segment,
                 packets: b.packets,
                 bytes: b.bytes,
-                unsealed: self.unsealed,
                 arena: &self.arena,
                 pieces: &self.pieces[b.first_piece..end],
             }
@@ -373,22 +370,12 @@ pub struct TxBurst<'a> {
     pub packets: usize,
     /// UDP payload bytes of all of them.
     pub bytes: usize,
-    unsealed: bool,
     arena: &'a [u8],
     pieces: &'a [Stored],
 }
 
 impl<'a> TxBurst<'a> {
-    /// The bytes of all packets, one after the other, in as few slices as there are.
-    pub fn pieces(&self) -> impl ExactSizeIterator<Item = Piece<'a>> + use<'a> {
-        let arena = self.arena;
-        self.pieces.iter().map(move |p| match *p {
-            Stored::Arena { start, len } => Piece::Bytes(&arena[start as usize..][..len as usize]),
-            Stored::Host(slice) => Piece::Host(slice),
-        })
-    }
-
-    /// The bytes of all packets, if they are in one piece and of our own.
+    /// The bytes of all packets, packet `i` from `i * segment` on, unless they are still to be copied.
     pub fn as_bytes(&self) -> Option<&'a [u8]> {
         match *self.pieces {
             [Stored::Arena { start, len }] => Some(&self.arena[start as usize..][..len as usize]),
@@ -396,17 +383,22 @@ impl<'a> TxBurst<'a> {
         }
     }
 
+    /// The same.
+    ///
+    /// # Panics
+    /// If they are still to be copied, as in a queue for a link that [only does
+    /// that](TxQueue::unsealed).
+    pub fn bytes(&self) -> &'a [u8] {
+        self.as_bytes().expect("a link that does not copy gets packets that are whole")
+    }
+
     /// Appends the bytes of all packets to `out`: packet `i` starts `i * segment` bytes in.
     pub fn copy_to(&self, out: &mut Vec<u8>) {
-        if self.unsealed && self.pieces.len() > 1 {
-            let mut copier = self.copier();
-            while copier.copy_next(out) {}
-            return;
-        }
-        for piece in self.pieces() {
-            match piece {
-                Piece::Bytes(b) => out.extend_from_slice(b),
-                Piece::Host(slice) => slice.append_to(out),
+        match self.as_bytes() {
+            Some(bytes) => out.extend_from_slice(bytes),
+            None => {
+                let mut copier = self.copier();
+                while copier.copy_next(out) {}
             }
         }
     }
@@ -416,7 +408,6 @@ impl<'a> TxBurst<'a> {
         Copier {
             flow: self.flow,
             segment: self.segment,
-            unsealed: self.unsealed,
             left: self.bytes,
             index: 0,
             prefixes: Prefixes::default(),
@@ -432,7 +423,6 @@ impl<'a> TxBurst<'a> {
 pub struct Copier<'a> {
     flow: Flow,
     segment: usize,
-    unsealed: bool,
     /// Bytes to come.
     left: usize,
     /// Of the next packet.
@@ -445,8 +435,7 @@ pub struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Appends the next packet to `out`; gathered payload that has no ICRC yet gets it on the way. False behind the
-    /// last.
+    /// Appends the next packet to `out`; payload that has no ICRC yet gets it on the way. False behind the last.
     pub fn copy_next(&mut self, out: &mut Vec<u8>) -> bool {
         let packet_len = self.left.min(self.segment);
         if packet_len == 0 {
@@ -464,13 +453,6 @@ impl Copier<'_> {
         out.extend_from_slice(first);
         self.rest = later;
         if first.len() == packet_len {
-            return true;
-        }
-        if !self.unsealed {
-            self.gather(|slice| slice.append_to(out));
-            let (tail, later) = self.rest.split_at(end - out.len());
-            out.extend_from_slice(tail);
-            self.rest = later;
             return true;
         }
         let prefix = self.prefixes.of(&self.flow, packet_len);
@@ -548,7 +530,7 @@ mod tests {
         assert_eq!(shapes, [(3, 116, 116 * 2 + 56), (2, 116, 232), (1, 116, 116)]);
         assert_eq!(q.packets(), 6);
         // Small payloads and headers of one burst are one slice.
-        assert!(q.bursts().all(|b| b.pieces().len() == 1));
+        assert!(q.bursts().all(|b| b.as_bytes().is_some()));
     }
 
     #[test]

@@ -22,6 +22,12 @@ pub enum Via {
 }
 
 impl QueuePair {
+    /// Whether it has another path that it may go over to.
+    #[inline]
+    pub fn has_alternate(&self) -> bool {
+        self.conn.alternate.is_some()
+    }
+
     /// How a packet from the peer came, if by a path of the connection. The alternate one counts while it is armed.
     pub fn via(&self, flow: &Flow) -> Option<Via> {
         let fits = |ours: &Flow| ours.dst == flow.src && ours.src == flow.dst;

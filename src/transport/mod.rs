@@ -24,7 +24,7 @@ pub mod state;
 mod time;
 mod work;
 
-pub use burst::{BurstLimits, Copier, Payload, Piece, RxBurst, TxBurst, TxQueue};
+pub use burst::{BurstLimits, Copier, Payload, RxBurst, TxBurst, TxQueue};
 pub use env::{Counters, Env, Output, Tuning};
 pub use event::AsyncEvent;
 pub use habits::Habits;

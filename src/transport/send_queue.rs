@@ -260,8 +260,8 @@ impl SendQueue {
     }
 
     /// Takes the oldest out.
-    pub fn retire(&mut self) -> Option<SendWqe> {
-        let wqe = self.wqes.pop()?;
+    pub fn retire(&mut self) {
+        let Some(wqe) = self.wqes.front() else { return };
         let count = wqe.count as usize;
         match wqe.source {
             Source::Sges(_) => self.sges.release(count),
@@ -270,7 +270,7 @@ impl SendQueue {
         if wqe.is_datagram() {
             self.destinations.release(1);
         }
-        Some(wqe)
+        self.wqes.release(1);
     }
 
     /// Where a work request goes, if it is a datagram.

@@ -32,6 +32,14 @@ const POLLING: Duration = Duration::from_micros(200);
 /// ping-pong.
 const STAND_BACK: Duration = Duration::from_millis(4);
 
+/// A background thread that slept for less than this looks on for so long after each packet before it sleeps again: a
+/// wake-up costs both ends several microseconds, as much as a burst. Where nothing comes in that time it sleeps as
+/// before.
+const LINGER: Duration = Duration::from_micros(200);
+
+/// To send this much takes long enough for an application that is at it to pass for absent.
+const LONG_TURN: usize = 128 << 10;
+
 /// How long a sibling whose inbox is full is given before it is looked at again.
 const FULL_FOR: Duration = Duration::from_micros(200);
 
@@ -285,15 +293,7 @@ impl Shard {
     /// Runs turns until nobody rings any more. False if someone else is running them.
     fn drive(&self, mut now: Instant, hold: bool) -> bool {
         for _ in 0..INLINE_TURNS {
-            let mut engine = match self.engine.try_lock() {
-                Some(engine) => engine,
-                None => {
-                    self.doorbell.store(true, Ordering::SeqCst);
-                    // Its holder may have looked just before.
-                    let Some(engine) = self.engine.try_lock() else { return false };
-                    engine
-                }
-            };
+            let Some(mut engine) = self.try_engine() else { return false };
             self.answer_doorbell();
             self.note_presence(now);
             self.turn(&mut engine, now, hold);
@@ -314,6 +314,15 @@ impl Shard {
         }
         self.wake_thread();
         true
+    }
+
+    /// The engine, or word to whoever has it that there is more to do.
+    fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+        self.engine.try_lock().or_else(|| {
+            self.doorbell.store(true, Ordering::SeqCst);
+            // Its holder may have looked just before.
+            self.engine.try_lock()
+        })
     }
 
     /// Whoever rang until now is served by the turn that follows.
@@ -405,6 +414,9 @@ impl Shard {
             if let Some(link) = link.get() {
                 lost = link.transmit(now, tx).err();
             }
+            if tx.bytes() >= LONG_TURN {
+                self.note_presence(self.clock.now());
+            }
             tx.clear();
         }
         nic.emitted(now);
@@ -451,6 +463,7 @@ impl Shard {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
         let mut state_fd = self.state_fd.lock().take();
+        let (mut lingers, mut heard) = (false, Instant(0));
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
             let polled = Instant(self.polled.load(Ordering::Relaxed));
@@ -458,9 +471,21 @@ impl Shard {
                 self.sleep(now, Some(now + STAND_BACK), false, &mut state_fd);
                 continue;
             }
-            let mut engine = self.engine.lock();
+            let engine = match polled.0 {
+                0 => Some(self.engine.lock()),
+                _ => self.try_engine(),
+            };
+            let Some(mut engine) = engine else {
+                // An application that polls has it, and does what there is to do.
+                self.sleep(now, Some(now + POLLING), false, &mut state_fd);
+                continue;
+            };
             self.answer_doorbell();
-            let received = self.turn(&mut engine, self.clock.now(), false);
+            let now = self.clock.now();
+            let received = self.turn(&mut engine, now, false);
+            if received {
+                heard = now;
+            }
             let more = received || engine.nic.wants_to_transmit_urgently();
             // A sibling has so much to do that the link is not read: it will be, when that one has had a moment.
             let full = self.siblings.are_full();
@@ -476,9 +501,16 @@ impl Shard {
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
             }
-            if !more && !self.was_rung() {
-                self.sleep(self.clock.now(), until, watch, &mut state_fd);
+            if more || self.was_rung() {
+                continue;
             }
+            let now = self.clock.now();
+            if lingers && watch && now.since(heard) < LINGER {
+                std::thread::yield_now();
+                continue;
+            }
+            self.sleep(now, until, watch, &mut state_fd);
+            lingers = self.clock.now().since(now) < LINGER;
         }
     }
 

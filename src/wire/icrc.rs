@@ -38,7 +38,7 @@ impl Prefix {
             + match (flow.src, flow.dst) {
                 (IpAddr::V4(src), IpAddr::V4(dst)) => {
                     ip[0] = 0x45;
-                    ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+                    ip[2..4].copy_from_slice(&udp_len.wrapping_add(20).to_be_bytes());
                     ip[4..8].copy_from_slice(&(IpIdent::DONT_FRAGMENT as u32).to_be_bytes());
                     ip[9] = 17;
                     ip[12..16].copy_from_slice(&src.octets());
@@ -102,6 +102,15 @@ impl Prefixes {
             }
         }
         self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload))
+    }
+
+    /// The same, if that asked for last was of this flow.
+    #[inline]
+    pub fn of_next(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
+        if self.last.is_some_and(|last| last.udp_payload == udp_payload) {
+            return self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload));
+        }
+        self.of(flow, udp_payload)
     }
 }
 
@@ -175,16 +184,26 @@ impl Verifier {
     /// As the function [`verify`].
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-        let Some(received) = received(udp_payload) else { return false };
-        let prefix = self.0.of(flow, udp_payload.len());
-        match ident {
-            IpIdent::Exact { id, flags } => {
-                received == compute_behind(prefix, id.wrapping_add(index), flags, udp_payload)
-            }
-            IpIdent::Unknown => {
-                let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
-                explain(flow, received ^ likely, index, udp_payload).is_some()
-            }
+        holds(self.0.of(flow, udp_payload.len()), ident, index, udp_payload)
+    }
+
+    /// The same, if the packet before was of this flow.
+    #[inline]
+    pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+        holds(self.0.of_next(flow, udp_payload.len()), ident, index, udp_payload)
+    }
+}
+
+#[inline]
+fn holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+    let Some(received) = received(udp_payload) else { return false };
+    match ident {
+        IpIdent::Exact { id, flags } => {
+            received == compute_behind(prefix, id.wrapping_add(index), flags, udp_payload)
+        }
+        IpIdent::Unknown => {
+            let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
+            explain(&prefix.flow, received ^ likely, index, udp_payload).is_some()
         }
     }
 }

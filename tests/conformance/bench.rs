@@ -392,15 +392,31 @@ impl Bench {
         Flow::new(peers.into(), ours.into(), 0xc000)
     }
 
-    /// The peer sends these; the NIC has not answered yet.
+    /// The peer sends these; the NIC has not answered yet. Those of equal length, and a shorter one behind them, arrive
+    /// together.
     pub fn peer(&mut self, packets: &[Pkt]) {
         let flow = self.flow();
+        let (mut burst, mut segment) = (Vec::new(), 0);
         for p in packets {
             let mut h = p.h;
             h.bth.dest_qp = self.qpns[p.qp];
             let bytes = support::encode(&h, &p.data, &flow);
-            self.raw(&flow, &bytes);
+            let is_closed = !burst.len().is_multiple_of(segment.max(1));
+            if !burst.is_empty() && (is_closed || bytes.len() > segment) {
+                self.burst(&flow, segment, &burst);
+                burst.clear();
+            }
+            if burst.is_empty() {
+                segment = bytes.len();
+            }
+            burst.extend_from_slice(&bytes);
         }
+        self.burst(&flow, segment, &burst);
+    }
+
+    fn burst(&mut self, flow: &Flow, segment: usize, data: &[u8]) {
+        let burst = RxBurst { flow: *flow, ident: IpIdent::Unknown, segment, data };
+        self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
     }
 
     pub fn raw(&mut self, flow: &Flow, bytes: &[u8]) {

@@ -142,6 +142,17 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
+    what_follows_the_first_packet_by_the_new_path_comes_by_it_too => "apm.peer" {
+        let mut b = armed();
+        let to = b.remote(0, 1);
+        b.path = ALTERNATE;
+        let writes = [1, 2, 3].map(|i| write(Only, RQ + i, to, &[i as u8]));
+        b.ask(&writes, &[ack(RQ + 3, 4)]);
+        assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (0, vec![3]));
+        is(&b, MigrationState::Migrated);
+        b.events(&[AsyncEvent::PathMigrated]);
+    }
+
     uc_goes_over_too => "apm.peer" {
         let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
         set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();

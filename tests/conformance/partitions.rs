@@ -55,6 +55,15 @@ cases! {
         assert_eq!(b.count().rx_pkey_violation, 1);
     }
 
+    one_behind_another_that_was_admitted => "packet.pkey" {
+        let mut b = at(1, |_| {});
+        let to = b.remote(0, 1);
+        let packets = [(0, 0x0123), (1, 0xffff), (1, 0x0123)];
+        let packets = packets.map(|(n, key)| write(Only, RQ + n, to, &[1]).pkey(key));
+        b.ask(&packets, &[ack(RQ + 1, 2).pkey(0x8123)]);
+        assert_eq!(b.count().rx_pkey_violation, 1);
+    }
+
     datagrams_too => "packet.pkey" {
         let mut b = at(1, |s| s.qp_type = QpType::Ud);
         let from = Qpn::new(7);

@@ -345,6 +345,15 @@ cases! {
         b.ask(&[write(Only, RQ + 2, to, &[1]).qp(1)], &[ack(RQ + 2, 3).qp(1)]);
     }
 
+    services_do_not_mix => "packet.qp" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 1);
+        let packets = [0, 1, 1].map(|n| write(Only, RQ + n, to, &[1]));
+        let [first, other, second] = packets;
+        b.ask(&[first, other.uc(), second], &[ack(RQ + 1, 2)]);
+        assert_eq!(b.count().rx_unknown_qp, 1);
+    }
+
     a_destroyed_qp_is_unknown => "packet.qp" {
         let mut b = at(Rts);
         b.post(1, WrOp::Send, 0, 1);

@@ -54,6 +54,16 @@ cases! {
         assert_eq!((b.mr.read(100, 1), b.mr.read(0, 1)), (vec![7], vec![8]));
     }
 
+    messages_of_one_burst_name_a_queue_each => "xrc.target" {
+        let (mut b, first) = target(|_| {});
+        let second = b.xrc_srq(PD, DOMAIN);
+        post(&mut b, first, 1, 0);
+        post(&mut b, second, 2, 100);
+        let p = [send(Only, RQ, &[7]).xrc(second), send(Only, RQ + 1, &[8]).xrc(first)];
+        b.ask(&p, &a(&[ack(RQ + 1, 2)]));
+        b.recvs(&[ok(2, WcOpcode::Recv, 1), ok(1, WcOpcode::Recv, 1)]);
+    }
+
     its_completion_names_the_target => "xrc.target" {
         let (mut b, srq) = target(|s| s.qps = 2);
         post(&mut b, srq, 1, 0);

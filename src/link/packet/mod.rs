@@ -20,7 +20,6 @@ use std::str::FromStr;
 
 use pnet_datalink::NetworkInterface;
 
-use super::cut::cutter;
 use super::loopback::Loopback;
 use super::spec::{MIN_MTU, Options, SpecError};
 use super::station::{IfAddr, Outcome, Station, StationConfig};
@@ -33,7 +32,7 @@ use crate::wire::frame::{self, Checksums, Content, ETHERNET_LEN, RoceFrame};
 use filter::Wanted;
 use kernel::KernelNeighbours;
 use kin::Kin;
-use socket::{MAX_SLICES, RawSocket, Run, Shape, TxBatch, TxMessage};
+use socket::{RawSocket, Run, Shape, TxBatch, TxMessage};
 
 /// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a station of its own on it. Further options:
@@ -383,9 +382,7 @@ impl PacketLink {
             self.counters.tx_dropped += kin.pass(burst);
         }
         match self.neighbours.resolve(now, flow.dst) {
-            Some(to) if self.socket.vnet && burst.packets > 1 && burst.pieces().len() < MAX_SLICES => {
-                self.add_run(to, index, burst);
-            }
+            Some(to) if self.socket.vnet && burst.packets > 1 => self.add_run(to, index, burst),
             Some(to) => self.add_packets(to, index, burst),
             None => self.hold_burst(burst),
         }
@@ -404,37 +401,28 @@ impl PacketLink {
             let sum = frame::udp_pseudo_sum(&flow, burst.bytes as u16 + 8);
             out[at..].copy_from_slice(&sum.to_be_bytes());
         });
-        burst.pieces().for_each(|piece| self.batch.piece(piece));
+        self.batch.data(burst.bytes());
     }
 
     /// Adds a burst packet by packet.
     fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own) = (burst.flow, self.mac);
         let info = TxMessage { burst: index, packets: 1, run: false, to };
-        let mut packets = cutter(burst);
-        let mut id = 0;
-        while let Some(len) = packets.next_len() {
-            let write = |out: &mut Vec<u8>| frame::append_headers(out, to, own, &flow, id, len);
+        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
+            let write = |out: &mut Vec<u8>| frame::append_headers(out, to, own, &flow, id, packet.len());
             self.batch.begin(info, self.socket.vnet, None, write);
-            packets.next_packet(|piece| self.batch.piece(piece));
-            id += 1;
+            self.batch.data(packet);
         }
     }
 
     /// Keeps the packets of a burst until the next hop's MAC is known.
     fn hold_burst(&mut self, burst: &TxBurst<'_>) {
-        let mut packets = cutter(burst);
-        let mut id = 0;
-        while let Some(len) = packets.next_len() {
-            let (flow, own) = (burst.flow, self.mac);
-            let kept = self.neighbours.hold(flow.dst, |out| {
-                frame::append_headers(out, Mac::default(), own, &flow, id, len);
-                packets.copy_next(out);
+        let (flow, own) = (burst.flow, self.mac);
+        for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
+            self.neighbours.hold(flow.dst, |out| {
+                frame::append_headers(out, Mac::default(), own, &flow, id, packet.len());
+                out.extend_from_slice(packet);
             });
-            if !kept {
-                packets.next_packet(|_| {});
-            }
-            id += 1;
         }
     }
 

@@ -7,7 +7,6 @@ use libc::{c_int, iovec, mmsghdr, msghdr, sock_filter};
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::sys;
-use crate::transport::Piece;
 use crate::wire::Mac;
 use crate::wire::frame::Checksums;
 
@@ -26,8 +25,6 @@ const PACKET_IGNORE_OUTGOING: c_int = 23;
 /// drop those that they should tell of.
 const PACKET_VNET_HDR_SZ: c_int = 24;
 
-/// What one system call takes of slices for a message.
-pub(super) const MAX_SLICES: usize = 1024;
 /// Messages in one sending call.
 const TX_MESSAGES: usize = 64;
 /// Messages in one receiving call. Many runs would push each other out of the cache.
@@ -241,9 +238,9 @@ impl RawSocket {
         let mut patient = true;
         while sent < messages.len() {
             let rest = &mut messages[sent..];
-            // SAFETY: `finish` has made each message point to slices of live memory: the batch's own,
-            // the transmit queue's, and user memory that its memory table vouches for; all of them are
-            // borrowed for as long as the batch is filled. The kernel only reads them.
+            // SAFETY: `finish` has made each message point to slices of live memory, the batch's own and the
+            // transmit queue's, which are borrowed for as long as the batch is filled. The kernel only reads
+            // them.
             let n = unsafe {
                 libc::sendmmsg(
                     self.fd.as_raw_fd(),
@@ -345,16 +342,9 @@ impl TxBatch {
         self.info.push(info);
     }
 
-    /// Adds a slice to the message begun last.
-    pub fn piece(&mut self, piece: Piece<'_>) {
-        let (at, len) = match piece {
-            Piece::Bytes(b) => (b.as_ptr(), b.len()),
-            Piece::Host(slice) => {
-                let slice = slice.as_io_slice();
-                (slice.as_ptr(), slice.len())
-            }
-        };
-        self.iov.push(iovec { iov_base: at.cast_mut().cast(), iov_len: len });
+    /// Adds what follows the headers of the message begun last.
+    pub fn data(&mut self, bytes: &[u8]) {
+        self.iov.push(iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
     }
 
     /// Makes the messages point to their slices, now that nothing moves any more.

@@ -9,13 +9,11 @@ use super::Local;
 use super::cmsg::{Control, Name};
 use super::socket::HOP_LIMIT;
 use crate::link::LinkCounters;
-use crate::transport::{Piece, TxBurst, TxQueue};
+use crate::transport::{TxBurst, TxQueue};
 use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
 
 /// Messages to one system call.
 const BATCH: usize = 64;
-/// Slices that the kernel gathers into one message (UIO_MAXIOV).
-const MAX_SLICES: usize = 1024;
 /// Destinations remembered as not taking segmentation.
 const MAX_PLAIN: usize = 64;
 /// How often a full socket is waited for in one turn, and for how long each time.
@@ -25,7 +23,7 @@ const WAIT_MS: i32 = 1;
 pub(super) struct Sender {
     bursts: Batch,
     singles: Batch,
-    /// Packets that cannot be gathered as they lie.
+    /// Packets whose ICRCs are made anew.
     scratch: Vec<u8>,
     /// Where the kernel refuses to segment: its interface cannot, or IPsec is on the way.
     pub plain_to: Vec<IpAddr>,
@@ -74,22 +72,7 @@ impl Sender {
                 self.send_singly(socket, local, &burst)?;
                 continue;
             }
-            if burst.pieces().len() > MAX_SLICES {
-                self.flush(socket, local, queue)?;
-                self.scratch.clear();
-                burst.copy_to(&mut self.scratch);
-                self.bursts.add_slice(&self.scratch);
-                self.bursts.close(local, flow, Some((index, &burst)));
-                self.flush(socket, local, queue)?;
-                continue;
-            }
-            for piece in burst.pieces() {
-                match piece {
-                    Piece::Bytes(b) => self.bursts.add_slice(b),
-                    Piece::Host(h) => self.bursts.add_slice(&h.as_io_slice()),
-                }
-            }
-            self.bursts.close(local, flow, Some((index, &burst)));
+            self.bursts.add(local, flow, burst.bytes(), Some((index, &burst)));
             if self.bursts.messages.len() == BATCH {
                 self.flush(socket, local, queue)?;
             }
@@ -138,8 +121,7 @@ impl Sender {
             }
         }
         for packet in self.scratch.chunks(burst.segment) {
-            self.singles.add_slice(packet);
-            self.singles.close(local, &burst.flow, None);
+            self.singles.add(local, &burst.flow, packet, None);
         }
         self.singles.prepare();
         let (mut at, mut any) = (0, false);
@@ -184,11 +166,10 @@ impl Sender {
 fn send_lone(socket: &OwnedFd, local: &Local, queue: &TxQueue) -> bool {
     let mut bursts = queue.bursts();
     let (Some(burst), None) = (bursts.next(), bursts.next()) else { return false };
-    let mut pieces = burst.pieces();
-    let (1, Some(Piece::Bytes(bytes)), None) = (burst.packets, pieces.next(), pieces.next()) else {
+    let (bytes, flow) = (burst.bytes(), &burst.flow);
+    if burst.packets != 1 {
         return false;
-    };
-    let flow = &burst.flow;
+    }
     // What the socket sends of its own accord.
     if *flow != Flow::new(local.ip, flow.dst, ROCE_PORT) || flow.dst.is_ipv4() != local.ip.is_ipv4() {
         return false;
@@ -209,15 +190,13 @@ struct Message {
     name: Name,
     name_len: usize,
     control: Control,
-    /// Its slices are those up to here, from the end of the message before.
-    slices_end: usize,
     packets: usize,
     /// Which burst of the queue it is.
     burst: usize,
 }
 
 /// Messages for one system call. The vectors keep their capacity; the pointers in them are good from
-/// `add_slice` to `clear`, within one turn.
+/// `add` to `clear`, within one turn.
 #[derive(Default)]
 struct Batch {
     slices: Vec<libc::iovec>,
@@ -225,19 +204,14 @@ struct Batch {
     headers: Vec<libc::mmsghdr>,
 }
 
-// SAFETY: the raw pointers are used only between `add_slice` and `clear`, within one call that holds the
+// SAFETY: the raw pointers are used only between `add` and `clear`, within one call that holds the
 // Sender exclusively; in between calls there are none.
 unsafe impl Send for Batch {}
 
 impl Batch {
-    /// Adds a slice to the message being made. It must stay where it is until `clear`.
-    fn add_slice(&mut self, bytes: &[u8]) {
-        self.slices.push(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
-    }
-
-    /// Makes a message of the slices added since the last one: a burst and its place in the queue, or a
-    /// packet of its own.
-    fn close(&mut self, local: &Local, flow: &Flow, burst: Option<(usize, &TxBurst<'_>)>) {
+    /// Adds a message: the bytes of a burst, which has its place in the queue, or of a packet of its own. They must stay
+    /// where they are until `clear`.
+    fn add(&mut self, local: &Local, flow: &Flow, bytes: &[u8], burst: Option<(usize, &TxBurst<'_>)>) {
         let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
         let mut control = Control::new();
         let packets = burst.map_or(1, |(_, b)| b.packets);
@@ -252,26 +226,25 @@ impl Batch {
             let ifindex = if flow.dst.is_multicast() { local.interface_of(flow.src) } else { 0 };
             control.put_source(flow.src, ifindex);
         }
-        let (slices_end, burst) = (self.slices.len(), burst.map_or(0, |(index, _)| index));
-        self.messages.push(Message { name, name_len, control, slices_end, packets, burst });
+        self.slices.push(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
+        let burst = burst.map_or(0, |(index, _)| index);
+        self.messages.push(Message { name, name_len, control, packets, burst });
     }
 
     /// Points the headers at the messages, which move no more.
     fn prepare(&mut self) {
-        let mut start = 0;
-        for m in &self.messages {
+        for (m, slice) in self.messages.iter().zip(&self.slices) {
             // SAFETY: all zeros is a valid mmsghdr: null pointers and zero lengths.
             let mut header: libc::mmsghdr = unsafe { zeroed() };
             let h = &mut header.msg_hdr;
             h.msg_name = m.name.as_ptr().cast_mut();
             h.msg_namelen = m.name_len as libc::socklen_t;
-            h.msg_iov = self.slices[start..].as_ptr().cast_mut();
-            h.msg_iovlen = (m.slices_end - start) as _;
+            h.msg_iov = std::ptr::from_ref(slice).cast_mut();
+            h.msg_iovlen = 1;
             if m.control.len() > 0 {
                 h.msg_control = m.control.as_ptr().cast_mut();
                 h.msg_controllen = m.control.len() as _;
             }
-            start = m.slices_end;
             self.headers.push(header);
         }
     }
@@ -282,7 +255,7 @@ impl Batch {
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         let sent = match &mut self.headers[at..] {
             // SAFETY: the header was pointed by `prepare` at a name, slices and control messages that live
-            // in `self`, and the slices at bytes that their lenders keep for this turn (`add_slice`).
+            // in `self`, and the slices at bytes that their lenders keep for this turn (`add`).
             [one] => match unsafe { libc::sendmsg(fd, &one.msg_hdr, flags) } {
                 -1 => -1,
                 _ => 1,

@@ -15,8 +15,18 @@ fn ip(s: &str) -> IpAddr {
     s.parse().unwrap()
 }
 
+/// A link that was dropped may have its port a moment longer: a process that another test starts has all our descriptors
+/// until it is another program.
 fn link(addr: &str) -> UdpLink {
-    UdpLink::bind(ip(addr), &UdpOptions::default()).unwrap()
+    let start = Clock::now();
+    loop {
+        match UdpLink::bind(ip(addr), &UdpOptions::default()) {
+            Err(UdpLinkError::Taken { .. }) if start.elapsed() < Duration::from_secs(2) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound.unwrap(),
+        }
+    }
 }
 
 fn without_segmentation(addr: &str) -> UdpLink {
@@ -101,7 +111,7 @@ fn a_burst_from_user_memory_arrives_whole() {
         // Two pieces of memory a packet, as of two scatter-gather elements.
         let (one, behind) = rest.split_at(rest.len().min(4096));
         let (head, tail) = one.split_at(1000);
-        q.push(&flow(&a, &b), headers(psn), Payload::Gather(&[head, tail]));
+        q.push(&flow(&a, &b), headers(psn), Payload::Host(&[head, tail]));
         (rest, psn) = (behind, psn + 1);
     }
     assert_eq!(q.bursts().len(), 1);
@@ -204,7 +214,7 @@ fn packets_above_the_mtu_are_no_reason_to_stop_segmenting() {
 }
 
 #[test]
-fn more_slices_than_the_kernel_takes_are_joined() {
+fn packets_of_many_slices_arrive_whole() {
     let (mut a, mut b) = (link("127.14.0.1"), link("127.14.0.2"));
     let (memory, _table, mut rest) = region(64 * 17 * 48);
     let mut q = TxQueue::new(a.info.burst);
@@ -216,9 +226,8 @@ fn more_slices_than_the_kernel_takes_are_joined() {
                 one
             })
             .collect();
-        q.push(&flow(&a, &b), headers(psn), Payload::Gather(&slices));
+        q.push(&flow(&a, &b), headers(psn), Payload::Host(&slices));
     }
-    assert!(q.bursts().next().unwrap().pieces().len() > 1024);
     a.transmit(Instant(0), &q).unwrap();
     let got = receive(&mut b, 64);
     let joined: Vec<u8> = got.iter().flat_map(|g| &g.packets).flat_map(|p| data(p)).copied().collect();

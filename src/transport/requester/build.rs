@@ -127,7 +127,7 @@ impl Requester {
         let marked = closes || ask::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
         let again = psn.is_before(self.resend_until);
         let ask = self.asks(wqe, packet + psns, index, conn, env.now) || marked || limited && packet == 0;
-        self.push(wqe, packet..packet + psns, ask, again, conn, env)?;
+        self.push(wqe, packet..packet + psns, ask, conn, env)?;
         let awaits_response = wqe.op.awaits_response();
         if awaits_response {
             self.reads.push_back(psn + (psns - 1));
@@ -165,7 +165,7 @@ impl Requester {
         if wqe.is_datagram() && wqe.len > conn.mtu.bytes() as u32 {
             return Err(Stop::Failed(WcStatus::LocLenErr));
         }
-        self.push(wqe, packet..packet + 1, false, false, conn, env)?;
+        self.push(wqe, packet..packet + 1, false, conn, env)?;
         self.unacked = wqe.first_psn + (packet + 1);
         self.frontier = self.unacked;
         if packet + 1 == wqe.packets {
@@ -217,16 +217,15 @@ impl Requester {
     fn send_again(&self, at: Cursor, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Some(wqe) = self.queue.get(at.wqe) else { return Ok(()) };
         let psns = psns_at(wqe, at.packet, conn, env.tuning);
-        self.push(wqe, at.packet..at.packet + psns, true, true, conn, env)
+        self.push(wqe, at.packet..at.packet + psns, true, conn, env)
     }
 
-    /// Builds the packet that takes the PSNs `part` of a work request. Data that goes out `again` is copied.
+    /// Builds the packet that takes the PSNs `part` of a work request.
     fn push(
         &self,
         wqe: &SendWqe,
         part: Range<u32>,
         ask: bool,
-        again: bool,
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Stop> {
@@ -266,8 +265,7 @@ impl Requester {
             self.queue
                 .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)
                 .map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
-            let payload = if again { Payload::Copy(env.scratch) } else { Payload::Gather(env.scratch) };
-            env.tx.push(flow, headers, payload);
+            env.tx.push(flow, headers, Payload::Host(env.scratch));
         }
         Ok(())
     }

@@ -179,11 +179,12 @@ impl Requester {
 
     /// Completes all work requests as flushed, in order.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        while let Some(wqe) = self.queue.retire() {
+        while let Some(wqe) = self.queue.front() {
             env.out.push(Output::Sent(Completion {
                 opcode: wqe.op.completion_opcode(),
                 ..failure(conn, wqe.wr_id, WcStatus::WrFlushErr)
             }));
+            self.queue.retire();
         }
         self.quiesce();
     }
@@ -211,9 +212,10 @@ impl Requester {
 
     /// Completes the oldest work request with an error; the queue pair is done for.
     fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
-        if let Some(wqe) = self.queue.retire() {
+        if let Some(wqe) = self.queue.front() {
             let opcode = wqe.op.completion_opcode();
             env.out.push(Output::Sent(Completion { opcode, ..failure(conn, wqe.wr_id, status) }));
+            self.queue.retire();
         }
         Fatal
     }

@@ -98,7 +98,7 @@ impl Requester {
         report: fn(Completion) -> Output,
         env: &mut Env<'_>,
     ) {
-        let Some(wqe) = self.queue.retire() else { return };
+        let Some(wqe) = self.queue.front() else { return };
         self.unacked = wqe.end_psn();
         env.counters.rdma_sends += 1;
         if wqe.flags.signaled || conn.signal_all {
@@ -109,6 +109,7 @@ impl Requester {
                 ..super::failure(conn, wqe.wr_id, WcStatus::Success)
             }));
         }
+        self.queue.retire();
     }
 
     /// `unacked` has moved on: retries start afresh, and so does the timer.

@@ -41,7 +41,7 @@ impl Responder {
                 Reply::Read { first, reth, pd, ref mut next, msn, again } => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
-                    if !send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, again, env) {
+                    if !send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, env) {
                         // Nobody may wait for it any more: a key is closed once its READs are done, and the request may
                         // have been on its way since before. Only requests with the expected PSN are refused.
                         if again {
@@ -89,7 +89,6 @@ fn send_read_response(
     at: u32,
     count: u32,
     msn: u32,
-    again: bool,
     env: &mut Env<'_>,
 ) -> bool {
     let mtu = conn.mtu.bytes() as u32;
@@ -103,7 +102,6 @@ fn send_read_response(
     };
     let Some(flow) = conn.flow else { return false };
     let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
-    let slices = [slice];
-    env.tx.push(&flow, h, if again { Payload::Copy(&slices) } else { Payload::Gather(&slices) });
+    env.tx.push(&flow, h, Payload::Host(&[slice]));
     true
 }

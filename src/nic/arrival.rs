@@ -1,0 +1,195 @@
+//! Packets that have arrived together: each is checked, and handed to the queue pair that it is for. What follows for the
+//! same one goes with it.
+
+use super::Nic;
+use super::table::{Entry, QpTable};
+use crate::memory::Table;
+use crate::transport::{Counters, Instant, RxBurst, SrqId, TxQueue, Via};
+use crate::wire::icrc::Verifier;
+use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, Packet, Qpn, Transport, WireError};
+
+/// What is left of a burst.
+pub(super) struct Arrivals<'a> {
+    burst: RxBurst<'a>,
+    rest: &'a [u8],
+    /// Of the next packet.
+    index: u16,
+    /// The verifier has seen one of them.
+    begun: bool,
+}
+
+impl<'a> Arrivals<'a> {
+    /// All of `burst`, which has the packets from number `first` on of that in which they were sent.
+    fn new(burst: &RxBurst<'a>, first: u16) -> Arrivals<'a> {
+        Arrivals { burst: *burst, rest: burst.data, index: first, begun: false }
+    }
+
+    /// None of `burst`.
+    pub fn none(burst: &RxBurst<'a>) -> Arrivals<'a> {
+        Arrivals { rest: &[], ..Arrivals::new(burst, 0) }
+    }
+
+    /// Whether the next is one that a queue pair takes that has taken `packet`, as both came by the same path.
+    #[inline]
+    fn goes_on(&self, packet: &Packet<'_>) -> bool {
+        let (Some(bytes), before) = (self.rest.first_chunk::<BTH_LEN>(), packet.bth()) else { return false };
+        let Bth { opcode, dest_qp, pkey, .. } = Bth::read(bytes);
+        let transport = opcode.row().transport;
+        dest_qp == before.dest_qp
+            && pkey == before.pkey
+            && transport == packet.row().transport
+            // Each of these names a shared receive queue, and a queue pair takes requests or responses.
+            && transport != Transport::Xrc
+    }
+
+    /// The next, if it is a packet, and whole; if not, it is counted.
+    #[inline]
+    fn next(&mut self, verifier: &mut Verifier, c: &mut Counters) -> Option<Packet<'a>> {
+        let (bytes, rest) = self.rest.split_at(self.rest.len().min(self.burst.segment.max(1)));
+        let index = self.index;
+        (self.rest, self.index) = (rest, index.wrapping_add(1));
+        c.rcvd_pkts += 1;
+        c.rcvd_bytes += bytes.len() as u64;
+        if bytes.len() < BTH_LEN + ICRC_LEN {
+            c.rx_truncated += 1;
+            return None;
+        }
+        let RxBurst { flow, ident, .. } = &self.burst;
+        let holds = match std::mem::replace(&mut self.begun, true) {
+            true => verifier.verify_next(flow, *ident, index, bytes),
+            false => verifier.verify(flow, *ident, index, bytes),
+        };
+        if !holds {
+            c.rx_icrc_err += 1;
+            return None;
+        }
+        match Packet::parse(bytes) {
+            Ok(packet) => return Some(packet),
+            Err(WireError::Truncated { .. }) => c.rx_truncated += 1,
+            Err(WireError::Unaligned(_)) => c.rx_bad_pad += 1,
+            Err(WireError::ReservedOpcode(_)) => c.rx_reserved_opcode += 1,
+            Err(WireError::Version(_)) => c.rx_bad_version += 1,
+        }
+        None
+    }
+}
+
+/// The queue pair that a packet is for, if it takes that, and by which path it came; if not, why is counted.
+#[inline]
+fn admit<'t>(
+    table: &'t mut QpTable,
+    dest: Qpn,
+    packet: &Packet<'_>,
+    flow: &Flow,
+    c: &mut Counters,
+) -> Option<(&'t mut Entry, Via)> {
+    let row = packet.row();
+    let entry = table.get_mut(dest);
+    let Some(entry) = entry.filter(|e| e.qp.takes(row.transport, row.operation.is_request())) else {
+        c.rx_unknown_qp += 1;
+        return None;
+    };
+    let mut via = Via::Primary;
+    if entry.qp.qp_type().is_connected() {
+        if entry.qp.flow().is_none() {
+            c.rx_wrong_state += 1;
+            return None;
+        }
+        let Some(known) = entry.qp.via(flow) else {
+            c.rx_wrong_source += 1;
+            return None;
+        };
+        via = known;
+    }
+    if !packet.bth().pkey.admits(entry.qp.pkey_via(via)) {
+        c.rx_pkey_violation += 1;
+        return None;
+    }
+    Some((entry, via))
+}
+
+impl Nic {
+    /// Takes in packets that arrived together. What they call for leaves with the next
+    /// [`transmit`](Self::transmit).
+    pub fn handle_burst(&mut self, now: Instant, burst: &RxBurst<'_>, memory: &Table, tx: &mut TxQueue) {
+        self.handle_part(now, burst, 0, memory, tx);
+    }
+
+    /// The same with a part of a burst: `burst` has the packets from number `first` of it on.
+    pub fn handle_part(
+        &mut self,
+        now: Instant,
+        burst: &RxBurst<'_>,
+        first: u16,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let mut arrivals = Arrivals::new(burst, first);
+        while !arrivals.rest.is_empty() {
+            if let Some(packet) = arrivals.next(&mut self.verifier, &mut self.state.counters) {
+                self.handle_packet(now, &packet, &mut arrivals, memory, tx);
+            }
+        }
+        while let Some(qpn) = self.schedule.next_stirred() {
+            if let Some(entry) = self.table.get_mut(qpn) {
+                entry.stirred = false;
+                self.peers.settle(entry, self.config.tuning.window);
+                self.schedule.touch(entry);
+                // Progress brings the timeout of a peer that was silent down again.
+                self.schedule.arm(entry);
+            }
+        }
+    }
+
+    /// Deals with a packet, and with those that follow it to the same queue pair.
+    fn handle_packet(
+        &mut self,
+        now: Instant,
+        packet: &Packet<'_>,
+        arrivals: &mut Arrivals<'_>,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let c = &mut self.state.counters;
+        let row = packet.row();
+        if row.operation == Operation::Cnp {
+            c.cnp_handled += 1;
+            return;
+        }
+        let dest = packet.bth().dest_qp;
+        let to_group = arrivals.burst.flow.dst.is_multicast();
+        match (to_group, dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
+            (false, false) => self.hand_to(dest, now, packet, arrivals, memory, tx),
+            (true, true) => self.hand_to_group(now, &arrivals.burst, packet, memory, tx),
+            // A group's address and the multicast QP go together, for datagrams only (IBA 9.6, 10.5.2).
+            _ => c.rx_not_multicast += 1,
+        }
+    }
+
+    /// Gives a packet to a queue pair that it is for, and those behind it that go with it.
+    pub(super) fn hand_to(
+        &mut self,
+        dest: Qpn,
+        now: Instant,
+        packet: &Packet<'_>,
+        arrivals: &mut Arrivals<'_>,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) {
+        let flow = arrivals.burst.flow;
+        let admitted = admit(&mut self.table, dest, packet, &flow, &mut self.state.counters);
+        let Some((entry, via)) = admitted else { return };
+        let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
+        let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
+        // With two paths each packet may change which is which.
+        let one_path = !entry.qp.has_alternate();
+        entry.qp.handle_packet(packet, &flow, via, &mut env);
+        while one_path && arrivals.goes_on(packet) {
+            if let Some(packet) = arrivals.next(&mut self.verifier, env.counters) {
+                entry.qp.handle_packet(&packet, &flow, via, &mut env);
+            }
+        }
+        self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
+        self.schedule.stir(entry);
+    }
+}
