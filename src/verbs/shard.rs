@@ -238,6 +238,7 @@ impl Shard {
     pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Instant, &Table) -> R) -> R {
         let now = self.clock.now();
         let mut engine = self.engine.lock();
+        self.note_presence(now);
         let result = {
             let memory = self.memory.read();
             let result = f(&mut engine, now, &memory);
@@ -458,12 +459,15 @@ impl Shard {
         self.wake_thread();
     }
 
-    /// The background thread: drives when nobody polls, sleeps when there is nothing to do.
+    /// The background thread: drives when nobody polls, sleeps when there is nothing to do. On a fabric it keeps off a NIC
+    /// that others are at, who send to it and thereby drive it, and does what they leave: two threads that take turns
+    /// would move all data from core to core.
     pub fn run(&self) {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
         let mut state_fd = self.state_fd.lock().take();
         let (mut lingers, mut heard) = (false, Instant(0));
+        let driven_by_senders = self.fabric.is_some();
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
             let polled = Instant(self.polled.load(Ordering::Relaxed));
@@ -472,12 +476,13 @@ impl Shard {
                 continue;
             }
             let engine = match polled.0 {
-                0 => Some(self.engine.lock()),
+                0 if !driven_by_senders => Some(self.engine.lock()),
                 _ => self.try_engine(),
             };
             let Some(mut engine) = engine else {
-                // An application that polls has it, and does what there is to do.
-                self.sleep(now, Some(now + POLLING), false, &mut state_fd);
+                // Who has it does what there is to do.
+                let rest = if driven_by_senders { STAND_BACK } else { POLLING };
+                self.sleep(now, Some(now + rest), false, &mut state_fd);
                 continue;
             };
             self.answer_doorbell();
@@ -486,7 +491,7 @@ impl Shard {
             if received {
                 heard = now;
             }
-            let more = received || engine.nic.wants_to_transmit_urgently();
+            let more = received && !driven_by_senders || engine.nic.wants_to_transmit_urgently();
             // A sibling has so much to do that the link is not read: it will be, when that one has had a moment.
             let full = self.siblings.are_full();
             let until = match more {
@@ -510,7 +515,7 @@ impl Shard {
                 continue;
             }
             self.sleep(now, until, watch, &mut state_fd);
-            lingers = self.clock.now().since(now) < LINGER;
+            lingers = !driven_by_senders && self.clock.now().since(now) < LINGER;
         }
     }
 
