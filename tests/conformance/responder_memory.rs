@@ -1,7 +1,7 @@
 //! The responder: keys, ranges, permissions, atomics.
 
 use urxe::memory::{Access, PdId};
-use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcStatus};
+use urxe::transport::{AsyncEvent, QpAttr, QpState, WcOpcode::Recv, WcStatus};
 use urxe::wire::{NakCode, RKey};
 
 use crate::bench::{Bench, RQ, bad, flushed, ok};
@@ -50,6 +50,17 @@ cases! {
             if p.h.imm == 1 {
                 b.recvs(&[ok(1, urxe::transport::WcOpcode::RecvRdmaWithImm, 8).imm(1)]);
             }
+        }
+    }
+
+    the_qp_must_allow_it_to_the_end => "resp.access.qp" {
+        for rest in [write(Middle, RQ + 1, Default::default(), &[7; 256]), write(Last, RQ + 1, Default::default(), &[7])] {
+            let mut b = Bench::new();
+            let to = b.remote(0, 1000);
+            b.ask(&[write(First, RQ, to, &[1; 256]).ask(true)], &[ack(RQ, 0)]);
+            b.modify(0, QpAttr { access: Some(Access::REMOTE_READ), ..QpAttr::default() }).unwrap();
+            b.ask(&[rest], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
+            b.events(&[AsyncEvent::QpRequestError]);
         }
     }
 

@@ -42,6 +42,23 @@ cases! {
         b.ask(&[send(Only, RQ + 2, &[9; 10])], &[nak(RQ + 1, 1, NakCode::PsnSequenceError)]);
     }
 
+    a_gap_inside_a_write_has_its_nak_and_so_has_the_next => "resp.psn.ahead" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 1100);
+        let before = b.mr.read(0, 1100);
+        let d: Vec<u8> = before.iter().map(|byte| !byte).collect();
+        let p = message(256, &d, |p, n, d| write(p, n, to, d), RQ);
+        b.ask(&[p[0].clone(), p[2].clone(), p[3].clone()], &[nak(RQ + 1, 0, NakCode::PsnSequenceError)]);
+        assert_eq!(b.mr.read(0, 1100), [&d[..256], &before[256..]].concat());
+        b.ask(&[p[1].clone(), p[3].clone()], &[nak(RQ + 2, 0, NakCode::PsnSequenceError)]);
+        // What came before is not stored again.
+        b.mr.write(256, &[9]);
+        b.ask(&[p[1].clone().ask(true)], &[ack(RQ + 1, 0)]);
+        assert_eq!(b.mr.read(256, 1), [9]);
+        b.ask(&p[2..], &[ack(RQ + 4, 1)]);
+        assert_eq!(b.mr.read(512, 588), d[512..]);
+    }
+
     the_furthest_ahead_is_ahead_and_one_more_is_behind => "resp.psn.halves" {
         let mut b = Bench::new();
         let half = 1 << 23;
@@ -103,7 +120,7 @@ cases! {
 
     sequence_new_message_inside_another => "resp.sequence" {
         let b = Bench::new();
-        let (to, one) = (b.remote(0, 300), b.remote(0, 8));
+        let (to, one) = (b.remote(0, 1000), b.remote(0, 8));
         let openers = [(send(First, RQ, &[1; 256]), true), (write(First, RQ, to, &[1; 256]), false)];
         for (opener, takes_receive) in openers {
             let word = (one.0, one.1);
@@ -139,12 +156,14 @@ cases! {
         b.peer(&[send(First, RQ, &[1; 256]), write(Last, RQ + 1, Default::default(), &[2; 8])]);
         invalid(&mut b, RQ + 1, 0);
         b.recvs(&[bad(1, WcStatus::RemInvReqErr)]);
-        let mut b = Bench::new();
-        let to = b.remote(0, 264);
-        b.recv(1, 0, 1000);
-        b.peer(&[write(First, RQ, to, &[1; 256]), send(Last, RQ + 1, &[2; 8])]);
-        invalid(&mut b, RQ + 1, 0);
-        b.recvs(&[flushed(1)]);
+        for (position, len) in [(Middle, 256), (Last, 8)] {
+            let mut b = Bench::new();
+            let to = b.remote(0, 1000);
+            b.recv(1, 0, 1000);
+            b.peer(&[write(First, RQ, to, &[1; 256]), send(position, RQ + 1, &vec![2; len])]);
+            invalid(&mut b, RQ + 1, 0);
+            b.recvs(&[flushed(1)]);
+        }
     }
 
     unsupported_requests_are_invalid => "resp.opcode" {
@@ -229,10 +248,10 @@ cases! {
             assert_eq!(b.mr.read(8, 1), [crate::support::pattern(8)]);
         }
         // First and Last: too short, too long.
-        for (announced, at) in [(264, 2), (266, 2), (256, 1)] {
+        for (announced, last, at) in [(264, 9, 2), (266, 9, 2), (256, 9, 1), (1000, 256, 2)] {
             let mut b = Bench::new();
             let to = b.remote(0, announced);
-            b.peer(&[write(First, RQ, to, &[1; 256]), write(Last, RQ + 1, to, &[1; 9])]);
+            b.peer(&[write(First, RQ, to, &[1; 256]), write(Last, RQ + 1, to, &vec![1; last])]);
             invalid(&mut b, RQ + at - 1, 0);
         }
         // A Middle after which nothing is left.

@@ -140,12 +140,15 @@ cases! {
         b.recvs(&[bad(1, WcStatus::RemInvReqErr)]);
         // The other queue has its receive still.
         assert_eq!(b.nic.srq(second).unwrap().len(), 1);
-        let (mut b, first) = target(|_| {});
-        let second = b.xrc_srq(PD, DOMAIN);
-        let to = b.remote(0, 257);
-        b.ask(&x(first, &[write(First, RQ, to, &[1; 256])]), &[]);
-        b.ask(&x(second, &[write(Last, RQ + 1, to, &[1])]), &a(&[nak(RQ + 1, 0, NakCode::InvalidRequest)]));
-        b.events(&[AsyncEvent::QpRequestError]);
+        for (position, len) in [(Middle, 256), (Last, 1)] {
+            let (mut b, first) = target(|_| {});
+            let second = b.xrc_srq(PD, DOMAIN);
+            let to = b.remote(0, if position == Middle { 1000 } else { 257 });
+            b.ask(&x(first, &[write(First, RQ, to, &[1; 256])]), &[]);
+            let p = write(position, RQ + 1, to, &vec![1; len]);
+            b.ask(&x(second, &[p]), &a(&[nak(RQ + 1, 0, NakCode::InvalidRequest)]));
+            b.events(&[AsyncEvent::QpRequestError]);
+        }
     }
 
     memory_is_of_the_queues_domain => "xrc.pd" {

@@ -6,10 +6,46 @@ use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::requester::failure;
-use crate::transport::{Completion, Env, WcOpcode, WcStatus};
-use crate::wire::{Operation, Packet};
+use crate::transport::{Completion, Env, QpType, WcOpcode, WcStatus};
+use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
+    /// The middle of a WRITE, which is most of what long messages are: takes it in if it passes all checks. If not, false,
+    /// and nothing has happened; what is wrong is for [`check`](Self::check) to say.
+    #[inline]
+    pub(super) fn continue_write(
+        &mut self,
+        packet: &Packet<'_>,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> bool {
+        let (bth, row, data) = (packet.bth(), packet.row(), packet.payload());
+        let Some(Message::Write { reth, received }) = self.message else { return false };
+        let now = received as usize + data.len();
+        // Each packet of XRC names a queue.
+        if conn.qp_type != QpType::Rc
+            || (row.operation, row.position) != (Operation::Write, Position::Middle)
+            || bth.psn != self.expected
+            || !conn.access.allows(Access::REMOTE_WRITE)
+            || data.len() != conn.mtu.bytes()
+            || now >= reth.dma_len as usize
+        {
+            return false;
+        }
+        let va = reth.va.wrapping_add(received.into());
+        let found =
+            env.memory.remote(conn.accessor(), reth.rkey, va, data.len() as u32, Access::REMOTE_WRITE);
+        let Ok(target) = found else { return false };
+        target.store(data);
+        self.message = Some(Message::Write { reth, received: now as u32 });
+        self.expected = bth.psn.next();
+        self.nak_outstanding = false;
+        if bth.ack_req {
+            self.acknowledge(bth.psn, self.msn, conn);
+        }
+        true
+    }
+
     /// Does what the packet asks for, in the memory that its check found `named`. Fails only where memory that was
     /// there then, or that the receive names, is not accessible; nothing is acknowledged then.
     pub(super) fn execute(

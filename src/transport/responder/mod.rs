@@ -204,6 +204,9 @@ impl Responder {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
+        if self.continue_write(packet, conn, env) {
+            return Ok(());
+        }
         let ahead = packet.bth().psn.since(self.expected);
         if ahead < 0 {
             self.duplicate(packet, conn, env);
