@@ -1,17 +1,26 @@
 //! Who sends on a fabric runs both ends: the NICs' background threads keep off, or data would move from core to core.
 //! Alone in its process: it adds up the time of all threads.
 
-use std::fs;
-
+use nix::time::{ClockId, clock_gettime};
 use urxe::verbs::*;
 
 /// Messages, and how many of them are in flight.
-const MESSAGES: u64 = 400;
+const MESSAGES: u64 = 300;
 const IN_FLIGHT: u64 = 8;
 const SIZE: usize = 1 << 20;
+const ROUNDS: usize = 7;
 
 #[test]
 fn background_threads_leave_a_stream_to_who_sends_it() {
+    // Where a loaded machine keeps the sender away for long, a background thread rightly goes on for it.
+    let mut shares: Vec<f64> = (0..ROUNDS).map(|_| share_of_others()).collect();
+    println!("background threads' processor time by the sender's: {shares:.3?}");
+    shares.sort_by(f64::total_cmp);
+    assert!(shares[ROUNDS / 2] < 0.2, "{shares:.3?}");
+}
+
+/// What other threads have of the processors while this one sends, by what it has itself.
+fn share_of_others() -> f64 {
     let fabric = Fabric::new();
     let [a, b] = [0, 1].map(|_| End::new(&fabric));
     a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
@@ -31,9 +40,8 @@ fn background_threads_leave_a_stream_to_who_sends_it() {
         done += completions.len() as u64;
     }
     let after = times();
-    let [ours, theirs] = [after[0] - before[0], after[1] - before[1]];
-    println!("processor time: the sender {ours} ns, background threads {theirs} ns");
-    assert!(theirs < ours / 20, "background threads took {theirs} ns, the sender {ours} ns");
+    let [own, others] = [after[0] - before[0], after[1] - before[1]];
+    others as f64 / own as f64
 }
 
 struct End {
@@ -52,14 +60,11 @@ impl End {
     }
 }
 
-/// Nanoseconds that this thread and all background threads of NICs have had of processors so far.
+/// Nanoseconds that this thread and all others of the process have had of processors so far.
 fn times() -> [u64; 2] {
-    let run = |dir: &str| -> u64 {
-        let text = fs::read_to_string(format!("{dir}/schedstat")).unwrap();
-        text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap()
-    };
-    let tasks =
-        fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path().display().to_string());
-    let named = |dir: &String| fs::read_to_string(format!("{dir}/comm")).unwrap().starts_with("urxe");
-    [run("/proc/thread-self"), tasks.filter(named).map(|dir| run(&dir)).sum()]
+    let [own, all] = [ClockId::CLOCK_THREAD_CPUTIME_ID, ClockId::CLOCK_PROCESS_CPUTIME_ID].map(|clock| {
+        let time = clock_gettime(clock).unwrap();
+        time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64
+    });
+    [own, all - own]
 }

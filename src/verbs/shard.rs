@@ -32,6 +32,9 @@ const POLLING: Duration = Duration::from_micros(200);
 /// ping-pong.
 const STAND_BACK: Duration = Duration::from_millis(4);
 
+/// The same where it found the lock taken by who sends on a fabric, and only timers can wait: they are no finer than that.
+const REST: Duration = Duration::from_millis(1);
+
 /// A background thread that slept for less than this looks on for so long after each packet before it sleeps again: a
 /// wake-up costs both ends several microseconds, as much as a burst. Where nothing comes in that time it sleeps as
 /// before.
@@ -229,8 +232,10 @@ impl Shard {
     /// An application thread is at it: where one polls, that is as good. A long turn would pass for its absence, and
     /// the background thread take the data to another core's cache.
     fn note_presence(&self, now: Instant) {
-        if self.polled.load(Ordering::Relaxed) != 0 && !IN_BACKGROUND.get() {
-            self.polled.store(now.0, Ordering::Relaxed);
+        let polled = self.polled.load(Ordering::Relaxed);
+        if polled != 0 && !IN_BACKGROUND.get() {
+            // Unless somebody has just said that nobody polls any more.
+            let _ = self.polled.compare_exchange(polled, now.0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -238,7 +243,6 @@ impl Shard {
     pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Instant, &Table) -> R) -> R {
         let now = self.clock.now();
         let mut engine = self.engine.lock();
-        self.note_presence(now);
         let result = {
             let memory = self.memory.read();
             let result = f(&mut engine, now, &memory);
@@ -322,6 +326,7 @@ impl Shard {
         self.engine.try_lock().or_else(|| {
             self.doorbell.store(true, Ordering::SeqCst);
             // Its holder may have looked just before.
+            fence(Ordering::SeqCst);
             self.engine.try_lock()
         })
     }
@@ -459,15 +464,14 @@ impl Shard {
         self.wake_thread();
     }
 
-    /// The background thread: drives when nobody polls, sleeps when there is nothing to do. On a fabric it keeps off a NIC
-    /// that others are at, who send to it and thereby drive it, and does what they leave: two threads that take turns
-    /// would move all data from core to core.
+    /// The background thread: drives when nobody polls, sleeps when there is nothing to do. On a fabric whoever sends to a
+    /// NIC drives it, and the thread does what is left and what comes later: two threads that take turns would move all
+    /// data from core to core.
     pub fn run(&self) {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
         let mut state_fd = self.state_fd.lock().take();
         let (mut lingers, mut heard) = (false, Instant(0));
-        let driven_by_senders = self.fabric.is_some();
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
             let polled = Instant(self.polled.load(Ordering::Relaxed));
@@ -475,13 +479,14 @@ impl Shard {
                 self.sleep(now, Some(now + STAND_BACK), false, &mut state_fd);
                 continue;
             }
+            let must_look = self.fabric.as_ref().is_none_or(FabricHandle::awaits_input);
             let engine = match polled.0 {
-                0 if !driven_by_senders => Some(self.engine.lock()),
+                0 if must_look => Some(self.engine.lock()),
                 _ => self.try_engine(),
             };
             let Some(mut engine) = engine else {
-                // Who has it does what there is to do.
-                let rest = if driven_by_senders { STAND_BACK } else { POLLING };
+                // Who has it does what there is to do now.
+                let rest = if must_look { POLLING } else { REST };
                 self.sleep(now, Some(now + rest), false, &mut state_fd);
                 continue;
             };
@@ -491,7 +496,7 @@ impl Shard {
             if received {
                 heard = now;
             }
-            let more = received && !driven_by_senders || engine.nic.wants_to_transmit_urgently();
+            let more = received && must_look || engine.nic.wants_to_transmit_urgently();
             // A sibling has so much to do that the link is not read: it will be, when that one has had a moment.
             let full = self.siblings.are_full();
             let until = match more {
@@ -515,7 +520,7 @@ impl Shard {
                 continue;
             }
             self.sleep(now, until, watch, &mut state_fd);
-            lingers = !driven_by_senders && self.clock.now().since(now) < LINGER;
+            lingers = must_look && self.clock.now().since(now) < LINGER;
         }
     }
 

@@ -451,8 +451,9 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     if let Some(ns) = netns {
         c.args(["ip", "netns", "exec", ns]);
     }
-    // maxcpus=2: for a machine that never has more than one CPU, QEMU before 8.1 leaves out the guest's memory
-    // barriers, although its devices run beside that CPU; a lost notification then stalls a NIC's queue for good.
+    // maxcpus=2: for a machine that never has more than one CPU, QEMU makes plain loads and stores of locked
+    // instructions, the guest's memory barriers, although devices run beside that CPU; a notification that is lost
+    // thereby stalls a NIC's queue for good.
     c.args(
         "qemu-system-x86_64 -M microvm,acpi=on,rtc=on,pit=off,pic=off -accel tcg -cpu max -smp 1,maxcpus=2 -m 384"
             .split(' '),

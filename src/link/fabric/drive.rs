@@ -287,6 +287,11 @@ impl FabricHandle {
         self.port.has_input(&self.fabric)
     }
 
+    /// Whether something is on its way that can only be received later, when nobody may be there to drive.
+    pub fn awaits_input(&self) -> bool {
+        !matches!(self.port.earliest.load(Ordering::SeqCst), 0 | u64::MAX)
+    }
+
     /// Real time: runs, on this thread, the drivers of all ports that have input, and of those that get
     /// some thereby. For a driver to call after each turn, once it has let go of its lock; from within
     /// another kick on this thread it returns at once, as that one goes on with what is new. It leaves
