@@ -390,7 +390,12 @@ fn every_operation(via: Via) {
                     match run(&site, &side, &mut shell, ip, mtu, op, role) {
                         Ok(n) => cells.push(format!("{n} ok")),
                         Err(e) => {
-                            failed.push(format!("{} by {role:?} over {via}, {ip}: {e}", op.name));
+                            let counters = side.counters();
+                            let counted: Vec<_> = counters.iter().filter(|(_, n)| *n > 0).collect();
+                            let (name, state) = (op.name, site.guest.state());
+                            failed.push(format!(
+                                "{name} by {role:?} over {via}, {ip}: {e}\nurxe: {counted:?}\n{state}"
+                            ));
                             cells.push("FAILED".into());
                             side.poll(100, std::time::Duration::from_millis(100));
                             let _ = shell.vsh.poll(100, std::time::Duration::from_millis(100));

@@ -291,6 +291,15 @@ impl Guest {
         }
     }
 
+    /// What its device says of its queue pairs, for a case that failed.
+    pub fn state(&self) -> String {
+        let cmd = "rdma res show qp; cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -v ^0 *; ip neigh; uptime";
+        match self.exec(cmd, Duration::from_secs(10)) {
+            Ok(out) => format!("the guest's queue pairs and counters:\n{}", out.stdout),
+            Err(e) => e.what,
+        }
+    }
+
     /// Runs `cmd` (`sh -c`) to its end, whatever its status; kills it at the time limit.
     pub fn exec(&self, cmd: &str, timeout: Duration) -> Result<Output> {
         let mut p = self.spawn(cmd)?;

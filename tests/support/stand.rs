@@ -162,7 +162,7 @@ impl Stand {
         self.guest.wait_listening(PORT, Duration::from_secs(20)).map_err(text)?;
         let port = self.guest.host_port(PORT).map_err(text)?.to_string();
         let client = self.urxe(&[urxe, &["-p", &port, "127.0.0.1"]].concat()).finish(limit);
-        let client = client.map_err(|e| e + &self.state());
+        let client = client.map_err(|e| e + &self.guest.state());
         let left = match &client {
             Ok(_) => limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(5)),
             Err(_) => Duration::from_millis(500),
@@ -173,15 +173,6 @@ impl Stand {
             Err(e) => Err(format!("stock server: {}", e.what)),
         };
         both(client, theirs)
-    }
-
-    /// What the guest's device says of its queue pairs, for a case that failed.
-    fn state(&self) -> String {
-        let cmd = "rdma res show qp; cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -v ^0 *; ip neigh; uptime";
-        match self.guest.exec(cmd, Duration::from_secs(10)) {
-            Ok(out) => format!("the guest's queue pairs and counters:\n{}", out.stdout),
-            Err(e) => e.what,
-        }
     }
 
     /// Runs urxe as the server and `stock` in the guest as its client.
@@ -202,7 +193,7 @@ impl Stand {
             Ok(out) => Err(format!("stock client: status {}\n{}{}", out.status, out.stdout, out.stderr)),
             Err(e) => Err(format!("stock client: {}", e.what)),
         };
-        let theirs = theirs.map_err(|e| e + &self.state());
+        let theirs = theirs.map_err(|e| e + &self.guest.state());
         let left = Duration::from_secs(if theirs.is_ok() { 10 } else { 1 });
         both(server.finish(left), theirs)
     }
