@@ -75,8 +75,8 @@ pub(super) struct Shard {
     doorbell: AtomicBool,
     /// When an application thread last polled, in the clock's nanoseconds.
     polled: AtomicU64,
-    /// Until when the background thread sleeps; 0 while it is awake, or stands back for an application that
-    /// polls and thereby serves the timers itself.
+    /// Until when the background thread sleeps; 0 while it is awake, or for a moment keeps off for who is at the NIC and
+    /// thereby serves the timers.
     sleeping_until: AtomicU64,
     siblings: Siblings,
     stopping: AtomicBool,
