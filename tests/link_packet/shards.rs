@@ -1,12 +1,13 @@
 //! The links of a NIC of several shards.
 
+use std::process::Command;
 use std::time::{Duration, Instant as Clock};
 
 use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
 
-use super::veth::Veth;
+use super::veth::{Veth, ip};
 use super::{join, now, open};
 
 /// The two links of a NIC of two shards.
@@ -46,6 +47,67 @@ fn to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: Clock
     }
 }
 
+/// The same links as they are, and where each shard filters for itself.
+fn with_and_without_fanout(specs: [String; 2]) -> [[String; 2]; 2] {
+    let without = specs.clone().map(|spec| format!("{spec},fanout=off"));
+    [specs, without]
+}
+
+/// Fanouts of packet sockets on one side, as the kernel lists them: one for each socket that is in one.
+fn fanouts(net: &Veth, side: usize) -> Vec<String> {
+    let args = ["netns", "exec", &net.names[side], "ss", "-0", "-e"];
+    let out = Command::new("ip").args(args).output().unwrap();
+    assert!(out.status.success(), "ss: {}", String::from_utf8_lossy(&out.stderr));
+    let text = String::from_utf8_lossy(&out.stdout);
+    let found = text.match_indices("fanout(").map(|(at, _)| text[at..].split_inclusive(')').next());
+    found.flatten().map(str::to_owned).collect()
+}
+
+#[test]
+fn the_kernel_looks_at_a_frame_once_for_all_shards() {
+    let net = Veth::new(1500);
+    let config: PacketConfig = "packet:v1".parse().unwrap();
+    let links = net.within(1, || PacketLink::open_shards(config.clone(), 4)).unwrap();
+    assert!(links.iter().all(PacketLink::fans_out));
+    let groups = fanouts(&net, 1);
+    assert!(groups.len() == 4 && groups.iter().all(|group| *group == groups[0]), "{groups:?}");
+    // Another NIC's is another one.
+    let more = net.within(1, || PacketLink::open_shards(config.clone(), 2)).unwrap();
+    let mut groups = fanouts(&net, 1);
+    groups.sort();
+    groups.dedup();
+    assert_eq!(groups.len(), 2, "{groups:?}");
+    drop((links, more));
+    assert_eq!(fanouts(&net, 1), [""; 0]);
+    for (spec, count) in [("packet:v1,fanout=off", 2), ("packet:v1", 1)] {
+        let links = net.within(1, || PacketLink::open_shards(spec.parse().unwrap(), count)).unwrap();
+        assert!(!links.iter().any(PacketLink::fans_out), "{spec}");
+        assert_eq!(fanouts(&net, 1), [""; 0], "{spec}");
+    }
+}
+
+#[test]
+fn shards_have_their_queue_pairs_again_when_the_interface_comes_back() {
+    let net = Veth::new(1500);
+    let start = Clock::now();
+    let mut a = open(&net, 0, "packet:v0,ip=10.77.0.11/24");
+    let config: PacketConfig = "packet:v1,ip=10.77.0.12/24".parse().unwrap();
+    let mut links = net.within(1, || PacketLink::open_shards(config, 4)).unwrap();
+    for turn in 0..3 {
+        to_qps(&mut a, "10.77.0.11", "10.77.0.12", &[0x10, 0x11, 0x12, 0x13, 0x27, 0xfe], start);
+        let all = &mut links.iter_mut().chain([&mut a]).collect::<Vec<_>>();
+        assert_eq!(
+            received(all, start),
+            [vec![0x10], vec![0x11], vec![0x12, 0xfe], vec![0x13, 0x27], vec![]],
+            "turn {turn}"
+        );
+        ip(&format!("-n {} link set v1 down", net.names[1]));
+        assert!(received(all, start).concat().is_empty());
+        ip(&format!("-n {} link set v1 up", net.names[1]));
+        net.wait_until_up();
+    }
+}
+
 #[test]
 fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
     let net = Veth::new(1500);
@@ -53,7 +115,10 @@ fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
     for (a, b, hosts) in [
         ("packet:v0".to_owned(), "packet:v1".to_owned(), [1, 2]),
         (station("v0", 11), station("v1", 12), [11, 12]),
-    ] {
+    ]
+    .into_iter()
+    .flat_map(|(a, b, hosts)| with_and_without_fanout([a, b]).map(|[a, b]| (a, b, hosts)))
+    {
         let start = Clock::now();
         let ([mut a0, mut a1], [mut b0, mut b1]) = (open_two(&net, 0, &a), open_two(&net, 1, &b));
         for net in ["10.77.0.", "fd77::"] {
@@ -79,7 +144,10 @@ fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
 fn groups_reach_every_shard_that_joined_them() {
     let net = Veth::new(1500);
     let station = |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24");
-    for (a, b) in [("packet:v0".to_owned(), "packet:v1".to_owned()), (station("v0", 1), station("v1", 2))] {
+    for [a, b] in [["packet:v0".to_owned(), "packet:v1".to_owned()], [station("v0", 1), station("v1", 2)]]
+        .into_iter()
+        .flat_map(with_and_without_fanout)
+    {
         let start = Clock::now();
         let (mut a, [mut b0, mut b1]) = (open(&net, 0, &a), open_two(&net, 1, &b));
         let group = "239.1.2.3";

@@ -36,16 +36,20 @@ impl Veth {
             ip(&format!("-n {name} link set lo up"));
             ip(&format!("-n {name} link set {dev} up"));
         }
-        // Until then the kernel quietly drops what is sent.
+        net.wait_until_up();
+        net
+    }
+
+    /// Waits for both interfaces: until then the kernel quietly drops what is sent.
+    pub fn wait_until_up(&self) {
         let up = |side: usize, dev| {
-            let args = ["-n", &net.names[side], "-o", "link", "show", dev];
+            let args = ["-n", &self.names[side], "-o", "link", "show", dev];
             let out = Command::new("ip").args(args).output().expect("it ran before");
             String::from_utf8_lossy(&out.stdout).contains("state UP")
         };
         while !(up(0, "v0") && up(1, "v1")) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        net
     }
 
     /// Runs `f` in a namespace: in a thread of its own, which takes the namespace with it when it ends.

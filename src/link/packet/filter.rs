@@ -1,11 +1,11 @@
 //! The classic BPF program before a packet socket: only RoCEv2 for this link gets through, and what a
-//! station has to answer.
+//! station has to answer. And the one that says whose a frame is where sockets [fan out](super::fanout).
 
 use std::net::IpAddr;
 
 use libc::{
-    BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LDX, BPF_MSH,
-    BPF_RET, BPF_W, SKF_AD_OFF, SKF_AD_PKTTYPE, SKF_AD_VLAN_TAG, sock_filter,
+    BPF_A, BPF_ABS, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_IND, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_LDX,
+    BPF_MSH, BPF_RET, BPF_W, SKF_AD_OFF, SKF_AD_PKTTYPE, SKF_AD_PROTOCOL, SKF_AD_VLAN_TAG, sock_filter,
 };
 
 use crate::nic::ShardId;
@@ -88,11 +88,11 @@ pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
     p.push(load_extra(SKF_AD_VLAN_TAG));
     p.push(mask(0xfff));
     require(&mut p, 0);
+    p.push(load_extra(SKF_AD_PKTTYPE));
+    // The sockets are not told of these, but a fanout of them is before Linux 6.10.
+    if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![drop_it()]);
     match wanted {
-        Wanted::Interface(_) => {
-            p.push(load_extra(SKF_AD_PKTTYPE));
-            if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![drop_it()]);
-        }
+        Wanted::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![drop_it()]),
         Wanted::Station(mac) => {
             let [a, b, c, d, e, f] = mac.0;
             let mut own = vec![load(BPF_W, 0)];
@@ -119,6 +119,30 @@ pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
     let ip = ipv6(wanted, shard);
     if_eq(&mut p, 0x86dd, ip);
     p.push(drop_it());
+    p
+}
+
+/// The program that says which of `1 << bits` shards a frame goes to where the kernel asks once for all: the one that has
+/// its queue pair, and for what is not to one the first. It sees a frame from its network header on.
+pub(super) fn shard_of(bits: u32) -> Vec<sock_filter> {
+    let first = || op(BPF_RET | BPF_K, 0);
+    let index = || [mask((1 << bits) - 1), op(BPF_RET | BPF_A, 0)];
+    let mut ipv4 = vec![load(BPF_B, 9)];
+    unless_eq(&mut ipv4, 17, vec![first()]);
+    ipv4.extend([load(BPF_W, 16), mask(0xf000_0000)]);
+    if_eq(&mut ipv4, 0xe000_0000, vec![first()]);
+    ipv4.extend([op(BPF_LDX | BPF_B | BPF_MSH, 0), op(BPF_LD | BPF_B | BPF_IND, DEST_QP_LOW)]);
+    ipv4.extend(index());
+    let mut ipv6 = vec![load(BPF_B, 6)];
+    unless_eq(&mut ipv6, 17, vec![first()]);
+    ipv6.push(load(BPF_B, 24));
+    if_eq(&mut ipv6, 0xff, vec![first()]);
+    ipv6.push(load(BPF_B, 40 + DEST_QP_LOW));
+    ipv6.extend(index());
+    let mut p = vec![load_extra(SKF_AD_PROTOCOL)];
+    if_eq(&mut p, 0x0800, ipv4);
+    if_eq(&mut p, 0x86dd, ipv6);
+    p.push(first());
     p
 }
 
@@ -219,8 +243,12 @@ mod tests {
     const OWN: Mac = Mac([2, 0, 0, 0, 0, 1]);
     const PEER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
-    /// As the kernel runs it: reads beyond the packet drop it.
     fn run(program: &[sock_filter], frame: &[u8], vlan: u32, kind: u32) -> bool {
+        result(program, frame, vlan, kind) != 0
+    }
+
+    /// As the kernel runs it: reads beyond the packet end it with 0.
+    fn result(program: &[sock_filter], frame: &[u8], vlan: u32, kind: u32) -> u32 {
         let (mut a, mut x, mut pc) = (0u32, 0u32, 0);
         loop {
             let i = &program[pc];
@@ -236,13 +264,18 @@ mod tests {
                 c if c == BPF_LD | BPF_W | BPF_ABS && i.k == (SKF_AD_OFF + SKF_AD_PKTTYPE) as u32 => {
                     Some(kind)
                 }
+                // Here only where the frame starts with its network header.
+                c if c == BPF_LD | BPF_W | BPF_ABS && i.k == (SKF_AD_OFF + SKF_AD_PROTOCOL) as u32 => Some(
+                    [0x0806, 0x0800, 0x86dd]
+                        [[4, 6].iter().position(|v| frame[0] >> 4 == *v).map_or(0, |i| i + 1)],
+                ),
                 c if c == BPF_LD | BPF_W | BPF_ABS => get(i.k, 4),
                 c if c == BPF_LD | BPF_H | BPF_ABS => get(i.k, 2),
                 c if c == BPF_LD | BPF_B | BPF_ABS => get(i.k, 1),
                 c if c == BPF_LD | BPF_H | BPF_IND => get(i.k + x, 2),
                 c if c == BPF_LD | BPF_B | BPF_IND => get(i.k + x, 1),
                 c if c == BPF_LDX | BPF_B | BPF_MSH => {
-                    let Some(v) = get(i.k, 1) else { return false };
+                    let Some(v) = get(i.k, 1) else { return 0 };
                     x = (v & 0xf) * 4;
                     Some(a)
                 }
@@ -251,10 +284,11 @@ mod tests {
                     pc += usize::from(if a == i.k { i.jt } else { i.jf });
                     Some(a)
                 }
-                c if c == BPF_RET | BPF_K => return i.k != 0,
+                c if c == BPF_RET | BPF_K => return i.k,
+                c if c == BPF_RET | BPF_A => return a,
                 other => panic!("instruction {other:#x}"),
             };
-            let Some(v) = loaded else { return false };
+            let Some(v) = loaded else { return 0 };
             a = v;
         }
     }
@@ -282,7 +316,9 @@ mod tests {
             assert!(run(&p, &packet(ours, OWN), 0, 0), "{ours}");
             assert!(run(&p, &packet(ours, OWN), 0xe000, 0), "{ours} with a priority");
             assert!(!run(&p, &packet(ours, OWN), 5, 0), "{ours} in a VLAN");
-            assert!(!run(&p, &packet(ours, OWN), 0, libc::PACKET_OTHERHOST.into()));
+            for kind in [libc::PACKET_OTHERHOST, libc::PACKET_OUTGOING] {
+                assert!(!run(&p, &packet(ours, OWN), 0, kind.into()), "{ours} of kind {kind}");
+            }
         }
         for other in ["10.0.0.3", "fd00::2", "fe80::1"] {
             assert!(!run(&p, &packet(other, OWN), 0, 0), "{other}");
@@ -303,6 +339,7 @@ mod tests {
     fn a_station_gets_what_it_has_to_answer() {
         let p = program(Wanted::Station(OWN), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
+        assert!(!run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OUTGOING.into()));
         assert!(run(&p, &packet("239.0.0.1", Mac([1, 0, 0x5e, 0, 0, 1])), 0, 2));
         assert!(!run(&p, &packet("10.0.0.1", PEER), 0, 0));
         let mut arp = Vec::new();
@@ -373,6 +410,50 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn one_program_finds_the_shard_that_has_the_queue_pair() {
+        for bits in [1, 2, 6] {
+            let p = shard_of(bits);
+            let shard = |frame: &[u8]| result(&p, &frame[14..], 0, 0);
+            for (dst, at) in [("10.0.0.1", 14 + 20 + 8 + 7), ("fd00::1", 14 + 40 + 8 + 7)] {
+                for qpn in [0_u8, 1, 2, 0x35, 0xff] {
+                    let mut frame = packet(dst, OWN);
+                    frame[at - 2..=at].copy_from_slice(&[0xff, 0xff, qpn]);
+                    assert_eq!(
+                        shard(&frame),
+                        u32::from(qpn) % (1 << bits),
+                        "{dst}, QP {qpn:#x}, {bits} bits"
+                    );
+                    let protocol = if dst.contains(':') { 14 + 6 } else { 14 + 9 };
+                    assert_eq!(frame[protocol], 17);
+                    for other in [1, 2, 6, 58] {
+                        frame[protocol] = other;
+                        assert_eq!(shard(&frame), 0, "protocol {other}");
+                    }
+                    frame[protocol] = 17;
+                    // The kernel takes the first where a frame is too short.
+                    assert_eq!(shard(&frame[..at]), 0);
+                }
+            }
+            for (group, at) in [("239.1.2.3", 14 + 20 + 8 + 7), ("ff0e::7", 14 + 40 + 8 + 7)] {
+                let mut frame = packet(group, Mac([1, 0, 0x5e, 1, 2, 3]));
+                frame[at] = 0xff;
+                assert_eq!(shard(&frame), 0, "{group}");
+            }
+            let mut optioned = packet("10.0.0.1", OWN);
+            optioned[14] = 0x46;
+            optioned.splice(34..34, [0; 4]);
+            optioned[14 + 24 + 8 + 7] = 1;
+            assert_eq!(shard(&optioned), 1);
+            let mut arp = Vec::new();
+            let zero = "0.0.0.0".parse().unwrap();
+            let request =
+                Arp { request: true, sender_mac: PEER, sender_ip: zero, target_mac: OWN, target_ip: zero };
+            append_arp(&mut arp, Mac::BROADCAST, &request);
+            assert_eq!(shard(&arp), 0);
         }
     }
 

@@ -4,6 +4,7 @@
 //! Runs of packets go to the kernel whole and are cut by it, or by the hardware; where it refuses, they
 //! go one by one.
 
+mod fanout;
 mod filter;
 mod kernel;
 mod kin;
@@ -28,15 +29,16 @@ use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
-use crate::wire::frame::{self, Checksums, Content, ETHERNET_LEN, RoceFrame};
+use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, RoceFrame};
 use filter::Wanted;
 use kernel::KernelNeighbours;
 use kin::Kin;
-use socket::{RawSocket, Run, Shape, TxBatch, TxMessage};
+use socket::{RawSocket, Run, RxFrame, Shape, TxBatch, TxMessage};
 
 /// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a station of its own on it. Further options:
-/// `gw=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame).
+/// `gw=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame), `fanout=off` (several shards: each
+/// filters for itself).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PacketConfig {
     /// The interface.
@@ -47,6 +49,8 @@ pub struct PacketConfig {
     pub mtu: Option<usize>,
     /// Whether the kernel may be given, and may give, runs of packets.
     pub offload: bool,
+    /// Whether the kernel may be asked to look at each frame once for all shards.
+    pub fanout: bool,
 }
 
 /// A link that could not be opened.
@@ -121,21 +125,23 @@ impl FromStr for PacketConfig {
         let mut parts = s.strip_prefix("packet:").ok_or_else(bad)?.split(',').peekable();
         let interface =
             parts.next().filter(|i| !i.is_empty() && !i.contains('=')).ok_or_else(bad)?.to_owned();
-        let mut offload = true;
-        let common = parts.filter(|option| match *option {
-            "offload=on" => false,
-            "offload=off" => {
-                offload = false;
-                false
+        let (mut offload, mut fanout) = (true, true);
+        let common = parts.filter(|option| {
+            match *option {
+                "offload=on" => offload = true,
+                "offload=off" => offload = false,
+                "fanout=on" => fanout = true,
+                "fanout=off" => fanout = false,
+                _ => return true,
             }
-            _ => true,
+            false
         });
         let options = Options::parse(common)?;
         let station = options.station();
         if station.is_none() && (options.mac.is_some() || !options.gateways.is_empty()) {
             return Err(SpecError::StationWithoutAddress);
         }
-        Ok(PacketConfig { interface, station, mtu: options.mtu, offload })
+        Ok(PacketConfig { interface, station, mtu: options.mtu, offload, fanout })
     }
 }
 
@@ -255,13 +261,33 @@ fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
     }
 }
 
+/// Makes an error of what an interface has refused.
+fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
+    let name = name.to_owned();
+    move |source| match source.kind() {
+        io::ErrorKind::PermissionDenied => PacketError::NotPermitted { name: name.clone() },
+        _ => PacketError::Io { name: name.clone(), what, source },
+    }
+}
+
+/// Who has received a frame.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    /// The link's own socket, in this place.
+    Socket(usize),
+    /// That of another shard.
+    Kin(RxFrame<'a>),
+}
+
 impl PacketLink {
     /// Opens a packet socket on the interface.
     ///
     /// # Errors
     /// [`PacketError`], which says what the interface or the process lacks.
     pub fn open(config: PacketConfig) -> Result<PacketLink, PacketError> {
-        PacketLink::open_one(config, None)
+        let link = PacketLink::open_one(config, None)?;
+        link.start(ShardId::WHOLE)?;
+        Ok(link)
     }
 
     /// Opens `count` packet sockets, for the shards of one NIC
@@ -275,6 +301,22 @@ impl PacketLink {
         if count == 1 {
             return Ok(vec![PacketLink::open(config)?]);
         }
+        if config.fanout {
+            let mut links = PacketLink::open_all(&config, count)?;
+            if fanout::join(links.iter().map(|link| &link.socket)).is_ok() {
+                links.iter_mut().flat_map(|link| &mut link.kin).for_each(|kin| kin.fans_out = true);
+                links.iter().try_for_each(|link| link.start(ShardId::WHOLE))?;
+                return Ok(links);
+            }
+            // Refused, and there is no way out of a fanout but to begin again.
+        }
+        let links = PacketLink::open_all(&config, count)?;
+        links.iter().try_for_each(|link| link.start(link.shard()))?;
+        Ok(links)
+    }
+
+    /// Links of one NIC that receive nothing yet.
+    fn open_all(config: &PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
         let kin = Kin::new(count).map_err(|source| PacketError::Io {
             name: config.interface.clone(),
             what: "make a descriptor",
@@ -283,9 +325,10 @@ impl PacketLink {
         kin.into_iter().map(|kin| PacketLink::open_one(config.clone(), Some(kin))).collect()
     }
 
+    /// A link that receives nothing yet.
     fn open_one(config: PacketConfig, kin: Option<Kin>) -> Result<PacketLink, PacketError> {
-        let shard = kin.as_ref().and_then(Kin::shard).unwrap_or(ShardId::WHOLE);
-        let PacketConfig { interface: name, station, mtu, offload } = config;
+        let first = kin.as_ref().and_then(Kin::shard).is_none_or(ShardId::is_first);
+        let PacketConfig { interface: name, station, mtu, offload, .. } = config;
         let interface = find_interface(&name)?;
         if !interface.is_up() {
             return Err(PacketError::Down { name });
@@ -296,13 +339,7 @@ impl PacketLink {
             None if loopback => Mac::default(),
             None => return Err(PacketError::NotEthernet { name }),
         };
-        let failed = |what| {
-            let name = name.clone();
-            move |source: io::Error| match source.kind() {
-                io::ErrorKind::PermissionDenied => PacketError::NotPermitted { name },
-                _ => PacketError::Io { name, what, source },
-            }
-        };
+        let failed = |what| failed(&name, what);
         // Asking for the MTU needs a socket: any will do.
         let probe = std::net::UdpSocket::bind("0.0.0.0:0").map_err(failed("open a socket"))?;
         let interface_mtu = sys::interface_mtu(std::os::fd::AsRawFd::as_raw_fd(&probe), &name)
@@ -330,8 +367,7 @@ impl PacketLink {
             }
         };
         let promiscuous = matches!(neighbours, Neighbours::Station(_));
-        let wanted = if promiscuous { Wanted::Station(mac) } else { Wanted::Interface(&addresses) };
-        socket.start(&filter::program(wanted, shard), promiscuous).map_err(failed("start to receive"))?;
+        socket.bind(promiscuous).map_err(failed("listen"))?;
         let info = LinkInfo {
             name: format!("packet {name}"),
             addresses,
@@ -352,13 +388,32 @@ impl PacketLink {
             kin,
             counters: LinkCounters::default(),
             // The first one tells for all.
-            watch: shard.is_first().then(|| Watch::open([interface.index]).ok()).flatten(),
+            watch: first.then(|| Watch::open([interface.index]).ok()).flatten(),
         })
+    }
+
+    fn shard(&self) -> ShardId {
+        self.kin.as_ref().and_then(Kin::shard).unwrap_or(ShardId::WHOLE)
+    }
+
+    /// Starts to receive what the shard is to have of what the socket gets.
+    fn start(&self, shard: ShardId) -> Result<(), PacketError> {
+        let wanted = match self.neighbours {
+            Neighbours::Station(_) => Wanted::Station(self.mac),
+            Neighbours::Kernel(_) => Wanted::Interface(&self.info.addresses),
+        };
+        let name = self.info.name.trim_start_matches("packet ");
+        self.socket.admit(&filter::program(wanted, shard)).map_err(failed(name, "start to receive"))
     }
 
     /// Whether runs of packets go to the kernel whole: until it has refused one.
     pub fn offloads(&self) -> bool {
         self.socket.vnet
+    }
+
+    /// Whether the kernel looks at a frame once for all shards, and gives it to the one that has its queue pair.
+    pub fn fans_out(&self) -> bool {
+        self.kin.as_ref().is_some_and(|kin| kin.fans_out)
     }
 
     /// Adds a burst to the batch, or deals with it otherwise.
@@ -482,17 +537,30 @@ impl PacketLink {
         Ok(())
     }
 
-    fn handle_frame(&mut self, now: Instant, index: usize, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
-        let received = self.socket.received(index);
+    fn handle_frame(&mut self, now: Instant, from: Origin<'_>, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+        let received = match from {
+            Origin::Socket(index) => self.socket.received(index),
+            Origin::Kin(frame) => frame,
+        };
         if received.unusable {
             self.counters.rx_malformed += 1;
             return 0;
         }
+        let frame = match frame::parse(received.bytes, received.checksums) {
+            Ok(frame) => frame,
+            Err(e) => {
+                self.counters.count(&e);
+                return 0;
+            }
+        };
+        if let (Origin::Socket(_), Some(kin)) = (from, &self.kin) {
+            self.counters.rx_overflow += kin.share(&frame, &received);
+        }
         let outcome = match &mut self.neighbours {
-            Neighbours::Station(station) => station.handle_frame(now, received.bytes, received.checksums),
+            Neighbours::Station(station) => station.handle(now, received.bytes, frame),
             Neighbours::Kernel(kernel) => {
                 let ours = |ip: IpAddr| self.info.addresses.contains(&ip) || kernel.is_member(ip);
-                read_beside_kernel(received.bytes, received.checksums, ours)
+                read_beside_kernel(frame, ours)
             }
         };
         match outcome {
@@ -519,13 +587,10 @@ impl PacketLink {
 }
 
 /// What a frame is where the kernel does the talking with neighbours.
-fn read_beside_kernel(bytes: &[u8], checksums: Checksums, ours: impl Fn(IpAddr) -> bool) -> Outcome {
-    match frame::parse(bytes, checksums) {
-        Err(e) => Outcome::Malformed(e),
-        Ok(frame) => match frame.content {
-            Content::Roce(roce) if ours(roce.flow.dst) => Outcome::Packet(roce),
-            _ => Outcome::Foreign,
-        },
+fn read_beside_kernel(frame: Frame, ours: impl Fn(IpAddr) -> bool) -> Outcome {
+    match frame.content {
+        Content::Roce(roce) if ours(roce.flow.dst) => Outcome::Packet(roce),
+        _ => Outcome::Foreign,
     }
 }
 
@@ -560,9 +625,15 @@ impl Link for PacketLink {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         let mut packets = self.local.deliver(64, sink);
-        packets += self.kin.as_ref().map_or(0, |kin| kin.deliver(sink));
+        if let Some(mut passed) = self.kin.as_ref().and_then(Kin::take) {
+            packets += passed.bursts.deliver(usize::MAX, sink);
+            while let Some(frame) = passed.frames.front() {
+                packets += self.handle_frame(now, Origin::Kin(frame), sink);
+                passed.frames.pop();
+            }
+        }
         for i in 0..self.socket.receive()? {
-            packets += self.handle_frame(now, i, sink);
+            packets += self.handle_frame(now, Origin::Socket(i), sink);
         }
         self.neighbours.handle_timeout(now);
         self.flush_outbox()?;

@@ -21,6 +21,7 @@ const VNET_GSO_UDP_L4: u8 = 5;
 
 /// From linux/if_packet.h, which libc has only in part.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
+const PACKET_FANOUT_DATA: c_int = 22;
 /// PACKET_VNET_HDR is older: kernels that have it alone (before Linux 6.4) may know no runs of UDP in these headers, and
 /// drop those that they should tell of.
 const PACKET_VNET_HDR_SZ: c_int = 24;
@@ -109,7 +110,7 @@ fn set_vnet_len(fd: RawFd, len: usize) -> io::Result<()> {
 }
 
 impl RawSocket {
-    /// A socket that receives nothing yet.
+    /// A socket that receives nothing, until it is [bound](Self::bind) and [admits](Self::admit) something.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no memory is involved.
@@ -120,6 +121,7 @@ impl RawSocket {
         // SAFETY: the descriptor is fresh and nobody else's.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let raw = fd.as_raw_fd();
+        sys::drop_all(raw)?;
         let on: c_int = 1;
         sys::set_option(raw, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)?;
         let vnet = vnet && set_vnet_len(raw, VNET_LEN).is_ok();
@@ -139,10 +141,29 @@ impl RawSocket {
         set_vnet_len(self.fd.as_raw_fd(), 0)
     }
 
-    /// Sets the filter and starts to receive; what is not for the interface too, if `promiscuous`.
-    pub fn start(&self, filter: &[sock_filter], promiscuous: bool) -> io::Result<()> {
+    /// Sets an option of packet sockets.
+    pub fn set_packet_option(&self, name: c_int, value: &c_int) -> io::Result<()> {
+        sys::set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, name, value)
+    }
+
+    /// The value of an option of packet sockets.
+    pub fn packet_option(&self, name: c_int) -> io::Result<c_int> {
+        sys::get_option(self.fd.as_raw_fd(), libc::SOL_PACKET, name)
+    }
+
+    /// Has the group of sockets that it is in share out frames by this program.
+    pub fn fan_out(&self, program: &[sock_filter]) -> io::Result<()> {
+        sys::set_program(self.fd.as_raw_fd(), libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
+    }
+
+    /// Lets through what this program accepts.
+    pub fn admit(&self, filter: &[sock_filter]) -> io::Result<()> {
+        sys::attach_filter(self.fd.as_raw_fd(), filter)
+    }
+
+    /// Ties it to the interface; to what is not for the interface too, if `promiscuous`.
+    pub fn bind(&self, promiscuous: bool) -> io::Result<()> {
         let raw = self.fd.as_raw_fd();
-        sys::attach_filter(raw, filter)?;
         // SAFETY: a sockaddr_ll of zeros is a valid one.
         let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         addr.sll_family = libc::AF_PACKET as u16;

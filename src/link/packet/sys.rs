@@ -30,11 +30,16 @@ pub(super) fn get_option(fd: RawFd, level: c_int, name: c_int) -> io::Result<c_i
     Ok(value)
 }
 
-/// Puts a classic BPF program before a socket.
-pub(super) fn attach_filter(fd: RawFd, program: &[sock_filter]) -> io::Result<()> {
+/// Sets a socket option to a classic BPF program.
+pub(super) fn set_program(fd: RawFd, level: c_int, name: c_int, program: &[sock_filter]) -> io::Result<()> {
     // The kernel copies the program; it does not write to it.
     let program = sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+    set_option(fd, level, name, &program)
+}
+
+/// Puts a classic BPF program before a socket.
+pub(super) fn attach_filter(fd: RawFd, program: &[sock_filter]) -> io::Result<()> {
+    set_program(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
 }
 
 /// Lets nothing at all through to a socket.

@@ -24,8 +24,8 @@ use super::frame_queue::FrameQueue;
 use super::held::Held;
 use crate::transport::Instant;
 use crate::wire::frame::{
-    self, Arp, Checksums, Content, Echo, FrameError, GroupQuery, NeighborAdvert, NeighborSolicit, RoceFrame,
-    Standing,
+    self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, NeighborAdvert, NeighborSolicit,
+    RoceFrame, Standing,
 };
 use crate::wire::{Mac, solicited_node};
 
@@ -150,10 +150,14 @@ impl Station {
 
     /// Reads a frame, answers it if it asks for one, and says what it was.
     pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> Outcome {
-        let frame = match frame::parse(bytes, checksums) {
-            Ok(frame) => frame,
-            Err(e) => return Outcome::Malformed(e),
-        };
+        match frame::parse(bytes, checksums) {
+            Ok(frame) => self.handle(now, bytes, frame),
+            Err(e) => Outcome::Malformed(e),
+        }
+    }
+
+    /// The same with a frame that is read already.
+    pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> Outcome {
         // VLAN 0 is no VLAN, only a priority.
         let tagged = frame.vlan.iter().flatten().any(|id| *id != 0);
         if tagged || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
