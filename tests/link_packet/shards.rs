@@ -3,6 +3,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant as Clock};
 
+use etherparse::{IpNumber, Ipv4Header};
+use pnet_datalink::{Channel, Config};
 use urxe::link::{Link, PacketConfig, PacketLink};
 use urxe::transport::{Payload, TxQueue};
 use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
@@ -48,7 +50,7 @@ fn to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: Clock
 }
 
 /// The same links as they are, and where each shard filters for itself.
-fn with_and_without_fanout(specs: [String; 2]) -> [[String; 2]; 2] {
+fn with_and_without_fanout<const N: usize>(specs: [String; N]) -> [[String; N]; 2] {
     let without = specs.clone().map(|spec| format!("{spec},fanout=off"));
     [specs, without]
 }
@@ -137,6 +139,57 @@ fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
             );
         }
         assert_eq!([&a0, &a1, &b0, &b1].map(|l| l.counters().tx_unresolved), [0; 4]);
+    }
+}
+
+/// A general IGMPv3 query, as a router sends it.
+fn group_query() -> Vec<u8> {
+    let mut igmp = [0x11, 10, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0];
+    let sum = etherparse::checksum::Sum16BitWords::new().add_slice(&igmp).ones_complement().to_be();
+    igmp[2..4].copy_from_slice(&sum.to_be_bytes());
+    let mut ip = Ipv4Header::new(12, 1, IpNumber::IGMP, [10, 77, 0, 1], [224, 0, 0, 1]).unwrap();
+    // Router alert.
+    ip.options = [0x94, 4, 0, 0].into();
+    ip.set_payload_len(igmp.len()).unwrap();
+    ip.header_checksum = ip.calc_header_checksum();
+    let mut frame = vec![1, 0, 0x5e, 0, 0, 1, 2, 0, 0, 0, 0, 9, 8, 0];
+    ip.write(&mut frame).unwrap();
+    frame.extend(igmp);
+    frame
+}
+
+#[test]
+fn every_shard_tells_a_router_of_its_groups() {
+    let net = Veth::new(1500);
+    for [spec] in with_and_without_fanout(["packet:v1,ip=10.77.0.12/24".to_owned()]) {
+        let [mut b0, mut b1] = open_two(&net, 1, &spec);
+        let start = Clock::now();
+        join(&net, 1, &mut b0, start, "239.1.2.3");
+        join(&net, 1, &mut b1, start, "239.4.5.6");
+        // They say so twice by themselves.
+        while b0.next_deadline().is_some() || b1.next_deadline().is_some() {
+            received(&mut [&mut b0, &mut b1], start);
+        }
+        let config = Config { read_timeout: Some(Duration::from_millis(10)), ..Config::default() };
+        let v0 = || pnet_datalink::interfaces().into_iter().find(|i| i.name == "v0").unwrap();
+        let channel = net.within(0, || pnet_datalink::channel(&v0(), config)).unwrap();
+        let Channel::Ethernet(mut tx, mut rx) = channel else { panic!("a veth is Ethernet") };
+        tx.send_to(&group_query(), None).unwrap().unwrap();
+        let mut told = [[239, 1, 2, 3], [239, 4, 5, 6]].map(|group| (group, false));
+        while told.iter().any(|(_, heard)| !heard) {
+            assert!(start.elapsed() < Duration::from_secs(20), "{spec}: {told:?}");
+            for link in [&mut b0, &mut b1] {
+                link.receive(now(start), &mut |_| {}).unwrap();
+            }
+            // A membership report of version 3 with one group.
+            if let Ok(frame) = rx.next()
+                && frame[12..14] == [8, 0]
+                && frame[23] == 2
+                && frame[14 + 24] == 0x22
+            {
+                told.iter_mut().for_each(|(group, heard)| *heard |= frame[14 + 24 + 12..][..4] == *group);
+            }
+        }
     }
 }
 

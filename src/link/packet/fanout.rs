@@ -23,7 +23,7 @@ const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_int = 0x4000;
 /// Makes these, which are bound and receive nothing yet, a group, in the order of their shards.
 ///
 /// # Errors
-/// Those of the kernel (before Linux 4.9); then some may be in the group, which they leave only by being closed.
+/// Those of the kernel, or of what stands in for it; then some may be in the group, which they leave only by being closed.
 pub(super) fn join<'a>(sockets: impl ExactSizeIterator<Item = &'a RawSocket>) -> io::Result<()> {
     let count = sockets.len();
     let mut group = None;
