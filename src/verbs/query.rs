@@ -117,8 +117,8 @@ impl BitOr for DeviceCaps {
     }
 }
 
-/// An acknowledgement may wait for the application's next call, or 4 ms for the background thread: 2^10 · 4.096 µs.
-const ACK_DELAY: u8 = 10;
+/// An acknowledgement may wait for the application's next call, or up to 16 ms for the background thread: 2^12 · 4.096 µs.
+const ACK_DELAY: u8 = 12;
 
 /// Every size from that of the smallest page on.
 const PAGE_SIZES: u64 = !0xfff;
