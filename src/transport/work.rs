@@ -9,8 +9,9 @@ use crate::wire::{Feth, LKey, Operation, QKey, Qpn, RKey};
 /// The longest message: 2^31 bytes (IBA 9.4.1).
 pub const MAX_MESSAGE: u64 = 1 << 31;
 
-/// A scatter/gather element: a run of bytes of a registered region.
+/// A scatter/gather element: a run of bytes of a registered region. Laid out as C's `struct ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(C)]
 pub struct Sge {
     /// First byte, as the region's addresses count.
     pub addr: u64,

@@ -39,6 +39,7 @@ macro_rules! memory_key {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+        #[repr(transparent)]
         pub struct $name(pub u32);
 
         impl $name {

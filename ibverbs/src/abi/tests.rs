@@ -1,0 +1,61 @@
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+use super::work::NESTED;
+use super::{LAYOUTS, Layout};
+
+const HEADER: &str = "infiniband/verbs.h";
+
+/// Compiles and runs a C program with the installed header; what it printed.
+fn run_c(program: &str) -> String {
+    assert!(
+        Path::new("/usr/include").join(HEADER).exists(),
+        "this test needs {HEADER} (apt-get install libibverbs-dev)"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let (source, binary) = (dir.path().join("layout.c"), dir.path().join("layout"));
+    std::fs::write(&source, program).unwrap();
+    let out = Command::new("cc")
+        .arg("-o")
+        .args([&binary, &source])
+        .output()
+        .expect("a C compiler (apt-get install gcc)");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(Command::new(&binary).output().unwrap().stdout).unwrap()
+}
+
+fn structs() -> impl Iterator<Item = &'static Layout> {
+    LAYOUTS.into_iter().flatten()
+}
+
+#[test]
+fn every_field_is_where_the_c_compiler_has_it() {
+    let mut program = format!(
+        "#include <stddef.h>\n#include <stdio.h>\n#include <{HEADER}>\n\
+         #define S(s) printf(#s \" %zu\\n\", sizeof(struct s));\n\
+         #define F(s, f) printf(#s \" \" #f \" %zu %zu\\n\", offsetof(struct s, f), sizeof(((struct s *)0)->f));\n\
+         #define N(s, f) printf(#s \" \" #f \" %zu\\n\", offsetof(struct s, f));\n\
+         int main(void) {{\n"
+    );
+    let mut ours = String::new();
+    for s in structs() {
+        writeln!(program, "S({})", s.name).unwrap();
+        writeln!(ours, "{} {}", s.name, s.size).unwrap();
+        for (field, offset, size) in s.fields {
+            let field = field.trim_start_matches("r#");
+            writeln!(program, "F({}, {field})", s.name).unwrap();
+            writeln!(ours, "{} {field} {offset} {size}", s.name).unwrap();
+        }
+    }
+    for (name, field, offset) in NESTED {
+        writeln!(program, "N({name}, {field})").unwrap();
+        writeln!(ours, "{name} {field} {offset}").unwrap();
+    }
+    program.push_str("return 0; }\n");
+    let theirs = run_c(&program);
+    let differ: Vec<_> = ours.lines().zip(theirs.lines()).filter(|(a, b)| a != b).collect();
+    assert!(differ.is_empty(), "ours and C's: {differ:#?}");
+    assert_eq!(ours.lines().count(), theirs.lines().count());
+    assert!(structs().count() > 60 && ours.lines().count() > 500, "{} lines", ours.lines().count());
+}

@@ -1,0 +1,158 @@
+//! Address handles, and paths as C writes them.
+
+use std::ffi::c_int;
+
+use urxe::transport::AddressVector;
+use urxe::verbs::{Ah, Gid, grh};
+
+use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
+use crate::context::Context;
+use crate::domain::ProtectionDomain;
+use crate::errno::{minus_one, null};
+use crate::object::{Object, Shown};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_create_ah = create_ah,
+        ibv_create_ah_from_wc = create_ah_from_wc,
+        ibv_init_ah_from_wc = init_ah_from_wc,
+        ibv_destroy_ah = destroy_ah,
+        ibv_resolve_eth_l2_from_gid = resolve_eth_l2_from_gid;
+}
+
+const WC_GRH: u32 = 1;
+
+#[repr(C)]
+pub struct Handle {
+    c: Shown<ibv_ah>,
+    pub ah: Ah,
+}
+
+// SAFETY: it is laid out so.
+unsafe impl Object for Handle {
+    type C = ibv_ah;
+}
+
+/// The path of an address. `None` without a global route: RoCE has no other.
+pub fn path(attr: &ibv_ah_attr) -> Option<AddressVector> {
+    let route = &attr.grh;
+    (attr.is_global != 0).then_some(AddressVector {
+        dgid: Gid(route.dgid.raw),
+        sgid_index: route.sgid_index,
+        hop_limit: route.hop_limit,
+        traffic_class: route.traffic_class,
+        flow_label: route.flow_label & 0xf_ffff,
+    })
+}
+
+/// The address of a path.
+pub fn attr(path: &AddressVector) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: path.dgid.0 },
+            flow_label: path.flow_label,
+            sgid_index: path.sgid_index,
+            hop_limit: path.hop_limit,
+            traffic_class: path.traffic_class,
+        },
+        dlid: 0,
+        sl: 0,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: 1,
+        port_num: 1,
+    }
+}
+
+unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: the caller's struct.
+    let attr = unsafe { &*attr };
+    let Some(path) = path(attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
+    // SAFETY: a domain that was given out.
+    let domain = unsafe { ProtectionDomain::of(pd) };
+    match domain.pd.create_ah(&path) {
+        Ok(ah) => {
+            domain.users.add();
+            Handle { c: Shown::new(ibv_ah { context: domain.context(), pd, handle: 0 }), ah }.give()
+        }
+        Err(e) => null(e.errno()),
+    }
+}
+
+/// The path back to where a datagram came from.
+///
+/// # Safety
+/// All are the caller's own; `header` has the first 40 bytes of the receive.
+unsafe fn path_back(context: &Context, wc: *const ibv_wc, header: *const ibv_grh) -> Option<AddressVector> {
+    // SAFETY: the caller's struct.
+    if unsafe { (*wc).wc_flags } & WC_GRH == 0 {
+        return None;
+    }
+    // SAFETY: the caller vouches for 40 bytes.
+    let bytes: [u8; grh::LEN] = unsafe { header.cast::<[u8; grh::LEN]>().read_unaligned() };
+    let from = grh::flow(&bytes)?;
+    let gids = context.nic.gids();
+    let index = gids.iter().position(|gid| match from.dst.is_multicast() {
+        true => gid.ip().is_ipv4() == from.dst.is_ipv4(),
+        false => gid.ip() == from.dst,
+    })?;
+    Some(AddressVector {
+        dgid: Gid::from(from.src),
+        sgid_index: index as u8,
+        hop_limit: 64,
+        traffic_class: from.traffic_class,
+        flow_label: from.flow_label,
+    })
+}
+
+unsafe extern "C" fn init_ah_from_wc(
+    context: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    header: *mut ibv_grh,
+    out: *mut ibv_ah_attr,
+) -> c_int {
+    // SAFETY: an open context, and as the caller vouches.
+    match unsafe { path_back(Context::of(context), wc, header) }.filter(|_| port == 1) {
+        Some(path) => {
+            // SAFETY: the caller's struct.
+            unsafe { *out = attr(&path) };
+            0
+        }
+        None => minus_one(libc::EINVAL),
+    }
+}
+
+unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    header: *mut ibv_grh,
+    port: u8,
+) -> *mut ibv_ah {
+    // SAFETY: a domain that was given out, of an open context; and as the caller vouches.
+    match unsafe { path_back(Context::of((*pd).context), wc, header) }.filter(|_| port == 1) {
+        // SAFETY: a domain that was given out.
+        Some(path) => unsafe { create_ah(pd, &mut attr(&path)) },
+        None => null(libc::EINVAL),
+    }
+}
+
+unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
+    // SAFETY: a handle that was given out, and its domain, which could not go while it was there.
+    unsafe {
+        let pd = (*c).pd;
+        drop(Handle::take(c));
+        ProtectionDomain::of(pd).users.remove();
+    }
+    0
+}
+
+/// MACs are the business of whoever owns the link.
+unsafe extern "C" fn resolve_eth_l2_from_gid(
+    _context: *mut ibv_context,
+    _attr: *mut ibv_ah_attr,
+    _mac: *mut u8,
+    _vid: *mut u16,
+) -> c_int {
+    libc::EOPNOTSUPP
+}

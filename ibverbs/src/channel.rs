@@ -1,0 +1,118 @@
+//! Completion channels.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use urxe::verbs::CompletionChannel;
+
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use crate::context::{Context, queue_at};
+use crate::errno::{minus_one, null};
+use crate::object::{Object, Shown, Users};
+use crate::queue::Queue;
+
+export! {
+    "IBVERBS_1.0":
+        ibv_create_comp_channel = create_comp_channel,
+        ibv_destroy_comp_channel = destroy_comp_channel;
+    "IBVERBS_1.1":
+        ibv_get_cq_event = get_cq_event,
+        ibv_ack_cq_events = ack_cq_events;
+}
+
+/// How long each wait lasts at most; it is begun anew.
+const LONG: Duration = Duration::from_secs(3600);
+
+#[repr(C)]
+pub struct Channel {
+    c: Shown<ibv_comp_channel>,
+    pub channel: CompletionChannel,
+    pub users: Users,
+}
+
+// SAFETY: it is laid out so.
+unsafe impl Object for Channel {
+    type C = ibv_comp_channel;
+}
+
+/// As the kernel gives out descriptors: reading waits, until the program says otherwise (O_NONBLOCK).
+pub fn block(fd: c_int) {
+    // SAFETY: only flags of a descriptor are read and set.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK);
+    }
+}
+
+/// Whether the program wants no call to wait for what comes by this descriptor.
+pub fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: only flags of a descriptor are read.
+    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+}
+
+unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    // SAFETY: an open context.
+    match unsafe { Context::of(context) }.nic.create_channel() {
+        Ok(channel) => {
+            let fd = channel.as_fd().as_raw_fd();
+            block(fd);
+            let c = Shown::new(ibv_comp_channel { context, fd, refcnt: 0 });
+            Channel { c, channel, users: Users::default() }.give()
+        }
+        Err(e) => null(e.errno()),
+    }
+}
+
+unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: a channel that was given out.
+    unsafe {
+        if Channel::of(c).users.any() {
+            return libc::EBUSY;
+        }
+        drop(Channel::take(c));
+    }
+    0
+}
+
+unsafe extern "C" fn get_cq_event(
+    c: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: a channel that was given out.
+    let channel = unsafe { Channel::of(c) };
+    // SAFETY: a plain integer.
+    let fd = unsafe { (*c).fd };
+    let event = loop {
+        if let Some(event) = channel.channel.next_event() {
+            break event;
+        }
+        if is_nonblocking(fd) {
+            return minus_one(libc::EAGAIN);
+        }
+        if let Ok(event) = channel.channel.get_event(LONG) {
+            break event;
+        }
+    };
+    let queue = event.into_cq();
+    // SAFETY: an open context, as its channel is.
+    let named = unsafe { &Context::of((*c).context).named };
+    let Some(address) = named.cqs.lock().get(&queue.id()).copied() else {
+        // Destroyed in the meantime, against the rules.
+        return minus_one(libc::EINVAL);
+    };
+    let found: *mut ibv_cq = queue_at(address);
+    // SAFETY: the caller's pointers; the queue is there, as it waits for its events.
+    unsafe {
+        *cq = found;
+        *cq_context = (*found).cq_context;
+    }
+    0
+}
+
+unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: a queue that was given out.
+    // More than there are is the program's mistake, of which the call has no word.
+    let _ = unsafe { Queue::of(cq) }.cq.ack_events(count.into());
+}

@@ -1,0 +1,199 @@
+//! Contexts: an open device, with the tables of functions that the header's inline functions look into.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::os::fd::AsRawFd;
+
+use parking_lot::{Condvar, Mutex};
+use urxe::verbs::{Context as Nic, ContextOptions, CqId, Qpn, SrqId};
+
+use crate::abi::{ibv_context, ibv_context_ops, ibv_cq, ibv_device, ibv_qp, ibv_srq, verbs_context};
+use crate::device::{Device, complain};
+use crate::object::{Shown, Users};
+use crate::{domain, errno, pair, polling, port, post, queue, region, shared};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_open_device = open_device,
+        ibv_close_device = close_device;
+    "IBVERBS_1.10":
+        ibv_import_device = import_device;
+}
+
+#[repr(C)]
+pub struct Context {
+    /// Its last field is what programs have a pointer to.
+    c: Shown<verbs_context>,
+    pub nic: Nic,
+    pub device: &'static Device,
+    /// What was made of it.
+    pub users: Users,
+    /// Whom events are about.
+    pub named: Named,
+    /// Asynchronous events that were given out and not acknowledged.
+    pub unacked: Unacked,
+    /// XRC domains by the file that they were opened with.
+    pub files: Mutex<HashMap<domain::File, domain::Opened>>,
+}
+
+/// Queues by what events call them. An address, as only C follows it.
+#[derive(Default)]
+pub struct Named {
+    pub qps: Mutex<HashMap<Qpn, usize>>,
+    pub cqs: Mutex<HashMap<CqId, usize>>,
+    pub srqs: Mutex<HashMap<SrqId, usize>>,
+}
+
+/// Events of each queue that were given out and not acknowledged: it is not destroyed before.
+#[derive(Default)]
+pub struct Unacked {
+    counts: Mutex<HashMap<usize, u32>>,
+    changed: Condvar,
+}
+
+impl Unacked {
+    pub fn given(&self, queue: usize) {
+        *self.counts.lock().entry(queue).or_default() += 1;
+    }
+
+    pub fn acknowledged(&self, queue: usize) {
+        let mut counts = self.counts.lock();
+        if let Some(count) = counts.get_mut(&queue) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&queue);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until none of `queue` is left.
+    pub fn wait(&self, queue: usize) {
+        let mut counts = self.counts.lock();
+        while counts.contains_key(&queue) {
+            self.changed.wait(&mut counts);
+        }
+    }
+}
+
+impl Context {
+    /// Its own part of a program's pointer.
+    ///
+    /// # Safety
+    /// `c` comes from `open_device`, and was not closed.
+    pub unsafe fn of<'a>(c: *mut ibv_context) -> &'a Context {
+        // SAFETY: the program's pointer is to the last field of the first one.
+        unsafe { &*c.byte_sub(std::mem::offset_of!(verbs_context, context)).cast() }
+    }
+
+    /// Of what kind the routing header of a datagram is, as hardware says beside a completion: 2 for IPv4, 1 for IPv6.
+    pub fn header_kind(&self) -> u8 {
+        if self.device.address.is_ipv4() { 2 } else { 1 }
+    }
+
+    pub fn as_c(&self) -> *mut ibv_context {
+        // SAFETY: only the place of a field is computed.
+        unsafe { &raw mut (*self.c.get()).context }
+    }
+}
+
+/// A table that has nothing but what is said here.
+fn table() -> verbs_context {
+    // SAFETY: all of it may be zeros, which are no functions.
+    let empty: verbs_context = unsafe { std::mem::zeroed() };
+    let ops = ibv_context_ops {
+        alloc_mw: Some(region::alloc_mw),
+        bind_mw: Some(post::bind_mw),
+        dealloc_mw: Some(region::dealloc_mw),
+        poll_cq: Some(queue::poll_cq),
+        req_notify_cq: Some(queue::req_notify_cq),
+        post_srq_recv: Some(post::post_srq_recv),
+        post_send: Some(post::post_send),
+        post_recv: Some(post::post_recv),
+        ..empty.context.ops
+    };
+    verbs_context {
+        query_port: Some(port::query_port_of_any_size),
+        query_device_ex: Some(port::query_device_ex),
+        query_rt_values: Some(port::query_rt_values),
+        alloc_null_mr: Some(region::alloc_null_mr),
+        open_xrcd: Some(domain::open_xrcd),
+        close_xrcd: Some(domain::close_xrcd),
+        create_srq_ex: Some(shared::create_srq_ex),
+        get_srq_num: Some(shared::get_srq_num),
+        create_cq_ex: Some(polling::create_cq_ex),
+        create_qp_ex: Some(pair::create_qp_ex),
+        sz: size_of::<verbs_context>(),
+        context: ibv_context { ops, ..empty.context },
+        ..empty
+    }
+}
+
+unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: a device of the list.
+    let of = unsafe { <Device as crate::object::Object>::of(device) };
+    let udp = urxe::verbs::Device { name: String::new(), address: of.address };
+    let nic = match udp.open(&ContextOptions::default()) {
+        Ok(nic) => nic,
+        Err(e) => {
+            complain(&e.to_string());
+            return errno::null(e.errno());
+        }
+    };
+    let mut c = table();
+    c.context.device = device;
+    // Nothing listens there; programs only show it, or hand it back.
+    c.context.cmd_fd = -1;
+    c.context.async_fd = nic.event_fd().as_raw_fd();
+    crate::channel::block(c.context.async_fd);
+    c.context.num_comp_vectors = nic.query_device().limits.num_comp_vectors as c_int;
+    c.context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
+    let context = Context {
+        c: Shown::new(c),
+        nic,
+        device: of,
+        users: Users::default(),
+        named: Named::default(),
+        unacked: Unacked::default(),
+        files: Mutex::default(),
+    };
+    let context: &Context = Box::leak(Box::new(context));
+    context.as_c()
+}
+
+unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
+    // SAFETY: an open context.
+    let context: *const Context = unsafe { Context::of(c) };
+    // SAFETY: made by `open_device`, and the program uses it no more. What is left of it keeps the NIC by itself.
+    drop(unsafe { Box::from_raw(context.cast_mut()) });
+    0
+}
+
+unsafe extern "C" fn import_device(_cmd_fd: c_int) -> *mut ibv_context {
+    errno::null(libc::EOPNOTSUPP)
+}
+
+/// Pointers that name a queue.
+pub fn address_of<C>(c: *mut C) -> usize {
+    c.addr()
+}
+
+/// The queue of an address.
+pub fn queue_at<C>(address: usize) -> *mut C {
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+impl Named {
+    pub fn add_qp(&self, qpn: Qpn, c: *mut ibv_qp) {
+        self.qps.lock().insert(qpn, c.expose_provenance());
+    }
+
+    pub fn add_cq(&self, id: CqId, c: *mut ibv_cq) {
+        self.cqs.lock().insert(id, c.expose_provenance());
+    }
+
+    pub fn add_srq(&self, id: SrqId, c: *mut ibv_srq) {
+        self.srqs.lock().insert(id, c.expose_provenance());
+    }
+}

@@ -1,0 +1,169 @@
+//! Protection domains and XRC domains.
+
+use std::ffi::c_int;
+
+use urxe::verbs::{Pd, Xrcd};
+
+use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
+use crate::context::Context;
+use crate::errno;
+use crate::object::{Object, Shown, Users};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_alloc_pd = alloc_pd,
+        ibv_dealloc_pd = dealloc_pd;
+    "IBVERBS_1.10":
+        ibv_import_pd = import_pd,
+        ibv_unimport_pd = unimport_pd;
+}
+
+#[repr(C)]
+pub struct ProtectionDomain {
+    c: Shown<ibv_pd>,
+    pub pd: Pd,
+    pub users: Users,
+}
+
+// SAFETY: it is laid out so.
+unsafe impl Object for ProtectionDomain {
+    type C = ibv_pd;
+}
+
+impl ProtectionDomain {
+    pub fn context(&self) -> *mut ibv_context {
+        // SAFETY: set when it was made, and never changed.
+        unsafe { (*self.c.get()).context }
+    }
+}
+
+unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: an open context.
+    match unsafe { Context::of(context) }.nic.alloc_pd() {
+        Ok(pd) => {
+            let c = Shown::new(ibv_pd { context, handle: 0 });
+            ProtectionDomain { c, pd, users: Users::default() }.give()
+        }
+        Err(e) => errno::null(e.errno()),
+    }
+}
+
+unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+    // SAFETY: a domain that was given out.
+    unsafe {
+        if ProtectionDomain::of(c).users.any() {
+            return libc::EBUSY;
+        }
+        drop(ProtectionDomain::take(c));
+    }
+    0
+}
+
+unsafe extern "C" fn import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd {
+    errno::null(libc::EOPNOTSUPP)
+}
+
+unsafe extern "C" fn unimport_pd(_pd: *mut ibv_pd) {}
+
+/// A file, by device and inode.
+pub type File = (u64, u64);
+
+/// An XRC domain that was opened with a file, and how often.
+pub struct Opened {
+    xrcd: Xrcd,
+    times: usize,
+}
+
+#[repr(C)]
+pub struct XrcDomain {
+    c: Shown<ibv_xrcd>,
+    pub xrcd: Xrcd,
+    /// By which others of this process open the same domain.
+    file: Option<File>,
+    pub users: Users,
+}
+
+// SAFETY: it is laid out so.
+unsafe impl Object for XrcDomain {
+    type C = ibv_xrcd;
+}
+
+impl XrcDomain {
+    pub fn context(&self) -> *mut ibv_context {
+        // SAFETY: set when it was made, and never changed.
+        unsafe { (*self.c.get()).context }
+    }
+}
+
+/// The file of a descriptor.
+fn file_of(fd: c_int) -> Option<File> {
+    // SAFETY: all of it may be zeros.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the call fills it.
+    let done = unsafe { libc::fstat(fd, &mut stat) };
+    (done == 0).then_some((stat.st_dev, stat.st_ino))
+}
+
+fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<(Xrcd, Option<File>), c_int> {
+    let new = || context.nic.open_xrcd().map_err(|e| e.errno());
+    if attr.fd == -1 {
+        return Ok((new()?, None));
+    }
+    let file = file_of(attr.fd).ok_or(libc::EBADF)?;
+    let mut files = context.files.lock();
+    match files.get_mut(&file) {
+        Some(_) if attr.oflags & libc::O_EXCL != 0 => Err(libc::EINVAL),
+        Some(opened) => {
+            opened.times += 1;
+            Ok((opened.xrcd.clone(), Some(file)))
+        }
+        None if attr.oflags & libc::O_CREAT == 0 => Err(libc::EAGAIN),
+        None => {
+            let xrcd = new()?;
+            files.insert(file, Opened { xrcd: xrcd.clone(), times: 1 });
+            Ok((xrcd, Some(file)))
+        }
+    }
+}
+
+pub unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    /// FD and OFLAGS, both of which must be given.
+    const NEEDED: u32 = 3;
+    // SAFETY: the caller's struct.
+    let attr = unsafe { &*attr };
+    if attr.comp_mask != NEEDED {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: an open context.
+    match open(unsafe { Context::of(context) }, attr) {
+        Ok((xrcd, file)) => {
+            XrcDomain { c: Shown::new(ibv_xrcd { context }), xrcd, file, users: Users::default() }.give()
+        }
+        Err(e) => errno::null(e),
+    }
+}
+
+pub unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
+    // SAFETY: a domain that was given out, of an open context.
+    unsafe {
+        let domain = XrcDomain::of(c);
+        if domain.users.any() {
+            return libc::EBUSY;
+        }
+        if let Some(file) = domain.file {
+            let mut files = Context::of(domain.context()).files.lock();
+            let times = files.get_mut(&file).map_or(0, |opened| {
+                opened.times -= 1;
+                opened.times
+            });
+            if times == 0 {
+                files.remove(&file);
+            }
+        }
+        drop(XrcDomain::take(c));
+    }
+    0
+}

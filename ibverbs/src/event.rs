@@ -1,0 +1,82 @@
+//! Asynchronous events.
+
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use urxe::verbs::AsyncEvent;
+
+use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
+use crate::channel::is_nonblocking;
+use crate::context::{Context, address_of, queue_at};
+use crate::errno::minus_one;
+
+export! {
+    "IBVERBS_1.1":
+        ibv_get_async_event = get_async_event,
+        ibv_ack_async_event = ack_async_event;
+}
+
+/// How long each wait lasts at most; it is begun anew.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// The address of the queue that an event is about; the number of the port if it is about none. `None` where that queue
+/// is gone.
+fn element(context: &Context, event: AsyncEvent) -> Option<usize> {
+    let named = &context.named;
+    match (event.qpn(), event.cq(), event.srq()) {
+        (Some(qpn), ..) => named.qps.lock().get(&qpn).copied(),
+        (_, Some(id), _) => named.cqs.lock().get(&id).copied(),
+        (.., Some(id)) => named.srqs.lock().get(&id).copied(),
+        _ => Some(1),
+    }
+}
+
+fn is_about_a_queue(event: AsyncEvent) -> bool {
+    event.qpn().is_some() || event.cq().is_some() || event.srq().is_some()
+}
+
+unsafe extern "C" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+    // SAFETY: an open context.
+    let context = unsafe { Context::of(c) };
+    // SAFETY: a plain integer.
+    let fd = unsafe { (*c).async_fd };
+    loop {
+        let event = match context.nic.next_event() {
+            Some(event) => event,
+            None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
+            None => match context.nic.wait_event(LONG) {
+                Ok(event) => event,
+                Err(_) => continue,
+            },
+        };
+        let Some(address) = element(context, event) else { continue };
+        if is_about_a_queue(event) {
+            context.unacked.given(address);
+        }
+        // SAFETY: the caller's struct.
+        unsafe { *out = ibv_async_event { element: queue_at::<c_void>(address), event_type: event.code() } };
+        return 0;
+    }
+}
+
+/// Whether events of this number are about a QP, a CQ or a shared receive queue, and the context of that.
+unsafe fn owner(event: &ibv_async_event) -> Option<*mut ibv_context> {
+    // SAFETY: the event names a queue that is there until the event is acknowledged.
+    unsafe {
+        match event.event_type {
+            0 => Some((*event.element.cast::<ibv_cq>()).context),
+            1..=7 | 16 => Some((*event.element.cast::<ibv_qp>()).context),
+            14 | 15 => Some((*event.element.cast::<ibv_srq>()).context),
+            _ => None,
+        }
+    }
+}
+
+unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: the caller's struct, as `get_async_event` filled it.
+    unsafe {
+        if let Some(context) = owner(&*event) {
+            Context::of(context).unacked.acknowledged(address_of((*event).element));
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! A drop-in `libibverbs.so.1`: the C interface of verbs over [`urxe::verbs`], so that programs that were linked against
+//! libibverbs run on urxe as they are.
+//!
+//! Each exported function is a thin one over its counterpart there. [`abi`] has the structs as C lays them out; [`object`]
+//! says how what C has a pointer to belongs to what Rust keeps; `export!` gives a function its name and version.
+
+#[macro_use]
+mod export;
+
+pub mod abi;
+mod address;
+mod channel;
+mod context;
+mod device;
+mod domain;
+mod errno;
+mod event;
+mod object;
+mod pair;
+mod polling;
+mod port;
+mod post;
+mod private;
+mod queue;
+mod region;
+mod shared;
+mod text;

@@ -1,0 +1,352 @@
+//! Queue pairs.
+
+use std::ffi::{c_int, c_uint};
+
+use urxe::transport::{AlternatePath, MigrationState};
+use urxe::verbs::{
+    Access, AckTimeout, Gid, Mtu, Psn, QKey, Qp, QpAttr, QpOptions, QpState, QpType, Qpn, RecvCaps, RnrTimer,
+    SendCaps,
+};
+
+use crate::abi::{
+    ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_xrcd,
+};
+use crate::address;
+use crate::context::{Context, address_of};
+use crate::domain::{ProtectionDomain, XrcDomain};
+use crate::errno::null;
+use crate::object::{Object, Shown};
+use crate::queue::Queue;
+use crate::shared::SharedQueue;
+
+export! {
+    "IBVERBS_1.1":
+        ibv_create_qp = create_qp,
+        ibv_modify_qp = modify_qp,
+        ibv_query_qp = query_qp,
+        ibv_destroy_qp = destroy_qp,
+        ibv_attach_mcast = attach_mcast,
+        ibv_detach_mcast = detach_mcast;
+    "IBVERBS_1.6": ibv_qp_to_qp_ex = qp_to_qp_ex;
+    "IBVERBS_1.10":
+        ibv_set_ece = set_ece,
+        ibv_query_ece = query_ece;
+    "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
+}
+
+const XRC_RECV: c_uint = 10;
+
+#[repr(C)]
+pub struct Pair {
+    c: Shown<ibv_qp_ex>,
+    pub qp: Qp,
+    /// What it was made with.
+    init: ibv_qp_init_attr,
+    /// Of an XRC target.
+    xrcd: *mut ibv_xrcd,
+}
+
+// SAFETY: it is laid out so; C's first struct is a part of the second.
+unsafe impl Object for Pair {
+    type C = ibv_qp;
+}
+
+fn service(number: c_uint) -> Option<QpType> {
+    Some(match number {
+        2 => QpType::Rc,
+        3 => QpType::Uc,
+        4 => QpType::Ud,
+        9 => QpType::XrcSend,
+        XRC_RECV => QpType::XrcRecv,
+        _ => return None,
+    })
+}
+
+fn state(number: c_uint) -> Option<QpState> {
+    use QpState::*;
+    [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
+}
+
+/// `pd` or `xrcd`, and for all but targets completion queues.
+unsafe fn make(pd: *mut ibv_pd, xrcd: *mut ibv_xrcd, init: &mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let Some(qp_type) = service(init.qp_type) else { return null(libc::EOPNOTSUPP) };
+    let cap = &init.cap;
+    let options = QpOptions {
+        qp_type,
+        send: SendCaps {
+            max_wr: cap.max_send_wr,
+            max_sge: cap.max_send_sge,
+            max_inline: cap.max_inline_data,
+        },
+        recv: RecvCaps { max_wr: cap.max_recv_wr, max_sge: cap.max_recv_sge },
+        signal_all: init.sq_sig_all != 0,
+    };
+    // SAFETY: all were given out; what is null is told apart.
+    let (made, context) = unsafe {
+        if qp_type == QpType::XrcRecv {
+            if xrcd.is_null() {
+                return null(libc::EINVAL);
+            }
+            let domain = XrcDomain::of(xrcd);
+            (domain.xrcd.create_target_qp(), domain.context())
+        } else {
+            // An initiator has nothing to receive.
+            let recv_cq = match init.recv_cq.is_null() && qp_type == QpType::XrcSend {
+                true => init.send_cq,
+                false => init.recv_cq,
+            };
+            if pd.is_null() || init.send_cq.is_null() || recv_cq.is_null() {
+                return null(libc::EINVAL);
+            }
+            let domain = ProtectionDomain::of(pd);
+            let (send_cq, recv_cq) = (&Queue::of(init.send_cq).cq, &Queue::of(recv_cq).cq);
+            let made = match init.srq.is_null() {
+                true => domain.pd.create_qp(send_cq, recv_cq, &options),
+                false => {
+                    domain.pd.create_qp_on_srq(send_cq, recv_cq, &SharedQueue::of(init.srq).srq, &options)
+                }
+            };
+            (made, domain.context())
+        }
+    };
+    let qp = match made {
+        Ok(qp) => qp,
+        Err(e) => return null(e.errno()),
+    };
+    // SAFETY: given out, where they are not null.
+    unsafe {
+        match qp_type {
+            QpType::XrcRecv => XrcDomain::of(xrcd).users.add(),
+            _ => ProtectionDomain::of(pd).users.add(),
+        }
+        if !init.srq.is_null() {
+            SharedQueue::of(init.srq).users.add();
+        }
+    }
+    let qpn = qp.qpn();
+    // SAFETY: all of it may be zeros.
+    let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
+    c.qp_base = ibv_qp {
+        context,
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: init.srq,
+        handle: qpn.get(),
+        qp_num: qpn.get(),
+        state: QpState::Reset as u32,
+        qp_type: init.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    let c = Pair { c: Shown::new(c), qp, init: *init, xrcd }.give();
+    // SAFETY: an open context.
+    unsafe { Context::of(context) }.named.add_qp(qpn, c);
+    c
+}
+
+unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller's struct, and what it names was given out.
+    unsafe { make(pd, std::ptr::null_mut(), &mut *init) }
+}
+
+pub unsafe extern "C" fn create_qp_ex(
+    _context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    const PD: u32 = 1;
+    const XRCD: u32 = 2;
+    const CREATE_FLAGS: u32 = 4;
+    // SAFETY: the caller's struct.
+    let init = unsafe { &mut *init };
+    let (mask, flags) = (init.comp_mask, init.create_flags);
+    if mask & !(PD | XRCD | CREATE_FLAGS) != 0 || mask & CREATE_FLAGS != 0 && flags != 0 {
+        return null(libc::EOPNOTSUPP);
+    }
+    let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
+    let pd = if mask & PD != 0 { init.pd } else { std::ptr::null_mut() };
+    let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
+    let mut plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
+    // SAFETY: what it names was given out.
+    unsafe { make(pd, xrcd, &mut plain) }
+}
+
+unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
+    // SAFETY: a queue pair that was given out, and what it was made with, which could not go while it was there.
+    unsafe {
+        let context = Context::of((*c).context);
+        let (pd, srq) = ((*c).pd, (*c).srq);
+        let pair = Pair::of(c);
+        let (xrcd, qpn) = (pair.xrcd, pair.qp.qpn());
+        context.unacked.wait(address_of(c));
+        context.named.qps.lock().remove(&qpn);
+        let is_target = (*c).qp_type == XRC_RECV;
+        drop(Pair::take(c));
+        if is_target {
+            XrcDomain::of(xrcd).users.remove();
+        } else {
+            ProtectionDomain::of(pd).users.remove();
+        }
+        if !srq.is_null() {
+            SharedQueue::of(srq).users.remove();
+        }
+    }
+    0
+}
+
+/// The attributes that the mask says are given; `None` if one has a value that there is not.
+fn attributes(from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
+    let given = |bit: u32| mask & 1 << bit != 0;
+    macro_rules! take {
+        ($bit:literal, $value:expr) => {
+            if given($bit) { Some($value) } else { None }
+        };
+    }
+    let code = |n: c_uint| u8::try_from(n).unwrap_or(u8::MAX);
+    Some(QpAttr {
+        state: take!(0, state(from.qp_state)?),
+        cur_state: take!(1, state(from.cur_qp_state)?),
+        sqd_notify: take!(2, from.en_sqd_async_notify != 0),
+        access: take!(3, Access(from.qp_access_flags)),
+        pkey_index: take!(4, from.pkey_index),
+        port: take!(5, from.port_num),
+        qkey: take!(6, QKey(from.qkey)),
+        av: take!(7, address::path(&from.ah_attr)?),
+        path_mtu: take!(8, Mtu::from_code(code(from.path_mtu))?),
+        timeout: take!(9, AckTimeout::new(from.timeout)),
+        retry_cnt: take!(10, from.retry_cnt),
+        rnr_retry: take!(11, from.rnr_retry),
+        rq_psn: take!(12, Psn::new(from.rq_psn)),
+        max_rd_atomic: take!(13, from.max_rd_atomic),
+        alt_path: take!(
+            14,
+            AlternatePath {
+                av: address::path(&from.alt_ah_attr)?,
+                pkey_index: from.alt_pkey_index,
+                timeout: AckTimeout::new(from.alt_timeout),
+            }
+        ),
+        min_rnr_timer: take!(15, RnrTimer::new(from.min_rnr_timer)),
+        sq_psn: take!(16, Psn::new(from.sq_psn)),
+        max_dest_rd_atomic: take!(17, from.max_dest_rd_atomic),
+        path_mig_state: take!(
+            18,
+            match from.path_mig_state {
+                0 => MigrationState::Migrated,
+                1 => MigrationState::Rearm,
+                2 => MigrationState::Armed,
+                _ => return None,
+            }
+        ),
+        dest_qpn: take!(20, Qpn::new(from.dest_qp_num)),
+        rate_limit: take!(25, from.rate_limit),
+    })
+}
+
+/// Every attribute that there is: all bits to 20, and the rate limit.
+const KNOWN: c_int = 0x1f_ffff | 1 << 25;
+/// Capacities, which are fixed here.
+const CAP: c_int = 1 << 19;
+
+unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: a queue pair that was given out, and the caller's struct.
+    let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
+    if mask & !KNOWN != 0 || mask & CAP != 0 {
+        return libc::EINVAL;
+    }
+    let Some(given) = attributes(attr, mask) else { return libc::EINVAL };
+    match pair.qp.modify(&given) {
+        Ok(()) => {
+            if let Some(state) = given.state {
+                // SAFETY: a plain integer.
+                unsafe { (*c).state = state as u32 };
+            }
+            0
+        }
+        Err(e) => e.errno(),
+    }
+}
+
+unsafe extern "C" fn query_qp(
+    c: *mut ibv_qp,
+    out: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: a queue pair that was given out.
+    let pair = unsafe { Pair::of(c) };
+    let has = pair.qp.query();
+    // SAFETY: all of it may be zeros.
+    let zeros: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let state = has.state.unwrap_or_default() as u32;
+    let attr = ibv_qp_attr {
+        qp_state: state,
+        cur_qp_state: state,
+        path_mtu: has.path_mtu.map_or(0, |mtu| mtu.code().into()),
+        path_mig_state: has.path_mig_state.unwrap_or_default() as u32,
+        qkey: has.qkey.map_or(0, |key| key.0),
+        rq_psn: has.rq_psn.map_or(0, Psn::get),
+        sq_psn: has.sq_psn.map_or(0, Psn::get),
+        dest_qp_num: has.dest_qpn.map_or(0, Qpn::get),
+        qp_access_flags: has.access.map_or(0, |access| access.0),
+        cap: pair.init.cap,
+        ah_attr: has.av.map_or(zeros.ah_attr, |av| address::attr(&av)),
+        alt_ah_attr: has.alt_path.map_or(zeros.alt_ah_attr, |alt| address::attr(&alt.av)),
+        pkey_index: has.pkey_index.unwrap_or(0),
+        alt_pkey_index: has.alt_path.map_or(0, |alt| alt.pkey_index),
+        max_rd_atomic: has.max_rd_atomic.unwrap_or(0),
+        max_dest_rd_atomic: has.max_dest_rd_atomic.unwrap_or(0),
+        min_rnr_timer: has.min_rnr_timer.map_or(0, RnrTimer::code),
+        port_num: has.port.unwrap_or(0),
+        timeout: has.timeout.map_or(0, AckTimeout::code),
+        retry_cnt: has.retry_cnt.unwrap_or(0),
+        rnr_retry: has.rnr_retry.unwrap_or(0),
+        alt_port_num: has.alt_path.map_or(0, |_| 1),
+        alt_timeout: has.alt_path.map_or(0, |alt| alt.timeout.code()),
+        rate_limit: has.rate_limit.unwrap_or(0),
+        ..zeros
+    };
+    // SAFETY: the caller's structs.
+    unsafe {
+        (*c).state = state;
+        *out = attr;
+        *init = pair.init;
+    }
+    0
+}
+
+unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: a queue pair that was given out, and the caller's union.
+    let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
+    crate::errno::number(pair.qp.attach_mcast(gid), |e| e.errno())
+}
+
+unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: a queue pair that was given out, and the caller's union.
+    let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
+    crate::errno::number(pair.qp.detach_mcast(gid), |e| e.errno())
+}
+
+/// Only queue pairs that were made with `send_ops_flags` have one.
+unsafe extern "C" fn qp_to_qp_ex(_c: *mut ibv_qp) -> *mut ibv_qp_ex {
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: the caller's struct. None asked for is as good as what there is.
+    if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
+}
+
+unsafe extern "C" fn query_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    // SAFETY: the caller's struct.
+    unsafe { *ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 } };
+    0
+}
+
+/// Data is stored packet by packet, of which some may come twice.
+unsafe extern "C" fn query_qp_data_in_order(_c: *mut ibv_qp, _op: c_uint, _flags: u32) -> c_int {
+    0
+}

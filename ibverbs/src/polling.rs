@@ -1,0 +1,175 @@
+//! Extended completion queues: completions one at a time, field by field, through functions in the queue's struct.
+
+use std::ffi::{c_int, c_uint};
+
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use urxe::verbs::{CqPoll, Wc};
+
+use crate::abi::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
+use crate::context::Context;
+use crate::errno;
+use crate::object::{Object, Shown};
+use crate::queue::{self, Queue};
+
+const MASK_FLAGS: u32 = 1;
+/// Everything is locked here all the same.
+const SINGLE_THREADED: u32 = 1;
+const IGNORE_OVERRUN: u32 = 2;
+/// All that a plain completion says, and its time in both forms.
+const FIELDS: u64 = 0x7f | 1 << 7 | 1 << 11;
+
+/// The round of polling that is going on: from `ibv_start_poll` to `ibv_end_poll` the queue's struct is one thread's.
+pub struct Round {
+    lock: RawMutex,
+    /// Borrows from the queue beside which it lies.
+    poll: Shown<Option<CqPoll<'static>>>,
+}
+
+impl Default for Round {
+    fn default() -> Round {
+        Round { lock: RawMutex::INIT, poll: Shown::new(None) }
+    }
+}
+
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's struct.
+    let init = unsafe { &*init };
+    let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
+    let known = flags & !(SINGLE_THREADED | IGNORE_OVERRUN) == 0;
+    if init.comp_mask & !MASK_FLAGS != 0 || init.wc_flags & !FIELDS != 0 || !known {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    let (Ok(cqe), Ok(vector)) = (c_int::try_from(init.cqe), c_int::try_from(init.comp_vector)) else {
+        return errno::null(libc::EINVAL);
+    };
+    let overruns = flags & IGNORE_OVERRUN != 0;
+    // SAFETY: an open context, and a channel that was given out.
+    unsafe { queue::make(context, cqe, init.cq_context, init.channel, vector, overruns) }.cast()
+}
+
+/// The functions of a queue's struct.
+pub fn set_functions(c: &mut ibv_cq_ex) {
+    c.start_poll = Some(start_poll);
+    c.next_poll = Some(next_poll);
+    c.end_poll = Some(end_poll);
+    c.read_opcode = Some(read_opcode);
+    c.read_vendor_err = Some(read_vendor_err);
+    c.read_byte_len = Some(read_byte_len);
+    c.read_imm_data = Some(read_imm_data);
+    c.read_qp_num = Some(read_qp_num);
+    c.read_src_qp = Some(read_src_qp);
+    c.read_wc_flags = Some(read_wc_flags);
+    c.read_slid = Some(read_none_32);
+    c.read_sl = Some(read_sl);
+    c.read_dlid_path_bits = Some(read_none_8);
+    c.read_completion_ts = Some(read_completion_ts);
+    c.read_cvlan = Some(read_none_16);
+    c.read_flow_tag = Some(read_none_32);
+    c.read_tm_info = Some(read_tm_info);
+    c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+}
+
+/// Goes on to the next completion: 0, `ENOENT` if there is none, or what is wrong with the queue.
+unsafe fn advance(c: *mut ibv_cq_ex, queue: &Queue) -> c_int {
+    // SAFETY: the round is this thread's.
+    let Some(poll) = (unsafe { &mut *queue.round.poll.get() }) else { return libc::EINVAL };
+    match poll.next_poll() {
+        Ok(Some(wc)) => {
+            // SAFETY: plain integers of the queue's struct, which is this thread's.
+            unsafe { ((*c).wr_id, (*c).status) = (wc.wr_id(), wc.status() as c_uint) };
+            0
+        }
+        Ok(None) => libc::ENOENT,
+        Err(e) => e.errno(),
+    }
+}
+
+unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller's struct, if there is one.
+    if !attr.is_null() && unsafe { (*attr).comp_mask } != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: a queue that was given out.
+    let queue: &'static Queue = unsafe { Queue::of(c.cast()) };
+    queue.round.lock.lock();
+    // SAFETY: the round is this thread's; and the queue stays until the round has ended.
+    let result = unsafe {
+        *queue.round.poll.get() = Some(queue.cq.start_poll());
+        advance(c, queue)
+    };
+    if result != 0 {
+        // The program does not end what did not begin.
+        // SAFETY: a round has begun above.
+        unsafe { end(queue) };
+    }
+    result
+}
+
+unsafe extern "C" fn next_poll(c: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: a queue that was given out, in a round of this thread.
+    unsafe { advance(c, Queue::of(c.cast())) }
+}
+
+unsafe extern "C" fn end_poll(c: *mut ibv_cq_ex) {
+    // SAFETY: a queue that was given out, in a round of this thread.
+    unsafe { end(Queue::of(c.cast())) };
+}
+
+/// # Safety
+/// A round of this thread is going on.
+unsafe fn end(queue: &Queue) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        *queue.round.poll.get() = None;
+        queue.round.lock.unlock();
+    }
+}
+
+/// What `read` says of the completion that the round is at.
+unsafe fn of_current<T: Default>(c: *mut ibv_cq_ex, read: impl FnOnce(&Wc<'_>) -> T) -> T {
+    // SAFETY: a queue that was given out, in a round of this thread.
+    let poll = unsafe { &*Queue::of(c.cast()).round.poll.get() };
+    poll.as_ref().and_then(CqPoll::current).map_or_else(T::default, |wc| read(&wc))
+}
+
+/// Functions that read a field.
+macro_rules! read {
+    ($($name:ident: $kind:ty = $read:expr;)*) => {
+        $(unsafe extern "C" fn $name(c: *mut ibv_cq_ex) -> $kind {
+            // SAFETY: a queue that was given out, in a round of this thread.
+            unsafe { of_current(c, $read) }
+        })*
+    };
+}
+
+read! {
+    read_opcode: c_uint = |wc| wc.opcode() as c_uint;
+    read_vendor_err: u32 = |wc| wc.vendor_err();
+    read_byte_len: u32 = |wc| wc.byte_len();
+    read_imm_data: u32 = |wc| wc.imm().map(u32::to_be).or(wc.invalidated_rkey().map(|key| key.0)).unwrap_or(0);
+    read_qp_num: u32 = |wc| wc.qpn().get();
+    read_src_qp: u32 = |wc| wc.src_qpn().get();
+    read_wc_flags: c_uint = |wc| wc.wc_flags().bits();
+    read_completion_ts: u64 = |wc| wc.completion_timestamp();
+    read_completion_wallclock_ns: u64 = |wc| wc.completion_wallclock_ns();
+    read_none_32: u32 = |_| 0;
+    read_none_16: u16 = |_| 0;
+    read_none_8: u8 = |_| 0;
+}
+
+unsafe extern "C" fn read_sl(c: *mut ibv_cq_ex) -> u8 {
+    // SAFETY: a queue that was given out, of an open context, in a round of this thread.
+    unsafe {
+        let kind = Context::of((*c).context).header_kind();
+        of_current(c, |wc| if wc.wc_flags().grh { kind } else { 0 })
+    }
+}
+
+unsafe extern "C" fn read_tm_info(_c: *mut ibv_cq_ex, out: *mut ibv_wc_tm_info) {
+    // SAFETY: the caller's struct.
+    unsafe { *out = ibv_wc_tm_info { tag: 0, r#priv: 0 } };
+}

@@ -1,0 +1,180 @@
+//! Completion queues.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use urxe::verbs::{Completion, Cq, CqOptions, Notify};
+
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use crate::channel::Channel;
+use crate::context::{Context, address_of};
+use crate::errno;
+use crate::object::{Object, Shown};
+use crate::polling::{self, Round};
+
+export! {
+    "IBVERBS_1.1":
+        ibv_create_cq = create_cq,
+        ibv_resize_cq = resize_cq,
+        ibv_destroy_cq = destroy_cq;
+}
+
+const WC_GRH: u32 = 1;
+const WC_WITH_IMM: u32 = 2;
+const WC_WITH_INV: u32 = 8;
+
+/// How long each wait for acknowledgements lasts at most; it is begun anew.
+const LONG: Duration = Duration::from_secs(3600);
+
+#[repr(C)]
+pub struct Queue {
+    /// The longer struct, which begins as an `ibv_cq`.
+    c: Shown<ibv_cq_ex>,
+    /// Dropped before the queue from which it borrows.
+    pub round: Round,
+    pub cq: Cq,
+}
+
+// SAFETY: it is laid out so; C's first struct is a part of the second.
+unsafe impl Object for Queue {
+    type C = ibv_cq;
+}
+
+thread_local! {
+    /// Where completions are put before they are made C's; reused.
+    static TAKEN: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
+}
+
+unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: an open context, and a channel that was given out.
+    unsafe { make(context, cqe, cq_context, channel, comp_vector, false) }
+}
+
+/// # Safety
+/// The context is open, the channel was given out, or is null.
+pub unsafe fn make(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+    ignore_overrun: bool,
+) -> *mut ibv_cq {
+    let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
+        return errno::null(libc::EINVAL);
+    };
+    // SAFETY: a channel that was given out, or null.
+    let of = (!channel.is_null()).then(|| unsafe { Channel::of(channel) });
+    let options = CqOptions { capacity, channel: of.map(|c| c.channel.clone()), comp_vector, ignore_overrun };
+    // SAFETY: an open context.
+    let owner = unsafe { Context::of(context) };
+    let cq = match owner.nic.create_cq_with(&options) {
+        Ok(cq) => cq,
+        Err(e) => return errno::null(e.errno()),
+    };
+    if let Some(of) = of {
+        of.users.add();
+    }
+    // SAFETY: all of it may be zeros.
+    let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
+    (c.context, c.channel, c.cq_context) = (context, channel, cq_context);
+    (c.handle, c.cqe) = (cq.id().0, cq.capacity() as c_int);
+    (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
+    polling::set_functions(&mut c);
+    let id = cq.id();
+    let c = Queue { c: Shown::new(c), round: Round::default(), cq }.give();
+    owner.named.add_cq(id, c);
+    c
+}
+
+unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: a queue that was given out.
+    let queue = unsafe { Queue::of(c) };
+    let Ok(capacity) = usize::try_from(cqe) else { return libc::EINVAL };
+    match queue.cq.resize(capacity) {
+        Ok(()) => {
+            // SAFETY: a plain integer of the queue's struct.
+            unsafe { (*c).cqe = queue.cq.capacity() as c_int };
+            0
+        }
+        Err(e) => e.errno(),
+    }
+}
+
+unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
+    // SAFETY: a queue that was given out, and what it was made with.
+    let (queue, owner, channel) = unsafe { (Queue::of(c), Context::of((*c).context), (*c).channel) };
+    // As libibverbs does, it waits for the events that were taken and not acknowledged.
+    while let Err(e) = queue.cq.clone().destroy(LONG) {
+        if !matches!(e, urxe::verbs::DestroyCqError::Unacknowledged(_)) {
+            return e.errno();
+        }
+    }
+    owner.unacked.wait(address_of(c));
+    owner.named.cqs.lock().remove(&queue.cq.id());
+    // SAFETY: the program uses it no more.
+    drop(unsafe { Queue::take(c) });
+    if !channel.is_null() {
+        // SAFETY: the channel could not go while the queue was there.
+        unsafe { Channel::of(channel) }.users.remove();
+    }
+    0
+}
+
+fn work_completion(from: &Completion, sl: u8) -> ibv_wc {
+    let (flag, imm_data) = match (from.imm, from.invalidated) {
+        (Some(imm), _) => (WC_WITH_IMM, imm.to_be()),
+        (None, Some(rkey)) => (WC_WITH_INV, rkey.0),
+        (None, None) => (0, 0),
+    };
+    ibv_wc {
+        wr_id: from.wr_id,
+        status: from.status as u32,
+        opcode: from.opcode as u32,
+        vendor_err: from.vendor_err,
+        byte_len: from.byte_len,
+        imm_data,
+        qp_num: from.qpn.get(),
+        src_qp: from.src_qpn.get(),
+        wc_flags: flag | if from.grh { WC_GRH } else { 0 },
+        pkey_index: from.pkey_index,
+        slid: 0,
+        // What of the 40 bytes the header is: UCX asks here.
+        sl: if from.grh { sl } else { 0 },
+        dlid_path_bits: 0,
+    }
+}
+
+pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
+    // SAFETY: a queue that was given out.
+    let queue = unsafe { Queue::of(c) };
+    let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
+    TAKEN.with_borrow_mut(|taken| {
+        taken.clear();
+        let Ok(count) = queue.cq.poll(max, taken) else {
+            // Overrun: as of hardware, a negative number.
+            return -1;
+        };
+        // SAFETY: an open context, as its queue is.
+        let sl = if count == 0 { 0 } else { unsafe { Context::of((*c).context) }.header_kind() };
+        for (i, completion) in taken.iter().enumerate() {
+            // SAFETY: the caller has room for `max`.
+            unsafe { out.add(i).write(work_completion(completion, sl)) };
+        }
+        count as c_int
+    })
+}
+
+pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
+    // SAFETY: a queue that was given out.
+    unsafe { Queue::of(c) }.cq.req_notify(notify);
+    0
+}

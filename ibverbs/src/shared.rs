@@ -1,0 +1,171 @@
+//! Shared receive queues.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use urxe::verbs::{RecvCaps, Srq};
+
+use crate::abi::{
+    ibv_context, ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd,
+};
+use crate::context::{Context, address_of};
+use crate::domain::{ProtectionDomain, XrcDomain};
+use crate::errno::null;
+use crate::object::{Object, Shown, Users};
+use crate::queue::Queue;
+
+export! {
+    "IBVERBS_1.1":
+        ibv_create_srq = create_srq,
+        ibv_modify_srq = modify_srq,
+        ibv_query_srq = query_srq,
+        ibv_destroy_srq = destroy_srq;
+}
+
+const MAX_WR: c_int = 1;
+const LIMIT: c_int = 2;
+const SRQT_BASIC: c_uint = 0;
+const SRQT_XRC: c_uint = 1;
+
+#[repr(C)]
+pub struct SharedQueue {
+    c: Shown<ibv_srq>,
+    pub srq: Srq,
+    /// Of an XRC queue.
+    xrcd: Shown<*mut ibv_xrcd>,
+    pub users: Users,
+}
+
+// SAFETY: it is laid out so.
+unsafe impl Object for SharedQueue {
+    type C = ibv_srq;
+}
+
+unsafe fn make(
+    pd: *mut ibv_pd,
+    srq_context: *mut c_void,
+    attr: &mut ibv_srq_attr,
+    xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
+) -> *mut ibv_srq {
+    // SAFETY: a domain that was given out.
+    let domain = unsafe { ProtectionDomain::of(pd) };
+    let caps = RecvCaps { max_wr: attr.max_wr, max_sge: attr.max_sge };
+    let made = match xrc {
+        None => domain.pd.create_srq(caps),
+        // SAFETY: both were given out.
+        Some((xrcd, cq)) => unsafe {
+            domain.pd.create_xrc_srq(&XrcDomain::of(xrcd).xrcd, &Queue::of(cq).cq, caps)
+        },
+    };
+    let srq = match made {
+        Ok(srq) => srq,
+        Err(e) => return null(e.errno()),
+    };
+    let has = srq.query().caps;
+    (attr.max_wr, attr.max_sge) = (has.max_wr, has.max_sge);
+    domain.users.add();
+    let xrcd = xrc.map_or(std::ptr::null_mut(), |(xrcd, _)| xrcd);
+    if !xrcd.is_null() {
+        // SAFETY: it was given out.
+        unsafe { XrcDomain::of(xrcd) }.users.add();
+    }
+    let id = srq.id();
+    let context = domain.context();
+    let c = ibv_srq {
+        context,
+        srq_context,
+        pd,
+        handle: id.0,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    let c = SharedQueue { c: Shown::new(c), srq, xrcd: Shown::new(xrcd), users: Users::default() }.give();
+    // SAFETY: an open context.
+    unsafe { Context::of(context) }.named.add_srq(id, c);
+    c
+}
+
+unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: the caller's struct, and a domain that was given out.
+    unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
+}
+
+pub unsafe extern "C" fn create_srq_ex(
+    _context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    const TYPE: u32 = 1;
+    const PD: u32 = 2;
+    const XRCD: u32 = 4;
+    const CQ: u32 = 8;
+    // SAFETY: the caller's struct.
+    let init = unsafe { &mut *init };
+    let kind = if init.comp_mask & TYPE != 0 { init.srq_type } else { SRQT_BASIC };
+    let xrc = match kind {
+        SRQT_BASIC if init.comp_mask & !(TYPE | PD) == 0 => None,
+        SRQT_XRC if init.comp_mask == TYPE | PD | XRCD | CQ => Some((init.xrcd, init.cq)),
+        SRQT_BASIC | SRQT_XRC => return null(libc::EINVAL),
+        _ => return null(libc::EOPNOTSUPP),
+    };
+    if init.comp_mask & PD == 0 {
+        return null(libc::EINVAL);
+    }
+    // SAFETY: all were given out.
+    unsafe { make(init.pd, init.srq_context, &mut init.attr, xrc) }
+}
+
+pub unsafe extern "C" fn get_srq_num(c: *mut ibv_srq, out: *mut u32) -> c_int {
+    // SAFETY: a queue that was given out, and the caller's integer.
+    unsafe { *out = SharedQueue::of(c).srq.id().0 };
+    0
+}
+
+unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    if mask & !(MAX_WR | LIMIT) != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: a queue that was given out, and the caller's struct.
+    let (srq, attr) = unsafe { (&SharedQueue::of(c).srq, &*attr) };
+    let max_wr = if mask & MAX_WR != 0 { attr.max_wr } else { srq.query().caps.max_wr };
+    if mask & LIMIT != 0 && attr.srq_limit > max_wr {
+        return libc::EINVAL;
+    }
+    if mask & MAX_WR != 0
+        && let Err(e) = srq.resize(attr.max_wr)
+    {
+        return e.errno();
+    }
+    if mask & LIMIT != 0 {
+        srq.arm_limit(attr.srq_limit);
+    }
+    0
+}
+
+unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: a queue that was given out.
+    let attr = unsafe { SharedQueue::of(c) }.srq.query();
+    // SAFETY: the caller's struct.
+    unsafe {
+        *out = ibv_srq_attr { max_wr: attr.caps.max_wr, max_sge: attr.caps.max_sge, srq_limit: attr.limit };
+    }
+    0
+}
+
+unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
+    // SAFETY: a queue that was given out, and what it was made with, which could not go while it was there.
+    unsafe {
+        let queue = SharedQueue::of(c);
+        if queue.users.any() {
+            return libc::EBUSY;
+        }
+        let (context, pd, xrcd) = (Context::of((*c).context), (*c).pd, *queue.xrcd.get());
+        context.unacked.wait(address_of(c));
+        context.named.srqs.lock().remove(&queue.srq.id());
+        drop(SharedQueue::take(c));
+        ProtectionDomain::of(pd).users.remove();
+        if !xrcd.is_null() {
+            XrcDomain::of(xrcd).users.remove();
+        }
+    }
+    0
+}

@@ -1,0 +1,208 @@
+//! Unmodified programs of Debian's ibverbs-utils on the library, over the loopback interface, with no privilege.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// A directory with the library under the name that programs look for.
+struct Library(tempfile::TempDir);
+
+impl Library {
+    fn new() -> Library {
+        let test = std::env::current_exe().unwrap();
+        let built = test.ancestors().map(|dir| dir.join("libibverbs.so")).find(|path| path.exists());
+        let dir = tempfile::tempdir().unwrap();
+        let built: PathBuf = built.expect("cargo builds the library before its tests");
+        std::os::unix::fs::symlink(built, dir.path().join("libibverbs.so.1")).unwrap();
+        Library(dir)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A program with a device at this address.
+    fn program(&self, name: &str, address: &str) -> Command {
+        let mut command = Command::new(name);
+        command.env("LD_LIBRARY_PATH", self.path()).env("URXE_LINK", format!("udp:{address}"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+/// Two loopback addresses that nobody else has.
+fn addresses() -> [String; 2] {
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    let n = NEXT.fetch_add(2, Ordering::Relaxed);
+    let process = std::process::id();
+    [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
+}
+
+fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    20_000 + (std::process::id() % 1000) as u16 * 20 + NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn text(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+/// Ends what a test has begun.
+struct Running(Option<Child>);
+
+impl Running {
+    fn new(mut command: Command) -> Running {
+        let what = command.get_program().to_owned();
+        Running(Some(
+            command.spawn().unwrap_or_else(|e| panic!("{what:?}: {e} (apt-get install ibverbs-utils)")),
+        ))
+    }
+
+    fn finish(mut self, limit: Duration) -> Output {
+        let mut child = self.0.take().unwrap();
+        let deadline = Instant::now() + limit;
+        while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if child.try_wait().unwrap().is_none() {
+            child.kill().unwrap();
+        }
+        child.wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Runs both ends of a ping-pong program; what the client has said.
+fn pingpong(program: &str, args: &[&str]) -> String {
+    let library = Library::new();
+    let [server, client] = addresses();
+    let port = port().to_string();
+    let common = ["-g", "0", "-p", &port];
+    let mut command = library.program(program, &server);
+    command.args(common).args(args);
+    let serving = Running::new(command);
+    // It listens by TCP, and the client does not try again.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let listening = || {
+        let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
+        ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|list| {
+            std::fs::read_to_string(list)
+                .unwrap_or_default()
+                .lines()
+                .any(|l| l.contains(&hex) && l.contains(" 0A "))
+        })
+    };
+    while !listening() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut command = library.program(program, &client);
+    command.args(common).args(args).arg("127.0.0.1");
+    let client = Running::new(command).finish(Duration::from_secs(60));
+    let server = serving.finish(Duration::from_secs(10));
+    let told = format!("client:\n{}server:\n{}", text(&client), text(&server));
+    assert!(
+        client.status.success() && server.status.success(),
+        "{program} {args:?}: {:?} {:?}\n{told}",
+        client.status,
+        server.status
+    );
+    told
+}
+
+#[test]
+fn devices_are_listed_and_described() {
+    let library = Library::new();
+    let [address, _] = addresses();
+    let out = library.program("ibv_devices", &address).output().unwrap();
+    assert!(out.status.success() && text(&out).contains("urxe0"), "{}", text(&out));
+    let out = library.program("ibv_devinfo", &address).arg("-v").output().unwrap();
+    let told = text(&out);
+    for line in [
+        "hca_id:\turxe0",
+        "transport:\t\t\tInfiniBand (0)",
+        "phys_port_cnt:\t\t\t1",
+        "atomic_cap:\t\t\tATOMIC_GLOB",
+        "state:\t\t\tPORT_ACTIVE (4)",
+        "max_mtu:\t\t4096 (5)",
+        "link_layer:\t\tEthernet",
+        &format!("::ffff:{address}"),
+    ] {
+        assert!(told.contains(line), "{line:?} is not in:\n{told}");
+    }
+    assert!(out.status.success());
+}
+
+#[test]
+fn a_device_that_is_not_there_is_said() {
+    let library = Library::new();
+    let out = library.program("ibv_devinfo", "192.0.2.1").output().unwrap();
+    assert!(!out.status.success());
+    assert!(
+        text(&out).contains("there is no link 'udp:192.0.2.1': URXE_LINK may be udp, udp:"),
+        "{}",
+        text(&out)
+    );
+}
+
+#[test]
+fn a_taken_port_is_said() {
+    let library = Library::new();
+    let [address, _] = addresses();
+    let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
+    let out = library.program("ibv_devinfo", &address).output().unwrap();
+    assert!(!out.status.success());
+    assert!(text(&out).contains(&format!("{address}")) && text(&out).contains("4791"), "{}", text(&out));
+}
+
+#[test]
+fn rc_pingpong() {
+    for args in [
+        &[][..],
+        &["-e"],
+        &["-c"],
+        &["-s", "100000", "-n", "200", "-m", "4096"],
+        &["-t"],
+        &["-e", "-c", "-l", "0"],
+    ] {
+        let told = pingpong("ibv_rc_pingpong", args);
+        assert_eq!(told.matches("iters in").count(), 2, "{told}");
+    }
+}
+
+#[test]
+fn uc_pingpong() {
+    for args in [&[][..], &["-e"]] {
+        assert_eq!(pingpong("ibv_uc_pingpong", args).matches("iters in").count(), 2);
+    }
+}
+
+#[test]
+fn ud_pingpong() {
+    for args in [&[][..], &["-e"]] {
+        assert_eq!(pingpong("ibv_ud_pingpong", args).matches("iters in").count(), 2);
+    }
+}
+
+#[test]
+fn srq_pingpong() {
+    for args in [&[][..], &["-e"], &["-q", "8"]] {
+        assert_eq!(pingpong("ibv_srq_pingpong", args).matches("iters in").count(), 2);
+    }
+}
+
+#[test]
+fn xsrq_pingpong() {
+    for args in [&[][..], &["-e"]] {
+        let told = pingpong("ibv_xsrq_pingpong", args);
+        assert_eq!(told.matches("success").count(), 2, "{told}");
+    }
+}

@@ -1,0 +1,42 @@
+//! What programs ask of the library by name and version is there.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+/// `name@@version` of everything that the library exports.
+fn exported() -> BTreeSet<String> {
+    let test = std::env::current_exe().unwrap();
+    let library = test.ancestors().map(|dir| dir.join("libibverbs.so")).find(|path| path.exists());
+    let library = library.expect("cargo builds the library before its tests");
+    let out = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library).output();
+    let out = out.expect("this test needs readelf (apt-get install binutils)");
+    let text = String::from_utf8(out.stdout).unwrap();
+    // Number, value, size, type, binding, visibility, section, name.
+    let defined = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    defined.filter(|f| f.len() >= 8 && f[6] != "UND" && f[6] != "Ndx").map(|f| f[7].to_owned()).collect()
+}
+
+#[test]
+fn every_symbol_that_programs_need_is_there_in_its_version() {
+    let have = exported();
+    let missing: Vec<_> = include_str!("symbols.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty())
+        .map(|line| {
+            let (version, name) = line.split_once(' ').unwrap();
+            format!("{name}@@{version}")
+        })
+        .filter(|symbol| !have.contains(symbol))
+        .collect();
+    assert!(missing.is_empty(), "{missing:#?} of {} exported", have.len());
+}
+
+#[test]
+fn nothing_else_is_exported() {
+    let ours = |s: &&String| {
+        s.contains("ibv") || s.contains("verbs") || s.contains("IBVERBS") || s.contains("execute_ioctl")
+    };
+    let have = exported();
+    let others: Vec<_> = have.iter().filter(|s| !ours(s)).collect();
+    assert!(others.is_empty(), "{others:#?}");
+}
