@@ -27,13 +27,15 @@ use crate::wire::{Gid, Qpn};
 /// socket, or both would wake for every packet.
 const POLLING: Duration = Duration::from_micros(200);
 
-/// How long the background thread then sleeps at least before it looks again: what an application that stops polling
-/// without a word may delay its peers by, once.
-const STAND_BACK: Duration = Duration::from_millis(4);
+/// How long the background thread then sleeps before it looks again: an eighth of the time that the application has polled
+/// for, within these bounds. That is what one that stops polling without a word may delay its peers by, once. Each look
+/// takes 20 µs from who polls on its core, and twice 250 a second would show in the 99th percentile of a ping-pong.
+const STAND_BACK: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(16));
 
-/// The same for who has polled for long, of which it sleeps an eighth: each time it wakes, it takes 20 µs from who polls on
-/// its core, and twice 250 times a second are half a percent of a ping-pong's round trips.
-const STAND_FAR_BACK: Duration = Duration::from_millis(16);
+/// Where packets lay about meanwhile, the application polls for something else than them, as one that waits for a byte of
+/// its memory to change and polls for its own sends in between: the thread does not stand back again for so long, twice as
+/// long each time.
+const DISTRUST: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
 /// The same where it found the lock taken by who sends on a fabric, and only timers can wait: they are no finer than that.
 const REST: Duration = Duration::from_millis(1);
@@ -42,6 +44,12 @@ const REST: Duration = Duration::from_millis(1);
 /// wake-up costs both ends several microseconds, as much as a burst. Where nothing comes in that time it sleeps as
 /// before.
 const LINGER: Duration = Duration::from_micros(200);
+
+/// How long an acknowledgement waits for the application's next call where the background thread is not standing back.
+const HELD: Duration = Duration::from_millis(4);
+
+/// For how long a background thread does not look on where its core turned out to be somebody else's.
+const CROWDED: Duration = Duration::from_millis(100);
 
 /// To send this much takes long enough for an application that is at it to pass for absent.
 const LONG_TURN: usize = 128 << 10;
@@ -59,6 +67,41 @@ const LATE_TURNS: u32 = 64;
 
 /// Turns that one call drives inline while others keep ringing: then the background thread goes on.
 const INLINE_TURNS: usize = 64;
+
+/// What the background thread knows of an application that polls.
+#[derive(Default)]
+struct Presence {
+    /// Since when it was found polling, each time.
+    since: Option<Instant>,
+    /// The last thing was to stand back for it.
+    stood_back: bool,
+    distrust: Duration,
+    distrusted_until: Instant,
+}
+
+impl Presence {
+    /// It polls: how long to stand back. `None` if it is not to be left alone.
+    fn rest(&mut self, now: Instant) -> Option<Duration> {
+        if now < self.distrusted_until {
+            return None;
+        }
+        let polls_for = now.since(*self.since.get_or_insert(now));
+        if polls_for > self.distrust {
+            self.distrust = Duration::ZERO;
+        }
+        self.stood_back = true;
+        Some((polls_for / 8).clamp(STAND_BACK.0, STAND_BACK.1))
+    }
+
+    /// It does not poll, or is not left alone; whether there were packets.
+    fn missed(&mut self, now: Instant, received: bool) {
+        self.since = None;
+        if std::mem::take(&mut self.stood_back) && received {
+            self.distrust = (self.distrust * 2).clamp(DISTRUST.0, DISTRUST.1);
+            self.distrusted_until = now + self.distrust;
+        }
+    }
+}
 
 thread_local! {
     /// Whether this is a shard's background thread.
@@ -452,7 +495,7 @@ impl Shard {
 
     fn deadline(&self, engine: &Engine, now: Instant) -> Option<Instant> {
         // Held acknowledgements leave with the application's next call, or with the background thread.
-        let held = engine.nic.has_held_acknowledgements().then(|| now + STAND_BACK);
+        let held = engine.nic.has_held_acknowledgements().then(|| now + HELD);
         earliest([engine.nic.next_deadline(), engine.link.next_deadline(), held])
     }
 
@@ -474,22 +517,22 @@ impl Shard {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
         let mut state_fd = self.state_fd.lock().take();
-        let (mut lingers, mut heard) = (false, Instant(0));
-        // Since when an application was found polling, each time.
-        let mut polls_since = None;
+        let (mut lingers, mut heard, mut crowded_until) = (false, Instant(0), Instant(0));
+        let mut presence = Presence::default();
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
             let polled = Instant(self.polled.load(Ordering::Relaxed));
-            if polled.0 != 0 && now.since(polled) < POLLING {
-                let polls_for = now.since(*polls_since.get_or_insert(now));
-                let stand_back = (polls_for / 8).clamp(STAND_BACK, STAND_FAR_BACK);
-                self.sleep(now, Some(now + stand_back), false, &mut state_fd);
+            if polled.0 != 0
+                && now.since(polled) < POLLING
+                && let Some(rest) = presence.rest(now)
+            {
+                self.sleep(now, Some(now + rest), false, &mut state_fd);
                 continue;
             }
-            polls_since = None;
             let must_look = self.fabric.as_ref().is_none_or(FabricHandle::awaits_input);
             let engine = match polled.0 {
                 0 if must_look => Some(self.engine.lock()),
+                _ if must_look && now < presence.distrusted_until => Some(self.engine.lock()),
                 _ => self.try_engine(),
             };
             let Some(mut engine) = engine else {
@@ -501,6 +544,8 @@ impl Shard {
             self.answer_doorbell();
             let now = self.clock.now();
             let received = self.turn(&mut engine, now, false);
+            // An application that says that it will wait has left nothing lying about.
+            presence.missed(now, received && polled.0 != 0);
             if received {
                 heard = now;
             }
@@ -525,10 +570,18 @@ impl Shard {
             let now = self.clock.now();
             if lingers && watch && now.since(heard) < LINGER {
                 std::thread::yield_now();
+                let after = self.clock.now();
+                if after.since(now) > LINGER {
+                    // Somebody spins on this core, and each time has it for a whole slice of the scheduler's; who sleeps is
+                    // let in when there is something.
+                    crowded_until = after + CROWDED;
+                    lingers = false;
+                }
                 continue;
             }
             self.sleep(now, until, watch, &mut state_fd);
-            lingers = must_look && self.clock.now().since(now) < LINGER;
+            let after = self.clock.now();
+            lingers = must_look && after.since(now) < LINGER && after >= crowded_until;
         }
     }
 
@@ -547,7 +600,7 @@ impl Shard {
         match result {
             Ok(_) | Err(Errno::EINTR) => {}
             // poll fails for want of memory only; a short rest is better than a loop.
-            Err(_) => std::thread::sleep(STAND_BACK),
+            Err(_) => std::thread::sleep(REST),
         }
         // Empties the counter; it may not have been the cause.
         let _ = self.siblings.wake().read();
