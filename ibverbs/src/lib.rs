@@ -1,7 +1,7 @@
 //! A drop-in `libibverbs.so.1`: the C interface of verbs over [`urxe::verbs`], so that programs that were linked against
 //! libibverbs run on urxe as they are.
 //!
-//! Each exported function is a thin one over its counterpart there. [`abi`] has the structs as C lays them out; [`object`]
+//! Each exported function is a thin one over its counterpart there. [`abi`] has the structs as C lays them out; `object`
 //! says how what C has a pointer to belongs to what Rust keeps; `export!` gives a function its name and version.
 
 #[macro_use]

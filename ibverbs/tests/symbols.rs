@@ -11,9 +11,10 @@ fn exported() -> BTreeSet<String> {
     let out = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library).output();
     let out = out.expect("this test needs readelf (apt-get install binutils)");
     let text = String::from_utf8(out.stdout).unwrap();
-    // Number, value, size, type, binding, visibility, section, name.
-    let defined = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    defined.filter(|f| f.len() >= 8 && f[6] != "UND" && f[6] != "Ndx").map(|f| f[7].to_owned()).collect()
+    // Number, value, size, type, binding, visibility, section, name; the section's of a needed one is UND.
+    let symbols = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let defined = symbols.filter(|f| f.len() >= 8 && !f.contains(&"UND") && !f.contains(&"Ndx"));
+    defined.filter_map(|f| f.last().map(|name| (*name).to_owned())).collect()
 }
 
 #[test]
