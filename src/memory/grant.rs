@@ -1,7 +1,7 @@
 use super::{Access, AccessError};
 
 /// A run of host memory, the addresses that name it, and what may be done with it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grant {
     /// Host address of the first byte.
     pub addr: usize,

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use parking_lot::Mutex;
+use crossbeam_utils::atomic::AtomicCell;
 
 use super::grant::Grant;
 use super::{Access, AccessError, ManagementError, PdId};
@@ -41,11 +41,12 @@ pub(super) struct FastRegion {
     /// Host address of what may be opened.
     addr: usize,
     len: u64,
-    state: Mutex<FastState>,
+    /// Read without a lock: every packet under its keys does.
+    state: AtomicCell<FastState>,
     pub windows: Bound,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FastState {
     /// The low byte of its keys: the application's choice with each registration.
     key: u8,
@@ -74,28 +75,29 @@ impl FastRegion {
             pd,
             addr,
             len,
-            state: Mutex::new(FastState { key, open: None }),
+            state: AtomicCell::new(FastState { key, open: None }),
             windows: Bound::default(),
         }
     }
 
     /// The low byte of its keys.
     pub fn key(&self) -> u8 {
-        self.state.lock().key
+        self.state.load().key
     }
 
     /// What is open under `key`.
     pub fn grant(&self, key: LKey) -> Result<Grant, AccessError> {
-        let state = self.state.lock();
+        let state = self.state.load();
         state.open.filter(|_| state.key == key.generation()).ok_or(AccessError::UnknownKey { key: key.0 })
     }
 
     /// Opens a part. Only where nothing is open (IBA 10.6.5.2).
     pub fn open(&self, reg: &FastReg) -> Result<(), ManagementError> {
         let FastReg { key, offset, len, iova, access } = *reg;
-        let mut state = self.state.lock();
+        let state = self.state.load();
+        let in_use = ManagementError::InUse { key: key.0 };
         if state.open.is_some() {
-            return Err(ManagementError::InUse { key: key.0 });
+            return Err(in_use);
         }
         if len == 0 || self.len.checked_sub(offset).is_none_or(|room| len > room) {
             return Err(ManagementError::Range { key: key.0, addr: offset, len });
@@ -104,24 +106,22 @@ impl FastRegion {
             return Err(ManagementError::Access { key: key.0, access });
         }
         let grant = Grant { addr: self.addr + offset as usize, len, iova, access };
-        *state = FastState { key: key.generation(), open: Some(grant) };
-        Ok(())
+        let opened = FastState { key: key.generation(), open: Some(grant) };
+        // Unless another queue pair was faster.
+        self.state.compare_exchange(state, opened).map(drop).map_err(|_| in_use)
     }
 
     /// Closes it. A peer may only where it has access at all; nobody while windows are bound to it.
     pub fn close(&self, key: LKey, remote: bool) -> Result<(), ManagementError> {
-        let mut state = self.state.lock();
-        let grant = state
-            .open
-            .filter(|_| state.key == key.generation())
-            .ok_or(ManagementError::UnknownKey { key: key.0 })?;
+        let state = self.state.load();
+        let unknown = ManagementError::UnknownKey { key: key.0 };
+        let grant = state.open.filter(|_| state.key == key.generation()).ok_or(unknown)?;
         if self.windows.count() > 0 {
             return Err(ManagementError::WindowsBound { key: key.0, count: self.windows.count() });
         }
         if remote && !grant.access.is_remote() {
             return Err(ManagementError::Access { key: key.0, access: grant.access });
         }
-        state.open = None;
-        Ok(())
+        self.state.compare_exchange(state, FastState { open: None, ..state }).map(drop).map_err(|_| unknown)
     }
 }

@@ -286,7 +286,8 @@ impl Table {
 
     /// How many regions and windows there are.
     pub fn len(&self) -> usize {
-        self.slots.iter().filter(|s| s.entry.is_some()).count()
+        // Slot 0 is never used.
+        self.slots.len().saturating_sub(1) - self.free.len()
     }
 
     /// Whether there are none.

@@ -1,4 +1,4 @@
-use parking_lot::Mutex;
+use crossbeam_utils::atomic::AtomicCell;
 
 use super::grant::Grant;
 use super::{Access, AccessError, Accessor, ManagementError, PdId};
@@ -27,17 +27,18 @@ impl WindowKind {
 pub(super) struct Window {
     pub pd: PdId,
     pub kind: WindowKind,
-    state: Mutex<State>,
+    /// Read without a lock: every packet under its key does.
+    state: AtomicCell<State>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct State {
     /// The low byte of its key.
     key: u8,
     bound: Option<Binding>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Binding {
     grant: Grant,
     /// Slot of the region.
@@ -63,18 +64,18 @@ pub struct Bind {
 
 impl Window {
     pub fn new(pd: PdId, kind: WindowKind, key: u8) -> Window {
-        Window { pd, kind, state: Mutex::new(State { key, bound: None }) }
+        Window { pd, kind, state: AtomicCell::new(State { key, bound: None }) }
     }
 
     /// The low byte of its key.
     pub fn key(&self) -> u8 {
-        self.state.lock().key
+        self.state.load().key
     }
 
     /// What a peer may use under `rkey` through a queue pair.
     pub fn grant(&self, rkey: RKey, by: Accessor) -> Result<Grant, AccessError> {
         let key = rkey.0;
-        let state = self.state.lock();
+        let state = self.state.load();
         let binding =
             state.bound.filter(|_| state.key == rkey.generation()).ok_or(AccessError::UnknownKey { key })?;
         if self.kind != WindowKind::Type2A && self.pd != by.pd {
@@ -93,7 +94,7 @@ impl Window {
         if self.pd != by.pd {
             return Err(ManagementError::WrongPd { key, object: self.pd, used: by.pd });
         }
-        let (bound, zero_based) = (self.state.lock().bound.is_some(), bind.access.allows(Access::ZERO_BASED));
+        let (bound, zero_based) = (self.state.load().bound.is_some(), bind.access.allows(Access::ZERO_BASED));
         match self.kind {
             // o10-36.2.2.
             WindowKind::Type1 if zero_based => Err(ManagementError::Access { key, access: bind.access }),
@@ -109,7 +110,7 @@ impl Window {
     /// Opens `grant` of the region in slot `region`, or nothing. The region that was bound before.
     pub fn bind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Grant)>) -> Option<u32> {
         let bound = part.map(|(region, grant)| Binding { grant, region, qpn: by.qpn });
-        let before = std::mem::replace(&mut *self.state.lock(), State { key: rkey.generation(), bound });
+        let before = self.state.swap(State { key: rkey.generation(), bound });
         before.bound.map(|b| b.region)
     }
 
@@ -120,33 +121,29 @@ impl Window {
         if !self.kind.is_type_2() {
             return Err(ManagementError::NotInvalidatable { key });
         }
-        let mut state = self.state.lock();
-        let bound = state
-            .bound
-            .filter(|_| state.key == rkey.generation())
-            .ok_or(ManagementError::UnknownKey { key })?;
+        let state = self.state.load();
+        let unknown = ManagementError::UnknownKey { key };
+        let bound = state.bound.filter(|_| state.key == rkey.generation()).ok_or(unknown)?;
         if self.kind == WindowKind::Type2B && self.pd != by.pd {
             return Err(ManagementError::WrongPd { key, object: self.pd, used: by.pd });
         }
         if bound.qpn != by.qpn {
             return Err(ManagementError::WrongQp { key, bound: bound.qpn, used: by.qpn });
         }
-        state.bound = None;
-        Ok(bound.region)
+        // Unless another was faster.
+        let closed = self.state.compare_exchange(state, State { bound: None, ..state });
+        closed.map(|_| bound.region).map_err(|_| unknown)
     }
 
     /// Closes it if it is bound to a region; whether it was.
     pub fn release(&self, region: u32) -> bool {
-        let mut state = self.state.lock();
-        let was = state.bound.is_some_and(|b| b.region == region);
-        if was {
-            state.bound = None;
-        }
-        was
+        let close =
+            |state: State| state.bound.filter(|b| b.region == region).map(|_| State { bound: None, ..state });
+        self.state.fetch_update(close).is_ok()
     }
 
     /// The region that it is bound to.
     pub fn region(&self) -> Option<u32> {
-        self.state.lock().bound.map(|b| b.region)
+        self.state.load().bound.map(|b| b.region)
     }
 }

@@ -1,11 +1,15 @@
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::Mutex;
+use super::cq_ring::{Entry, Ring};
+use crate::transport::{Completion, CqId, Instant, WcOpcode, WcStatus};
+use crate::wire::{Qpn, RKey};
 
-use crate::transport::{Completion, CqId, Instant, WcStatus};
+/// No completion raises an event; below the others, of which the larger is the wider wish.
+const NOT_ARMED: u8 = 0;
+const SOLICITED: u8 = 1;
+const ANY: u8 = 2;
 
 /// Which completions raise an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,23 +38,16 @@ pub enum Pushed {
     },
 }
 
-/// A completion queue: filled by the NIC, emptied by the application, from any thread.
+/// A completion queue: filled by the NIC, emptied by the application, from any thread; nobody waits for another.
 pub struct CompletionQueue {
     id: CqId,
-    /// Entries waiting, so that polling an empty queue takes no lock.
-    len: AtomicUsize,
-    state: Mutex<State>,
-    listener: OnceLock<Arc<dyn CqListener>>,
-}
-
-#[derive(Default)]
-struct State {
-    capacity: usize,
-    ring: VecDeque<Stamped>,
-    armed: Option<Notify>,
-    overflow: bool,
+    ring: Ring,
     /// A completion that finds it full takes the place of the oldest.
     overwrites: bool,
+    overflow: AtomicBool,
+    /// Which completion raises an event: 0 for none.
+    armed: AtomicU8,
+    listener: OnceLock<Arc<dyn CqListener>>,
 }
 
 /// A completion and when it was put into its queue.
@@ -80,20 +77,17 @@ impl CompletionQueue {
     pub fn numbered(id: CqId, capacity: usize) -> CompletionQueue {
         CompletionQueue {
             id,
-            len: AtomicUsize::new(0),
-            // All of it at once, as hardware does: a ring that grew on the way would do so on the data path.
-            state: Mutex::new(State {
-                capacity,
-                ring: VecDeque::with_capacity(capacity),
-                ..State::default()
-            }),
+            ring: Ring::new(capacity),
+            overwrites: false,
+            overflow: AtomicBool::new(false),
+            armed: AtomicU8::new(NOT_ARMED),
             listener: OnceLock::new(),
         }
     }
 
     /// The same, but a completion that finds it full takes the place of the oldest; none counts as lost.
     pub fn overwriting(mut self) -> CompletionQueue {
-        self.state.get_mut().overwrites = true;
+        self.overwrites = true;
         self
     }
 
@@ -104,22 +98,15 @@ impl CompletionQueue {
 
     /// Entries that it holds at most.
     pub fn capacity(&self) -> usize {
-        self.state.lock().capacity
+        self.ring.capacity()
     }
 
-    /// Changes how many entries it holds; those that wait stay.
+    /// Changes how many entries it holds; those that wait stay. Nothing may be [pushed](Self::push) meanwhile.
     ///
     /// # Errors
     /// How many wait, if those are more.
     pub fn resize(&self, capacity: usize) -> Result<(), usize> {
-        let mut state = self.state.lock();
-        let waiting = state.ring.len();
-        if waiting > capacity {
-            return Err(waiting);
-        }
-        state.capacity = capacity;
-        state.ring.reserve_exact(capacity - waiting);
-        Ok(())
+        self.ring.resize(capacity)
     }
 
     /// Sets who is told; once, at creation.
@@ -131,7 +118,7 @@ impl CompletionQueue {
 
     /// Entries waiting.
     pub fn len(&self) -> usize {
-        self.len.load(Ordering::Acquire)
+        self.ring.len()
     }
 
     /// Whether none is waiting.
@@ -141,27 +128,31 @@ impl CompletionQueue {
 
     /// Adds a completion at the time `now`.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
-        let mut state = self.state.lock();
-        if state.ring.len() >= state.capacity && state.overwrites {
-            state.ring.pop_front();
-        } else if state.ring.len() >= state.capacity {
-            return Pushed::Lost { first: !std::mem::replace(&mut state.overflow, true) };
-        }
-        state.ring.push_back(Stamped { completion, at: now });
-        self.len.store(state.ring.len(), Ordering::Release);
-        let wanted = match state.armed {
-            Some(Notify::Any) => true,
-            Some(Notify::Solicited) => completion.solicited || completion.status != WcStatus::Success,
-            None => false,
-        };
-        if wanted {
-            state.armed = None;
-            drop(state);
-            if let Some(listener) = self.listener.get() {
-                listener.completion();
+        let entry = pack(&Stamped { completion, at: now });
+        while !self.ring.push(&entry) {
+            if !self.overwrites {
+                return Pushed::Lost { first: !self.overflow.swap(true, Ordering::AcqRel) };
             }
+            self.ring.pop();
+        }
+        if self.is_awaited(&completion)
+            && let Some(listener) = self.listener.get()
+        {
+            listener.completion();
         }
         Pushed::Stored
+    }
+
+    /// Whether a completion that was just added raises an event; if so, no other does.
+    fn is_awaited(&self, completion: &Completion) -> bool {
+        // Against the order in `arm`: whoever arms and then finds the queue empty is seen here.
+        fence(Ordering::SeqCst);
+        let wanted = match self.armed.load(Ordering::Relaxed) {
+            NOT_ARMED => false,
+            SOLICITED => completion.solicited || completion.status != WcStatus::Success,
+            _ => true,
+        };
+        wanted && self.armed.swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
     }
 
     /// Moves up to `max` completions to the end of `out`; returns how many.
@@ -169,14 +160,16 @@ impl CompletionQueue {
     /// # Errors
     /// [`CqOverflow`] once all entries from before the overflow are taken.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
-        let mut state = self.state.lock();
-        let n = state.ring.len().min(max);
-        if n == 0 && state.overflow {
-            return Err(CqOverflow { capacity: state.capacity });
+        let before = out.len();
+        while out.len() - before < max
+            && let Some(entry) = self.ring.pop()
+        {
+            out.push(unpack(&entry).completion);
         }
-        out.extend(state.ring.drain(..n).map(|entry| entry.completion));
-        self.len.store(state.ring.len(), Ordering::Release);
-        Ok(n)
+        match out.len() - before {
+            0 => self.check_overflow().map(|()| 0),
+            n => Ok(n),
+        }
     }
 
     /// Takes the oldest completion with its time.
@@ -184,31 +177,75 @@ impl CompletionQueue {
     /// # Errors
     /// As [`poll`](Self::poll).
     pub fn take(&self) -> Result<Option<Stamped>, CqOverflow> {
-        let mut state = self.state.lock();
-        let taken = state.ring.pop_front();
-        if taken.is_none() && state.overflow {
-            return Err(CqOverflow { capacity: state.capacity });
+        match self.ring.pop() {
+            None => self.check_overflow().map(|()| None),
+            Some(entry) => Ok(Some(unpack(&entry))),
         }
-        self.len.store(state.ring.len(), Ordering::Release);
-        Ok(taken)
+    }
+
+    fn check_overflow(&self) -> Result<(), CqOverflow> {
+        match self.overflow.load(Ordering::Acquire) {
+            true => Err(CqOverflow { capacity: self.capacity() }),
+            false => Ok(()),
+        }
     }
 
     /// Asks for one event at the next completion of that kind. A completion that is already there raises
     /// none: poll once more after arming, as in verbs.
     pub fn arm(&self, notify: Notify) {
-        let mut state = self.state.lock();
+        let wish = match notify {
+            Notify::Solicited => SOLICITED,
+            Notify::Any => ANY,
+        };
         // Asking for any completion is the wider wish; it stays until an event answers it.
-        if state.armed != Some(Notify::Any) {
-            state.armed = Some(notify);
-        }
+        self.armed.fetch_max(wish, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
     }
 
-    /// Forgets the completions of a queue pair that is gone, as destroying it does in verbs.
-    pub fn purge(&self, qpn: crate::wire::Qpn) {
-        let mut state = self.state.lock();
-        state.ring.retain(|c| c.completion.qpn != qpn);
-        self.len.store(state.ring.len(), Ordering::Release);
+    /// Forgets the completions of a queue pair that is gone, as destroying it does in verbs. Nothing may be
+    /// [pushed](Self::push) meanwhile.
+    pub fn purge(&self, qpn: Qpn) {
+        self.ring.retain(|entry| unpack(entry).completion.qpn != qpn);
     }
+}
+
+/// An entry of the ring.
+fn pack(stamped: &Stamped) -> Entry {
+    let Stamped { completion: c, at } = stamped;
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let flags = [c.solicited, c.grh, c.imm.is_some(), c.invalidated.is_some()];
+    let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u32::from(*flag));
+    [
+        c.wr_id,
+        at.0,
+        pair(c.status as u32, c.opcode as u32),
+        pair(c.byte_len, c.vendor_err),
+        pair(c.imm.unwrap_or(0), c.invalidated.map_or(0, |key| key.0)),
+        pair(c.qpn.get(), c.src_qpn.get()),
+        pair(c.pkey_index.into(), flags),
+    ]
+}
+
+/// The completion of an entry of the ring.
+fn unpack(entry: &Entry) -> Stamped {
+    let [wr_id, at, what, lengths, extras, qpns, rest] = *entry;
+    let (low, high) = (|word: u64| word as u32, |word: u64| (word >> 32) as u32);
+    let flag = |bit: u32| high(rest) >> bit & 1 != 0;
+    let completion = Completion {
+        wr_id,
+        status: WcStatus::from_repr(low(what)).expect("a status was packed"),
+        opcode: WcOpcode::from_repr(high(what)).expect("an opcode was packed"),
+        byte_len: low(lengths),
+        vendor_err: high(lengths),
+        imm: flag(2).then_some(low(extras)),
+        invalidated: flag(3).then_some(RKey(high(extras))),
+        qpn: Qpn::new(low(qpns)),
+        src_qpn: Qpn::new(high(qpns)),
+        pkey_index: low(rest) as u16,
+        solicited: flag(0),
+        grh: flag(1),
+    };
+    Stamped { completion, at: Instant(at) }
 }
 
 impl fmt::Debug for CompletionQueue {

@@ -6,6 +6,7 @@
 
 mod arrival;
 mod cq;
+mod cq_ring;
 mod events;
 mod multicast;
 mod path;

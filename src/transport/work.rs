@@ -293,7 +293,7 @@ pub struct PostBatchError {
 }
 
 /// How a work request ended, with the numbers of verbs.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error, strum::FromRepr)]
 #[repr(u32)]
 pub enum WcStatus {
     /// Done.
@@ -338,7 +338,7 @@ pub enum WcStatus {
 }
 
 /// What kind of work request ended, with the numbers of verbs.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::FromRepr)]
 #[repr(u32)]
 pub enum WcOpcode {
     /// A SEND.

@@ -4,8 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use parking_lot::RwLock;
-
 use super::clock::Clock;
 use super::event::EventSignal;
 use super::quota::Quota;
@@ -158,7 +156,7 @@ impl Context {
             }
             nics.push(nic);
         }
-        let memory = Arc::new(RwLock::new(Table::new()));
+        let memory = Arc::new(Table::new());
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), siblings) in nics.into_iter().zip(links).zip(siblings) {
             let (memory, clock, fabric) = (memory.clone(), clock.clone(), fabric.clone());

@@ -117,7 +117,7 @@ impl Cq {
         if capacity == 0 || capacity as u64 > max {
             return Err(refused(1));
         }
-        self.0.queue.resize(capacity).map_err(refused)
+        self.0.context.0.shards.without_completions(|| self.0.queue.resize(capacity)).map_err(refused)
     }
 
     /// Moves up to `max` completions to the end of `out` and returns how many. Looks at the link first if

@@ -19,6 +19,7 @@ mod event;
 mod mr;
 mod mw;
 mod pair;
+mod presence;
 mod qp;
 mod query;
 mod quota;

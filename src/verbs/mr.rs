@@ -151,16 +151,12 @@ impl Pd {
     pub(super) fn insert<T>(&self, make: impl FnOnce(&mut Table) -> Option<T>) -> Result<T, CreateError> {
         let max = self.0.context.0.limits.max_mr;
         let full = CreateError::Exhausted { kind: "regions and windows", max };
-        let mut table = self.0.context.0.shards.memory().write();
-        if table.len() >= max as usize {
-            return Err(full);
-        }
-        make(&mut table).ok_or(full)
+        self.with_table(|table| if table.len() < max as usize { make(table) } else { None }).ok_or(full)
     }
 
     /// Runs `f` with the table of keys; waits for the turn in progress, so nothing uses what is gone afterwards.
     pub(super) fn with_table<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
-        f(&mut self.0.context.0.shards.memory().write())
+        self.0.context.0.shards.change_memory(f)
     }
 
     /// A queue pair.

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crossbeam_utils::atomic::AtomicCell;
 
 use super::context::Inner;
 use super::shard::Shard;
@@ -106,7 +106,8 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
-    pub(super) spare_batch: Mutex<Batch>,
+    /// The room of the last session's work requests, for the next.
+    pub(super) spare_batch: AtomicCell<Option<Box<Batch>>>,
 }
 
 impl Qp {
@@ -178,7 +179,7 @@ impl Qp {
         }
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
         let (send_cq, recv_cq) = (send_cq.clone(), recv_cq.clone());
-        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, spare_batch: Mutex::default() })
+        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, spare_batch: AtomicCell::default() })
     }
 
     /// Its number.
@@ -224,8 +225,8 @@ impl Qp {
     /// # Errors
     /// [`ModifyError`]; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
-        self.shard.with(|engine, now, memory| {
-            let result = engine.nic.modify_qp(now, self.qpn, attr, memory, &mut engine.tx);
+        self.shard.with(|nic, now, memory, tx| {
+            let result = nic.modify_qp(now, self.qpn, attr, memory, tx);
             result.expect("the NIC has the queue pair as long as its handle")
         })
     }
@@ -367,8 +368,8 @@ impl Qp {
     /// # Errors
     /// [`PostListError`] names the first that was not taken.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.shard.with(|engine, now, _| {
-            let posted = engine.nic.post_send_list(now, self.qpn, wrs);
+        self.shard.with(|nic, now, _, _| {
+            let posted = nic.post_send_list(now, self.qpn, wrs);
             posted
                 .expect("the NIC has the queue pair as long as its handle")
                 .map_err(|PostBatchError { index, error }| PostListError { index, error })
@@ -377,8 +378,8 @@ impl Qp {
 
     /// Posts all or none.
     pub(super) fn post_all<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostBatchError> {
-        self.shard.with(|engine, now, _| {
-            let posted = engine.nic.post_send_all(now, self.qpn, wrs);
+        self.shard.with(|nic, now, _, _| {
+            let posted = nic.post_send_all(now, self.qpn, wrs);
             posted.expect("the NIC has the queue pair as long as its handle")
         })
     }
@@ -397,13 +398,14 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         // What it owes the peer leaves first: an acknowledgement may still wait for company.
-        self.shard.with(|_, _, _| ());
+        self.shard.with(|_, _, _, _| ());
         let context = self.pd.context();
         context.0.shards.destroy_qp(&self.shard, self.qpn);
         context.0.qps.give_back();
-        self.send_cq.0.queue.purge(self.qpn);
-        self.recv_cq.0.queue.purge(self.qpn);
         for cq in [&self.send_cq, &self.recv_cq] {
+            if !cq.0.queue.is_empty() {
+                context.0.shards.without_completions(|| cq.0.queue.purge(self.qpn));
+            }
             cq.0.users.remove(&self.shard);
         }
     }

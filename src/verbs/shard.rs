@@ -11,10 +11,11 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::AttachError;
 use super::clock::Clock;
+use super::presence::Presence;
 use super::siblings::{Parcels, Siblings};
 use crate::link::fabric::{Driver, FabricHandle, Handover};
 use crate::link::{JoinError, Link, LinkCounters};
@@ -27,17 +28,8 @@ use crate::wire::{Gid, Qpn};
 /// socket, or both would wake for every packet.
 const POLLING: Duration = Duration::from_micros(200);
 
-/// How long the background thread then sleeps before it looks again: an eighth of the time that the application has polled
-/// for, within these bounds. That is what one that stops polling without a word may delay its peers by, once. Each look
-/// takes 20 µs from who polls on its core, and twice 250 a second would show in the 99th percentile of a ping-pong.
-const STAND_BACK: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(16));
-
-/// Where packets lay about meanwhile, the application polls for something else than them, as one that waits for a byte of
-/// its memory to change and polls for its own sends in between: the thread does not stand back again for so long, twice as
-/// long each time.
-const DISTRUST: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
-
-/// The same where it found the lock taken by who sends on a fabric, and only timers can wait: they are no finer than that.
+/// How long the background thread sleeps where it found the lock taken by who sends on a fabric, and only timers can
+/// wait: they are no finer than that.
 const REST: Duration = Duration::from_millis(1);
 
 /// A background thread that slept for less than this looks on for so long after each packet before it sleeps again: a
@@ -68,41 +60,6 @@ const LATE_TURNS: u32 = 64;
 /// Turns that one call drives inline while others keep ringing: then the background thread goes on.
 const INLINE_TURNS: usize = 64;
 
-/// What the background thread knows of an application that polls.
-#[derive(Default)]
-struct Presence {
-    /// Since when it was found polling, each time.
-    since: Option<Instant>,
-    /// The last thing was to stand back for it.
-    stood_back: bool,
-    distrust: Duration,
-    distrusted_until: Instant,
-}
-
-impl Presence {
-    /// It polls: how long to stand back. `None` if it is not to be left alone.
-    fn rest(&mut self, now: Instant) -> Option<Duration> {
-        if now < self.distrusted_until {
-            return None;
-        }
-        let polls_for = now.since(*self.since.get_or_insert(now));
-        if polls_for > self.distrust {
-            self.distrust = Duration::ZERO;
-        }
-        self.stood_back = true;
-        Some((polls_for / 8).clamp(STAND_BACK.0, STAND_BACK.1))
-    }
-
-    /// It does not poll, or is not left alone; whether there were packets.
-    fn missed(&mut self, now: Instant, received: bool) {
-        self.since = None;
-        if std::mem::take(&mut self.stood_back) && received {
-            self.distrust = (self.distrust * 2).clamp(DISTRUST.0, DISTRUST.1);
-            self.distrusted_until = now + self.distrust;
-        }
-    }
-}
-
 thread_local! {
     /// Whether this is a shard's background thread.
     static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
@@ -111,8 +68,6 @@ thread_local! {
 /// A NIC, its link, and the lock around both.
 pub(super) struct Shard {
     engine: Mutex<Engine>,
-    /// Taken after the engine's lock where both are: a deregistration waits for the turn in progress.
-    pub memory: Arc<RwLock<Table>>,
     pub clock: Clock,
     fabric: Option<FabricHandle>,
     /// The link is a port of the fabric with nothing around it that is to see what arrives.
@@ -137,7 +92,10 @@ pub(super) struct Shard {
 pub(super) struct Engine {
     pub nic: Nic,
     link: Attachment,
-    pub tx: TxQueue,
+    tx: TxQueue,
+    /// The regions and windows, which all shards share: there to read with the lock of any, and to change with the locks
+    /// of all ([`Shards::change_memory`](super::shards::Shards::change_memory)).
+    pub memory: Arc<Table>,
     /// What siblings have handed over, while it is dealt with.
     parcels: Parcels,
     /// Turns since a timer expired that was not acted on.
@@ -179,11 +137,11 @@ impl Attachment {
 
 impl Engine {
     /// The link is gone for good, and with it the device.
-    fn lose_link(&mut self, why: Arc<io::Error>, now: Instant, memory: &Table) {
+    fn lose_link(&mut self, why: Arc<io::Error>, now: Instant) {
         let Attachment::There(link) = &self.link else { return };
         self.link = Attachment::Gone { counters: link.counters(), why };
         self.tx.clear();
-        self.nic.fail(now, memory, &mut self.tx);
+        self.nic.fail(now, &self.memory, &mut self.tx);
     }
 }
 
@@ -230,7 +188,7 @@ impl Shard {
         nic: Nic,
         link: Box<dyn Link>,
         siblings: Siblings,
-        memory: Arc<RwLock<Table>>,
+        memory: Arc<Table>,
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
@@ -247,10 +205,10 @@ impl Shard {
                 nic,
                 link: Attachment::There(link),
                 tx,
+                memory,
                 parcels: Parcels::default(),
                 late: 0,
             }),
-            memory,
             clock,
             fabric,
             is_bare,
@@ -286,15 +244,12 @@ impl Shard {
     }
 
     /// Runs `f` with the NIC, sends what came of it, and lets go.
-    pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Instant, &Table) -> R) -> R {
+    pub fn with<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
         let now = self.clock.now();
         let mut engine = self.engine.lock();
-        let result = {
-            let memory = self.memory.read();
-            let result = f(&mut engine, now, &memory);
-            self.send(&mut engine, now, &memory, false);
-            result
-        };
+        let Engine { nic, tx, memory, .. } = &mut *engine;
+        let result = f(nic, now, memory, tx);
+        self.send(&mut engine, now, false);
         self.release(engine, now);
         result
     }
@@ -410,22 +365,16 @@ impl Shard {
     /// Whether anything was received.
     fn turn(&self, engine: &mut Engine, now: Instant, hold: bool) -> bool {
         if let Some(why) = self.siblings.loss().filter(|_| engine.link.is_there()) {
-            engine.lose_link(why.clone(), now, &self.memory.read());
+            engine.lose_link(why.clone(), now);
         }
-        let Engine { nic, link, tx, parcels, .. } = engine;
+        let Engine { nic, link, tx, memory, parcels, .. } = engine;
         let waited = nic.has_held_acknowledgements();
-        // Most looks of an application that polls find nothing: they take no more locks than they need.
-        let mut memory = None;
-        let collected = self.siblings.collect(parcels, |part, first| {
-            let memory = memory.get_or_insert_with(|| self.memory.read());
-            nic.handle_part(now, part, first, memory, tx);
-        });
+        let collected =
+            self.siblings.collect(parcels, |part, first| nic.handle_part(now, part, first, memory, tx));
         let received = match link.get() {
             Some(link) if !self.siblings.are_full() => link.receive(now, &mut |burst| {
-                let handed_over = self.siblings.sort(&burst, |part, first| {
-                    let memory = memory.get_or_insert_with(|| self.memory.read());
-                    nic.handle_part(now, part, first, memory, tx);
-                });
+                let handed_over =
+                    self.siblings.sort(&burst, |part, first| nic.handle_part(now, part, first, memory, tx));
                 nic.count_handed_over(handed_over);
             }),
             _ => Ok(0),
@@ -435,27 +384,26 @@ impl Shard {
         if nothing && !due && !nic.wants_to_transmit() && tx.is_empty() {
             return false;
         }
-        let memory = memory.unwrap_or_else(|| self.memory.read());
         let received = collected
             + received.unwrap_or_else(|e| {
-                self.lose_link(engine, e, now, &memory);
+                self.lose_link(engine, e, now);
                 0
             });
-        let Engine { nic, tx, late, .. } = engine;
+        let Engine { nic, tx, memory, late, .. } = engine;
         let hold = hold && !waited && received <= HOLD_PACKETS;
         if due {
             *late += 1;
             if received == 0 || *late > LATE_TURNS {
                 *late = 0;
-                nic.handle_timeouts(now, &memory, tx);
+                nic.handle_timeouts(now, memory, tx);
             }
         }
-        self.send(engine, now, &memory, hold);
+        self.send(engine, now, hold);
         received > 0
     }
 
-    fn send(&self, engine: &mut Engine, now: Instant, memory: &Table, hold: bool) {
-        let Engine { nic, link, tx, .. } = engine;
+    fn send(&self, engine: &mut Engine, now: Instant, hold: bool) {
+        let Engine { nic, link, tx, memory, .. } = engine;
         if hold {
             nic.transmit_urgent(now, memory, tx);
         } else {
@@ -473,14 +421,14 @@ impl Shard {
         }
         nic.emitted(now);
         if let Some(e) = lost {
-            self.lose_link(engine, e, now, memory);
+            self.lose_link(engine, e, now);
         }
     }
 
     /// The link is gone, and with it those of the siblings, which are the same socket address or interface.
-    fn lose_link(&self, engine: &mut Engine, why: io::Error, now: Instant, memory: &Table) {
+    fn lose_link(&self, engine: &mut Engine, why: io::Error, now: Instant) {
         let why = Arc::new(why);
-        engine.lose_link(why.clone(), now, memory);
+        engine.lose_link(why.clone(), now);
         self.siblings.lose_link(why);
     }
 
@@ -532,7 +480,7 @@ impl Shard {
             let must_look = self.fabric.as_ref().is_none_or(FabricHandle::awaits_input);
             let engine = match polled.0 {
                 0 if must_look => Some(self.engine.lock()),
-                _ if must_look && now < presence.distrusted_until => Some(self.engine.lock()),
+                _ if must_look && presence.is_distrusted(now) => Some(self.engine.lock()),
                 _ => self.try_engine(),
             };
             let Some(mut engine) = engine else {
@@ -628,9 +576,8 @@ impl Drop for OnPanic<'_> {
         if std::thread::panicking() {
             let shard = self.0;
             let mut engine = shard.engine.lock();
-            let memory = shard.memory.read();
             let why = io::Error::other("the NIC's thread has panicked");
-            shard.lose_link(&mut engine, why, shard.clock.now(), &memory);
+            shard.lose_link(&mut engine, why, shard.clock.now());
         }
     }
 }
@@ -653,13 +600,12 @@ impl Driver for Shard {
         if !self.is_bare {
             return false;
         }
-        // Neither waits, as the caller holds the locks of its own NIC.
+        // Without waiting, as the caller holds the lock of its own NIC.
         let Some(mut engine) = self.engine.try_lock() else { return false };
-        let Some(memory) = self.memory.try_read() else { return false };
-        let Engine { nic, link, tx, .. } = &mut *engine;
+        let Engine { nic, link, tx, memory, .. } = &mut *engine;
         let there = link.is_there();
         if there {
-            give(&mut |burst| nic.handle_burst(now, &burst, &memory, tx));
+            give(&mut |burst| nic.handle_burst(now, &burst, memory, tx));
         }
         there
     }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::AttachError;
 use super::clock::Clock;
-use super::shard::Shard;
+use super::shard::{Engine, Shard};
 use crate::link::LinkCounters;
 use crate::link::fabric::FabricHandle;
 use crate::memory::Table;
@@ -68,11 +68,6 @@ impl Shards {
         &self.all[counter.fetch_add(1, Ordering::Relaxed) % self.all.len()]
     }
 
-    /// The regions, which all share.
-    pub fn memory(&self) -> &RwLock<Table> {
-        &self.first().memory
-    }
-
     pub fn clock(&self) -> &Clock {
         &self.first().clock
     }
@@ -88,14 +83,41 @@ impl Shards {
 
     /// Runs `f` with all shards at once.
     pub fn look_at_all<R>(&self, f: impl FnOnce(&mut [&mut Nic]) -> R) -> R {
+        self.hold_all(|engines| {
+            let mut nics: Vec<&mut Nic> = engines.iter_mut().map(|engine| &mut engine.nic).collect();
+            f(&mut nics)
+        })
+    }
+
+    /// Runs `f` while no shard completes anything.
+    pub fn without_completions<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.hold_all(|_| f())
+    }
+
+    /// Runs `f` with the locks of all shards.
+    fn hold_all<R>(&self, f: impl FnOnce(&mut [MutexGuard<'_, Engine>]) -> R) -> R {
         // In this order always, and nobody else holds more than one.
         let mut engines: Vec<_> = self.all.iter().map(|shard| shard.lock()).collect();
-        let mut nics: Vec<&mut Nic> = engines.iter_mut().map(|engine| &mut engine.nic).collect();
-        let result = f(&mut nics);
+        let result = f(&mut engines);
         for (shard, engine) in self.all.iter().zip(engines) {
             shard.release(engine, shard.clock.now());
         }
         result
+    }
+
+    /// Changes the regions and windows, for all shards at once: each has finished its turn, so nothing uses what is gone
+    /// afterwards.
+    pub fn change_memory<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
+        self.hold_all(|engines| {
+            let (first, others) = engines.split_first_mut().expect("a NIC has a shard");
+            // All but one give back their hold on it; what they have instead nobody sees.
+            let nothing = Arc::new(Table::new());
+            others.iter_mut().for_each(|engine| engine.memory = nothing.clone());
+            let result =
+                f(Arc::get_mut(&mut first.memory).expect("none but shards hold it, and all are locked"));
+            others.iter_mut().for_each(|engine| engine.memory = first.memory.clone());
+            result
+        })
     }
 
     /// For an application that polls.

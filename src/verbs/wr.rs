@@ -2,7 +2,6 @@
 //! `ibv_wr_complete`.
 
 use std::fmt;
-use std::mem;
 use std::ops::Range;
 
 use super::{Ah, Qp, RemoteAddr};
@@ -35,7 +34,8 @@ pub struct WrSession<'q> {
     /// Of the work requests begun from now on; at first signaled.
     pub flags: SendFlags,
     qp: &'q Qp,
-    batch: Batch,
+    /// There until the session is dropped, which gives it back.
+    batch: Option<Box<Batch>>,
 }
 
 /// The work request begun last, which gets its data and destination here. One that gets no data has none; what
@@ -93,18 +93,26 @@ impl Batch {
 impl Qp {
     /// Begins to put send work requests together, which [`WrSession::complete`] posts.
     pub fn wr_start(&self) -> WrSession<'_> {
-        let batch = mem::take(&mut *self.spare_batch.lock());
-        WrSession { wr_id: 0, flags: SendFlags::SIGNALED, qp: self, batch }
+        let batch = self.spare_batch.take().unwrap_or_default();
+        WrSession { wr_id: 0, flags: SendFlags::SIGNALED, qp: self, batch: Some(batch) }
     }
 }
 
 impl WrSession<'_> {
+    fn batch(&self) -> &Batch {
+        self.batch.as_ref().expect("taken by drop only")
+    }
+
+    fn batch_mut(&mut self) -> &mut Batch {
+        self.batch.as_mut().expect("taken by drop only")
+    }
+
     /// Begins a work request, with the `wr_id` and `flags` of now.
     pub fn wr(&mut self, op: WrOp) -> BegunWr<'_> {
-        let at = self.batch.sges.len();
-        let (wr_id, flags, data) = (self.wr_id, self.flags, Data::Sges(at..at));
-        self.batch.wrs.push(Begun { wr_id, op, flags, to: None, data });
-        BegunWr { batch: &mut self.batch }
+        let (wr_id, flags, batch) = (self.wr_id, self.flags, self.batch_mut());
+        let at = batch.sges.len();
+        batch.wrs.push(Begun { wr_id, op, flags, to: None, data: Data::Sges(at..at) });
+        BegunWr { batch }
     }
 
     /// A SEND.
@@ -174,17 +182,17 @@ impl WrSession<'_> {
 
     /// The work request begun last, if there is one.
     pub fn current(&mut self) -> Option<BegunWr<'_>> {
-        (!self.batch.wrs.is_empty()).then_some(BegunWr { batch: &mut self.batch })
+        (!self.is_empty()).then(|| BegunWr { batch: self.batch_mut() })
     }
 
     /// Work requests begun.
     pub fn len(&self) -> usize {
-        self.batch.wrs.len()
+        self.batch().wrs.len()
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.batch.wrs.is_empty()
+        self.batch().wrs.is_empty()
     }
 
     /// Posts all of them, or none.
@@ -192,7 +200,7 @@ impl WrSession<'_> {
     /// # Errors
     /// [`PostBatchError`] of the first that is refused.
     pub fn complete(self) -> Result<(), PostBatchError> {
-        self.qp.post_all(self.batch.send_wrs())
+        self.qp.post_all(self.batch().send_wrs())
     }
 
     /// Posts nothing.
@@ -201,8 +209,8 @@ impl WrSession<'_> {
 
 impl Drop for WrSession<'_> {
     fn drop(&mut self) {
-        self.batch.clear();
-        *self.qp.spare_batch.lock() = mem::take(&mut self.batch);
+        self.batch_mut().clear();
+        self.qp.spare_batch.store(self.batch.take());
     }
 }
 

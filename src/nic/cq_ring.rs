@@ -1,0 +1,343 @@
+//! The ring behind a completion queue: filled and emptied from any thread, without a lock.
+//!
+//! Whoever empties it copies the oldest entry first and claims it after, by moving the head on; a copy of what somebody
+//! else has claimed meanwhile is thrown away. So a slot is free as soon as its entry is claimed, and nobody waits for a
+//! thread that was stopped halfway. All of it is atomic words, which makes a torn copy harmless.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// What one entry holds.
+pub(super) type Entry = [u64; 7];
+
+/// An entry, and before it for which position it was filled: that position plus 1, as memory starts with zeros.
+const SLOT: usize = 8;
+
+/// Where the oldest entry is. One word, so that claiming it fails if any of this has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Head(u64);
+
+impl Head {
+    /// Nobody empties the ring for the moment: its entries are being moved.
+    const FROZEN: u64 = 1;
+    const CLASSES: usize = 32;
+
+    fn new(position: u64, class: usize) -> Head {
+        Head(position << 6 | (class as u64) << 1)
+    }
+
+    /// Entries that were ever put in before it.
+    fn position(self) -> u64 {
+        self.0 >> 6
+    }
+
+    /// The storage in use has 2 to the power of this slots.
+    fn class(self) -> usize {
+        (self.0 >> 1) as usize % Head::CLASSES
+    }
+
+    fn is_frozen(self) -> bool {
+        self.0 & Head::FROZEN != 0
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Ring {
+    head: AtomicU64,
+    /// Position of the next entry.
+    tail: AtomicU64,
+    capacity: AtomicUsize,
+    /// By class. What was in use stays as long as the ring, for those who still look into it.
+    storage: [OnceLock<Box<[AtomicU64]>>; Head::CLASSES],
+}
+
+impl Ring {
+    pub fn new(capacity: usize) -> Ring {
+        let ring = Ring {
+            head: AtomicU64::new(Head::new(0, class_of(capacity)).0),
+            tail: AtomicU64::new(0),
+            capacity: AtomicUsize::new(capacity),
+            storage: [const { OnceLock::new() }; Head::CLASSES],
+        };
+        // At once, as hardware does: a ring that grew on the way would do so on the data path.
+        ring.slots(class_of(capacity));
+        ring
+    }
+
+    fn slots(&self, class: usize) -> &[AtomicU64] {
+        // Zeros from the system take no memory before they are used.
+        self.storage[class].get_or_init(|| bytemuck::zeroed_slice_box(SLOT << class))
+    }
+
+    fn slot(&self, class: usize, position: u64) -> &[AtomicU64; SLOT] {
+        let slots = self.slots(class).as_chunks().0;
+        &slots[position as usize & (slots.len() - 1)]
+    }
+
+    fn head(&self) -> Head {
+        Head(self.head.load(Ordering::Acquire))
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Entries waiting.
+    pub fn len(&self) -> usize {
+        let tail = self.tail.load(Ordering::Acquire);
+        tail.saturating_sub(self.head().position()) as usize
+    }
+
+    /// Puts an entry in. False if the ring is full.
+    pub fn push(&self, entry: &Entry) -> bool {
+        let mut tail = self.tail.load(Ordering::Relaxed);
+        let class = loop {
+            let head = self.head();
+            // A tail that is out of date may lie behind the head: then it is not taken below.
+            if tail.saturating_sub(head.position()) >= self.capacity() as u64 {
+                return false;
+            }
+            match self.tail.compare_exchange_weak(tail, tail + 1, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break head.class(),
+                Err(now) => tail = now,
+            }
+        };
+        let [filled_for, words @ ..] = self.slot(class, tail);
+        words.iter().zip(entry).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+        filled_for.store(tail + 1, Ordering::Release);
+        true
+    }
+
+    /// Takes the oldest entry.
+    pub fn pop(&self) -> Option<Entry> {
+        loop {
+            let head = self.head();
+            if head.is_frozen() {
+                std::thread::yield_now();
+                continue;
+            }
+            let (position, class) = (head.position(), head.class());
+            let [filled_for, words @ ..] = self.slot(class, position);
+            let filled_for = filled_for.load(Ordering::Acquire);
+            if filled_for <= position {
+                return None;
+            }
+            let entry = std::array::from_fn(|i| words[i].load(Ordering::Relaxed));
+            let next = Head::new(position + 1, class);
+            // Released: what fills this slot next comes after it was read.
+            let claim = self.head.compare_exchange(head.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
+            if claim.is_ok() {
+                debug_assert_eq!(filled_for, position + 1, "nobody fills a slot whose entry was not claimed");
+                return Some(entry);
+            }
+        }
+    }
+
+    /// Takes out all entries that are not to be kept; the others stay in their order. Nothing may be put in meanwhile.
+    pub fn retain(&self, keep: impl Fn(&Entry) -> bool) {
+        let (head, tail) = (self.freeze(), self.tail.load(Ordering::Acquire));
+        let class = head.class();
+        // Those that stay move up to the tail.
+        let mut first = tail;
+        for position in (head.position()..tail).rev() {
+            let entry = self.entry(class, position);
+            if keep(&entry) {
+                first -= 1;
+                let [_, words @ ..] = self.slot(class, first);
+                words.iter().zip(entry).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+            }
+        }
+        self.thaw(Head::new(first, class));
+    }
+
+    /// Changes how many entries it takes. Nothing may be put in meanwhile.
+    ///
+    /// # Errors
+    /// How many are waiting, if those are more.
+    pub fn resize(&self, capacity: usize) -> Result<(), usize> {
+        let (head, tail) = (self.freeze(), self.tail.load(Ordering::Acquire));
+        let waiting = (tail - head.position()) as usize;
+        if waiting > capacity {
+            self.thaw(head);
+            return Err(waiting);
+        }
+        let class = class_of(capacity);
+        if class != head.class() {
+            for position in head.position()..tail {
+                let [filled_for, words @ ..] = self.slot(class, position);
+                let entry = self.entry(head.class(), position);
+                words.iter().zip(entry).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+                filled_for.store(position + 1, Ordering::Release);
+            }
+            self.slots(class);
+        }
+        self.capacity.store(capacity, Ordering::Relaxed);
+        self.thaw(Head::new(head.position(), class));
+        Ok(())
+    }
+
+    fn entry(&self, class: usize, position: u64) -> Entry {
+        let [_, words @ ..] = self.slot(class, position);
+        std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
+    }
+
+    /// Keeps everybody from emptying it until [`thaw`](Self::thaw).
+    fn freeze(&self) -> Head {
+        loop {
+            let head = self.head();
+            let frozen = head.0 | Head::FROZEN;
+            if !head.is_frozen()
+                && self.head.compare_exchange(head.0, frozen, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                return head;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn thaw(&self, head: Head) {
+        self.head.store(head.0, Ordering::Release);
+    }
+}
+
+/// Which storage has room for so many.
+fn class_of(capacity: usize) -> usize {
+    capacity.next_power_of_two().trailing_zeros() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry(n: u64) -> Entry {
+        [n, !n, n ^ 1, n << 8, n + 5, n * 3, n]
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push,
+        Pop,
+        Retain(u64),
+        Resize(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => Just(Step::Push),
+            4 => Just(Step::Pop),
+            1 => (2u64..5).prop_map(Step::Retain),
+            1 => (1usize..20).prop_map(Step::Resize),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_what_a_queue_with_a_limit_does(
+            mut capacity in 1usize..20, steps in prop::collection::vec(step(), 1..400),
+        ) {
+            let (ring, mut model, mut next) = (Ring::new(capacity), VecDeque::new(), 0);
+            for step in steps {
+                match step {
+                    Step::Push => {
+                        let fits = model.len() < capacity;
+                        prop_assert_eq!(ring.push(&entry(next)), fits);
+                        if fits {
+                            model.push_back(entry(next));
+                        }
+                        next += 1;
+                    }
+                    Step::Pop => prop_assert_eq!(ring.pop(), model.pop_front()),
+                    Step::Retain(divisor) => {
+                        ring.retain(|e| e[0] % divisor != 0);
+                        model.retain(|e| e[0] % divisor != 0);
+                    }
+                    Step::Resize(to) if model.len() > to => prop_assert_eq!(ring.resize(to), Err(model.len())),
+                    Step::Resize(to) => {
+                        prop_assert_eq!(ring.resize(to), Ok(()));
+                        capacity = to;
+                    }
+                }
+                prop_assert_eq!((ring.len(), ring.capacity()), (model.len(), capacity));
+            }
+            while let Some(e) = model.pop_front() {
+                prop_assert_eq!(ring.pop(), Some(e));
+            }
+            prop_assert_eq!(ring.pop(), None);
+        }
+    }
+
+    /// Two fill it and two empty it while a fifth takes some out and makes it larger and smaller, which keeps
+    /// the first two away as the locks of shards do.
+    #[test]
+    fn threads_lose_nothing_take_nothing_twice_and_see_it_in_order() {
+        const EACH: u64 = 200_000;
+        const DOOMED: u64 = 2;
+        let ring = Ring::new(64);
+        let (locks, filled) = ([(); 2].map(Mutex::new), AtomicUsize::new(0));
+        let (done, taken_out) = (AtomicBool::new(false), AtomicU64::new(0));
+        let fill = |who: usize| {
+            for n in 0..EACH {
+                // Bit 0: who. Every 16th is one that may be taken out: bit 1.
+                let value = n << 2 | if n % 16 == 0 { DOOMED } else { 0 } | who as u64;
+                loop {
+                    let lock = locks[who].lock().unwrap();
+                    if ring.push(&entry(value)) {
+                        break;
+                    }
+                    drop(lock);
+                    std::thread::yield_now();
+                }
+            }
+            if filled.fetch_add(1, Ordering::SeqCst) == 1 {
+                done.store(true, Ordering::SeqCst);
+            }
+        };
+        let empty = || {
+            let (mut last, mut seen) = ([None; 2], 0);
+            loop {
+                let finished = done.load(Ordering::SeqCst);
+                match ring.pop() {
+                    Some(e) => {
+                        assert_eq!(e, entry(e[0]), "torn");
+                        let (who, n) = ((e[0] & 1) as usize, e[0] >> 2);
+                        assert!(last[who].is_none_or(|l| l < n), "{n} of {who} after {:?}", last[who]);
+                        last[who] = Some(n);
+                        seen += 1;
+                    }
+                    None if finished => return seen,
+                    None => std::thread::yield_now(),
+                }
+            }
+        };
+        let change = || {
+            let mut sizes = [64, 100, 17, 300, 64, 33].into_iter().cycle();
+            while !done.load(Ordering::SeqCst) {
+                let all = locks.each_ref().map(|l| l.lock().unwrap());
+                ring.retain(|e| {
+                    let keep = e[0] & DOOMED == 0;
+                    taken_out.fetch_add(u64::from(!keep), Ordering::Relaxed);
+                    keep
+                });
+                let _ = ring.resize(sizes.next().unwrap());
+                drop(all);
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
+        };
+        let seen: u64 = std::thread::scope(|s| {
+            let empties = [(); 2].map(|()| s.spawn(empty));
+            s.spawn(|| fill(0));
+            s.spawn(|| fill(1));
+            s.spawn(change);
+            empties.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        let out = taken_out.load(Ordering::Relaxed);
+        assert_eq!(seen + out, 2 * EACH, "{out} taken out");
+        assert!(out > 0, "none was ever taken out: the test is weak");
+    }
+}
