@@ -45,6 +45,14 @@ fn pair() -> io::Result<(UdpSocket, UdpSocket)> {
     Ok((a, b))
 }
 
+/// The same: the first sends trains of datagrams of `segment` bytes by UDP_SEGMENT, the second takes them by UDP_GRO.
+pub fn segmented_pair(segment: usize) -> io::Result<(UdpSocket, UdpSocket)> {
+    let (tx, rx) = pair()?;
+    set(&tx, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
+    set(&rx, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    Ok((tx, rx))
+}
+
 /// Streams contiguous datagrams of `segment` bytes, `segments` to a call by UDP_SEGMENT, to a thread that takes
 /// them by UDP_GRO into one buffer.
 ///
@@ -52,9 +60,7 @@ fn pair() -> io::Result<(UdpSocket, UdpSocket)> {
 /// runs free mostly measures how fast the kernel drops.
 pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result<Throughput> {
     const AHEAD: u64 = 1 << 20;
-    let (tx, rx) = pair()?;
-    set(&tx, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
-    set(&rx, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    let (tx, rx) = segmented_pair(segment)?;
     if set(&rx, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20).is_err() {
         set(&rx, libc::SOL_SOCKET, libc::SO_RCVBUF, 8 << 20)?;
     }
@@ -135,9 +141,7 @@ fn cpu_time() -> u64 {
 
 /// What a contiguous burst of `segments` datagrams of `segment` bytes costs by UDP_SEGMENT and UDP_GRO.
 pub fn burst_cost(segment: usize, segments: usize) -> io::Result<BurstCost> {
-    let (tx, rx) = pair()?;
-    set(&tx, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
-    set(&rx, libc::SOL_UDP, libc::UDP_GRO, 1)?;
+    let (tx, rx) = segmented_pair(segment)?;
     let (data, mut buffer) = (vec![0x5a; segment * segments], vec![0; 65_536]);
     cost(|| tx.send(&data).map(drop), || rx.recv(&mut buffer).map(drop))
 }

@@ -265,6 +265,21 @@ mod tests {
     use crate::transport::WcOpcode;
     use crate::wire::Qpn;
 
+    const EMPTY: Completion = Completion {
+        wr_id: 0,
+        status: WcStatus::Success,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn: Qpn::new(0),
+        src_qpn: Qpn::new(0),
+        vendor_err: 0,
+        solicited: false,
+        grh: false,
+        pkey_index: 0,
+    };
+
     #[derive(Default)]
     struct Rung(AtomicU32);
 
@@ -275,24 +290,61 @@ mod tests {
     }
 
     #[test]
+    fn a_completion_comes_out_as_it_went_in() {
+        let all_ones = Completion {
+            wr_id: u64::MAX,
+            status: WcStatus::RnrRetryExcErr,
+            opcode: WcOpcode::RegMr,
+            byte_len: u32::MAX,
+            imm: Some(u32::MAX),
+            invalidated: Some(RKey(u32::MAX)),
+            qpn: Qpn::new(0xff_ffff),
+            src_qpn: Qpn::new(0xff_fffe),
+            vendor_err: 0xffff_fffd,
+            solicited: true,
+            grh: true,
+            pkey_index: u16::MAX,
+        };
+        // Each field by itself, so that none takes another's place.
+        let one_by_one: [fn(&mut Completion, &Completion); 12] = [
+            |c, o| c.wr_id = o.wr_id,
+            |c, o| c.status = o.status,
+            |c, o| c.opcode = o.opcode,
+            |c, o| c.byte_len = o.byte_len,
+            |c, o| c.imm = o.imm,
+            |c, o| c.invalidated = o.invalidated,
+            |c, o| c.qpn = o.qpn,
+            |c, o| c.src_qpn = o.src_qpn,
+            |c, o| c.vendor_err = o.vendor_err,
+            |c, o| c.solicited = o.solicited,
+            |c, o| c.grh = o.grh,
+            |c, o| c.pkey_index = o.pkey_index,
+        ];
+        let mut completions = vec![all_ones, EMPTY];
+        for set in one_by_one {
+            for (from, to) in [(all_ones, EMPTY), (EMPTY, all_ones)] {
+                let mut completion = to;
+                set(&mut completion, &from);
+                assert_ne!(completion, to);
+                completions.push(completion);
+            }
+        }
+        let queue = CompletionQueue::new(completions.len());
+        for (i, c) in completions.iter().enumerate() {
+            assert_eq!(queue.push(Instant(i as u64), *c), Pushed::Stored);
+        }
+        for (i, completion) in completions.into_iter().enumerate() {
+            assert_eq!(queue.take(), Ok(Some(Stamped { completion, at: Instant(i as u64) })));
+        }
+        assert_eq!(queue.take(), Ok(None));
+    }
+
+    #[test]
     fn an_error_answers_the_wish_for_solicited_completions() {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
         queue.set_listener(rung.clone());
         queue.arm(Notify::Solicited);
-        let completion = |status, solicited| Completion {
-            wr_id: 0,
-            status,
-            opcode: WcOpcode::Recv,
-            byte_len: 0,
-            imm: None,
-            invalidated: None,
-            qpn: Qpn::default(),
-            src_qpn: Qpn::default(),
-            vendor_err: 0,
-            solicited,
-            grh: false,
-            pkey_index: 0,
-        };
+        let completion = |status, solicited| Completion { status, solicited, ..EMPTY };
         let rings_after = |status, solicited| {
             queue.push(Instant(1), completion(status, solicited));
             rung.0.load(Ordering::Relaxed)

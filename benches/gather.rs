@@ -1,0 +1,176 @@
+//! Why payload is copied beside its headers, in one pass with its ICRC, and not left to the kernel to gather from user memory:
+//! what each way costs, and how many packets each spoils where the memory changes while it is sent, as what a peer READs may.
+
+#[path = "support/raw.rs"]
+#[allow(dead_code, reason = "each bench uses some of it")]
+mod raw;
+
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crc32fast::Hasher;
+use urxe::memory::{Access, Accessor, Buffer, HostSlice, PdId, Span, Table};
+use urxe::transport::{BurstLimits, TxQueue};
+use urxe::wire::{BTH_LEN, Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, ROCE_PORT, icrc};
+
+const PAYLOAD: usize = 4096;
+const PACKETS: usize = 15;
+const PACKET: usize = BTH_LEN + PAYLOAD + ICRC_LEN;
+/// Bytes that the ICRC counts before the payload: masked link, IPv4 and UDP headers, and the BTH.
+const COVERED_HEADERS: usize = 8 + 20 + 8 + BTH_LEN;
+
+fn headers() -> Headers {
+    Headers { bth: Bth { opcode: Opcode(0x01), ..Bth::default() }, ..Headers::default() }
+}
+
+fn flow() -> Flow {
+    let ip: IpAddr = [127, 0, 0, 1].into();
+    Flow::new(ip, ip, ROCE_PORT)
+}
+
+/// What is sent: registered memory, all of it.
+fn registered(buffer: &Buffer, table: &mut Table) -> HostSlice {
+    let (len, access) = (buffer.len(), Access::ALL);
+    // SAFETY: `main` keeps the buffer as long as the table.
+    let info =
+        unsafe { table.register(PdId(1), Span { addr: buffer.addr(), len, iova: 0, access }) }.unwrap();
+    let by = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
+    table.local(by, info.lkey, 0, len as u32, Access::LOCAL_READ).unwrap()
+}
+
+/// As urxe does it: the payload is copied while its ICRC is made, and the kernel takes one run of bytes.
+struct Copied {
+    queue: TxQueue,
+    memory: HostSlice,
+}
+
+impl Copied {
+    fn send(&mut self, socket: &UdpSocket) -> io::Result<()> {
+        self.queue.clear();
+        self.queue.push_run(&flow(), headers(), self.memory, PAYLOAD);
+        self.queue.bursts().try_for_each(|burst| socket.send(burst.bytes()).map(drop))
+    }
+
+    /// How many packets of a burst have an ICRC that does not fit.
+    fn spoilt(bytes: &[u8]) -> usize {
+        let wrong = |(i, packet): &(usize, &[u8])| !icrc::verify(&flow(), IpIdent::SENT, *i as u16, packet);
+        bytes.chunks(PACKET).enumerate().filter(wrong).count()
+    }
+}
+
+/// The other way: the ICRC is made from user memory, and the kernel gathers header, payload and ICRC of each packet.
+struct Gathered<'m> {
+    buffer: &'m Buffer,
+    trailers: [[u8; ICRC_LEN]; PACKETS],
+}
+
+impl Gathered<'_> {
+    fn icrc(payload: &[u8]) -> [u8; ICRC_LEN] {
+        let mut hasher = Hasher::new();
+        hasher.update(&[0xff; COVERED_HEADERS]);
+        hasher.update(payload);
+        hasher.finalize().to_le_bytes()
+    }
+
+    fn payload(&self, i: usize) -> &[u8] {
+        // SAFETY: inside the buffer, which lives as long. That another thread may write it meanwhile is what this bench is
+        // about, and why the crate itself never makes such a reference: the bytes are only hashed and passed to the kernel.
+        unsafe {
+            std::slice::from_raw_parts(
+                std::ptr::with_exposed_provenance(self.buffer.addr() + i * PAYLOAD),
+                PAYLOAD,
+            )
+        }
+    }
+
+    fn send(&mut self, socket: &UdpSocket) -> io::Result<()> {
+        for i in 0..PACKETS {
+            self.trailers[i] = Gathered::icrc(self.payload(i));
+        }
+        let header = [0; BTH_LEN];
+        let mut parts = [IoSlice::new(&[]); 3 * PACKETS];
+        for (i, packet) in parts.chunks_mut(3).enumerate() {
+            packet[0] = IoSlice::new(&header);
+            packet[1] = IoSlice::new(self.payload(i));
+            packet[2] = IoSlice::new(&self.trailers[i]);
+        }
+        // SAFETY: a message header of zeros is a valid one.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr().cast();
+        message.msg_iovlen = parts.len();
+        // SAFETY: the header and all that it points to outlive the call.
+        match unsafe { libc::sendmsg(socket.as_raw_fd(), &message, 0) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+
+    fn spoilt(bytes: &[u8]) -> usize {
+        let wrong = |packet: &&[u8]| {
+            let (covered, trailer) = packet.split_at(packet.len() - ICRC_LEN);
+            Gathered::icrc(&covered[BTH_LEN..]) != *trailer
+        };
+        bytes.chunks(PACKET).filter(wrong).count()
+    }
+}
+
+/// Sends bursts from memory in which another thread counts; the share of packets that are spoilt.
+fn share_spoilt(
+    memory: &Buffer,
+    mut send: impl FnMut(&UdpSocket) -> io::Result<()>,
+    spoilt: fn(&[u8]) -> usize,
+) -> io::Result<f64> {
+    const BURSTS: usize = 5000;
+    let (tx, rx) = raw::segmented_pair(PACKET)?;
+    let (done, mut buffer, mut bad) = (AtomicBool::new(false), vec![0; 65_536], 0);
+    thread::scope(|s| {
+        s.spawn(|| {
+            for n in 0.. {
+                // A word of each packet, as a ring of flags or counters has them.
+                (0..PACKETS).for_each(|i| memory.store_u64(i * PAYLOAD + 2048, n).unwrap());
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let outcome = (0..BURSTS).try_for_each(|_| {
+            send(&tx)?;
+            let n = rx.recv(&mut buffer)?;
+            bad += spoilt(&buffer[..n]);
+            Ok(())
+        });
+        done.store(true, Ordering::Relaxed);
+        outcome.map(|()| bad as f64 / (BURSTS * PACKETS) as f64)
+    })
+}
+
+fn main() -> io::Result<()> {
+    let (len, mut table) = (PACKETS * PAYLOAD, Table::new());
+    let buffer = Buffer::zeroed(len);
+    let memory = registered(&buffer, &mut table);
+    let mut copied = Copied { queue: TxQueue::new(BurstLimits::SEGMENTED), memory };
+    let mut gathered = Gathered { buffer: &buffer, trailers: [[0; ICRC_LEN]; PACKETS] };
+    let mut received = vec![0; 65_536];
+    for _ in 0..5 {
+        let (tx, rx) = raw::segmented_pair(PACKET)?;
+        let c = raw::cost(|| copied.send(&tx), || rx.recv(&mut received).map(drop))?;
+        let g = raw::cost(|| gathered.send(&tx), || rx.recv(&mut received).map(drop))?;
+        println!(
+            "CPU time of sending {PACKETS} packets of {PAYLOAD} bytes: copied {} ns, gathered {} ns ({:.2} x)",
+            c.send,
+            g.send,
+            g.send as f64 / c.send as f64
+        );
+    }
+    let c = share_spoilt(&buffer, |tx| copied.send(tx), Copied::spoilt)?;
+    let g = share_spoilt(&buffer, |tx| gathered.send(tx), Gathered::spoilt)?;
+    println!(
+        "memory that changes meanwhile: copied {:.2} % of the packets spoilt, gathered {:.2} %",
+        c * 100.0,
+        g * 100.0
+    );
+    Ok(())
+}
