@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::domain::ProtectionDomain;
 use crate::errno::{minus_one, null};
 use crate::object::{Object, Shown};
+use crate::queue::WC_GRH;
 
 export! {
     "IBVERBS_1.1":
@@ -19,8 +20,6 @@ export! {
         ibv_destroy_ah = destroy_ah,
         ibv_resolve_eth_l2_from_gid = resolve_eth_l2_from_gid;
 }
-
-const WC_GRH: u32 = 1;
 
 #[repr(C)]
 pub struct Handle {
@@ -90,19 +89,7 @@ unsafe fn path_back(context: &Context, wc: *const ibv_wc, header: *const ibv_grh
     }
     // SAFETY: the caller vouches for 40 bytes.
     let bytes: [u8; grh::LEN] = unsafe { header.cast::<[u8; grh::LEN]>().read_unaligned() };
-    let from = grh::flow(&bytes)?;
-    let gids = context.nic.gids();
-    let index = gids.iter().position(|gid| match from.dst.is_multicast() {
-        true => gid.ip().is_ipv4() == from.dst.is_ipv4(),
-        false => gid.ip() == from.dst,
-    })?;
-    Some(AddressVector {
-        dgid: Gid::from(from.src),
-        sgid_index: index as u8,
-        hop_limit: 64,
-        traffic_class: from.traffic_class,
-        flow_label: from.flow_label,
-    })
+    context.nic.path_back(&bytes)
 }
 
 unsafe extern "C" fn init_ah_from_wc(

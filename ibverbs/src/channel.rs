@@ -22,7 +22,7 @@ export! {
 }
 
 /// How long each wait lasts at most; it is begun anew.
-const LONG: Duration = Duration::from_secs(3600);
+pub const LONG: Duration = Duration::from_secs(3600);
 
 #[repr(C)]
 pub struct Channel {

@@ -1,12 +1,11 @@
 //! Asynchronous events.
 
 use std::ffi::{c_int, c_void};
-use std::time::Duration;
 
 use urxe::verbs::AsyncEvent;
 
 use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
-use crate::channel::is_nonblocking;
+use crate::channel::{LONG, is_nonblocking};
 use crate::context::{Context, address_of, queue_at};
 use crate::errno::minus_one;
 
@@ -15,9 +14,6 @@ export! {
         ibv_get_async_event = get_async_event,
         ibv_ack_async_event = ack_async_event;
 }
-
-/// How long each wait lasts at most; it is begun anew.
-const LONG: Duration = Duration::from_secs(3600);
 
 /// The address of the queue that an event is about; the number of the port if it is about none. `None` where that queue
 /// is gone.

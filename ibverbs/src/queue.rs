@@ -2,12 +2,11 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
-use std::time::Duration;
 
-use urxe::verbs::{Completion, Cq, CqOptions, Notify};
+use urxe::verbs::{Completion, Cq, CqOptions, Notify, WcFlags};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
-use crate::channel::Channel;
+use crate::channel::{Channel, LONG};
 use crate::context::{Context, address_of};
 use crate::errno;
 use crate::object::{Object, Shown};
@@ -20,12 +19,8 @@ export! {
         ibv_destroy_cq = destroy_cq;
 }
 
-const WC_GRH: u32 = 1;
-const WC_WITH_IMM: u32 = 2;
-const WC_WITH_INV: u32 = 8;
-
-/// How long each wait for acknowledgements lasts at most; it is begun anew.
-const LONG: Duration = Duration::from_secs(3600);
+/// The flag of a completion whose receive begins with a routing header.
+pub const WC_GRH: u32 = WcFlags { grh: true, with_imm: false, with_inv: false }.bits();
 
 #[repr(C)]
 pub struct Queue {
@@ -129,11 +124,9 @@ unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
 }
 
 fn work_completion(from: &Completion, sl: u8) -> ibv_wc {
-    let (flag, imm_data) = match (from.imm, from.invalidated) {
-        (Some(imm), _) => (WC_WITH_IMM, imm.to_be()),
-        (None, Some(rkey)) => (WC_WITH_INV, rkey.0),
-        (None, None) => (0, 0),
-    };
+    let flags = WcFlags { grh: from.grh, with_imm: from.imm.is_some(), with_inv: from.invalidated.is_some() };
+    // One place in C; no message has both.
+    let imm_data = from.imm.map_or(from.invalidated.map_or(0, |rkey| rkey.0), u32::to_be);
     ibv_wc {
         wr_id: from.wr_id,
         status: from.status as u32,
@@ -143,7 +136,7 @@ fn work_completion(from: &Completion, sl: u8) -> ibv_wc {
         imm_data,
         qp_num: from.qpn.get(),
         src_qp: from.src_qpn.get(),
-        wc_flags: flag | if from.grh { WC_GRH } else { 0 },
+        wc_flags: flags.bits(),
         pkey_index: from.pkey_index,
         slid: 0,
         // What of the 40 bytes the header is: UCX asks here.

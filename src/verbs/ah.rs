@@ -30,11 +30,19 @@ impl Pd {
     /// [`CreateError::NoGrh`] if the completion is of no datagram, or the header is none;
     /// [`CreateError::Address`].
     pub fn create_ah_from_wc(&self, wc: &Completion, header: &[u8; grh::LEN]) -> Result<Ah, CreateError> {
-        let from = grh::flow(header).filter(|_| wc.grh).ok_or(CreateError::NoGrh)?;
-        let index = index_of(self.context(), from.dst).ok_or(CreateError::NoGrh)?;
-        self.create_ah(&AddressVector {
+        let path = self.context().path_back(header).filter(|_| wc.grh).ok_or(CreateError::NoGrh)?;
+        self.create_ah(&path)
+    }
+}
+
+impl Context {
+    /// The path back to where a datagram came from; `header` is the first [`grh::LEN`] bytes of its receive. `None` if
+    /// they are no such header, or it came to no address of the port's.
+    pub fn path_back(&self, header: &[u8; grh::LEN]) -> Option<AddressVector> {
+        let from = grh::flow(header)?;
+        Some(AddressVector {
             dgid: Gid::from(from.src),
-            sgid_index: index,
+            sgid_index: index_of(self, from.dst)?,
             hop_limit: 64,
             traffic_class: from.traffic_class,
             flow_label: from.flow_label,

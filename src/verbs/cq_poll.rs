@@ -147,7 +147,7 @@ pub struct WcFlags {
 
 impl WcFlags {
     /// With the numbers of verbs: 1 for `IBV_WC_GRH`, 2 for `IBV_WC_WITH_IMM`, 8 for `IBV_WC_WITH_INV`.
-    pub fn bits(self) -> u32 {
-        u32::from(self.grh) | u32::from(self.with_imm) << 1 | u32::from(self.with_inv) << 3
+    pub const fn bits(self) -> u32 {
+        self.grh as u32 | (self.with_imm as u32) << 1 | (self.with_inv as u32) << 3
     }
 }
