@@ -84,23 +84,23 @@ unsafe extern "C" fn get_cq_event(
     let channel = unsafe { Channel::of(c) };
     // SAFETY: a plain integer.
     let fd = unsafe { (*c).fd };
-    let event = loop {
-        if let Some(event) = channel.channel.next_event() {
-            break event;
-        }
-        if is_nonblocking(fd) {
-            return minus_one(libc::EAGAIN);
-        }
-        if let Ok(event) = channel.channel.get_event(LONG) {
-            break event;
-        }
-    };
-    let queue = event.into_cq();
     // SAFETY: an open context, as its channel is.
     let named = unsafe { &Context::of((*c).context).named };
-    let Some(address) = named.cqs.lock().get(&queue.id()).copied() else {
-        // Destroyed in the meantime, against the rules.
-        return minus_one(libc::EINVAL);
+    let address = loop {
+        let event = match channel.channel.next_event() {
+            Some(event) => event,
+            None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
+            None => match channel.channel.get_event(LONG) {
+                Ok(event) => event,
+                Err(_) => continue,
+            },
+        };
+        // Taken, it is to be acknowledged, and a queue that still has its name waits for that. One that is being destroyed
+        // has no events any more.
+        if let Some(address) = named.cqs.look_up(event.id(), |_| ()) {
+            event.into_cq();
+            break address;
+        }
     };
     let found: *mut ibv_cq = queue_at(address);
     // SAFETY: the caller's pointers; the queue is there, as it waits for its events.

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::hash::Hash;
 use std::os::fd::AsRawFd;
 
 use parking_lot::{Condvar, Mutex};
 use urxe::verbs::{Context as Nic, ContextOptions, CqId, Qpn, SrqId};
 
-use crate::abi::{ibv_context, ibv_context_ops, ibv_cq, ibv_device, ibv_qp, ibv_srq, verbs_context};
+use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{Device, complain};
 use crate::object::{Shown, Users};
 use crate::{domain, errno, pair, polling, port, post, queue, region, shared};
@@ -36,12 +37,39 @@ pub struct Context {
     pub files: Mutex<HashMap<domain::File, domain::Opened>>,
 }
 
-/// Queues by what events call them. An address, as only C follows it.
+/// Queues by what events call them.
 #[derive(Default)]
 pub struct Named {
-    pub qps: Mutex<HashMap<Qpn, usize>>,
-    pub cqs: Mutex<HashMap<CqId, usize>>,
-    pub srqs: Mutex<HashMap<SrqId, usize>>,
+    pub qps: Names<Qpn>,
+    pub cqs: Names<CqId>,
+    pub srqs: Names<SrqId>,
+}
+
+/// Addresses of queues, as only C follows them. Who destroys a queue takes its name away first and then waits for the events
+/// that were given out: whoever finds the name after taking an event counts it before the name can go.
+pub struct Names<K>(Mutex<HashMap<K, usize>>);
+
+impl<K> Default for Names<K> {
+    fn default() -> Names<K> {
+        Names(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash> Names<K> {
+    pub fn add<C>(&self, name: K, c: *mut C) {
+        self.0.lock().insert(name, c.expose_provenance());
+    }
+
+    pub fn remove(&self, name: K) {
+        self.0.lock().remove(&name);
+    }
+
+    /// The address of a queue, after `found` was told it, while the queue cannot go.
+    pub fn look_up(&self, name: K, found: impl FnOnce(usize)) -> Option<usize> {
+        let names = self.0.lock();
+        let address = names.get(&name).copied();
+        address.inspect(|address| found(*address))
+    }
 }
 
 /// Events of each queue that were given out and not acknowledged: it is not destroyed before.
@@ -182,18 +210,4 @@ pub fn address_of<C>(c: *mut C) -> usize {
 /// The queue of an address.
 pub fn queue_at<C>(address: usize) -> *mut C {
     std::ptr::with_exposed_provenance_mut(address)
-}
-
-impl Named {
-    pub fn add_qp(&self, qpn: Qpn, c: *mut ibv_qp) {
-        self.qps.lock().insert(qpn, c.expose_provenance());
-    }
-
-    pub fn add_cq(&self, id: CqId, c: *mut ibv_cq) {
-        self.cqs.lock().insert(id, c.expose_provenance());
-    }
-
-    pub fn add_srq(&self, id: SrqId, c: *mut ibv_srq) {
-        self.srqs.lock().insert(id, c.expose_provenance());
-    }
 }

@@ -15,20 +15,16 @@ export! {
         ibv_ack_async_event = ack_async_event;
 }
 
-/// The address of the queue that an event is about; the number of the port if it is about none. `None` where that queue
-/// is gone.
-fn element(context: &Context, event: AsyncEvent) -> Option<usize> {
-    let named = &context.named;
+/// The address of the queue that an event is about, which from now on waits for its acknowledgement; the number of the
+/// port if it is about none. `None` where that queue is gone.
+fn take_element(context: &Context, event: AsyncEvent) -> Option<usize> {
+    let given = |address: usize| context.unacked.given(address);
     match (event.qpn(), event.cq(), event.srq()) {
-        (Some(qpn), ..) => named.qps.lock().get(&qpn).copied(),
-        (_, Some(id), _) => named.cqs.lock().get(&id).copied(),
-        (.., Some(id)) => named.srqs.lock().get(&id).copied(),
+        (Some(qpn), ..) => context.named.qps.look_up(qpn, given),
+        (_, Some(id), _) => context.named.cqs.look_up(id, given),
+        (.., Some(id)) => context.named.srqs.look_up(id, given),
         _ => Some(1),
     }
-}
-
-fn is_about_a_queue(event: AsyncEvent) -> bool {
-    event.qpn().is_some() || event.cq().is_some() || event.srq().is_some()
 }
 
 unsafe extern "C" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
@@ -45,10 +41,7 @@ unsafe extern "C" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_ev
                 Err(_) => continue,
             },
         };
-        let Some(address) = element(context, event) else { continue };
-        if is_about_a_queue(event) {
-            context.unacked.given(address);
-        }
+        let Some(address) = take_element(context, event) else { continue };
         // SAFETY: the caller's struct.
         unsafe { *out = ibv_async_event { element: queue_at::<c_void>(address), event_type: event.code() } };
         return 0;

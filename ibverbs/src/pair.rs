@@ -144,7 +144,7 @@ unsafe fn make(pd: *mut ibv_pd, xrcd: *mut ibv_xrcd, init: &mut ibv_qp_init_attr
     };
     let c = Pair { c: Shown::new(c), qp, init: *init, xrcd }.give();
     // SAFETY: an open context.
-    unsafe { Context::of(context) }.named.add_qp(qpn, c);
+    unsafe { Context::of(context) }.named.qps.add(qpn, c);
     c
 }
 
@@ -181,8 +181,8 @@ unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
         let (pd, srq) = ((*c).pd, (*c).srq);
         let pair = Pair::of(c);
         let (xrcd, qpn) = (pair.xrcd, pair.qp.qpn());
+        context.named.qps.remove(qpn);
         context.unacked.wait(address_of(c));
-        context.named.qps.lock().remove(&qpn);
         let is_target = (*c).qp_type == XRC_RECV;
         drop(Pair::take(c));
         if is_target {

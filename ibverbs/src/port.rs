@@ -44,14 +44,17 @@ fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
 }
 
-/// Copies the first `len` bytes of `value`.
+/// Copies the first `len` bytes of `value`; of a longer struct, which a later header has, the rest is zeros.
 ///
 /// # Safety
 /// `to` has room for `len` bytes.
 unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
-    let len = len.min(size_of::<T>());
-    // SAFETY: both have as many bytes.
-    unsafe { std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to.cast::<u8>(), len) };
+    let (to, known) = (to.cast::<u8>(), len.min(size_of::<T>()));
+    // SAFETY: both have so many bytes, and the first has `len`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to, known);
+        to.add(known).write_bytes(0, len - known);
+    }
 }
 
 fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {

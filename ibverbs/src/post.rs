@@ -192,7 +192,7 @@ pub unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: a queue pair that was given out.
     let (pair, service) = unsafe { (Pair::of(c), (*c).qp_type) };
-    SCRATCH.with_borrow_mut(|scratch| {
+    let post = |scratch: &mut Scratch| {
         scratch.requests.clear();
         // SAFETY: the program's list.
         unsafe { scratch.reserve(list) };
@@ -223,7 +223,11 @@ pub unsafe extern "C" fn post_send(
         // SAFETY: the caller's pointer.
         unsafe { *bad = at };
         errno
-    })
+    };
+    // A thread that is ending may have lost it already.
+    SCRATCH
+        .try_with(|scratch| post(&mut scratch.borrow_mut()))
+        .unwrap_or_else(|_| post(&mut Scratch::default()))
 }
 
 unsafe fn post_receives(

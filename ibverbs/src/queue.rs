@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::time::Duration;
 
-use urxe::verbs::{Completion, Cq, CqOptions, Notify, WcFlags};
+use urxe::verbs::{Completion, Cq, CqOptions, DestroyCqError, Notify, WcFlags};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::channel::{Channel, LONG};
@@ -85,7 +86,7 @@ pub unsafe fn make(
     polling::set_functions(&mut c);
     let id = cq.id();
     let c = Queue { c: Shown::new(c), round: Round::default(), cq }.give();
-    owner.named.add_cq(id, c);
+    owner.named.cqs.add(id, c);
     c
 }
 
@@ -106,14 +107,13 @@ unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
 unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     // SAFETY: a queue that was given out, and what it was made with.
     let (queue, owner, channel) = unsafe { (Queue::of(c), Context::of((*c).context), (*c).channel) };
-    // As libibverbs does, it waits for the events that were taken and not acknowledged.
-    while let Err(e) = queue.cq.clone().destroy(LONG) {
-        if !matches!(e, urxe::verbs::DestroyCqError::Unacknowledged(_)) {
-            return e.errno();
-        }
+    if let Err(e @ DestroyCqError::InUse(_)) = queue.cq.clone().destroy(Duration::ZERO) {
+        return e.errno();
     }
+    owner.named.cqs.remove(queue.cq.id());
+    // As libibverbs does, it waits for the events that were taken and not acknowledged.
+    while queue.cq.clone().destroy(LONG).is_err() {}
     owner.unacked.wait(address_of(c));
-    owner.named.cqs.lock().remove(&queue.cq.id());
     // SAFETY: the program uses it no more.
     drop(unsafe { Queue::take(c) });
     if !channel.is_null() {
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
     // SAFETY: a queue that was given out.
     let queue = unsafe { Queue::of(c) };
     let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
-    TAKEN.with_borrow_mut(|taken| {
+    let poll = |taken: &mut Vec<Completion>| {
         taken.clear();
         let Ok(count) = queue.cq.poll(max, taken) else {
             // Overrun: as of hardware, a negative number.
@@ -162,7 +162,9 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
             unsafe { out.add(i).write(work_completion(completion, sl)) };
         }
         count as c_int
-    })
+    };
+    // A thread that is ending may have lost it already.
+    TAKEN.try_with(|taken| poll(&mut taken.borrow_mut())).unwrap_or_else(|_| poll(&mut Vec::new()))
 }
 
 pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {

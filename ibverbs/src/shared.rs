@@ -81,7 +81,7 @@ unsafe fn make(
     };
     let c = SharedQueue { c: Shown::new(c), srq, xrcd: Shown::new(xrcd), users: Users::default() }.give();
     // SAFETY: an open context.
-    unsafe { Context::of(context) }.named.add_srq(id, c);
+    unsafe { Context::of(context) }.named.srqs.add(id, c);
     c
 }
 
@@ -159,8 +159,8 @@ unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
             return libc::EBUSY;
         }
         let (context, pd, xrcd) = (Context::of((*c).context), (*c).pd, *queue.xrcd.get());
+        context.named.srqs.remove(queue.srq.id());
         context.unacked.wait(address_of(c));
-        context.named.srqs.lock().remove(&queue.srq.id());
         drop(SharedQueue::take(c));
         ProtectionDomain::of(pd).users.remove();
         if !xrcd.is_null() {

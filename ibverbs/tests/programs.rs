@@ -1,4 +1,5 @@
-//! Unmodified programs of Debian's ibverbs-utils on the library, over the loopback interface, with no privilege.
+//! Unmodified programs of Debian's ibverbs-utils on the library, over the loopback interface, with no privilege; and one of
+//! our own (`c/corners.c`) for what those never do.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -205,4 +206,36 @@ fn xsrq_pingpong() {
         let told = pingpong("ibv_xsrq_pingpong", args);
         assert_eq!(told.matches("success").count(), 2, "{told}");
     }
+}
+
+/// Builds `c/corners.c` against the installed header and libibverbs, and runs one of its corners on ours.
+fn corner(name: &str) -> String {
+    let library = Library::new();
+    let program = library.path().join("corners");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/corners.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o"]).arg(&program).arg(source).arg("-libverbs");
+    let built = cc.output().expect("a C compiler (apt-get install gcc)");
+    assert!(built.status.success(), "{} (apt-get install libibverbs-dev)", text(&built));
+    let [address, _] = addresses();
+    let mut command = library.program(program.to_str().unwrap(), &address);
+    command.arg(name);
+    let out = Running::new(command).finish(Duration::from_secs(60));
+    assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
+    text(&out)
+}
+
+#[test]
+fn threads_post_and_poll_while_they_end() {
+    corner("ending");
+}
+
+#[test]
+fn the_librarys_threads_take_no_signals() {
+    corner("signals");
+}
+
+#[test]
+fn no_event_is_of_a_queue_that_is_gone() {
+    println!("{}", corner("events"));
 }

@@ -41,7 +41,7 @@ pub(super) struct FastRegion {
     /// Host address of what may be opened.
     addr: usize,
     len: u64,
-    /// Read without a lock: every packet under its keys does.
+    /// Every packet under its keys reads it: without a lock, unless it changes at that moment.
     state: AtomicCell<FastState>,
     pub windows: Bound,
 }

@@ -27,7 +27,7 @@ impl WindowKind {
 pub(super) struct Window {
     pub pd: PdId,
     pub kind: WindowKind,
-    /// Read without a lock: every packet under its key does.
+    /// Every packet under its key reads it: without a lock, unless it changes at that moment.
     state: AtomicCell<State>,
 }
 

@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use super::cq_ring::{Entry, Ring};
+use super::cq_ring::{Entry, Place, Ring};
 use crate::transport::{Completion, CqId, Instant, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
@@ -38,7 +38,7 @@ pub enum Pushed {
     },
 }
 
-/// A completion queue: filled by the NIC, emptied by the application, from any thread; nobody waits for another.
+/// A completion queue: filled by the NIC, emptied by the application, from any thread and without a lock.
 pub struct CompletionQueue {
     id: CqId,
     ring: Ring,
@@ -68,7 +68,10 @@ pub struct CqOverflow {
 }
 
 impl CompletionQueue {
-    /// A queue for `capacity` completions.
+    /// A queue for `capacity` completions, at least one.
+    ///
+    /// # Panics
+    /// Above 2^31.
     pub fn new(capacity: usize) -> CompletionQueue {
         CompletionQueue::numbered(CqId::default(), capacity)
     }
@@ -77,7 +80,7 @@ impl CompletionQueue {
     pub fn numbered(id: CqId, capacity: usize) -> CompletionQueue {
         CompletionQueue {
             id,
-            ring: Ring::new(capacity),
+            ring: Ring::new(capacity.max(1)),
             overwrites: false,
             overflow: AtomicBool::new(false),
             armed: AtomicU8::new(NOT_ARMED),
@@ -129,13 +132,18 @@ impl CompletionQueue {
     /// Adds a completion at the time `now`.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
         let entry = pack(&Stamped { completion, at: now });
-        while !self.ring.push(&entry) {
-            if !self.overwrites {
-                return Pushed::Lost { first: !self.overflow.swap(true, Ordering::AcqRel) };
+        let place = loop {
+            match self.ring.push(&entry) {
+                Some(place) => break place,
+                None if !self.overwrites => {
+                    return Pushed::Lost { first: !self.overflow.swap(true, Ordering::AcqRel) };
+                }
+                // Another shard may be about to fill the oldest.
+                None if self.ring.pop().is_none() => std::thread::yield_now(),
+                None => {}
             }
-            self.ring.pop();
-        }
-        if self.is_awaited(&completion)
+        };
+        if self.is_awaited(&completion, place)
             && let Some(listener) = self.listener.get()
         {
             listener.completion();
@@ -144,15 +152,30 @@ impl CompletionQueue {
     }
 
     /// Whether a completion that was just added raises an event; if so, no other does.
-    fn is_awaited(&self, completion: &Completion) -> bool {
+    fn is_awaited(&self, completion: &Completion, place: Place) -> bool {
         // Against the order in `arm`: whoever arms and then finds the queue empty is seen here.
         fence(Ordering::SeqCst);
-        let wanted = match self.armed.load(Ordering::Relaxed) {
-            NOT_ARMED => false,
-            SOLICITED => completion.solicited || completion.status != WcStatus::Success,
-            _ => true,
-        };
-        wanted && self.armed.swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
+        loop {
+            let wish = self.armed.load(Ordering::Relaxed);
+            let wanted = match wish {
+                NOT_ARMED => false,
+                // Behind this one may be another shard's that was asked for, which nobody could take before this one was
+                // there: whoever armed then has seen an empty queue.
+                SOLICITED => {
+                    completion.solicited
+                        || completion.status != WcStatus::Success
+                        || !self.ring.is_last(place)
+                }
+                _ => true,
+            };
+            if !wanted {
+                return false;
+            }
+            let taken = self.armed.compare_exchange(wish, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed);
+            if taken.is_ok() {
+                return true;
+            }
+        }
     }
 
     /// Moves up to `max` completions to the end of `out`; returns how many.
@@ -161,6 +184,8 @@ impl CompletionQueue {
     /// [`CqOverflow`] once all entries from before the overflow are taken.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
         let before = out.len();
+        // What comes meanwhile is for the next time, or a call might never end.
+        let max = max.min(self.len());
         while out.len() - before < max
             && let Some(entry) = self.ring.pop()
         {
@@ -184,7 +209,8 @@ impl CompletionQueue {
     }
 
     fn check_overflow(&self) -> Result<(), CqOverflow> {
-        match self.overflow.load(Ordering::Acquire) {
+        // In this order: those that were lost came after a queue that was full.
+        match self.overflow.load(Ordering::Acquire) && self.is_empty() {
             true => Err(CqOverflow { capacity: self.capacity() }),
             false => Ok(()),
         }
@@ -200,6 +226,11 @@ impl CompletionQueue {
         // Asking for any completion is the wider wish; it stays until an event answers it.
         self.armed.fetch_max(wish, Ordering::AcqRel);
         fence(Ordering::SeqCst);
+    }
+
+    /// Whether the next completion, or the next of a kind, raises an event.
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Relaxed) != NOT_ARMED
     }
 
     /// Forgets the completions of a queue pair that is gone, as destroying it does in verbs. Nothing may be
@@ -337,6 +368,46 @@ mod tests {
             assert_eq!(queue.take(), Ok(Some(Stamped { completion, at: Instant(i as u64) })));
         }
         assert_eq!(queue.take(), Ok(None));
+    }
+
+    /// One shard has claimed a place and is kept from filling it while another fills the next with what is asked for.
+    #[test]
+    fn what_was_asked_for_is_told_of_though_it_could_not_be_taken_at_first() {
+        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
+        queue.set_listener(rung.clone());
+        let solicited = Completion { solicited: true, ..EMPTY };
+        let first = queue.ring.claim().unwrap();
+        assert_eq!(queue.push(Instant(1), solicited), Pushed::Stored);
+        queue.arm(Notify::Solicited);
+        assert_eq!(queue.take(), Ok(None), "nobody waits for the first");
+        queue.ring.fill(first, &pack(&Stamped { completion: EMPTY, at: Instant(1) }));
+        assert!(queue.is_awaited(&EMPTY, first.0));
+        assert!(!queue.is_awaited(&EMPTY, first.0), "it is asked for once");
+    }
+
+    #[test]
+    fn an_overflow_is_told_once_all_before_it_are_taken() {
+        let queue = CompletionQueue::new(2);
+        for _ in 0..2 {
+            assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Stored);
+        }
+        assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Lost { first: true });
+        assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Lost { first: false });
+        assert_eq!(queue.check_overflow(), Ok(()), "two are waiting");
+        assert_eq!(queue.poll(8, &mut Vec::new()), Ok(2));
+        assert_eq!(queue.poll(8, &mut Vec::new()), Err(CqOverflow { capacity: 2 }));
+        assert_eq!(queue.take(), Err(CqOverflow { capacity: 2 }));
+    }
+
+    #[test]
+    fn one_that_overwrites_keeps_the_newest() {
+        let queue = CompletionQueue::new(2).overwriting();
+        for wr_id in 0..5 {
+            assert_eq!(queue.push(Instant(1), Completion { wr_id, ..EMPTY }), Pushed::Stored);
+        }
+        let mut out = Vec::new();
+        assert_eq!(queue.poll(8, &mut out), Ok(2));
+        assert_eq!(out.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [3, 4]);
     }
 
     #[test]

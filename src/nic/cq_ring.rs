@@ -1,17 +1,23 @@
 //! The ring behind a completion queue: filled and emptied from any thread, without a lock.
 //!
 //! Whoever empties it copies the oldest entry first and claims it after, by moving the head on; a copy of what somebody
-//! else has claimed meanwhile is thrown away. So a slot is free as soon as its entry is claimed, and nobody waits for a
-//! thread that was stopped halfway. All of it is atomic words, which makes a torn copy harmless.
+//! else has claimed meanwhile is thrown away. So a slot is free as soon as its entry is claimed, and who fills the ring
+//! waits for nobody who was stopped while emptying it. All of it is atomic words, which makes a torn copy harmless.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crossbeam_utils::CachePadded;
 
 /// What one entry holds.
 pub(super) type Entry = [u64; 7];
 
 /// An entry, and before it for which position it was filled: that position plus 1, as memory starts with zeros.
 const SLOT: usize = 8;
+type Slot = [AtomicU64; SLOT];
+
+/// So that none lies in two lines of the cache.
+const SLOT_BYTES: usize = size_of::<Slot>();
 
 /// Where the oldest entry is. One word, so that claiming it fails if any of this has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,21 +47,41 @@ impl Head {
     }
 }
 
+/// Where an entry was put.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place(u64);
+
 #[derive(Debug)]
 pub(super) struct Ring {
-    head: AtomicU64,
+    head: CachePadded<AtomicU64>,
     /// Position of the next entry.
-    tail: AtomicU64,
+    tail: CachePadded<AtomicU64>,
     capacity: AtomicUsize,
     /// By class. What was in use stays as long as the ring, for those who still look into it.
-    storage: [OnceLock<Box<[AtomicU64]>>; Head::CLASSES],
+    storage: [OnceLock<Storage>; Head::CLASSES],
+}
+
+/// Slots from the first aligned word on.
+#[derive(Debug)]
+struct Storage {
+    words: Box<[AtomicU64]>,
+    first: usize,
+}
+
+impl Storage {
+    fn new(class: usize) -> Storage {
+        // Zeros from the system take no memory before they are used.
+        let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box((SLOT << class) + SLOT - 1);
+        let first = words.as_ptr().addr().next_multiple_of(SLOT_BYTES) - words.as_ptr().addr();
+        Storage { words, first: first / size_of::<AtomicU64>() }
+    }
 }
 
 impl Ring {
     pub fn new(capacity: usize) -> Ring {
         let ring = Ring {
-            head: AtomicU64::new(Head::new(0, class_of(capacity)).0),
-            tail: AtomicU64::new(0),
+            head: CachePadded::new(AtomicU64::new(Head::new(0, class_of(capacity)).0)),
+            tail: CachePadded::new(AtomicU64::new(0)),
             capacity: AtomicUsize::new(capacity),
             storage: [const { OnceLock::new() }; Head::CLASSES],
         };
@@ -64,13 +90,13 @@ impl Ring {
         ring
     }
 
-    fn slots(&self, class: usize) -> &[AtomicU64] {
-        // Zeros from the system take no memory before they are used.
-        self.storage[class].get_or_init(|| bytemuck::zeroed_slice_box(SLOT << class))
+    fn slots(&self, class: usize) -> &[Slot] {
+        let storage = self.storage[class].get_or_init(|| Storage::new(class));
+        &storage.words[storage.first..].as_chunks().0[..1 << class]
     }
 
-    fn slot(&self, class: usize, position: u64) -> &[AtomicU64; SLOT] {
-        let slots = self.slots(class).as_chunks().0;
+    fn slot(&self, class: usize, position: u64) -> &Slot {
+        let slots = self.slots(class);
         &slots[position as usize & (slots.len() - 1)]
     }
 
@@ -88,24 +114,40 @@ impl Ring {
         tail.saturating_sub(self.head().position()) as usize
     }
 
-    /// Puts an entry in. False if the ring is full.
-    pub fn push(&self, entry: &Entry) -> bool {
-        let mut tail = self.tail.load(Ordering::Relaxed);
-        let class = loop {
+    /// Puts an entry in, and says where. `None` if the ring is full.
+    pub fn push(&self, entry: &Entry) -> Option<Place> {
+        let (place, class) = self.claim()?;
+        self.fill((place, class), entry);
+        Some(place)
+    }
+
+    /// The place for an entry, which nobody passes before it is filled, and the class of its storage.
+    pub fn claim(&self) -> Option<(Place, usize)> {
+        // Acquired: the head is looked at after it, or the ring might seem fuller than it ever was.
+        let mut tail = self.tail.load(Ordering::Acquire);
+        loop {
             let head = self.head();
             // A tail that is out of date may lie behind the head: then it is not taken below.
             if tail.saturating_sub(head.position()) >= self.capacity() as u64 {
-                return false;
+                return None;
             }
-            match self.tail.compare_exchange_weak(tail, tail + 1, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => break head.class(),
+            match self.tail.compare_exchange_weak(tail, tail + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some((Place(tail), head.class())),
                 Err(now) => tail = now,
             }
-        };
-        let [filled_for, words @ ..] = self.slot(class, tail);
+        }
+    }
+
+    /// Puts an entry in its place.
+    pub fn fill(&self, (place, class): (Place, usize), entry: &Entry) {
+        let [filled_for, words @ ..] = self.slot(class, place.0);
         words.iter().zip(entry).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
-        filled_for.store(tail + 1, Ordering::Release);
-        true
+        filled_for.store(place.0 + 1, Ordering::Release);
+    }
+
+    /// Whether nothing was put in after that.
+    pub fn is_last(&self, place: Place) -> bool {
+        self.tail.load(Ordering::Relaxed) == place.0 + 1
     }
 
     /// Takes the oldest entry.
@@ -155,13 +197,15 @@ impl Ring {
     /// # Errors
     /// How many are waiting, if those are more.
     pub fn resize(&self, capacity: usize) -> Result<(), usize> {
+        let class = class_of(capacity);
+        // Before anybody waits.
+        self.slots(class);
         let (head, tail) = (self.freeze(), self.tail.load(Ordering::Acquire));
         let waiting = (tail - head.position()) as usize;
         if waiting > capacity {
             self.thaw(head);
             return Err(waiting);
         }
-        let class = class_of(capacity);
         if class != head.class() {
             for position in head.position()..tail {
                 let [filled_for, words @ ..] = self.slot(class, position);
@@ -169,7 +213,6 @@ impl Ring {
                 words.iter().zip(entry).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
                 filled_for.store(position + 1, Ordering::Release);
             }
-            self.slots(class);
         }
         self.capacity.store(capacity, Ordering::Relaxed);
         self.thaw(Head::new(head.position(), class));
@@ -202,8 +245,12 @@ impl Ring {
 
 /// Which storage has room for so many.
 fn class_of(capacity: usize) -> usize {
+    assert!(capacity <= MOST, "a ring holds {MOST} entries at most, not {capacity}");
     capacity.next_power_of_two().trailing_zeros() as usize
 }
+
+/// The most that a ring holds.
+pub(super) const MOST: usize = 1 << (Head::CLASSES - 1);
 
 #[cfg(test)]
 mod tests {
@@ -246,7 +293,7 @@ mod tests {
                 match step {
                     Step::Push => {
                         let fits = model.len() < capacity;
-                        prop_assert_eq!(ring.push(&entry(next)), fits);
+                        prop_assert_eq!(ring.push(&entry(next)).is_some(), fits);
                         if fits {
                             model.push_back(entry(next));
                         }
@@ -287,7 +334,7 @@ mod tests {
                 let value = n << 2 | if n % 16 == 0 { DOOMED } else { 0 } | who as u64;
                 loop {
                     let lock = locks[who].lock().unwrap();
-                    if ring.push(&entry(value)) {
+                    if ring.push(&entry(value)).is_some() {
                         break;
                     }
                     drop(lock);

@@ -41,9 +41,11 @@ impl CompletionChannel {
     /// [`get_event`](Self::get_event).
     pub fn next_event(&self) -> Option<CqEvent> {
         loop {
-            let cq = self.0.events.lock().pop_front()?;
+            let mut events = self.0.events.lock();
+            let cq = events.pop_front()?;
             // One count for each event; it cannot be empty.
             let _ = self.0.readable.read();
+            drop(events);
             // A queue may be gone since.
             if let Some(cq) = cq.upgrade() {
                 return Some(CqEvent::new(Cq(cq)));
@@ -60,7 +62,9 @@ impl CompletionChannel {
     }
 
     pub(super) fn push(&self, cq: Weak<CqInner>) {
-        self.0.events.lock().push_back(cq);
+        // Counted under the lock: a count without its event would make a reader wait that was told not to.
+        let mut events = self.0.events.lock();
+        events.push_back(cq);
         // Only a full counter could refuse; then the descriptor is readable anyway.
         let _ = self.0.readable.write(1);
     }

@@ -75,8 +75,8 @@ impl Cq {
             let (value, max) = (comp_vector.into(), u64::from(vectors) - 1);
             return Err(CreateError::Value { name: "comp_vector", value, min: 0, max });
         }
-        context.0.cqs.take()?;
         let queue = CompletionQueue::numbered(context.next_cq(), capacity);
+        context.0.cqs.take()?;
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });
@@ -133,7 +133,12 @@ impl Cq {
     /// If there are no completions.
     pub(super) fn look_at_link(&self) {
         if self.0.queue.is_empty() {
-            self.0.context.0.shards.poll(self.0.users.shards());
+            let (shards, of) = (&self.0.context.0.shards, self.0.users.shards());
+            // Who has asked for an event looks once more, and then waits for it.
+            match self.0.queue.is_armed() {
+                true => shards.look_once(of),
+                false => shards.poll(of),
+            }
         }
     }
 

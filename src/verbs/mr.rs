@@ -119,7 +119,7 @@ impl Pd {
         }
         // SAFETY: the caller vouches for what comes of it.
         let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
-        Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info })
+        Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
     }
 
     pub(super) fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
@@ -144,7 +144,7 @@ impl Pd {
         let span = Span { iova, ..span };
         // SAFETY: the caller vouches for the memory until the `RawMr` is dropped, which deregisters.
         let info = self.insert(|table| unsafe { table.register(self.0.id, span) })?;
-        Ok(RawMr { pd: self.clone(), addr: iova, len: span.len, info })
+        Ok(RawMr { pd: self.clone(), addr: iova, len: span.len, info, is_gone: false })
     }
 
     /// A new entry in the table of keys.
@@ -214,6 +214,8 @@ pub struct RawMr {
     addr: u64,
     len: usize,
     info: RegionInfo,
+    /// Deregistered: dropping it has nothing left to do.
+    is_gone: bool,
 }
 
 impl RawMr {
@@ -268,8 +270,10 @@ impl RawMr {
     /// # Errors
     /// The region as it was, and [`ManagementError::WindowsBound`].
     pub fn dereg(self) -> Result<(), (RawMr, ManagementError)> {
-        let done = self.pd.with_table(|table| table.deregister(self.info.lkey));
-        done.map_err(|e| (self, e))
+        let mut this = self;
+        let done = this.pd.with_table(|table| table.deregister(this.info.lkey));
+        this.is_gone = done.is_ok();
+        done.map_err(|e| (this, e))
     }
 
     /// Registers anew, in another domain, with other permissions, other memory, or all of that. Both keys are
@@ -318,8 +322,9 @@ impl RawMr {
 
 impl Drop for RawMr {
     fn drop(&mut self) {
-        // `dereg` may have done it.
-        let _ = self.pd.with_table(|table| table.revoke(self.info.lkey));
+        if !self.is_gone {
+            let _ = self.pd.with_table(|table| table.revoke(self.info.lkey));
+        }
     }
 }
 

@@ -402,10 +402,16 @@ impl Drop for Qp {
         let context = self.pd.context();
         context.0.shards.destroy_qp(&self.shard, self.qpn);
         context.0.qps.give_back();
+        let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
+        if !send.is_empty() || !recv.is_empty() {
+            context.0.shards.without_completions(|| {
+                send.purge(self.qpn);
+                if !Arc::ptr_eq(send, recv) {
+                    recv.purge(self.qpn);
+                }
+            });
+        }
         for cq in [&self.send_cq, &self.recv_cq] {
-            if !cq.0.queue.is_empty() {
-                context.0.shards.without_completions(|| cq.0.queue.purge(self.qpn));
-            }
             cq.0.users.remove(&self.shard);
         }
     }

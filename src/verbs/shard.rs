@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -74,6 +74,8 @@ pub(super) struct Shard {
     is_bare: bool,
     /// Set by whoever wanted to drive and found the lock taken; its holder looks before it goes.
     doorbell: AtomicBool,
+    /// How many wait for the lock who would not get it from a thread that takes it again at once.
+    wanted: AtomicU32,
     /// When an application thread last polled, in the clock's nanoseconds.
     polled: AtomicU64,
     /// Until when the background thread sleeps; 0 while it is awake, or for a moment keeps off for who is at the NIC and
@@ -213,6 +215,7 @@ impl Shard {
             fabric,
             is_bare,
             doorbell: AtomicBool::new(false),
+            wanted: AtomicU32::new(0),
             polled: AtomicU64::new(0),
             sleeping_until: AtomicU64::new(0),
             siblings,
@@ -263,9 +266,21 @@ impl Shard {
         result
     }
 
-    /// The engine, for whoever gives it back by [`release`](Self::release).
-    pub fn lock(&self) -> MutexGuard<'_, Engine> {
-        self.engine.lock()
+    /// The engine, for whoever gives it back by [`unlock`](Self::unlock), and wants it even while somebody polls
+    /// without a pause: such a one is asked to hand it over.
+    pub fn lock_soon(&self) -> MutexGuard<'_, Engine> {
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        let engine = self.engine.lock();
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        engine
+    }
+
+    /// Lets go of the engine, to who wants it soon if there is one.
+    fn let_go(&self, engine: MutexGuard<'_, Engine>) {
+        match self.wanted.load(Ordering::Relaxed) {
+            0 => drop(engine),
+            _ => MutexGuard::unlock_fair(engine),
+        }
     }
 
     /// Runs `f` with the NIC; nothing is sent.
@@ -290,6 +305,13 @@ impl Shard {
         }
     }
 
+    /// The same for one that will not poll again, so that the background thread goes on looking.
+    pub fn look_once(&self) {
+        if self.virtual_fabric().is_none() {
+            self.drive(self.clock.now(), false);
+        }
+    }
+
     /// For an application that is about to wait: the background thread has to look from now on.
     pub fn stop_polling(&self) {
         self.polled.store(0, Ordering::Relaxed);
@@ -303,9 +325,7 @@ impl Shard {
             self.answer_doorbell();
             self.note_presence(now);
             self.turn(&mut engine, now, hold);
-            self.note_deadline(&engine, now);
-            let more = engine.nic.wants_to_transmit_urgently();
-            drop(engine);
+            let more = self.unlock(engine, now);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
                 // The peer takes what there is before more follows.
@@ -347,10 +367,21 @@ impl Shard {
     }
 
     /// Lets go of the engine, and looks whether someone rang meanwhile.
-    pub fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
+    fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
+        let more = self.unlock(engine, now);
+        self.go_on(more);
+    }
+
+    /// Lets go of the engine for who has to [`go_on`](Self::go_on) later; whether there is more to send.
+    pub fn unlock(&self, engine: MutexGuard<'_, Engine>, now: Instant) -> bool {
         self.note_deadline(&engine, now);
         let more = engine.nic.wants_to_transmit_urgently();
-        drop(engine);
+        self.let_go(engine);
+        more
+    }
+
+    /// Does what whoever had the engine has left to do, and what others rang for meanwhile.
+    pub fn go_on(&self, more: bool) {
         if self.virtual_fabric().is_some() {
             return;
         }
@@ -508,7 +539,7 @@ impl Shard {
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
             // A descriptor that is gone for good may be readable for ever.
             let watch = engine.link.is_there() && !full;
-            drop(engine);
+            self.let_go(engine);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
             }

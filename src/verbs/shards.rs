@@ -1,10 +1,13 @@
 //! The shards of a NIC: what is done with one of them, with all, or spread over them.
 
 use std::io;
+use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
+use nix::sys::pthread::pthread_self;
+use nix::sys::signal::{SigSet, SigmaskHow};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::AttachError;
@@ -40,13 +43,22 @@ impl Shards {
             groups: Mutex::default(),
         };
         if shards.virtual_fabric().is_none() {
-            for (i, shard) in shards.all.iter().enumerate() {
-                let name = if i == 0 { "urxe".into() } else { format!("urxe-{i}") };
-                let shard = shard.clone();
-                shards.threads.push(std::thread::Builder::new().name(name).spawn(move || shard.run())?);
-            }
+            // A thread inherits the mask, and the program's signals are for the program's threads.
+            let programs = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+            let spawned = shards.spawn();
+            programs.thread_set_mask()?;
+            spawned?;
         }
         Ok(shards)
+    }
+
+    fn spawn(&mut self) -> io::Result<()> {
+        for (i, shard) in self.all.iter().enumerate() {
+            let name = if i == 0 { "urxe".into() } else { format!("urxe-{i}") };
+            let shard = shard.clone();
+            self.threads.push(std::thread::Builder::new().name(name).spawn(move || shard.run())?);
+        }
+        Ok(())
     }
 
     /// The one that has what cannot be spread, and answers for what is the same everywhere.
@@ -96,12 +108,14 @@ impl Shards {
 
     /// Runs `f` with the locks of all shards.
     fn hold_all<R>(&self, f: impl FnOnce(&mut [MutexGuard<'_, Engine>]) -> R) -> R {
-        // In this order always, and nobody else holds more than one.
-        let mut engines: Vec<_> = self.all.iter().map(|shard| shard.lock()).collect();
+        // In this order always, and nobody else waits for one with another.
+        let mut engines: Vec<_> = self.all.iter().map(|shard| shard.lock_soon()).collect();
         let result = f(&mut engines);
-        for (shard, engine) in self.all.iter().zip(engines) {
-            shard.release(engine, shard.clock.now());
-        }
+        // All of them, before any is driven.
+        let now = self.clock().now();
+        let unlock = |(shard, engine): (&Arc<Shard>, _)| shard.unlock(engine, now);
+        let more: Vec<bool> = self.all.iter().zip(engines).map(unlock).collect();
+        self.all.iter().zip(more).for_each(|(shard, more)| shard.go_on(more));
         result
     }
 
@@ -123,6 +137,11 @@ impl Shards {
     /// For an application that polls.
     pub fn poll(&self, some: ShardSet) {
         self.each(some, Shard::poll);
+    }
+
+    /// For an application that looks once, and polls no more.
+    pub fn look_once(&self, some: ShardSet) {
+        self.each(some, Shard::look_once);
     }
 
     /// For an application that polls on what any of them may bring.
@@ -210,7 +229,8 @@ impl Drop for Shards {
         self.all.iter().for_each(|shard| shard.stop());
         for thread in self.threads.drain(..) {
             // The last handle may be dropped by a callback on the thread itself, which must not wait for itself.
-            if thread.thread().id() != std::thread::current().id() {
+            // Not by `thread::current`, which a thread that is ending has no more.
+            if thread.as_pthread_t() != pthread_self() {
                 let _ = thread.join();
             }
         }
