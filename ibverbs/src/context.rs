@@ -211,3 +211,49 @@ pub fn address_of<C>(c: *mut C) -> usize {
 pub fn queue_at<C>(address: usize) -> *mut C {
     std::ptr::with_exposed_provenance_mut(address)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_name_does_not_go_while_its_queue_is_being_told() {
+        let (names, mut queue) = (Names::default(), 5);
+        names.add(SrqId(3), &raw mut queue);
+        let (gone, heard) = mpsc::channel();
+        std::thread::scope(|s| {
+            let found = names.look_up(SrqId(3), |_| {
+                s.spawn(|| {
+                    names.remove(SrqId(3));
+                    gone.send(()).unwrap();
+                });
+                assert!(heard.recv_timeout(Duration::from_millis(100)).is_err());
+            });
+            assert_eq!(found, Some((&raw mut queue).addr()));
+            heard.recv_timeout(Duration::from_secs(10)).unwrap();
+        });
+        assert_eq!(names.look_up(SrqId(3), |_| unreachable!()), None);
+    }
+
+    #[test]
+    fn a_queue_waits_until_all_its_events_are_acknowledged() {
+        let unacked = Unacked::default();
+        (0..2).for_each(|_| unacked.given(1));
+        unacked.given(2);
+        let (waited, heard) = mpsc::channel();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                unacked.wait(1);
+                waited.send(()).unwrap();
+            });
+            unacked.acknowledged(1);
+            unacked.acknowledged(2);
+            assert!(heard.recv_timeout(Duration::from_millis(100)).is_err());
+            unacked.acknowledged(1);
+            heard.recv_timeout(Duration::from_secs(10)).unwrap();
+        });
+    }
+}

@@ -654,3 +654,30 @@ impl Driver for Shard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use crate::verbs::{Fabric, Notify, RecvWr, SendWr};
+
+    #[test]
+    fn who_asks_for_an_event_and_looks_once_more_is_not_taken_for_one_that_polls() {
+        let (a, b) = Fabric::new().pair().unwrap();
+        let polls = || a.context.0.shards.first().polled.load(Ordering::Relaxed) != 0;
+        let look = || assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
+        look();
+        assert!(polls());
+        a.cq.req_notify(Notify::Any);
+        look();
+        look();
+        assert!(!polls());
+        a.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        b.qp.post_send(&SendWr::send(2, &[])).unwrap();
+        a.cq.wait(Duration::from_secs(10)).unwrap();
+        // The event has come: whoever polls now, polls.
+        look();
+        assert!(polls());
+    }
+}
