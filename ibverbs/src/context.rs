@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::os::fd::AsRawFd;
 
 use parking_lot::{Condvar, Mutex};
-use urxe::verbs::{Context as Nic, ContextOptions, CqId, Qpn, SrqId};
+use urxe::verbs::{Context as Nic, CqId, Qpn, SrqId};
 
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{Device, complain};
@@ -160,8 +160,7 @@ fn table() -> verbs_context {
 unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of the list.
     let of = unsafe { <Device as crate::object::Object>::of(device) };
-    let udp = urxe::verbs::Device { name: String::new(), address: of.address };
-    let nic = match udp.open(&ContextOptions::default()) {
+    let nic = match of.open() {
         Ok(nic) => nic,
         Err(e) => {
             complain(&e.to_string());

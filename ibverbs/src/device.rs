@@ -1,14 +1,20 @@
 //! Devices: one for each interface that is up, or what `URXE_LINK` names.
 
 use std::env;
+use std::error::Error;
 use std::ffi::{CString, c_char, c_int};
 use std::net::IpAddr;
 use std::sync::OnceLock;
+use std::time::Duration;
 
-use urxe::verbs::devices;
+use parking_lot::Mutex;
+use urxe::link::capture::{CaptureError, CaptureFile, Timestamps};
+use urxe::link::{BindError, LinkSpec, Wrapping, default_address};
+use urxe::verbs::{Context as Nic, ContextOptions, OpenError, WeakContext, devices};
 
 use crate::abi::ibv_device;
 use crate::object::{Object, Shown};
+use crate::settings::Settings;
 
 export! {
     "IBVERBS_1.1":
@@ -29,10 +35,76 @@ pub struct Device {
     c: Shown<ibv_device>,
     /// libmlx5 and libefa take what is behind for a pointer, to know their own devices by.
     zeros: [u64; 128],
+    link: LinkSpec,
+    settings: Settings,
     pub address: IpAddr,
     pub ifindex: u32,
     index: c_int,
+    nic: Mutex<Option<Opened>>,
 }
+
+/// The NIC that all contexts of a process share, if there are any, and whose it is: a child has a copy of its parent's that
+/// nothing drives.
+struct Opened {
+    nic: WeakContext,
+    process: u32,
+}
+
+/// Why a device was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenDeviceError {
+    #[error("{}{}", .0, cause(.0))]
+    Bind(#[from] BindError),
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+/// The system's word behind an error that does not say it itself.
+fn cause(e: &dyn Error) -> String {
+    e.source().map_or(String::new(), |s| format!(": {s}"))
+}
+
+impl OpenDeviceError {
+    pub fn errno(&self) -> c_int {
+        match self {
+            OpenDeviceError::Bind(e) => e.errno(),
+            OpenDeviceError::Capture(CaptureError::Create { source, .. } | CaptureError::Write(source)) => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
+            OpenDeviceError::Open(e) => e.errno(),
+        }
+    }
+}
+
+/// The capture of all devices of this process, begun when the first is opened. What the program leaves open when it ends is
+/// written out then.
+fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
+    static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
+    extern "C" fn finish() {
+        if let Some(Some((process, file))) = CAPTURE.try_lock().as_deref()
+            && *process == std::process::id()
+        {
+            let _ = file.flush();
+        }
+    }
+    let Some(path) = &settings.capture else { return Ok(None) };
+    let (mut capture, process) = (CAPTURE.lock(), std::process::id());
+    if let Some((of, file)) = &*capture
+        && *of == process
+    {
+        return Ok(Some(file.clone()));
+    }
+    let file = CaptureFile::create(path, Timestamps::Wall)?;
+    // SAFETY: the handler takes nothing, and does not unwind.
+    unsafe { libc::atexit(finish) };
+    *capture = Some((process, file.clone()));
+    Ok(Some(file))
+}
+
+/// How long a NIC that is being closed may take to give up its port, in steps of a millisecond.
+const CLOSING: u32 = 500;
 
 // SAFETY: it is laid out so.
 unsafe impl Object for Device {
@@ -40,7 +112,8 @@ unsafe impl Object for Device {
 }
 
 impl Device {
-    fn new(index: usize, address: IpAddr, interface: &str) -> Device {
+    fn new(index: usize, chosen: Chosen, settings: Settings) -> Device {
+        let Chosen { link, address, interface } = chosen;
         // SAFETY: all of an `ibv_device` may be zeros.
         let mut c: ibv_device = unsafe { std::mem::zeroed() };
         (c.node_type, c.transport_type) = (NODE_CA, TRANSPORT_IB);
@@ -53,7 +126,40 @@ impl Device {
         let interface = CString::new(interface).unwrap_or_default();
         // SAFETY: the name ends with a zero.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
-        Device { c: Shown::new(c), zeros: [0; 128], address, ifindex, index: index as c_int }
+        let (c, index, nic) = (Shown::new(c), index as c_int, Mutex::default());
+        Device { c, zeros: [0; 128], link, settings, address, ifindex, index, nic }
+    }
+
+    /// A context of its own on the device's NIC.
+    pub fn open(&self) -> Result<Nic, OpenDeviceError> {
+        let mut opened = self.nic.lock();
+        let process = std::process::id();
+        let before = opened.as_ref().filter(|o| o.process == process);
+        if let Some(again) = before.and_then(|o| o.nic.reopen()) {
+            return Ok(again?);
+        }
+        let mut new = self.open_first();
+        // The last context of before may be closing in another thread.
+        for _ in 0..before.map_or(0, |_| CLOSING) {
+            if !matches!(&new, Err(e) if e.errno() == libc::EADDRINUSE) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            new = self.open_first();
+        }
+        let nic = new?;
+        *opened = Some(Opened { nic: nic.downgrade(), process });
+        Ok(nic)
+    }
+
+    fn open_first(&self) -> Result<Nic, OpenDeviceError> {
+        let Settings { shards, personality, seed, faults, .. } = &self.settings;
+        let links = self.link.bind(*shards)?;
+        let capture = capture(&self.settings)?;
+        let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
+        let (links, _) = wrapping.around(links, &self.link.to_string());
+        let options = ContextOptions { personality: *personality, seed: *seed, ..ContextOptions::default() };
+        Ok(Nic::open_shards(links, &options)?)
     }
 
     /// A number that no other device on the network has: made from its address, as the udp link has no MAC.
@@ -93,17 +199,62 @@ pub fn complain(text: &str) {
 fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
-        let found = devices().into_iter().map(|device| {
-            let interface = device.name.trim_start_matches("urxe_").to_owned();
-            (device.address, interface)
+        let devices = Settings::read().and_then(|settings| {
+            let found = found(&settings)?;
+            let numbered = found.into_iter().enumerate();
+            Ok(numbered.map(|(i, chosen)| Device::new(i, chosen, settings.clone())).collect())
         });
-        let found: Vec<_> = found.collect();
-        let chosen = match env::var("URXE_LINK").as_deref() {
-            Err(_) | Ok("udp") => one_for_each_interface(&found),
-            Ok(link) => asked_for(link, &found).into_iter().collect(),
-        };
-        chosen.iter().enumerate().map(|(i, (address, name))| Device::new(i, *address, name)).collect()
+        devices.unwrap_or_else(|why| {
+            complain(&why);
+            Vec::new()
+        })
     })
+}
+
+/// What a device is made on.
+struct Chosen {
+    link: LinkSpec,
+    address: IpAddr,
+    interface: String,
+}
+
+/// The links that the settings name, or one for each interface.
+fn found(settings: &Settings) -> Result<Vec<Chosen>, String> {
+    let there = devices().into_iter().map(|device| {
+        let interface = device.name.trim_start_matches("urxe_").to_owned();
+        (device.address, interface)
+    });
+    let there: Vec<_> = there.collect();
+    let Some(link) = settings.link.clone() else {
+        let chosen = one_for_each_interface(&there).into_iter();
+        return Ok(chosen
+            .map(|(address, interface)| Chosen { link: LinkSpec::Udp(Some(address)), address, interface })
+            .collect());
+    };
+    let (address, interface) = match &link {
+        LinkSpec::Udp(ip) => {
+            let ip = ip.unwrap_or_else(default_address);
+            (ip, owner_of(ip, &there)?)
+        }
+        LinkSpec::Packet(config) => {
+            let station = config.station.as_ref().and_then(|s| s.addresses.first()).map(|a| a.ip);
+            let own = || there.iter().find(|(_, name)| *name == config.interface).map(|(ip, _)| *ip);
+            let none = || {
+                format!("interface {} has no address: add ip=ADDRESS/PREFIX to the link", config.interface)
+            };
+            (station.or_else(own).ok_or_else(none)?, config.interface.clone())
+        }
+        LinkSpec::Frames(config) => {
+            let first = config.station.addresses.first().map(|a| a.ip);
+            (first.ok_or("a frames link needs ip=ADDRESS/PREFIX")?, String::new())
+        }
+        LinkSpec::Fabric => {
+            return Err(
+                "a fabric is within one program: URXE_LINK may be udp[:ADDR], packet:IF or frames:…".into()
+            );
+        }
+    };
+    Ok(vec![Chosen { link, address, interface }])
 }
 
 /// Its first IPv4 address, or its first IPv6 one; the loopback only where there is nothing else.
@@ -122,21 +273,16 @@ fn one_for_each_interface(found: &[(IpAddr, String)]) -> Vec<(IpAddr, String)> {
     chosen
 }
 
-/// The device of `udp:ADDRESS`.
-fn asked_for(link: &str, found: &[(IpAddr, String)]) -> Option<(IpAddr, String)> {
-    let address: Option<IpAddr> = link.strip_prefix("udp:").and_then(|ip| ip.parse().ok());
-    let device = address.and_then(|ip| {
-        // All of 127.0.0.0/8 belongs to the loopback, though it lists one address.
-        let owns = |(address, _): &&(IpAddr, String)| {
-            *address == ip || ip.is_ipv4() && address.is_ipv4() && ip.is_loopback() && address.is_loopback()
-        };
-        found.iter().find(owns).map(|(_, interface)| (ip, interface.clone()))
-    });
-    if device.is_none() {
+/// The interface that an address belongs to.
+fn owner_of(ip: IpAddr, found: &[(IpAddr, String)]) -> Result<String, String> {
+    // All of 127.0.0.0/8 belongs to the loopback, though it lists one address.
+    let owns = |(address, _): &&(IpAddr, String)| {
+        *address == ip || ip.is_ipv4() && address.is_ipv4() && ip.is_loopback() && address.is_loopback()
+    };
+    found.iter().find(owns).map(|(_, interface)| interface.clone()).ok_or_else(|| {
         let have: Vec<_> = found.iter().map(|(address, _)| format!("udp:{address}")).collect();
-        complain(&format!("there is no link '{link}': URXE_LINK may be udp, {}", have.join(", ")));
-    }
-    device
+        format!("there is no link 'udp:{ip}': URXE_LINK may be udp, {}", have.join(", "))
+    })
 }
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {

@@ -23,5 +23,7 @@ mod post;
 mod private;
 mod queue;
 mod region;
+mod session;
+mod settings;
 mod shared;
 mod text;

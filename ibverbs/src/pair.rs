@@ -18,6 +18,7 @@ use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::errno::null;
 use crate::object::{Object, Shown};
 use crate::queue::Queue;
+use crate::session::{self, Session};
 use crate::shared::SharedQueue;
 
 export! {
@@ -40,6 +41,8 @@ const XRC_RECV: c_uint = 10;
 #[repr(C)]
 pub struct Pair {
     c: Shown<ibv_qp_ex>,
+    /// Dropped before the queue pair from which it borrows.
+    pub session: Session,
     pub qp: Qp,
     /// What it was made with.
     init: ibv_qp_init_attr,
@@ -68,9 +71,20 @@ fn state(number: c_uint) -> Option<QpState> {
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
 }
 
-/// `pd` or `xrcd`, and for all but targets completion queues.
-unsafe fn make(pd: *mut ibv_pd, xrcd: *mut ibv_xrcd, init: &mut ibv_qp_init_attr) -> *mut ibv_qp {
+/// `pd` or `xrcd`, and for all but targets completion queues; `send_ops` where work requests are to be put together one call
+/// at a time.
+unsafe fn make(
+    pd: *mut ibv_pd,
+    xrcd: *mut ibv_xrcd,
+    init: &mut ibv_qp_init_attr,
+    send_ops: Option<u64>,
+) -> *mut ibv_qp {
     let Some(qp_type) = service(init.qp_type) else { return null(libc::EOPNOTSUPP) };
+    // SAFETY: all of it may be zeros.
+    let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
+    if send_ops.is_some_and(|wanted| !session::set_functions(&mut c, qp_type, wanted)) {
+        return null(libc::EOPNOTSUPP);
+    }
     let cap = &init.cap;
     let options = QpOptions {
         qp_type,
@@ -125,8 +139,6 @@ unsafe fn make(pd: *mut ibv_pd, xrcd: *mut ibv_xrcd, init: &mut ibv_qp_init_attr
         }
     }
     let qpn = qp.qpn();
-    // SAFETY: all of it may be zeros.
-    let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
     c.qp_base = ibv_qp {
         context,
         qp_context: init.qp_context,
@@ -142,7 +154,7 @@ unsafe fn make(pd: *mut ibv_pd, xrcd: *mut ibv_xrcd, init: &mut ibv_qp_init_attr
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let c = Pair { c: Shown::new(c), qp, init: *init, xrcd }.give();
+    let c = Pair { c: Shown::new(c), session: Session::default(), qp, init: *init, xrcd }.give();
     // SAFETY: an open context.
     unsafe { Context::of(context) }.named.qps.add(qpn, c);
     c
@@ -150,7 +162,7 @@ unsafe fn make(pd: *mut ibv_pd, xrcd: *mut ibv_xrcd, init: &mut ibv_qp_init_attr
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's struct, and what it names was given out.
-    unsafe { make(pd, std::ptr::null_mut(), &mut *init) }
+    unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
 }
 
 pub unsafe extern "C" fn create_qp_ex(
@@ -160,10 +172,11 @@ pub unsafe extern "C" fn create_qp_ex(
     const PD: u32 = 1;
     const XRCD: u32 = 2;
     const CREATE_FLAGS: u32 = 4;
+    const SEND_OPS: u32 = 64;
     // SAFETY: the caller's struct.
     let init = unsafe { &mut *init };
     let (mask, flags) = (init.comp_mask, init.create_flags);
-    if mask & !(PD | XRCD | CREATE_FLAGS) != 0 || mask & CREATE_FLAGS != 0 && flags != 0 {
+    if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || mask & CREATE_FLAGS != 0 && flags != 0 {
         return null(libc::EOPNOTSUPP);
     }
     let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
@@ -171,7 +184,7 @@ pub unsafe extern "C" fn create_qp_ex(
     let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
     let mut plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
     // SAFETY: what it names was given out.
-    unsafe { make(pd, xrcd, &mut plain) }
+    unsafe { make(pd, xrcd, &mut plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) }
 }
 
 unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
@@ -331,8 +344,10 @@ unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16
 }
 
 /// Only queue pairs that were made with `send_ops_flags` have one.
-unsafe extern "C" fn qp_to_qp_ex(_c: *mut ibv_qp) -> *mut ibv_qp_ex {
-    std::ptr::null_mut()
+unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let longer: *mut ibv_qp_ex = c.cast();
+    // SAFETY: every queue pair that was given out begins with the longer struct.
+    if unsafe { (*longer).wr_start }.is_some() { longer } else { std::ptr::null_mut() }
 }
 
 unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {

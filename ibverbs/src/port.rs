@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use urxe::verbs::{DeviceAttr, PKey};
+use urxe::verbs::{DeviceAttr, DeviceCaps, PKey};
 
 use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
@@ -127,8 +127,8 @@ pub unsafe extern "C" fn query_device_ex(
         orig_attr,
         completion_timestamp_mask: attr.completion_timestamp_mask,
         hca_core_clock: attr.hca_core_clock_khz,
-        device_cap_flags_ex: attr.caps.0,
-        max_dm_size: attr.limits.max_dm_size,
+        // What these calls do not offer yet is not promised: FLUSH, and device memory (`max_dm_size`).
+        device_cap_flags_ex: attr.caps.0 & !(DeviceCaps::FLUSH_GLOBAL.0 | DeviceCaps::FLUSH_PERSISTENT.0),
         phys_port_cnt_ex: u32::from(attr.phys_port_cnt),
         ..zeros
     };

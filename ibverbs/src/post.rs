@@ -34,7 +34,8 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-fn flags(bits: u32) -> SendFlags {
+/// The flags of a work request.
+pub fn flags(bits: u32) -> SendFlags {
     SendFlags {
         signaled: bits & SEND_SIGNALED != 0,
         solicited: bits & SEND_SOLICITED != 0,
@@ -46,7 +47,7 @@ fn flags(bits: u32) -> SendFlags {
 ///
 /// # Safety
 /// They stay as they are until the call ends, which the lifetime does not say.
-unsafe fn elements(list: *const ibv_sge, count: c_int) -> Result<&'static [Sge], c_int> {
+pub unsafe fn elements(list: *const ibv_sge, count: c_int) -> Result<&'static [Sge], c_int> {
     const { assert!(size_of::<ibv_sge>() == size_of::<Sge>() && align_of::<ibv_sge>() == align_of::<Sge>()) };
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
@@ -57,7 +58,7 @@ unsafe fn elements(list: *const ibv_sge, count: c_int) -> Result<&'static [Sge],
 }
 
 /// The part of a window's or region's that is bound.
-unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
+pub unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
     // SAFETY: a region that was given out, or null: nothing is bound.
     let region = if info.mr.is_null() { 0 } else { unsafe { Region::of(info.mr) }.lkey() };
     Bind {

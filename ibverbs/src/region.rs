@@ -1,6 +1,7 @@
 //! Memory regions and windows.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -68,18 +69,38 @@ fn access(bits: c_uint) -> Access {
     Access(bits & !OPTIONAL | optional)
 }
 
-/// Whether all pages of the range are mapped, which a device would pin.
-fn is_mapped(addr: usize, len: usize) -> bool {
-    const PAGE: usize = 4096;
+/// Whether a device could pin the range: all of it is mapped, and writable at both ends if the device is to write it.
+fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     const PAGES: usize = 4096;
+    // SAFETY: the call has no requirement.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let mut state = [0_u8; PAGES];
-    let first = addr & !(PAGE - 1);
+    let first = addr - addr % page;
     let Some(end) = addr.checked_add(len) else { return false };
-    (first..end).step_by(PAGE * PAGES).all(|at| {
-        let len = (end - at).min(PAGE * PAGES);
+    let is_mapped = (first..end).step_by(page * PAGES).all(|at| {
+        let len = (end - at).min(page * PAGES);
         // SAFETY: the kernel writes a byte for each page of the range, and reads none of them.
         unsafe { libc::mincore(std::ptr::without_provenance_mut(at), len, state.as_mut_ptr()) == 0 }
-    })
+    });
+    let last = end.saturating_sub(1);
+    let ends = [first, last - last % page];
+    is_mapped && (!access.allows(Access::LOCAL_WRITE) || ends.iter().all(|at| is_writable(*at, page)))
+}
+
+/// Whether a page may be written, as far as the kernel can tell.
+fn is_writable(at: usize, page: usize) -> bool {
+    static CAN_TELL: OnceLock<bool> = OnceLock::new();
+    // SAFETY: brings in the page, as writing would, and changes no byte.
+    let may_write = |at| unsafe {
+        libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0
+    };
+    // Linux before 5.14 does not know the question: it says no even of the stack.
+    let can_tell = || {
+        let here = 0_u8;
+        let here = (&raw const here).addr();
+        may_write(here - here % page)
+    };
+    may_write(at) || !*CAN_TELL.get_or_init(can_tell)
 }
 
 unsafe fn register(
@@ -93,7 +114,7 @@ unsafe fn register(
     let domain = unsafe { ProtectionDomain::of(pd) };
     let access = access(bits);
     let whole_process = addr.is_null() && length == usize::MAX && access.allows(Access::ON_DEMAND);
-    if !whole_process && length != 0 && !is_mapped(addr.addr(), length) {
+    if !whole_process && length != 0 && !can_be_pinned(addr.addr(), length, access) {
         return errno::null(libc::EFAULT);
     }
     // SAFETY: the program keeps the memory as long as the region, which is what registering means.
@@ -192,7 +213,8 @@ unsafe extern "C" fn rereg_mr(
     if flags & !(TRANSLATION | PD | ACCESS) != 0 {
         return refuse(libc::EINVAL);
     }
-    if flags & TRANSLATION != 0 && (length == 0 || !is_mapped(addr.addr(), length)) {
+    let asked = if flags & ACCESS != 0 { access(bits as c_uint) } else { Access::default() };
+    if flags & TRANSLATION != 0 && (length == 0 || !can_be_pinned(addr.addr(), length, asked)) {
         return refuse(if length == 0 { libc::EINVAL } else { libc::EFAULT });
     }
     // SAFETY: a region that was given out.
@@ -202,7 +224,7 @@ unsafe extern "C" fn rereg_mr(
     // SAFETY: a domain that was given out, if the flags say so.
     let domain = (flags & PD != 0).then(|| unsafe { ProtectionDomain::of(pd) });
     let memory = (flags & TRANSLATION != 0).then_some((addr.cast(), length));
-    let access = (flags & ACCESS != 0).then(|| access(bits as c_uint));
+    let access = (flags & ACCESS != 0).then_some(asked);
     // SAFETY: the program keeps the memory as long as the region.
     if let Err(e) = unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) } {
         return refuse(e.errno());

@@ -1,86 +1,13 @@
 //! Unmodified programs of Debian's ibverbs-utils on the library, over the loopback interface, with no privilege; and one of
 //! our own (`c/corners.c`) for what those never do.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+mod support;
 
-/// A directory with the library under the name that programs look for.
-struct Library(tempfile::TempDir);
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-impl Library {
-    fn new() -> Library {
-        let test = std::env::current_exe().unwrap();
-        let built = test.ancestors().map(|dir| dir.join("libibverbs.so")).find(|path| path.exists());
-        let dir = tempfile::tempdir().unwrap();
-        let built: PathBuf = built.expect("cargo builds the library before its tests");
-        std::os::unix::fs::symlink(built, dir.path().join("libibverbs.so.1")).unwrap();
-        Library(dir)
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// A program with a device at this address.
-    fn program(&self, name: &str, address: &str) -> Command {
-        let mut command = Command::new(name);
-        command.env("LD_LIBRARY_PATH", self.path()).env("URXE_LINK", format!("udp:{address}"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-}
-
-/// Two loopback addresses that nobody else has.
-fn addresses() -> [String; 2] {
-    static NEXT: AtomicU8 = AtomicU8::new(0);
-    let n = NEXT.fetch_add(2, Ordering::Relaxed);
-    let process = std::process::id();
-    [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
-}
-
-fn port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    20_000 + (std::process::id() % 1000) as u16 * 20 + NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-fn text(out: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-}
-
-/// Ends what a test has begun.
-struct Running(Option<Child>);
-
-impl Running {
-    fn new(mut command: Command) -> Running {
-        let what = command.get_program().to_owned();
-        Running(Some(
-            command.spawn().unwrap_or_else(|e| panic!("{what:?}: {e} (apt-get install ibverbs-utils)")),
-        ))
-    }
-
-    fn finish(mut self, limit: Duration) -> Output {
-        let mut child = self.0.take().unwrap();
-        let deadline = Instant::now() + limit;
-        while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        if child.try_wait().unwrap().is_none() {
-            child.kill().unwrap();
-        }
-        child.wait_with_output().unwrap()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(mut child) = self.0.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
+use support::{Library, Running, addresses, port, text, wait_for_listener};
 
 /// Runs both ends of a ping-pong program; what the client has said.
 fn pingpong(program: &str, args: &[&str]) -> String {
@@ -91,20 +18,7 @@ fn pingpong(program: &str, args: &[&str]) -> String {
     let mut command = library.program(program, &server);
     command.args(common).args(args);
     let serving = Running::new(command);
-    // It listens by TCP, and the client does not try again.
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let listening = || {
-        let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
-        ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|list| {
-            std::fs::read_to_string(list)
-                .unwrap_or_default()
-                .lines()
-                .any(|l| l.contains(&hex) && l.contains(" 0A "))
-        })
-    };
-    while !listening() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_listener(&port);
     let mut command = library.program(program, &client);
     command.args(common).args(args).arg("127.0.0.1");
     let client = Running::new(command).finish(Duration::from_secs(60));
@@ -238,4 +152,19 @@ fn the_librarys_threads_take_no_signals() {
 #[test]
 fn no_event_is_of_a_queue_that_is_gone() {
     println!("{}", corner("events"));
+}
+
+#[test]
+fn a_device_is_opened_more_than_once() {
+    corner("twice");
+}
+
+#[test]
+fn work_requests_are_put_together_call_by_call() {
+    corner("session");
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused() {
+    corner("memory");
 }

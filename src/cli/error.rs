@@ -6,7 +6,7 @@ use crate::cli::exchange::ExchangeError;
 use crate::link::capture::CaptureError;
 use crate::link::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
-use crate::link::{FramesError, PacketError};
+use crate::link::{BindError, FramesError, PacketError};
 use crate::verbs::{
     ConnectError, CreateError, Gid, MemoryAccessError, Mtu, OpenError, PairError, PostError, PostListError,
     WaitError,
@@ -110,6 +110,17 @@ impl CliError {
     /// A path MTU above the link's.
     pub(super) fn mtu(asked: Mtu, link: &str, active: Mtu) -> CliError {
         CliError::MtuTooLarge { asked: asked.bytes(), link: link.into(), active: active.bytes() }
+    }
+}
+
+impl From<BindError> for CliError {
+    fn from(e: BindError) -> CliError {
+        match e {
+            BindError::Udp(e) => CliError::Udp(e),
+            BindError::Packet(e) => CliError::Packet(e),
+            BindError::Frames(e) => CliError::Frames(e),
+            BindError::Fabric | BindError::Shards { .. } => CliError::Usage(e.to_string()),
+        }
     }
 }
 

@@ -1,102 +1,20 @@
 //! `--link` and what goes with it: which link a command's NIC is on, captured and disturbed how.
 #![forbid(unsafe_code)]
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use clap::Args;
 
 use super::CliError;
-use crate::link::capture::{CaptureFile, CaptureHandle, Timestamps};
+use crate::link::capture::{CaptureFile, Timestamps};
 use crate::link::fabric::Fabric;
-use crate::link::faults::{Direction, FaultCounters, FaultCounts, Faults, Rule};
-use crate::link::udp::{UdpLink, UdpOptions};
-use crate::link::{FramesConfig, FramesLink, Link, PacketConfig, PacketLink, SpecError};
+use crate::link::faults::{Direction, FaultCounters, FaultCounts, Rule};
+use crate::link::{Link, Wrapping};
+pub use crate::link::{LinkSpec, default_address};
 use crate::nic::ShardId;
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
-
-/// Which link: `fabric`, `udp[:ADDR]`, `packet:IF` or `frames:…`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LinkSpec {
-    /// In memory, within this process.
-    Fabric,
-    /// A plain UDP socket, on this address or the machine's first.
-    Udp(Option<IpAddr>),
-    /// A packet socket on an interface.
-    Packet(PacketConfig),
-    /// Ethernet frames over a unix socket.
-    Frames(FramesConfig),
-}
-
-impl FromStr for LinkSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<LinkSpec, String> {
-        let (kind, rest) = text.split_once(':').map_or((text, None), |(k, r)| (k, Some(r)));
-        match (kind, rest) {
-            ("fabric", None) => Ok(LinkSpec::Fabric),
-            ("fabric", Some(_)) => Err("the fabric takes no options: write --link fabric".into()),
-            ("udp", None) => Ok(LinkSpec::Udp(None)),
-            ("udp", Some(ip)) => {
-                // fd00::1 as it is, or in brackets as in a URL.
-                let bare = ip.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(ip);
-                let parsed = bare.parse().map_err(|_| {
-                    format!(
-                        "'{ip}' is no IP address: write udp, udp:10.0.0.1 or udp:fd00::1 (the port is always 4791)"
-                    )
-                })?;
-                Ok(LinkSpec::Udp(Some(parsed)))
-            }
-            ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
-            ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
-            _ => Err(format!(
-                "there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…"
-            )),
-        }
-    }
-}
-
-impl fmt::Display for LinkSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LinkSpec::Fabric => f.write_str("fabric"),
-            LinkSpec::Udp(None) => f.write_str("udp"),
-            LinkSpec::Udp(Some(ip)) => write!(f, "udp:{ip}"),
-            LinkSpec::Packet(config) => write!(f, "packet:{}", config.interface),
-            LinkSpec::Frames(config) => write!(f, "{}", config.wire),
-        }
-    }
-}
-
-impl LinkSpec {
-    /// Opens it, a link for each shard; the fabric has to be opened by [`LinkArgs::open_on`].
-    fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, CliError> {
-        match self {
-            LinkSpec::Fabric => Err(CliError::Usage("a fabric is within one process; this is a port".into())),
-            LinkSpec::Udp(ip) => {
-                let ip = ip.unwrap_or_else(default_address);
-                Ok(boxed(UdpLink::bind_shards(ip, &UdpOptions::default(), shards)?))
-            }
-            LinkSpec::Packet(config) => Ok(boxed(PacketLink::open_shards(config.clone(), shards)?)),
-            LinkSpec::Frames(config) => Ok(boxed(vec![FramesLink::open(config.clone())?])),
-        }
-    }
-}
-
-fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
-    links.into_iter().map(|link| Box::new(link) as _).collect()
-}
-
-/// The first IPv4 address that is no loopback one, or 127.0.0.1.
-pub fn default_address() -> IpAddr {
-    let interfaces = pnet_datalink::interfaces();
-    let addresses = interfaces.iter().filter(|i| i.is_up()).flat_map(|i| &i.ips).map(|n| n.ip());
-    let usable = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
-    addresses.into_iter().find(usable).unwrap_or(Ipv4Addr::LOCALHOST.into())
-}
 
 /// The options that every command with a NIC takes.
 #[derive(Args, Clone)]
@@ -159,13 +77,13 @@ pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
 }
 
 /// A number of shards.
-fn parse_shards(text: &str) -> Result<usize, String> {
+pub fn parse_shards(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|n| ShardId::new(0, *n).is_some());
     count.ok_or_else(|| format!("'{text}' is no number of shards: write 1, 2, 4, 8, 16, 32 or 64"))
 }
 
 /// A class of device by its name.
-fn parse_personality(text: &str) -> Result<Personality, String> {
+pub fn parse_personality(text: &str) -> Result<Personality, String> {
     Personality::named(text).ok_or_else(|| {
         let names = Personality::ALL.map(|p| p.name).join(", ");
         format!("there is no personality '{text}': there are {names}")
@@ -211,7 +129,10 @@ impl LinkArgs {
         self.check_shards()?;
         self.create_capture(if fabric.is_virtual() { Timestamps::Virtual } else { Timestamps::Wall })?;
         let port = fabric.port(&fabric.auto_address())?;
-        let wrap = |port| self.wrap(Box::new(port), name, &mut None);
+        let wrap = |port| {
+            let mut links = self.wrap_all(vec![Box::new(port)], name);
+            links.pop().expect("as many links as before")
+        };
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
@@ -288,51 +209,22 @@ impl LinkArgs {
         Ok(())
     }
 
-    /// Capture at the wire, faults between it and the NIC, each fault a comment in the capture.
-    /// `interface` is that of the NIC in the capture, once it has one.
-    fn wrap(&self, link: Box<dyn Link>, name: &str, interface: &mut Option<CaptureHandle>) -> Box<dyn Link> {
-        let mut opened = self.opened();
-        let (rules, seed) = (self.faults.clone(), self.seed.unwrap_or(0));
-        let mut capture = |file: CaptureFile, link| {
-            let link = match interface {
-                Some(interface) => interface.capture(link),
-                None => file.capture(link, name),
-            };
-            interface.get_or_insert_with(|| link.handle());
-            link
-        };
-        match (opened.capture.clone(), self.faults.is_empty()) {
-            (None, true) => link,
-            (Some(file), true) => Box::new(capture(file, link)),
-            (None, false) => {
-                let link = Faults::new(link, rules, seed);
-                opened.faults.push(link.fault_counters());
-                Box::new(link)
-            }
-            (Some(file), false) => {
-                let link = capture(file, link);
-                let notes = link.handle();
-                let link = Faults::new(link, rules, seed).observed(move |e| notes.comment(e));
-                opened.faults.push(link.fault_counters());
-                Box::new(link)
-            }
-        }
-    }
-
     fn check_shards(&self) -> Result<(), CliError> {
-        match &self.link {
-            LinkSpec::Fabric | LinkSpec::Frames(_) if self.shards > 1 => {
-                let text = format!("--shards needs a udp or packet link, and this is {}", self.link);
-                Err(CliError::Usage(text))
-            }
-            _ => Ok(()),
+        if self.shards > 1 && !self.link.has_shards() {
+            let text = format!("--shards needs a udp or packet link, and this is {}", self.link);
+            return Err(CliError::Usage(text));
         }
+        Ok(())
     }
 
-    /// The links of one NIC.
+    /// The links of one NIC with a capture and faults around them.
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
-        let mut interface = None;
-        links.into_iter().map(|link| self.wrap(link, name, &mut interface)).collect()
+        let mut opened = self.opened();
+        let (capture, faults) = (opened.capture.clone(), self.faults.clone());
+        let (links, counters) =
+            Wrapping { capture, faults, seed: self.seed.unwrap_or(0) }.around(links, name);
+        opened.faults.extend(counters);
+        links
     }
 
     /// What the options ask for is there.
@@ -359,28 +251,6 @@ impl LinkArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn links_read_as_they_are_written() {
-        let udp = |ip: &str| LinkSpec::Udp(Some(ip.parse().unwrap()));
-        assert_eq!("fabric".parse(), Ok(LinkSpec::Fabric));
-        assert_eq!("udp".parse(), Ok(LinkSpec::Udp(None)));
-        assert_eq!("udp:10.0.0.1".parse(), Ok(udp("10.0.0.1")));
-        assert_eq!("udp:fd00::1".parse(), Ok(udp("fd00::1")));
-        assert_eq!("udp:[fd00::1]".parse(), Ok(udp("fd00::1")));
-        let frames: LinkSpec = "frames:dgram:/a,/b,ip=10.77.0.1/24".parse().unwrap();
-        assert_eq!(frames.to_string(), "frames:dgram:/a,/b");
-    }
-
-    #[test]
-    fn bad_links_say_why() {
-        let why = |text: &str| text.parse::<LinkSpec>().unwrap_err();
-        assert!(why("ib0").contains("no link 'ib0'"));
-        assert!(why("udp:eth0").contains("'eth0' is no IP address"));
-        assert!(why("udp:10.0.0.1:4791").contains("the port is always 4791"));
-        assert!(why("fabric:2").contains("no options"));
-        assert!(why("frames:dgram:/a,/b").contains("ip=ADDRESS/PREFIX"));
-    }
 
     #[test]
     fn two_nics_on_a_fabric_differ_and_what_is_asked_for_is_checked() {

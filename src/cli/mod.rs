@@ -10,6 +10,7 @@ pub mod oob;
 mod packet_text;
 pub mod perf;
 pub mod pingpong;
+mod run;
 mod serve;
 pub mod size;
 mod spin;
@@ -37,14 +38,17 @@ Examples:
   urxe perf write --link fabric      bandwidth of RDMA WRITE in memory; see `urxe help perf`
   urxe pingpong --link udp:10.0.0.1  a server for ibv_rc_pingpong
   urxe serve --link udp:10.0.0.1     an endpoint to READ from, WRITE to and SEND at
+  urxe run -- ib_write_bw            a program of libibverbs, on urxe
   urxe help serve                    all about a command";
 
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Demo),
     Devinfo(devinfo::Devinfo),
+    Env(run::Env),
     Perf(perf::PerfArgs),
     Pingpong(pingpong::PingpongArgs),
+    Run(run::Run),
     Serve(serve::Serve),
 }
 
@@ -54,6 +58,8 @@ pub fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
+        Command::Env(env) => env.run(),
+        Command::Run(run) => run.run(),
         Command::Perf(args) => Interrupt::install().and_then(|interrupt| perf::run(&args, &interrupt)),
         Command::Pingpong(args) => {
             Interrupt::install().and_then(|interrupt| pingpong::run(&args, &interrupt))

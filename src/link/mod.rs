@@ -38,6 +38,7 @@ pub mod faults;
 mod frame_queue;
 mod frames;
 mod held;
+mod link_spec;
 mod loopback;
 mod membership;
 mod packet;
@@ -46,6 +47,7 @@ pub mod station;
 pub mod trace;
 pub mod udp;
 mod watch;
+mod wrapping;
 
 use std::io;
 use std::net::IpAddr;
@@ -57,9 +59,11 @@ use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use link_spec::{BindError, LinkSpec, default_address};
 pub use membership::JoinError;
 pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
+pub use wrapping::Wrapping;
 
 /// What a link is like.
 #[derive(Clone, Debug)]

@@ -20,7 +20,7 @@ mod table;
 use std::sync::Arc;
 
 pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed, Stamped};
-pub use events::EventListener;
+pub use events::{EventListener, EventReader, EventSubject};
 pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
 pub use path::PortAddresses;
@@ -201,7 +201,7 @@ impl Nic {
     /// it. Its queues, if it was there.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
         self.multicast.detach_all(qpn);
-        self.reports.events.forget(|e| e.qpn() == Some(qpn));
+        self.reports.events.forget(EventSubject::Qp(qpn));
         let mut entry = self.table.remove(qpn)?;
         self.peers.remove(&mut entry, self.config.tuning.window);
         Some((entry.send_cq, entry.recv_cq))
@@ -480,7 +480,7 @@ impl Nic {
 
     /// Removes a shared receive queue that no queue pair uses.
     pub fn destroy_srq(&mut self, id: SrqId) {
-        self.reports.events.forget(|e| e.srq() == Some(id));
+        self.reports.events.forget(EventSubject::Srq(id));
         self.srqs.remove(id);
     }
 
@@ -504,19 +504,39 @@ impl Nic {
         Some(result)
     }
 
-    /// The oldest asynchronous event that nobody has taken.
+    /// The oldest asynchronous event that nobody has taken; the only reader's, if there is one.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        self.reports.events.next()
+        self.next_event_of(EventReader::FIRST)
     }
 
-    /// Sets who is told when events wait; once, at creation.
+    /// The oldest of those for a reader that it has not taken.
+    pub fn next_event_of(&mut self, reader: EventReader) -> Option<AsyncEvent> {
+        self.reports.events.next(reader)
+    }
+
+    /// One more reader of asynchronous events, with who is told when some wait.
+    pub fn add_event_reader(&mut self, listener: Arc<dyn EventListener>) -> EventReader {
+        self.reports.events.add_reader(listener)
+    }
+
+    /// A reader that is not the first goes.
+    pub fn remove_event_reader(&mut self, reader: EventReader) {
+        self.reports.events.remove_reader(reader);
+    }
+
+    /// From now on the events of a queue are a reader's.
+    pub fn own_events(&mut self, of: EventSubject, reader: EventReader) {
+        self.reports.events.own(of, reader);
+    }
+
+    /// Sets who is told when events of the first reader wait; once, at creation.
     pub fn set_event_listener(&mut self, listener: Arc<dyn EventListener>) {
         self.reports.events.set_listener(listener);
     }
 
     /// Forgets the events of a completion queue that is gone.
     pub fn forget_cq(&mut self, id: CqId) {
-        self.reports.events.forget(|e| e.cq() == Some(id));
+        self.reports.events.forget(EventSubject::Cq(id));
     }
 
     /// Whether the port carries packets.

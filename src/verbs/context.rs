@@ -1,8 +1,9 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use super::clock::Clock;
 use super::event::EventSignal;
@@ -14,7 +15,7 @@ use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
-use crate::nic::{Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
+use crate::nic::{EventReader, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
 use crate::transport::{Counters, CqId, Habits, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
@@ -41,7 +42,34 @@ impl Default for ContextOptions {
 
 /// An open device: one NIC on one link. Cheap to clone; the NIC lives as long as anything made from it.
 #[derive(Clone)]
-pub struct Context(pub(super) Arc<Inner>);
+pub struct Context(pub(super) Arc<Handle>);
+
+/// One opening of a device: what is made of it is its own.
+pub(super) struct Handle {
+    device: Arc<Inner>,
+    /// Who reads the asynchronous events of what was made of it.
+    pub reader: EventReader,
+    pub events: Arc<EventSignal>,
+}
+
+impl Deref for Handle {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.device
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.reader != EventReader::FIRST {
+            self.shards.look(|nic| nic.remove_event_reader(self.reader));
+        }
+    }
+}
+
+/// A device for as long as somebody else has it open.
+#[derive(Clone)]
+pub struct WeakContext(Weak<Inner>);
 
 pub(super) struct Inner {
     pub shards: Shards,
@@ -63,7 +91,6 @@ pub(super) struct Inner {
     pub dm_used: AtomicU64,
     /// Draws first PSNs.
     draws: AtomicU64,
-    pub events: Arc<EventSignal>,
 }
 
 impl Context {
@@ -168,7 +195,7 @@ impl Context {
         }
         let shards = Shards::start(shards)?;
         let Personality { name: personality, limits, habits, .. } = options.personality;
-        Ok(Context(Arc::new(Inner {
+        let device = Inner {
             shards,
             limits,
             habits,
@@ -185,8 +212,29 @@ impl Context {
             next_iova: AtomicU64::new(FIRST_IOVA),
             dm_used: AtomicU64::new(0),
             draws: AtomicU64::new(0),
-            events,
-        })))
+        };
+        Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
+    }
+
+    /// Opens the device once more, as a second `ibv_open_device` does: the same NIC, with the same limits for all. What is
+    /// made of one context does not go with what is made of the other, and each has the asynchronous events of its own
+    /// queues and those of the port.
+    ///
+    /// # Errors
+    /// [`OpenError`] where the system has no descriptor left.
+    pub fn reopen(&self) -> Result<Context, OpenError> {
+        Context::of(self.0.device.clone())
+    }
+
+    fn of(device: Arc<Inner>) -> Result<Context, OpenError> {
+        let events = Arc::new(EventSignal::new()?);
+        let reader = device.shards.look(|nic| nic.add_event_reader(events.clone()));
+        Ok(Context(Arc::new(Handle { device, reader, events })))
+    }
+
+    /// What does not keep the device open.
+    pub fn downgrade(&self) -> WeakContext {
+        WeakContext(Arc::downgrade(&self.0.device))
     }
 
     /// A protection domain.
@@ -317,6 +365,22 @@ impl Context {
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ z >> 31
+    }
+}
+
+impl WeakContext {
+    /// [`Context::reopen`], if the device is still open.
+    ///
+    /// # Errors
+    /// As of [`Context::reopen`].
+    pub fn reopen(&self) -> Option<Result<Context, OpenError>> {
+        self.0.upgrade().map(Context::of)
+    }
+}
+
+impl fmt::Debug for WeakContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeakContext({} references)", self.0.strong_count())
     }
 }
 

@@ -8,7 +8,7 @@ use super::channel::Acks;
 use super::shards::Users;
 use super::wait::step_until;
 use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
-use crate::nic::{CompletionQueue, CqListener, CqOverflow, Notify};
+use crate::nic::{CompletionQueue, CqListener, CqOverflow, EventSubject, Notify};
 use crate::transport::{Completion, CqId, WcStatus};
 
 /// A completion queue. Cheap to clone; usable from any thread.
@@ -77,6 +77,7 @@ impl Cq {
         }
         let queue = CompletionQueue::numbered(context.next_cq(), capacity);
         context.0.cqs.take()?;
+        context.0.shards.look(|nic| nic.own_events(EventSubject::Cq(queue.id()), context.0.reader));
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });

@@ -4,6 +4,9 @@
 //! `EINVAL`; something that is used up, a full queue too, `ENOMEM`; something that others still use `EBUSY`; a
 //! device that is gone `EIO`; and nothing yet, for calls that do not wait, `EAGAIN`.
 
+use std::error::Error;
+use std::io;
+
 use libc::{
     EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOMEM,
     EOVERFLOW, ETIMEDOUT,
@@ -14,6 +17,7 @@ use super::{
     JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError, PKeyTableSize,
     PairError, PostBatchError, PostError, PostListError, WaitError,
 };
+use crate::link::BindError;
 use crate::link::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
 
@@ -127,10 +131,19 @@ table! {
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
         Self::Fabric(e) => of_fabric(e),
     }
+    UdpLinkError {
+        Self::Taken { .. } => EADDRINUSE,
+        Self::NotLocal { .. } => ENODEV,
+        Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
+    }
+    BindError {
+        Self::Udp(e) => e.errno(),
+        Self::Packet(e) => of_cause(e),
+        Self::Frames(e) => of_cause(e),
+        Self::Fabric | Self::Shards { .. } => EINVAL,
+    }
     DeviceError {
-        Self::Link(UdpLinkError::Taken { .. }) => EADDRINUSE,
-        Self::Link(UdpLinkError::NotLocal { .. }) => ENODEV,
-        Self::Link(UdpLinkError::System { source, .. }) => source.raw_os_error().unwrap_or(EIO),
+        Self::Link(e) => e.errno(),
         Self::Open(e) => e.errno(),
     }
     ConnectError {
@@ -142,6 +155,15 @@ table! {
         Self::Open(e) => e.errno(),
         Self::Create(e) => e.errno(),
         Self::Connect(e) => e.errno(),
+    }
+}
+
+/// The system's number behind an error, or that there is no such device.
+fn of_cause(e: &(dyn Error + 'static)) -> i32 {
+    match (e.downcast_ref::<io::Error>(), e.source()) {
+        (Some(system), _) => system.raw_os_error().unwrap_or(EIO),
+        (None, Some(cause)) => of_cause(cause),
+        (None, None) => ENODEV,
     }
 }
 

@@ -43,7 +43,7 @@ pub use crate::transport::{
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
 pub use ah::Ah;
 pub use channel::{CompletionChannel, CqEvent};
-pub use context::{Context, ContextOptions};
+pub use context::{Context, ContextOptions, WeakContext};
 pub use cq::{Cq, CqOptions};
 pub use cq_poll::{CqPoll, Wc, WcFlags};
 pub use device::{Device, DeviceError, devices};

@@ -8,7 +8,7 @@ use super::shard::Shard;
 use super::wr::Batch;
 use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
 use crate::memory::{Access, AtomicOp};
-use crate::nic::MulticastError;
+use crate::nic::{EventSubject, MulticastError};
 use crate::transport::state::taken;
 use crate::transport::{
     AddressVector, ModifyError, Placement, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType,
@@ -171,7 +171,10 @@ impl Qp {
         };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         context.0.qps.take()?;
-        let made = shard.look(|nic| nic.create_qp(&init, s, r));
+        let made = shard.look(|nic| {
+            let made = nic.create_qp(&init, s, r);
+            made.inspect(|qpn| nic.own_events(EventSubject::Qp(*qpn), context.0.reader))
+        });
         let qpn = made.inspect_err(|_| context.0.qps.give_back())?;
         let psn = Psn::new(context.draw() as u32);
         for cq in [send_cq, recv_cq] {
@@ -343,7 +346,7 @@ impl Qp {
     /// # Errors
     /// [`AttachError`]; then it is not attached.
     pub fn attach_mcast(&self, gid: Gid) -> Result<(), AttachError> {
-        let Inner { shards, limits, .. } = &*self.pd.context().0;
+        let Inner { shards, limits, .. } = &**self.pd.context().0;
         shards.attach_mcast(&self.shard, self.qpn, gid, limits)
     }
 

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use super::shard::Shard;
 use super::{Cq, CreateError, Pd, Xrcd};
+use crate::nic::EventSubject;
 use crate::transport::{PostError, RecvCaps, RecvWr, SrqId};
 
 /// A shared receive queue. Cheap to clone; it lives as long as any queue pair that takes receives from it.
@@ -51,9 +52,12 @@ impl Srq {
         context.0.srqs.take()?;
         // Packets of XRC name the queue, beside a queue pair that any of the domain may be.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
-        let made = shard.look(|nic| match xrc {
-            Some((xrcd, cq)) => nic.create_xrc_srq(pd.id(), xrcd.id(), cq.0.queue.clone(), caps),
-            None => nic.create_srq(pd.id(), caps),
+        let made = shard.look(|nic| {
+            let made = match xrc {
+                Some((xrcd, cq)) => nic.create_xrc_srq(pd.id(), xrcd.id(), cq.0.queue.clone(), caps),
+                None => nic.create_srq(pd.id(), caps),
+            };
+            made.inspect(|id| nic.own_events(EventSubject::Srq(*id), context.0.reader))
         });
         let Some(id) = made else {
             context.0.srqs.give_back();

@@ -256,6 +256,19 @@ impl BegunWr<'_> {
         self
     }
 
+    /// More of its data, copied behind the inline data that it has.
+    pub fn add_inline_data(mut self, piece: &[u8]) -> Self {
+        let at = self.batch.inline.len();
+        self.batch.inline.extend_from_slice(piece);
+        let end = self.batch.inline.len();
+        self.set(|wr| {
+            // It was begun last, so its data is last too.
+            let start = if let Data::Inline(range) = &wr.data { range.start } else { at };
+            wr.data = Data::Inline(start..end);
+        });
+        self
+    }
+
     /// The shared receive queue at the peer, of an XRC queue pair.
     pub fn set_xrc_srqn(mut self, srq: SrqId) -> Self {
         self.set(|wr| wr.to = Some(Destination::Srq(srq)));

@@ -26,7 +26,7 @@ fn every_operation_in_one_batch() {
     wr.wr_id = 1;
     wr.wr_rdma_write_imm(dst.remote(8), 11).set_inline_data(b"inline");
     wr.wr_send_imm(12).set_sge(src.sge(0..9));
-    wr.wr_send().set_inline_data_list(&[b"of ", b"", b"parts"]);
+    wr.wr_send().set_inline_data_list(&[b"of", b" "]).add_inline_data(b"").add_inline_data(b"parts");
     (wr.wr_id, wr.flags) = (2, SendFlags::SIGNALED);
     wr.wr_atomic_fetch_add(dst.remote(1024), 2).set_sge(src.sge(64..72));
     wr.wr_id = 3;

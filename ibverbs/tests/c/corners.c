@@ -1,14 +1,17 @@
 /* What programs may do that the usual ones do not: one corner by name. Ends with 0 if all went as it should. */
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define CHECK(what)                                                                                  \
@@ -50,7 +53,13 @@ static struct ibv_qp *create_qp(void *qp_context)
 /* Connects a queue pair to itself. */
 static void connect_to_itself(struct ibv_qp *qp)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_qp_attr attr = {
+		.qp_state = IBV_QPS_INIT,
+		.port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+		.max_rd_atomic = 4,
+		.max_dest_rd_atomic = 4,
+	};
 	union ibv_gid gid;
 	CHECK(!ibv_query_gid(context, 1, 0, &gid));
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
@@ -221,12 +230,190 @@ static void events(void)
 	CHECK((long)taken > ROUNDS / 50);
 }
 
+/* Work requests one call at a time. */
+
+static void session(void)
+{
+	static union {
+		char bytes[4096];
+		uint64_t words[512];
+	} memory __attribute__((aligned(4096)));
+	open_first();
+	struct ibv_mr *mr = ibv_reg_mr(pd, &memory, sizeof(memory),
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+					       IBV_ACCESS_REMOTE_ATOMIC);
+	CHECK(mr);
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.cap = { .max_send_wr = 16, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 },
+		.qp_type = IBV_QPT_RC,
+		.pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_TSO,
+	};
+	CHECK(!ibv_create_qp_ex(context, &init) && errno == EOPNOTSUPP);
+	init.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM | IBV_QP_EX_WITH_RDMA_WRITE |
+			      IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ |
+			      IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD |
+			      IBV_QP_EX_WITH_ATOMIC_WRITE;
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &init), *plain = create_qp(NULL);
+	CHECK(qp && !ibv_qp_to_qp_ex(plain));
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
+	CHECK(ex && !ex->wr_local_inv);
+	connect_to_itself(qp);
+
+	/* Receives: 0 and 1 for two SENDs, 2 for a WRITE with immediate. */
+	for (int i = 0; i < 3; i++) {
+		struct ibv_sge sge = { (uintptr_t)memory.bytes + 1024 + 64 * i, 64, mr->lkey };
+		struct ibv_recv_wr recv = { .wr_id = 100 + i, .sg_list = &sge, .num_sge = 1 }, *bad;
+		CHECK(!ibv_post_recv(qp, &recv, &bad));
+	}
+	memcpy(memory.bytes, "0123456789", 10);
+	memory.words[256] = 5;
+	uint64_t at = (uintptr_t)memory.bytes, word = (uintptr_t)&memory.words[256], value = 77;
+
+	/* What is given up is never sent. */
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_abort(ex);
+
+	ibv_wr_start(ex);
+	ex->wr_flags = 0;
+	ibv_wr_send(ex);
+	struct ibv_data_buf parts[] = { { "of ", 3 }, { NULL, 0 }, { "parts", 5 } };
+	ibv_wr_set_inline_data_list(ex, 3, parts);
+	ibv_wr_send_imm(ex, htonl(0x01020304));
+	struct ibv_sge two[] = { { at + 5, 5, mr->lkey }, { at, 5, mr->lkey } };
+	ibv_wr_set_sge_list(ex, 2, two);
+	ibv_wr_rdma_write(ex, mr->rkey, at + 512);
+	ibv_wr_set_inline_data(ex, "inline", 6);
+	ibv_wr_rdma_write_imm(ex, mr->rkey, at + 520, htonl(9));
+	ibv_wr_set_sge(ex, mr->lkey, at, 4);
+	ibv_wr_atomic_write(ex, mr->rkey, at + 640, &value);
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ex->wr_id = 1;
+	ibv_wr_rdma_read(ex, mr->rkey, at + 512);
+	ibv_wr_set_sge(ex, mr->lkey, at + 600, 16);
+	ex->wr_id = 2;
+	ibv_wr_atomic_fetch_add(ex, mr->rkey, word, 2);
+	ibv_wr_set_sge(ex, mr->lkey, at + 704, 8);
+	ex->wr_id = 3;
+	ibv_wr_atomic_cmp_swp(ex, mr->rkey, word, 7, 9);
+	ibv_wr_set_sge(ex, mr->lkey, at + 712, 8);
+	CHECK(!ibv_wr_complete(ex));
+
+	struct ibv_wc wc[6];
+	int got = 0, sends = 0;
+	while (got < 6) {
+		int n = ibv_poll_cq(cq, 6 - got, wc + got);
+		CHECK(n >= 0);
+		got += n;
+	}
+	for (int i = 0; i < 6; i++) {
+		CHECK(wc[i].status == IBV_WC_SUCCESS);
+		if (wc[i].wr_id < 100)
+			CHECK(wc[i].wr_id == (uint64_t)++sends);
+		if (wc[i].wr_id == 101)
+			CHECK(wc[i].imm_data == htonl(0x01020304) && wc[i].byte_len == 10);
+		if (wc[i].wr_id == 102)
+			CHECK(wc[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc[i].imm_data == htonl(9));
+	}
+	CHECK(sends == 3);
+	CHECK(!memcmp(memory.bytes + 1024, "of parts", 8) && !memcmp(memory.bytes + 1088, "5678901234", 10));
+	CHECK(!memcmp(memory.bytes + 600, "inline\0\0" "0123", 12));
+	CHECK(memory.words[80] == 77 && memory.words[88] == 5 && memory.words[89] == 7 && memory.words[256] == 9);
+
+	/* One that is refused takes all with it. */
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_inline_data(ex, memory.bytes, 65);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(plain) && !ibv_dereg_mr(mr));
+}
+
+/* Memory that a device could not pin. */
+
+static void memory(void)
+{
+	long page = sysconf(_SC_PAGESIZE);
+	char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(two != MAP_FAILED);
+	open_first();
+	struct ibv_mr *mr = ibv_reg_mr(pd, two + 100, 2 * page - 100, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr && !ibv_dereg_mr(mr));
+	CHECK(!mprotect(two + page, page, PROT_READ));
+	CHECK(!ibv_reg_mr(pd, two, 2 * page, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
+	CHECK((mr = ibv_reg_mr(pd, two, 2 * page, IBV_ACCESS_REMOTE_READ)) && !ibv_dereg_mr(mr));
+	CHECK((mr = ibv_reg_mr(pd, two, page, IBV_ACCESS_LOCAL_WRITE)) && !ibv_dereg_mr(mr));
+	CHECK(!munmap(two + page, page));
+	CHECK(!ibv_reg_mr(pd, two, page + 1, IBV_ACCESS_REMOTE_READ) && errno == EFAULT);
+	CHECK(!ibv_reg_mr(pd, (void *)-4096, 8192, 0) && errno == EFAULT);
+}
+
+/* A device that is opened more than once: one NIC, and contexts that have nothing to do with each other. */
+
+static int event_waits(struct ibv_context *of)
+{
+	struct pollfd fd = { .fd = of->async_fd, .events = POLLIN };
+	return poll(&fd, 1, 0) == 1;
+}
+
+static void twice(void)
+{
+	struct ibv_async_event event;
+	struct ibv_wc wc;
+	open_first();
+	struct ibv_context *first = context;
+	struct ibv_pd *first_pd = pd;
+	struct ibv_cq *first_cq = cq;
+	open_first();
+	CHECK(context != first && context->async_fd != first->async_fd);
+
+	/* Both carry traffic, and see their own. */
+	struct ibv_qp *ours = create_qp(NULL);
+	connect_to_itself(ours);
+	exchange(ours);
+	CHECK(ibv_poll_cq(first_cq, 1, &wc) == 0);
+
+	/* What is of one does not go with what is of the other. */
+	struct ibv_qp_init_attr mixed = {
+		.send_cq = first_cq, .recv_cq = cq, .cap = { .max_send_wr = 1, .max_recv_wr = 1 }, .qp_type = IBV_QPT_RC
+	};
+	CHECK(!ibv_create_qp(pd, &mixed) && errno == EINVAL);
+
+	/* Events go to the context of their queue. */
+	drain(ours);
+	CHECK(event_waits(context) && !event_waits(first));
+	CHECK(!ibv_get_async_event(context, &event) && event.element.qp == ours);
+	ibv_ack_async_event(&event);
+	CHECK(!event_waits(context));
+
+	/* One that is closed takes nothing from the other. */
+	CHECK(!ibv_destroy_cq(first_cq) && !ibv_dealloc_pd(first_pd) && !ibv_close_device(first));
+	struct ibv_qp *another = create_qp(NULL);
+	connect_to_itself(another);
+	exchange(another);
+
+	/* All closed and opened again, many times. */
+	CHECK(!ibv_destroy_qp(ours) && !ibv_destroy_qp(another));
+	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+	for (int i = 0; i < 20; i++) {
+		open_first();
+		struct ibv_qp *qp = create_qp(NULL);
+		connect_to_itself(qp);
+		exchange(qp);
+		CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events } };
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory } };
 	for (unsigned i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], corners[i].name)) {
 			corners[i].run();

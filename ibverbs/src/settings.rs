@@ -1,0 +1,75 @@
+//! What the program's surroundings ask for, by environment variables; `urxe run` sets them.
+
+use std::env::{self, VarError};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use urxe::link::LinkSpec;
+use urxe::link::faults::Rule;
+use urxe::nic::ShardId;
+use urxe::verbs::Personality;
+
+/// What devices there are and what they are like.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `URXE_LINK`. `None`: a device for each interface, over UDP.
+    pub link: Option<LinkSpec>,
+    /// `URXE_SHARDS`.
+    pub shards: usize,
+    /// `URXE_PERSONALITY`.
+    pub personality: Personality,
+    /// `URXE_SEED`.
+    pub seed: Option<u64>,
+    /// `URXE_CAPTURE`, with `%p` replaced.
+    pub capture: Option<PathBuf>,
+    /// `URXE_FAULTS`: rules with semicolons between them.
+    pub faults: Vec<Rule>,
+}
+
+impl Settings {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// A line that says which is wrong, and what it may be.
+    pub fn read() -> Result<Settings, String> {
+        let faults = variable("URXE_FAULTS")?.unwrap_or_default();
+        let rules = faults.split(';').filter(|rule| !rule.is_empty());
+        let rule = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
+        let process = std::process::id().to_string();
+        Ok(Settings {
+            link: parsed("URXE_LINK")?.filter(|link| *link != LinkSpec::Udp(None)),
+            shards: with("URXE_SHARDS", "1, 2, 4, 8, 16, 32 or 64", |text| {
+                text.parse().ok().filter(|count| ShardId::new(0, *count).is_some())
+            })?
+            .unwrap_or(1),
+            personality: with(
+                "URXE_PERSONALITY",
+                &Personality::ALL.map(|p| p.name).join(", "),
+                Personality::named,
+            )?
+            .unwrap_or(Personality::STRICT),
+            seed: with("URXE_SEED", "a number", |text| text.parse().ok())?,
+            capture: variable("URXE_CAPTURE")?.map(|name| name.replace("%p", &process).into()),
+            faults: rules.map(rule).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// A variable that is set to something.
+fn variable(name: &str) -> Result<Option<String>, String> {
+    match env::var(name) {
+        Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(text)) => Err(format!("{name} is not text: {}", text.display())),
+    }
+}
+
+fn parsed<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, String> {
+    variable(name)?.map(|text| text.parse().map_err(|why| format!("{name}: {why}"))).transpose()
+}
+
+/// A variable as `parse` understands it, or a line that says what it may be.
+fn with<T>(name: &str, choices: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, String> {
+    let Some(text) = variable(name)? else { return Ok(None) };
+    parse(&text).map(Some).ok_or_else(|| format!("{name} is '{text}': it may be {choices}"))
+}

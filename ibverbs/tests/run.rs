@@ -1,0 +1,161 @@
+//! `urxe run` and `urxe env`: programs on the library without a word from whoever starts them.
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use pcap_file::pcapng::{Block, PcapNgReader};
+use support::{Running, addresses, built, port, text, wait_for_listener};
+
+fn urxe(args: &[&str]) -> Command {
+    let program = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
+    let mut command = Command::new(program);
+    command.args(args).env_remove("URXE_LINK");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn output(args: &[&str]) -> Output {
+    Running::new(urxe(args)).finish(Duration::from_secs(30))
+}
+
+/// One line that says what is wrong, and nothing else.
+fn refused(args: &[&str], why: &str) {
+    let out = output(args);
+    let told = text(&out);
+    assert!(!out.status.success(), "{args:?}");
+    assert!(told.contains(why), "{args:?}: {why:?} is not in {told:?}");
+    assert_eq!(told.lines().filter(|l| !l.is_empty()).count(), 1, "{told}");
+}
+
+#[test]
+fn a_program_finds_the_device() {
+    let [address, _] = addresses();
+    let out = output(&["run", "--ip", &address, "--", "ibv_devinfo", "-v"]);
+    let told = text(&out);
+    assert!(out.status.success(), "{told}");
+    assert!(told.contains("hca_id:\turxe0") && told.contains(&format!("::ffff:{address}")), "{told}");
+    let out = output(&["run", "--personality", "mlx5", "--ip", &address, "--", "ibv_devinfo", "-v"]);
+    assert_ne!(text(&out), told, "another class has other limits");
+}
+
+#[test]
+fn the_program_takes_the_place_of_urxe() {
+    assert_eq!(output(&["run", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
+    assert_eq!(output(&["run", "--", "sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
+    let child = urxe(&["run", "--", "sh", "-c", "echo $$ $0 \"$1\"", "name", "two words"]).spawn().unwrap();
+    let expected = format!("{} name two words\n", child.id());
+    assert_eq!(String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap(), expected);
+}
+
+#[test]
+fn a_shell_takes_the_variables() {
+    let [address, _] = addresses();
+    let script = "eval \"$(\"$0\" env --link \"$1\")\" && ibv_devinfo";
+    let out = Command::new("sh")
+        .args(["-c", script])
+        .arg(built("urxe").unwrap())
+        .arg(format!("udp:{address}"))
+        .output()
+        .unwrap();
+    assert!(out.status.success() && text(&out).contains("urxe0"), "{}", text(&out));
+}
+
+#[test]
+fn what_cannot_run_is_said_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    refused(&["run", "--", "no-such-program"], "there is no program 'no-such-program'");
+    refused(&["run", "--ip", "192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
+    refused(&["run", "--link", "udp:192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
+
+    let setuid = dir.path().join("setuid");
+    fs::copy("/bin/true", &setuid).unwrap();
+    fs::set_permissions(&setuid, fs::Permissions::from_mode(0o4755)).unwrap();
+    refused(&["run", "--", setuid.to_str().unwrap()], "is setuid or setgid");
+
+    let (source, fixed) = (dir.path().join("fixed.c"), dir.path().join("fixed"));
+    fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    let built = Command::new("cc").args(["-static", "-o"]).arg(&fixed).arg(&source).output().unwrap();
+    assert!(built.status.success(), "{}", text(&built));
+    refused(&["run", "--", fixed.to_str().unwrap()], "is statically linked");
+}
+
+#[test]
+fn a_taken_port_is_said() {
+    let [address, _] = addresses();
+    let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
+    let out = output(&["run", "--ip", &address, "--", "ibv_devinfo"]);
+    let told = text(&out);
+    assert!(!out.status.success());
+    assert!(told.contains(&format!("urxe: UDP port 4791 of {address} is taken by")), "{told}");
+}
+
+/// Both ends of a ping-pong, the client's with more options of `urxe run`.
+fn pingpong(options: &[&str]) -> String {
+    let [server, client] = addresses();
+    pingpong_between(&["--ip", &server], &[&["--ip", &client], options].concat())
+}
+
+fn pingpong_between(server: &[&str], options: &[&str]) -> String {
+    let port = port().to_string();
+    let program = ["--", "ibv_rc_pingpong", "-g", "0", "-n", "200", "-p", &port];
+    let serving = Running::new(urxe(&[&["run"], server, &program].concat()));
+    wait_for_listener(&port);
+    let out = output(&[&["run"], options, &program, &["127.0.0.1"]].concat());
+    let told = text(&out);
+    assert!(out.status.success(), "{options:?}: {told}");
+    assert!(serving.finish(Duration::from_secs(10)).status.success());
+    told
+}
+
+/// Packets of a capture, and comments on them.
+fn captured(file: &Path) -> (usize, Vec<String>) {
+    let (mut packets, mut comments) = (0, Vec::new());
+    let mut reader = PcapNgReader::new(File::open(file).unwrap()).unwrap();
+    while let Some(block) = reader.next_block() {
+        if let Block::EnhancedPacket(packet) = block.unwrap() {
+            packets += 1;
+            comments.extend(packet.options.iter().map(|option| format!("{option:?}")));
+        }
+    }
+    (packets, comments)
+}
+
+#[test]
+fn what_a_program_sends_is_captured_and_disturbed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out-%p.pcapng");
+    pingpong(&["--capture", file.to_str().unwrap(), "--fault", "tx:drop=5", "--fault", "rx:dup=7"]);
+    let files: Vec<PathBuf> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let number = file.file_stem().unwrap().to_str().unwrap().strip_prefix("out-").unwrap();
+    assert!(number.parse::<u32>().is_ok(), "{number}");
+    let (packets, comments) = captured(file);
+    assert!(packets >= 400, "{packets} packets of 200 round trips");
+    for word in ["drop", "dup"] {
+        assert!(comments.iter().any(|c| c.contains(word)), "no {word} in {comments:?}");
+    }
+}
+
+#[test]
+fn a_device_may_be_on_another_link() {
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
+    let server = format!("frames:dgram:{a},{b},ip=10.77.0.1/24");
+    let client = format!("frames:dgram:{b},{a},ip=10.77.0.2/24");
+    let told = pingpong_between(&["--link", &server], &["--link", &client]);
+    assert!(told.contains("GID ::ffff:10.77.0.2") && told.contains("GID ::ffff:10.77.0.1"), "{told}");
+}
+
+#[test]
+fn a_seed_gives_the_same_numbers_again() {
+    let qpn = |told: &str| told.split("QPN ").nth(1).unwrap()[..8].to_owned();
+    let first = qpn(&pingpong(&["--seed", "5"]));
+    assert_eq!(first, qpn(&pingpong(&["--seed", "5"])));
+    assert_ne!(first, qpn(&pingpong(&["--seed", "6"])));
+}

@@ -1,0 +1,102 @@
+//! What tests of programs need: the library as they find it, addresses and ports that nobody else has, processes that end.
+#![allow(dead_code, reason = "each test target uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// What cargo has built, beside the tests.
+pub fn built(name: &str) -> Option<PathBuf> {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// A directory with the library under the name that programs look for.
+pub struct Library(tempfile::TempDir);
+
+impl Library {
+    pub fn new() -> Library {
+        let dir = tempfile::tempdir().unwrap();
+        let built = built("libibverbs.so").expect("cargo builds the library before its tests");
+        std::os::unix::fs::symlink(built, dir.path().join("libibverbs.so.1")).unwrap();
+        Library(dir)
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A program with a device at this address.
+    pub fn program(&self, name: &str, address: &str) -> Command {
+        let mut command = Command::new(name);
+        command.env("LD_LIBRARY_PATH", self.path()).env("URXE_LINK", format!("udp:{address}"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+/// Two loopback addresses that nobody else has.
+pub fn addresses() -> [String; 2] {
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    let n = NEXT.fetch_add(2, Ordering::Relaxed);
+    let process = std::process::id();
+    [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
+}
+
+pub fn port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    20_000 + (std::process::id() % 1000) as u16 * 20 + NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+pub fn text(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+/// Ends what a test has begun.
+pub struct Running(Option<Child>);
+
+impl Running {
+    pub fn new(mut command: Command) -> Running {
+        let what = command.get_program().to_owned();
+        Running(Some(
+            command.spawn().unwrap_or_else(|e| panic!("{what:?}: {e} (apt-get install ibverbs-utils)")),
+        ))
+    }
+
+    pub fn finish(mut self, limit: Duration) -> Output {
+        let mut child = self.0.take().unwrap();
+        let deadline = Instant::now() + limit;
+        while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if child.try_wait().unwrap().is_none() {
+            child.kill().unwrap();
+        }
+        child.wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits for a server that listens by TCP, as ping-pong programs do: their clients do not try again.
+pub fn wait_for_listener(port: &str) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
+    let listening = || {
+        ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|list| {
+            let list = std::fs::read_to_string(list).unwrap_or_default();
+            list.lines().any(|l| l.contains(&hex) && l.contains(" 0A "))
+        })
+    };
+    while !listening() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,307 @@
+//! `urxe run` and `urxe env`: programs that were linked against libibverbs, on urxe.
+#![forbid(unsafe_code)]
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Args;
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, FileKind, elf};
+
+use super::CliError;
+use crate::link::LinkSpec;
+use crate::link::faults::Rule;
+
+/// Run a program that uses libibverbs on urxe, with no RDMA hardware, no kernel module and no root
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  urxe run -- ibv_devinfo -v
+  urxe run --ip 10.0.0.1 -- ib_write_bw
+  urxe run --link packet:eth1 --capture out.pcapng -- ibv_rc_pingpong -g 0 10.0.0.2
+  urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2")]
+pub struct Run {
+    #[command(flatten)]
+    surroundings: Surroundings,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Print the variables that `urxe run` sets, for a shell to evaluate
+#[derive(Args)]
+#[command(after_help = "Example:\n  eval \"$(urxe env --ip 10.0.0.1)\"; ib_write_bw")]
+pub struct Env {
+    #[command(flatten)]
+    surroundings: Surroundings,
+}
+
+/// What a program's device is like.
+#[derive(Args)]
+struct Surroundings {
+    /// Where packets go: `udp[:ADDR]`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;
+    /// unless given, a device for each interface, over UDP
+    #[arg(long, value_name = "LINK", value_parser = parse_link)]
+    link: Option<Chosen>,
+    /// The same as --link udp:ADDR
+    #[arg(long, value_name = "ADDR", conflicts_with = "link")]
+    ip: Option<IpAddr>,
+    /// Write every packet of both directions to this pcapng file; `%p` in its name becomes the process's number
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Disturb packets, as `urxe perf --help` explains; can be given several times
+    #[arg(long = "fault", value_name = "RULE", value_parser = parse_rule)]
+    faults: Vec<String>,
+    /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Behave as this class of device: `strict`, `rxe`, `mlx5`
+    #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
+    personality: Option<String>,
+    /// Shards of the NIC, a power of two, for programs that use several processors
+    #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
+    shards: Option<usize>,
+}
+
+/// A link, and its text as it was given.
+#[derive(Clone)]
+struct Chosen {
+    link: LinkSpec,
+    text: String,
+}
+
+fn parse_link(text: &str) -> Result<Chosen, String> {
+    match text.parse()? {
+        LinkSpec::Fabric => {
+            Err("a fabric is within one process: there are udp[:ADDR], packet:IF and frames:…".into())
+        }
+        link => Ok(Chosen { link, text: text.into() }),
+    }
+}
+
+fn parse_rule(text: &str) -> Result<String, String> {
+    text.parse::<Rule>().map(|_| text.into()).map_err(|e| e.to_string())
+}
+
+fn parse_personality(text: &str) -> Result<String, String> {
+    super::link::parse_personality(text).map(|_| text.into())
+}
+
+impl Run {
+    /// Becomes the program. Returns only if that is not possible.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn run(&self) -> Result<(), CliError> {
+        let (program, arguments) = self.program.split_first().expect("the command line has one");
+        let path = which::which(program).map_err(|_| {
+            let name = program.display();
+            CliError::Usage(format!("there is no program '{name}': give its path, or install it"))
+        })?;
+        check_loads_libraries(&path)?;
+        let mut command = Command::new(&path);
+        command.arg0(program).args(arguments).envs(self.surroundings.variables()?);
+        let source = command.exec();
+        Err(CliError::Io { what: format!("cannot run {}", path.display()), source })
+    }
+}
+
+impl Env {
+    /// Prints one line for each variable.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn run(&self) -> Result<(), CliError> {
+        let mut out = io::stdout().lock();
+        for (name, value) in self.surroundings.variables()? {
+            io::Write::write_all(&mut out, b"export ")?;
+            io::Write::write_all(&mut out, name.as_bytes())?;
+            io::Write::write_all(&mut out, b"=")?;
+            io::Write::write_all(&mut out, &quoted(&value))?;
+            io::Write::write_all(&mut out, b"\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// As a shell reads it back.
+fn quoted(value: &OsStr) -> Vec<u8> {
+    let mut out = vec![b'\''];
+    for byte in value.as_bytes() {
+        match byte {
+            b'\'' => out.extend(b"'\\''"),
+            _ => out.push(*byte),
+        }
+    }
+    out.push(b'\'');
+    out
+}
+
+impl Surroundings {
+    /// What the library reads, and how the program finds the library.
+    fn variables(&self) -> Result<Vec<(&'static str, OsString)>, CliError> {
+        let address = match &self.link {
+            Some(Chosen { link: LinkSpec::Udp(ip), .. }) => *ip,
+            _ => self.ip,
+        };
+        if let Some(ip) = address {
+            // A free port: whether 4791 is free is another question, for when the device is opened.
+            UdpSocket::bind((ip, 0)).map_err(|_| {
+                CliError::Usage(format!(
+                    "no interface has {ip}: `urxe devinfo` lists the addresses that there are"
+                ))
+            })?;
+        }
+        let library = library_directory()?;
+        let mut path = library.into_os_string();
+        if let Some(before) = env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
+            path.push(":");
+            path.push(before);
+        }
+        let mut variables = vec![("LD_LIBRARY_PATH", path)];
+        let mut set = |name, value: Option<OsString>| variables.extend(value.map(|value| (name, value)));
+        let link = self.link.as_ref().map(|chosen| chosen.text.clone());
+        set("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into));
+        let capture = self.capture.as_deref().map(std::path::absolute).transpose();
+        set(
+            "URXE_CAPTURE",
+            capture.map_err(|e| CliError::Io { what: "--capture".into(), source: e })?.map(Into::into),
+        );
+        set("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into()));
+        set("URXE_SEED", self.seed.map(|seed| seed.to_string().into()));
+        set("URXE_PERSONALITY", self.personality.clone().map(Into::into));
+        set("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into()));
+        Ok(variables)
+    }
+}
+
+/// A directory where the loader finds the library under the names that programs were linked with. It is made once and stays:
+/// the program takes this process's place, so nobody could remove it.
+fn library_directory() -> Result<PathBuf, CliError> {
+    let library = find_library()?;
+    let owner = nix::unistd::getuid();
+    let base = env::var_os("XDG_RUNTIME_DIR").map_or_else(env::temp_dir, PathBuf::from);
+    let base = base.join(format!("urxe-{owner}"));
+    let failed = |what: &Path| {
+        let what = format!("cannot make {}", what.display());
+        move |source| CliError::Io { what, source }
+    };
+    make_private(&base).map_err(failed(&base))?;
+    // Somebody else's directory would be somebody else's libraries.
+    let found = fs::symlink_metadata(&base).map_err(failed(&base))?;
+    if !found.is_dir() || found.uid() != owner.as_raw() || found.mode() & 0o022 != 0 {
+        let text = format!("{} is not a directory that only you may write to: remove it", base.display());
+        return Err(CliError::Usage(text));
+    }
+    // One for each build of the library.
+    let name = crc32fast::hash(library.as_os_str().as_bytes());
+    let directory = base.join(format!("{name:08x}"));
+    make_private(&directory).map_err(failed(&directory))?;
+    for name in ["libibverbs.so.1", "libibverbs.so"] {
+        let link = directory.join(name);
+        if fs::read_link(&link).ok().as_ref() != Some(&library) {
+            let _ = fs::remove_file(&link);
+            match symlink(&library, &link) {
+                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed(&link)(e)),
+                // Another `urxe run` was faster.
+                _ => {}
+            }
+        }
+    }
+    Ok(directory)
+}
+
+fn make_private(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// The drop-in library: beside this program, as cargo builds it, or where it was installed.
+fn find_library() -> Result<PathBuf, CliError> {
+    let program = env::current_exe().and_then(fs::canonicalize);
+    let program =
+        program.map_err(|source| CliError::Io { what: "cannot find urxe itself".into(), source })?;
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let places = [beside.join("libibverbs.so"), beside.join("../lib/urxe/libibverbs.so.1")];
+    let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
+    found.ok_or_else(|| {
+        let places = places.each_ref().map(|p| p.display().to_string()).join(" nor ");
+        CliError::Usage(format!(
+            "the library is neither {places}: build it (cargo build --release --workspace)"
+        ))
+    })
+}
+
+/// The loader puts no library of ours under some programs: better to say so than to let them look for hardware.
+fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
+    let name = program.display();
+    let refuse = |why: String| Err(CliError::Usage(why));
+    let unreadable = |source| CliError::Io { what: format!("cannot read {name}"), source };
+    let mode = fs::metadata(program).map_err(unreadable)?.permissions().mode();
+    if mode & 0o6000 != 0 {
+        return refuse(format!(
+            "{name} is setuid or setgid, for which the loader ignores LD_LIBRARY_PATH: run a copy without that bit"
+        ));
+    }
+    let Ok(bytes) = fs::read(program) else {
+        // A program that may be run but not read: the loader will see.
+        return Ok(());
+    };
+    let is_static = match FileKind::parse(&*bytes) {
+        Ok(FileKind::Elf32) => has_no_loader::<elf::FileHeader32<Endianness>>(&bytes),
+        Ok(FileKind::Elf64) => has_no_loader::<elf::FileHeader64<Endianness>>(&bytes),
+        // A script: its interpreter decides.
+        _ => false,
+    };
+    if is_static {
+        return refuse(format!(
+            "{name} is statically linked, so no library can be put under it: link it dynamically"
+        ));
+    }
+    Ok(())
+}
+
+fn has_no_loader<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> bool {
+    let segments = || {
+        let header = Header::parse(bytes).ok()?;
+        let endian = header.endian().ok()?;
+        Some((header.program_headers(endian, bytes).ok()?, endian))
+    };
+    segments().is_some_and(|(segments, endian)| segments.iter().all(|s| s.p_type(endian) != elf::PT_INTERP))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_back_what_was_quoted() {
+        for text in ["", "plain", "two words", "it's", "$HOME `x` \\ \"", "a\nb"] {
+            let mut script = b"printf %s ".to_vec();
+            script.extend(quoted(OsStr::new(text)));
+            let out = Command::new("sh").arg("-c").arg(OsStr::from_bytes(&script)).output().unwrap();
+            assert_eq!(out.stdout, text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn programs_without_a_loader_are_told_apart() {
+        assert!(check_loads_libraries(&env::current_exe().unwrap()).is_ok());
+        let dir = tempfile::tempdir().unwrap();
+        let script = dir.path().join("script");
+        fs::write(&script, "#!/bin/sh\nexit 0\n").unwrap();
+        assert!(check_loads_libraries(&script).is_ok());
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert!(check_loads_libraries(&script).unwrap_err().to_string().contains("setuid"));
+    }
+}

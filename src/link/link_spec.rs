@@ -1,0 +1,149 @@
+//! Which link, as its text says: `udp:10.0.0.1`, `packet:eth0`.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::str::FromStr;
+
+use super::udp::{UdpLink, UdpLinkError, UdpOptions};
+use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketError, PacketLink, SpecError};
+
+/// Why a link that was chosen by its text was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The udp link could not be bound.
+    #[error(transparent)]
+    Udp(#[from] UdpLinkError),
+    /// The packet link could not be opened.
+    #[error(transparent)]
+    Packet(#[from] PacketError),
+    /// The frames link could not be opened.
+    #[error(transparent)]
+    Frames(#[from] FramesError),
+    /// A fabric is no port.
+    #[error("a fabric is within one process; this is a port")]
+    Fabric,
+    /// More than one shard where there can be but one.
+    #[error("several shards need a udp or packet link, and this is {link}")]
+    Shards {
+        /// Which.
+        link: LinkSpec,
+    },
+}
+
+/// Which link: `fabric`, `udp[:ADDR]`, `packet:IF` or `frames:…`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkSpec {
+    /// In memory, within this process.
+    Fabric,
+    /// A plain UDP socket, on this address or the machine's first.
+    Udp(Option<IpAddr>),
+    /// A packet socket on an interface.
+    Packet(PacketConfig),
+    /// Ethernet frames over a unix socket.
+    Frames(FramesConfig),
+}
+
+impl FromStr for LinkSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LinkSpec, String> {
+        let (kind, rest) = text.split_once(':').map_or((text, None), |(k, r)| (k, Some(r)));
+        match (kind, rest) {
+            ("fabric", None) => Ok(LinkSpec::Fabric),
+            ("fabric", Some(_)) => Err("the fabric takes no options: write --link fabric".into()),
+            ("udp", None) => Ok(LinkSpec::Udp(None)),
+            ("udp", Some(ip)) => {
+                // fd00::1 as it is, or in brackets as in a URL.
+                let bare = ip.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(ip);
+                let parsed = bare.parse().map_err(|_| {
+                    format!(
+                        "'{ip}' is no IP address: write udp, udp:10.0.0.1 or udp:fd00::1 (the port is always 4791)"
+                    )
+                })?;
+                Ok(LinkSpec::Udp(Some(parsed)))
+            }
+            ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
+            ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
+            _ => Err(format!(
+                "there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for LinkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkSpec::Fabric => f.write_str("fabric"),
+            LinkSpec::Udp(None) => f.write_str("udp"),
+            LinkSpec::Udp(Some(ip)) => write!(f, "udp:{ip}"),
+            LinkSpec::Packet(config) => write!(f, "packet:{}", config.interface),
+            LinkSpec::Frames(config) => write!(f, "{}", config.wire),
+        }
+    }
+}
+
+impl LinkSpec {
+    /// Whether it can be opened with more than one shard.
+    pub fn has_shards(&self) -> bool {
+        matches!(self, LinkSpec::Udp(_) | LinkSpec::Packet(_))
+    }
+
+    /// Opens it, a link for each shard.
+    ///
+    /// # Errors
+    /// [`BindError`]; always for the fabric, of which ports are made.
+    pub fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, BindError> {
+        if shards > 1 && !self.has_shards() {
+            return Err(BindError::Shards { link: self.clone() });
+        }
+        match self {
+            LinkSpec::Fabric => Err(BindError::Fabric),
+            LinkSpec::Udp(ip) => {
+                let ip = ip.unwrap_or_else(default_address);
+                Ok(boxed(UdpLink::bind_shards(ip, &UdpOptions::default(), shards)?))
+            }
+            LinkSpec::Packet(config) => Ok(boxed(PacketLink::open_shards(config.clone(), shards)?)),
+            LinkSpec::Frames(config) => Ok(boxed(vec![FramesLink::open(config.clone())?])),
+        }
+    }
+}
+
+fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
+    links.into_iter().map(|link| Box::new(link) as _).collect()
+}
+
+/// The first IPv4 address that is no loopback one, or 127.0.0.1.
+pub fn default_address() -> IpAddr {
+    let interfaces = pnet_datalink::interfaces();
+    let addresses = interfaces.iter().filter(|i| i.is_up()).flat_map(|i| &i.ips).map(|n| n.ip());
+    let usable = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
+    addresses.into_iter().find(usable).unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_read_as_they_are_written() {
+        let udp = |ip: &str| LinkSpec::Udp(Some(ip.parse().unwrap()));
+        assert_eq!("fabric".parse(), Ok(LinkSpec::Fabric));
+        assert_eq!("udp".parse(), Ok(LinkSpec::Udp(None)));
+        assert_eq!("udp:10.0.0.1".parse(), Ok(udp("10.0.0.1")));
+        assert_eq!("udp:fd00::1".parse(), Ok(udp("fd00::1")));
+        assert_eq!("udp:[fd00::1]".parse(), Ok(udp("fd00::1")));
+        let frames: LinkSpec = "frames:dgram:/a,/b,ip=10.77.0.1/24".parse().unwrap();
+        assert_eq!(frames.to_string(), "frames:dgram:/a,/b");
+    }
+
+    #[test]
+    fn bad_links_say_why() {
+        let why = |text: &str| text.parse::<LinkSpec>().unwrap_err();
+        assert!(why("ib0").contains("no link 'ib0'"));
+        assert!(why("udp:eth0").contains("'eth0' is no IP address"));
+        assert!(why("udp:10.0.0.1:4791").contains("the port is always 4791"));
+        assert!(why("fabric:2").contains("no options"));
+        assert!(why("frames:dgram:/a,/b").contains("ip=ADDRESS/PREFIX"));
+    }
+}
