@@ -1,7 +1,6 @@
 //! Devices: one for each interface that is up, or what `URXE_LINK` names.
 
 use std::env;
-use std::error::Error;
 use std::ffi::{CString, c_char, c_int};
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -9,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use urxe::link::capture::{CaptureError, CaptureFile, Timestamps};
-use urxe::link::{BindError, LinkSpec, Wrapping, default_address};
+use urxe::link::{BindError, LinkSpec, Wrapping};
 use urxe::verbs::{Context as Nic, ContextOptions, OpenError, WeakContext, devices};
 
 use crate::abi::ibv_device;
@@ -53,17 +52,12 @@ struct Opened {
 /// Why a device was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenDeviceError {
-    #[error("{}{}", .0, cause(.0))]
+    #[error(transparent)]
     Bind(#[from] BindError),
     #[error(transparent)]
     Capture(#[from] CaptureError),
     #[error(transparent)]
     Open(#[from] OpenError),
-}
-
-/// The system's word behind an error that does not say it itself.
-fn cause(e: &dyn Error) -> String {
-    e.source().map_or(String::new(), |s| format!(": {s}"))
 }
 
 impl OpenDeviceError {
@@ -78,33 +72,29 @@ impl OpenDeviceError {
     }
 }
 
-/// The capture of all devices of this process, begun when the first is opened. What the program leaves open when it ends is
-/// written out then.
+/// The capture of all devices of this process, begun when the first is opened. It is written out several times a second, so
+/// that little is missing however the program ends.
 fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
-    extern "C" fn finish() {
-        if let Some(Some((process, file))) = CAPTURE.try_lock().as_deref()
-            && *process == std::process::id()
-        {
-            let _ = file.flush();
-        }
-    }
-    let Some(path) = &settings.capture else { return Ok(None) };
+    let Some(name) = &settings.capture else { return Ok(None) };
     let (mut capture, process) = (CAPTURE.lock(), std::process::id());
     if let Some((of, file)) = &*capture
         && *of == process
     {
         return Ok(Some(file.clone()));
     }
-    let file = CaptureFile::create(path, Timestamps::Wall)?;
-    // SAFETY: the handler takes nothing, and does not unwind.
-    unsafe { libc::atexit(finish) };
-    *capture = Some((process, file.clone()));
+    let file = CaptureFile::create(name.replace("%p", &process.to_string()), Timestamps::Wall)?;
+    file.flush_every(FLUSH)?;
+    // What a child has of its parent's is for the parent to write out.
+    std::mem::forget(capture.replace((process, file.clone())));
     Ok(Some(file))
 }
 
+/// How often a capture is written out.
+const FLUSH: Duration = Duration::from_millis(200);
+
 /// How long a NIC that is being closed may take to give up its port, in steps of a millisecond.
-const CLOSING: u32 = 500;
+const CLOSING: u32 = 100;
 
 // SAFETY: it is laid out so.
 unsafe impl Object for Device {
@@ -135,8 +125,11 @@ impl Device {
         let mut opened = self.nic.lock();
         let process = std::process::id();
         let before = opened.as_ref().filter(|o| o.process == process);
-        if let Some(again) = before.and_then(|o| o.nic.reopen()) {
-            return Ok(again?);
+        if let Some(again) = before.and_then(|o| o.nic.reopen()).transpose()?
+            // One whose link is gone for good is of no use to a program that opens it to begin anew.
+            && again.link_state().1.is_none()
+        {
+            return Ok(again);
         }
         let mut new = self.open_first();
         // The last context of before may be closing in another thread.
@@ -225,17 +218,14 @@ fn found(settings: &Settings) -> Result<Vec<Chosen>, String> {
         (device.address, interface)
     });
     let there: Vec<_> = there.collect();
-    let Some(link) = settings.link.clone() else {
+    let Some(link) = settings.link.clone().filter(|link| *link != LinkSpec::Udp(None)) else {
         let chosen = one_for_each_interface(&there).into_iter();
         return Ok(chosen
             .map(|(address, interface)| Chosen { link: LinkSpec::Udp(Some(address)), address, interface })
             .collect());
     };
     let (address, interface) = match &link {
-        LinkSpec::Udp(ip) => {
-            let ip = ip.unwrap_or_else(default_address);
-            (ip, owner_of(ip, &there)?)
-        }
+        LinkSpec::Udp(Some(ip)) => (*ip, owner_of(*ip, &there)?),
         LinkSpec::Packet(config) => {
             let station = config.station.as_ref().and_then(|s| s.addresses.first()).map(|a| a.ip);
             let own = || there.iter().find(|(_, name)| *name == config.interface).map(|(ip, _)| *ip);
@@ -248,7 +238,7 @@ fn found(settings: &Settings) -> Result<Vec<Chosen>, String> {
             let first = config.station.addresses.first().map(|a| a.ip);
             (first.ok_or("a frames link needs ip=ADDRESS/PREFIX")?, String::new())
         }
-        LinkSpec::Fabric => {
+        LinkSpec::Udp(None) | LinkSpec::Fabric => {
             return Err(
                 "a fabric is within one program: URXE_LINK may be udp[:ADDR], packet:IF or frames:…".into()
             );

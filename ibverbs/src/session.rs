@@ -18,11 +18,13 @@ pub struct Session {
     lock: RawMutex,
     /// Borrows from the queue pair beside which it lies.
     begun: Shown<Option<WrSession<'static>>>,
+    /// What was wrong with a call that had no way to say so.
+    refused: Shown<Option<c_int>>,
 }
 
 impl Default for Session {
     fn default() -> Session {
-        Session { lock: RawMutex::INIT, begun: Shown::new(None) }
+        Session { lock: RawMutex::INIT, begun: Shown::new(None), refused: Shown::new(None) }
     }
 }
 
@@ -91,7 +93,10 @@ unsafe extern "C" fn wr_start(c: *mut ibv_qp_ex) {
     let pair: &'static Pair = unsafe { Pair::of(c.cast()) };
     pair.session.lock.lock();
     // SAFETY: the session is this thread's.
-    unsafe { *pair.session.begun.get() = Some(pair.qp.wr_start()) };
+    unsafe {
+        *pair.session.begun.get() = Some(pair.qp.wr_start());
+        *pair.session.refused.get() = None;
+    }
 }
 
 /// Ends a session, if one is going on.
@@ -104,10 +109,13 @@ unsafe fn end(c: *mut ibv_qp_ex) -> Option<WrSession<'static>> {
 }
 
 unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: a queue pair that was given out, in a session of this thread or none.
+    let refused = unsafe { *Pair::of(c.cast()).session.refused.get() };
     // SAFETY: as the caller vouches.
-    match unsafe { end(c) } {
-        Some(session) => session.complete().map_or_else(|e| e.errno(), |()| 0),
-        None => libc::EINVAL,
+    match (unsafe { end(c) }, refused) {
+        (None, _) => libc::EINVAL,
+        (Some(_), Some(errno)) => errno,
+        (Some(session), None) => session.complete().map_or_else(|e| e.errno(), |()| 0),
     }
 }
 
@@ -254,13 +262,12 @@ unsafe extern "C" fn wr_set_sge(c: *mut ibv_qp_ex, lkey: u32, addr: u64, length:
 unsafe extern "C" fn wr_set_sge_list(c: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let Ok(sges) =
-            c_int::try_from(count).map_err(|_| libc::EINVAL).and_then(|count| post::elements(list, count))
-        else {
-            return;
-        };
-        set(c, |begun| {
-            begun.set_sge_list(sges);
-        });
+        let count = c_int::try_from(count).map_err(|_| libc::EINVAL);
+        match count.and_then(|count| post::elements(list, count)) {
+            Ok(sges) => set(c, |begun| {
+                begun.set_sge_list(sges);
+            }),
+            Err(errno) => *Pair::of(c.cast()).session.refused.get() = Some(errno),
+        }
     }
 }

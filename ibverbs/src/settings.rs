@@ -1,7 +1,6 @@
 //! What the program's surroundings ask for, by environment variables; `urxe run` sets them.
 
 use std::env::{self, VarError};
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use urxe::link::LinkSpec;
@@ -12,7 +11,7 @@ use urxe::verbs::Personality;
 /// What devices there are and what they are like.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `URXE_LINK`. `None`: a device for each interface, over UDP.
+    /// `URXE_LINK`. Without it, or if it is `udp`: a device for each interface, over UDP.
     pub link: Option<LinkSpec>,
     /// `URXE_SHARDS`.
     pub shards: usize,
@@ -20,8 +19,8 @@ pub struct Settings {
     pub personality: Personality,
     /// `URXE_SEED`.
     pub seed: Option<u64>,
-    /// `URXE_CAPTURE`, with `%p` replaced.
-    pub capture: Option<PathBuf>,
+    /// `URXE_CAPTURE`: a file's name, in which `%p` stands for the process's number.
+    pub capture: Option<String>,
     /// `URXE_FAULTS`: rules with semicolons between them.
     pub faults: Vec<Rule>,
 }
@@ -35,9 +34,8 @@ impl Settings {
         let faults = variable("URXE_FAULTS")?.unwrap_or_default();
         let rules = faults.split(';').filter(|rule| !rule.is_empty());
         let rule = |text: &str| text.parse().map_err(|e| format!("URXE_FAULTS: {e}"));
-        let process = std::process::id().to_string();
         Ok(Settings {
-            link: parsed("URXE_LINK")?.filter(|link| *link != LinkSpec::Udp(None)),
+            link: parsed("URXE_LINK")?,
             shards: with("URXE_SHARDS", "1, 2, 4, 8, 16, 32 or 64", |text| {
                 text.parse().ok().filter(|count| ShardId::new(0, *count).is_some())
             })?
@@ -49,14 +47,18 @@ impl Settings {
             )?
             .unwrap_or(Personality::STRICT),
             seed: with("URXE_SEED", "a number", |text| text.parse().ok())?,
-            capture: variable("URXE_CAPTURE")?.map(|name| name.replace("%p", &process).into()),
+            capture: variable("URXE_CAPTURE")?,
             faults: rules.map(rule).collect::<Result<_, _>>()?,
         })
     }
 }
 
-/// A variable that is set to something.
+/// A variable that is set to something. Programs with more rights than who starts them (setuid) heed none.
 fn variable(name: &str) -> Result<Option<String>, String> {
+    // SAFETY: the call has no requirement.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return Ok(None);
+    }
     match env::var(name) {
         Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
         Err(VarError::NotPresent) => Ok(None),

@@ -3,11 +3,9 @@
 
 mod support;
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
-use support::{Library, Running, addresses, port, text, wait_for_listener};
+use support::{Corners, Library, Running, addresses, port, text, wait_for_listener};
 
 /// Runs both ends of a ping-pong program; what the client has said.
 fn pingpong(program: &str, args: &[&str]) -> String {
@@ -122,17 +120,11 @@ fn xsrq_pingpong() {
     }
 }
 
-/// Builds `c/corners.c` against the installed header and libibverbs, and runs one of its corners on ours.
+/// Runs one of the corners of `c/corners.c` on the library.
 fn corner(name: &str) -> String {
-    let library = Library::new();
-    let program = library.path().join("corners");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/corners.c");
-    let mut cc = Command::new("cc");
-    cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o"]).arg(&program).arg(source).arg("-libverbs");
-    let built = cc.output().expect("a C compiler (apt-get install gcc)");
-    assert!(built.status.success(), "{} (apt-get install libibverbs-dev)", text(&built));
+    let (library, corners) = (Library::new(), Corners::build());
     let [address, _] = addresses();
-    let mut command = library.program(program.to_str().unwrap(), &address);
+    let mut command = library.program(corners.program(), &address);
     command.arg(name);
     let out = Running::new(command).finish(Duration::from_secs(60));
     assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));

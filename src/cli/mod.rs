@@ -53,9 +53,12 @@ enum Command {
 }
 
 /// Reads the command line, runs the command and says what went wrong, if something did. The status is 0,
-/// 1 for a failure and 2 for a command line that is none.
+/// 1 for a failure and 2 for a command line that is none; 126 if `urxe run` could not run the program, as of `env` and
+/// its like, whose other statuses are the program's.
 pub fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
+    let result = match command {
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
         Command::Env(env) => env.run(),
@@ -74,7 +77,7 @@ pub fn main() -> ExitCode {
             // The message may quote what a peer or the command line said: still one line.
             let line = e.to_string().replace('\n', " ");
             let _ = io::Write::write_all(&mut io::stderr(), format!("urxe: {line}\n").as_bytes());
-            ExitCode::FAILURE
+            failure
         }
     }
 }

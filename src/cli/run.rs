@@ -7,7 +7,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -104,11 +104,19 @@ impl Run {
         let (program, arguments) = self.program.split_first().expect("the command line has one");
         let path = which::which(program).map_err(|_| {
             let name = program.display();
-            CliError::Usage(format!("there is no program '{name}': give its path, or install it"))
+            CliError::Usage(format!(
+                "there is no program '{name}' that can be run: give its path, or install it"
+            ))
         })?;
         check_loads_libraries(&path)?;
         let mut command = Command::new(&path);
-        command.arg0(program).args(arguments).envs(self.surroundings.variables()?);
+        command.arg0(program).args(arguments);
+        for (name, value) in self.surroundings.variables()? {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
         let source = command.exec();
         Err(CliError::Io { what: format!("cannot run {}", path.display()), source })
     }
@@ -122,11 +130,11 @@ impl Env {
     pub fn run(&self) -> Result<(), CliError> {
         let mut out = io::stdout().lock();
         for (name, value) in self.surroundings.variables()? {
-            io::Write::write_all(&mut out, b"export ")?;
-            io::Write::write_all(&mut out, name.as_bytes())?;
-            io::Write::write_all(&mut out, b"=")?;
-            io::Write::write_all(&mut out, &quoted(&value))?;
-            io::Write::write_all(&mut out, b"\n")?;
+            let line = match value {
+                Some(value) => [b"export ", name.as_bytes(), b"=", &quoted(&value), b"\n"].concat(),
+                None => [b"unset ", name.as_bytes(), b"\n"].concat(),
+            };
+            io::Write::write_all(&mut out, &line)?;
         }
         Ok(())
     }
@@ -146,40 +154,39 @@ fn quoted(value: &OsStr) -> Vec<u8> {
 }
 
 impl Surroundings {
-    /// What the library reads, and how the program finds the library.
-    fn variables(&self) -> Result<Vec<(&'static str, OsString)>, CliError> {
+    /// What the library reads, and how the program finds the library; `None` for what is not to be set.
+    fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
             Some(Chosen { link: LinkSpec::Udp(ip), .. }) => *ip,
             _ => self.ip,
         };
         if let Some(ip) = address {
             // A free port: whether 4791 is free is another question, for when the device is opened.
-            UdpSocket::bind((ip, 0)).map_err(|_| {
-                CliError::Usage(format!(
-                    "no interface has {ip}: `urxe devinfo` lists the addresses that there are"
-                ))
-            })?;
+            let is_there = !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok();
+            if !is_there {
+                let text =
+                    format!("no interface has {ip}: `urxe devinfo` lists the addresses that there are");
+                return Err(CliError::Usage(text));
+            }
         }
         let library = library_directory()?;
-        let mut path = library.into_os_string();
-        if let Some(before) = env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
-            path.push(":");
-            path.push(before);
-        }
-        let mut variables = vec![("LD_LIBRARY_PATH", path)];
-        let mut set = |name, value: Option<OsString>| variables.extend(value.map(|value| (name, value)));
-        let link = self.link.as_ref().map(|chosen| chosen.text.clone());
-        set("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into));
+        let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let others = env::split_paths(&before).filter(|dir| !dir.as_os_str().is_empty() && *dir != library);
+        let path = env::join_paths(std::iter::once(library.clone()).chain(others));
+        let path =
+            path.map_err(|e| CliError::Usage(format!("{} cannot be searched: {e}", library.display())))?;
         let capture = self.capture.as_deref().map(std::path::absolute).transpose();
-        set(
-            "URXE_CAPTURE",
-            capture.map_err(|e| CliError::Io { what: "--capture".into(), source: e })?.map(Into::into),
-        );
-        set("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into()));
-        set("URXE_SEED", self.seed.map(|seed| seed.to_string().into()));
-        set("URXE_PERSONALITY", self.personality.clone().map(Into::into));
-        set("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into()));
-        Ok(variables)
+        let capture = capture.map_err(|source| CliError::Io { what: "--capture".into(), source })?;
+        let link = self.link.as_ref().map(|chosen| chosen.text.clone());
+        Ok(vec![
+            ("LD_LIBRARY_PATH", Some(path)),
+            ("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into)),
+            ("URXE_CAPTURE", capture.map(Into::into)),
+            ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
+            ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
+            ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
+            ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
+        ])
     }
 }
 
@@ -187,18 +194,19 @@ impl Surroundings {
 /// the program takes this process's place, so nobody could remove it.
 fn library_directory() -> Result<PathBuf, CliError> {
     let library = find_library()?;
-    let owner = nix::unistd::getuid();
-    let base = env::var_os("XDG_RUNTIME_DIR").map_or_else(env::temp_dir, PathBuf::from);
-    let base = base.join(format!("urxe-{owner}"));
+    let owner = nix::unistd::getuid().as_raw();
+    let base = runtime_directory(owner).join(format!("urxe-{owner}"));
     let failed = |what: &Path| {
         let what = format!("cannot make {}", what.display());
         move |source| CliError::Io { what, source }
     };
     make_private(&base).map_err(failed(&base))?;
     // Somebody else's directory would be somebody else's libraries.
-    let found = fs::symlink_metadata(&base).map_err(failed(&base))?;
-    if !found.is_dir() || found.uid() != owner.as_raw() || found.mode() & 0o022 != 0 {
-        let text = format!("{} is not a directory that only you may write to: remove it", base.display());
+    if !is_private(&base, owner) {
+        let text = format!(
+            "{} is not a directory that only you may write to: set XDG_RUNTIME_DIR or TMPDIR to one that is",
+            base.display()
+        );
         return Err(CliError::Usage(text));
     }
     // One for each build of the library.
@@ -208,15 +216,23 @@ fn library_directory() -> Result<PathBuf, CliError> {
     for name in ["libibverbs.so.1", "libibverbs.so"] {
         let link = directory.join(name);
         if fs::read_link(&link).ok().as_ref() != Some(&library) {
-            let _ = fs::remove_file(&link);
-            match symlink(&library, &link) {
-                Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed(&link)(e)),
-                // Another `urxe run` was faster.
-                _ => {}
-            }
+            // At once: a program that another `urxe run` has just started may be looking.
+            let new = directory.join(format!("{name}.{}", std::process::id()));
+            symlink(&library, &new).and_then(|()| fs::rename(&new, &link)).map_err(failed(&link))?;
         }
     }
     Ok(directory)
+}
+
+/// Where a user's directories for the time of a session are: `XDG_RUNTIME_DIR`, if that is one and the user's own.
+fn runtime_directory(owner: u32) -> PathBuf {
+    let given = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    given.filter(|dir| dir.is_absolute() && is_private(dir, owner)).unwrap_or_else(env::temp_dir)
+}
+
+/// Whether it is a directory that belongs to a user, and nobody else may write to.
+fn is_private(directory: &Path, owner: u32) -> bool {
+    fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == owner && m.mode() & 0o022 == 0)
 }
 
 fn make_private(directory: &Path) -> io::Result<()> {
@@ -245,14 +261,6 @@ fn find_library() -> Result<PathBuf, CliError> {
 /// The loader puts no library of ours under some programs: better to say so than to let them look for hardware.
 fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
     let name = program.display();
-    let refuse = |why: String| Err(CliError::Usage(why));
-    let unreadable = |source| CliError::Io { what: format!("cannot read {name}"), source };
-    let mode = fs::metadata(program).map_err(unreadable)?.permissions().mode();
-    if mode & 0o6000 != 0 {
-        return refuse(format!(
-            "{name} is setuid or setgid, for which the loader ignores LD_LIBRARY_PATH: run a copy without that bit"
-        ));
-    }
     let Ok(bytes) = fs::read(program) else {
         // A program that may be run but not read: the loader will see.
         return Ok(());
@@ -261,14 +269,19 @@ fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
         Ok(FileKind::Elf32) => has_no_loader::<elf::FileHeader32<Endianness>>(&bytes),
         Ok(FileKind::Elf64) => has_no_loader::<elf::FileHeader64<Endianness>>(&bytes),
         // A script: its interpreter decides.
-        _ => false,
+        _ => return Ok(()),
     };
-    if is_static {
-        return refuse(format!(
-            "{name} is statically linked, so no library can be put under it: link it dynamically"
-        ));
-    }
-    Ok(())
+    let why = if is_static {
+        "is statically linked, so no library can be put under it: link it dynamically"
+    } else if fs::metadata(program).is_ok_and(|m| m.mode() & 0o6000 != 0) {
+        "is setuid or setgid, for which the loader ignores LD_LIBRARY_PATH: run a copy without that bit"
+    } else if rustix::fs::getxattr(program, "security.capability", &mut [0; 64]).is_ok() {
+        "has file capabilities, for which the loader ignores LD_LIBRARY_PATH: run a copy without them, and give the process \
+         what it needs as ambient capabilities (capsh, setpriv)"
+    } else {
+        return Ok(());
+    };
+    Err(CliError::Usage(format!("{name} {why}")))
 }
 
 fn has_no_loader<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> bool {
@@ -282,6 +295,8 @@ fn has_no_loader<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> bool 
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -298,10 +313,28 @@ mod tests {
     fn programs_without_a_loader_are_told_apart() {
         assert!(check_loads_libraries(&env::current_exe().unwrap()).is_ok());
         let dir = tempfile::tempdir().unwrap();
-        let script = dir.path().join("script");
+        // Of a script the kernel ignores the bit.
+        let (script, copy) = (dir.path().join("script"), dir.path().join("copy"));
         fs::write(&script, "#!/bin/sh\nexit 0\n").unwrap();
+        fs::copy("/bin/true", &copy).unwrap();
+        for file in [&script, &copy] {
+            assert!(check_loads_libraries(file).is_ok());
+            fs::set_permissions(file, fs::Permissions::from_mode(0o4755)).unwrap();
+        }
         assert!(check_loads_libraries(&script).is_ok());
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o4755)).unwrap();
-        assert!(check_loads_libraries(&script).unwrap_err().to_string().contains("setuid"));
+        assert!(check_loads_libraries(&copy).unwrap_err().to_string().contains("setuid"));
+    }
+
+    #[test]
+    fn only_a_directory_of_ones_own_is_for_libraries() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = nix::unistd::getuid().as_raw();
+        assert!(is_private(dir.path(), owner) && !is_private(dir.path(), owner + 1));
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(!is_private(dir.path(), owner));
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let link = dir.path().join("link");
+        symlink(dir.path(), &link).unwrap();
+        assert!(!is_private(&link, owner) && !is_private(&dir.path().join("none"), owner));
     }
 }

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use pcap_file::pcapng::PcapNgWriter;
@@ -18,6 +19,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
+use super::background;
 use super::faults::{Action, Direction, FaultEvent};
 use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
@@ -120,22 +122,43 @@ impl CaptureFile {
         CaptureHandle { file: self.clone(), interface, notes: Arc::default() }.capture(link)
     }
 
+    /// Writes out what is buffered, from now on and again and again as long as the file is there: for programs that may
+    /// end without a word.
+    ///
+    /// # Errors
+    /// [`CaptureError::Write`] if there can be no thread for that.
+    pub fn flush_every(&self, period: Duration) -> Result<(), CaptureError> {
+        let file = Arc::downgrade(&self.0);
+        let run = move || {
+            while let Some(file) = file.upgrade() {
+                lock(&file).write_out();
+                drop(file);
+                thread::sleep(period);
+            }
+        };
+        background::spawn("urxe-capture".into(), run).map(drop).map_err(CaptureError::Write)
+    }
+
     /// Writes out what is buffered.
     ///
     /// # Errors
     /// [`CaptureError::Write`], of this or of an earlier write; each is reported once.
     pub fn flush(&self) -> Result<(), CaptureError> {
         let mut inner = lock(&self.0);
-        if !inner.stopped
-            && let Err(e) = inner.writer.get_mut().flush()
-        {
-            inner.stop(e);
-        }
+        inner.write_out();
         inner.error.take().map_or(Ok(()), |e| Err(CaptureError::Write(e)))
     }
 }
 
 impl Inner {
+    fn write_out(&mut self) {
+        if !self.stopped
+            && let Err(e) = self.writer.get_mut().flush()
+        {
+            self.stop(e);
+        }
+    }
+
     fn stop(&mut self, error: io::Error) {
         self.stopped = true;
         self.error.get_or_insert(error);

@@ -1,5 +1,6 @@
 //! Which link, as its text says: `udp:10.0.0.1`, `packet:eth0`.
 
+use std::error::Error;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
@@ -11,7 +12,7 @@ use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketErr
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// The udp link could not be bound.
-    #[error(transparent)]
+    #[error("{}{}", .0, .0.source().map_or(String::new(), |cause| format!(": {cause}")))]
     Udp(#[from] UdpLinkError),
     /// The packet link could not be opened.
     #[error(transparent)]

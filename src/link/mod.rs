@@ -31,6 +31,7 @@ macro_rules! pass_on {
     };
 }
 
+pub(crate) mod background;
 pub mod capture;
 mod chance;
 pub mod fabric;

@@ -44,9 +44,9 @@ impl EventSubject {
     }
 }
 
-/// The asynchronous events that nobody has taken yet; clones are the same.
+/// The asynchronous events that nobody has taken yet, for each of their readers; clones are the same.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Events(Arc<Mutex<Board>>);
+pub struct Events(Arc<Mutex<Board>>);
 
 #[derive(Debug)]
 struct Board {
@@ -73,11 +73,12 @@ struct Waiting {
 
 impl Events {
     /// Sets who is told of the first reader's.
-    pub fn set_listener(&mut self, listener: Arc<dyn EventListener>) {
+    pub(super) fn set_listener(&self, listener: Arc<dyn EventListener>) {
         self.0.lock().readers[0].listener = Some(listener);
     }
 
-    pub fn add_reader(&mut self, listener: Arc<dyn EventListener>) -> EventReader {
+    /// One more reader, with who is told when some wait for it.
+    pub fn add_reader(&self, listener: Arc<dyn EventListener>) -> EventReader {
         let board = &mut *self.0.lock();
         let reader = EventReader(board.next_reader);
         board.next_reader += 1;
@@ -86,32 +87,33 @@ impl Events {
     }
 
     /// One that is not the first, with its events. It owns nothing any more.
-    pub fn remove_reader(&mut self, reader: EventReader) {
+    pub fn remove_reader(&self, reader: EventReader) {
         self.0.lock().readers.retain(|waiting| waiting.reader != reader);
     }
 
     /// From now on the events of a queue are a reader's.
-    pub fn own(&mut self, subject: EventSubject, reader: EventReader) {
+    pub fn own(&self, subject: EventSubject, reader: EventReader) {
         if reader != EventReader::FIRST {
             self.0.lock().owners.insert(subject, reader);
         }
     }
 
-    pub fn raise(&mut self, event: AsyncEvent) {
+    pub(super) fn raise(&self, event: AsyncEvent) {
         let Board { readers, owners, .. } = &mut *self.0.lock();
         let owner = |subject| owners.get(&subject).copied().unwrap_or_default();
         let only = EventSubject::of(event).map(owner);
         readers.iter_mut().filter(|w| only.is_none_or(|only| only == w.reader)).for_each(|w| w.add(event));
     }
 
-    pub fn next(&mut self, reader: EventReader) -> Option<AsyncEvent> {
+    /// The oldest for a reader that it has not taken.
+    pub fn next(&self, reader: EventReader) -> Option<AsyncEvent> {
         let board = &mut *self.0.lock();
         let waiting = board.readers.iter_mut().find(|w| w.reader == reader)?;
         waiting.change(VecDeque::pop_front)
     }
 
     /// Drops those that are about a queue that is gone.
-    pub fn forget(&mut self, gone: EventSubject) {
+    pub(super) fn forget(&self, gone: EventSubject) {
         let Board { readers, owners, .. } = &mut *self.0.lock();
         let owner = owners.remove(&gone).unwrap_or_default();
         if let Some(waiting) = readers.iter_mut().find(|w| w.reader == owner) {
@@ -165,7 +167,7 @@ mod tests {
     #[test]
     fn a_listener_is_told_of_the_first_and_of_the_last() {
         let told = Arc::new(Told::default());
-        let mut events = Events::default();
+        let events = Events::default();
         events.set_listener(told.clone());
         events.raise(AsyncEvent::PortError);
         events.raise(AsyncEvent::CqError(CqId(1)));
@@ -179,8 +181,8 @@ mod tests {
 
     #[test]
     fn clones_are_one_queue() {
-        let mut events = Events::default();
-        let mut clone = events.clone();
+        let events = Events::default();
+        let clone = events.clone();
         clone.raise(AsyncEvent::PortError);
         events.raise(AsyncEvent::PortActive);
         assert_eq!(
@@ -192,7 +194,7 @@ mod tests {
     #[test]
     fn each_reader_has_the_events_of_its_own_queues_and_of_the_port() {
         let told = Arc::new(Told::default());
-        let mut events = Events::default();
+        let events = Events::default();
         let second = events.add_reader(told.clone());
         let (ours, theirs) = (Qpn::new(7), Qpn::new(9));
         events.own(EventSubject::Qp(ours), second);
@@ -214,7 +216,7 @@ mod tests {
 
     #[test]
     fn who_is_gone_is_told_nothing() {
-        let mut events = Events::default();
+        let events = Events::default();
         let (second, third) =
             (events.add_reader(Arc::new(Told::default())), events.add_reader(Arc::new(Told::default())));
         events.own(EventSubject::Cq(CqId(5)), second);
@@ -227,7 +229,7 @@ mod tests {
 
     #[test]
     fn only_the_newest_are_kept() {
-        let mut events = Events::default();
+        let events = Events::default();
         (0..=MAX_EVENTS as u32).for_each(|n| events.raise(AsyncEvent::QpFatal(Qpn::new(n))));
         assert_eq!(events.next(FIRST), Some(AsyncEvent::QpFatal(Qpn::new(1))));
         assert_eq!(std::iter::from_fn(|| events.next(FIRST)).count(), MAX_EVENTS - 1);

@@ -20,7 +20,7 @@ mod table;
 use std::sync::Arc;
 
 pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed, Stamped};
-pub use events::{EventListener, EventReader, EventSubject};
+pub use events::{EventListener, EventReader, EventSubject, Events};
 pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
 pub use path::PortAddresses;
@@ -35,7 +35,6 @@ use crate::transport::{
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
-use events::Events;
 use peers::Peers;
 use schedule::Schedule;
 use srq::SrqTable;
@@ -504,29 +503,14 @@ impl Nic {
         Some(result)
     }
 
-    /// The oldest asynchronous event that nobody has taken; the only reader's, if there is one.
+    /// The oldest asynchronous event that the first reader, which may be the only one, has not taken.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
-        self.next_event_of(EventReader::FIRST)
+        self.reports.events.next(EventReader::FIRST)
     }
 
-    /// The oldest of those for a reader that it has not taken.
-    pub fn next_event_of(&mut self, reader: EventReader) -> Option<AsyncEvent> {
-        self.reports.events.next(reader)
-    }
-
-    /// One more reader of asynchronous events, with who is told when some wait.
-    pub fn add_event_reader(&mut self, listener: Arc<dyn EventListener>) -> EventReader {
-        self.reports.events.add_reader(listener)
-    }
-
-    /// A reader that is not the first goes.
-    pub fn remove_event_reader(&mut self, reader: EventReader) {
-        self.reports.events.remove_reader(reader);
-    }
-
-    /// From now on the events of a queue are a reader's.
-    pub fn own_events(&mut self, of: EventSubject, reader: EventReader) {
-        self.reports.events.own(of, reader);
+    /// Its asynchronous events.
+    pub fn events(&self) -> &Events {
+        &self.reports.events
     }
 
     /// Sets who is told when events of the first reader wait; once, at creation.

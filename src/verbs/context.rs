@@ -15,7 +15,7 @@ use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
-use crate::nic::{EventReader, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
+use crate::nic::{EventReader, Events, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
 use crate::transport::{Counters, CqId, Habits, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
@@ -62,7 +62,7 @@ impl Deref for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.reader != EventReader::FIRST {
-            self.shards.look(|nic| nic.remove_event_reader(self.reader));
+            self.asynchronous.remove_reader(self.reader);
         }
     }
 }
@@ -91,6 +91,8 @@ pub(super) struct Inner {
     pub dm_used: AtomicU64,
     /// Draws first PSNs.
     draws: AtomicU64,
+    /// Of all contexts.
+    pub asynchronous: Events,
 }
 
 impl Context {
@@ -183,6 +185,7 @@ impl Context {
             }
             nics.push(nic);
         }
+        let asynchronous = nics[0].events().clone();
         let memory = Arc::new(Table::new());
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), siblings) in nics.into_iter().zip(links).zip(siblings) {
@@ -212,6 +215,7 @@ impl Context {
             next_iova: AtomicU64::new(FIRST_IOVA),
             dm_used: AtomicU64::new(0),
             draws: AtomicU64::new(0),
+            asynchronous,
         };
         Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
     }
@@ -228,7 +232,7 @@ impl Context {
 
     fn of(device: Arc<Inner>) -> Result<Context, OpenError> {
         let events = Arc::new(EventSignal::new()?);
-        let reader = device.shards.look(|nic| nic.add_event_reader(events.clone()));
+        let reader = device.asynchronous.add_reader(events.clone());
         Ok(Context(Arc::new(Handle { device, reader, events })))
     }
 

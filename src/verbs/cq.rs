@@ -77,7 +77,7 @@ impl Cq {
         }
         let queue = CompletionQueue::numbered(context.next_cq(), capacity);
         context.0.cqs.take()?;
-        context.0.shards.look(|nic| nic.own_events(EventSubject::Cq(queue.id()), context.0.reader));
+        context.0.asynchronous.own(EventSubject::Cq(queue.id()), context.0.reader);
         let queue = Arc::new(if ignore_overrun { queue.overwriting() } else { queue });
         let (raised, changed, cq) = (Mutex::new(false), Condvar::new(), Mutex::new(Weak::new()));
         let signal = Arc::new(Signal { raised, changed, channel, cq });

@@ -31,7 +31,7 @@ impl Context {
     /// The oldest asynchronous event that nobody has taken. Events of a queue pair, completion queue or shared
     /// receive queue go with it.
     pub fn next_event(&self) -> Option<AsyncEvent> {
-        self.0.shards.look(|nic| nic.next_event_of(self.0.reader))
+        self.0.asynchronous.next(self.0.reader)
     }
 
     /// Waits for an asynchronous event.

@@ -173,7 +173,7 @@ impl Qp {
         context.0.qps.take()?;
         let made = shard.look(|nic| {
             let made = nic.create_qp(&init, s, r);
-            made.inspect(|qpn| nic.own_events(EventSubject::Qp(*qpn), context.0.reader))
+            made.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
         });
         let qpn = made.inspect_err(|_| context.0.qps.give_back())?;
         let psn = Psn::new(context.draw() as u32);

@@ -7,14 +7,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use nix::sys::pthread::pthread_self;
-use nix::sys::signal::{SigSet, SigmaskHow};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::AttachError;
 use super::clock::Clock;
 use super::shard::{Engine, Shard};
-use crate::link::LinkCounters;
 use crate::link::fabric::FabricHandle;
+use crate::link::{LinkCounters, background};
 use crate::memory::Table;
 use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
 use crate::transport::Counters;
@@ -43,22 +42,13 @@ impl Shards {
             groups: Mutex::default(),
         };
         if shards.virtual_fabric().is_none() {
-            // A thread inherits the mask, and the program's signals are for the program's threads.
-            let programs = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-            let spawned = shards.spawn();
-            programs.thread_set_mask()?;
-            spawned?;
+            for (i, shard) in shards.all.iter().enumerate() {
+                let name = if i == 0 { "urxe".into() } else { format!("urxe-{i}") };
+                let shard = shard.clone();
+                shards.threads.push(background::spawn(name, move || shard.run())?);
+            }
         }
         Ok(shards)
-    }
-
-    fn spawn(&mut self) -> io::Result<()> {
-        for (i, shard) in self.all.iter().enumerate() {
-            let name = if i == 0 { "urxe".into() } else { format!("urxe-{i}") };
-            let shard = shard.clone();
-            self.threads.push(std::thread::Builder::new().name(name).spawn(move || shard.run())?);
-        }
-        Ok(())
     }
 
     /// The one that has what cannot be spread, and answers for what is the same everywhere.

@@ -57,7 +57,7 @@ impl Srq {
                 Some((xrcd, cq)) => nic.create_xrc_srq(pd.id(), xrcd.id(), cq.0.queue.clone(), caps),
                 None => nic.create_srq(pd.id(), caps),
             };
-            made.inspect(|id| nic.own_events(EventSubject::Srq(*id), context.0.reader))
+            made.inspect(|id| context.0.asynchronous.own(EventSubject::Srq(*id), context.0.reader))
         });
         let Some(id) = made else {
             context.0.srqs.give_back();

@@ -330,7 +330,24 @@ static void session(void)
 	ibv_wr_set_inline_data(ex, memory.bytes, 65);
 	CHECK(ibv_wr_complete(ex) == EINVAL);
 	CHECK(ibv_wr_complete(ex) == EINVAL);
+	ibv_wr_start(ex);
+	ibv_wr_send(ex);
+	ibv_wr_set_sge_list(ex, 1, NULL);
+	CHECK(ibv_wr_complete(ex) == EINVAL);
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(plain) && !ibv_dereg_mr(mr));
+}
+
+/* One that sends, says so, and ends only when it is ended. */
+
+static void linger(void)
+{
+	open_first();
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	exchange(qp);
+	puts("ready");
+	fflush(stdout);
+	sleep(60);
 }
 
 /* Memory that a device could not pin. */
@@ -376,6 +393,15 @@ static void twice(void)
 	connect_to_itself(ours);
 	exchange(ours);
 	CHECK(ibv_poll_cq(first_cq, 1, &wc) == 0);
+	struct ibv_context *second = context;
+	struct ibv_pd *second_pd = pd;
+	struct ibv_cq *second_cq = cq;
+	context = first, pd = first_pd, cq = first_cq;
+	struct ibv_qp *theirs = create_qp(NULL);
+	connect_to_itself(theirs);
+	exchange(theirs);
+	CHECK(ibv_poll_cq(second_cq, 1, &wc) == 0);
+	context = second, pd = second_pd, cq = second_cq;
 
 	/* What is of one does not go with what is of the other. */
 	struct ibv_qp_init_attr mixed = {
@@ -391,6 +417,7 @@ static void twice(void)
 	CHECK(!event_waits(context));
 
 	/* One that is closed takes nothing from the other. */
+	CHECK(!ibv_destroy_qp(theirs));
 	CHECK(!ibv_destroy_cq(first_cq) && !ibv_dealloc_pd(first_pd) && !ibv_close_device(first));
 	struct ibv_qp *another = create_qp(NULL);
 	connect_to_itself(another);
@@ -413,7 +440,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory } };
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger } };
 	for (unsigned i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], corners[i].name)) {
 			corners[i].run();
