@@ -44,7 +44,7 @@ pub struct Region {
 }
 
 enum Registered {
-    Memory(RawMr),
+    Memory(RawMr, Access),
     /// Dropped with it.
     Null {
         _region: NullMr,
@@ -128,7 +128,7 @@ unsafe fn register(
         Ok(mr) => {
             let (lkey, rkey) = (mr.lkey().0, mr.rkey().0);
             let c = ibv_mr { context: domain.context(), pd, addr, length, handle: lkey >> 8, lkey, rkey };
-            give(c, Registered::Memory(mr))
+            give(c, Registered::Memory(mr, access))
         }
         Err(e) => errno::null(e.errno()),
     }
@@ -213,14 +213,14 @@ unsafe extern "C" fn rereg_mr(
     if flags & !(TRANSLATION | PD | ACCESS) != 0 {
         return refuse(libc::EINVAL);
     }
-    let asked = if flags & ACCESS != 0 { access(bits as c_uint) } else { Access::default() };
-    if flags & TRANSLATION != 0 && (length == 0 || !can_be_pinned(addr.addr(), length, asked)) {
-        return refuse(if length == 0 { libc::EINVAL } else { libc::EFAULT });
-    }
     // SAFETY: a region that was given out.
     let region = unsafe { Region::of(c) };
     let mut mr = region.mr.lock();
-    let Some(Registered::Memory(mr)) = &mut *mr else { return refuse(libc::EINVAL) };
+    let Some(Registered::Memory(mr, of_before)) = &mut *mr else { return refuse(libc::EINVAL) };
+    let asked = if flags & ACCESS != 0 { access(bits as c_uint) } else { *of_before };
+    if flags & TRANSLATION != 0 && (length == 0 || !can_be_pinned(addr.addr(), length, asked)) {
+        return refuse(if length == 0 { libc::EINVAL } else { libc::EFAULT });
+    }
     // SAFETY: a domain that was given out, if the flags say so.
     let domain = (flags & PD != 0).then(|| unsafe { ProtectionDomain::of(pd) });
     let memory = (flags & TRANSLATION != 0).then_some((addr.cast(), length));
@@ -229,6 +229,7 @@ unsafe extern "C" fn rereg_mr(
     if let Err(e) = unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) } {
         return refuse(e.errno());
     }
+    *of_before = asked;
     // SAFETY: the region's struct, which the program does not use in the meantime.
     let shown = unsafe { &mut *c };
     (shown.lkey, shown.rkey) = (mr.lkey().0, mr.rkey().0);
@@ -249,10 +250,10 @@ unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
     // SAFETY: a region that was given out.
     let region = unsafe { Region::of(c) };
     let mut mr = region.mr.lock();
-    if let Some(Registered::Memory(memory)) = mr.take()
+    if let Some(Registered::Memory(memory, access)) = mr.take()
         && let Err((memory, e)) = memory.dereg()
     {
-        *mr = Some(Registered::Memory(memory));
+        *mr = Some(Registered::Memory(memory, access));
         return e.errno();
     }
     drop(mr);

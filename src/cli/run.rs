@@ -27,7 +27,9 @@ Examples:
   urxe run -- ibv_devinfo -v
   urxe run --ip 10.0.0.1 -- ib_write_bw
   urxe run --link packet:eth1 --capture out.pcapng -- ibv_rc_pingpong -g 0 10.0.0.2
-  urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2")]
+  urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2
+
+The library is looked for beside urxe, and in ../lib/urxe; URXE_LIBRARY may name another.")]
 pub struct Run {
     #[command(flatten)]
     surroundings: Surroundings,
@@ -242,8 +244,13 @@ fn make_private(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// The drop-in library: beside this program, as cargo builds it, or where it was installed.
+/// The drop-in library: the one that `URXE_LIBRARY` names, or beside this program, as cargo builds it, or where it was
+/// installed.
 fn find_library() -> Result<PathBuf, CliError> {
+    if let Some(named) = env::var_os("URXE_LIBRARY") {
+        let what = format!("URXE_LIBRARY is {}", named.display());
+        return fs::canonicalize(named).map_err(|source| CliError::Io { what, source });
+    }
     let program = env::current_exe().and_then(fs::canonicalize);
     let program =
         program.map_err(|source| CliError::Io { what: "cannot find urxe itself".into(), source })?;
@@ -253,7 +260,8 @@ fn find_library() -> Result<PathBuf, CliError> {
     found.ok_or_else(|| {
         let places = places.each_ref().map(|p| p.display().to_string()).join(" nor ");
         CliError::Usage(format!(
-            "the library is neither {places}: build it (cargo build --release --workspace)"
+            "the library is neither {places}: build it (cargo build --release --workspace), or name it by \
+             URXE_LIBRARY"
         ))
     })
 }

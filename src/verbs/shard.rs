@@ -321,7 +321,9 @@ impl Shard {
     /// Runs turns until nobody rings any more. False if someone else is running them.
     fn drive(&self, mut now: Instant, hold: bool) -> bool {
         for _ in 0..INLINE_TURNS {
-            let Some(mut engine) = self.try_engine() else { return false };
+            // Who polls looks again soon: ringing each time would keep the holder at it for nothing.
+            let engine = if hold { self.engine.try_lock() } else { self.try_engine() };
+            let Some(mut engine) = engine else { return false };
             self.answer_doorbell();
             self.note_presence(now);
             self.turn(&mut engine, now, hold);
@@ -661,6 +663,18 @@ mod tests {
     use std::time::Duration;
 
     use crate::verbs::{Fabric, Notify, RecvWr, SendWr};
+
+    #[test]
+    fn who_polls_leaves_a_busy_nic_alone_and_who_looks_once_rings() {
+        let (a, _b) = Fabric::new().pair().unwrap();
+        let shard = a.context.0.shards.first();
+        let engine = shard.lock_soon();
+        shard.poll();
+        assert!(!shard.was_rung());
+        shard.look_once();
+        assert!(shard.was_rung());
+        shard.release(engine, shard.clock.now());
+    }
 
     #[test]
     fn who_asks_for_an_event_and_looks_once_more_is_not_taken_for_one_that_polls() {

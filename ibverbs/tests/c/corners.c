@@ -363,7 +363,12 @@ static void memory(void)
 	CHECK(!mprotect(two + page, page, PROT_READ));
 	CHECK(!ibv_reg_mr(pd, two, 2 * page, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
 	CHECK((mr = ibv_reg_mr(pd, two, 2 * page, IBV_ACCESS_REMOTE_READ)) && !ibv_dereg_mr(mr));
-	CHECK((mr = ibv_reg_mr(pd, two, page, IBV_ACCESS_LOCAL_WRITE)) && !ibv_dereg_mr(mr));
+	CHECK((mr = ibv_reg_mr(pd, two, page, IBV_ACCESS_LOCAL_WRITE)));
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, two + page, page, 0) ==
+	      IBV_REREG_MR_ERR_INPUT);
+	CHECK(errno == EFAULT && mr->addr == two);
+	int both = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS;
+	CHECK(!ibv_rereg_mr(mr, both, NULL, two + page, page, IBV_ACCESS_REMOTE_READ) && !ibv_dereg_mr(mr));
 	CHECK(!munmap(two + page, page));
 	CHECK(!ibv_reg_mr(pd, two, page + 1, IBV_ACCESS_REMOTE_READ) && errno == EFAULT);
 	CHECK(!ibv_reg_mr(pd, (void *)-4096, 8192, 0) && errno == EFAULT);
