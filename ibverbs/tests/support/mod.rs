@@ -44,9 +44,13 @@ pub fn addresses() -> [String; 2] {
     [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
 }
 
+/// A TCP port that nobody listens on, below those that the system gives to clients.
 pub fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    20_000 + (std::process::id() % 1000) as u16 * 20 + NEXT.fetch_add(1, Ordering::Relaxed)
+    let first = 20_000 + (std::process::id() % 600) as u16 * 20;
+    let mut ports = std::iter::repeat_with(|| first + NEXT.fetch_add(1, Ordering::Relaxed));
+    let is_free = |port: &u16| std::net::TcpListener::bind(("0.0.0.0", *port)).is_ok();
+    ports.find(is_free).expect("there is no end of them")
 }
 
 pub fn text(out: &Output) -> String {
