@@ -134,6 +134,7 @@ table! {
     UdpLinkError {
         Self::Taken { .. } => EADDRINUSE,
         Self::NotLocal { .. } => ENODEV,
+        Self::Refused { errno, .. } => *errno,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     BindError {

@@ -12,12 +12,14 @@ mod recv;
 mod send;
 mod socket;
 mod steer;
+pub mod steward;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 pub use owner::PortOwner;
 
@@ -26,13 +28,15 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
 use super::watch::Watch;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::nic::ShardId;
+use crate::nic::{Seat, ShardId};
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
 use recv::Receiver;
 use send::Sender;
 use socket::Opened;
+pub use steward::Sharing;
+use steward::{Place, Tenancy};
 
 /// How to set up a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -66,6 +70,16 @@ pub enum UdpLinkError {
     NotLocal {
         /// The address asked for.
         ip: IpAddr,
+    },
+    /// The steward that shares the address gives this process no part of it.
+    #[error("no UDP link on {ip}: {why}")]
+    Refused {
+        /// The address asked for.
+        ip: IpAddr,
+        /// The error as a number.
+        errno: i32,
+        /// And in words.
+        why: String,
     },
     /// A system call failed that should not.
     #[error("no UDP link on {ip}: {what} failed")]
@@ -119,6 +133,8 @@ pub struct UdpLink {
     /// costs the kernel a wake-up for every datagram, even when nobody sleeps.
     epoll: Epoll,
     options: UdpOptions,
+    /// Where the address is shared.
+    tenancy: Option<Arc<Tenancy>>,
     /// None where the system does not tell of its interfaces.
     watch: Option<Watch>,
 }
@@ -146,6 +162,35 @@ impl UdpLink {
         // The first one's port is that of all.
         links.iter_mut().skip(1).for_each(|link| link.watch = None);
         Ok(links)
+    }
+
+    /// Has a part of UDP port 4791 of these addresses, beside other processes that do the same: queue pair numbers begin
+    /// with what the part is ([`Link::seat`]). The links of each address in turn, one for each of `count` shards (1, 2, 4
+    /// … 32), which are of one NIC.
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind); and if all parts are taken, or those who share do not share with this user.
+    pub fn bind_shared(
+        ips: &[IpAddr],
+        options: &UdpOptions,
+        count: usize,
+        sharing: &Sharing,
+    ) -> Result<Vec<Vec<UdpLink>>, UdpLinkError> {
+        let count = count.next_power_of_two().min(Seat::COUNT / 2);
+        let places = ips.iter().map(|ip| Place { ip: *ip, scope: socket::scope_of(*ip) }).collect();
+        let (tenancy, sockets) = Tenancy::join(places, count, sharing)?;
+        let adopt = |(ip, sockets): (&IpAddr, Vec<OwnedFd>)| {
+            let links = sockets.into_iter().enumerate().map(|(i, socket)| {
+                let mut link = UdpLink::new(*ip, options, socket::adopt(*ip, socket, options)?)?;
+                link.tenancy = Some(tenancy.clone());
+                if i > 0 {
+                    link.watch = None;
+                }
+                Ok(link)
+            });
+            links.collect()
+        };
+        ips.iter().zip(sockets).map(adopt).collect()
     }
 
     fn new(ip: IpAddr, options: &UdpOptions, opened: Opened) -> Result<UdpLink, UdpLinkError> {
@@ -181,6 +226,7 @@ impl UdpLink {
             groups: Groups::default(),
             epoll,
             options: options.clone(),
+            tenancy: None,
             watch,
             socket: opened.socket,
         })
@@ -223,6 +269,14 @@ fn window(rcvbuf: usize) -> usize {
     rcvbuf / 3
 }
 
+/// Whether packets that were joined on the way are not all of one seat: the kernel went by the first.
+fn has_strangers(burst: &RxBurst<'_>, seat: Seat) -> bool {
+    /// Where the destination's number begins.
+    const DEST_QP: usize = 5;
+    burst.data.len() > burst.segment
+        && burst.packets().any(|(_, packet)| packet.get(DEST_QP).is_some_and(|qpn| !seat.has(*qpn)))
+}
+
 /// Whether an error says that there is no way to the peer, or nobody there.
 fn is_unreachable(code: i32) -> bool {
     matches!(
@@ -247,7 +301,20 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        Ok(self.receiver.receive(&self.socket, &self.local, sink)? + self.groups.receive(sink)?)
+        let own = match &self.tenancy {
+            None => self.receiver.receive(&self.socket, &self.local, sink)?,
+            Some(tenancy) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {
+                if has_strangers(&burst, tenancy.seat()) {
+                    tenancy.stop_coalescing();
+                }
+                sink(burst);
+            })?,
+        };
+        Ok(own + self.groups.receive(sink)?)
+    }
+
+    fn seat(&self) -> Seat {
+        self.tenancy.as_ref().map_or(Seat::WHOLE, |tenancy| tenancy.seat())
     }
 
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
