@@ -17,7 +17,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
 use super::CliError;
-use crate::link::LinkSpec;
+use crate::link::{LinkSpec, interfaces};
 use crate::link::faults::Rule;
 
 /// Run a program that uses libibverbs on urxe, with no RDMA hardware, no kernel module and no root
@@ -49,7 +49,7 @@ pub struct Env {
 /// What a program's device is like.
 #[derive(Args)]
 struct Surroundings {
-    /// Where packets go: `udp[:ADDR]`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;
+    /// Where packets go: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;
     /// unless given, a device for each interface, over UDP
     #[arg(long, value_name = "LINK", value_parser = parse_link)]
     link: Option<Chosen>,
@@ -83,7 +83,7 @@ struct Chosen {
 fn parse_link(text: &str) -> Result<Chosen, String> {
     match text.parse()? {
         LinkSpec::Fabric => {
-            Err("a fabric is within one process: there are udp[:ADDR], packet:IF and frames:…".into())
+            Err("a fabric is within one process: there are udp[:ADDR], udp:IF, packet:IF and frames:…".into())
         }
         link => Ok(Chosen { link, text: text.into() }),
     }
@@ -168,6 +168,15 @@ impl Surroundings {
             if !is_there {
                 let text =
                     format!("no interface has {ip}: `urxe devinfo` lists the addresses that there are");
+                return Err(CliError::Usage(text));
+            }
+        }
+        if let Some(Chosen { link: LinkSpec::UdpOn { interface, .. }, .. }) = &self.link {
+            let there = interfaces();
+            if !there.iter().any(|i| i.name == *interface) {
+                let names: Vec<_> = there.iter().map(|i| i.name.as_str()).collect();
+                let names = names.join(", ");
+                let text = format!("no interface '{interface}' is up and has an IP address: there are {names}");
                 return Err(CliError::Usage(text));
             }
         }

@@ -133,7 +133,7 @@ table! {
     }
     UdpLinkError {
         Self::Taken { .. } => EADDRINUSE,
-        Self::NotLocal { .. } => ENODEV,
+        Self::NotLocal { .. } | Self::NoInterface { .. } => ENODEV,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     BindError {

@@ -7,6 +7,7 @@
 
 mod cmsg;
 mod groups;
+mod interface;
 mod owner;
 mod recv;
 mod send;
@@ -42,11 +43,15 @@ pub struct UdpOptions {
     pub buffer: usize,
     /// Whether to have the kernel segment and coalesce, if it can: ten times as fast.
     pub segmentation: bool,
+    /// The interface whose address it is, where several may have the same one, as link-local ones of IPv6. Then the
+    /// address may also be one that the interface does not use yet, while it looks for others that have it (DAD): what
+    /// is sent until then is lost.
+    pub interface: Option<String>,
 }
 
 impl Default for UdpOptions {
     fn default() -> UdpOptions {
-        UdpOptions { buffer: 8 << 20, segmentation: true }
+        UdpOptions { buffer: 8 << 20, segmentation: true, interface: None }
     }
 }
 
@@ -66,6 +71,12 @@ pub enum UdpLinkError {
     NotLocal {
         /// The address asked for.
         ip: IpAddr,
+    },
+    /// There is no such interface, or it is of no use.
+    #[error("no interface '{name}' is up and has an IP address; `ip address` lists those there are")]
+    NoInterface {
+        /// The name asked for.
+        name: String,
     },
     /// A system call failed that should not.
     #[error("no UDP link on {ip}: {what} failed")]

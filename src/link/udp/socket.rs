@@ -43,7 +43,10 @@ pub(super) struct Opened {
 /// Opens and binds; `shared` beside sockets of ours that are there already.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Opened, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
-    let locals = locals(ip);
+    let locals = locals(ip, options.interface.as_deref());
+    if options.interface.is_some() && locals.is_empty() {
+        return Err(UdpLinkError::NotLocal { ip });
+    }
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
     configure(&socket, ip).map_err(fail("setting the socket's options"))?;
     let segments = options.segmentation
@@ -61,6 +64,11 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
     if shared {
         share(&socket).map_err(fail("sharing UDP port 4791"))?;
     }
+    if options.interface.is_some() && ip.is_ipv6() {
+        // Without it, an address that the kernel still looks for duplicates of could not be bound.
+        set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)
+            .map_err(fail("binding an address that is not used yet"))?;
+    }
     let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => UdpLinkError::Taken { ip, owner: PortOwner::find(ip, ROCE_PORT) },
@@ -71,11 +79,11 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
     Ok(Opened { socket, locals, mtu, segments, rcvbuf })
 }
 
-/// The addresses that a socket bound to `ip` takes packets for.
-fn locals(ip: IpAddr) -> Vec<Local> {
+/// The addresses that a socket bound to `ip` takes packets for, of one interface or all.
+fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
     let mut found: Vec<Local> = pnet_datalink::interfaces()
         .into_iter()
-        .filter(|i| i.is_up())
+        .filter(|i| i.is_up() && interface.is_none_or(|name| i.name == name))
         .flat_map(|i| {
             let (interface, index) = (i.name, i.index);
             i.ips.into_iter().map(move |net| (net, interface.clone(), index))
