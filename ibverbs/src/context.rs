@@ -114,11 +114,6 @@ impl Context {
         unsafe { &*c.byte_sub(std::mem::offset_of!(verbs_context, context)).cast() }
     }
 
-    /// Of what kind the routing header of a datagram is, as hardware says beside a completion: 2 for IPv4, 1 for IPv6.
-    pub fn header_kind(&self) -> u8 {
-        if self.device.address.is_ipv4() { 2 } else { 1 }
-    }
-
     pub fn as_c(&self) -> *mut ibv_context {
         // SAFETY: only the place of a field is computed.
         unsafe { &raw mut (*self.c.get()).context }

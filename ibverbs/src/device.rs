@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use urxe::link::capture::{CaptureError, CaptureFile, Timestamps};
-use urxe::link::{BindError, LinkSpec, Wrapping};
-use urxe::verbs::{Context as Nic, ContextOptions, OpenError, WeakContext, devices};
+use urxe::link::{BindError, Interface, LinkSpec, Wrapping, interfaces, main_address};
+use urxe::verbs::{Context as Nic, ContextOptions, OpenError, WeakContext, devices, node_guid};
 
 use crate::abi::ibv_device;
 use crate::object::{Object, Shown};
@@ -36,7 +36,7 @@ pub struct Device {
     zeros: [u64; 128],
     link: LinkSpec,
     settings: Settings,
-    pub address: IpAddr,
+    guid: u64,
     pub ifindex: u32,
     index: c_int,
     nic: Mutex<Option<Opened>>,
@@ -103,7 +103,7 @@ unsafe impl Object for Device {
 
 impl Device {
     fn new(index: usize, chosen: Chosen, settings: Settings) -> Device {
-        let Chosen { link, address, interface } = chosen;
+        let Chosen { link, guid, interface } = chosen;
         // SAFETY: all of an `ibv_device` may be zeros.
         let mut c: ibv_device = unsafe { std::mem::zeroed() };
         (c.node_type, c.transport_type) = (NODE_CA, TRANSPORT_IB);
@@ -117,7 +117,7 @@ impl Device {
         // SAFETY: the name ends with a zero.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
         let (c, index, nic) = (Shown::new(c), index as c_int, Mutex::default());
-        Device { c, zeros: [0; 128], link, settings, address, ifindex, index, nic }
+        Device { c, zeros: [0; 128], link, settings, guid, ifindex, index, nic }
     }
 
     /// A context of its own on the device's NIC.
@@ -146,8 +146,11 @@ impl Device {
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings { shards, personality, seed, faults, .. } = &self.settings;
-        let links = self.link.bind(*shards)?;
+        let Settings { shards, personality, seed, faults, sharing, .. } = &self.settings;
+        let links = match sharing {
+            Some(sharing) => self.link.bind_shared(*shards, sharing)?,
+            None => self.link.bind(*shards)?,
+        };
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
         let (links, _) = wrapping.around(links, &self.link.to_string());
@@ -155,13 +158,9 @@ impl Device {
         Ok(Nic::open_shards(links, &options)?)
     }
 
-    /// A number that no other device on the network has: made from its address, as the udp link has no MAC.
+    /// A number that no other device on the network has.
     pub fn guid(&self) -> u64 {
-        let low = match self.address {
-            IpAddr::V4(ip) => ip.to_bits(),
-            IpAddr::V6(ip) => ip.to_bits() as u32,
-        };
-        0x5258_fffe_0000_0000 | u64::from(low)
+        self.guid
     }
 
     pub fn as_c(&'static self) -> *mut ibv_device {
@@ -207,71 +206,67 @@ fn all() -> &'static [Device] {
 /// What a device is made on.
 struct Chosen {
     link: LinkSpec,
-    address: IpAddr,
+    /// What the NIC will have for its node GUID.
+    guid: u64,
     interface: String,
 }
 
 /// The links that the settings name, or one for each interface.
 fn found(settings: &Settings) -> Result<Vec<Chosen>, String> {
-    let there = devices().into_iter().map(|device| {
-        let interface = device.name.trim_start_matches("urxe_").to_owned();
-        (device.address, interface)
-    });
-    let there: Vec<_> = there.collect();
     let Some(link) = settings.link.clone().filter(|link| *link != LinkSpec::Udp(None)) else {
-        let chosen = one_for_each_interface(&there).into_iter();
-        return Ok(chosen
-            .map(|(address, interface)| Chosen { link: LinkSpec::Udp(Some(address)), address, interface })
+        let all = devices().into_iter();
+        return Ok(all
+            .map(|d| Chosen { link: d.link(), guid: d.node_guid(), interface: d.interface.name })
             .collect());
     };
-    let (address, interface) = match &link {
-        LinkSpec::Udp(Some(ip)) => (*ip, owner_of(*ip, &there)?),
+    let there = interfaces();
+    let (interface, mac, addresses) = match &link {
+        LinkSpec::Udp(Some(ip)) => (owner_of(*ip, &there)?.name.clone(), [0; 6], vec![*ip]),
+        LinkSpec::UdpOn { interface, address } => {
+            let of = named(interface, &there)?;
+            (of.name.clone(), [0; 6], address.map_or_else(|| of.addresses.clone(), |ip| vec![ip]))
+        }
         LinkSpec::Packet(config) => {
-            let station = config.station.as_ref().and_then(|s| s.addresses.first()).map(|a| a.ip);
-            let own = || there.iter().find(|(_, name)| *name == config.interface).map(|(ip, _)| *ip);
-            let none = || {
-                format!("interface {} has no address: add ip=ADDRESS/PREFIX to the link", config.interface)
+            let (mac, addresses) = match &config.station {
+                Some(station) => (station.mac.0, station.addresses.iter().map(|a| a.ip).collect()),
+                None => {
+                    let none = || {
+                        let name = &config.interface;
+                        format!("interface {name} has no address: add ip=ADDRESS/PREFIX to the link")
+                    };
+                    let of = there.iter().find(|i| i.name == config.interface).ok_or_else(none)?;
+                    (of.mac, of.addresses.clone())
+                }
             };
-            (station.or_else(own).ok_or_else(none)?, config.interface.clone())
+            (config.interface.clone(), mac, addresses)
         }
         LinkSpec::Frames(config) => {
-            let first = config.station.addresses.first().map(|a| a.ip);
-            (first.ok_or("a frames link needs ip=ADDRESS/PREFIX")?, String::new())
+            let addresses: Vec<IpAddr> = config.station.addresses.iter().map(|a| a.ip).collect();
+            main_address(&addresses).ok_or("a frames link needs ip=ADDRESS/PREFIX")?;
+            (String::new(), config.station.mac.0, addresses)
         }
         LinkSpec::Udp(None) | LinkSpec::Fabric => {
             return Err(
-                "a fabric is within one program: URXE_LINK may be udp[:ADDR], packet:IF or frames:…".into()
+                "a fabric is within one program: URXE_LINK may be udp[:ADDR], udp:IF, packet:IF or frames:…".into()
             );
         }
     };
-    Ok(vec![Chosen { link, address, interface }])
-}
-
-/// Its first IPv4 address, or its first IPv6 one; the loopback only where there is nothing else.
-fn one_for_each_interface(found: &[(IpAddr, String)]) -> Vec<(IpAddr, String)> {
-    let mut chosen: Vec<(IpAddr, String)> = Vec::new();
-    for (address, name) in found {
-        match chosen.iter_mut().find(|(_, other)| other == name) {
-            None => chosen.push((*address, name.clone())),
-            Some(other) if address.is_ipv4() && other.0.is_ipv6() => other.0 = *address,
-            Some(_) => {}
-        }
-    }
-    if chosen.iter().any(|(address, _)| !address.is_loopback()) {
-        chosen.retain(|(address, _)| !address.is_loopback());
-    }
-    chosen
+    Ok(vec![Chosen { link, guid: node_guid(mac, &addresses), interface }])
 }
 
 /// The interface that an address belongs to.
-fn owner_of(ip: IpAddr, found: &[(IpAddr, String)]) -> Result<String, String> {
-    // All of 127.0.0.0/8 belongs to the loopback, though it lists one address.
-    let owns = |(address, _): &&(IpAddr, String)| {
-        *address == ip || ip.is_ipv4() && address.is_ipv4() && ip.is_loopback() && address.is_loopback()
-    };
-    found.iter().find(owns).map(|(_, interface)| interface.clone()).ok_or_else(|| {
-        let have: Vec<_> = found.iter().map(|(address, _)| format!("udp:{address}")).collect();
+fn owner_of(ip: IpAddr, there: &[Interface]) -> Result<&Interface, String> {
+    there.iter().find(|i| i.owns(ip)).ok_or_else(|| {
+        let have: Vec<_> = there.iter().flat_map(|i| &i.addresses).map(|ip| format!("udp:{ip}")).collect();
         format!("there is no link 'udp:{ip}': URXE_LINK may be udp, {}", have.join(", "))
+    })
+}
+
+/// The interface of a name.
+fn named<'a>(name: &str, there: &'a [Interface]) -> Result<&'a Interface, String> {
+    there.iter().find(|i| i.name == name).ok_or_else(|| {
+        let have: Vec<_> = there.iter().map(|i| format!("udp:{}", i.name)).collect();
+        format!("there is no link 'udp:{name}': URXE_LINK may be udp, {}", have.join(", "))
     })
 }
 

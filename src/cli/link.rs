@@ -20,10 +20,11 @@ use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personalit
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Link options")]
 pub struct LinkArgs {
-    /// Where packets go: `udp[:ADDR]`, `packet:IF[,ip=A/LEN,mac=M]`, `frames:…`, `fabric`
+    /// Where packets go: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]`, `frames:…`, `fabric`
     ///
     /// udp            UDP port 4791 of this machine's first address; needs no privilege
     /// udp:ADDR       the same on this IPv4 or IPv6 address
+    /// udp:IF         the same on all addresses of this interface, each of which is a GID; udp:fe80::1%IF on one
     /// packet:IF      a packet socket on an interface and its addresses; needs CAP_NET_RAW
     /// packet:IF,ip=10.77.0.9/24,mac=52:54:00:77:00:09
     ///                as a station of its own on it, which answers ARP, NDP and ping

@@ -17,7 +17,7 @@ use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
 use super::CliError;
-use crate::link::LinkSpec;
+use crate::link::{LinkSpec, interfaces};
 use crate::link::faults::Rule;
 
 /// Run a program that uses libibverbs on urxe, with no RDMA hardware, no kernel module and no root
@@ -49,7 +49,7 @@ pub struct Env {
 /// What a program's device is like.
 #[derive(Args)]
 struct Surroundings {
-    /// Where packets go: `udp[:ADDR]`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;
+    /// Where packets go: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;
     /// unless given, a device for each interface, over UDP
     #[arg(long, value_name = "LINK", value_parser = parse_link)]
     link: Option<Chosen>,
@@ -68,6 +68,9 @@ struct Surroundings {
     /// Behave as this class of device: `strict`, `rxe`, `mlx5`
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     personality: Option<String>,
+    /// Share the addresses with programs of any user, not only one's own; whoever is first decides
+    #[arg(long)]
+    any_user: bool,
     /// Shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -83,7 +86,7 @@ struct Chosen {
 fn parse_link(text: &str) -> Result<Chosen, String> {
     match text.parse()? {
         LinkSpec::Fabric => {
-            Err("a fabric is within one process: there are udp[:ADDR], packet:IF and frames:…".into())
+            Err("a fabric is within one process: there are udp[:ADDR], udp:IF, packet:IF and frames:…".into())
         }
         link => Ok(Chosen { link, text: text.into() }),
     }
@@ -171,6 +174,15 @@ impl Surroundings {
                 return Err(CliError::Usage(text));
             }
         }
+        if let Some(Chosen { link: LinkSpec::UdpOn { interface, .. }, .. }) = &self.link {
+            let there = interfaces();
+            if !there.iter().any(|i| i.name == *interface) {
+                let names: Vec<_> = there.iter().map(|i| i.name.as_str()).collect();
+                let names = names.join(", ");
+                let text = format!("no interface '{interface}' is up and has an IP address: there are {names}");
+                return Err(CliError::Usage(text));
+            }
+        }
         let library = library_directory()?;
         let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others = env::split_paths(&before).filter(|dir| !dir.as_os_str().is_empty() && *dir != library);
@@ -187,6 +199,8 @@ impl Surroundings {
             ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
             ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
             ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
+            ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
+            ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
     }

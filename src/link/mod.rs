@@ -22,6 +22,9 @@ macro_rules! pass_on {
         fn group_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
             $inner.group_fd()
         }
+        fn fds(&$self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+            $inner.fds()
+        }
         fn is_up(&mut $self) -> bool {
             $inner.is_up()
         }
@@ -42,9 +45,11 @@ pub mod faults;
 mod frame_queue;
 mod frames;
 mod held;
+mod interfaces;
 mod link_spec;
 mod loopback;
 mod membership;
+mod multihomed;
 mod packet;
 mod spec;
 pub mod station;
@@ -64,8 +69,10 @@ use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use interfaces::{Interface, interfaces, main_address};
 pub use link_spec::{BindError, LinkSpec, default_address};
 pub use membership::JoinError;
+pub use multihomed::Multihomed;
 pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 pub use wrapping::Wrapping;
@@ -232,6 +239,11 @@ pub trait Link: Send {
     /// The same for what comes to groups, if that is not on [`poll_fd`](Self::poll_fd); the descriptor stays the same.
     fn group_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// All that is to be watched, where it has more sockets than these: whoever sleeps until something comes sleeps on it.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.poll_fd().into_iter().chain(self.group_fd()).collect()
     }
 
     /// Whether its port carries packets: the cable is plugged in, the interface is up.

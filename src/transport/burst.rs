@@ -293,6 +293,22 @@ impl TxQueue {
         self.add_arena_piece(start);
     }
 
+    /// Adds a whole burst of another queue as it is: for middleware that takes a queue apart.
+    ///
+    /// # Panics
+    /// If its bytes are still to be [copied](TxBurst::bytes).
+    pub fn push_burst(&mut self, burst: &TxBurst<'_>) {
+        let TxBurst { flow, segment, packets, bytes, .. } = *burst;
+        let start = self.take(bytes);
+        self.arena[start..self.used].copy_from_slice(burst.bytes());
+        self.packets += packets;
+        self.bytes += bytes;
+        // Closed, as its packets keep their places in it.
+        let first_piece = self.pieces.len();
+        self.bursts.push(Burst { flow, segment, packets, bytes, first_piece, closed: true });
+        self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
+    }
+
     /// Makes room in the last burst or begins one; returns the packet's index in it.
     #[inline(always)]
     fn join_burst(&mut self, flow: &Flow, packet_len: usize) -> u16 {

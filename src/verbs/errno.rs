@@ -133,8 +133,8 @@ table! {
     }
     UdpLinkError {
         Self::Taken { .. } => EADDRINUSE,
-        Self::NotLocal { .. } => ENODEV,
         Self::Refused { errno, .. } => *errno,
+        Self::NotLocal { .. } | Self::NoInterface { .. } => ENODEV,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     BindError {

@@ -1,8 +1,10 @@
 //! What a device and its port say of themselves.
 
+use std::net::IpAddr;
 use std::ops::BitOr;
 
 use super::Context;
+use crate::link::main_address;
 use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::Mtu;
@@ -161,13 +163,27 @@ impl PortAttr {
     }
 }
 
+/// The node GUID of a device that is to be opened on a link with this MAC, or with zeros for none, and these addresses.
+pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    if mac != [0; 6] {
+        // EUI-64, as hardware makes it.
+        return u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    }
+    // What no other device of the network has: its address, or the part of it that names the host.
+    let host = match main_address(addresses) {
+        Some(IpAddr::V4(ip)) => ip.to_bits(),
+        Some(IpAddr::V6(ip)) => ip.to_bits() as u32,
+        None => 0,
+    };
+    0x5258_fffe_0000_0000 | u64::from(host)
+}
+
 impl Context {
     /// What the device is and has at most.
     pub fn query_device(&self) -> DeviceAttr {
-        let [a, b, c, d, e, f] = self.0.info.mac;
         let limits = self.0.limits;
-        // EUI-64 of the MAC, as hardware makes it.
-        let guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+        let guid = node_guid(self.0.info.mac, &self.0.info.addresses);
         DeviceAttr {
             name: format!("urxe ({})", self.0.info.name),
             version: env!("CARGO_PKG_VERSION"),

@@ -7,9 +7,11 @@
 
 mod cmsg;
 mod groups;
+mod interface;
 mod owner;
 mod recv;
 mod send;
+mod shared;
 mod socket;
 mod steer;
 pub mod steward;
@@ -36,7 +38,7 @@ use recv::Receiver;
 use send::Sender;
 use socket::Opened;
 pub use steward::Sharing;
-use steward::{Place, Tenancy};
+use steward::Tenancy;
 
 /// How to set up a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -46,11 +48,15 @@ pub struct UdpOptions {
     pub buffer: usize,
     /// Whether to have the kernel segment and coalesce, if it can: ten times as fast.
     pub segmentation: bool,
+    /// The interface whose address it is, where several may have the same one, as link-local ones of IPv6. Then the
+    /// address may also be one that the interface does not use yet, while it looks for others that have it (DAD): what
+    /// is sent until then is lost.
+    pub interface: Option<String>,
 }
 
 impl Default for UdpOptions {
     fn default() -> UdpOptions {
-        UdpOptions { buffer: 8 << 20, segmentation: true }
+        UdpOptions { buffer: 8 << 20, segmentation: true, interface: None }
     }
 }
 
@@ -80,6 +86,12 @@ pub enum UdpLinkError {
         errno: i32,
         /// And in words.
         why: String,
+    },
+    /// There is no such interface, or it is of no use.
+    #[error("no interface '{name}' is up and has an IP address; `ip address` lists those there are")]
+    NoInterface {
+        /// The name asked for.
+        name: String,
     },
     /// A system call failed that should not.
     #[error("no UDP link on {ip}: {what} failed")]
@@ -162,35 +174,6 @@ impl UdpLink {
         // The first one's port is that of all.
         links.iter_mut().skip(1).for_each(|link| link.watch = None);
         Ok(links)
-    }
-
-    /// Has a part of UDP port 4791 of these addresses, beside other processes that do the same: queue pair numbers begin
-    /// with what the part is ([`Link::seat`]). The links of each address in turn, one for each of `count` shards (1, 2, 4
-    /// … 32), which are of one NIC.
-    ///
-    /// # Errors
-    /// See [`bind`](Self::bind); and if all parts are taken, or those who share do not share with this user.
-    pub fn bind_shared(
-        ips: &[IpAddr],
-        options: &UdpOptions,
-        count: usize,
-        sharing: &Sharing,
-    ) -> Result<Vec<Vec<UdpLink>>, UdpLinkError> {
-        let count = count.next_power_of_two().min(Seat::COUNT / 2);
-        let places = ips.iter().map(|ip| Place { ip: *ip, scope: socket::scope_of(*ip) }).collect();
-        let (tenancy, sockets) = Tenancy::join(places, count, sharing)?;
-        let adopt = |(ip, sockets): (&IpAddr, Vec<OwnedFd>)| {
-            let links = sockets.into_iter().enumerate().map(|(i, socket)| {
-                let mut link = UdpLink::new(*ip, options, socket::adopt(*ip, socket, options)?)?;
-                link.tenancy = Some(tenancy.clone());
-                if i > 0 {
-                    link.watch = None;
-                }
-                Ok(link)
-            });
-            links.collect()
-        };
-        ips.iter().zip(sockets).map(adopt).collect()
     }
 
     fn new(ip: IpAddr, options: &UdpOptions, opened: Opened) -> Result<UdpLink, UdpLinkError> {

@@ -43,7 +43,10 @@ pub(super) struct Opened {
 /// Opens and binds; `shared` beside sockets of ours that are there already.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Opened, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
-    let locals = locals(ip);
+    let locals = locals(ip, options.interface.as_deref());
+    if options.interface.is_some() && locals.is_empty() {
+        return Err(UdpLinkError::NotLocal { ip });
+    }
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
     configure(&socket, ip).map_err(fail("setting the socket's options"))?;
     let segments = options.segmentation
@@ -60,6 +63,11 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
     }
     if shared {
         share(&socket).map_err(fail("sharing UDP port 4791"))?;
+    }
+    if options.interface.is_some() && ip.is_ipv6() {
+        // Without it, an address that the kernel still looks for duplicates of could not be bound.
+        set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)
+            .map_err(fail("binding an address that is not used yet"))?;
     }
     let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
@@ -80,7 +88,7 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
     let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer's size", source };
     let rcvbuf = rcvbuf.map_err(failed)? as usize;
-    let locals = locals(ip);
+    let locals = locals(ip, options.interface.as_deref());
     let mtu = smallest_mtu(&socket, &locals);
     Ok(Opened { socket, locals, mtu, segments, rcvbuf })
 }
@@ -107,11 +115,11 @@ pub(super) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 0)
 }
 
-/// The addresses that a socket bound to `ip` takes packets for.
-fn locals(ip: IpAddr) -> Vec<Local> {
+/// The addresses that a socket bound to `ip` takes packets for, of one interface or all.
+fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
     let mut found: Vec<Local> = pnet_datalink::interfaces()
         .into_iter()
-        .filter(|i| i.is_up())
+        .filter(|i| i.is_up() && interface.is_none_or(|name| i.name == name))
         .flat_map(|i| {
             let (interface, index) = (i.name, i.index);
             i.ips.into_iter().map(move |net| (net, interface.clone(), index))
@@ -159,11 +167,6 @@ pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> i
 pub(super) fn needs_scope(ip: IpAddr) -> bool {
     let IpAddr::V6(ip) = ip else { return false };
     ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
-}
-
-/// The interface without which an address of this machine means nothing; 0 if it does not need one.
-pub(super) fn scope_of(ip: IpAddr) -> u32 {
-    if needs_scope(ip) { locals(ip).first().map_or(0, |local| local.index) } else { 0 }
 }
 
 /// Has what is sent to groups leave by an interface.

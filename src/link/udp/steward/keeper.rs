@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::super::{UdpLinkError, UdpOptions, socket, steer};
+use super::super::{UdpLinkError, socket, steer};
 use super::{Place, message};
 use crate::nic::Seat;
 
@@ -52,9 +52,9 @@ pub(super) struct Held {
 
 impl Held {
     /// Binds it anew.
-    pub fn bind(place: Place, options: &UdpOptions) -> Result<Held, UdpLinkError> {
+    pub fn bind(place: Place) -> Result<Held, UdpLinkError> {
         let ip = place.ip;
-        let opened = steer::open_group(ip, options, Seat::COUNT)?;
+        let opened = steer::open_group(ip, &place.options(), Seat::COUNT)?;
         let sockets: Vec<OwnedFd> = opened.into_iter().map(|opened| opened.socket).collect();
         let keeper = Keeper::new(&sockets);
         let keeper =

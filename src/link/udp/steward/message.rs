@@ -86,8 +86,8 @@ impl FromStr for Place {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Place, ()> {
-        let (ip, scope) = text.split_once('%').unwrap_or((text, "0"));
-        Ok(Place { ip: ip.parse().map_err(drop)?, scope: scope.parse().map_err(drop)? })
+        let (ip, interface) = text.split_once('%').map_or((text, None), |(ip, name)| (ip, Some(name.to_owned())));
+        Ok(Place { ip: ip.parse().map_err(drop)?, interface })
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn lines_read_as_they_are_written() {
-        let places = vec![place("10.0.0.1"), place("fe80::1%3")];
+        let places = vec![place("10.0.0.1"), place("fe80::1%eth0")];
         for (seat, shards) in [(None, 1), (Some(5), 1), (Some(8), 8), (None, 32)] {
             let request = Request { seat, shards, places: places.clone() };
             assert_eq!(request.to_string().parse(), Ok(request));

@@ -26,7 +26,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use super::socket;
+use super::{UdpOptions, socket};
 pub use server::{ServeError, serve};
 pub(super) use tenancy::Tenancy;
 
@@ -39,30 +39,56 @@ pub struct Sharing {
     pub any_user: bool,
 }
 
-/// An address, and its interface where it means nothing without (0 otherwise).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// An address, and the interface that has it, where that is known.
+#[derive(Clone, Debug)]
 pub(super) struct Place {
-    pub ip: IpAddr,
-    pub scope: u32,
+    ip: IpAddr,
+    interface: Option<String>,
 }
 
 impl Place {
+    pub fn new(ip: IpAddr, options: &UdpOptions) -> Place {
+        // IPv4 is bound without.
+        Place { ip, interface: options.interface.clone().filter(|_| ip.is_ipv6()) }
+    }
+
+    /// How it is bound.
+    fn options(&self) -> UdpOptions {
+        UdpOptions { interface: self.interface.clone(), ..UdpOptions::default() }
+    }
+
+    /// What its steward's name has: the interface only where the address means nothing without.
+    fn key(&self) -> String {
+        match &self.interface {
+            Some(interface) if socket::needs_scope(self.ip) => format!("{}%{interface}", self.ip),
+            _ => self.ip.to_string(),
+        }
+    }
+
     /// The name that a steward of this address listens at.
-    fn name(self) -> String {
-        format!("urxe-steward/{self}")
+    fn name(&self) -> String {
+        format!("urxe-steward/{}", self.key())
     }
 
     /// The one of several addresses by which their steward is found: all that share any of them should come to the same.
-    fn chief(places: &[Place]) -> Option<Place> {
-        places.iter().copied().min_by_key(|place| (place.ip.is_ipv6(), place.scope != 0))
+    fn chief(places: &[Place]) -> Option<&Place> {
+        places.iter().min_by_key(|place| (place.ip.is_ipv6(), socket::needs_scope(place.ip)))
     }
 }
 
+impl PartialEq for Place {
+    fn eq(&self, other: &Place) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Place {}
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.scope {
-            0 => write!(f, "{}", self.ip),
-            scope => write!(f, "{}%{scope}", self.ip),
+        match &self.interface {
+            None => write!(f, "{}", self.ip),
+            Some(interface) => write!(f, "{}%{interface}", self.ip),
         }
     }
 }

@@ -14,7 +14,7 @@ use rustix::net::{
 use super::keeper::{Held, Keeper};
 use super::message::{self, Answer, Request};
 use super::{Place, socket};
-use crate::link::udp::{PortOwner, UdpLinkError, UdpOptions, steer};
+use crate::link::udp::{PortOwner, UdpLinkError, steer};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
 
@@ -32,7 +32,7 @@ const BACKLOG: i32 = 256;
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address is none.
-    #[error("'{0}' is no address: write 10.0.0.1, fd00::1, or fe80::1%2 with the number of its interface")]
+    #[error("'{0}' is no address: write 10.0.0.1, fd00::1, or fe80::1%eth0")]
     Address(String),
     /// There is one already.
     #[error("there is a steward of {0} already")]
@@ -51,7 +51,7 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
     move |source| ServeError::System { what, source: source.into() }
 }
 
-/// Is the steward of an address (`10.0.0.1`, `fe80::1%2`) until nobody needs one. With `any_user`, processes of other users
+/// Is the steward of an address (`10.0.0.1`, `fe80::1%eth0`) until nobody needs one. With `any_user`, processes of other users
 /// are served too.
 ///
 /// # Errors
@@ -181,7 +181,7 @@ impl Server {
             if self.held.iter().any(|held| held.place == *place) {
                 continue;
             }
-            match Held::bind(*place, &UdpOptions::default()) {
+            match Held::bind(place.clone()) {
                 Ok(held) => {
                     if let Err(e) = steer::attach(&held.sockets[0], &steer::by_seat(&self.several())) {
                         return Some(Err(refusal(&steer::failed(place.ip, e))));
@@ -250,7 +250,7 @@ impl Server {
             (0..Seat::COUNT).step_by(count).filter(|first| *first > 0).partition(|first| *first <= self.last);
         let mut firsts = after.into_iter().chain(before);
         firsts.find_map(|first| {
-            let tokens = (first..first + count).map(|seat| token(self.place, seat).ok());
+            let tokens = (first..first + count).map(|seat| token(&self.place, seat).ok());
             Some((first, tokens.collect::<Option<_>>()?))
         })
     }
@@ -268,7 +268,7 @@ impl Server {
         }
         for (place, keeper) in request.places.iter().zip(fds) {
             if self.held.iter().all(|held| held.place != *place) {
-                let held = Held::take_over(*place, Keeper::from_fd(keeper)).map_err(|e| refused(e.to_string()))?;
+                let held = Held::take_over(place.clone(), Keeper::from_fd(keeper)).map_err(|e| refused(e.to_string()))?;
                 self.held.push(held);
             }
         }
@@ -296,9 +296,9 @@ impl Server {
 }
 
 /// What a process has as long as it has a seat: a name that nobody else can have.
-fn token(place: Place, seat: usize) -> io::Result<OwnedFd> {
+fn token(place: &Place, seat: usize) -> io::Result<OwnedFd> {
     let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    bind(&token, &SocketAddrUnix::new_abstract_name(format!("urxe-seat/{place}/{seat}").as_bytes())?)?;
+    bind(&token, &SocketAddrUnix::new_abstract_name(format!("urxe-seat/{}/{seat}", place.key()).as_bytes())?)?;
     Ok(token)
 }
 
@@ -323,7 +323,7 @@ fn refused(why: impl Into<String>) -> Answer {
 fn refusal(e: &UdpLinkError) -> Answer {
     let errno = match e {
         UdpLinkError::Taken { .. } => libc::EADDRINUSE,
-        UdpLinkError::NotLocal { .. } => libc::ENODEV,
+        UdpLinkError::NotLocal { .. } | UdpLinkError::NoInterface { .. } => libc::ENODEV,
         UdpLinkError::Refused { errno, .. } => *errno,
         UdpLinkError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
     };

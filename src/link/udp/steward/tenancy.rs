@@ -200,7 +200,7 @@ fn ask(
     Err(system("finding the steward that shares the address (`urxe steward`)")(why))
 }
 
-fn connect_to(place: Place) -> rustix::io::Result<OwnedFd> {
+fn connect_to(place: &Place) -> rustix::io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
         sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))?;
@@ -210,7 +210,7 @@ fn connect_to(place: Place) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Any process could have taken the name: what it hands out is trusted only if it may do as this one may.
-fn check_user(connection: &OwnedFd, place: Place, sharing: &Sharing) -> Result<(), UdpLinkError> {
+fn check_user(connection: &OwnedFd, place: &Place, sharing: &Sharing) -> Result<(), UdpLinkError> {
     let ip = place.ip;
     let who = sockopt::socket_peercred(connection);
     let who = who.map_err(|e| UdpLinkError::System { ip, what: "asking whose the steward is", source: e.into() })?;
