@@ -1,6 +1,8 @@
 //! Which queue pair numbers are whose, where several processes share an address.
 
-/// A part of the queue pair numbers: those that begin with its index. Several NICs may then have the same address, and whoever
+use crate::wire::Qpn;
+
+/// A [part](Qpn::part) of the queue pair numbers: those that begin with its index. Several NICs may then have the same address, and whoever
 /// hands out packets knows whose they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Seat {
@@ -13,7 +15,7 @@ impl Seat {
     pub const WHOLE: Seat = Seat { index: 0, bits: 0 };
 
     /// How many bits of a number say whose it is.
-    pub const BITS: u32 = 6;
+    pub const BITS: u32 = Qpn::PART_BITS;
 
     /// How many there are.
     pub const COUNT: usize = 1 << Seat::BITS;
