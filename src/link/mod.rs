@@ -51,6 +51,7 @@ mod loopback;
 mod membership;
 mod multihomed;
 mod packet;
+pub(crate) mod process;
 mod spec;
 pub mod station;
 pub mod trace;

@@ -346,6 +346,12 @@ impl Context {
         self.0.shards.link_state()
     }
 
+    /// Whether this is but a copy of what the process's parent has, as after a fork: no packet leaves it or comes to it, and
+    /// what is made of it or dropped changes nothing there. A device that is opened in the child is the child's own.
+    pub fn is_inherited(&self) -> bool {
+        self.0.shards.are_inherited()
+    }
+
     /// Looks at the link once on this thread, as polling a completion queue does: for a program that polls
     /// on memory.
     pub fn poll(&self) {

@@ -18,6 +18,7 @@ use super::clock::Clock;
 use super::presence::Presence;
 use super::siblings::{Parcels, Siblings};
 use crate::link::fabric::{Driver, FabricHandle, Handover};
+use crate::link::process::Process;
 use crate::link::{JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
@@ -83,6 +84,8 @@ pub(super) struct Shard {
     sleeping_until: AtomicU64,
     siblings: Siblings,
     stopping: AtomicBool,
+    /// Whose the link is: a child has the descriptors too, and would take its parent's packets.
+    process: Process,
     /// Duplicates of the link's descriptors, to sleep on without the lock.
     link_fds: Vec<OwnedFd>,
     /// The same of its port's state; whoever runs the background thread takes it.
@@ -217,6 +220,7 @@ impl Shard {
             sleeping_until: AtomicU64::new(0),
             siblings,
             stopping: AtomicBool::new(false),
+            process: Process::current(),
             link_fds,
             state_fd: Mutex::new(state_fd),
         })
@@ -401,7 +405,7 @@ impl Shard {
         let collected =
             self.siblings.collect(parcels, |part, first| nic.handle_part(now, part, first, memory, tx));
         let received = match link.get() {
-            Some(link) if !self.siblings.are_full() => link.receive(now, &mut |burst| {
+            Some(link) if !self.siblings.are_full() && self.process.is_current() => link.receive(now, &mut |burst| {
                 let handed_over =
                     self.siblings.sort(&burst, |part, first| nic.handle_part(now, part, first, memory, tx));
                 nic.count_handed_over(handed_over);
@@ -440,7 +444,9 @@ impl Shard {
         }
         let mut lost = None;
         if !tx.is_empty() {
-            if let Some(link) = link.get() {
+            if self.process.is_current()
+                && let Some(link) = link.get()
+            {
                 lost = link.transmit(now, tx).err();
             }
             if tx.bytes() >= LONG_TURN {

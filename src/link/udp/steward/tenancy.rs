@@ -18,6 +18,7 @@ use super::message::{self, Answer, Request};
 use super::start::start;
 use super::{Place, Sharing};
 use crate::link::background;
+use crate::link::process::Process;
 use crate::link::udp::UdpLinkError;
 use crate::nic::Seat;
 
@@ -36,7 +37,7 @@ pub(in super::super) struct Tenancy {
     seat: Seat,
     watcher: Option<JoinHandle<OwnedFd>>,
     /// A child has a copy of this, but not of the thread.
-    process: u32,
+    process: Process,
     /// Keep others from getting the seat.
     _tokens: Vec<OwnedFd>,
     /// To the steward, for the end: closed after all else, or the steward would be gone and the port still be taken.
@@ -88,7 +89,7 @@ impl Tenancy {
         let watching = shared.clone();
         let watcher = background::spawn("urxe seat".into(), move || watching.watch(connection));
         let watcher = watcher.map_err(system("starting a thread"))?;
-        let process = std::process::id();
+        let process = Process::current();
         let (watcher, connection) = (Some(watcher), None);
         Ok((Arc::new(Tenancy { shared, seat, watcher, process, _tokens: fds, connection }), sockets))
     }
@@ -110,7 +111,7 @@ impl Tenancy {
 
 impl Drop for Tenancy {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.process.is_current() {
             let _ = self.shared.stop.write(1);
             self.connection = self.watcher.take().and_then(|watcher| watcher.join().ok());
         }
