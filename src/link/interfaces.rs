@@ -36,7 +36,7 @@ pub fn interfaces() -> Vec<Interface> {
 }
 
 impl Interface {
-    /// The address that stands for it: its first IPv4 one, or its first.
+    /// The address that stands for it: its first that means something without its name, or its first.
     pub fn main_address(&self) -> IpAddr {
         main_address(&self.addresses).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
@@ -52,9 +52,9 @@ impl Interface {
     }
 }
 
-/// The address that stands for a device which has all of these: its first IPv4 one, or its first.
+/// The address that stands for a device which has all of these: its first that is not of one link, or its first.
 pub fn main_address(addresses: &[IpAddr]) -> Option<IpAddr> {
-    addresses.iter().find(|ip| ip.is_ipv4()).or(addresses.first()).copied()
+    addresses.iter().find(|ip| !is_link_local(ip)).or(addresses.first()).copied()
 }
 
 fn place(ip: &IpAddr) -> u8 {
@@ -90,6 +90,6 @@ mod tests {
         let sorted = ["fe80::1", "10.0.0.1", "169.254.1.1", "2001:db8::1", "fd00::1"];
         assert_eq!(addresses, sorted.map(|ip| ip.parse::<IpAddr>().unwrap()));
         assert_eq!(main_address(&addresses), Some(addresses[1]));
-        assert_eq!(main_address(&addresses[3..]), Some(addresses[3]));
+        assert_eq!(main_address(&addresses[..1]), Some(addresses[0]));
     }
 }
