@@ -14,6 +14,8 @@ pub struct Interface {
     pub mac: [u8; 6],
     /// Whether it leads nowhere but to this machine.
     pub is_loopback: bool,
+    /// Whether its cable is plugged in.
+    pub has_carrier: bool,
     /// Its addresses, as the GID table of a device on it has them: link-local IPv6 first, then IPv4, then other IPv6, each
     /// in the system's order. So has the kernel's rxe, and programs know the index of the GID that they want.
     pub addresses: Vec<IpAddr>,
@@ -26,9 +28,9 @@ pub fn interfaces() -> Vec<Interface> {
         .map(|i| {
             let mut addresses: Vec<IpAddr> = i.ips.iter().map(|net| net.ip()).collect();
             addresses.sort_by_key(place);
-            let is_loopback = i.is_loopback();
+            let (is_loopback, has_carrier) = (i.is_loopback(), i.is_running());
             let mac = i.mac.map_or([0; 6], |mac| mac.octets());
-            Interface { name: i.name, index: i.index, mac, is_loopback, addresses }
+            Interface { name: i.name, index: i.index, mac, is_loopback, has_carrier, addresses }
         })
         .collect();
     all.sort_by_key(|i| i.is_loopback);

@@ -137,8 +137,7 @@ impl LinkSpec {
                 Ok(boxed(UdpLink::bind_interface(interface, &UdpOptions::default(), shards)?))
             }
             LinkSpec::UdpOn { interface, address: Some(ip) } => {
-                let options = UdpOptions { interface: Some(interface.clone()), ..UdpOptions::default() };
-                Ok(boxed(UdpLink::bind_shards(*ip, &options, shards)?))
+                Ok(boxed(UdpLink::bind_on(interface, *ip, &UdpOptions::default(), shards)?))
             }
             LinkSpec::Packet(config) => Ok(boxed(PacketLink::open_shards(config.clone(), shards)?)),
             LinkSpec::Frames(config) => Ok(boxed(vec![FramesLink::open(config.clone())?])),

@@ -1,7 +1,21 @@
-//! All addresses of an interface as one link: a socket for each, as a wildcard would take those of other interfaces too.
+//! Addresses of a named interface: all of them as one link, with a socket for each, as a wildcard would take those of other
+//! interfaces too; or one that other interfaces may have as well.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use super::{UdpLink, UdpLinkError, UdpOptions};
-use crate::link::{Multihomed, interfaces};
+use crate::link::{Interface, Multihomed, interfaces};
+
+/// How long to wait for the kernel, which may find that somebody else has an address (DAD, RFC 4862): it takes a second for
+/// its question after up to another one.
+const DAD: Duration = Duration::from_secs(3);
+const DAD_STEP: Duration = Duration::from_millis(10);
+
+/// `IFA_F_DADFAILED` and `IFA_F_TENTATIVE` of linux/if_addr.h.
+const DAD_FAILED: u32 = 0x08;
+const TENTATIVE: u32 = 0x40;
 
 impl UdpLink {
     /// Binds UDP port 4791 of every address of an interface, for the shards of one NIC as
@@ -15,8 +29,7 @@ impl UdpLink {
         options: &UdpOptions,
         count: usize,
     ) -> Result<Vec<Multihomed<UdpLink>>, UdpLinkError> {
-        let missing = || UdpLinkError::NoInterface { name: name.to_owned() };
-        let interface = interfaces().into_iter().find(|i| i.name == name).ok_or_else(missing)?;
+        let interface = settled(name)?;
         let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
         let mut by_shard: Vec<Vec<UdpLink>> = Vec::new();
         for ip in interface.addresses {
@@ -31,6 +44,69 @@ impl UdpLink {
             }
         }
         let joined = by_shard.into_iter().map(|links| Multihomed::new(format!("udp {name}"), links));
-        joined.collect::<Option<_>>().ok_or_else(missing)
+        joined.collect::<Option<_>>().ok_or_else(|| missing(name))
+    }
+
+    /// Binds UDP port 4791 of one address of an interface, for the shards of one NIC; other interfaces may have the same
+    /// address, as link-local ones of IPv6.
+    ///
+    /// # Errors
+    /// If there is no such interface, or the address cannot be bound.
+    pub fn bind_on(
+        name: &str,
+        ip: IpAddr,
+        options: &UdpOptions,
+        count: usize,
+    ) -> Result<Vec<UdpLink>, UdpLinkError> {
+        settled(name)?;
+        let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
+        UdpLink::bind_shards(ip, &options, count)
+    }
+}
+
+fn missing(name: &str) -> UdpLinkError {
+    UdpLinkError::NoInterface { name: name.to_owned() }
+}
+
+/// An interface, once the kernel uses its addresses. To leave out those that it does not use yet would give the others
+/// indices in the GID table that depend on the moment. Where it takes longer (no cable is plugged in), they are in the table
+/// all the same, and what is sent from them until then is lost.
+fn settled(name: &str) -> Result<Interface, UdpLinkError> {
+    let deadline = Instant::now() + DAD;
+    loop {
+        let found = interfaces().into_iter().find(|i| i.name == name).ok_or_else(|| missing(name))?;
+        // Not /proc/net, which is that of the first thread's network namespace.
+        let list = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
+        if !found.has_carrier || !has_tentative(&list, found.index) || Instant::now() >= deadline {
+            return Ok(found);
+        }
+        thread::sleep(DAD_STEP);
+    }
+}
+
+/// Whether the kernel's list of IPv6 addresses has one of an interface that it asks the network about. Each line has address,
+/// interface index, prefix length, scope, flags, all as hexadecimal numbers, and the interface's name.
+fn has_tentative(list: &str, index: u32) -> bool {
+    list.lines().any(|line| {
+        let mut numbers = line.split_whitespace().skip(1).map(|field| u32::from_str_radix(field, 16));
+        let (of, flags) = (numbers.next(), numbers.nth(2));
+        let flags = flags.and_then(Result::ok).unwrap_or(0);
+        of == Some(Ok(index)) && flags & (TENTATIVE | DAD_FAILED) == TENTATIVE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_asked_about_are_told_apart() {
+        let list = "fe8000000000000000fc00fffe000001 11 40 20 80     eth0\n\
+                    fd000000000000000000000000000002 12 40 00 c0     eth1\n\
+                    fe8000000000000000fc00fffe000002 13 40 20 c8     eth2\n\
+                    00000000000000000000000000000001 01 80 10 80       lo\n";
+        let tentative = |index| has_tentative(list, index);
+        assert_eq!([0x11, 0x12, 0x13, 1, 0x40, 0xc0].map(tentative), [false, true, false, false, false, false]);
+        assert!(!has_tentative("", 1) && !has_tentative("nonsense\n1 2\n", 1));
     }
 }
