@@ -146,8 +146,11 @@ impl Device {
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings { shards, personality, seed, faults, .. } = &self.settings;
-        let links = self.link.bind(*shards)?;
+        let Settings { shards, personality, seed, faults, sharing, .. } = &self.settings;
+        let links = match sharing {
+            Some(sharing) => self.link.bind_shared(*shards, sharing)?,
+            None => self.link.bind(*shards)?,
+        };
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
         let (links, _) = wrapping.around(links, &self.link.to_string());

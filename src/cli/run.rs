@@ -68,6 +68,9 @@ struct Surroundings {
     /// Behave as this class of device: `strict`, `rxe`, `mlx5`
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     personality: Option<String>,
+    /// Share the addresses with programs of any user, not only one's own; whoever is first decides
+    #[arg(long)]
+    any_user: bool,
     /// Shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -196,6 +199,8 @@ impl Surroundings {
             ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
             ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
             ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
+            ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
+            ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
     }

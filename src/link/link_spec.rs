@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use super::udp::{UdpLink, UdpLinkError, UdpOptions};
+use super::udp::{Sharing, UdpLink, UdpLinkError, UdpOptions};
 use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketError, PacketLink, SpecError};
 
 /// Why a link that was chosen by its text was not opened.
@@ -124,25 +124,52 @@ impl LinkSpec {
     /// # Errors
     /// [`BindError`]; always for the fabric, of which ports are made.
     pub fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, BindError> {
+        self.open(shards, None)
+    }
+
+    /// The same beside other processes that do so, if it is a udp link.
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind).
+    pub fn bind_shared(&self, shards: usize, sharing: &Sharing) -> Result<Vec<Box<dyn Link>>, BindError> {
+        self.open(shards, Some(sharing))
+    }
+
+    fn open(&self, shards: usize, sharing: Option<&Sharing>) -> Result<Vec<Box<dyn Link>>, BindError> {
         if shards > 1 && !self.has_shards() {
             return Err(BindError::Shards { link: self.clone() });
         }
         match self {
             LinkSpec::Fabric => Err(BindError::Fabric),
             LinkSpec::Udp(ip) => {
-                let ip = ip.unwrap_or_else(default_address);
-                Ok(boxed(UdpLink::bind_shards(ip, &UdpOptions::default(), shards)?))
+                on_address(ip.unwrap_or_else(default_address), &UdpOptions::default(), shards, sharing)
             }
-            LinkSpec::UdpOn { interface, address: None } => {
-                Ok(boxed(UdpLink::bind_interface(interface, &UdpOptions::default(), shards)?))
-            }
-            LinkSpec::UdpOn { interface, address: Some(ip) } => {
-                Ok(boxed(UdpLink::bind_on(interface, *ip, &UdpOptions::default(), shards)?))
+            LinkSpec::UdpOn { interface, address } => {
+                let options = UdpOptions::default().on_interface(interface)?;
+                match (address, sharing) {
+                    (Some(ip), _) => on_address(*ip, &options, shards, sharing),
+                    (None, None) => Ok(boxed(UdpLink::bind_interface(interface, &options, shards)?)),
+                    (None, Some(sharing)) => {
+                        Ok(boxed(UdpLink::bind_interface_shared(interface, &options, shards, sharing)?))
+                    }
+                }
             }
             LinkSpec::Packet(config) => Ok(boxed(PacketLink::open_shards(config.clone(), shards)?)),
             LinkSpec::Frames(config) => Ok(boxed(vec![FramesLink::open(config.clone())?])),
         }
     }
+}
+
+fn on_address(
+    ip: IpAddr,
+    options: &UdpOptions,
+    shards: usize,
+    sharing: Option<&Sharing>,
+) -> Result<Vec<Box<dyn Link>>, BindError> {
+    Ok(boxed(match sharing {
+        None => UdpLink::bind_shards(ip, options, shards)?,
+        Some(sharing) => UdpLink::bind_shared(ip, options, shards, sharing)?,
+    }))
 }
 
 fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {

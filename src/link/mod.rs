@@ -13,6 +13,9 @@ macro_rules! pass_on {
         fn leave(&mut $self, group: std::net::IpAddr) {
             $inner.leave(group);
         }
+        fn seat(&$self) -> $crate::nic::Seat {
+            $inner.seat()
+        }
         fn poll_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
             $inner.poll_fd()
         }
@@ -60,6 +63,7 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
+use crate::nic::Seat;
 pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::frame::FrameError;
@@ -218,6 +222,11 @@ pub trait Link: Send {
 
     /// Leaves a multicast group; nothing happens if it was not joined.
     fn leave(&mut self, group: IpAddr);
+
+    /// The queue pair numbers whose packets it gets: not all, where others have the same address.
+    fn seat(&self) -> Seat {
+        Seat::WHOLE
+    }
 
     /// When it wants `receive` to be called though nothing is readable: a delayed delivery, an ARP retry.
     fn next_deadline(&self) -> Option<Instant> {

@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::nic::Seat;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 
 /// A link of which nothing was sent and nothing came for so long falls asleep, unless it is the one used last.
@@ -167,6 +168,10 @@ impl<L: Link> Link for Multihomed<L> {
         if let Some(i) = self.member_for(group) {
             self.members[i].link.leave(group);
         }
+    }
+
+    fn seat(&self) -> Seat {
+        self.members[0].link.seat()
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -144,7 +144,9 @@ impl Context {
         fabric: Option<FabricHandle>,
         options: &ContextOptions,
     ) -> Result<Context, OpenError> {
-        let siblings = Siblings::new(links.len())?.ok_or(OpenError::Shards(links.len()))?;
+        let count = links.len();
+        let seat = links.first().map(|link| link.seat()).unwrap_or_default();
+        let siblings = Siblings::new(count, seat)?.ok_or(OpenError::Shards(count))?;
         let info = links[0].info().clone();
         if info.addresses.is_empty() {
             return Err(OpenError::NoAddress(info.name));
@@ -186,6 +188,7 @@ impl Context {
             nics.push(nic);
         }
         let asynchronous = nics[0].events().clone();
+        let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::new());
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), siblings) in nics.into_iter().zip(links).zip(siblings) {
@@ -198,6 +201,7 @@ impl Context {
         }
         let shards = Shards::start(shards)?;
         let Personality { name: personality, limits, habits, .. } = options.personality;
+        let limits = Limits { max_qp: limits.max_qp.min(max_qp), ..limits };
         let device = Inner {
             shards,
             limits,

@@ -133,6 +133,7 @@ table! {
     }
     UdpLinkError {
         Self::Taken { .. } => EADDRINUSE,
+        Self::Refused { errno, .. } => *errno,
         Self::NotLocal { .. } | Self::NoInterface { .. } => ENODEV,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }

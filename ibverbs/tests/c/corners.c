@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -440,12 +441,30 @@ static void twice(void)
 	}
 }
 
+static volatile sig_atomic_t told_of_children;
+
+static void told_of_child(int signal)
+{
+	(void)signal;
+	told_of_children++;
+}
+
+/* What a device needs to be started is no child of the program. */
+static void children(void)
+{
+	signal(SIGCHLD, told_of_child);
+	open_first();
+	usleep(100000);
+	CHECK(told_of_children == 0);
+	CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger } };
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger }, { "children", children } };
 	for (unsigned i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], corners[i].name)) {
 			corners[i].run();

@@ -17,6 +17,16 @@ const DAD_STEP: Duration = Duration::from_millis(10);
 const DAD_FAILED: u32 = 0x08;
 const TENTATIVE: u32 = 0x40;
 
+impl UdpOptions {
+    /// The same for addresses of a named interface, once the kernel uses them; other interfaces may have them too.
+    ///
+    /// # Errors
+    /// If there is no such interface.
+    pub fn on_interface(&self, name: &str) -> Result<UdpOptions, UdpLinkError> {
+        Ok(find(name, self)?.1)
+    }
+}
+
 impl UdpLink {
     /// Binds UDP port 4791 of every address of an interface, for the shards of one NIC as
     /// [`bind_shards`](Self::bind_shards) does. The GID table has them in the order of
@@ -29,39 +39,36 @@ impl UdpLink {
         options: &UdpOptions,
         count: usize,
     ) -> Result<Vec<Multihomed<UdpLink>>, UdpLinkError> {
-        let interface = settled(name)?;
-        let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
-        let mut by_shard: Vec<Vec<UdpLink>> = Vec::new();
-        for ip in interface.addresses {
-            let links = UdpLink::bind_shards(ip, &options, count)?;
-            by_shard.resize_with(links.len(), Vec::new);
-            for (shard, mut link) in by_shard.iter_mut().zip(links) {
-                if !shard.is_empty() {
-                    // The first one's port is that of all.
-                    link.watch = None;
-                }
-                shard.push(link);
-            }
-        }
-        let joined = by_shard.into_iter().map(|links| Multihomed::new(format!("udp {name}"), links));
-        joined.collect::<Option<_>>().ok_or_else(|| missing(name))
+        let (addresses, options) = find(name, options)?;
+        let bind = |ip| UdpLink::bind_shards(ip, &options, count);
+        join(name, addresses.into_iter().map(bind).collect::<Result<_, _>>()?)
     }
+}
 
-    /// Binds UDP port 4791 of one address of an interface, for the shards of one NIC; other interfaces may have the same
-    /// address, as link-local ones of IPv6.
-    ///
-    /// # Errors
-    /// If there is no such interface, or the address cannot be bound.
-    pub fn bind_on(
-        name: &str,
-        ip: IpAddr,
-        options: &UdpOptions,
-        count: usize,
-    ) -> Result<Vec<UdpLink>, UdpLinkError> {
-        settled(name)?;
-        let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
-        UdpLink::bind_shards(ip, &options, count)
+/// The addresses of an interface, and how to bind them.
+pub(super) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
+    let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
+    Ok((settled(name)?.addresses, options))
+}
+
+/// For each shard one link of all its addresses, of the links of each address.
+pub(super) fn join(
+    name: &str,
+    by_address: Vec<Vec<UdpLink>>,
+) -> Result<Vec<Multihomed<UdpLink>>, UdpLinkError> {
+    let mut by_shard: Vec<Vec<UdpLink>> = Vec::new();
+    for links in by_address {
+        by_shard.resize_with(links.len(), Vec::new);
+        for (shard, mut link) in by_shard.iter_mut().zip(links) {
+            if !shard.is_empty() {
+                // The first one's port is that of all.
+                link.watch = None;
+            }
+            shard.push(link);
+        }
     }
+    let joined = by_shard.into_iter().map(|links| Multihomed::new(format!("udp {name}"), links));
+    joined.collect::<Option<_>>().ok_or_else(|| missing(name))
 }
 
 fn missing(name: &str) -> UdpLinkError {
