@@ -14,6 +14,8 @@ pub struct Interface {
     pub mac: [u8; 6],
     /// Whether it leads nowhere but to this machine.
     pub is_loopback: bool,
+    /// Whether its cable is plugged in.
+    pub has_carrier: bool,
     /// Its addresses, as the GID table of a device on it has them: link-local IPv6 first, then IPv4, then other IPv6, each
     /// in the system's order. So has the kernel's rxe, and programs know the index of the GID that they want.
     pub addresses: Vec<IpAddr>,
@@ -26,9 +28,9 @@ pub fn interfaces() -> Vec<Interface> {
         .map(|i| {
             let mut addresses: Vec<IpAddr> = i.ips.iter().map(|net| net.ip()).collect();
             addresses.sort_by_key(place);
-            let is_loopback = i.is_loopback();
+            let (is_loopback, has_carrier) = (i.is_loopback(), i.is_running());
             let mac = i.mac.map_or([0; 6], |mac| mac.octets());
-            Interface { name: i.name, index: i.index, mac, is_loopback, addresses }
+            Interface { name: i.name, index: i.index, mac, is_loopback, has_carrier, addresses }
         })
         .collect();
     all.sort_by_key(|i| i.is_loopback);
@@ -36,7 +38,7 @@ pub fn interfaces() -> Vec<Interface> {
 }
 
 impl Interface {
-    /// The address that stands for it: its first IPv4 one, or its first.
+    /// The address that stands for it: its first that means something without its name, or its first.
     pub fn main_address(&self) -> IpAddr {
         main_address(&self.addresses).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
@@ -52,9 +54,9 @@ impl Interface {
     }
 }
 
-/// The address that stands for a device which has all of these: its first IPv4 one, or its first.
+/// The address that stands for a device which has all of these: its first that is not of one link, or its first.
 pub fn main_address(addresses: &[IpAddr]) -> Option<IpAddr> {
-    addresses.iter().find(|ip| ip.is_ipv4()).or(addresses.first()).copied()
+    addresses.iter().find(|ip| !is_link_local(ip)).or(addresses.first()).copied()
 }
 
 fn place(ip: &IpAddr) -> u8 {
@@ -90,6 +92,6 @@ mod tests {
         let sorted = ["fe80::1", "10.0.0.1", "169.254.1.1", "2001:db8::1", "fd00::1"];
         assert_eq!(addresses, sorted.map(|ip| ip.parse::<IpAddr>().unwrap()));
         assert_eq!(main_address(&addresses), Some(addresses[1]));
-        assert_eq!(main_address(&addresses[3..]), Some(addresses[3]));
+        assert_eq!(main_address(&addresses[..1]), Some(addresses[0]));
     }
 }

@@ -145,7 +145,7 @@ impl LinkSpec {
                 on_address(ip.unwrap_or_else(default_address), &UdpOptions::default(), shards, sharing)
             }
             LinkSpec::UdpOn { interface, address } => {
-                let options = UdpOptions { interface: Some(interface.clone()), ..UdpOptions::default() };
+                let options = UdpOptions::default().on_interface(interface)?;
                 match (address, sharing) {
                     (Some(ip), _) => on_address(*ip, &options, shards, sharing),
                     (None, None) => Ok(boxed(UdpLink::bind_interface(interface, &options, shards)?)),

@@ -292,6 +292,17 @@ impl Context {
         self.0.shards.look(|nic| nic.config().port.gid(index))
     }
 
+    /// The index of the GID for peers of which nothing is known: the first, but a link-local one only if all are.
+    pub fn main_gid(&self) -> Option<u8> {
+        self.0.shards.look(|nic| u8::try_from(nic.config().port.main_gid()?).ok())
+    }
+
+    /// The index of the GID to talk to a peer from: of its IP version, and most like it. `None` if there is none of that
+    /// version.
+    pub fn gid_towards(&self, peer: Gid) -> Option<u8> {
+        self.0.shards.look(|nic| u8::try_from(nic.config().port.gid_towards(peer)?).ok())
+    }
+
     /// The GID table: the port's addresses. An entry of zeros is that of an address that it had.
     pub fn gids(&self) -> Vec<Gid> {
         self.0.shards.look(|nic| nic.config().port.gids.clone())

@@ -60,7 +60,7 @@ pub struct ConnectOptions {
     pub access: Access,
     /// Payload bytes a packet. `None`: the port's active MTU.
     pub mtu: Option<Mtu>,
-    /// Which of our GIDs. `None`: the first of the peer's IP version.
+    /// Which of our GIDs. `None`: the one that [suits the peer](Context::gid_towards).
     pub sgid_index: Option<u8>,
     /// Traffic class (ToS).
     pub traffic_class: u8,
@@ -216,11 +216,11 @@ impl Qp {
         Some(Endpoint { gid, qpn: self.qpn, psn: self.psn })
     }
 
-    /// What a peer must know, with the first GID.
+    /// What a peer must know, with the [main GID](Context::main_gid).
     pub fn endpoint(&self) -> Endpoint {
-        // A context is not opened without an address; only a change can take the first away.
-        let gid = self.pd.context().query_gid(0).unwrap_or_default();
-        Endpoint { gid, qpn: self.qpn, psn: self.psn }
+        // A context is not opened without an address; only a change can take all away.
+        let gid = self.pd.context().main_gid().and_then(|i| self.pd.context().query_gid(i.into()));
+        Endpoint { gid: gid.unwrap_or_default(), qpn: self.qpn, psn: self.psn }
     }
 
     /// Changes attributes and state.
@@ -284,12 +284,7 @@ impl Qp {
         }
         let sgid_index = match options.sgid_index {
             Some(index) => index,
-            None => {
-                let v4 = peer.gid.ip().is_ipv4();
-                let there = |gid: &Gid| *gid != Gid::default() && gid.ip().is_ipv4() == v4;
-                let index = context.gids().iter().position(there);
-                index.ok_or(ConnectError::NoGid { peer: peer.gid })? as u8
-            }
+            None => context.gid_towards(peer.gid).ok_or(ConnectError::NoGid { peer: peer.gid })?,
         };
         let av =
             AddressVector { sgid_index, traffic_class: options.traffic_class, ..AddressVector::to(peer.gid) };

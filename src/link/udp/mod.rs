@@ -49,8 +49,8 @@ pub struct UdpOptions {
     /// Whether to have the kernel segment and coalesce, if it can: ten times as fast.
     pub segmentation: bool,
     /// The interface whose address it is, where several may have the same one, as link-local ones of IPv6. Then the
-    /// address may also be one that the interface does not use yet, while it looks for others that have it (DAD): what
-    /// is sent until then is lost.
+    /// address may also be one that the kernel does not use yet, while it looks for others that have it (DAD): what is
+    /// sent until then is lost.
     pub interface: Option<String>,
 }
 
