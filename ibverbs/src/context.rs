@@ -144,6 +144,7 @@ fn table() -> verbs_context {
         query_port: Some(port::query_port_of_any_size),
         query_device_ex: Some(port::query_device_ex),
         query_rt_values: Some(port::query_rt_values),
+        advise_mr: Some(region::advise_mr),
         alloc_null_mr: Some(region::alloc_null_mr),
         open_xrcd: Some(domain::open_xrcd),
         close_xrcd: Some(domain::close_xrcd),

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use urxe::verbs::{DeviceAttr, DeviceCaps, PKey};
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
     ibv_query_device_ex_input, ibv_values_ex,
 };
 use crate::context::Context;
@@ -39,6 +39,15 @@ const ROCE_V2: u32 = 2;
 const SYSFS_ROCE_V2: u32 = 1;
 /// What the exported `ibv_query_port` writes: the struct as it was before `link_layer` had followers.
 const OLD_PORT_ATTR: usize = 48;
+
+/// On-demand paging: nothing is ever pinned, so every operation has it, with every region that asks for it.
+const ODP_SUPPORT: u64 = 1;
+const ODP_IMPLICIT: u64 = 2;
+/// Send (1), receive (2), write (4), read (8), atomic (16), receive by a shared queue (32), as each service has them.
+const ODP_RC: u32 = 0x3f;
+const ODP_UC: u32 = 0x27;
+const ODP_UD: u32 = 0x23;
+const ODP_XRC: u32 = 0x3d;
 
 fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
@@ -125,6 +134,11 @@ pub unsafe extern "C" fn query_device_ex(
     let zeros: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
     let c = ibv_device_attr_ex {
         orig_attr,
+        odp_caps: ibv_odp_caps {
+            general_caps: ODP_SUPPORT | ODP_IMPLICIT,
+            per_transport_caps: [ODP_RC, ODP_UC, ODP_UD],
+        },
+        xrc_odp_caps: ODP_XRC,
         completion_timestamp_mask: attr.completion_timestamp_mask,
         hca_core_clock: attr.hca_core_clock_khz,
         // What these calls do not offer yet is not promised: FLUSH, and device memory (`max_dm_size`).

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use urxe::verbs::{Access, Mw, NullMr, RawMr, WindowKind};
 
-use crate::abi::{ibv_context, ibv_mr, ibv_mw, ibv_pd};
+use crate::abi::{ibv_context, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::domain::ProtectionDomain;
-use crate::errno;
 use crate::object::{Object, Shown};
+use crate::{errno, post};
 
 export! {
     "IBVERBS_1.1":
@@ -113,8 +113,10 @@ unsafe fn register(
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let access = access(bits);
-    let whole_process = addr.is_null() && length == usize::MAX && access.allows(Access::ON_DEMAND);
-    if !whole_process && length != 0 && !can_be_pinned(addr.addr(), length, access) {
+    // With on-demand paging nothing need be mapped yet.
+    let on_demand = access.allows(Access::ON_DEMAND);
+    let whole_process = on_demand && addr.is_null() && length == usize::MAX;
+    if !on_demand && length != 0 && !can_be_pinned(addr.addr(), length, access) {
         return errno::null(libc::EFAULT);
     }
     // SAFETY: the program keeps the memory as long as the region, which is what registering means.
@@ -193,6 +195,37 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     }
 }
 
+/// Brings pages of on-demand regions in; done when it returns, whether or not that was asked for.
+pub unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_uint,
+    flags: u32,
+    sges: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    const PREFETCH: c_uint = 0;
+    const PREFETCH_WRITE: c_uint = 1;
+    const PREFETCH_NO_FAULT: c_uint = 2;
+    const FLUSH: u32 = 1;
+    if flags & !FLUSH != 0 || count == 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: a domain that was given out, and the caller's array.
+    let (domain, elements) =
+        unsafe { (ProtectionDomain::of(pd), post::elements(sges, count.try_into().unwrap_or(c_int::MAX))) };
+    let elements = match elements {
+        Ok(elements) => elements,
+        Err(e) => return e,
+    };
+    let done = match advice {
+        PREFETCH => domain.pd.prefetch(elements, false),
+        PREFETCH_WRITE => domain.pd.prefetch(elements, true),
+        PREFETCH_NO_FAULT => domain.pd.check_elements(elements, false),
+        _ => return libc::EOPNOTSUPP,
+    };
+    errno::number(done, |e| e.errno())
+}
+
 unsafe extern "C" fn rereg_mr(
     c: *mut ibv_mr,
     flags: c_int,
@@ -218,8 +251,12 @@ unsafe extern "C" fn rereg_mr(
     let mut mr = region.mr.lock();
     let Some(Registered::Memory(mr, of_before)) = &mut *mr else { return refuse(libc::EINVAL) };
     let asked = if flags & ACCESS != 0 { access(bits as c_uint) } else { *of_before };
-    if flags & TRANSLATION != 0 && (length == 0 || !can_be_pinned(addr.addr(), length, asked)) {
-        return refuse(if length == 0 { libc::EINVAL } else { libc::EFAULT });
+    if flags & TRANSLATION != 0 && length == 0 {
+        return refuse(libc::EINVAL);
+    }
+    let on_demand = asked.allows(Access::ON_DEMAND);
+    if flags & TRANSLATION != 0 && !on_demand && !can_be_pinned(addr.addr(), length, asked) {
+        return refuse(libc::EFAULT);
     }
     // SAFETY: a domain that was given out, if the flags say so.
     let domain = (flags & PD != 0).then(|| unsafe { ProtectionDomain::of(pd) });

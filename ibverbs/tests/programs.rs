@@ -85,6 +85,13 @@ fn rc_pingpong() {
         &["-s", "100000", "-n", "200", "-m", "4096"],
         &["-t"],
         &["-e", "-c", "-l", "0"],
+        &["-N"],
+        &["-N", "-e", "-c"],
+        &["-N", "-t", "-c"],
+        &["-o"],
+        &["-o", "-P", "-e", "-c"],
+        &["-O"],
+        &["-O", "-P", "-N", "-t", "-c"],
     ] {
         let told = pingpong("ibv_rc_pingpong", args);
         assert_eq!(told.matches("iters in").count(), 2, "{told}");
@@ -154,6 +161,11 @@ fn a_device_is_opened_more_than_once() {
 #[test]
 fn work_requests_are_put_together_call_by_call() {
     corner("session");
+}
+
+#[test]
+fn memory_comes_on_demand() {
+    corner("on_demand");
 }
 
 #[test]

@@ -14,6 +14,17 @@ pub(super) struct Grant {
 }
 
 impl Grant {
+    /// Whether its pages may be mapped or not (on-demand paging): each use has to see.
+    #[inline]
+    pub fn is_paged(&self) -> bool {
+        self.access.allows(Access::ON_DEMAND)
+    }
+
+    /// Whether it is of all addresses that there are (implicit on-demand paging).
+    pub fn is_implicit(&self) -> bool {
+        self.len == u64::MAX
+    }
+
     /// Host address of the `len` bytes named `va`, if all are inside.
     #[inline]
     pub fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {

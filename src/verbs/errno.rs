@@ -8,14 +8,14 @@ use std::error::Error;
 use std::io;
 
 use libc::{
-    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOMEM,
-    EOVERFLOW, ETIMEDOUT,
+    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOENT,
+    ENOMEM, EOVERFLOW, EPERM, ETIMEDOUT,
 };
 
 use super::{
-    AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError, DeviceError,
-    JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError, PKeyTableSize,
-    PairError, PostBatchError, PostError, PostListError, WaitError,
+    AccessError, AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError,
+    DeviceError, JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError,
+    PKeyTableSize, PairError, PostBatchError, PostError, PostListError, WaitError,
 };
 use crate::link::BindError;
 use crate::link::fabric::FabricError;
@@ -88,6 +88,11 @@ table! {
         | Self::Access { .. }
         | Self::NotInvalidatable { .. } => EINVAL,
         Self::InUse { .. } | Self::WindowsBound { .. } => EBUSY,
+    }
+    AccessError {
+        Self::UnknownKey { .. } => ENOENT,
+        Self::WrongPd { .. } | Self::WrongQp { .. } | Self::Permission { .. } => EPERM,
+        Self::NotMapped { .. } | Self::OutOfRange { .. } => EFAULT,
     }
     DestroyCqError {
         Self::InUse(_) | Self::Unacknowledged(_) => EBUSY,
@@ -216,6 +221,8 @@ mod tests {
             (MulticastError::NotAttached(Gid::default()).errno(), 22),
             (AttachError::Join(JoinError::NoAddress([224, 0, 0, 1].into())).errno(), 99),
             (AttachError::Refused(MulticastError::TooManyGroups(1)).errno(), 12),
+            (AccessError::UnknownKey { key: 1 }.errno(), 2),
+            (AccessError::NotMapped { key: 1, addr: 1, len: 1 }.errno(), 14),
             (DestroyCqError::InUse(1).errno(), 16),
             (DestroyCqError::Unacknowledged(1).errno(), 16),
             (AckError { given: 1, unacked: 0 }.errno(), 22),

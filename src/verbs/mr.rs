@@ -8,9 +8,12 @@ use super::qp::{Qp, QpOptions};
 use super::srq::Srq;
 use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
-use crate::memory::{Access, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table};
+use crate::memory::{
+    Access, AccessError, Accessor, Buffer, HostSlice, ManagementError, PdId, RegionInfo, Reregistration,
+    Span, Table,
+};
 use crate::transport::{RecvCaps, Sge};
-use crate::wire::{LKey, RKey};
+use crate::wire::{LKey, Qpn, RKey};
 
 impl Drop for PdInner {
     fn drop(&mut self) {
@@ -120,6 +123,36 @@ impl Pd {
         // SAFETY: the caller vouches for what comes of it.
         let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
+    }
+
+    /// Brings in what elements name of on-demand regions, to be written if `writes`, and checks what they name.
+    ///
+    /// # Errors
+    /// [`AccessError`] of the first element that may not be used so, or is not mapped so.
+    pub fn prefetch(&self, elements: &[Sge], writes: bool) -> Result<(), AccessError> {
+        let found = self.prefetchable(elements, writes)?;
+        let missing = elements.iter().zip(found).find(|(_, memory)| !memory.populate(writes));
+        missing.map_or(Ok(()), |(Sge { addr, length, lkey }, _)| {
+            Err(AccessError::NotMapped { key: lkey.0, addr: *addr, len: (*length).into() })
+        })
+    }
+
+    /// Checks what elements name, mapped or not.
+    ///
+    /// # Errors
+    /// [`AccessError`] of the first element that may not be used so.
+    pub fn check_elements(&self, elements: &[Sge], writes: bool) -> Result<(), AccessError> {
+        self.prefetchable(elements, writes).map(drop)
+    }
+
+    fn prefetchable(&self, elements: &[Sge], writes: bool) -> Result<Vec<HostSlice>, AccessError> {
+        // No queue pair asks.
+        let by = Accessor { pd: self.0.id, qpn: Qpn::new(0) };
+        let needed = if writes { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+        self.with_table(|table| {
+            let find = |sge: &Sge| table.prefetchable(by, sge.lkey, sge.addr, sge.length, needed);
+            elements.iter().map(find).collect()
+        })
     }
 
     pub(super) fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {

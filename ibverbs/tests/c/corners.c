@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(what)                                                                                  \
@@ -50,8 +51,8 @@ static struct ibv_qp *create_qp(void *qp_context)
 	return qp;
 }
 
-/* Connects a queue pair to itself. */
-static void connect_to_itself(struct ibv_qp *qp)
+/* Connects one side of a pair of queue pairs. */
+static void connect_to(struct ibv_qp *qp, struct ibv_qp *other)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
@@ -65,7 +66,7 @@ static void connect_to_itself(struct ibv_qp *qp)
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
-	attr.dest_qp_num = qp->qp_num;
+	attr.dest_qp_num = other->qp_num;
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.grh.dgid = gid;
@@ -79,6 +80,11 @@ static void connect_to_itself(struct ibv_qp *qp)
 	CHECK(!ibv_modify_qp(qp, &attr,
 			     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				     IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void connect_to_itself(struct ibv_qp *qp)
+{
+	connect_to(qp, qp);
 }
 
 /* A send without data to itself, and its two completions. */
@@ -374,6 +380,64 @@ static void memory(void)
 	CHECK(!ibv_reg_mr(pd, (void *)-4096, 8192, 0) && errno == EFAULT);
 }
 
+/* On-demand paging: pages that are mapped after they were registered, and that go and come again. */
+
+static enum ibv_wc_status copy(struct ibv_mr *mr, char *to, char *from, uint32_t length)
+{
+	struct ibv_qp *qp = create_qp(NULL), *other = create_qp(NULL);
+	connect_to(qp, other);
+	connect_to(other, qp);
+	struct ibv_sge sge = { (uintptr_t)from, length, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				  .send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)to, mr->rkey } }, *bad;
+	struct ibv_wc wc;
+	int n;
+	CHECK(!ibv_post_send(qp, &wr, &bad));
+	while (!(n = ibv_poll_cq(cq, 1, &wc)))
+		;
+	CHECK(n == 1 && !ibv_destroy_qp(qp) && !ibv_destroy_qp(other));
+	return wc.status;
+}
+
+static void on_demand(void)
+{
+	const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ON_DEMAND;
+	const int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+	long page = sysconf(_SC_PAGESIZE);
+	char *a = mmap(NULL, 4 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *b = a + 2 * page;
+	CHECK(a != MAP_FAILED && !munmap(a, 4 * page));
+	open_first();
+	struct ibv_device_attr_ex attr;
+	CHECK(!ibv_query_device_ex(context, NULL, &attr) && attr.odp_caps.general_caps);
+	struct ibv_mr *mrs[] = { ibv_reg_mr(pd, a, 4 * page, access), ibv_reg_mr(pd, NULL, SIZE_MAX, access) };
+	for (int i = 0; i < 2; i++) {
+		struct ibv_mr *mr = mrs[i];
+		CHECK(mr);
+		struct ibv_sge all = { (uintptr_t)a, 2 * page, mr->lkey }, *one = &all;
+		CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, one, 1) == EFAULT);
+		CHECK(!ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, 0, one, 1));
+		CHECK(copy(mr, b, a, 64) == IBV_WC_LOC_PROT_ERR);
+		CHECK(mmap(a, 2 * page, PROT_READ | PROT_WRITE, fixed, -1, 0) == a);
+		CHECK(!ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, one, 1));
+		strcpy(a, "on demand");
+		CHECK(copy(mr, b, a, 64) == IBV_WC_REM_ACCESS_ERR);
+		CHECK(mmap(b, 2 * page, PROT_READ | PROT_WRITE, fixed, -1, 0) == b);
+		CHECK(copy(mr, b + page - 4, a, 64) == IBV_WC_SUCCESS && !strcmp(b + page - 4, "on demand"));
+		/* A copy on write: what the peer stores is this process's. */
+		pid_t child = fork();
+		CHECK(child >= 0);
+		if (!child)
+			_exit(pause());
+		CHECK(copy(mr, b, a, 64) == IBV_WC_SUCCESS && !strcmp(b, "on demand"));
+		CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+		CHECK(!mprotect(b, page, PROT_READ));
+		CHECK(copy(mr, b, a, 64) == IBV_WC_REM_ACCESS_ERR);
+		all.lkey ^= 0xff;
+		CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, one, 1) == ENOENT);
+		CHECK(!ibv_dereg_mr(mr) && !munmap(a, 4 * page));
+	}
+}
+
 /* A device that is opened more than once: one NIC, and contexts that have nothing to do with each other. */
 
 static int event_waits(struct ibv_context *of)
@@ -445,7 +509,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger } };
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "on_demand", on_demand }, { "linger", linger } };
 	for (unsigned i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], corners[i].name)) {
 			corners[i].run();
