@@ -36,6 +36,7 @@ export! {
     "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
 }
 
+const XRC_SEND: c_uint = 9;
 const XRC_RECV: c_uint = 10;
 
 #[repr(C)]
@@ -60,7 +61,7 @@ fn service(number: c_uint) -> Option<QpType> {
         2 => QpType::Rc,
         3 => QpType::Uc,
         4 => QpType::Ud,
-        9 => QpType::XrcSend,
+        XRC_SEND => QpType::XrcSend,
         XRC_RECV => QpType::XrcRecv,
         _ => return None,
     })
@@ -264,9 +265,21 @@ const KNOWN: c_int = 0x1f_ffff | 1 << 25;
 /// Capacities, which are fixed here.
 const CAP: c_int = 1 << 19;
 
+/// Attributes that programs give to both halves of XRC alike, and that Linux passes over where the half has no use for
+/// them: how many READs and atomics peers may have here and when they may try again, of an initiator; how many of its own
+/// and how often it tries again, of a target.
+fn passed_over(qp_type: c_uint) -> c_int {
+    match qp_type {
+        XRC_SEND => 1 << 17 | 1 << 15,
+        XRC_RECV => 1 << 13 | 1 << 10 | 1 << 11,
+        _ => 0,
+    }
+}
+
 unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: a queue pair that was given out, and the caller's struct.
     let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
+    let mask = mask & !passed_over(pair.init.qp_type);
     if mask & !KNOWN != 0 || mask & CAP != 0 {
         return libc::EINVAL;
     }
