@@ -116,7 +116,7 @@ impl Context {
 
     /// Of what kind the routing header of a datagram is, as hardware says beside a completion: 2 for IPv4, 1 for IPv6.
     pub fn header_kind(&self) -> u8 {
-        if self.device.address.is_ipv4() { 2 } else { 1 }
+        if self.device.adapter.address().is_ipv4() { 2 } else { 1 }
     }
 
     pub fn as_c(&self) -> *mut ibv_context {

@@ -63,7 +63,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     // SAFETY: all of it may be zeros.
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_text(&mut c.fw_ver, attr.version);
-    let guid = context.device.guid().to_be();
+    let guid = context.device.adapter.guid().to_be();
     let c = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,

@@ -41,6 +41,11 @@ pub fn devices() -> Vec<Device> {
 }
 
 impl Device {
+    /// The interface that has its address.
+    pub fn interface(&self) -> &str {
+        self.name.strip_prefix("urxe_").unwrap_or(&self.name)
+    }
+
     /// Its GID.
     pub fn gid(&self) -> Gid {
         self.address.into()
