@@ -405,11 +405,14 @@ impl Shard {
         let collected =
             self.siblings.collect(parcels, |part, first| nic.handle_part(now, part, first, memory, tx));
         let received = match link.get() {
-            Some(link) if !self.siblings.are_full() && self.process.is_current() => link.receive(now, &mut |burst| {
-                let handed_over =
-                    self.siblings.sort(&burst, |part, first| nic.handle_part(now, part, first, memory, tx));
-                nic.count_handed_over(handed_over);
-            }),
+            Some(link) if !self.siblings.are_full() && self.process.is_current() => {
+                link.receive(now, &mut |burst| {
+                    let handed_over = self
+                        .siblings
+                        .sort(&burst, |part, first| nic.handle_part(now, part, first, memory, tx));
+                    nic.count_handed_over(handed_over);
+                })
+            }
             _ => Ok(0),
         };
         let due = nic.next_deadline().is_some_and(|at| at <= now);
