@@ -1,19 +1,17 @@
 //! Devices: one for each interface that is up, or what `URXE_LINK` names.
 
-use std::env;
 use std::ffi::{CString, c_char, c_int};
-use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use urxe::link::capture::{CaptureError, CaptureFile, Timestamps};
-use urxe::link::{BindError, Interface, LinkSpec, Wrapping, interfaces, main_address};
-use urxe::verbs::{Context as Nic, ContextOptions, OpenError, WeakContext, devices, node_guid};
+use urxe::link::{BindError, Wrapping};
+use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
 
 use crate::abi::ibv_device;
 use crate::object::{Object, Shown};
-use crate::settings::Settings;
+use crate::settings::{Settings, variable};
 
 export! {
     "IBVERBS_1.1":
@@ -34,9 +32,8 @@ pub struct Device {
     c: Shown<ibv_device>,
     /// libmlx5 and libefa take what is behind for a pointer, to know their own devices by.
     zeros: [u64; 128],
-    link: LinkSpec,
+    pub adapter: Adapter,
     settings: Settings,
-    guid: u64,
     pub ifindex: u32,
     index: c_int,
     nic: Mutex<Option<Opened>>,
@@ -102,8 +99,7 @@ unsafe impl Object for Device {
 }
 
 impl Device {
-    fn new(index: usize, chosen: Chosen, settings: Settings) -> Device {
-        let Chosen { link, guid, interface } = chosen;
+    fn new(index: usize, adapter: Adapter, settings: Settings) -> Device {
         // SAFETY: all of an `ibv_device` may be zeros.
         let mut c: ibv_device = unsafe { std::mem::zeroed() };
         (c.node_type, c.transport_type) = (NODE_CA, TRANSPORT_IB);
@@ -113,11 +109,11 @@ impl Device {
         let root = sysfs();
         copy_text(&mut c.dev_path, &format!("{root}/class/infiniband_verbs/uverbs{index}"));
         copy_text(&mut c.ibdev_path, &format!("{root}/class/infiniband/{name}"));
-        let interface = CString::new(interface).unwrap_or_default();
+        let interface = CString::new(adapter.interface.as_str()).unwrap_or_default();
         // SAFETY: the name ends with a zero.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
         let (c, index, nic) = (Shown::new(c), index as c_int, Mutex::default());
-        Device { c, zeros: [0; 128], link, settings, guid, ifindex, index, nic }
+        Device { c, zeros: [0; 128], adapter, settings, ifindex, index, nic }
     }
 
     /// A context of its own on the device's NIC.
@@ -148,19 +144,14 @@ impl Device {
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
         let Settings { shards, personality, seed, faults, sharing, .. } = &self.settings;
         let links = match sharing {
-            Some(sharing) => self.link.bind_shared(*shards, sharing)?,
-            None => self.link.bind(*shards)?,
+            Some(sharing) => self.adapter.link.bind_shared(*shards, sharing)?,
+            None => self.adapter.link.bind(*shards)?,
         };
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
-        let (links, _) = wrapping.around(links, &self.link.to_string());
+        let (links, _) = wrapping.around(links, &self.adapter.link.to_string());
         let options = ContextOptions { personality: *personality, seed: *seed, ..ContextOptions::default() };
         Ok(Nic::open_shards(links, &options)?)
-    }
-
-    /// A number that no other device on the network has.
-    pub fn guid(&self) -> u64 {
-        self.guid
     }
 
     pub fn as_c(&'static self) -> *mut ibv_device {
@@ -169,9 +160,10 @@ impl Device {
     }
 }
 
-/// Where programs look for what the kernel says of devices.
+/// Where programs look for what the kernel says of devices: in the tree that `urxe run` has made, if there is one.
 pub fn sysfs() -> String {
-    env::var("SYSFS_PATH").map_or_else(|_| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
+    let named = ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
+    named.map_or_else(|| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
 }
 
 /// Copies text to a field of C's, which ends with a zero.
@@ -192,81 +184,14 @@ fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let devices = Settings::read().and_then(|settings| {
-            let found = found(&settings)?;
-            let numbered = found.into_iter().enumerate();
-            Ok(numbered.map(|(i, chosen)| Device::new(i, chosen, settings.clone())).collect())
+            let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| e.to_string())?;
+            let numbered = adapters.into_iter().enumerate();
+            Ok(numbered.map(|(i, adapter)| Device::new(i, adapter, settings.clone())).collect())
         });
         devices.unwrap_or_else(|why| {
             complain(&why);
             Vec::new()
         })
-    })
-}
-
-/// What a device is made on.
-struct Chosen {
-    link: LinkSpec,
-    /// What the NIC will have for its node GUID.
-    guid: u64,
-    interface: String,
-}
-
-/// The links that the settings name, or one for each interface.
-fn found(settings: &Settings) -> Result<Vec<Chosen>, String> {
-    let Some(link) = settings.link.clone().filter(|link| *link != LinkSpec::Udp(None)) else {
-        let all = devices().into_iter();
-        return Ok(all
-            .map(|d| Chosen { link: d.link(), guid: d.node_guid(), interface: d.interface.name })
-            .collect());
-    };
-    let there = interfaces();
-    let (interface, mac, addresses) = match &link {
-        LinkSpec::Udp(Some(ip)) => (owner_of(*ip, &there)?.name.clone(), [0; 6], vec![*ip]),
-        LinkSpec::UdpOn { interface, address } => {
-            let of = named(interface, &there)?;
-            (of.name.clone(), [0; 6], address.map_or_else(|| of.addresses.clone(), |ip| vec![ip]))
-        }
-        LinkSpec::Packet(config) => {
-            let (mac, addresses) = match &config.station {
-                Some(station) => (station.mac.0, station.addresses.iter().map(|a| a.ip).collect()),
-                None => {
-                    let none = || {
-                        let name = &config.interface;
-                        format!("interface {name} has no address: add ip=ADDRESS/PREFIX to the link")
-                    };
-                    let of = there.iter().find(|i| i.name == config.interface).ok_or_else(none)?;
-                    (of.mac, of.addresses.clone())
-                }
-            };
-            (config.interface.clone(), mac, addresses)
-        }
-        LinkSpec::Frames(config) => {
-            let addresses: Vec<IpAddr> = config.station.addresses.iter().map(|a| a.ip).collect();
-            main_address(&addresses).ok_or("a frames link needs ip=ADDRESS/PREFIX")?;
-            (String::new(), config.station.mac.0, addresses)
-        }
-        LinkSpec::Udp(None) | LinkSpec::Fabric => {
-            return Err(
-                "a fabric is within one program: URXE_LINK may be udp[:ADDR], udp:IF, packet:IF or frames:…".into()
-            );
-        }
-    };
-    Ok(vec![Chosen { link, guid: node_guid(mac, &addresses), interface }])
-}
-
-/// The interface that an address belongs to.
-fn owner_of(ip: IpAddr, there: &[Interface]) -> Result<&Interface, String> {
-    there.iter().find(|i| i.owns(ip)).ok_or_else(|| {
-        let have: Vec<_> = there.iter().flat_map(|i| &i.addresses).map(|ip| format!("udp:{ip}")).collect();
-        format!("there is no link 'udp:{ip}': URXE_LINK may be udp, {}", have.join(", "))
-    })
-}
-
-/// The interface of a name.
-fn named<'a>(name: &str, there: &'a [Interface]) -> Result<&'a Interface, String> {
-    there.iter().find(|i| i.name == name).ok_or_else(|| {
-        let have: Vec<_> = there.iter().map(|i| format!("udp:{}", i.name)).collect();
-        format!("there is no link 'udp:{name}': URXE_LINK may be udp, {}", have.join(", "))
     })
 }
 
@@ -302,7 +227,7 @@ unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
 
 unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: a device of the list.
-    unsafe { Device::of(device) }.guid().to_be()
+    unsafe { Device::of(device) }.adapter.guid().to_be()
 }
 
 unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use urxe::verbs::{DeviceAttr, DeviceCaps, PKey};
+use urxe::verbs::{AtomicCap, DeviceAttr, DeviceCaps, PKey};
 
 use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_port_attr,
@@ -63,7 +63,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     // SAFETY: all of it may be zeros.
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_text(&mut c.fw_ver, attr.version);
-    let guid = context.device.guid().to_be();
+    let guid = context.device.adapter.guid().to_be();
     let c = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,
@@ -84,7 +84,8 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
         max_qp_rd_atom: int(l.max_qp_rd_atom),
         max_res_rd_atom: int(attr.max_res_rd_atom),
         max_qp_init_rd_atom: int(l.max_qp_rd_atom),
-        atomic_cap: attr.atomic_cap as u32,
+        // They are atomic against the processor's too. But no hardware says so, and UCX uses them only where this is said.
+        atomic_cap: (attr.atomic_cap as u32).min(AtomicCap::Hca as u32),
         max_mw: int(attr.max_mw),
         max_mcast_grp: int(l.max_mcast_grp),
         max_mcast_qp_attach: int(l.max_mcast_qp_attach),

@@ -96,7 +96,7 @@ fn program_beside() -> Option<PathBuf> {
 static HERE: u8 = 0;
 
 /// A variable that is set to something. Programs with more rights than who starts them (setuid) heed none.
-fn variable(name: &str) -> Result<Option<String>, String> {
+pub fn variable(name: &str) -> Result<Option<String>, String> {
     // SAFETY: the call has no requirement.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return Ok(None);

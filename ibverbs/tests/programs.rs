@@ -43,7 +43,7 @@ fn devices_are_listed_and_described() {
         "hca_id:\turxe0",
         "transport:\t\t\tInfiniBand (0)",
         "phys_port_cnt:\t\t\t1",
-        "atomic_cap:\t\t\tATOMIC_GLOB",
+        "atomic_cap:\t\t\tATOMIC_HCA",
         "state:\t\t\tPORT_ACTIVE (4)",
         "max_mtu:\t\t4096 (5)",
         "link_layer:\t\tEthernet",

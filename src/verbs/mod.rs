@@ -5,6 +5,7 @@
 //!
 //! Whoever polls drives the NIC on his own thread; when nobody polls, a background thread does.
 
+mod adapter;
 mod ah;
 mod channel;
 mod clock;
@@ -41,6 +42,7 @@ pub use crate::transport::{
     SrqId, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
+pub use adapter::{Adapter, AdapterError};
 pub use ah::Ah;
 pub use channel::{CompletionChannel, CqEvent};
 pub use context::{Context, ContextOptions, WeakContext};
