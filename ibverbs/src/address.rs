@@ -129,7 +129,7 @@ unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     unsafe {
         let pd = (*c).pd;
         drop(Handle::take(c));
-        ProtectionDomain::of(pd).users.remove();
+        ProtectionDomain::leave(pd);
     }
     0
 }

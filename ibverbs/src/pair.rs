@@ -201,7 +201,7 @@ unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
         if is_target {
             XrcDomain::of(xrcd).users.remove();
         } else {
-            ProtectionDomain::of(pd).users.remove();
+            ProtectionDomain::leave(pd);
         }
         if !srq.is_null() {
             SharedQueue::of(srq).users.remove();

@@ -12,6 +12,7 @@ use crate::object::{Object, Shown};
 use crate::queue::{self, Queue, header_kind};
 
 const MASK_FLAGS: u32 = 1;
+const MASK_PD: u32 = 2;
 /// Everything is locked here all the same.
 const SINGLE_THREADED: u32 = 1;
 const IGNORE_OVERRUN: u32 = 2;
@@ -39,15 +40,16 @@ pub unsafe extern "C" fn create_cq_ex(
     let init = unsafe { &*init };
     let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
     let known = flags & !(SINGLE_THREADED | IGNORE_OVERRUN) == 0;
-    if init.comp_mask & !MASK_FLAGS != 0 || init.wc_flags & !FIELDS != 0 || !known {
+    if init.comp_mask & !(MASK_FLAGS | MASK_PD) != 0 || init.wc_flags & !FIELDS != 0 || !known {
         return errno::null(libc::EOPNOTSUPP);
     }
     let (Ok(cqe), Ok(vector)) = (c_int::try_from(init.cqe), c_int::try_from(init.comp_vector)) else {
         return errno::null(libc::EINVAL);
     };
     let overruns = flags & IGNORE_OVERRUN != 0;
-    // SAFETY: an open context, and a channel that was given out.
-    unsafe { queue::make(context, cqe, init.cq_context, init.channel, vector, overruns) }.cast()
+    let parent = if init.comp_mask & MASK_PD != 0 { init.parent_domain } else { std::ptr::null_mut() };
+    // SAFETY: an open context; and what it names was given out.
+    unsafe { queue::make(context, cqe, init.cq_context, init.channel, vector, overruns, parent) }.cast()
 }
 
 /// The functions of a queue's struct.

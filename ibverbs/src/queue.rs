@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use urxe::verbs::{Completion, Cq, CqOptions, DestroyCqError, Notify, WcFlags};
 
-use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
 use crate::channel::{Channel, LONG};
 use crate::context::{Context, address_of};
+use crate::domain::ProtectionDomain;
 use crate::errno;
 use crate::object::{Object, Shown};
 use crate::polling::{self, Round};
@@ -30,6 +31,8 @@ pub struct Queue {
     /// Dropped before the queue from which it borrows.
     pub round: Round,
     pub cq: Cq,
+    /// The parent domain that it was made in, or null.
+    parent: *mut ibv_pd,
 }
 
 // SAFETY: it is laid out so; C's first struct is a part of the second.
@@ -50,11 +53,11 @@ unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: an open context, and a channel that was given out.
-    unsafe { make(context, cqe, cq_context, channel, comp_vector, false) }
+    unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
 
 /// # Safety
-/// The context is open, the channel was given out, or is null.
+/// The context is open; the channel and the parent domain were given out, or are null.
 pub unsafe fn make(
     context: *mut ibv_context,
     cqe: c_int,
@@ -62,6 +65,7 @@ pub unsafe fn make(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
     ignore_overrun: bool,
+    parent: *mut ibv_pd,
 ) -> *mut ibv_cq {
     let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
         return errno::null(libc::EINVAL);
@@ -78,6 +82,10 @@ pub unsafe fn make(
     if let Some(of) = of {
         of.users.add();
     }
+    if !parent.is_null() {
+        // SAFETY: a domain that was given out.
+        unsafe { ProtectionDomain::of(parent) }.users.add();
+    }
     // SAFETY: all of it may be zeros.
     let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
     (c.context, c.channel, c.cq_context) = (context, channel, cq_context);
@@ -85,7 +93,7 @@ pub unsafe fn make(
     (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     polling::set_functions(&mut c);
     let id = cq.id();
-    let c = Queue { c: Shown::new(c), round: Round::default(), cq }.give();
+    let c = Queue { c: Shown::new(c), round: Round::default(), cq, parent }.give();
     owner.named.cqs.add(id, c);
     c
 }
@@ -114,8 +122,13 @@ unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     // As libibverbs does, it waits for the events that were taken and not acknowledged.
     while queue.cq.clone().destroy(LONG).is_err() {}
     owner.unacked.wait(address_of(c));
+    let parent = queue.parent;
     // SAFETY: the program uses it no more.
     drop(unsafe { Queue::take(c) });
+    if !parent.is_null() {
+        // SAFETY: the domain could not go while the queue was there.
+        unsafe { ProtectionDomain::leave(parent) };
+    }
     if !channel.is_null() {
         // SAFETY: the channel could not go while the queue was there.
         unsafe { Channel::of(channel) }.users.remove();

@@ -160,3 +160,28 @@ fn work_requests_are_put_together_call_by_call() {
 fn memory_that_is_not_there_is_refused() {
     corner("memory");
 }
+
+#[test]
+fn regions_on_demand_are_refused_where_nothing_is() {
+    corner("on demand");
+}
+
+#[test]
+fn device_memory() {
+    corner("device memory");
+}
+
+#[test]
+fn parent_domains_hold_what_they_are_made_of() {
+    corner("parents");
+}
+
+#[test]
+fn what_one_context_has_another_imports() {
+    corner("imported");
+}
+
+#[test]
+fn reset_forgets_completions_and_the_gid_table_has_room() {
+    corner("anew");
+}

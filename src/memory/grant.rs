@@ -14,6 +14,14 @@ pub(super) struct Grant {
 }
 
 impl Grant {
+    /// All that there is, by its own addresses.
+    pub const WHOLE_PROCESS: Grant = Grant { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
+
+    /// Whether it is of no memory in particular.
+    pub fn is_whole_process(&self) -> bool {
+        self.len == Grant::WHOLE_PROCESS.len
+    }
+
     /// Host address of the `len` bytes named `va`, if all are inside.
     #[inline]
     pub fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {

@@ -11,8 +11,6 @@ use crate::wire::LKey;
 pub(super) struct Region {
     pub pd: PdId,
     pub grant: Grant,
-    /// It spans addresses that may be mapped or not: each use has to see.
-    pub implicit: bool,
     pub windows: Bound,
 }
 

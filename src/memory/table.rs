@@ -130,9 +130,10 @@ impl Table {
     /// # Safety
     /// The bytes must stay readable, and writable if `access` allows any writing, until
     /// [`deregister`](Self::deregister), their provenance exposed; their owner accepts that they change
-    /// at any time, and synchronises with completions, as with DMA.
+    /// at any time, and synchronises with completions, as with DMA. With [`Access::ON_DEMAND`] they need only be so while
+    /// they are in use: what is not mapped is refused.
     pub unsafe fn register(&mut self, pd: PdId, span: Span) -> Option<RegionInfo> {
-        let region = Region { pd, grant: span.into(), implicit: false, windows: Bound::default() };
+        let region = Region { pd, grant: span.into(), windows: Bound::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -143,8 +144,8 @@ impl Table {
     /// Whoever holds the key may read, and write if `access` allows any writing, all of the process's memory.
     /// What is unmapped while it is in use ends the process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
-        let grant = Grant { addr: 0, len: u64::MAX, iova: 0, access };
-        let region = Region { pd, grant, implicit: true, windows: Bound::default() };
+        let grant = Grant { access: access | Access::ON_DEMAND, ..Grant::WHOLE_PROCESS };
+        let region = Region { pd, grant, windows: Bound::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
@@ -170,7 +171,8 @@ impl Table {
         self.insert(|key| Entry::Window(Window::new(pd, kind, key))).map(|k| RKey(k.0))
     }
 
-    /// Registers a region anew, with other memory, permissions or domain. It has a new key then.
+    /// Registers a region anew, with other memory, permissions or domain. Other memory has a new key: what was posted for the
+    /// old one must not reach it.
     ///
     /// # Safety
     /// As of [`register`](Self::register), for the new memory.
@@ -194,11 +196,14 @@ impl Table {
         }
         region.pd = change.pd.unwrap_or(region.pd);
         let grant = &mut region.grant;
+        let was_whole = grant.is_whole_process();
         grant.access = change.access.unwrap_or(grant.access);
         if let Some((addr, len, iova)) = change.translation {
-            (grant.addr, grant.len, grant.iova, region.implicit) = (addr, len as u64, iova, false);
+            (grant.addr, grant.len, grant.iova) = (addr, len as u64, iova);
+            *generation = generation.wrapping_add(1);
+        } else if was_whole {
+            grant.access |= Access::ON_DEMAND;
         }
-        *generation = generation.wrapping_add(1);
         Ok(LKey::from_parts(lkey.index(), *generation).into())
     }
 
@@ -321,7 +326,7 @@ impl Table {
     fn opening(&self, bind: &Bind, by: Accessor) -> Result<Grant, ManagementError> {
         let Bind { region, addr, len, access, .. } = *bind;
         let key = region.0;
-        let whole = self.region(region, by)?.0;
+        let whole = self.region(region, by)?;
         // C10-73; and a region that itself counts from 0 takes none.
         if !whole.access.allows(Access::MW_BIND) || whole.access.allows(Access::ZERO_BASED) {
             return Err(ManagementError::Access { key, access: whole.access });
@@ -333,6 +338,7 @@ impl Table {
         // C10-75.
         let start = whole.find(key, addr, len)?;
         let iova = if access.allows(Access::ZERO_BASED) { 0 } else { addr };
+        let access = access | (whole.access & Access::ON_DEMAND);
         Ok(Grant { addr: start, len, iova, access })
     }
 
@@ -385,20 +391,18 @@ impl Table {
         }
     }
 
-    /// What is registered under a key of a region, and whether it is implicit.
-    fn region(&self, lkey: LKey, by: Accessor) -> Result<(Grant, bool), AccessError> {
+    /// What is registered under a key of a region.
+    fn region(&self, lkey: LKey, by: Accessor) -> Result<Grant, AccessError> {
         let key = lkey.0;
-        let (pd, grant, implicit) = match self.entry(lkey) {
-            Some((slot, Entry::Region(r))) if slot.generation == lkey.generation() => {
-                (r.pd, r.grant, r.implicit)
-            }
-            Some((_, Entry::Fast(r))) => (r.pd, r.grant(lkey)?, false),
+        let (pd, grant) = match self.entry(lkey) {
+            Some((slot, Entry::Region(r))) if slot.generation == lkey.generation() => (r.pd, r.grant),
+            Some((_, Entry::Fast(r))) => (r.pd, r.grant(lkey)?),
             _ => return Err(AccessError::UnknownKey { key }),
         };
         if pd != by.pd {
             return Err(AccessError::WrongPd { key, region: pd, used: by.pd });
         }
-        Ok((grant, implicit))
+        Ok(grant)
     }
 
     /// The bytes of a scatter/gather element. Zero bytes need no key (IBA 10.6.3.1).
@@ -417,7 +421,7 @@ impl Table {
             return Ok(HostSlice::EMPTY);
         }
         if let Some(region) = self.plain(lkey, by) {
-            return slice(&region.grant, region.implicit, lkey.0, addr, len.into(), needed);
+            return slice(&region.grant, lkey.0, addr, len.into(), needed);
         }
         self.local_otherwise(by, lkey, addr, len, needed)
     }
@@ -438,14 +442,14 @@ impl Table {
         {
             return null.run(lkey.0, addr, len, needed);
         }
-        let (grant, implicit) = self.region(lkey, by)?;
-        slice(&grant, implicit, lkey.0, addr, len.into(), needed)
+        let grant = self.region(lkey, by)?;
+        slice(&grant, lkey.0, addr, len.into(), needed)
     }
 
     /// What a peer may use under a key.
-    fn open_to_peers(&self, rkey: RKey, by: Accessor) -> Result<(Grant, bool), AccessError> {
+    fn open_to_peers(&self, rkey: RKey, by: Accessor) -> Result<Grant, AccessError> {
         match self.entry(LKey(rkey.0)) {
-            Some((_, Entry::Window(w))) => w.grant(rkey, by).map(|grant| (grant, false)),
+            Some((_, Entry::Window(w))) => w.grant(rkey, by),
             _ => self.region(LKey(rkey.0), by),
         }
     }
@@ -466,10 +470,10 @@ impl Table {
             return Ok(HostSlice::EMPTY);
         }
         if let Some(region) = self.plain(LKey(rkey.0), by) {
-            return slice(&region.grant, region.implicit, rkey.0, va, len.into(), needed);
+            return slice(&region.grant, rkey.0, va, len.into(), needed);
         }
-        let (grant, implicit) = self.open_to_peers(rkey, by)?;
-        slice(&grant, implicit, rkey.0, va, len.into(), needed)
+        let grant = self.open_to_peers(rkey, by)?;
+        slice(&grant, rkey.0, va, len.into(), needed)
     }
 
     /// All bytes that a peer may use under a key, however many.
@@ -477,12 +481,13 @@ impl Table {
     /// # Errors
     /// [`AccessError`], by the first check that fails.
     pub fn remote_all(&self, by: Accessor, rkey: RKey, needed: Access) -> Result<HostSlice, AccessError> {
-        let (grant, implicit) = self.open_to_peers(rkey, by)?;
-        if implicit {
+        let grant = self.open_to_peers(rkey, by)?;
+        // All of the process's memory: none of it in particular.
+        if grant.is_whole_process() {
             grant.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
         }
-        slice(&grant, implicit, rkey.0, grant.iova, grant.len, needed)
+        slice(&grant, rkey.0, grant.iova, grant.len, needed)
     }
 
     /// The 8 bytes of a peer's atomic. `Ok(None)` if the host address is not a multiple of 8.
@@ -503,21 +508,14 @@ impl Table {
 
 /// The bytes of a part of a grant: range, then permission, then, where that may change, whether they are mapped.
 #[inline]
-fn slice(
-    grant: &Grant,
-    implicit: bool,
-    key: u32,
-    va: u64,
-    len: u64,
-    needed: Access,
-) -> Result<HostSlice, AccessError> {
+fn slice(grant: &Grant, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
     let start = grant.find(key, va, len)?;
     grant.permit(key, needed)?;
     // SAFETY: the caller of the registration vouches for the region, and the range was just checked against it;
-    // a part of an implicit one is not used before `populate` has found it mapped.
+    // a part of one on demand is not used before `populate` has found it mapped.
     let slice = unsafe { HostSlice::from_raw(start, len as usize) };
     let writes = needed.lets_peers_write() || needed.allows(Access::LOCAL_WRITE);
-    if implicit && !slice.populate(writes) {
+    if grant.access.allows(Access::ON_DEMAND) && !slice.populate(writes) {
         return Err(AccessError::NotMapped { key, addr: va, len });
     }
     Ok(slice)

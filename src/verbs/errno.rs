@@ -8,12 +8,12 @@ use std::error::Error;
 use std::io;
 
 use libc::{
-    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOMEM,
-    EOVERFLOW, ETIMEDOUT,
+    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOENT,
+    ENOMEM, EOVERFLOW, EPERM, ETIMEDOUT,
 };
 
 use super::{
-    AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError, DeviceError,
+    AccessError, AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError, DeviceError,
     JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError, PKeyTableSize,
     PairError, PostBatchError, PostError, PostListError, WaitError,
 };
@@ -88,6 +88,12 @@ table! {
         | Self::Access { .. }
         | Self::NotInvalidatable { .. } => EINVAL,
         Self::InUse { .. } | Self::WindowsBound { .. } => EBUSY,
+    }
+    /// Of calls; what a work request names is answered by its completion.
+    AccessError {
+        Self::UnknownKey { .. } => ENOENT,
+        Self::WrongPd { .. } | Self::WrongQp { .. } | Self::Permission { .. } => EPERM,
+        Self::NotMapped { .. } | Self::OutOfRange { .. } => EFAULT,
     }
     DestroyCqError {
         Self::InUse(_) | Self::Unacknowledged(_) => EBUSY,

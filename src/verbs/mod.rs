@@ -34,7 +34,7 @@ mod xrc;
 
 pub use crate::link::JoinError;
 pub use crate::link::fabric::{Fabric, FabricConfig};
-pub use crate::memory::{Access, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
+pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
 pub use crate::nic::{CqOverflow, Limits, MulticastError, Notify, PKeyTableSize, Personality};
 pub use crate::transport::{
     AddressError, AddressVector, AsyncEvent, Completion, Counters, CqId, Destination, ModifyError, Placement,

@@ -8,9 +8,9 @@ use super::qp::{Qp, QpOptions};
 use super::srq::Srq;
 use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
-use crate::memory::{Access, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table};
+use crate::memory::{Access, AccessError, Accessor, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table};
 use crate::transport::{RecvCaps, Sge};
-use crate::wire::{LKey, RKey};
+use crate::wire::{LKey, Qpn, RKey};
 
 impl Drop for PdInner {
     fn drop(&mut self) {
@@ -75,7 +75,8 @@ impl Pd {
     /// # Safety
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the
     /// `RawMr` is dropped. Peers and the NIC read and write them at any time meanwhile, as DMA would: no
-    /// `&mut` to them may be relied upon, and `&` only where nothing writes.
+    /// `&mut` to them may be relied upon, and `&` only where nothing writes. With [`Access::ON_DEMAND`] what is not mapped is
+    /// refused when it is used, and only what is unmapped during a use ends the process.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -120,6 +121,20 @@ impl Pd {
         // SAFETY: the caller vouches for what comes of it.
         let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
+    }
+
+    /// Brings in the pages of elements that are of regions on demand, as using them would (`ibv_advise_mr`); `for_writing` if
+    /// the NIC is to write them.
+    ///
+    /// # Errors
+    /// [`AccessError`] of the first element that could not be used so.
+    pub fn prefetch(&self, sges: &[Sge], for_writing: bool) -> Result<(), AccessError> {
+        let needed = if for_writing { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+        // No queue pair asks; only windows, which are for peers, mind which.
+        let by = Accessor { pd: self.id(), qpn: Qpn::new(0) };
+        self.with_table(|table| {
+            sges.iter().try_for_each(|sge| table.local(by, sge.lkey, sge.addr, sge.length, needed).map(drop))
+        })
     }
 
     pub(super) fn check(&self, len: usize, access: Access) -> Result<(), CreateError> {
@@ -276,8 +291,8 @@ impl RawMr {
         done.map_err(|e| (this, e))
     }
 
-    /// Registers anew, in another domain, with other permissions, other memory, or all of that. Both keys are
-    /// new then.
+    /// Registers anew, in another domain, with other permissions, other memory, or all of that. Other memory has new
+    /// keys.
     ///
     /// # Safety
     /// As of [`Pd::reg_mr_raw`], for the memory that it has then.
@@ -389,7 +404,7 @@ impl std::ops::Deref for Mr {
 
 impl Mr {
     /// Registers anew, in another domain, with other permissions, with `len` zero bytes of other memory, or all of
-    /// that. Both keys are new then.
+    /// that. Other memory has new keys.
     ///
     /// # Errors
     /// [`CreateError`]; then nothing has changed.

@@ -223,7 +223,7 @@ impl Qp {
         Endpoint { gid: gid.unwrap_or_default(), qpn: self.qpn, psn: self.psn }
     }
 
-    /// Changes attributes and state.
+    /// Changes attributes and state. Completions of before that nobody took are gone with a change to RESET.
     ///
     /// # Errors
     /// [`ModifyError`]; then nothing has changed.
@@ -231,7 +231,25 @@ impl Qp {
         self.shard.with(|nic, now, memory, tx| {
             let result = nic.modify_qp(now, self.qpn, attr, memory, tx);
             result.expect("the NIC has the queue pair as long as its handle")
-        })
+        })?;
+        if attr.state == Some(QpState::Reset) {
+            self.purge();
+        }
+        Ok(())
+    }
+
+    /// Takes what nobody took out of its completion queues.
+    fn purge(&self) {
+        let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
+        if send.is_empty() && recv.is_empty() {
+            return;
+        }
+        self.pd.context().0.shards.without_completions(|| {
+            send.purge(self.qpn);
+            if !Arc::ptr_eq(send, recv) {
+                recv.purge(self.qpn);
+            }
+        });
     }
 
     /// The attributes as they are.
@@ -400,15 +418,7 @@ impl Drop for Qp {
         let context = self.pd.context();
         context.0.shards.destroy_qp(&self.shard, self.qpn);
         context.0.qps.give_back();
-        let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
-        if !send.is_empty() || !recv.is_empty() {
-            context.0.shards.without_completions(|| {
-                send.purge(self.qpn);
-                if !Arc::ptr_eq(send, recv) {
-                    recv.purge(self.qpn);
-                }
-            });
-        }
+        self.purge();
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.remove(&self.shard);
         }

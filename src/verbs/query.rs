@@ -9,8 +9,8 @@ use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::Mtu;
 
-/// What a device is and has at most: `ibv_device_attr_ex`. Reliable datagrams, raw packets, fast memory regions
-/// and on-demand paging, which that has fields for too, are not there: their figures are 0.
+/// What a device is and has at most: `ibv_device_attr_ex`. Reliable datagrams, raw packets and fast memory regions,
+/// which that has fields for too, are not there: their figures are 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
     /// A name for people.
@@ -125,6 +125,9 @@ const ACK_DELAY: u8 = 12;
 /// Every size from that of the smallest page on.
 const PAGE_SIZES: u64 = !0xfff;
 
+/// Room for GIDs, as hardware has for the addresses that an interface may get.
+const GID_TABLE: usize = 256;
+
 /// What a port is like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortAttr {
@@ -134,7 +137,7 @@ pub struct PortAttr {
     pub active_mtu: Mtu,
     /// The largest path MTU at all.
     pub max_mtu: Mtu,
-    /// Entries of the GID table.
+    /// Entries that the GID table has room for; those behind the port's addresses are empty.
     pub gid_table_len: usize,
     /// Entries of the partition key table.
     pub pkey_table_len: usize,
@@ -231,7 +234,7 @@ impl Context {
             active: nic.port_is_up(),
             active_mtu: self.0.mtu,
             max_mtu: Mtu::Mtu4096,
-            gid_table_len: nic.config().port.gids.len(),
+            gid_table_len: nic.config().port.gids.len().max(GID_TABLE),
             pkey_table_len: nic.pkeys().len(),
             max_msg_size: MAX_MESSAGE,
             bad_pkey_cntr: counters.rx_pkey_violation,
