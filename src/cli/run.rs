@@ -20,8 +20,8 @@ use object::{Endianness, FileKind, elf};
 
 use self::sysfs::Tree;
 use super::CliError;
+use crate::link::LinkSpec;
 use crate::link::faults::Rule;
-use crate::link::{LinkSpec, interfaces};
 use crate::verbs::Adapter;
 
 /// Run a program that uses libibverbs on urxe, with no RDMA hardware, no kernel module and no root
@@ -176,16 +176,6 @@ impl Surroundings {
             if !is_there {
                 let text =
                     format!("no interface has {ip}: `urxe devinfo` lists the addresses that there are");
-                return Err(CliError::Usage(text));
-            }
-        }
-        if let Some(Chosen { link: LinkSpec::UdpOn { interface, .. }, .. }) = &self.link {
-            let there = interfaces();
-            if !there.iter().any(|i| i.name == *interface) {
-                let names: Vec<_> = there.iter().map(|i| i.name.as_str()).collect();
-                let names = names.join(", ");
-                let text =
-                    format!("no interface '{interface}' is up and has an IP address: there are {names}");
                 return Err(CliError::Usage(text));
             }
         }

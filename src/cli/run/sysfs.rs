@@ -94,7 +94,7 @@ impl Tree {
         for (n, key) in PKEYS.into_iter().enumerate() {
             self.line(format!("{directory}/pkeys/{n}"), key);
         }
-        for (n, gid) in adapter.gids().iter().enumerate() {
+        for (n, gid) in adapter.gids.iter().enumerate() {
             self.line(format!("{directory}/gids/{n}"), groups(&gid.0));
             self.line(format!("{directory}/gid_attrs/types/{n}"), "RoCE v2");
             if !adapter.interface.is_empty() {
