@@ -149,6 +149,7 @@ fn table() -> verbs_context {
         reg_dm_mr: Some(dm::reg_dm_mr),
         alloc_dm: Some(dm::alloc_dm),
         free_dm: Some(dm::free_dm),
+        modify_qp_rate_limit: Some(pair::modify_qp_rate_limit),
         alloc_parent_domain: Some(parent::alloc_parent_domain),
         dealloc_td: Some(parent::dealloc_td),
         alloc_td: Some(parent::alloc_td),

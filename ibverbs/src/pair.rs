@@ -10,7 +10,7 @@ use urxe::verbs::{
 
 use crate::abi::{
     ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_xrcd,
+    ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr, ibv_xrcd,
 };
 use crate::address;
 use crate::context::{Context, address_of};
@@ -294,6 +294,18 @@ unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_i
         }
         Err(e) => e.errno(),
     }
+}
+
+pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
+    // SAFETY: a queue pair that was given out, and the caller's struct.
+    let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
+    // How much goes out at once is not the program's choice here.
+    if attr.comp_mask != 0 || attr.max_burst_sz != 0 || attr.typical_pkt_sz != 0 {
+        return libc::EINVAL;
+    }
+    let ready = Some(QpState::Rts);
+    let given = QpAttr { state: ready, cur_state: ready, rate_limit: Some(attr.rate_limit), ..QpAttr::default() };
+    crate::errno::number(pair.qp.modify(&given), |e| e.errno())
 }
 
 unsafe extern "C" fn query_qp(

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use urxe::verbs::{AtomicCap, DeviceAttr, DeviceCaps, Gid, PKey};
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_packet_pacing_caps, ibv_port_attr,
     ibv_query_device_ex_input, ibv_values_ex,
 };
 use crate::context::Context;
@@ -57,6 +57,9 @@ const SERVICES_ON_DEMAND: [u32; 4] = {
     let reliable = datagram | ODP_WRITE | ODP_READ | ODP_ATOMIC;
     [reliable, datagram | ODP_WRITE, datagram, reliable & !ODP_RECV]
 };
+
+/// RC, UC, UD and XRC's initiators, by their numbers.
+const SERVICES_WITH_A_PACE: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9;
 
 fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
@@ -150,6 +153,11 @@ pub unsafe extern "C" fn query_device_ex(
             per_transport_caps: [paged[0], paged[1], paged[2]],
         },
         xrc_odp_caps: paged[3],
+        packet_pacing_caps: ibv_packet_pacing_caps {
+            qp_rate_limit_min: 1,
+            qp_rate_limit_max: u32::MAX,
+            supported_qpts: SERVICES_WITH_A_PACE,
+        },
         max_dm_size: attr.limits.max_dm_size,
         completion_timestamp_mask: attr.completion_timestamp_mask,
         hca_core_clock: attr.hca_core_clock_khz,

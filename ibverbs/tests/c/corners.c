@@ -654,7 +654,7 @@ static void imported(void)
 	CHECK(!ibv_close_device(context) && !ibv_import_device(left) && errno == EINVAL);
 }
 
-/* Completions of before, and places in the GID table. */
+/* Completions of before, a pace, and places in the GID table. */
 
 static void anew(void)
 {
@@ -674,6 +674,14 @@ static void anew(void)
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR && wc.qp_num == other->qp_num);
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
 	exchange(qp);
+
+	/* A pace, which is gone with the state. */
+	struct ibv_qp_rate_limit_attr rate = { .rate_limit = 100000 }, burst = { .rate_limit = 1, .max_burst_sz = 1 };
+	struct ibv_qp_init_attr init;
+	CHECK(!ibv_modify_qp_rate_limit(qp, &rate) && ibv_modify_qp_rate_limit(qp, &burst) == EINVAL);
+	CHECK(!ibv_query_qp(qp, &attr, IBV_QP_RATE_LIMIT, &init) && attr.rate_limit == 100000);
+	exchange(qp);
+	CHECK(ibv_modify_qp_rate_limit(other, &rate) == EINVAL);
 
 	CHECK(!ibv_query_port(context, 1, &port) && port.gid_tbl_len > 100);
 	int last = port.gid_tbl_len - 1;
