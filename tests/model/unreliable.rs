@@ -57,6 +57,7 @@ pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
         vendor_err: 0,
         solicited: false,
         grh: false,
+        over_ipv4: false,
         pkey_index: 0,
     }
 }

@@ -1,0 +1,237 @@
+//! Debian's perftest on the library: a server and a client, each a process of its own, over the loopback interface.
+
+mod support;
+
+use std::process::Command;
+use std::time::Duration;
+
+use support::{Library, Running, addresses, built, port, text, wait_for_listener};
+
+/// A line of results: what the programs print below `#bytes`.
+#[derive(Debug)]
+struct Row(Vec<f64>);
+
+impl Row {
+    /// Whether the figures of a run of `program` can be true.
+    fn is_plausible(&self, program: &str) -> bool {
+        let [size, iterations, figures @ ..] = &self.0[..] else { return false };
+        let positive = figures.iter().copied().fold(0.0, f64::max) > 0.0;
+        // MiB/s, and millions of messages a second. Small ones are rounded to nothing.
+        let agree = match figures {
+            [_peak, average, rate] if program.ends_with("_bw") && *average > 1.0 => {
+                (rate * 1e6 * size / f64::from(1 << 20) / average - 1.0).abs() < 0.05
+            }
+            _ => true,
+        };
+        // Latencies: least, most, typical, and more.
+        let ordered = program.ends_with("_bw")
+            || figures.len() < 3
+            || (figures[0] <= figures[2] && figures[2] <= figures[1]);
+        *size >= 2.0 && *iterations >= 1.0 && positive && agree && ordered
+    }
+}
+
+/// The lines of results.
+fn rows(told: &str) -> Vec<Row> {
+    let lines = told.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
+    let numbers =
+        |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
+    lines.map_while(|line| numbers(line).filter(|row| row.len() > 2).map(Row)).collect()
+}
+
+/// Both ends of a program, and whether what the client says can be true.
+struct Ends {
+    server: Command,
+    client: Command,
+}
+
+impl Ends {
+    fn on(library: &Library, program: &str) -> Ends {
+        let [server, client] = addresses().map(|address| library.program(program, &address));
+        Ends { server, client }
+    }
+
+    fn run(self, program: &str, args: &str) {
+        let args: Vec<&str> = args.split_whitespace().collect();
+        let after = |flag: &str| {
+            args.iter().position(|arg| *arg == flag).map(|at| args[at + 1].parse::<f64>().expect("a number"))
+        };
+        let port = port().to_string();
+        let with_args = |mut command: Command, host: &[&str]| {
+            command.args(&args).args(["-F", "-p", &port]).args(host);
+            Running::new(command)
+        };
+        let serving = with_args(self.server, &[]);
+        wait_for_listener(&port);
+        let client = with_args(self.client, &["127.0.0.1"]).finish(Duration::from_secs(60));
+        let server = serving.finish(Duration::from_secs(10));
+        let told = format!("{program} {args:?}\nclient:\n{}\nserver:\n{}", text(&client), text(&server));
+        assert!(client.status.success() && server.status.success(), "{told}");
+
+        let rows = rows(&text(&client));
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.is_plausible(program)), "{rows:?}\n{told}");
+        let sizes: Vec<f64> = rows.iter().map(|row| row.0[0]).collect();
+        if args.contains(&"-a") {
+            // The largest datagram is a packet.
+            let most = if args.contains(&"UD") { 12 } else { 23 };
+            assert_eq!(sizes, (1..=most).map(|power| f64::from(1 << power)).collect::<Vec<_>>(), "{told}");
+        } else {
+            let usual = match () {
+                () if program.starts_with("ib_atomic") => 8.0,
+                () if program.ends_with("_lat") => 2.0,
+                () => 65536.0,
+            };
+            assert_eq!(sizes, [after("-s").unwrap_or(usual)], "{told}");
+        }
+        if let Some(each) = after("-n") {
+            let all = each * after("-q").unwrap_or(1.0);
+            assert!(rows.iter().all(|row| row.0[1] == all), "{rows:?}\n{told}");
+        }
+    }
+}
+
+fn all(programs: &[&str], cases: &[&str]) {
+    let library = Library::new();
+    for program in programs {
+        for args in cases {
+            let begin = std::time::Instant::now();
+            Ends::on(&library, program).run(program, args);
+            println!("{program} {args}: {:.1} s", begin.elapsed().as_secs_f64());
+        }
+    }
+}
+
+#[test]
+fn send_bw() {
+    // Who sends datagrams or by UC is not told to wait: as many as fit into a socket.
+    all(
+        &["ib_send_bw"],
+        &[
+            "-n 200",
+            "-n 100 -c UC -s 2048",
+            "-n 100 -c UD -s 1024",
+            "-n 200 -c XRC",
+            "-n 200 -b",
+            "-n 100 -b -c UD -s 1024",
+            "-n 100 -b -c XRC",
+            "-n 50 -q 16",
+            "-n 10 -q 16 -c UC -s 2048",
+            "-n 10 -q 16 -c UD -s 1024",
+            "-n 50 -q 16 -c XRC",
+            "-n 200 -e",
+            "-n 200 -e -b",
+            "-n 160 -l 16",
+            "-n 160 --recv_post_list=16",
+            "-n 80 -l 8 -b -q 4",
+            "-n 200 -s 64 --inline_size 64",
+            "-n 200 --use-srq",
+            "-n 50 --use-srq -q 4 -b",
+            "-n 100 --use-srq -c UD -s 1024",
+            "-n 200 --use-srq -c XRC",
+            "-n 5 -s 8388608",
+            "-n 100 --use_old_post_send",
+            "-n 100 -c UD -s 1024 --use_old_post_send",
+            "-n 100 --odp",
+            "-n 100 -c UD -s 1024 -g -M 0:0:0:0:0:0:0:0:0:0:255:255:239:1:2:3",
+        ],
+    );
+}
+
+#[test]
+fn write_bw() {
+    all(
+        &["ib_write_bw"],
+        &[
+            "-n 200",
+            "-n 200 -c UC",
+            "-n 200 -c XRC",
+            "-n 200 -b",
+            "-n 50 -b -q 4 -c UC",
+            "-n 50 -b -q 4 -c XRC",
+            "-n 50 -q 16",
+            "-n 160 -l 16",
+            "-n 200 -s 64 --inline_size 64",
+            "-n 5 -s 8388608",
+            "-n 50 --mr_per_qp -q 4",
+            "-n 100 --odp",
+            "-n 100 --use_old_post_send",
+        ],
+    );
+}
+
+#[test]
+fn read_and_atomic_bw() {
+    all(
+        &["ib_read_bw", "ib_atomic_bw"],
+        &[
+            "-n 200",
+            "-n 200 -c XRC",
+            "-n 200 -b",
+            "-n 50 -b -q 4 -c XRC",
+            "-n 50 -q 16",
+            "-n 200 -e",
+            "-n 160 -l 16",
+            "-n 100 -o 1",
+        ],
+    );
+    all(&["ib_read_bw"], &["-n 5 -s 8388608", "-n 100 --odp"]);
+    all(&["ib_atomic_bw"], &["-n 200 -A CMP_AND_SWAP"]);
+}
+
+#[test]
+fn latency() {
+    all(
+        &["ib_send_lat"],
+        &["-n 200 -c UC", "-n 200 -c UD -s 1024", "-n 200 -s 64 --inline_size 64", "-n 200 --use-srq"],
+    );
+    all(&["ib_write_lat"], &["-n 100", "-n 100 -c UC", "-n 100 -c XRC", "-n 100 -s 64 --inline_size 64"]);
+    all(&["ib_send_lat", "ib_read_lat", "ib_atomic_lat"], &["-n 200", "-n 200 -c XRC", "-n 200 -e"]);
+    all(&["ib_atomic_lat"], &["-n 200 -A CMP_AND_SWAP"]);
+}
+
+#[test]
+fn bandwidth_of_all_sizes() {
+    all(&["ib_write_bw", "ib_read_bw", "ib_send_bw"], &["-a -n 5"]);
+    all(&["ib_send_bw"], &["-a -n 20 -c UD"]);
+}
+
+#[test]
+fn latency_of_all_sizes() {
+    all(&["ib_write_lat", "ib_read_lat", "ib_send_lat"], &["-a -n 5"]);
+}
+
+#[test]
+fn for_three_seconds() {
+    all(&["ib_write_bw", "ib_send_bw", "ib_read_lat"], &["-D 3"]);
+}
+
+/// In a network namespace of its own, with two IPv6 addresses. Its user is root in there and nobody outside, which needs
+/// no privilege where user namespaces are allowed.
+#[test]
+fn over_ipv6() {
+    let urxe = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
+    let script = r#"
+        ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
+        run() { "$URXE" run --ip "$1" -- sh -c 'exec "$@"' program $2 -F $3; }
+        for case in "ib_write_bw --ipv6 -n 50" "ib_send_bw --ipv6 -n 50 -c UC" "ib_send_lat -x 0 -n 50 -c UD -s 1024" \
+                    "ib_read_bw --ipv6 -n 50" "ib_atomic_lat --ipv6 -n 50"; do
+            run fd77::1 "$case" "" >"$DIR/server" 2>&1 &
+            until grep -q ":4853 .* 0A " /proc/net/tcp; do sleep 0.02; done
+            run fd77::2 "$case" 127.0.0.1 || exit 1
+            wait $! || { cat "$DIR/server"; exit 1; }
+        done
+    "#;
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
+    command.env("URXE", urxe).env("URXE_LIBRARY", built("libibverbs.so").unwrap());
+    let out = command.output().expect("unshare (apt-get install util-linux)");
+    let told = text(&out);
+    assert!(
+        out.status.success(),
+        "{:?} (are user namespaces allowed, and iproute2 installed?)\n{told}",
+        out.status
+    );
+    assert_eq!(told.matches("#bytes").count(), 5, "{told}");
+    assert_eq!(told.matches("GID: 253:119:00:00:00:00:00:00:00:00:00:00:00:00:00:01").count(), 5, "{told}");
+}
