@@ -190,6 +190,6 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
 pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: a queue that was given out.
-    unsafe { Queue::of(c) }.cq.req_notify(notify);
+    unsafe { Queue::of(c) }.cq.req_notify_with_missed(notify);
     0
 }

@@ -7,30 +7,11 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use support::{Corners, Running, addresses, built, port, text, wait_for_listener};
-
-fn urxe(args: &[&str]) -> Command {
-    let program = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
-    let mut command = Command::new(program);
-    command.args(args);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("URXE_") {
-            command.env_remove(name);
-        }
-    }
-    command.env("URXE_LIBRARY", library());
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
-
-/// The one that was built for the tests; one that `cargo build` left beside urxe may be older.
-fn library() -> PathBuf {
-    built("libibverbs.so").expect("cargo builds the library before its tests")
-}
+use support::{Corners, Running, addresses, built, library, port, preload, text, urxe, wait_for_listener};
 
 fn output(args: &[&str]) -> Output {
     Running::new(urxe(args)).finish(Duration::from_secs(30))
@@ -74,6 +55,7 @@ fn a_shell_takes_the_variables() {
         .arg(built("urxe").unwrap())
         .arg(format!("udp:{address}"))
         .env("URXE_LIBRARY", library())
+        .env("URXE_PRELOAD", preload())
         .output()
         .unwrap();
     assert!(out.status.success() && text(&out).contains("urxe0"), "{}", text(&out));
@@ -91,7 +73,8 @@ fn what_is_not_asked_for_is_not_inherited() {
     let out = command.output().unwrap();
     let mut lines: Vec<_> = String::from_utf8(out.stdout).unwrap().lines().map(str::to_owned).collect();
     lines.sort();
-    assert_eq!(lines, ["/one:/two", "URXE_LIBRARY", "URXE_LINK", "URXE_SEED"]);
+    let expected = ["/one:/two", "URXE_LIBRARY", "URXE_LINK", "URXE_PRELOAD", "URXE_SEED", "URXE_SYSFS"];
+    assert_eq!(lines, expected);
     let cleared = text(&output(&["env"]));
     assert!(
         cleared.contains("unset URXE_LINK\n") && cleared.contains("export LD_LIBRARY_PATH='/"),
@@ -118,7 +101,7 @@ fn many_at_once_find_the_library() {
         fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", script]).arg(built("urxe").unwrap()).env("XDG_RUNTIME_DIR", &run);
-        command.env("URXE_LIBRARY", library());
+        command.env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
         assert_eq!(text(&command.output().unwrap()), "");
         std::fs::remove_dir_all(&run).unwrap();
     }

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use super::cq_ring::{Entry, Place, Ring};
@@ -47,6 +47,8 @@ pub struct CompletionQueue {
     overflow: AtomicBool,
     /// Which completion raises an event: 0 for none.
     armed: AtomicU8,
+    /// Completions up to the last that raised one.
+    told: AtomicU64,
     listener: OnceLock<Arc<dyn CqListener>>,
 }
 
@@ -84,6 +86,7 @@ impl CompletionQueue {
             overwrites: false,
             overflow: AtomicBool::new(false),
             armed: AtomicU8::new(NOT_ARMED),
+            told: AtomicU64::new(0),
             listener: OnceLock::new(),
         }
     }
@@ -143,12 +146,18 @@ impl CompletionQueue {
                 None => {}
             }
         };
-        if self.is_awaited(&completion, place)
-            && let Some(listener) = self.listener.get()
-        {
-            listener.completion();
+        if self.is_awaited(&completion, place) {
+            self.tell();
         }
         Pushed::Stored
+    }
+
+    /// Raises an event, of all that waits.
+    fn tell(&self) {
+        self.told.store(self.ring.count(), Ordering::Relaxed);
+        if let Some(listener) = self.listener.get() {
+            listener.completion();
+        }
     }
 
     /// Whether a completion that was just added raises an event; if so, no other does.
@@ -226,6 +235,19 @@ impl CompletionQueue {
         // Asking for any completion is the wider wish; it stays until an event answers it.
         self.armed.fetch_max(wish, Ordering::AcqRel);
         fence(Ordering::SeqCst);
+    }
+
+    /// The same as hardware does it: a completion that came while nothing was asked for, and still waits, raises the event at
+    /// once. One that has raised an event before does not do so again.
+    pub fn arm_with_missed(&self, notify: Notify) {
+        self.arm(notify);
+        if notify == Notify::Any && self.ring.waits_behind(self.told.load(Ordering::Relaxed)) {
+            // Whoever adds another one meanwhile may be raising it.
+            let taken = self.armed.compare_exchange(ANY, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed);
+            if taken.is_ok() {
+                self.tell();
+            }
+        }
     }
 
     /// Whether the next completion, or the next of a kind, raises an event.
@@ -427,5 +449,27 @@ mod tests {
         assert_eq!(rings_after(WcStatus::Success, false), 0);
         assert_eq!(rings_after(WcStatus::LocLenErr, false), 1);
         assert_eq!(rings_after(WcStatus::LocLenErr, true), 1, "it is asked for once");
+    }
+
+    #[test]
+    fn what_came_unasked_is_told_of_once_when_it_is_asked_for_as_of_hardware() {
+        let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
+        queue.set_listener(rung.clone());
+        let rings = || rung.0.load(Ordering::Relaxed);
+        queue.arm_with_missed(Notify::Any);
+        assert_eq!((rings(), queue.is_armed()), (0, true), "nothing waits");
+        queue.push(Instant(1), EMPTY);
+        queue.arm_with_missed(Notify::Any);
+        assert_eq!((rings(), queue.is_armed()), (1, true), "the one that waits has raised its event");
+        queue.push(Instant(2), EMPTY);
+        queue.push(Instant(3), EMPTY);
+        queue.arm_with_missed(Notify::Solicited);
+        assert_eq!((rings(), queue.is_armed()), (2, true), "nothing was solicited");
+        queue.arm_with_missed(Notify::Any);
+        assert_eq!((rings(), queue.is_armed()), (3, false), "the third had raised none");
+        queue.push(Instant(4), EMPTY);
+        assert_eq!(queue.poll(8, &mut Vec::new()), Ok(4));
+        queue.arm_with_missed(Notify::Any);
+        assert_eq!((rings(), queue.is_armed()), (3, true), "the fourth was taken before");
     }
 }

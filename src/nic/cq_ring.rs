@@ -114,6 +114,16 @@ impl Ring {
         tail.saturating_sub(self.head().position()) as usize
     }
 
+    /// How many were ever put in.
+    pub fn count(&self) -> u64 {
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// Whether an entry waits that is not among the first `count`.
+    pub fn waits_behind(&self, count: u64) -> bool {
+        self.head().position().max(count) < self.count()
+    }
+
     /// Puts an entry in, and says where. `None` if the ring is full.
     pub fn push(&self, entry: &Entry) -> Option<Place> {
         let (place, class) = self.claim()?;

@@ -151,6 +151,14 @@ impl Cq {
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
+    /// The same as hardware does it: one that came unasked since the last event, and is still there, raises the event at once.
+    /// There are programs (UCX) that do not poll once more. It is so for [`Notify::Any`] only.
+    pub fn req_notify_with_missed(&self, notify: Notify) {
+        *self.0.signal.raised.lock() = false;
+        self.0.queue.arm_with_missed(notify);
+        self.0.context.0.shards.stop_polling(self.0.users.shards());
+    }
+
     /// Waits for a completion, whatever its status.
     ///
     /// # Errors

@@ -12,6 +12,31 @@ pub fn built(name: &str) -> Option<PathBuf> {
     test.ancestors().map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
+/// `urxe` with these arguments, and with what was built for the tests.
+pub fn urxe(args: &[&str]) -> Command {
+    let program = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
+    let mut command = Command::new(program);
+    command.args(args);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("URXE_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// The one that was built for the tests; one that `cargo build` left beside urxe may be older.
+pub fn library() -> PathBuf {
+    built("libibverbs.so").expect("cargo builds the library before its tests")
+}
+
+/// What shows programs the devices in `/sys` and `/dev`.
+pub fn preload() -> PathBuf {
+    built("liburxe_preload.so").expect("urxe-preload: cargo build --workspace, or cargo test --workspace")
+}
+
 /// A directory with the library under the name that programs look for.
 pub struct Library(tempfile::TempDir);
 

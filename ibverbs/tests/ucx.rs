@@ -1,0 +1,171 @@
+//! UCX, unmodified, on the library: it looks for devices in `/sys` and `/dev`, wires up over datagrams, and then writes,
+//! reads and sends over reliable connections.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use support::{Running, addresses, built, library, port, preload, text, urxe, wait_for_listener};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `ucx_perftest` under `urxe run`; without the server's address it is the server.
+fn perftest(address: &str, port: &str, transports: &str, args: &[&str], server: Option<&str>) -> Command {
+    let mut command = urxe(&["run", "--ip", address, "--", "ucx_perftest", "-f", "-p", port]);
+    command.args(args).args(server);
+    command.env("UCX_TLS", transports).env("UCX_NET_DEVICES", "urxe0:1");
+    command
+}
+
+/// Both ends of a test, on two addresses; the iterations that it tells of are all that were asked for.
+fn runs(transports: &str, args: &[&str]) {
+    let [server, client] = addresses();
+    let port = port().to_string();
+    let args = [args, &["-n", "200", "-w", "10"]].concat();
+    let serving = Running::new(perftest(&server, &port, transports, &args, None));
+    wait_for_listener(&port);
+    let out = Running::new(perftest(&client, &port, transports, &args, Some("127.0.0.1"))).finish(LIMIT);
+    let server = serving.finish(Duration::from_secs(10));
+    let told = format!("client:\n{}server:\n{}", text(&out), text(&server));
+    assert!(out.status.success() && server.status.success(), "{transports} {args:?}: {told}");
+    let last = text(&out).lines().last().unwrap_or_default().to_owned();
+    assert!(last.split_whitespace().any(|word| word == "200"), "{transports} {args:?}: {told}");
+}
+
+/// The same over both: `rc` is `rc_verbs` for all data, and `ud_verbs` only to wire it up.
+fn runs_over_both(test: &str, size: &str) {
+    for transports in ["rc", "ud_verbs"] {
+        runs(transports, &["-t", test, "-s", size]);
+    }
+}
+
+fn lists_both_transports(told: &str) {
+    for line in ["Memory domain: urxe0", "Transport: rc_verbs", "Transport: ud_verbs", "Device: urxe0:1"] {
+        assert!(told.contains(line), "{line:?} is not in:\n{told}");
+    }
+}
+
+#[test]
+fn the_device_is_listed() {
+    let [address, _] = addresses();
+    let out = Running::new(urxe(&["run", "--ip", &address, "--", "ucx_info", "-d"])).finish(LIMIT);
+    let told = text(&out);
+    assert!(out.status.success(), "{told}");
+    lists_both_transports(&told);
+    assert!(told.contains("atomic_fadd: 64 bit") && told.contains("domain: device"), "{told}");
+}
+
+/// With no capability and no directory of one's own.
+#[test]
+fn nobody_in_particular_may_use_it() {
+    // Where everybody may look: what cargo builds is the user's own.
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for file in [built("urxe").unwrap(), library(), preload()] {
+        fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let temporary = dir.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o1777)).unwrap();
+    let urxe = dir.path().join("urxe").display().to_string();
+    let is_root = is_root();
+    let start = |address: &str, args: &[&str]| {
+        let nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--inh-caps=-all"];
+        let line: Vec<&str> = if is_root { nobody.to_vec() } else { vec!["env"] };
+        let mut command = Command::new(line[0]);
+        command.args(&line[1..]).args([&urxe, "run", "--ip", address, "--"]).args(args);
+        command.env_remove("XDG_RUNTIME_DIR").env("TMPDIR", &temporary).current_dir("/");
+        command.env("UCX_TLS", "rc").env("UCX_NET_DEVICES", "urxe0:1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::new(command)
+    };
+    let [server, client] = addresses();
+    lists_both_transports(&text(&start(&server, &["ucx_info", "-d"]).finish(LIMIT)));
+    let port = port().to_string();
+    let test = ["ucx_perftest", "-f", "-p", &port, "-t", "tag_lat", "-n", "200", "-w", "10"];
+    let serving = start(&server, &test);
+    wait_for_listener(&port);
+    let out = start(&client, &[&test[..], &["127.0.0.1"]].concat()).finish(LIMIT);
+    assert!(out.status.success(), "{}", text(&out));
+    assert!(serving.finish(LIMIT).status.success());
+}
+
+fn is_root() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    status.lines().any(|line| line.starts_with("Uid:\t0\t"))
+}
+
+#[test]
+fn tagged_messages() {
+    runs_over_both("tag_lat", "64");
+    runs_over_both("tag_bw", "4096");
+    runs_over_both("tag_sync_lat", "4096");
+}
+
+/// Those that are too long to send are read, or written, by whoever is ready for them.
+#[test]
+fn long_messages() {
+    for transports in ["rc", "ud_verbs"] {
+        runs(transports, &["-t", "tag_bw", "-s", "100000"]);
+    }
+    runs("rc", &["-t", "stream_bw", "-s", "100000"]);
+}
+
+#[test]
+fn streams_and_active_messages() {
+    runs_over_both("stream_bw", "4096");
+    runs_over_both("stream_lat", "64");
+    runs_over_both("ucp_am_bw", "4096");
+    runs_over_both("ucp_am_lat", "64");
+}
+
+#[test]
+fn remote_memory() {
+    runs_over_both("ucp_put_bw", "4096");
+    runs_over_both("ucp_put_lat", "64");
+    runs_over_both("ucp_get", "4096");
+}
+
+#[test]
+fn atomics() {
+    for test in ["ucp_add", "ucp_fadd", "ucp_cswap"] {
+        runs_over_both(test, "8");
+    }
+    // No verb does it: UCX sends messages for it.
+    runs_over_both("ucp_swap", "8");
+}
+
+/// Who sleeps until an event comes does not poll after asking for it: it is raised for what is there already.
+#[test]
+fn sleeping_for_events() {
+    for transports in ["rc", "ud_verbs"] {
+        for test in ["tag_lat", "ucp_am_bw"] {
+            runs(transports, &["-t", test, "-s", "64", "-E", "sleep"]);
+        }
+    }
+}
+
+/// One verb after another, with no protocol above them.
+#[test]
+fn transports_by_themselves() {
+    let uct = |transport: &str, test: &str, layout: &str, size: &str| {
+        runs(transport, &["-d", "urxe0:1", "-x", transport, "-t", test, "-D", layout, "-s", size]);
+    };
+    for (layout, size) in [("short", "32"), ("bcopy", "4096"), ("zcopy", "4096")] {
+        for test in ["am_bw", "put_bw", "put_lat"] {
+            uct("rc_verbs", test, layout, size);
+        }
+    }
+    for layout in ["bcopy", "zcopy"] {
+        uct("rc_verbs", "get", layout, "4096");
+    }
+    for test in ["fadd", "cswap"] {
+        uct("rc_verbs", test, "bcopy", "8");
+    }
+    for (layout, size) in [("short", "32"), ("bcopy", "2048"), ("zcopy", "2048")] {
+        uct("ud_verbs", "am_lat", layout, size);
+    }
+}
