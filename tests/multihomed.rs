@@ -99,8 +99,11 @@ fn exchange_datagrams(a: &Context, b: &Context) {
         b_mr.read(0, &mut header).unwrap();
         let back = b_pd.create_ah_from_wc(&came, &header).unwrap();
         assert_eq!((usize::from(back.address().sgid_index), back.address().dgid), (i, a.gids()[i]));
-        b_qp.post_send(&SendWr { to: Some(back.to(a_qp.qpn(), KEY)), ..SendWr::send(4, &[b_mr.sge(100..110)]) })
-            .unwrap();
+        b_qp.post_send(&SendWr {
+            to: Some(back.to(a_qp.qpn(), KEY)),
+            ..SendWr::send(4, &[b_mr.sge(100..110)])
+        })
+        .unwrap();
         assert_eq!(b_cq.wait(SOON).unwrap().wr_id, 4);
         assert_eq!(a_cq.wait(SOON).unwrap().wr_id, 3);
     }
@@ -116,7 +119,10 @@ fn two_devices_talk_by_each_of_their_gids_at_once() {
             let gids: Vec<IpAddr> = context.gids().iter().map(|gid| gid.ip()).collect();
             assert_eq!(&gids, ips);
             assert!(matches!(gids[0], IpAddr::V6(ip) if ip.is_unicast_link_local()), "{gids:?}");
-            assert_eq!(gids[1..], [format!("10.77.0.{n}"), format!("fd77::{n}")].map(|t| t.parse::<IpAddr>().unwrap()));
+            assert_eq!(
+                gids[1..],
+                [format!("10.77.0.{n}"), format!("fd77::{n}")].map(|t| t.parse::<IpAddr>().unwrap())
+            );
             assert_eq!(context.main_gid(), Some(1));
         }
         let pairs: Vec<_> = (0..3).map(|_| (node(&a), node(&b))).collect();

@@ -11,8 +11,8 @@ use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::context::Context;
 use crate::dm::DeviceMemory;
 use crate::domain::ProtectionDomain;
-use crate::opening::Keys;
 use crate::object::{Object, Shown};
+use crate::opening::Keys;
 use crate::{errno, post};
 
 export! {
@@ -226,7 +226,8 @@ unsafe extern "C" fn rereg_mr(
     let mut mr = region.mr.lock();
     let Some(Registered::Memory(mr, of_before)) = &mut *mr else { return refuse(libc::EINVAL) };
     let asked = if flags & ACCESS != 0 { access(bits as c_uint) } else { *of_before };
-    let (to, len) = if flags & TRANSLATION != 0 { (addr.addr(), length) } else { (mr.addr() as usize, mr.len()) };
+    let (to, len) =
+        if flags & TRANSLATION != 0 { (addr.addr(), length) } else { (mr.addr() as usize, mr.len()) };
     if len == 0 {
         return refuse(libc::EINVAL);
     }

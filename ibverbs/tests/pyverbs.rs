@@ -58,12 +58,11 @@ fn the_suite_of_pyverbs() {
     let out = Running::new(command).finish(Duration::from_secs(115));
     let told = text(&out);
     assert!(out.status.success(), "{:?}\n{told}", out.status);
-    let results: Vec<Vec<&str>> = told
-        .lines()
-        .filter_map(|line| Some(line.strip_prefix("RESULT\t")?.split('\t').collect()))
-        .collect();
+    let results: Vec<Vec<&str>> =
+        told.lines().filter_map(|line| Some(line.strip_prefix("RESULT\t")?.split('\t').collect())).collect();
     let of = |what: &str| results.iter().filter(|fields| fields[0] == what).map(|fields| fields[1]).collect();
-    let [passed, skipped, failed] = ["passed", "skipped", "failed"].map(|what| -> BTreeSet<&str> { of(what) });
+    let [passed, skipped, failed] =
+        ["passed", "skipped", "failed"].map(|what| -> BTreeSet<&str> { of(what) });
     assert!(failed.is_empty(), "{failed:#?} failed:\n{told}");
 
     let generic = results.iter().filter(|fields| is_generic(fields[1])).count();

@@ -23,7 +23,9 @@ fn stewards(address: &str) -> Vec<Pid> {
     let line = format!("urxe\0steward\0{address}\0");
     let numbers = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = numbers.filter_map(|process| process.file_name().to_str()?.parse().ok());
-    let is_one = |pid: &i32| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|own| own.starts_with(line.as_bytes()));
+    let is_one = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|own| own.starts_with(line.as_bytes()))
+    };
     numbers.filter(is_one).map(Pid::from_raw).collect()
 }
 

@@ -3,15 +3,17 @@
 
 mod fields;
 
+use std::env;
 use std::io::{Write, stdout};
 use std::net::IpAddr;
 
 use clap::Args;
 
 use super::CliError;
-use super::link::{LinkArgs, LinkSpec};
+use super::link::LinkSpec;
 use crate::link::fabric::Fabric;
-use crate::verbs::{Adapter, Context};
+use crate::link::udp::Sharing;
+use crate::verbs::{Adapter, Context, ContextOptions};
 
 const LONG: &str = "\
 Without --link: a line for each link that could be opened on this machine, with what keeps it from being \
@@ -41,7 +43,7 @@ impl Devinfo {
     pub fn run(self) -> Result<(), CliError> {
         let mut out = anstream::AutoStream::auto(stdout());
         if let Some(link) = self.link {
-            return describe(&mut out, &link.to_string(), "urxe0", &LinkArgs::on(link).open()?);
+            return describe(&mut out, &link.to_string(), "urxe0", &open(Ok(link))?);
         }
         let fabric = Context::on_fabric(&Fabric::new())?;
         let adapters = Adapter::all(None).map_err(|e| CliError::Usage(e.to_string()))?;
@@ -51,7 +53,9 @@ impl Devinfo {
                 let text = link.to_string();
                 match open(Ok(link)) {
                     Ok(context) => describe(&mut out, &text, &name, &context)?,
-                    Err(why) => writeln!(out, "{text}\n  {:<20} {name}\n  {:<20} none: {why}\n", "hca_id", "state")?,
+                    Err(why) => {
+                        writeln!(out, "{text}\n  {:<20} {name}\n  {:<20} none: {why}\n", "hca_id", "state")?
+                    }
                 }
             }
             describe(&mut out, "fabric", "-", &fabric)?;
@@ -63,7 +67,11 @@ impl Devinfo {
             }
             return Ok(());
         }
-        writeln!(out, "{:<6} {:<36} {:<6} {:>4}  addresses, which are the GIDs", "device", "link", "state", "MTU")?;
+        writeln!(
+            out,
+            "{:<6} {:<36} {:<6} {:>4}  addresses, which are the GIDs",
+            "device", "link", "state", "MTU"
+        )?;
         for (name, link) in named {
             line(&mut out, &name, &link.to_string(), open(Ok(link)))?;
         }
@@ -92,8 +100,17 @@ fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
 }
 
+/// Opens it as programs do, and beside those that have.
 fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
-    LinkArgs::on(link.map_err(CliError::Usage)?).open()
+    let link = link.map_err(CliError::Usage)?;
+    if link == LinkSpec::Fabric {
+        return Ok(Context::on_fabric(&Fabric::new())?);
+    }
+    let program = env::current_exe();
+    let program =
+        program.map_err(|source| CliError::Io { what: "cannot find urxe itself".into(), source })?;
+    let links = link.bind_shared(1, &Sharing { program, any_user: false })?;
+    Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 
 fn line(

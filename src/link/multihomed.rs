@@ -70,7 +70,8 @@ impl<L: Link> Multihomed<L> {
 
     /// The member that is in groups of an IP version; one alone, or their packets would come twice.
     fn member_for(&self, group: IpAddr) -> Option<usize> {
-        let has_version = |m: &Member<L>| m.link.info().addresses.iter().any(|ip| ip.is_ipv4() == group.is_ipv4());
+        let has_version =
+            |m: &Member<L>| m.link.info().addresses.iter().any(|ip| ip.is_ipv4() == group.is_ipv4());
         self.members.iter().position(has_version)
     }
 

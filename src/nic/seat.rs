@@ -48,8 +48,7 @@ mod tests {
     #[test]
     fn a_number_is_of_one_seat() {
         for first in 0..=255_u8 {
-            let of: Vec<usize> =
-                (0..Seat::COUNT).filter(|i| Seat::new(*i).unwrap().has(first)).collect();
+            let of: Vec<usize> = (0..Seat::COUNT).filter(|i| Seat::new(*i).unwrap().has(first)).collect();
             assert_eq!(of, [usize::from(first) >> 2]);
             assert!(Seat::WHOLE.has(first));
         }

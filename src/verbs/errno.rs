@@ -13,9 +13,9 @@ use libc::{
 };
 
 use super::{
-    AccessError, AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError, DeviceError,
-    JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError, PKeyTableSize,
-    PairError, PostBatchError, PostError, PostListError, WaitError,
+    AccessError, AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError,
+    DeviceError, JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError,
+    PKeyTableSize, PairError, PostBatchError, PostError, PostListError, WaitError,
 };
 use crate::link::BindError;
 use crate::link::fabric::FabricError;

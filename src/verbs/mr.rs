@@ -8,7 +8,9 @@ use super::qp::{Qp, QpOptions};
 use super::srq::Srq;
 use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
-use crate::memory::{Access, AccessError, Accessor, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table};
+use crate::memory::{
+    Access, AccessError, Accessor, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table,
+};
 use crate::transport::{RecvCaps, Sge};
 use crate::wire::{LKey, Qpn, RKey};
 

@@ -287,6 +287,9 @@ mod tests {
         assert!(all[0].wake().read().is_err());
         all[1].lose_link(Arc::new(io::Error::other("gone")));
         assert_eq!([&all[0], &all[1]].map(|s| (s.wake().read(), s.loss().is_some())), [(Ok(1), true); 2]);
-        assert!(Siblings::new(3, Seat::WHOLE).unwrap().is_none() && Siblings::new(0, Seat::WHOLE).unwrap().is_none());
+        assert!(
+            Siblings::new(3, Seat::WHOLE).unwrap().is_none()
+                && Siblings::new(0, Seat::WHOLE).unwrap().is_none()
+        );
     }
 }

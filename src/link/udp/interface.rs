@@ -113,7 +113,10 @@ mod tests {
                     fe8000000000000000fc00fffe000002 13 40 20 c8     eth2\n\
                     00000000000000000000000000000001 01 80 10 80       lo\n";
         let tentative = |index| has_tentative(list, index);
-        assert_eq!([0x11, 0x12, 0x13, 1, 0x40, 0xc0].map(tentative), [false, true, false, false, false, false]);
+        assert_eq!(
+            [0x11, 0x12, 0x13, 1, 0x40, 0xc0].map(tentative),
+            [false, true, false, false, false, false]
+        );
         assert!(!has_tentative("", 1) && !has_tentative("nonsense\n1 2\n", 1));
     }
 }

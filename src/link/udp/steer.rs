@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use libc::{
-    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH, sock_filter,
+    BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_RSH,
+    sock_filter,
 };
 
 use super::socket::{self, Opened};
@@ -34,7 +35,11 @@ pub(super) fn failed(ip: IpAddr, source: io::Error) -> UdpLinkError {
 }
 
 /// Opens `count` sockets, of which the kernel chooses by itself for now.
-pub(super) fn open_group(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Opened>, UdpLinkError> {
+pub(super) fn open_group(
+    ip: IpAddr,
+    options: &UdpOptions,
+    count: usize,
+) -> Result<Vec<Opened>, UdpLinkError> {
     // The first as if it were the only one: so whoever has the port, shared or not, is told of. Who comes later is
     // refused too, unless he says that he shares and is of the same user; he then gets nothing.
     let first = socket::open(ip, options, false)?;

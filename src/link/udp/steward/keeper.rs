@@ -28,7 +28,11 @@ impl Keeper {
     /// All of them, in the order in which they were bound.
     pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let all = message::receive(&self.0, true)?.map(|(_, sockets)| sockets).unwrap_or_default();
-        if all.len() == Seat::COUNT { Ok(all) } else { Err(io::Error::other("what was handed over is no keeper")) }
+        if all.len() == Seat::COUNT {
+            Ok(all)
+        } else {
+            Err(io::Error::other("what was handed over is no keeper"))
+        }
     }
 
     /// Has the kernel deliver packets as they came instead of joined: joined ones go where the first belongs.

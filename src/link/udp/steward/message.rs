@@ -42,10 +42,7 @@ pub(super) enum Answer {
     /// then the keeper.
     Seated(usize),
     /// Nothing, and why.
-    Refused {
-        errno: i32,
-        why: String,
-    },
+    Refused { errno: i32, why: String },
 }
 
 impl fmt::Display for Request {
@@ -66,7 +63,8 @@ impl FromStr for Request {
         let mut words = line.split(' ');
         check_version(words.next())?;
         let bad = || format!("a request that nobody here makes: '{}'", line.escape_debug());
-        let number = |words: &mut std::str::Split<'_, char>| words.next().and_then(|n| n.parse().ok()).ok_or_else(bad);
+        let number =
+            |words: &mut std::str::Split<'_, char>| words.next().and_then(|n| n.parse().ok()).ok_or_else(bad);
         let seat: Option<usize> = match words.next() {
             Some("join") => None,
             Some("return") => Some(number(&mut words)?),
@@ -86,7 +84,8 @@ impl FromStr for Place {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Place, ()> {
-        let (ip, interface) = text.split_once('%').map_or((text, None), |(ip, name)| (ip, Some(name.to_owned())));
+        let (ip, interface) =
+            text.split_once('%').map_or((text, None), |(ip, name)| (ip, Some(name.to_owned())));
         Ok(Place { ip: ip.parse().map_err(drop)?, interface })
     }
 }

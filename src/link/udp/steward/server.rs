@@ -67,14 +67,8 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
         bound => bound.map_err(opening())?,
     }
     listen(&listener, BACKLOG).map_err(opening())?;
-    let mut server = Server {
-        place,
-        any_user,
-        held: Vec::new(),
-        clients: Vec::new(),
-        last: 0,
-        since: Instant::now(),
-    };
+    let mut server =
+        Server { place, any_user, held: Vec::new(), clients: Vec::new(), last: 0, since: Instant::now() };
     server.run(&listener)?;
     // The port is free before the name is: whoever takes that binds the port.
     drop(server);
@@ -268,7 +262,8 @@ impl Server {
         }
         for (place, keeper) in request.places.iter().zip(fds) {
             if self.held.iter().all(|held| held.place != *place) {
-                let held = Held::take_over(place.clone(), Keeper::from_fd(keeper)).map_err(|e| refused(e.to_string()))?;
+                let held = Held::take_over(place.clone(), Keeper::from_fd(keeper))
+                    .map_err(|e| refused(e.to_string()))?;
                 self.held.push(held);
             }
         }
@@ -298,7 +293,10 @@ impl Server {
 /// What a process has as long as it has a seat: a name that nobody else can have.
 fn token(place: &Place, seat: usize) -> io::Result<OwnedFd> {
     let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    bind(&token, &SocketAddrUnix::new_abstract_name(format!("urxe-seat/{}/{seat}", place.key()).as_bytes())?)?;
+    bind(
+        &token,
+        &SocketAddrUnix::new_abstract_name(format!("urxe-seat/{}/{seat}", place.key()).as_bytes())?,
+    )?;
     Ok(token)
 }
 

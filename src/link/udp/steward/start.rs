@@ -79,7 +79,12 @@ unsafe fn become_orphan(program: &CString, arguments: &[*const c_char]) -> ! {
         for fd in 0..3 {
             libc::dup2(null, fd);
         }
-        libc::syscall(libc::SYS_close_range, 3 as libc::c_ulong, libc::c_ulong::from(u32::MAX), 0 as libc::c_ulong);
+        libc::syscall(
+            libc::SYS_close_range,
+            3 as libc::c_ulong,
+            libc::c_ulong::from(u32::MAX),
+            0 as libc::c_ulong,
+        );
         libc::chdir(c"/".as_ptr());
         // The surroundings that put a library under the program are not for the steward.
         let nothing: [*const c_char; 1] = [ptr::null()];

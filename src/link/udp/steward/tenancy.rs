@@ -178,8 +178,11 @@ fn ask(
                 check_user(&connection, chief, sharing)?;
                 let sent = message::send(&connection, request, &fds);
                 // It may have ended just now: then another is needed.
-                if let Some((line, fds)) = sent.and_then(|()| message::receive(&connection, false)).unwrap_or(None) {
-                    let answer = line.parse().unwrap_or_else(|why| Answer::Refused { errno: libc::EPROTO, why });
+                if let Some((line, fds)) =
+                    sent.and_then(|()| message::receive(&connection, false)).unwrap_or(None)
+                {
+                    let answer =
+                        line.parse().unwrap_or_else(|why| Answer::Refused { errno: libc::EPROTO, why });
                     return match answer {
                         Answer::Seated(seat) => Ok((connection, seat, fds)),
                         Answer::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
@@ -213,7 +216,8 @@ fn connect_to(place: &Place) -> rustix::io::Result<OwnedFd> {
 fn check_user(connection: &OwnedFd, place: &Place, sharing: &Sharing) -> Result<(), UdpLinkError> {
     let ip = place.ip;
     let who = sockopt::socket_peercred(connection);
-    let who = who.map_err(|e| UdpLinkError::System { ip, what: "asking whose the steward is", source: e.into() })?;
+    let who =
+        who.map_err(|e| UdpLinkError::System { ip, what: "asking whose the steward is", source: e.into() })?;
     let (user, own) = (who.uid.as_raw(), nix::unistd::geteuid().as_raw());
     if sharing.any_user || user == own || user == 0 {
         return Ok(());
