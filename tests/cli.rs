@@ -131,8 +131,8 @@ fn devinfo_lists_links_and_describes_one() {
     let text = stdout(&output);
     for needle in [
         "PORT_ACTIVE",
-        "active_mtu           4096",
-        "GID[  0]             ::ffff:127.92.0.1, RoCE v2, IPv4 127.92.0.1",
+        "active_mtu           4096 (5)",
+        "GID[  0]             ::ffff:127.92.0.1, RoCE v2\n",
         "udp_source_port      4791",
         "node_guid",
         "max_mr_size",

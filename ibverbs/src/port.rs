@@ -2,16 +2,15 @@
 
 use std::ffi::c_int;
 
-use urxe::verbs::{AtomicCap, DeviceAttr, DeviceCaps, Gid, PKey};
+use urxe::verbs::{DeviceAttr, Gid, PKey};
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_packet_pacing_caps, ibv_port_attr,
-    ibv_query_device_ex_input, ibv_values_ex,
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps,
+    ibv_packet_pacing_caps, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 use crate::context::Context;
 use crate::device::copy_text;
 use crate::errno::{minus_one, set};
-use crate::region::knows_what_is_mapped;
 
 export! {
     "IBVERBS_1.1":
@@ -27,14 +26,7 @@ export! {
 }
 
 const LINK_LAYER_ETHERNET: u8 = 2;
-const PORT_CM_SUP: u32 = 1 << 16;
-const PORT_IP_BASED_GIDS: u32 = 1 << 26;
 const QPF_GRH_REQUIRED: u8 = 1;
-/// Four lanes of 25 Gb/s: software has no figure of its own, and programs size their windows by it.
-const WIDTH_4X: u8 = 2;
-const SPEED_EDR: u8 = 32;
-const PHYS_DISABLED: u8 = 3;
-const PHYS_LINK_UP: u8 = 5;
 /// `IBV_GID_TYPE_ROCE_V2`, and the same in `enum ibv_gid_type_sysfs`.
 const ROCE_V2: u32 = 2;
 const SYSFS_ROCE_V2: u32 = 1;
@@ -42,21 +34,6 @@ const SYSFS_ROCE_V2: u32 = 1;
 const SYSFS_IB_ROCE_V1: u32 = 0;
 /// What the exported `ibv_query_port` writes: the struct as it was before `link_layer` had followers.
 const OLD_PORT_ATTR: usize = 48;
-
-const ODP_SUPPORT: u64 = 1;
-const ODP_SUPPORT_IMPLICIT: u64 = 2;
-const ODP_SEND: u32 = 1 << 0;
-const ODP_RECV: u32 = 1 << 1;
-const ODP_WRITE: u32 = 1 << 2;
-const ODP_READ: u32 = 1 << 3;
-const ODP_ATOMIC: u32 = 1 << 4;
-const ODP_SRQ_RECV: u32 = 1 << 5;
-/// What RC, UC, UD and XRC do with regions on demand: all that they do.
-const SERVICES_ON_DEMAND: [u32; 4] = {
-    let datagram = ODP_SEND | ODP_RECV | ODP_SRQ_RECV;
-    let reliable = datagram | ODP_WRITE | ODP_READ | ODP_ATOMIC;
-    [reliable, datagram | ODP_WRITE, datagram, reliable & !ODP_RECV]
-};
 
 /// RC, UC, UD and XRC's initiators, by their numbers.
 const SERVICES_WITH_A_PACE: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9;
@@ -79,7 +56,7 @@ unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
 }
 
 fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
-    let attr = context.nic.query_device();
+    let attr = context.nic.query_device().for_programs();
     let l = attr.limits;
     // SAFETY: all of it may be zeros.
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -105,8 +82,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
         max_qp_rd_atom: int(l.max_qp_rd_atom),
         max_res_rd_atom: int(attr.max_res_rd_atom),
         max_qp_init_rd_atom: int(l.max_qp_rd_atom),
-        // They are atomic against the processor's too. But no hardware says so, and UCX uses them only where this is said.
-        atomic_cap: (attr.atomic_cap as u32).min(AtomicCap::Hca as u32),
+        atomic_cap: attr.atomic_cap as u32,
         max_mw: int(attr.max_mw),
         max_mcast_grp: int(l.max_mcast_grp),
         max_mcast_qp_attach: int(l.max_mcast_qp_attach),
@@ -145,14 +121,13 @@ pub unsafe extern "C" fn query_device_ex(
     let (attr, orig_attr) = device_attr(unsafe { Context::of(context) });
     // SAFETY: all of it may be zeros.
     let zeros: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
-    let paged = if knows_what_is_mapped() { SERVICES_ON_DEMAND } else { [0; 4] };
     let c = ibv_device_attr_ex {
         orig_attr,
         odp_caps: ibv_odp_caps {
-            general_caps: if paged[0] == 0 { 0 } else { ODP_SUPPORT | ODP_SUPPORT_IMPLICIT },
-            per_transport_caps: [paged[0], paged[1], paged[2]],
+            general_caps: attr.on_demand.general,
+            per_transport_caps: [attr.on_demand.rc, attr.on_demand.uc, attr.on_demand.ud],
         },
-        xrc_odp_caps: paged[3],
+        xrc_odp_caps: attr.on_demand.xrc,
         packet_pacing_caps: ibv_packet_pacing_caps {
             qp_rate_limit_min: 1,
             qp_rate_limit_max: u32::MAX,
@@ -161,8 +136,7 @@ pub unsafe extern "C" fn query_device_ex(
         max_dm_size: attr.limits.max_dm_size,
         completion_timestamp_mask: attr.completion_timestamp_mask,
         hca_core_clock: attr.hca_core_clock_khz,
-        // What these calls do not offer is not promised: FLUSH, which this release of the interface has no work request for.
-        device_cap_flags_ex: attr.caps.0 & !(DeviceCaps::FLUSH_GLOBAL.0 | DeviceCaps::FLUSH_PERSISTENT.0),
+        device_cap_flags_ex: attr.caps.0,
         phys_port_cnt_ex: u32::from(attr.phys_port_cnt),
         ..zeros
     };
@@ -193,15 +167,15 @@ fn port_attr(context: &Context) -> ibv_port_attr {
         max_mtu: port.max_mtu.code().into(),
         active_mtu: port.active_mtu.code().into(),
         gid_tbl_len: int(port.gid_table_len),
-        port_cap_flags: PORT_CM_SUP | PORT_IP_BASED_GIDS,
+        port_cap_flags: port.cap_flags,
         max_msg_sz: port.max_msg_size as u32,
         bad_pkey_cntr: port.bad_pkey_cntr as u32,
         qkey_viol_cntr: port.qkey_viol_cntr as u32,
         pkey_tbl_len: port.pkey_table_len as u16,
         max_vl_num: 1,
-        active_width: WIDTH_4X,
-        active_speed: SPEED_EDR,
-        phys_state: if port.active { PHYS_LINK_UP } else { PHYS_DISABLED },
+        active_width: port.active_width,
+        active_speed: port.active_speed,
+        phys_state: port.phys_state(),
         link_layer: LINK_LAYER_ETHERNET,
         flags: QPF_GRH_REQUIRED,
         ..zeros

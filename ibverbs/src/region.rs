@@ -1,10 +1,10 @@
 //! Memory regions and windows.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use urxe::memory::{knows_what_is_mapped, may_write, page_size};
 use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
@@ -95,26 +95,6 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
 /// Whether a page may be written, as far as the kernel can tell.
 fn is_writable(at: usize, page: usize) -> bool {
     may_write(at, page) || !knows_what_is_mapped()
-}
-
-fn may_write(at: usize, page: usize) -> bool {
-    // SAFETY: brings in the page, as writing would, and changes no byte.
-    unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
-}
-
-/// Whether the kernel says what is mapped how: Linux before 5.14 says no even of the stack. Regions on demand need it.
-pub fn knows_what_is_mapped() -> bool {
-    static KNOWS: OnceLock<bool> = OnceLock::new();
-    *KNOWS.get_or_init(|| {
-        let here = 0_u8;
-        let here = (&raw const here).addr();
-        may_write(here - here % page_size(), page_size())
-    })
-}
-
-fn page_size() -> usize {
-    // SAFETY: the call has no requirement.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 unsafe fn register(

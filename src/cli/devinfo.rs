@@ -1,19 +1,23 @@
 //! `urxe devinfo`: what links there are, and what a NIC on each would be.
 #![forbid(unsafe_code)]
 
+mod fields;
+
+use std::env;
 use std::io::{Write, stdout};
 use std::net::IpAddr;
 
 use clap::Args;
 
 use super::CliError;
-use super::link::{LinkArgs, LinkSpec};
+use super::link::LinkSpec;
 use crate::link::fabric::Fabric;
-use crate::verbs::Context;
+use crate::link::udp::Sharing;
+use crate::verbs::{Adapter, Context, ContextOptions};
 
 const LONG: &str = "\
 Without --link: a line for each link that could be opened on this machine, with what keeps it from being \
-opened, if something does, and the limits that all share. With --link: everything about a NIC on that link, \
+opened, if something does, and the limits that all share; first the devices that programs see under `urxe run`, by name. With --link: everything about a NIC on that link, \
 as ibv_devinfo -v has it; with -v: the same for all links.";
 
 const EXAMPLES: &str = "\
@@ -39,27 +43,44 @@ impl Devinfo {
     pub fn run(self) -> Result<(), CliError> {
         let mut out = anstream::AutoStream::auto(stdout());
         if let Some(link) = self.link {
-            return describe(&mut out, &link.to_string(), &LinkArgs::on(link).open()?);
+            return describe(&mut out, &link.to_string(), "urxe0", &open(Ok(link))?);
         }
         let fabric = Context::on_fabric(&Fabric::new())?;
-        let links = candidates();
+        let adapters = Adapter::all(None).map_err(|e| CliError::Usage(e.to_string()))?;
+        let named: Vec<_> = (0..).zip(adapters).map(|(i, a)| (format!("urxe{i}"), a.link)).collect();
         if self.verbose {
-            describe(&mut out, "fabric", &fabric)?;
-            for (name, link) in links {
+            for (name, link) in named {
+                let text = link.to_string();
+                match open(Ok(link)) {
+                    Ok(context) => describe(&mut out, &text, &name, &context)?,
+                    Err(why) => {
+                        writeln!(out, "{text}\n  {:<20} {name}\n  {:<20} none: {why}\n", "hca_id", "state")?
+                    }
+                }
+            }
+            describe(&mut out, "fabric", "-", &fabric)?;
+            for (text, link) in candidates() {
                 match open(link) {
-                    Ok(context) => describe(&mut out, &name, &context)?,
-                    Err(why) => writeln!(out, "{name}\n  {:<20} none: {why}\n", "state")?,
+                    Ok(context) => describe(&mut out, &text, "-", &context)?,
+                    Err(why) => writeln!(out, "{text}\n  {:<20} none: {why}\n", "state")?,
                 }
             }
             return Ok(());
         }
-        writeln!(out, "{:<36} {:<6} {:>4}  addresses, which are the GIDs", "link", "state", "MTU")?;
-        line(&mut out, "fabric", Ok(fabric.clone()))?;
-        for (name, link) in links {
-            line(&mut out, &name, open(link))?;
+        writeln!(
+            out,
+            "{:<6} {:<36} {:<6} {:>4}  addresses, which are the GIDs",
+            "device", "link", "state", "MTU"
+        )?;
+        for (name, link) in named {
+            line(&mut out, &name, &link.to_string(), open(Ok(link)))?;
+        }
+        line(&mut out, "-", "fabric", Ok(fabric.clone()))?;
+        for (text, link) in candidates() {
+            line(&mut out, "-", &text, open(link))?;
         }
         let frames = "frames:dgram:LOCAL,REMOTE,ip=A/LEN";
-        writeln!(out, "{frames:<36} {:<6} {:>4}  those given with ip=\n", "-", "")?;
+        writeln!(out, "{:<6} {frames:<36} {:<6} {:>4}  those given with ip=\n", "-", "-", "")?;
         limits(&mut out, &fabric)
     }
 }
@@ -69,24 +90,42 @@ impl Devinfo {
 fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     let interfaces = pnet_datalink::interfaces();
     let up = || interfaces.iter().filter(|i| i.is_up());
-    let ips = up().flat_map(|i| &i.ips).map(|n| n.ip()).filter(|ip| !ip.is_multicast());
-    let udp = ips.map(|ip| (format!("udp:{ip}"), Ok(LinkSpec::Udp(Some(ip)))));
-    let packet = up().map(|i| format!("packet:{}", i.name)).map(|name| (name.clone(), name.parse()));
-    udp.chain(packet).collect()
+    let udp = up().flat_map(|i| {
+        i.ips.iter().map(|net| match net.ip() {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("udp:{ip}%{}", i.name),
+            ip => format!("udp:{ip}"),
+        })
+    });
+    let packet = up().map(|i| format!("packet:{}", i.name));
+    udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
 }
 
+/// Opens it as programs do, and beside those that have.
 fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
-    LinkArgs::on(link.map_err(CliError::Usage)?).open()
+    let link = link.map_err(CliError::Usage)?;
+    if link == LinkSpec::Fabric {
+        return Ok(Context::on_fabric(&Fabric::new())?);
+    }
+    let program = env::current_exe();
+    let program =
+        program.map_err(|source| CliError::Io { what: "cannot find urxe itself".into(), source })?;
+    let links = link.bind_shared(1, &Sharing { program, any_user: false })?;
+    Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 
-fn line(out: &mut impl Write, name: &str, opened: Result<Context, CliError>) -> Result<(), CliError> {
+fn line(
+    out: &mut impl Write,
+    device: &str,
+    link: &str,
+    opened: Result<Context, CliError>,
+) -> Result<(), CliError> {
     match opened {
         Ok(context) => {
             let gids: Vec<String> = context.gids().iter().map(|g| g.ip().to_string()).collect();
             let mtu = context.query_port().active_mtu.bytes();
-            writeln!(out, "{name:<36} {:<6} {mtu:>4}  {}", state(&context), gids.join(" "))?;
+            writeln!(out, "{device:<6} {link:<36} {:<6} {mtu:>4}  {}", state(&context), gids.join(" "))?;
         }
-        Err(e) => writeln!(out, "{name:<36} {:<6} {:>4}  {e}", "no", "")?,
+        Err(e) => writeln!(out, "{device:<6} {link:<36} {:<6} {:>4}  {e}", "no", "")?,
     }
     Ok(())
 }
@@ -99,42 +138,12 @@ fn state(context: &Context) -> &'static str {
     }
 }
 
-/// All about one NIC.
-fn describe(out: &mut impl Write, link: &str, context: &Context) -> Result<(), CliError> {
-    let (device, port, info) = (context.query_device(), context.query_port(), context.link_info());
-    let guid = device
-        .node_guid
-        .to_be_bytes()
-        .chunks(2)
-        .map(|b| format!("{:02x}{:02x}", b[0], b[1]))
-        .collect::<Vec<_>>();
+/// All about one NIC, as the device of this name.
+fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> Result<(), CliError> {
     writeln!(out, "{link}")?;
-    let mut row = |name: &str, value: String| writeln!(out, "  {name:<20} {value}");
-    row("device", device.name.clone())?;
-    row("version", device.version.to_owned())?;
-    row("node_guid", guid.join(":"))?;
-    row("personality", device.personality.to_owned())?;
-    row("state", if port.active { "PORT_ACTIVE".into() } else { "PORT_DOWN".to_owned() })?;
-    row("link_layer", "Ethernet (RoCE v2, UDP port 4791)".to_owned())?;
-    row("max_mtu", port.max_mtu.bytes().to_string())?;
-    row("active_mtu", port.active_mtu.bytes().to_string())?;
-    row("ip_mtu", info.mtu.to_string())?;
-    row("max_msg_sz", format!("{:#x}", port.max_msg_size))?;
-    let burst = match info.burst.packets {
-        1 => "one packet a call".to_owned(),
-        n => format!("{n} packets or {} bytes a call", info.burst.bytes),
-    };
-    row("bursts", burst)?;
-    row("window", format!("{} bytes in flight", info.window))?;
-    if let Some(port) = info.src_port {
-        row("udp_source_port", format!("{port} always"))?;
+    for (name, value) in fields::all(name, context) {
+        writeln!(out, "  {:<20} {value}", name)?;
     }
-    row("gid_tbl_len", port.gid_table_len.to_string())?;
-    for (i, gid) in context.gids().into_iter().enumerate() {
-        let family = if matches!(gid.ip(), IpAddr::V4(_)) { "IPv4" } else { "IPv6" };
-        row(&format!("GID[{i:>3}]"), format!("{gid}, RoCE v2, {family} {}", gid.ip()))?;
-    }
-    limits(out, context)?;
     Ok(writeln!(out)?)
 }
 

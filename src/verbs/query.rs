@@ -5,6 +5,7 @@ use std::ops::BitOr;
 
 use super::Context;
 use crate::link::main_address;
+use crate::memory::knows_what_is_mapped;
 use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::Mtu;
@@ -45,6 +46,8 @@ pub struct DeviceAttr {
     pub atomic_cap: AtomicCap,
     /// What else it can do.
     pub caps: DeviceCaps,
+    /// What it does with regions whose pages come and go.
+    pub on_demand: OnDemand,
     /// An acknowledgement may take 4.096 µs · 2^this longer than the wire.
     pub local_ca_ack_delay: u8,
     /// Ports.
@@ -53,6 +56,38 @@ pub struct DeviceAttr {
     pub hca_core_clock_khz: u64,
     /// The bits of a completion's time that count.
     pub completion_timestamp_mask: u64,
+}
+
+impl DeviceAttr {
+    /// What programs of libibverbs are told. FLUSH is not promised, which this release of the interface has no work request
+    /// for. And atomics are atomic against the processor's too, but no hardware says so, and UCX uses them only where less
+    /// is said.
+    pub fn for_programs(self) -> DeviceAttr {
+        let flush = DeviceCaps::FLUSH_GLOBAL.0 | DeviceCaps::FLUSH_PERSISTENT.0;
+        DeviceAttr { caps: DeviceCaps(self.caps.0 & !flush), atomic_cap: AtomicCap::Hca, ..self }
+    }
+}
+
+/// What a device does with regions on demand, with the bits of `ibv_odp_caps`: `IBV_ODP_SUPPORT` and
+/// `IBV_ODP_SUPPORT_IMPLICIT`, and `IBV_ODP_SUPPORT_SEND` and what follows for each service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs, reason = "services by their names")]
+pub struct OnDemand {
+    pub general: u64,
+    pub rc: u32,
+    pub uc: u32,
+    pub ud: u32,
+    pub xrc: u32,
+}
+
+impl OnDemand {
+    /// All that each service does.
+    const ALL: OnDemand = {
+        let (send, recv, write, read, atomic, srq_recv) = (1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5);
+        let datagram = send | recv | srq_recv;
+        let reliable = datagram | write | read | atomic;
+        OnDemand { general: 1 | 2, rc: reliable, uc: datagram | write, ud: datagram, xrc: reliable & !recv }
+    };
 }
 
 /// What an atomic operation is atomic against, with the numbers of verbs.
@@ -147,6 +182,12 @@ pub struct PortAttr {
     pub bad_pkey_cntr: u64,
     /// Packets with a wrong queue key so far.
     pub qkey_viol_cntr: u64,
+    /// `port_cap_flags`: there is a connection manager, and GIDs are IP addresses.
+    pub cap_flags: u32,
+    /// `IBV_WIDTH_4X`, of lanes of 25 Gb/s: software has no figure of its own, and programs size their windows by it.
+    pub active_width: u8,
+    /// The speed of a lane, with the number of verbs.
+    pub active_speed: u8,
 }
 
 /// The state of a port, with the numbers of `enum ibv_port_state`.
@@ -163,6 +204,11 @@ impl PortAttr {
     /// The port's state. (Ports of InfiniBand have three more, while a subnet manager sets them up.)
     pub fn state(&self) -> PortState {
         if self.active { PortState::Active } else { PortState::Down }
+    }
+
+    /// The number of its physical state: link up, or disabled.
+    pub fn phys_state(&self) -> u8 {
+        if self.active { 5 } else { 3 }
     }
 }
 
@@ -220,6 +266,7 @@ impl Context {
                 | DeviceCaps::FLUSH_GLOBAL
                 | DeviceCaps::FLUSH_PERSISTENT
                 | DeviceCaps::ATOMIC_WRITE,
+            on_demand: if knows_what_is_mapped() { OnDemand::ALL } else { OnDemand::default() },
             local_ca_ack_delay: ACK_DELAY,
             phys_port_cnt: 1,
             hca_core_clock_khz: 1_000_000,
@@ -239,6 +286,9 @@ impl Context {
             max_msg_size: MAX_MESSAGE,
             bad_pkey_cntr: counters.rx_pkey_violation,
             qkey_viol_cntr: counters.rx_qkey_violation,
+            cap_flags: 1 << 16 | 1 << 26,
+            active_width: 2,
+            active_speed: 32,
         })
     }
 }

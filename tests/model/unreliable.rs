@@ -138,6 +138,7 @@ impl Responder {
             imm: s.imm(),
             solicited: s.flags.solicited,
             grh: true,
+            over_ipv4: grh[0] == 0,
             ..completion(us, a.from)
         };
         if len > recv.room() {

@@ -1,0 +1,158 @@
+//! `urxe devinfo` and `ibv_devinfo -v` say the same of the same device; all GIDs of an interface work for programs.
+
+mod support;
+#[path = "../../tests/support/veth.rs"]
+mod veth;
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use support::{Library, Running, addresses, built, port, text};
+use veth::Veth;
+
+/// What `ibv_devinfo -v` says, each field once: flags, which have lines of their own, stand behind their field.
+fn fields_of_theirs(told: &str) -> Vec<(String, String)> {
+    let mut fields: Vec<(String, String)> = Vec::new();
+    for line in told.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let field = match line.split_once(':') {
+            _ if line.starts_with("tag matching ") => ("tag matching", &line["tag matching ".len()..]),
+            Some(("Unknown flags", _)) | None => {
+                let value = &mut fields.last_mut().expect("flags are of a field").1;
+                *value = format!("{value} {line}").trim().to_owned();
+                continue;
+            }
+            Some((name, value)) => (name, value.trim()),
+        };
+        fields.push((field.0.to_owned(), field.1.to_owned()));
+    }
+    fields
+}
+
+/// The same of `urxe devinfo`: a name, padded, and the value. Names of several words are as long as the padding, or longer.
+fn value_of_ours<'a>(told: &'a str, name: &str) -> Option<&'a str> {
+    told.lines().find_map(|line| {
+        let rest = line.strip_prefix("  ")?.strip_prefix(name)?;
+        (rest.is_empty() || rest.starts_with(' ')).then(|| rest.trim())
+    })
+}
+
+fn ran(mut command: Command) -> String {
+    let out = command.output().unwrap_or_else(|e| panic!("{command:?}: {e} (apt-get install ibverbs-utils)"));
+    assert!(out.status.success(), "{command:?}: {}", text(&out));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn assert_agree(theirs: &str, ours: &str) {
+    let fields = fields_of_theirs(theirs);
+    assert!(fields.len() > 80, "{theirs}");
+    for (name, value) in fields {
+        assert_eq!(value_of_ours(ours, &name), Some(value.as_str()), "{name}\n{ours}");
+    }
+}
+
+#[test]
+fn the_two_agree_about_a_link() {
+    let library = Library::new();
+    let [address, _] = addresses();
+    let dir = tempfile::tempdir().unwrap();
+    let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
+    for link in [format!("udp:{address}"), format!("frames:dgram:{a},{b},ip=10.77.0.1/24,ip=fd00::1/64")] {
+        let mut theirs = Command::new("ibv_devinfo");
+        theirs.arg("-v").env("LD_LIBRARY_PATH", library.path()).env("URXE_LINK", &link);
+        let mut ours = Command::new(built("urxe").expect("cargo builds it before the tests"));
+        ours.args(["devinfo", "--link", &link]);
+        assert_agree(&ran(theirs), &ran(ours));
+    }
+}
+
+/// A program in a namespace.
+fn within(net: &Veth, side: usize, program: &str) -> Command {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", &net.names[side], program]);
+    command
+}
+
+/// The GIDs that `ibv_devinfo` lists there, once the kernel has given the interface its link-local address.
+fn gids(net: &Veth, library: &Library, side: usize) -> Vec<String> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut command = within(net, side, "ibv_devinfo");
+        command.arg("-v").env("LD_LIBRARY_PATH", library.path());
+        let gids: Vec<String> = fields_of_theirs(&ran(command))
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("GID["))
+            .map(|(_, value)| value.split_once(',').unwrap().0.to_owned())
+            .collect();
+        if gids[0].starts_with("fe80:") {
+            return gids;
+        }
+        assert!(Instant::now() < deadline, "{gids:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_device_has_all_addresses_of_its_interface_and_the_two_agree_about_its_name() {
+    let (library, net) = (Library::new(), Veth::new(1500));
+    assert_eq!(gids(&net, &library, 0)[1..], ["::ffff:10.77.0.1", "fd77::1"]);
+    let mut theirs = within(&net, 0, "ibv_devinfo");
+    theirs.arg("-v").env("LD_LIBRARY_PATH", library.path());
+    let mut ours = within(&net, 0, built("urxe").unwrap().to_str().unwrap());
+    ours.args(["devinfo", "-v"]);
+    let (theirs, ours) = (ran(theirs), ran(ours));
+    assert!(ours.starts_with("udp:v0\n"), "{ours}");
+    assert_agree(&theirs, ours.split("\n\n").next().unwrap());
+    let mut list = within(&net, 0, built("urxe").unwrap().to_str().unwrap());
+    list.arg("devinfo");
+    let list = ran(list);
+    assert!(list.lines().nth(1).unwrap().starts_with("urxe0  udp:v0 "), "{list}");
+    assert!(!list.contains("urxe1"), "{list}");
+}
+
+#[test]
+fn programs_connect_by_each_gid() {
+    let (library, net) = (Library::new(), Veth::new(1500));
+    (0..2).for_each(|side| drop(gids(&net, &library, side)));
+    for (program, gid, events) in [
+        ("ibv_rc_pingpong", "0", false),
+        ("ibv_rc_pingpong", "0", true),
+        ("ibv_rc_pingpong", "1", false),
+        ("ibv_rc_pingpong", "2", true),
+        ("ibv_ud_pingpong", "0", false),
+        ("ibv_ud_pingpong", "1", true),
+    ] {
+        let port = port().to_string();
+        let command = |side| {
+            let mut command = within(&net, side, program);
+            command.args(["-g", gid, "-p", &port, "-n", "200"]).args(events.then_some("-e"));
+            command.env("LD_LIBRARY_PATH", library.path());
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+            command
+        };
+        let serving = Running::new(command(0));
+        wait_for_listener(&net, &port);
+        let mut client = command(1);
+        client.arg("10.77.0.1");
+        let client = Running::new(client).finish(Duration::from_secs(30));
+        let server = serving.finish(Duration::from_secs(10));
+        let told = format!("client:\n{}server:\n{}", text(&client), text(&server));
+        assert!(client.status.success() && server.status.success(), "{program} -g {gid}: {told}");
+        if gid == "0" {
+            assert_eq!(told.matches("GID fe80:").count(), 4, "{told}");
+        }
+    }
+}
+
+/// Waits for a server of the first namespace: a client does not try again.
+fn wait_for_listener(net: &Veth, port: &str) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let listens = || {
+        let mut list = within(net, 0, "cat");
+        list.args(["/proc/net/tcp", "/proc/net/tcp6"]);
+        let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
+        ran(list).lines().any(|line| line.contains(&hex) && line.contains(" 0A "))
+    };
+    while !listens() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

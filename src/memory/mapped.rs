@@ -1,0 +1,25 @@
+//! What the kernel says of pages.
+
+use std::sync::OnceLock;
+
+/// Whether a page may be written.
+pub fn may_write(at: usize, page: usize) -> bool {
+    // SAFETY: brings in the page, as writing would, and changes no byte.
+    unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
+}
+
+/// Whether the kernel says what is mapped how: Linux before 5.14 says no even of the stack. Regions on demand need it.
+pub fn knows_what_is_mapped() -> bool {
+    static KNOWS: OnceLock<bool> = OnceLock::new();
+    *KNOWS.get_or_init(|| {
+        let here = 0_u8;
+        let here = (&raw const here).addr();
+        may_write(here - here % page_size(), page_size())
+    })
+}
+
+/// Bytes of a page.
+pub fn page_size() -> usize {
+    // SAFETY: the call has no requirement.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
