@@ -51,11 +51,11 @@ const ODP_WRITE: u32 = 1 << 2;
 const ODP_READ: u32 = 1 << 3;
 const ODP_ATOMIC: u32 = 1 << 4;
 const ODP_SRQ_RECV: u32 = 1 << 5;
-/// What RC, UC, UD and XRC do with regions on demand: all that they do.
+/// What RC, UC, UD and XRC do with regions on demand.
 const SERVICES_ON_DEMAND: [u32; 4] = {
-    let datagram = ODP_SEND | ODP_RECV | ODP_SRQ_RECV;
-    let reliable = datagram | ODP_WRITE | ODP_READ | ODP_ATOMIC;
-    [reliable, datagram | ODP_WRITE, datagram, reliable & !ODP_RECV]
+    let datagram = ODP_SEND | ODP_RECV;
+    let reliable = ODP_SEND | ODP_SRQ_RECV | ODP_WRITE | ODP_READ | ODP_ATOMIC;
+    [reliable | ODP_RECV, datagram | ODP_WRITE, datagram, reliable]
 };
 
 /// RC, UC, UD and XRC's initiators, by their numbers.
