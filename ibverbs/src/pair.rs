@@ -291,7 +291,8 @@ pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_
         return libc::EINVAL;
     }
     let ready = Some(QpState::Rts);
-    let given = QpAttr { state: ready, cur_state: ready, rate_limit: Some(attr.rate_limit), ..QpAttr::default() };
+    let given =
+        QpAttr { state: ready, cur_state: ready, rate_limit: Some(attr.rate_limit), ..QpAttr::default() };
     crate::errno::number(pair.qp.modify(&given), |e| e.errno())
 }
 

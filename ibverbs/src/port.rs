@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use urxe::verbs::{DeviceAttr, DeviceCaps, Gid, PKey};
 
 use crate::abi::{
-    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_packet_pacing_caps, ibv_port_attr,
-    ibv_query_device_ex_input, ibv_values_ex,
+    ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps,
+    ibv_packet_pacing_caps, ibv_port_attr, ibv_query_device_ex_input, ibv_values_ex,
 };
 use crate::context::Context;
 use crate::device::copy_text;
