@@ -35,9 +35,6 @@ const SYSFS_IB_ROCE_V1: u32 = 0;
 /// What the exported `ibv_query_port` writes: the struct as it was before `link_layer` had followers.
 const OLD_PORT_ATTR: usize = 48;
 
-/// RC, UC, UD and XRC's initiators, by their numbers.
-const SERVICES_WITH_A_PACE: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9;
-
 fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
 }
@@ -129,9 +126,9 @@ pub unsafe extern "C" fn query_device_ex(
         },
         xrc_odp_caps: attr.on_demand.xrc,
         packet_pacing_caps: ibv_packet_pacing_caps {
-            qp_rate_limit_min: 1,
-            qp_rate_limit_max: u32::MAX,
-            supported_qpts: SERVICES_WITH_A_PACE,
+            qp_rate_limit_min: attr.pacing.least_kbps,
+            qp_rate_limit_max: attr.pacing.most_kbps,
+            supported_qpts: attr.pacing.services,
         },
         max_dm_size: attr.limits.max_dm_size,
         completion_timestamp_mask: attr.completion_timestamp_mask,

@@ -48,6 +48,8 @@ pub struct DeviceAttr {
     pub caps: DeviceCaps,
     /// What it does with regions whose pages come and go.
     pub on_demand: OnDemand,
+    /// At which rates its queue pairs can be told to send.
+    pub pacing: Pacing,
     /// An acknowledgement may take 4.096 µs · 2^this longer than the wire.
     pub local_ca_ack_delay: u8,
     /// Ports.
@@ -84,10 +86,27 @@ impl OnDemand {
     /// All that each service does.
     const ALL: OnDemand = {
         let (send, recv, write, read, atomic, srq_recv) = (1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5);
-        let datagram = send | recv | srq_recv;
-        let reliable = datagram | write | read | atomic;
-        OnDemand { general: 1 | 2, rc: reliable, uc: datagram | write, ud: datagram, xrc: reliable & !recv }
+        let datagram = send | recv;
+        let reliable = send | srq_recv | write | read | atomic;
+        OnDemand { general: 1 | 2, rc: reliable | recv, uc: datagram | write, ud: datagram, xrc: reliable }
     };
+}
+
+/// How slow queue pairs can be told to send (`ibv_packet_pacing_caps`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pacing {
+    /// The lowest rate, in kilobits a second.
+    pub least_kbps: u32,
+    /// The highest.
+    pub most_kbps: u32,
+    /// Those that heed it: a bit for each, by the numbers of `ibv_qp_type`.
+    pub services: u32,
+}
+
+impl Pacing {
+    /// RC, UC, UD and XRC's initiators at any rate.
+    const ALL: Pacing =
+        Pacing { least_kbps: 1, most_kbps: u32::MAX, services: 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9 };
 }
 
 /// What an atomic operation is atomic against, with the numbers of verbs.
@@ -267,6 +286,7 @@ impl Context {
                 | DeviceCaps::FLUSH_PERSISTENT
                 | DeviceCaps::ATOMIC_WRITE,
             on_demand: if knows_what_is_mapped() { OnDemand::ALL } else { OnDemand::default() },
+            pacing: Pacing::ALL,
             local_ca_ack_delay: ACK_DELAY,
             phys_port_cnt: 1,
             hca_core_clock_khz: 1_000_000,

@@ -491,6 +491,50 @@ static void begin_anew(struct ibv_qp *qp)
 	connect_to_itself(qp);
 }
 
+/* A message from and to a region on demand, half of which is not there, by a service that nobody acknowledges. */
+static void unacknowledged(enum ibv_qp_type type, struct ibv_mr *mr, char *there, char *gone)
+{
+	struct ibv_qp_init_attr init = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = type,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct ibv_qp *qp = ibv_create_qp(pd, &init);
+	struct ibv_ah_attr path = { .is_global = 1, .port_num = 1, .grh.hop_limit = 64 };
+	CHECK(qp && !ibv_query_gid(context, 1, 0, &path.grh.dgid));
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 5, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	attr.path_mtu = IBV_MTU_1024, attr.dest_qp_num = qp->qp_num, attr.ah_attr = path;
+	int own = type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | own));
+	attr.qp_state = IBV_QPS_RTR;
+	int to = type == IBV_QPT_UD ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | to));
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+
+	struct ibv_sge from = { .addr = (uintptr_t)there, .length = 8, .lkey = mr->lkey };
+	struct ibv_sge into = { .addr = (uintptr_t)there + 100, .length = 48, .lkey = mr->lkey };
+	struct ibv_recv_wr recv = { .sg_list = &into, .num_sge = 1 }, *bad_recv;
+	struct ibv_send_wr send = { .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED, .sg_list = &from, .num_sge = 1 };
+	struct ibv_send_wr *bad_send;
+	if (type == IBV_QPT_UD) {
+		CHECK(send.wr.ud.ah = ibv_create_ah(pd, &path));
+		send.wr.ud.remote_qpn = qp->qp_num, send.wr.ud.remote_qkey = 5;
+	}
+	CHECK(!ibv_post_recv(qp, &recv, &bad_recv) && !ibv_post_send(qp, &send, &bad_send));
+	completes(IBV_WC_SUCCESS);
+	completes(IBV_WC_SUCCESS);
+	CHECK(!memcmp(there + 100 + (type == IBV_QPT_UD ? 40 : 0), there, 8));
+	if (type == IBV_QPT_UC) {
+		writes(qp, mr, mr, (uintptr_t)there + 200, IBV_WC_SUCCESS);
+		while (memcmp(there + 200, there, 8))
+			CHECK(ibv_poll_cq(cq, 1, &(struct ibv_wc){ 0 }) == 0);
+	}
+	from.addr = (uintptr_t)gone;
+	CHECK(!ibv_post_send(qp, &send, &bad_send));
+	completes(IBV_WC_LOC_PROT_ERR);
+	CHECK(!ibv_destroy_qp(qp));
+}
+
 /* Regions whose pages come and go: what is not there is refused, and comes back. */
 
 static void on_demand(void)
@@ -510,6 +554,9 @@ static void on_demand(void)
 	strcpy(two, "on it");
 	writes(qp, mr, mr, (uintptr_t)two + 64, IBV_WC_SUCCESS);
 	CHECK(!strcmp(two + 64, "on it"));
+
+	unacknowledged(IBV_QPT_UC, mr, two, two + page);
+	unacknowledged(IBV_QPT_UD, mr, two, two + page);
 
 	/* Half of it was never there, or is there no more. */
 	writes(qp, mr, mr, (uintptr_t)two + page, REFUSED);

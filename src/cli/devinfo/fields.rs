@@ -121,8 +121,9 @@ fn of_device(name: &str, device: &DeviceAttr) -> Vec<Field> {
     ]);
     fields.extend(NOTHING.map(|(name, value)| field(name, value)));
     fields.extend([
-        field("qp_rate_limit_min", "0kbps"),
-        field("qp_rate_limit_max", "0kbps"),
+        field("qp_rate_limit_min", format!("{}kbps", device.pacing.least_kbps)),
+        field("qp_rate_limit_max", format!("{}kbps", device.pacing.most_kbps)),
+        field("supported_qp", paced(device.pacing.services)),
         field("tag matching", "not supported"),
         field("maximum available device memory", format!("{}Bytes", l.max_dm_size)),
         field("num_comp_vectors", l.num_comp_vectors),
@@ -190,6 +191,13 @@ fn atomic_cap(cap: AtomicCap) -> String {
         AtomicCap::Global => "GLOB",
     };
     format!("ATOMIC_{name} ({})", cap as u32)
+}
+
+/// Services by their bits; ibv_devinfo has a name for datagrams alone.
+fn paced(services: u32) -> String {
+    const UD: u32 = 1 << 4;
+    let name = if services & UD != 0 { "SUPPORT_UD " } else { "" };
+    format!("{name}Unknown flags: 0x{:X}", services & !UD)
 }
 
 fn with_flags(mut value: String, flags: impl Iterator<Item = &'static str>) -> String {
