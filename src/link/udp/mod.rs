@@ -78,7 +78,7 @@ pub enum UdpLinkError {
         ip: IpAddr,
     },
     /// The steward that shares the address gives this process no part of it.
-    #[error("no UDP link on {ip}: {why}")]
+    #[error("{why}")]
     Refused {
         /// The address asked for.
         ip: IpAddr,

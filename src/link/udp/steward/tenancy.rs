@@ -69,10 +69,14 @@ impl Tenancy {
         let ip = chief.ip;
         let request = Request { seat: None, shards, places };
         let (connection, first, mut fds) = ask(&request, &[], sharing, ip, &|| false)?;
-        let refused = |why: &str| UdpLinkError::Refused { ip, errno: libc::EPROTO, why: why.into() };
-        let seat = Seat::new(first).ok_or_else(|| refused("the steward gave a seat that does not exist"))?;
+        let refused = |why| UdpLinkError::Refused {
+            ip,
+            errno: libc::EPROTO,
+            why: format!("no UDP link on {ip}: the steward gave {why}"),
+        };
+        let seat = Seat::new(first).ok_or_else(|| refused("a seat that does not exist"))?;
         if fds.len() != shards + request.places.len() * (shards + 1) {
-            return Err(refused("the steward gave a wrong number of sockets"));
+            return Err(refused("a wrong number of sockets"));
         }
         let mut per_address = fds.split_off(shards).into_iter();
         let (mut sockets, mut keepers) = (Vec::new(), Vec::new());
