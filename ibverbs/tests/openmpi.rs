@@ -39,6 +39,7 @@ fn ranks(count: usize, transports: &str) -> u64 {
     command.env("UCX_TLS", transports).env("UCX_NET_DEVICES", "urxe0:1");
     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     command.env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let out = Running::new(command).finish(Duration::from_secs(120));
     let told = text(&out);

@@ -23,6 +23,8 @@ pub fn urxe(args: &[&str]) -> Command {
         }
     }
     command.env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    // What it leaves there for each address goes with what cargo built.
+    command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
