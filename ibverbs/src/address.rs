@@ -32,10 +32,27 @@ unsafe impl Object for Handle {
     type C = ibv_ah;
 }
 
-/// The path of an address. `None` without a global route: RoCE has no other.
-pub fn path(attr: &ibv_ah_attr) -> Option<AddressVector> {
+/// What stands for an address where programs know no GIDs (qperf for one): its last 16 bits. RoCE has none, so it is
+/// good among neighbours whose addresses differ in nothing else.
+pub fn lid(gid: Gid) -> u16 {
+    let [.., high, low] = gid.0;
+    u16::from_be_bytes([high, low])
+}
+
+/// The neighbour that a LID stands for.
+fn neighbour(context: &Context, lid: u16) -> Option<AddressVector> {
+    let Gid(mut bytes) = context.nic.query_gid(0).filter(|_| lid != 0)?;
+    bytes[14..].copy_from_slice(&lid.to_be_bytes());
+    Some(AddressVector { dgid: Gid(bytes), sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 })
+}
+
+/// The path of an address.
+pub fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
+    if attr.is_global == 0 {
+        return neighbour(context, attr.dlid);
+    }
     let route = &attr.grh;
-    (attr.is_global != 0).then_some(AddressVector {
+    Some(AddressVector {
         dgid: Gid(route.dgid.raw),
         sgid_index: route.sgid_index,
         hop_limit: route.hop_limit,
@@ -66,7 +83,9 @@ pub fn attr(path: &AddressVector) -> ibv_ah_attr {
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller's struct.
     let attr = unsafe { &*attr };
-    let Some(path) = path(attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
+    // SAFETY: a domain that was given out, of an open context.
+    let context = unsafe { Context::of((*pd).context) };
+    let Some(path) = path(context, attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.create_ah(&path) {
@@ -129,7 +148,7 @@ unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     unsafe {
         let pd = (*c).pd;
         drop(Handle::take(c));
-        ProtectionDomain::of(pd).users.remove();
+        ProtectionDomain::leave(pd);
     }
     0
 }

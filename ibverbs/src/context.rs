@@ -3,15 +3,18 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::hash::Hash;
-use std::os::fd::AsRawFd;
+use std::ops::Deref;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use urxe::verbs::{Context as Nic, CqId, Qpn, SrqId};
+use urxe::verbs::{CqId, Qpn, SrqId};
 
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{Device, complain};
 use crate::object::{Shown, Users};
-use crate::{domain, errno, pair, polling, port, post, queue, region, shared};
+use crate::opening::Opening;
+use crate::{dm, domain, errno, opening, pair, parent, polling, port, post, queue, region, shared};
 
 export! {
     "IBVERBS_1.1":
@@ -25,16 +28,18 @@ export! {
 pub struct Context {
     /// Its last field is what programs have a pointer to.
     c: Shown<verbs_context>,
-    pub nic: Nic,
-    pub device: &'static Device,
     /// What was made of it.
     pub users: Users,
-    /// Whom events are about.
-    pub named: Named,
-    /// Asynchronous events that were given out and not acknowledged.
-    pub unacked: Unacked,
-    /// XRC domains by the file that they were opened with.
-    pub files: Mutex<HashMap<domain::File, domain::Opened>>,
+    opening: Arc<Opening>,
+    /// What names its opening to `ibv_import_device`.
+    _file: OwnedFd,
+}
+
+impl Deref for Context {
+    type Target = Opening;
+    fn deref(&self) -> &Opening {
+        &self.opening
+    }
 }
 
 /// Queues by what events call them.
@@ -114,11 +119,6 @@ impl Context {
         unsafe { &*c.byte_sub(std::mem::offset_of!(verbs_context, context)).cast() }
     }
 
-    /// Of what kind the routing header of a datagram is, as hardware says beside a completion: 2 for IPv4, 1 for IPv6.
-    pub fn header_kind(&self) -> u8 {
-        if self.device.address.is_ipv4() { 2 } else { 1 }
-    }
-
     pub fn as_c(&self) -> *mut ibv_context {
         // SAFETY: only the place of a field is computed.
         unsafe { &raw mut (*self.c.get()).context }
@@ -146,6 +146,12 @@ fn table() -> verbs_context {
         query_rt_values: Some(port::query_rt_values),
         advise_mr: Some(region::advise_mr),
         alloc_null_mr: Some(region::alloc_null_mr),
+        reg_dm_mr: Some(dm::reg_dm_mr),
+        alloc_dm: Some(dm::alloc_dm),
+        free_dm: Some(dm::free_dm),
+        alloc_parent_domain: Some(parent::alloc_parent_domain),
+        dealloc_td: Some(parent::dealloc_td),
+        alloc_td: Some(parent::alloc_td),
         open_xrcd: Some(domain::open_xrcd),
         close_xrcd: Some(domain::close_xrcd),
         create_srq_ex: Some(shared::create_srq_ex),
@@ -160,32 +166,31 @@ fn table() -> verbs_context {
 
 unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of the list.
-    let of = unsafe { <Device as crate::object::Object>::of(device) };
-    let nic = match of.open() {
+    let device = unsafe { <Device as crate::object::Object>::of(device) };
+    let nic = match device.open() {
         Ok(nic) => nic,
         Err(e) => {
             complain(&e.to_string());
             return errno::null(e.errno());
         }
     };
+    match opening::create(device, nic) {
+        Ok((file, opening)) => give(file, opening),
+        Err(e) => errno::null(e),
+    }
+}
+
+fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
     let mut c = table();
-    c.context.device = device;
-    // Nothing listens there; programs only show it, or hand it back.
-    c.context.cmd_fd = -1;
-    c.context.async_fd = nic.event_fd().as_raw_fd();
+    c.context.device = opening.device.as_c();
+    // Nothing listens there; programs only show it, or hand it to `ibv_import_device`.
+    c.context.cmd_fd = file.as_raw_fd();
+    c.context.async_fd = opening.nic.event_fd().as_raw_fd();
     crate::channel::block(c.context.async_fd);
-    c.context.num_comp_vectors = nic.query_device().limits.num_comp_vectors as c_int;
+    c.context.num_comp_vectors = opening.nic.query_device().limits.num_comp_vectors as c_int;
     c.context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     c.context.abi_compat = std::ptr::without_provenance_mut(usize::MAX);
-    let context = Context {
-        c: Shown::new(c),
-        nic,
-        device: of,
-        users: Users::default(),
-        named: Named::default(),
-        unacked: Unacked::default(),
-        files: Mutex::default(),
-    };
+    let context = Context { c: Shown::new(c), users: Users::default(), opening, _file: file };
     let context: &Context = Box::leak(Box::new(context));
     context.as_c()
 }
@@ -198,8 +203,11 @@ unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     0
 }
 
-unsafe extern "C" fn import_device(_cmd_fd: c_int) -> *mut ibv_context {
-    errno::null(libc::EOPNOTSUPP)
+/// A context that shares objects with the one that the descriptor is of. The descriptor is its own from now on.
+unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let Some(opening) = opening::of(cmd_fd) else { return errno::null(libc::EINVAL) };
+    // SAFETY: it is open, and the program gives it away.
+    give(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, opening)
 }
 
 /// Pointers that name a queue.

@@ -1,19 +1,17 @@
 //! Devices: one for each interface that is up, or what `URXE_LINK` names.
 
-use std::env;
 use std::ffi::{CString, c_char, c_int};
-use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use urxe::link::capture::{CaptureError, CaptureFile, Timestamps};
-use urxe::link::{BindError, LinkSpec, Wrapping};
-use urxe::verbs::{Context as Nic, ContextOptions, OpenError, WeakContext, devices};
+use urxe::link::{BindError, Wrapping};
+use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
 
 use crate::abi::ibv_device;
 use crate::object::{Object, Shown};
-use crate::settings::Settings;
+use crate::settings::{Settings, variable};
 
 export! {
     "IBVERBS_1.1":
@@ -34,9 +32,8 @@ pub struct Device {
     c: Shown<ibv_device>,
     /// libmlx5 and libefa take what is behind for a pointer, to know their own devices by.
     zeros: [u64; 128],
-    link: LinkSpec,
+    pub adapter: Adapter,
     settings: Settings,
-    pub address: IpAddr,
     pub ifindex: u32,
     index: c_int,
     nic: Mutex<Option<Opened>>,
@@ -102,8 +99,7 @@ unsafe impl Object for Device {
 }
 
 impl Device {
-    fn new(index: usize, chosen: Chosen, settings: Settings) -> Device {
-        let Chosen { link, address, interface } = chosen;
+    fn new(index: usize, adapter: Adapter, settings: Settings) -> Device {
         // SAFETY: all of an `ibv_device` may be zeros.
         let mut c: ibv_device = unsafe { std::mem::zeroed() };
         (c.node_type, c.transport_type) = (NODE_CA, TRANSPORT_IB);
@@ -113,11 +109,11 @@ impl Device {
         let root = sysfs();
         copy_text(&mut c.dev_path, &format!("{root}/class/infiniband_verbs/uverbs{index}"));
         copy_text(&mut c.ibdev_path, &format!("{root}/class/infiniband/{name}"));
-        let interface = CString::new(interface).unwrap_or_default();
+        let interface = CString::new(adapter.interface.as_str()).unwrap_or_default();
         // SAFETY: the name ends with a zero.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
         let (c, index, nic) = (Shown::new(c), index as c_int, Mutex::default());
-        Device { c, zeros: [0; 128], link, settings, address, ifindex, index, nic }
+        Device { c, zeros: [0; 128], adapter, settings, ifindex, index, nic }
     }
 
     /// A context of its own on the device's NIC.
@@ -146,22 +142,16 @@ impl Device {
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings { shards, personality, seed, faults, .. } = &self.settings;
-        let links = self.link.bind(*shards)?;
+        let Settings { shards, personality, seed, faults, sharing, .. } = &self.settings;
+        let links = match sharing {
+            Some(sharing) => self.adapter.link.bind_shared(*shards, sharing)?,
+            None => self.adapter.link.bind(*shards)?,
+        };
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
-        let (links, _) = wrapping.around(links, &self.link.to_string());
+        let (links, _) = wrapping.around(links, &self.adapter.link.to_string());
         let options = ContextOptions { personality: *personality, seed: *seed, ..ContextOptions::default() };
         Ok(Nic::open_shards(links, &options)?)
-    }
-
-    /// A number that no other device on the network has: made from its address, as the udp link has no MAC.
-    pub fn guid(&self) -> u64 {
-        let low = match self.address {
-            IpAddr::V4(ip) => ip.to_bits(),
-            IpAddr::V6(ip) => ip.to_bits() as u32,
-        };
-        0x5258_fffe_0000_0000 | u64::from(low)
     }
 
     pub fn as_c(&'static self) -> *mut ibv_device {
@@ -170,9 +160,10 @@ impl Device {
     }
 }
 
-/// Where programs look for what the kernel says of devices.
+/// Where programs look for what the kernel says of devices: in the tree that `urxe run` has made, if there is one.
 pub fn sysfs() -> String {
-    env::var("SYSFS_PATH").map_or_else(|_| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
+    let named = ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
+    named.map_or_else(|| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
 }
 
 /// Copies text to a field of C's, which ends with a zero.
@@ -193,85 +184,14 @@ fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let devices = Settings::read().and_then(|settings| {
-            let found = found(&settings)?;
-            let numbered = found.into_iter().enumerate();
-            Ok(numbered.map(|(i, chosen)| Device::new(i, chosen, settings.clone())).collect())
+            let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| e.to_string())?;
+            let numbered = adapters.into_iter().enumerate();
+            Ok(numbered.map(|(i, adapter)| Device::new(i, adapter, settings.clone())).collect())
         });
         devices.unwrap_or_else(|why| {
             complain(&why);
             Vec::new()
         })
-    })
-}
-
-/// What a device is made on.
-struct Chosen {
-    link: LinkSpec,
-    address: IpAddr,
-    interface: String,
-}
-
-/// The links that the settings name, or one for each interface.
-fn found(settings: &Settings) -> Result<Vec<Chosen>, String> {
-    let there = devices().into_iter().map(|device| {
-        let interface = device.name.trim_start_matches("urxe_").to_owned();
-        (device.address, interface)
-    });
-    let there: Vec<_> = there.collect();
-    let Some(link) = settings.link.clone().filter(|link| *link != LinkSpec::Udp(None)) else {
-        let chosen = one_for_each_interface(&there).into_iter();
-        return Ok(chosen
-            .map(|(address, interface)| Chosen { link: LinkSpec::Udp(Some(address)), address, interface })
-            .collect());
-    };
-    let (address, interface) = match &link {
-        LinkSpec::Udp(Some(ip)) => (*ip, owner_of(*ip, &there)?),
-        LinkSpec::Packet(config) => {
-            let station = config.station.as_ref().and_then(|s| s.addresses.first()).map(|a| a.ip);
-            let own = || there.iter().find(|(_, name)| *name == config.interface).map(|(ip, _)| *ip);
-            let none = || {
-                format!("interface {} has no address: add ip=ADDRESS/PREFIX to the link", config.interface)
-            };
-            (station.or_else(own).ok_or_else(none)?, config.interface.clone())
-        }
-        LinkSpec::Frames(config) => {
-            let first = config.station.addresses.first().map(|a| a.ip);
-            (first.ok_or("a frames link needs ip=ADDRESS/PREFIX")?, String::new())
-        }
-        LinkSpec::Udp(None) | LinkSpec::Fabric => {
-            return Err(
-                "a fabric is within one program: URXE_LINK may be udp[:ADDR], packet:IF or frames:…".into()
-            );
-        }
-    };
-    Ok(vec![Chosen { link, address, interface }])
-}
-
-/// Its first IPv4 address, or its first IPv6 one; the loopback only where there is nothing else.
-fn one_for_each_interface(found: &[(IpAddr, String)]) -> Vec<(IpAddr, String)> {
-    let mut chosen: Vec<(IpAddr, String)> = Vec::new();
-    for (address, name) in found {
-        match chosen.iter_mut().find(|(_, other)| other == name) {
-            None => chosen.push((*address, name.clone())),
-            Some(other) if address.is_ipv4() && other.0.is_ipv6() => other.0 = *address,
-            Some(_) => {}
-        }
-    }
-    if chosen.iter().any(|(address, _)| !address.is_loopback()) {
-        chosen.retain(|(address, _)| !address.is_loopback());
-    }
-    chosen
-}
-
-/// The interface that an address belongs to.
-fn owner_of(ip: IpAddr, found: &[(IpAddr, String)]) -> Result<String, String> {
-    // All of 127.0.0.0/8 belongs to the loopback, though it lists one address.
-    let owns = |(address, _): &&(IpAddr, String)| {
-        *address == ip || ip.is_ipv4() && address.is_ipv4() && ip.is_loopback() && address.is_loopback()
-    };
-    found.iter().find(owns).map(|(_, interface)| interface.clone()).ok_or_else(|| {
-        let have: Vec<_> = found.iter().map(|(address, _)| format!("udp:{address}")).collect();
-        format!("there is no link 'udp:{ip}': URXE_LINK may be udp, {}", have.join(", "))
     })
 }
 
@@ -307,7 +227,7 @@ unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
 
 unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: a device of the list.
-    unsafe { Device::of(device) }.guid().to_be()
+    unsafe { Device::of(device) }.adapter.guid().to_be()
 }
 
 unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {

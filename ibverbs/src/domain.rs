@@ -1,10 +1,11 @@
 //! Protection domains and XRC domains.
 
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use urxe::verbs::{Pd, Xrcd};
 
-use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
+use crate::abi::{ibv_context, ibv_pd, ibv_td, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::context::Context;
 use crate::errno;
 use crate::object::{Object, Shown, Users};
@@ -23,6 +24,17 @@ pub struct ProtectionDomain {
     c: Shown<ibv_pd>,
     pub pd: Pd,
     pub users: Users,
+    /// Of a parent domain.
+    parts: Option<Parts>,
+    /// It was unimported and goes with its last user.
+    is_left: AtomicBool,
+}
+
+/// What a parent domain is made of.
+pub struct Parts {
+    pub pd: *mut ibv_pd,
+    /// Or null.
+    pub td: *mut ibv_td,
 }
 
 // SAFETY: it is laid out so.
@@ -35,35 +47,76 @@ impl ProtectionDomain {
         // SAFETY: set when it was made, and never changed.
         unsafe { (*self.c.get()).context }
     }
+
+    /// Hands one to C under a number of its own.
+    pub fn give_new(context: *mut ibv_context, pd: Pd, parts: Option<Parts>) -> *mut ibv_pd {
+        // SAFETY: an open context.
+        let handle = unsafe { Context::of(context) }.pds.add(pd.clone());
+        ProtectionDomain::give_numbered(ibv_pd { context, handle }, pd, parts)
+    }
+
+    fn give_numbered(c: ibv_pd, pd: Pd, parts: Option<Parts>) -> *mut ibv_pd {
+        let (users, is_left) = (Users::default(), AtomicBool::new(false));
+        ProtectionDomain { c: Shown::new(c), pd, users, parts, is_left }.give()
+    }
+
+    /// Says that one of its users is gone.
+    ///
+    /// # Safety
+    /// The domain was given out and had that user.
+    pub unsafe fn leave(c: *mut ibv_pd) {
+        // SAFETY: it could not go while it had the user; unless it is there for its users alone, of which this was the last.
+        unsafe {
+            let domain = ProtectionDomain::of(c);
+            domain.users.remove();
+            if domain.is_left.load(Ordering::Acquire) && !domain.users.any() {
+                drop(ProtectionDomain::take(c));
+            }
+        }
+    }
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.nic.alloc_pd() {
-        Ok(pd) => {
-            let c = Shown::new(ibv_pd { context, handle: 0 });
-            ProtectionDomain { c, pd, users: Users::default() }.give()
-        }
+        Ok(pd) => ProtectionDomain::give_new(context, pd, None),
         Err(e) => errno::null(e.errno()),
     }
 }
 
 unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
-    // SAFETY: a domain that was given out.
+    // SAFETY: a domain that was given out, of an open context.
     unsafe {
         if ProtectionDomain::of(c).users.any() {
             return libc::EBUSY;
         }
-        drop(ProtectionDomain::take(c));
+        Context::of((*c).context).pds.remove((*c).handle);
+        let domain = ProtectionDomain::take(c);
+        if let Some(parts) = &domain.parts {
+            parts.leave();
+        }
     }
     0
 }
 
-unsafe extern "C" fn import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd {
-    errno::null(libc::EOPNOTSUPP)
+unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    // SAFETY: an open context.
+    match unsafe { Context::of(context) }.pds.get(handle) {
+        Some(pd) => ProtectionDomain::give_numbered(ibv_pd { context, handle }, pd, None),
+        None => errno::null(libc::ENOENT),
+    }
 }
 
-unsafe extern "C" fn unimport_pd(_pd: *mut ibv_pd) {}
+/// Programs do this before they destroy what they have made in it.
+unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
+    // SAFETY: a domain that was imported.
+    unsafe {
+        let domain = ProtectionDomain::of(c);
+        domain.users.add();
+        domain.is_left.store(true, Ordering::Release);
+        ProtectionDomain::leave(c);
+    }
+}
 
 /// A file, by device and inode.
 pub type File = (u64, u64);
@@ -96,7 +149,7 @@ impl XrcDomain {
 }
 
 /// The file of a descriptor.
-fn file_of(fd: c_int) -> Option<File> {
+pub fn file_of(fd: c_int) -> Option<File> {
     // SAFETY: all of it may be zeros.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the call fills it.

@@ -7,12 +7,12 @@ use parking_lot::lock_api::RawMutex as _;
 use urxe::verbs::{CqPoll, Wc};
 
 use crate::abi::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
-use crate::context::Context;
 use crate::errno;
 use crate::object::{Object, Shown};
-use crate::queue::{self, Queue};
+use crate::queue::{self, Queue, header_kind};
 
 const MASK_FLAGS: u32 = 1;
+const MASK_PD: u32 = 2;
 /// Everything is locked here all the same.
 const SINGLE_THREADED: u32 = 1;
 const IGNORE_OVERRUN: u32 = 2;
@@ -40,15 +40,16 @@ pub unsafe extern "C" fn create_cq_ex(
     let init = unsafe { &*init };
     let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
     let known = flags & !(SINGLE_THREADED | IGNORE_OVERRUN) == 0;
-    if init.comp_mask & !MASK_FLAGS != 0 || init.wc_flags & !FIELDS != 0 || !known {
+    if init.comp_mask & !(MASK_FLAGS | MASK_PD) != 0 || init.wc_flags & !FIELDS != 0 || !known {
         return errno::null(libc::EOPNOTSUPP);
     }
     let (Ok(cqe), Ok(vector)) = (c_int::try_from(init.cqe), c_int::try_from(init.comp_vector)) else {
         return errno::null(libc::EINVAL);
     };
     let overruns = flags & IGNORE_OVERRUN != 0;
-    // SAFETY: an open context, and a channel that was given out.
-    unsafe { queue::make(context, cqe, init.cq_context, init.channel, vector, overruns) }.cast()
+    let parent = if init.comp_mask & MASK_PD != 0 { init.parent_domain } else { std::ptr::null_mut() };
+    // SAFETY: an open context; and what it names was given out.
+    unsafe { queue::make(context, cqe, init.cq_context, init.channel, vector, overruns, parent) }.cast()
 }
 
 /// The functions of a queue's struct.
@@ -156,17 +157,10 @@ read! {
     read_wc_flags: c_uint = |wc| wc.wc_flags().bits();
     read_completion_ts: u64 = |wc| wc.completion_timestamp();
     read_completion_wallclock_ns: u64 = |wc| wc.completion_wallclock_ns();
+    read_sl: u8 = |wc| header_kind(wc.wc_flags().grh, wc.over_ipv4());
     read_none_32: u32 = |_| 0;
     read_none_16: u16 = |_| 0;
     read_none_8: u8 = |_| 0;
-}
-
-unsafe extern "C" fn read_sl(c: *mut ibv_cq_ex) -> u8 {
-    // SAFETY: a queue that was given out, of an open context, in a round of this thread.
-    unsafe {
-        let kind = Context::of((*c).context).header_kind();
-        of_current(c, |wc| if wc.wc_flags().grh { kind } else { 0 })
-    }
 }
 
 unsafe extern "C" fn read_tm_info(_c: *mut ibv_cq_ex, out: *mut ibv_wc_tm_info) {

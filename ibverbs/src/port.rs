@@ -2,15 +2,17 @@
 
 use std::ffi::c_int;
 
-use urxe::verbs::{DeviceAttr, DeviceCaps, PKey};
+use urxe::verbs::{AtomicCap, DeviceAttr, DeviceCaps, Gid, PKey};
 
 use crate::abi::{
     ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid, ibv_gid_entry, ibv_odp_caps, ibv_port_attr,
     ibv_query_device_ex_input, ibv_values_ex,
 };
+use crate::address;
 use crate::context::Context;
 use crate::device::copy_text;
 use crate::errno::{minus_one, set};
+use crate::region::knows_what_is_mapped;
 
 export! {
     "IBVERBS_1.1":
@@ -37,17 +39,25 @@ const PHYS_LINK_UP: u8 = 5;
 /// `IBV_GID_TYPE_ROCE_V2`, and the same in `enum ibv_gid_type_sysfs`.
 const ROCE_V2: u32 = 2;
 const SYSFS_ROCE_V2: u32 = 1;
+/// What libibverbs says of an empty place.
+const SYSFS_IB_ROCE_V1: u32 = 0;
 /// What the exported `ibv_query_port` writes: the struct as it was before `link_layer` had followers.
 const OLD_PORT_ATTR: usize = 48;
 
-/// On-demand paging: nothing is ever pinned, so every operation has it, with every region that asks for it.
 const ODP_SUPPORT: u64 = 1;
-const ODP_IMPLICIT: u64 = 2;
-/// Send (1), receive (2), write (4), read (8), atomic (16), receive by a shared queue (32), as each service has them.
-const ODP_RC: u32 = 0x3f;
-const ODP_UC: u32 = 0x27;
-const ODP_UD: u32 = 0x23;
-const ODP_XRC: u32 = 0x3d;
+const ODP_SUPPORT_IMPLICIT: u64 = 2;
+const ODP_SEND: u32 = 1 << 0;
+const ODP_RECV: u32 = 1 << 1;
+const ODP_WRITE: u32 = 1 << 2;
+const ODP_READ: u32 = 1 << 3;
+const ODP_ATOMIC: u32 = 1 << 4;
+const ODP_SRQ_RECV: u32 = 1 << 5;
+/// What RC, UC, UD and XRC do with regions on demand: all that they do.
+const SERVICES_ON_DEMAND: [u32; 4] = {
+    let datagram = ODP_SEND | ODP_RECV | ODP_SRQ_RECV;
+    let reliable = datagram | ODP_WRITE | ODP_READ | ODP_ATOMIC;
+    [reliable, datagram | ODP_WRITE, datagram, reliable & !ODP_RECV]
+};
 
 fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
@@ -72,7 +82,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     // SAFETY: all of it may be zeros.
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_text(&mut c.fw_ver, attr.version);
-    let guid = context.device.guid().to_be();
+    let guid = context.device.adapter.guid().to_be();
     let c = ibv_device_attr {
         node_guid: guid,
         sys_image_guid: guid,
@@ -93,7 +103,8 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
         max_qp_rd_atom: int(l.max_qp_rd_atom),
         max_res_rd_atom: int(attr.max_res_rd_atom),
         max_qp_init_rd_atom: int(l.max_qp_rd_atom),
-        atomic_cap: attr.atomic_cap as u32,
+        // They are atomic against the processor's too. But no hardware says so, and UCX uses them only where this is said.
+        atomic_cap: (attr.atomic_cap as u32).min(AtomicCap::Hca as u32),
         max_mw: int(attr.max_mw),
         max_mcast_grp: int(l.max_mcast_grp),
         max_mcast_qp_attach: int(l.max_mcast_qp_attach),
@@ -132,16 +143,18 @@ pub unsafe extern "C" fn query_device_ex(
     let (attr, orig_attr) = device_attr(unsafe { Context::of(context) });
     // SAFETY: all of it may be zeros.
     let zeros: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+    let paged = if knows_what_is_mapped() { SERVICES_ON_DEMAND } else { [0; 4] };
     let c = ibv_device_attr_ex {
         orig_attr,
         odp_caps: ibv_odp_caps {
-            general_caps: ODP_SUPPORT | ODP_IMPLICIT,
-            per_transport_caps: [ODP_RC, ODP_UC, ODP_UD],
+            general_caps: if paged[0] == 0 { 0 } else { ODP_SUPPORT | ODP_SUPPORT_IMPLICIT },
+            per_transport_caps: [paged[0], paged[1], paged[2]],
         },
-        xrc_odp_caps: ODP_XRC,
+        xrc_odp_caps: paged[3],
+        max_dm_size: attr.limits.max_dm_size,
         completion_timestamp_mask: attr.completion_timestamp_mask,
         hca_core_clock: attr.hca_core_clock_khz,
-        // What these calls do not offer yet is not promised: FLUSH, and device memory (`max_dm_size`).
+        // What these calls do not offer is not promised: FLUSH, which this release of the interface has no work request for.
         device_cap_flags_ex: attr.caps.0 & !(DeviceCaps::FLUSH_GLOBAL.0 | DeviceCaps::FLUSH_PERSISTENT.0),
         phys_port_cnt_ex: u32::from(attr.phys_port_cnt),
         ..zeros
@@ -182,6 +195,7 @@ fn port_attr(context: &Context) -> ibv_port_attr {
         active_width: WIDTH_4X,
         active_speed: SPEED_EDR,
         phys_state: if port.active { PHYS_LINK_UP } else { PHYS_DISABLED },
+        lid: context.nic.query_gid(0).map_or(0, address::lid),
         link_layer: LINK_LAYER_ETHERNET,
         flags: QPF_GRH_REQUIRED,
         ..zeros
@@ -207,6 +221,15 @@ unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut i
     unsafe { query_port_of_any_size(context, port, out, OLD_PORT_ATTR) }
 }
 
+/// A place in the table, which may be empty. `None` behind its end.
+fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
+    let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);
+    match context.nic.query_gid(index) {
+        Some(gid) => Some(Some(gid).filter(|gid| *gid != Gid::default())),
+        None => empty(),
+    }
+}
+
 unsafe extern "C" fn query_gid(
     context: *mut ibv_context,
     port: u8,
@@ -214,17 +237,17 @@ unsafe extern "C" fn query_gid(
     out: *mut ibv_gid,
 ) -> c_int {
     // SAFETY: an open context.
-    let gid = usize::try_from(index).ok().and_then(|i| unsafe { Context::of(context) }.nic.query_gid(i));
-    match gid.filter(|_| port == 1) {
+    let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::of(context) }, i));
+    match found.filter(|_| port == 1) {
         // SAFETY: the caller's union.
-        Some(gid) => unsafe { *out = ibv_gid { raw: gid.0 } },
+        Some(gid) => unsafe { *out = ibv_gid { raw: gid.unwrap_or_default().0 } },
         None => return minus_one(libc::EINVAL),
     }
     0
 }
 
 fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
-    let gid = ibv_gid { raw: context.nic.query_gid(index)?.0 };
+    let gid = ibv_gid { raw: gid(context, index)??.0 };
     let ndev_ifindex = context.device.ifindex;
     Some(ibv_gid_entry { gid, gid_index: index as u32, port_num: 1, gid_type: ROCE_V2, ndev_ifindex })
 }
@@ -262,7 +285,10 @@ unsafe extern "C" fn query_gid_table(
     }
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
-    let entries = (0..context.nic.gids().len().min(max)).filter_map(|i| gid_entry(context, i));
+    let entries: Vec<_> = (0..context.nic.gids().len()).filter_map(|i| gid_entry(context, i)).collect();
+    if entries.len() > max {
+        return -(libc::EINVAL as isize);
+    }
     let mut count = 0;
     for entry in entries {
         // SAFETY: there is room for `max` entries of this length.
@@ -274,11 +300,10 @@ unsafe extern "C" fn query_gid_table(
 
 unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
     // SAFETY: an open context.
-    if port != 1 || unsafe { Context::of(context) }.nic.query_gid(index as usize).is_none() {
-        return minus_one(libc::EINVAL);
-    }
+    let found = gid(unsafe { Context::of(context) }, index as usize);
+    let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
     // SAFETY: the caller's integer.
-    unsafe { *out = SYSFS_ROCE_V2 };
+    unsafe { *out = gid.map_or(SYSFS_IB_ROCE_V1, |_| SYSFS_ROCE_V2) };
     0
 }
 

@@ -1,7 +1,7 @@
 //! Work requests, from C's lists to the NIC's.
 
 use std::cell::RefCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use urxe::verbs::Bind;
 use urxe::verbs::{
@@ -55,6 +55,15 @@ pub unsafe fn elements(list: *const ibv_sge, count: c_int) -> Result<&'static [S
         Ok(count) if !list.is_null() => Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) }),
         _ => Err(libc::EINVAL),
     }
+}
+
+/// The program's own bytes, until the call ends.
+pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
+    if length == 0 {
+        return &[];
+    }
+    // SAFETY: as the caller vouches.
+    unsafe { std::slice::from_raw_parts(addr.cast(), length) }
 }
 
 /// The part of a window's or region's that is bound.

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use urxe::verbs::{Completion, Cq, CqOptions, DestroyCqError, Notify, WcFlags};
 
-use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
 use crate::channel::{Channel, LONG};
 use crate::context::{Context, address_of};
+use crate::domain::ProtectionDomain;
 use crate::errno;
 use crate::object::{Object, Shown};
 use crate::polling::{self, Round};
@@ -30,6 +31,8 @@ pub struct Queue {
     /// Dropped before the queue from which it borrows.
     pub round: Round,
     pub cq: Cq,
+    /// The parent domain that it was made in, or null.
+    parent: *mut ibv_pd,
 }
 
 // SAFETY: it is laid out so; C's first struct is a part of the second.
@@ -50,11 +53,11 @@ unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: an open context, and a channel that was given out.
-    unsafe { make(context, cqe, cq_context, channel, comp_vector, false) }
+    unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
 
 /// # Safety
-/// The context is open, the channel was given out, or is null.
+/// The context is open; the channel and the parent domain were given out, or are null.
 pub unsafe fn make(
     context: *mut ibv_context,
     cqe: c_int,
@@ -62,6 +65,7 @@ pub unsafe fn make(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
     ignore_overrun: bool,
+    parent: *mut ibv_pd,
 ) -> *mut ibv_cq {
     let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
         return errno::null(libc::EINVAL);
@@ -78,6 +82,10 @@ pub unsafe fn make(
     if let Some(of) = of {
         of.users.add();
     }
+    if !parent.is_null() {
+        // SAFETY: a domain that was given out.
+        unsafe { ProtectionDomain::of(parent) }.users.add();
+    }
     // SAFETY: all of it may be zeros.
     let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
     (c.context, c.channel, c.cq_context) = (context, channel, cq_context);
@@ -85,7 +93,7 @@ pub unsafe fn make(
     (c.mutex, c.cond) = (libc::PTHREAD_MUTEX_INITIALIZER, libc::PTHREAD_COND_INITIALIZER);
     polling::set_functions(&mut c);
     let id = cq.id();
-    let c = Queue { c: Shown::new(c), round: Round::default(), cq }.give();
+    let c = Queue { c: Shown::new(c), round: Round::default(), cq, parent }.give();
     owner.named.cqs.add(id, c);
     c
 }
@@ -114,8 +122,13 @@ unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     // As libibverbs does, it waits for the events that were taken and not acknowledged.
     while queue.cq.clone().destroy(LONG).is_err() {}
     owner.unacked.wait(address_of(c));
+    let parent = queue.parent;
     // SAFETY: the program uses it no more.
     drop(unsafe { Queue::take(c) });
+    if !parent.is_null() {
+        // SAFETY: the domain could not go while the queue was there.
+        unsafe { ProtectionDomain::leave(parent) };
+    }
     if !channel.is_null() {
         // SAFETY: the channel could not go while the queue was there.
         unsafe { Channel::of(channel) }.users.remove();
@@ -123,7 +136,17 @@ unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     0
 }
 
-fn work_completion(from: &Completion, sl: u8) -> ibv_wc {
+/// What hardware says beside a completion of the routing header of a datagram: nothing if there is none, 2 for IPv4, 1 for
+/// IPv6. UCX asks here which of the 40 bytes to look at.
+pub fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
+    match (grh, over_ipv4) {
+        (false, _) => 0,
+        (true, true) => 2,
+        (true, false) => 1,
+    }
+}
+
+fn work_completion(from: &Completion) -> ibv_wc {
     let flags = WcFlags { grh: from.grh, with_imm: from.imm.is_some(), with_inv: from.invalidated.is_some() };
     // One place in C; no message has both.
     let imm_data = from.imm.map_or(from.invalidated.map_or(0, |rkey| rkey.0), u32::to_be);
@@ -139,8 +162,7 @@ fn work_completion(from: &Completion, sl: u8) -> ibv_wc {
         wc_flags: flags.bits(),
         pkey_index: from.pkey_index,
         slid: 0,
-        // What of the 40 bytes the header is: UCX asks here.
-        sl: if from.grh { sl } else { 0 },
+        sl: header_kind(from.grh, from.over_ipv4),
         dlid_path_bits: 0,
     }
 }
@@ -155,11 +177,9 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
             // Overrun: as of hardware, a negative number.
             return -1;
         };
-        // SAFETY: an open context, as its queue is.
-        let sl = if count == 0 { 0 } else { unsafe { Context::of((*c).context) }.header_kind() };
         for (i, completion) in taken.iter().enumerate() {
             // SAFETY: the caller has room for `max`.
-            unsafe { out.add(i).write(work_completion(completion, sl)) };
+            unsafe { out.add(i).write(work_completion(completion)) };
         }
         count as c_int
     };

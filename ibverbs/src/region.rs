@@ -5,11 +5,14 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use urxe::verbs::{Access, Mw, NullMr, RawMr, WindowKind};
+use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
 
-use crate::abi::{ibv_context, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
+use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
+use crate::context::Context;
+use crate::dm::DeviceMemory;
 use crate::domain::ProtectionDomain;
 use crate::object::{Object, Shown};
+use crate::opening::Keys;
 use crate::{errno, post};
 
 export! {
@@ -26,10 +29,7 @@ export! {
         ibv_import_mr = import_mr,
         ibv_unimport_mr = unimport_mr;
     "IBVERBS_1.12": ibv_reg_dmabuf_mr = reg_dmabuf_mr;
-    "IBVERBS_1.13":
-        ibv_is_fork_initialized = is_fork_initialized,
-        ibv_import_dm = import_dm,
-        ibv_unimport_dm = unimport_dm;
+    "IBVERBS_1.13": ibv_is_fork_initialized = is_fork_initialized;
 }
 
 /// `IBV_ACCESS_OPTIONAL_RANGE`: what a device may leave out.
@@ -49,6 +49,12 @@ enum Registered {
     Null {
         _region: NullMr,
     },
+    Device {
+        region: DmMr,
+        memory: *mut ibv_dm,
+    },
+    /// Another has it.
+    Imported,
 }
 
 // SAFETY: it is laid out so.
@@ -64,7 +70,7 @@ impl Region {
 }
 
 /// The permissions that the device has.
-fn access(bits: c_uint) -> Access {
+pub fn access(bits: c_uint) -> Access {
     let optional = bits & OPTIONAL & Access::RELAXED_ORDERING.0;
     Access(bits & !OPTIONAL | optional)
 }
@@ -72,8 +78,7 @@ fn access(bits: c_uint) -> Access {
 /// Whether a device could pin the range: all of it is mapped, and writable at both ends if the device is to write it.
 fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     const PAGES: usize = 4096;
-    // SAFETY: the call has no requirement.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let page = page_size();
     let mut state = [0_u8; PAGES];
     let first = addr - addr % page;
     let Some(end) = addr.checked_add(len) else { return false };
@@ -89,18 +94,27 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
 
 /// Whether a page may be written, as far as the kernel can tell.
 fn is_writable(at: usize, page: usize) -> bool {
-    static CAN_TELL: OnceLock<bool> = OnceLock::new();
+    may_write(at, page) || !knows_what_is_mapped()
+}
+
+fn may_write(at: usize, page: usize) -> bool {
     // SAFETY: brings in the page, as writing would, and changes no byte.
-    let may_write = |at| unsafe {
-        libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0
-    };
-    // Linux before 5.14 does not know the question: it says no even of the stack.
-    let can_tell = || {
+    unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
+}
+
+/// Whether the kernel says what is mapped how: Linux before 5.14 says no even of the stack. Regions on demand need it.
+pub fn knows_what_is_mapped() -> bool {
+    static KNOWS: OnceLock<bool> = OnceLock::new();
+    *KNOWS.get_or_init(|| {
         let here = 0_u8;
         let here = (&raw const here).addr();
-        may_write(here - here % page)
-    };
-    may_write(at) || !*CAN_TELL.get_or_init(can_tell)
+        may_write(here - here % page_size(), page_size())
+    })
+}
+
+fn page_size() -> usize {
+    // SAFETY: the call has no requirement.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 unsafe fn register(
@@ -113,10 +127,9 @@ unsafe fn register(
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let access = access(bits);
-    // With on-demand paging nothing need be mapped yet.
-    let on_demand = access.allows(Access::ON_DEMAND);
-    let whole_process = on_demand && addr.is_null() && length == usize::MAX;
-    if !on_demand && length != 0 && !can_be_pinned(addr.addr(), length, access) {
+    let whole_process = addr.is_null() && length == usize::MAX && access.allows(Access::ON_DEMAND);
+    let is_pinned = !access.allows(Access::ON_DEMAND) && length != 0;
+    if is_pinned && !can_be_pinned(addr.addr(), length, access) {
         return errno::null(libc::EFAULT);
     }
     // SAFETY: the program keeps the memory as long as the region, which is what registering means.
@@ -128,19 +141,34 @@ unsafe fn register(
     };
     match registered {
         Ok(mr) => {
-            let (lkey, rkey) = (mr.lkey().0, mr.rkey().0);
-            let c = ibv_mr { context: domain.context(), pd, addr, length, handle: lkey >> 8, lkey, rkey };
-            give(c, Registered::Memory(mr, access))
+            let keys = Keys { lkey: mr.lkey().0, rkey: mr.rkey().0, length };
+            give(pd, addr, keys, Registered::Memory(mr, access))
         }
         Err(e) => errno::null(e.errno()),
     }
 }
 
-fn give(c: ibv_mr, mr: Registered) -> *mut ibv_mr {
+/// Hands a region to C under a number of its own.
+fn give(pd: *mut ibv_pd, addr: *mut c_void, keys: Keys, mr: Registered) -> *mut ibv_mr {
+    // SAFETY: a domain that was given out, of an open context.
+    let (domain, context) = unsafe { (ProtectionDomain::of(pd), Context::of((*pd).context)) };
+    domain.users.add();
+    give_numbered(pd, addr, keys, context.mrs.add(keys), mr)
+}
+
+fn give_numbered(pd: *mut ibv_pd, addr: *mut c_void, keys: Keys, handle: u32, mr: Registered) -> *mut ibv_mr {
+    let Keys { lkey, rkey, length } = keys;
     // SAFETY: a domain that was given out.
-    unsafe { ProtectionDomain::of(c.pd) }.users.add();
-    let pd = AtomicUsize::new(c.pd.expose_provenance());
+    let context = unsafe { (*pd).context };
+    let c = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
+    let pd = AtomicUsize::new(pd.expose_provenance());
     Region { c: Shown::new(c), mr: Mutex::new(Some(mr)), pd }.give()
+}
+
+/// Hands a region of device memory to C.
+pub fn give_of_device(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr {
+    let keys = Keys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
+    give(pd, std::ptr::null_mut(), keys, Registered::Device { region, memory })
 }
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
@@ -186,44 +214,11 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_null_mr() {
         Ok(mr) => {
-            let (context, lkey) = (domain.context(), mr.lkey().0);
-            let addr = std::ptr::null_mut();
-            let c = ibv_mr { context, pd, addr, length: usize::MAX, handle: lkey >> 8, lkey, rkey: lkey };
-            give(c, Registered::Null { _region: mr })
+            let keys = Keys { lkey: mr.lkey().0, rkey: mr.lkey().0, length: usize::MAX };
+            give(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr })
         }
         Err(e) => errno::null(e.errno()),
     }
-}
-
-/// Brings pages of on-demand regions in; done when it returns, whether or not that was asked for.
-pub unsafe extern "C" fn advise_mr(
-    pd: *mut ibv_pd,
-    advice: c_uint,
-    flags: u32,
-    sges: *mut ibv_sge,
-    count: u32,
-) -> c_int {
-    const PREFETCH: c_uint = 0;
-    const PREFETCH_WRITE: c_uint = 1;
-    const PREFETCH_NO_FAULT: c_uint = 2;
-    const FLUSH: u32 = 1;
-    if flags & !FLUSH != 0 || count == 0 {
-        return libc::EINVAL;
-    }
-    // SAFETY: a domain that was given out, and the caller's array.
-    let (domain, elements) =
-        unsafe { (ProtectionDomain::of(pd), post::elements(sges, count.try_into().unwrap_or(c_int::MAX))) };
-    let elements = match elements {
-        Ok(elements) => elements,
-        Err(e) => return e,
-    };
-    let done = match advice {
-        PREFETCH => domain.pd.prefetch(elements, false),
-        PREFETCH_WRITE => domain.pd.prefetch(elements, true),
-        PREFETCH_NO_FAULT => domain.pd.check_elements(elements, false),
-        _ => return libc::EOPNOTSUPP,
-    };
-    errno::number(done, |e| e.errno())
 }
 
 unsafe extern "C" fn rereg_mr(
@@ -251,11 +246,14 @@ unsafe extern "C" fn rereg_mr(
     let mut mr = region.mr.lock();
     let Some(Registered::Memory(mr, of_before)) = &mut *mr else { return refuse(libc::EINVAL) };
     let asked = if flags & ACCESS != 0 { access(bits as c_uint) } else { *of_before };
-    if flags & TRANSLATION != 0 && length == 0 {
+    let (to, len) =
+        if flags & TRANSLATION != 0 { (addr.addr(), length) } else { (mr.addr() as usize, mr.len()) };
+    if len == 0 {
         return refuse(libc::EINVAL);
     }
-    let on_demand = asked.allows(Access::ON_DEMAND);
-    if flags & TRANSLATION != 0 && !on_demand && !can_be_pinned(addr.addr(), length, asked) {
+    let is_pinned = !asked.allows(Access::ON_DEMAND);
+    let was_pinned = flags & TRANSLATION == 0 && !of_before.allows(Access::ON_DEMAND);
+    if is_pinned && !was_pinned && !can_be_pinned(to, len, asked) {
         return refuse(libc::EFAULT);
     }
     // SAFETY: a domain that was given out, if the flags say so.
@@ -274,12 +272,15 @@ unsafe extern "C" fn rereg_mr(
         domain.users.add();
         let old = region.pd.swap(pd.expose_provenance(), Ordering::AcqRel);
         // SAFETY: the domain that it was of, which could not go while it was.
-        unsafe { ProtectionDomain::of(std::ptr::with_exposed_provenance_mut(old)) }.users.remove();
+        unsafe { ProtectionDomain::leave(std::ptr::with_exposed_provenance_mut(old)) };
         shown.pd = pd;
     }
     if memory.is_some() {
         (shown.addr, shown.length) = (addr, length);
     }
+    let keys = Keys { lkey: shown.lkey, rkey: shown.rkey, length: shown.length };
+    // SAFETY: an open context.
+    unsafe { Context::of(shown.context) }.mrs.set(shown.handle, keys);
     0
 }
 
@@ -287,18 +288,25 @@ unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
     // SAFETY: a region that was given out.
     let region = unsafe { Region::of(c) };
     let mut mr = region.mr.lock();
-    if let Some(Registered::Memory(memory, access)) = mr.take()
-        && let Err((memory, e)) = memory.dereg()
-    {
-        *mr = Some(Registered::Memory(memory, access));
-        return e.errno();
+    match mr.take() {
+        Some(Registered::Memory(memory, access)) => {
+            if let Err((memory, e)) = memory.dereg() {
+                *mr = Some(Registered::Memory(memory, access));
+                return e.errno();
+            }
+        }
+        Some(Registered::Device { region, memory }) => {
+            drop(region);
+            // SAFETY: the memory could not go while it was there.
+            unsafe { DeviceMemory::of(memory) }.users.remove();
+        }
+        Some(Registered::Null { .. } | Registered::Imported) | None => {}
     }
     drop(mr);
     // SAFETY: its domain could not go while it was there; and the program uses the region no more.
     unsafe {
-        ProtectionDomain::of(std::ptr::with_exposed_provenance_mut(region.pd.load(Ordering::Acquire)))
-            .users
-            .remove();
+        ProtectionDomain::leave(std::ptr::with_exposed_provenance_mut(region.pd.load(Ordering::Acquire)));
+        Context::of((*c).context).mrs.remove((*c).handle);
         drop(Region::take(c));
     }
     0
@@ -346,7 +354,7 @@ pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
     unsafe {
         let pd = (*c).pd;
         drop(Window::take(c));
-        ProtectionDomain::of(pd).users.remove();
+        ProtectionDomain::leave(pd);
     }
     0
 }
@@ -366,14 +374,50 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
     UNNEEDED
 }
 
-unsafe extern "C" fn import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr {
-    errno::null(libc::EOPNOTSUPP)
+unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: a domain that was given out, of an open context.
+    let (domain, context) = unsafe { (ProtectionDomain::of(pd), Context::of((*pd).context)) };
+    let Some(keys) = context.mrs.get(handle) else { return errno::null(libc::ENOENT) };
+    domain.users.add();
+    // Only who registered it knows where it is.
+    give_numbered(pd, std::ptr::null_mut(), keys, handle, Registered::Imported)
 }
 
-unsafe extern "C" fn unimport_mr(_mr: *mut ibv_mr) {}
-
-unsafe extern "C" fn import_dm(_context: *mut ibv_context, _handle: u32) -> *mut crate::abi::ibv_dm {
-    errno::null(libc::EOPNOTSUPP)
+unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
+    // SAFETY: a region that was imported, and its domain, which could not go while it was there.
+    unsafe {
+        let pd = (*c).pd;
+        drop(Region::take(c));
+        ProtectionDomain::leave(pd);
+    }
 }
 
-unsafe extern "C" fn unimport_dm(_dm: *mut crate::abi::ibv_dm) {}
+/// Brings in pages of regions on demand. What need not be there when the call returns is there all the same.
+pub unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_uint,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    const PREFETCH: c_uint = 0;
+    const PREFETCH_WRITE: c_uint = 1;
+    const PREFETCH_NO_FAULT: c_uint = 2;
+    const FLUSH: u32 = 1;
+    let for_writing = match advice {
+        PREFETCH => false,
+        PREFETCH_WRITE => true,
+        // Of pages that are there the NIC need not be told: it has no page table of its own.
+        PREFETCH_NO_FAULT => return 0,
+        _ => return libc::EOPNOTSUPP,
+    };
+    if flags & !FLUSH != 0 || count == 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's list, and a domain that was given out.
+    let (sges, domain) = unsafe {
+        let sges = c_int::try_from(count).map_err(|_| libc::EINVAL);
+        (sges.and_then(|count| post::elements(list, count)), ProtectionDomain::of(pd))
+    };
+    sges.and_then(|sges| domain.pd.prefetch(sges, for_writing).map_err(|e| e.errno())).err().unwrap_or(0)
+}

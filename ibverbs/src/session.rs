@@ -10,7 +10,7 @@ use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_
 use crate::address::Handle;
 use crate::object::{Object, Shown};
 use crate::pair::Pair;
-use crate::post;
+use crate::post::{self, bytes};
 
 /// The session that is going on: from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort` the queue pair's struct is one
 /// thread's.
@@ -220,15 +220,6 @@ unsafe extern "C" fn wr_set_xrc_srqn(c: *mut ibv_qp_ex, srqn: u32) {
             begun.set_xrc_srqn(SrqId(srqn));
         })
     };
-}
-
-/// The program's own bytes, until the call ends.
-unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
-    if length == 0 {
-        return &[];
-    }
-    // SAFETY: as the caller vouches.
-    unsafe { std::slice::from_raw_parts(addr.cast(), length) }
 }
 
 unsafe extern "C" fn wr_set_inline_data(c: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {

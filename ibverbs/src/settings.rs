@@ -1,10 +1,15 @@
 //! What the program's surroundings ask for, by environment variables; `urxe run` sets them.
 
 use std::env::{self, VarError};
+use std::ffi::{CStr, OsStr, c_void};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use urxe::link::LinkSpec;
 use urxe::link::faults::Rule;
+use urxe::link::udp::Sharing;
 use urxe::nic::ShardId;
 use urxe::verbs::Personality;
 
@@ -23,6 +28,10 @@ pub struct Settings {
     pub capture: Option<String>,
     /// `URXE_FAULTS`: rules with semicolons between them.
     pub faults: Vec<Rule>,
+    /// How addresses are shared with other programs: by the `urxe` program that `URXE_PROGRAM` names or that is beside the
+    /// library, and if `URXE_ANY_USER` is 1, with those of any user. `None` where there is no such program: then they are
+    /// not.
+    pub sharing: Option<Sharing>,
 }
 
 impl Settings {
@@ -49,12 +58,45 @@ impl Settings {
             seed: with("URXE_SEED", "a number", |text| text.parse().ok())?,
             capture: variable("URXE_CAPTURE")?,
             faults: rules.map(rule).collect::<Result<_, _>>()?,
+            sharing: sharing()?,
         })
     }
 }
 
+fn sharing() -> Result<Option<Sharing>, String> {
+    let named = variable("URXE_PROGRAM")?.map(PathBuf::from);
+    let any_user = with("URXE_ANY_USER", "0 or 1", |text| match text {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    })?;
+    let any_user = any_user.unwrap_or(false);
+    Ok(named.or_else(program_beside).map(|program| Sharing { program, any_user }))
+}
+
+/// The program that was built or installed with this library.
+fn program_beside() -> Option<PathBuf> {
+    // SAFETY: all of it may be zeros.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let place: *const c_void = (&raw const HERE).cast();
+    // SAFETY: the call fills it in, with a name that stays as long as the library.
+    let name = unsafe {
+        match libc::dladdr(place, &mut info) {
+            0 => return None,
+            _ => CStr::from_ptr(info.dli_fname),
+        }
+    };
+    let library = fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()?;
+    let directory = library.parent()?;
+    let places = ["urxe", "../urxe", "../../bin/urxe"];
+    places.iter().map(|place| directory.join(place)).find(|program| program.is_file())
+}
+
+/// Something of this library's, by whose address its file is found.
+static HERE: u8 = 0;
+
 /// A variable that is set to something. Programs with more rights than who starts them (setuid) heed none.
-fn variable(name: &str) -> Result<Option<String>, String> {
+pub fn variable(name: &str) -> Result<Option<String>, String> {
     // SAFETY: the call has no requirement.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return Ok(None);

@@ -162,7 +162,7 @@ unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
         context.named.srqs.remove(queue.srq.id());
         context.unacked.wait(address_of(c));
         drop(SharedQueue::take(c));
-        ProtectionDomain::of(pd).users.remove();
+        ProtectionDomain::leave(pd);
         if !xrcd.is_null() {
             XrcDomain::of(xrcd).users.remove();
         }

@@ -43,7 +43,7 @@ fn devices_are_listed_and_described() {
         "hca_id:\turxe0",
         "transport:\t\t\tInfiniBand (0)",
         "phys_port_cnt:\t\t\t1",
-        "atomic_cap:\t\t\tATOMIC_GLOB",
+        "atomic_cap:\t\t\tATOMIC_HCA",
         "state:\t\t\tPORT_ACTIVE (4)",
         "max_mtu:\t\t4096 (5)",
         "link_layer:\t\tEthernet",
@@ -85,13 +85,6 @@ fn rc_pingpong() {
         &["-s", "100000", "-n", "200", "-m", "4096"],
         &["-t"],
         &["-e", "-c", "-l", "0"],
-        &["-N"],
-        &["-N", "-e", "-c"],
-        &["-N", "-t", "-c"],
-        &["-o"],
-        &["-o", "-P", "-e", "-c"],
-        &["-O"],
-        &["-O", "-P", "-N", "-t", "-c"],
     ] {
         let told = pingpong("ibv_rc_pingpong", args);
         assert_eq!(told.matches("iters in").count(), 2, "{told}");
@@ -164,11 +157,31 @@ fn work_requests_are_put_together_call_by_call() {
 }
 
 #[test]
-fn memory_comes_on_demand() {
-    corner("on_demand");
+fn memory_that_is_not_there_is_refused() {
+    corner("memory");
 }
 
 #[test]
-fn memory_that_is_not_there_is_refused() {
-    corner("memory");
+fn regions_on_demand_are_refused_where_nothing_is() {
+    corner("on demand");
+}
+
+#[test]
+fn device_memory() {
+    corner("device memory");
+}
+
+#[test]
+fn parent_domains_hold_what_they_are_made_of() {
+    corner("parents");
+}
+
+#[test]
+fn what_one_context_has_another_imports() {
+    corner("imported");
+}
+
+#[test]
+fn reset_forgets_completions_and_the_gid_table_has_room() {
+    corner("anew");
 }

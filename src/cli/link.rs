@@ -20,10 +20,11 @@ use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personalit
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Link options")]
 pub struct LinkArgs {
-    /// Where packets go: `udp[:ADDR]`, `packet:IF[,ip=A/LEN,mac=M]`, `frames:…`, `fabric`
+    /// Where packets go: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]`, `frames:…`, `fabric`
     ///
     /// udp            UDP port 4791 of this machine's first address; needs no privilege
     /// udp:ADDR       the same on this IPv4 or IPv6 address
+    /// udp:IF         the same on all addresses of this interface, each of which is a GID; udp:fe80::1%IF on one
     /// packet:IF      a packet socket on an interface and its addresses; needs CAP_NET_RAW
     /// packet:IF,ip=10.77.0.9/24,mac=52:54:00:77:00:09
     ///                as a station of its own on it, which answers ARP, NDP and ping
@@ -44,7 +45,7 @@ pub struct LinkArgs {
     /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Use this entry of the GID table (`urxe devinfo` lists it) instead of the first that fits the peer
+    /// Use this entry of the GID table (`urxe devinfo` lists it) instead of the one that suits the peer
     #[arg(long, value_name = "INDEX")]
     pub gid: Option<u8>,
     /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; both ends need the same
@@ -151,19 +152,20 @@ impl LinkArgs {
         ConnectOptions { mtu: self.mtu, sgid_index: self.gid, ..ConnectOptions::default() }
     }
 
-    /// The GID that peers are told of: the one asked for, else the first of the IP version wanted.
+    /// The GID that peers are told of: the one asked for, else the one that suits the peer.
     ///
     /// # Errors
     /// [`CliError::Family`] if there is none of that version.
     pub fn gid_for(&self, context: &Context, peer: Option<IpAddr>) -> Result<(u8, Gid), CliError> {
         let gids = context.gids();
         let fits = |g: &Gid| peer.is_none_or(|p| p.is_ipv4() == g.ip().is_ipv4());
-        let index = match self.gid {
-            Some(index) => Some(index as usize).filter(|i| gids.get(*i).is_some_and(fits)),
-            None => gids.iter().position(fits),
+        let index = match (self.gid, peer) {
+            (Some(index), _) => Some(index).filter(|i| gids.get(usize::from(*i)).is_some_and(fits)),
+            (None, Some(peer)) => context.gid_towards(peer.into()),
+            (None, None) => context.main_gid(),
         };
         match (index, peer) {
-            (Some(i), _) => Ok((i as u8, gids[i])),
+            (Some(i), _) => Ok((i, gids[usize::from(i)])),
             (None, Some(peer)) => Err(CliError::Family {
                 peer,
                 link: context.link_info().name.clone(),

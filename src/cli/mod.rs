@@ -14,6 +14,7 @@ mod run;
 mod serve;
 pub mod size;
 mod spin;
+mod steward;
 
 use std::io::{self, ErrorKind};
 use std::process::ExitCode;
@@ -50,6 +51,8 @@ enum Command {
     Pingpong(pingpong::PingpongArgs),
     Run(run::Run),
     Serve(serve::Serve),
+    #[command(hide = true)]
+    Steward(steward::Steward),
 }
 
 /// Reads the command line, runs the command and says what went wrong, if something did. The status is 0,
@@ -68,6 +71,7 @@ pub fn main() -> ExitCode {
             Interrupt::install().and_then(|interrupt| pingpong::run(&args, &interrupt))
         }
         Command::Serve(serve) => serve.run(),
+        Command::Steward(steward) => steward.run(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,12 +1,14 @@
 //! `urxe run` and `urxe env`: programs that were linked against libibverbs, on urxe.
 #![forbid(unsafe_code)]
 
+mod sysfs;
+
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,9 +18,11 @@ use clap::Args;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
+use self::sysfs::Tree;
 use super::CliError;
-use crate::link::LinkSpec;
 use crate::link::faults::Rule;
+use crate::link::{LinkSpec, interfaces};
+use crate::verbs::Adapter;
 
 /// Run a program that uses libibverbs on urxe, with no RDMA hardware, no kernel module and no root
 #[derive(Args)]
@@ -29,7 +33,8 @@ Examples:
   urxe run --link packet:eth1 --capture out.pcapng -- ibv_rc_pingpong -g 0 10.0.0.2
   urxe run --fault drop=p:0.01 -- ib_send_lat 10.0.0.2
 
-The library is looked for beside urxe, and in ../lib/urxe; URXE_LIBRARY may name another.")]
+The library is looked for beside urxe, and in ../lib/urxe; URXE_LIBRARY may name another. So is what shows programs the \
+devices in /sys/class/infiniband and /dev/infiniband, which URXE_PRELOAD may name.")]
 pub struct Run {
     #[command(flatten)]
     surroundings: Surroundings,
@@ -49,7 +54,7 @@ pub struct Env {
 /// What a program's device is like.
 #[derive(Args)]
 struct Surroundings {
-    /// Where packets go: `udp[:ADDR]`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;
+    /// Where packets go: `udp[:ADDR]`, `udp:IF`, `packet:IF[,ip=A/LEN,mac=M]` or `frames:…`, as `urxe perf --help` explains them;
     /// unless given, a device for each interface, over UDP
     #[arg(long, value_name = "LINK", value_parser = parse_link)]
     link: Option<Chosen>,
@@ -68,6 +73,9 @@ struct Surroundings {
     /// Behave as this class of device: `strict`, `rxe`, `mlx5`
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     personality: Option<String>,
+    /// Share the addresses with programs of any user, not only one's own; whoever is first decides
+    #[arg(long)]
+    any_user: bool,
     /// Shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -83,7 +91,7 @@ struct Chosen {
 fn parse_link(text: &str) -> Result<Chosen, String> {
     match text.parse()? {
         LinkSpec::Fabric => {
-            Err("a fabric is within one process: there are udp[:ADDR], packet:IF and frames:…".into())
+            Err("a fabric is within one process: there are udp[:ADDR], udp:IF, packet:IF and frames:…".into())
         }
         link => Ok(Chosen { link, text: text.into() }),
     }
@@ -171,7 +179,24 @@ impl Surroundings {
                 return Err(CliError::Usage(text));
             }
         }
-        let library = library_directory()?;
+        if let Some(Chosen { link: LinkSpec::UdpOn { interface, .. }, .. }) = &self.link {
+            let there = interfaces();
+            if !there.iter().any(|i| i.name == *interface) {
+                let names: Vec<_> = there.iter().map(|i| i.name.as_str()).collect();
+                let names = names.join(", ");
+                let text =
+                    format!("no interface '{interface}' is up and has an IP address: there are {names}");
+                return Err(CliError::Usage(text));
+            }
+        }
+        let link = match (&self.link, self.ip) {
+            (Some(chosen), _) => Some(&chosen.link),
+            (None, Some(ip)) => Some(&LinkSpec::Udp(Some(ip))),
+            (None, None) => None,
+        };
+        let base = private_base()?;
+        let sysfs = sysfs_directory(&base, link)?;
+        let library = library_directory(&base)?;
         let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let others = env::split_paths(&before).filter(|dir| !dir.as_os_str().is_empty() && *dir != library);
         let path = env::join_paths(std::iter::once(library.clone()).chain(others));
@@ -181,28 +206,27 @@ impl Surroundings {
         let capture = capture.map_err(|source| CliError::Io { what: "--capture".into(), source })?;
         let link = self.link.as_ref().map(|chosen| chosen.text.clone());
         Ok(vec![
+            ("LD_PRELOAD", Some(preloaded(&library)?)),
+            ("ASAN_OPTIONS", Some(tolerant_asan())),
             ("LD_LIBRARY_PATH", Some(path)),
+            ("URXE_SYSFS", Some(sysfs.into())),
             ("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into)),
             ("URXE_CAPTURE", capture.map(Into::into)),
             ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
             ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
             ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
+            ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
+            ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
     }
 }
 
-/// A directory where the loader finds the library under the names that programs were linked with. It is made once and stays:
-/// the program takes this process's place, so nobody could remove it.
-fn library_directory() -> Result<PathBuf, CliError> {
-    let library = find_library()?;
+/// Where a user's directories of ours are. They stay: the program takes this process's place, so nobody could remove them.
+fn private_base() -> Result<PathBuf, CliError> {
     let owner = nix::unistd::getuid().as_raw();
     let base = runtime_directory(owner).join(format!("urxe-{owner}"));
-    let failed = |what: &Path| {
-        let what = format!("cannot make {}", what.display());
-        move |source| CliError::Io { what, source }
-    };
-    make_private(&base).map_err(failed(&base))?;
+    make_private(&base).map_err(cannot_make(&base))?;
     // Somebody else's directory would be somebody else's libraries.
     if !is_private(&base, owner) {
         let text = format!(
@@ -211,18 +235,86 @@ fn library_directory() -> Result<PathBuf, CliError> {
         );
         return Err(CliError::Usage(text));
     }
-    // One for each build of the library.
-    let name = crc32fast::hash(library.as_os_str().as_bytes());
-    let directory = base.join(format!("{name:08x}"));
-    make_private(&directory).map_err(failed(&directory))?;
-    for name in ["libibverbs.so.1", "libibverbs.so"] {
+    Ok(base)
+}
+
+fn cannot_make(what: &Path) -> impl FnOnce(io::Error) -> CliError {
+    let what = format!("cannot make {}", what.display());
+    move |source| CliError::Io { what, source }
+}
+
+/// The library that is put under programs before all others.
+const PRELOAD: &str = "liburxe_preload.so";
+
+/// A directory where the loader finds the library under the names that programs were linked with, and what is preloaded.
+fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
+    let library = find_library("URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1")?;
+    let preload = find_library("URXE_PRELOAD", PRELOAD, PRELOAD)?;
+    // One for each build of them.
+    let both = [library.as_os_str().as_bytes(), b"\0", preload.as_os_str().as_bytes()].concat();
+    let directory = base.join(format!("{:08x}", crc32fast::hash(&both)));
+    make_private(&directory).map_err(cannot_make(&directory))?;
+    for (name, file) in [("libibverbs.so.1", &library), ("libibverbs.so", &library), (PRELOAD, &preload)] {
         let link = directory.join(name);
-        if fs::read_link(&link).ok().as_ref() != Some(&library) {
+        if fs::read_link(&link).ok().as_ref() != Some(file) {
             // At once: a program that another `urxe run` has just started may be looking.
             let new = directory.join(format!("{name}.{}", std::process::id()));
-            symlink(&library, &new).and_then(|()| fs::rename(&new, &link)).map_err(failed(&link))?;
+            symlink(file, &new).and_then(|()| fs::rename(&new, &link)).map_err(cannot_make(&link))?;
         }
     }
+    Ok(directory)
+}
+
+/// What the loader is to put under a program first. Before ours, what it was to be anyway: some insist on being the first.
+fn preloaded(library: &Path) -> Result<OsString, CliError> {
+    // Which ends a name, and cannot be quoted.
+    const SEPARATORS: [u8; 2] = [b' ', b':'];
+    let own = library.join(PRELOAD);
+    if own.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
+        let text = format!(
+            "{} cannot be preloaded, as there is a space or a colon in its name: set XDG_RUNTIME_DIR or TMPDIR to a \
+             directory without",
+            own.display()
+        );
+        return Err(CliError::Usage(text));
+    }
+    let before = env::var_os("LD_PRELOAD").unwrap_or_default();
+    let others = before.as_bytes().split(|byte| SEPARATORS.contains(byte));
+    // That of another `urxe run`, in which this one runs.
+    let others = others.filter(|name| !name.is_empty() && !name.ends_with(PRELOAD.as_bytes()));
+    let all: Vec<&[u8]> = others.chain([own.as_os_str().as_bytes()]).collect();
+    Ok(OsString::from_vec(all.join(&b':')))
+}
+
+/// Programs that were built with AddressSanitizer end at once if anything is preloaded. What is here passes calls on to it.
+fn tolerant_asan() -> OsString {
+    const TOLERANT: &str = "verify_asan_link_order=0";
+    let mut options = env::var_os("ASAN_OPTIONS").unwrap_or_default();
+    if !options.as_bytes().ends_with(TOLERANT.as_bytes()) {
+        if !options.is_empty() {
+            options.push(":");
+        }
+        options.push(TOLERANT);
+    }
+    options
+}
+
+/// Bytes that libibverbs has for the name of a device's directory (`IBV_SYSFS_PATH_MAX`), and of what follows the tree's own.
+const PATH_ROOM: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
+
+/// A directory that looks to programs as `/sys` and `/dev` would if the kernel had the devices, one for each different set.
+fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
+    let adapters = Adapter::all(link).map_err(|e| CliError::Usage(e.to_string()))?;
+    let tree = Tree::of(&adapters);
+    let directory = base.join(tree.name());
+    if directory.as_os_str().len() > PATH_ROOM {
+        let text = format!(
+            "{} is longer than the {PATH_ROOM} bytes that programs have room for: set XDG_RUNTIME_DIR or TMPDIR to a shorter one",
+            directory.display()
+        );
+        return Err(CliError::Usage(text));
+    }
+    tree.write(&directory).map_err(|(path, source)| cannot_make(&path)(source))?;
     Ok(directory)
 }
 
@@ -244,24 +336,23 @@ fn make_private(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// The drop-in library: the one that `URXE_LIBRARY` names, or beside this program, as cargo builds it, or where it was
-/// installed.
-fn find_library() -> Result<PathBuf, CliError> {
-    if let Some(named) = env::var_os("URXE_LIBRARY") {
-        let what = format!("URXE_LIBRARY is {}", named.display());
+/// A library of ours: the one that the variable names, or beside this program, as cargo builds it, or where it was installed.
+fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf, CliError> {
+    if let Some(named) = env::var_os(variable) {
+        let what = format!("{variable} is {}", named.display());
         return fs::canonicalize(named).map_err(|source| CliError::Io { what, source });
     }
     let program = env::current_exe().and_then(fs::canonicalize);
     let program =
         program.map_err(|source| CliError::Io { what: "cannot find urxe itself".into(), source })?;
     let beside = program.parent().unwrap_or(Path::new("/"));
-    let places = [beside.join("libibverbs.so"), beside.join("../lib/urxe/libibverbs.so.1")];
+    let places = [beside.join(built), beside.join("../lib/urxe").join(installed)];
     let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
     found.ok_or_else(|| {
         let places = places.each_ref().map(|p| p.display().to_string()).join(" nor ");
         CliError::Usage(format!(
             "the library is neither {places}: build it (cargo build --release --workspace), or name it by \
-             URXE_LIBRARY"
+             {variable}"
         ))
     })
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use super::udp::{UdpLink, UdpLinkError, UdpOptions};
+use super::udp::{Sharing, UdpLink, UdpLinkError, UdpOptions};
 use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketError, PacketLink, SpecError};
 
 /// Why a link that was chosen by its text was not opened.
@@ -31,13 +31,23 @@ pub enum BindError {
     },
 }
 
-/// Which link: `fabric`, `udp[:ADDR]`, `packet:IF` or `frames:…`.
+/// An interface's name has fewer bytes than IFNAMSIZ.
+const MAX_NAME: usize = 15;
+
+/// Which link: `fabric`, `udp[:ADDR]`, `udp:IF`, `packet:IF` or `frames:…`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkSpec {
     /// In memory, within this process.
     Fabric,
     /// A plain UDP socket, on this address or the machine's first.
     Udp(Option<IpAddr>),
+    /// Plain UDP sockets on an interface: on all its addresses, or on one that others may have too.
+    UdpOn {
+        /// Its name.
+        interface: String,
+        /// The one address; unless given, all.
+        address: Option<IpAddr>,
+    },
     /// A packet socket on an interface.
     Packet(PacketConfig),
     /// Ethernet frames over a unix socket.
@@ -53,23 +63,40 @@ impl FromStr for LinkSpec {
             ("fabric", None) => Ok(LinkSpec::Fabric),
             ("fabric", Some(_)) => Err("the fabric takes no options: write --link fabric".into()),
             ("udp", None) => Ok(LinkSpec::Udp(None)),
-            ("udp", Some(ip)) => {
-                // fd00::1 as it is, or in brackets as in a URL.
-                let bare = ip.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(ip);
-                let parsed = bare.parse().map_err(|_| {
-                    format!(
-                        "'{ip}' is no IP address: write udp, udp:10.0.0.1 or udp:fd00::1 (the port is always 4791)"
-                    )
-                })?;
-                Ok(LinkSpec::Udp(Some(parsed)))
-            }
+            ("udp", Some(place)) => udp(place),
             ("frames", _) => text.parse().map(LinkSpec::Frames).map_err(|e: SpecError| e.to_string()),
             ("packet", _) => text.parse().map(LinkSpec::Packet).map_err(|e: SpecError| e.to_string()),
             _ => Err(format!(
-                "there is no link '{kind}': there are fabric, udp[:ADDR], packet:IF and frames:…"
+                "there is no link '{kind}': there are fabric, udp[:ADDR], udp:IF, packet:IF and frames:…"
             )),
         }
     }
+}
+
+/// An address, an interface, or one of an interface.
+fn udp(place: &str) -> Result<LinkSpec, String> {
+    // fd00::1 as it is, or in brackets as in a URL.
+    let bare = place.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(place);
+    if let Ok(ip) = bare.parse() {
+        return Ok(LinkSpec::Udp(Some(ip)));
+    }
+    let is_name = |name: &str| {
+        let looks_like_an_address = name.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        let strange = |c: char| c.is_whitespace() || c.is_control() || "/:,%[]".contains(c);
+        !looks_like_an_address && name.len() <= MAX_NAME && !name.contains(strange)
+    };
+    if let Some((ip, interface)) = bare.split_once('%')
+        && let (Ok(ip), true) = (ip.parse(), is_name(interface))
+    {
+        return Ok(LinkSpec::UdpOn { interface: interface.to_owned(), address: Some(ip) });
+    }
+    if is_name(place) {
+        return Ok(LinkSpec::UdpOn { interface: place.to_owned(), address: None });
+    }
+    Err(format!(
+        "'{place}' is no IP address and no interface: write udp, udp:10.0.0.1, udp:fd00::1, udp:fe80::1%eth0 or udp:eth0 \
+         (the port is always 4791)"
+    ))
 }
 
 impl fmt::Display for LinkSpec {
@@ -78,6 +105,8 @@ impl fmt::Display for LinkSpec {
             LinkSpec::Fabric => f.write_str("fabric"),
             LinkSpec::Udp(None) => f.write_str("udp"),
             LinkSpec::Udp(Some(ip)) => write!(f, "udp:{ip}"),
+            LinkSpec::UdpOn { interface, address: None } => write!(f, "udp:{interface}"),
+            LinkSpec::UdpOn { interface, address: Some(ip) } => write!(f, "udp:{ip}%{interface}"),
             LinkSpec::Packet(config) => write!(f, "packet:{}", config.interface),
             LinkSpec::Frames(config) => write!(f, "{}", config.wire),
         }
@@ -87,7 +116,7 @@ impl fmt::Display for LinkSpec {
 impl LinkSpec {
     /// Whether it can be opened with more than one shard.
     pub fn has_shards(&self) -> bool {
-        matches!(self, LinkSpec::Udp(_) | LinkSpec::Packet(_))
+        matches!(self, LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } | LinkSpec::Packet(_))
     }
 
     /// Opens it, a link for each shard.
@@ -95,19 +124,52 @@ impl LinkSpec {
     /// # Errors
     /// [`BindError`]; always for the fabric, of which ports are made.
     pub fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, BindError> {
+        self.open(shards, None)
+    }
+
+    /// The same beside other processes that do so, if it is a udp link.
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind).
+    pub fn bind_shared(&self, shards: usize, sharing: &Sharing) -> Result<Vec<Box<dyn Link>>, BindError> {
+        self.open(shards, Some(sharing))
+    }
+
+    fn open(&self, shards: usize, sharing: Option<&Sharing>) -> Result<Vec<Box<dyn Link>>, BindError> {
         if shards > 1 && !self.has_shards() {
             return Err(BindError::Shards { link: self.clone() });
         }
         match self {
             LinkSpec::Fabric => Err(BindError::Fabric),
             LinkSpec::Udp(ip) => {
-                let ip = ip.unwrap_or_else(default_address);
-                Ok(boxed(UdpLink::bind_shards(ip, &UdpOptions::default(), shards)?))
+                on_address(ip.unwrap_or_else(default_address), &UdpOptions::default(), shards, sharing)
+            }
+            LinkSpec::UdpOn { interface, address } => {
+                let options = UdpOptions::default().on_interface(interface)?;
+                match (address, sharing) {
+                    (Some(ip), _) => on_address(*ip, &options, shards, sharing),
+                    (None, None) => Ok(boxed(UdpLink::bind_interface(interface, &options, shards)?)),
+                    (None, Some(sharing)) => {
+                        Ok(boxed(UdpLink::bind_interface_shared(interface, &options, shards, sharing)?))
+                    }
+                }
             }
             LinkSpec::Packet(config) => Ok(boxed(PacketLink::open_shards(config.clone(), shards)?)),
             LinkSpec::Frames(config) => Ok(boxed(vec![FramesLink::open(config.clone())?])),
         }
     }
+}
+
+fn on_address(
+    ip: IpAddr,
+    options: &UdpOptions,
+    shards: usize,
+    sharing: Option<&Sharing>,
+) -> Result<Vec<Box<dyn Link>>, BindError> {
+    Ok(boxed(match sharing {
+        None => UdpLink::bind_shards(ip, options, shards)?,
+        Some(sharing) => UdpLink::bind_shared(ip, options, shards, sharing)?,
+    }))
 }
 
 fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
@@ -134,6 +196,10 @@ mod tests {
         assert_eq!("udp:10.0.0.1".parse(), Ok(udp("10.0.0.1")));
         assert_eq!("udp:fd00::1".parse(), Ok(udp("fd00::1")));
         assert_eq!("udp:[fd00::1]".parse(), Ok(udp("fd00::1")));
+        for (text, address) in [("udp:eth0", None), ("udp:fe80::1%eth0", Some("fe80::1".parse().unwrap()))] {
+            let on = LinkSpec::UdpOn { interface: "eth0".into(), address };
+            assert_eq!((on.to_string().as_str(), text.parse().as_ref()), (text, Ok(&on)));
+        }
         let frames: LinkSpec = "frames:dgram:/a,/b,ip=10.77.0.1/24".parse().unwrap();
         assert_eq!(frames.to_string(), "frames:dgram:/a,/b");
     }
@@ -142,7 +208,9 @@ mod tests {
     fn bad_links_say_why() {
         let why = |text: &str| text.parse::<LinkSpec>().unwrap_err();
         assert!(why("ib0").contains("no link 'ib0'"));
-        assert!(why("udp:eth0").contains("'eth0' is no IP address"));
+        for text in ["", "10.0.0.300", "a-name-of-16-byte", "eth0/24", "fe80::1%", "10.0.0%eth0"] {
+            assert!(why(&format!("udp:{text}")).contains(&format!("'{text}' is no IP address")), "{text}");
+        }
         assert!(why("udp:10.0.0.1:4791").contains("the port is always 4791"));
         assert!(why("fabric:2").contains("no options"));
         assert!(why("frames:dgram:/a,/b").contains("ip=ADDRESS/PREFIX"));

@@ -13,11 +13,17 @@ macro_rules! pass_on {
         fn leave(&mut $self, group: std::net::IpAddr) {
             $inner.leave(group);
         }
+        fn seat(&$self) -> $crate::nic::Seat {
+            $inner.seat()
+        }
         fn poll_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
             $inner.poll_fd()
         }
         fn group_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
             $inner.group_fd()
+        }
+        fn fds(&$self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+            $inner.fds()
         }
         fn is_up(&mut $self) -> bool {
             $inner.is_up()
@@ -39,10 +45,13 @@ pub mod faults;
 mod frame_queue;
 mod frames;
 mod held;
+mod interfaces;
 mod link_spec;
 mod loopback;
 mod membership;
+mod multihomed;
 mod packet;
+pub(crate) mod process;
 mod spec;
 pub mod station;
 pub mod trace;
@@ -55,13 +64,16 @@ use std::net::IpAddr;
 use std::ops::AddAssign;
 use std::os::fd::BorrowedFd;
 
+use crate::nic::Seat;
 pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::frame::FrameError;
 
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+pub use interfaces::{Interface, interfaces, main_address};
 pub use link_spec::{BindError, LinkSpec, default_address};
 pub use membership::JoinError;
+pub use multihomed::Multihomed;
 pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 pub use wrapping::Wrapping;
@@ -212,6 +224,11 @@ pub trait Link: Send {
     /// Leaves a multicast group; nothing happens if it was not joined.
     fn leave(&mut self, group: IpAddr);
 
+    /// The queue pair numbers whose packets it gets: not all, where others have the same address.
+    fn seat(&self) -> Seat {
+        Seat::WHOLE
+    }
+
     /// When it wants `receive` to be called though nothing is readable: a delayed delivery, an ARP retry.
     fn next_deadline(&self) -> Option<Instant> {
         None
@@ -223,6 +240,11 @@ pub trait Link: Send {
     /// The same for what comes to groups, if that is not on [`poll_fd`](Self::poll_fd); the descriptor stays the same.
     fn group_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// All that is to be watched, where it has more sockets than these: whoever sleeps until something comes sleeps on it.
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.poll_fd().into_iter().chain(self.group_fd()).collect()
     }
 
     /// Whether its port carries packets: the cable is plugged in, the interface is up.

@@ -21,7 +21,7 @@ impl Access {
     pub const MW_BIND: Access = Access(0x10);
     /// Its addresses count from 0.
     pub const ZERO_BASED: Access = Access(0x20);
-    /// Its pages may come and go: each use sees whether they are mapped.
+    /// Its pages may come and go: each use sees whether they are there.
     pub const ON_DEMAND: Access = Access(0x40);
     /// Huge pages were asked for: taken, and of no effect.
     pub const HUGETLB: Access = Access(0x80);
@@ -122,8 +122,8 @@ pub enum AccessError {
         /// Who used it.
         used: Qpn,
     },
-    /// A region with on-demand paging has no memory there, or none that can be written.
-    #[error("{len} bytes at {addr:#x} of the on-demand region of key {key:#x} are not mapped so")]
+    /// A region on demand has no memory there, or none that can be written.
+    #[error("{len} bytes at {addr:#x} of the region on demand of key {key:#x} are not mapped so")]
     NotMapped {
         /// The key.
         key: u32,

@@ -14,15 +14,12 @@ pub(super) struct Grant {
 }
 
 impl Grant {
-    /// Whether its pages may be mapped or not (on-demand paging): each use has to see.
-    #[inline]
-    pub fn is_paged(&self) -> bool {
-        self.access.allows(Access::ON_DEMAND)
-    }
+    /// All that there is, by its own addresses.
+    pub const WHOLE_PROCESS: Grant = Grant { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
 
-    /// Whether it is of all addresses that there are (implicit on-demand paging).
-    pub fn is_implicit(&self) -> bool {
-        self.len == u64::MAX
+    /// Whether it is of no memory in particular.
+    pub fn is_whole_process(&self) -> bool {
+        self.len == Grant::WHOLE_PROCESS.len
     }
 
     /// Host address of the `len` bytes named `va`, if all are inside.

@@ -1,4 +1,3 @@
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::copy::copy_and_digest;
@@ -68,11 +67,11 @@ impl HostSlice {
     }
 
     /// Whether all of it is mapped, and writable if it is to be written; brings in what is paged out.
-    pub(crate) fn populate(self, writes: bool) -> bool {
+    pub(super) fn populate(self, writes: bool) -> bool {
         let (start, len) = self.pages();
         let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
         // SAFETY: the call changes no byte; what is not mapped so makes it fail.
-        unsafe { libc::madvise(start, len, advice) == 0 || !can_populate() && is_mapped(start, len) }
+        unsafe { libc::madvise(start, len, advice) == 0 }
     }
 
     /// Writes what is mapped from a file, a persistent memory's for one, through to it. False if that failed.
@@ -181,28 +180,6 @@ impl HostSlice {
     }
 }
 
-/// Whether the kernel has `MADV_POPULATE_READ`, as Linux has since 5.14: one before does not know it even of the stack.
-fn can_populate() -> bool {
-    static CAN: OnceLock<bool> = OnceLock::new();
-    *CAN.get_or_init(|| {
-        let here = 0_u8;
-        let slice = HostSlice { addr: (&raw const here).expose_provenance(), len: 1 };
-        let (start, len) = slice.pages();
-        // SAFETY: the call changes no byte.
-        unsafe { libc::madvise(start, len, libc::MADV_POPULATE_READ) == 0 }
-    })
-}
-
-/// Whether pages are mapped, in whatever way.
-fn is_mapped(start: *mut libc::c_void, len: usize) -> bool {
-    const PAGES: usize = 4096;
-    let mut state = [0_u8; PAGES];
-    // SAFETY: the kernel writes a byte for each page of the range, of at least 4 KiB, and reads none of them.
-    (0..len).step_by(PAGES * 4096).all(|at| unsafe {
-        libc::mincore(start.byte_add(at), (len - at).min(PAGES * 4096), state.as_mut_ptr()) == 0
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,11 +204,6 @@ mod tests {
         // SAFETY: nothing is read or stored; address 0 is never mapped.
         let nothing = unsafe { HostSlice::from_raw(0, 8) };
         assert!(!nothing.populate(false) && !nothing.populate(true) && !nothing.persist());
-        let (here, (start, _)) = ([0_u8; 8192], nothing.pages());
-        // SAFETY: nothing is read or stored.
-        let there = unsafe { HostSlice::from_raw((&raw const here).expose_provenance(), here.len()) };
-        let (pages, len) = there.pages();
-        assert!(can_populate() && is_mapped(pages, len) && !is_mapped(start, 8));
     }
 
     #[test]

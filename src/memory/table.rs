@@ -130,7 +130,8 @@ impl Table {
     /// # Safety
     /// The bytes must stay readable, and writable if `access` allows any writing, until
     /// [`deregister`](Self::deregister), their provenance exposed; their owner accepts that they change
-    /// at any time, and synchronises with completions, as with DMA.
+    /// at any time, and synchronises with completions, as with DMA. With [`Access::ON_DEMAND`] they need only be so while
+    /// they are in use: what is not mapped is refused.
     pub unsafe fn register(&mut self, pd: PdId, span: Span) -> Option<RegionInfo> {
         let region = Region { pd, grant: span.into(), windows: Bound::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
@@ -143,7 +144,7 @@ impl Table {
     /// Whoever holds the key may read, and write if `access` allows any writing, all of the process's memory.
     /// What is unmapped while it is in use ends the process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
-        let grant = Grant { addr: 0, len: u64::MAX, iova: 0, access: access | Access::ON_DEMAND };
+        let grant = Grant { access: access | Access::ON_DEMAND, ..Grant::WHOLE_PROCESS };
         let region = Region { pd, grant, windows: Bound::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
@@ -170,7 +171,8 @@ impl Table {
         self.insert(|key| Entry::Window(Window::new(pd, kind, key))).map(|k| RKey(k.0))
     }
 
-    /// Registers a region anew, with other memory, permissions or domain. It has a new key then.
+    /// Registers a region anew, with other memory, permissions or domain. Other memory has a new key: what was posted for the
+    /// old one must not reach it.
     ///
     /// # Safety
     /// As of [`register`](Self::register), for the new memory.
@@ -194,14 +196,14 @@ impl Table {
         }
         region.pd = change.pd.unwrap_or(region.pd);
         let grant = &mut region.grant;
+        let was_whole = grant.is_whole_process();
         grant.access = change.access.unwrap_or(grant.access);
         if let Some((addr, len, iova)) = change.translation {
             (grant.addr, grant.len, grant.iova) = (addr, len as u64, iova);
-        }
-        if grant.is_implicit() {
+            *generation = generation.wrapping_add(1);
+        } else if was_whole {
             grant.access |= Access::ON_DEMAND;
         }
-        *generation = generation.wrapping_add(1);
         Ok(LKey::from_parts(lkey.index(), *generation).into())
     }
 
@@ -336,7 +338,7 @@ impl Table {
         // C10-75.
         let start = whole.find(key, addr, len)?;
         let iova = if access.allows(Access::ZERO_BASED) { 0 } else { addr };
-        let access = access | whole.access & Access::ON_DEMAND;
+        let access = access | (whole.access & Access::ON_DEMAND);
         Ok(Grant { addr: start, len, iova, access })
     }
 
@@ -444,21 +446,6 @@ impl Table {
         slice(&grant, lkey.0, addr, len.into(), needed)
     }
 
-    /// The bytes of an element of a region, mapped or not: for whoever wants them brought in.
-    ///
-    /// # Errors
-    /// [`AccessError`], by the first check that fails.
-    pub fn prefetchable(
-        &self,
-        by: Accessor,
-        lkey: LKey,
-        addr: u64,
-        len: u32,
-        needed: Access,
-    ) -> Result<HostSlice, AccessError> {
-        part(&self.region(lkey, by)?, lkey.0, addr, len.into(), needed)
-    }
-
     /// What a peer may use under a key.
     fn open_to_peers(&self, rkey: RKey, by: Accessor) -> Result<Grant, AccessError> {
         match self.entry(LKey(rkey.0)) {
@@ -489,17 +476,18 @@ impl Table {
         slice(&grant, rkey.0, va, len.into(), needed)
     }
 
-    /// All bytes that a peer may use under a key, however many, mapped or not.
+    /// All bytes that a peer may use under a key, however many.
     ///
     /// # Errors
     /// [`AccessError`], by the first check that fails.
     pub fn remote_all(&self, by: Accessor, rkey: RKey, needed: Access) -> Result<HostSlice, AccessError> {
         let grant = self.open_to_peers(rkey, by)?;
-        if grant.is_implicit() {
+        // All of the process's memory: none of it in particular.
+        if grant.is_whole_process() {
             grant.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
         }
-        part(&grant, rkey.0, grant.iova, grant.len, needed)
+        slice(&grant, rkey.0, grant.iova, grant.len, needed)
     }
 
     /// The 8 bytes of a peer's atomic. `Ok(None)` if the host address is not a multiple of 8.
@@ -521,22 +509,16 @@ impl Table {
 /// The bytes of a part of a grant: range, then permission, then, where that may change, whether they are mapped.
 #[inline]
 fn slice(grant: &Grant, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
-    let slice = part(grant, key, va, len, needed)?;
-    let writes = needed.lets_peers_write() || needed.allows(Access::LOCAL_WRITE);
-    if grant.is_paged() && !slice.populate(writes) {
-        return Err(AccessError::NotMapped { key, addr: va, len });
-    }
-    Ok(slice)
-}
-
-/// The bytes of a part of a grant, mapped or not: range, then permission.
-#[inline]
-fn part(grant: &Grant, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
     let start = grant.find(key, va, len)?;
     grant.permit(key, needed)?;
     // SAFETY: the caller of the registration vouches for the region, and the range was just checked against it;
-    // a part of one whose pages come and go is not used before `populate` has found it mapped.
-    Ok(unsafe { HostSlice::from_raw(start, len as usize) })
+    // a part of one on demand is not used before `populate` has found it mapped.
+    let slice = unsafe { HostSlice::from_raw(start, len as usize) };
+    let writes = needed.lets_peers_write() || needed.allows(Access::LOCAL_WRITE);
+    if grant.access.allows(Access::ON_DEMAND) && !slice.populate(writes) {
+        return Err(AccessError::NotMapped { key, addr: va, len });
+    }
+    Ok(slice)
 }
 
 impl Null {

@@ -60,8 +60,11 @@ fn freed_slots_are_used_again_the_oldest_first() {
 #[test]
 fn an_old_handle_does_not_touch_what_is_in_its_place() {
     let (mut t, _memory, old) = table(Access::ALL);
-    // SAFETY: the memory is the same.
-    let new = unsafe { t.reregister(old.lkey, &Reregistration::default()) }.unwrap();
+    let memory = Buffer::zeroed(64);
+    let translation = Some((memory.addr(), 64, 0x1000));
+    // SAFETY: the memory outlives the table's use.
+    let new = unsafe { t.reregister(old.lkey, &Reregistration { translation, ..Reregistration::default() }) }
+        .unwrap();
     let unknown = Err(ManagementError::UnknownKey { key: old.lkey.0 });
     assert_eq!((t.deregister(old.lkey), t.revoke(old.lkey)), (unknown, unknown));
     assert_eq!(read(&t, US, new.rkey), Ok(()));

@@ -244,7 +244,7 @@ impl CompletionQueue {
 fn pack(stamped: &Stamped) -> Entry {
     let Stamped { completion: c, at } = stamped;
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let flags = [c.solicited, c.grh, c.imm.is_some(), c.invalidated.is_some()];
+    let flags = [c.solicited, c.grh, c.imm.is_some(), c.invalidated.is_some(), c.over_ipv4];
     let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u32::from(*flag));
     [
         c.wr_id,
@@ -275,6 +275,7 @@ fn unpack(entry: &Entry) -> Stamped {
         pkey_index: low(rest) as u16,
         solicited: flag(0),
         grh: flag(1),
+        over_ipv4: flag(4),
     };
     Stamped { completion, at: Instant(at) }
 }
@@ -308,6 +309,7 @@ mod tests {
         vendor_err: 0,
         solicited: false,
         grh: false,
+        over_ipv4: false,
         pkey_index: 0,
     };
 
@@ -334,10 +336,11 @@ mod tests {
             vendor_err: 0xffff_fffd,
             solicited: true,
             grh: true,
+            over_ipv4: true,
             pkey_index: u16::MAX,
         };
         // Each field by itself, so that none takes another's place.
-        let one_by_one: [fn(&mut Completion, &Completion); 12] = [
+        let one_by_one: [fn(&mut Completion, &Completion); 13] = [
             |c, o| c.wr_id = o.wr_id,
             |c, o| c.status = o.status,
             |c, o| c.opcode = o.opcode,
@@ -349,6 +352,7 @@ mod tests {
             |c, o| c.vendor_err = o.vendor_err,
             |c, o| c.solicited = o.solicited,
             |c, o| c.grh = o.grh,
+            |c, o| c.over_ipv4 = o.over_ipv4,
             |c, o| c.pkey_index = o.pkey_index,
         ];
         let mut completions = vec![all_ones, EMPTY];

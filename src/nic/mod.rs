@@ -13,6 +13,7 @@ mod path;
 mod peers;
 mod personality;
 mod schedule;
+mod seat;
 mod shard_id;
 mod srq;
 mod table;
@@ -25,6 +26,7 @@ pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
 pub use path::PortAddresses;
 pub use personality::{Limits, Personality};
+pub use seat::Seat;
 pub use shard_id::ShardId;
 
 use crate::memory::{HostSlice, PdId, Table};
@@ -179,6 +181,11 @@ impl Nic {
         &self.state.counters
     }
 
+    /// How many queue pairs it can have at once: what its personality allows, as far as there are numbers.
+    pub fn max_qp(&self) -> u32 {
+        self.table.max()
+    }
+
     /// Makes a queue pair in RESET.
     ///
     /// # Errors
@@ -189,7 +196,7 @@ impl Nic {
         send_cq: Arc<CompletionQueue>,
         recv_cq: Arc<CompletionQueue>,
     ) -> Result<Qpn, TooManyQps> {
-        let limit = self.config.personality.limits.max_qp;
+        let limit = self.table.max();
         let make = |qpn| Entry::new(QueuePair::new(qpn, init), send_cq, recv_cq, init.srq);
         let qpn = self.table.insert(make).ok_or(TooManyQps(limit))?;
         self.schedule.reserve(self.table.slots());

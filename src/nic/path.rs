@@ -1,3 +1,5 @@
+use std::net::IpAddr;
+
 use crate::transport::{AddressError, AddressVector};
 use crate::wire::{Flow, Gid, Qpn};
 
@@ -37,6 +39,30 @@ impl PortAddresses {
         self.gids.get(index).copied().filter(|gid| *gid != Gid::default())
     }
 
+    /// Those that are set, and their indices.
+    fn set_gids(&self) -> impl DoubleEndedIterator<Item = (usize, Gid)> {
+        self.gids.iter().copied().enumerate().filter(|(_, gid)| *gid != Gid::default())
+    }
+
+    /// The index of the GID for peers of which nothing is known: the first, but a link-local one only if all are.
+    pub fn main_gid(&self) -> Option<usize> {
+        let routable = self.set_gids().find(|(_, gid)| !is_link_local(*gid));
+        routable.or_else(|| self.set_gids().next()).map(|(i, _)| i)
+    }
+
+    /// The index of the GID to talk to a peer from: of its IP version, and of its scope if there is one; of those the one
+    /// that has the longest prefix in common with it (RFC 6724, section 5, rules 2 and 8), the first of equals.
+    pub fn gid_towards(&self, peer: Gid) -> Option<usize> {
+        let v4 = peer.ip().is_ipv4();
+        let fits = |gid: Gid| {
+            let prefix = (u128::from_be_bytes(gid.0) ^ u128::from_be_bytes(peer.0)).leading_zeros();
+            (is_link_local(gid) == is_link_local(peer), prefix)
+        };
+        // Backwards, as the last of equals is taken.
+        let same_version = self.set_gids().rev().filter(|(_, gid)| gid.ip().is_ipv4() == v4);
+        same_version.max_by_key(|(_, gid)| fits(*gid)).map(|(i, _)| i)
+    }
+
     /// The path of packets from `src` to `dst` by an address vector.
     ///
     /// # Errors
@@ -66,6 +92,11 @@ impl PortAddresses {
     }
 }
 
+/// Of IPv6 on one link.
+fn is_link_local(gid: Gid) -> bool {
+    matches!(gid.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
 /// By the flow label where one is given, else by both queue pairs, so that both directions have the same
 /// (annex A17.9.3.1).
 fn dynamic_port(flow_label: u32, src: Qpn, dst: Qpn) -> u16 {
@@ -77,4 +108,38 @@ fn dynamic_port(flow_label: u32, src: Qpn, dst: Qpn) -> u16 {
         label => label,
     };
     (DYNAMIC_PORTS | (folded ^ folded >> 14) & 0x3fff) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn a_peer_is_talked_to_from_the_gid_that_is_most_like_it() {
+        let gids = ["fe80::1", "10.0.0.1", "192.168.7.1", "fd00:1::1", "2001:db8::1", "fd00:2::1"];
+        let mut port = PortAddresses { gids: gids.map(gid).to_vec(), src_port: None };
+        for (peer, index) in [
+            ("fe80::9", 0),
+            ("10.0.0.9", 1),
+            ("192.168.7.9", 2),
+            ("fd00:1::9", 3),
+            ("fd00:2::9", 5),
+            ("2001:db8:7::9", 4),
+            ("200.0.0.9", 2),
+        ] {
+            assert_eq!(port.gid_towards(gid(peer)), Some(index), "{peer}");
+        }
+        assert_eq!(port.main_gid(), Some(1));
+        // One that it has no more.
+        port.gids[1] = Gid::default();
+        assert_eq!((port.gid_towards(gid("10.0.0.9")), port.main_gid()), (Some(2), Some(2)));
+        // With nothing else, what there is.
+        port.gids.truncate(1);
+        assert_eq!((port.gid_towards(gid("fd00::9")), port.main_gid()), (Some(0), Some(0)));
+        assert_eq!(port.gid_towards(gid("10.0.0.9")), None);
+    }
 }

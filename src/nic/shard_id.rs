@@ -1,15 +1,19 @@
 //! Which queue pairs are whose, where several NICs of this crate make up one.
 
-/// A NIC's place among those that make up one device. Each has the queue pairs whose numbers end in its index.
+use super::Seat;
+
+/// A NIC's place among those that make up one device. Each has the queue pairs whose numbers end in its index, of those that
+/// the device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShardId {
     index: u8,
     count: u8,
+    seat: Seat,
 }
 
 impl ShardId {
     /// The only one.
-    pub const WHOLE: ShardId = ShardId { index: 0, count: 1 };
+    pub const WHOLE: ShardId = ShardId { index: 0, count: 1, seat: Seat::WHOLE };
 
     /// As many as there may be.
     pub const MAX_COUNT: usize = 64;
@@ -17,7 +21,17 @@ impl ShardId {
     /// Number `index` of `count`, which must be a power of two up to [`MAX_COUNT`](Self::MAX_COUNT).
     pub fn new(index: usize, count: usize) -> Option<ShardId> {
         let fits = count.is_power_of_two() && count <= ShardId::MAX_COUNT && index < count;
-        fits.then_some(ShardId { index: index as u8, count: count as u8 })
+        fits.then_some(ShardId { index: index as u8, count: count as u8, seat: Seat::WHOLE })
+    }
+
+    /// The same of a device that has not all numbers.
+    pub fn seated(self, seat: Seat) -> ShardId {
+        ShardId { seat, ..self }
+    }
+
+    /// The numbers that the device has.
+    pub fn seat(self) -> Seat {
+        self.seat
     }
 
     /// The lowest bits of its queue pairs' numbers.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::peers::Share;
-use super::{CompletionQueue, ShardId};
+use super::{CompletionQueue, Seat, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::Qpn;
 
@@ -51,7 +51,8 @@ impl Entry {
 /// The queue pairs by number.
 ///
 /// A number is the shard in its lowest bits, a slot above and, above that, a count that moves on whenever the slot is
-/// used again: packets for a queue pair that is gone do not reach its successor.
+/// used again: packets for a queue pair that is gone do not reach its successor. Where the device has not all numbers, its
+/// seat is in the highest bits.
 #[derive(Debug)]
 pub(super) struct QpTable {
     shard: ShardId,
@@ -71,15 +72,28 @@ struct Slot {
 /// QP0 and QP1 are the management queue pairs.
 const RESERVED: u32 = 2;
 
-/// Slot and shard together take no more bits than this, or than the slots of a NIC of one shard do: some of the 24 are
-/// to count.
+/// Bits of a number.
+const QPN_BITS: u32 = 24;
+
+/// Seat, slot and shard together take no more bits than this, or, without a seat, than the slots of a NIC of one shard do:
+/// some of the 24 are to count.
 const MAX_INDEX_BITS: u32 = 20;
+
+/// The bits of a slot, and how many slots a NIC that may have `max` queue pairs has of them.
+fn slots(shard: ShardId, max: u32) -> (u32, u32) {
+    let whole = (max + RESERVED).next_power_of_two().trailing_zeros();
+    let most = match shard.seat() {
+        Seat::WHOLE => whole.max(MAX_INDEX_BITS),
+        seat => MAX_INDEX_BITS - seat.bits(),
+    };
+    let bits = whole.min(most - shard.bits());
+    // The last with the highest count would be the number that stands for multicast.
+    (bits, max.min((1 << bits) - RESERVED - 1))
+}
 
 impl QpTable {
     pub fn new(shard: ShardId, max: u32, seed: u64) -> QpTable {
-        let whole = (max + RESERVED).next_power_of_two().trailing_zeros();
-        let slot_bits = whole.min(whole.max(MAX_INDEX_BITS) - shard.bits());
-        let max = max.min((1 << slot_bits) - RESERVED);
+        let (slot_bits, max) = slots(shard, max);
         // Different NICs number differently, or a packet that reaches the wrong one might be taken.
         let first_round = (seed ^ seed >> 24 ^ seed >> 48) as u32;
         QpTable { shard, slots: Vec::new(), free: Vec::new(), max, slot_bits, first_round }
@@ -87,7 +101,14 @@ impl QpTable {
 
     fn qpn(&self, slot: u32, round: u32) -> Qpn {
         let index = round << self.slot_bits | (slot + RESERVED);
-        Qpn::new(index << self.shard.bits() | self.shard.index())
+        let own = QPN_BITS - self.shard.seat().bits();
+        let low = (index << self.shard.bits() | self.shard.index()) & ((1 << own) - 1);
+        Qpn::new(self.shard.seat().index() << own | low)
+    }
+
+    /// How many queue pairs there can be at once.
+    pub fn max(&self) -> u32 {
+        self.max
     }
 
     pub fn insert(&mut self, make: impl FnOnce(Qpn) -> Entry) -> Option<Qpn> {
@@ -180,6 +201,29 @@ mod tests {
                 table.remove(qpns[3]).unwrap();
                 assert_ne!(insert(&mut table), Some(qpns[3]), "packets for the old one reach the new one");
             }
+        }
+    }
+
+    #[test]
+    fn the_highest_bits_of_a_number_are_the_seat() {
+        for (seat, count, max) in [(1, 1, 65_536), (63, 1, (1 << 20) - 16), (5, 4, 65_536), (0, 32, 10)] {
+            let seat = Seat::new(seat).unwrap();
+            let shard = ShardId::new(count - 1, count).unwrap().seated(seat);
+            let mut table = QpTable::new(shard, max, 0xffff_ffff);
+            assert!(table.max() >= 10.min(max) && table.max() <= 1 << 14, "{}", table.max());
+            let mut seen = std::collections::HashSet::new();
+            // More often than the count has values, so that it begins anew.
+            for _ in 0..8 {
+                let qpns: Vec<Qpn> = std::iter::from_fn(|| insert(&mut table)).collect();
+                assert_eq!(qpns.len(), table.max() as usize);
+                for qpn in qpns {
+                    assert!(seat.has((qpn.get() >> 16) as u8) && shard.of(qpn.get() as u8) == count - 1);
+                    assert!(![0, 1, Qpn::MULTICAST.get()].contains(&qpn.get()));
+                    seen.insert(qpn);
+                    assert_eq!(table.remove(qpn).map(|e| e.qp.qpn()), Some(qpn));
+                }
+            }
+            assert!(seen.len() >= 8 * table.max() as usize);
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::memory::HostSlice;
 use crate::wire::icrc::{self, Icrc, Prefixes};
-use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, pad_count};
+use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Qpn, pad_count};
 
 /// The ICRC of payloads up to this long is made in one go with that of their headers.
 const SHORT: usize = 512;
@@ -44,6 +44,8 @@ enum Stored {
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     flow: Flow,
+    /// Of the destinations: who receives goes by the first packet, and others may have another part.
+    part: u8,
     /// UDP payload bytes of every packet but the last, which may have fewer.
     segment: usize,
     packets: usize,
@@ -159,7 +161,7 @@ impl TxQueue {
         let pad = pad_count(payload_len);
         let header_len = headers.len();
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
-        let index = self.join_burst(flow, packet_len);
+        let index = self.join_burst(flow, headers.bth.dest_qp.part(), packet_len);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -201,7 +203,7 @@ impl TxQueue {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
             if each > SHORT {
-                let index = self.join_burst(flow, packet_len);
+                let index = self.join_burst(flow, headers.bth.dest_qp.part(), packet_len);
                 self.push_long(flow, index, &headers, &[now], packet_len, 0);
             } else {
                 self.push(flow, headers, Payload::Host(&[now]));
@@ -275,7 +277,7 @@ impl TxQueue {
     /// its new place; one that did not hold before does not hold after. Then the byte at `flip`, if any,
     /// is altered. For middleware that breaks the bursts it is given.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
-        let new_index = self.join_burst(flow, packet.len());
+        let new_index = self.join_burst(flow, part_of(packet), packet.len());
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -293,9 +295,26 @@ impl TxQueue {
         self.add_arena_piece(start);
     }
 
+    /// Adds a whole burst of another queue as it is: for middleware that takes a queue apart.
+    ///
+    /// # Panics
+    /// If its bytes are still to be [copied](TxBurst::bytes).
+    pub fn push_burst(&mut self, burst: &TxBurst<'_>) {
+        let TxBurst { flow, segment, packets, bytes, .. } = *burst;
+        let start = self.take(bytes);
+        self.arena[start..self.used].copy_from_slice(burst.bytes());
+        self.packets += packets;
+        self.bytes += bytes;
+        // Closed, as its packets keep their places in it.
+        let first_piece = self.pieces.len();
+        let part = part_of(burst.bytes());
+        self.bursts.push(Burst { flow, part, segment, packets, bytes, first_piece, closed: true });
+        self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
+    }
+
     /// Makes room in the last burst or begins one; returns the packet's index in it.
     #[inline(always)]
-    fn join_burst(&mut self, flow: &Flow, packet_len: usize) -> u16 {
+    fn join_burst(&mut self, flow: &Flow, part: u8, packet_len: usize) -> u16 {
         self.packets += 1;
         self.bytes += packet_len;
         let limits = self.limits;
@@ -304,6 +323,7 @@ impl TxQueue {
             && packet_len <= b.segment
             && b.packets < limits.packets
             && b.bytes + packet_len <= limits.bytes
+            && b.part == part
             && b.flow == *flow
         {
             let index = b.packets as u16;
@@ -314,6 +334,7 @@ impl TxQueue {
         }
         self.bursts.push(Burst {
             flow: *flow,
+            part,
             segment: packet_len,
             packets: 1,
             bytes: packet_len,
@@ -348,6 +369,13 @@ impl TxQueue {
             }
         })
     }
+}
+
+/// Of the destination of the first packet.
+fn part_of(packets: &[u8]) -> u8 {
+    /// Where the number begins in a BTH.
+    const DEST_QP: usize = 5;
+    packets.get(DEST_QP).map_or(0, |first| first >> (8 - Qpn::PART_BITS))
 }
 
 /// Writes headers and the pad count.
@@ -531,6 +559,29 @@ mod tests {
         assert_eq!(q.packets(), 6);
         // Small payloads and headers of one burst are one slice.
         assert!(q.bursts().all(|b| b.as_bytes().is_some()));
+    }
+
+    #[test]
+    fn destinations_of_several_parts_share_no_burst() {
+        let mut q = TxQueue::new(BurstLimits::SEGMENTED);
+        let qpns = [0x04_0011, 0x04_0012, 0x08_0011, 0x0b_ffff, 0x04_0011].map(Qpn::new);
+        for dest_qp in qpns {
+            let (mut h, p) = send(100);
+            h.bth.dest_qp = dest_qp;
+            q.push(&flow(1), h, Payload::Bytes(&p));
+        }
+        assert_eq!(q.bursts().map(|b| b.packets).collect::<Vec<_>>(), [2, 2, 1]);
+        // Nor when middleware puts them together.
+        let mut again = TxQueue::new(BurstLimits::SEGMENTED);
+        for burst in q.bursts() {
+            let (mut bytes, mut index) = (Vec::new(), 0);
+            burst.copy_to(&mut bytes);
+            for packet in bytes.chunks(burst.segment) {
+                again.push_raw(&burst.flow, index, packet, None);
+                index += 1;
+            }
+        }
+        assert_eq!(again.bursts().map(|b| b.packets).collect::<Vec<_>>(), [2, 2, 1]);
     }
 
     #[test]

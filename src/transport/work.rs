@@ -412,6 +412,8 @@ pub struct Completion {
     pub solicited: bool,
     /// The first 40 bytes of the receive are the routing header (UD).
     pub grh: bool,
+    /// That header is IPv4's, in the last 20 of them, not IPv6's (UD).
+    pub over_ipv4: bool,
     /// Index of the partition key that the message came with.
     pub pkey_index: u16,
 }

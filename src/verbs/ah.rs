@@ -1,8 +1,6 @@
-use std::net::IpAddr;
-
 use super::{Context, CreateError, Pd};
 use crate::transport::{AddressVector, Completion, Destination};
-use crate::wire::{Gid, QKey, Qpn, grh};
+use crate::wire::{Flow, Gid, QKey, Qpn, grh};
 
 /// An address handle: a path to a port, for datagrams.
 #[derive(Clone, Debug)]
@@ -42,7 +40,7 @@ impl Context {
         let from = grh::flow(header)?;
         Some(AddressVector {
             dgid: Gid::from(from.src),
-            sgid_index: index_of(self, from.dst)?,
+            sgid_index: index_of(self, &from)?,
             hop_limit: 64,
             traffic_class: from.traffic_class,
             flow_label: from.flow_label,
@@ -50,13 +48,12 @@ impl Context {
     }
 }
 
-/// The GID that a datagram came to; of one to a group, the first from which its sender can be answered.
-fn index_of(context: &Context, dst: IpAddr) -> Option<u8> {
-    let matches = |gid: &Gid| match dst.is_multicast() {
-        true => gid.ip().is_ipv4() == dst.is_ipv4(),
-        false => gid.ip() == dst,
-    };
-    u8::try_from(context.gids().iter().position(matches)?).ok()
+/// The GID that a datagram came to; of one to a group, that from which its sender is answered.
+fn index_of(context: &Context, from: &Flow) -> Option<u8> {
+    if from.dst.is_multicast() {
+        return context.gid_towards(from.src.into());
+    }
+    u8::try_from(context.gids().iter().position(|gid| gid.ip() == from.dst)?).ok()
 }
 
 impl Ah {

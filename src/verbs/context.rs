@@ -144,7 +144,9 @@ impl Context {
         fabric: Option<FabricHandle>,
         options: &ContextOptions,
     ) -> Result<Context, OpenError> {
-        let siblings = Siblings::new(links.len())?.ok_or(OpenError::Shards(links.len()))?;
+        let count = links.len();
+        let seat = links.first().map(|link| link.seat()).unwrap_or_default();
+        let siblings = Siblings::new(count, seat)?.ok_or(OpenError::Shards(count))?;
         let info = links[0].info().clone();
         if info.addresses.is_empty() {
             return Err(OpenError::NoAddress(info.name));
@@ -186,6 +188,7 @@ impl Context {
             nics.push(nic);
         }
         let asynchronous = nics[0].events().clone();
+        let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
         let memory = Arc::new(Table::new());
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), siblings) in nics.into_iter().zip(links).zip(siblings) {
@@ -198,6 +201,7 @@ impl Context {
         }
         let shards = Shards::start(shards)?;
         let Personality { name: personality, limits, habits, .. } = options.personality;
+        let limits = Limits { max_qp: limits.max_qp.min(max_qp), ..limits };
         let device = Inner {
             shards,
             limits,
@@ -288,6 +292,17 @@ impl Context {
         self.0.shards.look(|nic| nic.config().port.gid(index))
     }
 
+    /// The index of the GID for peers of which nothing is known: the first, but a link-local one only if all are.
+    pub fn main_gid(&self) -> Option<u8> {
+        self.0.shards.look(|nic| u8::try_from(nic.config().port.main_gid()?).ok())
+    }
+
+    /// The index of the GID to talk to a peer from: of its IP version, and most like it. `None` if there is none of that
+    /// version.
+    pub fn gid_towards(&self, peer: Gid) -> Option<u8> {
+        self.0.shards.look(|nic| u8::try_from(nic.config().port.gid_towards(peer)?).ok())
+    }
+
     /// The GID table: the port's addresses. An entry of zeros is that of an address that it had.
     pub fn gids(&self) -> Vec<Gid> {
         self.0.shards.look(|nic| nic.config().port.gids.clone())
@@ -340,6 +355,12 @@ impl Context {
     /// What the link has dropped, and why it is gone if it is.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         self.0.shards.link_state()
+    }
+
+    /// Whether this is but a copy of what the process's parent has, as after a fork: no packet leaves it or comes to it, and
+    /// what is made of it or dropped changes nothing there. A device that is opened in the child is the child's own.
+    pub fn is_inherited(&self) -> bool {
+        self.0.shards.are_inherited()
     }
 
     /// Looks at the link once on this thread, as polling a completion queue does: for a program that polls

@@ -117,6 +117,11 @@ impl Wc<'_> {
         WcFlags { grh: c.grh, with_imm: c.imm.is_some(), with_inv: c.invalidated.is_some() }
     }
 
+    /// Whether the routing header, if there is one, is IPv4's.
+    pub fn over_ipv4(&self) -> bool {
+        self.entry.completion.over_ipv4
+    }
+
     /// Index of the partition key that the message came with.
     pub fn pkey_index(&self) -> u16 {
         self.entry.completion.pkey_index

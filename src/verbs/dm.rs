@@ -105,7 +105,8 @@ impl Pd {
                 max,
             });
         }
-        self.check(range.len(), access)?;
+        // One of nothing is allowed, and good for nothing.
+        self.check(range.len().max(1), access)?;
         let span = Span { addr: dm.0.buffer.addr() + range.start, len: range.len(), iova: 0, access };
         // SAFETY: the region holds the device memory, and deregisters before it lets go.
         let raw = unsafe { self.register(span) }?;

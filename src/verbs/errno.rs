@@ -89,6 +89,7 @@ table! {
         | Self::NotInvalidatable { .. } => EINVAL,
         Self::InUse { .. } | Self::WindowsBound { .. } => EBUSY,
     }
+    /// Of calls; what a work request names is answered by its completion.
     AccessError {
         Self::UnknownKey { .. } => ENOENT,
         Self::WrongPd { .. } | Self::WrongQp { .. } | Self::Permission { .. } => EPERM,
@@ -138,7 +139,8 @@ table! {
     }
     UdpLinkError {
         Self::Taken { .. } => EADDRINUSE,
-        Self::NotLocal { .. } => ENODEV,
+        Self::Refused { errno, .. } => *errno,
+        Self::NotLocal { .. } | Self::NoInterface { .. } => ENODEV,
         Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     BindError {
@@ -221,8 +223,6 @@ mod tests {
             (MulticastError::NotAttached(Gid::default()).errno(), 22),
             (AttachError::Join(JoinError::NoAddress([224, 0, 0, 1].into())).errno(), 99),
             (AttachError::Refused(MulticastError::TooManyGroups(1)).errno(), 12),
-            (AccessError::UnknownKey { key: 1 }.errno(), 2),
-            (AccessError::NotMapped { key: 1, addr: 1, len: 1 }.errno(), 14),
             (DestroyCqError::InUse(1).errno(), 16),
             (DestroyCqError::Unacknowledged(1).errno(), 16),
             (AckError { given: 1, unacked: 0 }.errno(), 22),

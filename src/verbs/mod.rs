@@ -5,6 +5,7 @@
 //!
 //! Whoever polls drives the NIC on his own thread; when nobody polls, a background thread does.
 
+mod adapter;
 mod ah;
 mod channel;
 mod clock;
@@ -41,6 +42,7 @@ pub use crate::transport::{
     SrqId, WcOpcode, WcStatus, WrData, WrOp,
 };
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
+pub use adapter::{Adapter, AdapterError};
 pub use ah::Ah;
 pub use channel::{CompletionChannel, CqEvent};
 pub use context::{Context, ContextOptions, WeakContext};
@@ -56,7 +58,7 @@ pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
 pub use mw::{FastMr, Mw};
 pub use pair::{Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
-pub use query::{AtomicCap, DeviceAttr, DeviceCaps, PortAttr, PortState};
+pub use query::{AtomicCap, DeviceAttr, DeviceCaps, PortAttr, PortState, node_guid};
 pub use srq::{Srq, SrqAttr};
 pub use wr::{BegunWr, WrSession};
 pub use xrc::Xrcd;

@@ -9,8 +9,7 @@ use super::srq::Srq;
 use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
 use crate::memory::{
-    Access, AccessError, Accessor, Buffer, HostSlice, ManagementError, PdId, RegionInfo, Reregistration,
-    Span, Table,
+    Access, AccessError, Accessor, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table,
 };
 use crate::transport::{RecvCaps, Sge};
 use crate::wire::{LKey, Qpn, RKey};
@@ -78,7 +77,8 @@ impl Pd {
     /// # Safety
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the
     /// `RawMr` is dropped. Peers and the NIC read and write them at any time meanwhile, as DMA would: no
-    /// `&mut` to them may be relied upon, and `&` only where nothing writes.
+    /// `&mut` to them may be relied upon, and `&` only where nothing writes. With [`Access::ON_DEMAND`] what is not mapped is
+    /// refused when it is used, and only what is unmapped during a use ends the process.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -125,33 +125,17 @@ impl Pd {
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
     }
 
-    /// Brings in what elements name of on-demand regions, to be written if `writes`, and checks what they name.
+    /// Brings in the pages of elements that are of regions on demand, as using them would (`ibv_advise_mr`); `for_writing` if
+    /// the NIC is to write them.
     ///
     /// # Errors
-    /// [`AccessError`] of the first element that may not be used so, or is not mapped so.
-    pub fn prefetch(&self, elements: &[Sge], writes: bool) -> Result<(), AccessError> {
-        let found = self.prefetchable(elements, writes)?;
-        let missing = elements.iter().zip(found).find(|(_, memory)| !memory.populate(writes));
-        missing.map_or(Ok(()), |(Sge { addr, length, lkey }, _)| {
-            Err(AccessError::NotMapped { key: lkey.0, addr: *addr, len: (*length).into() })
-        })
-    }
-
-    /// Checks what elements name, mapped or not.
-    ///
-    /// # Errors
-    /// [`AccessError`] of the first element that may not be used so.
-    pub fn check_elements(&self, elements: &[Sge], writes: bool) -> Result<(), AccessError> {
-        self.prefetchable(elements, writes).map(drop)
-    }
-
-    fn prefetchable(&self, elements: &[Sge], writes: bool) -> Result<Vec<HostSlice>, AccessError> {
-        // No queue pair asks.
-        let by = Accessor { pd: self.0.id, qpn: Qpn::new(0) };
-        let needed = if writes { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+    /// [`AccessError`] of the first element that could not be used so.
+    pub fn prefetch(&self, sges: &[Sge], for_writing: bool) -> Result<(), AccessError> {
+        let needed = if for_writing { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+        // No queue pair asks; only windows, which are for peers, mind which.
+        let by = Accessor { pd: self.id(), qpn: Qpn::new(0) };
         self.with_table(|table| {
-            let find = |sge: &Sge| table.prefetchable(by, sge.lkey, sge.addr, sge.length, needed);
-            elements.iter().map(find).collect()
+            sges.iter().try_for_each(|sge| table.local(by, sge.lkey, sge.addr, sge.length, needed).map(drop))
         })
     }
 
@@ -309,8 +293,8 @@ impl RawMr {
         done.map_err(|e| (this, e))
     }
 
-    /// Registers anew, in another domain, with other permissions, other memory, or all of that. Both keys are
-    /// new then.
+    /// Registers anew, in another domain, with other permissions, other memory, or all of that. Other memory has new
+    /// keys.
     ///
     /// # Safety
     /// As of [`Pd::reg_mr_raw`], for the memory that it has then.
@@ -422,7 +406,7 @@ impl std::ops::Deref for Mr {
 
 impl Mr {
     /// Registers anew, in another domain, with other permissions, with `len` zero bytes of other memory, or all of
-    /// that. Both keys are new then.
+    /// that. Other memory has new keys.
     ///
     /// # Errors
     /// [`CreateError`]; then nothing has changed.

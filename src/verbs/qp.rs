@@ -60,7 +60,7 @@ pub struct ConnectOptions {
     pub access: Access,
     /// Payload bytes a packet. `None`: the port's active MTU.
     pub mtu: Option<Mtu>,
-    /// Which of our GIDs. `None`: the first of the peer's IP version.
+    /// Which of our GIDs. `None`: the one that [suits the peer](Context::gid_towards).
     pub sgid_index: Option<u8>,
     /// Traffic class (ToS).
     pub traffic_class: u8,
@@ -216,14 +216,14 @@ impl Qp {
         Some(Endpoint { gid, qpn: self.qpn, psn: self.psn })
     }
 
-    /// What a peer must know, with the first GID.
+    /// What a peer must know, with the [main GID](Context::main_gid).
     pub fn endpoint(&self) -> Endpoint {
-        // A context is not opened without an address; only a change can take the first away.
-        let gid = self.pd.context().query_gid(0).unwrap_or_default();
-        Endpoint { gid, qpn: self.qpn, psn: self.psn }
+        // A context is not opened without an address; only a change can take all away.
+        let gid = self.pd.context().main_gid().and_then(|i| self.pd.context().query_gid(i.into()));
+        Endpoint { gid: gid.unwrap_or_default(), qpn: self.qpn, psn: self.psn }
     }
 
-    /// Changes attributes and state.
+    /// Changes attributes and state. Completions of before that nobody took are gone with a change to RESET.
     ///
     /// # Errors
     /// [`ModifyError`]; then nothing has changed.
@@ -231,7 +231,25 @@ impl Qp {
         self.shard.with(|nic, now, memory, tx| {
             let result = nic.modify_qp(now, self.qpn, attr, memory, tx);
             result.expect("the NIC has the queue pair as long as its handle")
-        })
+        })?;
+        if attr.state == Some(QpState::Reset) {
+            self.purge();
+        }
+        Ok(())
+    }
+
+    /// Takes what nobody took out of its completion queues.
+    fn purge(&self) {
+        let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
+        if send.is_empty() && recv.is_empty() {
+            return;
+        }
+        self.pd.context().0.shards.without_completions(|| {
+            send.purge(self.qpn);
+            if !Arc::ptr_eq(send, recv) {
+                recv.purge(self.qpn);
+            }
+        });
     }
 
     /// The attributes as they are.
@@ -284,12 +302,7 @@ impl Qp {
         }
         let sgid_index = match options.sgid_index {
             Some(index) => index,
-            None => {
-                let v4 = peer.gid.ip().is_ipv4();
-                let there = |gid: &Gid| *gid != Gid::default() && gid.ip().is_ipv4() == v4;
-                let index = context.gids().iter().position(there);
-                index.ok_or(ConnectError::NoGid { peer: peer.gid })? as u8
-            }
+            None => context.gid_towards(peer.gid).ok_or(ConnectError::NoGid { peer: peer.gid })?,
         };
         let av =
             AddressVector { sgid_index, traffic_class: options.traffic_class, ..AddressVector::to(peer.gid) };
@@ -405,15 +418,7 @@ impl Drop for Qp {
         let context = self.pd.context();
         context.0.shards.destroy_qp(&self.shard, self.qpn);
         context.0.qps.give_back();
-        let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
-        if !send.is_empty() || !recv.is_empty() {
-            context.0.shards.without_completions(|| {
-                send.purge(self.qpn);
-                if !Arc::ptr_eq(send, recv) {
-                    recv.purge(self.qpn);
-                }
-            });
-        }
+        self.purge();
         for cq in [&self.send_cq, &self.recv_cq] {
             cq.0.users.remove(&self.shard);
         }

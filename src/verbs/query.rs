@@ -1,14 +1,16 @@
 //! What a device and its port say of themselves.
 
+use std::net::IpAddr;
 use std::ops::BitOr;
 
 use super::Context;
+use crate::link::main_address;
 use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::Mtu;
 
-/// What a device is and has at most: `ibv_device_attr_ex`. Reliable datagrams, raw packets, fast memory regions
-/// and on-demand paging, which that has fields for too, are not there: their figures are 0.
+/// What a device is and has at most: `ibv_device_attr_ex`. Reliable datagrams, raw packets and fast memory regions,
+/// which that has fields for too, are not there: their figures are 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
     /// A name for people.
@@ -123,6 +125,9 @@ const ACK_DELAY: u8 = 12;
 /// Every size from that of the smallest page on.
 const PAGE_SIZES: u64 = !0xfff;
 
+/// Room for GIDs, as hardware has for the addresses that an interface may get.
+const GID_TABLE: usize = 256;
+
 /// What a port is like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortAttr {
@@ -132,7 +137,7 @@ pub struct PortAttr {
     pub active_mtu: Mtu,
     /// The largest path MTU at all.
     pub max_mtu: Mtu,
-    /// Entries of the GID table.
+    /// Entries that the GID table has room for; those behind the port's addresses are empty.
     pub gid_table_len: usize,
     /// Entries of the partition key table.
     pub pkey_table_len: usize,
@@ -161,13 +166,27 @@ impl PortAttr {
     }
 }
 
+/// The node GUID of a device that is to be opened on a link with this MAC, or with zeros for none, and these addresses.
+pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    if mac != [0; 6] {
+        // EUI-64, as hardware makes it.
+        return u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    }
+    // What no other device of the network has: its address, or the part of it that names the host.
+    let host = match main_address(addresses) {
+        Some(IpAddr::V4(ip)) => ip.to_bits(),
+        Some(IpAddr::V6(ip)) => ip.to_bits() as u32,
+        None => 0,
+    };
+    0x5258_fffe_0000_0000 | u64::from(host)
+}
+
 impl Context {
     /// What the device is and has at most.
     pub fn query_device(&self) -> DeviceAttr {
-        let [a, b, c, d, e, f] = self.0.info.mac;
         let limits = self.0.limits;
-        // EUI-64 of the MAC, as hardware makes it.
-        let guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+        let guid = node_guid(self.0.info.mac, &self.0.info.addresses);
         DeviceAttr {
             name: format!("urxe ({})", self.0.info.name),
             version: env!("CARGO_PKG_VERSION"),
@@ -215,7 +234,7 @@ impl Context {
             active: nic.port_is_up(),
             active_mtu: self.0.mtu,
             max_mtu: Mtu::Mtu4096,
-            gid_table_len: nic.config().port.gids.len(),
+            gid_table_len: nic.config().port.gids.len().max(GID_TABLE),
             pkey_table_len: nic.pkeys().len(),
             max_msg_size: MAX_MESSAGE,
             bad_pkey_cntr: counters.rx_pkey_violation,

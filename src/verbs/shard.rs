@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use super::clock::Clock;
 use super::presence::Presence;
 use super::siblings::{Parcels, Siblings};
 use crate::link::fabric::{Driver, FabricHandle, Handover};
+use crate::link::process::Process;
 use crate::link::{JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
@@ -83,10 +84,10 @@ pub(super) struct Shard {
     sleeping_until: AtomicU64,
     siblings: Siblings,
     stopping: AtomicBool,
-    /// A duplicate of the link's descriptor, to sleep on without the lock.
-    link_fd: Option<OwnedFd>,
-    /// The same of what comes to groups.
-    group_fd: Option<OwnedFd>,
+    /// Whose the link is: a child has the descriptors too, and would take its parent's packets.
+    process: Process,
+    /// Duplicates of the link's descriptors, to sleep on without the lock.
+    link_fds: Vec<OwnedFd>,
     /// The same of its port's state; whoever runs the background thread takes it.
     state_fd: Mutex<Option<OwnedFd>>,
 }
@@ -194,8 +195,7 @@ impl Shard {
         clock: Clock,
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
-        let link_fd = link.poll_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
-        let group_fd = link.group_fd().map(|fd| fd.try_clone_to_owned()).transpose()?;
+        let link_fds = link.fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect::<Result<_, _>>()?;
         // One tells for all.
         let state_fd = link.state_fd().filter(|_| siblings.id().is_first());
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
@@ -220,8 +220,8 @@ impl Shard {
             sleeping_until: AtomicU64::new(0),
             siblings,
             stopping: AtomicBool::new(false),
-            link_fd,
-            group_fd,
+            process: Process::current(),
+            link_fds,
             state_fd: Mutex::new(state_fd),
         })
     }
@@ -405,11 +405,14 @@ impl Shard {
         let collected =
             self.siblings.collect(parcels, |part, first| nic.handle_part(now, part, first, memory, tx));
         let received = match link.get() {
-            Some(link) if !self.siblings.are_full() => link.receive(now, &mut |burst| {
-                let handed_over =
-                    self.siblings.sort(&burst, |part, first| nic.handle_part(now, part, first, memory, tx));
-                nic.count_handed_over(handed_over);
-            }),
+            Some(link) if !self.siblings.are_full() && self.process.is_current() => {
+                link.receive(now, &mut |burst| {
+                    let handed_over = self
+                        .siblings
+                        .sort(&burst, |part, first| nic.handle_part(now, part, first, memory, tx));
+                    nic.count_handed_over(handed_over);
+                })
+            }
             _ => Ok(0),
         };
         let due = nic.next_deadline().is_some_and(|at| at <= now);
@@ -444,7 +447,9 @@ impl Shard {
         }
         let mut lost = None;
         if !tx.is_empty() {
-            if let Some(link) = link.get() {
+            if self.process.is_current()
+                && let Some(link) = link.get()
+            {
                 lost = link.transmit(now, tx).err();
             }
             if tx.bytes() >= LONG_TURN {
@@ -497,7 +502,8 @@ impl Shard {
     pub fn run(&self) {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
-        let mut state_fd = self.state_fd.lock().take();
+        let state_fd = self.state_fd.lock().take();
+        let mut bed = Bed::new(self.siblings.wake(), state_fd.as_ref(), &self.link_fds);
         let (mut lingers, mut heard, mut crowded_until) = (false, Instant(0), Instant(0));
         let mut presence = Presence::default();
         while !self.stopping.load(Ordering::SeqCst) {
@@ -507,7 +513,7 @@ impl Shard {
                 && now.since(polled) < POLLING
                 && let Some(rest) = presence.rest(now)
             {
-                self.sleep(now, Some(now + rest), false, &mut state_fd);
+                self.sleep(now, Some(now + rest), false, &mut bed);
                 continue;
             }
             let must_look = self.fabric.as_ref().is_none_or(FabricHandle::awaits_input);
@@ -519,7 +525,7 @@ impl Shard {
             let Some(mut engine) = engine else {
                 // Who has it does what there is to do now.
                 let rest = if must_look { POLLING } else { REST };
-                self.sleep(now, Some(now + rest), false, &mut state_fd);
+                self.sleep(now, Some(now + rest), false, &mut bed);
                 continue;
             };
             self.answer_doorbell();
@@ -560,23 +566,17 @@ impl Shard {
                 }
                 continue;
             }
-            self.sleep(now, until, watch, &mut state_fd);
+            self.sleep(now, until, watch, &mut bed);
             let after = self.clock.now();
             lingers = must_look && after.since(now) < LINGER && after >= crowded_until;
         }
     }
 
     /// Sleeps until `until`, a wake-up, news of the port's state, or, with `watch`, until the link is readable.
-    fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool, state_fd: &mut Option<OwnedFd>) {
+    fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool, bed: &mut Bed<'_>) {
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
-        // In place of what is not to be looked at, the wake-up once more.
-        let wake = self.siblings.wake().as_fd();
-        let state = state_fd.as_ref().map_or(wake, AsFd::as_fd);
-        let link = self.link_fd.as_ref().filter(|_| watch).map_or(wake, AsFd::as_fd);
-        let groups = self.group_fd.as_ref().filter(|_| watch).map_or(wake, AsFd::as_fd);
-        let mut fds = [wake, state, link, groups].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        let result = ppoll(&mut fds, timeout, None);
-        let news = fds[1].any() == Some(true);
+        let result = ppoll(bed.fds(watch), timeout, None);
+        let news = bed.has_news();
         self.sleeping_until.store(0, Ordering::SeqCst);
         match result {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -585,9 +585,9 @@ impl Shard {
         }
         // Empties the counter; it may not have been the cause.
         let _ = self.siblings.wake().read();
-        if news && state_fd.is_some() && !self.note_port_state() {
+        if news && !self.note_port_state() {
             // Nobody reads it any more.
-            *state_fd = None;
+            bed.forget_state();
         }
     }
 
@@ -598,6 +598,38 @@ impl Shard {
         let there = link.get().map(|link| nic.set_port_up(link.is_up())).is_some();
         self.release(engine, self.clock.now());
         there
+    }
+}
+
+/// What a background thread sleeps on: the wake-up, the port's state, and behind them the link.
+struct Bed<'a> {
+    fds: Vec<PollFd<'a>>,
+    wake: BorrowedFd<'a>,
+    has_state: bool,
+}
+
+impl<'a> Bed<'a> {
+    fn new(wake: &'a impl AsFd, state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> Bed<'a> {
+        let wake = wake.as_fd();
+        // In place of a state that there is not, the wake-up once more.
+        let first = [wake, state.map_or(wake, AsFd::as_fd)].into_iter();
+        let fds = first.chain(link.iter().map(AsFd::as_fd)).map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        Bed { fds: fds.collect(), wake, has_state: state.is_some() }
+    }
+
+    fn fds(&mut self, link: bool) -> &mut [PollFd<'a>] {
+        let count = if link { self.fds.len() } else { 2 };
+        &mut self.fds[..count]
+    }
+
+    /// Whether the port's state may have changed.
+    fn has_news(&self) -> bool {
+        self.has_state && self.fds[1].any() == Some(true)
+    }
+
+    fn forget_state(&mut self) {
+        self.fds[1] = PollFd::new(self.wake, PollFlags::POLLIN);
+        self.has_state = false;
     }
 }
 

@@ -13,6 +13,7 @@ use super::AttachError;
 use super::clock::Clock;
 use super::shard::{Engine, Shard};
 use crate::link::fabric::FabricHandle;
+use crate::link::process::Process;
 use crate::link::{LinkCounters, background};
 use crate::memory::Table;
 use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
@@ -22,6 +23,8 @@ use crate::wire::{Gid, Qpn};
 pub(super) struct Shards {
     all: Box<[Arc<Shard>]>,
     threads: Vec<JoinHandle<()>>,
+    /// Whose the threads are.
+    process: Process,
     next_qp: AtomicUsize,
     next_srq: AtomicUsize,
     /// Of all shards together, as the limits are.
@@ -37,6 +40,7 @@ impl Shards {
         let mut shards = Shards {
             all: all.into(),
             threads: Vec::new(),
+            process: Process::current(),
             next_qp: AtomicUsize::new(0),
             next_srq: AtomicUsize::new(0),
             groups: Mutex::default(),
@@ -49,6 +53,11 @@ impl Shards {
             }
         }
         Ok(shards)
+    }
+
+    /// Whether they are but a copy of what the process's parent has, which is for the parent to drive.
+    pub fn are_inherited(&self) -> bool {
+        !self.process.is_current()
     }
 
     /// The one that has what cannot be spread, and answers for what is the same everywhere.
@@ -216,6 +225,9 @@ impl Shards {
 
 impl Drop for Shards {
     fn drop(&mut self) {
+        if self.are_inherited() {
+            return;
+        }
         self.all.iter().for_each(|shard| shard.stop());
         for thread in self.threads.drain(..) {
             // The last handle may be dropped by a callback on the thread itself, which must not wait for itself.

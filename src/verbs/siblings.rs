@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
 
-use crate::nic::ShardId;
+use crate::nic::{Seat, ShardId};
 use crate::transport::RxBurst;
 use crate::wire::{Flow, IpIdent};
 
@@ -60,9 +60,10 @@ struct Run {
 }
 
 impl Siblings {
-    /// The places of `count` shards; `None` if there cannot be so many.
-    pub fn new(count: usize) -> io::Result<Option<Vec<Siblings>>> {
-        let Some(ids) = (0..count.max(1)).map(|i| ShardId::new(i, count)).collect::<Option<Vec<_>>>() else {
+    /// The places of `count` shards of a device that has these numbers; `None` if there cannot be so many.
+    pub fn new(count: usize, seat: Seat) -> io::Result<Option<Vec<Siblings>>> {
+        let id = |i| Some(ShardId::new(i, count)?.seated(seat));
+        let Some(ids) = (0..count.max(1)).map(id).collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
         let inbox = |_: &ShardId| {
@@ -212,7 +213,7 @@ mod tests {
     use super::*;
 
     fn siblings(count: usize) -> Vec<Siblings> {
-        Siblings::new(count).unwrap().unwrap()
+        Siblings::new(count, Seat::WHOLE).unwrap().unwrap()
     }
 
     /// A packet of 20 bytes (or fewer) for each destination.
@@ -286,6 +287,9 @@ mod tests {
         assert!(all[0].wake().read().is_err());
         all[1].lose_link(Arc::new(io::Error::other("gone")));
         assert_eq!([&all[0], &all[1]].map(|s| (s.wake().read(), s.loss().is_some())), [(Ok(1), true); 2]);
-        assert!(Siblings::new(3).unwrap().is_none() && Siblings::new(0).unwrap().is_none());
+        assert!(
+            Siblings::new(3, Seat::WHOLE).unwrap().is_none()
+                && Siblings::new(0, Seat::WHOLE).unwrap().is_none()
+        );
     }
 }

@@ -21,6 +21,15 @@ impl Qpn {
     pub const fn get(self) -> u32 {
         self.0
     }
+
+    /// How many of the highest bits are the [`part`](Self::part).
+    pub const PART_BITS: u32 = 6;
+
+    /// The highest bits. Where several processes of this crate share an address, the numbers of each are those of one part;
+    /// to others it means nothing.
+    pub const fn part(self) -> u8 {
+        (self.0 >> (24 - Qpn::PART_BITS)) as u8
+    }
 }
 
 impl fmt::Debug for Qpn {

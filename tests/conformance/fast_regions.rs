@@ -241,11 +241,12 @@ cases! {
         };
         let info = anew(&mut b, old.lkey, Reregistration { access: Some(Access::REMOTE_READ), ..Reregistration::default() });
         let may = |b: &Bench, rkey, va, needed| b.memory.remote(b.us(), rkey, va, 8, needed).is_ok();
-        assert!(info != old && !may(&b, old.rkey, 0x1000, Access::REMOTE_READ));
+        assert_eq!(info, old, "the memory is the same");
         assert!(may(&b, info.rkey, 0x1000, Access::REMOTE_READ) && !may(&b, info.rkey, 0x1000, Access::REMOTE_WRITE));
         let other = Buffer::zeroed(16);
         let translation = Some((other.addr(), 16, 0x5000));
         let info = anew(&mut b, info.lkey, Reregistration { translation, ..Reregistration::default() });
+        assert!(info != old && !may(&b, old.rkey, 0x5008, Access::REMOTE_READ));
         assert!(may(&b, info.rkey, 0x5008, Access::REMOTE_READ));
         assert!(!may(&b, info.rkey, 0x5009, Access::REMOTE_READ) && !may(&b, info.rkey, 0x1000, Access::REMOTE_READ));
         let info = anew(&mut b, info.lkey, Reregistration { pd: Some(PdId(2)), ..Reregistration::default() });

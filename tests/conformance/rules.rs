@@ -276,7 +276,7 @@ rules! {
     "placement.dup" "A19.4" "a duplicate FLUSH or ATOMIC WRITE is answered again and not executed"
     "placement.requester" "A19.4" "they complete by their answer, not by an acknowledgement; a gap asks again"
     "mr.null" "ibv_alloc_null_mr" "a null region takes what is written and reads as zeros, locally only"
-    "mr.rereg" "10.6.6.2" "registered anew a region has new keys, permissions, memory, domain; the old keys are stale"
+    "mr.rereg" "10.6.6.2" "registered anew a region has other permissions, domain or memory; other memory has new keys, and the old are stale"
     "xrc.target" "A14.4" "a target executes requests with the receives of the shared queue that they name, which complete there"
     "xrc.srq" "A14.4" "it is a shared receive queue that is there, for XRC and of the target's domain; else the request is invalid"
     "xrc.message" "A14.4" "all packets of a message name the same one"

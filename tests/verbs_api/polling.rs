@@ -43,6 +43,21 @@ fn in_virtual_time_a_completion_has_the_time_of_its_packet() {
 }
 
 #[test]
+fn reset_forgets_the_completions_of_its_queue_pair() {
+    let fabric = slow_fabric();
+    let (a, b) = fabric.pair().unwrap();
+    let other = b.pd.create_qp(&b.cq, &b.cq, &QpOptions::default()).unwrap();
+    other.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    for (qp, wr_id) in [(&b.qp, 1), (&other, 2), (&b.qp, 3)] {
+        qp.post_recv(&RecvWr { wr_id, sges: &[] }).unwrap();
+        qp.modify(&to(QpState::Err)).unwrap();
+    }
+    b.qp.modify(&to(QpState::Reset)).unwrap();
+    assert_eq!(round(&b.cq).iter().map(|(wr_id, ..)| *wr_id).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
 fn a_datagram_is_complete_when_the_link_has_it() {
     let fabric = slow_fabric();
     let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();

@@ -8,11 +8,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define CHECK(what)                                                                                  \
@@ -51,8 +51,8 @@ static struct ibv_qp *create_qp(void *qp_context)
 	return qp;
 }
 
-/* Connects one side of a pair of queue pairs. */
-static void connect_to(struct ibv_qp *qp, struct ibv_qp *other)
+/* Connects a queue pair to itself. */
+static void connect_to_itself(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
@@ -66,7 +66,7 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *other)
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
-	attr.dest_qp_num = other->qp_num;
+	attr.dest_qp_num = qp->qp_num;
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.grh.dgid = gid;
@@ -80,11 +80,6 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *other)
 	CHECK(!ibv_modify_qp(qp, &attr,
 			     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				     IBV_QP_MAX_QP_RD_ATOMIC));
-}
-
-static void connect_to_itself(struct ibv_qp *qp)
-{
-	connect_to(qp, qp);
 }
 
 /* A send without data to itself, and its two completions. */
@@ -380,64 +375,6 @@ static void memory(void)
 	CHECK(!ibv_reg_mr(pd, (void *)-4096, 8192, 0) && errno == EFAULT);
 }
 
-/* On-demand paging: pages that are mapped after they were registered, and that go and come again. */
-
-static enum ibv_wc_status copy(struct ibv_mr *mr, char *to, char *from, uint32_t length)
-{
-	struct ibv_qp *qp = create_qp(NULL), *other = create_qp(NULL);
-	connect_to(qp, other);
-	connect_to(other, qp);
-	struct ibv_sge sge = { (uintptr_t)from, length, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
-				  .send_flags = IBV_SEND_SIGNALED, .wr.rdma = { (uintptr_t)to, mr->rkey } }, *bad;
-	struct ibv_wc wc;
-	int n;
-	CHECK(!ibv_post_send(qp, &wr, &bad));
-	while (!(n = ibv_poll_cq(cq, 1, &wc)))
-		;
-	CHECK(n == 1 && !ibv_destroy_qp(qp) && !ibv_destroy_qp(other));
-	return wc.status;
-}
-
-static void on_demand(void)
-{
-	const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ON_DEMAND;
-	const int fixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
-	long page = sysconf(_SC_PAGESIZE);
-	char *a = mmap(NULL, 4 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *b = a + 2 * page;
-	CHECK(a != MAP_FAILED && !munmap(a, 4 * page));
-	open_first();
-	struct ibv_device_attr_ex attr;
-	CHECK(!ibv_query_device_ex(context, NULL, &attr) && attr.odp_caps.general_caps);
-	struct ibv_mr *mrs[] = { ibv_reg_mr(pd, a, 4 * page, access), ibv_reg_mr(pd, NULL, SIZE_MAX, access) };
-	for (int i = 0; i < 2; i++) {
-		struct ibv_mr *mr = mrs[i];
-		CHECK(mr);
-		struct ibv_sge all = { (uintptr_t)a, 2 * page, mr->lkey }, *one = &all;
-		CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, one, 1) == EFAULT);
-		CHECK(!ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, 0, one, 1));
-		CHECK(copy(mr, b, a, 64) == IBV_WC_LOC_PROT_ERR);
-		CHECK(mmap(a, 2 * page, PROT_READ | PROT_WRITE, fixed, -1, 0) == a);
-		CHECK(!ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, one, 1));
-		strcpy(a, "on demand");
-		CHECK(copy(mr, b, a, 64) == IBV_WC_REM_ACCESS_ERR);
-		CHECK(mmap(b, 2 * page, PROT_READ | PROT_WRITE, fixed, -1, 0) == b);
-		CHECK(copy(mr, b + page - 4, a, 64) == IBV_WC_SUCCESS && !strcmp(b + page - 4, "on demand"));
-		/* A copy on write: what the peer stores is this process's. */
-		pid_t child = fork();
-		CHECK(child >= 0);
-		if (!child)
-			_exit(pause());
-		CHECK(copy(mr, b, a, 64) == IBV_WC_SUCCESS && !strcmp(b, "on demand"));
-		CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
-		CHECK(!mprotect(b, page, PROT_READ));
-		CHECK(copy(mr, b, a, 64) == IBV_WC_REM_ACCESS_ERR);
-		all.lkey ^= 0xff;
-		CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, one, 1) == ENOENT);
-		CHECK(!ibv_dereg_mr(mr) && !munmap(a, 4 * page));
-	}
-}
-
 /* A device that is opened more than once: one NIC, and contexts that have nothing to do with each other. */
 
 static int event_waits(struct ibv_context *of)
@@ -504,12 +441,258 @@ static void twice(void)
 	}
 }
 
+static volatile sig_atomic_t told_of_children;
+
+static void told_of_child(int signal)
+{
+	(void)signal;
+	told_of_children++;
+}
+
+/* What a device needs to be started is no child of the program. */
+static void children(void)
+{
+	signal(SIGCHLD, told_of_child);
+	open_first();
+	usleep(100000);
+	CHECK(told_of_children == 0);
+	CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
+}
+
+/* What a request comes to that its queue pair refuses itself as the peer: that ends it, before it hears of it. */
+#define REFUSED IBV_WC_WR_FLUSH_ERR
+
+/* One completion, of this status. */
+static void completes(enum ibv_wc_status status)
+{
+	struct ibv_wc wc;
+	int n;
+	while (!(n = ibv_poll_cq(cq, 1, &wc)))
+		;
+	CHECK(n == 1 && wc.status == status);
+}
+
+/* Writes from one region to another: the first completion is to be of this status. */
+static void writes(struct ibv_qp *qp, struct ibv_mr *from, struct ibv_mr *to, uint64_t at, enum ibv_wc_status status)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)from->addr, .length = 8, .lkey = from->lkey };
+	struct ibv_send_wr send = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_send_wr *bad;
+	send.wr.rdma.remote_addr = at;
+	send.wr.rdma.rkey = to->rkey;
+	CHECK(!ibv_post_send(qp, &send, &bad));
+	completes(status);
+}
+
+static void begin_anew(struct ibv_qp *qp)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RESET };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	connect_to_itself(qp);
+}
+
+/* Regions whose pages come and go: what is not there is refused, and comes back. */
+
+static void on_demand(void)
+{
+	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ON_DEMAND;
+	const int anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
+	long page = sysconf(_SC_PAGESIZE);
+	char *two = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, anonymous, -1, 0);
+	CHECK(two != MAP_FAILED && !munmap(two + page, page));
+	open_first();
+	struct ibv_device_attr_ex attr;
+	CHECK(!ibv_query_device_ex(context, NULL, &attr) && attr.odp_caps.general_caps & IBV_ODP_SUPPORT);
+	struct ibv_mr *mr = ibv_reg_mr(pd, two, 2 * page, all);
+	CHECK(mr);
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	strcpy(two, "on it");
+	writes(qp, mr, mr, (uintptr_t)two + 64, IBV_WC_SUCCESS);
+	CHECK(!strcmp(two + 64, "on it"));
+
+	/* Half of it was never there, or is there no more. */
+	writes(qp, mr, mr, (uintptr_t)two + page, REFUSED);
+	struct ibv_sge gone = { .addr = (uintptr_t)two + page, .length = 8, .lkey = mr->lkey };
+	struct ibv_sge there = { .addr = (uintptr_t)two, .length = 8, .lkey = mr->lkey };
+	CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &gone, 1) == EFAULT);
+	CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &there, 1) == 0);
+	there.lkey ^= 0x100;
+	CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &there, 1) == ENOENT);
+	CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 2, &there, 1) == EINVAL);
+	CHECK(ibv_advise_mr(pd, 77, 0, &there, 1) == EOPNOTSUPP);
+	begin_anew(qp);
+	CHECK(mmap(two + page, page, PROT_READ | PROT_WRITE, anonymous | MAP_FIXED, -1, 0) == two + page);
+	CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &gone, 1) == 0);
+	writes(qp, mr, mr, (uintptr_t)two + page, IBV_WC_SUCCESS);
+	CHECK(!strcmp(two + page, "on it"));
+
+	/* A window on it sees no more. */
+	struct ibv_mr *bindable = ibv_reg_mr(pd, two, 2 * page, all | IBV_ACCESS_MW_BIND);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	CHECK(bindable && mw);
+	struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED };
+	bind.bind_info = (struct ibv_mw_bind_info){ bindable, (uintptr_t)two, 2 * page, IBV_ACCESS_REMOTE_WRITE };
+	CHECK(!ibv_bind_mw(qp, mw, &bind));
+	completes(IBV_WC_SUCCESS);
+	struct ibv_mr window = { .rkey = mw->rkey };
+	writes(qp, mr, &window, (uintptr_t)two + page, IBV_WC_SUCCESS);
+	CHECK(!munmap(two + page, page));
+	writes(qp, mr, &window, (uintptr_t)two + page, REFUSED);
+
+	/* One that is registered anew to be pinned has to be there. */
+	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) ==
+	      IBV_REREG_MR_ERR_INPUT);
+	CHECK(errno == EFAULT && !ibv_dereg_mr(mr));
+}
+
+/* Memory of the device. */
+
+static void device_memory(void)
+{
+	const unsigned access = IBV_ACCESS_ZERO_BASED | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+	struct ibv_alloc_dm_attr attr = { .length = 64 };
+	char bytes[64] = "from the program", back[64] = "";
+	open_first();
+	struct ibv_dm *dm = ibv_alloc_dm(context, &attr);
+	CHECK(dm && !ibv_memcpy_to_dm(dm, 8, bytes, 32) && !ibv_memcpy_from_dm(back, dm, 8, 32));
+	CHECK(!strcmp(back, bytes));
+	CHECK(ibv_memcpy_to_dm(dm, 40, bytes, 32) == EFAULT && ibv_memcpy_to_dm(dm, 2, bytes, 4) == EINVAL);
+	CHECK(!ibv_reg_dm_mr(pd, dm, 0, 64, IBV_ACCESS_LOCAL_WRITE) && errno == EINVAL);
+	CHECK(!ibv_reg_dm_mr(pd, dm, UINT64_MAX, 64, access) && errno == EINVAL);
+	struct ibv_mr *mr = ibv_reg_dm_mr(pd, dm, 8, 32, access), *ours = ibv_reg_mr(pd, back, 64, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(mr && ours && ibv_free_dm(dm) == EBUSY);
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	strcpy(back, "by RDMA");
+	writes(qp, ours, mr, 0, IBV_WC_SUCCESS);
+	CHECK(!ibv_memcpy_from_dm(bytes, dm, 8, 8) && !strcmp(bytes, "by RDMA"));
+	CHECK(!ibv_dereg_mr(mr) && !ibv_free_dm(dm));
+	attr.length = SIZE_MAX;
+	CHECK(!ibv_alloc_dm(context, &attr));
+}
+
+/* Parent domains hold what they are made of. */
+
+static void *never(struct ibv_pd *of, void *pd_context, size_t size, size_t alignment, uint64_t type)
+{
+	abort();
+}
+
+static void free_never(struct ibv_pd *of, void *pd_context, void *ptr, uint64_t type)
+{
+	abort();
+}
+
+static void parents(void)
+{
+	struct ibv_td_init_attr td_attr = { 0 };
+	open_first();
+	struct ibv_td *td = ibv_alloc_td(context, &td_attr);
+	struct ibv_parent_domain_init_attr attr = {
+		.pd = pd, .td = td, .comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS, .alloc = never, .free = free_never
+	};
+	struct ibv_pd *inner = pd, *parent = ibv_alloc_parent_domain(context, &attr);
+	CHECK(td && parent && ibv_dealloc_td(td) == EBUSY && ibv_dealloc_pd(pd) == EBUSY);
+	attr.free = NULL;
+	CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
+	struct ibv_cq_init_attr_ex cq_attr = {
+		.cqe = 16, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent
+	};
+	struct ibv_cq_ex *in_parent = ibv_create_cq_ex(context, &cq_attr);
+	CHECK(in_parent && ibv_dealloc_pd(parent) == EBUSY);
+	CHECK(!ibv_destroy_cq(ibv_cq_ex_to_cq(in_parent)));
+
+	/* What is of the parent and of its part is of one domain. */
+	char bytes[16] = "";
+	struct ibv_mr *mr = ibv_reg_mr(inner, bytes, 16, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	pd = parent;
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	writes(qp, mr, mr, (uintptr_t)bytes + 8, IBV_WC_SUCCESS);
+	CHECK(ibv_dealloc_pd(parent) == EBUSY);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_dereg_mr(mr));
+	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td) && !ibv_dealloc_pd(inner));
+}
+
+/* Objects of one context that another of the process imports. */
+
+static void imported(void)
+{
+	open_first();
+	struct ibv_context *first = context;
+	struct ibv_pd *first_pd = pd;
+	struct ibv_cq *first_cq = cq;
+	char bytes[16] = "as it is";
+	struct ibv_mr *mr = ibv_reg_mr(pd, bytes, 16, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	CHECK(mr && !ibv_import_device(0) && errno == EINVAL && !ibv_import_device(-1));
+	CHECK(context = ibv_import_device(dup(first->cmd_fd)));
+	CHECK(context != first && !strcmp(context->device->name, first->device->name));
+	CHECK(pd = ibv_import_pd(context, first_pd->handle));
+	CHECK(cq = ibv_create_cq(context, 64, NULL, NULL, 0));
+	struct ibv_mr *again = ibv_import_mr(pd, mr->handle);
+	CHECK(again && again->lkey == mr->lkey && again->rkey == mr->rkey && !again->addr);
+	CHECK(!ibv_import_pd(context, 4711) && !ibv_import_mr(pd, 4711) && errno == ENOENT);
+	CHECK(!ibv_import_dm(context, 4711) && errno == ENOENT);
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	again->addr = bytes;
+	writes(qp, again, again, (uintptr_t)bytes + 8, IBV_WC_SUCCESS);
+	CHECK(!memcmp(bytes, bytes + 8, 8));
+
+	/* In the order of the manual, and in that of pyverbs, which leaves the domain before its queue pairs. */
+	ibv_unimport_mr(again);
+	ibv_unimport_pd(pd);
+	exchange(qp);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_close_device(context));
+	context = first, pd = first_pd, cq = first_cq;
+	qp = create_qp(NULL);
+	connect_to_itself(qp);
+	exchange(qp);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_dereg_mr(mr) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd));
+	int left = dup(context->cmd_fd);
+	CHECK(!ibv_close_device(context) && !ibv_import_device(left) && errno == EINVAL);
+}
+
+/* Completions of before, and places in the GID table. */
+
+static void anew(void)
+{
+	union ibv_gid gid, zero = { .raw = { 0 } };
+	struct ibv_gid_entry entries[2];
+	struct ibv_port_attr port;
+	struct ibv_wc wc;
+	open_first();
+	struct ibv_qp *qp = create_qp(NULL), *other = create_qp(NULL);
+	connect_to_itself(qp);
+	connect_to_itself(other);
+	struct ibv_recv_wr recv = { .wr_id = 1 }, *bad;
+	CHECK(!ibv_post_recv(qp, &recv, &bad) && !ibv_post_recv(qp, &recv, &bad) && !ibv_post_recv(other, &recv, &bad));
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE) && !ibv_modify_qp(other, &attr, IBV_QP_STATE));
+	begin_anew(qp);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 1 && wc.status == IBV_WC_WR_FLUSH_ERR && wc.qp_num == other->qp_num);
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+	exchange(qp);
+
+	CHECK(!ibv_query_port(context, 1, &port) && port.gid_tbl_len > 100);
+	int last = port.gid_tbl_len - 1;
+	CHECK(!ibv_query_gid(context, 1, last, &gid) && !memcmp(&gid, &zero, 16));
+	CHECK(ibv_query_gid(context, 1, last + 1, &gid) == -1);
+	CHECK(ibv_query_gid_ex(context, 1, last, entries, 0) == ENODATA);
+	ssize_t there = ibv_query_gid_table(context, entries, 2, 0);
+	CHECK(there >= 1 && there <= 2 && ibv_query_gid_table(context, entries, there - 1, 0) == -EINVAL);
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "on_demand", on_demand }, { "linger", linger } };
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger },
+		{ "children", children },
+		{ "on demand", on_demand }, { "device memory", device_memory }, { "parents", parents }, { "imported", imported },
+		{ "anew", anew } };
 	for (unsigned i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], corners[i].name)) {
 			corners[i].run();

@@ -68,6 +68,11 @@ impl Running {
         ))
     }
 
+    /// Its process's number.
+    pub fn id(&self) -> u32 {
+        self.0.as_ref().expect("it is there until it is finished").id()
+    }
+
     pub fn finish(mut self, limit: Duration) -> Output {
         let mut child = self.0.take().unwrap();
         let deadline = Instant::now() + limit;

@@ -16,6 +16,7 @@ use crate::cli::exchange::pingpong::{self, Destination};
 use crate::cli::interrupt::Interrupt;
 use crate::cli::link::LinkArgs;
 use crate::link::faults::Direction;
+use crate::link::main_address;
 use crate::verbs::{
     Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Pd, Psn, Qpn,
     WaitError,
@@ -89,7 +90,7 @@ impl Server {
         say(&format!("region   va {va:#x} rkey {rkey} length {len}, open to READ, WRITE and atomics"))?;
         let port = listener.local_addr().map_or(args.port, |a| a.port());
         let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
-        let host = info.addresses.first().map_or(String::new(), |ip| format!(" {ip}"));
+        let host = main_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}"));
         say(&format!("TCP      port {port}, for the likes of: ibv_rc_pingpong -g GID_INDEX{at}{host}"))?;
         let shared = Arc::new(Shared {
             context,

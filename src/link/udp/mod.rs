@@ -7,17 +7,21 @@
 
 mod cmsg;
 mod groups;
+mod interface;
 mod owner;
 mod recv;
 mod send;
+mod shared;
 mod socket;
 mod steer;
+pub mod steward;
 #[cfg(test)]
 mod tests;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 pub use owner::PortOwner;
 
@@ -26,13 +30,15 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 
 use super::watch::Watch;
 use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
-use crate::nic::ShardId;
+use crate::nic::{Seat, ShardId};
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
 use recv::Receiver;
 use send::Sender;
 use socket::Opened;
+pub use steward::Sharing;
+use steward::Tenancy;
 
 /// How to set up a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -42,11 +48,15 @@ pub struct UdpOptions {
     pub buffer: usize,
     /// Whether to have the kernel segment and coalesce, if it can: ten times as fast.
     pub segmentation: bool,
+    /// The interface whose address it is, where several may have the same one, as link-local ones of IPv6. Then the
+    /// address may also be one that the kernel does not use yet, while it looks for others that have it (DAD): what is
+    /// sent until then is lost.
+    pub interface: Option<String>,
 }
 
 impl Default for UdpOptions {
     fn default() -> UdpOptions {
-        UdpOptions { buffer: 8 << 20, segmentation: true }
+        UdpOptions { buffer: 8 << 20, segmentation: true, interface: None }
     }
 }
 
@@ -66,6 +76,22 @@ pub enum UdpLinkError {
     NotLocal {
         /// The address asked for.
         ip: IpAddr,
+    },
+    /// The steward that shares the address gives this process no part of it.
+    #[error("no UDP link on {ip}: {why}")]
+    Refused {
+        /// The address asked for.
+        ip: IpAddr,
+        /// The error as a number.
+        errno: i32,
+        /// And in words.
+        why: String,
+    },
+    /// There is no such interface, or it is of no use.
+    #[error("no interface '{name}' is up and has an IP address; `ip address` lists those there are")]
+    NoInterface {
+        /// The name asked for.
+        name: String,
     },
     /// A system call failed that should not.
     #[error("no UDP link on {ip}: {what} failed")]
@@ -119,6 +145,8 @@ pub struct UdpLink {
     /// costs the kernel a wake-up for every datagram, even when nobody sleeps.
     epoll: Epoll,
     options: UdpOptions,
+    /// Where the address is shared.
+    tenancy: Option<Arc<Tenancy>>,
     /// None where the system does not tell of its interfaces.
     watch: Option<Watch>,
 }
@@ -181,6 +209,7 @@ impl UdpLink {
             groups: Groups::default(),
             epoll,
             options: options.clone(),
+            tenancy: None,
             watch,
             socket: opened.socket,
         })
@@ -223,6 +252,14 @@ fn window(rcvbuf: usize) -> usize {
     rcvbuf / 3
 }
 
+/// Whether packets that were joined on the way are not all of one seat: the kernel went by the first.
+fn has_strangers(burst: &RxBurst<'_>, seat: Seat) -> bool {
+    /// Where the destination's number begins.
+    const DEST_QP: usize = 5;
+    burst.data.len() > burst.segment
+        && burst.packets().any(|(_, packet)| packet.get(DEST_QP).is_some_and(|qpn| !seat.has(*qpn)))
+}
+
 /// Whether an error says that there is no way to the peer, or nobody there.
 fn is_unreachable(code: i32) -> bool {
     matches!(
@@ -247,7 +284,20 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, _now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        Ok(self.receiver.receive(&self.socket, &self.local, sink)? + self.groups.receive(sink)?)
+        let own = match &self.tenancy {
+            None => self.receiver.receive(&self.socket, &self.local, sink)?,
+            Some(tenancy) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {
+                if has_strangers(&burst, tenancy.seat()) {
+                    tenancy.stop_coalescing();
+                }
+                sink(burst);
+            })?,
+        };
+        Ok(own + self.groups.receive(sink)?)
+    }
+
+    fn seat(&self) -> Seat {
+        self.tenancy.as_ref().map_or(Seat::WHOLE, |tenancy| tenancy.seat())
     }
 
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {

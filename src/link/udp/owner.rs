@@ -33,6 +33,9 @@ impl fmt::Display for PortOwner {
     }
 }
 
+/// Those of this thread's network namespace. A wildcard IPv6 socket may hold an IPv4 port too.
+const LISTS: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
+
 /// A line of /proc/net/udp.
 struct Entry {
     uid: u32,
@@ -40,11 +43,15 @@ struct Entry {
 }
 
 impl PortOwner {
+    /// How many sockets are in the way of `ip` on `port`.
+    pub(super) fn count(ip: IpAddr, port: u16) -> usize {
+        let lists = LISTS.iter().filter_map(|list| fs::read_to_string(list).ok());
+        lists.map(|list| list.lines().skip(1).filter(|line| clashing(line, ip, port).is_some()).count()).sum()
+    }
+
     /// Looks for the socket that keeps `ip` from being bound to `port`.
     pub fn find(ip: IpAddr, port: u16) -> PortOwner {
-        // Those of this thread's network namespace. A wildcard IPv6 socket may hold an IPv4 port too.
-        let lists = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
-        let entry = lists
+        let entry = LISTS
             .iter()
             .filter_map(|list| fs::read_to_string(list).ok())
             .find_map(|list| list.lines().skip(1).find_map(|line| clashing(line, ip, port)));

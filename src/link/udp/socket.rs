@@ -43,7 +43,10 @@ pub(super) struct Opened {
 /// Opens and binds; `shared` beside sockets of ours that are there already.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Opened, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
-    let locals = locals(ip);
+    let locals = locals(ip, options.interface.as_deref());
+    if options.interface.is_some() && locals.is_empty() {
+        return Err(UdpLinkError::NotLocal { ip });
+    }
     let socket = new_socket(ip).map_err(fail("opening a socket"))?;
     configure(&socket, ip).map_err(fail("setting the socket's options"))?;
     let segments = options.segmentation
@@ -61,21 +64,62 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
     if shared {
         share(&socket).map_err(fail("sharing UDP port 4791"))?;
     }
+    if options.interface.is_some() && ip.is_ipv6() {
+        // Without it, an address that the kernel still looks for duplicates of could not be bound.
+        set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)
+            .map_err(fail("binding an address that is not used yet"))?;
+    }
     let scope = local.filter(|_| needs_scope(ip)).map_or(0, |l| l.index);
     bind(&socket, ip, scope).map_err(|source| match source.raw_os_error() {
         Some(libc::EADDRINUSE) => UdpLinkError::Taken { ip, owner: PortOwner::find(ip, ROCE_PORT) },
         Some(libc::EADDRNOTAVAIL) => UdpLinkError::NotLocal { ip },
         _ => UdpLinkError::System { ip, what: "binding UDP port 4791", source },
     })?;
-    let mtu = locals.iter().filter_map(|l| mtu(&socket, &l.interface).ok()).min().unwrap_or(1500);
+    let mtu = smallest_mtu(&socket, &locals);
     Ok(Opened { socket, locals, mtu, segments, rcvbuf })
 }
 
-/// The addresses that a socket bound to `ip` takes packets for.
-fn locals(ip: IpAddr) -> Vec<Local> {
+/// What there is to know of a socket of this address that another process has opened.
+pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<Opened, UdpLinkError> {
+    let read = |level, name| get::<libc::c_int>(&socket, level, name);
+    let segments = options.segmentation
+        && read(libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0)
+        && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+    let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
+    let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer's size", source };
+    let rcvbuf = rcvbuf.map_err(failed)? as usize;
+    let locals = locals(ip, options.interface.as_deref());
+    let mtu = smallest_mtu(&socket, &locals);
+    Ok(Opened { socket, locals, mtu, segments, rcvbuf })
+}
+
+fn smallest_mtu(socket: &OwnedFd, locals: &[Local]) -> usize {
+    locals.iter().filter_map(|l| mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
+}
+
+/// Throws away what waits to be received: it was for somebody else. Who keeps sending does not keep this from ending.
+pub(super) fn drain(socket: &OwnedFd) {
+    /// More than fit into a buffer.
+    const MOST: usize = 1 << 20;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+    for _ in 0..MOST {
+        // SAFETY: nothing is written to a buffer of no bytes.
+        if unsafe { libc::recv(socket.as_raw_fd(), std::ptr::null_mut(), 0, flags) } < 0 {
+            return;
+        }
+    }
+}
+
+/// Has the kernel hand over datagrams as they came, not joined.
+pub(super) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
+    set(socket, libc::SOL_UDP, libc::UDP_GRO, 0)
+}
+
+/// The addresses that a socket bound to `ip` takes packets for, of one interface or all.
+fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
     let mut found: Vec<Local> = pnet_datalink::interfaces()
         .into_iter()
-        .filter(|i| i.is_up())
+        .filter(|i| i.is_up() && interface.is_none_or(|name| i.name == name))
         .flat_map(|i| {
             let (interface, index) = (i.name, i.index);
             i.ips.into_iter().map(move |net| (net, interface.clone(), index))

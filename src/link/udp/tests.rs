@@ -298,7 +298,7 @@ fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, us
 fn a_window_fits_unread_and_an_overflow_is_counted() {
     for (i, segmentation) in [true, false].into_iter().enumerate() {
         // What an unprivileged process gets on a stock system.
-        let options = UdpOptions { buffer: 212_992, segmentation };
+        let options = UdpOptions { buffer: 212_992, segmentation, interface: None };
         let bind = |host: usize| UdpLink::bind(ip(&format!("127.18.{i}.{host}")), &options).unwrap();
         let (mut a, mut b) = (bind(1), bind(2));
         for payload in [4156, 4096, 3684, 2048, 1024, 650, 512, 256, 64, 8] {

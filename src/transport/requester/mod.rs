@@ -235,6 +235,7 @@ pub(super) fn failure(conn: &Connection, wr_id: u64, status: WcStatus) -> Comple
         vendor_err: 0,
         solicited: true,
         grh: false,
+        over_ipv4: false,
         pkey_index: 0,
     }
 }

@@ -79,6 +79,7 @@ impl Responder {
         let completion = Completion {
             byte_len,
             grh: true,
+            over_ipv4: flow.dst.is_ipv4(),
             src_qpn: deth.src_qp,
             ..self.received(packet, WcOpcode::Recv, conn)
         };

@@ -1,0 +1,132 @@
+//! Memory of the device.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use urxe::verbs::Dm;
+
+use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
+use crate::context::Context;
+use crate::domain::ProtectionDomain;
+use crate::errno::null;
+use crate::object::{Object, Shown, Users};
+use crate::region;
+
+export! {
+    "IBVERBS_1.13":
+        ibv_import_dm = import_dm,
+        ibv_unimport_dm = unimport_dm;
+}
+
+/// Programs write and read it in words, as devices have them.
+const WORD: usize = 4;
+
+#[repr(C)]
+pub struct DeviceMemory {
+    c: Shown<ibv_dm>,
+    dm: Dm,
+    /// Regions of it.
+    pub users: Users,
+}
+
+// SAFETY: it is laid out so.
+unsafe impl Object for DeviceMemory {
+    type C = ibv_dm;
+}
+
+/// Hands it to C under a number, by which it can be imported.
+fn give(context: *mut ibv_context, dm: Dm, handle: u32) -> *mut ibv_dm {
+    let c = ibv_dm {
+        context,
+        memcpy_to_dm: Some(memcpy_to_dm),
+        memcpy_from_dm: Some(memcpy_from_dm),
+        comp_mask: 0,
+        handle,
+    };
+    DeviceMemory { c: Shown::new(c), dm, users: Users::default() }.give()
+}
+
+pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    // SAFETY: the caller's struct, and an open context.
+    let (attr, of) = unsafe { (&*attr, Context::of(context)) };
+    // Whatever alignment is asked for is there: addresses in it count from 0.
+    if attr.comp_mask != 0 {
+        return null(libc::EINVAL);
+    }
+    match of.nic.alloc_dm(attr.length) {
+        Ok(dm) => {
+            let handle = of.dms.add(dm.clone());
+            give(context, dm, handle)
+        }
+        Err(e) => null(e.errno()),
+    }
+}
+
+pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
+    // SAFETY: memory that was given out, of an open context.
+    unsafe {
+        if DeviceMemory::of(c).users.any() {
+            return libc::EBUSY;
+        }
+        Context::of((*c).context).dms.remove((*c).handle);
+        drop(DeviceMemory::take(c));
+    }
+    0
+}
+
+/// Where a copy begins, if there may be one.
+fn place(offset: u64, length: usize) -> Result<usize, c_int> {
+    match usize::try_from(offset) {
+        Ok(first) if first.is_multiple_of(WORD) && length.is_multiple_of(WORD) => Ok(first),
+        Ok(_) => Err(libc::EINVAL),
+        Err(_) => Err(libc::EFAULT),
+    }
+}
+
+unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    // SAFETY: memory that was given out, and the program's own bytes.
+    let (dm, bytes) = unsafe { (&DeviceMemory::of(c).dm, crate::post::bytes(from, length)) };
+    place(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno())).err().unwrap_or(0)
+}
+
+unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    if length == 0 {
+        return 0;
+    }
+    // SAFETY: memory that was given out, and the program's own bytes, whatever is in them: they are only written.
+    let (dm, out) =
+        unsafe { (&DeviceMemory::of(c).dm, std::slice::from_raw_parts_mut(to.cast::<u8>(), length)) };
+    place(offset, length).and_then(|at| dm.read(at, out).map_err(|e| e.errno())).err().unwrap_or(0)
+}
+
+pub unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    c: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: both were given out.
+    let (domain, memory) = unsafe { (ProtectionDomain::of(pd), DeviceMemory::of(c)) };
+    let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
+    let Some(range) = range else { return null(libc::EINVAL) };
+    match domain.pd.reg_dm_mr(&memory.dm, range, region::access(access)) {
+        Ok(mr) => {
+            memory.users.add();
+            region::give_of_device(pd, mr, c)
+        }
+        Err(e) => null(e.errno()),
+    }
+}
+
+unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    // SAFETY: an open context.
+    match unsafe { Context::of(context) }.dms.get(handle) {
+        Some(dm) => give(context, dm, handle),
+        None => null(libc::ENOENT),
+    }
+}
+
+unsafe extern "C" fn unimport_dm(c: *mut ibv_dm) {
+    // SAFETY: memory that was imported, which the program uses no more.
+    drop(unsafe { DeviceMemory::take(c) });
+}

@@ -1,0 +1,206 @@
+//! Several programs on one address: a steward gives each its part, and nobody's end is the end of others.
+
+mod support;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Library, Running, addresses, built, port, text, wait_for_listener};
+
+fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !happens() {
+        assert!(Instant::now() < deadline, "{what}: not within 20 s");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The stewards of an address, by number.
+fn stewards(address: &str) -> Vec<Pid> {
+    let line = format!("urxe\0steward\0{address}\0");
+    let numbers = std::fs::read_dir("/proc").unwrap().flatten();
+    let numbers = numbers.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let is_one = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|own| own.starts_with(line.as_bytes()))
+    };
+    numbers.filter(is_one).map(Pid::from_raw).collect()
+}
+
+/// A ping-pong program with all that it needs to talk to another on the same address.
+fn pingpong(library: &Library, address: &str, port: &str, args: &[&str]) -> Command {
+    let mut command = library.program("ibv_rc_pingpong", address);
+    command.args(["-g", "0", "-p", port]).args(args);
+    command
+}
+
+/// A server that waits for its client.
+fn server(library: &Library, address: &str, port: &str, args: &[&str]) -> Running {
+    let running = Running::new(pingpong(library, address, port, args));
+    wait_for_listener(port);
+    running
+}
+
+fn client(library: &Library, address: &str, port: &str, args: &[&str]) -> Running {
+    let mut command = pingpong(library, address, port, args);
+    command.arg("127.0.0.1");
+    Running::new(command)
+}
+
+fn succeeds(running: Running) {
+    let out = running.finish(Duration::from_secs(60));
+    assert!(out.status.success() && text(&out).contains("iters in"), "{:?} {}", out.status, text(&out));
+}
+
+/// Both ends of a short ping-pong on one address.
+fn talk(library: &Library, address: &str, args: &[&str]) {
+    let port = port().to_string();
+    let server = server(library, address, &port, args);
+    succeeds(client(library, address, &port, args));
+    succeeds(server);
+}
+
+#[test]
+fn programs_on_one_address_talk_and_the_steward_goes_with_the_last() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let (one, other) = (port().to_string(), port().to_string());
+    let servers = [server(&library, &address, &one, &[]), server(&library, &address, &other, &["-e"])];
+    assert_eq!(stewards(&address).len(), 1);
+    let clients = [client(&library, &address, &one, &[]), client(&library, &address, &other, &["-e"])];
+    clients.into_iter().chain(servers).for_each(succeeds);
+    eventually("the steward ends", || stewards(&address).is_empty());
+    eventually("the port is free", || std::net::UdpSocket::bind((address.as_str(), 4791)).is_ok());
+}
+
+#[test]
+fn programs_with_several_shards_share_too() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let port = port().to_string();
+    let with_shards = |mut command: Command| {
+        command.env("URXE_SHARDS", "4");
+        Running::new(command)
+    };
+    let args = ["-r", "20", "-n", "500"];
+    let server = with_shards(pingpong(&library, &address, &port, &args));
+    wait_for_listener(&port);
+    let mut command = pingpong(&library, &address, &port, &args);
+    command.arg("127.0.0.1");
+    succeeds(with_shards(command));
+    succeeds(server);
+}
+
+#[test]
+fn a_program_that_is_killed_leaves_its_place_to_others() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let stays = server(&library, &address, &port().to_string(), &[]);
+    let steward = stewards(&address);
+    for _ in 0..3 {
+        let (port, endless) = (port().to_string(), ["-n", "100000000"]);
+        let ends = [server(&library, &address, &port, &endless), client(&library, &address, &port, &endless)];
+        std::thread::sleep(Duration::from_millis(100));
+        for end in ends {
+            kill(Pid::from_raw(end.id() as i32), Signal::SIGKILL).unwrap();
+            assert_eq!(end.finish(Duration::from_secs(10)).status.signal(), Some(libc::SIGKILL));
+        }
+        talk(&library, &address, &["-n", "200"]);
+    }
+    assert_eq!(stewards(&address), steward, "the same all the time");
+    drop(stays);
+    eventually("the steward ends", || stewards(&address).is_empty());
+}
+
+#[test]
+fn when_the_steward_dies_programs_go_on_and_another_takes_over() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let port = port().to_string();
+    let long = ["-n", "100000000"];
+    let ends = [server(&library, &address, &port, &long), client(&library, &address, &port, &long)];
+    for _ in 0..3 {
+        let before = stewards(&address);
+        assert_eq!(before.len(), 1);
+        kill(before[0], Signal::SIGKILL).unwrap();
+        eventually("another steward", || stewards(&address).iter().any(|new| *new != before[0]));
+        talk(&library, &address, &["-n", "200"]);
+    }
+    for end in ends {
+        let pid = Pid::from_raw(end.id() as i32);
+        assert_eq!(kill(pid, None), Ok(()), "it goes on");
+        kill(pid, Signal::SIGTERM).unwrap();
+        let out = end.finish(Duration::from_secs(10));
+        assert_eq!(out.status.signal(), Some(libc::SIGTERM), "{}", text(&out));
+    }
+    eventually("the steward ends", || stewards(&address).is_empty());
+}
+
+#[test]
+fn who_cannot_come_to_a_new_steward_keeps_its_place_all_the_same() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let port = port().to_string();
+    let stopped = server(&library, &address, &port, &["-n", "200"]);
+    let awake = server(&library, &address, &support::port().to_string(), &[]);
+    let pid = Pid::from_raw(stopped.id() as i32);
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let before = stewards(&address);
+    kill(before[0], Signal::SIGKILL).unwrap();
+    // A new steward begins with the first place, which the stopped one has.
+    for _ in 0..4 {
+        talk(&library, &address, &["-n", "10"]);
+    }
+    let mut devinfo = library.program("ibv_devinfo", &address);
+    assert!(devinfo.output().unwrap().status.success());
+    kill(pid, Signal::SIGCONT).unwrap();
+    succeeds(client(&library, &address, &port, &["-n", "200"]));
+    succeeds(stopped);
+    drop(awake);
+}
+
+#[test]
+fn programs_of_other_users_are_refused_unless_told_otherwise() {
+    if !nix::unistd::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "needs root, to be two users");
+        println!("left out, not root: programs_of_other_users_are_refused_unless_told_otherwise");
+        return;
+    }
+    let [ours, everybodys] = addresses();
+    let library = Library::new();
+    let nobody = |address: &str, any: &str| {
+        // What cargo has built may lie where others cannot look.
+        let dir = tempfile::tempdir().unwrap();
+        for (name, copy) in [("libibverbs.so", "libibverbs.so.1"), ("urxe", "urxe")] {
+            std::fs::copy(built(name).unwrap(), dir.path().join(copy)).unwrap();
+        }
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "ibv_devinfo"]);
+        command.env("LD_LIBRARY_PATH", dir.path()).env("URXE_LINK", format!("udp:{address}"));
+        command.env("URXE_ANY_USER", any).stdin(Stdio::null());
+        let out = command.output().unwrap();
+        (out.status.success(), text(&out))
+    };
+    let stays = server(&library, &ours, &port().to_string(), &[]);
+    for (any, why) in [("0", "processes of user 0 alone"), ("1", "processes of user 0 alone")] {
+        let (success, told) = nobody(&ours, any);
+        assert!(!success && told.contains(why), "{told}");
+    }
+    drop(stays);
+    let waits = port().to_string();
+    let mut command = pingpong(&library, &everybodys, &waits, &[]);
+    command.env("URXE_ANY_USER", "1");
+    let stays = Running::new(command);
+    wait_for_listener(&waits);
+    let (success, told) = nobody(&everybodys, "1");
+    assert!(success && told.contains("urxe0"), "{told}");
+    drop(stays);
+}
+
+#[test]
+fn a_program_that_waits_for_its_children_has_none_by_us() {
+    let (library, [address, _]) = (Library::new(), addresses());
+    let corners = support::Corners::build();
+    let mut command = library.program(corners.program(), &address);
+    command.arg("children");
+    let out = Running::new(command).finish(Duration::from_secs(30));
+    assert!(out.status.success(), "{:?} {}", out.status, text(&out));
+}

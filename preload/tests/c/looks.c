@@ -1,0 +1,244 @@
+// Calls each function that the library is in front of, on names of RDMA devices and on others. Wants a tree with
+// class/infiniband/urxe0/node_guid ("guid"), class/infiniband/urxe0/device -> ../other and dev/infiniband/uverbs0.
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <malloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+// What programs call that were built with _FORTIFY_SOURCE, or long ago.
+int __open_2(const char *, int), __open64_2(const char *, int);
+int __openat_2(int, const char *, int), __openat64_2(int, const char *, int);
+int __xstat(int, const char *, struct stat *), __lxstat(int, const char *, struct stat *);
+int __xstat64(int, const char *, struct stat64 *), __lxstat64(int, const char *, struct stat64 *);
+int __fxstatat(int, int, const char *, struct stat *, int), __fxstatat64(int, int, const char *, struct stat64 *, int);
+ssize_t __readlink_chk(const char *, char *, size_t, size_t), __readlinkat_chk(int, const char *, char *, size_t, size_t);
+char *__realpath_chk(const char *, char *, size_t);
+
+#define CLASS "/sys/class/infiniband"
+#define GUID CLASS "/urxe0/node_guid"
+#define DEVICE CLASS "/urxe0/device"
+#define OTHER "/etc/passwd"
+#define VERSION 1
+
+static int failures;
+
+static void check(int right, const char *what, int line)
+{
+	if (!right) {
+		printf("line %d: %s: errno %d\n", line, what, errno);
+		failures++;
+	}
+}
+#define CHECK(what) check(!!(what), #what, __LINE__)
+
+static int holds_guid(int fd)
+{
+	char text[8] = "";
+	int right = fd >= 0 && read(fd, text, sizeof text) == 5 && !strcmp(text, "guid\n");
+	close(fd);
+	return right;
+}
+
+static int begins_with_guid(FILE *file)
+{
+	int right = file && fgetc(file) == 'g';
+	if (file)
+		fclose(file);
+	return right;
+}
+
+static int closes(int fd)
+{
+	return fd >= 0 && close(fd) == 0;
+}
+
+static int holds(DIR *dir, const char *name)
+{
+	int found = 0;
+	for (struct dirent *entry; dir && (entry = readdir(dir));)
+		found |= !strcmp(entry->d_name, name);
+	if (dir)
+		closedir(dir);
+	return found;
+}
+
+static int freed(int count, void *list)
+{
+	for (int i = 0; i < count; i++)
+		free((*(void ***)list)[i]);
+	if (count >= 0)
+		free(*(void **)list);
+	return count;
+}
+
+static int in_tree(char *path)
+{
+	const char *tree = getenv("URXE_SYSFS");
+	return path && !strncmp(path, tree, strlen(tree));
+}
+
+static void devices(void)
+{
+	struct stat st;
+	struct stat64 st64;
+	struct statx stx;
+	struct statfs fs;
+	struct statfs64 fs64;
+	char text[PATH_MAX], *path;
+	struct dirent **list;
+	struct dirent64 **list64;
+	int root = open("/", O_RDONLY | O_DIRECTORY);
+
+	CHECK(holds_guid(open(GUID, O_RDONLY)));
+	CHECK(holds_guid(open64(GUID, O_RDONLY)));
+	CHECK(holds_guid(__open_2(GUID, O_RDONLY)));
+	CHECK(holds_guid(__open64_2(GUID, O_RDONLY)));
+	CHECK(holds_guid(openat(AT_FDCWD, GUID, O_RDONLY)));
+	CHECK(holds_guid(openat64(root, GUID, O_RDONLY)));
+	CHECK(holds_guid(__openat_2(root, GUID, O_RDONLY)));
+	CHECK(holds_guid(__openat64_2(root, GUID, O_RDONLY)));
+	CHECK(begins_with_guid(fopen(GUID, "r")));
+	CHECK(begins_with_guid(fopen64(GUID, "r")));
+	CHECK(begins_with_guid(freopen(GUID, "r", fopen(OTHER, "r"))));
+	CHECK(begins_with_guid(freopen64(GUID, "r", fopen(OTHER, "r"))));
+
+	CHECK(holds(opendir(CLASS), "urxe0"));
+	CHECK(freed(scandir(CLASS, &list, NULL, alphasort), &list) == 3);
+	CHECK(freed(scandir64(CLASS, &list64, NULL, alphasort64), &list64) == 3);
+	CHECK(freed(scandirat(root, CLASS, &list, NULL, alphasort), &list) == 3);
+	CHECK(freed(scandirat64(root, CLASS, &list64, NULL, alphasort64), &list64) == 3);
+
+	CHECK(access("/dev/infiniband/uverbs0", R_OK | W_OK) == 0);
+	CHECK(eaccess("/dev/infiniband/uverbs0", R_OK | W_OK) == 0);
+	CHECK(euidaccess("/dev/infiniband/uverbs0", R_OK | W_OK) == 0);
+	CHECK(faccessat(AT_FDCWD, "/dev/infiniband/uverbs0", R_OK, 0) == 0);
+	CHECK(stat("/dev/infiniband/uverbs0", &st) == 0 && S_ISCHR(st.st_mode));
+	CHECK(stat64("/dev/infiniband/uverbs0", &st64) == 0 && S_ISCHR(st64.st_mode));
+	CHECK(lstat(DEVICE, &st) == 0 && S_ISLNK(st.st_mode));
+	CHECK(lstat64(DEVICE, &st64) == 0 && S_ISLNK(st64.st_mode));
+	CHECK(fstatat(root, GUID, &st, 0) == 0 && S_ISREG(st.st_mode));
+	CHECK(fstatat64(root, GUID, &st64, 0) == 0 && S_ISREG(st64.st_mode));
+	CHECK(statx(AT_FDCWD, GUID, 0, STATX_SIZE, &stx) == 0 && stx.stx_size == 5);
+	CHECK(__xstat(VERSION, GUID, &st) == 0 && st.st_size == 5);
+	CHECK(__xstat64(VERSION, GUID, &st64) == 0 && st64.st_size == 5);
+	CHECK(__lxstat(VERSION, DEVICE, &st) == 0 && S_ISLNK(st.st_mode));
+	CHECK(__lxstat64(VERSION, DEVICE, &st64) == 0 && S_ISLNK(st64.st_mode));
+	CHECK(__fxstatat(VERSION, AT_FDCWD, GUID, &st, 0) == 0 && st.st_size == 5);
+	CHECK(__fxstatat64(VERSION, AT_FDCWD, GUID, &st64, 0) == 0 && st64.st_size == 5);
+	CHECK(statfs(GUID, &fs) == 0);
+	CHECK(statfs64(GUID, &fs64) == 0);
+	CHECK(getxattr(GUID, "user.none", NULL, 0) == -1 && errno != ENOENT);
+	CHECK(lgetxattr(GUID, "user.none", NULL, 0) == -1 && errno != ENOENT);
+
+	CHECK(readlink(DEVICE, text, sizeof text) == 8 && !memcmp(text, "../other", 8));
+	CHECK(__readlink_chk(DEVICE, text, 8, sizeof text) == 8);
+	CHECK(readlinkat(root, DEVICE, text, sizeof text) == 8);
+	CHECK(__readlinkat_chk(root, DEVICE, text, 8, sizeof text) == 8);
+	CHECK(in_tree(realpath(GUID, text)));
+	CHECK(in_tree(__realpath_chk(GUID, text, sizeof text)));
+	CHECK(in_tree(path = canonicalize_file_name(GUID)));
+	free(path);
+
+	// As seen from the root, and from where there is no such thing.
+	int etc = open("/etc", O_RDONLY | O_DIRECTORY);
+	CHECK(holds_guid(openat(root, "sys/class/infiniband/urxe0/node_guid", O_RDONLY)));
+	CHECK(faccessat(root, "dev/infiniband/uverbs0", R_OK, 0) == 0);
+	CHECK(openat(etc, "sys/class/infiniband/urxe0/node_guid", O_RDONLY) == -1 && errno == ENOENT);
+	CHECK(chdir("/") == 0 && holds_guid(open("sys/class/infiniband/urxe0/node_guid", O_RDONLY)));
+	CHECK(chdir(CLASS "/urxe0") == 0 && holds_guid(open("node_guid", O_RDONLY)));
+	CHECK(chdir("/") == 0);
+
+	// Neither of the directories, nor one that could be in them.
+	CHECK(open(CLASS "_none", O_RDONLY) == -1 && errno == ENOENT);
+	CHECK(open(CLASS "/none", O_RDONLY) == -1 && errno == ENOENT);
+	CHECK(holds(opendir("/sys/class/infiniband_verbs"), "abi_version"));
+	static char longest[PATH_MAX + 1];
+	memset(longest, '/', PATH_MAX);
+	memcpy(longest, GUID, strlen(GUID));
+	CHECK(open(longest, O_RDONLY) == -1 && errno == ENAMETOOLONG);
+	longest[PATH_MAX - 1] = 0;
+	CHECK(open(longest, O_RDONLY) == -1 && errno == ENAMETOOLONG);
+	CHECK(fopen(longest, "r") == NULL && errno == ENAMETOOLONG);
+	close(root);
+	close(etc);
+}
+
+static volatile int handled;
+
+static void handler(int number)
+{
+	handled = number == SIGUSR1 && holds_guid(open(GUID, O_RDONLY));
+}
+
+static void others(const char *directory)
+{
+	struct stat st;
+	char name[PATH_MAX], text[PATH_MAX];
+	const char *volatile none = NULL;
+
+	errno = 77;
+	size_t before = mallinfo2().uordblks;
+	CHECK(closes(open(OTHER, O_RDONLY)) && closes(openat(AT_FDCWD, OTHER, O_RDONLY)));
+	CHECK(access(OTHER, R_OK) == 0 && stat(OTHER, &st) == 0 && lstat(OTHER, &st) == 0);
+	CHECK(readlink("/proc/self/exe", text, sizeof text) > 0);
+	CHECK(mallinfo2().uordblks == before);
+	CHECK(errno == 77);
+	CHECK(open("/none", O_RDONLY) == -1 && errno == ENOENT);
+	CHECK(open("", O_RDONLY) == -1 && errno == ENOENT);
+	CHECK(open(none, O_RDONLY) == -1 && errno == EFAULT);
+	CHECK(realpath(none, NULL) == NULL && errno == EINVAL);
+
+	// The mode of a new file.
+	umask(0);
+	snprintf(name, sizeof name, "%s/new", directory);
+	CHECK(closes(open(name, O_CREAT | O_WRONLY | O_EXCL, 0642)) && stat(name, &st) == 0);
+	CHECK((st.st_mode & 07777) == 0642);
+	CHECK(unlink(name) == 0 && closes(openat(AT_FDCWD, name, O_CREAT | O_WRONLY | O_EXCL, 0604)));
+	CHECK(stat(name, &st) == 0 && (st.st_mode & 07777) == 0604);
+	CHECK(unlink(name) == 0);
+	CHECK(closes(open(directory, O_TMPFILE | O_RDWR, 0600)));
+	FILE *file = freopen(NULL, "r", fopen(OTHER, "r"));
+	CHECK(file && fclose(file) == 0);
+}
+
+// What may be done in a handler, and in a child that shares its parent's memory.
+static void interrupted(void)
+{
+	int status;
+	signal(SIGUSR1, handler);
+	raise(SIGUSR1);
+	CHECK(handled);
+	pid_t child = vfork();
+	if (child == 0)
+		_exit(access(GUID, R_OK) == 0 && access("/none", R_OK) == -1 ? 7 : 1);
+	CHECK(child > 0 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 2)
+		return 2;
+	others(argv[1]);
+	if (!getenv("URXE_SYSFS"))
+		CHECK(access(CLASS, F_OK) == syscall(SYS_faccessat, AT_FDCWD, CLASS, F_OK));
+	else {
+		devices();
+		interrupted();
+		// It was read when the program began.
+		unsetenv("URXE_SYSFS");
+		CHECK(holds_guid(open(GUID, O_RDONLY)));
+	}
+	return failures != 0;
+}

@@ -1,0 +1,97 @@
+//! Programs with the library under them: each function that it is in front of, and what must not change.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// What cargo has built, beside the tests.
+fn built() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let found = test.ancestors().map(|dir| dir.join("liburxe_preload.so")).find(|path| path.is_file());
+    found.expect("cargo builds the library before its tests")
+}
+
+fn text(out: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
+}
+
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/c/looks.c");
+
+struct Looks {
+    dir: tempfile::TempDir,
+}
+
+impl Looks {
+    /// The program, and a tree for it.
+    fn new(flags: &[&str]) -> Looks {
+        let dir = tempfile::tempdir().unwrap();
+        let out = Command::new("cc")
+            .args(["-Wall", "-Werror", "-o"])
+            .arg(dir.path().join("looks"))
+            .args(flags)
+            .arg(SOURCE)
+            .output()
+            .expect("a C compiler (apt-get install gcc)");
+        assert!(out.status.success(), "{}", text(&out));
+        let tree = dir.path().join("tree");
+        for directory in ["class/infiniband/urxe0", "class/infiniband_verbs", "dev/infiniband"] {
+            fs::create_dir_all(tree.join(directory)).unwrap();
+        }
+        fs::write(tree.join("class/infiniband/urxe0/node_guid"), "guid\n").unwrap();
+        fs::write(tree.join("class/infiniband_verbs/abi_version"), "6\n").unwrap();
+        symlink("../other", tree.join("class/infiniband/urxe0/device")).unwrap();
+        symlink("/dev/null", tree.join("dev/infiniband/uverbs0")).unwrap();
+        Looks { dir }
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.dir.path().join("tree")
+    }
+
+    fn program(&self) -> Command {
+        let mut command = Command::new(self.dir.path().join("looks"));
+        command.arg(self.dir.path()).env("LD_PRELOAD", built()).env_remove("URXE_SYSFS");
+        command
+    }
+}
+
+fn succeeds(command: &mut Command) {
+    let out = command.output().unwrap();
+    assert!(out.status.success() && text(&out).is_empty(), "{:?}: {}", out.status, text(&out));
+}
+
+#[test]
+fn every_function_finds_the_devices_and_leaves_the_rest_alone() {
+    let looks = Looks::new(&["-O1"]);
+    succeeds(looks.program().env("URXE_SYSFS", looks.tree()));
+}
+
+#[test]
+fn without_a_tree_nothing_is_different() {
+    let looks = Looks::new(&[]);
+    succeeds(&mut looks.program());
+    succeeds(looks.program().env_remove("LD_PRELOAD"));
+}
+
+#[test]
+fn programs_with_checks_of_their_own_run() {
+    let looks = Looks::new(&["-O2", "-D_FORTIFY_SOURCE=2", "-fsanitize=address"]);
+    let mut command = looks.program();
+    // As `urxe run` sets it.
+    command.env("ASAN_OPTIONS", "verify_asan_link_order=0").env("URXE_SYSFS", looks.tree());
+    succeeds(&mut command);
+}
+
+#[test]
+fn no_function_goes_untested() {
+    let out = Command::new("nm").args(["-D", "--defined-only"]).arg(built()).output();
+    let out = text(&out.expect("nm (apt-get install binutils)"));
+    let names: Vec<&str> = out.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    assert!(names.contains(&"open") && names.len() > 40, "{names:?}");
+    let source = fs::read_to_string(SOURCE).unwrap();
+    let (_, calls) = source.split_once("#define VERSION").unwrap();
+    for name in names {
+        assert!(calls.contains(&format!("{name}(")), "looks.c does not call {name}");
+    }
+}

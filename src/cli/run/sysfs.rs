@@ -1,0 +1,287 @@
+//! What the kernel would say in `/sys` and `/dev` of urxe's devices, as a tree of files: programs look for devices there,
+//! not only in libibverbs. It tells of the devices as they are when it is written.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::make_private;
+use crate::verbs::Adapter;
+
+/// `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as libibverbs says too.
+const CAP_MASK: &str = "0x04010000";
+/// The version of the interface to drivers and to programs that current kernels have.
+const UVERBS_ABI: &str = "6";
+/// The default partition, which is all that there is.
+const PKEYS: [&str; 1] = ["0xffff"];
+
+/// The files, by their names below the root.
+pub struct Tree(Vec<(PathBuf, Entry)>);
+
+#[derive(Hash)]
+enum Entry {
+    /// A file of one line.
+    Line(String),
+    /// A symbolic link.
+    Link(String),
+}
+
+impl Tree {
+    pub fn of(adapters: &[Adapter]) -> Tree {
+        let mut tree = Tree(Vec::new());
+        tree.line("class/infiniband_verbs/abi_version", UVERBS_ABI);
+        for (n, adapter) in adapters.iter().enumerate() {
+            tree.adapter(&format!("class/infiniband/urxe{n}"), &format!("urxe{n}"), adapter);
+            tree.uverbs(n);
+        }
+        tree
+    }
+
+    fn line(&mut self, path: impl Into<PathBuf>, text: impl Into<String>) {
+        self.0.push((path.into(), Entry::Line(text.into())));
+    }
+
+    fn link(&mut self, path: impl Into<PathBuf>, to: impl Into<String>) {
+        self.0.push((path.into(), Entry::Link(to.into())));
+    }
+
+    fn adapter(&mut self, directory: &str, name: &str, adapter: &Adapter) {
+        let guid = groups(&adapter.guid().to_be_bytes());
+        for (file, text) in [
+            ("node_type", "1: CA"),
+            ("node_guid", &guid),
+            ("sys_image_guid", &guid),
+            ("node_desc", name),
+            ("fw_ver", env!("CARGO_PKG_VERSION")),
+            ("hw_rev", "0x0"),
+            ("hca_type", "urxe"),
+            ("board_id", "urxe"),
+        ] {
+            self.line(format!("{directory}/{file}"), text);
+        }
+        self.port(&format!("{directory}/ports/1"), adapter);
+        let place = Place::of(&adapter.interface);
+        for (file, text) in [
+            // No maker's numbers: of those that programs know, they expect more than verbs.
+            ("vendor", "0xffff"),
+            ("device", "0x0000"),
+            ("numa_node", &place.numa_node),
+            ("local_cpus", &place.local_cpus),
+            ("local_cpulist", &place.local_cpulist),
+        ] {
+            self.line(format!("{directory}/device/{file}"), text);
+        }
+    }
+
+    fn port(&mut self, directory: &str, adapter: &Adapter) {
+        let (state, phys_state) =
+            if adapter.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
+        for (file, text) in [
+            ("state", state),
+            ("phys_state", phys_state),
+            ("link_layer", "Ethernet"),
+            ("rate", "100 Gb/sec (4X EDR)"),
+            ("cap_mask", CAP_MASK),
+            ("lid", "0x0"),
+            ("lid_mask_count", "0"),
+            ("sm_lid", "0x0"),
+            ("sm_sl", "0"),
+        ] {
+            self.line(format!("{directory}/{file}"), text);
+        }
+        for (n, key) in PKEYS.into_iter().enumerate() {
+            self.line(format!("{directory}/pkeys/{n}"), key);
+        }
+        for (n, gid) in adapter.gids().iter().enumerate() {
+            self.line(format!("{directory}/gids/{n}"), groups(&gid.0));
+            self.line(format!("{directory}/gid_attrs/types/{n}"), "RoCE v2");
+            if !adapter.interface.is_empty() {
+                self.line(format!("{directory}/gid_attrs/ndevs/{n}"), &adapter.interface);
+            }
+        }
+    }
+
+    fn uverbs(&mut self, n: usize) {
+        let directory = format!("class/infiniband_verbs/uverbs{n}");
+        self.line(format!("{directory}/ibdev"), format!("urxe{n}"));
+        self.line(format!("{directory}/abi_version"), "1");
+        self.link(format!("{directory}/device"), format!("../../infiniband/urxe{n}/device"));
+        // Programs want a character device that they may read and write, and do neither. It is this one by number too.
+        self.link(format!("dev/infiniband/uverbs{n}"), "/dev/null");
+        self.line(format!("{directory}/dev"), "1:3");
+    }
+
+    /// A name that another tree does not have.
+    pub fn name(&self) -> String {
+        // Fixed keys: the same for each process.
+        let mut hasher = DefaultHasher::new();
+        self.0.hash(&mut hasher);
+        format!("sysfs-{:016x}", hasher.finish())
+    }
+
+    /// Writes what is not there yet. Others may be doing the same, and others look at it: each file comes in one piece.
+    ///
+    /// # Errors
+    /// With the file that could not be made.
+    pub fn write(&self, root: &Path) -> Result<(), (PathBuf, io::Error)> {
+        let mut made = None;
+        for (path, entry) in &self.0 {
+            let path = root.join(path);
+            let parent = path.parent().unwrap_or(root).to_owned();
+            let write = || {
+                if made.as_ref() != Some(&parent) {
+                    make_all_private(root, &parent)?;
+                }
+                entry.write(&path, root)
+            };
+            write().map_err(|e| (path.clone(), e))?;
+            made = Some(parent);
+        }
+        Ok(())
+    }
+}
+
+impl Entry {
+    fn write(&self, path: &Path, root: &Path) -> io::Result<()> {
+        if self.is_at(path) {
+            return Ok(());
+        }
+        // Made beside the tree, where nobody takes it for a device.
+        let new = root.with_extension(format!("new.{}", std::process::id()));
+        let _ = fs::remove_file(&new);
+        match self {
+            Entry::Line(text) => fs::write(&new, format!("{text}\n"))?,
+            Entry::Link(to) => symlink(to, &new)?,
+        }
+        fs::rename(&new, path)
+    }
+
+    fn is_at(&self, path: &Path) -> bool {
+        match self {
+            Entry::Line(text) => fs::read_to_string(path).is_ok_and(|t| t.strip_suffix('\n') == Some(text)),
+            Entry::Link(to) => fs::read_link(path).is_ok_and(|t| t == Path::new(to)),
+        }
+    }
+}
+
+/// Directories down to `directory`, which is in `root` or is it.
+fn make_all_private(root: &Path, directory: &Path) -> io::Result<()> {
+    if directory != root
+        && let Some(parent) = directory.parent()
+    {
+        make_all_private(root, parent)?;
+    }
+    make_private(directory)
+}
+
+/// As the kernel writes GUIDs and GIDs: groups of four digits.
+fn groups(bytes: &[u8]) -> String {
+    let groups: Vec<String> =
+        bytes.chunks(2).map(|b| b.iter().map(|b| format!("{b:02x}")).collect()).collect();
+    groups.join(":")
+}
+
+/// Where in the machine a device is: where its interface's is, if the kernel says.
+struct Place {
+    numa_node: String,
+    local_cpus: String,
+    local_cpulist: String,
+}
+
+impl Place {
+    fn of(interface: &str) -> Place {
+        let read = |path: PathBuf| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+        let own = |file: &str| {
+            let directory = Path::new("/sys/class/net").join(interface).join("device");
+            read(directory.join(file)).filter(|_| !interface.is_empty())
+        };
+        let all = || read("/sys/devices/system/cpu/online".into()).unwrap_or_else(|| "0".into());
+        let local_cpulist = own("local_cpulist").unwrap_or_else(all);
+        Place {
+            numa_node: own("numa_node").unwrap_or_else(|| "-1".into()),
+            local_cpus: own("local_cpus").unwrap_or_else(|| mask(&local_cpulist)),
+            local_cpulist,
+        }
+    }
+}
+
+/// A list of processors, such as `0-3,8`, as the kernel's mask: words of 32 bits, the highest first.
+fn mask(list: &str) -> String {
+    let mut words = vec![0u32];
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) else { continue };
+        for cpu in first..=last {
+            let (word, bit) = (usize::from(cpu / 32), cpu % 32);
+            words.resize(words.len().max(word + 1), 0);
+            words[word] |= 1 << bit;
+        }
+    }
+    let words: Vec<String> = words.iter().rev().map(|word| format!("{word:08x}")).collect();
+    words.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapters() -> Vec<Adapter> {
+        let station = "frames:dgram:/a,/b,ip=10.77.0.1/24,ip=fd00::1/64".parse().unwrap();
+        Adapter::all(Some(&station)).unwrap()
+    }
+
+    #[test]
+    fn the_tree_is_what_the_kernel_would_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::of(&adapters());
+        let root = dir.path().join(tree.name());
+        tree.write(&root).unwrap();
+        let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
+        let port = "class/infiniband/urxe0/ports/1";
+        assert_eq!(read("class/infiniband/urxe0/node_guid"), "5258:fffe:0a4d:0001\n");
+        assert_eq!(read(&format!("{port}/gids/0")), "0000:0000:0000:0000:0000:ffff:0a4d:0001\n");
+        assert_eq!(read(&format!("{port}/gids/1")), "fd00:0000:0000:0000:0000:0000:0000:0001\n");
+        assert_eq!(read(&format!("{port}/gid_attrs/types/1")), "RoCE v2\n");
+        assert!(
+            !root.join(port).join("gids/2").exists() && !root.join(port).join("gid_attrs/ndevs").exists()
+        );
+        assert_eq!(read("class/infiniband_verbs/uverbs0/ibdev"), "urxe0\n");
+        assert_eq!(read("class/infiniband_verbs/uverbs0/device/numa_node"), "-1\n");
+        assert_eq!(fs::read_link(root.join("dev/infiniband/uverbs0")).unwrap(), Path::new("/dev/null"));
+        let beside = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(beside, 1, "nothing is left beside the tree");
+    }
+
+    #[test]
+    fn what_is_gone_from_a_tree_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = Tree::of(&adapters());
+        let root = dir.path().join("tree");
+        tree.write(&root).unwrap();
+        // As those who clean /tmp do.
+        let [file, link] =
+            ["class/infiniband/urxe0/node_guid", "dev/infiniband/uverbs0"].map(|p| root.join(p));
+        fs::remove_dir_all(root.join("class/infiniband/urxe0")).unwrap();
+        fs::remove_file(&link).unwrap();
+        tree.write(&root).unwrap();
+        assert!(file.is_file() && link.is_symlink());
+    }
+
+    #[test]
+    fn trees_that_differ_have_other_names() {
+        let one = adapters();
+        let mut other = one.clone();
+        other[0].active = false;
+        assert_ne!(Tree::of(&one).name(), Tree::of(&other).name());
+        assert_eq!(Tree::of(&one).name(), Tree::of(&adapters()).name());
+    }
+
+    #[test]
+    fn processors_are_a_mask() {
+        assert_eq!(mask("0-1"), "00000003");
+        assert_eq!(mask("0-3,8,33"), "00000002,0000010f");
+        assert_eq!(mask(""), "00000000");
+    }
+}

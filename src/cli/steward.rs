@@ -1,0 +1,27 @@
+//! `urxe steward`: what several programs on one address share. They start it themselves.
+#![forbid(unsafe_code)]
+
+use clap::Args;
+
+use super::CliError;
+use crate::link::udp::steward;
+
+/// Share an address among the programs on it; they start this themselves, and it ends with the last of them
+#[derive(Args)]
+pub struct Steward {
+    /// The address: 10.0.0.1, fd00::1, or fe80::1%eth0
+    address: String,
+    /// Let programs of any user have a part
+    #[arg(long)]
+    any_user: bool,
+}
+
+impl Steward {
+    /// Returns when nobody needs it any more.
+    ///
+    /// # Errors
+    /// [`CliError`].
+    pub fn run(&self) -> Result<(), CliError> {
+        steward::serve(&self.address, self.any_user).map_err(|e| CliError::Usage(e.to_string()))
+    }
+}

@@ -1,0 +1,403 @@
+//! Several links of one interface, each with addresses of its own, as the one link of a NIC with all of them.
+#![forbid(unsafe_code)]
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use crate::nic::Seat;
+use crate::transport::{BurstLimits, Instant, TxQueue};
+
+/// A link of which nothing was sent and nothing came for so long falls asleep, unless it is the one used last.
+const AWAKE: Duration = Duration::from_millis(10);
+
+/// Every so often, one that sleeps is looked at. Whoever polls looks at those that are awake each time: to look at all would
+/// cost a system call for every address that nobody uses, as much as the poll itself.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Links that are one: what is sent goes by the one that has the source's address, and what comes to any is received.
+pub struct Multihomed<L> {
+    /// In the order of their addresses.
+    members: Vec<Member<L>>,
+    info: LinkInfo,
+    /// The member that was used last.
+    last: usize,
+    /// The one that sleeps to be looked at next, or one behind it.
+    next: usize,
+    looked: Instant,
+    /// What goes by one member, where a turn has packets for several.
+    part: TxQueue,
+    /// Packets from addresses that none has.
+    foreign: u64,
+}
+
+struct Member<L> {
+    link: L,
+    /// When something was sent or received by it.
+    used: Instant,
+}
+
+impl<L: Link> Multihomed<L> {
+    /// Joins links of one interface: the state of the first one's port is that of all. `None` without any.
+    pub fn new(name: String, links: Vec<L>) -> Option<Multihomed<L>> {
+        let infos = || links.iter().map(Link::info);
+        let first = infos().next()?;
+        let burst = infos().map(|i| i.burst).fold(first.burst, |all, one| BurstLimits {
+            bytes: all.bytes.min(one.bytes),
+            packets: all.packets.min(one.packets),
+        });
+        let info = LinkInfo {
+            name,
+            addresses: infos().flat_map(|i| &i.addresses).copied().collect(),
+            mac: first.mac,
+            mtu: infos().map(|i| i.mtu).fold(first.mtu, usize::min),
+            src_port: first.src_port,
+            burst,
+            window: infos().map(|i| i.window).fold(first.window, usize::min),
+        };
+        let members: Vec<_> = links.into_iter().map(|link| Member { link, used: Instant(0) }).collect();
+        let part = TxQueue::new(burst);
+        Some(Multihomed { members, info, last: 0, next: 0, looked: Instant(0), part, foreign: 0 })
+    }
+
+    /// The member that has an address.
+    fn owner_of(&self, ip: IpAddr) -> Option<usize> {
+        let owns = |i: &usize| self.members[*i].link.info().addresses.contains(&ip);
+        Some(self.last).filter(owns).or_else(|| (0..self.members.len()).find(owns))
+    }
+
+    /// The member that is in groups of an IP version; one alone, or their packets would come twice.
+    fn member_for(&self, group: IpAddr) -> Option<usize> {
+        let has_version =
+            |m: &Member<L>| m.link.info().addresses.iter().any(|ip| ip.is_ipv4() == group.is_ipv4());
+        self.members.iter().position(has_version)
+    }
+
+    fn use_member(&mut self, i: usize, now: Instant) -> &mut L {
+        self.last = i;
+        self.members[i].used = now;
+        &mut self.members[i].link
+    }
+
+    fn is_awake(&self, i: usize, now: Instant) -> bool {
+        i == self.last || now.since(self.members[i].used) < AWAKE
+    }
+
+    /// How many of those that sleep are to be looked at now: one for each [`NAP`] that has gone by.
+    fn due(&mut self, now: Instant) -> usize {
+        let naps = now.since(self.looked).as_nanos() / NAP.as_nanos();
+        if naps > 0 {
+            self.looked = now;
+        }
+        (naps as usize).min(self.members.len())
+    }
+
+    fn receive_by(&mut self, i: usize, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let packets = self.members[i].link.receive(now, sink)?;
+        if packets > 0 {
+            self.use_member(i, now);
+        }
+        Ok(packets)
+    }
+}
+
+impl<L: Link> Link for Multihomed<L> {
+    fn info(&self) -> &LinkInfo {
+        &self.info
+    }
+
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        let mut sources = queue.bursts().map(|burst| burst.flow.src);
+        let Some(src) = sources.next() else { return Ok(()) };
+        if sources.all(|other| other == src) {
+            match self.owner_of(src) {
+                Some(i) => return self.use_member(i, now).transmit(now, queue),
+                None => self.foreign += queue.packets() as u64,
+            }
+            return Ok(());
+        }
+        // Copied apart: two addresses are seldom busy in one turn, and their bytes are in the cache still.
+        let mut part = std::mem::replace(&mut self.part, TxQueue::new(self.info.burst));
+        let mut left = queue.packets();
+        let mut outcome = Ok(());
+        for i in 0..self.members.len() {
+            part.clear();
+            let own = |ip: &IpAddr| self.members[i].link.info().addresses.contains(ip);
+            queue.bursts().filter(|burst| own(&burst.flow.src)).for_each(|burst| part.push_burst(&burst));
+            left -= part.packets();
+            if !part.is_empty() && outcome.is_ok() {
+                outcome = self.use_member(i, now).transmit(now, &part);
+            }
+        }
+        self.foreign += left as u64;
+        self.part = part;
+        outcome
+    }
+
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        let (mut packets, count) = (0, self.members.len());
+        let mut due = self.due(now);
+        for i in 0..count {
+            if self.is_awake(i, now) {
+                packets += self.receive_by(i, now, sink)?;
+            }
+        }
+        for _ in 0..count {
+            if due == 0 {
+                break;
+            }
+            self.next = (self.next + 1) % count;
+            if !self.is_awake(self.next, now) {
+                due -= 1;
+                packets += self.receive_by(self.next, now, sink)?;
+            }
+        }
+        Ok(packets)
+    }
+
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        match self.member_for(group) {
+            Some(i) => self.members[i].link.join(now, group),
+            None if group.is_multicast() => Err(JoinError::NoAddress(group)),
+            None => Err(JoinError::NotMulticast(group)),
+        }
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if let Some(i) = self.member_for(group) {
+            self.members[i].link.leave(group);
+        }
+    }
+
+    fn seat(&self) -> Seat {
+        self.members[0].link.seat()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.members.iter().filter_map(|m| m.link.next_deadline()).min()
+    }
+
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.members[0].link.poll_fd()
+    }
+
+    fn group_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.members[0].link.group_fd()
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.members.iter().flat_map(|m| m.link.fds()).collect()
+    }
+
+    fn is_up(&mut self) -> bool {
+        self.members[0].link.is_up()
+    }
+
+    fn state_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.members[0].link.state_fd()
+    }
+
+    fn counters(&self) -> LinkCounters {
+        let mut all = LinkCounters { tx_dropped: self.foreign, ..LinkCounters::default() };
+        self.members.iter().for_each(|m| all += m.link.counters());
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::wire::{Flow, IpIdent};
+
+    const PEER: &str = "192.0.2.9";
+    const US: u64 = 1000;
+
+    /// What a link was asked for, and what it is to hand over.
+    #[derive(Default)]
+    struct Script {
+        looks: usize,
+        incoming: VecDeque<Vec<u8>>,
+        /// Length of the first packet and number of packets of each burst, and the bytes of all.
+        sent: Vec<(usize, usize, Vec<u8>)>,
+        groups: Vec<IpAddr>,
+    }
+
+    struct Scripted {
+        info: LinkInfo,
+        script: Arc<Mutex<Script>>,
+        up: bool,
+    }
+
+    impl Link for Scripted {
+        fn info(&self) -> &LinkInfo {
+            &self.info
+        }
+        fn transmit(&mut self, _: Instant, queue: &TxQueue) -> io::Result<()> {
+            let mut script = self.script.lock().unwrap();
+            for burst in queue.bursts() {
+                assert!(self.info.addresses.contains(&burst.flow.src));
+                script.sent.push((burst.segment, burst.packets, burst.bytes().to_vec()));
+            }
+            Ok(())
+        }
+        fn receive(&mut self, _: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+            let mut script = self.script.lock().unwrap();
+            script.looks += 1;
+            let Some(data) = script.incoming.pop_front() else { return Ok(0) };
+            let flow = Flow::new(PEER.parse().unwrap(), self.info.addresses[0], 4791);
+            sink(RxBurst { flow, ident: IpIdent::Unknown, segment: data.len(), data: &data });
+            Ok(1)
+        }
+        fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
+            self.script.lock().unwrap().groups.push(group);
+            Ok(())
+        }
+        fn leave(&mut self, group: IpAddr) {
+            self.script.lock().unwrap().groups.retain(|g| *g != group);
+        }
+        fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+        fn is_up(&mut self) -> bool {
+            self.up
+        }
+        fn counters(&self) -> LinkCounters {
+            LinkCounters { tx_dropped: 1, rx_overflow: 2, ..LinkCounters::default() }
+        }
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// A link of some with an address each, and what those were asked for.
+    fn joined(addresses: &[&str]) -> (Multihomed<Scripted>, Vec<Arc<Mutex<Script>>>) {
+        let scripts: Vec<Arc<Mutex<Script>>> = addresses.iter().map(|_| Arc::default()).collect();
+        let links = addresses.iter().zip(&scripts).enumerate().map(|(i, (address, script))| Scripted {
+            info: LinkInfo {
+                name: format!("scripted {i}"),
+                addresses: vec![ip(address)],
+                mac: [0; 6],
+                mtu: 1500 - i,
+                src_port: Some(4791),
+                burst: BurstLimits { bytes: 9000, packets: 64 - i },
+                window: 100_000 - i,
+            },
+            script: script.clone(),
+            up: i == 0,
+        });
+        (Multihomed::new("both".into(), links.collect()).unwrap(), scripts)
+    }
+
+    fn flow(src: &str) -> Flow {
+        Flow::new(ip(src), if ip(src).is_ipv4() { ip(PEER) } else { ip("fe80::9") }, 4791)
+    }
+
+    fn receive(link: &mut Multihomed<Scripted>, at: u64) -> usize {
+        link.receive(Instant(at), &mut |_| ()).unwrap()
+    }
+
+    fn looks(scripts: &[Arc<Mutex<Script>>]) -> Vec<usize> {
+        scripts.iter().map(|s| std::mem::take(&mut s.lock().unwrap().looks)).collect()
+    }
+
+    #[test]
+    fn it_is_what_all_can_be() {
+        let (mut link, _) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+        let info = link.info().clone();
+        assert_eq!(info.addresses, ["fe80::1", "10.0.0.1", "fd00::1"].map(ip));
+        assert_eq!((info.mtu, info.burst.packets, info.window), (1498, 62, 99_998));
+        assert!(link.is_up(), "as the first is");
+        assert_eq!((link.counters().tx_dropped, link.counters().rx_overflow), (3, 6));
+        assert!(Multihomed::<Scripted>::new("none".into(), Vec::new()).is_none());
+    }
+
+    #[test]
+    fn what_is_sent_goes_by_the_link_with_its_address() {
+        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1"]);
+        let mut queue = TxQueue::new(link.info().burst);
+        let packet = |i: u8, len| vec![i; len];
+        queue.push_raw(&flow("10.0.0.1"), 0, &packet(1, 100), None);
+        link.transmit(Instant(0), &queue).unwrap();
+        // Two runs of one address with the other's between them, and one that nobody has.
+        queue.push_raw(&flow("10.0.0.1"), 1, &packet(2, 40), None);
+        queue.push_raw(&flow("fe80::1"), 0, &packet(3, 64), None);
+        queue.push_raw(&flow("10.0.0.7"), 0, &packet(4, 64), None);
+        queue.push_raw(&flow("10.0.0.1"), 0, &packet(5, 64), None);
+        let whole: Vec<_> = queue.bursts().map(|b| (b.segment, b.packets, b.bytes().to_vec())).collect();
+        assert_eq!(whole.iter().map(|b| b.1).collect::<Vec<_>>(), [2, 1, 1, 1]);
+        link.transmit(Instant(0), &queue).unwrap();
+        assert_eq!(scripts[0].lock().unwrap().sent, [whole[1].clone()]);
+        let first = (100, 1, packet(1, 100));
+        assert_eq!(scripts[1].lock().unwrap().sent, [first, whole[0].clone(), whole[3].clone()]);
+        assert_eq!(link.counters().tx_dropped, 2 + 1);
+    }
+
+    #[test]
+    fn who_polls_does_not_pay_for_addresses_that_nobody_uses() {
+        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+        scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
+        let start = 1_000_000 * US;
+        assert_eq!(receive(&mut link, start), 1, "all sleep, and it is long since one was looked at");
+        looks(&scripts);
+        for at in 1..=1000 {
+            receive(&mut link, start + at * US);
+        }
+        assert_eq!(looks(&scripts), [10, 1000, 10], "of a thousand microseconds, each fiftieth");
+    }
+
+    #[test]
+    fn a_packet_to_an_address_that_slept_comes_soon_and_the_next_ones_at_once() {
+        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1"]);
+        let mut now = 1_000_000 * US;
+        scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
+        assert_eq!(receive(&mut link, now), 1);
+        scripts[0].lock().unwrap().incoming.push_back(vec![0; 64]);
+        let since = now;
+        while receive(&mut link, now) == 0 {
+            now += US;
+        }
+        assert!(Duration::from_nanos(now - since) <= NAP, "{} ns", now - since);
+        // Now both are awake, until one was not used for long.
+        looks(&scripts);
+        for packets in [0, 1, 0] {
+            if packets > 0 {
+                scripts[0].lock().unwrap().incoming.push_back(vec![0; 64]);
+            }
+            assert_eq!(receive(&mut link, now + US), packets);
+        }
+        assert_eq!(looks(&scripts), [3, 3]);
+        let later = now + AWAKE.as_nanos() as u64 + 2 * US;
+        receive(&mut link, later);
+        looks(&scripts);
+        (1..=10).for_each(|i| drop(receive(&mut link, later + i * US)));
+        assert_eq!(looks(&scripts), [10, 0], "the one that was used last stays awake");
+        // To send is to use, too: the answer is waited for.
+        let mut queue = TxQueue::new(link.info().burst);
+        queue.push_raw(&flow("10.0.0.1"), 0, &[0; 64], None);
+        link.transmit(Instant(later + 11 * US), &queue).unwrap();
+        receive(&mut link, later + 12 * US);
+        assert_eq!(looks(&scripts)[1], 1);
+    }
+
+    #[test]
+    fn a_group_is_joined_by_one_link_of_its_ip_version() {
+        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+        let groups = || scripts.iter().map(|s| s.lock().unwrap().groups.clone()).collect::<Vec<_>>();
+        let (v4, v6) = (ip("224.0.77.1"), ip("ff0e::77"));
+        link.join(Instant(0), v4).unwrap();
+        link.join(Instant(0), v6).unwrap();
+        assert_eq!(groups(), [vec![v6], vec![v4], vec![]]);
+        link.leave(v6);
+        link.leave(v4);
+        assert!(groups().iter().all(Vec::is_empty));
+        let (mut link, _) = joined(&["10.0.0.1"]);
+        assert!(matches!(link.join(Instant(0), v6), Err(JoinError::NoAddress(_))));
+        assert!(matches!(link.join(Instant(0), ip("fd00::7")), Err(JoinError::NotMulticast(_))));
+    }
+}

@@ -1,0 +1,122 @@
+//! Addresses of a named interface: all of them as one link, with a socket for each, as a wildcard would take those of other
+//! interfaces too; or one that other interfaces may have as well.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use super::{UdpLink, UdpLinkError, UdpOptions};
+use crate::link::{Interface, Multihomed, interfaces};
+
+/// How long to wait for the kernel, which may find that somebody else has an address (DAD, RFC 4862): it takes a second for
+/// its question after up to another one.
+const DAD: Duration = Duration::from_secs(3);
+const DAD_STEP: Duration = Duration::from_millis(10);
+
+/// `IFA_F_DADFAILED` and `IFA_F_TENTATIVE` of linux/if_addr.h.
+const DAD_FAILED: u32 = 0x08;
+const TENTATIVE: u32 = 0x40;
+
+impl UdpOptions {
+    /// The same for addresses of a named interface, once the kernel uses them; other interfaces may have them too.
+    ///
+    /// # Errors
+    /// If there is no such interface.
+    pub fn on_interface(&self, name: &str) -> Result<UdpOptions, UdpLinkError> {
+        Ok(find(name, self)?.1)
+    }
+}
+
+impl UdpLink {
+    /// Binds UDP port 4791 of every address of an interface, for the shards of one NIC as
+    /// [`bind_shards`](Self::bind_shards) does. The GID table has them in the order of
+    /// [`Interface::addresses`](crate::link::Interface::addresses).
+    ///
+    /// # Errors
+    /// If there is no such interface, or one of its addresses cannot be bound.
+    pub fn bind_interface(
+        name: &str,
+        options: &UdpOptions,
+        count: usize,
+    ) -> Result<Vec<Multihomed<UdpLink>>, UdpLinkError> {
+        let (addresses, options) = find(name, options)?;
+        let bind = |ip| UdpLink::bind_shards(ip, &options, count);
+        join(name, addresses.into_iter().map(bind).collect::<Result<_, _>>()?)
+    }
+}
+
+/// The addresses of an interface, and how to bind them.
+pub(super) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
+    let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
+    Ok((settled(name)?.addresses, options))
+}
+
+/// For each shard one link of all its addresses, of the links of each address.
+pub(super) fn join(
+    name: &str,
+    by_address: Vec<Vec<UdpLink>>,
+) -> Result<Vec<Multihomed<UdpLink>>, UdpLinkError> {
+    let mut by_shard: Vec<Vec<UdpLink>> = Vec::new();
+    for links in by_address {
+        by_shard.resize_with(links.len(), Vec::new);
+        for (shard, mut link) in by_shard.iter_mut().zip(links) {
+            if !shard.is_empty() {
+                // The first one's port is that of all.
+                link.watch = None;
+            }
+            shard.push(link);
+        }
+    }
+    let joined = by_shard.into_iter().map(|links| Multihomed::new(format!("udp {name}"), links));
+    joined.collect::<Option<_>>().ok_or_else(|| missing(name))
+}
+
+fn missing(name: &str) -> UdpLinkError {
+    UdpLinkError::NoInterface { name: name.to_owned() }
+}
+
+/// An interface, once the kernel uses its addresses. To leave out those that it does not use yet would give the others
+/// indices in the GID table that depend on the moment. Where it takes longer (no cable is plugged in), they are in the table
+/// all the same, and what is sent from them until then is lost.
+fn settled(name: &str) -> Result<Interface, UdpLinkError> {
+    let deadline = Instant::now() + DAD;
+    loop {
+        let found = interfaces().into_iter().find(|i| i.name == name).ok_or_else(|| missing(name))?;
+        // Not /proc/net, which is that of the first thread's network namespace.
+        let list = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
+        if !found.has_carrier || !has_tentative(&list, found.index) || Instant::now() >= deadline {
+            return Ok(found);
+        }
+        thread::sleep(DAD_STEP);
+    }
+}
+
+/// Whether the kernel's list of IPv6 addresses has one of an interface that it asks the network about. Each line has address,
+/// interface index, prefix length, scope, flags, all as hexadecimal numbers, and the interface's name.
+fn has_tentative(list: &str, index: u32) -> bool {
+    list.lines().any(|line| {
+        let mut numbers = line.split_whitespace().skip(1).map(|field| u32::from_str_radix(field, 16));
+        let (of, flags) = (numbers.next(), numbers.nth(2));
+        let flags = flags.and_then(Result::ok).unwrap_or(0);
+        of == Some(Ok(index)) && flags & (TENTATIVE | DAD_FAILED) == TENTATIVE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_asked_about_are_told_apart() {
+        let list = "fe8000000000000000fc00fffe000001 11 40 20 80     eth0\n\
+                    fd000000000000000000000000000002 12 40 00 c0     eth1\n\
+                    fe8000000000000000fc00fffe000002 13 40 20 c8     eth2\n\
+                    00000000000000000000000000000001 01 80 10 80       lo\n";
+        let tentative = |index| has_tentative(list, index);
+        assert_eq!(
+            [0x11, 0x12, 0x13, 1, 0x40, 0xc0].map(tentative),
+            [false, true, false, false, false, false]
+        );
+        assert!(!has_tentative("", 1) && !has_tentative("nonsense\n1 2\n", 1));
+    }
+}

@@ -1,0 +1,73 @@
+//! The sockets of one address, and what keeps them.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::super::{UdpLinkError, socket, steer};
+use super::{Place, message};
+use crate::nic::Seat;
+
+/// A descriptor that keeps all sockets of an address open, by a message with them that nobody takes.
+pub(super) struct Keeper(OwnedFd);
+
+impl Keeper {
+    fn new(sockets: &[OwnedFd]) -> io::Result<Keeper> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (to, from) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let sockets: Vec<BorrowedFd<'_>> = sockets.iter().map(AsFd::as_fd).collect();
+        message::send(&to, &"sockets", &sockets)?;
+        Ok(Keeper(from))
+    }
+
+    pub fn from_fd(fd: OwnedFd) -> Keeper {
+        Keeper(fd)
+    }
+
+    /// All of them, in the order in which they were bound.
+    pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
+        let all = message::receive(&self.0, true)?.map(|(_, sockets)| sockets).unwrap_or_default();
+        if all.len() == Seat::COUNT {
+            Ok(all)
+        } else {
+            Err(io::Error::other("what was handed over is no keeper"))
+        }
+    }
+
+    /// Has the kernel deliver packets as they came instead of joined: joined ones go where the first belongs.
+    pub fn stop_coalescing(&self) -> io::Result<()> {
+        self.sockets()?.iter().try_for_each(socket::stop_coalescing)
+    }
+}
+
+impl AsFd for Keeper {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// An address that a steward has.
+pub(super) struct Held {
+    pub place: Place,
+    pub sockets: Vec<OwnedFd>,
+    pub keeper: Keeper,
+}
+
+impl Held {
+    /// Binds it anew.
+    pub fn bind(place: Place) -> Result<Held, UdpLinkError> {
+        let ip = place.ip;
+        let opened = steer::open_group(ip, &place.options(), Seat::COUNT)?;
+        let sockets: Vec<OwnedFd> = opened.into_iter().map(|opened| opened.socket).collect();
+        let keeper = Keeper::new(&sockets);
+        let keeper =
+            keeper.map_err(|source| UdpLinkError::System { ip, what: "keeping the sockets", source })?;
+        Ok(Held { place, sockets, keeper })
+    }
+
+    /// Takes it over from a process that has a seat.
+    pub fn take_over(place: Place, keeper: Keeper) -> io::Result<Held> {
+        Ok(Held { place, sockets: keeper.sockets()?, keeper })
+    }
+}

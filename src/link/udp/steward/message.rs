@@ -1,0 +1,206 @@
+//! What a process and the steward say to each other: a line of text each, with descriptors.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::str::FromStr;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::Place;
+use crate::nic::Seat;
+
+/// Begins every line: who speaks another version is no help.
+const VERSION: &str = "urxe-steward-1";
+
+/// Descriptors in one message at most.
+pub(super) const MAX_FDS: usize = Seat::COUNT + 8;
+
+/// Bytes of a line at most.
+const MAX_LEN: usize = 1024;
+
+/// What a process asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Request {
+    /// `None`: any seat that is free. Otherwise this one, which the process has already; the keepers of its addresses come
+    /// along, in their order.
+    pub seat: Option<usize>,
+    /// Shards, each with a seat of its own: those that follow.
+    pub shards: usize,
+    /// The addresses.
+    pub places: Vec<Place>,
+}
+
+/// What the steward answers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Answer {
+    /// The first seat that the process has. If it is new, the sockets come along: for each address those of all shards and
+    /// then the keeper.
+    Seated(usize),
+    /// Nothing, and why.
+    Refused { errno: i32, why: String },
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{VERSION} ")?;
+        match self.seat {
+            None => write!(f, "join {}", self.shards)?,
+            Some(seat) => write!(f, "return {seat} {}", self.shards)?,
+        }
+        self.places.iter().try_for_each(|place| write!(f, " {place}"))
+    }
+}
+
+impl FromStr for Request {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Request, String> {
+        let mut words = line.split(' ');
+        check_version(words.next())?;
+        let bad = || format!("a request that nobody here makes: '{}'", line.escape_debug());
+        let number =
+            |words: &mut std::str::Split<'_, char>| words.next().and_then(|n| n.parse().ok()).ok_or_else(bad);
+        let seat: Option<usize> = match words.next() {
+            Some("join") => None,
+            Some("return") => Some(number(&mut words)?),
+            _ => return Err(bad()),
+        };
+        let shards = number(&mut words)?;
+        let places: Vec<Place> = words.map(str::parse).collect::<Result<_, _>>().map_err(|()| bad())?;
+        let last = seat.unwrap_or(0).checked_add(shards).ok_or_else(bad)?;
+        let fits = usize::is_power_of_two(shards) && last <= Seat::COUNT && !places.is_empty();
+        // All sockets of an answer, in one message.
+        let fits = fits && places.len().saturating_mul(shards + 1) <= MAX_FDS;
+        if fits { Ok(Request { seat, shards, places }) } else { Err(bad()) }
+    }
+}
+
+impl FromStr for Place {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Place, ()> {
+        let (ip, interface) =
+            text.split_once('%').map_or((text, None), |(ip, name)| (ip, Some(name.to_owned())));
+        Ok(Place { ip: ip.parse().map_err(drop)?, interface })
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Answer::Seated(seat) => write!(f, "{VERSION} seat {seat}"),
+            Answer::Refused { errno, why } => write!(f, "{VERSION} refused {errno} {why}"),
+        }
+    }
+}
+
+impl FromStr for Answer {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Answer, String> {
+        let mut words = line.splitn(4, ' ');
+        check_version(words.next())?;
+        let kind = words.next().unwrap_or_default();
+        match (kind, words.next().map(str::parse::<u16>), words.next()) {
+            ("seat", Some(Ok(seat)), None) => Ok(Answer::Seated(seat.into())),
+            ("refused", Some(Ok(errno)), Some(why)) => {
+                Ok(Answer::Refused { errno: errno.into(), why: why.into() })
+            }
+            _ => Err(format!("an answer that no steward gives: '{}'", line.escape_debug())),
+        }
+    }
+}
+
+fn check_version(word: Option<&str>) -> Result<(), String> {
+    match word {
+        Some(VERSION) => Ok(()),
+        _ => Err("programs of another version of urxe share this address: end them first".into()),
+    }
+}
+
+/// Sends a line and descriptors.
+pub(super) fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::other(format!("{} descriptors are too many for a message", fds.len())));
+    }
+    let mut text = line.to_string();
+    text.truncate(text.floor_char_boundary(MAX_LEN));
+    sendmsg(to, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Receives a line and descriptors; `None` at the end. With `peek` they stay there to be received again, as other
+/// descriptors of the same.
+pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut text = [0; MAX_LEN];
+    let peek = if peek { RecvFlags::PEEK } else { RecvFlags::empty() };
+    let flags = RecvFlags::CMSG_CLOEXEC | peek;
+    let got = loop {
+        match recvmsg(&from, &mut [IoSliceMut::new(&mut text)], &mut control, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("a message was cut short: are there too many open files?"));
+    }
+    let line = String::from_utf8_lossy(&text[..got.bytes]).into_owned();
+    Ok((got.bytes > 0).then_some((line, fds)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(text: &str) -> Place {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn lines_read_as_they_are_written() {
+        let places = vec![place("10.0.0.1"), place("fe80::1%eth0")];
+        for (seat, shards) in [(None, 1), (Some(5), 1), (Some(8), 8), (None, 32)] {
+            let request = Request { seat, shards, places: places.clone() };
+            assert_eq!(request.to_string().parse(), Ok(request));
+        }
+        let refused = Answer::Refused { errno: 98, why: "taken by process 5 (x y)".into() };
+        for answer in [Answer::Seated(63), refused] {
+            assert_eq!(answer.to_string().parse(), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn what_nobody_says_is_refused() {
+        for line in [
+            "urxe-steward-1 join 3 10.0.0.1",
+            "urxe-steward-1 join 1",
+            "urxe-steward-1 join 0 10.0.0.1",
+            "urxe-steward-1 join 64 10.0.0.1 fd00::1",
+            "urxe-steward-1 join 1 ten",
+            "urxe-steward-1 return 64 1 10.0.0.1",
+            "urxe-steward-1 return 18446744073709551615 1 10.0.0.1",
+            "urxe-steward-1 leave",
+            "urxe-steward-1",
+        ] {
+            assert!(line.parse::<Request>().unwrap_err().contains("nobody here makes"), "{line}");
+        }
+        let other = "urxe-steward-2 join 1 10.0.0.1".parse::<Request>().unwrap_err();
+        assert!(other.contains("another version"), "{other}");
+        assert!("urxe-steward-1 seat x".parse::<Answer>().is_err());
+    }
+}

@@ -1,0 +1,330 @@
+//! The steward itself.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
+};
+
+use super::keeper::{Held, Keeper};
+use super::message::{self, Answer, Request};
+use super::{Place, socket};
+use crate::link::udp::{PortOwner, UdpLinkError, steer};
+use crate::nic::Seat;
+use crate::wire::ROCE_PORT;
+
+/// How long it stays for nobody, and how long a process that has seats may take to come to a new steward.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a port may still be taken by who is going, and how often it is tried.
+const GOING: Duration = Duration::from_millis(200);
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Processes that wait to be accepted.
+const BACKLOG: i32 = 256;
+
+/// Why there is no steward.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address is none.
+    #[error("'{0}' is no address: write 10.0.0.1, fd00::1, or fe80::1%eth0")]
+    Address(String),
+    /// There is one already.
+    #[error("there is a steward of {0} already")]
+    Another(String),
+    /// A system call failed that should not.
+    #[error("{what} failed: {source}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeError {
+    move |source| ServeError::System { what, source: source.into() }
+}
+
+/// Is the steward of an address (`10.0.0.1`, `fe80::1%eth0`) until nobody needs one. With `any_user`, processes of other users
+/// are served too.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
+    let place: Place = address.parse().map_err(|()| ServeError::Address(address.into()))?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let opening = || system("opening its socket");
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(opening())?;
+    let name = SocketAddrUnix::new_abstract_name(place.name().as_bytes()).map_err(opening())?;
+    match bind(&listener, &name) {
+        Err(rustix::io::Errno::ADDRINUSE) => return Err(ServeError::Another(address.into())),
+        bound => bound.map_err(opening())?,
+    }
+    listen(&listener, BACKLOG).map_err(opening())?;
+    let mut server =
+        Server { place, any_user, held: Vec::new(), clients: Vec::new(), last: 0, since: Instant::now() };
+    server.run(&listener)?;
+    // The port is free before the name is: whoever takes that binds the port.
+    drop(server);
+    Ok(())
+}
+
+struct Server {
+    place: Place,
+    any_user: bool,
+    held: Vec<Held>,
+    clients: Vec<Client>,
+    /// The seat that was given last: one that has become free stays so for as long as there are others.
+    last: usize,
+    since: Instant,
+}
+
+/// A process, for as long as it is connected.
+struct Client {
+    connection: OwnedFd,
+    /// The first seat, and how many.
+    seats: Option<(usize, usize)>,
+    /// What it asked for while the port was taken.
+    waiting: Option<Request>,
+}
+
+impl Server {
+    fn run(&mut self, listener: &OwnedFd) -> Result<(), ServeError> {
+        let mut came = false;
+        loop {
+            let ready = self.wait(listener).map_err(system("waiting"))?;
+            while let Some(connection) = accept(listener)? {
+                came = true;
+                self.clients.push(Client { connection, seats: None, waiting: None });
+            }
+            // Those that were accepted just now come with the next turn.
+            for i in (0..ready.len()).rev().filter(|i| ready[*i]) {
+                if !self.hear(i) {
+                    self.clients.remove(i);
+                }
+            }
+            self.serve_waiting();
+            if self.clients.is_empty() && (came || self.since.elapsed() > PATIENCE) {
+                // Whoever has connected meanwhile finds nobody, and begins again.
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until somebody comes or says something, or those who wait are to be looked at; who said something.
+    fn wait(&self, listener: &OwnedFd) -> Result<Vec<bool>, Errno> {
+        let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+        fds.extend(self.clients.iter().map(|c| PollFd::new(c.connection.as_fd(), PollFlags::POLLIN)));
+        let limit = match self.clients.iter().any(|c| c.waiting.is_some()) {
+            true => PollTimeout::try_from(AGAIN).expect("ten milliseconds are few"),
+            false if self.clients.is_empty() => PollTimeout::try_from(PATIENCE).expect("so are five seconds"),
+            false => PollTimeout::NONE,
+        };
+        match poll(&mut fds, limit) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(fds[1..].iter().map(|fd| fd.any().unwrap_or(false)).collect())
+    }
+
+    /// Reads what a client says; false if it is gone.
+    fn hear(&mut self, i: usize) -> bool {
+        let client = &mut self.clients[i];
+        let Ok(Some((line, fds))) = message::receive(&client.connection, false) else {
+            let had = client.seats.take();
+            self.steer_if(had.is_some_and(|(_, count)| count > 1));
+            return false;
+        };
+        let answer = match self.check_user(i).and_then(|()| line.parse().map_err(refused)) {
+            Ok(request) => self.grant(i, request, fds),
+            Err(why) => Some(Err(why)),
+        };
+        match answer {
+            None => true,
+            Some(Ok(())) => true,
+            Some(Err(refusal)) => self.refuse(i, &refusal),
+        }
+    }
+
+    fn check_user(&self, i: usize) -> Result<(), Answer> {
+        let user = sockopt::socket_peercred(&self.clients[i].connection).map(|who| who.uid.as_raw());
+        let own = nix::unistd::geteuid().as_raw();
+        if self.any_user || user == Ok(own) {
+            return Ok(());
+        }
+        let why = format!(
+            "{} is shared by processes of user {own} alone; whoever starts the first of them may let others in \
+             (urxe run --any-user)",
+            self.place
+        );
+        Err(Answer::Refused { errno: libc::EACCES, why })
+    }
+
+    /// Does as asked: `None` if that has to wait.
+    fn grant(&mut self, i: usize, request: Request, fds: Vec<OwnedFd>) -> Option<Result<(), Answer>> {
+        if let Some(seat) = request.seat {
+            return Some(self.welcome_back(i, seat, &request, fds));
+        }
+        for place in &request.places {
+            if self.held.iter().any(|held| held.place == *place) {
+                continue;
+            }
+            match Held::bind(place.clone()) {
+                Ok(held) => {
+                    if let Err(e) = steer::attach(&held.sockets[0], &steer::by_seat(&self.several())) {
+                        return Some(Err(refusal(&steer::failed(place.ip, e))));
+                    }
+                    self.held.push(held);
+                }
+                Err(UdpLinkError::Taken { ip, .. }) if self.since.elapsed() < patience(ip) => {
+                    self.clients[i].waiting = Some(request);
+                    return None;
+                }
+                Err(e) => return Some(Err(refusal(&e))),
+            }
+        }
+        Some(self.seat(i, &request))
+    }
+
+    /// Tries again for those who wait.
+    fn serve_waiting(&mut self) {
+        for i in (0..self.clients.len()).rev() {
+            if let Some(request) = self.clients[i].waiting.take()
+                && let Some(Err(refusal)) = self.grant(i, request, Vec::new())
+                && !self.refuse(i, &refusal)
+            {
+                self.clients.remove(i);
+            }
+        }
+    }
+
+    /// Tells it; then it is for the client to go.
+    fn refuse(&mut self, i: usize, refusal: &Answer) -> bool {
+        message::send(&self.clients[i].connection, refusal, &[]).is_ok()
+    }
+
+    /// Gives it seats that nobody has.
+    fn seat(&mut self, i: usize, request: &Request) -> Result<(), Answer> {
+        let count = request.shards;
+        let Some((seat, tokens)) = self.free_seats(count) else {
+            let why = format!(
+                "{} is shared by as many processes as it can be ({}): use another address",
+                self.place,
+                Seat::COUNT - 1
+            );
+            return Err(Answer::Refused { errno: libc::EUSERS, why });
+        };
+        self.last = seat;
+        self.clients[i].seats = Some((seat, count));
+        self.steer_if(count > 1);
+        let mut fds: Vec<BorrowedFd<'_>> = tokens.iter().map(AsFd::as_fd).collect();
+        for place in &request.places {
+            let held = self.held.iter().find(|held| held.place == *place).expect("all of them were bound");
+            let own = &held.sockets[seat..seat + count];
+            own.iter().for_each(socket::drain);
+            fds.extend(own.iter().map(AsFd::as_fd));
+            fds.push(held.keeper.as_fd());
+        }
+        // Whoever cannot be told is found gone at the next look.
+        let _ = message::send(&self.clients[i].connection, &Answer::Seated(seat), &fds);
+        Ok(())
+    }
+
+    /// Seats that are free, with what keeps each from being so, in the process that has it: whether that knows this
+    /// steward or not.
+    fn free_seats(&self, count: usize) -> Option<(usize, Vec<OwnedFd>)> {
+        // The first is the steward's own.
+        let (before, after): (Vec<usize>, Vec<usize>) =
+            (0..Seat::COUNT).step_by(count).filter(|first| *first > 0).partition(|first| *first <= self.last);
+        let mut firsts = after.into_iter().chain(before);
+        firsts.find_map(|first| {
+            let tokens = (first..first + count).map(|seat| token(&self.place, seat).ok());
+            Some((first, tokens.collect::<Option<_>>()?))
+        })
+    }
+
+    /// A process that has seats comes to this steward, which may know nothing of its sockets yet.
+    fn welcome_back(
+        &mut self,
+        i: usize,
+        seat: usize,
+        request: &Request,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Answer> {
+        if fds.len() != request.places.len() {
+            return Err(refused("a keeper for each address is missing"));
+        }
+        for (place, keeper) in request.places.iter().zip(fds) {
+            if self.held.iter().all(|held| held.place != *place) {
+                let held = Held::take_over(place.clone(), Keeper::from_fd(keeper))
+                    .map_err(|e| refused(e.to_string()))?;
+                self.held.push(held);
+            }
+        }
+        self.clients[i].seats = Some((seat, request.shards));
+        self.steer_if(true);
+        let _ = message::send(&self.clients[i].connection, &Answer::Seated(seat), &[]);
+        Ok(())
+    }
+
+    /// Those that have more than one seat.
+    fn several(&self) -> Vec<(usize, usize)> {
+        self.clients.iter().filter_map(|c| c.seats).filter(|(_, count)| *count > 1).collect()
+    }
+
+    /// Has the kernel hand out packets by who has seats now.
+    fn steer_if(&self, changed: bool) {
+        if changed {
+            let program = steer::by_seat(&self.several());
+            for held in &self.held {
+                // It worked when the first socket was bound; there is nobody to tell of it now.
+                let _ = steer::attach(&held.sockets[0], &program);
+            }
+        }
+    }
+}
+
+/// What a process has as long as it has a seat: a name that nobody else can have.
+fn token(place: &Place, seat: usize) -> io::Result<OwnedFd> {
+    let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    bind(
+        &token,
+        &SocketAddrUnix::new_abstract_name(format!("urxe-seat/{}/{seat}", place.key()).as_bytes())?,
+    )?;
+    Ok(token)
+}
+
+fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, ServeError> {
+    match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        Ok(connection) => Ok(Some(connection)),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => Ok(None),
+        Err(e) => Err(system("accepting")(e)),
+    }
+}
+
+/// How long a new steward waits for a port that is taken: those who have seats, if that is who has it, are to come.
+fn patience(ip: IpAddr) -> Duration {
+    if PortOwner::count(ip, ROCE_PORT) < Seat::COUNT { GOING } else { PATIENCE }
+}
+
+fn refused(why: impl Into<String>) -> Answer {
+    Answer::Refused { errno: libc::EPROTO, why: why.into() }
+}
+
+/// What a client is told of an error: its text and what verbs makes of it.
+fn refusal(e: &UdpLinkError) -> Answer {
+    let errno = match e {
+        UdpLinkError::Taken { .. } => libc::EADDRINUSE,
+        UdpLinkError::NotLocal { .. } | UdpLinkError::NoInterface { .. } => libc::ENODEV,
+        UdpLinkError::Refused { errno, .. } => *errno,
+        UdpLinkError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+    };
+    let cause = std::error::Error::source(e).map_or(String::new(), |cause| format!(": {cause}"));
+    Answer::Refused { errno, why: format!("{e}{cause}") }
+}

@@ -1,0 +1,161 @@
+use std::collections::HashSet;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::thread;
+
+use super::super::{UdpLink, UdpLinkError};
+use super::*;
+use crate::link::{Link, RxBurst};
+use crate::nic::Seat;
+use crate::transport::Instant;
+
+/// A steward in a thread; whoever has no such thread finds that this program is none.
+fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
+    let address = ip.to_owned();
+    let serving = thread::spawn(move || serve(&address, false));
+    let name = Place::new(ip.parse().unwrap(), &UdpOptions::default()).name();
+    let is_there = || std::fs::read_to_string("/proc/net/unix").unwrap().contains(&format!("@{name}\n"));
+    while !is_there() {
+        thread::yield_now();
+    }
+    (ip.parse().unwrap(), Sharing { program: "/nonexistent".into(), any_user: false }, serving)
+}
+
+fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<UdpLink>, UdpLinkError> {
+    UdpLink::bind_shared(ip, &UdpOptions::default(), shards, sharing)
+}
+
+/// The last bytes of the destinations of what a link has received.
+fn received(link: &mut UdpLink) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut note = |burst: RxBurst<'_>| all.extend(burst.packets().map(|(_, packet)| packet[7]));
+    while link.receive(Instant(1), &mut note).unwrap() > 0 {}
+    all
+}
+
+/// A packet as far as the kernel looks into it.
+fn packet(qpn: u32) -> [u8; 20] {
+    let mut packet = [0; 20];
+    packet[4..8].copy_from_slice(&qpn.to_be_bytes());
+    packet
+}
+
+#[test]
+fn packets_find_the_process_and_the_shard_by_the_queue_pair() {
+    let (ip, sharing, serving) = steward("127.18.200.1");
+    let mut one = join(ip, 1, &sharing).unwrap();
+    let mut four = join(ip, 4, &sharing).unwrap();
+    let mut other = join(ip, 1, &sharing).unwrap();
+    let seats = [&one, &four, &other].map(|links| links[0].seat());
+    assert_eq!(seats.iter().map(|s| s.index()).collect::<HashSet<_>>().len(), 3);
+    assert!(seats.iter().all(|s| s.index() != 0 && s.bits() == Seat::BITS));
+    assert!(four.iter().all(|link| link.seat() == seats[1]));
+    let from = UdpSocket::bind("127.18.200.2:0").unwrap();
+    for seat in seats {
+        for low in 0..8 {
+            from.send_to(&packet(seat.index() << 18 | 0x1200 | low), (ip, 4791)).unwrap();
+        }
+    }
+    // Nobody's, and the steward's.
+    from.send_to(&packet(62 << 18 | 9), (ip, 4791)).unwrap();
+    from.send_to(&packet(1), (ip, 4791)).unwrap();
+    assert_eq!(received(&mut one[0]), (0..8).collect::<Vec<_>>());
+    assert_eq!(received(&mut other[0]), (0..8).collect::<Vec<_>>());
+    for (shard, link) in four.iter_mut().enumerate() {
+        assert_eq!(received(link), [shard as u8, shard as u8 + 4]);
+    }
+    // Without the four, what is for them goes nowhere, and all else where it did.
+    drop(four);
+    from.send_to(&packet(seats[1].index() << 18 | 3), (ip, 4791)).unwrap();
+    from.send_to(&packet(seats[2].index() << 18 | 3), (ip, 4791)).unwrap();
+    assert_eq!((received(&mut one[0]), received(&mut other[0])), (vec![], vec![3]));
+    drop((one, other));
+    serving.join().unwrap().unwrap();
+    UdpLink::bind(ip, &UdpOptions::default()).unwrap();
+}
+
+#[test]
+fn there_are_so_many_seats_and_one_that_was_left_is_given_again_drained() {
+    let (ip, sharing, serving) = steward("127.18.201.1");
+    let mut all: Vec<UdpLink> =
+        (1..Seat::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
+    let why = join(ip, 1, &sharing).err().unwrap();
+    assert!(matches!(why, UdpLinkError::Refused { errno: libc::EUSERS, .. }), "{why}");
+    assert!(why.to_string().contains("as many processes as it can be (63)"), "{why}");
+    let left = all.remove(20).seat();
+    let from = UdpSocket::bind("127.18.201.2:0").unwrap();
+    from.send_to(&packet(left.index() << 18 | 5), (ip, 4791)).unwrap();
+    // The steward may not have heard yet.
+    let mut again = loop {
+        match join(ip, 1, &sharing) {
+            Ok(links) => break links,
+            Err(UdpLinkError::Refused { errno: libc::EUSERS, .. }) => thread::yield_now(),
+            Err(e) => panic!("{e}"),
+        }
+    };
+    assert_eq!(again[0].seat(), left);
+    assert!(received(&mut again[0]).is_empty());
+    from.send_to(&packet(left.index() << 18 | 6), (ip, 4791)).unwrap();
+    assert_eq!(received(&mut again[0]), [6]);
+    drop((all, again));
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_port_that_somebody_has_alone_is_not_shared() {
+    let (ip, sharing, serving) = steward("127.18.202.1");
+    let owner = UdpLink::bind(ip, &UdpOptions::default()).unwrap();
+    let why = join(ip, 1, &sharing).err().unwrap();
+    assert!(matches!(why, UdpLinkError::Refused { errno: libc::EADDRINUSE, .. }), "{why}");
+    assert!(why.to_string().contains(&format!("process {}", std::process::id())), "{why}");
+    serving.join().unwrap().unwrap();
+    drop(owner);
+    let why = join(ip, 1, &sharing).err().unwrap();
+    assert!(matches!(why, UdpLinkError::System { .. }), "{why}");
+    assert!(std::error::Error::source(&why).unwrap().to_string().contains("/nonexistent is no program"));
+}
+
+#[test]
+fn who_shares_has_the_port_and_a_second_steward_is_none() {
+    let (ip, sharing, serving) = steward("127.18.203.1");
+    let links = join(ip, 1, &sharing).unwrap();
+    let taken = UdpLink::bind(ip, &UdpOptions::default()).err().unwrap();
+    assert!(matches!(taken, UdpLinkError::Taken { .. }), "{taken}");
+    assert!(matches!(serve("127.18.203.1", false), Err(ServeError::Another(_))));
+    assert!(matches!(serve("localhost", false), Err(ServeError::Address(_))));
+    drop(links);
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn after_a_burst_of_several_seats_nothing_is_joined_any_more() {
+    let (ip, sharing, serving) = steward("127.18.204.1");
+    let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
+    let [a, b] = [0, 1].map(|i| all[i][0].seat().index() << 18);
+    // As an adapter's driver joins them: by sizes and ports, which are the same for all.
+    let sender = UdpSocket::bind("127.18.204.2:0").unwrap();
+    let (segment, len) = (20_i32, size_of::<i32>() as libc::socklen_t);
+    let option = (&raw const segment).cast();
+    // SAFETY: the pointer is to an int that outlives the call, and `len` is its size.
+    let set = unsafe { libc::setsockopt(sender.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, option, len) };
+    assert_eq!(set, 0);
+    let burst = |qpns: &[u32]| {
+        let bytes: Vec<u8> = qpns.iter().flat_map(|qpn| packet(*qpn)).collect();
+        sender.send_to(&bytes, (ip, 4791)).unwrap();
+    };
+    let sizes = |link: &mut UdpLink| {
+        let mut sizes = Vec::new();
+        while link.receive(Instant(1), &mut |burst| sizes.push(burst.data.len())).unwrap() > 0 {}
+        sizes
+    };
+    burst(&[a | 1, a | 2, a | 3]);
+    assert_eq!(sizes(&mut all[0][0]), [60]);
+    burst(&[a | 1, b | 2, a | 3]);
+    assert_eq!(sizes(&mut all[0][0]), [60], "that of another is for the NIC to drop");
+    for (i, to) in [a, b].into_iter().enumerate() {
+        burst(&[to | 4, to | 5, to | 6]);
+        assert_eq!(sizes(&mut all[i][0]), [20, 20, 20]);
+    }
+    drop(all);
+    serving.join().unwrap().unwrap();
+}
