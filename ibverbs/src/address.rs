@@ -32,10 +32,21 @@ unsafe impl Object for Handle {
     type C = ibv_ah;
 }
 
-/// The path of an address. `None` without a global route: RoCE has no other.
-pub fn path(attr: &ibv_ah_attr) -> Option<AddressVector> {
+/// The neighbour that a LID stands for ([`urxe::verbs::lid_of`]).
+fn neighbour(context: &Context, lid: u16) -> Option<AddressVector> {
+    let sgid_index = context.nic.main_gid().filter(|_| lid != 0)?;
+    let Gid(mut bytes) = context.nic.query_gid(sgid_index.into())?;
+    bytes[14..].copy_from_slice(&lid.to_be_bytes());
+    Some(AddressVector { dgid: Gid(bytes), sgid_index, hop_limit: 64, traffic_class: 0, flow_label: 0 })
+}
+
+/// The path of an address.
+pub fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
+    if attr.is_global == 0 {
+        return neighbour(context, attr.dlid);
+    }
     let route = &attr.grh;
-    (attr.is_global != 0).then_some(AddressVector {
+    Some(AddressVector {
         dgid: Gid(route.dgid.raw),
         sgid_index: route.sgid_index,
         hop_limit: route.hop_limit,
@@ -66,7 +77,9 @@ pub fn attr(path: &AddressVector) -> ibv_ah_attr {
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller's struct.
     let attr = unsafe { &*attr };
-    let Some(path) = path(attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
+    // SAFETY: a domain that was given out, of an open context.
+    let context = unsafe { Context::of((*pd).context) };
+    let Some(path) = path(context, attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.create_ah(&path) {

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use urxe::verbs::CompletionChannel;
+use urxe::verbs::{CompletionChannel, WaitError};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::context::{Context, queue_at};
@@ -92,6 +92,7 @@ unsafe extern "C" fn get_cq_event(
             None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
             None => match channel.channel.get_event(LONG) {
                 Ok(event) => event,
+                Err(e @ WaitError::Interrupted) => return minus_one(e.errno()),
                 Err(_) => continue,
             },
         };

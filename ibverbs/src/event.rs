@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use urxe::verbs::AsyncEvent;
+use urxe::verbs::{AsyncEvent, WaitError};
 
 use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
 use crate::channel::{LONG, is_nonblocking};
@@ -38,6 +38,7 @@ unsafe extern "C" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_ev
             None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
             None => match context.nic.wait_event(LONG) {
                 Ok(event) => event,
+                Err(e @ WaitError::Interrupted) => return minus_one(e.errno()),
                 Err(_) => continue,
             },
         };

@@ -212,7 +212,7 @@ unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
 }
 
 /// The attributes that the mask says are given; `None` if one has a value that there is not.
-fn attributes(from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
+fn attributes(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
     let given = |bit: u32| mask & 1 << bit != 0;
     macro_rules! take {
         ($bit:literal, $value:expr) => {
@@ -228,7 +228,7 @@ fn attributes(from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
         pkey_index: take!(4, from.pkey_index),
         port: take!(5, from.port_num),
         qkey: take!(6, QKey(from.qkey)),
-        av: take!(7, address::path(&from.ah_attr)?),
+        av: take!(7, address::path(context, &from.ah_attr)?),
         path_mtu: take!(8, Mtu::from_code(code(from.path_mtu))?),
         timeout: take!(9, AckTimeout::new(from.timeout)),
         retry_cnt: take!(10, from.retry_cnt),
@@ -238,7 +238,7 @@ fn attributes(from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
         alt_path: take!(
             14,
             AlternatePath {
-                av: address::path(&from.alt_ah_attr)?,
+                av: address::path(context, &from.alt_ah_attr)?,
                 pkey_index: from.alt_pkey_index,
                 timeout: AckTimeout::new(from.alt_timeout),
             }
@@ -283,7 +283,9 @@ unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_i
     if mask & !KNOWN != 0 || mask & CAP != 0 {
         return libc::EINVAL;
     }
-    let Some(given) = attributes(attr, mask) else { return libc::EINVAL };
+    // SAFETY: of an open context.
+    let context = unsafe { Context::of((*c).context) };
+    let Some(given) = attributes(context, attr, mask) else { return libc::EINVAL };
     match pair.qp.modify(&given) {
         Ok(()) => {
             if let Some(state) = given.state {

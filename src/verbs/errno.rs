@@ -8,7 +8,7 @@ use std::error::Error;
 use std::io;
 
 use libc::{
-    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOENT,
+    EADDRINUSE, EADDRNOTAVAIL, EAGAIN, EBUSY, EFAULT, EINTR, EINVAL, EIO, EMSGSIZE, ENETUNREACH, ENODEV, ENOENT,
     ENOMEM, EOVERFLOW, EPERM, ETIMEDOUT,
 };
 
@@ -126,6 +126,7 @@ table! {
     /// A completion with an error is no error of the call: verbs hands it out with its status.
     WaitError {
         Self::TimedOut(_) => ETIMEDOUT,
+        Self::Interrupted => EINTR,
         Self::Idle => EAGAIN,
         Self::Overflow(e) => e.errno(),
         Self::Failed(_) => EIO,
@@ -231,6 +232,7 @@ mod tests {
             (CqOverflow { capacity: 1 }.errno(), 75),
             (WaitError::TimedOut(Duration::ZERO).errno(), 110),
             (WaitError::Idle.errno(), 11),
+            (WaitError::Interrupted.errno(), 4),
             (WaitError::Overflow(CqOverflow { capacity: 1 }).errno(), 75),
             (OpenError::NoAddress("x".into()).errno(), 99),
             (OpenError::MtuTooSmall { name: "x".into(), mtu: 1 }.errno(), 90),

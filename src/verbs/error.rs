@@ -158,6 +158,9 @@ pub enum WaitError {
     /// None came in time.
     #[error("nothing came within {0:?}")]
     TimedOut(Duration),
+    /// A signal was handled by one who does not want calls to go on afterwards (without `SA_RESTART`).
+    #[error("a signal interrupted the wait")]
+    Interrupted,
     /// Virtual time: nothing is pending on the fabric that could bring one.
     #[error("nothing is under way on the fabric that could bring anything")]
     Idle,

@@ -8,7 +8,7 @@ use crate::link::main_address;
 use crate::memory::knows_what_is_mapped;
 use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
-use crate::wire::Mtu;
+use crate::wire::{Gid, Mtu};
 
 /// What a device is and has at most: `ibv_device_attr_ex`. Reliable datagrams, raw packets and fast memory regions,
 /// which that has fields for too, are not there: their figures are 0.
@@ -201,12 +201,21 @@ pub struct PortAttr {
     pub bad_pkey_cntr: u64,
     /// Packets with a wrong queue key so far.
     pub qkey_viol_cntr: u64,
+    /// What stands for its address where programs know no GIDs ([`lid_of`]).
+    pub lid: u16,
     /// `port_cap_flags`: there is a connection manager, and GIDs are IP addresses.
     pub cap_flags: u32,
     /// `IBV_WIDTH_4X`, of lanes of 25 Gb/s: software has no figure of its own, and programs size their windows by it.
     pub active_width: u8,
     /// The speed of a lane, with the number of verbs.
     pub active_speed: u8,
+}
+
+/// What stands for an address where programs know no GIDs: its last 16 bits. RoCE has no LIDs, so this is good among
+/// neighbours whose addresses differ in nothing else.
+pub fn lid_of(gid: Gid) -> u16 {
+    let [.., high, low] = gid.0;
+    u16::from_be_bytes([high, low])
 }
 
 /// The state of a port, with the numbers of `enum ibv_port_state`.
@@ -306,6 +315,7 @@ impl Context {
             max_msg_size: MAX_MESSAGE,
             bad_pkey_cntr: counters.rx_pkey_violation,
             qkey_viol_cntr: counters.rx_qkey_violation,
+            lid: nic.config().port.main_gid().and_then(|i| nic.config().port.gid(i)).map_or(0, lid_of),
             cap_flags: 1 << 16 | 1 << 26,
             active_width: 2,
             active_speed: 32,

@@ -31,12 +31,31 @@ impl Context {
             let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], Some(TimeSpec::from(left)), None);
             match ready {
                 Ok(0) => return Err(WaitError::TimedOut(timeout)),
-                Ok(_) | Err(Errno::EINTR) => {}
+                Ok(_) => {}
+                Err(Errno::EINTR) if !signals_restart_calls() => return Err(WaitError::Interrupted),
+                Err(Errno::EINTR) => {}
                 // poll fails for want of memory only; a short rest is better than a loop.
                 Err(_) => std::thread::sleep(left.min(Duration::from_millis(1))),
             }
         }
     }
+}
+
+/// Whether every signal that this process handles is handled so that calls go on afterwards: `ppoll` itself never does, and
+/// does not say which signal it was.
+fn signals_restart_calls() -> bool {
+    (1..=libc::SIGRTMAX()).all(|signal| {
+        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: only asks; the struct has room for what is there.
+        let action = unsafe {
+            // The C library keeps a few for itself.
+            if libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) != 0 {
+                return true;
+            }
+            action.assume_init()
+        };
+        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) || action.sa_flags & libc::SA_RESTART != 0
+    })
 }
 
 /// Lets virtual time pass until `take` brings something.

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::make_private;
-use crate::verbs::Adapter;
+use crate::verbs::{Adapter, lid_of};
 
 /// `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as libibverbs says too.
 const CAP_MASK: &str = "0x04010000";
@@ -84,7 +84,7 @@ impl Tree {
             ("link_layer", "Ethernet"),
             ("rate", "100 Gb/sec (4X EDR)"),
             ("cap_mask", CAP_MASK),
-            ("lid", "0x0"),
+            ("lid", &format!("{:#x}", lid_of(adapter.address().into()))),
             ("lid_mask_count", "0"),
             ("sm_lid", "0x0"),
             ("sm_sl", "0"),

@@ -130,9 +130,9 @@ pub(super) fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other(format!("{} descriptors are too many for a message", fds.len())));
     }
-    let mut text = line.to_string();
-    text.truncate(text.floor_char_boundary(MAX_LEN));
-    sendmsg(to, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+    let text = line.to_string();
+    let text = &text.as_bytes()[..text.len().min(MAX_LEN)];
+    sendmsg(to, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
