@@ -57,6 +57,7 @@ pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
         vendor_err: 0,
         solicited: false,
         grh: false,
+        over_ipv4: false,
         pkey_index: 0,
     }
 }
@@ -137,6 +138,7 @@ impl Responder {
             imm: s.imm(),
             solicited: s.flags.solicited,
             grh: true,
+            over_ipv4: grh[0] >> 4 != 6,
             ..completion(us, a.from)
         };
         if len > recv.room() {
