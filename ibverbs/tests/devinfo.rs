@@ -1,6 +1,7 @@
 //! `urxe devinfo` and `ibv_devinfo -v` say the same of the same device; all GIDs of an interface work for programs.
 
 mod support;
+#[allow(dead_code, reason = "programs are moved into a namespace by ip, not threads")]
 #[path = "../../tests/support/veth.rs"]
 mod veth;
 

@@ -375,7 +375,9 @@ mod tests {
         let later = now + AWAKE.as_nanos() as u64 + 2 * US;
         receive(&mut link, later);
         looks(&scripts);
-        (1..=10).for_each(|i| _ = receive(&mut link, later + i * US));
+        for i in 1..=10 {
+            receive(&mut link, later + i * US);
+        }
         assert_eq!(looks(&scripts), [10, 0], "the one that was used last stays awake");
         // To send is to use, too: the answer is waited for.
         let mut queue = TxQueue::new(link.info().burst);

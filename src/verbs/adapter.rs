@@ -103,7 +103,7 @@ impl Adapter {
             let active = of.is_some_and(|i| i.has_carrier);
             return Ok(Adapter { link, interface, active, mac: station.mac.0, gids });
         }
-        let of = of.ok_or_else(|| AdapterError::NoAddress { interface })?;
+        let of = of.ok_or(AdapterError::NoAddress { interface })?;
         Ok(Adapter { mac: of.mac, ..Adapter::over_udp(link, &of, &of.addresses) })
     }
 
