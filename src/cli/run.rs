@@ -215,7 +215,7 @@ impl Surroundings {
 /// Where a user's directories of ours are. They stay: the program takes this process's place, so nobody could remove them.
 fn private_base() -> Result<PathBuf, CliError> {
     let owner = nix::unistd::getuid().as_raw();
-    let base = runtime_directory(owner).join(format!("urxe-{owner}"));
+    let base = runtime_directory(owner).join(format!("urxe-{}", outside(owner)));
     make_private(&base).map_err(cannot_make(&base))?;
     // Somebody else's directory would be somebody else's libraries.
     if !is_private(&base, owner) {
@@ -226,6 +226,18 @@ fn private_base() -> Result<PathBuf, CliError> {
         return Err(CliError::Usage(text));
     }
     Ok(base)
+}
+
+/// What a user is called outside a user namespace, where all who are root in theirs share `/tmp`.
+fn outside(user: u32) -> u32 {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let number = |word: Option<&str>| word.and_then(|word| word.parse::<u32>().ok());
+    let find = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (inside, outside, count) = (number(words.next())?, number(words.next())?, number(words.next())?);
+        user.checked_sub(inside).filter(|nth| *nth < count).and_then(|nth| outside.checked_add(nth))
+    };
+    map.lines().find_map(find).unwrap_or(user)
 }
 
 fn cannot_make(what: &Path) -> impl FnOnce(io::Error) -> CliError {

@@ -54,7 +54,8 @@ fn signals_restart_calls() -> bool {
             }
             action.assume_init()
         };
-        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) || action.sa_flags & libc::SA_RESTART != 0
+        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+            || action.sa_flags & libc::SA_RESTART != 0
     })
 }
 

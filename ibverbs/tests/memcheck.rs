@@ -1,0 +1,70 @@
+//! Programs on the library under valgrind's memcheck: no access that is none of theirs, no use of what nobody has set.
+
+mod support;
+
+use std::process::Command;
+use std::time::Duration;
+
+use support::{Library, Running, addresses, port, text, wait_for_listener};
+
+/// What memcheck has found of which a part is the library's: each finding ends with a line of no more than its process.
+/// perftest has some of its own, as it sends parts of its stack that it never set.
+fn of_the_library(told: &str) -> Vec<&str> {
+    let ends = |line: &str| line.starts_with("==") && line.ends_with("== ");
+    let mut findings = vec![0..0];
+    let mut at = 0;
+    for line in told.split_inclusive('\n') {
+        at += line.len();
+        let last = findings.last_mut().expect("there is one");
+        last.end = at;
+        if ends(line.trim_end_matches('\n')) {
+            findings.push(at..at);
+        }
+    }
+    let findings = findings.into_iter().map(|range| &told[range]);
+    findings
+        .filter(|text| {
+            text.contains("libibverbs.so") || text.contains("urxe::") || text.contains("ibverbs::")
+        })
+        .collect()
+}
+
+fn both_ends(program: &str, args: &[&str]) {
+    let library = Library::new();
+    let [server, client] = addresses();
+    let port = port().to_string();
+    let checked = |address: &str, host: &[&str]| {
+        let mut command: Command = library.program("valgrind", address);
+        command.args(["-q", program]).args(args).args(["-p", &port]).args(host);
+        Running::new(command)
+    };
+    let serving = checked(&server, &[]);
+    wait_for_listener(&port);
+    let client = checked(&client, &["127.0.0.1"]).finish(Duration::from_secs(120));
+    let server = serving.finish(Duration::from_secs(60));
+    let told = format!("{program} {args:?}\nclient:\n{}\nserver:\n{}", text(&client), text(&server));
+    assert!(client.status.success() && server.status.success(), "{told}");
+    let found = [text(&client), text(&server)];
+    assert!(found.iter().all(|told| of_the_library(told).is_empty()), "{told}");
+}
+
+#[test]
+fn a_finding_in_the_library_is_seen() {
+    let told = "==7== Invalid read of size 8\n==7==    at 0x1: ??? (in /usr/bin/ib_write_bw)\n==7== \n\
+                ==7== Invalid read of size 4\n==7==    at 0x2: urxe::verbs::cq::Cq::poll (cq.rs:130)\n==7== \n";
+    let found = of_the_library(told);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("size 4"), "{found:?}");
+}
+
+#[test]
+fn ping_pong() {
+    both_ends("ibv_rc_pingpong", &["-g", "0", "-n", "50", "-c"]);
+    both_ends("ibv_ud_pingpong", &["-g", "0", "-n", "50", "-e"]);
+}
+
+#[test]
+fn perftest() {
+    both_ends("ib_write_bw", &["-F", "-n", "20", "-s", "4096"]);
+    both_ends("ib_write_lat", &["-F", "-n", "20"]);
+}
