@@ -6,7 +6,7 @@ use urxe::transport::AddressVector;
 use urxe::verbs::{Ah, Gid, grh};
 
 use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_wc};
-use crate::context::Context;
+use crate::context::{Context, is_inherited};
 use crate::domain::ProtectionDomain;
 use crate::errno::{minus_one, null};
 use crate::object::{Object, Shown};
@@ -138,6 +138,10 @@ unsafe extern "C" fn create_ah_from_wc(
 }
 
 unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a handle that was given out, and its domain, which could not go while it was there.
     unsafe {
         let pd = (*c).pd;

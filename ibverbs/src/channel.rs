@@ -7,7 +7,7 @@ use std::time::Duration;
 use urxe::verbs::{CompletionChannel, WaitError};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use crate::context::{Context, queue_at};
+use crate::context::{Context, is_inherited, queue_at};
 use crate::errno::{minus_one, null};
 use crate::object::{Object, Shown, Users};
 use crate::queue::Queue;
@@ -65,6 +65,10 @@ unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_
 }
 
 unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a channel that was given out.
     unsafe {
         if Channel::of(c).users.any() {

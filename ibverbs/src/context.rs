@@ -125,6 +125,16 @@ impl Context {
     }
 }
 
+/// Whether what is of this context is the process's parent's: then it stays as it is, and who destroys it in the child has
+/// done so. The lock of a thread that the child does not have may be held for ever.
+///
+/// # Safety
+/// A context that was opened, by this process or one that it is a child of.
+pub unsafe fn is_inherited(context: *mut ibv_context) -> bool {
+    // SAFETY: the caller's.
+    unsafe { Context::of(context) }.nic.is_inherited()
+}
+
 /// A table that has nothing but what is said here.
 fn table() -> verbs_context {
     // SAFETY: all of it may be zeros, which are no functions.
@@ -197,6 +207,10 @@ fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
 }
 
 unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited(c) } {
+        return 0;
+    }
     // SAFETY: an open context.
     let context: *const Context = unsafe { Context::of(c) };
     // SAFETY: made by `open_device`, and the program uses it no more. What is left of it keeps the NIC by itself.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use urxe::verbs::Dm;
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
-use crate::context::Context;
+use crate::context::{Context, is_inherited};
 use crate::domain::ProtectionDomain;
 use crate::errno::null;
 use crate::object::{Object, Shown, Users};
@@ -62,6 +62,10 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
 }
 
 pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: memory that was given out, of an open context.
     unsafe {
         if DeviceMemory::of(c).users.any() {

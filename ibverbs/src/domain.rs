@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use urxe::verbs::{Pd, Xrcd};
 
 use crate::abi::{ibv_context, ibv_pd, ibv_td, ibv_xrcd, ibv_xrcd_init_attr};
-use crate::context::Context;
+use crate::context::{Context, is_inherited};
 use crate::errno;
 use crate::object::{Object, Shown, Users};
 
@@ -85,6 +85,10 @@ unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a domain that was given out, of an open context.
     unsafe {
         if ProtectionDomain::of(c).users.any() {
@@ -200,6 +204,10 @@ pub unsafe extern "C" fn open_xrcd(
 }
 
 pub unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a domain that was given out, of an open context.
     unsafe {
         let domain = XrcDomain::of(c);

@@ -13,7 +13,7 @@ use crate::abi::{
     ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr, ibv_xrcd,
 };
 use crate::address;
-use crate::context::{Context, address_of};
+use crate::context::{Context, address_of, is_inherited};
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::errno::null;
 use crate::object::{Object, Shown};
@@ -189,6 +189,10 @@ pub unsafe extern "C" fn create_qp_ex(
 }
 
 unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a queue pair that was given out, and what it was made with, which could not go while it was there.
     unsafe {
         let context = Context::of((*c).context);

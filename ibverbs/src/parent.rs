@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+use crate::context::is_inherited;
 use crate::domain::{Parts, ProtectionDomain};
 use crate::errno::null;
 use crate::object::{Object, Shown, Users};
@@ -28,6 +29,10 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
 }
 
 pub unsafe extern "C" fn dealloc_td(c: *mut ibv_td) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a domain that was given out.
     unsafe {
         if ThreadDomain::of(c).users.any() {

@@ -8,7 +8,7 @@ use urxe::verbs::{Completion, Cq, CqOptions, DestroyCqError, Notify, WcFlags};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_pd, ibv_wc};
 use crate::channel::{Channel, LONG};
-use crate::context::{Context, address_of};
+use crate::context::{Context, address_of, is_inherited};
 use crate::domain::ProtectionDomain;
 use crate::errno;
 use crate::object::{Object, Shown};
@@ -113,6 +113,10 @@ unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a queue that was given out, and what it was made with.
     let (queue, owner, channel) = unsafe { (Queue::of(c), Context::of((*c).context), (*c).channel) };
     if let Err(e @ DestroyCqError::InUse(_)) = queue.cq.clone().destroy(Duration::ZERO) {

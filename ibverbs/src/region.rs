@@ -8,7 +8,7 @@ use urxe::memory::{knows_what_is_mapped, may_write, page_size};
 use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
-use crate::context::Context;
+use crate::context::{Context, is_inherited};
 use crate::dm::DeviceMemory;
 use crate::domain::ProtectionDomain;
 use crate::object::{Object, Shown};
@@ -265,6 +265,10 @@ unsafe extern "C" fn rereg_mr(
 }
 
 unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a region that was given out.
     let region = unsafe { Region::of(c) };
     let mut mr = region.mr.lock();
@@ -330,6 +334,10 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
 }
 
 pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a window that was given out, and its domain, which could not go while it was there.
     unsafe {
         let pd = (*c).pd;

@@ -7,7 +7,7 @@ use urxe::verbs::{RecvCaps, Srq};
 use crate::abi::{
     ibv_context, ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_xrcd,
 };
-use crate::context::{Context, address_of};
+use crate::context::{Context, address_of, is_inherited};
 use crate::domain::{ProtectionDomain, XrcDomain};
 use crate::errno::null;
 use crate::object::{Object, Shown, Users};
@@ -152,6 +152,10 @@ unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int
 }
 
 unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
+    // SAFETY: as below.
+    if unsafe { is_inherited((*c).context) } {
+        return 0;
+    }
     // SAFETY: a queue that was given out, and what it was made with, which could not go while it was there.
     unsafe {
         let queue = SharedQueue::of(c);

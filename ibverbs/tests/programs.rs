@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{Corners, Library, Running, addresses, port, text, wait_for_listener};
+use support::{CProgram, Library, Running, addresses, port, text, wait_for_listener};
 
 /// Runs both ends of a ping-pong program; what the client has said.
 fn pingpong(program: &str, args: &[&str]) -> String {
@@ -85,6 +85,13 @@ fn rc_pingpong() {
         &["-s", "100000", "-n", "200", "-m", "4096"],
         &["-t"],
         &["-e", "-c", "-l", "0"],
+        &["-N"],
+        &["-N", "-e", "-c"],
+        &["-N", "-t", "-c"],
+        &["-o"],
+        &["-o", "-P", "-e", "-c"],
+        &["-O"],
+        &["-O", "-P", "-N", "-t", "-c"],
     ] {
         let told = pingpong("ibv_rc_pingpong", args);
         assert_eq!(told.matches("iters in").count(), 2, "{told}");
@@ -122,13 +129,21 @@ fn xsrq_pingpong() {
 
 /// Runs one of the corners of `c/corners.c` on the library.
 fn corner(name: &str) -> String {
-    let (library, corners) = (Library::new(), Corners::build());
+    let (library, corners) = (Library::new(), CProgram::build("corners"));
     let [address, _] = addresses();
     let mut command = library.program(corners.program(), &address);
     command.arg(name);
     let out = Running::new(command).finish(Duration::from_secs(60));
     assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
     text(&out)
+}
+
+#[test]
+fn a_program_forks_while_its_device_is_busy() {
+    let (library, forks) = (Library::new(), CProgram::build("forks"));
+    let [address, _] = addresses();
+    let out = Running::new(library.program(forks.program(), &address)).finish(Duration::from_secs(60));
+    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use support::{Corners, Running, addresses, built, library, port, preload, text, urxe, wait_for_listener};
+use support::{CProgram, Running, addresses, built, library, port, preload, text, urxe, wait_for_listener};
 
 fn output(args: &[&str]) -> Output {
     Running::new(urxe(args)).finish(Duration::from_secs(30))
@@ -192,7 +192,7 @@ fn what_a_program_sends_is_captured_and_disturbed() {
 fn a_capture_is_whole_however_the_program_ends() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.pcapng");
-    let corners = Corners::build();
+    let corners = CProgram::build("corners");
     let [address, _] = addresses();
     let args =
         ["run", "--ip", &address, "--capture", file.to_str().unwrap(), "--", corners.program(), "linger"];

@@ -198,7 +198,7 @@ fn programs_of_other_users_are_refused_unless_told_otherwise() {
 #[test]
 fn a_program_that_waits_for_its_children_has_none_by_us() {
     let (library, [address, _]) = (Library::new(), addresses());
-    let corners = support::Corners::build();
+    let corners = support::CProgram::build("corners");
     let mut command = library.program(corners.program(), &address);
     command.arg("children");
     let out = Running::new(command).finish(Duration::from_secs(30));

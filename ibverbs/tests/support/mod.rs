@@ -137,19 +137,19 @@ pub fn wait_for_listener(port: &str) {
     }
 }
 
-/// `c/corners.c`, built against the installed header and libibverbs.
-pub struct Corners(tempfile::TempDir, String);
+/// A program of `c/`, built against the installed header and libibverbs.
+pub struct CProgram(tempfile::TempDir, String);
 
-impl Corners {
-    pub fn build() -> Corners {
+impl CProgram {
+    pub fn build(name: &str) -> CProgram {
         let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join("corners").to_str().unwrap().to_owned();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/corners.c");
+        let program = dir.path().join(name).to_str().unwrap().to_owned();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
         let mut cc = Command::new("cc");
         cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o", &program]).arg(source).arg("-libverbs");
         let built = cc.output().expect("a C compiler (apt-get install gcc)");
         assert!(built.status.success(), "{} (apt-get install libibverbs-dev)", text(&built));
-        Corners(dir, program)
+        CProgram(dir, program)
     }
 
     pub fn program(&self) -> &str {
