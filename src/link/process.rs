@@ -1,5 +1,8 @@
-//! Which process this is: a child of fork has a copy of all that its parent had, but none of its threads.
+//! Which process this is: a child of fork has a copy of all that its parent had, but none of its threads. And what its
+//! signals do.
 
+use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,6 +33,24 @@ impl Process {
 
 extern "C" fn count() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether every signal that this process handles is handled so that calls go on afterwards: `poll` and its
+/// like never do, and do not say which signal it was.
+pub(crate) fn signals_restart_calls() -> bool {
+    (1..=libc::SIGRTMAX()).all(|signal| {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: only asks; the struct has room for what is there.
+        let action = unsafe {
+            // The C library keeps a few for itself.
+            if libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) != 0 {
+                return true;
+            }
+            action.assume_init()
+        };
+        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+            || action.sa_flags & libc::SA_RESTART != 0
+    })
 }
 
 #[cfg(test)]

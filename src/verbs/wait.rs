@@ -9,6 +9,7 @@ use nix::sys::time::TimeSpec;
 
 use super::{Context, WaitError};
 use crate::link::fabric::Fabric;
+use crate::link::process::signals_restart_calls;
 
 impl Context {
     /// Waits until `take` brings something; `fd` becomes readable when it may.
@@ -39,24 +40,6 @@ impl Context {
             }
         }
     }
-}
-
-/// Whether every signal that this process handles is handled so that calls go on afterwards: `ppoll` itself never does, and
-/// does not say which signal it was.
-fn signals_restart_calls() -> bool {
-    (1..=libc::SIGRTMAX()).all(|signal| {
-        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only asks; the struct has room for what is there.
-        let action = unsafe {
-            // The C library keeps a few for itself.
-            if libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) != 0 {
-                return true;
-            }
-            action.assume_init()
-        };
-        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
-            || action.sa_flags & libc::SA_RESTART != 0
-    })
 }
 
 /// Lets virtual time pass until `take` brings something.
