@@ -147,7 +147,7 @@ fn devinfo_lists_links_and_describes_one() {
 fn a_bad_command_line_is_refused_with_the_reason() {
     for (args, reason) in [
         (&["serve", "--link", "ib0"][..], "there is no link 'ib0'"),
-        (&["serve", "--link", "udp:here"], "'here' is no IP address"),
+        (&["serve", "--link", "udp:10.0.0"], "'10.0.0' is no IP address"),
         (&["serve", "--fault", "lose=3"], "'lose' is no action"),
         (&["serve", "--mtu", "1500"], "'1500' is no path MTU"),
         (&["serve", "--personality", "efa"], "there is no personality 'efa': there are strict, rxe, mlx5"),

@@ -34,7 +34,7 @@ unsafe impl Object for DeviceMemory {
 }
 
 /// Hands it to C under a number, by which it can be imported.
-fn give(context: *mut ibv_context, dm: Dm, handle: u32) -> *mut ibv_dm {
+fn give(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
     let c = ibv_dm {
         context,
         memcpy_to_dm: Some(memcpy_to_dm),
@@ -42,7 +42,22 @@ fn give(context: *mut ibv_context, dm: Dm, handle: u32) -> *mut ibv_dm {
         comp_mask: 0,
         handle,
     };
-    DeviceMemory { c: Shown::new(c), dm, users: Users::default() }.give()
+    DeviceMemory { c: Shown::new(c), dm, users }.give()
+}
+
+impl DeviceMemory {
+    /// Says that one of its users is gone.
+    ///
+    /// # Safety
+    /// It was given out and had that user.
+    pub unsafe fn leave(c: *mut ibv_dm) {
+        // SAFETY: it could not go while it had the user; unless it is there for its users alone, of which this was the last.
+        unsafe {
+            if DeviceMemory::of(c).users.remove() {
+                drop(DeviceMemory::take(c));
+            }
+        }
+    }
 }
 
 pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
@@ -55,7 +70,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
     match of.nic.alloc_dm(attr.length) {
         Ok(dm) => {
             let handle = of.dms.add(dm.clone());
-            give(context, dm, handle)
+            give(context, dm, handle, Users::default())
         }
         Err(e) => null(e.errno()),
     }
@@ -125,12 +140,16 @@ pub unsafe extern "C" fn reg_dm_mr(
 unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.dms.get(handle) {
-        Some(dm) => give(context, dm, handle),
+        Some(dm) => give(context, dm, handle, Users::of_import()),
         None => null(libc::ENOENT),
     }
 }
 
 unsafe extern "C" fn unimport_dm(c: *mut ibv_dm) {
-    // SAFETY: memory that was imported, which the program uses no more.
-    drop(unsafe { DeviceMemory::take(c) });
+    // SAFETY: memory that was imported, and is of this process.
+    unsafe {
+        if !is_inherited((*c).context) {
+            DeviceMemory::leave(c);
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! Protection domains and XRC domains.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use urxe::verbs::{Pd, Xrcd};
 
@@ -26,8 +25,6 @@ pub struct ProtectionDomain {
     pub users: Users,
     /// Of a parent domain.
     parts: Option<Parts>,
-    /// It was unimported and goes with its last user.
-    is_left: AtomicBool,
 }
 
 /// What a parent domain is made of.
@@ -52,12 +49,11 @@ impl ProtectionDomain {
     pub fn give_new(context: *mut ibv_context, pd: Pd, parts: Option<Parts>) -> *mut ibv_pd {
         // SAFETY: an open context.
         let handle = unsafe { Context::of(context) }.pds.add(pd.clone());
-        ProtectionDomain::give_numbered(ibv_pd { context, handle }, pd, parts)
+        ProtectionDomain::give_numbered(ibv_pd { context, handle }, pd, parts, Users::default())
     }
 
-    fn give_numbered(c: ibv_pd, pd: Pd, parts: Option<Parts>) -> *mut ibv_pd {
-        let (users, is_left) = (Users::default(), AtomicBool::new(false));
-        ProtectionDomain { c: Shown::new(c), pd, users, parts, is_left }.give()
+    fn give_numbered(c: ibv_pd, pd: Pd, parts: Option<Parts>, users: Users) -> *mut ibv_pd {
+        ProtectionDomain { c: Shown::new(c), pd, users, parts }.give()
     }
 
     /// Says that one of its users is gone.
@@ -67,9 +63,7 @@ impl ProtectionDomain {
     pub unsafe fn leave(c: *mut ibv_pd) {
         // SAFETY: it could not go while it had the user; unless it is there for its users alone, of which this was the last.
         unsafe {
-            let domain = ProtectionDomain::of(c);
-            domain.users.remove();
-            if domain.is_left.load(Ordering::Acquire) && !domain.users.any() {
+            if ProtectionDomain::of(c).users.remove() {
                 drop(ProtectionDomain::take(c));
             }
         }
@@ -106,19 +100,21 @@ unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
 unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.pds.get(handle) {
-        Some(pd) => ProtectionDomain::give_numbered(ibv_pd { context, handle }, pd, None),
+        Some(pd) => {
+            let users = Users::of_import();
+            ProtectionDomain::give_numbered(ibv_pd { context, handle }, pd, None, users)
+        }
         None => errno::null(libc::ENOENT),
     }
 }
 
 /// Programs do this before they destroy what they have made in it.
 unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
-    // SAFETY: a domain that was imported.
+    // SAFETY: a domain that was imported, and is of this process.
     unsafe {
-        let domain = ProtectionDomain::of(c);
-        domain.users.add();
-        domain.is_left.store(true, Ordering::Release);
-        ProtectionDomain::leave(c);
+        if !is_inherited((*c).context) {
+            ProtectionDomain::leave(c);
+        }
     }
 }
 

@@ -55,20 +55,31 @@ unsafe impl<C> Sync for Shown<C> {}
 // SAFETY: the same.
 unsafe impl<C> Send for Shown<C> {}
 
-/// How many objects are made of one, which therefore has to stay.
+/// How many objects are made of one, which therefore has to stay. One that was imported has a user more until it is
+/// unimported, which programs may do before they destroy what they have made of it: then it goes with its last user.
 #[derive(Default)]
-pub struct Users(AtomicUsize);
+pub struct Users {
+    count: AtomicUsize,
+    is_imported: bool,
+}
 
 impl Users {
-    pub fn add(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+    pub fn of_import() -> Users {
+        Users { count: AtomicUsize::new(1), is_imported: true }
     }
 
-    pub fn remove(&self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+    pub fn add(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One less; whether the object is to go, which nobody else finds then.
+    pub fn remove(&self) -> bool {
+        // Looked at first: where it is not the last, the object may be gone.
+        let is_imported = self.is_imported;
+        self.count.fetch_sub(1, Ordering::AcqRel) == 1 && is_imported
     }
 
     pub fn any(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
+        self.count.load(Ordering::Acquire) > usize::from(self.is_imported)
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use urxe::memory::{knows_what_is_mapped, may_write, page_size};
+use urxe::memory::{knows_what_is_mapped, may_read, may_write, page_size};
 use urxe::verbs::{Access, DmMr, Mw, NullMr, RawMr, WindowKind};
 
 use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
@@ -75,21 +75,28 @@ pub fn access(bits: c_uint) -> Access {
     Access(bits & !OPTIONAL | optional)
 }
 
-/// Whether a device could pin the range: all of it is mapped, and writable at both ends if the device is to write it.
+/// Whether a device could pin the range: all of it can be read (where the kernel cannot tell, is mapped), and it is writable
+/// at both ends if the device is to write it.
 fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
-    const PAGES: usize = 4096;
     let page = page_size();
-    let mut state = [0_u8; PAGES];
     let first = addr - addr % page;
     let Some(end) = addr.checked_add(len) else { return false };
-    let is_mapped = (first..end).step_by(page * PAGES).all(|at| {
+    let is_there =
+        if knows_what_is_mapped() { may_read(first, end - first) } else { is_mapped(first, end, page) };
+    let last = end.saturating_sub(1);
+    let ends = [first, last - last % page];
+    is_there && (!access.allows(Access::LOCAL_WRITE) || ends.iter().all(|at| is_writable(*at, page)))
+}
+
+/// Whether there is a mapping for all of a range, whatever it allows.
+fn is_mapped(first: usize, end: usize, page: usize) -> bool {
+    const PAGES: usize = 4096;
+    let mut state = [0_u8; PAGES];
+    (first..end).step_by(page * PAGES).all(|at| {
         let len = (end - at).min(page * PAGES);
         // SAFETY: the kernel writes a byte for each page of the range, and reads none of them.
         unsafe { libc::mincore(std::ptr::without_provenance_mut(at), len, state.as_mut_ptr()) == 0 }
-    });
-    let last = end.saturating_sub(1);
-    let ends = [first, last - last % page];
-    is_mapped && (!access.allows(Access::LOCAL_WRITE) || ends.iter().all(|at| is_writable(*at, page)))
+    })
 }
 
 /// Whether a page may be written, as far as the kernel can tell.
@@ -111,6 +118,9 @@ unsafe fn register(
     let is_pinned = !access.allows(Access::ON_DEMAND) && length != 0;
     if is_pinned && !can_be_pinned(addr.addr(), length, access) {
         return errno::null(libc::EFAULT);
+    }
+    if access.allows(Access::ON_DEMAND) && !knows_what_is_mapped() {
+        return errno::null(libc::EOPNOTSUPP);
     }
     // SAFETY: the program keeps the memory as long as the region, which is what registering means.
     let registered = unsafe {
@@ -282,7 +292,7 @@ unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
         Some(Registered::Device { region, memory }) => {
             drop(region);
             // SAFETY: the memory could not go while it was there.
-            unsafe { DeviceMemory::of(memory) }.users.remove();
+            unsafe { DeviceMemory::leave(memory) };
         }
         Some(Registered::Null { .. } | Registered::Imported) | None => {}
     }

@@ -64,7 +64,8 @@ impl Settings {
 }
 
 fn sharing() -> Result<Option<Sharing>, String> {
-    let named = variable("URXE_PROGRAM")?.map(PathBuf::from);
+    // The steward is started in another directory.
+    let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
     let any_user = with("URXE_ANY_USER", "0 or 1", |text| match text {
         "0" => Some(false),
         "1" => Some(true),

@@ -261,6 +261,8 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
         if fs::read_link(&link).ok().as_ref() != Some(file) {
             // At once: a program that another `urxe run` has just started may be looking.
             let new = directory.join(format!("{name}.{}", std::process::id()));
+            // Left by one that was killed, and had the same number.
+            let _ = fs::remove_file(&new);
             symlink(file, &new).and_then(|()| fs::rename(&new, &link)).map_err(cannot_make(&link))?;
         }
     }

@@ -1,6 +1,7 @@
 //! The interfaces of this machine (network namespace), with their addresses in the order of a GID table.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 /// An interface that is up and has an address.
@@ -28,6 +29,9 @@ pub fn interfaces() -> Vec<Interface> {
         .map(|i| {
             let mut addresses: Vec<IpAddr> = i.ips.iter().map(|net| net.ip()).collect();
             addresses.sort_by_key(place);
+            // One address may be there more than once, with several prefixes.
+            let mut seen = HashSet::new();
+            addresses.retain(|ip| seen.insert(*ip));
             let (is_loopback, has_carrier) = (i.is_loopback(), i.is_running());
             let mac = i.mac.map_or([0; 6], |mac| mac.octets());
             Interface { name: i.name, index: i.index, mac, is_loopback, has_carrier, addresses }

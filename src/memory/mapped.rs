@@ -8,6 +8,12 @@ pub fn may_write(at: usize, page: usize) -> bool {
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
+/// Whether all of some pages may be read.
+pub fn may_read(at: usize, len: usize) -> bool {
+    // SAFETY: brings in the pages, as reading would, and changes no byte.
+    unsafe { libc::madvise(std::ptr::without_provenance_mut(at), len, libc::MADV_POPULATE_READ) == 0 }
+}
+
 /// Whether the kernel says what is mapped how: Linux before 5.14 says no even of the stack. Regions on demand need it.
 pub fn knows_what_is_mapped() -> bool {
     static KNOWS: OnceLock<bool> = OnceLock::new();

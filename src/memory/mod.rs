@@ -18,7 +18,7 @@ mod window;
 
 pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
-pub use mapped::{knows_what_is_mapped, may_write, page_size};
+pub use mapped::{knows_what_is_mapped, may_read, may_write, page_size};
 pub use region::FastReg;
 pub use slice::{AtomicOp, HostSlice};
 pub use table::{RegionInfo, Reregistration, Span, Table};

@@ -358,7 +358,8 @@ impl Context {
     }
 
     /// Whether this is but a copy of what the process's parent has, as after a fork: no packet leaves it or comes to it, and
-    /// what is made of it or dropped changes nothing there. A device that is opened in the child is the child's own.
+    /// what is made of it changes nothing there. A device that is opened in the child is the child's own. What is of the
+    /// parent's is to be left alone or forgotten: a thread that the child does not have may have held its lock.
     pub fn is_inherited(&self) -> bool {
         self.0.shards.are_inherited()
     }

@@ -226,6 +226,8 @@ impl Shards {
 impl Drop for Shards {
     fn drop(&mut self) {
         if self.are_inherited() {
+            // To drop them would detach them, and a child may have other threads in their place.
+            self.threads.drain(..).for_each(std::mem::forget);
             return;
         }
         self.all.iter().for_each(|shard| shard.stop());

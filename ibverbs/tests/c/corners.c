@@ -275,6 +275,17 @@ static void memory(void)
 	CHECK(!munmap(two + page, page));
 	CHECK(!ibv_reg_mr(pd, two, page + 1, IBV_ACCESS_REMOTE_READ) && errno == EFAULT);
 	CHECK(!ibv_reg_mr(pd, (void *)-4096, 8192, 0) && errno == EFAULT);
+
+	/* A hole in the middle, and what is behind the end of a file. */
+	char *three = mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(three != MAP_FAILED && !mprotect(three + page, page, PROT_NONE));
+	CHECK(!ibv_reg_mr(pd, three, 3 * page, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
+	CHECK(!ibv_reg_mr(pd, three, 2 * page, IBV_ACCESS_REMOTE_READ) && errno == EFAULT);
+	FILE *file = tmpfile();
+	CHECK(file && !ftruncate(fileno(file), page));
+	char *of_file = mmap(NULL, 2 * page, PROT_READ, MAP_SHARED, fileno(file), 0);
+	CHECK(of_file != MAP_FAILED && (mr = ibv_reg_mr(pd, of_file, page, 0)) && !ibv_dereg_mr(mr));
+	CHECK(!ibv_reg_mr(pd, of_file, 2 * page, 0) && errno == EFAULT);
 }
 
 /* A device that is opened more than once: one NIC, and contexts that have nothing to do with each other. */

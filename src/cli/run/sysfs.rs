@@ -240,7 +240,7 @@ mod tests {
         tree.write(&root).unwrap();
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap();
         let port = "class/infiniband/urxe0/ports/1";
-        assert_eq!(read("class/infiniband/urxe0/node_guid"), "5258:fffe:0a4d:0001\n");
+        assert_eq!(read("class/infiniband/urxe0/node_guid"), "5058:0aff:fe4d:0001\n");
         assert_eq!(read(&format!("{port}/gids/0")), "0000:0000:0000:0000:0000:ffff:0a4d:0001\n");
         assert_eq!(read(&format!("{port}/gids/1")), "fd00:0000:0000:0000:0000:0000:0000:0001\n");
         assert_eq!(read(&format!("{port}/gid_attrs/types/1")), "RoCE v2\n");

@@ -82,9 +82,8 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
 /// What there is to know of a socket of this address that another process has opened.
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<Opened, UdpLinkError> {
     let read = |level, name| get::<libc::c_int>(&socket, level, name);
-    let segments = options.segmentation
-        && read(libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|on| on != 0)
-        && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
+    // Whether what comes is joined is another matter, which the processes that share the address decide.
+    let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
     let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer's size", source };
     let rcvbuf = rcvbuf.map_err(failed)? as usize;

@@ -1,13 +1,15 @@
 //! The sockets of one address, and what keeps them.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, getsockname, socketpair, sockopt};
 
 use super::super::{UdpLinkError, socket, steer};
 use super::{Place, message};
 use crate::nic::Seat;
+use crate::wire::ROCE_PORT;
 
 /// A descriptor that keeps all sockets of an address open, by a message with them that nobody takes.
 pub(super) struct Keeper(OwnedFd);
@@ -68,6 +70,15 @@ impl Held {
 
     /// Takes it over from a process that has a seat.
     pub fn take_over(place: Place, keeper: Keeper) -> io::Result<Held> {
-        Ok(Held { place, sockets: keeper.sockets()?, keeper })
+        let sockets = keeper.sockets()?;
+        let is_one = |socket: &OwnedFd| {
+            let bound = getsockname(socket).ok().and_then(|at| SocketAddr::try_from(at).ok());
+            let is_there = bound.is_some_and(|at| (at.ip(), at.port()) == (place.ip, ROCE_PORT));
+            is_there && sockopt::socket_type(socket) == Ok(SocketType::DGRAM)
+        };
+        if !sockets.iter().all(is_one) {
+            return Err(io::Error::other("no sockets of its port"));
+        }
+        Ok(Held { place, sockets, keeper })
     }
 }

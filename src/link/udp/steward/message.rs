@@ -17,11 +17,11 @@ use crate::nic::Seat;
 /// Begins every line: who speaks another version is no help.
 const VERSION: &str = "urxe-steward-1";
 
-/// Descriptors in one message at most.
-pub(super) const MAX_FDS: usize = Seat::COUNT + 8;
+/// Descriptors in one message at most: the kernel's SCM_MAX_FD.
+const MAX_FDS: usize = 253;
 
 /// Bytes of a line at most.
-const MAX_LEN: usize = 1024;
+const MAX_LEN: usize = 8192;
 
 /// What a process asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -73,10 +73,17 @@ impl FromStr for Request {
         let shards = number(&mut words)?;
         let places: Vec<Place> = words.map(str::parse).collect::<Result<_, _>>().map_err(|()| bad())?;
         let last = seat.unwrap_or(0).checked_add(shards).ok_or_else(bad)?;
-        let fits = usize::is_power_of_two(shards) && last <= Seat::COUNT && !places.is_empty();
-        // All sockets of an answer, in one message.
-        let fits = fits && places.len().saturating_mul(shards + 1) <= MAX_FDS;
-        if fits { Ok(Request { seat, shards, places }) } else { Err(bad()) }
+        let request = Request { seat, shards, places };
+        let fits = shards.is_power_of_two() && last <= Seat::COUNT && !request.places.is_empty();
+        if fits && request.fits_a_message() { Ok(request) } else { Err(bad()) }
+    }
+}
+
+impl Request {
+    /// Whether all that answers it can be handed over at once: for each shard what keeps its seat, and for each address
+    /// sockets and the keeper.
+    pub fn fits_a_message(&self) -> bool {
+        self.shards.saturating_add(self.places.len().saturating_mul(self.shards.saturating_add(1))) <= MAX_FDS
     }
 }
 
@@ -131,8 +138,10 @@ pub(super) fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_
         return Err(io::Error::other(format!("{} descriptors are too many for a message", fds.len())));
     }
     let text = line.to_string();
-    let text = &text.as_bytes()[..text.len().min(MAX_LEN)];
-    sendmsg(to, &[IoSlice::new(text)], &mut control, SendFlags::NOSIGNAL)?;
+    if text.len() > MAX_LEN {
+        return Err(io::Error::other(format!("{} bytes are too many for a message", text.len())));
+    }
+    sendmsg(to, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
@@ -142,7 +151,8 @@ pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String,
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut text = [0; MAX_LEN];
-    let peek = if peek { RecvFlags::PEEK } else { RecvFlags::empty() };
+    // Whose descriptor it is decides whether it would wait; a look does not.
+    let peek = if peek { RecvFlags::PEEK | RecvFlags::DONTWAIT } else { RecvFlags::empty() };
     let flags = RecvFlags::CMSG_CLOEXEC | peek;
     let got = loop {
         match recvmsg(&from, &mut [IoSliceMut::new(&mut text)], &mut control, flags) {
@@ -157,7 +167,8 @@ pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String,
         }
     }
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(io::Error::other("a message was cut short: are there too many open files?"));
+        // For want of descriptors, as nobody sends more than there is room for.
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     let line = String::from_utf8_lossy(&text[..got.bytes]).into_owned();
     Ok((got.bytes > 0).then_some((line, fds)))
@@ -190,7 +201,7 @@ mod tests {
             "urxe-steward-1 join 3 10.0.0.1",
             "urxe-steward-1 join 1",
             "urxe-steward-1 join 0 10.0.0.1",
-            "urxe-steward-1 join 64 10.0.0.1 fd00::1",
+            "urxe-steward-1 join 64 10.0.0.1 fd00::1 fd00::2",
             "urxe-steward-1 join 1 ten",
             "urxe-steward-1 return 64 1 10.0.0.1",
             "urxe-steward-1 return 18446744073709551615 1 10.0.0.1",

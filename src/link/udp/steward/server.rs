@@ -3,10 +3,13 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::SigSet;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
 };
@@ -57,6 +60,9 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
 /// # Errors
 /// [`ServeError`].
 pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
+    // As the program that started it has left them.
+    let _ = SigSet::empty().thread_set_mask();
+    make_room();
     let place: Place = address.parse().map_err(|()| ServeError::Address(address.into()))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let opening = || system("opening its socket");
@@ -75,6 +81,13 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
     Ok(())
 }
 
+/// As many descriptors as may be: there are 64 for each address, all of which the keepers have in flight once more.
+fn make_room() {
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
+}
+
 struct Server {
     place: Place,
     any_user: bool,
@@ -88,10 +101,18 @@ struct Server {
 /// A process, for as long as it is connected.
 struct Client {
     connection: OwnedFd,
+    since: Instant,
     /// The first seat, and how many.
     seats: Option<(usize, usize)>,
     /// What it asked for while the port was taken.
     waiting: Option<Request>,
+}
+
+impl Client {
+    /// Whether it has said nothing for too long: who comes has something to say.
+    fn is_mute(&self) -> bool {
+        self.seats.is_none() && self.waiting.is_none() && self.since.elapsed() > PATIENCE
+    }
 }
 
 impl Server {
@@ -99,9 +120,19 @@ impl Server {
         let mut came = false;
         loop {
             let ready = self.wait(listener).map_err(system("waiting"))?;
-            while let Some(connection) = accept(listener)? {
+            while let Some(connection) = accept(listener) {
                 came = true;
-                self.clients.push(Client { connection, seats: None, waiting: None });
+                // Nothing is received from whom this is not for.
+                match self.check_user(&connection) {
+                    Ok(()) => self.clients.push(Client {
+                        connection,
+                        since: Instant::now(),
+                        seats: None,
+                        waiting: None,
+                    }),
+                    // Whoever does not listen is told nothing.
+                    Err(refusal) => drop(message::send(&connection, &refusal, &[])),
+                }
             }
             // Those that were accepted just now come with the next turn.
             for i in (0..ready.len()).rev().filter(|i| ready[*i]) {
@@ -110,6 +141,7 @@ impl Server {
                 }
             }
             self.serve_waiting();
+            self.clients.retain(|client| !client.is_mute());
             if self.clients.is_empty() && (came || self.since.elapsed() > PATIENCE) {
                 // Whoever has connected meanwhile finds nobody, and begins again.
                 return Ok(());
@@ -123,7 +155,9 @@ impl Server {
         fds.extend(self.clients.iter().map(|c| PollFd::new(c.connection.as_fd(), PollFlags::POLLIN)));
         let limit = match self.clients.iter().any(|c| c.waiting.is_some()) {
             true => PollTimeout::try_from(AGAIN).expect("ten milliseconds are few"),
-            false if self.clients.is_empty() => PollTimeout::try_from(PATIENCE).expect("so are five seconds"),
+            false if self.clients.iter().all(|c| c.seats.is_none()) => {
+                PollTimeout::try_from(PATIENCE).expect("so are five seconds")
+            }
             false => PollTimeout::NONE,
         };
         match poll(&mut fds, limit) {
@@ -141,19 +175,22 @@ impl Server {
             self.steer_if(had.is_some_and(|(_, count)| count > 1));
             return false;
         };
-        let answer = match self.check_user(i).and_then(|()| line.parse().map_err(refused)) {
+        let answer = match line.parse().map_err(refused) {
+            // It has what it came for.
+            Ok(_) if self.clients[i].seats.is_some() => {
+                Some(Err(refused("one seat is enough for a connection")))
+            }
             Ok(request) => self.grant(i, request, fds),
             Err(why) => Some(Err(why)),
         };
         match answer {
-            None => true,
-            Some(Ok(())) => true,
+            None | Some(Ok(())) => true,
             Some(Err(refusal)) => self.refuse(i, &refusal),
         }
     }
 
-    fn check_user(&self, i: usize) -> Result<(), Answer> {
-        let user = sockopt::socket_peercred(&self.clients[i].connection).map(|who| who.uid.as_raw());
+    fn check_user(&self, connection: &OwnedFd) -> Result<(), Answer> {
+        let user = sockopt::socket_peercred(connection).map(|who| who.uid.as_raw());
         let own = nix::unistd::geteuid().as_raw();
         if self.any_user || user == Ok(own) {
             return Ok(());
@@ -171,25 +208,35 @@ impl Server {
         if let Some(seat) = request.seat {
             return Some(self.welcome_back(i, seat, &request, fds));
         }
-        for place in &request.places {
-            if self.held.iter().any(|held| held.place == *place) {
-                continue;
+        let before = self.held.len();
+        let bound = request.places.iter().try_for_each(|place| self.bind(place));
+        let why = match bound {
+            Ok(()) => match self.seat(i, &request) {
+                Ok(()) => return Some(Ok(())),
+                Err(why) => why,
+            },
+            Err(UdpLinkError::Taken { ip, .. }) if self.clients[i].since.elapsed() < patience(ip) => {
+                self.clients[i].waiting = Some(request);
+                self.held.truncate(before);
+                return None;
             }
-            match Held::bind(place.clone()) {
-                Ok(held) => {
-                    if let Err(e) = steer::attach(&held.sockets[0], &steer::by_seat(&self.several())) {
-                        return Some(Err(refusal(&steer::failed(place.ip, e))));
-                    }
-                    self.held.push(held);
-                }
-                Err(UdpLinkError::Taken { ip, .. }) if self.since.elapsed() < patience(ip) => {
-                    self.clients[i].waiting = Some(request);
-                    return None;
-                }
-                Err(e) => return Some(Err(refusal(&e))),
-            }
+            Err(e) => refusal(&e),
+        };
+        // What nobody else has asked for.
+        self.held.truncate(before);
+        Some(Err(why))
+    }
+
+    /// Has an address, if it does not yet.
+    fn bind(&mut self, place: &Place) -> Result<(), UdpLinkError> {
+        if self.held.iter().any(|held| held.place == *place) {
+            return Ok(());
         }
-        Some(self.seat(i, &request))
+        let held = Held::bind(place.clone())?;
+        let steered = steer::attach(&held.sockets[0], &steer::by_seat(&self.several()));
+        steered.map_err(|source| steer::failed(place.ip, source))?;
+        self.held.push(held);
+        Ok(())
     }
 
     /// Tries again for those who wait.
@@ -212,15 +259,7 @@ impl Server {
     /// Gives it seats that nobody has.
     fn seat(&mut self, i: usize, request: &Request) -> Result<(), Answer> {
         let count = request.shards;
-        let Some((seat, tokens)) = self.free_seats(count) else {
-            let why = format!(
-                "{} is shared by as many processes as it can be ({}): use another address",
-                self.place,
-                Seat::COUNT - 1
-            );
-            return Err(Answer::Refused { errno: libc::EUSERS, why });
-        };
-        self.last = seat;
+        let (seat, tokens) = self.free_seats(count)?;
         self.clients[i].seats = Some((seat, count));
         self.steer_if(count > 1);
         let mut fds: Vec<BorrowedFd<'_>> = tokens.iter().map(AsFd::as_fd).collect();
@@ -231,22 +270,41 @@ impl Server {
             fds.extend(own.iter().map(AsFd::as_fd));
             fds.push(held.keeper.as_fd());
         }
-        // Whoever cannot be told is found gone at the next look.
-        let _ = message::send(&self.clients[i].connection, &Answer::Seated(seat), &fds);
+        if let Err(e) = message::send(&self.clients[i].connection, &Answer::Seated(seat), &fds) {
+            self.clients[i].seats = None;
+            self.steer_if(count > 1);
+            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            let why = format!("the steward of {} could not hand over its sockets: {e}", self.place);
+            return Err(Answer::Refused { errno, why });
+        }
+        self.last = seat;
         Ok(())
     }
 
     /// Seats that are free, with what keeps each from being so, in the process that has it: whether that knows this
     /// steward or not.
-    fn free_seats(&self, count: usize) -> Option<(usize, Vec<OwnedFd>)> {
+    fn free_seats(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Answer> {
         // The first is the steward's own.
         let (before, after): (Vec<usize>, Vec<usize>) =
             (0..Seat::COUNT).step_by(count).filter(|first| *first > 0).partition(|first| *first <= self.last);
-        let mut firsts = after.into_iter().chain(before);
-        firsts.find_map(|first| {
-            let tokens = (first..first + count).map(|seat| token(&self.place, seat).ok());
-            Some((first, tokens.collect::<Option<_>>()?))
-        })
+        for first in after.into_iter().chain(before) {
+            let tokens = (first..first + count).map(|seat| token(&self.place, seat));
+            match tokens.collect::<io::Result<_>>() {
+                Ok(tokens) => return Ok((first, tokens)),
+                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+                Err(e) => {
+                    let why = format!("the steward of {} cannot make what marks a seat: {e}", self.place);
+                    return Err(Answer::Refused { errno: e.raw_os_error().unwrap_or(libc::EIO), why });
+                }
+            }
+        }
+        let parts = if count == 1 { String::new() } else { format!(", {count} of them together") };
+        let why = format!(
+            "all {} parts of {} are taken by other processes{parts}: use another address",
+            Seat::COUNT - 1,
+            self.place
+        );
+        Err(Answer::Refused { errno: libc::EUSERS, why })
     }
 
     /// A process that has seats comes to this steward, which may know nothing of its sockets yet.
@@ -260,15 +318,27 @@ impl Server {
         if fds.len() != request.places.len() {
             return Err(refused("a keeper for each address is missing"));
         }
+        let (claimed, before) = (seat..seat + request.shards, self.held.len());
+        let is_others = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
+        // Whoever has a seat has what nobody else can have.
+        let has_tokens = || claimed.clone().all(|seat| token(&self.place, seat).is_err());
+        if seat == 0 || self.clients.iter().filter_map(|c| c.seats).any(is_others) || !has_tokens() {
+            return Err(refused(format!("seat {seat} is not of who claims it")));
+        }
         for (place, keeper) in request.places.iter().zip(fds) {
             if self.held.iter().all(|held| held.place != *place) {
-                let held = Held::take_over(place.clone(), Keeper::from_fd(keeper))
-                    .map_err(|e| refused(e.to_string()))?;
-                self.held.push(held);
+                match Held::take_over(place.clone(), Keeper::from_fd(keeper)) {
+                    Ok(held) => self.held.push(held),
+                    Err(e) => {
+                        self.held.truncate(before);
+                        return Err(refused(format!("what came as the sockets of {place}: {e}")));
+                    }
+                }
             }
         }
         self.clients[i].seats = Some((seat, request.shards));
         self.steer_if(true);
+        // Whoever cannot be told is found gone at the next look, or comes again.
         let _ = message::send(&self.clients[i].connection, &Answer::Seated(seat), &[]);
         Ok(())
     }
@@ -300,15 +370,22 @@ fn token(place: &Place, seat: usize) -> io::Result<OwnedFd> {
     Ok(token)
 }
 
-fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, ServeError> {
-    match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-        Ok(connection) => Ok(Some(connection)),
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => Ok(None),
-        Err(e) => Err(system("accepting")(e)),
+/// The next that has come. Whom the system has no room for waits until it has.
+fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+    loop {
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(connection) => return Some(connection),
+            Err(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return None,
+            Err(_) => {
+                thread::sleep(AGAIN);
+                return None;
+            }
+        }
     }
 }
 
-/// How long a new steward waits for a port that is taken: those who have seats, if that is who has it, are to come.
+/// How long a process waits for a port that is taken: those who have seats, if that is who has it, are to come.
 fn patience(ip: IpAddr) -> Duration {
     if PortOwner::count(ip, ROCE_PORT) < Seat::COUNT { GOING } else { PATIENCE }
 }

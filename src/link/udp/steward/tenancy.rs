@@ -68,6 +68,13 @@ impl Tenancy {
         let chief = Place::chief(&places).expect("a link has an address");
         let ip = chief.ip;
         let request = Request { seat: None, shards, places };
+        if !request.fits_a_message() {
+            let why = format!(
+                "{} addresses and {shards} shards are too many to share: use fewer shards, or one address (--ip)",
+                request.places.len()
+            );
+            return Err(UdpLinkError::Refused { ip, errno: libc::EINVAL, why });
+        }
         let (connection, first, mut fds) = ask(&request, &[], sharing, ip, &|| false)?;
         let refused = |why| UdpLinkError::Refused {
             ip,
@@ -104,18 +111,20 @@ impl Tenancy {
 
     /// Packets for several seats came as one, and those of others are lost. That is not to happen again.
     pub fn stop_coalescing(&self) {
-        if !self.shared.mixed.swap(true, Ordering::Relaxed) {
-            for keeper in &self.shared.keepers {
-                // If it fails, peers go on to send again what is lost.
-                let _ = keeper.stop_coalescing();
-            }
+        if !self.shared.mixed.load(Ordering::Relaxed) {
+            // If it fails, peers send again what is lost, and the next of such a kind tries again.
+            let stopped = self.shared.keepers.iter().try_for_each(Keeper::stop_coalescing).is_ok();
+            self.shared.mixed.store(stopped, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for Tenancy {
     fn drop(&mut self) {
-        if self.process.is_current() {
+        if !self.process.is_current() {
+            // To drop it would detach it, and a child may have another thread in its place.
+            std::mem::forget(self.watcher.take());
+        } else {
             let _ = self.shared.stop.write(1);
             self.connection = self.watcher.take().and_then(|watcher| watcher.join().ok());
         }
@@ -182,16 +191,19 @@ fn ask(
             Ok(connection) => {
                 check_user(&connection, chief, sharing)?;
                 let sent = message::send(&connection, request, &fds);
+                let answer = sent.and_then(|()| message::receive(&connection, false));
                 // It may have ended just now: then another is needed.
-                if let Some((line, fds)) =
-                    sent.and_then(|()| message::receive(&connection, false)).unwrap_or(None)
-                {
-                    let answer =
-                        line.parse().unwrap_or_else(|why| Answer::Refused { errno: libc::EPROTO, why });
-                    return match answer {
-                        Answer::Seated(seat) => Ok((connection, seat, fds)),
-                        Answer::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
-                    };
+                match answer {
+                    Ok(Some((line, fds))) => {
+                        let refused = |why| Answer::Refused { errno: libc::EPROTO, why };
+                        return match line.parse().unwrap_or_else(refused) {
+                            Answer::Seated(seat) => Ok((connection, seat, fds)),
+                            Answer::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
+                        };
+                    }
+                    Ok(None) => {}
+                    Err(e) if is_gone(&e) => {}
+                    Err(e) => return Err(system("asking the steward for a part of the port")(e)),
                 }
             }
             Err(rustix::io::Errno::CONNREFUSED) => {
@@ -206,6 +218,11 @@ fn ask(
     }
     let why = io::Error::from_raw_os_error(libc::ETIMEDOUT);
     Err(system("finding the steward that shares the address (`urxe steward`)")(why))
+}
+
+/// Whether an error says that the other end is closed.
+fn is_gone(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
 fn connect_to(place: &Place) -> rustix::io::Result<OwnedFd> {
