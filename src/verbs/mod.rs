@@ -58,7 +58,9 @@ pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
 pub use mw::{FastMr, Mw};
 pub use pair::{Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
-pub use query::{AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState, lid_of, node_guid};
+pub use query::{
+    AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState, lid_of, node_guid,
+};
 pub use srq::{Srq, SrqAttr};
 pub use wr::{BegunWr, WrSession};
 pub use xrc::Xrcd;
