@@ -1,66 +1,238 @@
-//! Open MPI over UCX over the library: ranks on addresses of their own.
+//! Open MPI over UCX over the library: ranks on addresses of their own, all on one, and in two namespaces as on two hosts.
 
 mod support;
+#[path = "../../tests/support/veth.rs"]
+mod veth;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::{Running, addresses, built, library, preload, text};
+use support::{Running, addresses, built, text, urxe};
+use veth::Veth;
 
-/// Runs `c/ranks.c` in so many ranks over these transports of UCX; the bytes that they have captured.
-fn ranks(count: usize, transports: &str) -> u64 {
-    let dir = tempfile::tempdir().unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/ranks.c");
-    let program = dir.path().join("ranks");
-    let cc =
-        Command::new("mpicc").args(["-Wall", "-Werror", "-O1", "-o"]).arg(&program).arg(&source).output();
-    let cc = cc.expect("mpicc (apt-get install libopenmpi-dev)");
-    assert!(cc.status.success(), "{}", text(&cc));
-    // Each rank's own address.
-    let own: Vec<String> = std::iter::repeat_with(addresses).flatten().take(count).collect();
-    let start = dir.path().join("start");
-    let script = format!(
-        "#!/bin/bash\naddresses=({})\n\
-         exec '{}' run --ip ${{addresses[$OMPI_COMM_WORLD_RANK]}} --capture '{}/%p.pcapng' -- '{}'\n",
-        own.join(" "),
-        built("urxe").expect("urxe itself: cargo build, or cargo test --workspace").display(),
-        dir.path().display(),
-        program.display()
-    );
-    fs::write(&start, script).unwrap();
-    fs::set_permissions(&start, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut command = Command::new("mpirun");
-    command.args(["--oversubscribe", "-np", &count.to_string()]);
-    // UCX or nothing: neither shared memory nor TCP.
-    command.args(["--mca", "pml", "ucx", "--mca", "osc", "ucx"]).arg(&start);
-    command.env("UCX_TLS", transports).env("UCX_NET_DEVICES", "urxe0:1");
-    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-    command.env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
-    command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let out = Running::new(command).finish(Duration::from_secs(120));
-    let told = text(&out);
-    assert!(out.status.success(), "{transports}: {told}");
-    assert_eq!(told.matches("is done").count(), count, "{transports}: {told}");
-    let files = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap());
-    let captures = files.filter(|entry| entry.file_name().to_string_lossy().ends_with(".pcapng"));
-    captures.map(|entry| entry.metadata().unwrap().len()).sum()
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Debian's, which has mpi4py and numpy: another may come first in `PATH`.
+const PYTHON: &str = "/usr/bin/python3";
+
+/// A program of `mpi/`, built if it has to be, and what its ranks leave.
+struct Program {
+    dir: tempfile::TempDir,
+    line: Vec<String>,
 }
 
-/// What the ring alone sends: three rounds of 4^0 to 4^9 bytes from each of them.
-const SENT: u64 = 3 * ((1 << 20) - 1) / 3;
+impl Program {
+    fn c() -> Program {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("ranks").display().to_string();
+        let cc = Command::new("mpicc")
+            .args(["-Wall", "-Werror", "-O1", "-o", &program])
+            .arg(source("ranks.c"))
+            .output()
+            .expect("mpicc (apt-get install libopenmpi-dev)");
+        assert!(cc.status.success(), "{}", text(&cc));
+        Program { dir, line: vec![program] }
+    }
+
+    fn python(name: &str) -> Program {
+        let line = vec![PYTHON.to_owned(), source(name).display().to_string()];
+        Program { dir: tempfile::tempdir().unwrap(), line }
+    }
+
+    /// This, in its directory, as something to execute.
+    fn script(&self, name: &str, text: &str) -> String {
+        let path = self.dir.path().join(name);
+        fs::write(&path, format!("#!/bin/bash\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path.display().to_string()
+    }
+
+    /// Where each process writes what it sends and receives.
+    fn capture(&self) -> String {
+        self.dir.path().join("%p.pcapng").display().to_string()
+    }
+
+    /// The bytes captured by each process that captured any.
+    fn captured(&self) -> Vec<u64> {
+        let files = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap());
+        let captures = files.filter(|entry| entry.file_name().to_string_lossy().ends_with(".pcapng"));
+        captures.map(|entry| entry.metadata().unwrap().len()).collect()
+    }
+
+    /// Every rank on an address of its own.
+    fn on_addresses(&self, count: usize, transports: &str) -> String {
+        let own: Vec<String> = std::iter::repeat_with(addresses).flatten().take(count).collect();
+        let start = self.script(
+            "start",
+            &format!(
+                "addresses=({})\nexec '{}' run --ip ${{addresses[$OMPI_COMM_WORLD_RANK]}} --capture '{}' -- \"$@\"",
+                own.join(" "),
+                urxe_itself().display(),
+                self.capture()
+            ),
+        );
+        let mut line = mpirun(count);
+        line.push(start);
+        self.finish(line, transports)
+    }
+
+    /// All ranks on one address: with what `mpirun` has inherited from `urxe run`.
+    fn on_one_address(&self, count: usize, transports: &str) -> String {
+        let [address, _] = addresses();
+        let mut line = vec![urxe_itself().display().to_string()];
+        line.extend(["run", "--ip", &address, "--capture", &self.capture(), "--"].map(str::to_owned));
+        line.extend(mpirun(count));
+        self.finish(line, transports)
+    }
+
+    /// So many ranks on each of two hosts, on all that their interfaces have; `mpirun` is on the first.
+    fn on_hosts(&self, net: &Veth, each: usize, transports: &str) -> String {
+        // What ssh would be: `agent HOST COMMAND…`. Daemons of two hosts have two names, and so two directories.
+        let [first, second] = &net.names;
+        let agent = self.script(
+            "agent",
+            &format!("shift\nexec ip netns exec {second} unshare --uts sh -c \"hostname {second}; $*\""),
+        );
+        let mut line: Vec<String> = ["ip", "netns", "exec", first].map(str::to_owned).to_vec();
+        line.extend(mpirun(2 * each));
+        let hosts = format!("10.77.0.1:{each},10.77.0.2:{each}");
+        line.extend(["--host", &hosts, "--mca", "plm_rsh_agent", &agent].map(str::to_owned));
+        line.extend(["--mca", "oob_tcp_if_include", "10.77.0.0/24"].map(str::to_owned));
+        line.push(urxe_itself().display().to_string());
+        line.extend(["run", "--capture", &self.capture(), "--"].map(str::to_owned));
+        self.finish(line, transports)
+    }
+
+    /// Runs the program under this line; what it told.
+    fn finish(&self, line: Vec<String>, transports: &str) -> String {
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).args(&self.line);
+        // What ranks need of `urxe run`, and no variable of it that this test was started with.
+        let with = urxe(&[]);
+        for (name, value) in with.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env("UCX_TLS", transports).env("UCX_NET_DEVICES", "urxe0:1");
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.env("OPENBLAS_NUM_THREADS", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let out = Running::new(command).finish(LIMIT);
+        let told = text(&out);
+        assert!(out.status.success(), "{transports}: {line:?} {:?}: {told}", out.status);
+        told
+    }
+
+    /// It says so once for each rank that all was right, and `urxe` has carried at least this much for each.
+    fn has_passed(&self, told: &str, count: usize, least: u64) {
+        assert_eq!(told.matches("is done").count(), count, "{told}");
+        let captured = self.captured();
+        assert_eq!(captured.len(), count, "processes with captures; {told}");
+        assert!(captured.iter().all(|bytes| *bytes > least), "{captured:?}: less than {least} bytes");
+    }
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi").join(name)
+}
+
+fn urxe_itself() -> PathBuf {
+    built("urxe").expect("urxe itself: cargo build, or cargo test --workspace")
+}
+
+/// So many ranks over UCX or nothing: neither shared memory nor TCP.
+fn mpirun(count: usize) -> Vec<String> {
+    let count = count.to_string();
+    let line = ["mpirun", "--oversubscribe", "-np", &count, "--mca", "pml", "ucx", "--mca", "osc", "ucx"];
+    line.map(str::to_owned).to_vec()
+}
+
+/// Reliable connections, for which UCX itself adds datagrams to wire them up; the same by name; datagrams for all.
+const TRANSPORTS: [&str; 3] = ["rc,self", "rc_verbs,ud_verbs,self", "ud_verbs,self"];
+
+/// What the ring of `ranks.c` alone sends and receives: three rounds of 4^0 to 4^9 bytes, each way.
+const IN_C: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
+
+/// The same of `ranks.py`: numbers of eight bytes.
+const IN_PYTHON: u64 = 2 * 8 * 110_101;
 
 #[test]
-fn two_ranks_over_reliable_connections() {
-    let captured = ranks(2, "rc,self");
-    assert!(captured > 2 * 2 * SENT, "{captured} bytes, at the sender and at the receiver");
+fn two_ranks_on_two_addresses() {
+    let program = Program::c();
+    let told = program.on_addresses(2, TRANSPORTS[0]);
+    program.has_passed(&told, 2, IN_C);
 }
 
 #[test]
-fn three_ranks_over_datagrams() {
-    let captured = ranks(3, "ud_verbs,self");
-    assert!(captured > 3 * 2 * SENT, "{captured} bytes, at the sender and at the receiver");
+fn three_ranks_on_three_addresses_over_datagrams() {
+    let program = Program::c();
+    let told = program.on_addresses(3, TRANSPORTS[2]);
+    program.has_passed(&told, 3, IN_C);
+}
+
+#[test]
+fn ranks_in_c_on_one_address() {
+    for (count, transports) in [(2, TRANSPORTS[0]), (4, TRANSPORTS[1]), (4, TRANSPORTS[2])] {
+        let program = Program::c();
+        let told = program.on_one_address(count, transports);
+        program.has_passed(&told, count, IN_C);
+    }
+}
+
+#[test]
+fn ranks_in_python_on_one_address() {
+    for (count, transports) in [(2, TRANSPORTS[2]), (4, TRANSPORTS[0])] {
+        let program = Program::python("ranks.py");
+        let told = program.on_one_address(count, transports);
+        program.has_passed(&told, count, IN_PYTHON);
+    }
+}
+
+#[test]
+fn ranks_on_two_hosts() {
+    let net = Veth::new(1500);
+    for transports in [TRANSPORTS[0], TRANSPORTS[2]] {
+        for (program, least) in [(Program::c(), IN_C), (Program::python("ranks.py"), IN_PYTHON)] {
+            let told = program.on_hosts(&net, 2, transports);
+            program.has_passed(&told, 4, least);
+        }
+    }
+}
+
+/// The same weights to the bit, however many ranks there are and wherever they are.
+#[test]
+fn training_learns_the_same_in_ranks_and_alone() {
+    let training = |arg: &str| Program {
+        line: [PYTHON, source("training.py").to_str().unwrap(), arg].map(str::to_owned).to_vec(),
+        ..Program::python("training.py")
+    };
+    let mut alone = Command::new(PYTHON);
+    let alone = alone.arg(source("training.py")).arg("alone").output().expect("python3");
+    let alone = text(&alone);
+    let losses: Vec<f64> =
+        alone.split_whitespace().filter_map(|word| word.trim_end_matches(',').parse().ok()).collect();
+    assert!(losses.len() == 2 && losses[1] < losses[0] / 2.0, "it learns: {alone}");
+    let net = Veth::new(1500);
+    for (count, transports) in [(2, TRANSPORTS[2]), (4, TRANSPORTS[0])] {
+        for hosts in [false, true] {
+            let program = training("in ranks");
+            let told = match hosts {
+                true => program.on_hosts(&net, count / 2, transports),
+                false => program.on_one_address(count, transports),
+            };
+            let same = told.matches(alone.trim()).count();
+            assert_eq!(same, count, "{transports}: alone {alone} but in {count} ranks {told}");
+            // A gradient of 17,409 numbers in each of 40 steps.
+            assert!(
+                program.captured().iter().all(|bytes| *bytes > 40 * 17_409 * 8),
+                "{:?}",
+                program.captured()
+            );
+        }
+    }
 }

@@ -1,9 +1,10 @@
-// An MPI program that checks what it is sent: messages of many sizes in a ring, a reduction, and memory of others.
+// An MPI program that checks what it is sent: messages of many sizes in a ring, from
+// all to all, a reduction, and memory of others.
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { LONGEST = 1 << 18, ROUNDS = 3, SLOTS = 4, TIMES = 10 };
+enum { LONGEST = 1 << 18, ROUNDS = 3, BLOCK = 5000, SLOTS = 4, TIMES = 10 };
 
 static int rank, size;
 
@@ -47,6 +48,21 @@ static void reduction(void)
 			fail("a wrong sum", sum[i]);
 }
 
+static void all_to_all(void)
+{
+	int *out = malloc(size * BLOCK * sizeof *out), *in = malloc(size * BLOCK * sizeof *in);
+	for (int length = 1; length <= BLOCK; length *= 10) {
+		for (int i = 0; i < size * length; i++)
+			out[i] = rank * 1000000 + i;
+		MPI_Alltoall(out, length, MPI_INT, in, length, MPI_INT, MPI_COMM_WORLD);
+		for (int i = 0; i < size * length; i++)
+			if (in[i] != i / length * 1000000 + rank * length + i % length)
+				fail("a wrong part", in[i]);
+	}
+	free(out);
+	free(in);
+}
+
 static void remote_memory(void)
 {
 	long *slots, one = 1, mine = 100 + rank, old = -1, there = -1;
@@ -83,6 +99,7 @@ int main(int argc, char **argv)
 	MPI_Comm_size(MPI_COMM_WORLD, &size);
 	ring();
 	reduction();
+	all_to_all();
 	remote_memory();
 	printf("rank %d of %d is done\n", rank, size);
 	MPI_Finalize();
