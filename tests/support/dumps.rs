@@ -12,8 +12,10 @@ pub struct Run {
     /// Messages of each queue pair.
     pub iterations: u64,
     pub qps: u32,
-    /// The stock program is the server.
-    pub stock_serves: bool,
+    /// The client is the stock program.
+    pub stock_client: bool,
+    /// The server is.
+    pub stock_server: bool,
 }
 
 /// A half of one side's region.
@@ -80,7 +82,7 @@ impl Run {
     fn last_messages(&self, places: u64) -> BTreeMap<u64, u64> {
         // Where a SEND goes is its receiver's business. The stock server posts 512 receives, place after place, and then
         // one for each completion; after its first round of those it turns back a place too early.
-        let turns = self.test == Test::SendBw && self.stock_serves;
+        let turns = self.test == Test::SendBw && self.stock_server;
         let place = |n| n + u64::from(turns && n >= 512 + places - 1);
         (0..self.iterations).map(|n| (place(n) % places, n)).collect()
     }
@@ -90,7 +92,7 @@ impl Run {
         match (self.test, <[u8; 8]>::try_from(sent)) {
             (Test::AtomicBw, Ok(word)) => {
                 // The stock client keeps what it had from its last addition, ours looks once more in the end.
-                let later = u64::from(!self.stock_serves);
+                let later = u64::from(self.stock_client);
                 u64::from_le_bytes(word).wrapping_sub(later).to_le_bytes().to_vec()
             }
             _ => sent.to_vec(),

@@ -130,6 +130,8 @@ pub struct GuestConfig {
     /// TCP ports (host, guest): 127.0.0.1:host reaches the guest's port. Host port 0 takes a free one;
     /// [`Guest::host_port`] tells. The other way no list is needed: 10.0.2.2 in the guest is the host's 127.0.0.1.
     pub oob: Vec<(u16, u16)>,
+    /// Its processors, one or two.
+    pub cpus: u8,
     /// Record the guest's frames, both ways, in this pcap file.
     pub pcap: Option<PathBuf>,
     /// How long the boot may take, up to `rxe0` being ACTIVE with all its GIDs.
@@ -146,6 +148,7 @@ impl GuestConfig {
             mac: format!("52:54:00:77:00:{n:02}"),
             mtu: 1500,
             oob: Vec::new(),
+            cpus: 1,
             pcap: None,
             boot_timeout: Duration::from_secs(120),
         }
@@ -464,9 +467,9 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     // instructions, the guest's memory barriers, although devices run beside that CPU; a notification that is lost
     // thereby stalls a NIC's queue for good.
     c.args(
-        "qemu-system-x86_64 -M microvm,acpi=on,rtc=on,pit=off,pic=off -accel tcg -cpu max -smp 1,maxcpus=2 -m 384"
-            .split(' '),
+        "qemu-system-x86_64 -M microvm,acpi=on,rtc=on,pit=off,pic=off -accel tcg -cpu max -m 384".split(' '),
     );
+    c.arg("-smp").arg(format!("{},maxcpus=2", config.cpus));
     c.args(
         "-nodefaults -no-user-config -display none -no-reboot -global virtio-mmio.force-legacy=false"
             .split(' '),

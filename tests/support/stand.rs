@@ -127,17 +127,37 @@ impl Stand {
 
     /// Starts urxe where it reaches the guest.
     pub fn urxe(&self, args: &[&str]) -> Urxe {
-        let exe = env!("CARGO_BIN_EXE_urxe");
-        let mut command = match &self.namespace {
-            None => Command::new(exe),
-            Some(ns) => {
-                let mut c = Command::new("ip");
-                c.args(["netns", "exec", ns.name(), exe]);
-                c
-            }
-        };
+        let mut command = self.command(env!("CARGO_BIN_EXE_urxe"));
         command.args(args);
         Urxe::spawn(command)
+    }
+
+    /// A program that is to run where the guest is reached.
+    pub fn command(&self, program: &str) -> Command {
+        match &self.namespace {
+            None => Command::new(program),
+            Some(ns) => {
+                let mut c = Command::new("ip");
+                c.args(["netns", "exec", ns.name(), program]);
+                c
+            }
+        }
+    }
+
+    /// Waits until something listens on this port, here. It ends when the server does.
+    fn wait_listening(&self, port: &str, server: &mut Urxe) -> Result<(), String> {
+        let listening = format!(":{:04X} ", port.parse::<u16>().expect("a port"));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while server.runs() && Instant::now() < deadline {
+            let mut list = self.command("cat");
+            let list = list.args(["/proc/net/tcp", "/proc/net/tcp6"]).output().map_err(|e| e.to_string())?;
+            let list = String::from_utf8_lossy(&list.stdout);
+            if list.lines().any(|line| line.contains(&listening) && line.contains(" 0A ")) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Err(format!("nothing listens on port {port} here"))
     }
 
     /// A TCP port that is free here, below those that the kernel gives to whoever connects, or somebody might have it
@@ -156,13 +176,22 @@ impl Stand {
     /// Runs `stock` (without its server's name) in the guest as the server and urxe as its client. Returns what
     /// both said.
     pub fn stock_server(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
+        self.serve(stock, limit, |port| self.urxe(&[urxe, &["-p", port, "127.0.0.1"]].concat()))
+    }
+
+    /// The same with a client of whatever kind, which is told the server's port of 127.0.0.1.
+    pub fn serve(
+        &self,
+        stock: &str,
+        limit: Duration,
+        client: impl FnOnce(&str) -> Urxe,
+    ) -> Result<String, String> {
         let text = |e: super::guest::GuestError| e.to_string();
         let mut server = self.guest.spawn(stock).map_err(text)?;
         let begin = Instant::now();
         self.guest.wait_listening(PORT, Duration::from_secs(20)).map_err(text)?;
         let port = self.guest.host_port(PORT).map_err(text)?.to_string();
-        let client = self.urxe(&[urxe, &["-p", &port, "127.0.0.1"]].concat()).finish(limit);
-        let client = client.map_err(|e| e + &self.guest.state());
+        let client = client(&port).finish(limit).map_err(|e| e + &self.guest.state());
         let left = match &client {
             Ok(_) => limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(5)),
             Err(_) => Duration::from_millis(500),
@@ -180,6 +209,25 @@ impl Stand {
         let port = self.free_port().to_string();
         let mut server = self.urxe(&[urxe, &["-p", &port, "--server-bind", "127.0.0.1"]].concat());
         server.wait_for("waiting for a client", Duration::from_secs(10))?;
+        self.connect(server, stock, &port, limit)
+    }
+
+    /// The same with a server of whatever kind, which is told the port that it is to listen on by TCP.
+    pub fn serve_here(
+        &self,
+        stock: &str,
+        limit: Duration,
+        server: impl FnOnce(&str) -> Urxe,
+    ) -> Result<String, String> {
+        let port = self.free_port().to_string();
+        let mut server = server(&port);
+        if let Err(e) = self.wait_listening(&port, &mut server) {
+            return Err(format!("{e}: {}", server.finish(Duration::ZERO).unwrap_or_else(|e| e)));
+        }
+        self.connect(server, stock, &port, limit)
+    }
+
+    fn connect(&self, mut server: Urxe, stock: &str, port: &str, limit: Duration) -> Result<String, String> {
         let text = |e: super::guest::GuestError| e.to_string();
         let mut client = self.guest.spawn(&format!("{stock} -p {port} 10.0.2.2")).map_err(text)?;
         client.close_stdin().map_err(text)?;
@@ -214,7 +262,7 @@ fn start(net: Net) -> Guest {
     Guest::start(config).unwrap()
 }
 
-/// A running urxe; killed when this is dropped.
+/// A running urxe, or a program on it; killed when this is dropped.
 pub struct Urxe {
     child: Child,
     stderr: Receiver<String>,
@@ -223,7 +271,7 @@ pub struct Urxe {
 }
 
 impl Urxe {
-    fn spawn(mut command: Command) -> Urxe {
+    pub fn spawn(mut command: Command) -> Urxe {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let (tx, stderr) = mpsc::channel();

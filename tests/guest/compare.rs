@@ -1,0 +1,173 @@
+//! The same perftest binaries in the same guest, both ends in it: on urxe by the drop-in library, and on the kernel's rxe.
+//! `tests/guest/compare` builds what is needed and runs it.
+//!
+//! The two take turns, and only the ratios of neighbours count: the guest is emulated (no KVM), so the figures themselves
+//! are tens of times smaller than those of a real machine. Emulation makes code in user space and in the kernel slow
+//! alike; what it does not show is what system calls and the parallel work of several processors really cost.
+//!
+//! rxe is at its best: both ends are on one device, whose packets its driver takes for its own without a way through IP
+//! or UDP. urxe's go through the kernel's UDP over `lo`, in a network namespace, because rxe has port 4791 outside.
+
+#[path = "../support/guest.rs"]
+mod guest;
+
+use std::error::Error;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use clap::Parser;
+use guest::{Guest, GuestConfig, Net};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+#[derive(Parser)]
+#[command(about = "perftest on urxe beside perftest on the kernel's rxe, in one guest")]
+struct Args {
+    /// How often each of the two is measured
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Processors of the guest
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    cpus: u8,
+    /// Only programs whose name contains this
+    #[arg(long, default_value = "")]
+    only: String,
+}
+
+/// A program, its arguments, and the column of its result.
+struct Program {
+    name: &'static str,
+    args: &'static str,
+    column: usize,
+    unit: &'static str,
+}
+
+const PROGRAMS: [Program; 4] = [
+    Program { name: "ib_write_bw", args: "-s 65536 -n 1000", column: 3, unit: "MiB/s" },
+    Program { name: "ib_read_bw", args: "-s 65536 -n 1000", column: 3, unit: "MiB/s" },
+    Program { name: "ib_send_bw", args: "-s 65536 -n 1000", column: 3, unit: "MiB/s" },
+    Program { name: "ib_write_lat", args: "-s 2 -n 1000", column: 4, unit: "µs" },
+];
+
+/// Where urxe is in the guest.
+const PLACE: &str = "/opt/urxe";
+/// What it consists of.
+const FILES: [&str; 3] = ["urxe", "libibverbs.so", "liburxe_preload.so"];
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What a program runs on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Nic {
+    Rxe,
+    Urxe,
+}
+
+impl fmt::Display for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Nic::Rxe { "rxe" } else { "urxe" })
+    }
+}
+
+fn main() -> ExitCode {
+    match compare(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("compare: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare(args: &Args) -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    // Nobody is at the other end of the wire.
+    let net = Net::Dgram { local: dir.path().join("guest"), remote: dir.path().join("nobody") };
+    let guest = Guest::start(GuestConfig { mtu: 4500, cpus: args.cpus, ..GuestConfig::new(net, 1) })?;
+    for name in FILES {
+        put(&guest, &beside_us(name)?, name, dir.path())?;
+    }
+    println!("\n{} processor(s), {} rounds, medians\n", args.cpus, args.rounds);
+    println!("| program | | rxe | urxe | urxe ÷ rxe | least … most |\n|---|---|---|---|---|---|");
+    for program in PROGRAMS.iter().filter(|p| p.name.contains(&args.only)) {
+        let mut figures = [Vec::new(), Vec::new()];
+        for round in 0..args.rounds {
+            // Whoever is first is so in every other round.
+            let order = if round % 2 == 0 { [Nic::Rxe, Nic::Urxe] } else { [Nic::Urxe, Nic::Rxe] };
+            for nic in order {
+                let figure = measure(&guest, nic, program)?;
+                eprintln!("{} round {}: {nic} {figure} {}", program.name, round + 1, program.unit);
+                figures[nic as usize].push(figure);
+            }
+        }
+        let [rxe, urxe] = figures;
+        let ratios = sorted(urxe.iter().zip(&rxe).map(|(urxe, rxe)| urxe / rxe).collect());
+        println!(
+            "| `{}` | `{}` | {:.2} {unit} | {:.2} {unit} | {:.2} | {:.2} … {:.2} |",
+            program.name,
+            program.args,
+            median(&sorted(rxe)),
+            median(&sorted(urxe)),
+            median(&ratios),
+            ratios[0],
+            ratios[ratios.len() - 1],
+            unit = program.unit,
+        );
+    }
+    Ok(())
+}
+
+fn sorted(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+/// Of sorted values.
+fn median(values: &[f64]) -> f64 {
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
+}
+
+/// What the client says of a run; both ends are in the guest.
+fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
+    let (within, before, device) = match nic {
+        Nic::Rxe => ("", String::new(), format!("-d rxe0 -x {}", guest.gid_index("10.77.0.1")?)),
+        Nic::Urxe => ("unshare -n ", format!("{PLACE}/urxe run --ip 127.0.0.1 -- "), "-x 0".to_owned()),
+    };
+    let both = format!("{before}{} {device} -F {}", program.name, program.args);
+    let script = format!(
+        "/bin/ip link set lo up
+         {both} >/tmp/server 2>&1 & server=$!
+         until grep -qs :4853.*\" 0A \" /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server; do usleep 20000; done
+         {both} 127.0.0.1 && wait $server || {{ cat /tmp/server; exit 1; }}"
+    );
+    let out = guest.check(&format!("exec {within}sh -c '{script}'"), LIMIT)?;
+    let result = out.stdout.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).nth(1);
+    let figure = result.and_then(|line| line.split_whitespace().nth(program.column)?.parse().ok());
+    figure.ok_or_else(|| format!("{} on {nic} gave no result:\n{}{}", program.name, out.stdout, out.stderr).into())
+}
+
+/// What cargo has built, beside this program.
+fn beside_us(name: &str) -> Result<PathBuf> {
+    let us = std::env::current_exe()?;
+    let found = us.ancestors().skip(2).map(|dir| dir.join(name)).find(|path| path.is_file());
+    found.ok_or_else(|| format!("there is no {name}: cargo build --release --workspace").into())
+}
+
+/// Copies a file into the guest, without what debuggers need of it.
+fn put(guest: &Guest, file: &Path, name: &str, dir: &Path) -> Result<()> {
+    let stripped = dir.join(name);
+    let status = Command::new("strip").arg("-o").arg(&stripped).arg(file).status()?;
+    if !status.success() {
+        return Err(format!("strip {}: {status}", file.display()).into());
+    }
+    let target = format!("{PLACE}/{name}");
+    let mut copy = guest.spawn(&format!("mkdir -p {PLACE} && cat >{target} && chmod 755 {target}"))?;
+    copy.write(&std::fs::read(&stripped)?)?;
+    copy.close_stdin()?;
+    match copy.wait(LIMIT)? {
+        out if out.status == 0 => Ok(()),
+        out => Err(format!("{name} was not copied into the guest: {}", out.stderr).into()),
+    }
+}

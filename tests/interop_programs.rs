@@ -1,0 +1,161 @@
+//! Interoperation of the drop-in library: the same unmodified programs at both ends, here on urxe by `urxe run`, in the
+//! guest on the kernel's rxe, both ways round.
+//!
+//! perftest looks at nothing but completions. So both ends leave their memory in a file (`tests/guest/mrdump.c`), and
+//! what one sent must be what the other has; `ibv_rc_pingpong` looks at its data itself (`-c`).
+//!
+//! The ACK timeout is one second (18), as in `interop_perftest`: a busy host starves the emulated guest.
+
+#[path = "support/dumps.rs"]
+mod dumps;
+#[path = "support/guest.rs"]
+mod guest;
+#[path = "../ibverbs/tests/support/mod.rs"]
+mod programs;
+#[path = "support/stand.rs"]
+mod stand;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use dumps::Run;
+use stand::{GUEST, Stand, Table, Urxe, Via};
+use urxe::cli::exchange::perftest::Test;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Where a program in the guest leaves its memory, and what has it do so.
+const MEMORY: &str = "/tmp/memory";
+const MRDUMP: &str = "/lib/mrdump.so";
+
+/// A program, the pattern of its traffic, and (size, iterations, queue pairs).
+const PROGRAMS: [(&str, Test, u32, u64, u32); 6] = [
+    ("ib_write_bw", Test::WriteBw, 4096, 200, 2),
+    ("ib_read_bw", Test::ReadBw, 4096, 200, 1),
+    ("ib_send_bw", Test::SendBw, 4096, 200, 1),
+    ("ib_write_lat", Test::WriteLat, 64, 100, 1),
+    ("ib_send_lat", Test::SendLat, 4096, 50, 1),
+    ("ib_atomic_bw", Test::AtomicBw, 8, 200, 1),
+];
+
+/// `mrdump.c` for programs that run here.
+fn mrdump(dir: &Path) -> PathBuf {
+    let library = dir.join("mrdump.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/mrdump.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o"]).arg(&library).arg(source);
+    let out = cc.output().expect("a C compiler (apt-get install gcc libc6-dev)");
+    assert!(out.status.success(), "{} (apt-get install libibverbs-dev)", programs::text(&out));
+    library
+}
+
+/// The device here: a link, the index of its GID, the guest's, and files for what programs leave.
+struct Device<'a> {
+    stand: &'a Stand,
+    link: String,
+    gid: usize,
+    guest_gid: u32,
+    mrdump: PathBuf,
+    memory: PathBuf,
+}
+
+impl Device<'_> {
+    /// Starts a program on the drop-in library.
+    fn program(&self, words: &str, more: &[&str]) -> Urxe {
+        let mut command = self.stand.command(env!("CARGO_BIN_EXE_urxe"));
+        command.args(["run", "--link", &self.link, "--"]).args(words.split(' ')).args(more);
+        command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
+        command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+        command.env("LD_PRELOAD", &self.mrdump).env("MR_DUMP", &self.memory);
+        Urxe::spawn(command)
+    }
+
+    fn guest_serves(&self, theirs: &str, ours: &str) -> Result<String, String> {
+        self.stand.serve(theirs, LIMIT, |port| self.program(ours, &["-p", port, "127.0.0.1"]))
+    }
+
+    fn guest_connects(&self, theirs: &str, ours: &str) -> Result<String, String> {
+        self.stand.serve_here(theirs, LIMIT, |port| self.program(ours, &["-p", port]))
+    }
+
+    /// What is in the memory of both when they have ended: ours, and the guest's.
+    fn memory(&self) -> Result<(Vec<u8>, Vec<u8>), String> {
+        let ours = std::fs::read(&self.memory).map_err(|e| format!("{}: {e}", self.memory.display()))?;
+        std::fs::remove_file(&self.memory).map_err(|e| e.to_string())?;
+        Ok((ours, self.stand.guest.take_file(MEMORY).map_err(|e| e.to_string())?))
+    }
+}
+
+fn perftest(table: &mut Table, device: &Device, words: [&str; 2]) {
+    for (program, test, size, iterations, qps) in PROGRAMS {
+        let size_of = if test == Test::AtomicBw { String::new() } else { format!(" -s {size}") };
+        let same = format!("-F -u 18 -n {iterations} -q {qps}{size_of}");
+        let theirs = format!(
+            "rm -f {MEMORY}; LD_PRELOAD=$LD_PRELOAD:{MRDUMP} MR_DUMP={MEMORY} {program} -d rxe0 -x {} {same}",
+            device.guest_gid
+        );
+        let ours = format!("{program} -d urxe0 -x {} {same}", device.gid);
+        let run = Run { test, size, iterations, qps, stock_client: true, stock_server: true };
+        let what = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
+        let equal = |n| format!("{n} bytes equal at both ends");
+        let [link, ip] = words;
+        table.case([program, "server", link, ip], what.clone(), || {
+            device.guest_serves(&theirs, &ours)?;
+            let (client, server) = device.memory()?;
+            run.compare(&client, &server).map(equal)
+        });
+        table.case([program, "client", link, ip], what, || {
+            device.guest_connects(&theirs, &ours)?;
+            let (server, client) = device.memory()?;
+            run.compare(&client, &server).map(equal)
+        });
+    }
+}
+
+fn pingpong(table: &mut Table, device: &Device, words: [&str; 2]) {
+    const PROGRAM: &str = "ibv_rc_pingpong";
+    let same = "-m 1024 -s 4096 -n 200 -c";
+    let theirs = format!("{PROGRAM} -d rxe0 -g {} {same}", device.guest_gid);
+    let ours = format!("{PROGRAM} -d urxe0 -g {} {same}", device.gid);
+    let checked = |said: String| match said.contains("invalid data") || !said.contains("200 iters in") {
+        true => Err(said),
+        false => Ok("no invalid data".to_owned()),
+    };
+    let [link, ip] = words;
+    let what = "4096 bytes, 200 iterations".to_owned();
+    table.case([PROGRAM, "server", link, ip], what.clone(), || {
+        device.guest_serves(&theirs, &ours).and_then(checked)
+    });
+    table.case([PROGRAM, "client", link, ip], what, || {
+        device.guest_connects(&theirs, &ours).and_then(checked)
+    });
+}
+
+fn all(stand: &Stand, via: Via) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut table = Table::default();
+    for version in 0..2 {
+        let device = Device {
+            stand,
+            link: stand.link(via, version),
+            gid: stand.gid(via, version),
+            guest_gid: stand.guest.gid_index(GUEST[version]).unwrap(),
+            mrdump: mrdump(dir.path()),
+            memory: dir.path().join("memory"),
+        };
+        let words = [via.name(), ["IPv4", "IPv6"][version]];
+        perftest(&mut table, &device, words);
+        pingpong(&mut table, &device, words);
+    }
+    table.finish();
+}
+
+#[test]
+fn over_frames() {
+    all(&Stand::frames(), Via::Frames);
+}
+
+#[test]
+fn over_a_tap() {
+    all(&Stand::tap("dp"), Via::Udp);
+}
