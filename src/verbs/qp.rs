@@ -60,7 +60,7 @@ pub struct ConnectOptions {
     pub access: Access,
     /// Payload bytes a packet. `None`: the port's active MTU.
     pub mtu: Option<Mtu>,
-    /// Which of our GIDs. `None`: the one that [suits the peer](Context::gid_towards).
+    /// Which of our GIDs. `None`: the one that [suits the peer](super::Context::gid_towards).
     pub sgid_index: Option<u8>,
     /// Traffic class (ToS).
     pub traffic_class: u8,
@@ -216,7 +216,7 @@ impl Qp {
         Some(Endpoint { gid, qpn: self.qpn, psn: self.psn })
     }
 
-    /// What a peer must know, with the [main GID](Context::main_gid).
+    /// What a peer must know, with the [main GID](super::Context::main_gid).
     pub fn endpoint(&self) -> Endpoint {
         // A context is not opened without an address; only a change can take all away.
         let gid = self.pd.context().main_gid().and_then(|i| self.pd.context().query_gid(i.into()));
