@@ -188,6 +188,18 @@ fn what_a_program_sends_is_captured_and_disturbed() {
     }
 }
 
+/// The last packets too, which a program sends just before it exits.
+#[test]
+fn a_capture_ends_with_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.pcapng");
+    for _ in 0..5 {
+        pingpong(&["--capture", file.to_str().unwrap()]);
+        // Requests and acknowledgements of 200 messages each way, all of them seen here.
+        assert!(captured(&file).0 >= 800, "{} packets of 200 round trips", captured(&file).0);
+    }
+}
+
 #[test]
 fn a_capture_is_whole_however_the_program_ends() {
     let dir = tempfile::tempdir().unwrap();
