@@ -69,10 +69,12 @@ impl OpenDeviceError {
     }
 }
 
+/// The capture of all devices, and the process that has begun it.
+static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
+
 /// The capture of all devices of this process, begun when the first is opened. It is written out several times a second, so
-/// that little is missing however the program ends.
+/// that little is missing if the program is killed, and when it exits, so that nothing is.
 fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
-    static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
     let Some(name) = &settings.capture else { return Ok(None) };
     let (mut capture, process) = (CAPTURE.lock(), std::process::id());
     if let Some((of, file)) = &*capture
@@ -82,9 +84,26 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     }
     let file = CaptureFile::create(name.replace("%p", &process.to_string()), Timestamps::Wall)?;
     file.flush_every(FLUSH)?;
+    // A child inherits this from its parent.
+    if capture.is_none() {
+        // SAFETY: the function stays: the library is never unloaded.
+        let registered = unsafe { libc::atexit(end_capture) };
+        debug_assert_eq!(registered, 0);
+    }
     // What a child has of its parent's is for the parent to write out.
     std::mem::forget(capture.replace((process, file.clone())));
     Ok(Some(file))
+}
+
+/// Writes out what is captured, if this process began it: a child has no thread that would ever give up the locks.
+extern "C" fn end_capture() {
+    if let Some(capture) = CAPTURE.try_lock()
+        && let Some((process, file)) = &*capture
+        && *process == std::process::id()
+    {
+        // There is nobody left to tell.
+        let _ = file.flush();
+    }
 }
 
 /// How often a capture is written out.

@@ -1,6 +1,7 @@
 //! Open MPI over UCX over the library: ranks on addresses of their own, all on one, and in two namespaces as on two hosts.
 
 mod support;
+#[allow(dead_code, reason = "programs are moved into a namespace by ip, not threads")]
 #[path = "../../tests/support/veth.rs"]
 mod veth;
 
@@ -133,7 +134,7 @@ impl Program {
         assert_eq!(told.matches("is done").count(), count, "{told}");
         let captured = self.captured();
         assert_eq!(captured.len(), count, "processes with captures; {told}");
-        assert!(captured.iter().all(|bytes| *bytes > least), "{captured:?}: less than {least} bytes");
+        assert!(captured.iter().all(|bytes| *bytes > least), "{captured:?}: less than {least} bytes; {told}");
     }
 }
 

@@ -188,6 +188,27 @@ fn what_a_program_sends_is_captured_and_disturbed() {
     }
 }
 
+/// Its devices are closed or not.
+#[test]
+fn a_capture_ends_with_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.pcapng");
+    let corners = Corners::build();
+    let [address, _] = addresses();
+    let out = output(&[
+        "run",
+        "--ip",
+        &address,
+        "--capture",
+        file.to_str().unwrap(),
+        "--",
+        corners.program(),
+        "leave",
+    ]);
+    assert!(out.status.success(), "{}", text(&out));
+    assert!(captured(&file).0 >= 3, "{} packets of a SEND to itself", captured(&file).0);
+}
+
 #[test]
 fn a_capture_is_whole_however_the_program_ends() {
     let dir = tempfile::tempdir().unwrap();

@@ -240,6 +240,16 @@ static void session(void)
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(plain) && !ibv_dereg_mr(mr));
 }
 
+/* One that sends and leaves all open, as MPI's programs do. */
+
+static void leave(void)
+{
+	open_first();
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	exchange(qp);
+}
+
 /* One that sends, says so, and ends only when it is ended. */
 
 static void linger(void)
@@ -657,7 +667,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger },
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger }, { "leave", leave },
 		{ "children", children },
 		{ "on demand", on_demand }, { "device memory", device_memory }, { "parents", parents }, { "imported", imported },
 		{ "anew", anew } };
