@@ -88,8 +88,14 @@ impl Device<'_> {
 
 fn perftest(table: &mut Table, device: &Device, words: [&str; 2]) {
     for (program, test, size, iterations, qps) in PROGRAMS {
-        let size_of = if test == Test::AtomicBw { String::new() } else { format!(" -s {size}") };
-        let same = format!("-F -u 18 -n {iterations} -q {qps}{size_of}");
+        // Programs refuse what they have no use for.
+        let mut same = format!("-F -u 18 -n {iterations}");
+        if test != Test::AtomicBw {
+            same += &format!(" -s {size}");
+        }
+        if qps > 1 {
+            same += &format!(" -q {qps}");
+        }
         let theirs = format!(
             "rm -f {MEMORY}; LD_PRELOAD=$LD_PRELOAD:{MRDUMP} MR_DUMP={MEMORY} {program} -d rxe0 -x {} {same}",
             device.guest_gid

@@ -7,6 +7,8 @@
 //!
 //! rxe is at its best: both ends are on one device, whose packets its driver takes for its own without a way through IP
 //! or UDP. urxe's go through the kernel's UDP over `lo`, in a network namespace, because rxe has port 4791 outside.
+//!
+//! A larger ratio is better for urxe where megabytes are counted, and worse where microseconds are.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -88,7 +90,7 @@ fn compare(args: &Args) -> Result<()> {
     for name in FILES {
         put(&guest, &beside_us(name)?, name, dir.path())?;
     }
-    println!("\n{} processor(s), {} rounds, medians\n", args.cpus, args.rounds);
+    println!("\nprocessors: {}, rounds: {}; medians\n", args.cpus, args.rounds);
     println!("| program | | rxe | urxe | urxe ÷ rxe | least … most |\n|---|---|---|---|---|---|");
     for program in PROGRAMS.iter().filter(|p| p.name.contains(&args.only)) {
         let mut figures = [Vec::new(), Vec::new()];
@@ -145,7 +147,9 @@ fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     let out = guest.check(&format!("exec {within}sh -c '{script}'"), LIMIT)?;
     let result = out.stdout.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).nth(1);
     let figure = result.and_then(|line| line.split_whitespace().nth(program.column)?.parse().ok());
-    figure.ok_or_else(|| format!("{} on {nic} gave no result:\n{}{}", program.name, out.stdout, out.stderr).into())
+    figure.ok_or_else(|| {
+        format!("{} on {nic} gave no result:\n{}{}", program.name, out.stdout, out.stderr).into()
+    })
 }
 
 /// What cargo has built, beside this program.

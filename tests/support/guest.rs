@@ -454,6 +454,10 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     // The guest's own calibration fails in one boot of seven under emulation, and then the guest hangs.
     if let Some(khz) = tsc_khz() {
         append += &format!(" tsc_early_khz={khz} no_timer_check");
+        // Two emulated processors have one counter, but its reading looks unsynchronized: the guest would count jiffies.
+        if config.cpus > 1 {
+            append += " tsc=reliable";
+        }
     }
     let log = std::fs::File::create(dir.join("qemu.log")).map_err(|e| io_error("qemu.log", e))?;
     let log2 = log.try_clone().map_err(|e| io_error("qemu.log", e))?;
