@@ -64,7 +64,7 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, program
         );
         let urxe: Vec<&str> = urxe.split(' ').collect();
         let run =
-            |stock_server| Run { test, size, iterations, qps, stock_client: !stock_server, stock_server };
+            |stock_server: bool| Run { test, size, iterations, qps, stock_client: !stock_server, stock_server };
         let what = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
         let equal = |n| format!("{n} bytes equal on both sides");
         table.case([program, "server", via.name(), ip], what.clone(), || {

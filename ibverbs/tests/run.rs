@@ -193,7 +193,7 @@ fn what_a_program_sends_is_captured_and_disturbed() {
 fn a_capture_ends_with_the_program() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.pcapng");
-    let corners = Corners::build();
+    let corners = CProgram::build("corners");
     let [address, _] = addresses();
     let out = output(&[
         "run",
