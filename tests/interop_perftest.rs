@@ -63,8 +63,14 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, program
             dump.path().display()
         );
         let urxe: Vec<&str> = urxe.split(' ').collect();
-        let run =
-            |stock_server| Run { test, size, iterations, qps, stock_client: !stock_server, stock_server };
+        let run = |stock_server: bool| Run {
+            test,
+            size,
+            iterations,
+            qps,
+            stock_client: !stock_server,
+            stock_server,
+        };
         let what = format!("{size} bytes, {iterations} iterations, {qps} queue pair(s)");
         let equal = |n| format!("{n} bytes equal on both sides");
         table.case([program, "server", via.name(), ip], what.clone(), || {
