@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use std::time::Duration;
 
-use support::{Library, Running, addresses, built, port, text, wait_for_listener};
+use support::{Library, Running, addresses, built, library, port, preload, text, wait_for_listener};
 
 /// A line of results: what the programs print below `#bytes`.
 #[derive(Debug)]
@@ -224,7 +224,7 @@ fn over_ipv6() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new("unshare");
     command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
-    command.env("URXE", urxe).env("URXE_LIBRARY", built("libibverbs.so").unwrap());
+    command.env("URXE", urxe).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
     let out = command.output().expect("unshare (apt-get install util-linux)");
     let told = text(&out);
     assert!(
