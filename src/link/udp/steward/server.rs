@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::SigSet;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
 };
@@ -60,8 +59,6 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
 /// # Errors
 /// [`ServeError`].
 pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
-    // As the program that started it has left them.
-    let _ = SigSet::empty().thread_set_mask();
     make_room();
     let place: Place = address.parse().map_err(|()| ServeError::Address(address.into()))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
