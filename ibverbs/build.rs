@@ -4,16 +4,21 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
-/// rdma-core's public nodes.
+/// libibverbs' public nodes.
 const NEWEST: u32 = 18;
+/// librdmacm's.
+const NEWEST_CM: u32 = 5;
 /// Those of its private interface to drivers, one for each change of it: 34 is of releases 34 to 56. Libraries of vendors
 /// (libmlx5, libefa) do not load without theirs.
 const PRIVATE: [u32; 5] = [34, 57, 59, 64, 65];
 
 fn main() {
-    let mut script = String::from("IBVERBS_1.0 { };\n");
-    for minor in 1..=NEWEST {
-        writeln!(script, "IBVERBS_1.{minor} {{ }} IBVERBS_1.{};", minor - 1).expect("a string takes all");
+    let mut script = String::new();
+    for (node, newest) in [("IBVERBS", NEWEST), ("RDMACM", NEWEST_CM)] {
+        writeln!(script, "{node}_1.0 {{ }};").expect("a string takes all");
+        for minor in 1..=newest {
+            writeln!(script, "{node}_1.{minor} {{ }} {node}_1.{};", minor - 1).expect("a string takes all");
+        }
     }
     for number in PRIVATE {
         writeln!(script, "IBVERBS_PRIVATE_{number} {{ }};").expect("a string takes all");

@@ -10,6 +10,7 @@
 //! | [`memory`] | regions, keys and access checks; the one place that touches user memory |
 //! | [`transport`] | queue pairs, sans I/O: requester, responder, PSNs, timers, states |
 //! | [`nic`] | one NIC, still sans I/O: tables, counters, dispatch |
+//! | [`cm`] | the connection manager over QP1, sans I/O too |
 //! | [`link`] | how packets leave and arrive: fabric, UDP, packet sockets, frames; capture and faults |
 //! | [`verbs`] | the public API, and who drives a NIC |
 //! | `cli` | the `urxe` command (feature `cli`, on by default) |
@@ -42,6 +43,7 @@
 
 #[cfg(feature = "cli")]
 pub mod cli;
+pub mod cm;
 pub mod link;
 pub mod memory;
 pub mod nic;

@@ -8,19 +8,24 @@ mod own;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::net::IpAddr;
+use std::path::PathBuf;
 
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::{Block, PcapNgReader};
+use urxe::cm::{Arrival, Cm, CmConfig, ConnId, Event, LocalQp, Path, Reply, Request, State};
+use urxe::transport::{AddressVector, Instant};
 use urxe::wire::frame::{self, Checksums, Content, RoceFrame};
+use urxe::wire::mad::ip::{self, IpHeader, PortSpace};
+use urxe::wire::mad::{CommId, Ece, Mad, Message, MessageKind, RejReason};
 use urxe::wire::opcode::PayloadRule;
 use urxe::wire::{
-    ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, Opcode, Operation, Packet, Position, Qpn, Syndrome, Transport,
-    icrc, pad_count,
+    ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, Opcode, Operation, PKey, Packet, Position, Psn, Qpn, Syndrome,
+    Transport, icrc, pad_count,
 };
 
 fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("pcaps")
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("pcaps")
 }
 
 /// The path MTU of every capture, by its section of the README: `mtu=` of the QP, else the active MTU of an
@@ -38,7 +43,7 @@ fn path_mtus() -> BTreeMap<String, usize> {
 }
 
 /// The RoCEv2 packets of a capture, each with its frame.
-fn packets(path: &Path) -> Vec<(Vec<u8>, RoceFrame)> {
+fn packets(path: &std::path::Path) -> Vec<(Vec<u8>, RoceFrame)> {
     let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
     let mut found = Vec::new();
     while let Some(packet) = reader.next_packet() {
@@ -112,6 +117,157 @@ fn every_capture_replays_to_the_same_bytes() {
     let expected = (0..=0x14).map(Opcode);
     let missing: Vec<Opcode> = expected.filter(|o| !seen.contains_key(&o.0)).collect();
     assert!(missing.is_empty(), "no capture has {missing:?}");
+}
+
+/// The kernel's connection manager: what it says is read, and written again to the same bytes.
+#[test]
+fn the_connection_managers_messages_are_written_as_the_kernel_does() {
+    let mut seen: BTreeMap<MessageKind, usize> = BTreeMap::new();
+    for path in fs::read_dir(directory()).unwrap().map(|e| e.unwrap().path()) {
+        if path.extension().is_none_or(|e| e != "pcap") {
+            continue;
+        }
+        for (frame, roce) in packets(&path) {
+            let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
+            if packet.bth().dest_qp != Qpn::GSI {
+                continue;
+            }
+            let mad = Mad::parse(packet.payload()).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+            assert_eq!(mad.bytes(), packet.payload(), "{path:?}: {mad:?}");
+            *seen.entry(mad.message.kind()).or_default() += 1;
+
+            // Addresses are told three times: by IP, as GIDs of the path and, for the program, in the private data.
+            let (service, private_data) = match &mad.message {
+                Message::Req(req) => {
+                    assert_eq!(req.primary.local_gid, roce.flow.src.into());
+                    assert_eq!(req.primary.remote_gid, roce.flow.dst.into());
+                    assert_eq!((req.mtu, req.pkey), (Some(Mtu::Mtu1024), PKey::DEFAULT));
+                    (req.service, &req.private_data[..])
+                }
+                Message::SidrReq(req) => (req.service, &req.private_data[..]),
+                Message::Rej(rej) => {
+                    assert_eq!(rej.reason, RejReason::InvalidServiceId, "{path:?}");
+                    continue;
+                }
+                _ => continue,
+            };
+            let (space, port) = service.ip_port().unwrap();
+            assert!(matches!(space, PortSpace::Tcp | PortSpace::Udp) && port != 0, "{path:?}: {service}");
+            let header = IpHeader::parse(private_data).unwrap();
+            assert_eq!((header.source.ip(), header.destination), (roce.flow.src, roce.flow.dst), "{path:?}");
+            assert_eq!(header.bytes(), private_data[..ip::HEADER_LEN]);
+        }
+    }
+    use MessageKind as K;
+    let kinds = [K::Req, K::Rep, K::Rtu, K::Rej, K::Dreq, K::Drep, K::SidrReq, K::SidrRep];
+    assert!(kinds.iter().all(|k| seen.contains_key(k)), "{seen:?}");
+}
+
+/// The messages of a capture, with who sent them.
+fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
+    let management = |(frame, roce): (Vec<u8>, RoceFrame)| {
+        let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
+        (packet.bth().dest_qp == Qpn::GSI).then(|| (roce.flow.src, Mad::parse(packet.payload()).unwrap()))
+    };
+    packets(&directory().join(name)).into_iter().filter_map(management).collect()
+}
+
+/// Our connection manager in the place of each of the kernel's two, with programs that say the same: it says what the
+/// kernel did, but for the communication ID that it picks.
+#[test]
+fn our_connection_manager_says_what_the_kernel_does() {
+    for name in ["cm_rping.pcap", "cm_rping_v6.pcap", "cm_rstream.pcap", "cm_ucmatose.pcap"] {
+        let story = messages(name);
+        let (Message::Req(req), Message::Rep(rep)) = (story[0].1.message, story[1].1.message) else {
+            panic!()
+        };
+        let (client, server) = (story[0].0, story[1].0);
+
+        // The client.
+        let mut cm = Cm::new(CmConfig::new(req.ca_guid, vec![client.into()]), 1);
+        let av = AddressVector { flow_label: req.primary.flow_label, ..AddressVector::to(server.into()) };
+        let qp = LocalQp { qpn: req.qpn, psn: req.psn, srq: req.srq };
+        let request = Request {
+            responder_resources: req.responder_resources,
+            initiator_depth: req.initiator_depth,
+            flow_control: req.flow_control,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            ..Request::new(req.service, qp, Path::to(av, Mtu::Mtu1024), &req.private_data)
+        };
+        let id = cm.connect(Instant(0), &request).unwrap();
+        play(name, &mut cm, id, client, &story, &req.local);
+
+        // The server.
+        let mut cm = Cm::new(CmConfig::new(rep.ca_guid, vec![server.into()]), 1);
+        cm.listen(req.service, u64::MAX, 1).unwrap();
+        let arrival = Arrival { from: AddressVector::to(client.into()), src_qpn: Qpn::GSI };
+        cm.handle_mad(Instant(0), &arrival, &story[0].1.bytes());
+        let Some((id, Event::Requested(requested))) = cm.poll_event() else { panic!("{name}") };
+        assert_eq!((requested.remote_qpn, requested.path.packet_life.code()), (req.qpn, 18));
+        let reply = Reply {
+            qp: LocalQp { qpn: rep.qpn, psn: rep.psn, srq: rep.srq },
+            responder_resources: rep.responder_resources,
+            initiator_depth: rep.initiator_depth,
+            flow_control: rep.flow_control,
+            rnr_retry_count: rep.rnr_retry_count,
+            failover: false,
+            ece: Ece::default(),
+            private_data: &rep.private_data,
+        };
+        cm.accept(Instant(0), id, &reply).unwrap();
+        play(name, &mut cm, id, server, &story[1..], &rep.local);
+    }
+}
+
+/// The PSN of the first request of a connection that one end sends.
+fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
+    let psn = |(frame, roce): &(Vec<u8>, RoceFrame)| {
+        let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
+        let is_it = packet.row().transport == Transport::Rc && packet.row().operation.is_request();
+        (is_it && is_sender(roce.flow.src)).then_some(packet.bth().psn)
+    };
+    packets(&directory().join(name)).iter().find_map(psn).unwrap()
+}
+
+/// The rest of the story as one end has it: what the other sent arrives, what this one sent it must send again.
+fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)], ours: &CommId) {
+    // What the kernel called by its ID we call by ours; of DREQ, the transaction is the sender's choice as well.
+    let same = |mad: &Mad| {
+        let mut bytes = mad.bytes();
+        for word in bytes[24..32].chunks_exact_mut(4) {
+            if word == ours.0.to_be_bytes() {
+                word.copy_from_slice(&id.0.0.to_be_bytes());
+            }
+        }
+        if matches!(mad.message, Message::Req(_) | Message::Rtu(_) | Message::Dreq(_)) {
+            bytes[8..16].fill(0);
+        }
+        bytes
+    };
+    for (sender, mad) in story {
+        if let Message::Rtu(_) = mad.message {
+            // Each end begins with the PSN that the other has said.
+            let first = |of_us: bool| first_request(name, |sender| (sender == us) == of_us);
+            let (rtr, rts) = (cm.rtr(id).unwrap(), cm.rts(id).unwrap());
+            assert_eq!((rts.sq_psn, rtr.rq_psn), (Some(first(true)), Some(first(false))), "{name}");
+        }
+        if *sender != us {
+            let arrival = Arrival { from: AddressVector::to((*sender).into()), src_qpn: Qpn::GSI };
+            let mut bytes = same(mad);
+            bytes[8..16].copy_from_slice(&mad.transaction.to_be_bytes());
+            cm.handle_mad(Instant(0), &arrival, &bytes);
+            continue;
+        }
+        match mad.message {
+            Message::Rtu(_) => cm.ready(Instant(0), id, &[]).unwrap(),
+            Message::Dreq(_) | Message::Drep(_) => cm.disconnect(Instant(0), id, &[]).unwrap(),
+            _ => {}
+        }
+        let out = cm.poll_transmit().unwrap_or_else(|| panic!("{name}: the kernel sent {mad:?}"));
+        assert_eq!(same(&Mad::parse(&out.mad).unwrap()), same(mad), "{name}: {mad:?}");
+    }
+    assert_eq!((cm.poll_transmit(), cm.state(id)), (None, Some(State::TimeWait)), "{name}");
 }
 
 /// What rxe and urxe said to each other: rxe is host 1.

@@ -51,7 +51,7 @@ pub fn is_nonblocking(fd: c_int) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
 }
 
-unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.nic.create_channel() {
         Ok(channel) => {
@@ -64,7 +64,7 @@ unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_
     }
 }
 
-unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
+pub unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;

@@ -69,6 +69,11 @@ impl<K: Eq + Hash> Names<K> {
         self.0.lock().remove(&name);
     }
 
+    /// Tells the address of each, of which none can go meanwhile.
+    pub fn each(&self, tell: impl FnMut(usize)) {
+        self.0.lock().values().copied().for_each(tell);
+    }
+
     /// The address of a queue, after `found` was told it, while the queue cannot go.
     pub fn look_up(&self, name: K, found: impl FnOnce(usize)) -> Option<usize> {
         let names = self.0.lock();
@@ -175,7 +180,7 @@ fn table() -> verbs_context {
     }
 }
 
-unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of the list.
     let device = unsafe { <Device as crate::object::Object>::of(device) };
     let nic = match device.open() {
@@ -206,7 +211,7 @@ fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
     context.as_c()
 }
 
-unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
+pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     // SAFETY: as below.
     if unsafe { is_inherited(c) } {
         return 0;

@@ -1,7 +1,7 @@
 //! Devices: one for each interface that is up, or what `URXE_LINK` names.
 
 use std::ffi::{CString, c_char, c_int};
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -84,19 +84,40 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     }
     let file = CaptureFile::create(name.replace("%p", &process.to_string()), Timestamps::Wall)?;
     file.flush_every(FLUSH)?;
-    // A child inherits this from its parent.
-    if capture.is_none() {
-        // SAFETY: the function stays: the library is never unloaded.
-        let registered = unsafe { libc::atexit(end_capture) };
-        debug_assert_eq!(registered, 0);
-    }
     // What a child has of its parent's is for the parent to write out.
     std::mem::forget(capture.replace((process, file.clone())));
     Ok(Some(file))
 }
 
+/// What is left to do when the process exits, with devices open perhaps: programs that are done seldom close them, and
+/// hardware has acknowledged what they have taken. A child inherits this from its parent.
+fn prepare_for_exit() {
+    static PREPARED: Once = Once::new();
+    PREPARED.call_once(|| {
+        // SAFETY: the function stays: the library is never unloaded.
+        let registered = unsafe { libc::atexit(exit) };
+        debug_assert_eq!(registered, 0);
+    });
+}
+
+extern "C" fn exit() {
+    for device in all() {
+        // A child's copy of its parent's is for the parent.
+        if let Some(opened) = device.nic.try_lock()
+            && let Some(opened) = &*opened
+            && opened.process == std::process::id()
+        {
+            opened.nic.acknowledge(AT_EXIT);
+        }
+    }
+    end_capture();
+}
+
+/// How long an exit waits for whoever is at a NIC.
+const AT_EXIT: Duration = Duration::from_millis(10);
+
 /// Writes out what is captured, if this process began it: a child has no thread that would ever give up the locks.
-extern "C" fn end_capture() {
+fn end_capture() {
     if let Some(capture) = CAPTURE.try_lock()
         && let Some((process, file)) = &*capture
         && *process == std::process::id()
@@ -166,6 +187,7 @@ impl Device {
             Some(sharing) => self.adapter.link.bind_shared(*shards, sharing)?,
             None => self.adapter.link.bind(*shards)?,
         };
+        prepare_for_exit();
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
         let (links, _) = wrapping.around(links, &self.adapter.link.to_string());
@@ -199,7 +221,7 @@ pub fn complain(text: &str) {
 }
 
 /// The devices; they stay for good.
-fn all() -> &'static [Device] {
+pub fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let devices = Settings::read().and_then(|settings| {

@@ -70,7 +70,7 @@ impl ProtectionDomain {
     }
 }
 
-unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.nic.alloc_pd() {
         Ok(pd) => ProtectionDomain::give_new(context, pd, None),

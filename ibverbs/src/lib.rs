@@ -1,5 +1,5 @@
-//! A drop-in `libibverbs.so.1`: the C interface of verbs over [`urxe::verbs`], so that programs that were linked against
-//! libibverbs run on urxe as they are.
+//! A drop-in `libibverbs.so.1` and `librdmacm.so.1`: the C interfaces of verbs and of the connection manager over
+//! [`urxe::verbs`], so that programs that were linked against them run on urxe as they are.
 //!
 //! Each exported function is a thin one over its counterpart there. [`abi`] has the structs as C lays them out; `object`
 //! says how what C has a pointer to belongs to what Rust keeps; `export!` gives a function its name and version.
@@ -10,6 +10,7 @@ mod export;
 pub mod abi;
 mod address;
 mod channel;
+mod cm;
 mod context;
 mod device;
 mod dm;

@@ -10,7 +10,7 @@ use urxe::verbs::{
 
 use crate::abi::{
     ibv_context, ibv_ece, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr, ibv_xrcd,
+    ibv_qp_init_attr_ex, ibv_qp_rate_limit_attr, ibv_sge, ibv_xrcd,
 };
 use crate::address;
 use crate::context::{Context, address_of, is_inherited};
@@ -67,7 +67,7 @@ fn service(number: c_uint) -> Option<QpType> {
     })
 }
 
-fn state(number: c_uint) -> Option<QpState> {
+pub fn state(number: c_uint) -> Option<QpState> {
     use QpState::*;
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
 }
@@ -86,7 +86,11 @@ unsafe fn make(
     if send_ops.is_some_and(|wanted| !session::set_functions(&mut c, qp_type, wanted)) {
         return null(libc::EOPNOTSUPP);
     }
-    let cap = &init.cap;
+    let cap = &mut init.cap;
+    // What elements would take in a device's queue holds as many bytes of data, and some programs count on that.
+    const ELEMENT: u32 = size_of::<ibv_sge>() as u32;
+    const ALWAYS: u32 = 16 * ELEMENT;
+    cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(ELEMENT).min(ALWAYS));
     let options = QpOptions {
         qp_type,
         send: SendCaps {
@@ -185,10 +189,12 @@ pub unsafe extern "C" fn create_qp_ex(
     let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
     let mut plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
     // SAFETY: what it names was given out.
-    unsafe { make(pd, xrcd, &mut plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) }
+    let made = unsafe { make(pd, xrcd, &mut plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
+    init.cap = plain.cap;
+    made
 }
 
-unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
+pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -264,6 +270,50 @@ fn attributes(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAt
     })
 }
 
+/// Attributes as C has them, and the mask of those that are given.
+pub fn written(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
+    // SAFETY: all of it may be zeros.
+    let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let mut mask = 0;
+    macro_rules! put {
+        ($($bit:literal: $given:expr => |$value:pat_param| $write:expr;)*) => {
+            $(if let Some($value) = $given {
+                $write;
+                mask |= 1 << $bit;
+            })*
+        };
+    }
+    put! {
+        0: attr.state => |state| to.qp_state = state as u32;
+        1: attr.cur_state => |state| to.cur_qp_state = state as u32;
+        2: attr.sqd_notify => |on| to.en_sqd_async_notify = on.into();
+        3: attr.access => |access| to.qp_access_flags = access.0;
+        4: attr.pkey_index => |index| to.pkey_index = index;
+        5: attr.port => |port| to.port_num = port;
+        6: attr.qkey => |key| to.qkey = key.0;
+        7: attr.av => |av| to.ah_attr = address::attr(&av);
+        8: attr.path_mtu => |mtu| to.path_mtu = mtu.code().into();
+        9: attr.timeout => |timeout| to.timeout = timeout.code();
+        10: attr.retry_cnt => |count| to.retry_cnt = count;
+        11: attr.rnr_retry => |count| to.rnr_retry = count;
+        12: attr.rq_psn => |psn| to.rq_psn = psn.get();
+        13: attr.max_rd_atomic => |count| to.max_rd_atomic = count;
+        14: attr.alt_path => |alt| {
+            to.alt_ah_attr = address::attr(&alt.av);
+            to.alt_pkey_index = alt.pkey_index;
+            to.alt_port_num = 1;
+            to.alt_timeout = alt.timeout.code();
+        };
+        15: attr.min_rnr_timer => |timer| to.min_rnr_timer = timer.code();
+        16: attr.sq_psn => |psn| to.sq_psn = psn.get();
+        17: attr.max_dest_rd_atomic => |count| to.max_dest_rd_atomic = count;
+        18: attr.path_mig_state => |state| to.path_mig_state = state as u32;
+        20: attr.dest_qpn => |qpn| to.dest_qp_num = qpn.get();
+        25: attr.rate_limit => |limit| to.rate_limit = limit;
+    }
+    (to, mask)
+}
+
 /// Every attribute that there is: all bits to 20, and the rate limit.
 const KNOWN: c_int = 0x1f_ffff | 1 << 25;
 /// Capacities, which are fixed here.
@@ -324,39 +374,11 @@ unsafe extern "C" fn query_qp(
     // SAFETY: a queue pair that was given out.
     let pair = unsafe { Pair::of(c) };
     let has = pair.qp.query();
-    // SAFETY: all of it may be zeros.
-    let zeros: ibv_qp_attr = unsafe { std::mem::zeroed() };
-    let state = has.state.unwrap_or_default() as u32;
-    let attr = ibv_qp_attr {
-        qp_state: state,
-        cur_qp_state: state,
-        path_mtu: has.path_mtu.map_or(0, |mtu| mtu.code().into()),
-        path_mig_state: has.path_mig_state.unwrap_or_default() as u32,
-        qkey: has.qkey.map_or(0, |key| key.0),
-        rq_psn: has.rq_psn.map_or(0, Psn::get),
-        sq_psn: has.sq_psn.map_or(0, Psn::get),
-        dest_qp_num: has.dest_qpn.map_or(0, Qpn::get),
-        qp_access_flags: has.access.map_or(0, |access| access.0),
-        cap: pair.init.cap,
-        ah_attr: has.av.map_or(zeros.ah_attr, |av| address::attr(&av)),
-        alt_ah_attr: has.alt_path.map_or(zeros.alt_ah_attr, |alt| address::attr(&alt.av)),
-        pkey_index: has.pkey_index.unwrap_or(0),
-        alt_pkey_index: has.alt_path.map_or(0, |alt| alt.pkey_index),
-        max_rd_atomic: has.max_rd_atomic.unwrap_or(0),
-        max_dest_rd_atomic: has.max_dest_rd_atomic.unwrap_or(0),
-        min_rnr_timer: has.min_rnr_timer.map_or(0, RnrTimer::code),
-        port_num: has.port.unwrap_or(0),
-        timeout: has.timeout.map_or(0, AckTimeout::code),
-        retry_cnt: has.retry_cnt.unwrap_or(0),
-        rnr_retry: has.rnr_retry.unwrap_or(0),
-        alt_port_num: has.alt_path.map_or(0, |_| 1),
-        alt_timeout: has.alt_path.map_or(0, |alt| alt.timeout.code()),
-        rate_limit: has.rate_limit.unwrap_or(0),
-        ..zeros
-    };
+    let (attr, _) = written(&has);
+    let attr = ibv_qp_attr { cur_qp_state: attr.qp_state, cap: pair.init.cap, ..attr };
     // SAFETY: the caller's structs.
     unsafe {
-        (*c).state = state;
+        (*c).state = attr.qp_state;
         *out = attr;
         *init = pair.init;
     }

@@ -112,7 +112,7 @@ unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
     }
 }
 
-unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
+pub unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;

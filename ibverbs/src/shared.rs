@@ -151,7 +151,7 @@ unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int
     0
 }
 
-unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
+pub unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;

@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use std::time::Duration;
 
-use support::{Library, Running, addresses, port, text, wait_for_listener};
+use support::{CProgram, Library, Running, addresses, port, text, wait_for_listener};
 
 /// What memcheck has found of which a part is the library's: each finding ends with a line of no more than its process.
 /// perftest has some of its own, as it sends parts of its stack that it never set.
@@ -55,4 +55,24 @@ fn perftest() {
     // Valgrind runs a thread at a time: an acknowledgement may take long, so the timeout is four seconds.
     both_ends("ib_write_bw", &["-F", "-n", "20", "-s", "4096", "-u", "20"]);
     both_ends("ib_write_lat", &["-F", "-n", "20", "-u", "20"]);
+}
+
+#[test]
+fn connections() {
+    let (library, connections) = (Library::new(), CProgram::build("connections"));
+    for corner in ["private data", "rejected", "unacknowledged", "endpoints", "migrated", "refused"] {
+        let [address, _] = addresses();
+        let mut command = library.program("valgrind", &address);
+        command.args([
+            "-q",
+            "--leak-check=full",
+            "--show-leak-kinds=definite",
+            connections.program(),
+            corner,
+            &address,
+        ]);
+        let out = Running::new(command).finish(Duration::from_secs(120));
+        let told = text(&out);
+        assert!(out.status.success() && of_the_library(&told).is_empty(), "{corner}: {told}");
+    }
 }

@@ -5,7 +5,10 @@ mod support;
 use std::process::Command;
 use std::time::Duration;
 
-use support::{Library, Running, addresses, built, library, port, preload, text, wait_for_listener};
+use support::{
+    Library, Running, TCP_PORTS, UDP_PORTS, addresses, built, library, port, preload, text,
+    wait_for_listener, wait_for_service,
+};
 
 /// A line of results: what the programs print below `#bytes`.
 #[derive(Debug)]
@@ -43,15 +46,20 @@ fn rows(told: &str) -> Vec<Row> {
 struct Ends {
     server: Command,
     client: Command,
+    /// The server's device.
+    address: String,
 }
 
 impl Ends {
     fn on(library: &Library, program: &str) -> Ends {
-        let [server, client] = addresses().map(|address| library.program(program, &address));
-        Ends { server, client }
+        let [address, other] = addresses();
+        let [server, client] = [&address, &other].map(|address| library.program(program, address));
+        Ends { server, client, address }
     }
 
-    fn run(self, program: &str, args: &str) {
+    /// Whether it could run: under `-R` servers listen, stop, and listen again on the same port, and a client that is faster
+    /// than that is refused.
+    fn run(self, program: &str, args: &str) -> bool {
         let args: Vec<&str> = args.split_whitespace().collect();
         let after = |flag: &str| {
             args.iter().position(|arg| *arg == flag).map(|at| args[at + 1].parse::<f64>().expect("a number"))
@@ -62,8 +70,20 @@ impl Ends {
             Running::new(command)
         };
         let serving = with_args(self.server, &[]);
-        wait_for_listener(&port);
-        let client = with_args(self.client, &["127.0.0.1"]).finish(Duration::from_secs(60));
+        // Who is to be connected by the connection manager has no other address to connect to.
+        let is_by_name = args.contains(&"-R");
+        match is_by_name {
+            true => wait_for_service(&[TCP_PORTS, UDP_PORTS], port.parse().unwrap()),
+            false => wait_for_listener(&port),
+        }
+        let host = if is_by_name { &self.address } else { "127.0.0.1" };
+        let client = with_args(self.client, &[host]).finish(Duration::from_secs(60));
+        let refused = ["REJECTED; error: 8.", "UNREACHABLE; error: 1."];
+        if is_by_name
+            && refused.iter().any(|why| text(&client).contains(&format!("Event: RDMA_CM_EVENT_{why}")))
+        {
+            return false;
+        }
         let server = serving.finish(Duration::from_secs(10));
         let told = format!("{program} {args:?}\nclient:\n{}\nserver:\n{}", text(&client), text(&server));
         assert!(client.status.success() && server.status.success(), "{told}");
@@ -87,6 +107,7 @@ impl Ends {
             let all = each * after("-q").unwrap_or(1.0);
             assert!(rows.iter().all(|row| row.0[1] == all), "{rows:?}\n{told}");
         }
+        true
     }
 }
 
@@ -95,7 +116,10 @@ fn all(programs: &[&str], cases: &[&str]) {
     for program in programs {
         for args in cases {
             let begin = std::time::Instant::now();
-            Ends::on(&library, program).run(program, args);
+            assert!(
+                (0..5).any(|_| Ends::on(&library, program).run(program, args)),
+                "{program} {args}: refused"
+            );
             println!("{program} {args}: {:.1} s", begin.elapsed().as_secs_f64());
         }
     }
@@ -203,6 +227,13 @@ fn latency_of_all_sizes() {
 #[test]
 fn for_three_seconds() {
     all(&["ib_write_bw", "ib_send_bw", "ib_read_lat"], &["-D 3"]);
+}
+
+#[test]
+fn connected_by_the_connection_manager() {
+    all(&["ib_write_bw"], &["-R -n 200", "-R -n 50 -q 4", "-R -n 200 -b", "-R -T 32 -n 50"]);
+    all(&["ib_send_bw", "ib_read_bw", "ib_write_lat", "ib_atomic_bw"], &["-R -n 100"]);
+    all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);
 }
 
 /// In a network namespace of its own, with two IPv6 addresses. Its user is root in there and nobody outside, which needs

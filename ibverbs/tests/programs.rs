@@ -147,6 +147,16 @@ fn a_program_forks_while_its_device_is_busy() {
 }
 
 #[test]
+fn who_ends_with_nothing_closed_has_acknowledged_what_he_took() {
+    let (library, leaving) = (Library::new(), CProgram::build("leaving"));
+    let [address, _] = addresses();
+    for _ in 0..5 {
+        let out = Running::new(library.program(leaving.program(), &address)).finish(Duration::from_secs(60));
+        assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+    }
+}
+
+#[test]
 fn threads_post_and_poll_while_they_end() {
     corner("ending");
 }
@@ -159,6 +169,19 @@ fn the_librarys_threads_take_no_signals() {
 #[test]
 fn no_event_is_of_a_queue_that_is_gone() {
     println!("{}", corner("events"));
+}
+
+#[test]
+fn descriptors_work_with_epoll_and_without_waiting() {
+    corner("descriptors");
+}
+
+#[test]
+fn a_program_unloads_the_library_with_its_device_closed_and_open() {
+    let (library, unloading) = (Library::new(), CProgram::build_with("unloading", &[]));
+    let [address, _] = addresses();
+    let out = Running::new(library.program(unloading.program(), &address)).finish(Duration::from_secs(60));
+    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
 }
 
 #[test]

@@ -17,10 +17,10 @@ fn is_generic(name: &str) -> bool {
     !["mlx5", "efa", "cuda"].iter().any(|make| module.contains(make))
 }
 
-/// Names of tests that are to be skipped here, and of those that wait for a connection manager.
-fn listed() -> (BTreeSet<&'static str>, BTreeSet<&'static str>) {
-    let huge_pages = std::fs::read_to_string("/proc/sys/vm/nr_hugepages").is_ok_and(|n| n.trim() != "0");
-    let (mut skipped, mut waiting) = (BTreeSet::new(), BTreeSet::new());
+/// Names of tests that are to be skipped here.
+fn listed() -> BTreeSet<&'static str> {
+    let huge_pages = huge_pages() >= HugePages::ENOUGH;
+    let mut skipped = BTreeSet::new();
     let mut when = None;
     let lines = include_str!("pyverbs-skips.txt").lines();
     for line in lines.filter(|line| !line.starts_with('#') && !line.is_empty()) {
@@ -29,16 +29,50 @@ fn listed() -> (BTreeSet<&'static str>, BTreeSet<&'static str>) {
             when = Some(condition);
             continue;
         }
-        let (is_here, of) = match when.expect("tests come after the reason") {
-            "always" => (true, &mut skipped),
-            "no-huge-pages" => (!huge_pages, &mut skipped),
-            "no-dma-buf" => (!Path::new("/dev/dri/renderD128").exists(), &mut skipped),
-            "before-cm" => (true, &mut waiting),
+        let is_here = match when.expect("tests come after the reason") {
+            "always" => true,
+            "no-huge-pages" => !huge_pages,
+            "no-dma-buf" => !Path::new("/dev/dri/renderD128").exists(),
             other => panic!("[{other}] is no condition"),
         };
-        assert!(!is_here || of.insert(line), "{line} is listed twice");
+        assert!(!is_here || skipped.insert(line), "{line} is listed twice");
     }
-    (skipped, waiting)
+    skipped
+}
+
+/// How many huge pages there are.
+const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+fn huge_pages() -> usize {
+    let number = std::fs::read_to_string(HUGE_PAGES).ok();
+    number.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Enough huge pages for the time of a test, if it may have them.
+struct HugePages {
+    before: usize,
+}
+
+impl HugePages {
+    /// What the suite's tests take at once.
+    const ENOUGH: usize = 16;
+
+    fn reserve() -> HugePages {
+        let before = huge_pages();
+        if before < Self::ENOUGH {
+            let asked = std::fs::write(HUGE_PAGES, Self::ENOUGH.to_string());
+            println!("{} huge pages ({asked:?})", huge_pages());
+        }
+        HugePages { before }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if self.before < Self::ENOUGH {
+            let _ = std::fs::write(HUGE_PAGES, self.before.to_string());
+        }
+    }
 }
 
 #[test]
@@ -47,6 +81,7 @@ fn the_suite_of_pyverbs() {
         Path::new(SUITE).join("run_tests.py").exists(),
         "this test needs {SUITE} (apt-get install python3-pyverbs; where dpkg leaves out /usr/share/doc, let it have that)"
     );
+    let _huge_pages = HugePages::reserve();
     let (library, scratch) = (Library::new(), tempfile::tempdir().unwrap());
     let [address, _] = addresses();
     // That of Debian, which has its modules.
@@ -54,6 +89,7 @@ fn the_suite_of_pyverbs() {
     command
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pyverbs/suite.py"))
         .args([Path::new(SUITE), scratch.path()])
+        .arg(&address)
         .args(["--dev", "urxe0"]);
     let out = Running::new(command).finish(Duration::from_secs(115));
     let told = text(&out);
@@ -67,11 +103,10 @@ fn the_suite_of_pyverbs() {
 
     let generic = results.iter().filter(|fields| is_generic(fields[1])).count();
     let skipped: BTreeSet<_> = skipped.into_iter().filter(|name| is_generic(name)).collect();
-    let (listed, waiting) = listed();
-    let all: BTreeSet<_> = listed.union(&waiting).copied().collect();
-    let unlisted: Vec<_> = skipped.difference(&all).collect();
+    let listed = listed();
+    let unlisted: Vec<_> = skipped.difference(&listed).collect();
     assert!(unlisted.is_empty(), "skipped, and not in the list: {unlisted:#?}\n{told}");
-    let stale: Vec<_> = all.difference(&skipped).collect();
+    let stale: Vec<_> = listed.difference(&skipped).collect();
     assert!(stale.is_empty(), "in the list, and not skipped any more: {stale:#?}");
     assert!(listed.len() <= 30, "{} of {generic} are skipped", listed.len());
     assert!(generic >= 170 && passed.len() > 130, "{generic} tests, of which {} passed", passed.len());

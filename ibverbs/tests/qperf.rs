@@ -1,5 +1,5 @@
-//! Debian's qperf on the library: a server, and a client for each of its tests that needs no connection manager. It knows no
-//! GIDs, so it names its peer by a LID. (Its tests of XRC are not in Debian's build.)
+//! Debian's qperf on the library: a server, and a client for each of its tests. It knows no GIDs, so it names its peer by a
+//! LID, or has the connection manager connect. (Its tests of XRC are not in Debian's build.)
 
 mod support;
 
@@ -9,6 +9,10 @@ use support::{Library, Running, addresses, port, text, wait_for_listener};
 
 /// Runs tests against one server; each must show a figure of this kind.
 fn tests(kind: &str, names: &[&str]) {
+    with_options(&[], kind, names);
+}
+
+fn with_options(options: &[&str], kind: &str, names: &[&str]) {
     let library = Library::new();
     let [server, client] = addresses();
     let port = port().to_string();
@@ -19,7 +23,9 @@ fn tests(kind: &str, names: &[&str]) {
     wait_for_listener(&port);
     for name in names {
         let mut command = library.program("qperf", &client);
-        command.args(["-lp", &port, "127.0.0.1", "-t", "1", name]);
+        // The connection manager has no other address to connect to than the device's.
+        let host = if options.is_empty() { "127.0.0.1" } else { &server };
+        command.args(["-lp", &port, host]).args(options).args(["-t", "1", name]);
         let out = Running::new(command).finish(Duration::from_secs(30));
         let told = text(&out);
         let figure = |line: &&str| line.trim_start().starts_with(kind) && line.contains('=');
@@ -47,4 +53,12 @@ fn latency() {
 #[test]
 fn atomics() {
     tests("msg_rate", &["rc_compare_swap_mr", "rc_fetch_add_mr", "ver_rc_compare_swap", "ver_rc_fetch_add"]);
+}
+
+#[test]
+fn connected_by_the_connection_manager() {
+    let options = ["-cm", "1"];
+    with_options(&options, "bw", &["rc_bi_bw", "rc_bw", "rc_rdma_read_bw", "rc_rdma_write_bw"]);
+    with_options(&options, "latency", &["rc_lat", "rc_rdma_read_lat", "rc_rdma_write_lat"]);
+    with_options(&options, "msg_rate", &["rc_compare_swap_mr", "rc_fetch_add_mr"]);
 }

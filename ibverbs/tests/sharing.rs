@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::verbs::{AddressVector, Context, ContextOptions, Gid};
+use urxe::wire::mad::{CommId, Dreq, Mad, Message};
+
 use support::{Library, Running, addresses, built, port, text, wait_for_listener};
 
 fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
@@ -109,6 +113,35 @@ fn a_program_that_is_killed_leaves_its_place_to_others() {
     assert_eq!(stewards(&address), steward, "the same all the time");
     drop(stays);
     eventually("the steward ends", || stewards(&address).is_empty());
+}
+
+#[test]
+fn who_wants_to_end_a_connection_to_a_program_that_was_killed_is_told_that_it_has_ended() {
+    let (library, [address, elsewhere]) = (Library::new(), addresses());
+    let _stays = server(&library, &address, &port().to_string(), &[]);
+    let goes = server(&library, &address, &port().to_string(), &[]);
+    let link = UdpLink::bind(elsewhere.parse().unwrap(), &UdpOptions::default()).unwrap();
+    let peer = Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap();
+    let to = AddressVector::to(Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
+    // Whoever has a seat has the IDs that begin with it.
+    let ask_all = || {
+        for seat in 1..64 {
+            let (local, remote) = (CommId(seat), CommId(seat << 26 | 0x77));
+            let message = Message::Dreq(Dreq { local, remote, ..Dreq::default() });
+            peer.send(&to, &Mad { transaction: 1, modifier: 0, message }.bytes()).unwrap();
+        }
+        peer.recv(Duration::from_millis(300)).map(|mad| Mad::parse(&mad.bytes).unwrap().message)
+    };
+    assert!(ask_all().is_err(), "both are there");
+    kill(Pid::from_raw(goes.id() as i32), Signal::SIGKILL).unwrap();
+    goes.finish(Duration::from_secs(10));
+    let mut answer = ask_all();
+    eventually("an answer", || {
+        answer = ask_all();
+        answer.is_ok()
+    });
+    let Ok(Message::Drep(drep)) = answer else { panic!("{answer:?}") };
+    assert_eq!(drep.local.0, drep.remote.0 << 26 | 0x77);
 }
 
 #[test]

@@ -8,7 +8,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use support::{Running, addresses, built, library, port, preload, text, urxe, wait_for_listener};
+use support::{
+    CProgram, Running, TCP_PORTS, addresses, built, library, port, preload, text, urxe, wait_for_listener,
+    wait_for_service,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -168,4 +171,27 @@ fn transports_by_themselves() {
     for (layout, size) in [("short", "32"), ("bcopy", "2048"), ("zcopy", "2048")] {
         uct("ud_verbs", "am_lat", layout, size);
     }
+}
+
+/// By an address and a port, as clients of servers do: UCX leaves connecting to the connection manager, and drives its queue
+/// pairs itself.
+#[test]
+fn connected_by_address() {
+    let program = CProgram::build_with("sockaddr", &["-lucp", "-lucs"]);
+    let [server, client] = addresses();
+    let port = port();
+    let number = port.to_string();
+    let start = |address: &str, role: &[&str]| {
+        let mut command = urxe(&["run", "--ip", address, "--", program.program(), &server, &number]);
+        command.args(role).env("UCX_TLS", "rc").env("UCX_NET_DEVICES", "urxe0:1");
+        command.env("UCX_SOCKADDR_TLS_PRIORITY", "rdmacm");
+        Running::new(command)
+    };
+    let serving = start(&server, &[]);
+    wait_for_service(&[TCP_PORTS], port);
+    let out = start(&client, &["client"]).finish(LIMIT);
+    let server = serving.finish(Duration::from_secs(10));
+    let told = format!("client:\n{}server:\n{}", text(&out), text(&server));
+    assert!(out.status.success() && server.status.success(), "{told}");
+    assert_eq!(told.matches("done").count(), 2, "{told}");
 }

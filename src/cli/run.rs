@@ -256,7 +256,10 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     let both = [library.as_os_str().as_bytes(), b"\0", preload.as_os_str().as_bytes()].concat();
     let directory = base.join(format!("{:08x}", crc32fast::hash(&both)));
     make_private(&directory).map_err(cannot_make(&directory))?;
-    for (name, file) in [("libibverbs.so.1", &library), ("libibverbs.so", &library), (PRELOAD, &preload)] {
+    // One file under the names of both libraries: the loader sees that, and loads it once, with one NIC.
+    let names =
+        ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"].map(|name| (name, &library));
+    for (name, file) in names.into_iter().chain([(PRELOAD, &preload)]) {
         let link = directory.join(name);
         if fs::read_link(&link).ok().as_ref() != Some(file) {
             // At once: a program that another `urxe run` has just started may be looking.

@@ -16,6 +16,16 @@ macro_rules! pass_on {
         fn seat(&$self) -> $crate::nic::Seat {
             $inner.seat()
         }
+        fn claim(
+            &mut $self,
+            service: $crate::wire::mad::ServiceId,
+            address: Option<std::net::IpAddr>,
+        ) -> Result<(), $crate::link::ClaimError> {
+            $inner.claim(service, address)
+        }
+        fn release(&mut $self, service: $crate::wire::mad::ServiceId, address: Option<std::net::IpAddr>) {
+            $inner.release(service, address);
+        }
         fn poll_fd(&$self) -> Option<std::os::fd::BorrowedFd<'_>> {
             $inner.poll_fd()
         }
@@ -40,6 +50,7 @@ macro_rules! pass_on {
 pub(crate) mod background;
 pub mod capture;
 mod chance;
+mod claim;
 pub mod fabric;
 pub mod faults;
 mod frame_queue;
@@ -52,6 +63,7 @@ mod membership;
 mod multihomed;
 mod packet;
 pub(crate) mod process;
+pub mod route;
 mod spec;
 pub mod station;
 pub mod trace;
@@ -68,7 +80,9 @@ use crate::nic::Seat;
 pub use crate::transport::RxBurst;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::frame::FrameError;
+use crate::wire::mad::ServiceId;
 
+pub use claim::ClaimError;
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
 pub use interfaces::{Interface, interfaces, main_address};
 pub use link_spec::{BindError, LinkSpec, default_address};
@@ -228,6 +242,18 @@ pub trait Link: Send {
     fn seat(&self) -> Seat {
         Seat::WHOLE
     }
+
+    /// Has requests for a service of the connection manager's come here, as sent to one of the link's addresses or to any of
+    /// them; for where others have the same addresses. All come anyway where none has.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; then nothing has changed.
+    fn claim(&mut self, _service: ServiceId, _address: Option<IpAddr>) -> Result<(), ClaimError> {
+        Ok(())
+    }
+
+    /// Ends such a claim.
+    fn release(&mut self, _service: ServiceId, _address: Option<IpAddr>) {}
 
     /// When it wants `receive` to be called though nothing is readable: a delayed delivery, an ARP retry.
     fn next_deadline(&self) -> Option<Instant> {

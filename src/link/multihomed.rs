@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::nic::Seat;
 use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::wire::mad::ServiceId;
 
 /// A link of which nothing was sent and nothing came for so long falls asleep, unless it is the one used last.
 const AWAKE: Duration = Duration::from_millis(10);
@@ -171,6 +172,29 @@ impl<L: Link> Link for Multihomed<L> {
         }
     }
 
+    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        let asked = |m: &Member<L>| address.is_none_or(|ip| m.link.info().addresses.contains(&ip));
+        let those: Vec<usize> = (0..self.members.len()).filter(|i| asked(&self.members[*i])).collect();
+        if let Some(address) = address.filter(|_| those.is_empty()) {
+            return Err(ClaimError::NotLocal { address });
+        }
+        for (n, i) in those.iter().enumerate() {
+            if let Err(e) = self.members[*i].link.claim(service, address) {
+                those[..n].iter().for_each(|i| self.members[*i].link.release(service, address));
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
+        for Member { link, .. } in &mut self.members {
+            if address.is_none_or(|ip| link.info().addresses.contains(&ip)) {
+                link.release(service, address);
+            }
+        }
+    }
+
     fn seat(&self) -> Seat {
         self.members[0].link.seat()
     }
@@ -225,6 +249,9 @@ mod tests {
         /// Length of the first packet and number of packets of each burst, and the bytes of all.
         sent: Vec<(usize, usize, Vec<u8>)>,
         groups: Vec<IpAddr>,
+        /// What another process has, and what this one has.
+        taken: Vec<ServiceId>,
+        claimed: Vec<ServiceId>,
     }
 
     struct Scripted {
@@ -259,6 +286,18 @@ mod tests {
         }
         fn leave(&mut self, group: IpAddr) {
             self.script.lock().unwrap().groups.retain(|g| *g != group);
+        }
+        fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+            assert!(address.is_none_or(|ip| self.info.addresses.contains(&ip)));
+            let mut script = self.script.lock().unwrap();
+            if script.taken.contains(&service) {
+                return Err(ClaimError::Taken { service, address: self.info.name.clone() });
+            }
+            script.claimed.push(service);
+            Ok(())
+        }
+        fn release(&mut self, service: ServiceId, _: Option<IpAddr>) {
+            self.script.lock().unwrap().claimed.retain(|s| *s != service);
         }
         fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
             None
@@ -385,6 +424,23 @@ mod tests {
         link.transmit(Instant(later + 11 * US), &queue).unwrap();
         receive(&mut link, later + 12 * US);
         assert_eq!(looks(&scripts)[1], 1);
+    }
+
+    #[test]
+    fn a_service_is_claimed_at_one_address_or_at_all_or_not_at_all() {
+        let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
+        let claimed = || scripts.iter().map(|s| s.lock().unwrap().claimed.clone()).collect::<Vec<_>>();
+        let [one, all, other] = [1, 2, 3].map(ServiceId);
+        link.claim(one, Some(ip("10.0.0.1"))).unwrap();
+        link.claim(all, None).unwrap();
+        assert_eq!(claimed(), [vec![all], vec![one, all], vec![all]]);
+        scripts[2].lock().unwrap().taken.push(other);
+        assert!(matches!(link.claim(other, None), Err(ClaimError::Taken { .. })));
+        assert!(matches!(link.claim(other, Some(ip("10.0.0.2"))), Err(ClaimError::NotLocal { .. })));
+        assert_eq!(claimed(), [vec![all], vec![one, all], vec![all]]);
+        link.release(one, Some(ip("10.0.0.1")));
+        link.release(all, None);
+        assert!(claimed().iter().all(Vec::is_empty));
     }
 
     #[test]

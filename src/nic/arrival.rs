@@ -1,12 +1,12 @@
 //! Packets that have arrived together: each is checked, and handed to the queue pair that it is for. What follows for the
 //! same one goes with it.
 
-use super::Nic;
 use super::table::{Entry, QpTable};
+use super::{Nic, gsi};
 use crate::memory::Table;
 use crate::transport::{Counters, Instant, RxBurst, SrqId, TxQueue, Via};
 use crate::wire::icrc::Verifier;
-use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, Packet, Qpn, Transport, WireError};
+use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 
 /// What is left of a burst.
 pub(super) struct Arrivals<'a> {
@@ -81,6 +81,7 @@ fn admit<'t>(
     dest: Qpn,
     packet: &Packet<'_>,
     flow: &Flow,
+    pkeys: &[PKey],
     c: &mut Counters,
 ) -> Option<(&'t mut Entry, Via)> {
     let row = packet.row();
@@ -100,6 +101,8 @@ fn admit<'t>(
             return None;
         };
         via = known;
+    } else if dest == Qpn::GSI {
+        gsi::admit(entry, packet, pkeys, c)?;
     }
     if !packet.bth().pkey.admits(entry.qp.pkey_via(via)) {
         c.rx_pkey_violation += 1;
@@ -177,17 +180,20 @@ impl Nic {
         tx: &mut TxQueue,
     ) {
         let flow = arrivals.burst.flow;
-        let admitted = admit(&mut self.table, dest, packet, &flow, &mut self.state.counters);
+        let admitted = admit(&mut self.table, dest, packet, &flow, &self.pkeys, &mut self.state.counters);
         let Some((entry, via)) = admitted else { return };
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-        // With two paths each packet may change which is which.
-        let one_path = !entry.qp.has_alternate();
+        // With two paths each packet may change which is which; and each that manages the port is looked at.
+        let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
         entry.qp.handle_packet(packet, &flow, via, &mut env);
         while one_path && arrivals.goes_on(packet) {
             if let Some(packet) = arrivals.next(&mut self.verifier, env.counters) {
                 entry.qp.handle_packet(&packet, &flow, via, &mut env);
             }
+        }
+        if dest == Qpn::GSI {
+            gsi::settle(entry, &self.pkeys);
         }
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         self.schedule.stir(entry);

@@ -8,6 +8,7 @@ mod arrival;
 mod cq;
 mod cq_ring;
 mod events;
+mod gsi;
 mod multicast;
 mod path;
 mod peers;

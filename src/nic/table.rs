@@ -58,6 +58,8 @@ pub(super) struct QpTable {
     shard: ShardId,
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// QP1.
+    gsi: Option<Box<Entry>>,
     max: u32,
     slot_bits: u32,
     first_round: u32,
@@ -96,7 +98,7 @@ impl QpTable {
         let (slot_bits, max) = slots(shard, max);
         // Different NICs number differently, or a packet that reaches the wrong one might be taken.
         let first_round = (seed ^ seed >> 24 ^ seed >> 48) as u32;
-        QpTable { shard, slots: Vec::new(), free: Vec::new(), max, slot_bits, first_round }
+        QpTable { shard, slots: Vec::new(), free: Vec::new(), gsi: None, max, slot_bits, first_round }
     }
 
     fn qpn(&self, slot: u32, round: u32) -> Qpn {
@@ -126,9 +128,18 @@ impl QpTable {
         Some(qpn)
     }
 
+    /// Puts QP1 in its place, which is no slot; false if it is taken.
+    pub fn insert_gsi(&mut self, entry: Entry) -> bool {
+        let free = self.gsi.is_none();
+        if free {
+            self.gsi = Some(Box::new(entry));
+        }
+        free
+    }
+
     /// Queue pairs that there have been at once.
     pub fn slots(&self) -> usize {
-        self.slots.len()
+        self.slots.len() + usize::from(self.gsi.is_some())
     }
 
     fn slot(&self, qpn: Qpn) -> Option<usize> {
@@ -138,15 +149,23 @@ impl QpTable {
     }
 
     pub fn get(&self, qpn: Qpn) -> Option<&Entry> {
-        self.slots[self.slot(qpn)?].entry.as_deref()
+        match self.slot(qpn) {
+            Some(slot) => self.slots[slot].entry.as_deref(),
+            None => self.gsi.as_deref().filter(|_| qpn == Qpn::GSI),
+        }
     }
 
     pub fn get_mut(&mut self, qpn: Qpn) -> Option<&mut Entry> {
-        let slot = self.slot(qpn)?;
-        self.slots[slot].entry.as_deref_mut()
+        match self.slot(qpn) {
+            Some(slot) => self.slots[slot].entry.as_deref_mut(),
+            None => self.gsi.as_deref_mut().filter(|_| qpn == Qpn::GSI),
+        }
     }
 
     pub fn remove(&mut self, qpn: Qpn) -> Option<Box<Entry>> {
+        if qpn == Qpn::GSI {
+            return self.gsi.take();
+        }
         let slot = self.slot(qpn)?;
         let entry = self.slots[slot].entry.take()?;
         self.free.push(slot as u32);
@@ -154,11 +173,11 @@ impl QpTable {
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
-        self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut())
+        self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()).chain(self.gsi.as_deref_mut())
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.slots.iter().filter_map(|s| s.entry.as_deref())
+        self.slots.iter().filter_map(|s| s.entry.as_deref()).chain(self.gsi.as_deref())
     }
 }
 

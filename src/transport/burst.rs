@@ -161,7 +161,7 @@ impl TxQueue {
         let pad = pad_count(payload_len);
         let header_len = headers.len();
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
-        let index = self.join_burst(flow, headers.bth.dest_qp.part(), packet_len);
+        let index = self.join_burst(flow, part_of(headers.bth.dest_qp), packet_len);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -203,7 +203,7 @@ impl TxQueue {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
             if each > SHORT {
-                let index = self.join_burst(flow, headers.bth.dest_qp.part(), packet_len);
+                let index = self.join_burst(flow, part_of(headers.bth.dest_qp), packet_len);
                 self.push_long(flow, index, &headers, &[now], packet_len, 0);
             } else {
                 self.push(flow, headers, Payload::Host(&[now]));
@@ -277,7 +277,7 @@ impl TxQueue {
     /// its new place; one that did not hold before does not hold after. Then the byte at `flip`, if any,
     /// is altered. For middleware that breaks the bursts it is given.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
-        let new_index = self.join_burst(flow, part_of(packet), packet.len());
+        let new_index = self.join_burst(flow, part_of_first(packet), packet.len());
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -307,7 +307,7 @@ impl TxQueue {
         self.bytes += bytes;
         // Closed, as its packets keep their places in it.
         let first_piece = self.pieces.len();
-        let part = part_of(burst.bytes());
+        let part = part_of_first(burst.bytes());
         self.bursts.push(Burst { flow, part, segment, packets, bytes, first_piece, closed: true });
         self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
     }
@@ -339,7 +339,7 @@ impl TxQueue {
             packets: 1,
             bytes: packet_len,
             first_piece: self.pieces.len(),
-            closed: false,
+            closed: part == ALONE,
         });
         0
     }
@@ -371,11 +371,21 @@ impl TxQueue {
     }
 }
 
-/// Of the destination of the first packet.
-fn part_of(packets: &[u8]) -> u8 {
-    /// Where the number begins in a BTH.
-    const DEST_QP: usize = 5;
-    packets.get(DEST_QP).map_or(0, |first| first >> (8 - Qpn::PART_BITS))
+/// No part: packets to QP1, each of which may be for another process there, so that it is a burst of its own.
+const ALONE: u8 = u8::MAX;
+
+/// What all destinations of a burst have in common.
+#[inline]
+fn part_of(dest: Qpn) -> u8 {
+    if dest == Qpn::GSI { ALONE } else { dest.part() }
+}
+
+/// The same of the destination of the first packet.
+fn part_of_first(packets: &[u8]) -> u8 {
+    /// The last word of a BTH but one has the number in its lowest bytes.
+    const DEST_QP: usize = 4;
+    let word = packets.get(DEST_QP..).and_then(|rest| rest.first_chunk());
+    word.map_or(0, |word| part_of(Qpn::new(u32::from_be_bytes(*word))))
 }
 
 /// Writes headers and the pad count.

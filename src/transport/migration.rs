@@ -51,6 +51,11 @@ impl QueuePair {
         (self.conn.pkey_index, self.conn.alternate.map(|a| a.path.pkey_index))
     }
 
+    /// Goes over to the partition at another index, for one packet: QP1 is in all that the port is in.
+    pub fn enter_partition(&mut self, index: u16, key: PKey) {
+        (self.conn.pkey_index, self.conn.pkey) = (index, key);
+    }
+
     /// Sets the keys that the table has at its indices.
     pub fn set_pkeys(&mut self, key: impl Fn(u16) -> PKey) {
         self.conn.pkey = key(self.conn.pkey_index);

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use super::clock::Clock;
 use super::event::EventSignal;
@@ -15,7 +16,9 @@ use super::{CompletionChannel, Cq, CqOptions, CreateError, OpenError, Pd};
 use crate::link::fabric::{Driver, Fabric, FabricHandle, FabricPort};
 use crate::link::{Link, LinkCounters, LinkInfo};
 use crate::memory::Table;
-use crate::nic::{EventReader, Events, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses};
+use crate::nic::{
+    EventReader, Events, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, Seat,
+};
 use crate::transport::{Counters, CqId, Habits, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
@@ -78,6 +81,8 @@ pub(super) struct Inner {
     pub personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
+    /// Which numbers its queue pairs have.
+    pub seat: Seat,
     pub seed: u64,
     pub qps: Quota,
     pub srqs: Quota,
@@ -209,6 +214,7 @@ impl Context {
             personality,
             info,
             mtu,
+            seat,
             seed,
             qps: Quota::new("QPs", limits.max_qp),
             srqs: Quota::new("SRQs", limits.max_srq),
@@ -379,6 +385,11 @@ impl Context {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Whether both are of one device, though perhaps opened twice.
+    pub(super) fn is_same_device(&self, other: &Context) -> bool {
+        Arc::ptr_eq(&self.0.device, &other.0.device)
+    }
+
     /// Addresses for a region of `len` bytes, page-aligned, with a gap behind it.
     pub(super) fn take_iova(&self, len: usize) -> u64 {
         self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
@@ -395,12 +406,25 @@ impl Context {
 }
 
 impl WeakContext {
+    /// The device, if it is still open.
+    pub(super) fn get(&self) -> Option<Arc<Inner>> {
+        self.0.upgrade()
+    }
+
     /// [`Context::reopen`], if the device is still open.
     ///
     /// # Errors
     /// As of [`Context::reopen`].
     pub fn reopen(&self) -> Option<Result<Context, OpenError>> {
         self.0.upgrade().map(Context::of)
+    }
+
+    /// Sends the acknowledgements that still wait for something to travel with, if the device is open: for a process that
+    /// ends and leaves it so. Whoever is at the NIC is waited for that long and no longer.
+    pub fn acknowledge(&self, patience: Duration) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.shards.acknowledge(patience);
+        }
     }
 }
 

@@ -12,11 +12,13 @@ use libc::{
     ENOENT, ENOMEM, EOVERFLOW, EPERM, ETIMEDOUT,
 };
 
+use super::cm::IdError;
 use super::{
-    AccessError, AckError, AddressError, AttachError, ConnectError, CqOverflow, CreateError, DestroyCqError,
-    DeviceError, JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError, OpenError,
-    PKeyTableSize, PairError, PostBatchError, PostError, PostListError, WaitError,
+    AccessError, AckError, AddressError, AttachError, ClaimError, ConnectError, CqOverflow, CreateError,
+    DestroyCqError, DeviceError, JoinError, ManagementError, MemoryAccessError, ModifyError, MulticastError,
+    OpenError, PKeyTableSize, PairError, PostBatchError, PostError, PostListError, WaitError,
 };
+use crate::cm::CmError;
 use crate::link::BindError;
 use crate::link::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
@@ -154,15 +156,53 @@ table! {
         Self::Link(e) => e.errno(),
         Self::Open(e) => e.errno(),
     }
+    ClaimError {
+        Self::Taken { .. } => EADDRINUSE,
+        Self::NotLocal { .. } => EADDRNOTAVAIL,
+        Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
+    }
     ConnectError {
         Self::Mtu { .. } => EINVAL,
         Self::NoGid { .. } => ENETUNREACH,
         Self::Modify(e) => e.errno(),
     }
+    /// Of what fails later an event has the number.
+    IdError {
+        Self::State { .. }
+        | Self::Family { .. }
+        | Self::PrivateData { .. }
+        | Self::NoQp
+        | Self::QpType { .. }
+        | Self::OtherDevice
+        | Self::NoAttributes(_)
+        | Self::Value { .. }
+        | Self::Ended
+        | Self::Inherited => EINVAL,
+        Self::PortTaken(_) | Self::NoPort(_) | Self::Joined(_) => EADDRINUSE,
+        Self::Claim { source, .. } => source.errno(),
+        Self::NoDevice(_) | Self::NoGroup(_) => EADDRNOTAVAIL,
+        Self::Modify(e) => e.errno(),
+        Self::Protocol(e) => of_protocol(e),
+        Self::Device(e) => e.errno(),
+        Self::System(e) => e.raw_os_error().unwrap_or(EIO),
+    }
     PairError {
         Self::Open(e) => e.errno(),
         Self::Create(e) => e.errno(),
         Self::Connect(e) => e.errno(),
+    }
+}
+
+fn of_protocol(e: &CmError) -> i32 {
+    match e {
+        CmError::Taken(_) => EADDRINUSE,
+        CmError::TooMany(_) => ENOMEM,
+        CmError::Gid(_) => EADDRNOTAVAIL,
+        CmError::Unknown(_)
+        | CmError::State { .. }
+        | CmError::PrivateData { .. }
+        | CmError::Info(_)
+        | CmError::Datagram => EINVAL,
     }
 }
 
@@ -247,6 +287,10 @@ mod tests {
             (PairError::Open(OpenError::NoAddress("x".into())).errno(), 99),
             (PairError::Create(CreateError::Gone).errno(), 5),
             (DeviceError::Open(OpenError::NoAddress("x".into())).errno(), 99),
+            (IdError::State { call: "x", state: "y" }.errno(), 22),
+            (IdError::PortTaken(([0, 0, 0, 0], 7).into()).errno(), 98),
+            (IdError::NoDevice([192, 0, 2, 1].into()).errno(), 99),
+            (IdError::Protocol(CmError::TooMany(1)).errno(), 12),
             (DeviceError::Link(UdpLinkError::NotLocal { ip: [192, 0, 2, 1].into() }).errno(), 19),
         ];
         for (row, (got, expected)) in rows.into_iter().enumerate() {

@@ -9,6 +9,7 @@ mod adapter;
 mod ah;
 mod channel;
 mod clock;
+pub mod cm;
 mod context;
 mod cq;
 mod cq_poll;
@@ -17,6 +18,7 @@ mod dm;
 mod errno;
 mod error;
 mod event;
+mod gsi;
 mod mr;
 mod mw;
 mod pair;
@@ -32,8 +34,8 @@ mod wait;
 mod wr;
 mod xrc;
 
-pub use crate::link::JoinError;
 pub use crate::link::fabric::{Fabric, FabricConfig};
+pub use crate::link::{ClaimError, JoinError};
 pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
 pub use crate::nic::{CqOverflow, Limits, MulticastError, Notify, PKeyTableSize, Personality};
 pub use crate::transport::{
@@ -41,6 +43,7 @@ pub use crate::transport::{
     PostBatchError, PostError, QpAttr, QpState, QpType, RecvCaps, RecvWr, SendCaps, SendFlags, SendWr, Sge,
     SrqId, WcOpcode, WcStatus, WrData, WrOp,
 };
+pub use crate::wire::mad::{MAD_LEN, ServiceId};
 pub use crate::wire::{AckTimeout, Gid, LKey, Mtu, PKey, Psn, QKey, Qpn, RKey, RnrTimer, grh};
 pub use adapter::{Adapter, AdapterError};
 pub use ah::Ah;
@@ -54,6 +57,7 @@ pub use error::{
     AckError, AttachError, ConnectError, CreateError, DestroyCqError, MemoryAccessError, OpenError,
     PostListError, WaitError,
 };
+pub use gsi::{Mad, ManagementPort, ServiceClaim};
 pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
 pub use mw::{FastMr, Mw};
 pub use pair::{Node, PairError};

@@ -2,13 +2,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use crossbeam_utils::atomic::AtomicCell;
+use parking_lot::Mutex;
 
 use super::context::Inner;
 use super::shard::Shard;
 use super::wr::Batch;
-use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq};
+use super::{AttachError, ConnectError, Cq, CreateError, Pd, PostListError, RemoteAddr, Srq, WeakContext};
 use crate::memory::{Access, AtomicOp};
-use crate::nic::{EventSubject, MulticastError};
+use crate::nic::{CompletionQueue, EventSubject, MulticastError, Nic};
 use crate::transport::state::taken;
 use crate::transport::{
     AddressVector, ModifyError, Placement, PostBatchError, PostError, QpAttr, QpInit, QpState, QpType,
@@ -96,6 +97,9 @@ impl Default for ConnectOptions {
     }
 }
 
+/// What a completion queue has in the NIC.
+type Queue = Arc<CompletionQueue>;
+
 /// A queue pair. Dropping it destroys it; outstanding work then ends without completions.
 pub struct Qp {
     qpn: Qpn,
@@ -108,6 +112,52 @@ pub struct Qp {
     srq: Option<Srq>,
     /// The room of the last session's work requests, for the next.
     pub(super) spare_batch: AtomicCell<Option<Box<Batch>>>,
+    /// Until it is destroyed, after which another may have its number.
+    alive: Arc<Mutex<bool>>,
+}
+
+/// A queue pair for one who changes its state, and does not keep it alive.
+#[derive(Clone)]
+pub(super) struct QpRemote {
+    pub qpn: Qpn,
+    /// The first PSN that it sends.
+    pub psn: Psn,
+    pub qp_type: QpType,
+    /// Its receives come from a shared queue.
+    pub has_srq: bool,
+    context: WeakContext,
+    shard: Arc<Shard>,
+    alive: Arc<Mutex<bool>>,
+}
+
+impl QpRemote {
+    /// As [`Qp::modify`], but completions of before stay; `None` if it is gone.
+    pub fn modify(&self, attr: &QpAttr) -> Option<Result<(), ModifyError>> {
+        let alive = self.alive.lock();
+        let modify =
+            || self.shard.with(|nic, now, memory, tx| nic.modify_qp(now, self.qpn, attr, memory, tx));
+        alive.then(modify)?.ok()
+    }
+
+    /// As [`Qp::query`]; `None` if it is gone.
+    pub fn query(&self) -> Option<QpAttr> {
+        let alive = self.alive.lock();
+        alive.then(|| self.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
+    }
+
+    /// As [`Qp::attach_mcast`]; `None` if it is gone.
+    pub fn attach_mcast(&self, gid: Gid) -> Option<Result<(), AttachError>> {
+        let alive = self.alive.lock();
+        let device = self.context.get().filter(|_| *alive)?;
+        Some(device.shards.attach_mcast(&self.shard, self.qpn, gid, &device.limits))
+    }
+
+    /// As [`Qp::detach_mcast`]; `None` if it is gone.
+    pub fn detach_mcast(&self, gid: Gid) -> Option<Result<(), MulticastError>> {
+        let alive = self.alive.lock();
+        let device = self.context.get().filter(|_| *alive)?;
+        Some(device.shards.detach_mcast(&self.shard, self.qpn, gid))
+    }
 }
 
 impl Qp {
@@ -138,6 +188,31 @@ impl Qp {
             (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
             (None, _) => context.0.shards.next_for_qp(),
         };
+        Qp::make(pd, shard, (send_cq, recv_cq), srq, domain, options, |nic, init, send, recv| {
+            Ok(nic.create_qp(init, send, recv)?)
+        })
+    }
+
+    /// QP1, of which a device has but one, for datagrams that manage its port.
+    pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
+        let shard = pd.context().0.shards.of(Qpn::GSI);
+        Qp::make(pd, shard, (cq, cq), None, None, options, |nic, init, send, recv| {
+            nic.create_gsi(init, send, recv)
+                .ok_or(CreateError::Exhausted { kind: "general services QPs (QP1)", max: 1 })
+        })
+    }
+
+    /// One of a shard, which `create` puts there.
+    fn make(
+        pd: &Pd,
+        shard: &Arc<Shard>,
+        (send_cq, recv_cq): (&Cq, &Cq),
+        srq: Option<&Srq>,
+        domain: Option<XrcdId>,
+        options: &QpOptions,
+        create: impl FnOnce(&mut Nic, &QpInit, Queue, Queue) -> Result<Qpn, CreateError>,
+    ) -> Result<Qp, CreateError> {
+        let context = pd.context();
         if shard.look(|nic| nic.has_failed()) {
             return Err(CreateError::Gone);
         }
@@ -172,7 +247,7 @@ impl Qp {
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         context.0.qps.take()?;
         let made = shard.look(|nic| {
-            let made = nic.create_qp(&init, s, r);
+            let made = create(nic, &init, s, r);
             made.inspect(|qpn| context.0.asynchronous.own(EventSubject::Qp(*qpn), context.0.reader))
         });
         let qpn = made.inspect_err(|_| context.0.qps.give_back())?;
@@ -182,7 +257,31 @@ impl Qp {
         }
         let (pd, shard, srq) = (pd.clone(), shard.clone(), srq.cloned());
         let (send_cq, recv_cq) = (send_cq.clone(), recv_cq.clone());
-        Ok(Qp { qpn, psn, qp_type, pd, shard, send_cq, recv_cq, srq, spare_batch: AtomicCell::default() })
+        Ok(Qp {
+            qpn,
+            psn,
+            qp_type,
+            pd,
+            shard,
+            send_cq,
+            recv_cq,
+            srq,
+            spare_batch: AtomicCell::default(),
+            alive: Arc::new(Mutex::new(true)),
+        })
+    }
+
+    /// For one who drives it, and does not keep it alive.
+    pub(super) fn remote(&self) -> QpRemote {
+        QpRemote {
+            qpn: self.qpn,
+            psn: self.psn,
+            qp_type: self.qp_type,
+            has_srq: self.srq.is_some(),
+            context: self.pd.context().downgrade(),
+            shard: self.shard.clone(),
+            alive: self.alive.clone(),
+        }
     }
 
     /// Its number.
@@ -416,7 +515,10 @@ impl Drop for Qp {
         // What it owes the peer leaves first: an acknowledgement may still wait for company.
         self.shard.with(|_, _, _, _| ());
         let context = self.pd.context();
+        let mut alive = self.alive.lock();
         context.0.shards.destroy_qp(&self.shard, self.qpn);
+        *alive = false;
+        drop(alive);
         context.0.qps.give_back();
         self.purge();
         for cq in [&self.send_cq, &self.recv_cq] {

@@ -19,15 +19,18 @@ use super::presence::Presence;
 use super::siblings::{Parcels, Siblings};
 use crate::link::fabric::{Driver, FabricHandle, Handover};
 use crate::link::process::Process;
-use crate::link::{JoinError, Link, LinkCounters};
+use crate::link::{ClaimError, JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
 use crate::transport::{Instant, TxQueue, earliest};
+use crate::wire::mad::ServiceId;
 use crate::wire::{Gid, Qpn};
 
-/// An application that polled less than this ago will poll again: the background thread keeps away from the
-/// socket, or both would wake for every packet.
-const POLLING: Duration = Duration::from_micros(200);
+#[cfg(test)]
+mod tests;
+
+/// How long the background thread sleeps where it found the lock taken by who looks at the link.
+const BUSY: Duration = Duration::from_micros(200);
 
 /// How long the background thread sleeps where it found the lock taken by who sends on a fabric, and only timers can
 /// wait: they are no finer than that.
@@ -40,6 +43,11 @@ const LINGER: Duration = Duration::from_micros(200);
 
 /// How long an acknowledgement waits for the application's next call where the background thread is not standing back.
 const HELD: Duration = Duration::from_millis(4);
+
+/// How long the background thread holds acknowledgements of what an application waits for that polls for something else: it
+/// is about to answer, and takes them along. Its peer then finds both at once, in time for its own answer to do the same:
+/// so two that poll for their sends alone, and for the rest wait for memory to change, need no background thread.
+const ANSWER: Duration = Duration::from_micros(30);
 
 /// For how long a background thread does not look on where its core turned out to be somebody else's.
 const CROWDED: Duration = Duration::from_millis(100);
@@ -77,6 +85,8 @@ pub(super) struct Shard {
     doorbell: AtomicBool,
     /// How many wait for the lock who would not get it from a thread that takes it again at once.
     wanted: AtomicU32,
+    /// What comes is answered by an application that does not poll for it.
+    answers: AtomicBool,
     /// When an application thread last polled, in the clock's nanoseconds.
     polled: AtomicU64,
     /// Until when the background thread sleeps; 0 while it is awake, or for a moment keeps off for who is at the NIC and
@@ -103,6 +113,16 @@ pub(super) struct Engine {
     parcels: Parcels,
     /// Turns since a timer expired that was not acted on.
     late: u32,
+}
+
+/// For how long acknowledgements may wait for something to travel with.
+#[derive(Clone, Copy)]
+enum Hold {
+    No,
+    /// For one turn.
+    Once,
+    /// For something to travel with.
+    Longer,
 }
 
 /// The link, or what is left of it.
@@ -175,6 +195,21 @@ impl Engine {
         Ok(())
     }
 
+    /// Has requests for a service come to the link.
+    pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        match self.link.get() {
+            Some(link) => link.claim(service, address),
+            None => Err(ClaimError::System { service, source: Errno::ENODEV.into() }),
+        }
+    }
+
+    /// Ends such a claim.
+    pub fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
+        if let Some(link) = self.link.get() {
+            link.release(service, address);
+        }
+    }
+
     /// Destroys a queue pair, which leaves its multicast groups.
     pub fn destroy_qp(&mut self, qpn: Qpn) {
         for gid in self.nic.detach_all(qpn) {
@@ -216,6 +251,7 @@ impl Shard {
             is_bare,
             doorbell: AtomicBool::new(false),
             wanted: AtomicU32::new(0),
+            answers: AtomicBool::new(false),
             polled: AtomicU64::new(0),
             sleeping_until: AtomicU64::new(0),
             siblings,
@@ -255,6 +291,15 @@ impl Shard {
         self.send(&mut engine, now, false);
         self.release(engine, now);
         result
+    }
+
+    /// Sends all acknowledgements that wait for company.
+    pub fn acknowledge(&self, patience: Duration) {
+        if let Some(mut engine) = self.engine.try_lock_for(patience) {
+            let now = self.clock.now();
+            self.send(&mut engine, now, false);
+            self.release(engine, now);
+        }
     }
 
     /// Runs `f` with the NIC and its link; nothing is sent.
@@ -326,7 +371,7 @@ impl Shard {
             let Some(mut engine) = engine else { return false };
             self.answer_doorbell();
             self.note_presence(now);
-            self.turn(&mut engine, now, hold);
+            self.turn(&mut engine, now, if hold { Hold::Once } else { Hold::No });
             let more = self.unlock(engine, now);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
@@ -394,9 +439,8 @@ impl Shard {
         }
     }
 
-    /// Receives what is there, acts on timers, sends; with `hold`, acknowledgements may wait for one turn.
-    /// Whether anything was received.
-    fn turn(&self, engine: &mut Engine, now: Instant, hold: bool) -> bool {
+    /// Receives what is there, acts on timers, sends. Whether anything was received.
+    fn turn(&self, engine: &mut Engine, now: Instant, hold: Hold) -> bool {
         if let Some(why) = self.siblings.loss().filter(|_| engine.link.is_there()) {
             engine.lose_link(why.clone(), now);
         }
@@ -426,7 +470,12 @@ impl Shard {
                 0
             });
         let Engine { nic, tx, memory, late, .. } = engine;
-        let hold = hold && !waited && received <= HOLD_PACKETS;
+        let hold = match hold {
+            Hold::No => false,
+            Hold::Once if self.answers.load(Ordering::Relaxed) => !waited,
+            Hold::Once => !waited && received <= HOLD_PACKETS,
+            Hold::Longer => true,
+        };
         if due {
             *late += 1;
             if received == 0 || *late > LATE_TURNS {
@@ -505,13 +554,12 @@ impl Shard {
         let state_fd = self.state_fd.lock().take();
         let mut bed = Bed::new(self.siblings.wake(), state_fd.as_ref(), &self.link_fds);
         let (mut lingers, mut heard, mut crowded_until) = (false, Instant(0), Instant(0));
-        let mut presence = Presence::default();
+        let (mut presence, mut release_at) = (Presence::default(), None);
         while !self.stopping.load(Ordering::SeqCst) {
             let now = self.clock.now();
             let polled = Instant(self.polled.load(Ordering::Relaxed));
             if polled.0 != 0
-                && now.since(polled) < POLLING
-                && let Some(rest) = presence.rest(now)
+                && let Some(rest) = presence.rest(now, polled)
             {
                 self.sleep(now, Some(now + rest), false, &mut bed);
                 continue;
@@ -524,13 +572,19 @@ impl Shard {
             };
             let Some(mut engine) = engine else {
                 // Who has it does what there is to do now.
-                let rest = if must_look { POLLING } else { REST };
+                let rest = if must_look { BUSY } else { REST };
                 self.sleep(now, Some(now + rest), false, &mut bed);
                 continue;
             };
             self.answer_doorbell();
             let now = self.clock.now();
-            let received = self.turn(&mut engine, now, false);
+            let is_late = release_at.is_some_and(|at| now >= at);
+            let answers = presence.is_distrusted(now);
+            self.answers.store(answers, Ordering::Relaxed);
+            let hold = if answers && !is_late { Hold::Longer } else { Hold::No };
+            let received = self.turn(&mut engine, now, hold);
+            let holds = engine.nic.has_held_acknowledgements();
+            release_at = holds.then(|| release_at.unwrap_or(now + ANSWER));
             // An application that says that it will wait has left nothing lying about.
             presence.missed(now, received && polled.0 != 0);
             if received {
@@ -541,7 +595,7 @@ impl Shard {
             let full = self.siblings.are_full();
             let until = match more {
                 true => Some(Instant(1)),
-                false => self.deadline(&engine, now).into_iter().chain(full.then(|| now + FULL_FOR)).min(),
+                false => earliest([self.deadline(&engine, now), full.then(|| now + FULL_FOR), release_at]),
             };
             // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
@@ -686,44 +740,5 @@ impl Driver for Shard {
         } else {
             self.deadline(&engine, self.clock.now())
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::Ordering;
-    use std::time::Duration;
-
-    use crate::verbs::{Fabric, Notify, RecvWr, SendWr};
-
-    #[test]
-    fn who_polls_leaves_a_busy_nic_alone_and_who_looks_once_rings() {
-        let (a, _b) = Fabric::new().pair().unwrap();
-        let shard = a.context.0.shards.first();
-        let engine = shard.lock_soon();
-        shard.poll();
-        assert!(!shard.was_rung());
-        shard.look_once();
-        assert!(shard.was_rung());
-        shard.release(engine, shard.clock.now());
-    }
-
-    #[test]
-    fn who_asks_for_an_event_and_looks_once_more_is_not_taken_for_one_that_polls() {
-        let (a, b) = Fabric::new().pair().unwrap();
-        let polls = || a.context.0.shards.first().polled.load(Ordering::Relaxed) != 0;
-        let look = || assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
-        look();
-        assert!(polls());
-        a.cq.req_notify(Notify::Any);
-        look();
-        look();
-        assert!(!polls());
-        a.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
-        b.qp.post_send(&SendWr::send(2, &[])).unwrap();
-        a.cq.wait(Duration::from_secs(10)).unwrap();
-        // The event has come: whoever polls now, polls.
-        look();
-        assert!(polls());
     }
 }

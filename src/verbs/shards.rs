@@ -5,6 +5,7 @@ use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::sys::pthread::pthread_self;
 use parking_lot::{Mutex, MutexGuard};
@@ -63,6 +64,11 @@ impl Shards {
     /// The one that has what cannot be spread, and answers for what is the same everywhere.
     pub fn first(&self) -> &Arc<Shard> {
         &self.all[0]
+    }
+
+    /// The one that has a queue pair.
+    pub fn of(&self, qpn: Qpn) -> &Arc<Shard> {
+        &self.all[qpn.get() as usize & (self.all.len() - 1)]
     }
 
     /// The one for the next queue pair.
@@ -146,6 +152,11 @@ impl Shards {
     /// For an application that polls on what any of them may bring.
     pub fn poll_all(&self) {
         self.poll(self.everyone());
+    }
+
+    /// Sends all acknowledgements that wait for company.
+    pub fn acknowledge(&self, patience: Duration) {
+        self.all.iter().for_each(|shard| shard.acknowledge(patience));
     }
 
     /// For an application that is about to wait for them.

@@ -17,26 +17,37 @@ impl Context {
         &self,
         fd: BorrowedFd<'_>,
         timeout: Duration,
-        mut take: impl FnMut() -> Option<R>,
+        take: impl FnMut() -> Option<R>,
     ) -> Result<R, WaitError> {
         if let Some(fabric) = self.0.shards.virtual_fabric() {
             return step_until(fabric.fabric(), timeout, take);
         }
         self.0.shards.stop_polling_all();
-        let deadline = Instant::now() + timeout;
-        loop {
-            if let Some(taken) = take() {
-                return Ok(taken);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], Some(TimeSpec::from(left)), None);
-            match ready {
-                Ok(0) => return Err(WaitError::TimedOut(timeout)),
-                Ok(_) => {}
-                Err(Errno::EINTR) if !signals_restart_calls() => return Err(WaitError::Interrupted),
-                Err(Errno::EINTR) => {}
-                // poll fails for want of memory only; a short rest is better than a loop.
-                Err(_) => std::thread::sleep(left.min(Duration::from_millis(1))),
+        until_readable(fd, Some(timeout), take)
+    }
+}
+
+/// Waits in real time until `take` brings something, for ever if no timeout is given; `fd` becomes readable when it may.
+pub(super) fn until_readable<R>(
+    fd: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+    mut take: impl FnMut() -> Option<R>,
+) -> Result<R, WaitError> {
+    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    loop {
+        if let Some(taken) = take() {
+            return Ok(taken);
+        }
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], left.map(TimeSpec::from), None);
+        match (ready, timeout) {
+            (Ok(0), Some(timeout)) => return Err(WaitError::TimedOut(timeout)),
+            (Ok(_), _) => {}
+            (Err(Errno::EINTR), _) if !signals_restart_calls() => return Err(WaitError::Interrupted),
+            (Err(Errno::EINTR), _) => {}
+            // poll fails for want of memory only; a short rest is better than a loop.
+            (Err(_), _) => {
+                std::thread::sleep(left.unwrap_or(Duration::MAX).min(Duration::from_millis(1)));
             }
         }
     }

@@ -14,6 +14,7 @@ pub mod icrc;
 mod icrc_ident;
 mod ids;
 mod mac;
+pub mod mad;
 pub mod opcode;
 mod packet;
 mod psn;

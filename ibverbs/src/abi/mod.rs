@@ -1,6 +1,6 @@
-//! The structs of `infiniband/verbs.h` (rdma-core 44 and later), as C lays them out. Names are C's.
+//! The structs of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44 and later), as C lays them out. Names are C's.
 //!
-//! The header is the contract; a test asks the C compiler for the place and size of every field.
+//! The headers are the contract; a test asks the C compiler for the place and size of every field.
 #![allow(non_camel_case_types, non_snake_case, missing_docs)]
 
 /// What the C compiler must agree with.
@@ -27,17 +27,20 @@ macro_rules! c_structs {
 }
 
 mod attr;
+mod cm;
 mod context;
 mod object;
 mod work;
 
 pub use attr::*;
+pub use cm::*;
 pub use context::*;
 pub use object::*;
 pub use work::*;
 
 /// Of all structs.
-pub const LAYOUTS: [&[Layout]; 4] = [attr::LAYOUTS, context::LAYOUTS, object::LAYOUTS, work::LAYOUTS];
+pub const LAYOUTS: [&[Layout]; 5] =
+    [attr::LAYOUTS, cm::LAYOUTS, context::LAYOUTS, object::LAYOUTS, work::LAYOUTS];
 
 #[cfg(test)]
 mod tests;

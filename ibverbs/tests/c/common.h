@@ -1,4 +1,4 @@
-/* What the programs of the tests have in common: a device, and a queue pair that talks to itself. */
+/* What the programs of the tests have in common: a device, and a queue pair that talks to itself or another process. */
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -53,8 +53,8 @@ UNUSED static struct ibv_qp *create_qp(void *qp_context)
 	return qp;
 }
 
-/* Connects a queue pair to itself. */
-UNUSED static void connect_to_itself(struct ibv_qp *qp)
+/* Connects a queue pair to one of the same address. */
+UNUSED static void connect_to(struct ibv_qp *qp, uint32_t peer)
 {
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
@@ -68,7 +68,7 @@ UNUSED static void connect_to_itself(struct ibv_qp *qp)
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
-	attr.dest_qp_num = qp->qp_num;
+	attr.dest_qp_num = peer;
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.grh.dgid = gid;
@@ -82,6 +82,11 @@ UNUSED static void connect_to_itself(struct ibv_qp *qp)
 	CHECK(!ibv_modify_qp(qp, &attr,
 			     IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				     IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+UNUSED static void connect_to_itself(struct ibv_qp *qp)
+{
+	connect_to(qp, qp->qp_num);
 }
 
 /* A send without data to itself, and its two completions. */

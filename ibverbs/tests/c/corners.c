@@ -2,6 +2,9 @@
 
 #include "common.h"
 
+#include <fcntl.h>
+#include <sys/epoll.h>
+
 /* Threads that post and poll when they are ending, after the library's own thread-locals are gone. */
 
 static pthread_key_t key;
@@ -134,6 +137,61 @@ static void events(void)
 }
 
 /* Work requests one call at a time. */
+
+/* Which of two descriptors epoll says are readable: 1, 2, or both. */
+static uint32_t ready(int epoll)
+{
+	struct epoll_event found[2];
+	int n = epoll_wait(epoll, found, 2, 0);
+	uint32_t both = 0;
+	CHECK(n >= 0);
+	for (int i = 0; i < n; i++)
+		both |= found[i].data.u32;
+	return both;
+}
+
+static void descriptors(void)
+{
+	struct ibv_comp_channel *channel;
+	struct ibv_async_event event;
+	struct ibv_cq *of;
+	void *of_context;
+	open_first();
+	CHECK(channel = ibv_create_comp_channel(context));
+	CHECK(!ibv_destroy_cq(cq) && (cq = ibv_create_cq(context, 64, &exchanges, channel, 0)));
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+
+	int epoll = epoll_create1(0), fds[] = { channel->fd, context->async_fd };
+	CHECK(epoll >= 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct epoll_event watch = { .events = EPOLLIN, .data.u32 = i + 1 };
+		CHECK(!epoll_ctl(epoll, EPOLL_CTL_ADD, fds[i], &watch));
+		CHECK(!fcntl(fds[i], F_SETFL, fcntl(fds[i], F_GETFL) | O_NONBLOCK));
+	}
+	for (int i = 0; i < 20; i++) {
+		CHECK(ready(epoll) == 0);
+		CHECK(ibv_get_cq_event(channel, &of, &of_context) == -1 && errno == EAGAIN);
+		CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
+
+		CHECK(!ibv_req_notify_cq(cq, 0));
+		exchange(qp);
+		CHECK(ready(epoll) == 1);
+		CHECK(!ibv_get_cq_event(channel, &of, &of_context) && of == cq && of_context == &exchanges);
+		ibv_ack_cq_events(cq, 1);
+		CHECK(ready(epoll) == 0);
+	}
+	drain(qp);
+	struct epoll_event found[2];
+	CHECK(epoll_wait(epoll, found, 2, 10000) == 1 && found[0].data.u32 == 2);
+	CHECK(!ibv_get_async_event(context, &event));
+	CHECK(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == qp);
+	ibv_ack_async_event(&event);
+	CHECK(ready(epoll) == 0);
+	CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_destroy_comp_channel(channel));
+	CHECK(!close(epoll) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
+}
 
 static void session(void)
 {
@@ -667,7 +725,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger }, { "leave", leave },
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger }, { "leave", leave },
 		{ "children", children },
 		{ "on demand", on_demand }, { "device memory", device_memory }, { "parents", parents }, { "imported", imported },
 		{ "anew", anew } };

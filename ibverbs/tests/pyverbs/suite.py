@@ -1,6 +1,7 @@
 """Runs the test-suite of python3-pyverbs as Debian ships it, and says of each test in one line how it went.
 
-suite.py SOURCE SCRATCH [ARGUMENT ...]: the suite's directory, an empty one to unpack it to, and arguments of the suite's own runner.
+suite.py SOURCE SCRATCH ADDRESS [ARGUMENT ...]: the suite's directory, an empty one to unpack it to, the device's address, and
+arguments of the suite's own runner.
 """
 import gzip
 import pathlib
@@ -49,13 +50,23 @@ class Told(unittest.TestResult):
 
 
 source, scratch = map(pathlib.Path, sys.argv[1:3])
+address = sys.argv[3]
 tests = scratch / 'tests'
 unpack(source, tests)
 sys.path.insert(0, str(tests))
-sys.argv = ['run_tests.py'] + sys.argv[3:]
+sys.argv = ['run_tests.py'] + sys.argv[4:]
 
 from args_parser import parser  # noqa: E402 (it is the suite's)
 
 parser.parse_args()
 suite = SourceFileLoader('tests', str(tests / '__init__.py')).load_module()
+from tests.base import RDMATestCase  # noqa: E402
+
+
+def the_devices_address(self, dev, port, index):
+    """The suite asks the kernel for the first address of the device's interface. This device has another, and no MAC."""
+    self.args.append([dev, port, index, address, '00:00:00:00:00:00'])
+
+
+RDMATestCase._get_ip_mac = the_devices_address
 unittest.defaultTestLoader.loadTestsFromModule(suite).run(Told())

@@ -39,14 +39,16 @@ pub fn preload() -> PathBuf {
     built("liburxe_preload.so").expect("urxe-preload: cargo build --workspace, or cargo test --workspace")
 }
 
-/// A directory with the library under the name that programs look for.
+/// A directory with the library under the names that programs look for.
 pub struct Library(tempfile::TempDir);
 
 impl Library {
     pub fn new() -> Library {
         let dir = tempfile::tempdir().unwrap();
         let built = built("libibverbs.so").expect("cargo builds the library before its tests");
-        std::os::unix::fs::symlink(built, dir.path().join("libibverbs.so.1")).unwrap();
+        for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+            std::os::unix::fs::symlink(&built, dir.path().join(name)).unwrap();
+        }
         Library(dir)
     }
 
@@ -137,18 +139,42 @@ pub fn wait_for_listener(port: &str) {
     }
 }
 
-/// A program of `c/`, built against the installed header and libibverbs.
+/// Port spaces of the connection manager.
+pub const TCP_PORTS: u16 = 0x0106;
+pub const UDP_PORTS: u16 = 0x0111;
+
+/// Waits for a server that listens by the connection manager, on a port of one of these port spaces.
+pub fn wait_for_service(spaces: &[u16], port: u16) {
+    let name = |space: &u16| format!("/{:016x}", u64::from(*space) << 16 | u64::from(port));
+    let services: Vec<String> = spaces.iter().map(name).collect();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let is_there = || {
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        let mut claims = sockets.lines().filter(|line| line.contains("@urxe-service/"));
+        claims.any(|line| services.iter().any(|service| line.ends_with(service)))
+    };
+    while !is_there() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A program of `c/`, built against the installed headers, libibverbs and librdmacm.
 pub struct CProgram(tempfile::TempDir, String);
 
 impl CProgram {
     pub fn build(name: &str) -> CProgram {
+        CProgram::build_with(name, &["-lrdmacm", "-libverbs"])
+    }
+
+    /// One that wants other libraries.
+    pub fn build_with(name: &str, libraries: &[&str]) -> CProgram {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(name).to_str().unwrap().to_owned();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
         let mut cc = Command::new("cc");
-        cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o", &program]).arg(source).arg("-libverbs");
+        cc.args(["-Wall", "-Werror", "-O1", "-g", "-pthread", "-o", &program]).arg(source).args(libraries);
         let built = cc.output().expect("a C compiler (apt-get install gcc)");
-        assert!(built.status.success(), "{} (apt-get install libibverbs-dev)", text(&built));
+        assert!(built.status.success(), "{} (apt-get install librdmacm-dev libucx-dev)", text(&built));
         CProgram(dir, program)
     }
 

@@ -190,12 +190,18 @@ impl Fabric {
                 None => wanted.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
             }
         }
+        let companions = self.companions();
+        let deadlines = companions.iter().filter_map(|companion| companion.next_deadline());
+        wanted.extend(deadlines.map(|at| (at.max(now), None)));
         let at = wanted.iter().map(|(at, _)| *at).min().filter(|at| *at <= limit)?;
         self.set_time(at);
         for (due, driver) in &wanted {
             if let (true, Some(driver)) = (*due == at, driver) {
                 driver.try_drive();
             }
+        }
+        for companion in &companions {
+            companion.try_drive();
         }
         Some(at)
     }
@@ -235,16 +241,30 @@ impl Fabric {
         None
     }
 
+    /// Virtual time: has what is driven by what NICs have received, and has no port of its own, run with every step, behind
+    /// the NICs.
+    pub fn accompany(&self, companion: Weak<dyn Driver>) {
+        lock(&self.0.companions).push(companion);
+    }
+
+    /// Those that are still there.
+    fn companions(&self) -> Vec<Arc<dyn Driver>> {
+        let mut companions = lock(&self.0.companions);
+        companions.retain(|companion| companion.strong_count() > 0);
+        companions.iter().filter_map(Weak::upgrade).collect()
+    }
+
     fn is_idle(&self) -> bool {
-        self.ports().iter().all(|port| match port.driver() {
-            Some(driver) => {
-                port.earliest.load(Ordering::SeqCst) == u64::MAX && driver.next_deadline().is_none()
-            }
-            None => {
-                port.earliest.load(Ordering::SeqCst) <= self.now().0
-                    || port.earliest.load(Ordering::SeqCst) == u64::MAX
-            }
-        })
+        self.companions().iter().all(|companion| companion.next_deadline().is_none())
+            && self.ports().iter().all(|port| match port.driver() {
+                Some(driver) => {
+                    port.earliest.load(Ordering::SeqCst) == u64::MAX && driver.next_deadline().is_none()
+                }
+                None => {
+                    port.earliest.load(Ordering::SeqCst) <= self.now().0
+                        || port.earliest.load(Ordering::SeqCst) == u64::MAX
+                }
+            })
     }
 }
 

@@ -18,7 +18,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 pub use config::{FabricConfig, FabricError};
 pub use drive::{Driver, FabricHandle, Handover, Outcome};
@@ -47,6 +47,7 @@ struct Shared {
     /// Grows with every change of `ports`, for the routes that senders keep.
     generation: AtomicU64,
     ready: Ready,
+    companions: Mutex<Vec<Weak<dyn Driver>>>,
     stepping: Mutex<()>,
     /// Of packets that no port's own counters have.
     counters: Mutex<FabricCounters>,
@@ -119,6 +120,7 @@ impl Fabric {
             ports: Mutex::default(),
             generation: AtomicU64::new(1),
             ready: Ready::default(),
+            companions: Mutex::default(),
             stepping: Mutex::default(),
             counters: Mutex::default(),
         }))

@@ -26,19 +26,20 @@ use std::sync::Arc;
 pub use owner::PortOwner;
 
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::watch::Watch;
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{ClaimError, JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::nic::{Seat, ShardId};
 use crate::transport::{BurstLimits, Instant, TxQueue};
+use crate::wire::mad::ServiceId;
 use crate::wire::{Flow, ROCE_PORT};
 use groups::Groups;
 use recv::Receiver;
 use send::Sender;
 use socket::Opened;
 pub use steward::Sharing;
-use steward::Tenancy;
+use steward::{Claims, Tenancy};
 
 /// How to set up a [`UdpLink`].
 #[derive(Clone, Debug)]
@@ -147,6 +148,8 @@ pub struct UdpLink {
     options: UdpOptions,
     /// Where the address is shared.
     tenancy: Option<Arc<Tenancy>>,
+    /// The same, with QP1.
+    claims: Option<Claims>,
     /// None where the system does not tell of its interfaces.
     watch: Option<Watch>,
 }
@@ -210,9 +213,17 @@ impl UdpLink {
             epoll,
             options: options.clone(),
             tenancy: None,
+            claims: None,
             watch,
             socket: opened.socket,
         })
+    }
+
+    /// From now on it has services of QP1.
+    fn add_claims(&mut self, claims: Claims) -> io::Result<()> {
+        self.epoll.add(&claims, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        self.claims = Some(claims);
+        Ok(())
     }
 
     /// Binds UDP port 4791 of every IPv4 address of this machine.
@@ -254,10 +265,7 @@ fn window(rcvbuf: usize) -> usize {
 
 /// Whether packets that were joined on the way are not all of one seat: the kernel went by the first.
 fn has_strangers(burst: &RxBurst<'_>, seat: Seat) -> bool {
-    /// Where the destination's number begins.
-    const DEST_QP: usize = 5;
-    burst.data.len() > burst.segment
-        && burst.packets().any(|(_, packet)| packet.get(DEST_QP).is_some_and(|qpn| !seat.has(*qpn)))
+    burst.data.len() > burst.segment && burst.packets().any(|(_, packet)| !seat.has(steer::seat_byte(packet)))
 }
 
 /// Whether an error says that there is no way to the peer, or nobody there.
@@ -283,7 +291,7 @@ impl Link for UdpLink {
         self.sender.transmit(&self.socket, &self.local, queue)
     }
 
-    fn receive(&mut self, _now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let own = match &self.tenancy {
             None => self.receiver.receive(&self.socket, &self.local, sink)?,
             Some(tenancy) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {
@@ -293,11 +301,22 @@ impl Link for UdpLink {
                 sink(burst);
             })?,
         };
-        Ok(own + self.groups.receive(sink)?)
+        let asked = self.claims.as_mut().map_or(0, |claims| claims.receive(now, sink));
+        Ok(own + asked + self.groups.receive(sink)?)
     }
 
     fn seat(&self) -> Seat {
         self.tenancy.as_ref().map_or(Seat::WHOLE, |tenancy| tenancy.seat())
+    }
+
+    fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        self.claims.as_mut().map_or(Ok(()), |claims| claims.claim(service, address))
+    }
+
+    fn release(&mut self, service: ServiceId, _address: Option<IpAddr>) {
+        if let Some(claims) = &mut self.claims {
+            claims.release(service);
+        }
     }
 
     fn join(&mut self, _: Instant, group: IpAddr) -> Result<(), JoinError> {
@@ -332,6 +351,7 @@ impl Link for UdpLink {
             all.rx_overflow += received.rx_overflow;
         }
         all.rx_overflow += socket::overflowed(&self.socket);
+        all.rx_foreign += self.claims.as_ref().map_or(0, Claims::foreign);
         all
     }
 }

@@ -1,12 +1,14 @@
 //! Links of an address that other processes have too.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use super::steward::{Place, Sharing, Tenancy};
+use super::steward::{Claims, Place, Sharing, Tenancy};
 use super::{UdpLink, UdpLinkError, UdpOptions, interface, socket};
 use crate::link::Multihomed;
 use crate::nic::Seat;
+use crate::wire::Qpn;
 
 impl UdpLink {
     /// Has a part of UDP port 4791 of `ip`, beside other processes that do the same: the numbers of queue pairs begin with
@@ -53,6 +55,11 @@ fn share(
         let links = sockets.into_iter().enumerate().map(|(i, socket)| {
             let mut link = UdpLink::new(*ip, options, socket::adopt(*ip, socket, options)?)?;
             link.tenancy = Some(tenancy.clone());
+            // QP1 is of one shard.
+            if i == Qpn::GSI.get() as usize & (count - 1) {
+                let claims = Claims::new(Place::new(*ip, options), tenancy.any_user());
+                link.add_claims(claims.map_err(failed(*ip))?).map_err(failed(*ip))?;
+            }
             if i > 0 {
                 // The first one's port is that of all.
                 link.watch = None;
@@ -62,4 +69,8 @@ fn share(
         links.collect()
     };
     ips.iter().zip(sockets).map(adopt).collect()
+}
+
+fn failed(ip: IpAddr) -> impl Fn(io::Error) -> UdpLinkError {
+    move |source| UdpLinkError::System { ip, what: "making room for services", source }
 }

@@ -232,6 +232,14 @@ pub(super) fn overflowed(socket: &OwnedFd) -> u64 {
     get::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
 }
 
+/// Bytes that were sent by a unix socket and that nobody has read yet, as memory; 0 if the system does not say.
+pub(super) fn unread(socket: &OwnedFd) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the call writes an int, and `bytes` is one that outlives it.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if asked == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+}
+
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the pointer is to an int that outlives the call, and `len` is its size.

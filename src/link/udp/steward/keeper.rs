@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, getsockname, socketpair, sockopt};
 
 use super::super::{UdpLinkError, socket, steer};
+use super::reception::Reception;
 use super::{Place, message};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
@@ -54,6 +55,7 @@ pub(super) struct Held {
     pub place: Place,
     pub sockets: Vec<OwnedFd>,
     pub keeper: Keeper,
+    pub reception: Reception,
 }
 
 impl Held {
@@ -65,7 +67,8 @@ impl Held {
         let keeper = Keeper::new(&sockets);
         let keeper =
             keeper.map_err(|source| UdpLinkError::System { ip, what: "keeping the sockets", source })?;
-        Ok(Held { place, sockets, keeper })
+        let reception = Reception::open(&place, &sockets[0])?;
+        Ok(Held { place, sockets, keeper, reception })
     }
 
     /// Takes it over from a process that has a seat.
@@ -79,6 +82,7 @@ impl Held {
         if !sockets.iter().all(is_one) {
             return Err(io::Error::other("no sockets of its port"));
         }
-        Ok(Held { place, sockets, keeper })
+        let reception = Reception::open(&place, &sockets[0]).map_err(io::Error::other)?;
+        Ok(Held { place, sockets, keeper, reception })
     }
 }

@@ -3,8 +3,12 @@
 //! Only one socket can have UDP port 4791 of an address, or a group of them among which a program in the kernel chooses by
 //! the place that each was bound at. A small process, the *steward*, binds a whole group at once, one for each
 //! [`Seat`](crate::nic::Seat), and gives each process that comes the socket of a seat: the queue pair numbers of that
-//! process begin with its seat's, and so its packets find it. The first seat, with the management queue pairs, stays with
-//! the steward.
+//! process begin with its seat's, and so its packets find it. The first seat stays with the steward.
+//!
+//! QP1, by which connections are made, is everybody's. What answers a process finds it by the ID that the process has
+//! given, which begins with its seat's number as queue pairs do: the program in the kernel looks at that instead. Only what
+//! asks for a service comes to the steward, who sends it on to the unix socket of who has claimed it. It keeps no
+//! list of them.
 //!
 //! A place must not change while anybody has a socket: the kernel moves the last into the place of one that is closed. So
 //! all are kept open by everybody, in one descriptor, the *keeper*: a unix socket on which a message with all of them
@@ -14,8 +18,12 @@
 //! The steward listens on a unix socket whose abstract name has the address in it. Such names belong to a network
 //! namespace, as addresses do. It is started by who finds none, and ends when nobody has a seat any more.
 
+mod claims;
+mod delivery;
+mod inquiry;
 mod keeper;
 mod message;
+mod reception;
 mod server;
 mod start;
 mod tenancy;
@@ -27,6 +35,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::{UdpOptions, socket};
+pub(super) use claims::Claims;
 pub use server::{ServeError, serve};
 pub(super) use tenancy::Tenancy;
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
 };
 
+use super::delivery::Delivery;
 use super::keeper::{Held, Keeper};
 use super::message::{self, Answer, Request};
 use super::{Place, socket};
@@ -26,6 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a port may still be taken by who is going, and how often it is tried.
 const GOING: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(10);
+
+/// Milliseconds after which a socket that was full is tried again.
+const SOON: u8 = 1;
 
 /// Processes that wait to be accepted.
 const BACKLOG: i32 = 256;
@@ -70,8 +75,10 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
         bound => bound.map_err(opening())?,
     }
     listen(&listener, BACKLOG).map_err(opening())?;
+    let delivery = Delivery::new().map_err(system("opening a socket for others"))?;
+    let (held, clients, left, going) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut server =
-        Server { place, any_user, held: Vec::new(), clients: Vec::new(), last: 0, since: Instant::now() };
+        Server { place, any_user, held, clients, delivery, left, going, last: 0, since: Instant::now() };
     server.run(&listener)?;
     // The port is free before the name is: whoever takes that binds the port.
     drop(server);
@@ -90,6 +97,12 @@ struct Server {
     any_user: bool,
     held: Vec<Held>,
     clients: Vec<Client>,
+    /// Of what comes for nobody's seat.
+    delivery: Delivery,
+    /// Seats that processes had and that nobody has had since.
+    left: Vec<usize>,
+    /// Those of which that is not sure yet: who is killed is not gone at once, and who only ends its connection not at all.
+    going: Vec<(Range<usize>, Instant)>,
     /// The seat that was given last: one that has become free stays so for as long as there are others.
     last: usize,
     since: Instant,
@@ -138,6 +151,12 @@ impl Server {
                 }
             }
             self.serve_waiting();
+            self.note_left();
+            self.delivery.retry();
+            for Held { place, sockets, reception, .. } in &mut self.held {
+                let left = self.left.iter().map(|seat| &sockets[*seat]);
+                reception.serve(place, left, &mut self.delivery);
+            }
             self.clients.retain(|client| !client.is_mute());
             if self.clients.is_empty() && (came || self.since.elapsed() > PATIENCE) {
                 // Whoever has connected meanwhile finds nobody, and begins again.
@@ -146,22 +165,30 @@ impl Server {
         }
     }
 
-    /// Waits until somebody comes or says something, or those who wait are to be looked at; who said something.
+    /// Waits until somebody comes or says something, or something comes that is for nobody's seat, or what waits is to be
+    /// looked at; who said something.
     fn wait(&self, listener: &OwnedFd) -> Result<Vec<bool>, Errno> {
         let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.clients.iter().map(|c| PollFd::new(c.connection.as_fd(), PollFlags::POLLIN)));
+        for Held { sockets, reception, .. } in &self.held {
+            let left = self.left.iter().map(|seat| sockets[*seat].as_fd());
+            fds.extend(left.chain([reception.as_fd()]).map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        }
         let limit = match self.clients.iter().any(|c| c.waiting.is_some()) {
-            true => PollTimeout::try_from(AGAIN).expect("ten milliseconds are few"),
-            false if self.clients.iter().all(|c| c.seats.is_none()) => {
+            _ if self.delivery.is_waiting() => PollTimeout::from(SOON),
+            waiting if waiting || !self.going.is_empty() => {
+                PollTimeout::try_from(AGAIN).expect("ten milliseconds are few")
+            }
+            _ if self.clients.iter().all(|c| c.seats.is_none()) => {
                 PollTimeout::try_from(PATIENCE).expect("so are five seconds")
             }
-            false => PollTimeout::NONE,
+            _ => PollTimeout::NONE,
         };
         match poll(&mut fds, limit) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
         }
-        Ok(fds[1..].iter().map(|fd| fd.any().unwrap_or(false)).collect())
+        Ok(fds[1..=self.clients.len()].iter().map(|fd| fd.any().unwrap_or(false)).collect())
     }
 
     /// Reads what a client says; false if it is gone.
@@ -169,6 +196,7 @@ impl Server {
         let client = &mut self.clients[i];
         let Ok(Some((line, fds))) = message::receive(&client.connection, false) else {
             let had = client.seats.take();
+            self.going.extend(had.map(|(first, count)| (first..first + count, Instant::now())));
             self.steer_if(had.is_some_and(|(_, count)| count > 1));
             return false;
         };
@@ -184,6 +212,18 @@ impl Server {
             None | Some(Ok(())) => true,
             Some(Err(refusal)) => self.refuse(i, &refusal),
         }
+    }
+
+    /// Looks whether those who went are gone.
+    fn note_left(&mut self) {
+        let Server { place, left, going, .. } = self;
+        going.retain(|(seats, since)| {
+            let gone = seats.clone().all(|seat| token(place, seat).is_ok());
+            if gone {
+                left.extend(seats.clone());
+            }
+            !gone && since.elapsed() < GOING
+        });
     }
 
     fn check_user(&self, connection: &OwnedFd) -> Result<(), Answer> {
@@ -258,6 +298,7 @@ impl Server {
         let count = request.shards;
         let (seat, tokens) = self.free_seats(count)?;
         self.clients[i].seats = Some((seat, count));
+        self.left.retain(|left| !(seat..seat + count).contains(left));
         self.steer_if(count > 1);
         let mut fds: Vec<BorrowedFd<'_>> = tokens.iter().map(AsFd::as_fd).collect();
         for place in &request.places {
@@ -334,6 +375,7 @@ impl Server {
             }
         }
         self.clients[i].seats = Some((seat, request.shards));
+        self.left.retain(|left| !claimed.contains(left));
         self.steer_if(true);
         // Whoever cannot be told is found gone at the next look, or comes again.
         let _ = message::send(&self.clients[i].connection, &Answer::Seated(seat), &[]);

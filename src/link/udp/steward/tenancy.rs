@@ -109,6 +109,11 @@ impl Tenancy {
         self.seat
     }
 
+    /// Whether processes of any user have a part.
+    pub fn any_user(&self) -> bool {
+        self.shared.sharing.any_user
+    }
+
     /// Packets for several seats came as one, and those of others are lost. That is not to happen again.
     pub fn stop_coalescing(&self) {
         if !self.shared.mixed.load(Ordering::Relaxed) {

@@ -9,6 +9,8 @@ use crate::link::{Link, RxBurst};
 use crate::nic::Seat;
 use crate::transport::Instant;
 
+mod services;
+
 /// A steward in a thread; whoever has no such thread finds that this program is none.
 fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();

@@ -1,0 +1,255 @@
+//! Any bytes as a management datagram, and a connection manager in the hands of an enemy: a peer that sends it messages of all
+//! kinds, sensible and not, and a program that does to its connections what it likes. It may not panic, spin or grow
+//! without bound, and in the end nothing is left.
+#![no_main]
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use urxe::cm::*;
+use urxe::transport::{AddressVector, Instant, QpType};
+use urxe::wire::mad::*;
+use urxe::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn};
+
+const SERVICE: ServiceId = ServiceId(7);
+const MOST: usize = 24;
+
+/// The program: bytes read one after the other, zeros behind their end.
+struct Program<'a>(&'a [u8]);
+
+impl Program<'_> {
+    fn u8(&mut self) -> u8 {
+        match self.0.split_first() {
+            Some((first, rest)) => {
+                self.0 = rest;
+                *first
+            }
+            None => 0,
+        }
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> Option<T> {
+        let n = usize::from(self.u8());
+        (!of.is_empty()).then(|| of[n % of.len()])
+    }
+}
+
+fn gid(last: u8) -> Gid {
+    Ipv4Addr::new(10, 0, 0, last).into()
+}
+
+struct World {
+    cm: Cm,
+    now: Instant,
+    ids: Vec<ConnId>,
+    listener: Option<ListenerId>,
+    /// What was sent last: an enemy may send it back, or its answer.
+    heard: Vec<[u8; MAD_LEN]>,
+}
+
+impl World {
+    fn message(&mut self, program: &mut Program<'_>) -> Message {
+        let kind = program.pick(MessageKind::ALL).expect("there are messages");
+        let remote = program.pick(&self.ids).map_or(CommId(u32::from(program.u8())), |id| id.0);
+        let local = CommId(u32::from(program.u8() % 16));
+        let qpn = Qpn::new(u32::from(program.u8() % 16));
+        let (local_gid, remote_gid) = (gid(2 + program.u8() % 2), gid(1));
+        let path =
+            PathInfo { local_gid, remote_gid, ack_timeout: AckTimeout::new(12), ..PathInfo::default() };
+        match kind {
+            MessageKind::Req => Req {
+                local,
+                service: SERVICE,
+                ca_guid: u64::from(program.u8() % 3),
+                qpn,
+                mtu: Some(Mtu::Mtu1024),
+                primary: path,
+                local_response_timeout: AckTimeout::new(14),
+                max_cm_retries: program.u8() % 16,
+                ..Req::default()
+            }
+            .into(),
+            MessageKind::Mra => {
+                let message = Acknowledged::from_code(program.u8() % 4);
+                Mra { local, remote, message, service_timeout: AckTimeout::new(31), ..Mra::default() }.into()
+            }
+            MessageKind::Rej => {
+                let message = Rejected::from_code(program.u8() % 4);
+                let reason = RejReason::from_code(u16::from(program.u8() % 40));
+                Rej { local, remote, message, reason, info_len: program.u8(), ..Rej::default() }.into()
+            }
+            MessageKind::Rep => {
+                Rep { local, remote, qpn, ca_guid: u64::from(program.u8() % 3), ..Rep::default() }.into()
+            }
+            MessageKind::Rtu => Rtu { local, remote, ..Rtu::default() }.into(),
+            MessageKind::Dreq => {
+                Dreq { local, remote, remote_qpn: Qpn::new(0x77), private_data: [program.u8(); 220] }.into()
+            }
+            MessageKind::Drep => Drep { local, remote, ..Drep::default() }.into(),
+            MessageKind::SidrReq => SidrReq { request: local, service: SERVICE, ..SidrReq::default() }.into(),
+            MessageKind::SidrRep => SidrRep { request: remote, qpn, ..SidrRep::default() }.into(),
+            MessageKind::Lap => {
+                let remote_qpn = Qpn::new(0x77);
+                Lap { local, remote, remote_qpn, local_gid, remote_gid, ..Lap::default() }.into()
+            }
+            MessageKind::Apr => Apr { local, remote, info_len: program.u8(), ..Apr::default() }.into(),
+        }
+    }
+
+    /// The peer sends something: made for the purpose, or heard before; and perhaps altered.
+    fn arrive(&mut self, program: &mut Program<'_>) {
+        let how = program.u8();
+        let mut bytes = match self.heard.last() {
+            Some(heard) if how & 1 != 0 => *heard,
+            _ => {
+                let message = self.message(program);
+                Mad { transaction: u64::from(program.u8() % 4), modifier: 0, message }.bytes()
+            }
+        };
+        for _ in 0..how >> 5 {
+            let (at, value) = (program.u8(), program.u8());
+            bytes[usize::from(at)] = value;
+        }
+        let from = AddressVector::to(gid(2 + program.u8() % 2));
+        let src_qpn = if how & 2 != 0 && program.u8() == 9 { Qpn::new(5) } else { Qpn::GSI };
+        self.cm.handle_mad(self.now, &Arrival { from, src_qpn }, &bytes);
+    }
+
+    /// The program does something; what it may not do is an error.
+    fn act(&mut self, program: &mut Program<'_>) {
+        let (now, cm) = (self.now, &mut self.cm);
+        let data = [program.u8(); 300];
+        // At times more than a message holds.
+        let data = &data[..usize::from(program.u8())];
+        let path =
+            Path { packet_life: AckTimeout::new(10), ..Path::to(AddressVector::to(gid(2)), Mtu::Mtu1024) };
+        let qp = LocalQp { qpn: Qpn::new(0x77), psn: Psn::new(1), srq: false };
+        let what = program.u8();
+        let id = program.pick(&self.ids);
+        match (what % 16, id) {
+            (0, _) => {
+                let request = Request {
+                    peer_to_peer: what & 0x80 != 0,
+                    qp_type: if what & 0x40 != 0 { QpType::Uc } else { QpType::Rc },
+                    response_timeout: AckTimeout::new(12),
+                    max_cm_retries: program.u8() % 16,
+                    ..Request::new(SERVICE, qp, path, data)
+                };
+                self.ids.extend(cm.connect(now, &request));
+            }
+            (1, _) => {
+                let (response_timeout, max_cm_retries) = (AckTimeout::new(12), program.u8() % 16);
+                let request = SidrRequest {
+                    service: SERVICE,
+                    path,
+                    response_timeout,
+                    max_cm_retries,
+                    private_data: data,
+                };
+                self.ids.extend(cm.sidr_request(now, &request));
+            }
+            (2, _) => match self.listener.take() {
+                Some(listener) => cm.unlisten(now, listener),
+                None => self.listener = cm.listen(SERVICE, u64::MAX, usize::from(program.u8() % 8)).ok(),
+            },
+            (3 | 4, Some(id)) => {
+                let reply = Reply {
+                    qp,
+                    responder_resources: 1,
+                    initiator_depth: 1,
+                    flow_control: false,
+                    rnr_retry_count: 7,
+                    failover: what & 0x80 != 0,
+                    ece: Ece::default(),
+                    private_data: data,
+                };
+                let _ = cm.accept(now, id, &reply);
+            }
+            (5, Some(id)) => drop(cm.reject(now, id, RejReason::Consumer, &data[..data.len().min(80)], data)),
+            (6 | 7, Some(id)) => drop(cm.ready(now, id, data)),
+            (8, Some(id)) => drop(cm.delay(now, id, AckTimeout::new(16), data)),
+            (9, Some(id)) => drop(cm.establish(now, id)),
+            (10, Some(id)) => drop(cm.disconnect(now, id, data)),
+            (11, Some(id)) => cm.release(now, id),
+            (12, Some(id)) => drop(cm.load_alternate(now, id, &path, data)),
+            (13, Some(id)) => drop(cm.answer_alternate(now, id, AprStatus::Loaded, &[], data)),
+            (14, Some(id)) => {
+                let (status, info) = (SidrStatus::Valid, &[][..]);
+                let (qpn, qkey, ece) = (qp.qpn, QKey(1), Ece::default());
+                let _ =
+                    cm.sidr_reply(now, id, &SidrReply { status, qpn, qkey, ece, info, private_data: data });
+            }
+            (15, Some(id)) => {
+                cm.taken(id);
+                // Whoever has the one has the other.
+                assert_eq!(cm.rtr(id).is_ok(), cm.rts(id).is_ok());
+            }
+            _ => {}
+        }
+    }
+
+    fn collect(&mut self) {
+        while let Some((id, _)) = self.cm.poll_event() {
+            if !self.ids.contains(&id) && self.cm.state(id).is_some() {
+                self.ids.push(id);
+            }
+        }
+        while let Some(out) = self.cm.poll_transmit() {
+            let sent = Mad::parse(&out.mad).expect("what is sent is a message");
+            assert_eq!(sent.bytes(), out.mad);
+            self.heard.push(out.mad);
+        }
+        let excess = self.heard.len().saturating_sub(8);
+        self.heard.drain(..excess);
+        self.ids.retain(|id| self.cm.state(*id).is_some());
+        let (all, over) = self.cm.population();
+        assert!(all - over <= MOST && over <= 16, "{all} connections, {over} of them in time-wait");
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.cm.poll_timeout().filter(|at| *at <= end) {
+            self.now = at.max(self.now);
+            self.cm.handle_timeout(self.now);
+            assert!(self.cm.poll_timeout().is_none_or(|next| next > at), "a deadline that stays");
+            self.collect();
+        }
+        self.now = end;
+    }
+}
+
+fuzz_target!(|data: &[u8]| {
+    if let Ok(mad) = Mad::parse(data) {
+        assert_eq!(Mad::parse(&mad.bytes()), Ok(mad));
+        let _ = ip::IpHeader::parse(&data[MAD_HEADER_LEN..])
+            .map(|h| assert!(ip::IpHeader::parse(&h.bytes()).is_ok()));
+    }
+    let config = CmConfig {
+        max_connections: MOST,
+        max_time_wait: 16,
+        max_answers: 32,
+        ..CmConfig::new(1, vec![gid(1)])
+    };
+    let mut world =
+        World { cm: Cm::new(config, 1), now: Instant(1), ids: vec![], listener: None, heard: vec![] };
+    world.listener = world.cm.listen(SERVICE, u64::MAX, 8).ok();
+    let mut program = Program(data);
+    while !program.0.is_empty() {
+        match program.u8() % 8 {
+            0..=3 => world.arrive(&mut program),
+            4..=6 => world.act(&mut program),
+            _ => {
+                let time = Duration::from_millis(1 << (program.u8() % 16));
+                world.pass(time);
+            }
+        }
+        world.collect();
+    }
+    for id in std::mem::take(&mut world.ids) {
+        world.cm.release(world.now, id);
+    }
+    world.collect();
+    world.pass(Duration::from_secs(100_000));
+    assert_eq!(world.cm.population(), (0, 0));
+});

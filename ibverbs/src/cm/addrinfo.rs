@@ -1,0 +1,228 @@
+//! `rdma_getaddrinfo`: names of hosts and services to addresses, with what kind of queue pair they are for.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::ptr::null_mut;
+
+use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
+
+use crate::abi::rdma_addrinfo;
+use crate::errno::minus_one;
+
+export! {
+    "RDMACM_1.0":
+        rdma_getaddrinfo = getaddrinfo,
+        rdma_freeaddrinfo = freeaddrinfo;
+}
+
+/// Of `ai_flags`.
+pub const PASSIVE: c_int = 1;
+const NUMERIC_HOST: c_int = 2;
+const FAMILY: c_int = 8;
+
+pub const PS_IPOIB: c_int = 0x0002;
+pub const PS_TCP: c_int = 0x0106;
+pub const PS_UDP: c_int = 0x0111;
+
+/// `enum ibv_qp_type`.
+pub const RC: c_uint = 2;
+pub const UD: c_uint = 4;
+
+/// What is given out: C's struct, and what its pointers are to.
+#[repr(C)]
+struct Entry {
+    c: rdma_addrinfo,
+    src: sockaddr_storage,
+    dst: sockaddr_storage,
+}
+
+/// The kind of queue pair and the port space, each by the other where only one is given.
+fn kind(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
+    let (qp_type, space) = hints.map_or((0, 0), |h| (h.ai_qp_type, h.ai_port_space));
+    let datagrams = match qp_type {
+        0 => matches!(space, PS_UDP | PS_IPOIB),
+        given => given == UD as c_int,
+    };
+    let or = |given: c_int, other: c_int| if given == 0 { other } else { given };
+    match datagrams {
+        true => (or(qp_type, UD as c_int), or(space, PS_UDP)),
+        false => (or(qp_type, RC as c_int), or(space, PS_TCP)),
+    }
+}
+
+/// Copies an address.
+///
+/// # Safety
+/// `from` has `len` bytes, or is null.
+unsafe fn copied(from: *const sockaddr, len: socklen_t) -> Option<(sockaddr_storage, socklen_t)> {
+    let count = len as usize;
+    if from.is_null() || count == 0 || count > size_of::<sockaddr_storage>() {
+        return None;
+    }
+    // SAFETY: all of it may be zeros.
+    let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+    // SAFETY: the caller vouches for the bytes, and there is room.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut storage).cast(), count) };
+    Some((storage, len))
+}
+
+type Address = Option<(sockaddr_storage, socklen_t)>;
+
+/// Hands an entry to C.
+fn give(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut rdma_addrinfo {
+    // SAFETY: all of it may be zeros.
+    let mut entry: Box<Entry> = Box::new(unsafe { std::mem::zeroed() });
+    if let Some((address, len)) = src {
+        (entry.src, entry.c.ai_src_len) = (address, len);
+        entry.c.ai_src_addr = (&raw mut entry.src).cast();
+    }
+    if let Some((address, len)) = dst {
+        (entry.dst, entry.c.ai_dst_len) = (address, len);
+        entry.c.ai_dst_addr = (&raw mut entry.dst).cast();
+    }
+    let family = dst.or(src).map_or(0, |(address, _)| address.ss_family);
+    entry.c.ai_family = family.into();
+    (entry.c.ai_flags, (entry.c.ai_qp_type, entry.c.ai_port_space)) = (flags, kind);
+    Box::into_raw(entry).cast()
+}
+
+/// A list of the system's, freed when it goes.
+struct Found(*mut addrinfo);
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        // SAFETY: it is from `getaddrinfo`.
+        unsafe { libc::freeaddrinfo(self.0) };
+    }
+}
+
+unsafe extern "C" fn getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    result: *mut *mut rdma_addrinfo,
+) -> c_int {
+    // SAFETY: the caller's struct, or null.
+    let hints = unsafe { hints.as_ref() };
+    if result.is_null() || node.is_null() && service.is_null() && hints.is_none() {
+        return minus_one(libc::EINVAL);
+    }
+    let flags = hints.map_or(0, |h| h.ai_flags);
+    let (passive, kind) = (flags & PASSIVE != 0, kind(hints));
+    // SAFETY: the caller's addresses.
+    let [src, dst] = unsafe {
+        [
+            hints.and_then(|h| copied(h.ai_src_addr, h.ai_src_len)),
+            hints.and_then(|h| copied(h.ai_dst_addr, h.ai_dst_len)),
+        ]
+    };
+    if node.is_null() && service.is_null() {
+        if src.is_none() && dst.is_none() {
+            return minus_one(libc::EINVAL);
+        }
+        // SAFETY: the caller's pointer.
+        unsafe { *result = give(flags, kind, src, dst) };
+        return 0;
+    }
+    // SAFETY: all of it may be zeros.
+    let mut wanted: addrinfo = unsafe { std::mem::zeroed() };
+    wanted.ai_flags = if passive { libc::AI_PASSIVE } else { 0 };
+    wanted.ai_flags |= if flags & NUMERIC_HOST != 0 { libc::AI_NUMERICHOST } else { 0 };
+    wanted.ai_family = hints.filter(|_| flags & FAMILY != 0).map_or(libc::AF_UNSPEC, |h| h.ai_family);
+    // Which of the services of a name: by TCP or by UDP; and each address once.
+    wanted.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
+    let mut list = null_mut();
+    // SAFETY: the caller's texts, which end with a zero or are null.
+    let code = unsafe { libc::getaddrinfo(node, service, &wanted, &mut list) };
+    if code != 0 {
+        return code;
+    }
+    let found = Found(list);
+    // The first, as librdmacm does: programs follow `ai_next`, and few expect there to be one.
+    // SAFETY: where the call succeeds there is one, with its address.
+    let address = unsafe { copied((*found.0).ai_addr, (*found.0).ai_addrlen) };
+    let (src, dst) = if passive { (address, dst) } else { (src, address) };
+    // SAFETY: the caller's pointer.
+    unsafe { *result = give(flags, kind, src, dst) };
+    0
+}
+
+unsafe extern "C" fn freeaddrinfo(list: *mut rdma_addrinfo) {
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: each was given out by `give`, and is not used any more.
+        let entry = unsafe { Box::from_raw(next.cast::<Entry>()) };
+        next = entry.c.ai_next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+    use std::net::SocketAddr;
+
+    use super::super::sockaddr;
+    use super::*;
+
+    /// Code, kind of queue pair, port space, source and destination.
+    type Told = (c_int, c_int, c_int, Option<SocketAddr>, Option<SocketAddr>);
+
+    fn ask(node: Option<&CStr>, service: Option<&CStr>, hints: Option<rdma_addrinfo>) -> Told {
+        let text = |t: Option<&CStr>| t.map_or(std::ptr::null(), CStr::as_ptr);
+        let hints = hints.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let mut list = null_mut();
+        // SAFETY: all are valid or null; a list is read before it is freed.
+        unsafe {
+            let code = getaddrinfo(text(node), text(service), hints, &mut list);
+            if code != 0 {
+                return (code, 0, 0, None, None);
+            }
+            let entry = *list;
+            let told = (
+                0,
+                entry.ai_qp_type,
+                entry.ai_port_space,
+                sockaddr::read(entry.ai_src_addr),
+                sockaddr::read(entry.ai_dst_addr),
+            );
+            freeaddrinfo(list);
+            told
+        }
+    }
+
+    fn hints(flags: c_int, qp_type: c_int, space: c_int) -> Option<rdma_addrinfo> {
+        // SAFETY: all of it may be zeros.
+        let zeros: rdma_addrinfo = unsafe { std::mem::zeroed() };
+        Some(rdma_addrinfo { ai_flags: flags, ai_qp_type: qp_type, ai_port_space: space, ..zeros })
+    }
+
+    fn at(text: &str) -> Option<SocketAddr> {
+        Some(text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_client_has_a_destination_and_a_server_a_source() {
+        let client = ask(Some(c"192.0.2.9"), Some(c"7471"), None);
+        assert_eq!(client, (0, 2, PS_TCP, None, at("192.0.2.9:7471")));
+        let server = ask(Some(c"192.0.2.9"), Some(c"7471"), hints(PASSIVE, 0, PS_UDP));
+        assert_eq!(server, (0, 4, PS_UDP, at("192.0.2.9:7471"), None));
+        let any = ask(None, Some(c"7471"), hints(PASSIVE, 0, PS_TCP));
+        assert!(any.3.is_some_and(|a| a.port() == 7471 && a.ip().is_unspecified()), "{any:?}");
+    }
+
+    #[test]
+    fn the_hints_addresses_are_kept() {
+        let (mut mine, len) = sockaddr::write("192.0.2.1:0".parse().unwrap());
+        let mut wanted = hints(0, UD as c_int, 0).unwrap();
+        (wanted.ai_src_addr, wanted.ai_src_len) = ((&raw mut mine).cast(), len);
+        let told = ask(Some(c"192.0.2.9"), Some(c"1"), Some(wanted));
+        assert_eq!(told, (0, 4, PS_UDP, at("192.0.2.1:0"), at("192.0.2.9:1")));
+        assert_eq!(ask(None, None, Some(wanted)), (0, 4, PS_UDP, at("192.0.2.1:0"), None));
+    }
+
+    #[test]
+    fn what_cannot_be_resolved_is_said() {
+        assert_eq!(ask(None, None, None).0, -1);
+        assert_eq!(ask(None, None, hints(0, 0, 0)).0, -1);
+        assert_eq!(ask(Some(c"host.invalid"), None, hints(NUMERIC_HOST, 0, 0)).0, libc::EAI_NONAME);
+    }
+}

@@ -1,0 +1,214 @@
+//! Events, and what the library does with them on their way to the program.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null;
+
+use urxe::verbs::WaitError;
+use urxe::verbs::cm::{CmEvent, CmEventKind, EventParam as Param};
+
+use crate::abi::{EventParam, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_ud_param};
+use crate::address;
+use crate::channel::{LONG, is_nonblocking};
+use crate::cm::channel::Channel;
+use crate::cm::id::Id;
+use crate::cm::process::Process;
+use crate::context::{address_of, queue_at};
+use crate::errno::minus_one;
+use crate::object::{Object, Shown};
+
+export! {
+    "RDMACM_1.0":
+        rdma_get_cm_event = get_cm_event,
+        rdma_ack_cm_event = ack_cm_event,
+        rdma_event_str = event_str;
+}
+
+#[repr(C)]
+struct Event {
+    c: Shown<rdma_cm_event>,
+    /// What the event's pointer is to.
+    private_data: Vec<u8>,
+    process: &'static Process,
+    /// The id that is not destroyed before this is acknowledged: of a connection request, the listener.
+    holds: usize,
+}
+
+// SAFETY: it is laid out so.
+unsafe impl Object for Event {
+    type C = rdma_cm_event;
+}
+
+/// Bytes of private data that an event can tell of.
+fn length(data: &[u8]) -> u8 {
+    data.len().min(u8::MAX.into()) as u8
+}
+
+/// What came with an event; `data` has its private data, and stays where it is.
+fn param(of: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
+    let private_data = if data.is_empty() { null() } else { data.as_ptr().cast() };
+    match &of.param {
+        Param::Connection(with) => EventParam {
+            conn: rdma_conn_param {
+                private_data,
+                private_data_len: length(data),
+                responder_resources: with.responder_resources,
+                initiator_depth: with.initiator_depth,
+                flow_control: with.flow_control.into(),
+                retry_count: with.retry_count,
+                rnr_retry_count: with.rnr_retry_count,
+                srq: with.srq.into(),
+                qp_num: with.qp_num.get(),
+            },
+        },
+        Param::Datagram(with) => EventParam {
+            ud: rdma_ud_param {
+                // What the program gave with its joining of the group.
+                private_data: join.map_or(private_data, <*mut c_void>::cast_const),
+                private_data_len: length(data),
+                ah_attr: address::attr(&with.address),
+                qp_num: with.qp_num.get(),
+                qkey: with.qkey.0,
+            },
+        },
+        // SAFETY: all of it may be zeros.
+        Param::None => unsafe { std::mem::zeroed() },
+    }
+}
+
+impl Event {
+    /// Hands an event to C, of an id that was told of it.
+    ///
+    /// # Safety
+    /// `holds` is the address of the listener, or of the id that the event is about.
+    unsafe fn give_to(
+        holds: usize,
+        event: CmEvent,
+        process: &'static Process,
+    ) -> Result<*mut rdma_cm_event, c_int> {
+        let held: *mut rdma_cm_id = queue_at(holds);
+        let (id, listener) = match event.kind {
+            // SAFETY: the listener is there until this event is acknowledged.
+            CmEventKind::ConnectRequest => (unsafe { Id::of_request(held, &event) }?, held),
+            _ => (held, std::ptr::null_mut()),
+        };
+        // SAFETY: the id is there until the event is acknowledged.
+        let own = unsafe { Id::of(id) };
+        own.heed(&event);
+        let join = match &event.param {
+            Param::Datagram(with) => with.group.and_then(|group| own.join_context(group.ip().to_canonical())),
+            _ => None,
+        };
+        let private_data = event.private_data().to_vec();
+        let param = param(&event, &private_data, join);
+        let (kind, status) = (event.kind as u32, event.status);
+        let c = rdma_cm_event { id, listen_id: listener, event: kind, status, param };
+        Ok(Event { c: Shown::new(c), private_data, process, holds }.give())
+    }
+}
+
+pub unsafe extern "C" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+    if c.is_null() || out.is_null() {
+        return minus_one(libc::EINVAL);
+    }
+    // SAFETY: a channel that was given out, and its plain integer.
+    let (channel, fd) = unsafe { (Channel::of(c), (*c).fd) };
+    let process = channel.process;
+    if process.is_inherited() {
+        return minus_one(libc::ENODEV);
+    }
+    loop {
+        let mut reading = None;
+        let mut take = || {
+            let alone = channel.reading.lock();
+            let event = channel.channel.try_event()?;
+            reading = Some(alone);
+            Some(event)
+        };
+        let event = match take() {
+            Some(event) => event,
+            None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
+            None => match channel.channel.get_event_by(Some(LONG), take) {
+                Ok(event) => event,
+                Err(e @ WaitError::Interrupted) => return minus_one(e.errno()),
+                Err(_) => continue,
+            },
+        };
+        let of = event.listen_id.as_ref().unwrap_or(&event.id).number();
+        // Whoever destroys an id takes its name away first: its events are nobody's any more.
+        let told = |address| process.unacked.given(address);
+        let Some(holds) = process.ids.look_up(of, told) else { continue };
+        // SAFETY: the id waits for its events.
+        match unsafe { Event::give_to(holds, event, process) } {
+            Ok(event) => {
+                // SAFETY: the caller's pointer.
+                unsafe { *out = event };
+                return 0;
+            }
+            Err(e) => {
+                process.unacked.acknowledged(holds);
+                return minus_one(e);
+            }
+        }
+    }
+}
+
+pub unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
+    if c.is_null() {
+        return minus_one(libc::EINVAL);
+    }
+    // SAFETY: an event that was given out.
+    unsafe {
+        if !Event::of(c).process.is_inherited() {
+            let event = Event::take(c);
+            let (process, holds) = (event.process, event.holds);
+            drop(event);
+            process.unacked.acknowledged(holds);
+        }
+    }
+    0
+}
+
+/// Waits until no event of an id is left that was given out.
+pub fn wait_for_acks(process: &Process, c: *mut rdma_cm_id) {
+    process.unacked.wait(address_of(c));
+}
+
+extern "C" fn event_str(number: c_int) -> *const c_char {
+    const NAMES: [&CStr; 16] = [
+        c"RDMA_CM_EVENT_ADDR_RESOLVED",
+        c"RDMA_CM_EVENT_ADDR_ERROR",
+        c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        c"RDMA_CM_EVENT_ROUTE_ERROR",
+        c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+        c"RDMA_CM_EVENT_CONNECT_ERROR",
+        c"RDMA_CM_EVENT_UNREACHABLE",
+        c"RDMA_CM_EVENT_REJECTED",
+        c"RDMA_CM_EVENT_ESTABLISHED",
+        c"RDMA_CM_EVENT_DISCONNECTED",
+        c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        c"RDMA_CM_EVENT_ADDR_CHANGE",
+        c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+    ];
+    let named = usize::try_from(number).ok().and_then(|i| NAMES.get(i));
+    named.unwrap_or(&c"UNKNOWN EVENT").as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_the_names_of_the_header() {
+        let name = |number| {
+            // SAFETY: a text that ends with a zero.
+            unsafe { CStr::from_ptr(event_str(number)) }.to_str().unwrap()
+        };
+        for kind in [CmEventKind::AddrResolved, CmEventKind::Established, CmEventKind::TimewaitExit] {
+            assert_eq!(name(kind as c_int), kind.name());
+        }
+        assert_eq!([name(-1), name(16)], ["UNKNOWN EVENT"; 2]);
+    }
+}

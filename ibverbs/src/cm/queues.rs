@@ -1,0 +1,301 @@
+//! Queue pairs and shared receive queues of ids, with the completion queues that they need where a program brings none.
+
+use std::ffi::{c_int, c_uint};
+use std::ptr::null_mut;
+
+use urxe::verbs::QpState;
+
+use crate::abi::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
+};
+use crate::channel::{create_comp_channel, destroy_comp_channel};
+use crate::cm::id::{Id, done, errno, own};
+use crate::object::Object;
+use crate::pair::{self, Pair, create_qp_ex, destroy_qp};
+use crate::queue::{self, destroy_cq};
+use crate::shared::{create_srq_ex, destroy_srq};
+
+export! {
+    "RDMACM_1.0":
+        rdma_create_qp = create,
+        rdma_create_qp_ex = create_ex,
+        rdma_destroy_qp = destroy,
+        rdma_create_srq = create_shared,
+        rdma_create_srq_ex = create_shared_ex,
+        rdma_destroy_srq = destroy_shared;
+    "RDMACM_1.2": rdma_init_qp_attr = init_qp_attr;
+}
+
+/// Of `ibv_qp_init_attr_ex` and of `ibv_srq_init_attr_ex`.
+const QP_PD: u32 = 1;
+const SRQ_TYPE: u32 = 1;
+const SRQ_PD: u32 = 2;
+const SRQ_CQ: u32 = 8;
+const SRQT_XRC: c_uint = 1;
+
+fn last() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)
+}
+
+/// A completion queue with a channel, for an id.
+///
+/// # Safety
+/// An open context, and an id that was given out.
+unsafe fn completions(
+    context: *mut ibv_context,
+    size: u32,
+    of: *mut rdma_cm_id,
+) -> Result<(*mut ibv_cq, *mut ibv_comp_channel), c_int> {
+    // SAFETY: the caller's.
+    unsafe {
+        let channel = create_comp_channel(context);
+        if channel.is_null() {
+            return Err(last());
+        }
+        let size = c_int::try_from(size).map_err(|_| libc::EINVAL)?.max(1);
+        let cq = queue::make(context, size, of.cast(), channel, 0, false, null_mut());
+        if cq.is_null() {
+            let why = last();
+            destroy_comp_channel(channel);
+            return Err(why);
+        }
+        Ok((cq, channel))
+    }
+}
+
+/// Makes the queues that an id lacks: one for sends and one for receives, as many as are asked for.
+unsafe fn add_completions(
+    c: *mut rdma_cm_id,
+    sends: Option<u32>,
+    receives: Option<u32>,
+) -> Result<(), c_int> {
+    // SAFETY: a bound id, and the library's part of its struct.
+    unsafe {
+        if let Some(size) = receives
+            && (*c).recv_cq.is_null()
+        {
+            ((*c).recv_cq, (*c).recv_cq_channel) = completions((*c).verbs, size, c)?;
+        }
+        if let Some(size) = sends
+            && (*c).send_cq.is_null()
+        {
+            ((*c).send_cq, (*c).send_cq_channel) = completions((*c).verbs, size, c)?;
+        }
+    }
+    Ok(())
+}
+
+/// Destroys what `add_completions` has made.
+unsafe fn remove_completions(c: *mut rdma_cm_id) {
+    // SAFETY: the library's part of the struct; nothing uses the queues any more.
+    unsafe {
+        for (cq, channel) in [
+            (&raw mut (*c).recv_cq, &raw mut (*c).recv_cq_channel),
+            (&raw mut (*c).send_cq, &raw mut (*c).send_cq_channel),
+        ] {
+            if !(*cq).is_null() && destroy_cq(*cq) == 0 {
+                *cq = null_mut();
+            }
+            if !(*channel).is_null() && destroy_comp_channel(*channel) == 0 {
+                *channel = null_mut();
+            }
+        }
+    }
+}
+
+/// The protection domain to make something in: the given one, which must be of the id's device, or the id's own.
+unsafe fn domain(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd, c_int> {
+    // SAFETY: a bound id, and a domain that was given out.
+    unsafe {
+        match given.is_null() {
+            true if (*c).pd.is_null() => Err(libc::EINVAL),
+            true => Ok((*c).pd),
+            false if (*given).context != (*c).verbs => Err(libc::EINVAL),
+            false => Ok(given),
+        }
+    }
+}
+
+/// # Safety
+/// An id that was given out, and the caller's attributes.
+pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<(), c_int> {
+    // SAFETY: the caller's.
+    unsafe {
+        let id = own(c)?;
+        if (*c).verbs.is_null() || !(*c).qp.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let given = if init.comp_mask & QP_PD != 0 { init.pd } else { null_mut() };
+        init.pd = domain(c, given)?;
+        init.comp_mask |= QP_PD;
+        let other =
+            |mine: *mut ibv_cq, given: *mut ibv_cq| !mine.is_null() && !given.is_null() && mine != given;
+        if other((*c).send_cq, init.send_cq) || other((*c).recv_cq, init.recv_cq) {
+            return Err(libc::EINVAL);
+        }
+        let sends = init.send_cq.is_null().then_some(init.cap.max_send_wr);
+        let receives = init.recv_cq.is_null().then_some(init.cap.max_recv_wr);
+        add_completions(c, sends, receives)?;
+        if init.send_cq.is_null() {
+            init.send_cq = (*c).send_cq;
+        }
+        if init.recv_cq.is_null() {
+            init.recv_cq = (*c).recv_cq;
+        }
+        if init.srq.is_null() {
+            init.srq = (*c).srq;
+        }
+        let qp = create_qp_ex((*c).verbs, init);
+        if qp.is_null() {
+            let why = last();
+            remove_completions(c);
+            return Err(why);
+        }
+        if let Err(e) = id.id.attach_qp(&Pair::of(qp).qp) {
+            destroy_qp(qp);
+            remove_completions(c);
+            return Err(e.errno());
+        }
+        (*qp).state = Pair::of(qp).qp.state() as u32;
+        (*c).qp = qp;
+        (*c).pd = init.pd;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// An id that was given out; a domain that was, or null; and the caller's attributes.
+pub unsafe fn make_plain(
+    c: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+) -> Result<(), c_int> {
+    // SAFETY: all of it may be zeros.
+    let zeros: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+    let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } = *init;
+    let mut longer = ibv_qp_init_attr_ex {
+        qp_context,
+        send_cq,
+        recv_cq,
+        srq,
+        cap,
+        qp_type,
+        sq_sig_all,
+        comp_mask: QP_PD,
+        pd,
+        ..zeros
+    };
+    // SAFETY: the caller's.
+    unsafe { make(c, &mut longer) }?;
+    (init.send_cq, init.recv_cq, init.srq) = (longer.send_cq, longer.recv_cq, longer.srq);
+    init.cap = longer.cap;
+    Ok(())
+}
+
+unsafe extern "C" fn create(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
+    // SAFETY: what was given out, or null; and the caller's struct.
+    done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_plain(c, pd, init)) })
+}
+
+unsafe extern "C" fn create_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
+    // SAFETY: what was given out, or null; and the caller's struct.
+    done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
+}
+
+pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
+    // SAFETY: an id that was given out, or null; and its queue pair.
+    unsafe {
+        let Ok(id) = own(c) else { return };
+        let qp = std::mem::replace(&mut (*c).qp, null_mut());
+        if !qp.is_null() {
+            id.id.detach_qp();
+            destroy_qp(qp);
+        }
+        if (*c).srq.is_null() {
+            remove_completions(c);
+        }
+    }
+}
+
+unsafe fn make_shared(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Result<(), c_int> {
+    // SAFETY: the caller's.
+    unsafe {
+        let _: &Id = own(c)?;
+        if (*c).verbs.is_null() || !(*c).srq.is_null() {
+            return Err(libc::EINVAL);
+        }
+        let given = if init.comp_mask & SRQ_PD != 0 { init.pd } else { null_mut() };
+        init.pd = domain(c, given)?;
+        init.comp_mask |= SRQ_PD;
+        let is_xrc = init.comp_mask & SRQ_TYPE != 0 && init.srq_type == SRQT_XRC;
+        if is_xrc && (init.comp_mask & SRQ_CQ == 0 || init.cq.is_null()) {
+            add_completions(c, None, Some(init.attr.max_wr))?;
+            init.cq = (*c).recv_cq;
+            init.comp_mask |= SRQ_CQ;
+        }
+        let srq = create_srq_ex((*c).verbs, init);
+        if srq.is_null() {
+            let why = last();
+            remove_completions(c);
+            return Err(why);
+        }
+        (*c).srq = srq;
+        (*c).pd = init.pd;
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn create_shared(
+    c: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> c_int {
+    // SAFETY: all of it may be zeros.
+    let zeros: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
+    let create = || {
+        // SAFETY: the caller's struct.
+        let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
+        let (srq_context, attr) = (init.srq_context, init.attr);
+        let mut longer = ibv_srq_init_attr_ex { srq_context, attr, comp_mask: SRQ_PD, pd, ..zeros };
+        // SAFETY: what was given out, or null.
+        unsafe { make_shared(c, &mut longer) }?;
+        init.attr = longer.attr;
+        Ok(())
+    };
+    done(create())
+}
+
+unsafe extern "C" fn create_shared_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
+    // SAFETY: what was given out, or null; and the caller's struct.
+    done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_shared(c, init)) })
+}
+
+pub unsafe extern "C" fn destroy_shared(c: *mut rdma_cm_id) {
+    // SAFETY: an id that was given out, or null; and its queue.
+    unsafe {
+        if own(c).is_err() {
+            return;
+        }
+        let srq = std::mem::replace(&mut (*c).srq, null_mut());
+        if !srq.is_null() {
+            destroy_srq(srq);
+        }
+        if (*c).qp.is_null() {
+            remove_completions(c);
+        }
+    }
+}
+
+unsafe extern "C" fn init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
+    let init = || {
+        // SAFETY: an id that was given out, or null; and the caller's structs.
+        let (id, wanted) = unsafe { (own(c)?, out.as_ref().ok_or(libc::EINVAL)?.qp_state) };
+        let state: QpState = pair::state(wanted).ok_or(libc::EINVAL)?;
+        let attr = id.id.init_qp_attr(state).map_err(errno)?;
+        // SAFETY: the caller's structs.
+        unsafe { (*out, *mask) = pair::written(&attr) };
+        Ok(())
+    };
+    done(init())
+}

@@ -1,0 +1,502 @@
+/* Connections of a program to itself, with what the usual programs do not do: one corner by name, at an address. Ends with 0
+ * if all went as it should. */
+
+#include "common.h"
+#include <fcntl.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <sys/time.h>
+
+static struct rdma_event_channel *channel;
+static struct sockaddr_in address = { .sin_family = AF_INET };
+
+static struct rdma_cm_event *next_event(enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event;
+	CHECK(!rdma_get_cm_event(channel, &event));
+	if (event->event != type)
+		fprintf(stderr, "%s, status %d\n", rdma_event_str(event->event), event->status);
+	CHECK(event->event == type);
+	return event;
+}
+
+static void expect(enum rdma_cm_event_type type)
+{
+	CHECK(!rdma_ack_cm_event(next_event(type)));
+}
+
+/* A listener on a port of the library's choosing, which `address` has from now on. */
+static struct rdma_cm_id *listener(void)
+{
+	struct rdma_cm_id *id;
+	CHECK(!rdma_create_id(channel, &id, "listener", RDMA_PS_TCP));
+	CHECK(!rdma_bind_addr(id, (struct sockaddr *)&address));
+	CHECK(!rdma_listen(id, 8));
+	CHECK(address.sin_port = rdma_get_src_port(id));
+	CHECK(id->verbs && id->port_num == 1 && id->pd);
+	return id;
+}
+
+static struct ibv_qp_init_attr queues(void)
+{
+	return (struct ibv_qp_init_attr){
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+}
+
+/* An id that knows its way to the listener, with a queue pair. */
+static struct rdma_cm_id *resolved(void)
+{
+	struct rdma_cm_id *id;
+	struct ibv_qp_init_attr init = queues();
+	CHECK(!rdma_create_id(channel, &id, "client", RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
+	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(id->verbs && rdma_get_dst_port(id) == address.sin_port);
+	CHECK(!rdma_resolve_route(id, 2000));
+	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+	CHECK(id->route.num_paths == 1 && id->route.path_rec->mtu);
+	CHECK(!rdma_create_qp(id, NULL, &init));
+	CHECK(id->qp && id->send_cq && id->recv_cq && id->recv_cq_channel && id->qp->state == IBV_QPS_INIT);
+	return id;
+}
+
+static struct rdma_conn_param with(const char *data)
+{
+	return (struct rdma_conn_param){ .private_data = data,
+					 .private_data_len = strlen(data) + 1,
+					 .responder_resources = RDMA_MAX_RESP_RES,
+					 .initiator_depth = RDMA_MAX_INIT_DEPTH,
+					 .retry_count = 7,
+					 .rnr_retry_count = 7 };
+}
+
+static int says(struct rdma_cm_event *event, const char *data)
+{
+	struct rdma_conn_param *param = &event->param.conn;
+	return param->private_data && param->private_data_len > strlen(data) && !strcmp(param->private_data, data);
+}
+
+static void end(struct rdma_cm_id *id)
+{
+	if (id->qp)
+		rdma_destroy_qp(id);
+	CHECK(!id->qp && !id->send_cq && !id->recv_cq);
+	CHECK(!rdma_destroy_id(id));
+}
+
+/* Both sides hear what the other has to say, and then data goes both ways. */
+static void private_data(void)
+{
+	static char buffer[64];
+	struct rdma_cm_id *serving = listener(), *asking = resolved(), *answering;
+	struct rdma_conn_param param = with("a question");
+	struct ibv_qp_init_attr init = queues();
+	CHECK(!rdma_connect(asking, &param));
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == serving && says(event, "a question"));
+	answering = event->id;
+	CHECK(answering != serving && !strcmp(answering->context, "listener") && answering->channel == channel);
+	CHECK(answering->verbs == serving->verbs && rdma_get_src_port(answering) == address.sin_port);
+	CHECK(event->param.conn.qp_num == asking->qp->qp_num && event->param.conn.rnr_retry_count == 7);
+	CHECK(!rdma_create_qp(answering, NULL, &init));
+	CHECK(!rdma_ack_cm_event(event));
+
+	struct ibv_mr *mine = rdma_reg_msgs(answering, buffer, 32), *theirs = rdma_reg_msgs(asking, buffer + 32, 32);
+	CHECK(mine && theirs);
+	CHECK(!rdma_post_recv(answering, NULL, buffer, 32, mine));
+	param = with("an answer");
+	CHECK(!rdma_accept(answering, &param));
+	/* One of them for each side, in any order. */
+	int heard = 0;
+	for (int i = 0; i < 2; i++) {
+		event = next_event(RDMA_CM_EVENT_ESTABLISHED);
+		if (event->id == asking)
+			heard = says(event, "an answer") && event->param.conn.qp_num == answering->qp->qp_num;
+		CHECK(!rdma_ack_cm_event(event));
+	}
+	CHECK(heard);
+	CHECK(asking->qp->state == IBV_QPS_RTS && answering->qp->state == IBV_QPS_RTS);
+
+	struct ibv_wc wc;
+	strcpy(buffer + 32, "data");
+	CHECK(!rdma_post_send(asking, NULL, buffer + 32, 32, theirs, IBV_SEND_SIGNALED));
+	CHECK(rdma_get_send_comp(asking, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+	CHECK(rdma_get_recv_comp(answering, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(buffer, "data"));
+
+	/* Who is told that the other wants to end agrees by doing the same. */
+	CHECK(!rdma_disconnect(asking));
+	event = next_event(RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(event->id == answering);
+	CHECK(!rdma_ack_cm_event(event));
+	CHECK(!rdma_disconnect(answering));
+	event = next_event(RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(event->id == asking);
+	CHECK(!rdma_ack_cm_event(event));
+	struct ibv_qp_attr attr;
+	CHECK(!ibv_query_qp(answering->qp, &attr, IBV_QP_STATE, &init) && attr.qp_state == IBV_QPS_ERR);
+	CHECK(!rdma_dereg_mr(mine) && !rdma_dereg_mr(theirs));
+	end(asking);
+	end(answering);
+	end(serving);
+}
+
+/* Who is refused hears why, and may not have been heard at all. */
+static void rejected(void)
+{
+	struct rdma_cm_id *serving = listener(), *asking = resolved();
+	struct rdma_conn_param param = with("please");
+	CHECK(!rdma_connect(asking, &param));
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *answering = event->id;
+	CHECK(!rdma_ack_cm_event(event));
+	CHECK(!rdma_reject(answering, "no", 3));
+	event = next_event(RDMA_CM_EVENT_REJECTED);
+	CHECK(event->id == asking && event->status == 28 && says(event, "no"));
+	CHECK(!rdma_ack_cm_event(event));
+	end(answering);
+	end(asking);
+
+	/* Nobody listens any more. */
+	asking = resolved();
+	end(serving);
+	CHECK(!rdma_connect(asking, &param));
+	event = next_event(RDMA_CM_EVENT_REJECTED);
+	CHECK(event->id == asking && event->status == 8);
+	CHECK(!rdma_ack_cm_event(event));
+	end(asking);
+}
+
+/* A channel that does not wait. */
+static void nonblocking(void)
+{
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *serving = listener(), *id;
+	struct pollfd ready = { .fd = channel->fd, .events = POLLIN };
+	CHECK(!fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK));
+	CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
+	CHECK(poll(&ready, 1, 0) == 0);
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
+	CHECK(poll(&ready, 1, 5000) == 1);
+	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(poll(&ready, 1, 0) == 0);
+	end(id);
+	end(serving);
+}
+
+/* An id that is destroyed waits until its events are acknowledged. */
+
+static int acknowledged;
+
+static void *acknowledge(void *event)
+{
+	usleep(200000);
+	__atomic_store_n(&acknowledged, 1, __ATOMIC_SEQ_CST);
+	CHECK(!rdma_ack_cm_event(event));
+	return NULL;
+}
+
+static void unacknowledged(void)
+{
+	pthread_t thread;
+	struct rdma_cm_id *serving = listener(), *id;
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!pthread_create(&thread, NULL, acknowledge, event));
+	CHECK(!rdma_destroy_id(id));
+	CHECK(__atomic_load_n(&acknowledged, __ATOMIC_SEQ_CST));
+	CHECK(!pthread_join(thread, NULL));
+	/* Nor are there events of an id that is gone. */
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
+	usleep(100000);
+	CHECK(!rdma_destroy_id(id));
+	CHECK(!fcntl(channel->fd, F_SETFL, O_NONBLOCK));
+	CHECK(rdma_get_cm_event(channel, &event) == -1 && errno == EAGAIN);
+	end(serving);
+}
+
+/* Calls that wait, with ids that come with all they need. */
+
+static void *ask(void *unused)
+{
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP }, *info;
+	struct rdma_cm_id *id;
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_conn_param param = with("hello");
+	char host[INET_ADDRSTRLEN], service[8];
+	inet_ntop(AF_INET, &address.sin_addr, host, sizeof(host));
+	snprintf(service, sizeof(service), "%d", ntohs(address.sin_port));
+	CHECK(!rdma_getaddrinfo(host, service, &hints, &info));
+	CHECK(!rdma_create_ep(&id, info, NULL, &init) && id->qp);
+	rdma_freeaddrinfo(info);
+	CHECK(!rdma_connect(id, &param));
+	CHECK(id->event->event == RDMA_CM_EVENT_ESTABLISHED && says(id->event, "welcome"));
+	CHECK(!rdma_disconnect(id));
+	rdma_destroy_ep(id);
+	return unused;
+}
+
+static void endpoints(void)
+{
+	pthread_t thread;
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *info;
+	struct rdma_cm_id *serving, *id, *asking;
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_conn_param param = with("welcome");
+	char host[INET_ADDRSTRLEN];
+	inet_ntop(AF_INET, &address.sin_addr, host, sizeof(host));
+	CHECK(!rdma_getaddrinfo(host, NULL, &hints, &info));
+	CHECK(!rdma_create_ep(&serving, info, NULL, &init) && !serving->qp);
+	rdma_freeaddrinfo(info);
+	CHECK(!rdma_listen(serving, 0));
+	address.sin_port = rdma_get_src_port(serving);
+	CHECK(!pthread_create(&thread, NULL, ask, NULL));
+	CHECK(!rdma_get_request(serving, &id) && id->qp);
+	CHECK(id->event->event == RDMA_CM_EVENT_CONNECT_REQUEST && says(id->event, "hello"));
+	CHECK(!rdma_accept(id, &param));
+	CHECK(!rdma_disconnect(id));
+	CHECK(!pthread_join(thread, NULL));
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(serving);
+
+	/* Nobody listens there any more. */
+	CHECK(!rdma_create_id(NULL, &asking, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(asking, NULL, (struct sockaddr *)&address, 2000));
+	CHECK(asking->event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_resolve_route(asking, 2000));
+	CHECK(!rdma_create_qp(asking, NULL, &init));
+	CHECK(rdma_connect(asking, &param) == -1 && errno == ECONNREFUSED);
+	CHECK(asking->event->event == RDMA_CM_EVENT_REJECTED);
+	rdma_destroy_ep(asking);
+}
+
+/* An id whose events go elsewhere from now on, those that wait too. */
+static void migrated(void)
+{
+	struct rdma_event_channel *first = channel, *second = rdma_create_event_channel();
+	struct rdma_cm_id *serving = listener(), *id;
+	CHECK(second);
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
+	usleep(100000);
+	CHECK(!rdma_migrate_id(id, second) && id->channel == second);
+	channel = second;
+	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+	/* To none: calls wait. */
+	CHECK(!rdma_migrate_id(id, NULL) && id->channel != second);
+	CHECK(!rdma_resolve_route(id, 2000) && id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED);
+	CHECK(!rdma_migrate_id(id, second) && !id->event);
+	end(id);
+	rdma_destroy_event_channel(second);
+	channel = first;
+	end(serving);
+}
+
+/* What is wrong is said, and harms nothing. */
+static void refused(void)
+{
+	struct rdma_cm_id *serving = listener(), *id;
+	struct rdma_addrinfo *info;
+	struct sockaddr unknown = { .sa_family = AF_UNIX };
+	uint8_t tos = 32;
+	int on = 1;
+	CHECK(rdma_create_id(channel, &id, NULL, 7) == -1 && errno == EPROTONOSUPPORT);
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&address) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(id, &unknown) == -1 && errno == EINVAL);
+	CHECK(rdma_connect(id, NULL) == -1 && errno == EINVAL);
+	CHECK(rdma_establish(id) == -1 && rdma_disconnect(id) == -1 && rdma_accept(id, NULL) == -1);
+	CHECK(rdma_reject(id, NULL, 0) == -1 && errno == EINVAL);
+	CHECK(!rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof(tos)));
+	CHECK(!rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &on, sizeof(on)));
+	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &on, 1) == -1 && errno == EINVAL);
+	CHECK(rdma_set_option(id, 9, 0, &on, sizeof(on)) == -1 && errno == ENOSYS);
+	CHECK(rdma_get_request(serving, &id) == -1 && errno == EINVAL);
+	CHECK(rdma_getaddrinfo(NULL, NULL, NULL, &info) == -1);
+	end(id);
+	end(serving);
+}
+
+/* A child does without what its parent has, and may have its own. */
+static void forked(void)
+{
+	struct rdma_cm_id *serving = listener(), *asking = resolved();
+	struct rdma_event_channel *parents = channel;
+	struct rdma_conn_param param = with("hello");
+	int status;
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		alarm(20);
+		CHECK(!rdma_destroy_id(asking) && !rdma_destroy_id(serving));
+		rdma_destroy_event_channel(parents);
+		/* The listener is its parent's. */
+		CHECK(channel = rdma_create_event_channel());
+		asking = resolved();
+		CHECK(!rdma_connect(asking, &param));
+		expect(RDMA_CM_EVENT_ESTABLISHED);
+		expect(RDMA_CM_EVENT_DISCONNECTED);
+		end(asking);
+		exit(0);
+	}
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *answering = event->id;
+	struct ibv_qp_init_attr init = queues();
+	CHECK(!rdma_ack_cm_event(event));
+	CHECK(!rdma_create_qp(answering, NULL, &init));
+	CHECK(!rdma_accept(answering, NULL));
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(!rdma_disconnect(answering));
+	expect(RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	end(answering);
+	end(asking);
+	end(serving);
+}
+
+/* What a program leaves when it exits is ended for it. */
+static void exiting(void)
+{
+	struct rdma_cm_id *serving = listener(), *answering;
+	struct rdma_conn_param param = with("hello");
+	struct ibv_qp_init_attr init = queues();
+	int status;
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		alarm(20);
+		CHECK(channel = rdma_create_event_channel());
+		struct rdma_cm_id *asking = resolved();
+		CHECK(!rdma_connect(asking, &param));
+		expect(RDMA_CM_EVENT_ESTABLISHED);
+		exit(0);
+	}
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
+	answering = event->id;
+	CHECK(!rdma_ack_cm_event(event));
+	CHECK(!rdma_create_qp(answering, NULL, &init));
+	CHECK(!rdma_accept(answering, NULL));
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	expect(RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	end(answering);
+	end(serving);
+}
+
+/* A signal handler exits wherever its thread is: at the device, or in a call. */
+
+static void leave(int unused UNUSED)
+{
+	exit(0);
+}
+
+static void interrupted(void)
+{
+	struct rdma_cm_id *serving = listener();
+	const struct itimerval soon = { .it_value.tv_usec = 30000 };
+	for (int round = 0; round < 8; round++) {
+		pid_t child = fork(), ended = 0;
+		CHECK(child >= 0);
+		if (child == 0) {
+			struct rdma_conn_param param = with("hello");
+			struct ibv_wc wc;
+			uint8_t tos = 0;
+			CHECK(channel = rdma_create_event_channel());
+			struct rdma_cm_id *asking = resolved();
+			CHECK(!rdma_connect(asking, &param));
+			CHECK(signal(SIGALRM, leave) != SIG_ERR && !setitimer(ITIMER_REAL, &soon, NULL));
+			for (;;) {
+				if (round % 2)
+					CHECK(!rdma_set_option(asking, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, 1));
+				else
+					CHECK(!ibv_poll_cq(asking->send_cq, 1, &wc));
+			}
+		}
+		int status = -1;
+		for (int i = 0; i < 500 && !ended; i++) {
+			usleep(10000);
+			CHECK((ended = waitpid(child, &status, WNOHANG)) >= 0);
+		}
+		if (!ended)
+			kill(child, SIGKILL);
+		CHECK(ended == child && status == 0);
+	}
+	end(serving);
+}
+
+/* Whoever destroys a queue pair need not have heard that it is connected. */
+static void gone(void)
+{
+	struct rdma_cm_id *serving = listener(), *asking = resolved(), *answering;
+	struct rdma_conn_param param = with("hello");
+	struct ibv_qp_init_attr init = queues();
+	CHECK(!rdma_connect(asking, &param));
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
+	answering = event->id;
+	CHECK(!rdma_ack_cm_event(event));
+	CHECK(!rdma_create_qp(answering, NULL, &init));
+	CHECK(!rdma_accept(answering, &param));
+	usleep(200000);
+	CHECK(!ibv_destroy_qp(asking->qp));
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	asking->qp = NULL;
+	CHECK(answering->qp->state == IBV_QPS_RTS);
+	CHECK(!ibv_destroy_cq(asking->send_cq) && !ibv_destroy_cq(asking->recv_cq));
+	CHECK(!rdma_destroy_id(asking));
+	end(answering);
+	end(serving);
+}
+
+/* What a program gives with a group comes back with that, however often it joins. */
+static void groups(void)
+{
+	struct sockaddr_in group = { .sin_family = AF_INET };
+	struct sockaddr_in6 other = { .sin6_family = AF_INET6 };
+	struct rdma_cm_id *id;
+	CHECK(inet_pton(AF_INET, "239.1.2.3", &group.sin_addr) == 1);
+	CHECK(inet_pton(AF_INET6, "ff0e::77", &other.sin6_addr) == 1);
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
+	CHECK(!rdma_bind_addr(id, (struct sockaddr *)&address));
+	CHECK(!rdma_join_multicast(id, (struct sockaddr *)&group, "first"));
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&group, "second") == -1);
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(event->param.ud.private_data && !strcmp(event->param.ud.private_data, "first"));
+	CHECK(!rdma_ack_cm_event(event));
+	/* The device has no address of that kind. */
+	CHECK(!rdma_join_multicast(id, (struct sockaddr *)&other, "other"));
+	event = next_event(RDMA_CM_EVENT_MULTICAST_ERROR);
+	CHECK(event->status == -EADDRNOTAVAIL);
+	CHECK(event->param.ud.private_data && !strcmp(event->param.ud.private_data, "other"));
+	CHECK(!rdma_ack_cm_event(event));
+	CHECK(!rdma_leave_multicast(id, (struct sockaddr *)&group));
+	end(id);
+}
+
+int main(int argc, char **argv)
+{
+	const struct {
+		const char *name;
+		void (*run)(void);
+	} corners[] = {
+		{ "private data", private_data }, { "rejected", rejected }, { "nonblocking", nonblocking },
+		{ "unacknowledged", unacknowledged }, { "endpoints", endpoints }, { "migrated", migrated },
+		{ "refused", refused }, { "forked", forked }, { "exiting", exiting },
+		{ "interrupted", interrupted }, { "gone", gone }, { "groups", groups },
+	};
+	CHECK(argc == 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	CHECK(channel = rdma_create_event_channel());
+	for (size_t i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
+		if (!strcmp(corners[i].name, argv[1])) {
+			corners[i].run();
+			rdma_destroy_event_channel(channel);
+			return 0;
+		}
+	}
+	fprintf(stderr, "there is no %s\n", argv[1]);
+	return 2;
+}

@@ -1,0 +1,314 @@
+//! Debian's rdmacm-utils, unmodified, on the library: two processes that connect by address and port, on two loopback
+//! addresses and on one that they share.
+
+mod support;
+
+use std::net::Ipv4Addr;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use support::{
+    CProgram, Library, Running, TCP_PORTS, UDP_PORTS, addresses, built, library, port, preload, text,
+    wait_for_service,
+};
+
+/// How long a program may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The two ends of a test: who serves and who asks, each with its arguments.
+struct Ends<'a> {
+    space: u16,
+    server: (&'a str, Vec<&'a str>),
+    client: (&'a str, Vec<&'a str>),
+}
+
+impl Ends<'_> {
+    /// Runs both on devices of these addresses; `{server}`, `{client}` and `{port}` in arguments stand for theirs.
+    fn run_on(&self, server: &str, client: &str) -> [Output; 2] {
+        let library = Library::new();
+        let port = port();
+        let filled = |text: &str| {
+            let number = port.to_string();
+            text.replace("{server}", server).replace("{client}", client).replace("{port}", &number)
+        };
+        let start = |(program, args): &(&str, Vec<&str>), address: &str| {
+            let mut command = library.program(program, address);
+            command.args(args.iter().map(|arg| filled(arg)));
+            Running::new(command)
+        };
+        let serving = start(&self.server, server);
+        wait_for_service(&[self.space], port);
+        let client = start(&self.client, client).finish(LIMIT);
+        let server = serving.finish(Duration::from_secs(10));
+        [server, client]
+    }
+
+    /// Runs them on two addresses and on one; both must end well, and the client say `told` (a client that says nothing, "").
+    fn succeed(&self, told: &str) {
+        let [a, b] = addresses();
+        for (server, client) in [(&a, &b), (&a, &a)] {
+            let [served, asked] = self.run_on(server, client);
+            let all = format!("client:\n{}\nserver:\n{}", text(&asked), text(&served));
+            assert!(
+                asked.status.success() && served.status.success() && text(&asked).contains(told),
+                "{:?} and {:?} on {server} and {client}: {} and {}\n{all}",
+                self.server,
+                self.client,
+                served.status,
+                asked.status,
+            );
+        }
+    }
+}
+
+/// Both ends of rping.
+fn rping<'a>(args: &[&'a str]) -> Ends<'a> {
+    let server = [&["-s", "-a", "{server}", "-p", "{port}"], args].concat();
+    let client = [&["-c", "-a", "{server}", "-p", "{port}"], args].concat();
+    Ends { space: TCP_PORTS, server: ("rping", server), client: ("rping", client) }
+}
+
+#[test]
+fn rping_pings() {
+    rping(&["-C", "100", "-v", "-V"]).succeed("ping data: rdma-ping-99");
+}
+
+#[test]
+fn rping_pings_with_large_messages() {
+    rping(&["-C", "20", "-V", "-S", "65000"]).succeed("");
+}
+
+#[test]
+fn rping_drives_its_queue_pairs_itself() {
+    rping(&["-C", "20", "-V", "-v", "-q"]).succeed("ping data: rdma-ping-19");
+}
+
+#[test]
+fn rping_is_told_that_nobody_listens() {
+    let library = Library::new();
+    let [a, b] = addresses();
+    // Somebody has the address.
+    let other = port().to_string();
+    let mut command = library.program("rping", &a);
+    command.args(["-s", "-a", &a, "-p", &other]);
+    let _serving = Running::new(command);
+    wait_for_service(&[TCP_PORTS], other.parse().unwrap());
+    let mut command = library.program("rping", &b);
+    command.args(["-c", "-a", &a, "-p", &port().to_string(), "-C", "1"]);
+    let out = Running::new(command).finish(LIMIT);
+    let told = text(&out);
+    assert!(
+        !out.status.success() && told.contains("RDMA_CM_EVENT_REJECTED, error 8"),
+        "{}\n{told}",
+        out.status
+    );
+}
+
+/// Both ends of ucmatose or udaddy.
+fn both<'a>(program: &'a str, space: u16, args: &[&'a str]) -> Ends<'a> {
+    let server = [&["-b", "{server}", "-p", "{port}"], args].concat();
+    let client = [&["-s", "{server}", "-b", "{client}", "-p", "{port}"], args].concat();
+    Ends { space, server: (program, server), client: (program, client) }
+}
+
+#[test]
+fn ucmatose() {
+    both("ucmatose", TCP_PORTS, &[]).succeed("return status 0");
+    both("ucmatose", TCP_PORTS, &["-c", "20", "-C", "10", "-S", "1000"]).succeed("return status 0");
+    both("ucmatose", TCP_PORTS, &["-c", "3", "-m", "-t", "8"]).succeed("return status 0");
+}
+
+#[test]
+fn udaddy() {
+    // It takes the number of its port space for -p, and has a port of its own.
+    for args in [&[][..], &["-c", "8", "-C", "5"]] {
+        let [a, b] = addresses();
+        for (server, client) in [(&a, &b), (&a, &a)] {
+            let library = Library::new();
+            let mut command = library.program("udaddy", server);
+            command.args(["-b", server]).args(args);
+            let serving = Running::new(command);
+            wait_for_service(&[UDP_PORTS], 7174);
+            let mut command = library.program("udaddy", client);
+            command.args(["-s", server, "-b", client]).args(args);
+            let client = Running::new(command).finish(LIMIT);
+            let server = serving.finish(Duration::from_secs(10));
+            let told = format!("{}\n{}", text(&client), text(&server));
+            assert!(
+                client.status.success() && told.matches("return status 0").count() == 2,
+                "{args:?}: {told}"
+            );
+        }
+    }
+}
+
+#[test]
+fn rdma_server_and_rdma_client() {
+    let server = ("rdma_server", vec!["-s", "{server}", "-p", "{port}"]);
+    let client = ("rdma_client", vec!["-s", "{server}", "-p", "{port}"]);
+    Ends { space: TCP_PORTS, server, client }.succeed("rdma_client: end 0");
+}
+
+#[test]
+fn rdma_xserver_and_rdma_xclient() {
+    let server = ("rdma_xserver", vec!["-p", "{port}"]);
+    let client = ("rdma_xclient", vec!["-s", "{server}", "-p", "{port}"]);
+    Ends { space: TCP_PORTS, server, client }.succeed("rdma_xclient: end 0");
+}
+
+/// A thousand connections at once. The server serves for ever.
+#[test]
+fn cmtime() {
+    let [a, b] = addresses();
+    for (server, client) in [(&a, &b), (&a, &a)] {
+        let (library, port) = (Library::new(), port());
+        let number = port.to_string();
+        let start = |address: &str, args: &[&str]| {
+            let mut command = library.program("cmtime", address);
+            command.args(["-p", &number, "-c", "1000", "-b", address]).args(args);
+            Running::new(command)
+        };
+        let _serving = start(server, &[]);
+        wait_for_service(&[TCP_PORTS], port);
+        let out = start(client, &["-s", server]).finish(LIMIT);
+        let told = text(&out);
+        assert!(out.status.success() && told.contains("destroy      :"), "{:?}\n{told}", out.status);
+        assert!(!told.contains("RDMA_CM_EVENT"), "{told}");
+    }
+}
+
+/// Waits until the kernel has a group for somebody.
+fn wait_for_group(group: Ipv4Addr) {
+    let listed = format!("{:08X}", u32::from_ne_bytes(group.octets()));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let is_joined = || std::fs::read_to_string("/proc/net/igmp").unwrap_or_default().contains(&listed);
+    while !is_joined() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn mckey() {
+    for (n, args) in [&["-C", "10", "-S", "1000"][..], &["-C", "5", "-c", "4"]].into_iter().enumerate() {
+        let [a, b] = addresses();
+        for (m, (receiver, sender)) in [(&a, &b), (&a, &a)].into_iter().enumerate() {
+            // One of a different group for each: others hear what is sent to any of theirs.
+            let process = std::process::id();
+            let group = Ipv4Addr::new(239, (process >> 8) as u8, process as u8, (n * 2 + m) as u8);
+            let (library, number) = (Library::new(), group.to_string());
+            let start = |address: &str, role: &[&str]| {
+                let mut command = library.program("mckey", address);
+                command.args(["-m", &number, "-b", address]).args(args).args(role);
+                Running::new(command)
+            };
+            let receiving = start(receiver, &[]);
+            wait_for_group(group);
+            let sender = start(sender, &["-s"]).finish(LIMIT);
+            let receiver = receiving.finish(Duration::from_secs(10));
+            let told = format!("{}\n{}", text(&sender), text(&receiver));
+            let well = sender.status.success() && receiver.status.success();
+            assert!(well && told.matches("return status 0").count() == 2, "{args:?}: {told}");
+        }
+    }
+}
+
+/// In a network namespace of its own, with two IPv6 addresses. Its user is root in there and nobody outside, which needs
+/// no privilege where user namespaces are allowed.
+#[test]
+fn over_ipv6() {
+    let script = r#"
+        ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
+        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
+        both() {
+            run fd77::1 $1 >"$DIR/server" 2>&1 &
+            until grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+            run fd77::2 $2 || exit 1
+            wait $! || { cat "$DIR/server"; exit 1; }
+            until ! grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+        }
+        both "rping -s -a fd77::1 -C 20 -V" "rping -c -a fd77::1 -C 20 -V -v"
+        both "rping -s -a ::0 -C 20 -V" "rping -c -a fd77::1 -I fd77::2 -C 20 -V -v"
+        both "ucmatose -f ip6 -b fd77::1 -c 4" "ucmatose -f ip6 -b fd77::2 -s fd77::1 -c 4"
+        both "udaddy -f ip6 -b fd77::1 -c 4" "udaddy -f ip6 -b fd77::2 -s fd77::1 -c 4"
+    "#;
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
+    command.env("URXE", built("urxe").unwrap()).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    let out = command.output().expect("unshare (apt-get install util-linux)");
+    let told = text(&out);
+    assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{told}", out.status);
+    assert_eq!(told.matches("ping data: rdma-ping-19").count(), 2, "{told}");
+    assert_eq!(told.matches("return status 0").count(), 2, "{told}");
+}
+
+/// One of the corners of `c/connections.c`.
+fn corner(name: &str) {
+    let (library, connections) = (Library::new(), CProgram::build("connections"));
+    let [address, _] = addresses();
+    let mut command = library.program(connections.program(), &address);
+    // What is freed is overwritten, so that who uses it still does not get far.
+    command.args([name, &address]).env("MALLOC_PERTURB_", "85");
+    let out = Running::new(command).finish(LIMIT);
+    assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
+}
+
+#[test]
+fn both_sides_hear_private_data() {
+    corner("private data");
+}
+
+#[test]
+fn who_is_refused_hears_why() {
+    corner("rejected");
+}
+
+#[test]
+fn a_channel_need_not_wait() {
+    corner("nonblocking");
+}
+
+#[test]
+fn an_id_waits_for_its_events() {
+    corner("unacknowledged");
+}
+
+#[test]
+fn calls_may_wait_for_what_they_ask() {
+    corner("endpoints");
+}
+
+#[test]
+fn ids_change_their_channel() {
+    corner("migrated");
+}
+
+#[test]
+fn what_is_wrong_is_refused() {
+    corner("refused");
+}
+
+#[test]
+fn a_child_has_none_of_its_parents_connections() {
+    corner("forked");
+}
+
+#[test]
+fn a_program_that_exits_disconnects() {
+    corner("exiting");
+}
+
+#[test]
+fn a_signal_handler_may_exit() {
+    corner("interrupted");
+}
+
+#[test]
+fn a_queue_pair_may_go_before_its_connection_is_heard_of() {
+    corner("gone");
+}
+
+#[test]
+fn groups_bring_what_they_were_joined_with() {
+    corner("groups");
+}

@@ -1,0 +1,149 @@
+//! Alternate paths (IBA 12.8): LAP and APR.
+
+use super::connection::{Offer, ack_timeout, time_of};
+use super::engine::{information, padded};
+use super::{Arrival, Cm, CmError, ConnId, Event, Path, State};
+use crate::transport::{AddressVector, Instant};
+use crate::wire::AckTimeout;
+use crate::wire::mad::{Acknowledged, Apr, AprStatus, CommId, Lap, Mad, MessageKind, Mra};
+
+impl Cm {
+    /// Offers the peer another path (LAP); one at a time.
+    ///
+    /// # Errors
+    /// [`CmError`], if the connection is not established or an offer is not answered yet, or if it does not fit a message.
+    pub fn load_alternate(
+        &mut self,
+        now: Instant,
+        id: ConnId,
+        path: &Path,
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        let private_data = padded(private_data)?;
+        let av = &path.av;
+        let local_gid = self.gid(av.sgid_index).ok_or(CmError::Gid(av.sgid_index))?;
+        let (transaction, ack_delay) = (self.new_transaction(id.0), self.config.ack_delay);
+        let action = "offer an alternate path";
+        let conn = self.conn(id, &[State::Established], action)?;
+        if conn.offer != Offer::None {
+            return Err(CmError::State { connection: id, state: conn.state, action });
+        }
+        conn.offer = Offer::Sent { transaction, delayed: false };
+        let lap = Lap {
+            local: id.0,
+            remote: conn.remote,
+            remote_qpn: conn.ends.remote_qpn,
+            remote_response_timeout: AckTimeout::new(20),
+            local_lid: 0xffff,
+            remote_lid: 0xffff,
+            local_gid,
+            remote_gid: av.dgid,
+            flow_label: av.flow_label,
+            traffic_class: av.traffic_class,
+            hop_limit: if av.hop_limit == 0 { 64 } else { av.hop_limit },
+            ack_timeout: ack_timeout(path.packet_life, ack_delay),
+            private_data,
+            ..Lap::default()
+        };
+        self.ask(now, id.0, &Mad { transaction, modifier: 0, message: lap.into() });
+        Ok(())
+    }
+
+    /// The peer offers another path.
+    pub(super) fn on_lap(&mut self, id: CommId, arrival: &Arrival, transaction: u64, lap: &Lap) {
+        let index = self.gid_index(lap.remote_gid, arrival.from.sgid_index);
+        let service_timeout = self.config.service_timeout;
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        let (to, remote) = (conn.to, conn.remote);
+        let refuse = |cm: &mut Cm, status| {
+            cm.answer_once(to, transaction, Apr { local: id, remote, status, ..Apr::default() });
+        };
+        match conn.offer {
+            // Both offer at once: each waits for its own.
+            Offer::Sent { .. } => return self.counters.unexpected += 1,
+            Offer::Received { transaction: of } if of == transaction => {
+                let message = Acknowledged::Lap;
+                let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
+                self.counters.duplicates += 1;
+                return self.answer_once(to, transaction, mra);
+            }
+            Offer::Received { .. } => return self.counters.unexpected += 1,
+            Offer::None => {}
+        }
+        if let Some(answer) = conn.answer.as_ref().filter(|a| a.to == MessageKind::Lap)
+            && Mad::parse(&*answer.mad).is_ok_and(|a| a.transaction == transaction)
+        {
+            let (mad, with) = (*answer.mad, answer.with);
+            self.counters.duplicates += 1;
+            return self.answer(to, mad, with);
+        }
+        if conn.ends.qp.is_none_or(|qp| qp.qpn != lap.remote_qpn) {
+            return refuse(self, AprStatus::InvalidQpn);
+        }
+        let Some(sgid_index) = index.filter(|_| !lap.local_gid.is_unset()) else {
+            return refuse(self, AprStatus::InvalidGid);
+        };
+        conn.offer = Offer::Received { transaction };
+        let av = AddressVector {
+            dgid: lap.local_gid,
+            sgid_index,
+            hop_limit: lap.hop_limit,
+            traffic_class: lap.traffic_class,
+            flow_label: lap.flow_label,
+        };
+        let packet_life = AckTimeout::new(lap.ack_timeout.code().saturating_sub(1));
+        let path = Path { av, packet_life, ..conn.ends.path };
+        self.emit(id, Event::AlternateOffered { path, private_data: Box::new(lap.private_data) });
+    }
+
+    /// Answers the peer's offer of another path (APR).
+    ///
+    /// # Errors
+    /// [`CmError`], if there is none, or if the data do not fit a message.
+    pub fn answer_alternate(
+        &mut self,
+        _now: Instant,
+        id: ConnId,
+        status: AprStatus,
+        info: &[u8],
+        private_data: &[u8],
+    ) -> Result<(), CmError> {
+        let (info, info_len) = information(info)?;
+        let private_data = padded(private_data)?;
+        let action = "answer an alternate path";
+        let conn = self.conn(id, &[State::Established], action)?;
+        let Offer::Received { transaction } = conn.offer else {
+            return Err(CmError::State { connection: id, state: conn.state, action });
+        };
+        conn.offer = Offer::None;
+        let apr = Apr { local: id.0, remote: conn.remote, info_len, status, info, private_data };
+        self.reply(id.0, MessageKind::Lap, &Mad { transaction, modifier: 0, message: apr.into() });
+        Ok(())
+    }
+
+    /// The peer asks for patience with our offer. Once.
+    pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
+        let service_timeout = self.bounded(mra.service_timeout);
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        match &mut conn.offer {
+            Offer::Sent { delayed, .. } if !*delayed && mra.message == Acknowledged::Lap => *delayed = true,
+            _ => return self.counters.unexpected += 1,
+        }
+        let wait = time_of(service_timeout) + conn.wait.response;
+        self.arm(id, Some(now + wait));
+        let private_data = Box::new(mra.private_data);
+        self.emit(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
+    }
+
+    /// The peer answers our offer.
+    pub(super) fn on_apr(&mut self, id: CommId, transaction: u64, apr: &Apr) {
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        match conn.offer {
+            Offer::Sent { transaction: of, .. } if of == transaction => conn.offer = Offer::None,
+            _ => return self.counters.unexpected += 1,
+        }
+        self.settle(id);
+        let (info, private_data) = (apr.info().into(), Box::new(apr.private_data));
+        self.emit(id, Event::AlternateAnswered { status: apr.status, info, private_data });
+    }
+}

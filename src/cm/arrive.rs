@@ -1,0 +1,183 @@
+//! What arrives: whose it is, and what the table of states makes of it.
+
+use super::connection::Answer;
+use super::state::{Step, step};
+use super::{Arrival, Cm, Event, Rejection, State};
+use crate::transport::Instant;
+use crate::wire::Qpn;
+use crate::wire::mad::{
+    Acknowledged, Apr, AprStatus, CommId, Drep, Mad, Message, MessageKind, Mra, Recipient, Rej, RejReason,
+    Rejected,
+};
+
+impl Cm {
+    /// Takes in a MAD that arrived at QP1. What is no message of the communication manager is counted.
+    pub fn handle_mad(&mut self, now: Instant, arrival: &Arrival, mad: &[u8]) {
+        if arrival.src_qpn != Qpn::GSI {
+            self.counters.wrong_qpn += 1;
+            return;
+        }
+        let Ok(mad) = Mad::parse(mad) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        self.counters.received[mad.message.kind() as usize] += 1;
+        match &mad.message {
+            Message::Req(req) => self.on_req(now, arrival, &mad, req),
+            Message::SidrReq(req) => self.on_sidr_req(now, arrival, &mad, req),
+            message => match self.find(arrival, message) {
+                None => {
+                    self.counters.unknown += 1;
+                    self.answer_stranger(arrival, &mad);
+                }
+                Some(id) if !self.is_from_peer(id, arrival, message) => self.counters.wrong_peer += 1,
+                Some(id) => self.take_step(now, id, arrival, &mad),
+            },
+        }
+    }
+
+    /// The connection that a message is for.
+    fn find(&self, arrival: &Arrival, message: &Message) -> Option<CommId> {
+        match (message.recipient(), message) {
+            // From a client that gives up before it has learned our ID: it says which adapter it is (IBA 12.6.7.2).
+            (Recipient::Connection(CommId(0)), Message::Rej(rej)) if rej.reason == RejReason::Timeout => {
+                let ca_guid = u64::from_be_bytes(*rej.info().first_chunk()?);
+                self.by_remote.get(&((ca_guid, arrival.from.dgid), rej.local)).copied()
+            }
+            (Recipient::Connection(id), _) => self.connections.contains_key(&id).then_some(id),
+            (Recipient::Service(_), _) => None,
+        }
+    }
+
+    /// Whether a message comes from where the connection's peer is, and has its ID.
+    fn is_from_peer(&self, id: CommId, arrival: &Arrival, message: &Message) -> bool {
+        let Some(conn) = self.connections.get(&id) else { return false };
+        let claims = match message {
+            Message::Mra(m) => m.local,
+            Message::Rep(m) => m.local,
+            Message::Rtu(m) => m.local,
+            Message::Dreq(m) => m.local,
+            Message::Drep(m) => m.local,
+            Message::Lap(m) => m.local,
+            Message::Apr(m) => m.local,
+            // Who refuses a request need not have an ID of its own; to a connection that one is late.
+            Message::Rej(m) if m.message == Rejected::Req && conn.state.is_asking() => conn.remote,
+            Message::Rej(m) => m.local,
+            Message::Req(_) | Message::SidrReq(_) | Message::SidrRep(_) => conn.remote,
+        };
+        let same_id = conn.remote == CommId(0) || conn.remote == claims || conn.state == State::ReqDelayed;
+        conn.to.dgid == arrival.from.dgid && same_id
+    }
+
+    /// Answers what is for a connection that is not there, if its sender would wait for an answer.
+    fn answer_stranger(&mut self, arrival: &Arrival, mad: &Mad) {
+        let (to, transaction) = (arrival.from, mad.transaction);
+        match &mad.message {
+            Message::Rep(m) => {
+                let rej =
+                    super::server::refusal(m.remote, m.local, Rejected::Rep, RejReason::InvalidCommId, &[]);
+                self.answer_once(to, transaction, rej);
+            }
+            // Gone is what the peer wants it to be.
+            Message::Dreq(m) => {
+                let drep = Drep { local: m.remote, remote: m.local, private_data: [0; 224] };
+                self.answer_once(to, transaction, drep);
+            }
+            Message::Lap(m) => {
+                let status = AprStatus::InvalidCommId;
+                let apr = Apr { local: m.remote, remote: m.local, status, ..Apr::default() };
+                self.answer_once(to, transaction, apr);
+            }
+            _ => {}
+        }
+    }
+
+    /// Does what the table says.
+    pub(super) fn take_step(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad) {
+        let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
+        let Some(step) = step(state, mad.message.kind()) else {
+            self.counters.unexpected += 1;
+            return;
+        };
+        match (step, &mad.message) {
+            (Step::AnswerAgain, message) => self.answer_again(id, mad.transaction, message),
+            (Step::TakeReply, Message::Rep(rep)) => self.on_rep(now, id, arrival, mad, rep),
+            (Step::Establish, Message::Rtu(rtu)) => self.on_rtu(id, rtu),
+            (Step::Wait, Message::Mra(mra)) => self.on_mra(now, id, mra),
+            (Step::End, Message::Rej(rej)) => self.end(id, Event::Rejected(Box::new(Rejection::from(rej)))),
+            (Step::Leave, Message::Drep(drep)) => self.left(now, id, Some(Box::new(drep.private_data))),
+            (Step::Leave, _) => self.left(now, id, None),
+            (Step::AskToLeave, Message::Dreq(dreq)) => self.on_dreq(id, mad.transaction, dreq),
+            (Step::LeaveBoth, Message::Dreq(dreq)) => {
+                let drep = Drep { local: id, remote: dreq.local, private_data: [0; 224] };
+                self.answer_once(arrival.from, mad.transaction, drep);
+            }
+            (Step::Offer, Message::Lap(lap)) => self.on_lap(id, arrival, mad.transaction, lap),
+            (Step::WaitForOffer, Message::Mra(mra)) => self.on_mra_of_lap(now, id, mra),
+            (Step::AnswerOffer, Message::Apr(apr)) => self.on_apr(id, mad.transaction, apr),
+            (Step::Resolve, Message::SidrRep(rep)) => self.on_sidr_rep(id, mad, rep),
+            (_, _) => self.counters.unexpected += 1,
+        }
+    }
+
+    /// A message came again: what was answered is said again. If nothing was, as the program has not made up its mind, the
+    /// peer is asked for patience.
+    fn answer_again(&mut self, id: CommId, transaction: u64, message: &Message) {
+        self.counters.duplicates += 1;
+        let service_timeout = self.config.service_timeout;
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        let (to, remote, kind) = (conn.to, conn.remote, message.kind());
+        if let Some(answer) = conn.answer.as_ref().filter(|a| a.to == kind) {
+            let (mad, with) = (*answer.mad, answer.with);
+            return self.answer(to, mad, with);
+        }
+        let asked = match conn.state {
+            State::ReqRcvd => Some((Acknowledged::Req, State::DelayingReq)),
+            State::RepRcvd => Some((Acknowledged::Rep, State::DelayingRep)),
+            _ => None,
+        };
+        if let Some((message, state)) = asked {
+            conn.state = state;
+            let mra = Mra { local: id, remote, message, service_timeout, ..Mra::default() };
+            let mad = Mad { transaction, modifier: 0, message: mra.into() };
+            conn.answer = Some(Answer { to: kind, with: MessageKind::Mra, mad: Box::new(mad.bytes()) });
+            return self.answer(to, mad.bytes(), MessageKind::Mra);
+        }
+        match (conn.state, message) {
+            (State::TimeWait, Message::Dreq(_)) => {
+                self.answer_once(to, transaction, Drep { local: id, remote, private_data: [0; 224] });
+            }
+            // A request that was a connection, and is none any more.
+            (State::TimeWait, Message::Req(_)) => {
+                let rej = super::server::refusal(id, remote, Rejected::Req, RejReason::StaleConnection, &[]);
+                self.answer_once(to, transaction, rej);
+            }
+            _ => {}
+        }
+    }
+
+    /// The peer has our request or reply, and asks for patience.
+    fn on_mra(&mut self, now: Instant, id: CommId, mra: &Mra) {
+        let service_timeout = self.bounded(mra.service_timeout);
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        conn.state = match (conn.state, mra.message) {
+            (State::ReqSent, Acknowledged::Req) => State::ReqDelayed,
+            (State::RepSent, Acknowledged::Rep) => State::RepDelayed,
+            _ => {
+                self.counters.unexpected += 1;
+                return;
+            }
+        };
+        conn.remote = mra.local;
+        let wait = super::connection::time_of(service_timeout) + conn.wait.response;
+        self.arm(id, Some(now + wait));
+        let private_data = Box::new(mra.private_data);
+        self.emit(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
+    }
+}
+
+impl From<&Rej> for Rejection {
+    fn from(rej: &Rej) -> Rejection {
+        Rejection { reason: rej.reason, info: rej.info().into(), private_data: rej.private_data }
+    }
+}

@@ -1,0 +1,184 @@
+//! The client's side: REQ out, REP in, RTU out.
+
+use super::connection::{Connection, Ends, Patience, ack_timeout, time_of};
+use super::engine::padded;
+use super::{Accepted, Arrival, Cm, CmError, ConnId, Event, Path, Rejection, Request, State};
+use crate::transport::{Instant, QpType};
+use crate::wire::Qpn;
+use crate::wire::mad::{
+    CommId, Ece, Mad, MessageKind, PathInfo, RejReason, Rejected, Rep, Req, Rtu, TransportService,
+};
+
+/// Where RoCE has no LIDs (IBA A16.4.3): whichever.
+const PERMISSIVE_LID: u16 = 0xffff;
+
+impl Cm {
+    /// Asks a server for a connection (REQ).
+    ///
+    /// # Errors
+    /// [`CmError`], if the request does not fit a message, or there are too many.
+    pub fn connect(&mut self, now: Instant, request: &Request<'_>) -> Result<ConnId, CmError> {
+        let (transport, extended_transport) = match request.qp_type {
+            QpType::Rc => (TransportService::Rc, 0),
+            QpType::Uc => (TransportService::Uc, 0),
+            QpType::XrcSend | QpType::XrcRecv => (TransportService::Extended, 1),
+            QpType::Ud => return Err(CmError::Datagram),
+        };
+        let private_data = padded(request.private_data)?;
+        let primary = self.path_info(&request.path)?;
+        let alternate = request.alternate.as_ref().map(|p| self.path_info(p)).transpose()?;
+        self.admit()?;
+
+        let id = self.new_id();
+        let transaction = self.new_transaction(id);
+        let req = Req {
+            local: id,
+            vendor_id: request.ece.vendor_id,
+            service: request.service,
+            ca_guid: self.config.ca_guid,
+            qpn: request.qp.qpn,
+            responder_resources: request.responder_resources,
+            initiator_depth: request.initiator_depth,
+            remote_response_timeout: request.response_timeout,
+            transport,
+            flow_control: request.flow_control,
+            psn: request.qp.psn,
+            local_response_timeout: request.response_timeout,
+            retry_count: request.retry_count,
+            pkey: request.path.pkey,
+            mtu: Some(request.path.mtu),
+            rnr_retry_count: request.rnr_retry_count,
+            max_cm_retries: request.max_cm_retries,
+            srq: request.qp.srq,
+            extended_transport,
+            primary,
+            alternate: alternate.unwrap_or_default(),
+            private_data,
+            ..Req::default()
+        };
+        let conn = Connection {
+            service: request.service,
+            transaction,
+            wait: Patience {
+                response: time_of(request.response_timeout) + 2 * time_of(request.path.packet_life),
+                retries: request.max_cm_retries.min(15),
+            },
+            ends: Ends {
+                qp_type: request.qp_type,
+                qp: Some(request.qp),
+                alternate: request.alternate,
+                responder_resources: request.responder_resources,
+                initiator_depth: request.initiator_depth,
+                retry_count: request.retry_count,
+                rnr_retry_count: request.rnr_retry_count,
+                ack_timeout: primary.ack_timeout,
+                ..Ends::of(request.path)
+            },
+            ..Connection::new(State::ReqSent, request.path.av, Ends::of(request.path))
+        };
+        self.connections.insert(id, conn);
+        if request.peer_to_peer {
+            self.crossing.insert((request.service, request.path.av.dgid, id));
+        }
+        self.ask(now, id, &Mad { transaction, modifier: request.ece.options, message: req.into() });
+        Ok(ConnId(id))
+    }
+
+    /// Whether there is room for another connection.
+    pub(super) fn admit(&self) -> Result<(), CmError> {
+        match self.live() {
+            live if live >= self.config.max_connections => Err(CmError::TooMany(live)),
+            _ => Ok(()),
+        }
+    }
+
+    fn path_info(&self, path: &Path) -> Result<PathInfo, CmError> {
+        let av = &path.av;
+        let hop_limit = if av.hop_limit == 0 { 64 } else { av.hop_limit };
+        Ok(PathInfo {
+            local_lid: PERMISSIVE_LID,
+            remote_lid: PERMISSIVE_LID,
+            local_gid: self.gid(av.sgid_index).ok_or(CmError::Gid(av.sgid_index))?,
+            remote_gid: av.dgid,
+            flow_label: av.flow_label,
+            rate: 0,
+            traffic_class: av.traffic_class,
+            hop_limit,
+            sl: 0,
+            subnet_local: hop_limit <= 1,
+            ack_timeout: ack_timeout(path.packet_life, self.config.ack_delay),
+        })
+    }
+
+    /// The server accepts.
+    pub(super) fn on_rep(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad, rep: &Rep) {
+        if let Err(reason) = self.check_rep(now, id, arrival, rep) {
+            self.answer_once(
+                arrival.from,
+                mad.transaction,
+                super::server::refusal(id, rep.local, Rejected::Rep, reason, &[]),
+            );
+            let rejection = Rejection { reason, info: Box::default(), private_data: [0; 148] };
+            return self.end(id, Event::Rejected(Box::new(rejection)));
+        }
+        self.settle(id);
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        conn.state = State::RepRcvd;
+        (conn.remote, conn.remote_guid) = (rep.local, rep.ca_guid);
+        let ends = &mut conn.ends;
+        (ends.remote_qpn, ends.remote_psn) = (rep.qpn, rep.psn);
+        // What the peer asks at once we answer, and the other way round.
+        (ends.responder_resources, ends.initiator_depth) = (rep.initiator_depth, rep.responder_resources);
+        ends.rnr_retry_count = rep.rnr_retry_count;
+        ends.ack_timeout = ack_timeout(ends.path.packet_life, rep.target_ack_delay);
+        let failover = ends.alternate.is_some() && rep.failover == 0;
+        if !failover {
+            ends.alternate = None;
+        }
+        self.by_remote.insert(((rep.ca_guid, arrival.from.dgid), rep.local), id);
+        self.link_qp(id);
+        let accepted = Accepted {
+            remote_qpn: rep.qpn,
+            remote_psn: rep.psn,
+            srq: rep.srq,
+            responder_resources: rep.initiator_depth,
+            initiator_depth: rep.responder_resources,
+            flow_control: rep.flow_control,
+            rnr_retry_count: rep.rnr_retry_count,
+            failover,
+            ca_guid: rep.ca_guid,
+            ece: Ece { vendor_id: rep.vendor_id(), options: mad.modifier },
+            private_data: rep.private_data,
+        };
+        self.emit(id, Event::Accepted(Box::new(accepted)));
+    }
+
+    /// Whether a reply can be: not with a queue pair that cannot have a connection, or has one.
+    fn check_rep(&mut self, now: Instant, id: CommId, arrival: &Arrival, rep: &Rep) -> Result<(), RejReason> {
+        if matches!(rep.qpn, Qpn::GSI | Qpn::MULTICAST) {
+            self.counters.refused += 1;
+            return Err(RejReason::UnsupportedRequest);
+        }
+        let peer = (rep.ca_guid, arrival.from.dgid);
+        let taken = self.by_remote.get(&(peer, rep.local)).is_some_and(|other| *other != id);
+        if taken || self.is_stale(now, peer, rep.qpn) {
+            self.counters.stale += 1;
+            return Err(RejReason::StaleConnection);
+        }
+        Ok(())
+    }
+
+    /// The client's queue pair is in RTS (RTU): data may flow.
+    ///
+    /// # Errors
+    /// [`CmError`], in another state than REP received.
+    pub fn ready(&mut self, _now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
+        let private_data = padded(private_data)?;
+        let conn = self.conn(id, &[State::RepRcvd, State::DelayingRep], "be ready to use")?;
+        conn.state = State::Established;
+        let (transaction, remote) = (conn.transaction, conn.remote);
+        let rtu = Rtu { local: id.0, remote, private_data };
+        self.reply(id.0, MessageKind::Rep, &Mad { transaction, modifier: 0, message: rtu.into() });
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! Simultaneous connect (IBA 12.10.4): both ends ask each other for the same service at the same time, and one connection
+//! comes of it.
+
+use super::server::refusal;
+use super::{Arrival, Cm};
+use crate::wire::mad::{CommId, Mad, Rejected, Req};
+
+impl Cm {
+    /// Our request that a peer's request crosses.
+    pub(super) fn find_crossing(&self, req: &Req, arrival: &Arrival) -> Option<CommId> {
+        let (service, gid) = (req.service, arrival.from.dgid);
+        let range = (service, gid, CommId(0))..=(service, gid, CommId(u32::MAX));
+        let waits = |id: &CommId| {
+            let conn = self.connections.get(id);
+            conn.is_some_and(|c| c.state.is_asking())
+        };
+        // A request that comes back to its own sender crosses nothing.
+        let is_itself = |id: &CommId| *id == req.local && self.config.ca_guid == req.ca_guid;
+        self.crossing.range(range).map(|(_, _, id)| *id).find(|id| waits(id) && !is_itself(id))
+    }
+
+    /// Of two requests that cross, that of the larger adapter counts, or of the larger queue pair of one adapter (and, should hosts have
+    /// the same number for theirs, the larger address). Who has it
+    /// stays the client and takes no notice of the other; the other becomes a server, and its program is asked.
+    pub(super) fn on_crossing(&mut self, id: CommId, arrival: &Arrival, mad: &Mad, req: &Req) {
+        let Some(ours) = self.connections.get(&id) else { return };
+        let (our_qpn, our_gid) = (ours.ends.qp.map(|qp| qp.qpn), self.gid(ours.to.sgid_index));
+        if (self.config.ca_guid, our_qpn, our_gid) >= (req.ca_guid, Some(req.qpn), Some(arrival.from.dgid)) {
+            self.counters.duplicates += 1;
+            return;
+        }
+        match self.check_req(arrival, mad, req) {
+            Err((reason, info)) => {
+                self.counters.refused += 1;
+                let rej = refusal(CommId(0), req.local, Rejected::Req, reason, &info);
+                self.answer_once(arrival.from, mad.transaction, rej);
+            }
+            Ok(conn) => {
+                self.settle(id);
+                self.crossing.remove(&(req.service, arrival.from.dgid, id));
+                self.connections.insert(id, conn);
+                self.by_remote.insert(((req.ca_guid, arrival.from.dgid), req.local), id);
+                self.link_qp(id);
+                self.report_request(id, None, mad, req);
+            }
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! The server's side: REQ in, REP out, RTU in.
+
+use super::connection::{Answer, Connection, Ends, Patience, Peer, time_of};
+use super::engine::{information, padded};
+use super::{Arrival, Cm, CmError, ConnId, Event, ListenerId, Path, Reply, Requested, State};
+use crate::transport::{AddressVector, Instant, QpType};
+use crate::wire::mad::{
+    CommId, Ece, Mad, MessageKind, PathInfo, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId,
+    TransportService,
+};
+use crate::wire::{AckTimeout, Mtu, Qpn};
+
+/// Who serves something.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub service: ServiceId,
+    /// Which bits of the service count.
+    pub mask: u64,
+    pub backlog: usize,
+    /// Requests that no program has taken.
+    pub waiting: usize,
+}
+
+impl Listener {
+    fn serves(&self, service: ServiceId) -> bool {
+        (self.service.0 ^ service.0) & self.mask == 0
+    }
+}
+
+/// Why a request is refused, and what would have been right.
+type Refusal = (RejReason, Vec<u8>);
+
+/// A REJ; `info` is at most 72 bytes, or cut.
+pub(super) fn refusal(
+    local: CommId,
+    remote: CommId,
+    message: Rejected,
+    reason: RejReason,
+    info: &[u8],
+) -> Rej {
+    let (info, info_len) = information(&info[..info.len().min(72)]).unwrap_or(([0; 72], 0));
+    Rej { local, remote, message, reason, info, info_len, private_data: [0; 148] }
+}
+
+impl Cm {
+    /// Serves `service`, by connections and service ID resolution. Bits that `mask` has clear may be anything.
+    ///
+    /// `backlog` is how many requests may wait that no program has answered, or [taken](Self::taken).
+    ///
+    /// # Errors
+    /// [`CmError::Taken`], by another listener here.
+    pub fn listen(&mut self, service: ServiceId, mask: u64, backlog: usize) -> Result<ListenerId, CmError> {
+        let clashes = |other: &Listener| (other.service.0 ^ service.0) & other.mask & mask == 0;
+        let taken = match mask {
+            u64::MAX => self.find_listener(service).is_some(),
+            _ => self.listeners.values().any(clashes),
+        };
+        if taken {
+            return Err(CmError::Taken(service));
+        }
+        self.last_listener += 1;
+        let id = ListenerId(self.last_listener);
+        let backlog = backlog.min(self.config.max_backlog);
+        self.listeners.insert(id, Listener { service, mask, backlog, waiting: 0 });
+        match mask {
+            u64::MAX => drop(self.services.insert(service, id)),
+            _ => self.masked.push(id),
+        }
+        Ok(id)
+    }
+
+    /// Ends a listener. Requests that nobody has polled yet are rejected; those that were are connections by now.
+    pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
+        let Some(ended) = self.listeners.remove(&listener) else { return };
+        self.masked.retain(|l| *l != listener);
+        if ended.mask == u64::MAX {
+            self.services.remove(&ended.service);
+        }
+        let is_ours = |event: &Event| match event {
+            Event::Requested(r) => r.listener == Some(listener),
+            Event::SidrRequested(r) => r.listener == listener,
+            _ => false,
+        };
+        let waiting: Vec<ConnId> =
+            self.events.iter().filter(|(_, e)| is_ours(e)).map(|(id, _)| *id).collect();
+        for id in waiting {
+            self.release(now, id);
+        }
+    }
+
+    pub(super) fn find_listener(&self, service: ServiceId) -> Option<ListenerId> {
+        let masked =
+            || self.masked.iter().copied().find(|l| self.listeners.get(l).is_some_and(|l| l.serves(service)));
+        self.services.get(&service).copied().or_else(masked)
+    }
+
+    /// Whether a listener has room for another request.
+    pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
+        let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
+        let too_many = self.live() >= self.config.max_connections;
+        self.counters.backlog_full += u64::from(full);
+        self.counters.too_many += u64::from(too_many && !full);
+        !full && !too_many
+    }
+
+    /// A client asks.
+    pub(super) fn on_req(&mut self, now: Instant, arrival: &Arrival, mad: &Mad, req: &Req) {
+        let peer = (req.ca_guid, arrival.from.dgid);
+        if let Some(id) = self.by_remote.get(&(peer, req.local)).copied() {
+            return self.on_req_again(now, id, arrival, mad, req);
+        }
+        if let Some(id) = self.find_crossing(req, arrival) {
+            return self.on_crossing(id, arrival, mad, req);
+        }
+        let refuse = |cm: &mut Cm, reason, info: &[u8]| {
+            let rej = refusal(CommId(0), req.local, Rejected::Req, reason, info);
+            cm.answer_once(arrival.from, mad.transaction, rej);
+        };
+        if self.is_stale(now, peer, req.qpn) {
+            self.counters.stale += 1;
+            return refuse(self, RejReason::StaleConnection, &[]);
+        }
+        let Some(listener) = self.find_listener(req.service) else {
+            self.counters.no_service += 1;
+            return refuse(self, RejReason::InvalidServiceId, &[]);
+        };
+        let conn = match self.check_req(arrival, mad, req) {
+            Ok(conn) => conn,
+            Err((reason, info)) => {
+                self.counters.refused += 1;
+                return refuse(self, reason, &info);
+            }
+        };
+        if !self.has_room(listener) {
+            return refuse(self, RejReason::NoResources, &[]);
+        }
+        let id = self.new_id();
+        self.connections.insert(id, Connection { waits_at: Some(listener), ..conn });
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            listener.waiting += 1;
+        }
+        self.by_remote.insert((peer, req.local), id);
+        self.link_qp(id);
+        self.report_request(id, Some(listener), mad, req);
+    }
+
+    /// A request whose ID we know.
+    fn on_req_again(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad, req: &Req) {
+        let Some(conn) = self.connections.get(&id) else { return };
+        if conn.ends.remote_qpn != req.qpn || conn.service != req.service {
+            // Not the same again: the peer gave its ID to another before we could forget the first.
+            self.counters.stale += 1;
+            let rej = refusal(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
+            self.answer_once(arrival.from, mad.transaction, rej);
+        } else {
+            self.take_step(now, id, arrival, mad);
+        }
+    }
+
+    /// Whether the peer's queue pair has a connection already, as we see it: then that one is gone at the peer, and ends here
+    /// (IBA 12.9.8.3.1).
+    pub(super) fn is_stale(&mut self, now: Instant, peer: Peer, qpn: Qpn) -> bool {
+        let Some(old) = self.by_qpn.get(&(peer, qpn)).copied() else { return false };
+        match self.connections.get(&old).map(|c| c.state) {
+            // That the peer has ended it is what we have been waiting to hear.
+            Some(State::DreqSent) => {
+                self.left(now, old, None);
+                return false;
+            }
+            Some(State::Established) => self.send_dreq(now, old, [0; 220]),
+            _ => {}
+        }
+        true
+    }
+
+    /// Notes that the peer's queue pair has this connection. Numbers of the management's stand for none.
+    pub(super) fn link_qp(&mut self, id: CommId) {
+        if let Some(conn) = self.connections.get(&id).filter(|c| c.ends.remote_qpn > Qpn::GSI) {
+            self.by_qpn.insert((conn.peer(), conn.ends.remote_qpn), id);
+        }
+    }
+
+    /// The connection that a request asks for, if it can be.
+    pub(super) fn check_req(&self, arrival: &Arrival, mad: &Mad, req: &Req) -> Result<Connection, Refusal> {
+        let qp_type = match (req.transport, req.extended_transport) {
+            (TransportService::Rc, _) => QpType::Rc,
+            (TransportService::Uc, _) => QpType::Uc,
+            // Of the pair, the client has the initiator.
+            (TransportService::Extended, 1) => QpType::XrcRecv,
+            _ => return Err((RejReason::InvalidTransport, vec![])),
+        };
+        let mtu = req.mtu.filter(|mtu| *mtu <= self.config.max_mtu);
+        let Some(mtu) = mtu else { return Err((RejReason::InvalidMtu, vec![self.config.max_mtu.code()])) };
+        let path = |info: &PathInfo, reason| {
+            let index = self.gid_index(info.remote_gid, arrival.from.sgid_index);
+            match index.filter(|_| !info.local_gid.is_unset()) {
+                Some(index) => Ok(Cm::path_back(info, index, mtu, req)),
+                None => Err((reason, self.gid(arrival.from.sgid_index).unwrap_or_default().0.to_vec())),
+            }
+        };
+        let primary = path(&req.primary, RejReason::PrimaryGid)?;
+        let has_alternate = req.alternate != PathInfo::default();
+        let alternate = has_alternate.then(|| path(&req.alternate, RejReason::AlternateGid)).transpose()?;
+        let response = self.bounded(req.local_response_timeout);
+        Ok(Connection {
+            service: req.service,
+            remote: req.local,
+            remote_guid: req.ca_guid,
+            transaction: mad.transaction,
+            wait: Patience {
+                response: time_of(response) + 2 * time_of(self.bounded(primary.packet_life)),
+                retries: req.max_cm_retries,
+            },
+            ends: Ends {
+                qp_type,
+                remote_qpn: req.qpn,
+                remote_psn: req.psn,
+                alternate,
+                responder_resources: req.initiator_depth,
+                initiator_depth: req.responder_resources,
+                retry_count: req.retry_count,
+                rnr_retry_count: req.rnr_retry_count,
+                ack_timeout: req.primary.ack_timeout,
+                ..Ends::of(primary)
+            },
+            ..Connection::new(State::ReqRcvd, arrival.from, Ends::of(primary))
+        })
+    }
+
+    /// What a peer wants us to wait, within reason.
+    pub(super) fn bounded(&self, timeout: AckTimeout) -> AckTimeout {
+        AckTimeout::new(timeout.code().min(self.config.max_timeout.code()))
+    }
+
+    fn path_back(info: &PathInfo, sgid_index: u8, mtu: Mtu, req: &Req) -> Path {
+        Path {
+            av: AddressVector {
+                dgid: info.local_gid,
+                sgid_index,
+                hop_limit: info.hop_limit,
+                traffic_class: info.traffic_class,
+                flow_label: info.flow_label,
+            },
+            mtu,
+            packet_life: AckTimeout::new(info.ack_timeout.code().saturating_sub(1)),
+            pkey: req.pkey,
+        }
+    }
+
+    pub(super) fn report_request(&mut self, id: CommId, listener: Option<ListenerId>, mad: &Mad, req: &Req) {
+        let Some(ends) = self.connections.get(&id).map(|c| c.ends) else { return };
+        let requested = Requested {
+            listener,
+            service: req.service,
+            qp_type: ends.qp_type,
+            remote_qpn: req.qpn,
+            remote_psn: req.psn,
+            srq: req.srq,
+            path: ends.path,
+            alternate: ends.alternate,
+            responder_resources: ends.responder_resources,
+            initiator_depth: ends.initiator_depth,
+            flow_control: req.flow_control,
+            retry_count: req.retry_count,
+            rnr_retry_count: req.rnr_retry_count,
+            ca_guid: req.ca_guid,
+            ece: Ece { vendor_id: req.vendor_id, options: mad.modifier },
+            private_data: req.private_data,
+        };
+        self.emit(id, Event::Requested(Box::new(requested)));
+    }
+
+    /// A program has taken a request over: it is in its listener's backlog no more, though not answered.
+    pub fn taken(&mut self, id: ConnId) {
+        self.leave_backlog(id.0);
+    }
+
+    /// Accepts a request (REP).
+    ///
+    /// # Errors
+    /// [`CmError`], in another state than REQ received, or if the reply does not fit a message.
+    pub fn accept(&mut self, now: Instant, id: ConnId, reply: &Reply<'_>) -> Result<(), CmError> {
+        let private_data = padded(reply.private_data)?;
+        let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
+        let conn = self.conn(id, &[State::ReqRcvd, State::DelayingReq], "accept")?;
+        conn.state = State::RepSent;
+        let ends = &mut conn.ends;
+        ends.qp = Some(reply.qp);
+        (ends.responder_resources, ends.initiator_depth) = (reply.responder_resources, reply.initiator_depth);
+        // 0 loaded, 2 rejected; without one, nobody asks.
+        let failover = if ends.alternate.is_some() && !reply.failover { 2 } else { 0 };
+        if !reply.failover {
+            ends.alternate = None;
+        }
+        let mut rep = Rep {
+            local: id.0,
+            remote: conn.remote,
+            qpn: reply.qp.qpn,
+            psn: reply.qp.psn,
+            responder_resources: reply.responder_resources,
+            initiator_depth: reply.initiator_depth,
+            target_ack_delay,
+            failover,
+            flow_control: reply.flow_control,
+            rnr_retry_count: reply.rnr_retry_count,
+            srq: reply.qp.srq,
+            ca_guid,
+            private_data,
+            ..Rep::default()
+        };
+        rep.set_vendor_id(reply.ece.vendor_id);
+        let mad = Mad { transaction: conn.transaction, modifier: reply.ece.options, message: rep.into() };
+        conn.answer =
+            Some(Answer { to: MessageKind::Req, with: MessageKind::Rep, mad: Box::new(mad.bytes()) });
+        self.leave_backlog(id.0);
+        self.ask(now, id.0, &mad);
+        Ok(())
+    }
+
+    /// The client is ready.
+    pub(super) fn on_rtu(&mut self, id: CommId, rtu: &Rtu) {
+        self.settle(id);
+        if let Some(conn) = self.connections.get_mut(&id) {
+            conn.state = State::Established;
+        }
+        self.emit(id, Event::Established(Box::new(rtu.private_data)));
+    }
+
+    /// Data came to the server's queue pair before the RTU did, which is as good (IBA 12.9.7.2). `true` if the connection was
+    /// not established before; then no [`Event::Established`] comes.
+    ///
+    /// # Errors
+    /// [`CmError`], in another state than REP sent or established.
+    pub fn establish(&mut self, _now: Instant, id: ConnId) -> Result<bool, CmError> {
+        let states = [State::RepSent, State::RepDelayed, State::Established];
+        let conn = self.conn(id, &states, "note that data came")?;
+        let new = conn.state != State::Established;
+        conn.state = State::Established;
+        if new {
+            self.settle(id.0);
+        }
+        Ok(new)
+    }
+}

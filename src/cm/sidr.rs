@@ -1,0 +1,132 @@
+//! Service ID resolution (IBA 12.11): which queue pair serves datagrams?
+
+use std::time::Duration;
+
+use super::connection::{Connection, Ends, Patience, time_of};
+use super::engine::{information, padded};
+use super::{
+    Arrival, Cm, CmError, ConnId, Event, Path, SidrAnswered, SidrReply, SidrRequest, SidrRequested, State,
+};
+use crate::transport::Instant;
+use crate::wire::mad::{CommId, Ece, Mad, MessageKind, SidrRep, SidrReq, SidrStatus};
+
+impl Cm {
+    /// Asks for the queue pair of a datagram service (SIDR_REQ).
+    ///
+    /// # Errors
+    /// [`CmError`], if the data do not fit a message, or there are too many.
+    pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest<'_>) -> Result<ConnId, CmError> {
+        let private_data = padded(request.private_data)?;
+        let path = request.path;
+        self.gid(path.av.sgid_index).ok_or(CmError::Gid(path.av.sgid_index))?;
+        self.admit()?;
+        let id = self.new_id();
+        let transaction = self.new_transaction(id);
+        let conn = Connection {
+            service: request.service,
+            transaction,
+            wait: Patience {
+                response: time_of(request.response_timeout) + 2 * time_of(path.packet_life),
+                retries: request.max_cm_retries.min(15),
+            },
+            ..Connection::new(State::SidrReqSent, path.av, Ends::of(path))
+        };
+        self.connections.insert(id, conn);
+        let req = SidrReq { request: id, pkey: path.pkey, service: request.service, private_data };
+        self.ask(now, id, &Mad { transaction, modifier: 0, message: req.into() });
+        Ok(ConnId(id))
+    }
+
+    /// A client asks.
+    pub(super) fn on_sidr_req(&mut self, now: Instant, arrival: &Arrival, mad: &Mad, req: &SidrReq) {
+        let key = (arrival.from.dgid, req.request);
+        if let Some(id) = self.by_asker.get(&key).copied() {
+            if self.connections.get(&id).is_some_and(|c| c.service == req.service) {
+                return self.take_step(now, id, arrival, mad);
+            }
+            // Its name for that question is free again, and so is ours.
+            self.by_asker.remove(&key);
+        }
+        let refuse = |cm: &mut Cm, status| {
+            let rep = SidrRep { request: req.request, status, service: req.service, ..SidrRep::default() };
+            cm.answer_once(arrival.from, mad.transaction, rep);
+        };
+        let Some(listener) = self.find_listener(req.service) else {
+            self.counters.no_service += 1;
+            return refuse(self, SidrStatus::Unsupported);
+        };
+        if !self.has_room(listener) {
+            return refuse(self, SidrStatus::NoQp);
+        }
+        let id = self.new_id();
+        let path = Path { pkey: req.pkey, ..Path::to(arrival.from, self.config.max_mtu) };
+        let conn = Connection {
+            waits_at: Some(listener),
+            service: req.service,
+            remote: req.request,
+            transaction: mad.transaction,
+            ..Connection::new(State::SidrReqRcvd, arrival.from, Ends::of(path))
+        };
+        self.connections.insert(id, conn);
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            listener.waiting += 1;
+        }
+        self.by_asker.insert(key, id);
+        let requested = SidrRequested {
+            listener,
+            service: req.service,
+            pkey: req.pkey,
+            from: arrival.from,
+            private_data: req.private_data,
+        };
+        self.emit(id, Event::SidrRequested(Box::new(requested)));
+    }
+
+    /// Answers such a question (SIDR_REP). No event comes any more.
+    ///
+    /// # Errors
+    /// [`CmError`], in another state than SIDR_REQ received, or if the data do not fit a message.
+    pub fn sidr_reply(&mut self, now: Instant, id: ConnId, reply: &SidrReply<'_>) -> Result<(), CmError> {
+        let (info, info_len) = information(reply.info)?;
+        let private_data = padded(reply.private_data)?;
+        self.conn(id, &[State::SidrReqRcvd], "answer a SIDR_REQ")?;
+        let mut rep = SidrRep {
+            status: reply.status,
+            qpn: reply.qpn,
+            qkey: reply.qkey,
+            info_len,
+            info,
+            private_data,
+            ..SidrRep::default()
+        };
+        rep.set_vendor_id(reply.ece.vendor_id);
+        self.disown(id.0);
+        self.send_sidr_rep(now, id.0, rep, reply.ece.options);
+        Ok(())
+    }
+
+    pub(super) fn send_sidr_refusal(&mut self, now: Instant, id: CommId, status: SidrStatus) {
+        self.send_sidr_rep(now, id, SidrRep { status, ..SidrRep::default() }, 0);
+    }
+
+    fn send_sidr_rep(&mut self, now: Instant, id: CommId, rep: SidrRep, options: u32) {
+        let Some(conn) = self.connections.get(&id) else { return };
+        let rep = SidrRep { request: conn.remote, service: conn.service, ..rep };
+        let mad = Mad { transaction: conn.transaction, modifier: options, message: rep.into() };
+        self.reply(id, MessageKind::SidrReq, &mad);
+        self.enter_time_wait(now, id, Duration::ZERO);
+    }
+
+    /// The answer to our question.
+    pub(super) fn on_sidr_rep(&mut self, id: CommId, mad: &Mad, rep: &SidrRep) {
+        let answered = SidrAnswered {
+            status: rep.status,
+            qpn: rep.qpn,
+            qkey: rep.qkey,
+            ece: Ece { vendor_id: rep.vendor_id(), options: mad.modifier },
+            info: rep.info().into(),
+            private_data: rep.private_data,
+        };
+        self.end(id, Event::SidrAnswered(Box::new(answered)));
+    }
+}

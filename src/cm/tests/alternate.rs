@@ -1,0 +1,90 @@
+//! Alternate paths.
+
+use super::bench::*;
+use crate::cm::*;
+use crate::wire::mad::*;
+use crate::wire::{AckTimeout, Gid, Qpn};
+
+fn lap(to: ConnId) -> Lap {
+    Lap {
+        local: PEER_ID,
+        remote: to.0,
+        remote_qpn: OUR_QPN,
+        local_gid: gid(102),
+        remote_gid: gid(101),
+        hop_limit: 64,
+        ack_timeout: AckTimeout::new(15),
+        ..Lap::default()
+    }
+}
+
+fn apr(bench: &mut Bench) -> Apr {
+    match bench.sent_one() {
+        Message::Apr(apr) => apr,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_offer_is_answered() {
+    let mut bench = Bench::new();
+    let id = bench.client();
+    bench.cm.load_alternate(bench.now, id, &path(), b"that?").unwrap();
+    assert!(bench.cm.load_alternate(bench.now, id, &path(), b"").is_err(), "one at a time");
+    let sent = bench.sent_mads();
+    let Message::Lap(ours) = sent[0].message else { panic!() };
+    assert_eq!((ours.local_gid, ours.remote_gid, ours.remote_qpn), (our_gid(), peer_gid(), PEER_QPN));
+    let mra = Mra { local: PEER_ID, remote: id.0, message: Acknowledged::Lap, ..Mra::default() };
+    bench.inject(mra);
+    bench.inject(mra);
+    assert_eq!(bench.events().len(), 1);
+    let apr =
+        Apr { local: PEER_ID, remote: id.0, status: AprStatus::InvalidLid, info_len: 3, ..Apr::default() };
+    bench.inject_as(&arrival(), sent[0].transaction + 1, apr);
+    bench.quiet();
+    bench.inject_as(&arrival(), sent[0].transaction, apr);
+    let (_, Event::AlternateAnswered { status, info, .. }) = bench.event() else { panic!() };
+    assert_eq!((status, info.len()), (AprStatus::InvalidLid, 3));
+    assert_eq!(bench.cm.poll_timeout(), None);
+}
+
+#[test]
+fn the_peers_offer_goes_to_the_program() {
+    let mut bench = Bench::listening();
+    let id = bench.server();
+    bench.inject_as(&arrival(), 0x10, lap(id));
+    let (_, Event::AlternateOffered { path, .. }) = bench.event() else { panic!() };
+    assert_eq!((path.av.dgid, path.av.sgid_index, path.packet_life.code()), (gid(102), 0, 14));
+    bench.inject_as(&arrival(), 0x10, lap(id));
+    assert!(matches!(bench.sent_one(), Message::Mra(m) if m.message == Acknowledged::Lap));
+    bench.cm.delay(bench.now, id, AckTimeout::new(10), b"").unwrap();
+    assert!(matches!(bench.sent_one(), Message::Mra(m) if m.service_timeout.code() == 10));
+    bench.cm.answer_alternate(bench.now, id, AprStatus::Loaded, b"", b"yes").unwrap();
+    let answer = apr(&mut bench);
+    assert_eq!((answer.status, &answer.private_data[..3]), (AprStatus::Loaded, &b"yes"[..]));
+    bench.inject_as(&arrival(), 0x10, lap(id));
+    assert_eq!(apr(&mut bench), answer, "said again");
+    bench.inject_as(&arrival(), 0x11, lap(id));
+    assert_eq!(bench.events().len(), 1, "another offer");
+    assert!(bench.cm.answer_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_ok());
+    assert!(bench.cm.answer_alternate(bench.now, id, AprStatus::Rejected, b"", b"").is_err());
+}
+
+#[test]
+fn an_offer_that_cannot_be_is_refused() {
+    let mut bench = Bench::listening();
+    let id = bench.server();
+    bench.inject(Lap { remote_qpn: Qpn::new(9), ..lap(id) });
+    assert_eq!(apr(&mut bench).status, AprStatus::InvalidQpn);
+    bench.inject(Lap { remote_gid: gid(50), ..lap(id) });
+    assert_eq!(apr(&mut bench).status, AprStatus::InvalidGid);
+    bench.inject(Lap { local_gid: Gid::default(), ..lap(id) });
+    assert_eq!(apr(&mut bench).status, AprStatus::InvalidGid);
+    bench.inject(Lap { remote: CommId(12345), ..lap(id) });
+    assert_eq!(apr(&mut bench).status, AprStatus::InvalidCommId);
+    // Both offer at once: each waits for its own answer.
+    bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
+    bench.sent_one();
+    bench.inject(lap(id));
+    bench.quiet();
+}

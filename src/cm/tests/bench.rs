@@ -1,0 +1,270 @@
+//! One manager and a scripted peer, in virtual time.
+
+use std::time::Duration;
+
+use crate::cm::*;
+use crate::transport::{AddressVector, Instant};
+use crate::wire::mad::{CommId, Mad, Message, Rej, Rep, Req, ServiceId, TransportService};
+use crate::wire::{AckTimeout, Gid, Mtu, Psn, Qpn};
+
+pub const SERVICE: ServiceId = ServiceId(0x0106_1c06);
+pub const OUR_GUID: u64 = 0x10;
+pub const PEER_GUID: u64 = 0x20;
+pub const PEER_ID: CommId = CommId(0x7777);
+pub const PEER_QPN: Qpn = Qpn::new(0x111);
+pub const OUR_QPN: Qpn = Qpn::new(0x222);
+
+pub fn gid(last: u8) -> Gid {
+    std::net::Ipv4Addr::new(10, 0, 0, last).into()
+}
+
+pub fn our_gid() -> Gid {
+    gid(1)
+}
+
+pub fn peer_gid() -> Gid {
+    gid(2)
+}
+
+pub fn config() -> CmConfig {
+    // Of a table whose first entries are of other addresses.
+    CmConfig::new(OUR_GUID, vec![gid(101), Gid::default(), our_gid()])
+}
+
+pub fn arrival() -> Arrival {
+    arrival_from(peer_gid())
+}
+
+pub fn arrival_from(gid: Gid) -> Arrival {
+    Arrival { from: AddressVector { sgid_index: 2, ..AddressVector::to(gid) }, src_qpn: Qpn::GSI }
+}
+
+pub fn path() -> Path {
+    Path::to(arrival().from, Mtu::Mtu1024)
+}
+
+pub fn our_qp() -> LocalQp {
+    LocalQp { qpn: OUR_QPN, psn: Psn::new(0x1000), srq: false }
+}
+
+pub fn request(private_data: &[u8]) -> Request<'_> {
+    Request::new(SERVICE, our_qp(), path(), private_data)
+}
+
+pub fn reply(private_data: &[u8]) -> Reply<'_> {
+    Reply {
+        qp: our_qp(),
+        responder_resources: 3,
+        initiator_depth: 4,
+        flow_control: false,
+        rnr_retry_count: 5,
+        failover: false,
+        ece: Default::default(),
+        private_data,
+    }
+}
+
+/// A request of the peer.
+pub fn req() -> Req {
+    let mut req = Req {
+        local: PEER_ID,
+        service: SERVICE,
+        ca_guid: PEER_GUID,
+        qpn: PEER_QPN,
+        responder_resources: 7,
+        initiator_depth: 2,
+        remote_response_timeout: AckTimeout::new(20),
+        transport: TransportService::Rc,
+        psn: Psn::new(0x2000),
+        local_response_timeout: AckTimeout::new(20),
+        retry_count: 6,
+        mtu: Some(Mtu::Mtu1024),
+        rnr_retry_count: 4,
+        max_cm_retries: 3,
+        ..Req::default()
+    };
+    req.primary.local_gid = peer_gid();
+    req.primary.remote_gid = our_gid();
+    req.primary.hop_limit = 64;
+    req.primary.ack_timeout = AckTimeout::new(19);
+    req
+}
+
+/// A reply of the peer to a request of ours.
+pub fn rep(to: ConnId) -> Rep {
+    Rep {
+        local: PEER_ID,
+        remote: to.0,
+        qpn: PEER_QPN,
+        psn: Psn::new(0x2000),
+        responder_resources: 7,
+        initiator_depth: 2,
+        target_ack_delay: AckTimeout::new(15),
+        rnr_retry_count: 4,
+        ca_guid: PEER_GUID,
+        ..Rep::default()
+    }
+}
+
+/// How long the peer waits for an answer of ours, and we for one of its.
+pub fn response_time() -> Duration {
+    Duration::from_nanos(4096 << 20) + 2 * Duration::from_nanos(4096 << 18)
+}
+
+pub struct Bench {
+    pub cm: Cm,
+    pub now: Instant,
+}
+
+impl Bench {
+    pub fn new() -> Bench {
+        Bench::with(config())
+    }
+
+    pub fn with(config: CmConfig) -> Bench {
+        Bench { cm: Cm::new(config, 7), now: Instant(1_000_000) }
+    }
+
+    /// One that listens to [`SERVICE`].
+    pub fn listening() -> Bench {
+        let mut bench = Bench::new();
+        bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+        bench
+    }
+
+    pub fn inject(&mut self, message: impl Into<Message>) {
+        self.inject_as(&arrival(), 0xabcd, message);
+    }
+
+    pub fn inject_as(&mut self, arrival: &Arrival, transaction: u64, message: impl Into<Message>) {
+        let mad = Mad { transaction, modifier: 0, message: message.into() };
+        self.cm.handle_mad(self.now, arrival, &mad.bytes());
+    }
+
+    /// All that was sent, each to the peer.
+    pub fn sent(&mut self) -> Vec<Message> {
+        self.sent_mads().into_iter().map(|m| m.message).collect()
+    }
+
+    pub fn sent_mads(&mut self) -> Vec<Mad> {
+        std::iter::from_fn(|| self.cm.poll_transmit())
+            .map(|out| {
+                assert_eq!((out.to.dgid, out.to.sgid_index), (peer_gid(), 2));
+                Mad::parse(&out.mad).unwrap()
+            })
+            .collect()
+    }
+
+    /// The one message that was sent.
+    #[track_caller]
+    pub fn sent_one(&mut self) -> Message {
+        let sent = self.sent();
+        assert_eq!(sent.len(), 1, "{sent:?}");
+        sent[0]
+    }
+
+    /// The one REJ that was sent.
+    #[track_caller]
+    pub fn sent_rej(&mut self) -> Rej {
+        match self.sent_one() {
+            Message::Rej(rej) => rej,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.cm.poll_event()).map(|(_, e)| e).collect()
+    }
+
+    /// The one event that there is, and of which connection.
+    #[track_caller]
+    pub fn event(&mut self) -> (ConnId, Event) {
+        let event = self.cm.poll_event().expect("an event");
+        assert_eq!(self.cm.poll_event(), None);
+        event
+    }
+
+    #[track_caller]
+    pub fn quiet(&mut self) {
+        assert_eq!((self.events(), self.sent()), (vec![], vec![]));
+    }
+
+    /// Lets time pass, and acts on every deadline at its time.
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(at) = self.cm.poll_timeout().filter(|at| *at <= end) {
+            self.now = at;
+            self.cm.handle_timeout(at);
+            assert!(self.cm.poll_timeout().is_none_or(|next| next > at), "a deadline that stays");
+        }
+        self.now = end;
+    }
+
+    /// A client whose request is out.
+    pub fn asked(&mut self) -> ConnId {
+        let id = self.cm.connect(self.now, &request(b"hello")).unwrap();
+        assert!(matches!(self.sent_one(), Message::Req(_)));
+        id
+    }
+
+    /// A client whose connection is made.
+    pub fn client(&mut self) -> ConnId {
+        let id = self.asked();
+        self.inject(rep(id));
+        assert!(matches!(self.event(), (_, Event::Accepted(_))));
+        self.cm.ready(self.now, id, b"").unwrap();
+        assert!(matches!(self.sent_one(), Message::Rtu(_)));
+        id
+    }
+
+    /// A server that has a request.
+    pub fn requested(&mut self) -> ConnId {
+        self.inject(req());
+        let (id, event) = self.event();
+        assert!(matches!(event, Event::Requested(_)));
+        id
+    }
+
+    /// A server whose reply is out.
+    pub fn accepted(&mut self) -> ConnId {
+        let id = self.requested();
+        self.cm.accept(self.now, id, &reply(b"welcome")).unwrap();
+        assert!(matches!(self.sent_one(), Message::Rep(_)));
+        id
+    }
+
+    /// A server whose connection is made.
+    pub fn server(&mut self) -> ConnId {
+        let id = self.accepted();
+        self.inject(crate::wire::mad::Rtu { local: PEER_ID, remote: id.0, ..Default::default() });
+        assert!(matches!(self.event(), (_, Event::Established(_))));
+        id
+    }
+
+    #[track_caller]
+    pub fn empty(&self) {
+        assert_eq!(self.cm.population(), (0, 0));
+        assert_eq!(self.cm.poll_timeout(), None);
+        self.cm.check();
+    }
+}
+
+impl Cm {
+    /// That its tables agree with each other.
+    #[track_caller]
+    pub(in crate::cm) fn check(&self) {
+        let is_there =
+            |id: &CommId| assert!(self.connections.contains_key(id), "{id:?} is gone, and in a table");
+        self.by_remote.values().for_each(is_there);
+        self.by_qpn.values().for_each(is_there);
+        self.by_asker.values().for_each(is_there);
+        self.crossing.iter().for_each(|(_, _, id)| is_there(id));
+        let deadlines = self.connections.values().filter(|c| c.deadline.is_some()).count();
+        assert_eq!(deadlines, self.timers.len() + self.time_waits.len());
+        let over = self.connections.values().filter(|c| c.is_over()).count();
+        assert_eq!(over, self.time_waits.len());
+        let waiting: usize = self.listeners.values().map(|l| l.waiting).sum();
+        let at_listeners = self.connections.values().filter_map(|c| c.waits_at);
+        assert_eq!(waiting, at_listeners.filter(|l| self.listeners.contains_key(l)).count());
+    }
+}

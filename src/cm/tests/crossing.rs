@@ -1,0 +1,106 @@
+//! Both ends ask at once.
+
+use super::bench::*;
+use crate::cm::*;
+use crate::transport::{AddressVector, Instant};
+use crate::wire::Qpn;
+use crate::wire::mad::*;
+
+fn asked(config: CmConfig) -> (Bench, ConnId) {
+    let mut bench = Bench::with(config);
+    let id = bench.cm.connect(bench.now, &Request { peer_to_peer: true, ..request(b"") }).unwrap();
+    bench.sent_one();
+    (bench, id)
+}
+
+#[test]
+fn the_smaller_adapter_becomes_the_server() {
+    let (mut bench, id) = asked(config());
+    bench.inject(req());
+    let (of, Event::Requested(requested)) = bench.event() else { panic!() };
+    assert_eq!((of, requested.listener), (id, None));
+    assert_eq!(bench.cm.poll_timeout(), None, "its own request is none any more");
+    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    assert!(matches!(bench.sent_one(), Message::Rep(rep) if rep.local == id.0));
+    bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
+    assert!(matches!(bench.event(), (_, Event::Established(_))));
+    bench.cm.check();
+}
+
+#[test]
+fn the_larger_adapter_stays_the_client() {
+    let (mut bench, id) = asked(CmConfig { ca_guid: PEER_GUID + 1, ..config() });
+    bench.inject(req());
+    bench.quiet();
+    bench.inject(rep(id));
+    assert!(matches!(bench.event(), (_, Event::Accepted(_))));
+    bench.cm.ready(bench.now, id, b"").unwrap();
+    assert!(matches!(bench.sent_one(), Message::Rtu(_)));
+    // The other's request, late.
+    bench.inject(req());
+    bench.quiet();
+}
+
+#[test]
+fn of_one_adapter_the_queue_pair_decides() {
+    let config = || CmConfig { ca_guid: PEER_GUID, ..config() };
+    let (mut bench, _) = asked(config());
+    bench.inject(Req { qpn: Qpn::new(OUR_QPN.get() + 1), ..req() });
+    assert!(matches!(bench.event(), (_, Event::Requested(_))));
+    let (mut bench, id) = asked(config());
+    bench.inject(Req { qpn: Qpn::new(OUR_QPN.get() - 1), ..req() });
+    bench.quiet();
+    assert_eq!(bench.cm.state(id), Some(State::ReqSent));
+    // Hosts that wrongly have one number are not both clients: 10.0.0.2 is the larger.
+    let (mut bench, _) = asked(config());
+    bench.inject(Req { qpn: OUR_QPN, ..req() });
+    assert!(matches!(bench.event(), (_, Event::Requested(_))));
+}
+
+#[test]
+fn a_client_that_is_no_peer_is_not_asked() {
+    let mut bench = Bench::new();
+    let id = bench.asked();
+    bench.inject(req());
+    assert_eq!(bench.sent_rej().reason, RejReason::InvalidServiceId);
+    assert_eq!(bench.cm.state(id), Some(State::ReqSent));
+    // Nor one of another service, or of another host.
+    let (mut bench, _) = asked(config());
+    bench.inject(Req { service: ServiceId(1), ..req() });
+    bench.sent_rej();
+}
+
+/// Two managers that ask each other at once have one connection, whoever's message comes first.
+#[test]
+fn two_managers_make_one_connection() {
+    for order in 0..2 {
+        let mut world = super::lossy::World::new(1, super::lossy::Faults::NONE);
+        world.cross(order);
+        world.run_until_idle();
+        let made = world.ends.iter().flatten().filter(|(_, p)| p.established).count();
+        assert_eq!(made, 2, "an end each");
+        assert_eq!(world.ends.each_ref().map(|e| e.len()), [1, 1]);
+    }
+}
+
+/// Two queue pairs of one NIC that ask each other: neither takes its own request for the other's.
+#[test]
+fn a_nic_may_ask_itself() {
+    for qpns in [[0x10, 0x20], [0x20, 0x10]] {
+        let mut cm = Cm::new(config(), 7);
+        let av = AddressVector { sgid_index: 2, ..AddressVector::to(our_gid()) };
+        let ids = qpns.map(|qpn| {
+            let qp = LocalQp { qpn: Qpn::new(qpn), ..our_qp() };
+            let path = Path { av, ..path() };
+            cm.connect(Instant(0), &Request { peer_to_peer: true, qp, path, ..request(b"") }).unwrap()
+        });
+        let back = Arrival { from: av, src_qpn: Qpn::GSI };
+        while let Some(out) = cm.poll_transmit() {
+            cm.handle_mad(Instant(0), &back, &out.mad);
+        }
+        let smaller = ids[usize::from(qpns[1] < qpns[0])];
+        assert!(matches!(cm.poll_event(), Some((id, Event::Requested(_))) if id == smaller), "{qpns:x?}");
+        assert_eq!(cm.poll_event(), None);
+        cm.check();
+    }
+}

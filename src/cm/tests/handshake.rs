@@ -1,0 +1,346 @@
+//! How connections are made, or are not.
+
+use super::bench::*;
+use crate::cm::*;
+use crate::transport::{QpState, QpType};
+use crate::wire::mad::*;
+use crate::wire::{AckTimeout, Mtu, Qpn};
+
+#[test]
+fn a_client_asks_is_accepted_and_is_ready() {
+    let mut bench = Bench::new();
+    let id = bench.cm.connect(bench.now, &request(b"hello")).unwrap();
+    let asked = bench.sent_mads();
+    let Message::Req(req) = asked[0].message else { panic!() };
+    assert_eq!((req.local, req.service, req.ca_guid), (id.0, SERVICE, OUR_GUID));
+    assert_eq!((req.primary.local_gid, req.primary.remote_gid), (our_gid(), peer_gid()));
+    assert_eq!((req.primary.local_lid, req.primary.ack_timeout), (0xffff, AckTimeout::new(19)));
+    assert_eq!((&req.private_data[..5], req.private_data[5]), (&b"hello"[..], 0));
+    assert!(bench.cm.rtr(id).is_err(), "nothing is known of the peer's queue pair yet");
+
+    let mut rep = rep(id);
+    rep.private_data[..2].copy_from_slice(b"hi");
+    rep.set_vendor_id(0xabcdef);
+    bench.inject(rep);
+    let (_, Event::Accepted(accepted)) = bench.event() else { panic!() };
+    assert_eq!((accepted.remote_qpn, &accepted.private_data[..3]), (PEER_QPN, &b"hi\0"[..]));
+    // What one end answers at once the other asks at once.
+    assert_eq!((accepted.responder_resources, accepted.initiator_depth), (2, 7));
+    assert_eq!((accepted.ca_guid, accepted.ece.vendor_id), (PEER_GUID, 0xabcdef));
+
+    let rtr = bench.cm.rtr(id).unwrap();
+    assert_eq!((rtr.state, rtr.dest_qpn), (Some(QpState::Rtr), Some(PEER_QPN)));
+    assert_eq!((rtr.path_mtu, rtr.max_dest_rd_atomic), (Some(Mtu::Mtu1024), Some(2)));
+    // Each side says what the other begins with.
+    assert_eq!((rtr.av, rtr.rq_psn), (Some(arrival().from), Some(our_qp().psn)));
+    let rts = bench.cm.rts(id).unwrap();
+    assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(rep.psn), Some(7)));
+    assert_eq!((rts.retry_cnt, rts.rnr_retry, rts.timeout), (Some(7), Some(4), Some(AckTimeout::new(19))));
+
+    // The peer's delay counts, and not ours.
+    let mut other = Bench::new();
+    let slow = other.asked();
+    other.inject(Rep { target_ack_delay: AckTimeout::new(21), ..super::bench::rep(slow) });
+    assert_eq!(other.cm.rts(slow).unwrap().timeout, Some(AckTimeout::new(21)));
+
+    bench.cm.ready(bench.now, id, b"ready").unwrap();
+    let ready = bench.sent_mads();
+    let Message::Rtu(rtu) = ready[0].message else { panic!() };
+    assert_eq!((rtu.local, rtu.remote, &rtu.private_data[..5]), (id.0, PEER_ID, &b"ready"[..]));
+    assert_eq!(ready[0].transaction, asked[0].transaction);
+    assert_eq!(bench.cm.state(id), Some(State::Established));
+    assert_eq!(bench.cm.poll_timeout(), None, "nobody waits");
+}
+
+#[test]
+fn a_server_is_asked_accepts_and_is_established() {
+    let mut bench = Bench::listening();
+    let mut req = req();
+    req.private_data[91] = 9;
+    bench.inject_as(&arrival(), 0x1234, req);
+    let (id, Event::Requested(requested)) = bench.event() else { panic!() };
+    assert_eq!((requested.remote_qpn, requested.qp_type), (PEER_QPN, QpType::Rc));
+    assert_eq!((requested.responder_resources, requested.initiator_depth), (2, 7));
+    assert_eq!((requested.path.av.dgid, requested.path.av.sgid_index), (peer_gid(), 2));
+    assert_eq!((requested.path.mtu, requested.private_data[91]), (Mtu::Mtu1024, 9));
+    // Before it accepts, it may have its queue pair in RTS but for the PSN that it expects.
+    let (rtr, rts) = (bench.cm.rtr(id).unwrap(), bench.cm.rts(id).unwrap());
+    assert_eq!((rtr.rq_psn, rts.sq_psn, rts.max_rd_atomic), (None, Some(req.psn), Some(7)));
+
+    bench.cm.accept(bench.now, id, &reply(b"welcome")).unwrap();
+    let sent = bench.sent_mads();
+    let Message::Rep(rep) = sent[0].message else { panic!() };
+    assert_eq!((sent[0].transaction, rep.local, rep.remote), (0x1234, id.0, PEER_ID));
+    assert_eq!((rep.qpn, rep.psn, rep.ca_guid), (OUR_QPN, our_qp().psn, OUR_GUID));
+    assert_eq!((rep.responder_resources, rep.initiator_depth, rep.rnr_retry_count), (3, 4, 5));
+    assert_eq!(&rep.private_data[..8], b"welcome\0");
+    let rtr = bench.cm.rtr(id).unwrap();
+    assert_eq!((rtr.rq_psn, rtr.max_dest_rd_atomic), (Some(our_qp().psn), Some(3)));
+    let rts = bench.cm.rts(id).unwrap();
+    assert_eq!((rts.max_rd_atomic, rts.retry_cnt, rts.rnr_retry), (Some(4), Some(6), Some(4)));
+
+    let mut rtu = Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() };
+    rtu.private_data[0] = 1;
+    bench.inject(rtu);
+    let (_, Event::Established(data)) = bench.event() else { panic!() };
+    assert_eq!(data[0], 1);
+    assert_eq!((bench.cm.state(id), bench.cm.poll_timeout()), (Some(State::Established), None));
+}
+
+#[test]
+fn messages_that_come_twice_are_answered_twice() {
+    let mut bench = Bench::listening();
+    let id = bench.requested();
+    // The program has not answered: the peer is asked for patience, once and for each time more.
+    for _ in 0..2 {
+        bench.inject(req());
+        let Message::Mra(mra) = bench.sent_one() else { panic!() };
+        assert_eq!((mra.local, mra.remote, mra.message), (id.0, PEER_ID, Acknowledged::Req));
+        assert_eq!(mra.service_timeout, AckTimeout::new(24));
+    }
+    bench.cm.accept(bench.now, id, &reply(b"welcome")).unwrap();
+    let rep = bench.sent_one();
+    bench.inject(req());
+    assert_eq!(bench.sent_one(), rep);
+    bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
+    assert_eq!(bench.events().len(), 1);
+    bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
+    bench.quiet();
+
+    let mut bench = Bench::new();
+    let id = bench.asked();
+    bench.inject(super::bench::rep(id));
+    assert_eq!(bench.events().len(), 1);
+    bench.inject(super::bench::rep(id));
+    let Message::Mra(mra) = bench.sent_one() else { panic!() };
+    assert_eq!(mra.message, Acknowledged::Rep);
+    bench.cm.ready(bench.now, id, b"x").unwrap();
+    let rtu = bench.sent_one();
+    bench.inject(super::bench::rep(id));
+    assert_eq!(bench.sent_one(), rtu);
+    assert_eq!(bench.cm.counters().duplicates, 2);
+}
+
+#[test]
+fn a_rejection_is_told_with_all_that_it_says() {
+    let mut bench = Bench::new();
+    let id = bench.asked();
+    let mut rej = Rej {
+        local: CommId(0),
+        remote: id.0,
+        message: Rejected::Req,
+        info_len: 2,
+        reason: RejReason::InvalidMtu,
+        ..Rej::default()
+    };
+    rej.info[..2].copy_from_slice(&[3, 4]);
+    rej.private_data[147] = 5;
+    bench.inject(rej);
+    let (_, Event::Rejected(rejection)) = bench.event() else { panic!() };
+    assert_eq!((rejection.reason, &rejection.info[..]), (RejReason::InvalidMtu, &[3, 4][..]));
+    assert_eq!(rejection.private_data[147], 5);
+    bench.empty();
+}
+
+#[test]
+fn a_program_rejects_and_says_so_again() {
+    let mut bench = Bench::listening();
+    let id = bench.requested();
+    bench.cm.reject(bench.now, id, RejReason::Consumer, b"info", b"go away").unwrap();
+    let rej = bench.sent_rej();
+    assert_eq!((rej.local, rej.remote, rej.message), (id.0, PEER_ID, Rejected::Req));
+    assert_eq!(
+        (rej.reason, rej.info(), &rej.private_data[..7]),
+        (RejReason::Consumer, &b"info"[..], &b"go away"[..])
+    );
+    // It was lost: the peer asks again, and the program is not bothered again.
+    bench.pass(response_time());
+    bench.inject(req());
+    assert_eq!(bench.sent_rej(), rej);
+    assert_eq!(bench.cm.accept(bench.now, id, &reply(b"")), Err(CmError::Unknown(id)));
+    bench.pass(10 * response_time());
+    bench.quiet();
+    bench.empty();
+
+    // A reply too.
+    let id = bench.asked();
+    bench.inject(rep(id));
+    assert_eq!(bench.events().len(), 1);
+    bench.cm.reject(bench.now, id, RejReason::InsufficientResponderResources, b"", b"").unwrap();
+    let rej = bench.sent_rej();
+    assert_eq!((rej.message, rej.remote), (Rejected::Rep, PEER_ID));
+    bench.inject(rep(id));
+    assert_eq!(bench.sent_rej(), rej);
+}
+
+#[test]
+fn data_establishes_a_connection_whose_rtu_is_late() {
+    let mut bench = Bench::listening();
+    let id = bench.accepted();
+    assert_eq!(bench.cm.establish(bench.now, id), Ok(true));
+    assert_eq!(bench.cm.establish(bench.now, id), Ok(false));
+    assert_eq!(bench.cm.poll_timeout(), None);
+    bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
+    bench.quiet();
+}
+
+#[test]
+fn patience_is_given_once() {
+    let mut bench = Bench::new();
+    let id = bench.asked();
+    let mra = Mra {
+        local: PEER_ID,
+        remote: id.0,
+        message: Acknowledged::Req,
+        service_timeout: AckTimeout::new(22),
+        ..Mra::default()
+    };
+    bench.inject(mra);
+    assert!(matches!(bench.event(), (_, Event::Delayed { .. })));
+    // 17 seconds on top of what was agreed.
+    let service = std::time::Duration::from_nanos(4096 << 22);
+    bench.pass(service);
+    bench.inject(mra);
+    bench.quiet();
+    bench.pass(response_time());
+    assert!(matches!(bench.sent_one(), Message::Req(_)));
+    bench.inject(rep(id));
+    assert!(matches!(bench.event(), (_, Event::Accepted(_))));
+
+    // A server waits for a client too.
+    let mut bench = Bench::listening();
+    let id = bench.accepted();
+    bench.inject(Mra { remote: id.0, message: Acknowledged::Rep, ..mra });
+    assert!(matches!(bench.event(), (_, Event::Delayed { .. })));
+    assert_eq!(bench.cm.state(id), Some(State::RepDelayed));
+    bench.inject(Rtu { local: PEER_ID, remote: id.0, ..Rtu::default() });
+    assert!(matches!(bench.event(), (_, Event::Established(_))));
+}
+
+#[test]
+fn a_program_asks_for_patience() {
+    let mut bench = Bench::listening();
+    let id = bench.requested();
+    bench.cm.delay(bench.now, id, AckTimeout::new(18), b"wait").unwrap();
+    let mra = bench.sent_one();
+    let Message::Mra(m) = mra else { panic!() };
+    assert_eq!((m.service_timeout, &m.private_data[..4]), (AckTimeout::new(18), &b"wait"[..]));
+    bench.inject(req());
+    assert_eq!(bench.sent_one(), mra);
+    assert_eq!(bench.cm.state(id), Some(State::DelayingReq));
+    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+}
+
+#[test]
+fn one_service_has_one_listener_and_a_mask_many() {
+    let mut bench = Bench::listening();
+    assert_eq!(bench.cm.listen(SERVICE, u64::MAX, 1), Err(CmError::Taken(SERVICE)));
+    let range = ServiceId(0x0106_2000);
+    let many = bench.cm.listen(range, !0xff, 1).unwrap();
+    assert_eq!(
+        bench.cm.listen(ServiceId(0x0106_2007), u64::MAX, 1),
+        Err(CmError::Taken(ServiceId(0x0106_2007)))
+    );
+    assert_eq!(
+        bench.cm.listen(ServiceId(0x0106_0000), !0xffff, 1),
+        Err(CmError::Taken(ServiceId(0x0106_0000)))
+    );
+    bench.inject(Req { service: ServiceId(0x0106_20ab), ..req() });
+    let (_, Event::Requested(requested)) = bench.event() else { panic!() };
+    assert_eq!((requested.listener, requested.service), (Some(many), ServiceId(0x0106_20ab)));
+    bench.cm.unlisten(bench.now, many);
+    bench.cm.listen(ServiceId(0x0106_2007), u64::MAX, 1).unwrap();
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_changes_nothing() {
+    let mut bench = Bench::listening();
+    let too_long = [0; 93];
+    assert_eq!(
+        bench.cm.connect(bench.now, &request(&too_long)),
+        Err(CmError::PrivateData { len: 93, max: 92 })
+    );
+    let mut unset = request(b"");
+    unset.path.av.sgid_index = 1;
+    assert_eq!(bench.cm.connect(bench.now, &unset), Err(CmError::Gid(1)));
+    let datagram = Request { qp_type: QpType::Ud, ..request(b"") };
+    assert_eq!(bench.cm.connect(bench.now, &datagram), Err(CmError::Datagram));
+    let id = bench.requested();
+    let long = [0; 197];
+    assert!(matches!(bench.cm.accept(bench.now, id, &reply(&long)), Err(CmError::PrivateData { .. })));
+    assert_eq!(bench.cm.reject(bench.now, id, RejReason::Consumer, &[0; 73], b""), Err(CmError::Info(73)));
+    assert!(matches!(bench.cm.ready(bench.now, id, b""), Err(CmError::State { state: State::ReqRcvd, .. })));
+    assert_eq!(bench.cm.state(id), Some(State::ReqRcvd));
+    bench.quiet();
+}
+
+#[test]
+fn every_service_of_queue_pairs_has_its_code_and_its_attributes() {
+    for (qp_type, transport, extended) in [
+        (QpType::Rc, TransportService::Rc, 0),
+        (QpType::Uc, TransportService::Uc, 0),
+        (QpType::XrcSend, TransportService::Extended, 1),
+    ] {
+        let mut bench = Bench::new();
+        let id = bench.cm.connect(bench.now, &Request { qp_type, ..request(b"") }).unwrap();
+        let Message::Req(ours) = bench.sent_one() else { panic!() };
+        assert_eq!((ours.transport, ours.extended_transport), (transport, extended));
+        bench.inject(rep(id));
+        let (rtr, rts) = (bench.cm.rtr(id).unwrap(), bench.cm.rts(id).unwrap());
+        crate::transport::state::check(qp_type, QpState::Init, &rtr).unwrap();
+        crate::transport::state::check(qp_type, QpState::Rtr, &rts).unwrap();
+
+        let mut bench = Bench::listening();
+        bench.inject(Req { transport, extended_transport: extended, ..req() });
+        let (id, Event::Requested(requested)) = bench.event() else { panic!() };
+        let theirs = if qp_type == QpType::XrcSend { QpType::XrcRecv } else { qp_type };
+        assert_eq!(requested.qp_type, theirs);
+        bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+        crate::transport::state::check(theirs, QpState::Init, &bench.cm.rtr(id).unwrap()).unwrap();
+        crate::transport::state::check(theirs, QpState::Rtr, &bench.cm.rts(id).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn an_alternate_path_goes_along_and_may_be_declined() {
+    let mut bench = Bench::new();
+    let mut other = path();
+    other.av =
+        crate::transport::AddressVector { sgid_index: 0, ..crate::transport::AddressVector::to(gid(102)) };
+    let id = bench.cm.connect(bench.now, &Request { alternate: Some(other), ..request(b"") }).unwrap();
+    let Message::Req(ours) = bench.sent_one() else { panic!() };
+    assert_eq!((ours.alternate.local_gid, ours.alternate.remote_gid), (gid(101), gid(102)));
+    bench.inject(rep(id));
+    assert!(bench.cm.rtr(id).unwrap().alt_path.is_some_and(|p| p.av.dgid == gid(102)));
+    assert!(bench.cm.rts(id).unwrap().path_mig_state.is_some());
+
+    let mut bench = Bench::listening();
+    let mut theirs = req();
+    theirs.alternate = PathInfo { local_gid: gid(102), remote_gid: gid(101), ..theirs.primary };
+    bench.inject(theirs);
+    let (id, Event::Requested(requested)) = bench.event() else { panic!() };
+    assert_eq!(requested.alternate.map(|p| (p.av.dgid, p.av.sgid_index)), Some((gid(102), 0)));
+    bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+    let Message::Rep(rep) = bench.sent_one() else { panic!() };
+    assert_eq!(rep.failover, 2, "rejected");
+    assert_eq!(bench.cm.rtr(id).unwrap().alt_path, None);
+}
+
+#[test]
+fn ids_are_of_the_processs_part() {
+    let ids = CommIds { prefix: 5, bits: 6 };
+    let mut bench = Bench::with(CmConfig { ids, ..config() });
+    for _ in 0..100 {
+        let id = bench.cm.connect(bench.now, &request(b"")).unwrap();
+        assert_eq!(id.0.0 >> 26, 5);
+    }
+    let sidr = SidrRequest {
+        service: SERVICE,
+        path: path(),
+        response_timeout: AckTimeout::new(10),
+        max_cm_retries: 1,
+        private_data: b"",
+    };
+    assert_eq!(bench.cm.sidr_request(bench.now, &sidr).unwrap().0.0 >> 26, 5);
+    assert_eq!(Qpn::PART_BITS, 6, "as queue pair numbers");
+}

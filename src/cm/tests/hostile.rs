@@ -1,0 +1,288 @@
+//! Peers that mean no good, or do not know what they do.
+
+use super::bench::*;
+use crate::cm::*;
+use crate::transport::{AddressVector, Instant};
+use crate::wire::mad::*;
+use crate::wire::{Gid, Mtu, Qpn};
+
+#[test]
+fn what_is_no_message_is_counted_and_dropped() {
+    let mut bench = Bench::listening();
+    let good = Mad { transaction: 1, modifier: 0, message: req().into() }.bytes();
+    bench.cm.handle_mad(bench.now, &arrival(), &good[..255]);
+    bench.cm.handle_mad(bench.now, &arrival(), &[]);
+    let mut wrong = good;
+    wrong[1] = 3;
+    bench.cm.handle_mad(bench.now, &arrival(), &wrong);
+    assert_eq!(bench.cm.counters().malformed, 3);
+    bench.cm.handle_mad(bench.now, &Arrival { src_qpn: Qpn::new(17), ..arrival() }, &good);
+    assert_eq!(bench.cm.counters().wrong_qpn, 1);
+    bench.quiet();
+    bench.empty();
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused_with_what_would_be_right() {
+    let refused = |req: Req| {
+        let mut bench = Bench::with(CmConfig { max_mtu: Mtu::Mtu2048, ..config() });
+        bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+        bench.inject(req);
+        assert_eq!(bench.events(), []);
+        let rej = bench.sent_rej();
+        assert_eq!((rej.local, rej.remote, rej.message), (CommId(0), PEER_ID, Rejected::Req));
+        bench.empty();
+        (rej.reason, rej.info().to_vec())
+    };
+    assert_eq!(refused(Req { service: ServiceId(1), ..req() }).0, RejReason::InvalidServiceId);
+    assert_eq!(refused(Req { mtu: Some(Mtu::Mtu4096), ..req() }), (RejReason::InvalidMtu, vec![4]));
+    assert_eq!(refused(Req { mtu: None, ..req() }).0, RejReason::InvalidMtu);
+    assert_eq!(refused(Req { transport: TransportService::Rd, ..req() }).0, RejReason::InvalidTransport);
+    let extended = Req { transport: TransportService::Extended, extended_transport: 2, ..req() };
+    assert_eq!(refused(extended).0, RejReason::InvalidTransport);
+    let mut elsewhere = req();
+    elsewhere.primary.remote_gid = gid(77);
+    assert_eq!(refused(elsewhere), (RejReason::PrimaryGid, our_gid().0.to_vec()));
+    let mut nowhere = req();
+    nowhere.primary.local_gid = Gid::default();
+    assert_eq!(refused(nowhere).0, RejReason::PrimaryGid);
+    let mut elsewhere = req();
+    elsewhere.alternate = PathInfo { local_gid: gid(2), remote_gid: gid(77), ..PathInfo::default() };
+    assert_eq!(refused(elsewhere).0, RejReason::AlternateGid);
+}
+
+#[test]
+fn a_flood_of_requests_fills_the_backlog_and_no_more() {
+    let mut bench = Bench::new();
+    bench.cm.listen(SERVICE, u64::MAX, 100).unwrap();
+    let (mut rejected, mut requested) = (0, 0);
+    for i in 0..10_000 {
+        bench.inject(Req { local: CommId(i + 1), qpn: Qpn::new(0x1000 + i), ..req() });
+        requested += bench.events().len();
+        for message in bench.sent() {
+            assert!(matches!(message, Message::Rej(rej) if rej.reason == RejReason::NoResources));
+            rejected += 1;
+        }
+    }
+    assert_eq!((requested, rejected), (100, 9900));
+    assert_eq!(bench.cm.population(), (100, 0));
+    assert_eq!(bench.cm.counters().backlog_full, 9900);
+    bench.cm.check();
+}
+
+#[test]
+fn a_request_that_a_program_has_taken_makes_room() {
+    let mut bench = Bench::with(CmConfig { max_connections: 3, ..config() });
+    bench.cm.listen(SERVICE, u64::MAX, 1).unwrap();
+    let ask = |bench: &mut Bench, i: u32| {
+        bench.inject(Req { local: CommId(i), qpn: Qpn::new(0x1000 + i), ..req() });
+        bench.cm.poll_event().map(|(id, _)| id)
+    };
+    for i in 1..=3 {
+        let id = ask(&mut bench, i).unwrap();
+        assert_eq!(ask(&mut bench, 100), None, "full");
+        bench.cm.taken(id);
+        bench.cm.taken(id);
+    }
+    // Room there is, but for how many may be in all.
+    assert_eq!(ask(&mut bench, 4), None);
+    assert_eq!(bench.cm.counters().too_many, 1);
+    assert_eq!(bench.cm.connect(bench.now, &request(b"")), Err(CmError::TooMany(3)));
+    bench.cm.check();
+}
+
+#[test]
+fn answers_to_a_flood_that_nobody_sends_are_dropped() {
+    let mut bench = Bench::with(CmConfig { max_answers: 10, ..config() });
+    for i in 0..1000 {
+        bench.inject(Req { local: CommId(i + 1), ..req() });
+    }
+    assert_eq!(bench.sent().len(), 10);
+    assert_eq!(bench.cm.counters().answers_dropped, 990);
+    bench.empty();
+}
+
+#[test]
+fn messages_for_connections_that_are_not_there() {
+    let mut bench = Bench::new();
+    let (local, remote) = (PEER_ID, CommId(0x4242));
+    bench.inject(Rtu { local, remote, ..Rtu::default() });
+    bench.inject(Rej { local, remote, ..Rej::default() });
+    bench.inject(Rej { local, reason: RejReason::Timeout, ..Rej::default() });
+    bench.inject(Drep { local, remote, ..Drep::default() });
+    bench.inject(Mra { local, remote, ..Mra::default() });
+    bench.inject(Apr { local, remote, ..Apr::default() });
+    bench.inject(SidrRep { request: remote, ..SidrRep::default() });
+    bench.quiet();
+    bench.inject(Rep { local, remote, ..Rep::default() });
+    assert_eq!(bench.sent_rej().reason, RejReason::InvalidCommId);
+    bench.inject(Dreq { local, remote, ..Dreq::default() });
+    assert!(matches!(bench.sent_one(), Message::Drep(d) if d.remote == local && d.local == remote));
+    assert_eq!(bench.cm.counters().unknown, 9);
+    bench.empty();
+}
+
+#[test]
+fn a_reply_from_elsewhere_is_none() {
+    let mut bench = Bench::new();
+    let id = bench.asked();
+    bench.inject_as(&arrival_from(gid(66)), 1, rep(id));
+    bench.inject_as(&arrival_from(gid(66)), 1, Rej { remote: id.0, ..Rej::default() });
+    bench.quiet();
+    assert_eq!(bench.cm.counters().wrong_peer, 2);
+    bench.inject(rep(id));
+    assert_eq!(bench.events().len(), 1);
+    // Nor one by another name, now that the peer's is known.
+    bench.inject(Rep { local: CommId(3), ..rep(id) });
+    bench.quiet();
+}
+
+#[test]
+fn a_reply_with_a_queue_pair_that_cannot_be_ends_the_attempt() {
+    for qpn in [Qpn::GSI, Qpn::MULTICAST] {
+        let mut bench = Bench::new();
+        let id = bench.asked();
+        bench.inject(Rep { qpn, ..rep(id) });
+        assert_eq!(bench.sent_rej().reason, RejReason::UnsupportedRequest);
+        assert!(matches!(bench.event(), (of, Event::Rejected(_)) if of == id));
+        bench.empty();
+    }
+}
+
+/// A queue pair has one connection: a peer that has a new one with it has lost the old (IBA 12.9.8.3.1).
+#[test]
+fn stale_connections_are_refused_and_end() {
+    let mut bench = Bench::listening();
+    let old = bench.server();
+    bench.inject(Req { local: CommId(0x8888), ..req() });
+    let sent = bench.sent();
+    assert!(matches!(sent[0], Message::Dreq(d) if d.local == old.0), "{sent:?}");
+    assert!(matches!(sent[1], Message::Rej(r) if r.reason == RejReason::StaleConnection));
+    bench.inject(Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
+    assert!(matches!(bench.event(), (of, Event::Disconnected { .. }) if of == old));
+    // Its next attempt finds the queue pair free.
+    bench.inject(Req { local: CommId(0x8889), ..req() });
+    assert_eq!(bench.events().len(), 1);
+    // A replay of the first request is none.
+    bench.inject(req());
+    assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
+
+    // Another host that claims the same adapter ends nothing, and is another.
+    let mut bench = Bench::listening();
+    let old = bench.server();
+    let mut theirs = req();
+    theirs.primary.local_gid = gid(66);
+    bench.inject_as(&arrival_from(gid(66)), 1, theirs);
+    assert_eq!(bench.cm.state(old), Some(State::Established));
+    assert!(matches!(bench.event(), (id, Event::Requested(_)) if id != old));
+
+    // Nor does a queue pair whose connection the peer has ended itself.
+    let mut bench = Bench::listening();
+    let old = bench.server();
+    bench.inject(Dreq { local: PEER_ID, remote: old.0, remote_qpn: OUR_QPN, ..Dreq::default() });
+    bench.events();
+    bench.inject(Req { local: CommId(0x8888), ..req() });
+    assert!(matches!(bench.event(), (id, Event::Requested(_)) if id != old));
+    assert_eq!(bench.cm.state(old), Some(State::DreqRcvd));
+    // And one that we want to end is at its end.
+    let mut bench = Bench::listening();
+    let old = bench.server();
+    bench.cm.disconnect(bench.now, old, b"").unwrap();
+    bench.inject(Req { local: CommId(0x8888), ..req() });
+    let events = bench.events();
+    assert!(
+        matches!(events[..], [Event::Disconnected { private_data: None }, Event::Requested(_)]),
+        "{events:?}"
+    );
+    assert_eq!(bench.cm.state(old), Some(State::TimeWait));
+
+    // A reply with the queue pair of another connection is one, too.
+    let mut bench = Bench::new();
+    bench.client();
+    let id = bench.asked();
+    bench.inject(Rep { local: CommId(0x9999), ..rep(id) });
+    let kinds: Vec<MessageKind> = bench.sent().iter().map(Message::kind).collect();
+    assert_eq!(kinds, [MessageKind::Dreq, MessageKind::Rej]);
+    assert!(
+        matches!(bench.event(), (of, Event::Rejected(r)) if of == id && r.reason == RejReason::StaleConnection)
+    );
+    bench.cm.check();
+}
+
+#[test]
+fn an_id_that_the_peer_gives_to_another_connection_is_stale() {
+    let mut bench = Bench::listening();
+    bench.server();
+    bench.inject(Req { qpn: Qpn::new(0x999), ..req() });
+    assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
+}
+
+/// Every message in every state: the tables agree afterwards, and all ends in time.
+#[test]
+fn any_message_in_any_state_leaves_the_tables_in_order() {
+    type Begin = (bool, fn(&mut Bench) -> ConnId);
+    let states: [Begin; 6] = [
+        (false, Bench::asked),
+        (true, Bench::requested),
+        (true, Bench::accepted),
+        (false, Bench::client),
+        (true, Bench::server),
+        (false, |b| b.cm.sidr_request(b.now, &super::sidr::question(b"")).unwrap()),
+    ];
+    for (listening, begin) in states {
+        for first in MessageKind::ALL {
+            for second in MessageKind::ALL {
+                let mut bench = if listening { Bench::listening() } else { Bench::new() };
+                let id = begin(&mut bench);
+                for kind in [first, second] {
+                    let message = addressed(*kind, id);
+                    bench.inject(message);
+                    bench.cm.check();
+                }
+                let ids: Vec<ConnId> = bench.cm.connections.keys().map(|id| ConnId(*id)).collect();
+                ids.into_iter().for_each(|id| bench.cm.release(bench.now, id));
+                bench.pass(std::time::Duration::from_secs(10_000));
+                bench.empty();
+            }
+        }
+    }
+}
+
+/// A message of a kind that claims to be of the connection.
+fn addressed(kind: MessageKind, id: ConnId) -> Message {
+    let (local, remote) = (PEER_ID, id.0);
+    match kind {
+        MessageKind::Req => req().into(),
+        MessageKind::Mra => Mra { local, remote, ..Mra::default() }.into(),
+        MessageKind::Rej => Rej { local, remote, ..Rej::default() }.into(),
+        MessageKind::Rep => rep(id).into(),
+        MessageKind::Rtu => Rtu { local, remote, ..Rtu::default() }.into(),
+        MessageKind::Dreq => Dreq { local, remote, remote_qpn: OUR_QPN, ..Dreq::default() }.into(),
+        MessageKind::Drep => Drep { local, remote, ..Drep::default() }.into(),
+        MessageKind::SidrReq => SidrReq { request: PEER_ID, service: SERVICE, ..SidrReq::default() }.into(),
+        MessageKind::SidrRep => SidrRep { request: remote, ..SidrRep::default() }.into(),
+        MessageKind::Lap => Lap {
+            local,
+            remote,
+            remote_qpn: OUR_QPN,
+            local_gid: peer_gid(),
+            remote_gid: our_gid(),
+            ..Lap::default()
+        }
+        .into(),
+        MessageKind::Apr => Apr { local, remote, ..Apr::default() }.into(),
+    }
+}
+
+#[test]
+fn time_that_stands_still_or_is_at_its_end_does_no_harm() {
+    let mut bench = Bench::new();
+    bench.now = Instant(u64::MAX);
+    let id = bench.asked();
+    bench.cm.handle_timeout(Instant(0));
+    assert_eq!(bench.cm.state(id), Some(State::ReqSent));
+    let av = AddressVector::to(peer_gid());
+    assert!(
+        bench.cm.connect(bench.now, &Request { path: Path::to(av, Mtu::Mtu256), ..request(b"") }).is_ok()
+    );
+}

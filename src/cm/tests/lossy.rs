@@ -1,0 +1,287 @@
+//! Two managers and programs that use them, over a network that loses, repeats and delays.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rand_pcg::Pcg32;
+use rand_pcg::rand_core::Rng;
+
+use super::bench::{SERVICE, gid};
+use crate::cm::*;
+use crate::transport::{AddressVector, Instant};
+use crate::wire::mad::{CommId, RejReason};
+use crate::wire::{Mtu, Psn, Qpn};
+
+/// In 1/256, but for the longest delay.
+#[derive(Clone, Copy, Debug)]
+pub struct Faults {
+    pub lose: u8,
+    pub repeat: u8,
+    pub delay: Duration,
+    /// Of programs: to refuse, to forget a connection at any event.
+    pub refuse: u8,
+    pub forget: u8,
+}
+
+impl Faults {
+    pub const NONE: Faults =
+        Faults { lose: 0, repeat: 0, delay: Duration::from_micros(10), refuse: 0, forget: 0 };
+}
+
+/// What a program knows of a connection.
+#[derive(Debug, Default)]
+pub struct Progress {
+    pub established: bool,
+    /// How it ended, in the program's view.
+    pub ended: Option<&'static str>,
+    pub forgotten: bool,
+}
+
+pub struct World {
+    pub cms: [Cm; 2],
+    pub now: Instant,
+    pub ends: [BTreeMap<CommId, Progress>; 2],
+    random: Pcg32,
+    faults: Faults,
+    flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
+    flown: u64,
+    /// Programs disconnect at their time.
+    leaving: BTreeMap<(Instant, u64), (usize, ConnId)>,
+    next_qpn: u32,
+}
+
+impl World {
+    pub fn new(seed: u64, faults: Faults) -> World {
+        let cm = |i: u8| Cm::new(CmConfig::new(u64::from(i), vec![gid(i)]), seed * 2 + u64::from(i));
+        World {
+            cms: [cm(1), cm(2)],
+            now: Instant(0),
+            ends: Default::default(),
+            random: Pcg32::new(seed, 5),
+            faults,
+            flying: BTreeMap::new(),
+            flown: 0,
+            leaving: BTreeMap::new(),
+            next_qpn: 2,
+        }
+    }
+
+    fn chance(&mut self, of_256: u8) -> bool {
+        (self.random.next_u32() & 0xff) < u32::from(of_256)
+    }
+
+    fn soon(&mut self, at_most: Duration) -> Instant {
+        self.now + Duration::from_nanos(u64::from(self.random.next_u32()) % at_most.as_nanos().max(1) as u64)
+    }
+
+    fn qp(&mut self) -> LocalQp {
+        self.next_qpn += 1;
+        LocalQp { qpn: Qpn::new(self.next_qpn), psn: Psn::new(7), srq: false }
+    }
+
+    fn request(&mut self, side: usize) -> Request<'static> {
+        let path = Path::to(AddressVector::to(gid(2 - side as u8)), Mtu::Mtu1024);
+        Request::new(SERVICE, self.qp(), path, b"hello")
+    }
+
+    pub fn connect(&mut self, side: usize) {
+        let request = self.request(side);
+        let id = self.cms[side].connect(self.now, &request).unwrap();
+        self.ends[side].insert(id.0, Progress::default());
+        self.collect();
+    }
+
+    /// Both ask each other at once; `order` says whose message is the first.
+    pub fn cross(&mut self, order: usize) {
+        for side in [order, 1 - order] {
+            let request = Request { peer_to_peer: true, ..self.request(side) };
+            let id = self.cms[side].connect(self.now, &request).unwrap();
+            self.ends[side].insert(id.0, Progress::default());
+        }
+        self.collect();
+    }
+
+    /// Puts what is sent on the wire, and lets programs act, until there is nothing more.
+    fn collect(&mut self) {
+        loop {
+            let mut idle = true;
+            for side in 0..2 {
+                while let Some(out) = self.cms[side].poll_transmit() {
+                    idle = false;
+                    assert_eq!(out.to.dgid, gid(2 - side as u8));
+                    let copies = if self.chance(self.faults.lose) { 0 } else { 1 };
+                    let more = if self.chance(self.faults.repeat) { 1 } else { 0 };
+                    for _ in 0..copies + more {
+                        let at = self.soon(self.faults.delay) + Duration::from_nanos(1);
+                        self.flown += 1;
+                        self.flying.insert((at, self.flown), (1 - side, out.mad.to_vec()));
+                    }
+                }
+                while let Some((id, event)) = self.cms[side].poll_event() {
+                    idle = false;
+                    self.act(side, id, event);
+                }
+            }
+            if idle {
+                return;
+            }
+        }
+    }
+
+    /// A program's answer to an event.
+    fn act(&mut self, side: usize, id: ConnId, event: Event) {
+        if let Event::Requested(_) = event {
+            let progress = self.ends[side].entry(id.0).or_default();
+            assert!(progress.ended.is_none(), "an end that begins again");
+        }
+        let progress = self.ends[side].get_mut(&id.0).expect("an event of a connection that is there");
+        assert!(!progress.forgotten, "{event:?} of a connection that is forgotten");
+        assert_eq!(progress.ended, None, "{event:?} after the end");
+        if self.chance(self.faults.forget) {
+            self.ends[side].get_mut(&id.0).unwrap().forgotten = true;
+            return self.cms[side].release(self.now, id);
+        }
+        let now = self.now;
+        let refuses = matches!(event, Event::Requested(_)) && self.chance(self.faults.refuse);
+        let progress = self.ends[side].get_mut(&id.0).unwrap();
+        match event {
+            Event::Requested(_) if refuses => {
+                progress.ended = Some("refused");
+                self.cms[side].reject(now, id, RejReason::Consumer, b"", b"no").unwrap();
+            }
+            Event::Requested(_) => {
+                let reply = Reply { qp: self.qp(), ..super::bench::reply(b"welcome") };
+                self.cms[side].accept(now, id, &reply).unwrap();
+            }
+            Event::Accepted(accepted) => {
+                assert_eq!(&accepted.private_data[..7], b"welcome");
+                progress.established = true;
+                self.cms[side].ready(now, id, b"").unwrap();
+                self.leave_later(side, id);
+            }
+            Event::Established(_) => {
+                progress.established = true;
+                self.leave_later(side, id);
+            }
+            Event::Rejected(_) => progress.ended = Some("rejected"),
+            Event::Unreachable => progress.ended = Some("unreachable"),
+            Event::DisconnectRequested(_) => self.cms[side].disconnect(now, id, b"").unwrap(),
+            Event::Disconnected { .. } => {}
+            Event::TimeWaitOver => progress.ended = Some("time-wait"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn leave_later(&mut self, side: usize, id: ConnId) {
+        let at = self.soon(Duration::from_secs(4));
+        self.flown += 1;
+        self.leaving.insert((at, self.flown), (side, id));
+    }
+
+    /// Goes on until there is nothing left to do. `false` if that takes more than a day.
+    pub fn run_until_idle(&mut self) {
+        loop {
+            let timers = self.cms.each_ref().map(|cm| cm.poll_timeout());
+            let next = [self.flying.keys().next(), self.leaving.keys().next()].map(|k| k.map(|k| k.0));
+            let Some(at) = timers.into_iter().chain(next).flatten().min() else { return };
+            assert!(at < Instant(0) + Duration::from_secs(86_400), "it does not end");
+            self.now = at.max(self.now);
+            if next[0] == Some(at) {
+                let (_, (side, mad)) = self.flying.pop_first().unwrap();
+                let from = AddressVector::to(gid(2 - side as u8));
+                self.cms[side].handle_mad(at, &Arrival { from, src_qpn: Qpn::GSI }, &mad);
+            } else if next[1] == Some(at) {
+                let (_, (side, id)) = self.leaving.pop_first().unwrap();
+                if self.cms[side].state(id).is_some() {
+                    self.cms[side].disconnect(self.now, id, b"bye").unwrap();
+                }
+            } else {
+                self.cms.iter_mut().for_each(|cm| cm.handle_timeout(at));
+            }
+            self.cms.iter().for_each(Cm::check);
+            self.collect();
+        }
+    }
+
+    /// Every end that a program has not forgotten has ended, once; and nothing is left.
+    fn all_ended(&self) {
+        for side in &self.ends {
+            for (id, progress) in side {
+                assert!(progress.forgotten || progress.ended.is_some(), "{id:?}: {progress:?}");
+            }
+        }
+        self.cms.iter().for_each(|cm| assert_eq!(cm.population(), (0, 0)));
+    }
+}
+
+fn play(seed: u64, faults: Faults, connections: usize) -> World {
+    let mut world = World::new(seed, faults);
+    for cm in &mut world.cms {
+        cm.listen(SERVICE, u64::MAX, 1000).unwrap();
+    }
+    for i in 0..connections {
+        world.connect(i % 2);
+    }
+    world.run_until_idle();
+    world.all_ended();
+    world
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever the network and the programs do, every end ends once, and nothing is kept.
+    #[test]
+    fn every_connection_ends(
+        seed: u64,
+        lose: u8,
+        repeat in 0..100_u8,
+        delay in 1..20_000_000_u64,
+        refuse in 0..60_u8,
+        forget in 0..60_u8,
+    ) {
+        let delay = Duration::from_micros(delay);
+        play(seed >> 1, Faults { lose, repeat, delay, refuse, forget }, 6);
+    }
+
+    /// What a network loses now and then is made good for.
+    #[test]
+    fn losses_are_made_good_for(seed: u64, lose in 0..70_u8, repeat in 0..100_u8, delay in 1..1_000_000_u64) {
+        let delay = Duration::from_micros(delay);
+        let faults = Faults { lose, repeat, delay, ..Faults::NONE };
+        let world = play(seed >> 1, faults, 6);
+        for progress in world.ends[0].values().chain(world.ends[1].values()) {
+            prop_assert_eq!(progress.ended, Some("time-wait"), "{:?}", progress);
+        }
+        let ends = world.ends.each_ref().map(|e| e.len());
+        prop_assert_eq!(ends, [6, 6]);
+    }
+}
+
+#[test]
+fn a_seed_plays_the_same_again() {
+    let faults = Faults { lose: 60, repeat: 60, delay: Duration::from_secs(3), refuse: 20, forget: 20 };
+    let story = |seed| {
+        let world = play(seed, faults, 10);
+        (world.now, world.flown, *world.cms[0].counters(), *world.cms[1].counters())
+    };
+    assert_eq!(story(3), story(3));
+    assert_ne!(story(3), story(4));
+}
+
+#[test]
+fn thousands_of_connections_in_sequence_and_a_thousand_at_once_leave_nothing() {
+    let mut world = play(1, Faults::NONE, 1000);
+    assert!(world.ends.iter().flatten().all(|(_, p)| p.established));
+    for i in 0..10_000 {
+        world.connect(i % 2);
+        if i % 100 == 99 {
+            world.run_until_idle();
+        }
+    }
+    world.run_until_idle();
+    world.all_ended();
+    assert_eq!(world.ends.each_ref().map(|e| e.len()), [11_000, 11_000]);
+    assert!(world.ends.iter().flatten().all(|(_, p)| p.established && p.ended == Some("time-wait")));
+}

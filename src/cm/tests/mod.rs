@@ -1,0 +1,9 @@
+mod alternate;
+mod bench;
+mod crossing;
+mod handshake;
+mod hostile;
+mod leaving;
+mod lossy;
+mod sidr;
+mod silence;

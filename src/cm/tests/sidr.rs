@@ -1,0 +1,133 @@
+//! Service ID resolution.
+
+use std::time::Duration;
+
+use super::bench::*;
+use crate::cm::*;
+use crate::wire::mad::*;
+use crate::wire::{AckTimeout, PKey, QKey, Qpn};
+
+pub fn question(private_data: &[u8]) -> SidrRequest<'_> {
+    SidrRequest {
+        service: SERVICE,
+        path: path(),
+        response_timeout: AckTimeout::new(20),
+        max_cm_retries: 15,
+        private_data,
+    }
+}
+
+fn asked() -> SidrReq {
+    let mut req =
+        SidrReq { request: CommId(0x55), pkey: PKey::DEFAULT, service: SERVICE, private_data: [0; 216] };
+    req.private_data[215] = 1;
+    req
+}
+
+fn answer(private_data: &[u8]) -> SidrReply<'_> {
+    SidrReply {
+        status: SidrStatus::Valid,
+        qpn: Qpn::new(0x333),
+        qkey: QKey(0x0123_4567),
+        ece: Ece { vendor_id: 0x1_2345, options: 6 },
+        info: b"",
+        private_data,
+    }
+}
+
+#[test]
+fn a_question_and_its_answer() {
+    let mut bench = Bench::new();
+    let id = bench.cm.sidr_request(bench.now, &question(b"who?")).unwrap();
+    let Message::SidrReq(req) = bench.sent_one() else { panic!() };
+    assert_eq!((req.request, req.service, &req.private_data[..4]), (id.0, SERVICE, &b"who?"[..]));
+    let mut rep = SidrRep {
+        request: id.0,
+        qpn: Qpn::new(0x333),
+        service: SERVICE,
+        qkey: QKey(0x0123_4567),
+        info_len: 1,
+        ..SidrRep::default()
+    };
+    rep.info[0] = 4;
+    // From elsewhere it is none.
+    bench.inject_as(&arrival_from(gid(9)), 1, rep);
+    bench.quiet();
+    bench.inject(rep);
+    let (of, Event::SidrAnswered(answered)) = bench.event() else { panic!() };
+    assert_eq!((of, answered.status, answered.qpn), (id, SidrStatus::Valid, Qpn::new(0x333)));
+    assert_eq!((answered.qkey, &answered.info[..]), (QKey(0x0123_4567), &[4][..]));
+    bench.empty();
+    bench.inject(rep);
+    bench.quiet();
+}
+
+#[test]
+fn a_server_answers_and_answers_again() {
+    let mut bench = Bench::listening();
+    bench.inject_as(&arrival(), 0x9, asked());
+    let (id, Event::SidrRequested(requested)) = bench.event() else { panic!() };
+    assert_eq!(
+        (requested.service, requested.from.dgid, requested.private_data[215]),
+        (SERVICE, peer_gid(), 1)
+    );
+    bench.inject_as(&arrival(), 0x9, asked());
+    bench.quiet();
+    bench.cm.sidr_reply(bench.now, id, &answer(b"me")).unwrap();
+    let sent = bench.sent_mads();
+    let Message::SidrRep(rep) = sent[0].message else { panic!() };
+    assert_eq!((sent[0].transaction, sent[0].modifier, rep.vendor_id()), (0x9, 6, 0x1_2345));
+    assert_eq!((rep.request, rep.qpn, rep.qkey), (CommId(0x55), Qpn::new(0x333), QKey(0x0123_4567)));
+    assert_eq!((rep.service, &rep.private_data[..3]), (SERVICE, &b"me\0"[..]));
+    bench.inject_as(&arrival(), 0x9, asked());
+    assert_eq!(bench.sent_mads(), sent);
+    // Another host's question of the same name is another.
+    bench.inject_as(&arrival_from(gid(9)), 0x9, asked());
+    assert_eq!(bench.events().len(), 1);
+    assert_eq!(bench.cm.sidr_reply(bench.now, id, &answer(b"")), Err(CmError::Unknown(id)));
+    bench.pass(Duration::from_secs(3));
+    assert_eq!(bench.cm.population(), (1, 0));
+}
+
+#[test]
+fn a_name_that_is_used_again_is_another_question() {
+    let mut bench = Bench::listening();
+    bench.cm.listen(ServiceId(5), u64::MAX, 1).unwrap();
+    bench.inject(asked());
+    bench.inject(SidrReq { service: ServiceId(5), ..asked() });
+    assert_eq!(bench.events().len(), 2);
+    bench.cm.check();
+}
+
+#[test]
+fn who_serves_nothing_says_so() {
+    let mut bench = Bench::new();
+    bench.inject(asked());
+    let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
+    assert_eq!((rep.status, rep.request), (SidrStatus::Unsupported, CommId(0x55)));
+    bench.empty();
+
+    let mut bench = Bench::listening();
+    bench.inject(asked());
+    let (id, _) = bench.event();
+    bench.cm.release(bench.now, id);
+    let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
+    assert_eq!(rep.status, SidrStatus::Rejected);
+}
+
+#[test]
+fn questions_fill_the_backlog_too() {
+    let mut bench = Bench::new();
+    let listener = bench.cm.listen(SERVICE, u64::MAX, 2).unwrap();
+    for i in 0..3 {
+        bench.inject(SidrReq { request: CommId(i), ..asked() });
+    }
+    let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
+    assert_eq!((rep.status, rep.request), (SidrStatus::NoQp, CommId(2)));
+    // Nobody has seen the others: with their listener, they are refused.
+    bench.cm.unlisten(bench.now, listener);
+    assert_eq!(bench.sent().len(), 2);
+    assert_eq!(bench.events(), []);
+    bench.pass(Duration::from_secs(3));
+    bench.empty();
+}

@@ -1,0 +1,68 @@
+//! Deadlines: what is not answered is asked again, and given up in the end.
+
+use super::connection::Offer;
+use super::{Cm, Event, State};
+use crate::transport::{Instant, earliest};
+use crate::wire::mad::CommId;
+
+impl Cm {
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        earliest([self.timers.first().map(|t| t.0), self.time_waits.first().map(|t| t.0)])
+    }
+
+    /// Acts on deadlines that are over.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(&(at, id)) = self.timers.first()
+            && at <= now
+        {
+            self.expire(now, id);
+        }
+        while let Some(&(at, id)) = self.time_waits.first()
+            && at <= now
+        {
+            self.end(id, Event::TimeWaitOver);
+        }
+    }
+
+    fn expire(&mut self, now: Instant, id: CommId) {
+        self.arm(id, None);
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        match &mut conn.repeat {
+            Some(repeat) if repeat.left > 0 => {
+                repeat.left -= 1;
+                let (to, kind, mad, wait) = (conn.to, repeat.kind, *repeat.mad, conn.wait.response);
+                self.arm(id, Some(now + wait));
+                self.counters.repeated += 1;
+                self.send(to, mad, kind);
+            }
+            _ => self.give_up(now, id),
+        }
+    }
+
+    fn give_up(&mut self, now: Instant, id: CommId) {
+        self.counters.unanswered += 1;
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        conn.repeat = None;
+        match conn.state {
+            State::ReqSent | State::ReqDelayed | State::RepSent | State::RepDelayed => {
+                self.send_timeout(id);
+                self.end(id, Event::Unreachable);
+            }
+            State::SidrReqSent => self.end(id, Event::Unreachable),
+            State::DreqSent => self.left(now, id, None),
+            State::Established => {
+                conn.offer = Offer::None;
+                self.emit(id, Event::AlternateUnanswered);
+            }
+            // These wait for a program, without a deadline, or are in time-wait.
+            State::ReqRcvd
+            | State::DelayingReq
+            | State::RepRcvd
+            | State::DelayingRep
+            | State::DreqRcvd
+            | State::SidrReqRcvd
+            | State::TimeWait => {}
+        }
+    }
+}

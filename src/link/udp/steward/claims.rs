@@ -1,0 +1,220 @@
+//! A process's side of QP1: the services that it has, and what asks for them.
+//!
+//! A service is a unix socket whose abstract name has its ID and the address in it: who has the name has the service. The
+//! steward sends on to it what asks for the service.
+
+use std::collections::HashMap;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, recvmsg, socket_with, sockopt,
+};
+
+use super::Place;
+use super::inquiry::{self, Inquiry};
+use crate::link::{ClaimError, RxBurst};
+use crate::transport::Instant;
+use crate::wire::IpIdent;
+use crate::wire::mad::ServiceId;
+
+/// How often the sockets are looked at: whoever polls without a pause would else pay for a system call each time.
+const NAP: Duration = Duration::from_micros(50);
+
+/// Sockets looked at, and datagrams taken from one of them, in a turn.
+const BATCH: usize = 16;
+
+/// The services of a process at one address.
+pub(in super::super) struct Claims {
+    place: Place,
+    any_user: bool,
+    sockets: HashMap<ServiceId, OwnedFd>,
+    /// Watches the sockets.
+    epoll: Epoll,
+    looked: Instant,
+    /// What came from who is not to be trusted, or is no inquiry.
+    foreign: u64,
+}
+
+impl Claims {
+    pub fn new(place: Place, any_user: bool) -> io::Result<Claims> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let (sockets, looked) = (HashMap::new(), Instant(0));
+        Ok(Claims { place, any_user, sockets, epoll, looked, foreign: 0 })
+    }
+
+    /// Takes a service, if nobody has it.
+    pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
+        if let Some(address) = address.filter(|address| *address != self.place.ip) {
+            return Err(ClaimError::NotLocal { address });
+        }
+        match self.bind(service) {
+            Ok(socket) => {
+                self.sockets.insert(service, socket);
+                Ok(())
+            }
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
+                Err(ClaimError::Taken { service, address: self.place.to_string() })
+            }
+            Err(source) => Err(ClaimError::System { service, source }),
+        }
+    }
+
+    fn bind(&self, service: ServiceId) -> io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        sockopt::set_socket_passcred(&socket, true)?;
+        let name = inquiry::name(&self.place, service);
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, service.0))?;
+        Ok(socket)
+    }
+
+    /// Lets go of it.
+    pub fn release(&mut self, service: ServiceId) {
+        if let Some(socket) = self.sockets.remove(&service) {
+            // A child may have a copy, which would keep it watched.
+            let _ = self.epoll.delete(&socket);
+        }
+    }
+
+    /// Hands over what asks for one of them.
+    pub fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
+        if self.sockets.is_empty() || now.since(self.looked) < NAP {
+            return 0;
+        }
+        self.looked = now;
+        let mut ready = [EpollEvent::empty(); BATCH];
+        let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
+        let mut packets = 0;
+        for service in ready[..count].iter().map(|event| ServiceId(event.data())) {
+            let Some(socket) = self.sockets.get(&service) else { continue };
+            for _ in 0..BATCH {
+                let mut bytes = [0; inquiry::ROOM];
+                let Some(received) = take(socket, &mut bytes) else { break };
+                let is_trusted =
+                    |user: u32| self.any_user || user == 0 || user == nix::unistd::geteuid().as_raw();
+                let len = received.filter(|(_, user)| is_trusted(*user)).map_or(0, |(len, _)| len);
+                match Inquiry::parse(&bytes[..len]) {
+                    Some(Inquiry { flow, packet: data }) => {
+                        sink(RxBurst { flow, ident: IpIdent::Unknown, segment: data.len(), data });
+                        packets += 1;
+                    }
+                    None => self.foreign += 1,
+                }
+            }
+        }
+        packets
+    }
+
+    /// What was dropped.
+    pub fn foreign(&self) -> u64 {
+        self.foreign
+    }
+}
+
+/// Readable when something has come.
+impl AsFd for Claims {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+}
+
+/// Takes a datagram: its length and the user who sent it, if it is whole and the system says who. `None` without any.
+fn take(socket: &OwnedFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags).ok()?;
+    let user = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmCredentials(who) => Some(who.uid.as_raw()),
+        _ => None,
+    });
+    let whole = !got.flags.contains(ReturnFlags::TRUNC);
+    Some(user.filter(|_| whole).map(|user| (got.bytes, user)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred, sendmsg_addr};
+
+    use super::*;
+    use crate::link::udp::UdpOptions;
+    use crate::wire::Flow;
+
+    fn claims(ip: &str, any_user: bool) -> Claims {
+        Claims::new(Place::new(ip.parse().unwrap(), &UdpOptions::default()), any_user).unwrap()
+    }
+
+    fn received(claims: &mut Claims, at: u64) -> Vec<usize> {
+        let mut all = Vec::new();
+        claims.receive(Instant(at * 1_000_000), &mut |burst| all.push(burst.data.len()));
+        all
+    }
+
+    #[test]
+    fn what_comes_from_other_users_is_dropped_unless_all_are_welcome() {
+        let own = nix::unistd::geteuid();
+        let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 230, 1].into(), 4791);
+        let inquiry = Inquiry { flow, packet: &[1; 280] }.bytes();
+        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+        let send = |claims: &Claims, uid: u32| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            // Only root may say that it is another.
+            let who = UCred { uid: rustix::process::Uid::from_raw(uid), ..myself() };
+            assert!(control.push(SendAncillaryMessage::ScmCredentials(who)));
+            let name = inquiry::name(&claims.place, ServiceId(1));
+            let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            sendmsg_addr(&socket, &name, &[IoSlice::new(&inquiry)], &mut control, SendFlags::empty())
+        };
+        for (ip, any_user) in [("127.18.230.1", false), ("127.18.230.2", true)] {
+            let mut claims = claims(ip, any_user);
+            claims.claim(ServiceId(1), None).unwrap();
+            send(&claims, own.as_raw()).unwrap();
+            assert_eq!((received(&mut claims, 1), claims.foreign()), (vec![280], 0));
+            if own.is_root() {
+                send(&claims, 65_534).unwrap();
+                let let_in = if any_user { vec![280] } else { vec![] };
+                assert_eq!((received(&mut claims, 2), claims.foreign()), (let_in, u64::from(!any_user)));
+            } else {
+                assert!(send(&claims, 65_534).is_err());
+            }
+        }
+    }
+
+    fn myself() -> UCred {
+        UCred {
+            pid: rustix::process::getpid(),
+            uid: rustix::process::getuid(),
+            gid: rustix::process::getgid(),
+        }
+    }
+
+    #[test]
+    fn many_services_share_a_look_and_one_without_any_looks_at_nothing() {
+        let mut claims = claims("127.18.231.1", false);
+        let mut delivery = super::super::delivery::Delivery::new().unwrap();
+        let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 231, 1].into(), 4791);
+        for id in 0..40 {
+            claims.claim(ServiceId(id), None).unwrap();
+            let packet = vec![0; 100 + id as usize];
+            let name = inquiry::name(&claims.place, ServiceId(id));
+            delivery.send(&name, Inquiry { flow, packet: &packet }.bytes());
+        }
+        delivery.send(&inquiry::name(&claims.place, ServiceId(3)), b"no inquiry".to_vec());
+        let mut all: Vec<usize> = (1..=3).flat_map(|at| received(&mut claims, at)).collect();
+        all.sort_unstable();
+        assert_eq!((all, claims.foreign()), ((100..140).collect(), 1));
+        (0..40).for_each(|id| claims.release(ServiceId(id)));
+        assert!(received(&mut claims, 9).is_empty());
+        claims.claim(ServiceId(1), None).unwrap();
+    }
+}

@@ -1,0 +1,197 @@
+//! How inquiries reach processes: at once, or a little later, and never so that the steward waits for anybody.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with};
+
+use super::super::socket::unread;
+
+/// A socket takes but ten datagrams or so (`net.unix.max_dgram_qlen`): how many more are kept for one.
+const MOST_OF_ONE: usize = 4096;
+
+/// For all together: some megabytes.
+const MOST: usize = 16_384;
+
+/// For how many sockets.
+const MOST_SOCKETS: usize = 64;
+
+/// How long they are kept: whoever takes none for longer is stopped, and they will be sent again anyway.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Bytes that one socket of ours has in those of others before it is replaced: who does not read is not to keep what is
+/// for others.
+const CLOGGED: usize = 64 << 10;
+
+/// What came of a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// It is there, or will be.
+    Sent,
+    /// Nobody has that name.
+    Nobody,
+    /// There was no room.
+    Lost,
+}
+
+/// Sends datagrams to names.
+pub(super) struct Delivery {
+    socket: OwnedFd,
+    waiting: HashMap<Vec<u8>, Waiting>,
+}
+
+struct Waiting {
+    since: Instant,
+    datagrams: VecDeque<Vec<u8>>,
+}
+
+impl Delivery {
+    pub fn new() -> io::Result<Delivery> {
+        Ok(Delivery { socket: open()?, waiting: HashMap::new() })
+    }
+
+    /// Whether to [`retry`](Self::retry) soon.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub fn send(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
+        if !self.waiting.contains_key(name.as_bytes()) {
+            match self.try_send(name.as_bytes(), &datagram) {
+                Ok(()) => return Outcome::Sent,
+                Err(Errno::AGAIN) => {}
+                Err(Errno::CONNREFUSED) => return Outcome::Nobody,
+                Err(_) => return Outcome::Lost,
+            }
+        }
+        self.keep(name.as_bytes(), datagram)
+    }
+
+    /// Keeps it until its socket has room, if that many can be kept.
+    fn keep(&mut self, name: &[u8], datagram: Vec<u8>) -> Outcome {
+        let all: usize = self.waiting.values().map(|queue| queue.datagrams.len()).sum();
+        if all >= MOST || self.waiting.len() >= MOST_SOCKETS && !self.waiting.contains_key(name) {
+            return Outcome::Lost;
+        }
+        let begin = || Waiting { since: Instant::now(), datagrams: VecDeque::new() };
+        let queue = self.waiting.entry(name.to_vec()).or_insert_with(begin);
+        if queue.datagrams.len() >= MOST_OF_ONE {
+            return Outcome::Lost;
+        }
+        queue.datagrams.push_back(datagram);
+        Outcome::Sent
+    }
+
+    /// Sends what there was no room for, as far as there is now.
+    pub fn retry(&mut self) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|name, queue| {
+            while let Some(datagram) = queue.datagrams.front() {
+                match self.try_send(name, datagram) {
+                    Ok(()) => {
+                        queue.datagrams.pop_front();
+                        queue.since = Instant::now();
+                    }
+                    Err(Errno::AGAIN) => return queue.since.elapsed() < PATIENCE,
+                    Err(_) => return false,
+                }
+            }
+            false
+        });
+        self.waiting = waiting;
+    }
+
+    fn try_send(&mut self, name: &[u8], datagram: &[u8]) -> Result<(), Errno> {
+        let name = SocketAddrUnix::new_abstract_name(name)?;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let outcome = sendto(&self.socket, datagram, flags, &name);
+        if outcome == Err(Errno::AGAIN) && unread(&self.socket) > CLOGGED {
+            // What it has sent stays where it is.
+            self.socket = open()?;
+            return sendto(&self.socket, datagram, flags, &name).map(drop);
+        }
+        outcome.map(drop)
+    }
+}
+
+fn open() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{RecvFlags, bind, recv};
+
+    use super::*;
+
+    fn receiver(name: &str) -> OwnedFd {
+        let socket = open().unwrap();
+        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        socket
+    }
+
+    fn drain(socket: &OwnedFd) -> Vec<u16> {
+        let mut all = Vec::new();
+        let mut bytes = [0; 512];
+        while let Ok((len, _)) = recv(socket, &mut bytes, RecvFlags::DONTWAIT) {
+            assert_eq!(len, 300);
+            all.push(u16::from_be_bytes([bytes[0], bytes[1]]));
+        }
+        all
+    }
+
+    fn datagram(number: u16) -> Vec<u8> {
+        let mut bytes = vec![0; 300];
+        bytes[..2].copy_from_slice(&number.to_be_bytes());
+        bytes
+    }
+
+    #[test]
+    fn what_a_socket_has_no_room_for_comes_later_in_order() {
+        let mut delivery = Delivery::new().unwrap();
+        assert_eq!(delivery.send("urxe-test/delivery/0", datagram(0)), Outcome::Nobody);
+        let socket = receiver("urxe-test/delivery/1");
+        let outcomes: Vec<Outcome> =
+            (0..6000).map(|n| delivery.send("urxe-test/delivery/1", datagram(n))).collect();
+        let sent = outcomes.iter().filter(|o| **o == Outcome::Sent).count();
+        assert!((MOST_OF_ONE..6000).contains(&sent), "{sent}");
+        assert!(outcomes[sent..].iter().all(|o| *o == Outcome::Lost));
+        let mut got = Vec::new();
+        while got.len() < sent {
+            got.extend(drain(&socket));
+            delivery.retry();
+        }
+        assert_eq!(got, (0..sent as u16).collect::<Vec<_>>());
+        assert!(!delivery.is_waiting());
+    }
+
+    #[test]
+    fn those_who_do_not_read_keep_nothing_from_others() {
+        let mut delivery = Delivery::new().unwrap();
+        let names: Vec<String> = (0..200).map(|i| format!("urxe-test/stopped/{i}")).collect();
+        let _stopped: Vec<OwnedFd> = names.iter().map(|name| receiver(name)).collect();
+        for number in 0..20 {
+            for name in &names {
+                delivery.send(name, datagram(number));
+            }
+        }
+        assert!(delivery.waiting.len() <= MOST_SOCKETS);
+        let socket = receiver("urxe-test/awake");
+        for number in 0..50 {
+            assert_eq!(delivery.send("urxe-test/awake", datagram(number)), Outcome::Sent);
+            assert_eq!(drain(&socket), [number]);
+        }
+        // And in the end they are given up.
+        let began = Instant::now();
+        while delivery.is_waiting() {
+            delivery.retry();
+            assert!(began.elapsed() < 2 * PATIENCE);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(began.elapsed() >= PATIENCE / 2);
+    }
+}

@@ -1,0 +1,262 @@
+//! QP1 of a shared address: what finds which process.
+
+use std::time::Duration;
+
+use super::*;
+use crate::link::ClaimError;
+use crate::link::udp::steer;
+use crate::verbs::{AddressVector, Context, ContextOptions, Gid, ManagementPort, WaitError};
+use crate::wire::mad::{
+    CommId, Dreq, Mad, Message, Rej, RejReason, Rejected, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq,
+    SidrStatus,
+};
+
+const SOON: Duration = Duration::from_secs(10);
+const NEVER: Duration = Duration::from_millis(100);
+
+/// A process's device, with a part of the address.
+fn member(ip: IpAddr, shards: usize, sharing: &Sharing) -> Context {
+    let links = join(ip, shards, sharing).unwrap();
+    let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
+    Context::open_shards(links, &ContextOptions::default()).unwrap()
+}
+
+/// A device elsewhere, with its QP1.
+fn outsider(ip: &str) -> ManagementPort {
+    let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
+    Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
+}
+
+fn to(ip: IpAddr) -> AddressVector {
+    AddressVector::to(Gid::from(ip))
+}
+
+/// Sends a message, with a number to tell it by.
+fn send(from: &ManagementPort, ip: IpAddr, transaction: u64, message: impl Into<Message>) {
+    let mad = Mad { transaction, modifier: 0, message: message.into() };
+    from.send(&to(ip), &mad.bytes()).unwrap();
+}
+
+fn recv(port: &ManagementPort) -> Mad {
+    Mad::parse(&port.recv(SOON).unwrap().bytes).unwrap()
+}
+
+/// An ID that a process gives.
+fn id_of(port: &ManagementPort, low: u32) -> CommId {
+    let (value, bits) = port.comm_id_prefix();
+    assert_eq!(bits, Seat::BITS);
+    CommId(value << (32 - bits) | low)
+}
+
+fn request(service: u64) -> Req {
+    Req { local: CommId(5), service: ServiceId(service), ..Req::default() }
+}
+
+#[test]
+fn answers_find_the_process_that_they_name() {
+    let (ip, sharing, serving) = steward("127.18.220.1");
+    let [one, four, other] = [1, 4, 1].map(|shards| member(ip, shards, &sharing));
+    let ports = [&one, &four, &other].map(|context| context.management_port().unwrap());
+    let peer = outsider("127.18.220.2");
+    for round in 0..10 {
+        for (i, port) in ports.iter().enumerate() {
+            let (id, local) = (id_of(port, 0x1234 + round), CommId(9));
+            let messages: [Message; 5] = [
+                Rep { local, remote: id, ..Rep::default() }.into(),
+                Rtu { local, remote: id, ..Rtu::default() }.into(),
+                Dreq { local, remote: id, ..Dreq::default() }.into(),
+                Rej { remote: id, message: Rejected::Req, ..Rej::default() }.into(),
+                SidrRep { request: id, ..SidrRep::default() }.into(),
+            ];
+            for (n, message) in messages.into_iter().enumerate() {
+                let transaction = (i * 100 + n) as u64;
+                send(&peer, ip, transaction, message);
+                assert_eq!(recv(port).transaction, transaction, "{message:?}");
+            }
+        }
+    }
+    // Each to the others and to itself, as to anybody else.
+    for (i, from) in ports.iter().enumerate() {
+        for port in &ports {
+            send(from, ip, i as u64, Rtu { remote: id_of(port, 7), ..Rtu::default() });
+            assert_eq!(recv(port).transaction, i as u64);
+        }
+    }
+    assert!(ports.iter().all(|port| port.try_recv().is_none()));
+    drop((ports, one, four, other));
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn requests_find_who_has_claimed_the_service() {
+    let (ip, sharing, serving) = steward("127.18.221.1");
+    let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
+    let ports = [&one, &two].map(|context| context.management_port().unwrap());
+    let peer = outsider("127.18.221.2");
+    let mut claims = vec![
+        one.claim_service(ServiceId(0x106_1234), None).unwrap(),
+        two.claim_service(ServiceId(0x106_1235), Some(ip)).unwrap(),
+    ];
+    let taken = two.claim_service(ServiceId(0x106_1234), None).unwrap_err();
+    assert!(matches!(&taken, ClaimError::Taken { .. }), "{taken}");
+    assert_eq!(taken.errno(), libc::EADDRINUSE);
+    let nowhere = two.claim_service(ServiceId(1), Some([127, 9, 9, 9].into())).unwrap_err();
+    assert!(matches!(nowhere, ClaimError::NotLocal { .. }), "{nowhere}");
+    for (i, port) in ports.iter().enumerate() {
+        let service = 0x106_1234 + i as u64;
+        for (transaction, message) in [
+            (1, Message::from(request(service))),
+            (2, SidrReq { service: ServiceId(service), ..SidrReq::default() }.into()),
+        ] {
+            send(&peer, ip, transaction, message);
+            let got = port.recv(SOON).unwrap();
+            assert_eq!(Mad::parse(&got.bytes).unwrap(), Mad { transaction, modifier: 0, message });
+            // As if it had come by itself: checked, and with the way back.
+            assert_eq!(got.from.dgid, peer.context().query_gid(0).unwrap());
+            port.send(&got.from, &Mad { transaction, modifier: 0, message: Rej::default().into() }.bytes())
+                .unwrap();
+            assert_eq!(recv(&peer).transaction, transaction);
+        }
+    }
+    // Free again at once, and another's then.
+    drop(claims.remove(0));
+    claims.push(two.claim_service(ServiceId(0x106_1234), None).unwrap());
+    send(&peer, ip, 3, request(0x106_1234));
+    assert_eq!(recv(&ports[1]).transaction, 3);
+    assert_eq!(ports[0].recv(NEVER), Err(WaitError::TimedOut(NEVER)));
+    drop((claims, ports, one, two));
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn who_asks_for_what_nobody_has_is_told() {
+    let (ip, sharing, serving) = steward("127.18.222.1");
+    let one = member(ip, 1, &sharing);
+    let peer = outsider("127.18.222.2");
+    send(&peer, ip, 1, request(0x106_0001));
+    let Mad { transaction: 1, message: Message::Rej(rej), .. } = recv(&peer) else { panic!("no REJ") };
+    assert_eq!(
+        (rej.remote, rej.message, rej.reason),
+        (CommId(5), Rejected::Req, RejReason::InvalidServiceId)
+    );
+    let service = ServiceId(0x111_0001);
+    send(&peer, ip, 2, SidrReq { request: CommId(6), service, ..SidrReq::default() });
+    let Mad { transaction: 2, message: Message::SidrRep(rep), .. } = recv(&peer) else {
+        panic!("no SIDR_REP")
+    };
+    assert_eq!((rep.request, rep.status, rep.service), (CommId(6), SidrStatus::Unsupported, service));
+    send(&peer, ip, 3, Dreq { local: CommId(7), remote: CommId(8), ..Dreq::default() });
+    let Mad { transaction: 3, message: Message::Drep(drep), .. } = recv(&peer) else { panic!("no DREP") };
+    assert_eq!((drep.local, drep.remote), (CommId(8), CommId(7)));
+    // What asks nothing is answered nothing.
+    send(&peer, ip, 4, Rtu { remote: CommId(8), ..Rtu::default() });
+    assert_eq!(peer.recv(NEVER), Err(WaitError::TimedOut(NEVER)));
+    drop(one);
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn who_speaks_to_a_process_that_is_gone_is_told() {
+    let (ip, sharing, serving) = steward("127.18.225.1");
+    let [stays, goes] = [1, 2].map(|shards| member(ip, shards, &sharing));
+    let port = goes.management_port().unwrap();
+    let (gone, local) = (id_of(&port, 9), CommId(7));
+    drop((port, goes));
+    let peer = outsider("127.18.225.2");
+    // The steward may not have heard yet.
+    let answer = loop {
+        send(&peer, ip, 1, Dreq { local, remote: gone, ..Dreq::default() });
+        if let Ok(mad) = peer.recv(NEVER) {
+            break Mad::parse(&mad.bytes).unwrap().message;
+        }
+    };
+    let Message::Drep(drep) = answer else { panic!("{answer:?}") };
+    assert_eq!((drep.local, drep.remote), (gone, local));
+    while peer.try_recv().is_some() {}
+    send(&peer, ip, 2, Rep { local, remote: gone, ..Rep::default() });
+    let rej = loop {
+        match recv(&peer).message {
+            Message::Rej(rej) => break rej,
+            other => assert!(matches!(other, Message::Drep(_)), "{other:?}"),
+        }
+    };
+    assert_eq!((rej.local, rej.remote, rej.message), (gone, local, Rejected::Rep));
+    assert_eq!(rej.reason, RejReason::InvalidCommId);
+    // Whoever gets the seat next is spoken to himself.
+    let mut others: Vec<Context> = Vec::new();
+    loop {
+        let next = member(ip, 1, &sharing);
+        let port = next.management_port().unwrap();
+        if id_of(&port, 9) == gone {
+            send(&peer, ip, 3, Dreq { local, remote: gone, ..Dreq::default() });
+            assert_eq!(recv(&port).transaction, 3);
+            break;
+        }
+        others.push(next);
+    }
+    drop((stays, others));
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn many_requests_at_once_all_arrive() {
+    let (ip, sharing, serving) = steward("127.18.223.1");
+    let one = member(ip, 1, &sharing);
+    let port = one.management_port().unwrap();
+    let _claim = one.claim_service(ServiceId(7), None).unwrap();
+    let peer = outsider("127.18.223.2");
+    for transaction in 0..256 {
+        send(&peer, ip, transaction, request(7));
+    }
+    let mut got: Vec<u64> = (0..256).map(|_| recv(&port).transaction).collect();
+    got.sort_unstable();
+    assert_eq!(got, (0..256).collect::<Vec<_>>());
+    drop((_claim, port, one));
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn the_program_and_this_crate_agree_whose_a_packet_is() {
+    let mad = |qpn: u32, class: u8, attribute: u16, at: usize, id: u8| {
+        let mut bytes = vec![0; 280];
+        bytes[4..8].copy_from_slice(&qpn.to_be_bytes());
+        bytes[21] = class;
+        bytes[36..38].copy_from_slice(&attribute.to_be_bytes());
+        bytes[at] = id;
+        bytes
+    };
+    for (packet, byte) in [
+        (mad(1, 7, 0x13, 48, 0xa5), 0xa5),
+        (mad(0x8000_0001, 7, 0x14, 48, 0xa5), 0xa5),
+        (mad(1, 7, 0x18, 44, 0xa5), 0xa5),
+        (mad(1, 7, 0x18, 48, 0xa5), 0),
+        (mad(1, 7, 0x10, 48, 0xa5), 0),
+        (mad(1, 7, 0x17, 48, 0xa5), 0),
+        (mad(1, 4, 0x13, 48, 0xa5), 0),
+        (mad(0x5a_0001, 7, 0x13, 48, 0xa5), 0x5a),
+        (mad(2, 7, 0x13, 48, 0xa5), 0),
+        (mad(1, 7, 0x13, 48, 0xa5)[..48].to_vec(), 0),
+        (vec![0; 3], 0),
+    ] {
+        assert_eq!(steer::seat_byte(&packet), byte, "{:x?}", &packet[..packet.len().min(8)]);
+    }
+    let (ip, sharing, serving) = steward("127.18.224.1");
+    let mut all: Vec<UdpLink> = (0..3).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
+    let from = UdpSocket::bind("127.18.224.2:0").unwrap();
+    for i in 0..3 {
+        let first = (all[i].seat().index() << 2) as u8 | 1;
+        for packet in [
+            mad(1, 7, 0x13, 48, first),
+            mad(1, 7, 0x18, 44, first),
+            mad(u32::from(first) << 16 | 9, 7, 0, 30, 0),
+        ] {
+            assert!(all[i].seat().has(steer::seat_byte(&packet)));
+            from.send_to(&packet, (ip, 4791)).unwrap();
+            for (j, link) in all.iter_mut().enumerate() {
+                assert_eq!(received(link).len(), usize::from(i == j), "{i} {j}");
+            }
+        }
+    }
+    drop(all);
+    serving.join().unwrap().unwrap();
+}

@@ -1,0 +1,210 @@
+//! Addresses: which device has one, and which leads to one.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::ports::Claim;
+use super::state::{Device, Id, Phase, State};
+use super::{CmEventKind, EventParam, IdError, Path};
+use crate::cm;
+use crate::link::ClaimError;
+use crate::link::route::source_towards;
+use crate::transport::AddressVector;
+use crate::wire::{AckTimeout, Gid};
+
+/// How long a packet may be under way: 4.096 µs · 2^this is 34 ms. The queue pairs of both sides wait for an
+/// acknowledgement twice as long and a bit, and packets of a connection may be late for as long.
+const PACKET_LIFE: AckTimeout = AckTimeout::new(13);
+
+/// How many of the ports that are free here are tried, until one is free in all processes on the address.
+const PORTS_TO_TRY: usize = 1000;
+
+/// A way to somewhere.
+struct Way {
+    device: usize,
+    sgid_index: u8,
+    dgid: Gid,
+}
+
+impl State {
+    pub fn bind_addr(&mut self, number: u64, addr: SocketAddr) -> Result<(), IdError> {
+        self.id(number)?.require("bind_addr", &[Phase::Idle])?;
+        let ip = addr.ip();
+        let device = match ip.is_unspecified() {
+            true => None,
+            false => Some(self.device_of(ip).ok_or(IdError::NoDevice(ip))?.0),
+        };
+        for _ in 1..PORTS_TO_TRY {
+            match self.bind_and_claim(number, addr, device) {
+                // Another process has it: any other port is as good.
+                Err(IdError::Claim { source: ClaimError::Taken { .. }, .. }) if addr.port() == 0 => {}
+                other => return other,
+            }
+        }
+        self.bind_and_claim(number, addr, device)
+    }
+
+    fn bind_and_claim(
+        &mut self,
+        number: u64,
+        addr: SocketAddr,
+        device: Option<usize>,
+    ) -> Result<(), IdError> {
+        self.bind(number, addr, device)?;
+        self.claim(number).inspect_err(|_| self.unbind(number))
+    }
+
+    fn bind(&mut self, number: u64, addr: SocketAddr, device: Option<usize>) -> Result<(), IdError> {
+        let id = self.id_mut(number)?;
+        // An IPv4 address is none of IPv6's anyway.
+        let claim = Claim { id: number, reuse: id.reuse_addr, af_only: id.af_only || addr.is_ipv4() };
+        let space = id.space;
+        let port = self.ports.bind(space, addr, claim)?;
+        let id = self.id_mut(number)?;
+        let mut local = addr;
+        local.set_port(port);
+        (id.local, id.owns_port, id.device, id.phase) = (Some(local), true, device, Phase::Bound);
+        Ok(())
+    }
+
+    fn unbind(&mut self, number: u64) {
+        let Ok(id) = self.id_mut(number) else { return };
+        let (space, local) = (id.space, id.local.take());
+        (id.owns_port, id.device, id.phase) = (false, None, Phase::Idle);
+        id.claims.clear();
+        if let Some(local) = local {
+            self.ports.release(space, local.port(), number);
+        }
+    }
+
+    /// Binds it to any port of all devices, unless it is bound.
+    pub fn bind_if_idle(&mut self, number: u64) -> Result<(), IdError> {
+        match self.id(number)?.phase {
+            Phase::Idle => self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The device that has an address, and the index of the GID. Where none is on the loopback, the first one stands for
+    /// that: what goes to it stays in the machine.
+    fn device_of(&self, ip: IpAddr) -> Option<(usize, u8)> {
+        let mut all = self.devices.iter().enumerate();
+        let found = all.find_map(|(i, device)| Some((i, device.gid_index(ip)?)));
+        found.or_else(|| self.own_loopback(ip))
+    }
+
+    fn own_loopback(&self, ip: IpAddr) -> Option<(usize, u8)> {
+        let mut addresses = self.devices.iter().flat_map(Device::addresses);
+        if !ip.is_loopback() || addresses.any(|own| own.is_loopback()) {
+            return None;
+        }
+        let index = |device: &Device| device.context.gid_towards(ip.into()).or(device.context.main_gid());
+        self.devices.iter().enumerate().find_map(|(i, device)| Some((i, index(device)?)))
+    }
+
+    pub fn resolve_addr(
+        &mut self,
+        number: u64,
+        src: Option<SocketAddr>,
+        dst: SocketAddr,
+    ) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("resolve_addr", &[Phase::Idle, Phase::Bound])?;
+        let bound = id.local.map(|local| local.ip());
+        let src_ip = src.map(|src| src.ip()).or(bound).filter(|ip| !ip.is_unspecified());
+        if let Some(src) = src_ip
+            && src.to_canonical().is_ipv4() != dst.ip().to_canonical().is_ipv4()
+        {
+            return Err(IdError::Family { src, dst: dst.ip() });
+        }
+        let way = match src_ip {
+            Some(ip) => {
+                let (device, sgid_index) = self.device_of(ip).ok_or(IdError::NoDevice(ip))?;
+                let dgid = self.gid_from(device, sgid_index, dst.ip());
+                Some(Way { device, sgid_index, dgid })
+            }
+            None => self.way_to(dst),
+        };
+        let Some(Way { device, sgid_index, dgid }) = way else {
+            self.id(number)?.report(CmEventKind::AddrError, -libc::ENODEV, EventParam::None);
+            return Ok(());
+        };
+        let source = src_ip.unwrap_or_else(|| self.devices[device].gid(sgid_index).ip());
+        if self.id(number)?.phase == Phase::Idle {
+            let port = src.map_or(0, |src| src.port());
+            self.bind(number, SocketAddr::new(source, port), Some(device))?;
+        }
+        let psn = self.devices[device].context.draw() as u32;
+        let id = self.id_mut(number)?;
+        if let Some(local) = &mut id.local {
+            local.set_ip(source);
+        }
+        (id.device, id.peer, id.phase) = (Some(device), Some(dst), Phase::AddrResolved);
+        if dst.ip().is_unspecified() {
+            id.peer = Some(SocketAddr::new(source, dst.port()));
+        }
+        id.to = Some(AddressVector { sgid_index, ..AddressVector::to(dgid) });
+        id.psn = crate::wire::Psn::new(psn);
+        id.report(CmEventKind::AddrResolved, 0, EventParam::None);
+        Ok(())
+    }
+
+    /// The GID that stands for an address, seen from a device: its own for the loopback if it is not on that, and for none.
+    fn gid_from(&self, device: usize, sgid_index: u8, dst: IpAddr) -> Gid {
+        let own = self.devices[device].gid(sgid_index);
+        match dst.is_unspecified() || dst.is_loopback() && !own.ip().is_loopback() {
+            true => own,
+            false => dst.to_canonical().into(),
+        }
+    }
+
+    /// The way to an address from any device: one that has the address itself, or else the address that the system would
+    /// send from, or else, where the system knows nothing of the devices' addresses, one most like it.
+    fn way_to(&self, dst: SocketAddr) -> Option<Way> {
+        let ip = dst.ip().to_canonical();
+        let routed = || {
+            let source = source_towards(dst).ok()?;
+            self.devices.iter().enumerate().find_map(|(i, device)| Some((i, device.gid_index(source)?)))
+        };
+        let any = || {
+            let towards = |device: &Device| match ip.is_unspecified() {
+                true => device.context.main_gid(),
+                false => device.context.gid_towards(ip.into()),
+            };
+            self.devices.iter().enumerate().find_map(|(i, device)| Some((i, towards(device)?)))
+        };
+        let (device, sgid_index) = self.device_of(ip).or_else(routed).or_else(any)?;
+        Some(Way { device, sgid_index, dgid: self.gid_from(device, sgid_index, ip) })
+    }
+
+    pub fn resolve_route(&mut self, number: u64) -> Result<(), IdError> {
+        let id = self.id_mut(number)?;
+        id.require("resolve_route", &[Phase::AddrResolved])?;
+        id.phase = Phase::RouteResolved;
+        id.report(CmEventKind::RouteResolved, 0, EventParam::None);
+        Ok(())
+    }
+
+    /// The path of an id whose peer is known.
+    pub fn path(&self, id: &Id) -> Option<cm::Path> {
+        let (device, to) = (&self.devices[id.device?], id.to?);
+        let av = AddressVector { traffic_class: id.tos, ..to };
+        let path = cm::Path::to(av, device.context.0.mtu);
+        let pkey = device.context.query_pkey(0).unwrap_or_default();
+        Some(cm::Path { packet_life: PACKET_LIFE, pkey, ..path })
+    }
+
+    /// The same as a path record.
+    pub fn path_record(&self, id: &Id) -> Option<Path> {
+        let path = self.path(id)?;
+        Some(Path {
+            sgid: self.devices[id.device?].gid(path.av.sgid_index),
+            dgid: path.av.dgid,
+            sgid_index: path.av.sgid_index,
+            pkey: path.pkey,
+            mtu: path.mtu,
+            traffic_class: path.av.traffic_class,
+            hop_limit: path.av.hop_limit,
+            packet_life_time: path.packet_life.code(),
+        })
+    }
+}

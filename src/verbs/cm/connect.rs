@@ -1,0 +1,287 @@
+//! Connections: the handshake from both sides, and its end.
+
+use super::event::Connection;
+use super::param::{ConnParam, MAX_RD_ATOMIC};
+use super::state::{Id, Phase, State};
+use super::{CmEventKind, EventParam, IdError};
+use crate::cm::{Accepted, CmError, ConnId, LocalQp, Rejection, Reply, Request};
+use crate::transport::AsyncEvent;
+use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
+use crate::wire::mad::{AprStatus, RejReason};
+
+/// Bytes of private data that a message holds.
+const REQ_DATA: usize = 92;
+const SIDR_REQ_DATA: usize = 216;
+const REP_DATA: usize = 196;
+
+fn check_len(private_data: &[u8], max: usize) -> Result<(), IdError> {
+    if private_data.len() > max {
+        return Err(IdError::PrivateData { given: private_data.len(), max });
+    }
+    Ok(())
+}
+
+impl Id {
+    /// Its queue pair: the attached one, or what the program says of its own.
+    pub fn local_qp(&self, param: &ConnParam) -> Result<LocalQp, IdError> {
+        match (&self.qp, param.qp_num) {
+            (Some(qp), _) => Ok(LocalQp { qpn: qp.qpn, psn: self.psn, srq: qp.has_srq }),
+            (None, Some(qpn)) => Ok(LocalQp { qpn, psn: self.psn, srq: param.srq }),
+            (None, None) => Err(IdError::NoQp),
+        }
+    }
+
+    /// The private data of a request: who asks for whom, then the program's.
+    pub fn request_data(&self, param: &ConnParam) -> Result<Vec<u8>, IdError> {
+        let (Some(source), Some(destination)) = (self.local, self.peer) else { return Err(IdError::Ended) };
+        let max = if self.is_datagram() { SIDR_REQ_DATA } else { REQ_DATA } - HEADER_LEN;
+        check_len(&param.private_data, max)?;
+        let header = IpHeader { source, destination: destination.ip() };
+        Ok([&header.bytes()[..], &param.private_data].concat())
+    }
+}
+
+impl State {
+    /// How many READs and atomics an id takes and asks for at once: as many as the device does, or as the peer wants, if
+    /// the program leaves it to us.
+    fn depths(&self, id: &Id, param: &ConnParam) -> Result<(u8, u8), IdError> {
+        let device = id.device.ok_or(IdError::Ended)?;
+        let limit = self.devices[device].context.0.limits.max_qp_rd_atom.min(MAX_RD_ATOMIC.into()) as u8;
+        let depth = |name, given, asked: u8| match given {
+            MAX_RD_ATOMIC => Ok(limit.min(asked)),
+            given if given > limit => Err(IdError::Value { name, value: given.into() }),
+            given => Ok(given),
+        };
+        let (responder_resources, initiator_depth) = id.asked;
+        Ok((
+            depth("responder_resources", param.responder_resources, responder_resources)?,
+            depth("initiator_depth", param.initiator_depth, initiator_depth)?,
+        ))
+    }
+
+    pub fn connect(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("connect", &[Phase::RouteResolved])?;
+        if id.is_datagram() {
+            return self.ask(number, param);
+        }
+        let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
+            return Err(IdError::Ended);
+        };
+        let (responder_resources, initiator_depth) = self.depths(id, param)?;
+        let private_data = id.request_data(param)?;
+        let service = id.space.service(peer.port());
+        let request = Request {
+            qp_type: id.qp_type,
+            responder_resources,
+            initiator_depth,
+            flow_control: param.flow_control,
+            retry_count: param.retry_count.min(7),
+            rnr_retry_count: param.rnr_retry_count.min(7),
+            ece: id.ece,
+            ..Request::new(service, id.local_qp(param)?, path, &private_data)
+        };
+        let device = &mut self.devices[index];
+        let connection = device.cm.connect(device.now(), &request)?;
+        device.ids.insert(connection, number);
+        let id = self.id_mut(number)?;
+        (id.connection, id.phase) = (Some(connection), Phase::Connecting);
+        Ok(())
+    }
+
+    pub fn accept(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("accept", &[Phase::Requested])?;
+        if id.is_datagram() {
+            return self.reply(number, param);
+        }
+        let (index, connection) = id.connection("accept")?;
+        // Before the queue pair changes its state, which cannot be undone.
+        check_len(&param.private_data, REP_DATA)?;
+        let (responder_resources, initiator_depth) = self.depths(id, param)?;
+        let reply = Reply {
+            qp: id.local_qp(param)?,
+            responder_resources,
+            initiator_depth,
+            flow_control: param.flow_control,
+            rnr_retry_count: param.rnr_retry_count.min(7),
+            failover: false,
+            ece: id.ece,
+            private_data: &param.private_data,
+        };
+        // The peer may send as soon as it has the reply.
+        self.make_ready(number, Some((responder_resources, initiator_depth)))?;
+        let device = &mut self.devices[index];
+        device.cm.accept(device.now(), connection, &reply)?;
+        self.id_mut(number)?.phase = Phase::Accepted;
+        Ok(())
+    }
+
+    pub fn reject(&mut self, number: u64, reason: RejReason, private_data: &[u8]) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("reject", &[Phase::Requested, Phase::Responded])?;
+        if id.is_datagram() {
+            return self.refuse(number, private_data);
+        }
+        let (index, connection) = id.connection("reject")?;
+        let device = &mut self.devices[index];
+        device.cm.reject(device.now(), connection, reason, &[], private_data)?;
+        device.ids.remove(&connection);
+        let id = self.id_mut(number)?;
+        id.connection = None;
+        id.end();
+        Ok(())
+    }
+
+    /// The program's own queue pair is ready.
+    pub fn establish(&mut self, number: u64) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("establish", &[Phase::Responded])?;
+        let (index, connection) = id.connection("establish")?;
+        let device = &mut self.devices[index];
+        device.cm.ready(device.now(), connection, &[])?;
+        let id = self.id_mut(number)?;
+        id.phase = Phase::Connected;
+        Ok(())
+    }
+
+    pub fn disconnect(&mut self, number: u64) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("disconnect", &[Phase::Accepted, Phase::Connected, Phase::Ended])?;
+        id.fail_qp();
+        if id.told_of_end && id.connection.is_none() {
+            return Ok(());
+        }
+        let over = id.phase == Phase::Ended;
+        let (index, connection) = id.connection("disconnect")?;
+        let device = &mut self.devices[index];
+        match device.cm.disconnect(device.now(), connection, &[]) {
+            // Both have ended it.
+            Err(CmError::State { .. }) if over => {}
+            other => other?,
+        }
+        self.id_mut(number)?.phase = Phase::Ended;
+        Ok(())
+    }
+
+    pub fn notify(&mut self, number: u64, event: AsyncEvent) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        let AsyncEvent::CommunicationEstablished(_) = event else {
+            return Err(IdError::State { call: "notify", state: "has no use for that event" });
+        };
+        let (index, connection) = id.connection("notify")?;
+        let device = &mut self.devices[index];
+        if device.cm.establish(device.now(), connection)? {
+            self.on_established(number, &[]);
+        }
+        Ok(())
+    }
+
+    /// The peer accepts.
+    pub fn on_accepted(&mut self, number: u64, accepted: &Accepted) {
+        let Ok(id) = self.id_mut(number) else { return };
+        id.remote_ece = accepted.ece;
+        let param = EventParam::Connection(Connection {
+            private_data: accepted.private_data.to_vec(),
+            responder_resources: accepted.responder_resources,
+            initiator_depth: accepted.initiator_depth,
+            flow_control: accepted.flow_control,
+            retry_count: 0,
+            rnr_retry_count: accepted.rnr_retry_count,
+            srq: accepted.srq,
+            qp_num: accepted.remote_qpn,
+        });
+        if id.qp.is_none() {
+            id.phase = Phase::Responded;
+            return id.report(CmEventKind::ConnectResponse, 0, param);
+        }
+        let Ok((index, connection)) = id.connection("establish") else { return };
+        let ready = self.make_ready(number, None).and_then(|()| {
+            let device = &mut self.devices[index];
+            Ok(device.cm.ready(device.now(), connection, &[])?)
+        });
+        match ready {
+            Ok(()) => {
+                let Ok(id) = self.id_mut(number) else { return };
+                id.phase = Phase::Connected;
+                id.report(CmEventKind::Established, 0, param);
+            }
+            Err(e) => self.give_up(number, index, connection, &e),
+        }
+    }
+
+    /// The queue pair does not go where it should: the peer is told, and the program.
+    fn give_up(&mut self, number: u64, index: usize, connection: ConnId, why: &IdError) {
+        let device = &mut self.devices[index];
+        let _ = device.cm.reject(device.now(), connection, RejReason::Consumer, &[], &[]);
+        device.ids.remove(&connection);
+        let Ok(id) = self.id_mut(number) else { return };
+        id.connection = None;
+        id.end();
+        id.report(CmEventKind::ConnectError, -why.errno(), EventParam::None);
+    }
+
+    /// The peer has said its last word of the handshake.
+    pub fn on_established(&mut self, number: u64, private_data: &[u8]) {
+        let Ok(id) = self.id_mut(number) else { return };
+        if id.phase != Phase::Accepted {
+            return;
+        }
+        id.phase = Phase::Connected;
+        let of = Connection { private_data: private_data.to_vec(), ..Connection::default() };
+        id.report(CmEventKind::Established, 0, EventParam::Connection(of));
+    }
+
+    /// The peer refuses, or gives up.
+    pub fn on_rejected(&mut self, number: u64, rejection: &Rejection) {
+        let of = Connection { private_data: rejection.private_data.to_vec(), ..Connection::default() };
+        let status = rejection.reason.code().into();
+        self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(of));
+    }
+
+    /// The peer does not answer.
+    pub fn on_unreachable(&mut self, number: u64) {
+        self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
+    }
+
+    pub fn on_failed(&mut self, number: u64, kind: CmEventKind, status: i32, param: EventParam) {
+        let Ok(id) = self.id_mut(number) else { return };
+        id.end();
+        id.report(kind, status, param);
+        self.forget_connection(number);
+    }
+
+    /// The connection manager knows it no more.
+    pub fn forget_connection(&mut self, number: u64) {
+        let Ok(id) = self.id_mut(number) else { return };
+        if let (Some(index), Some(connection)) = (id.device, id.connection.take()) {
+            let device = &mut self.devices[index];
+            device.ids.remove(&connection);
+            device.cm.release(device.now(), connection);
+        }
+    }
+
+    /// One side has ended it. The queue pair goes on until the program agrees, who may have something left to receive.
+    pub fn on_disconnected(&mut self, number: u64) {
+        let Ok(id) = self.id_mut(number) else { return };
+        id.phase = Phase::Ended;
+        if !std::mem::replace(&mut id.told_of_end, true) {
+            id.report(CmEventKind::Disconnected, 0, EventParam::None);
+        }
+    }
+
+    pub fn on_time_wait_over(&mut self, number: u64) {
+        self.forget_connection(number);
+        if let Ok(id) = self.id(number) {
+            id.report(CmEventKind::TimewaitExit, 0, EventParam::None);
+        }
+    }
+
+    /// Other paths are not for programs of this interface.
+    pub fn refuse_alternate(&mut self, device: usize, connection: ConnId) {
+        let device = &mut self.devices[device];
+        let (now, status) = (device.now(), AprStatus::Unsupported);
+        // It is gone if its peer has given up already.
+        let _ = device.cm.answer_alternate(now, connection, status, &[], &[]);
+    }
+}

@@ -1,0 +1,118 @@
+//! Queue pairs: what they get on the way through their states, and who drives them there.
+
+use super::IdError;
+use super::param::UDP_QKEY;
+use super::state::{Id, Phase, State};
+use crate::memory::Access;
+use crate::transport::state::taken;
+use crate::transport::{QpAttr, QpState};
+use crate::verbs::Qp;
+use crate::verbs::qp::QpRemote;
+use crate::wire::RnrTimer;
+
+/// What a peer waits after our receiver-not-ready: 41 ms. Programs have few retries, as the kernel's connection manager lets
+/// it be 0.66 s.
+const MIN_RNR_TIMER: RnrTimer = RnrTimer::new(24);
+
+impl State {
+    pub fn attach(&mut self, number: u64, qp: &Qp) -> Result<(), IdError> {
+        let remote = qp.remote();
+        let id = self.id(number)?;
+        if remote.qp_type != id.qp_type {
+            return Err(IdError::QpType { qp: remote.qp_type, id: id.qp_type });
+        }
+        let device = id.device.ok_or(IdError::State { call: "attach_qp", state: "has no device" })?;
+        if !self.devices[device].context.is_same_device(qp.pd().context()) {
+            return Err(IdError::OtherDevice);
+        }
+        modify(&remote, &self.attributes(number, QpState::Init)?)?;
+        if id.is_datagram() {
+            let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+            modify(&remote, &to(QpState::Rtr))?;
+            modify(&remote, &QpAttr { sq_psn: Some(remote.psn), ..to(QpState::Rts) })?;
+        }
+        self.id_mut(number)?.qp = Some(remote);
+        Ok(())
+    }
+
+    /// What a queue pair needs to go to a state from the one before.
+    pub fn attributes(&self, number: u64, target: QpState) -> Result<QpAttr, IdError> {
+        let id = self.id(number)?;
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let none = || IdError::NoAttributes(target);
+        let to = QpAttr { state: Some(target), ..QpAttr::default() };
+        match target {
+            QpState::Init => {
+                let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to };
+                Ok(match id.is_datagram() {
+                    true => QpAttr { qkey: Some(UDP_QKEY), ..first },
+                    false => QpAttr { access: Some(access), ..first },
+                })
+            }
+            QpState::Rtr if id.is_datagram() => Ok(to),
+            QpState::Rts if id.is_datagram() => Ok(QpAttr { sq_psn: Some(id.psn), ..to }),
+            QpState::Rtr => {
+                let device = &self.devices[id.device.ok_or_else(none)?];
+                let attr = device.cm.rtr(id.connection.ok_or_else(none)?)?;
+                let attr = QpAttr {
+                    state: Some(target),
+                    path_mtu: attr.path_mtu.map(|mtu| mtu.min(device.context.0.mtu)),
+                    // Before it accepts, a server has not said yet which it will be.
+                    rq_psn: Some(id.psn),
+                    min_rnr_timer: Some(MIN_RNR_TIMER),
+                    ..attr
+                };
+                Ok(attr.only(taken(id.qp_type, QpState::Init, QpState::Rtr)))
+            }
+            QpState::Rts => {
+                let device = &self.devices[id.device.ok_or_else(none)?];
+                let attr = device.cm.rts(id.connection.ok_or_else(none)?)?;
+                let timeout = id.ack_timeout.or(attr.timeout);
+                let attr = QpAttr { state: Some(target), timeout, ..attr };
+                Ok(attr.only(taken(id.qp_type, QpState::Rtr, QpState::Rts)))
+            }
+            _ => Err(none()),
+        }
+    }
+
+    /// Has the attached queue pair receive and send.
+    pub fn make_ready(&self, number: u64, grants: Option<(u8, u8)>) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        let Some(qp) = &id.qp else { return Ok(()) };
+        let (mut rtr, mut rts) =
+            (self.attributes(number, QpState::Rtr)?, self.attributes(number, QpState::Rts)?);
+        if let Some((responder_resources, initiator_depth)) = grants {
+            rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.map(|_| responder_resources);
+            rts.max_rd_atomic = rts.max_rd_atomic.map(|_| initiator_depth);
+        }
+        // What a peer has to spare need not be used.
+        let device = id.device.map(|device| &self.devices[device]);
+        let most =
+            device.map_or(0, |device| device.context.0.limits.max_qp_rd_atom.min(u8::MAX.into()) as u8);
+        rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.map(|n| n.min(most));
+        rts.max_rd_atomic = rts.max_rd_atomic.map(|n| n.min(most));
+        modify(qp, &rtr)?;
+        modify(qp, &rts)
+    }
+}
+
+impl Id {
+    /// Has the attached queue pair give up all work.
+    pub fn fail_qp(&self) {
+        let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+        if let Some(qp) = self.qp.as_ref().filter(|_| !self.is_datagram()) {
+            // From every state, so only a queue pair that is gone would not go there.
+            let _ = qp.modify(&attr);
+        }
+    }
+
+    /// It came to nothing, or is over.
+    pub fn end(&mut self) {
+        self.fail_qp();
+        self.phase = Phase::Ended;
+    }
+}
+
+fn modify(qp: &QpRemote, attr: &QpAttr) -> Result<(), IdError> {
+    Ok(qp.modify(attr).ok_or(IdError::NoQp)??)
+}

@@ -1,0 +1,72 @@
+//! The connection manager's API: connections by IP address and port, as librdmacm has it.
+//!
+//! A [`ConnectionManager`] has some devices, and makes [`CmId`]s, whose events come on [`EventChannel`]s. An id listens, or
+//! resolves an address and connects; each connection that a peer asks for is an id of its own. A queue pair that is
+//! [attached](CmId::attach_qp) to an id goes through its states as the handshake does.
+//!
+//! In real time a thread answers what peers send. On a fabric in virtual time the fabric's steps do, and
+//! [`EventChannel::get_event`] makes them.
+//!
+//! Programs that would rather wait than take events have [`Listener`] and [`ConnectionManager::connect`]:
+//!
+//! ```
+//! use std::time::Duration;
+//! use urxe::verbs::cm::*;
+//! use urxe::verbs::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (fabric, soon) = (Fabric::new(), Duration::from_secs(5));
+//! let (here, there) = (Context::on_fabric(&fabric)?, Context::on_fabric(&fabric)?);
+//! let at = (there.query_gid(0).ok_or("no address")?.ip(), 7471).into();
+//! let new_qp = |context: &Context| {
+//!     let cq = context.create_cq(64)?;
+//!     context.alloc_pd()?.create_qp(&cq, &cq, &QpOptions::default())
+//! };
+//!
+//! let server = ConnectionManager::new(vec![there])?;
+//! let listener = Listener::bind(&server, at)?;
+//! let serving = std::thread::spawn(move || -> Result<(), SessionError> {
+//!     let incoming = listener.next(soon)?;
+//!     assert_eq!(&incoming.private_data()[..5], b"hello");
+//!     let qp = new_qp(&incoming.context().expect("it came to a device"))?;
+//!     let session = incoming.accept(qp, &ConnParam::with_data(b"welcome"), soon)?;
+//!     session.wait_for_end(soon)?;
+//!     session.disconnect(soon)
+//! });
+//!
+//! let client = ConnectionManager::new(vec![here])?;
+//! let session = client.connect(at, new_qp, &ConnParam::with_data(b"hello"), soon)?;
+//! assert_eq!(&session.private_data()[..7], b"welcome");
+//! session.qp().post_send(&SendWr::send(1, &[]))?;
+//! session.disconnect(soon)?;
+//! serving.join().expect("the server does not panic")?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod address;
+mod channel;
+mod connect;
+mod datagram;
+mod drive;
+mod error;
+mod event;
+mod id;
+mod listen;
+mod manager;
+mod multicast;
+mod param;
+mod ports;
+mod session;
+mod state;
+
+pub use crate::cm::CmCounters;
+pub use crate::wire::mad::ip::PortSpace;
+pub use crate::wire::mad::{Ece, RejReason};
+pub use channel::EventChannel;
+pub use error::IdError;
+pub use event::{CmEvent, CmEventKind, Connection, Datagram, EventParam};
+pub use id::CmId;
+pub use manager::ConnectionManager;
+pub use param::{ConnParam, MAX_RD_ATOMIC, Membership, Path, UDP_QKEY};
+pub use session::{Incoming, Listener, Session, SessionError};

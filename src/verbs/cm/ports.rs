@@ -1,0 +1,158 @@
+//! Ports of the port spaces: which id is bound to what.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use super::{IdError, PortSpace};
+
+/// Those that are given out where the caller asks for any (RFC 6335, dynamic ports), as most systems do.
+const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
+
+/// Who asks for a port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claim {
+    /// The id.
+    pub id: u64,
+    /// It shares with others that do.
+    pub reuse: bool,
+    /// On ::, it is not on 0.0.0.0.
+    pub af_only: bool,
+}
+
+#[derive(Debug)]
+struct Owner {
+    claim: Claim,
+    ip: IpAddr,
+}
+
+impl Owner {
+    /// Whether both cannot have one port.
+    fn excludes(&self, claim: &Claim, ip: IpAddr) -> bool {
+        if self.claim.af_only && claim.af_only && self.ip.is_ipv4() != ip.is_ipv4() {
+            return false;
+        }
+        self.ip.is_unspecified() || ip.is_unspecified() || self.ip == ip
+    }
+}
+
+/// The ports that are bound.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    owners: HashMap<(PortSpace, u16), Vec<Owner>>,
+    /// Moves on with each that is given out, so that none comes again soon.
+    next: u16,
+}
+
+impl Ports {
+    /// Where ports that nobody chooses begin. Not where those of another process do, which may have the same address.
+    pub fn begin_at(&mut self, next: u16) {
+        self.next = next;
+    }
+
+    /// Binds an id; returns the port, which is one of the ephemeral ones if `addr` has port 0.
+    pub fn bind(&mut self, space: PortSpace, addr: SocketAddr, claim: Claim) -> Result<u16, IdError> {
+        if addr.port() == 0 {
+            return self.bind_any(space, addr.ip(), claim);
+        }
+        let ip = addr.ip().to_canonical();
+        let owners = self.owners.entry((space, addr.port())).or_default();
+        let shares = |owner: &Owner| owner.claim.reuse && claim.reuse;
+        if owners.iter().any(|owner| !shares(owner) && owner.excludes(&claim, ip)) {
+            return Err(IdError::PortTaken(addr));
+        }
+        owners.push(Owner { claim, ip });
+        Ok(addr.port())
+    }
+
+    fn bind_any(&mut self, space: PortSpace, ip: IpAddr, claim: Claim) -> Result<u16, IdError> {
+        for _ in EPHEMERAL {
+            let port = EPHEMERAL.start() + self.next % EPHEMERAL.len() as u16;
+            self.next = self.next.wrapping_add(1);
+            // Nobody shares a port that he did not choose.
+            if self.owners.get(&(space, port)).is_none_or(Vec::is_empty) {
+                return self.bind(space, SocketAddr::new(ip, port), claim);
+            }
+        }
+        Err(IdError::NoPort(ip))
+    }
+
+    /// Whether an id that is bound can listen: then it is the only one at its address, whoever shares.
+    pub fn may_listen(&self, space: PortSpace, addr: SocketAddr, claim: &Claim) -> bool {
+        let owners = self.owners.get(&(space, addr.port())).map_or(&[][..], Vec::as_slice);
+        let others = owners.iter().filter(|owner| owner.claim.id != claim.id);
+        !others.into_iter().any(|owner| owner.excludes(claim, addr.ip().to_canonical()))
+    }
+
+    /// Gives back what an id has.
+    pub fn release(&mut self, space: PortSpace, port: u16, id: u64) {
+        if let Some(owners) = self.owners.get_mut(&(space, port)) {
+            owners.retain(|owner| owner.claim.id != id);
+            if owners.is_empty() {
+                self.owners.remove(&(space, port));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(id: u64) -> Claim {
+        Claim { id, reuse: false, af_only: false }
+    }
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_port_has_one_id_for_each_address() {
+        let mut ports = Ports::default();
+        let bind = |ports: &mut Ports, addr, c| ports.bind(PortSpace::Tcp, at(addr), c).map_err(drop);
+        assert_eq!(bind(&mut ports, "10.0.0.1:7", claim(1)), Ok(7));
+        assert_eq!(bind(&mut ports, "10.0.0.1:7", claim(2)), Err(()));
+        assert_eq!(bind(&mut ports, "[::ffff:10.0.0.1]:7", claim(2)), Err(()));
+        assert_eq!(bind(&mut ports, "0.0.0.0:7", claim(2)), Err(()), "any is that one too");
+        assert_eq!(bind(&mut ports, "10.0.0.2:7", claim(2)), Ok(7));
+        assert_eq!(ports.bind(PortSpace::Udp, at("10.0.0.1:7"), claim(3)).unwrap(), 7);
+        ports.release(PortSpace::Tcp, 7, 1);
+        assert_eq!(bind(&mut ports, "10.0.0.1:7", claim(4)), Ok(7));
+    }
+
+    #[test]
+    fn ip_versions_are_apart_where_both_say_so() {
+        let mut ports = Ports::default();
+        let only = |id| Claim { af_only: true, ..claim(id) };
+        ports.bind(PortSpace::Tcp, at("0.0.0.0:7"), only(1)).unwrap();
+        assert!(ports.bind(PortSpace::Tcp, at("[::]:7"), claim(2)).is_err());
+        ports.bind(PortSpace::Tcp, at("[::]:7"), only(2)).unwrap();
+    }
+
+    #[test]
+    fn who_shares_a_port_does_not_listen_there_beside_others() {
+        let mut ports = Ports::default();
+        let shares = |id| Claim { reuse: true, ..claim(id) };
+        ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), shares(1)).unwrap();
+        assert!(ports.may_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)));
+        ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), shares(2)).unwrap();
+        assert!(ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), claim(3)).is_err());
+        assert!(!ports.may_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)));
+        ports.release(PortSpace::Tcp, 7, 2);
+        assert!(ports.may_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)));
+    }
+
+    #[test]
+    fn any_port_is_one_that_nobody_has_until_none_is_left() {
+        let mut ports = Ports::default();
+        let (mut seen, any) = (std::collections::HashSet::new(), at("10.0.0.1:0"));
+        for id in 0..EPHEMERAL.len() as u64 {
+            let port = ports.bind(PortSpace::Tcp, any, claim(id)).unwrap();
+            assert!(EPHEMERAL.contains(&port) && seen.insert(port));
+        }
+        assert!(matches!(ports.bind(PortSpace::Tcp, any, claim(99)), Err(IdError::NoPort(_))));
+        ports.release(PortSpace::Tcp, 50_000, 50_000 - 49_152);
+        assert_eq!(ports.bind(PortSpace::Tcp, any, claim(100)).unwrap(), 50_000);
+    }
+}

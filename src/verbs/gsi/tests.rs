@@ -1,0 +1,194 @@
+use std::net::IpAddr;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::*;
+use crate::link::Link;
+use crate::link::udp::{UdpLink, UdpOptions};
+use crate::verbs::{ContextOptions, Fabric, FabricConfig, PKey};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn mad(first: u8) -> [u8; MAD_LEN] {
+    std::array::from_fn(|i| first.wrapping_add(i as u8))
+}
+
+fn path(from: &Context, to: &Context) -> AddressVector {
+    let dgid = to.query_gid(0).unwrap();
+    AddressVector { sgid_index: from.gid_towards(dgid).unwrap(), ..AddressVector::to(dgid) }
+}
+
+fn on_fabric() -> (Fabric, Context, Context) {
+    let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
+    let [a, b] = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap());
+    (fabric, a, b)
+}
+
+fn on_udp(ip: &str, shards: usize) -> Context {
+    let ip: IpAddr = ip.parse().unwrap();
+    let links = UdpLink::bind_shards(ip, &UdpOptions::default(), shards).unwrap();
+    let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
+    Context::open_shards(links, &ContextOptions::default()).unwrap()
+}
+
+/// There and back by the path that it came by.
+fn exchange(a: &Context, b: &Context) {
+    let (one, other) = (a.management_port().unwrap(), b.management_port().unwrap());
+    assert_eq!((one.try_recv(), one.comm_id_prefix()), (None, (0, 0)));
+    for i in 0..100 {
+        one.send(&path(a, b), &mad(i)).unwrap();
+        let got = other.recv(SOON).unwrap();
+        assert_eq!((got.bytes, got.src_qpn, got.pkey_index), (mad(i), Qpn::GSI, 0));
+        assert_eq!((Some(got.from.dgid), got.from.sgid_index), (a.query_gid(0), 0));
+        other.send(&got.from, &mad(i + 1)).unwrap();
+        assert_eq!(one.recv(SOON).unwrap().bytes, mad(i + 1));
+    }
+}
+
+#[test]
+fn a_datagram_goes_there_and_back_on_a_fabric() {
+    let (_fabric, a, b) = on_fabric();
+    exchange(&a, &b);
+    let fabric = Fabric::new();
+    exchange(&Context::on_fabric(&fabric).unwrap(), &Context::on_fabric(&fabric).unwrap());
+}
+
+#[test]
+fn a_datagram_goes_there_and_back_by_udp_whatever_the_shards() {
+    exchange(&on_udp("127.18.210.1", 1), &on_udp("127.18.210.2", 1));
+    exchange(&on_udp("127.18.211.1", 2), &on_udp("127.18.211.2", 4));
+    if std::net::UdpSocket::bind("[::1]:0").is_ok() {
+        let alone = on_udp("::1", 1);
+        exchange_with_itself(&alone);
+    }
+}
+
+fn exchange_with_itself(context: &Context) {
+    let port = context.management_port().unwrap();
+    port.send(&path(context, context), &mad(9)).unwrap();
+    assert_eq!(port.recv(SOON).unwrap().bytes, mad(9));
+}
+
+#[test]
+fn a_device_has_one_qp1_and_gives_it_again() {
+    let (_fabric, a, b) = on_fabric();
+    let first = a.management_port().unwrap();
+    let refused = a.reopen().unwrap().management_port().unwrap_err();
+    assert!(matches!(refused, CreateError::Exhausted { max: 1, .. }), "{refused}");
+    assert!(refused.to_string().contains("QP1"), "{refused}");
+    drop(first);
+    exchange(&b, &a);
+    exchange(&b, &a);
+}
+
+#[test]
+fn more_than_there_is_room_for_is_lost_and_nothing_else() {
+    let (fabric, a, b) = on_fabric();
+    let (from, to) = (a.management_port().unwrap(), b.management_port().unwrap());
+    for i in 0..3 * RECEIVES {
+        from.send(&path(&a, &b), &mad(i as u8)).unwrap();
+        fabric.run_until_idle(SOON);
+    }
+    assert_eq!(b.counters().rx_no_receive, 2 * u64::from(RECEIVES));
+    for i in 0..RECEIVES {
+        assert_eq!(to.try_recv().unwrap().bytes, mad(i as u8));
+    }
+    assert_eq!(to.try_recv(), None);
+    from.send(&path(&a, &b), &mad(1)).unwrap();
+    assert_eq!(to.recv(SOON).unwrap().bytes, mad(1));
+}
+
+#[test]
+fn what_is_no_datagram_for_qp1_is_dropped_and_counted() {
+    let (fabric, a, b) = on_fabric();
+    let to = b.management_port().unwrap();
+    let (pd, cq) = (a.alloc_pd().unwrap(), a.create_cq(64).unwrap());
+    let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
+    let qp = pd.create_qp(&cq, &cq, &options).unwrap();
+    // Only such a queue pair sends with a key of which the highest bit is set (IBA 10.2.5).
+    qp.activate(QKey::GSI).unwrap();
+    let region = pd.reg_mr(4096, Access::LOCAL_WRITE).unwrap();
+    let ah = pd.create_ah(&path(&a, &b)).unwrap();
+    let send = |len: usize, qkey| {
+        let sges = [region.sge(0..len)];
+        let to = Some(ah.to(Qpn::GSI, qkey));
+        qp.post_send(&SendWr { to, ..SendWr::send(1, &sges) }).unwrap();
+        fabric.run_until_idle(SOON);
+    };
+    for len in [0, 4, 255, 257, 1024, 4096] {
+        send(len, QKey::GSI);
+    }
+    assert_eq!(b.counters().rx_dropped_message, 6);
+    send(256, QKey(7));
+    assert_eq!((to.try_recv(), b.counters().rx_qkey_violation), (None, 1));
+    send(256, QKey::GSI);
+    assert_eq!(to.try_recv().map(|mad| (mad.src_qpn, mad.bytes)), Some((qp.qpn(), [0; MAD_LEN])));
+}
+
+#[test]
+fn qp1_is_of_every_partition_of_the_port() {
+    let (fabric, a, b) = on_fabric();
+    let (one, other) = (a.management_port().unwrap(), b.management_port().unwrap());
+    let send = |first| {
+        one.send(&path(&a, &b), &mad(first)).unwrap();
+        fabric.run_until_idle(SOON);
+    };
+    b.set_pkeys(&[PKey::DEFAULT, PKey(0x1234), PKey(0x8005)]).unwrap();
+    send(1);
+    a.set_pkeys(&[PKey(0x0005)]).unwrap();
+    send(2);
+    a.set_pkeys(&[PKey(0x9234)]).unwrap();
+    send(3);
+    a.set_pkeys(&[PKey(0x9235)]).unwrap();
+    send(4);
+    let got: Vec<_> = std::iter::from_fn(|| other.try_recv()).map(|m| (m.bytes[0], m.pkey_index)).collect();
+    assert_eq!(got, [(1, 0), (2, 2), (3, 1)]);
+    assert_eq!(b.counters().rx_pkey_violation, 1);
+    // It holds on to none of them, and answers from the first.
+    b.set_pkeys(&[PKey::DEFAULT]).unwrap();
+    a.set_pkeys(&[PKey::DEFAULT]).unwrap();
+    other.send(&path(&b, &a), &mad(5)).unwrap();
+    assert_eq!(one.recv(SOON).unwrap().bytes[0], 5);
+}
+
+#[test]
+fn the_descriptor_is_readable_while_there_may_be_datagrams() {
+    let (a, b) = (on_udp("127.18.212.1", 1), on_udp("127.18.212.2", 1));
+    let (from, to) = (a.management_port().unwrap(), b.management_port().unwrap());
+    let is_readable = |limit: u16| {
+        let mut fds = [PollFd::new(to.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::from(limit)).unwrap() == 1
+    };
+    assert!(!is_readable(0));
+    for round in 0..20 {
+        from.send(&path(&a, &b), &mad(round)).unwrap();
+        from.send(&path(&a, &b), &mad(round)).unwrap();
+        assert!(is_readable(10_000));
+        let mut got = 0;
+        while got < 2 {
+            assert!(is_readable(10_000));
+            got += std::iter::from_fn(|| to.try_recv()).count();
+        }
+        assert!(!is_readable(0), "round {round}");
+    }
+}
+
+#[test]
+fn what_waits_when_the_port_goes_is_gone_and_the_device_stays() {
+    let (fabric, a, b) = on_fabric();
+    let from = a.management_port().unwrap();
+    let to = b.management_port().unwrap();
+    from.send(&path(&a, &b), &mad(1)).unwrap();
+    fabric.run_until_idle(SOON);
+    drop(to);
+    from.send(&path(&a, &b), &mad(2)).unwrap();
+    fabric.run_until_idle(SOON);
+    assert_eq!(b.counters().rx_unknown_qp, 1);
+    let to = b.management_port().unwrap();
+    assert_eq!(to.try_recv(), None);
+    // Where nobody shares the address, whoever asks has every service.
+    let service = ServiceId(7);
+    let claims = [b.claim_service(service, None).unwrap(), b.claim_service(service, None).unwrap()];
+    drop(claims);
+}

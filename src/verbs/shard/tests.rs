@@ -1,0 +1,79 @@
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{HOLD_PACKETS, Hold};
+use crate::link::udp::{UdpLink, UdpOptions};
+use crate::verbs::{Access, Context, ContextOptions, Fabric, Node, Notify, RecvWr, SendWr};
+
+#[test]
+fn who_polls_leaves_a_busy_nic_alone_and_who_looks_once_rings() {
+    let (a, _b) = Fabric::new().pair().unwrap();
+    let shard = a.context.0.shards.first();
+    let engine = shard.lock_soon();
+    shard.poll();
+    assert!(!shard.was_rung());
+    shard.look_once();
+    assert!(shard.was_rung());
+    shard.release(engine, shard.clock.now());
+}
+
+#[test]
+fn who_asks_for_an_event_and_looks_once_more_is_not_taken_for_one_that_polls() {
+    let (a, b) = Fabric::new().pair().unwrap();
+    let polls = || a.context.0.shards.first().polled.load(Ordering::Relaxed) != 0;
+    let look = || assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
+    look();
+    assert!(polls());
+    a.cq.req_notify(Notify::Any);
+    look();
+    look();
+    assert!(!polls());
+    a.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    b.qp.post_send(&SendWr::send(2, &[])).unwrap();
+    a.cq.wait(Duration::from_secs(10)).unwrap();
+    // The event has come: whoever polls now, polls.
+    look();
+    assert!(polls());
+}
+
+#[test]
+fn acknowledgements_wait_for_who_answers_however_long_the_message_was() {
+    let on = |ip: &str| {
+        let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
+        Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
+    };
+    let (a, b) = (on("127.88.7.1"), on("127.88.7.2"));
+    a.qp.connect(&b.qp.endpoint(), &Default::default()).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &Default::default()).unwrap();
+    let len = 2 * HOLD_PACKETS * 4096;
+    let (from, to) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
+    let shard = b.context.0.shards.first();
+    // Whether what b owes for a message of so many bytes still waits when it has been received.
+    let waits = |len: usize, hold: Hold, answers: bool| {
+        let mut engine = shard.lock_soon();
+        shard.answers.store(answers, Ordering::Relaxed);
+        to.write(len - 1, &[0]).unwrap();
+        from.write(len - 1, &[1]).unwrap();
+        let sent = a.context.counters().sent_pkts;
+        a.qp.post_send(&SendWr::write(1, &[from.sge(0..len)], to.remote(0))).unwrap();
+        // All of it is there, so that one turn finds it.
+        while a.context.counters().sent_pkts < sent + len.div_ceil(4096) as u64 {
+            a.context.poll();
+        }
+        while to.buffer().load_u8(len - 1) != Ok(1) {
+            shard.turn(&mut engine, shard.clock.now(), hold);
+        }
+        let waits = engine.nic.has_held_acknowledgements();
+        shard.release(engine, shard.clock.now());
+        // b's own thread does not keep it for ever.
+        a.cq.wait(Duration::from_secs(10)).unwrap();
+        waits
+    };
+    // A sender that was kept from its processor asks twice, and is answered at once.
+    let mostly_waits = |len, hold, answers| (0..10).any(|_| waits(len, hold, answers));
+    assert!(!waits(8, Hold::No, false));
+    assert!(mostly_waits(8, Hold::Once, false) && mostly_waits(8, Hold::Longer, false));
+    // Of a stream, whose sender waits for them, they go at once; but not to one whose answer is what it waits for.
+    assert!(!waits(len, Hold::Once, false));
+    assert!(mostly_waits(len, Hold::Once, true) && mostly_waits(len, Hold::Longer, true));
+}

@@ -1,0 +1,158 @@
+//! The RDMA IP CM service (IBA annex A11): an IP address and port as a service ID and a header in the private data.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::ServiceId;
+
+/// Bytes of the header that the private data of a REQ and a SIDR_REQ begin with.
+pub const HEADER_LEN: usize = 36;
+
+/// The port spaces of `rdma_cm`: which ports are apart.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u16)]
+pub enum PortSpace {
+    /// IP over InfiniBand: multicast groups shared with the network stack.
+    Ipoib = 0x0002,
+    /// Connections: the ports of TCP.
+    Tcp = 0x0106,
+    /// Datagrams: the ports of UDP.
+    Udp = 0x0111,
+    /// Service IDs as such.
+    Ib = 0x013f,
+}
+
+impl PortSpace {
+    /// Every one.
+    pub const ALL: [PortSpace; 4] = [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
+
+    /// The number that `rdma_cm` has for it.
+    pub const fn code(self) -> u16 {
+        self as u16
+    }
+
+    /// The port space of a number.
+    pub fn from_code(code: u16) -> Option<PortSpace> {
+        PortSpace::ALL.into_iter().find(|s| s.code() == code)
+    }
+
+    /// The service that a port of this space is.
+    pub const fn service(self, port: u16) -> ServiceId {
+        ServiceId((self as u64) << 16 | port as u64)
+    }
+}
+
+impl ServiceId {
+    /// The port that it stands for, if it is one of IP's.
+    pub fn ip_port(self) -> Option<(PortSpace, u16)> {
+        let space = u16::try_from(self.0 >> 16).ok().and_then(PortSpace::from_code)?;
+        Some((space, self.0 as u16))
+    }
+}
+
+/// Who connects to whom. Zeros stand for no address (a wildcard).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct IpHeader {
+    /// Address and port of the one who asks.
+    pub source: SocketAddr,
+    /// The address that it asks for; its port is in the service ID.
+    pub destination: IpAddr,
+}
+
+/// Why private data does not begin with a header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum IpHeaderError {
+    /// Too short.
+    #[error("{0} bytes of private data hold no IP header, which has {HEADER_LEN}")]
+    Length(usize),
+    /// Another version of the header.
+    #[error("version {}.{} of the IP header, and only 0.0 is known", .0 >> 4, .0 & 0xf)]
+    Version(u8),
+    /// Neither IPv4 nor IPv6.
+    #[error("IP version {0} is neither 4 nor 6")]
+    IpVersion(u8),
+}
+
+impl IpHeader {
+    /// The header at the front of private data.
+    ///
+    /// # Errors
+    /// [`IpHeaderError`]
+    pub fn parse(private_data: &[u8]) -> Result<IpHeader, IpHeaderError> {
+        let Some(bytes) = private_data.first_chunk::<HEADER_LEN>() else {
+            return Err(IpHeaderError::Length(private_data.len()));
+        };
+        if bytes[0] != 0 {
+            return Err(IpHeaderError::Version(bytes[0]));
+        }
+        let version = bytes[1] >> 4;
+        let address = |at: usize| -> Result<IpAddr, IpHeaderError> {
+            match version {
+                // An IPv4 address is the last word of its field.
+                4 => Ok(Ipv4Addr::from(*bytes[at + 12..].first_chunk().expect("36 bytes")).into()),
+                6 => Ok(Ipv6Addr::from(*bytes[at..].first_chunk().expect("36 bytes")).into()),
+                other => Err(IpHeaderError::IpVersion(other)),
+            }
+        };
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        Ok(IpHeader { source: SocketAddr::new(address(4)?, port), destination: address(20)? })
+    }
+
+    /// Its bytes. If one address is IPv6, both are written so.
+    pub fn bytes(&self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        let (source, destination) = (self.source.ip(), self.destination);
+        if let (IpAddr::V4(source), IpAddr::V4(destination)) = (source, destination) {
+            bytes[1] = 4 << 4;
+            bytes[16..20].copy_from_slice(&source.octets());
+            bytes[32..].copy_from_slice(&destination.octets());
+        } else {
+            let v6 = |ip: IpAddr| match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            };
+            bytes[1] = 6 << 4;
+            bytes[4..20].copy_from_slice(&v6(source));
+            bytes[20..].copy_from_slice(&v6(destination));
+        }
+        bytes[2..4].copy_from_slice(&self.source.port().to_be_bytes());
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_service_ids() {
+        assert_eq!(PortSpace::Tcp.service(0x1c06), ServiceId(0x0000_0000_0106_1c06));
+        assert_eq!(PortSpace::Udp.service(7174).ip_port(), Some((PortSpace::Udp, 7174)));
+        assert_eq!(ServiceId(0x1_0106_1c06).ip_port(), None);
+        assert_eq!(ServiceId(0x0107_1c06).ip_port(), None);
+    }
+
+    #[test]
+    fn headers_survive_and_mixed_ones_become_ipv6() {
+        for (source, destination) in [("10.0.0.1:7", "10.0.0.2"), ("[fd00::1]:65535", "fd00::2")] {
+            let header =
+                IpHeader { source: source.parse().unwrap(), destination: destination.parse().unwrap() };
+            assert_eq!(IpHeader::parse(&header.bytes()), Ok(header));
+        }
+        let mixed =
+            IpHeader { source: "10.0.0.1:7".parse().unwrap(), destination: "fd00::2".parse().unwrap() };
+        let read = IpHeader::parse(&mixed.bytes()).unwrap();
+        assert_eq!(read.source, "[::ffff:10.0.0.1]:7".parse().unwrap());
+    }
+
+    #[test]
+    fn what_is_no_header_is_told() {
+        let good =
+            IpHeader { source: "10.0.0.1:7".parse().unwrap(), destination: "10.0.0.2".parse().unwrap() };
+        let mut bytes = good.bytes();
+        assert_eq!(IpHeader::parse(&bytes[..35]), Err(IpHeaderError::Length(35)));
+        bytes[1] = 0x50;
+        assert_eq!(IpHeader::parse(&bytes), Err(IpHeaderError::IpVersion(5)));
+        bytes[0] = 0x10;
+        assert_eq!(IpHeader::parse(&bytes), Err(IpHeaderError::Version(0x10)));
+    }
+}

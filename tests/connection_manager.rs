@@ -1,0 +1,21 @@
+//! The connection manager as a user of the Rust API meets it: over the in-memory fabric, in real and in virtual time, and
+//! over UDP on the loopback.
+
+#[path = "connection_manager/connections.rs"]
+mod connections;
+#[path = "connection_manager/datagrams.rs"]
+mod datagrams;
+#[path = "connection_manager/ids.rs"]
+mod ids;
+#[path = "connection_manager/listeners.rs"]
+mod listeners;
+#[path = "connection_manager/many.rs"]
+mod many;
+#[path = "connection_manager/sessions.rs"]
+mod sessions;
+#[path = "connection_manager/shared.rs"]
+mod shared;
+#[path = "connection_manager/stage.rs"]
+mod stage;
+#[path = "connection_manager/trouble.rs"]
+mod trouble;

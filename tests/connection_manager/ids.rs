@@ -1,0 +1,148 @@
+//! Ids and channels: order of calls, ends, migration.
+
+use std::os::fd::AsFd;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+
+use super::stage::*;
+
+fn is_readable(channel: &EventChannel, ms: u16) -> bool {
+    let mut fds = [PollFd::new(channel.as_fd(), PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::from(ms)).unwrap() == 1
+}
+
+#[test]
+fn calls_have_an_order() {
+    let fabric = virtual_fabric(slow());
+    let side = Side::on(&fabric);
+    let id = side.id(PortSpace::Tcp);
+    for refused in [
+        id.resolve_route(SOON),
+        id.connect(&ConnParam::default()),
+        id.accept(&ConnParam::default()),
+        id.reject(b""),
+        id.establish(),
+        id.disconnect(),
+        id.attach_qp(&side.qp(QpType::Rc)),
+    ] {
+        let e = refused.unwrap_err();
+        assert_eq!((matches!(e, IdError::State { .. }), e.errno()), (true, libc::EINVAL), "{e}");
+    }
+    id.bind_addr(side.addr(7)).unwrap();
+    assert!(matches!(id.bind_addr(side.addr(8)), Err(IdError::State { .. })));
+    id.destroy();
+    assert!(matches!(id.listen(0), Err(IdError::Ended)));
+    assert_eq!((id.local_addr(), side.manager.ids()), (None, 0));
+}
+
+#[test]
+fn another_version_of_ip_is_not_reached_and_no_device_is_an_event() {
+    let fabric = virtual_fabric(slow());
+    let side = Side::on(&fabric);
+    let id = side.id(PortSpace::Tcp);
+    let src = (side.ip(true), 0).into();
+    let family = id.resolve_addr(Some(src), "[fd00::1]:7".parse().unwrap(), SOON);
+    assert!(matches!(family, Err(IdError::Family { .. })), "{family:?}");
+    let empty = ConnectionManager::new(Vec::new()).unwrap();
+    let id = empty.create_id(&side.channel, PortSpace::Tcp).unwrap();
+    id.resolve_addr(None, "10.0.0.1:7".parse().unwrap(), SOON).unwrap();
+    let event = side.channel.try_event().unwrap();
+    assert_eq!((event.kind, event.status), (CmEventKind::AddrError, -libc::ENODEV));
+}
+
+#[test]
+fn a_descriptor_is_readable_while_events_wait() {
+    let fabric = Fabric::new();
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let listener = server.listen(PortSpace::Tcp, server.addr(7));
+    assert!(!is_readable(&server.channel, 0));
+    let _ends = [client.connecting(server.addr(7), b""), client.connecting(server.addr(7), b"")];
+    assert!(is_readable(&server.channel, 5000));
+    while server.manager.ids() < 3 {
+        std::thread::yield_now();
+    }
+    let first = server.channel.try_event().unwrap();
+    assert!(is_readable(&server.channel, 0));
+    listener.destroy();
+    assert!(!is_readable(&server.channel, 0), "nothing waits any more");
+    drop(first);
+}
+
+#[test]
+fn an_id_migrates_with_its_events() {
+    let fabric = virtual_fabric(slow());
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let _listener = server.listen(PortSpace::Tcp, server.addr(7));
+    let to = EventChannel::new().unwrap();
+    let mine = client.connecting(server.addr(7), b"");
+    let theirs = server.accept(b"");
+    fabric.run_until_idle(std::time::Duration::from_millis(1));
+    // The event that tells of the connection waits on the old channel until now.
+    mine.id.migrate(&to).unwrap();
+    let event = to.get_event(Some(SOON)).unwrap();
+    assert_eq!((event.kind, event.id), (CmEventKind::Established, mine.id.clone()));
+    server.event(CmEventKind::Established);
+    theirs.id.disconnect().unwrap();
+    assert_eq!(to.get_event(Some(SOON)).unwrap().kind, CmEventKind::Disconnected);
+    assert!(client.channel.try_event().is_none());
+    // What a listener that migrates hears comes on its new channel.
+    let listener = server.listen(PortSpace::Tcp, server.addr(8));
+    let waits = client.connecting(server.addr(8), b"");
+    fabric.run_until_idle(std::time::Duration::from_millis(1));
+    listener.migrate(&to).unwrap();
+    let request = listener.get_request(Some(SOON)).unwrap();
+    request.id.reject(b"").unwrap();
+    assert_eq!(client.event(CmEventKind::Rejected).id, waits.id);
+}
+
+#[test]
+fn the_end_of_an_id_ends_its_connection() {
+    let fabric = Fabric::new();
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let _listener = server.listen(PortSpace::Tcp, server.addr(7));
+    let (mine, theirs) = connected(&client, &server, server.addr(7));
+    drop(mine.id);
+    assert_eq!(server.event(CmEventKind::Disconnected).id, theirs.id);
+    // So does the end of one that waits for the answer.
+    let mine = client.connecting(server.addr(7), b"");
+    let request = server.event(CmEventKind::ConnectRequest);
+    mine.id.destroy();
+    assert_eq!(server.event(CmEventKind::Rejected).id, request.id);
+}
+
+#[test]
+fn a_queue_pair_may_go_before_its_id() {
+    let fabric = Fabric::new();
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let _listener = server.listen(PortSpace::Tcp, server.addr(7));
+    let (mine, theirs) = connected(&client, &server, server.addr(7));
+    drop(mine.qp);
+    mine.id.disconnect().unwrap();
+    server.event(CmEventKind::Disconnected);
+    drop(theirs.qp);
+    theirs.id.disconnect().unwrap();
+    client.event(CmEventKind::Disconnected);
+    // One that goes while the peer is asked cannot be made ready.
+    let End { id, qp } = client.connecting(server.addr(7), b"");
+    let request = server.event(CmEventKind::ConnectRequest);
+    drop(qp);
+    let theirs = server.qp(QpType::Rc);
+    request.id.attach_qp(&theirs).unwrap();
+    request.id.accept(&ConnParam::default()).unwrap();
+    let event = client.event(CmEventKind::ConnectError);
+    assert_eq!((event.id, event.status), (id, -libc::EINVAL));
+    assert_eq!(server.event(CmEventKind::Rejected).id, request.id);
+}
+
+#[test]
+fn a_device_has_one_manager() {
+    let fabric = virtual_fabric(slow());
+    let side = Side::on(&fabric);
+    let second = ConnectionManager::new(vec![side.context.clone()]);
+    assert!(matches!(second, Err(IdError::Device(_))), "{second:?}");
+    let Side { context, manager, .. } = side;
+    drop(manager);
+    ConnectionManager::new(vec![context]).unwrap();
+}

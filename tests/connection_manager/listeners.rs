@@ -1,0 +1,188 @@
+//! Listeners: who hears what, and how much waits.
+
+use std::net::{IpAddr, SocketAddr};
+
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+
+use super::stage::*;
+
+fn on(fabric: &Fabric, addresses: &[&str]) -> Side {
+    let addresses: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+    let port = fabric.port(&addresses).unwrap();
+    let context = Context::on_port(port, &ContextOptions::default(), |port| Box::new(port)).unwrap();
+    Side::new(context)
+}
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_listener_hears_its_own_address() {
+    let fabric = virtual_fabric(slow());
+    let client = on(&fabric, &["10.0.0.9", "fd00::9"]);
+    let server = on(&fabric, &["10.0.0.1", "10.0.0.2", "fd00::1"]);
+    let one = server.listen(PortSpace::Tcp, at("10.0.0.1:7"));
+    let two = server.listen(PortSpace::Tcp, at("10.0.0.2:7"));
+    for (address, listener) in [("10.0.0.1:7", Some(&one)), ("10.0.0.2:7", Some(&two)), ("[fd00::1]:7", None)]
+    {
+        let _mine = client.connecting(at(address), b"");
+        match listener {
+            Some(listener) => {
+                let request = server.event(CmEventKind::ConnectRequest);
+                assert_eq!(request.listen_id.as_ref(), Some(listener));
+                assert_eq!(request.id.local_addr(), Some(at(address)));
+                assert_eq!(request.id.path().unwrap().sgid.ip(), at(address).ip());
+                request.id.reject(b"").unwrap();
+                client.event(CmEventKind::Rejected);
+            }
+            None => assert_eq!(client.event(CmEventKind::Rejected).status, 8),
+        }
+    }
+}
+
+#[test]
+fn a_listener_on_all_addresses_hears_both_ip_versions_unless_it_says_otherwise() {
+    for (bound, af_only, v4, v6) in
+        [("[::]:7", false, true, true), ("[::]:7", true, false, true), ("0.0.0.0:7", false, true, false)]
+    {
+        let fabric = virtual_fabric(slow());
+        let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+        let listener = server.id(PortSpace::Tcp);
+        listener.set_af_only(af_only).unwrap();
+        listener.bind_addr(at(bound)).unwrap();
+        listener.listen(0).unwrap();
+        for (is_v4, heard) in [(true, v4), (false, v6)] {
+            let _mine = client.connecting((server.ip(is_v4), 7).into(), b"");
+            if heard {
+                server.event(CmEventKind::ConnectRequest).id.reject(b"").unwrap();
+            }
+            let expected = if heard { 28 } else { 8 };
+            assert_eq!(client.event(CmEventKind::Rejected).status, expected, "{bound} {af_only} {is_v4}");
+        }
+    }
+}
+
+#[test]
+fn who_asks_for_another_service_than_the_listeners_finds_nobody() {
+    let fabric = virtual_fabric(slow());
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let _listener = server.listen(PortSpace::Tcp, server.addr(7));
+    for (qp_type, refused) in [(QpType::Uc, CmEventKind::Rejected), (QpType::Ud, CmEventKind::Unreachable)] {
+        let id = client.manager.create_id_of(&client.channel, PortSpace::Tcp, qp_type).unwrap();
+        id.resolve_addr(None, server.addr(7), SOON).unwrap();
+        client.event(CmEventKind::AddrResolved);
+        id.resolve_route(SOON).unwrap();
+        client.event(CmEventKind::RouteResolved);
+        let qp = client.qp(qp_type);
+        id.attach_qp(&qp).unwrap();
+        id.connect(&ConnParam::default()).unwrap();
+        client.event(refused);
+        assert!(server.channel.try_event().is_none());
+    }
+}
+
+#[test]
+fn listeners_on_all_devices_hear_those_that_come_later() {
+    let fabric = virtual_fabric(slow());
+    let client = on(&fabric, &["10.0.0.9"]);
+    let server = on(&fabric, &["10.0.0.1"]);
+    let listener = server.listen(PortSpace::Tcp, at("0.0.0.0:7"));
+    let second = fabric.port(&[at("10.0.0.2:0").ip()]).unwrap();
+    let second = Context::on_port(second, &ContextOptions::default(), |port| Box::new(port)).unwrap();
+    assert_eq!(server.manager.add_device(second).unwrap(), 1);
+    for (address, device) in [("10.0.0.1:7", 0), ("10.0.0.2:7", 1)] {
+        let _mine = client.connecting(at(address), b"");
+        let request = server.event(CmEventKind::ConnectRequest);
+        assert_eq!((request.listen_id.as_ref(), request.id.device_index()), (Some(&listener), Some(device)));
+    }
+}
+
+#[test]
+fn ports_are_taken_once() {
+    let fabric = virtual_fabric(slow());
+    let server = on(&fabric, &["10.0.0.1"]);
+    let first = server.listen(PortSpace::Tcp, at("10.0.0.1:7"));
+    let second = server.id(PortSpace::Tcp);
+    let taken = second.bind_addr(at("0.0.0.0:7")).unwrap_err();
+    assert_eq!(taken.errno(), libc::EADDRINUSE, "{taken}");
+    let missing = second.bind_addr(at("10.0.0.3:7")).unwrap_err();
+    assert_eq!(missing.errno(), libc::EADDRNOTAVAIL, "{missing}");
+    // Of datagrams it is another port.
+    let _datagrams = server.listen(PortSpace::Udp, at("10.0.0.1:7"));
+    first.destroy();
+    second.bind_addr(at("0.0.0.0:7")).unwrap();
+    let (any, other) = (server.id(PortSpace::Tcp), server.id(PortSpace::Tcp));
+    any.bind_addr(at("0.0.0.0:0")).unwrap();
+    other.listen(1).unwrap();
+    let ports = [&any, &other].map(|id| id.local_addr().unwrap().port());
+    assert!(ports[0] != ports[1] && ports.iter().all(|port| *port >= 49152), "{ports:?}");
+}
+
+#[test]
+fn a_full_backlog_refuses_and_takes_again_what_it_has_room_for() {
+    let fabric = virtual_fabric(slow());
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let listener = server.id(PortSpace::Tcp);
+    listener.bind_addr(server.addr(7)).unwrap();
+    listener.listen(3).unwrap();
+    let mut all: Vec<End> = (0..5).map(|_| client.connecting(server.addr(7), b"")).collect();
+    for _ in 0..2 {
+        let event = client.event(CmEventKind::Rejected);
+        assert_eq!(event.status, 3, "no resources");
+        all.retain(|end| end.id != event.id);
+    }
+    let request = listener.get_request(Some(SOON)).unwrap();
+    all.push(client.connecting(server.addr(7), b""));
+    let held: Vec<CmEvent> = (0..3).map(|_| listener.get_request(Some(SOON)).unwrap()).collect();
+    assert!(matches!(listener.get_request(Some(SOON)), Err(WaitError::TimedOut(_) | WaitError::Idle)));
+    assert_eq!(all.len(), held.len() + 1);
+    drop((request, held));
+    for _ in 0..4 {
+        let event = client.event(CmEventKind::Rejected);
+        assert!(all.iter().any(|end| end.id == event.id));
+    }
+}
+
+#[test]
+fn with_a_listener_go_the_requests_that_nobody_took_and_no_others() {
+    let fabric = Fabric::new();
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let listener = server.listen(PortSpace::Tcp, server.addr(7));
+    let first = client.connecting(server.addr(7), b"");
+    let request = server.event(CmEventKind::ConnectRequest);
+    let second = client.connecting(server.addr(7), b"");
+    while server.manager.ids() < 3 {
+        std::thread::yield_now();
+    }
+    listener.destroy();
+    assert_eq!(client.event(CmEventKind::Rejected).id, second.id);
+    assert!(server.channel.try_event().is_none());
+    assert_eq!(server.manager.ids(), 1);
+    let qp = server.qp(QpType::Rc);
+    request.id.attach_qp(&qp).unwrap();
+    request.id.accept(&ConnParam::default()).unwrap();
+    assert_eq!(client.event(CmEventKind::Established).id, first.id);
+    server.event(CmEventKind::Established);
+}
+
+/// No device is on the loopback: the first stands for it.
+#[test]
+fn the_loopback_is_the_machine_itself() {
+    let fabric = virtual_fabric(slow());
+    let side = on(&fabric, &["10.0.0.1", "fd00::1"]);
+    for (bound, asked) in
+        [("0.0.0.0:7", "127.0.0.1:7"), ("127.0.0.1:8", "127.0.0.1:8"), ("[::1]:9", "[::1]:9")]
+    {
+        let _listener = side.listen(PortSpace::Tcp, at(bound));
+        let mine = side.connecting(at(asked), b"");
+        let request = side.event(CmEventKind::ConnectRequest);
+        assert_eq!((request.id.local_addr(), mine.id.peer_addr()), (Some(at(asked)), Some(at(asked))));
+        let (there, back) = (mine.id.path().unwrap(), request.id.path().unwrap());
+        assert_eq!((there.sgid, there.dgid), (back.dgid, back.sgid));
+        assert!(!there.dgid.ip().is_loopback());
+        request.id.reject(b"").unwrap();
+        side.event(CmEventKind::Rejected);
+    }
+}

@@ -1,0 +1,46 @@
+//! Programs that wait: listeners and sessions.
+
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+
+use super::stage::*;
+
+#[test]
+fn a_session_over_udp_is_refused_first() {
+    let (client, server) = (Side::on_udp("127.101.5.1"), Side::on_udp("127.101.5.2"));
+    let listener = Listener::bind(&server.manager, (server.ip(true), 0).into()).unwrap();
+    let at = listener.local_addr().unwrap();
+    let serving = std::thread::spawn(move || {
+        let first = listener.next(SOON).unwrap();
+        assert_eq!(first.peer_addr().unwrap().ip(), "127.101.5.1".parse::<std::net::IpAddr>().unwrap());
+        first.reject(b"later").unwrap();
+        let second = listener.next(SOON).unwrap();
+        let session = second.accept(server.qp(QpType::Rc), &ConnParam::default(), SOON).unwrap();
+        session.qp().post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+        assert_eq!(server.cq.wait(SOON).unwrap().wr_id, 1);
+        session.wait_for_end(SOON).unwrap();
+        session.disconnect(SOON).unwrap();
+        server.manager.ids()
+    });
+    let connect = || client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), SOON);
+    let Err(SessionError::Refused { reason, private_data }) = connect() else { panic!("accepted") };
+    assert_eq!((reason, &private_data[..5]), (RejReason::Consumer, &b"later"[..]));
+    let session = connect().unwrap();
+    session.qp().post_send(&SendWr::send(2, &[])).unwrap();
+    assert_eq!(client.cq.wait(SOON).unwrap().wr_id, 2);
+    session.disconnect(SOON).unwrap();
+    assert_eq!((serving.join().unwrap(), client.manager.ids()), (1, 0), "the listener is left");
+}
+
+#[test]
+fn nobody_there_is_a_timeout_of_the_caller_s() {
+    let fabric = virtual_fabric(slow());
+    let client = Side::on(&fabric);
+    let at = "198.18.77.77:5".parse().unwrap();
+    let connected = client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), SOON);
+    assert!(matches!(connected, Err(SessionError::Wait(WaitError::TimedOut(_)))), "{connected:?}");
+    assert_eq!(client.manager.ids(), 0);
+    let connected = client.manager.connect(at, |_| Ok(client.qp(QpType::Rc)), &ConnParam::default(), EVER);
+    let Err(SessionError::Failed { kind, status }) = connected else { panic!("{connected:?}") };
+    assert_eq!((kind, status), (CmEventKind::Unreachable, -libc::ETIMEDOUT));
+}

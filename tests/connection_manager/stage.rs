@@ -1,0 +1,178 @@
+//! A device with a connection manager, and what tests do with two of them.
+#![allow(dead_code, reason = "each test target uses its part")]
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+
+/// Longer than anything that succeeds takes.
+pub const SOON: Duration = Duration::from_secs(10);
+/// Longer than any timeout of the protocol together, in virtual time.
+pub const EVER: Duration = Duration::from_secs(600);
+
+/// A device whose queue pairs complete to one queue.
+pub struct Side {
+    pub context: Context,
+    pub pd: Pd,
+    pub cq: Cq,
+    pub manager: ConnectionManager,
+    pub channel: EventChannel,
+}
+
+impl Side {
+    pub fn new(context: Context) -> Side {
+        let manager = ConnectionManager::new(vec![context.clone()]).unwrap();
+        Side::with(context, &manager)
+    }
+
+    /// A side of a manager that others use too.
+    pub fn with(context: Context, manager: &ConnectionManager) -> Side {
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
+        Side { context, pd, cq, manager: manager.clone(), channel: EventChannel::new().unwrap() }
+    }
+
+    pub fn on(fabric: &Fabric) -> Side {
+        Side::new(Context::on_fabric(fabric).unwrap())
+    }
+
+    /// On a UDP socket of a loopback address that no other test has.
+    pub fn on_udp(ip: &str) -> Side {
+        let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
+        Side::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap())
+    }
+
+    pub fn ip(&self, v4: bool) -> IpAddr {
+        let of = self.context.gids().into_iter().map(|gid| gid.ip());
+        of.into_iter().find(|ip| ip.is_ipv4() == v4).unwrap()
+    }
+
+    pub fn addr(&self, port: u16) -> SocketAddr {
+        (self.context.query_gid(0).unwrap().ip(), port).into()
+    }
+
+    pub fn id(&self, space: PortSpace) -> CmId {
+        self.manager.create_id(&self.channel, space).unwrap()
+    }
+
+    pub fn qp(&self, qp_type: QpType) -> Qp {
+        let small = QpOptions { qp_type, ..QpOptions::default() };
+        self.pd.create_qp(&self.cq, &self.cq, &small).unwrap()
+    }
+
+    pub fn listen(&self, space: PortSpace, addr: SocketAddr) -> CmId {
+        let id = self.id(space);
+        id.bind_addr(addr).unwrap();
+        id.listen(0).unwrap();
+        id
+    }
+
+    /// The next event, which is of this kind.
+    pub fn event(&self, kind: CmEventKind) -> CmEvent {
+        self.event_within(kind, SOON)
+    }
+
+    pub fn event_within(&self, kind: CmEventKind, timeout: Duration) -> CmEvent {
+        let event = self.channel.get_event(Some(timeout));
+        let event = event.unwrap_or_else(|e| panic!("{kind:?} of {:?}: {e}", self.context));
+        assert_eq!(event.kind, kind, "{event:?}");
+        event
+    }
+
+    /// An id with the path to an address.
+    pub fn resolved(&self, space: PortSpace, to: SocketAddr) -> CmId {
+        let id = self.id(space);
+        id.resolve_addr(None, to, SOON).unwrap();
+        assert_eq!(self.event(CmEventKind::AddrResolved).id, id);
+        id.resolve_route(SOON).unwrap();
+        assert_eq!(self.event(CmEventKind::RouteResolved).id, id);
+        id
+    }
+
+    /// Asks for a connection with a queue pair of its own.
+    pub fn connecting(&self, to: SocketAddr, private_data: &[u8]) -> End {
+        let id = self.resolved(PortSpace::Tcp, to);
+        let qp = self.qp(QpType::Rc);
+        id.attach_qp(&qp).unwrap();
+        id.connect(&ConnParam::with_data(private_data)).unwrap();
+        End { id, qp }
+    }
+
+    /// Takes a request with a queue pair of its own.
+    pub fn accept(&self, private_data: &[u8]) -> End {
+        let request = self.event(CmEventKind::ConnectRequest);
+        let qp = self.qp(QpType::Rc);
+        request.id.attach_qp(&qp).unwrap();
+        request.id.accept(&ConnParam::with_data(private_data)).unwrap();
+        End { id: request.id, qp }
+    }
+}
+
+/// One end of a connection.
+pub struct End {
+    pub id: CmId,
+    pub qp: Qp,
+}
+
+/// A connection of two sides, to a listener of `server`'s at `at`.
+pub fn connected(client: &Side, server: &Side, at: SocketAddr) -> (End, End) {
+    let mine = client.connecting(at, b"hello");
+    let theirs = server.accept(b"welcome");
+    client.event(CmEventKind::Established);
+    server.event(CmEventKind::Established);
+    (mine, theirs)
+}
+
+/// A message from one end arrives at the other.
+pub fn talk(from: (&Side, &End), to: (&Side, &End)) {
+    let (source, target) =
+        (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());
+    source.write(0, b"over a connection by name").unwrap();
+    to.1.qp.post_recv(&RecvWr { wr_id: 1, sges: &[target.sge(0..100)] }).unwrap();
+    from.1.qp.post_send(&SendWr::send(2, &[source.sge(0..25)])).unwrap();
+    assert_eq!(to.0.cq.wait(SOON).unwrap().wr_id, 1);
+    assert_eq!(from.0.cq.wait(SOON).unwrap().wr_id, 2);
+    assert_eq!(&target.to_vec()[..25], b"over a connection by name");
+    // And memory, both ways.
+    from.1.qp.post_send(&SendWr::write(3, &[source.sge(0..25)], target.remote(1000))).unwrap();
+    assert_eq!(from.0.cq.wait(SOON).unwrap().wr_id, 3);
+    from.1.qp.post_send(&SendWr::read(4, &[source.sge(2000..2025)], target.remote(1000))).unwrap();
+    assert_eq!(from.0.cq.wait(SOON).unwrap().wr_id, 4);
+    assert_eq!(&source.to_vec()[2000..2025], b"over a connection by name");
+}
+
+pub fn virtual_fabric(config: FabricConfig) -> Fabric {
+    Fabric::virtual_time(config).unwrap()
+}
+
+/// 10 µs from port to port.
+pub fn slow() -> FabricConfig {
+    FabricConfig { latency: Duration::from_micros(10), ..FabricConfig::default() }
+}
+
+/// Serves whatever comes until `ends` connections have ended: accepts, and lets go of what is disconnected.
+pub fn serve(side: &Side, ends: usize) {
+    let (mut open, mut ended) = (HashMap::new(), 0);
+    while ended < ends {
+        let event = side.channel.get_event(Some(SOON)).unwrap();
+        match event.kind {
+            CmEventKind::ConnectRequest => {
+                let qp = side.qp(QpType::Rc);
+                event.id.attach_qp(&qp).unwrap();
+                event.id.accept(&ConnParam::default()).unwrap();
+                open.insert(event.id.number(), End { id: event.id, qp });
+            }
+            CmEventKind::Established => {}
+            CmEventKind::Disconnected => {
+                let end = open.remove(&event.id.number()).unwrap();
+                end.id.disconnect().unwrap();
+                ended += 1;
+            }
+            kind => panic!("{kind:?}: {event:?}"),
+        }
+    }
+    assert!(open.is_empty());
+}

@@ -1,0 +1,39 @@
+//! Connections that are made and ended one after the other: none is lost, and nothing of them is left. Alone in its process,
+//! whose descriptors it counts.
+
+#[path = "connection_manager/stage.rs"]
+mod stage;
+
+use stage::*;
+use urxe::verbs::Fabric;
+use urxe::verbs::cm::*;
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn ten_thousand_one_after_the_other() {
+    let (count, fabric) = (10_000, Fabric::new());
+    let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+    let at = server.addr(7);
+    let _listener = server.listen(PortSpace::Tcp, at);
+    let before = descriptors();
+    let serving = std::thread::spawn(move || {
+        serve(&server, count);
+        server
+    });
+    for _ in 0..count {
+        let end = client.connecting(at, b"");
+        client.event(CmEventKind::Established);
+        end.id.disconnect().unwrap();
+        client.event(CmEventKind::Disconnected);
+    }
+    let server = serving.join().unwrap();
+    assert_eq!((client.manager.ids(), server.manager.ids()), (0, 1));
+    assert_eq!((client.manager.connections(), server.manager.connections()), (0, 0));
+    assert_eq!(descriptors(), before);
+    // As many queue pairs can be made as at first, and a connection is as good as the first.
+    let (mine, theirs) = connected(&client, &server, at);
+    talk((&client, &mine), (&server, &theirs));
+}

@@ -1,0 +1,156 @@
+//! QP1 of an address that several share, with the steward as a process of its own: it may die, and what it sends on is in
+//! captures like all else.
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use urxe::link::Link;
+use urxe::link::capture::{CaptureFile, Timestamps};
+use urxe::link::udp::{Sharing, UdpLink, UdpOptions};
+use urxe::verbs::{
+    AddressVector, ClaimError, Context, ContextOptions, Gid, MAD_LEN, ManagementPort, ServiceId,
+};
+use urxe::wire::mad::{CommId, Dreq, Mad, Message, RejReason, Req, Rtu};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// When a peer asks again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+fn sharing() -> Sharing {
+    Sharing { program: env!("CARGO_BIN_EXE_urxe").into(), any_user: false }
+}
+
+fn member(ip: IpAddr, wrap: impl Fn(UdpLink) -> Box<dyn Link>) -> Context {
+    let links = UdpLink::bind_shared(ip, &UdpOptions::default(), 1, &sharing()).unwrap();
+    Context::open_shards(links.into_iter().map(wrap).collect(), &ContextOptions::default()).unwrap()
+}
+
+fn plain(link: UdpLink) -> Box<dyn Link> {
+    Box::new(link)
+}
+
+fn outsider(ip: &str) -> ManagementPort {
+    let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
+    Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
+}
+
+fn steward(ip: IpAddr) -> Option<Pid> {
+    let line = format!("urxe\0steward\0{ip}\0");
+    let numbers = std::fs::read_dir("/proc").unwrap().flatten();
+    let numbers = numbers.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let is_one = |pid: &i32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|own| own.starts_with(line.as_bytes()))
+    };
+    numbers.into_iter().find(is_one).map(Pid::from_raw)
+}
+
+fn bytes(transaction: u64, message: impl Into<Message>) -> [u8; MAD_LEN] {
+    Mad { transaction, modifier: 0, message: message.into() }.bytes()
+}
+
+fn request(transaction: u64, service: u64) -> [u8; MAD_LEN] {
+    bytes(transaction, Req { local: CommId(1), service: ServiceId(service), ..Req::default() })
+}
+
+/// Sends as often as a peer does until it is there.
+fn until_there(from: &ManagementPort, to: IpAddr, mad: &[u8; MAD_LEN], at: &ManagementPort) {
+    let begun = Instant::now();
+    while begun.elapsed() < SOON {
+        from.send(&AddressVector::to(Gid::from(to)), mad).unwrap();
+        if at.recv(AGAIN).is_ok_and(|got| got.bytes == *mad) {
+            return;
+        }
+    }
+    panic!("not there within {SOON:?}");
+}
+
+#[test]
+fn services_outlive_the_steward_and_so_do_connections() {
+    let ip: IpAddr = "127.18.240.1".parse().unwrap();
+    let [a, b] = [(); 2].map(|()| member(ip, plain));
+    let ports = [&a, &b].map(|context| context.management_port().unwrap());
+    let claims =
+        [(&a, 100), (&b, 200)].map(|(c, service)| c.claim_service(ServiceId(service), None).unwrap());
+    let peer = outsider("127.18.240.2");
+    for round in 0..3 {
+        for (service, port) in [(100, &ports[0]), (200, &ports[1])] {
+            until_there(&peer, ip, &request(round, service), port);
+        }
+        // Nobody is told no while there is somebody.
+        assert_eq!(peer.try_recv().map(|mad| Mad::parse(&mad.bytes)), None);
+        kill(steward(ip).expect("the steward"), Signal::SIGKILL).unwrap();
+        // The kernel needs none for those that have begun.
+        for port in &ports {
+            let (value, bits) = port.comm_id_prefix();
+            let remote = CommId(value << (32 - bits) | 77);
+            let mad = bytes(round, Rtu { local: CommId(1), remote, ..Rtu::default() });
+            peer.send(&AddressVector::to(Gid::from(ip)), &mad).unwrap();
+            assert_eq!(port.recv(SOON).unwrap().bytes, mad);
+        }
+        assert!(matches!(b.claim_service(ServiceId(100), None), Err(ClaimError::Taken { .. })));
+    }
+    drop(claims);
+    let begun = Instant::now();
+    let refused = loop {
+        peer.send(&AddressVector::to(Gid::from(ip)), &request(9, 100)).unwrap();
+        match peer.recv(AGAIN) {
+            Ok(mad) => break mad,
+            Err(e) => assert!(begun.elapsed() < SOON, "{e}"),
+        }
+    };
+    let Message::Rej(rej) = Mad::parse(&refused.bytes).unwrap().message else { panic!("no REJ") };
+    assert_eq!(rej.reason, RejReason::InvalidServiceId);
+}
+
+#[test]
+fn a_capture_has_what_the_steward_sent_on_and_tshark_reads_it() {
+    let ip: IpAddr = "127.18.241.1".parse().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("qp1.pcapng");
+    let file = CaptureFile::create(&path, Timestamps::Wall).unwrap();
+    let context = member(ip, |link| Box::new(file.capture(link, "a")));
+    let port = context.management_port().unwrap();
+    let _claim = context.claim_service(ServiceId(0x106_04d2), None).unwrap();
+    let peer = outsider("127.18.241.2");
+    until_there(&peer, ip, &request(0x1111, 0x106_04d2), &port);
+    port.send(
+        &AddressVector::to(Gid::from(peer.context().query_gid(0).unwrap().ip())),
+        &bytes(0x2222, Dreq::default()),
+    )
+    .unwrap();
+    peer.recv(SOON).unwrap();
+    file.flush().unwrap();
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-r").arg(&path).args([
+        "-T",
+        "fields",
+        "-e",
+        "infiniband.mad.attributeid",
+        "-e",
+        "infiniband.cm.req.serviceid",
+    ]);
+    tshark.args([
+        "-e",
+        "infiniband.bth.destqp",
+        "-e",
+        "infiniband.deth.q_key",
+        "-e",
+        "infiniband.deth.srcqp",
+    ]);
+    let out = tshark.output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    println!("{text}");
+    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('\t').collect()).collect();
+    assert!(lines.len() >= 2, "{text}");
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16);
+    for (line, attribute) in [(&lines[0], 0x10), (&lines[lines.len() - 1], 0x15)] {
+        assert_eq!(number(line[0]), Ok(attribute), "{text}");
+        assert_eq!([line[2], line[3], line[4]].map(number), [Ok(1), Ok(0x8001_0000), Ok(1)], "{text}");
+    }
+    assert_eq!(number(lines[0][1]), Ok(0x106_04d2), "{text}");
+}
