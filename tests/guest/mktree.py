@@ -32,7 +32,7 @@ subprocess.run(["strip", "--strip-debug", vmlinux], check=True)
 
 # Modules: those loaded at boot, in this order, and some for modprobe.
 boot = "virtio_mmio virtio_console virtio_net crc32_generic ib_uverbs rdma_ucm ib_umad rdma_rxe".split()
-spare = "8021q sch_netem".split()
+spare = "8021q sch_netem nvme_rdma".split()
 mods = {os.path.basename(f)[:-3].replace("-", "_"): f
         for f in glob.glob(work + "/kernel/lib/modules/*/kernel/**/*.ko", recursive=True)}
 
@@ -90,7 +90,8 @@ def lib(name):
 
 for pattern in ("/usr/bin/ibv_*", "/usr/bin/ib_*", "/usr/bin/rdma", "/bin/ip", "/sbin/tc", "/usr/bin/tcpdump",
                 "/usr/bin/cmtime", "/usr/bin/mckey", "/usr/bin/rdma_client", "/usr/bin/rdma_server", "/usr/bin/rping",
-                "/usr/bin/rstream", "/usr/bin/ucmatose", "/usr/bin/udaddy",
+                "/usr/bin/rstream", "/usr/bin/riostream", "/usr/bin/rcopy", "/usr/bin/rdma_xclient", "/usr/bin/rdma_xserver",
+                "/usr/bin/ucmatose", "/usr/bin/udaddy", "/usr/bin/udpong", "/usr/bin/qperf",
                 "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"):
     glob1(root + pattern)
     for f in glob.glob(root + pattern):
