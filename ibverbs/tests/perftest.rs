@@ -78,7 +78,11 @@ impl Ends {
         let host = if is_by_name { &self.address } else { "127.0.0.1" };
         let client = with_args(self.client, &[host]).finish(Duration::from_secs(60));
         let server = serving.finish(Duration::from_secs(10));
-        let told = format!("{program} {args:?}\nclient:\n{}\nserver:\n{}", text(&client), text(&server));
+        let (of_client, of_server) = (text(&client), text(&server));
+        let told = format!(
+            "{program} {args:?}\nclient, {}:\n{of_client}\nserver, {}:\n{of_server}",
+            client.status, server.status
+        );
         assert!(client.status.success() && server.status.success(), "{told}");
 
         let rows = rows(&text(&client));

@@ -111,6 +111,7 @@ impl Cm {
             (Step::LeaveBoth, Message::Dreq(dreq)) => {
                 let drep = Drep { local: id, remote: dreq.local, private_data: [0; 224] };
                 self.answer_once(arrival.from, mad.transaction, drep);
+                self.left(now, id, None);
             }
             (Step::Offer, Message::Lap(lap)) => self.on_lap(id, arrival, mad.transaction, lap),
             (Step::WaitForOffer, Message::Mra(mra)) => self.on_mra_of_lap(now, id, mra),

@@ -77,7 +77,7 @@ impl Cm {
         self.masked.retain(|l| *l != listener);
         if ended.mask == u64::MAX {
             self.services.remove(&ended.service);
-            self.expect_listener(now, ended.service);
+            ended.service.of_same_port().for_each(|service| self.expect_listener(now, service));
         }
         let is_ours = |event: &Event| match event {
             Event::Requested(r) => r.listener == Some(listener),

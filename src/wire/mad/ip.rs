@@ -47,6 +47,13 @@ impl ServiceId {
         let space = u16::try_from(self.0 >> 16).ok().and_then(PortSpace::from_code)?;
         Some((space, self.0 as u16))
     }
+
+    /// The same port in every port space, or only itself if it is none of IP's.
+    pub fn of_same_port(self) -> impl Iterator<Item = ServiceId> {
+        let port = self.ip_port().map(|(_, port)| port);
+        let all = port.into_iter().flat_map(|port| PortSpace::ALL.map(|space| space.service(port)));
+        all.chain(port.is_none().then_some(self))
+    }
 }
 
 /// Who connects to whom. Zeros stand for no address (a wildcard).

@@ -73,10 +73,7 @@ impl Delivery {
     pub fn send(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         if !self.waiting.contains_key(name.as_bytes()) {
             match self.try_send(name.as_bytes(), &datagram) {
-                Ok(()) => {
-                    self.note(name.as_bytes());
-                    return Outcome::Sent;
-                }
+                Ok(()) => return Outcome::Sent,
                 Err(Errno::AGAIN) => {}
                 Err(Errno::CONNREFUSED) if self.was_somebodys(name.as_bytes()) => {}
                 Err(Errno::CONNREFUSED) => return Outcome::Nobody,
@@ -91,8 +88,9 @@ impl Delivery {
         self.returned.extract_if(.., |(name, _)| is_one(name)).map(|(_, datagram)| datagram).collect()
     }
 
-    /// The name is somebody's.
-    fn note(&mut self, name: &[u8]) {
+    /// The name is somebody's, or will be: what is for it waits for a moment from now on.
+    pub fn note(&mut self, name: &str) {
+        let name = name.as_bytes();
         if let Some(at) = self.known.get_mut(name) {
             *at = Instant::now();
             return;
@@ -220,6 +218,7 @@ mod tests {
         let name = "urxe-test/vacant/1";
         let first = receiver(name);
         assert_eq!(delivery.send(name, datagram(0)), Outcome::Sent);
+        delivery.note(name);
         drop(first);
         assert_eq!(delivery.send(name, datagram(1)), Outcome::Sent);
         assert_eq!(delivery.send(name, datagram(2)), Outcome::Sent);

@@ -70,6 +70,7 @@ impl Reception {
                 if let Recipient::Service(service) = mad.message.recipient() {
                     let inquiry = Inquiry { flow: burst.flow, packet };
                     if delivery.send(&inquiry::name(place, service), inquiry.bytes()) != Outcome::Nobody {
+                        service.of_same_port().for_each(|kin| delivery.note(&inquiry::name(place, kin)));
                         continue;
                     }
                 }
