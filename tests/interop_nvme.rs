@@ -10,7 +10,8 @@ mod stand;
 
 use std::fmt::Write as _;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -61,23 +62,35 @@ impl Disk {
     fn check(&self) {
         let file = std::fs::read(&self.path).unwrap();
         let differs = self.model.iter().zip(&file).position(|(a, b)| a != b);
-        assert_eq!((file.len(), differs), (self.model.len(), None), "length, and the first byte that differs");
+        assert_eq!(
+            (file.len(), differs),
+            (self.model.len(), None),
+            "length, and the first byte that differs"
+        );
     }
 
-    fn hash(path: &Path) -> String {
-        let out = std::process::Command::new("sha256sum").arg(path).output().unwrap();
+    fn hash(&self) -> String {
+        let out = Command::new("sha256sum").arg(&self.path).output().unwrap();
         String::from_utf8(out.stdout).unwrap()[..64].into()
     }
 }
 
-/// Connects, and says which controller it is.
-fn connect(stand: &Stand, version: usize, nqn: &str) -> String {
-    let options = format!("transport=rdma,traddr={},trsvcid={PORT},nqn={nqn},hostnqn={HOST_NQN}", HOST[version]);
-    let command = format!("exec 3<>/dev/nvme-fabrics && echo -n '{options}' >&3 && cat <&3 || {{ dmesg | tail -n 20; exit 1; }}");
+/// Connects as `nvme connect` does; the controller's name, or what the kernel has to say.
+fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
+    let at = HOST[version];
+    let options = format!(
+        "transport=rdma,traddr={at},trsvcid={PORT},nqn={nqn},hostnqn={HOST_NQN},reconnect_delay=1,ctrl_loss_tmo=60"
+    );
+    // The kernel may miss an answer to ARP that comes at once, and then takes 3 s to connect: it is to know the address.
+    let command = format!(
+        "ping -c 1 {at} >/tmp/ping || exit 1
+         exec 3<>/dev/nvme-fabrics
+         if echo -n '{options}' >&3; then cat <&3; else dmesg | tail -n 3; fi"
+    );
     // instance=0,cntlid=1
     let said = stand.guest.check(&command, LIMIT).unwrap().stdout;
-    let instance = said.trim().strip_prefix("instance=").and_then(|rest| rest.split(',').next());
-    format!("nvme{}", instance.unwrap_or_else(|| panic!("{said}")))
+    let instance = said.strip_prefix("instance=").and_then(|rest| rest.split(',').next());
+    instance.map(|n| format!("nvme{n}")).ok_or(said)
 }
 
 /// Copies runs of blocks from place to place on the disk, which reads and writes them, without the guest's cache: one
@@ -91,8 +104,13 @@ fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers
             [blocks, place(numbers), place(numbers)]
         })
         .collect();
-    let mut script = format!("set -e\ncopy() {{ dd if={device} of=/tmp/run bs=$1 count=1 skip=$2 iflag=direct,skip_bytes
-        dd if=/tmp/run of={device} bs=$1 count=1 seek=$3 oflag=direct,seek_bytes conv=notrunc; }} 2>/tmp/dd || cat /tmp/dd >&2\n");
+    let mut script = format!(
+        "copy() {{
+             dd if={device} of=/tmp/run bs=$1 count=1 skip=$2 iflag=direct,skip_bytes 2>/tmp/dd &&
+             dd if=/tmp/run of={device} bs=$1 count=1 seek=$3 oflag=direct,seek_bytes conv=notrunc 2>/tmp/dd ||
+             {{ cat /tmp/dd; exit 1; }}
+         }}\n"
+    );
     for [blocks, from, to] in runs {
         let (len, from, to) = (blocks * BLOCK, from * BLOCK, to * BLOCK);
         disk.model.copy_within(from..from + len, to);
@@ -101,39 +119,87 @@ fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers
     stand.guest.check(&script, LIMIT).unwrap();
 }
 
+/// All that a disk is for.
 fn use_disk(stand: &Stand, version: usize, disk: &mut Disk, numbers: &mut Numbers) {
     let begun = Instant::now();
-    let run = |command: &str| stand.guest.check(command, LIMIT).unwrap().stdout;
     let step = |what: &str| eprintln!("{:6.2} s  {what}", begun.elapsed().as_secs_f64());
-    let controller = connect(stand, version, NQN);
+    let run = |command: &str| stand.guest.check(command, LIMIT).unwrap().stdout;
+    let controller = connect(stand, version, NQN).unwrap();
     let device = format!("/dev/{controller}n1");
     run(&format!("until [ -b {device} ]; do usleep 20000; done"));
     step("connected");
 
-    let sysfs = run(&format!("cd /sys/class/nvme/{controller} && cat subsysnqn cntlid cntrltype model; \
-        cd /sys/block/{controller}n1 && cat size queue/logical_block_size queue/write_cache queue/max_hw_sectors_kb"));
-    let lines: Vec<&str> = sysfs.lines().map(str::trim).collect();
+    let said = run(&format!(
+        "cd /sys/class/nvme/{controller} && cat subsysnqn cntrltype model &&
+         cd /sys/block/{controller}n1 && cat size queue/logical_block_size queue/write_cache queue/max_hw_sectors_kb"
+    ));
+    let said: Vec<&str> = said.lines().map(str::trim).collect();
     let blocks = (DISK / BLOCK).to_string();
-    assert_eq!(lines, [NQN, "1", "io", "urxe NVMe over Fabrics target", &blocks, "512", "write back", "1024"]);
+    assert_eq!(said, [NQN, "io", "urxe NVMe over Fabrics target", &blocks, "512", "write back", "1024"]);
 
-    // Read ahead, in large commands and several at a time.
-    assert_eq!(run(&format!("sha256sum {device}"))[..64], Disk::hash(&disk.path));
+    // Through the guest's cache, which reads ahead: large commands, and several at a time.
+    assert_eq!(run(&format!("sha256sum {device}"))[..64], disk.hash());
     step("read");
     copy_runs(stand, &device, disk, numbers);
     step("copied");
     disk.check();
-    // Through the guest's cache: written when it is flushed.
-    let (from, to) = (DISK / 2, DISK / 4);
-    disk.model.copy_within(from..from + DISK / 4, to);
-    run(&format!("dd if={device} of={device} bs=64k skip={} seek={} count={} conv=notrunc,fsync", from >> 16, to >> 16, DISK / 4 >> 16));
+    let (from, to, len) = (DISK / 2, DISK / 4, DISK / 4);
+    disk.model.copy_within(from..from + len, to);
+    let [skip, seek, count] = [from, to, len].map(|bytes| bytes >> 16);
+    run(&format!(
+        "dd if={device} of={device} bs=64k skip={skip} seek={seek} count={count} conv=notrunc,fsync 2>&1"
+    ));
+    disk.check();
     step("flushed");
-    disk.check();
     run(&format!("blkdiscard -o 65536 -l 131072 {device}"));
-    disk.model[65536..65536 + 131072].fill(0);
+    disk.model[65536..][..131_072].fill(0);
     disk.check();
-    run(&format!("echo 3 >/proc/sys/vm/drop_caches; sha256sum {device} >/tmp/hash; echo 1 >/sys/class/nvme/{controller}/delete_controller; ! [ -e {device} ]"));
-    assert_eq!(run("cat /tmp/hash")[..64], Disk::hash(&disk.path));
+    run("echo 3 >/proc/sys/vm/drop_caches");
+    assert_eq!(run(&format!("sha256sum {device}"))[..64], disk.hash());
+    disconnect(stand, &controller);
+    assert_eq!(stand.guest.exec(&format!("[ -e {device} ]"), LIMIT).unwrap().status, 1);
     step("disconnected");
+}
+
+fn disconnect(stand: &Stand, controller: &str) {
+    stand.guest.check(&format!("echo 1 >/sys/class/nvme/{controller}/delete_controller"), LIMIT).unwrap();
+}
+
+/// A controller that says where there is something, and a subsystem that is not there.
+fn ask_for_others(stand: &Stand) {
+    let controller = connect(stand, 0, nvme::DISCOVERY_NQN).unwrap();
+    let said =
+        stand.guest.check(&format!("cd /sys/class/nvme/{controller} && cat cntrltype state"), LIMIT).unwrap();
+    assert_eq!(said.stdout, "discovery\nlive\n");
+    disconnect(stand, &controller);
+    let refused = connect(stand, 0, "nqn.2014-08.org.urxe:another").unwrap_err();
+    assert!(refused.contains("Connect Invalid Data Parameter, subsysnqn"), "{refused}");
+}
+
+/// A target here, whose listener outlives it.
+struct Target {
+    listener: Listener,
+    subsystem: Arc<Subsystem>,
+}
+
+impl Target {
+    /// Serves as long as `test` takes.
+    fn serving<R>(&self, test: impl FnOnce() -> R) -> R {
+        // Also when the test fails.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (stop, log) = (|| is_over.load(Ordering::Relaxed), |line: &str| eprintln!("{line}"));
+            scope.spawn(move || server::serve(&self.listener, &self.subsystem, &stop, &log).unwrap());
+            let _over = Over(&is_over);
+            test()
+        })
+    }
 }
 
 #[test]
@@ -147,26 +213,26 @@ fn the_kernel_uses_a_file() {
     let link: LinkSpec = stand.link(Via::Frames, 0).parse().unwrap();
     let context = Context::open_shards(link.bind(1).unwrap(), &ContextOptions::default()).unwrap();
     let manager = ConnectionManager::new(vec![context]).unwrap();
-    let listener = Listener::bind(&manager, SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT)).unwrap();
+    let at = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT);
     let namespace = Namespace::open(&disk.path, BLOCK, false).unwrap();
-    let subsystem = Arc::new(Subsystem::new(NQN.into(), namespace, Vec::new()));
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let (stop, log) = (|| is_over.load(Ordering::Relaxed), |line: &str| eprintln!("{line}"));
-        let (listener, subsystem) = (&listener, &subsystem);
-        scope.spawn(move || server::serve(listener, subsystem, &stop, &log).unwrap());
-        // A test that fails is to end.
-        struct Over<'a>(&'a AtomicBool);
-        impl Drop for Over<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
-        let _over = Over(&is_over);
-        stand.guest.check("modprobe nvme_rdma", LIMIT).unwrap();
+    let target = Target {
+        listener: Listener::bind(&manager, at).unwrap(),
+        subsystem: Arc::new(Subsystem::new(NQN.into(), namespace, Vec::new())),
+    };
+    stand.guest.check("modprobe nvme_rdma", LIMIT).unwrap();
+    let controller = target.serving(|| {
         for version in 0..2 {
             use_disk(&stand, version, &mut disk, &mut numbers);
         }
+        ask_for_others(&stand);
+        connect(&stand, 0, NQN).unwrap()
+    });
+    // The target has gone and comes again: the kernel finds it.
+    target.serving(|| {
+        let device = format!("/dev/{controller}n1");
+        let read = format!("dd if={device} bs=1M iflag=direct 2>/dev/null | sha256sum");
+        assert_eq!(stand.guest.check(&read, LIMIT).unwrap().stdout[..64], disk.hash());
+        disconnect(&stand, &controller);
     });
     assert_eq!(manager.connections(), 0);
 }

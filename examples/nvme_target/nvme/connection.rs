@@ -82,7 +82,11 @@ impl Connection {
     ///
     /// # Errors
     /// [`ConnectionError`].
-    pub fn accept(incoming: Incoming, asked: &ConnectRequest, queue: Queue) -> Result<Connection, ConnectionError> {
+    pub fn accept(
+        incoming: Incoming,
+        asked: &ConnectRequest,
+        queue: Queue,
+    ) -> Result<Connection, ConnectionError> {
         let context = incoming.context().ok_or(ConnectionError::NoDevice)?;
         let depth = u32::from(asked.commands);
         // A job has a READ and then a WRITE and a SEND; each command a SEND.
@@ -156,7 +160,9 @@ impl Connection {
             WcOpcode::Send if completion.wr_id != NO_JOB => self.free.push(number),
             _ => {}
         }
-        while !self.free.is_empty() && let Some((slot, len)) = self.waiting.pop_front() {
+        while !self.free.is_empty()
+            && let Some((slot, len)) = self.waiting.pop_front()
+        {
             self.begin(slot, len)?;
         }
         Ok(())
@@ -191,7 +197,8 @@ impl Connection {
                     Err(Status::SglLength.into())
                 }
                 DataPointer::InCapsule { offset, .. } => {
-                    let data = usize::try_from(offset).ok().and_then(|at| in_capsule.get_mut(at..)?.get_mut(..len));
+                    let data =
+                        usize::try_from(offset).ok().and_then(|at| in_capsule.get_mut(at..)?.get_mut(..len));
                     let data = data.ok_or(Status::SglOffset)?;
                     Ok(self.queue.execute(&request, data, now)?.map(Next::Respond))
                 }

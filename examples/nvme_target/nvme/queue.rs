@@ -83,7 +83,12 @@ impl Queue {
     ///
     /// # Errors
     /// [`Failure`].
-    pub fn execute(&mut self, request: &Request, data: &mut [u8], now: Instant) -> Result<Option<u64>, Failure> {
+    pub fn execute(
+        &mut self,
+        request: &Request,
+        data: &mut [u8],
+        now: Instant,
+    ) -> Result<Option<u64>, Failure> {
         if let Request::Connect(connect) = request {
             return self.connect(connect, data, now).map(Some);
         }
@@ -168,7 +173,9 @@ impl Drop for Queue {
 /// What a queue's user is told once it is connected.
 impl std::fmt::Display for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some(controller) = &self.controller else { return write!(f, "queue {}, not connected", self.number) };
+        let Some(controller) = &self.controller else {
+            return write!(f, "queue {}, not connected", self.number);
+        };
         let what = match (controller.kind, self.number) {
             (Kind::Discovery, _) => "discovery".into(),
             (Kind::Io, 0) => "admin queue".into(),
