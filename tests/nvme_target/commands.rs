@@ -17,7 +17,7 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(disk: &Disk, number: u16, depth: u16) -> Bench {
-        Bench { queue: Queue::new(disk.subsystem.clone(), number, depth), data: Vec::new() }
+        Bench { queue: Queue::new(disk.subsystem.clone(), number, depth, Instant::now()), data: Vec::new() }
     }
 
     /// A host that is connected and has enabled its controller: the admin queue, and one of I/O.

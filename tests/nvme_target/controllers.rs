@@ -99,6 +99,9 @@ fn a_controller_ends_with_its_admin_queue_and_with_silence() {
     let now = Instant::now();
     let (admin, io) = Bench::pair(&disk);
     let id = admin.queue.controller().unwrap().id;
+    let unknown = Bench::new(&disk, 0, 32).queue;
+    let check = |seconds| unknown.check(now + Duration::from_secs(seconds));
+    assert_eq!((check(9), check(11)), (Ok(()), Err(End::Unknown)), "who says nothing at all");
     assert_eq!((admin.queue.check(now), io.queue.check(now)), (Ok(()), Ok(())));
     drop(admin);
     assert_eq!(io.queue.check(now), Err(End::Controller));

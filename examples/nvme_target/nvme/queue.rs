@@ -1,13 +1,16 @@
 //! Executes the commands of a queue, whatever brings them and their data.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::capsule::{Command, Failure, Response, Status};
 use super::controller::{Controller, Kind};
 use super::request::{Connect, Request, ranges};
 use super::subsystem::{Subsystem, in_command};
 use super::{identify, log};
+
+/// How long a host may take from the connection to Connect.
+const UNKNOWN: Duration = Duration::from_secs(10);
 
 /// A queue of commands, the admin queue or one of I/O. Dropping it says so to its controller.
 #[derive(Debug)]
@@ -16,6 +19,7 @@ pub struct Queue {
     /// As said when the connection was made.
     number: u16,
     depth: u16,
+    since: Instant,
     /// From Connect on.
     controller: Option<Arc<Controller>>,
     /// The place behind the last command that came; `None` if the host does not want to know.
@@ -28,6 +32,9 @@ pub enum End {
     /// The host said nothing for too long.
     #[error("the host has been silent for too long")]
     Silent,
+    /// The host does not say who it is.
+    #[error("there was no Connect")]
+    Unknown,
     /// Its admin queue has.
     #[error("its controller is gone")]
     Controller,
@@ -35,8 +42,8 @@ pub enum End {
 
 impl Queue {
     /// A queue of which nothing is known but that it has this number and holds so many commands, at least one.
-    pub fn new(subsystem: Arc<Subsystem>, number: u16, depth: u16) -> Queue {
-        Queue { subsystem, number, depth, controller: None, head: Some(0) }
+    pub fn new(subsystem: Arc<Subsystem>, number: u16, depth: u16, now: Instant) -> Queue {
+        Queue { subsystem, number, depth, since: now, controller: None, head: Some(0) }
     }
 
     /// Its controller, from Connect on.
@@ -74,6 +81,7 @@ impl Queue {
         match &self.controller {
             Some(controller) if controller.has_ended() => Err(End::Controller),
             Some(controller) if controller.is_silent(now) => Err(End::Silent),
+            None if now.saturating_duration_since(self.since) > UNKNOWN => Err(End::Unknown),
             _ => Ok(()),
         }
     }

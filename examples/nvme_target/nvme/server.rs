@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use urxe::verbs::WaitError;
 use urxe::verbs::cm::{Incoming, Listener};
@@ -65,7 +65,7 @@ fn connect(
     log: &dyn Fn(&str),
 ) {
     let peer = peer(&incoming);
-    let queue = Queue::new(subsystem.clone(), asked.queue, asked.commands);
+    let queue = Queue::new(subsystem.clone(), asked.queue, asked.commands, Instant::now());
     let said = |what: &Queue| log(&format!("{peer}: {what}"));
     let ended = Connection::accept(incoming, asked, queue).and_then(|connection| connection.run(stop, &said));
     match ended {
