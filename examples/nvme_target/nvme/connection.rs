@@ -19,7 +19,7 @@ const TICK: Duration = Duration::from_millis(50);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Bytes of a receive.
 const SLOT: usize = COMMAND_LEN + IN_CAPSULE;
-/// The `wr_id` of sends that are of no job: less than the number of any. Nobody looks at it.
+/// The `wr_id` of sends that are of no job.
 const NO_JOB: u64 = u64::MAX;
 
 /// Why a connection ended, but for the host's wish.

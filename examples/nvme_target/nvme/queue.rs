@@ -178,7 +178,7 @@ impl Drop for Queue {
     }
 }
 
-/// What a queue's user is told once it is connected.
+/// Which queue it is, and whose.
 impl std::fmt::Display for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(controller) = &self.controller else {
