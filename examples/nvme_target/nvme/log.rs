@@ -1,0 +1,95 @@
+//! Logs: most have nothing to tell; that of the discovery controller has who can be reached where.
+
+use std::net::IpAddr;
+
+use super::capsule::Status;
+use super::controller::{Controller, Kind};
+use super::identify::Page;
+use super::request::{ADMIN_COMMANDS, IO_COMMANDS};
+use super::subsystem::Subsystem;
+use super::{DISCOVERY_NQN, QUEUE_DEPTH};
+
+/// Bytes of a discovery log's head, and of each of its entries.
+const ENTRY: usize = 1024;
+
+/// Copies what a log has from `offset` on into `data`, which is zeros and stays that behind its end.
+///
+/// # Errors
+/// [`Status`].
+pub fn answer(
+    log: u8,
+    offset: u64,
+    controller: &Controller,
+    subsystem: &Subsystem,
+    data: &mut [u8],
+) -> Result<(), Status> {
+    let whole = match (log, controller.kind) {
+        (0x01, Kind::Io) => vec![0; 64],
+        (0x02, Kind::Io) => health(),
+        (0x03, Kind::Io) => firmware(),
+        (0x05, Kind::Io) => effects(),
+        (0x70, Kind::Discovery) => discovery(subsystem),
+        _ => return Err(Status::InvalidLogPage),
+    };
+    // Parts begin at dwords.
+    let from = usize::try_from(offset).ok().filter(|from| from % 4 == 0);
+    let rest = from.and_then(|from| whole.get(from..)).ok_or(Status::InvalidField)?;
+    let len = rest.len().min(data.len());
+    data[..len].copy_from_slice(&rest[..len]);
+    Ok(())
+}
+
+/// 20 °C, nothing spent.
+fn health() -> Vec<u8> {
+    let mut log = vec![0; 512];
+    Page(&mut log).put(1, &293_u16.to_le_bytes());
+    Page(&mut log).put(3, &[100, 10]);
+    log
+}
+
+fn firmware() -> Vec<u8> {
+    let mut log = vec![0; 512];
+    let version = env!("CARGO_PKG_VERSION").as_bytes();
+    log[8..16].fill(b' ');
+    Page(&mut log).put(0, &[1]);
+    Page(&mut log).put(8, &version[..version.len().min(8)]);
+    log
+}
+
+fn effects() -> Vec<u8> {
+    let mut log = vec![0; 4096];
+    let mut page = Page(&mut log);
+    for opcode in ADMIN_COMMANDS {
+        page.put(4 * usize::from(opcode), &[1]);
+    }
+    for (opcode, writes) in IO_COMMANDS {
+        page.put(1024 + 4 * usize::from(opcode), &[1 | u8::from(writes) << 1]);
+    }
+    log
+}
+
+fn discovery(subsystem: &Subsystem) -> Vec<u8> {
+    let names = [(DISCOVERY_NQN, 3), (subsystem.nqn.as_str(), 2)];
+    let entries = subsystem.addresses.iter().flat_map(|at| names.map(|(nqn, kind)| (at, nqn, kind)));
+    let mut log = vec![0; ENTRY];
+    for (at, nqn, kind) in entries {
+        let mut entry = [0; ENTRY];
+        let mut page = Page(&mut entry);
+        // RDMA; the IP version; what it is; no security; any controller.
+        page.put(0, &[1, if at.is_ipv4() { 1 } else { 2 }, kind, 1 << 1]);
+        page.put(6, &0xffff_u16.to_le_bytes());
+        page.put(8, &QUEUE_DEPTH.to_le_bytes());
+        page.put(32, at.port().to_string().as_bytes());
+        page.put(256, nqn.as_bytes());
+        let ip: IpAddr = at.ip();
+        page.put(512, ip.to_string().as_bytes());
+        // Reliable connections, of RoCE version 2, by the connection manager.
+        page.put(768, &[1, 4, 1]);
+        log.extend_from_slice(&entry);
+    }
+    let count = (log.len() / ENTRY - 1) as u64;
+    // The log's version: it never changes.
+    Page(&mut log).put(0, &1_u64.to_le_bytes());
+    Page(&mut log).put(8, &count.to_le_bytes());
+    log
+}

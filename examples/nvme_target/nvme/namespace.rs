@@ -1,0 +1,132 @@
+//! A namespace: the blocks of a file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::capsule::Status;
+use super::request::Blocks;
+
+/// A file, or a block device, as blocks.
+#[derive(Debug)]
+pub struct Namespace {
+    file: File,
+    block_len: usize,
+    blocks: u64,
+    read_only: bool,
+    /// What is written may stay in memory until a flush.
+    write_cache: AtomicBool,
+}
+
+impl Namespace {
+    /// Opens a file whose blocks are of `block_len` bytes, a power of two. What is left of it behind the last whole block is
+    /// not there.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or has not even one block.
+    pub fn open(path: &Path, block_len: usize, read_only: bool) -> io::Result<Namespace> {
+        let mut file = OpenOptions::new().read(true).write(!read_only).open(path)?;
+        // Of a block device the metadata do not tell.
+        let blocks = file.seek(SeekFrom::End(0))? / block_len as u64;
+        if blocks == 0 {
+            return Err(io::Error::other(format!("it has not even one block of {block_len} bytes")));
+        }
+        Ok(Namespace { file, block_len, blocks, read_only, write_cache: AtomicBool::new(true) })
+    }
+
+    /// Bytes of a block.
+    pub fn block_len(&self) -> usize {
+        self.block_len
+    }
+
+    /// How many there are.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Whether hosts may not write.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Whether what is written may stay in memory until a flush.
+    pub fn has_write_cache(&self) -> bool {
+        self.write_cache.load(Ordering::Relaxed)
+    }
+
+    /// Sets that.
+    ///
+    /// # Errors
+    /// [`Status::WriteFault`] if what is in memory could not be written.
+    pub fn set_write_cache(&self, on: bool) -> Result<(), Status> {
+        self.write_cache.store(on, Ordering::Relaxed);
+        if on { Ok(()) } else { self.flush() }
+    }
+
+    /// Reads blocks into `data`, which is as long as they are.
+    ///
+    /// # Errors
+    /// [`Status`].
+    pub fn read(&self, blocks: Blocks, data: &mut [u8]) -> Result<(), Status> {
+        let at = self.place(blocks)?;
+        self.file.read_exact_at(data, at).map_err(|_| Status::ReadError)
+    }
+
+    /// Writes blocks; `through` to the medium.
+    ///
+    /// # Errors
+    /// [`Status`].
+    pub fn write(&self, blocks: Blocks, data: &[u8], through: bool) -> Result<(), Status> {
+        let at = self.writable(blocks)?;
+        self.file.write_all_at(data, at).map_err(|_| Status::WriteFault)?;
+        self.settle(through)
+    }
+
+    /// Makes blocks zero, with no room in the file where that can be.
+    ///
+    /// # Errors
+    /// [`Status`].
+    pub fn zero(&self, blocks: Blocks, through: bool) -> Result<(), Status> {
+        let at = self.writable(blocks)?;
+        let (mut at, end) = (at, at + blocks.count * self.block_len as u64);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if at < end && fallocate(&self.file, hole, at, end - at).is_err() {
+            let zeros = [0; 1 << 16];
+            while at < end {
+                let len = zeros.len().min((end - at) as usize);
+                self.file.write_all_at(&zeros[..len], at).map_err(|_| Status::WriteFault)?;
+                at += len as u64;
+            }
+        }
+        self.settle(through)
+    }
+
+    /// Brings all that was written to the medium.
+    ///
+    /// # Errors
+    /// [`Status::WriteFault`].
+    pub fn flush(&self) -> Result<(), Status> {
+        self.file.sync_data().map_err(|_| Status::WriteFault)
+    }
+
+    /// After a write.
+    fn settle(&self, through: bool) -> Result<(), Status> {
+        if through || !self.has_write_cache() { self.flush() } else { Ok(()) }
+    }
+
+    fn writable(&self, blocks: Blocks) -> Result<u64, Status> {
+        if self.read_only { Err(Status::WriteProtected) } else { self.place(blocks) }
+    }
+
+    /// Where blocks begin in the file.
+    fn place(&self, blocks: Blocks) -> Result<u64, Status> {
+        match blocks.first.checked_add(blocks.count) {
+            Some(end) if end <= self.blocks => Ok(blocks.first * self.block_len as u64),
+            _ => Err(Status::LbaOutOfRange),
+        }
+    }
+}

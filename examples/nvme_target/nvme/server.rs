@@ -1,0 +1,82 @@
+//! Takes connections: a thread for each.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use urxe::verbs::WaitError;
+use urxe::verbs::cm::{Incoming, Listener};
+
+use super::connection::{Connection, ConnectionError};
+use super::private_data::{ConnectRequest, Refusal};
+use super::queue::Queue;
+use super::subsystem::Subsystem;
+
+/// Queues of all hosts at a time.
+const CONNECTIONS: usize = 1024;
+/// How often it looks whether it is to stop.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Serves a subsystem to all who connect, until `stop` says so. `log` gets a line whenever somebody comes or goes.
+///
+/// # Errors
+/// [`WaitError`] if the listener fails.
+pub fn serve(
+    listener: &Listener,
+    subsystem: &Arc<Subsystem>,
+    stop: &(dyn Fn() -> bool + Sync),
+    log: &(dyn Fn(&str) + Sync),
+) -> Result<(), WaitError> {
+    let connections = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        while !stop() {
+            let incoming = match listener.next(TICK) {
+                Ok(incoming) => incoming,
+                Err(WaitError::TimedOut(_) | WaitError::Interrupted) => continue,
+                Err(e) => return Err(e),
+            };
+            let asked = ConnectRequest::parse(incoming.private_data());
+            let has_room = connections.load(Ordering::Relaxed) < CONNECTIONS;
+            match asked.and_then(|asked| has_room.then_some(asked).ok_or(Refusal::Resources)) {
+                Ok(asked) => {
+                    connections.fetch_add(1, Ordering::Relaxed);
+                    let connections = &connections;
+                    scope.spawn(move || {
+                        connect(incoming, &asked, subsystem, stop, log);
+                        connections.fetch_sub(1, Ordering::Relaxed);
+                    });
+                }
+                Err(refusal) => {
+                    log(&format!("{} is refused: {refusal}", peer(&incoming)));
+                    // Who has gone meanwhile need not be told.
+                    let _ = incoming.reject(&refusal.bytes());
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn connect(
+    incoming: Incoming,
+    asked: &ConnectRequest,
+    subsystem: &Arc<Subsystem>,
+    stop: &dyn Fn() -> bool,
+    log: &dyn Fn(&str),
+) {
+    let peer = peer(&incoming);
+    let queue = Queue::new(subsystem.clone(), asked.queue, asked.commands, Instant::now());
+    let said = |what: &Queue| log(&format!("{peer}: {what}"));
+    let ended = Connection::accept(incoming, asked, queue).and_then(|connection| connection.run(stop, &said));
+    match ended {
+        Ok(()) => log(&format!("{peer}: queue {} is disconnected", asked.queue)),
+        Err(ConnectionError::Wait(WaitError::Failed(completion))) => {
+            log(&format!("{peer}: queue {} is gone: {}", asked.queue, completion.status));
+        }
+        Err(e) => log(&format!("{peer}: queue {} is ended: {e}", asked.queue)),
+    }
+}
+
+fn peer(incoming: &Incoming) -> String {
+    incoming.peer_addr().map_or_else(|| "somebody".into(), |peer| peer.ip().to_string())
+}

@@ -1,0 +1,131 @@
+//! A subsystem: a namespace under a name, and the controllers of those who are connected.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use super::capsule::{Failure, Status, u16_at};
+use super::controller::{Controller, Host, Kind};
+use super::namespace::Namespace;
+use super::request::Connect;
+use super::{DISCOVERY_NQN, IO_QUEUES};
+
+/// Hosts at a time.
+const CONTROLLERS: u16 = 256;
+/// A host that connects asks for any controller.
+const ANY: u16 = 0xffff;
+
+/// A file under a name. All hosts share it.
+#[derive(Debug)]
+pub struct Subsystem {
+    /// Its NVMe qualified name.
+    pub nqn: String,
+    /// What it serves.
+    pub namespace: Namespace,
+    /// Where it can be reached.
+    pub addresses: Vec<SocketAddr>,
+    controllers: Mutex<BTreeMap<u16, Arc<Controller>>>,
+}
+
+/// Where the names are in a Connect's data.
+const CONTROLLER_AT: usize = 16;
+const SUBSYSTEM_AT: usize = 256;
+const HOST_AT: usize = 512;
+const NAME_LEN: usize = 256;
+
+impl Subsystem {
+    /// One that nobody is connected to.
+    pub fn new(nqn: String, namespace: Namespace, addresses: Vec<SocketAddr>) -> Subsystem {
+        Subsystem { nqn, namespace, addresses, controllers: Mutex::default() }
+    }
+
+    /// A number that is of this subsystem and hardly of another (FNV-1a of its name).
+    pub fn uuid(&self) -> [u8; 16] {
+        let (mut hash, mut uuid) = (0xcbf2_9ce4_8422_2325_u64, [0; 16]);
+        for half in uuid.chunks_exact_mut(8) {
+            for byte in self.nqn.bytes() {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+            }
+            half.copy_from_slice(&hash.to_be_bytes());
+        }
+        // Version 8, of one's own making, in the variant of RFC 9562.
+        uuid[6] = uuid[6] & 0x0f | 0x80;
+        uuid[8] = uuid[8] & 0x3f | 0x80;
+        uuid
+    }
+
+    /// Finds or makes the controller of a Connect whose queue the caller has found to be in order.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub fn connect(&self, connect: &Connect, data: &[u8], now: Instant) -> Result<Arc<Controller>, Failure> {
+        let kind = match name(data, SUBSYSTEM_AT) {
+            Some(name) if name == self.nqn => Kind::Io,
+            Some(DISCOVERY_NQN) => Kind::Discovery,
+            _ => return Err(in_data(SUBSYSTEM_AT)),
+        };
+        let nqn = name(data, HOST_AT).filter(|name| !name.is_empty()).ok_or(in_data(HOST_AT))?;
+        let id = data.first_chunk().copied().ok_or(Status::SglLength)?;
+        let host = Host { nqn: nqn.into(), id };
+        let number = u16_at(data, CONTROLLER_AT);
+        if connect.queue == 0 {
+            if number != ANY {
+                return Err(in_data(CONTROLLER_AT));
+            }
+            return self.admit(kind, host, connect.keep_alive, now);
+        }
+        let controller = self.controllers.lock().get(&number).cloned();
+        let controller = controller.ok_or(in_data(CONTROLLER_AT))?;
+        if controller.kind != Kind::Io || kind != Kind::Io {
+            return Err(in_data(SUBSYSTEM_AT));
+        }
+        if controller.host != host {
+            return Err(in_data(HOST_AT));
+        }
+        if connect.queue > IO_QUEUES {
+            return Err(in_command(Connect::QUEUE_AT));
+        }
+        controller.add_queue(connect.queue)?;
+        Ok(controller)
+    }
+
+    fn admit(
+        &self,
+        kind: Kind,
+        host: Host,
+        keep_alive: u32,
+        now: Instant,
+    ) -> Result<Arc<Controller>, Failure> {
+        let mut controllers = self.controllers.lock();
+        let id = (1..=CONTROLLERS).find(|id| !controllers.contains_key(id)).ok_or(Status::ConnectBusy)?;
+        let controller = Arc::new(Controller::new(id, kind, host, keep_alive, now));
+        controllers.insert(id, controller.clone());
+        Ok(controller)
+    }
+
+    /// A controller's admin queue is gone, and so is it.
+    pub fn dismiss(&self, controller: &Controller) {
+        controller.end();
+        self.controllers.lock().remove(&controller.id);
+    }
+}
+
+/// A name of a Connect's data, if it ends and is text.
+fn name(data: &[u8], at: usize) -> Option<&str> {
+    let field = data.get(at..at + NAME_LEN)?;
+    let end = field.iter().position(|byte| *byte == 0)?;
+    std::str::from_utf8(&field[..end]).ok()
+}
+
+/// A field of the data is wrong.
+fn in_data(at: usize) -> Failure {
+    Failure { status: Status::ConnectParameter, result: 1 << 16 | at as u64 }
+}
+
+/// A field of the command is wrong.
+pub fn in_command(at: u64) -> Failure {
+    Failure { status: Status::ConnectParameter, result: at }
+}

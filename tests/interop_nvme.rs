@@ -1,0 +1,238 @@
+//! The kernel's NVMe initiator in a guest with rxe, and the target of `examples/nvme_target` here.
+
+#[path = "support/guest.rs"]
+mod guest;
+#[allow(dead_code, reason = "a part of it is the example's own")]
+#[path = "../examples/nvme_target/nvme/mod.rs"]
+mod nvme;
+#[path = "support/stand.rs"]
+mod stand;
+
+use std::fmt::Write as _;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nvme::namespace::Namespace;
+use nvme::server;
+use nvme::subsystem::Subsystem;
+use stand::{HOST, Stand, Via};
+use urxe::link::LinkSpec;
+use urxe::verbs::cm::{ConnectionManager, Listener};
+use urxe::verbs::{Context, ContextOptions};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PORT: u16 = 4420;
+const NQN: &str = "nqn.2014-08.org.urxe:disk";
+const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
+const BLOCK: usize = 512;
+/// Bytes of the disk.
+const DISK: usize = 8 << 20;
+
+/// Numbers that are always the same (xorshift).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len / 8).flat_map(|_| self.next().to_le_bytes()).collect()
+    }
+}
+
+/// The disk as it should be, and the file behind the target.
+struct Disk {
+    model: Vec<u8>,
+    path: PathBuf,
+}
+
+impl Disk {
+    fn check(&self) {
+        let file = std::fs::read(&self.path).unwrap();
+        let differs = self.model.iter().zip(&file).position(|(a, b)| a != b);
+        assert_eq!(
+            (file.len(), differs),
+            (self.model.len(), None),
+            "length, and the first byte that differs"
+        );
+    }
+
+    fn hash(&self) -> String {
+        let out = Command::new("sha256sum").arg(&self.path).output().unwrap();
+        String::from_utf8(out.stdout).unwrap()[..64].into()
+    }
+}
+
+/// Connects as `nvme connect` does; the controller's name, or what the kernel has to say.
+fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
+    let at = HOST[version];
+    let options = format!(
+        "transport=rdma,traddr={at},trsvcid={PORT},nqn={nqn},hostnqn={HOST_NQN},reconnect_delay=1,ctrl_loss_tmo=60"
+    );
+    // The kernel may miss an answer to ARP that comes at once, and then takes 3 s to connect: it is to know the address.
+    let command = format!(
+        "ping -c 1 {at} >/tmp/ping || exit 1
+         exec 3<>/dev/nvme-fabrics
+         if echo -n '{options}' >&3; then cat <&3; else dmesg | tail -n 3; fi"
+    );
+    // instance=0,cntlid=1
+    let said = stand.guest.check(&command, LIMIT).unwrap().stdout;
+    let instance = said.strip_prefix("instance=").and_then(|rest| rest.split(',').next());
+    instance.map(|n| format!("nvme{n}")).ok_or(said)
+}
+
+/// Copies runs of blocks from place to place on the disk, which reads and writes them, without the guest's cache: one
+/// command each, whose data goes in its capsule or by RDMA.
+fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers) {
+    let sizes = [1, 2, 3, 7, 8, 9, 16, 31, 64, 100, 255, 256, 257, 1000, 2048];
+    let runs: Vec<[usize; 3]> = (0..2 * sizes.len())
+        .map(|i| {
+            let blocks = sizes[i % sizes.len()];
+            let place = |n: &mut Numbers| n.below(DISK / BLOCK - blocks + 1);
+            [blocks, place(numbers), place(numbers)]
+        })
+        .collect();
+    let mut script = format!(
+        "copy() {{
+             dd if={device} of=/tmp/run bs=$1 count=1 skip=$2 iflag=direct,skip_bytes 2>/tmp/dd &&
+             dd if=/tmp/run of={device} bs=$1 count=1 seek=$3 oflag=direct,seek_bytes conv=notrunc 2>/tmp/dd ||
+             {{ cat /tmp/dd; exit 1; }}
+         }}\n"
+    );
+    for [blocks, from, to] in runs {
+        let (len, from, to) = (blocks * BLOCK, from * BLOCK, to * BLOCK);
+        disk.model.copy_within(from..from + len, to);
+        let _ = writeln!(script, "copy {len} {from} {to}");
+    }
+    stand.guest.check(&script, LIMIT).unwrap();
+}
+
+/// All that a disk is for.
+fn use_disk(stand: &Stand, version: usize, disk: &mut Disk, numbers: &mut Numbers) {
+    let begun = Instant::now();
+    let step = |what: &str| eprintln!("{:6.2} s  {what}", begun.elapsed().as_secs_f64());
+    let run = |command: &str| stand.guest.check(command, LIMIT).unwrap().stdout;
+    let controller = connect(stand, version, NQN).unwrap();
+    let device = format!("/dev/{controller}n1");
+    run(&format!("until [ -b {device} ]; do usleep 20000; done"));
+    step("connected");
+
+    let said = run(&format!(
+        "cd /sys/class/nvme/{controller} && cat subsysnqn cntrltype model &&
+         cd /sys/block/{controller}n1 && cat size queue/logical_block_size queue/write_cache queue/max_hw_sectors_kb"
+    ));
+    let said: Vec<&str> = said.lines().map(str::trim).collect();
+    let blocks = (DISK / BLOCK).to_string();
+    assert_eq!(said, [NQN, "io", "urxe NVMe over Fabrics target", &blocks, "512", "write back", "1024"]);
+
+    // Through the guest's cache, which reads ahead: large commands, and several at a time.
+    assert_eq!(run(&format!("sha256sum {device}"))[..64], disk.hash());
+    step("read");
+    copy_runs(stand, &device, disk, numbers);
+    step("copied");
+    disk.check();
+    let (from, to, len) = (DISK / 2, DISK / 4, DISK / 4);
+    disk.model.copy_within(from..from + len, to);
+    let [skip, seek, count] = [from, to, len].map(|bytes| bytes >> 16);
+    run(&format!(
+        "dd if={device} of={device} bs=64k skip={skip} seek={seek} count={count} conv=notrunc,fsync 2>&1"
+    ));
+    disk.check();
+    step("flushed");
+    run(&format!("blkdiscard -o 65536 -l 131072 {device}"));
+    disk.model[65536..][..131_072].fill(0);
+    disk.check();
+    run("echo 3 >/proc/sys/vm/drop_caches");
+    assert_eq!(run(&format!("sha256sum {device}"))[..64], disk.hash());
+    disconnect(stand, &controller);
+    assert_eq!(stand.guest.exec(&format!("[ -e {device} ]"), LIMIT).unwrap().status, 1);
+    step("disconnected");
+}
+
+fn disconnect(stand: &Stand, controller: &str) {
+    stand.guest.check(&format!("echo 1 >/sys/class/nvme/{controller}/delete_controller"), LIMIT).unwrap();
+}
+
+/// A controller that says where there is something, and a subsystem that is not there.
+fn ask_for_others(stand: &Stand) {
+    let controller = connect(stand, 0, nvme::DISCOVERY_NQN).unwrap();
+    let said =
+        stand.guest.check(&format!("cd /sys/class/nvme/{controller} && cat cntrltype state"), LIMIT).unwrap();
+    assert_eq!(said.stdout, "discovery\nlive\n");
+    disconnect(stand, &controller);
+    let refused = connect(stand, 0, "nqn.2014-08.org.urxe:another").unwrap_err();
+    assert!(refused.contains("Connect Invalid Data Parameter, subsysnqn"), "{refused}");
+}
+
+/// A target here, whose listener outlives it.
+struct Target {
+    listener: Listener,
+    subsystem: Arc<Subsystem>,
+}
+
+impl Target {
+    /// Serves as long as `test` takes.
+    fn serving<R>(&self, test: impl FnOnce() -> R) -> R {
+        // Also when the test fails.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (stop, log) = (|| is_over.load(Ordering::Relaxed), |line: &str| eprintln!("{line}"));
+            scope.spawn(move || server::serve(&self.listener, &self.subsystem, &stop, &log).unwrap());
+            let _over = Over(&is_over);
+            test()
+        })
+    }
+}
+
+#[test]
+fn the_kernel_uses_a_file() {
+    let stand = Stand::frames();
+    let dir = tempfile::tempdir().unwrap();
+    let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+    let mut disk = Disk { model: numbers.bytes(DISK), path: dir.path().join("disk") };
+    std::fs::write(&disk.path, &disk.model).unwrap();
+
+    let link: LinkSpec = stand.link(Via::Frames, 0).parse().unwrap();
+    let context = Context::open_shards(link.bind(1).unwrap(), &ContextOptions::default()).unwrap();
+    let manager = ConnectionManager::new(vec![context]).unwrap();
+    let at = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT);
+    let namespace = Namespace::open(&disk.path, BLOCK, false).unwrap();
+    let target = Target {
+        listener: Listener::bind(&manager, at).unwrap(),
+        subsystem: Arc::new(Subsystem::new(NQN.into(), namespace, Vec::new())),
+    };
+    stand.guest.check("modprobe nvme_rdma", LIMIT).unwrap();
+    let controller = target.serving(|| {
+        for version in 0..2 {
+            use_disk(&stand, version, &mut disk, &mut numbers);
+        }
+        ask_for_others(&stand);
+        connect(&stand, 0, NQN).unwrap()
+    });
+    // The target has gone and comes again: the kernel finds it.
+    target.serving(|| {
+        let device = format!("/dev/{controller}n1");
+        let read = format!("dd if={device} bs=1M iflag=direct 2>/dev/null | sha256sum");
+        assert_eq!(stand.guest.check(&read, LIMIT).unwrap().stdout[..64], disk.hash());
+        disconnect(&stand, &controller);
+    });
+    assert_eq!(manager.connections(), 0);
+}

@@ -1,0 +1,190 @@
+//! Who may connect to what, and how long a controller lives.
+
+use std::time::{Duration, Instant};
+
+use super::commands::Bench;
+use super::nvme::DISCOVERY_NQN;
+use super::nvme::capsule::{Failure, Status};
+use super::nvme::queue::End;
+use super::*;
+
+/// Connects a new queue of 32 commands.
+fn tried(
+    disk: &Disk,
+    number: u16,
+    command: &Command,
+    data: Vec<u8>,
+) -> (Bench, Result<Option<u64>, Failure>) {
+    let mut bench = Bench::new(disk, number, 32);
+    bench.data = data;
+    let result = bench.run(command);
+    (bench, result)
+}
+
+#[test]
+fn who_is_not_connected() {
+    let disk = Disk::new();
+    let (admin, _io) = Bench::pair(&disk);
+    let id = admin.queue.controller().unwrap().id;
+    let data = || connect_data(0xffff, NQN, HOST_NQN);
+    let mine = || connect_data(id, NQN, HOST_NQN);
+    let other = {
+        let mut data = mine();
+        data[0] = 8;
+        data
+    };
+    let endless = {
+        let mut data = data();
+        data[256..512].fill(b'a');
+        data
+    };
+    let of_command = |at: u64| Failure { status: Status::ConnectParameter, result: at };
+    let of_data = |at: u64| of_command(1 << 16 | at);
+    let format = Failure { status: Status::ConnectFormat, result: 0 };
+    let sequence = Failure { status: Status::CommandSequence, result: 0 };
+    let cases = [
+        ("another format", 0, with(connect(0, 32), 40, &[1]), data(), format),
+        ("another queue than it said", 0, connect(1, 32), data(), of_command(42)),
+        ("more commands than it said", 0, connect(0, 33), data(), of_command(44)),
+        ("one command", 0, connect(0, 1), data(), of_command(44)),
+        ("another subsystem", 0, connect(0, 32), connect_data(0xffff, "nqn.x", HOST_NQN), of_data(256)),
+        ("a name without an end", 0, connect(0, 32), endless, of_data(256)),
+        ("no host", 0, connect(0, 32), connect_data(0xffff, NQN, ""), of_data(512)),
+        ("a controller by number", 0, connect(0, 32), mine(), of_data(16)),
+        ("a queue of no controller", 2, connect(2, 32), connect_data(99, NQN, HOST_NQN), of_data(16)),
+        ("a queue of any", 2, connect(2, 32), data(), of_data(16)),
+        ("another's controller", 2, connect(2, 32), connect_data(id, NQN, "nqn.other"), of_data(512)),
+        ("another host's of that name", 2, connect(2, 32), other, of_data(512)),
+        ("one queue too many", 17, connect(17, 32), mine(), of_command(42)),
+        ("a queue that there is", 1, connect(1, 32), mine(), sequence),
+    ];
+    for (what, number, command, data, failure) in cases {
+        assert_eq!(tried(&disk, number, &command, data).1, Err(failure), "{what}");
+    }
+    assert_eq!(tried(&disk, 2, &connect(2, 32), mine()).1, Ok(Some(id.into())), "as it should be");
+}
+
+#[test]
+fn nothing_before_connect_and_nothing_before_it_is_enabled() {
+    let disk = Disk::new();
+    let sequence = Err(Failure { status: Status::CommandSequence, result: 0 });
+    let keep_alive = command(0x18, &[]);
+    for command in [keep_alive, enable(), fabrics(4, &[0, 0x1c])] {
+        assert_eq!(tried(&disk, 0, &command, Vec::new()).1, sequence);
+    }
+    let (mut admin, id) = tried(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
+    let id = id.unwrap().unwrap() as u16;
+    assert_eq!(admin.run(&keep_alive), sequence);
+    let io = || tried(&disk, 1, &connect(1, 32), connect_data(id, NQN, HOST_NQN)).1;
+    assert_eq!(io(), sequence);
+    // The registers as the kernel uses them.
+    assert_eq!(admin.run(&fabrics(4, &[1, 0])), Ok(Some(127 | 1 << 16 | 30 << 24 | 1 << 37)));
+    assert_eq!(admin.run(&fabrics(4, &[0, 8])), Ok(Some(0x1_0400)));
+    assert_eq!(admin.run(&fabrics(4, &[0, 0x1c])), Ok(Some(0)));
+    assert_eq!(admin.run(&enable()), Ok(Some(0)));
+    assert_eq!(admin.run(&fabrics(4, &[0, 0x14])), Ok(Some(0x46_0001)));
+    assert_eq!(admin.run(&fabrics(4, &[0, 0x1c])), Ok(Some(1)));
+    assert_eq!(admin.run(&keep_alive), Ok(Some(0)));
+    assert_eq!(io(), Ok(Some(id.into())));
+    // Shut down, then reset.
+    assert_eq!(admin.run(&fabrics(0, &[0, 0x14, 0x46_4001])), Ok(Some(0)));
+    assert_eq!(admin.run(&fabrics(4, &[0, 0x1c])), Ok(Some(1 | 2 << 2)));
+    assert_eq!(admin.run(&fabrics(0, &[0, 0x14, 0])), Ok(Some(0)));
+    assert_eq!(admin.run(&keep_alive), sequence);
+}
+
+#[test]
+fn a_controller_ends_with_its_admin_queue_and_with_silence() {
+    let disk = Disk::new();
+    let now = Instant::now();
+    let (admin, io) = Bench::pair(&disk);
+    let id = admin.queue.controller().unwrap().id;
+    let unknown = Bench::new(&disk, 0, 32).queue;
+    let check = |seconds| unknown.check(now + Duration::from_secs(seconds));
+    assert_eq!((check(9), check(11)), (Ok(()), Err(End::Unknown)), "who says nothing at all");
+    assert_eq!((admin.queue.check(now), io.queue.check(now)), (Ok(()), Ok(())));
+    drop(admin);
+    assert_eq!(io.queue.check(now), Err(End::Controller));
+    drop(io);
+    // Its number is free.
+    let wanted = fabrics(1, &[0, 31, 5000]);
+    let (mut admin, result) = tried(&disk, 0, &wanted, connect_data(0xffff, NQN, HOST_NQN));
+    assert_eq!(result, Ok(Some(id.into())));
+    let later = Duration::from_millis(5100);
+    assert_eq!(admin.queue.check(Instant::now()), Ok(()));
+    assert_eq!(admin.queue.check(Instant::now() + later), Err(End::Silent));
+    admin.run(&enable()).unwrap();
+    assert_eq!(admin.run(&command(0x0a, &[0x0f])), Ok(Some(5000)));
+    assert_eq!(admin.run(&command(0x09, &[0x0f, 0])), Ok(Some(0)));
+    assert_eq!(admin.queue.check(Instant::now() + later), Ok(()), "as it was told not to mind");
+}
+
+#[test]
+fn the_place_in_the_queue_counts_from_connect_on() {
+    let disk = Disk::new();
+    let mut heads = Vec::new();
+    for flow in [0, 1 << 2] {
+        let mut admin = Bench::new(&disk, 0, 32);
+        for command in [with(connect(0, 3), 46, &[flow]), enable(), command(0x18, &[]), command(0x18, &[])] {
+            admin.data = connect_data(0xffff, NQN, HOST_NQN);
+            admin.run(&command).unwrap();
+            heads.push(admin.queue.response(0, Ok(0)).head);
+        }
+    }
+    assert_eq!(heads, [1, 2, 0, 1, 0xffff, 0xffff, 0xffff, 0xffff]);
+    let admin = Bench::new(&disk, 0, 32);
+    let failed =
+        admin.queue.response(0x1234, Err(Failure { status: Status::ConnectParameter, result: 0x1_0100 }));
+    assert_eq!(failed.bytes(), [0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x34, 0x12, 0x04, 0x83]);
+}
+
+#[test]
+fn more_hosts_than_there_can_be() {
+    let disk = Disk::new();
+    let come = || tried(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
+    let mut all: Vec<_> = (1..=256).map(|id| (come(), id)).collect();
+    assert!(all.iter().all(|((_, result), id)| *result == Ok(Some(*id))));
+    assert_eq!(come().1, Err(Failure { status: Status::ConnectBusy, result: 0 }));
+    drop(all.remove(41));
+    assert_eq!(come().1, Ok(Some(42)));
+}
+
+#[test]
+fn the_discovery_controller_tells_who_is_where() {
+    let disk = Disk::new();
+    let (mut admin, result) = tried(&disk, 0, &connect(0, 32), connect_data(0xffff, DISCOVERY_NQN, HOST_NQN));
+    let id = result.unwrap().unwrap() as u16;
+    // It has no I/O queues, so their entries have no size.
+    assert_eq!(admin.run(&fabrics(0, &[0, 0x14, 1])), Ok(Some(0)));
+    let (_, io) = tried(&disk, 1, &connect(1, 32), connect_data(id, DISCOVERY_NQN, HOST_NQN));
+    assert_eq!(io.unwrap_err().status, Status::ConnectParameter);
+    assert_eq!(admin.run(&command(0x06, &[1])), Ok(Some(0)));
+    assert_eq!((admin.data[111], admin.data[520]), (2, 0));
+    assert_eq!(admin.data[768..768 + DISCOVERY_NQN.len()], *DISCOVERY_NQN.as_bytes());
+    let invalid = |status| Err(Failure { status, result: 0 });
+    assert_eq!(admin.run(&command(0x06, &[0])), invalid(Status::InvalidField), "there is no namespace");
+    assert_eq!(admin.run(&command(0x02, &[2 | 127 << 16])), invalid(Status::InvalidLogPage));
+    assert_eq!(admin.run(&command(0x09, &[7, 0])), invalid(Status::InvalidField));
+    // The log's head, then all of it, and of one entry a part.
+    let log = |dwords: u32, offset: u32| command(0x02, &[0x70 | (dwords - 1) << 16, 0, offset]);
+    assert_eq!(admin.run(&log(4, 0)), Ok(Some(0)));
+    assert_eq!(admin.data, [1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(admin.run(&log(5 * 256, 0)), Ok(Some(0)));
+    let text = |at: usize| admin.data[at..].split(|b| *b == 0).next().map(String::from_utf8_lossy).unwrap();
+    let entries: Vec<_> = (1..5)
+        .map(|i| 1024 * i)
+        .map(|at| (admin.data[at..at + 3].to_vec(), text(at + 256), text(at + 512), text(at + 32)))
+        .collect();
+    let entry = |head: [u8; 3], nqn: &'static str, ip: &'static str| {
+        (head.to_vec(), nqn.into(), ip.into(), "4420".into())
+    };
+    let expected = [
+        entry([1, 1, 3], DISCOVERY_NQN, "192.0.2.1"),
+        entry([1, 1, 2], NQN, "192.0.2.1"),
+        entry([1, 2, 3], DISCOVERY_NQN, "2001:db8::1"),
+        entry([1, 2, 2], NQN, "2001:db8::1"),
+    ];
+    assert_eq!(entries, expected);
+    assert_eq!(admin.run(&log(1, 2048 + 768)), Ok(Some(0)));
+    assert_eq!(admin.data, [1, 4, 1, 0], "reliable, RoCE version 2, by the connection manager");
+}

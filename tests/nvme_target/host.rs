@@ -1,0 +1,164 @@
+//! A host on the verbs API, which says what a test wants it to.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+
+use super::nvme::{IN_CAPSULE, MAX_TRANSFER, server};
+use super::*;
+
+pub const LIMIT: Duration = Duration::from_secs(10);
+const RESPONSES: usize = 32;
+
+/// Runs `test` beside a target on a fabric, with a host's connection manager and the target's address.
+pub fn beside(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr)) {
+    let fabric = Fabric::new();
+    let (here, there) = (Context::on_fabric(&fabric).unwrap(), Context::on_fabric(&fabric).unwrap());
+    let at = SocketAddr::new(there.query_gid(0).unwrap().ip(), 4420);
+    let target = ConnectionManager::new(vec![there]).unwrap();
+    let host = ConnectionManager::new(vec![here]).unwrap();
+    let listener = Listener::bind(&target, at).unwrap();
+    let is_over = AtomicBool::new(false);
+    // Also when the test fails.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    std::thread::scope(|scope| {
+        let (stop, listener) = (|| is_over.load(Ordering::Relaxed), &listener);
+        scope.spawn(move || {
+            server::serve(listener, &disk.subsystem, &stop, &|line| eprintln!("{line}")).unwrap()
+        });
+        let _over = Over(&is_over);
+        test(&host, at);
+    });
+    assert_eq!(target.connections(), 0);
+}
+
+/// A queue of the host's.
+pub struct HostQueue {
+    pub session: Session,
+    pub cq: Cq,
+    /// What commands' data is in.
+    pub data: Mr,
+    capsule: Mr,
+    responses: Mr,
+}
+
+/// Room for a command, its data, and some more than may be.
+const CAPSULE: usize = 64 + IN_CAPSULE + 64;
+
+/// What the target says to a command: its number, the result, the status without what else is in the field, and the key
+/// that was closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Said {
+    pub id: u16,
+    pub result: u64,
+    pub status: u16,
+    pub invalidated: Option<RKey>,
+}
+
+impl HostQueue {
+    /// Asks for a queue of 32 commands, with these bytes as private data.
+    pub fn open_with(
+        host: &ConnectionManager,
+        at: SocketAddr,
+        said: &[u8],
+    ) -> Result<HostQueue, SessionError> {
+        let context = host.devices().remove(0);
+        let (pd, cq) = (context.alloc_pd()?, context.create_cq(256)?);
+        let (data, capsule) = (pd.reg_mr(MAX_TRANSFER, Access::ALL)?, pd.reg_mr(CAPSULE, Access::ALL)?);
+        let responses = pd.reg_mr(16 * RESPONSES, Access::LOCAL_WRITE)?;
+        let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
+        qp.to_init(Access::ALL).unwrap();
+        (0..RESPONSES).for_each(|slot| post(&qp, &responses, slot));
+        let session = host.connect(at, |_| Ok(qp), &ConnParam::with_data(said), LIMIT)?;
+        Ok(HostQueue { session, cq, data, capsule, responses })
+    }
+
+    pub fn open(host: &ConnectionManager, at: SocketAddr, queue: u16) -> HostQueue {
+        let mut said = [0; 32];
+        (said[2], said[4], said[6]) = (queue as u8, 32, 31);
+        HostQueue::open_with(host, at, &said).unwrap()
+    }
+
+    /// An admin queue, enabled, and an I/O queue.
+    pub fn pair(host: &ConnectionManager, at: SocketAddr) -> (HostQueue, HostQueue) {
+        let (admin, io) = (HostQueue::open(host, at, 0), HostQueue::open(host, at, 1));
+        let id = admin.connect(0, 0xffff);
+        admin.send(&enable().0);
+        assert_eq!(admin.said().status, 0);
+        assert_eq!(io.connect(1, id), id);
+        (admin, io)
+    }
+
+    /// Connects with the data in the capsule; answers with the controller's number.
+    pub fn connect(&self, queue: u16, controller: u16) -> u16 {
+        let data = connect_data(controller, NQN, HOST_NQN);
+        let command = with(connect(queue, 32), 24, &in_capsule(0, data.len()));
+        self.send(&[&command.0[..], &data].concat());
+        let said = self.said();
+        assert_eq!(said.status, 0);
+        said.result as u16
+    }
+
+    /// Sends a capsule.
+    pub fn send(&self, capsule: &[u8]) {
+        self.capsule.write(0, capsule).unwrap();
+        let sge = [self.capsule.sge(0..capsule.len())];
+        self.session.qp().post_send(&SendWr::send(u64::MAX, &sge)).unwrap();
+    }
+
+    /// The next response.
+    pub fn said(&self) -> Said {
+        loop {
+            let completion = self.cq.wait(LIMIT).unwrap();
+            if completion.opcode != WcOpcode::Recv {
+                continue;
+            }
+            let slot = completion.wr_id as usize;
+            let mut bytes = [0; 16];
+            self.responses.read(16 * slot, &mut bytes).unwrap();
+            post(self.session.qp(), &self.responses, slot);
+            let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+            let result = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            let (id, status) = (u16_at(12), u16_at(14) >> 1 & 0x7ff);
+            return Said { id, result, status, invalidated: completion.invalidated };
+        }
+    }
+
+    /// Sends a command and waits for its status.
+    pub fn status(&self, capsule: &[u8]) -> u16 {
+        self.send(capsule);
+        self.said().status
+    }
+}
+
+fn post(qp: &Qp, responses: &Mr, slot: usize) {
+    let sges = [responses.sge(16 * slot..16 * (slot + 1))];
+    qp.post_recv(&RecvWr { wr_id: slot as u64, sges: &sges }).unwrap();
+}
+
+/// An SGL descriptor of data behind the command.
+pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
+    let mut sgl = [0; 16];
+    sgl[..8].copy_from_slice(&offset.to_le_bytes());
+    sgl[8..12].copy_from_slice(&(len as u32).to_le_bytes());
+    sgl[15] = 0x01;
+    sgl
+}
+
+/// An SGL descriptor of memory.
+pub fn keyed(at: RemoteAddr, len: usize, kind: u8) -> [u8; 16] {
+    let mut sgl = [0; 16];
+    sgl[..8].copy_from_slice(&at.va.to_le_bytes());
+    sgl[8..11].copy_from_slice(&len.to_le_bytes()[..3]);
+    sgl[11..15].copy_from_slice(&at.rkey.0.to_le_bytes());
+    sgl[15] = kind;
+    sgl
+}

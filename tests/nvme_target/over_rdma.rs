@@ -1,0 +1,181 @@
+//! Commands and data over RDMA.
+
+use urxe::verbs::cm::{RejReason, SessionError};
+use urxe::verbs::*;
+
+use super::host::{HostQueue, LIMIT, beside, in_capsule, keyed};
+use super::nvme::capsule::Status;
+use super::*;
+
+/// Read (2) or Write (1) of blocks from `first` on, with an SGL.
+fn on_blocks(opcode: u8, first: u32, count: u32, sgl: [u8; 16]) -> Command {
+    with(command(opcode, &[first, 0, count - 1]), 24, &sgl)
+}
+
+const WRITE: u8 = 1;
+const READ: u8 = 2;
+
+#[test]
+fn data_of_all_sizes_both_ways() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let (_admin, io) = HostQueue::pair(host, at);
+        for count in [1, 2, 8, 9, 100, 2048] {
+            let len = count as usize * BLOCK;
+            let sgl = keyed(io.data.remote(0), len, 0x40);
+            assert_eq!(io.status(&on_blocks(READ, 0, count, sgl).0), 0);
+            let expected: Vec<u8> = (0..count as usize).flat_map(block).collect();
+            assert!(io.data.to_vec()[..len] == expected, "{count} blocks");
+            assert_eq!(io.status(&on_blocks(WRITE, 2048, count, sgl).0), 0);
+            assert!(disk.blocks(2048, count as usize) == expected, "{count} blocks");
+        }
+        // In the capsule, at its end.
+        let data = block(99);
+        let capsule = [&on_blocks(WRITE, 7, 1, in_capsule(512, 512)).0[..], &data, &block(77)].concat();
+        assert_eq!(io.status(&capsule), 0);
+        assert_eq!(disk.blocks(6, 3), [block(6), block(77), block(8)].concat());
+        // More room than data.
+        assert_eq!(io.status(&on_blocks(READ, 7, 1, keyed(io.data.remote(0), 4096, 0x40)).0), 0);
+        assert!(io.data.to_vec()[..1024] == [block(77), block(1)].concat(), "and no more is moved");
+    });
+}
+
+#[test]
+fn data_that_is_described_wrongly() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let (_admin, io) = HostQueue::pair(host, at);
+        let there = io.data.remote(0);
+        let keyed = |len| keyed(there, len, 0x40);
+        let cases = [
+            ("room for less", on_blocks(READ, 0, 2, keyed(1023)), Status::SglLength),
+            ("less data", on_blocks(WRITE, 0, 2, keyed(512)), Status::SglLength),
+            ("none", on_blocks(WRITE, 0, 1, keyed(0)), Status::SglLength),
+            ("an unknown kind", on_blocks(READ, 0, 1, [0x77; 16]), Status::SglType),
+            ("an answer into the capsule", on_blocks(READ, 0, 1, in_capsule(0, 512)), Status::SglType),
+            ("data behind the capsule", on_blocks(WRITE, 0, 1, in_capsule(512, 512)), Status::SglOffset),
+            ("data far away", on_blocks(WRITE, 0, 1, in_capsule(u64::MAX, 512)), Status::SglOffset),
+            ("less in the capsule", on_blocks(WRITE, 0, 2, in_capsule(0, 512)), Status::SglLength),
+            ("behind the end", on_blocks(READ, 4096, 1, keyed(512)), Status::LbaOutOfRange),
+            ("a write there", on_blocks(WRITE, 4096, 1, keyed(512)), Status::LbaOutOfRange),
+            ("an unknown opcode", on_blocks(0x42, 0, 1, keyed(512)), Status::InvalidOpcode),
+        ];
+        let before = disk.blocks(0, BLOCKS);
+        for (number, (what, command, status)) in (1000_u16..).zip(cases) {
+            let command = with(command, 2, &number.to_le_bytes());
+            io.send(&[&command.0[..], &[7; 512]].concat());
+            let said = io.said();
+            assert_eq!((said.id, said.status), (number, status as u16), "{what}");
+        }
+        assert!(disk.blocks(0, BLOCKS) == before);
+    });
+}
+
+/// Fast registrations, as the kernel's, of which each response closes one.
+#[test]
+fn a_response_closes_the_key_if_the_host_wants_it() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let (_admin, io) = HostQueue::pair(host, at);
+        let (qp, len) = (io.session.qp(), 8 * BLOCK);
+        let fast = qp.pd().alloc_mr(len).unwrap();
+        for (opcode, first) in [(READ, 8), (WRITE, 100), (READ, 16), (WRITE, 200)] {
+            let reg = fast.reg(0, len as u64, 0x1000, Access::ALL);
+            qp.post_send(&SendWr::reg_mr(u64::MAX, reg)).unwrap();
+            let there = RemoteAddr { va: 0x1000, rkey: fast.rkey() };
+            io.send(&on_blocks(opcode, first, 8, keyed(there, len, 0x4f)).0);
+            let said = io.said();
+            assert_eq!((said.status, said.invalidated), (0, Some(fast.rkey())));
+        }
+        assert_eq!(disk.blocks(200, 8), disk.blocks(16, 8));
+        // What moves nothing closes nothing.
+        io.send(&on_blocks(READ, 4096, 8, keyed(RemoteAddr { va: 0x1000, rkey: fast.rkey() }, len, 0x4f)).0);
+        let said = io.said();
+        assert_eq!((said.status, said.invalidated), (Status::LbaOutOfRange as u16, None));
+    });
+}
+
+/// More than the target has buffers for, and read while they are written.
+#[test]
+fn a_queue_full_of_commands() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let (_admin, io) = HostQueue::pair(host, at);
+        for round in 0..20 {
+            for id in 0..31_u16 {
+                let sgl = keyed(io.data.remote(usize::from(id) * 8192), 8192, 0x40);
+                let opcode = if (id + round) % 3 == 0 { READ } else { WRITE };
+                let command = on_blocks(opcode, u32::from(id) * 16, 16, sgl);
+                let data = WrData::Inline(&with(command, 2, &id.to_le_bytes()).0);
+                io.session.qp().post_send(&SendWr { data, ..SendWr::send(u64::MAX, &[]) }).unwrap();
+            }
+            let mut ids: Vec<u16> = (0..31)
+                .map(|_| io.said())
+                .map(|said| (said.status == 0).then_some(said.id).unwrap())
+                .collect();
+            ids.sort_unstable();
+            assert_eq!(ids, (0..31).collect::<Vec<u16>>());
+        }
+    });
+}
+
+/// Wrong keys and what is no command end the connection, and nothing else.
+#[test]
+fn who_breaks_the_rules_is_alone() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let (good_admin, good) = HostQueue::pair(host, at);
+        let there = good.data.remote(0);
+        let sgl = keyed(there, 512, 0x40);
+        let stranger = keyed(RemoteAddr { rkey: RKey(0x1234_5678), ..there }, 512, 0x40);
+        let cases = [
+            on_blocks(READ, 0, 1, stranger).0.to_vec(),
+            on_blocks(WRITE, 0, 1, stranger).0.to_vec(),
+            vec![0; 63],
+            Vec::new(),
+            vec![0; 64 + 4096 + 1],
+        ];
+        for capsule in cases {
+            let (bad_admin, bad) = HostQueue::pair(host, at);
+            bad.send(&capsule);
+            bad.session.wait_for_end(LIMIT).unwrap();
+            drop((bad, bad_admin));
+            assert_eq!(good.status(&on_blocks(READ, 0, 1, sgl).0), 0);
+            assert_eq!(good_admin.status(&command(0x18, &[]).0), 0);
+        }
+    });
+}
+
+#[test]
+fn connections_that_are_refused() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let refused = |said: &[u8]| match HostQueue::open_with(host, at, said) {
+            Err(SessionError::Refused { reason: RejReason::Consumer, private_data }) => {
+                private_data[..4].to_vec()
+            }
+            other => panic!("{:?}", other.map(drop)),
+        };
+        assert_eq!(refused(&[1]), [0, 0, 2, 0], "of another format");
+        assert_eq!(refused(&[0; 32]), [0, 0, 4, 0], "no commands");
+        assert_eq!(refused(&[0, 0, 0, 0, 32, 0, 255, 255]), [0, 0, 4, 0], "too many commands");
+        assert_eq!(refused(&[0, 0, 0, 0, 0, 0, 31, 0]), [0, 0, 5, 0], "no receives");
+        let queue = HostQueue::open(host, at, 0);
+        assert_eq!(queue.session.private_data()[..4], [0, 0, 32, 0]);
+    });
+}
+
+/// An admin queue that goes takes the others with it.
+#[test]
+fn queues_end_with_their_controller() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let (admin, io) = HostQueue::pair(host, at);
+        admin.session.disconnect(LIMIT).unwrap();
+        io.session.wait_for_end(LIMIT).unwrap();
+        io.session.disconnect(LIMIT).unwrap();
+        // And the number is free.
+        let admin = HostQueue::open(host, at, 0);
+        assert_eq!(admin.connect(0, 0xffff), 1);
+    });
+}
