@@ -1,0 +1,124 @@
+//! Other paths, and peers that ask each other: what the protocol has and librdmacm does not.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+
+use super::stage::*;
+
+/// A device with two addresses.
+fn multihomed(fabric: &Fabric, host: u8) -> (Side, [IpAddr; 2]) {
+    let addresses = [1, 2].map(|net| IpAddr::from([10, 0, net, host]));
+    let port = fabric.port(&addresses).unwrap();
+    (Side::new(Context::on_port(port, &ContextOptions::default(), |port| Box::new(port)).unwrap()), addresses)
+}
+
+#[test]
+fn a_connection_goes_over_to_the_path_that_was_offered() {
+    let fabric = virtual_fabric(slow());
+    let ((client, from), (server, to)) = (multihomed(&fabric, 1), multihomed(&fabric, 2));
+    let at = (to[0], 7).into();
+    let _listener = server.listen(PortSpace::Tcp, at);
+    let (mine, theirs) = connected(&client, &server, at);
+    mine.id.load_alternate(from[1], to[1]).unwrap();
+    assert!(mine.id.load_alternate(from[1], to[1]).is_err(), "one at a time");
+    let event = client.event(CmEventKind::AlternatePath);
+    assert_eq!((event.id, event.status), (mine.id.clone(), 0));
+    assert_eq!(CmEventKind::AlternatePath.name(), "alternate path");
+    // The first path is gone; each NIC stays at its other address.
+    fabric.set_addresses(to[0], &[to[1]]).unwrap();
+    fabric.set_addresses(from[0], &[from[1]]).unwrap();
+    client.event(CmEventKind::AddrChange);
+    server.event(CmEventKind::AddrChange);
+    while server.channel.try_event().is_some() {}
+    talk((&client, &mine), (&server, &theirs));
+    assert_eq!(mine.qp.query().av.map(|av| av.dgid.ip()), Some(to[1]));
+}
+
+#[test]
+fn a_path_that_cannot_be_is_refused() {
+    let fabric = virtual_fabric(slow());
+    let ((client, from), (server, to)) = (multihomed(&fabric, 1), multihomed(&fabric, 2));
+    let at = (to[0], 7).into();
+    let _listener = server.listen(PortSpace::Tcp, at);
+    let (mine, theirs) = connected(&client, &server, at);
+    let nowhere = IpAddr::from([10, 0, 9, 9]);
+    assert!(matches!(mine.id.load_alternate(nowhere, to[1]), Err(IdError::NoDevice(_))));
+    assert!(matches!(
+        mine.id.load_alternate(from[1], "fd00::1".parse().unwrap()),
+        Err(IdError::Family { .. })
+    ));
+    // The server has no such address ("invalid GID"), or nothing to load the path into ("not supported").
+    mine.id.load_alternate(from[1], nowhere).unwrap();
+    assert_eq!(client.event(CmEventKind::AlternatePath).status, 8);
+    theirs.id.detach_qp();
+    mine.id.load_alternate(from[1], to[1]).unwrap();
+    assert_eq!(client.event(CmEventKind::AlternatePath).status, 2);
+    // And a peer that is gone says nothing.
+    fabric.set_port_up(to[0], false).unwrap();
+    mine.id.load_alternate(from[1], to[1]).unwrap();
+    let event = client.event_within(CmEventKind::AlternatePath, EVER);
+    assert_eq!(event.status, -libc::ETIMEDOUT);
+    mine.id.disconnect().unwrap();
+    assert!(mine.id.load_alternate(from[1], to[1]).is_err());
+}
+
+/// An id and its queue pair, bound to a port and on the way to the same port of another.
+fn peer(side: &Side, to: &Side, port: u16) -> End {
+    let id = side.id(PortSpace::Tcp);
+    id.bind_addr(side.addr(port)).unwrap();
+    id.resolve_addr(None, to.addr(port), SOON).unwrap();
+    side.event(CmEventKind::AddrResolved);
+    id.resolve_route(SOON).unwrap();
+    side.event(CmEventKind::RouteResolved);
+    let qp = side.qp(QpType::Rc);
+    id.attach_qp(&qp).unwrap();
+    End { id, qp }
+}
+
+#[test]
+fn peers_that_ask_each_other_have_one_connection() {
+    for first in 0..2 {
+        let fabric = virtual_fabric(slow());
+        let sides = [Side::on(&fabric), Side::on(&fabric)];
+        let [a, b] = &sides;
+        let ends = [peer(a, b, 7), peer(b, a, 7)];
+        for n in [first, 1 - first] {
+            ends[n].id.connect_peer(&ConnParam::with_data(&[n as u8 + 1; 8])).unwrap();
+        }
+        for n in 0..2 {
+            let event = sides[n].event(CmEventKind::Established);
+            assert_eq!((&event.id, &event.private_data()[..8]), (&ends[n].id, &[2 - n as u8; 8][..]));
+        }
+        for side in &sides {
+            assert_eq!((side.manager.ids(), side.manager.connections()), (1, 1));
+            assert!(side.channel.try_event().is_none());
+        }
+        talk((a, &ends[0]), (b, &ends[1]));
+        talk((b, &ends[1]), (a, &ends[0]));
+        ends[first].id.disconnect().unwrap();
+        sides[1 - first].event(CmEventKind::Disconnected);
+        ends[1 - first].id.disconnect().unwrap();
+        sides[first].event(CmEventKind::Disconnected);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_ask_is_not_reached() {
+    let fabric = virtual_fabric(slow());
+    let (a, b) = (Side::on(&fabric), Side::on(&fabric));
+    let (mine, theirs) = (peer(&a, &b, 7), peer(&b, &a, 7));
+    mine.id.connect_peer(&ConnParam::default()).unwrap();
+    fabric.run_until_idle(Duration::from_millis(1));
+    assert_eq!(a.event(CmEventKind::Rejected).status, 8);
+    // One who only connects is no peer.
+    theirs.id.connect(&ConnParam::default()).unwrap();
+    let again = peer(&a, &b, 8);
+    again.id.connect_peer(&ConnParam::default()).unwrap();
+    assert_eq!(b.event(CmEventKind::Rejected).id, theirs.id);
+    assert_eq!(a.event(CmEventKind::Rejected).id, again.id);
+    let bare = a.resolved(PortSpace::Tcp, b.addr(9));
+    assert!(matches!(bare.connect_peer(&ConnParam::default()), Err(IdError::NoQp)));
+}
