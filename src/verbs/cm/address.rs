@@ -184,9 +184,7 @@ impl State {
     pub fn resolve_route(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("resolve_route", &[Phase::AddrResolved])?;
-        // The address that it was to go from may have gone since.
-        let own = id.device.zip(id.to).map(|(device, to)| self.devices[device].gid(to.sgid_index));
-        if own.is_none_or(|own| own.is_unset()) {
+        if id.has_lost_address {
             id.report(CmEventKind::RouteError, -libc::ENETUNREACH, EventParam::None);
             return Ok(());
         }

@@ -35,9 +35,10 @@ impl State {
                 .position(|gid| Some(gid.ip()) == id.local.map(|local| local.ip().to_canonical())),
         };
         for number in self.ids_on(index) {
-            let Ok(id) = self.id(number) else { continue };
+            let Ok(id) = self.id_mut(number) else { continue };
             let has_lost_it = own(id).is_some_and(|own| before.get(own) != now.get(own));
             if has_lost_it && id.phase != Phase::Ended {
+                id.has_lost_address = true;
                 id.report(CmEventKind::AddrChange, 0, EventParam::None);
             }
         }
