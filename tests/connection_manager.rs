@@ -7,6 +7,8 @@ mod changes;
 mod connections;
 #[path = "connection_manager/datagrams.rs"]
 mod datagrams;
+#[path = "connection_manager/hostile.rs"]
+mod hostile;
 #[path = "connection_manager/ids.rs"]
 mod ids;
 #[path = "connection_manager/listeners.rs"]
