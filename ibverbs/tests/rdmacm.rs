@@ -299,6 +299,11 @@ fn a_child_has_none_of_its_parents_connections() {
 }
 
 #[test]
+fn a_child_that_goes_on_keeps_no_port() {
+    corner("lingering");
+}
+
+#[test]
 fn a_program_that_exits_disconnects() {
     corner("exiting");
 }

@@ -386,6 +386,28 @@ static void forked(void)
 	end(serving);
 }
 
+/* A child that goes on keeps no port of its parent's. */
+static void lingering(void)
+{
+	struct rdma_cm_id *serving = listener();
+	int pipes[2];
+	char byte = 0;
+	CHECK(!pipe(pipes));
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(write(pipes[1], &byte, 1) == 1);
+		for (;;)
+			pause();
+	}
+	CHECK(read(pipes[0], &byte, 1) == 1);
+	end(serving);
+	/* The same port again. */
+	serving = listener();
+	CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+	end(serving);
+}
+
 /* What a program leaves when it exits is ended for it. */
 static void exiting(void)
 {
@@ -515,7 +537,7 @@ int main(int argc, char **argv)
 		{ "unacknowledged", unacknowledged }, { "endpoints", endpoints }, { "migrated", migrated },
 		{ "refused", refused }, { "forked", forked }, { "exiting", exiting },
 		{ "interrupted", interrupted }, { "gone", gone }, { "groups", groups },
-		{ "gids", gids },
+		{ "gids", gids }, { "lingering", lingering },
 	};
 	CHECK(argc == 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	CHECK(channel = rdma_create_event_channel());
