@@ -8,6 +8,8 @@ use urxe::wire::mad::{
 use urxe::wire::{Gid, Mtu, Qpn};
 
 const SERVED: ServiceId = ServiceId(0x0106_0007);
+/// Where a listener is expected.
+const VACANT: ServiceId = ServiceId(0x0106_0008);
 const BACKLOG: usize = 100;
 
 fn gid(host: u8) -> Gid {
@@ -40,9 +42,10 @@ fn a_flood_of_any_kind_takes_no_memory_beyond_its_bounds() {
         }
     };
     let (local, remote) = (CommId(7), CommId(8));
-    let kinds: [(&str, &dyn Fn(u32) -> Message); 8] = [
+    let kinds: [(&str, &dyn Fn(u32) -> Message); 9] = [
         ("REQ", &|n| req(n, SERVED).into()),
         ("REQ, absent", &|n| req(n, ServiceId(9)).into()),
+        ("REQ, vacant", &|n| req(n, VACANT).into()),
         ("REQ, impossible", &|n| Req { primary: PathInfo::default(), ..req(n, SERVED) }.into()),
         ("SIDR_REQ", &|n| SidrReq { request: CommId(n), service: SERVED, ..SidrReq::default() }.into()),
         ("REP", &|_| Rep { local, remote, ..Rep::default() }.into()),
@@ -54,6 +57,7 @@ fn a_flood_of_any_kind_takes_no_memory_beyond_its_bounds() {
         for is_read in [true, false] {
             let mut cm = Cm::new(CmConfig::new(1, vec![gid(1)]), 1);
             cm.listen(SERVED, u64::MAX, BACKLOG).unwrap();
+            cm.expect_listener(Instant(0), VACANT);
             flood(&mut cm, 0, 2000, is_read, message);
             let more = allocation_counter::measure(|| flood(&mut cm, 2000, 8000, is_read, message));
             assert_eq!((more.count_current, more.bytes_current), (0, 0), "{name}, read: {is_read}");
@@ -61,6 +65,8 @@ fn a_flood_of_any_kind_takes_no_memory_beyond_its_bounds() {
             let answers = cm.counters().sent.iter().sum::<u64>() + cm.counters().answers_dropped;
             let expected = match name {
                 "REQ" | "SIDR_REQ" => 10_000 - BACKLOG as u64,
+                // Some wait for it.
+                "REQ, vacant" => 10_000 - 256,
                 "REJ" => 0,
                 _ => 10_000,
             };

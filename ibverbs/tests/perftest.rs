@@ -57,9 +57,8 @@ impl Ends {
         Ends { server, client, address }
     }
 
-    /// Whether it could run: under `-R` servers listen, stop, and listen again on the same port, and a client that is faster
-    /// than that is refused.
-    fn run(self, program: &str, args: &str) -> bool {
+    /// Under `-R` servers listen, stop, and listen again on the same port: a client that is faster than that is not refused.
+    fn run(self, program: &str, args: &str) {
         let args: Vec<&str> = args.split_whitespace().collect();
         let after = |flag: &str| {
             args.iter().position(|arg| *arg == flag).map(|at| args[at + 1].parse::<f64>().expect("a number"))
@@ -78,12 +77,6 @@ impl Ends {
         }
         let host = if is_by_name { &self.address } else { "127.0.0.1" };
         let client = with_args(self.client, &[host]).finish(Duration::from_secs(60));
-        let refused = ["REJECTED; error: 8.", "UNREACHABLE; error: 1."];
-        if is_by_name
-            && refused.iter().any(|why| text(&client).contains(&format!("Event: RDMA_CM_EVENT_{why}")))
-        {
-            return false;
-        }
         let server = serving.finish(Duration::from_secs(10));
         let told = format!("{program} {args:?}\nclient:\n{}\nserver:\n{}", text(&client), text(&server));
         assert!(client.status.success() && server.status.success(), "{told}");
@@ -107,7 +100,6 @@ impl Ends {
             let all = each * after("-q").unwrap_or(1.0);
             assert!(rows.iter().all(|row| row.0[1] == all), "{rows:?}\n{told}");
         }
-        true
     }
 }
 
@@ -116,10 +108,7 @@ fn all(programs: &[&str], cases: &[&str]) {
     for program in programs {
         for args in cases {
             let begin = std::time::Instant::now();
-            assert!(
-                (0..5).any(|_| Ends::on(&library, program).run(program, args)),
-                "{program} {args}: refused"
-            );
+            Ends::on(&library, program).run(program, args);
             println!("{program} {args}: {:.1} s", begin.elapsed().as_secs_f64());
         }
     }

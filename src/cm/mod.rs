@@ -39,6 +39,7 @@ mod server;
 mod sidr;
 mod state;
 mod timeouts;
+mod vacancy;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -56,6 +57,7 @@ pub use state::State;
 use connection::{Connection, Peer};
 use ids::IdPool;
 use server::Listener;
+use vacancy::Vacancies;
 
 use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{CommId, MAD_LEN, ServiceId};
@@ -114,6 +116,7 @@ pub struct Cm {
     /// Those of many.
     masked: Vec<ListenerId>,
     last_listener: u64,
+    vacancies: Vacancies,
     timers: BTreeSet<(Instant, CommId)>,
     /// Of connections in time-wait, each of which has one.
     time_waits: BTreeSet<(Instant, CommId)>,
@@ -140,6 +143,7 @@ impl Cm {
             services: BTreeMap::new(),
             masked: Vec::new(),
             last_listener: 0,
+            vacancies: Vacancies::default(),
             timers: BTreeSet::new(),
             time_waits: BTreeSet::new(),
             outbox: VecDeque::new(),

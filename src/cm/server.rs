@@ -66,15 +66,18 @@ impl Cm {
             u64::MAX => drop(self.services.insert(service, id)),
             _ => self.masked.push(id),
         }
+        self.vacancies.fill(|vacant| (vacant.0 ^ service.0) & mask == 0);
         Ok(id)
     }
 
-    /// Ends a listener. Requests that nobody has polled yet are rejected; those that were are connections by now.
+    /// Ends a listener. Requests that nobody has polled yet are rejected; those that were are connections by now. Those that
+    /// come in the next second wait that long for another listener.
     pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
         let Some(ended) = self.listeners.remove(&listener) else { return };
         self.masked.retain(|l| *l != listener);
         if ended.mask == u64::MAX {
             self.services.remove(&ended.service);
+            self.expect_listener(now, ended.service);
         }
         let is_ours = |event: &Event| match event {
             Event::Requested(r) => r.listener == Some(listener),
@@ -121,8 +124,7 @@ impl Cm {
             return refuse(self, RejReason::StaleConnection, &[]);
         }
         let Some(listener) = self.find_listener(req.service) else {
-            self.counters.no_service += 1;
-            return refuse(self, RejReason::InvalidServiceId, &[]);
+            return self.wait_for_listener(now, req.service, arrival, mad);
         };
         let conn = match self.check_req(arrival, mad, req) {
             Ok(conn) => conn,

@@ -52,8 +52,7 @@ impl Cm {
             cm.answer_once(arrival.from, mad.transaction, rep);
         };
         let Some(listener) = self.find_listener(req.service) else {
-            self.counters.no_service += 1;
-            return refuse(self, SidrStatus::Unsupported);
+            return self.wait_for_listener(now, req.service, arrival, mad);
         };
         if !self.has_room(listener) {
             return refuse(self, SidrStatus::NoQp);

@@ -8,7 +8,8 @@ use crate::wire::mad::CommId;
 impl Cm {
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        earliest([self.timers.first().map(|t| t.0), self.time_waits.first().map(|t| t.0)])
+        let [next, time_wait] = [&self.timers, &self.time_waits].map(|timers| timers.first().map(|t| t.0));
+        earliest([next, time_wait, self.vacancies.deadline()])
     }
 
     /// Acts on deadlines that are over.
@@ -23,6 +24,7 @@ impl Cm {
         {
             self.end(id, Event::TimeWaitOver);
         }
+        self.end_waits(now);
     }
 
     fn expire(&mut self, now: Instant, id: CommId) {

@@ -148,6 +148,9 @@ impl QueuePair {
         conn.sq_psn = attr.sq_psn.unwrap_or(conn.sq_psn);
         conn.timeout = attr.timeout.unwrap_or(conn.timeout);
         conn.min_rnr_timer = attr.min_rnr_timer.unwrap_or(conn.min_rnr_timer);
+        if matches!(to, QpState::Reset | QpState::Err) {
+            self.responder.conclude(conn, env);
+        }
         conn.state = to;
         if let Some(rate) = attr.rate_limit {
             self.pace.set(rate);
@@ -165,12 +168,7 @@ impl QueuePair {
                 self.pace.set(0);
                 self.established = false;
             }
-            (_, QpState::Err) => {
-                if from != QpState::Err {
-                    self.flush(env);
-                }
-                self.responder.silence();
-            }
+            (from, QpState::Err) if from != QpState::Err => self.flush(env),
             _ => {}
         }
         self.drain_notify = to == QpState::Sqd && attr.sqd_notify.unwrap_or(self.drain_notify);

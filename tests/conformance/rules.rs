@@ -205,6 +205,7 @@ rules! {
     "state.rtr" "10.3.1" "RTR responds"
     "state.established" "11.6.3" "the first packet in RTR makes an event"
     "state.err" "10.3.1" "ERR flushes both queues and ends the conversation"
+    "state.farewell" "9.7.5.1.2" "what was done is acknowledged, though the queue pair ends"
     "state.reset" "10.3.1" "RESET forgets all, without completions"
     "state.sqd" "10.3.1" "SQD begins nothing, ends what was begun, sends again, and goes on in RTS"
     "state.query" "11.2.5.3" "query returns what was set, for every service"

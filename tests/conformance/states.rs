@@ -130,6 +130,21 @@ cases! {
         b.advance(100 * T);
     }
 
+    what_was_done_is_acknowledged_before_the_conversation_ends => "state.farewell" {
+        for state in [Err, Reset] {
+            let mut b = at(Rts);
+            b.peer(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[2])]);
+            b.go(state);
+            b.expect(&[ack(RQ + 1, 2)]);
+            // Not what a READ asks for, nor what is behind one.
+            let mut b = at(Rts);
+            b.peer(&[write(Only, RQ, b.remote(0, 1), &[1]), read(RQ + 1, b.remote(0, 600))]);
+            b.peer(&[write(Only, RQ + 4, b.remote(0, 1), &[2])]);
+            b.go(state);
+            b.expect(&[ack(RQ, 1)]);
+        }
+    }
+
     reset_forgets => "state.reset" {
         let mut b = at(Rts);
         b.recv(10, 0, 1000);

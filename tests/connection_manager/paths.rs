@@ -129,12 +129,15 @@ fn peer(side: &Side, to: &Side, port: u16) -> End {
 
 #[test]
 fn peers_that_ask_each_other_have_one_connection() {
-    for first in 0..2 {
+    let orders = [0, 1].into_iter().flat_map(|first| [(first, 0), (first, 300), (first, 900)]);
+    for (first, late) in orders.map(|(first, late)| (first, Duration::from_millis(late))) {
         let fabric = virtual_fabric(slow());
         let sides = [Side::on(&fabric), Side::on(&fabric)];
         let [a, b] = &sides;
         let ends = [peer(a, b, 7), peer(b, a, 7)];
-        for n in [first, 1 - first] {
+        for (turn, n) in [first, 1 - first].into_iter().enumerate() {
+            // The other has a while to come.
+            fabric.run_until_idle(late * turn as u32);
             ends[n].id.connect_peer(&ConnParam::with_data(&[n as u8 + 1; 8])).unwrap();
         }
         for n in 0..2 {

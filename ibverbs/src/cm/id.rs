@@ -97,7 +97,8 @@ pub fn errno(e: IdError) -> c_int {
 /// # Safety
 /// An id that was given out, or null.
 pub unsafe fn own<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
-    if c.is_null() {
+    // A stale pointer of a program that has failed already is not even aligned, often enough.
+    if c.is_null() || !c.is_aligned() {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller's.

@@ -7,3 +7,4 @@ mod leaving;
 mod lossy;
 mod sidr;
 mod silence;
+mod vacancy;

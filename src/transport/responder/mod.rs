@@ -169,11 +169,6 @@ impl Responder {
         self.resources.clear();
     }
 
-    /// Drops the answers that are due: the application has ended the conversation.
-    pub fn silence(&mut self) {
-        self.replies.clear();
-    }
-
     /// Forgets everything (RESET).
     pub fn clear(&mut self) {
         self.receives.clear();

@@ -63,6 +63,16 @@ impl Responder {
         }
         Ok(self.has_replies())
     }
+
+    /// The application ends the conversation: what was done is acknowledged still, or the peer would take it for lost. A READ
+    /// is not answered any more, nor what came after it.
+    pub fn conclude(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        let read = self.replies.iter().position(|reply| matches!(reply, Reply::Read { .. }));
+        self.replies.truncate(read.unwrap_or(self.replies.len()));
+        // Only READs can be refused here.
+        let _ = self.transmit(conn, usize::MAX, env);
+        self.replies.clear();
+    }
 }
 
 fn answer(

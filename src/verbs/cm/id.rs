@@ -145,8 +145,8 @@ impl CmId {
 
     /// As [`connect`](Self::connect), to a peer that does the same at the same time: both ids are bound to one port number,
     /// and ask each other for it. One connection comes of it, whoever's request is the first, and `Established` comes on both
-    /// sides, with the other's private data. The queue pair is attached. Who asks before the other does is refused, as nobody
-    /// listens there.
+    /// sides, with the other's private data. The queue pair is attached. Who asks before the other does waits for that
+    /// for a second, if the other is bound, and is refused then, as nobody listens there.
     ///
     /// # Errors
     /// [`IdError`].

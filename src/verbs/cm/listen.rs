@@ -71,6 +71,7 @@ impl State {
             Some(_) => ip,
             None => to.context.gid_towards(ip.into()).map_or(ip, |index| to.gid(index).ip()),
         });
+        to.cm.expect_listener(to.now(), service);
         let known = to.claims.get(&(service, address)).and_then(|claim| claim.upgrade());
         let claim = match known {
             Some(claim) => claim,

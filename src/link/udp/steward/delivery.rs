@@ -26,6 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// for others.
 const CLOGGED: usize = 64 << 10;
 
+/// How long a name that was somebody's a moment ago may be nobody's: programs end a listener and listen again.
+const VACANCY: Duration = Duration::from_secs(1);
+
+/// How long it is known that a name was somebody's, and of how many.
+const MEMORY: Duration = Duration::from_secs(5);
+const MOST_KNOWN: usize = 256;
+
 /// What came of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
@@ -41,6 +48,10 @@ pub(super) enum Outcome {
 pub(super) struct Delivery {
     socket: OwnedFd,
     waiting: HashMap<Vec<u8>, Waiting>,
+    /// When each of some names was somebody's.
+    known: HashMap<Vec<u8>, Instant>,
+    /// What has waited for somebody in vain, and for whom.
+    returned: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 struct Waiting {
@@ -50,7 +61,8 @@ struct Waiting {
 
 impl Delivery {
     pub fn new() -> io::Result<Delivery> {
-        Ok(Delivery { socket: open()?, waiting: HashMap::new() })
+        let (waiting, known) = (HashMap::new(), HashMap::new());
+        Ok(Delivery { socket: open()?, waiting, known, returned: Vec::new() })
     }
 
     /// Whether to [`retry`](Self::retry) soon.
@@ -61,8 +73,12 @@ impl Delivery {
     pub fn send(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         if !self.waiting.contains_key(name.as_bytes()) {
             match self.try_send(name.as_bytes(), &datagram) {
-                Ok(()) => return Outcome::Sent,
+                Ok(()) => {
+                    self.note(name.as_bytes());
+                    return Outcome::Sent;
+                }
                 Err(Errno::AGAIN) => {}
+                Err(Errno::CONNREFUSED) if self.was_somebodys(name.as_bytes()) => {}
                 Err(Errno::CONNREFUSED) => return Outcome::Nobody,
                 Err(_) => return Outcome::Lost,
             }
@@ -70,7 +86,30 @@ impl Delivery {
         self.keep(name.as_bytes(), datagram)
     }
 
-    /// Keeps it until its socket has room, if that many can be kept.
+    /// What nobody took of what is [sent](Outcome::Sent) to names that `is_one` knows.
+    pub fn returned(&mut self, is_one: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+        self.returned.extract_if(.., |(name, _)| is_one(name)).map(|(_, datagram)| datagram).collect()
+    }
+
+    /// The name is somebody's.
+    fn note(&mut self, name: &[u8]) {
+        if let Some(at) = self.known.get_mut(name) {
+            *at = Instant::now();
+            return;
+        }
+        if self.known.len() >= MOST_KNOWN {
+            self.known.retain(|_, at| at.elapsed() < MEMORY);
+        }
+        if self.known.len() < MOST_KNOWN {
+            self.known.insert(name.to_vec(), Instant::now());
+        }
+    }
+
+    fn was_somebodys(&self, name: &[u8]) -> bool {
+        self.known.get(name).is_some_and(|at| at.elapsed() < MEMORY)
+    }
+
+    /// Keeps it until its socket is there and has room, if that many can be kept.
     fn keep(&mut self, name: &[u8], datagram: Vec<u8>) -> Outcome {
         let all: usize = self.waiting.values().map(|queue| queue.datagrams.len()).sum();
         if all >= MOST || self.waiting.len() >= MOST_SOCKETS && !self.waiting.contains_key(name) {
@@ -96,6 +135,12 @@ impl Delivery {
                         queue.since = Instant::now();
                     }
                     Err(Errno::AGAIN) => return queue.since.elapsed() < PATIENCE,
+                    Err(Errno::CONNREFUSED) if queue.since.elapsed() < VACANCY => return true,
+                    Err(Errno::CONNREFUSED) => {
+                        self.known.remove(name);
+                        let all = queue.datagrams.drain(..).map(|datagram| (name.clone(), datagram));
+                        self.returned.extend(all);
+                    }
                     Err(_) => return false,
                 }
             }
@@ -167,6 +212,33 @@ mod tests {
         }
         assert_eq!(got, (0..sent as u16).collect::<Vec<_>>());
         assert!(!delivery.is_waiting());
+    }
+
+    #[test]
+    fn what_is_for_a_name_that_was_somebodys_waits_for_its_next_owner() {
+        let mut delivery = Delivery::new().unwrap();
+        let name = "urxe-test/vacant/1";
+        let first = receiver(name);
+        assert_eq!(delivery.send(name, datagram(0)), Outcome::Sent);
+        drop(first);
+        assert_eq!(delivery.send(name, datagram(1)), Outcome::Sent);
+        assert_eq!(delivery.send(name, datagram(2)), Outcome::Sent);
+        delivery.retry();
+        let second = receiver(name);
+        delivery.retry();
+        assert_eq!((drain(&second), delivery.is_waiting()), (vec![1, 2], false));
+        // If none comes, they come back, and the name is forgotten.
+        drop(second);
+        delivery.send(name, datagram(3));
+        let began = Instant::now();
+        while delivery.is_waiting() {
+            delivery.retry();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(began.elapsed() >= VACANCY);
+        assert_eq!(delivery.returned(|name| name.starts_with(b"urxe-test/full")), Vec::<Vec<u8>>::new());
+        assert_eq!(delivery.returned(|name| name.starts_with(b"urxe-test/vacant")), [datagram(3)]);
+        assert_eq!(delivery.send(name, datagram(4)), Outcome::Nobody);
     }
 
     #[test]

@@ -46,7 +46,16 @@ impl<'a> Inquiry<'a> {
 
 /// The name of the socket that takes those for a service.
 pub(super) fn name(place: &Place, service: ServiceId) -> String {
-    format!("urxe-service/{}/{:016x}", place.key(), service.0)
+    format!("{}{:016x}", of_place(place), service.0)
+}
+
+/// Whether a name is of a service at this place.
+pub(super) fn is_at(place: &Place, name: &[u8]) -> bool {
+    name.starts_with(of_place(place).as_bytes())
+}
+
+fn of_place(place: &Place) -> String {
+    format!("urxe-service/{}/", place.key())
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@ use crate::wire::mad::{
     CommId, Drep, Mad, Message, Recipient, Rej, RejReason, Rejected, ServiceId, SidrRep, SidrStatus,
 };
 use crate::wire::{
-    Bth, Deth, Flow, HeaderSet, Headers, Opcode, Operation, PKey, Packet, Position, QKey, Qpn, Transport,
+    Bth, Deth, Flow, HeaderSet, Headers, IpIdent, Opcode, Operation, PKey, Packet, Position, QKey, Qpn,
+    Transport,
 };
 
 /// No clock is needed: a socket sends at once, and receives what is there.
@@ -53,6 +54,20 @@ impl Reception {
         delivery: &mut Delivery,
     ) {
         let Reception { link, verifier, answers, askers } = self;
+        let mut refuse = |flow: &Flow, ident, index, packet: &[u8], mad: Mad| {
+            if let Some(message) = refusal(&mad.message)
+                && verifier.verify(flow, ident, index, packet)
+            {
+                push(answers, flow, &Mad { message, modifier: 0, ..mad });
+            }
+        };
+        for datagram in delivery.returned(|name| inquiry::is_at(place, name)) {
+            if let Some(Inquiry { flow, packet }) = Inquiry::parse(&datagram)
+                && let Some(mad) = mad_of(packet)
+            {
+                refuse(&flow, IpIdent::Unknown, 0, packet, mad);
+            }
+        }
         let mut sort = |burst: RxBurst<'_>| {
             for (index, packet) in burst.packets() {
                 let Some(mad) = mad_of(packet) else { continue };
@@ -62,11 +77,7 @@ impl Reception {
                         continue;
                     }
                 }
-                if let Some(message) = refusal(&mad.message)
-                    && verifier.verify(&burst.flow, burst.ident, index, packet)
-                {
-                    push(answers, &burst.flow, &Mad { message, modifier: 0, ..mad });
-                }
+                refuse(&burst.flow, burst.ident, index, packet, mad);
             }
         };
         // What a socket says of earlier sends, and what cannot be sent, is the loss of a datagram.

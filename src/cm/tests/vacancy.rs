@@ -1,0 +1,115 @@
+//! Services without a listener for the moment.
+
+use std::time::Duration;
+
+use super::bench::*;
+use crate::cm::Event;
+use crate::wire::Qpn;
+use crate::wire::mad::{CommId, Message, Rej, RejReason, Req, ServiceId, SidrReq, SidrStatus};
+
+const MOMENT: Duration = Duration::from_millis(300);
+
+fn refused(message: &Message) -> Option<RejReason> {
+    match message {
+        Message::Rej(rej) => Some(rej.reason),
+        _ => None,
+    }
+}
+
+#[test]
+fn who_comes_between_two_listeners_is_served_by_the_second() {
+    let mut bench = Bench::new();
+    let first = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+    bench.cm.unlisten(bench.now, first);
+    bench.inject(req());
+    // It comes once, however often it was sent.
+    bench.inject(req());
+    bench.inject(SidrReq { request: CommId(7), service: SERVICE, ..SidrReq::default() });
+    bench.pass(MOMENT);
+    assert_eq!((bench.sent(), bench.events()), (vec![], vec![]));
+    let second = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+    bench.pass(Duration::ZERO);
+    let events: Vec<_> = std::iter::from_fn(|| bench.cm.poll_event()).collect();
+    let [(id, Event::Requested(requested)), (question, Event::SidrRequested(asked))] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!((requested.listener, requested.remote_qpn), (Some(second), PEER_QPN));
+    assert_eq!(asked.listener, second);
+    assert_eq!(bench.sent(), []);
+    bench.cm.release(bench.now, *id);
+    bench.cm.release(bench.now, *question);
+    bench.sent();
+    bench.pass(Duration::from_secs(100));
+    bench.empty();
+}
+
+#[test]
+fn who_comes_before_the_first_listener_is_served_if_one_is_expected() {
+    let mut bench = Bench::new();
+    bench.cm.expect_listener(bench.now, SERVICE);
+    bench.inject(req());
+    // Of a mask, too.
+    let listener = bench.cm.listen(ServiceId(SERVICE.0 & !0xff), !0xff, 16).unwrap();
+    bench.pass(Duration::ZERO);
+    let (_, Event::Requested(requested)) = bench.event() else { panic!() };
+    assert_eq!(requested.listener, Some(listener));
+}
+
+#[test]
+fn who_gives_up_waits_no_more() {
+    let mut bench = Bench::new();
+    bench.cm.expect_listener(bench.now, SERVICE);
+    bench.inject(req());
+    let rej = Rej { local: PEER_ID, reason: RejReason::Timeout, ..Rej::default() };
+    bench.inject_as(&arrival_from(gid(77)), 1, rej);
+    bench.inject(Rej { local: CommId(77), ..rej });
+    assert!(bench.cm.poll_timeout().is_some(), "others do");
+    bench.inject(rej);
+    bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+    bench.pass(Duration::from_secs(2));
+    bench.quiet();
+    bench.empty();
+}
+
+#[test]
+fn a_vacancy_ends_and_other_services_have_none() {
+    let mut bench = Bench::new();
+    let listener = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+    bench.cm.unlisten(bench.now, listener);
+    bench.inject(Req { service: ServiceId(SERVICE.0 + 1), ..req() });
+    assert_eq!(refused(&bench.sent_one()), Some(RejReason::InvalidServiceId));
+    bench.inject(req());
+    bench.inject(SidrReq { request: CommId(7), service: SERVICE, ..SidrReq::default() });
+    bench.pass(2 * MOMENT);
+    assert_eq!(bench.sent(), []);
+    // A second after the listener ended, not after the request came.
+    bench.pass(2 * MOMENT);
+    let sent = bench.sent();
+    let [rej, Message::SidrRep(rep)] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!((refused(rej), rep.status), (Some(RejReason::InvalidServiceId), SidrStatus::Unsupported));
+    bench.inject(req());
+    assert_eq!(refused(&bench.sent_one()), Some(RejReason::InvalidServiceId));
+    assert_eq!(bench.cm.counters().no_service, 4);
+    bench.empty();
+}
+
+#[test]
+fn no_more_wait_than_there_is_room_for() {
+    let mut bench = Bench::new();
+    bench.cm.expect_listener(bench.now, SERVICE);
+    for i in 0..1000 {
+        bench.inject(Req { local: CommId(i), qpn: Qpn::new(0x100 + i), ..req() });
+    }
+    let at_once = bench.sent();
+    assert!(at_once.iter().all(|m| refused(m) == Some(RejReason::InvalidServiceId)));
+    bench.pass(Duration::from_secs(1));
+    assert_eq!((at_once.len(), bench.sent().len()), (744, 256));
+    // Nor are more services remembered.
+    for i in 0..1000 {
+        bench.cm.expect_listener(bench.now, ServiceId(i));
+    }
+    bench.inject(Req { service: ServiceId(999), ..req() });
+    assert_eq!(refused(&bench.sent_one()), Some(RejReason::InvalidServiceId));
+    bench.inject(Req { service: ServiceId(255), ..req() });
+    assert_eq!(bench.sent(), []);
+}

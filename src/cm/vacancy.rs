@@ -1,0 +1,141 @@
+//! Services that nobody serves at the moment, but soon will.
+//!
+//! Programs tell their clients a port before they listen on it, or end their listener and listen again on the same port. A
+//! client that is faster than that would be refused; so requests for such a service wait a little for its listener.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::{Arrival, Cm};
+use crate::transport::Instant;
+use crate::wire::Gid;
+use crate::wire::mad::{CommId, Mad, Message, RejReason, Rejected, Req, ServiceId, SidrRep, SidrStatus};
+
+/// How long a service stays vacant: after that it is absent.
+const VACANCY: Duration = Duration::from_secs(1);
+
+/// Services that are remembered, and requests that wait, at most; what comes above finds an absent service.
+const MOST: usize = 256;
+
+/// The vacant services, and who wants them.
+#[derive(Debug, Default)]
+pub(super) struct Vacancies {
+    until: BTreeMap<ServiceId, Instant>,
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    until: Instant,
+    service: ServiceId,
+    arrival: Arrival,
+    mad: Mad,
+}
+
+impl Vacancies {
+    pub fn open(&mut self, now: Instant, service: ServiceId) {
+        if self.until.len() >= MOST {
+            self.until.retain(|_, until| *until > now);
+        }
+        if self.until.len() < MOST {
+            self.until.insert(service, now + VACANCY);
+        }
+    }
+
+    /// Who waits for one of these services need not wait any longer: somebody listens, or asks for the same.
+    pub fn fill(&mut self, is_served: impl Fn(ServiceId) -> bool) {
+        self.until.retain(|service, _| !is_served(*service));
+        self.waiting.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
+    }
+
+    /// Keeps a request, once however often it comes; `false` if the service is not vacant.
+    fn keep(&mut self, now: Instant, service: ServiceId, arrival: &Arrival, mad: &Mad) -> bool {
+        let Some(until) = self.until.get(&service).copied().filter(|until| *until > now) else {
+            return false;
+        };
+        let known = |w: &Waiting| w.mad == *mad && w.arrival == *arrival;
+        if self.waiting.iter().any(known) {
+            return true;
+        }
+        let has_room = self.waiting.len() < MOST;
+        if has_room {
+            self.waiting.push_back(Waiting { until, service, arrival: *arrival, mad: *mad });
+        }
+        has_room
+    }
+
+    /// Who asked gives up.
+    pub fn withdraw(&mut self, from: Gid, id: CommId) {
+        let asks = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
+        self.waiting.retain(|w| w.arrival.from.dgid != from || !asks(&w.mad));
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        self.waiting.iter().map(|w| w.until).min()
+    }
+
+    /// Who has waited long enough, in the order of arrival.
+    fn take_due(&mut self, now: Instant) -> Vec<Waiting> {
+        let (due, rest) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.until <= now);
+        self.waiting = rest;
+        Vec::from(due)
+    }
+}
+
+impl Cm {
+    /// A listener for a service is likely to come soon: a program has taken its port.
+    pub fn expect_listener(&mut self, now: Instant, service: ServiceId) {
+        if self.find_listener(service).is_none() {
+            self.vacancies.open(now, service);
+        }
+    }
+
+    /// A request that finds no listener waits for one, or is refused.
+    pub(super) fn wait_for_listener(
+        &mut self,
+        now: Instant,
+        service: ServiceId,
+        arrival: &Arrival,
+        mad: &Mad,
+    ) {
+        if !self.vacancies.keep(now, service, arrival, mad) {
+            self.refuse_absent(arrival, mad);
+        }
+    }
+
+    /// Requests whose service is there now, or was not there in time.
+    pub(super) fn end_waits(&mut self, now: Instant) {
+        if self.vacancies.deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        for Waiting { service, arrival, mad, .. } in self.vacancies.take_due(now) {
+            let crosses = |req: &Req| self.find_crossing(req, &arrival).is_some();
+            let is_peers = matches!(&mad.message, Message::Req(req) if crosses(req));
+            match &mad.message {
+                _ if self.find_listener(service).is_none() && !is_peers => self.refuse_absent(&arrival, &mad),
+                Message::Req(req) => self.on_req(now, &arrival, &mad, req),
+                Message::SidrReq(req) => self.on_sidr_req(now, &arrival, &mad, req),
+                _ => {}
+            }
+        }
+    }
+
+    /// Nobody serves what a request is for.
+    fn refuse_absent(&mut self, arrival: &Arrival, mad: &Mad) {
+        self.counters.no_service += 1;
+        match &mad.message {
+            Message::Req(req) => {
+                let reason = RejReason::InvalidServiceId;
+                let rej = super::server::refusal(CommId(0), req.local, Rejected::Req, reason, &[]);
+                self.answer_once(arrival.from, mad.transaction, rej);
+            }
+            Message::SidrReq(req) => {
+                let status = SidrStatus::Unsupported;
+                let rep =
+                    SidrRep { request: req.request, status, service: req.service, ..SidrRep::default() };
+                self.answer_once(arrival.from, mad.transaction, rep);
+            }
+            _ => {}
+        }
+    }
+}
