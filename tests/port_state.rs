@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{Link, PacketConfig, PacketLink};
+use urxe::verbs::cm::{CmEventKind, ConnectionManager, EventChannel, PortSpace};
 use urxe::verbs::*;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -128,6 +129,23 @@ fn a_packet_port_follows_its_interface_and_goes_with_it() {
         }
         assert_eq!(context.next_event(), None, "told once");
     }
+}
+
+#[test]
+fn ids_of_the_connection_manager_hear_that_their_device_is_gone() {
+    let net = Net::new();
+    let manager = ConnectionManager::new(vec![net.open(|| packet(1))]).unwrap();
+    let channel = EventChannel::new().unwrap();
+    let id = manager.create_id(&channel, PortSpace::Tcp).unwrap();
+    id.bind_addr("10.77.0.1:7".parse().unwrap()).unwrap();
+    id.listen(0).unwrap();
+    net.set("link set v0 down");
+    net.set("link set v0 up");
+    let none = Duration::from_millis(100);
+    assert!(matches!(channel.get_event(Some(none)), Err(WaitError::TimedOut(_))), "it is there still");
+    net.set("link del v0");
+    let event = channel.get_event(Some(SOON)).unwrap();
+    assert_eq!((event.id, event.kind), (id, CmEventKind::DeviceRemoval));
 }
 
 #[test]

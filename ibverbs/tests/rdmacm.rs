@@ -289,8 +289,18 @@ fn what_is_wrong_is_refused() {
 }
 
 #[test]
+fn an_address_may_be_written_as_a_gid() {
+    corner("gids");
+}
+
+#[test]
 fn a_child_has_none_of_its_parents_connections() {
     corner("forked");
+}
+
+#[test]
+fn a_child_that_goes_on_keeps_no_port() {
+    corner("lingering");
 }
 
 #[test]

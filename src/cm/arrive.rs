@@ -27,6 +27,9 @@ impl Cm {
             Message::SidrReq(req) => self.on_sidr_req(now, arrival, &mad, req),
             message => match self.find(arrival, message) {
                 None => {
+                    if let Message::Rej(rej) = message {
+                        self.vacancies.withdraw(arrival.from.dgid, rej.local);
+                    }
                     self.counters.unknown += 1;
                     self.answer_stranger(arrival, &mad);
                 }

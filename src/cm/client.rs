@@ -79,6 +79,8 @@ impl Cm {
         self.connections.insert(id, conn);
         if request.peer_to_peer {
             self.crossing.insert((request.service, request.path.av.dgid, id));
+            // The peer may have been the first.
+            self.vacancies.fill(|service| service == request.service);
         }
         self.ask(now, id, &Mad { transaction, modifier: request.ece.options, message: req.into() });
         Ok(ConnId(id))

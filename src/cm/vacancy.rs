@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::{Arrival, Cm};
 use crate::transport::Instant;
-use crate::wire::mad::{Mad, Message, RejReason, Rejected, ServiceId, SidrRep, SidrStatus};
+use crate::wire::Gid;
+use crate::wire::mad::{CommId, Mad, Message, RejReason, Rejected, Req, ServiceId, SidrRep, SidrStatus};
 
 /// How long a service stays vacant: after that it is absent.
 const VACANCY: Duration = Duration::from_secs(1);
@@ -41,7 +42,7 @@ impl Vacancies {
         }
     }
 
-    /// Who waits for one of these services need not wait any longer.
+    /// Who waits for one of these services need not wait any longer: somebody listens, or asks for the same.
     pub fn fill(&mut self, is_served: impl Fn(ServiceId) -> bool) {
         self.until.retain(|service, _| !is_served(*service));
         self.waiting.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
@@ -61,6 +62,12 @@ impl Vacancies {
             self.waiting.push_back(Waiting { until, service, arrival: *arrival, mad: *mad });
         }
         has_room
+    }
+
+    /// Who asked gives up.
+    pub fn withdraw(&mut self, from: Gid, id: CommId) {
+        let asks = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
+        self.waiting.retain(|w| w.arrival.from.dgid != from || !asks(&w.mad));
     }
 
     pub fn deadline(&self) -> Option<Instant> {
@@ -102,8 +109,10 @@ impl Cm {
             return;
         }
         for Waiting { service, arrival, mad, .. } in self.vacancies.take_due(now) {
+            let crosses = |req: &Req| self.find_crossing(req, &arrival).is_some();
+            let is_peers = matches!(&mad.message, Message::Req(req) if crosses(req));
             match &mad.message {
-                _ if self.find_listener(service).is_none() => self.refuse_absent(&arrival, &mad),
+                _ if self.find_listener(service).is_none() && !is_peers => self.refuse_absent(&arrival, &mad),
                 Message::Req(req) => self.on_req(now, &arrival, &mad, req),
                 Message::SidrReq(req) => self.on_sidr_req(now, &arrival, &mad, req),
                 _ => {}
@@ -117,7 +126,7 @@ impl Cm {
         match &mad.message {
             Message::Req(req) => {
                 let reason = RejReason::InvalidServiceId;
-                let rej = super::server::refusal(super::CommId(0), req.local, Rejected::Req, reason, &[]);
+                let rej = super::server::refusal(CommId(0), req.local, Rejected::Req, reason, &[]);
                 self.answer_once(arrival.from, mad.transaction, rej);
             }
             Message::SidrReq(req) => {

@@ -1,10 +1,11 @@
-//! Which process this is: a child of fork has a copy of all that its parent had, but none of its threads. And what its
-//! signals do.
+//! Which process this is: a child of fork has a copy of all that its parent had, but none of its threads, and none of its
+//! [`OwnFd`]s. And what its signals do.
 
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 /// Forks between the process that the program began as and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -18,7 +19,7 @@ impl Process {
     pub fn current() -> Process {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
-            // SAFETY: the handler does nothing but count. Where there is no room for it, children pass for their parents.
+            // SAFETY: the handler does nothing but count, and close. Where there is no room for it, children pass for their parents.
             unsafe { libc::pthread_atfork(None, None, Some(count)) };
         });
         Process(FORKS.load(Ordering::Relaxed))
@@ -33,6 +34,59 @@ impl Process {
 
 extern "C" fn count() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    for slot in &OWN {
+        let fd = slot.load(Ordering::Relaxed);
+        if fd != NONE {
+            slot.store(NONE, Ordering::Relaxed);
+            // SAFETY: this process's copy of a descriptor, which its owner leaves alone where it is a copy.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Descriptors that children of fork are to have no copies of. Without a lock, which a thread could have while another one
+/// forks.
+static OWN: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096];
+
+const NONE: i32 = -1;
+
+/// A descriptor that a child of fork has no copy of; what else is closed with the last copy ends with this one. Should there be
+/// too many, children have copies as of any.
+#[derive(Debug)]
+pub(crate) struct OwnFd {
+    fd: ManuallyDrop<OwnedFd>,
+    slot: Option<&'static AtomicI32>,
+    process: Process,
+}
+
+impl OwnFd {
+    pub fn new(fd: OwnedFd) -> OwnFd {
+        let (process, number) = (Process::current(), fd.as_raw_fd());
+        let takes = |slot: &&AtomicI32| {
+            slot.compare_exchange(NONE, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        OwnFd { fd: ManuallyDrop::new(fd), slot: OWN.iter().find(takes), process }
+    }
+}
+
+impl AsFd for OwnFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            // In a child it is closed, and the number may be another's.
+            if !self.process.is_current() {
+                return;
+            }
+            slot.store(NONE, Ordering::Relaxed);
+        }
+        // SAFETY: it is dropped once, here.
+        unsafe { ManuallyDrop::drop(&mut self.fd) };
+    }
 }
 
 /// Whether every signal that this process handles is handled so that calls go on afterwards: `poll` and its

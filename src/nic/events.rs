@@ -112,6 +112,11 @@ impl Events {
         waiting.change(VecDeque::pop_front)
     }
 
+    /// Whether there are some for a reader.
+    pub fn has_some(&self, reader: EventReader) -> bool {
+        self.0.lock().readers.iter().any(|w| w.reader == reader && !w.queue.is_empty())
+    }
+
     /// Drops those that are about a queue that is gone.
     pub(super) fn forget(&self, gone: EventSubject) {
         let Board { readers, owners, .. } = &mut *self.0.lock();
@@ -204,6 +209,7 @@ mod tests {
         assert_eq!(events.next(FIRST), Some(AsyncEvent::QpFatal(theirs)));
         assert_eq!(events.next(FIRST), Some(AsyncEvent::PortError));
         assert_eq!(events.next(FIRST), None);
+        assert_eq!([FIRST, second].map(|reader| events.has_some(reader)), [false, true]);
         assert_eq!(events.next(second), Some(AsyncEvent::PortError));
         assert_eq!(*told.0.lock().unwrap(), [true]);
         events.forget(EventSubject::Qp(ours));

@@ -168,11 +168,7 @@ impl QueuePair {
                 self.pace.set(0);
                 self.established = false;
             }
-            (_, QpState::Err) => {
-                if from != QpState::Err {
-                    self.flush(env);
-                }
-            }
+            (from, QpState::Err) if from != QpState::Err => self.flush(env),
             _ => {}
         }
         self.drain_notify = to == QpState::Sqd && attr.sqd_notify.unwrap_or(self.drain_notify);

@@ -184,6 +184,7 @@ table! {
         Self::Modify(e) => e.errno(),
         Self::Protocol(e) => of_protocol(e),
         Self::Device(e) => e.errno(),
+        Self::Open(e) => e.errno(),
         Self::System(e) => e.raw_os_error().unwrap_or(EIO),
     }
     PairError {

@@ -34,6 +34,11 @@ impl Context {
         self.0.asynchronous.next(self.0.reader)
     }
 
+    /// Whether there is one.
+    pub(super) fn has_event(&self) -> bool {
+        self.0.asynchronous.has_some(self.0.reader)
+    }
+
     /// Waits for an asynchronous event.
     ///
     /// # Errors

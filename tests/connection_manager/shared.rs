@@ -59,3 +59,59 @@ fn each_has_its_ports_and_all_have_the_same() {
     let (mine, theirs) = connected(&outsider, &b, at_a);
     talk((&b, &theirs), (&outsider, &mine));
 }
+
+/// Clients that ask and are gone before they have an answer, with a queue pair number that comes again: the server hears that
+/// each is gone, and no request is taken for a connection that is there already.
+#[test]
+fn clients_that_vanish_leave_nothing_behind() {
+    let (server, client) = (sharer("127.101.5.1"), Side::on_udp("127.101.5.2"));
+    let at = server.addr(7001);
+    let _listener = server.listen(PortSpace::Tcp, at);
+    for round in 0..200 {
+        let id = client.resolved(PortSpace::Tcp, at);
+        id.connect(&ConnParam { qp_num: Some(Qpn::new(77)), ..ConnParam::default() }).unwrap();
+        let request = server.event(CmEventKind::ConnectRequest);
+        id.destroy();
+        let event = server.event(CmEventKind::Rejected);
+        assert_eq!((event.id, event.status), (request.id, 4), "round {round}");
+    }
+    assert_eq!((server.manager.ids(), server.manager.connections()), (1, 0));
+    // Nor do those whose requests nobody takes.
+    for _ in 0..200 {
+        let id = client.resolved(PortSpace::Tcp, at);
+        id.connect(&ConnParam { qp_num: Some(Qpn::new(78)), ..ConnParam::default() }).unwrap();
+        id.destroy();
+    }
+    let events: Vec<CmEvent> = (0..400).map(|_| server.channel.get_event(Some(SOON)).unwrap()).collect();
+    let count = |kind| events.iter().filter(|event| event.kind == kind).count();
+    assert_eq!([CmEventKind::ConnectRequest, CmEventKind::Rejected].map(count), [200, 200]);
+    drop(events);
+    assert_eq!((server.manager.ids(), server.manager.connections()), (1, 0));
+    assert_eq!(server.manager.counters(0).unwrap().stale, 0);
+}
+
+/// Ids of one process may share a port, one of them on all addresses.
+#[test]
+fn one_process_shares_a_port_with_itself_and_with_no_other() {
+    let (a, b) = (sharer("127.101.6.1"), sharer("127.101.6.1"));
+    let shares = |side: &Side, at: &str| {
+        let id = side.id(PortSpace::Tcp);
+        id.set_reuse_addr(true).unwrap();
+        id.bind_addr(at.parse().unwrap()).map(|()| id)
+    };
+    for [first, second] in [["0.0.0.0:7001", "127.101.6.1:7001"], ["127.101.6.1:7002", "0.0.0.0:7002"]] {
+        let (one, other) = (shares(&a, first).unwrap(), shares(&a, second).unwrap());
+        for at in [first, second] {
+            assert_eq!(shares(&b, at).unwrap_err().errno(), libc::EADDRINUSE, "{at}");
+        }
+        one.destroy();
+        assert_eq!(shares(&b, first).unwrap_err().errno(), libc::EADDRINUSE);
+        // The one that is left is heard of.
+        other.listen(0).unwrap();
+        let mine = b.connecting(a.addr(other.local_addr().unwrap().port()), b"");
+        a.event(CmEventKind::ConnectRequest).id.reject(b"").unwrap();
+        assert_eq!(b.event(CmEventKind::Rejected).id, mine.id);
+        other.destroy();
+        shares(&b, first).unwrap();
+    }
+}

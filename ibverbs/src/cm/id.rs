@@ -372,6 +372,7 @@ impl Id {
             ((*event).event, (*event).status)
         };
         match status {
+            0 if kind == CmEventKind::DeviceRemoval as c_uint => Err(libc::ENODEV),
             0 => Ok(()),
             _ if kind == CmEventKind::Rejected as c_uint => Err(libc::ECONNREFUSED),
             negative => Err(negative.saturating_abs()),

@@ -3,8 +3,34 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
+use urxe::verbs::{Gid, ServiceId};
 
-/// The address that a program points to; `None` if it is null or of another family than IP.
+/// Of `sockaddr_ib`: a GID, and a service ID in the place of a port.
+pub const AF_IB: c_int = 27;
+
+/// As `<infiniband/ib.h>` has it; what is of several bytes is in network order.
+#[repr(C)]
+struct SockaddrIb {
+    family: sa_family_t,
+    pkey: u16,
+    flow_info: u32,
+    gid: [u8; 16],
+    service: u64,
+    service_mask: u64,
+    scope_id: u64,
+}
+
+/// The address of a GID, as RoCE has it, and the port of the service ID, if that is one of a port space (the number of a
+/// port and no more, too).
+fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
+    let service = u64::from_be(ib.service) & u64::from_be(ib.service_mask);
+    let port = ServiceId(service).ip_port().map(|(_, port)| port);
+    let port = port.or_else(|| u16::try_from(service).ok())?;
+    Some(SocketAddr::new(Gid(ib.gid).ip(), port))
+}
+
+/// The address that a program points to; `None` if it is null, or of another family than IP and InfiniBand. A GID is the IP
+/// address that it stands for: nothing of it is ever written back as a GID.
 ///
 /// # Safety
 /// Null, or a whole address of the family that it says.
@@ -25,6 +51,10 @@ pub unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
             let v6 = unsafe { from.cast::<sockaddr_in6>().read_unaligned() };
             let (ip, port) = (Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port));
             Some(SocketAddrV6::new(ip, port, u32::from_be(v6.sin6_flowinfo), v6.sin6_scope_id).into())
+        }
+        AF_IB => {
+            // SAFETY: the family says so.
+            of_ib(&unsafe { from.cast::<SockaddrIb>().read_unaligned() })
         }
         _ => None,
     }
@@ -75,6 +105,26 @@ mod tests {
         // SAFETY: a whole address; as bytes.
         let bytes: [u8; 128] = unsafe { std::mem::transmute(storage) };
         assert_eq!(bytes[2..8], [0x12, 0xb7, 192, 0, 2, 7]);
+    }
+
+    #[test]
+    fn a_gid_is_the_address_that_it_stands_for() {
+        let read = |gid: [u8; 16], service: u64, service_mask: u64| {
+            let [service, service_mask] = [service, service_mask].map(u64::to_be);
+            let family = AF_IB as sa_family_t;
+            let ib = SockaddrIb { family, pkey: 0, flow_info: 0, gid, service, service_mask, scope_id: 0 };
+            assert_eq!(size_of_val(&ib), 48);
+            // SAFETY: a whole address.
+            unsafe { read((&raw const ib).cast()) }
+        };
+        let at = |text: &str| Some(text.parse().unwrap());
+        let v4 = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap()).0;
+        assert_eq!(read(v4, 0x0106_1234, u64::MAX), at("192.0.2.7:4660"));
+        let v6 = "2001:db8::7".parse::<Ipv6Addr>().unwrap().octets();
+        assert_eq!(read(v6, 0x0111_0007, u64::MAX), at("[2001:db8::7]:7"));
+        assert_eq!(read([0; 16], 7, 0xffff), at("[::]:7"));
+        assert_eq!(read(v6, u64::MAX, 0), at("[2001:db8::7]:0"), "any");
+        assert_eq!(read(v6, 0x1000_0000_0106_1234, u64::MAX), None, "a service of another kind");
     }
 
     #[test]

@@ -2,7 +2,10 @@
  * if all went as it should. */
 
 #include "common.h"
+#include <endian.h>
 #include <fcntl.h>
+#include <infiniband/ib.h>
+#include <netdb.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <sys/time.h>
@@ -321,6 +324,31 @@ static void refused(void)
 	end(serving);
 }
 
+/* An address may be written as the GID that it is, with a service ID for its port. */
+static void gids(void)
+{
+	struct rdma_cm_id *serving = listener(), *id;
+	struct sockaddr_ib ib = { .sib_family = AF_IB, .sib_sid_mask = htobe64(~0ull) };
+	struct rdma_addrinfo hints = { .ai_flags = RAI_FAMILY | RAI_PASSIVE, .ai_family = AF_IB }, *info;
+	ib.sib_addr.sib_addr16[5] = 0xffff;
+	memcpy(&ib.sib_addr.sib_addr32[3], &address.sin_addr, 4);
+	ib.sib_sid = htobe64((uint64_t)RDMA_PS_TCP << 16 | ntohs(address.sin_port));
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&ib) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&ib, 2000));
+	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(rdma_get_peer_addr(id)->sa_family == AF_INET && rdma_get_dst_port(id) == address.sin_port);
+	end(id);
+	/* A service ID that is nobody's port is none here. */
+	ib.sib_sid = htobe64(0x1000000001061234ull);
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&ib) == -1 && errno == EINVAL);
+	end(id);
+	/* Names stand for IP addresses only. */
+	CHECK(rdma_getaddrinfo("localhost", NULL, &hints, &info) == EAI_FAMILY);
+	end(serving);
+}
+
 /* A child does without what its parent has, and may have its own. */
 static void forked(void)
 {
@@ -355,6 +383,28 @@ static void forked(void)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	end(answering);
 	end(asking);
+	end(serving);
+}
+
+/* A child that goes on keeps no port of its parent's. */
+static void lingering(void)
+{
+	struct rdma_cm_id *serving = listener();
+	int pipes[2];
+	char byte = 0;
+	CHECK(!pipe(pipes));
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CHECK(write(pipes[1], &byte, 1) == 1);
+		for (;;)
+			pause();
+	}
+	CHECK(read(pipes[0], &byte, 1) == 1);
+	end(serving);
+	/* The same port again. */
+	serving = listener();
+	CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
 	end(serving);
 }
 
@@ -487,6 +537,7 @@ int main(int argc, char **argv)
 		{ "unacknowledged", unacknowledged }, { "endpoints", endpoints }, { "migrated", migrated },
 		{ "refused", refused }, { "forked", forked }, { "exiting", exiting },
 		{ "interrupted", interrupted }, { "gone", gone }, { "groups", groups },
+		{ "gids", gids }, { "lingering", lingering },
 	};
 	CHECK(argc == 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	CHECK(channel = rdma_create_event_channel());

@@ -24,7 +24,7 @@ fn asked() -> SidrReq {
     req
 }
 
-fn answer(private_data: &[u8]) -> SidrReply<'_> {
+pub fn answer(private_data: &[u8]) -> SidrReply<'_> {
     SidrReply {
         status: SidrStatus::Valid,
         qpn: Qpn::new(0x333),

@@ -126,3 +126,127 @@ fn an_established_connection_is_nobodys_timer() {
     bench.quiet();
     assert_eq!(bench.cm.state(id), Some(State::Established));
 }
+
+/// A connection, or resolution, in each state, as the messages of a peer have brought it there.
+fn begun(state: State) -> (Bench, ConnId) {
+    use State as S;
+    let server = matches!(
+        state,
+        S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed | S::DreqRcvd | S::SidrReqRcvd
+    );
+    let mut bench = if server { Bench::listening() } else { Bench::new() };
+    let delayed = |id: ConnId, message| Mra {
+        local: PEER_ID,
+        remote: id.0,
+        message,
+        service_timeout: crate::wire::AckTimeout::new(20),
+        ..Mra::default()
+    };
+    let patience = crate::wire::AckTimeout::new(18);
+    let id = match state {
+        S::ReqSent => bench.asked(),
+        S::ReqDelayed => {
+            let id = bench.asked();
+            bench.inject(delayed(id, Acknowledged::Req));
+            id
+        }
+        S::ReqRcvd => bench.requested(),
+        S::DelayingReq => {
+            let id = bench.requested();
+            bench.cm.delay(bench.now, id, patience, b"").unwrap();
+            id
+        }
+        S::RepSent => bench.accepted(),
+        S::RepDelayed => {
+            let id = bench.accepted();
+            bench.inject(delayed(id, Acknowledged::Rep));
+            id
+        }
+        S::RepRcvd | S::DelayingRep => {
+            let id = bench.asked();
+            bench.inject(rep(id));
+            if state == S::DelayingRep {
+                bench.cm.delay(bench.now, id, patience, b"").unwrap();
+            }
+            id
+        }
+        S::Established => bench.client(),
+        S::DreqSent | S::TimeWait => {
+            let id = bench.client();
+            bench.cm.disconnect(bench.now, id, b"").unwrap();
+            if state == S::TimeWait {
+                bench.inject(Drep { local: PEER_ID, remote: id.0, ..Drep::default() });
+            }
+            id
+        }
+        S::DreqRcvd => {
+            let id = bench.server();
+            bench.inject(Dreq { local: PEER_ID, remote: id.0, remote_qpn: OUR_QPN, ..Dreq::default() });
+            id
+        }
+        S::SidrReqSent => bench.cm.sidr_request(bench.now, &super::sidr::question(b"")).unwrap(),
+        S::SidrReqRcvd => {
+            bench.inject(SidrReq { request: PEER_ID, service: SERVICE, ..SidrReq::default() });
+            bench.event().0
+        }
+    };
+    bench.events();
+    bench.sent();
+    assert_eq!(bench.cm.state(id), Some(state));
+    (bench, id)
+}
+
+/// What an event is called here.
+fn name(event: &Event) -> &'static str {
+    match event {
+        Event::Unreachable => "unreachable",
+        Event::Disconnected { private_data: None } => "disconnected",
+        Event::TimeWaitOver => "time-wait over",
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Wherever a peer falls silent, what waits for it ends with an event within the time that was agreed; and what waits for the
+/// program ends so once that has acted. Nothing is left.
+#[test]
+fn a_peer_that_falls_silent_in_any_state() {
+    use State as S;
+    /// What the program does about it, if it is its turn.
+    type Act = Option<fn(&mut Bench, ConnId)>;
+    let leave: Act = Some(|b, id| b.cm.disconnect(b.now, id, b"").unwrap());
+    let accept: Act = Some(|b, id| b.cm.accept(b.now, id, &reply(b"")).unwrap());
+    let ready: Act = Some(|b, id| {
+        b.cm.ready(b.now, id, b"").unwrap();
+        b.cm.disconnect(b.now, id, b"").unwrap();
+    });
+    let answer: Act = Some(|b, id| b.cm.sidr_reply(b.now, id, &super::sidr::answer(b"")).unwrap());
+    for state in State::ALL {
+        // Attempts after the first, and whether the peer has asked for patience once.
+        let (act, attempts, told): (Act, u32, &[&str]) = match state {
+            S::ReqSent | S::ReqDelayed | S::SidrReqSent => (None, 15, &["unreachable"]),
+            S::RepSent | S::RepDelayed => (None, 3, &["unreachable"]),
+            S::ReqRcvd | S::DelayingReq => (accept, 3, &["unreachable"]),
+            S::RepRcvd | S::DelayingRep => (ready, 15, &["disconnected", "time-wait over"]),
+            S::Established => (leave, 15, &["disconnected", "time-wait over"]),
+            S::DreqSent => (None, 15, &["disconnected", "time-wait over"]),
+            S::DreqRcvd => (leave, 0, &["time-wait over"]),
+            S::TimeWait => (None, 0, &["time-wait over"]),
+            // The program is told no more of what it has answered.
+            S::SidrReqRcvd => (answer, 0, &[]),
+        };
+        let (mut bench, id) = begun(state);
+        if let Some(act) = act {
+            // A day, and it is still the program's turn.
+            bench.pass(Duration::from_secs(86_400));
+            bench.quiet();
+            act(&mut bench, id);
+        }
+        let patience = Duration::from_nanos(4096 << 20) + response_time();
+        let time_wait = Duration::from_nanos(4096 << 19).max(config().min_time_wait);
+        bench.pass((attempts + 1) * response_time() + patience + time_wait);
+        let events: Vec<&str> = bench.events().iter().map(name).collect();
+        assert_eq!(events, told, "{state}");
+        bench.sent();
+        bench.empty();
+    }
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::bench::*;
 use crate::cm::Event;
 use crate::wire::Qpn;
-use crate::wire::mad::{CommId, Message, RejReason, Req, ServiceId, SidrReq, SidrStatus};
+use crate::wire::mad::{CommId, Message, Rej, RejReason, Req, ServiceId, SidrReq, SidrStatus};
 
 const MOMENT: Duration = Duration::from_millis(300);
 
@@ -53,6 +53,22 @@ fn who_comes_before_the_first_listener_is_served_if_one_is_expected() {
     bench.pass(Duration::ZERO);
     let (_, Event::Requested(requested)) = bench.event() else { panic!() };
     assert_eq!(requested.listener, Some(listener));
+}
+
+#[test]
+fn who_gives_up_waits_no_more() {
+    let mut bench = Bench::new();
+    bench.cm.expect_listener(bench.now, SERVICE);
+    bench.inject(req());
+    let rej = Rej { local: PEER_ID, reason: RejReason::Timeout, ..Rej::default() };
+    bench.inject_as(&arrival_from(gid(77)), 1, rej);
+    bench.inject(Rej { local: CommId(77), ..rej });
+    assert!(bench.cm.poll_timeout().is_some(), "others do");
+    bench.inject(rej);
+    bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
+    bench.pass(Duration::from_secs(2));
+    bench.quiet();
+    bench.empty();
 }
 
 #[test]

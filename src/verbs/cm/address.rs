@@ -98,7 +98,12 @@ impl State {
             return None;
         }
         let index = |device: &Device| device.context.gid_towards(ip.into()).or(device.context.main_gid());
-        self.devices.iter().enumerate().find_map(|(i, device)| Some((i, index(device)?)))
+        self.there().find_map(|(i, device)| Some((i, index(device)?)))
+    }
+
+    /// The devices that are not gone.
+    fn there(&self) -> impl Iterator<Item = (usize, &Device)> {
+        self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
 
     pub fn resolve_addr(
@@ -170,15 +175,20 @@ impl State {
                 true => device.context.main_gid(),
                 false => device.context.gid_towards(ip.into()),
             };
-            self.devices.iter().enumerate().find_map(|(i, device)| Some((i, towards(device)?)))
+            self.there().find_map(|(i, device)| Some((i, towards(device)?)))
         };
         let (device, sgid_index) = self.device_of(ip).or_else(routed).or_else(any)?;
         Some(Way { device, sgid_index, dgid: self.gid_from(device, sgid_index, ip) })
     }
 
     pub fn resolve_route(&mut self, number: u64) -> Result<(), IdError> {
-        let id = self.id_mut(number)?;
+        let id = self.id(number)?;
         id.require("resolve_route", &[Phase::AddrResolved])?;
+        if id.has_lost_address {
+            id.report(CmEventKind::RouteError, -libc::ENETUNREACH, EventParam::None);
+            return Ok(());
+        }
+        let id = self.id_mut(number)?;
         id.phase = Phase::RouteResolved;
         id.report(CmEventKind::RouteResolved, 0, EventParam::None);
         Ok(())

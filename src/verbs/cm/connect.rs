@@ -6,8 +6,8 @@ use super::state::{Id, Phase, State};
 use super::{CmEventKind, EventParam, IdError};
 use crate::cm::{Accepted, CmError, ConnId, LocalQp, Rejection, Reply, Request};
 use crate::transport::AsyncEvent;
+use crate::wire::mad::RejReason;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
-use crate::wire::mad::{AprStatus, RejReason};
 
 /// Bytes of private data that a message holds.
 const REQ_DATA: usize = 92;
@@ -60,6 +60,11 @@ impl State {
     }
 
     pub fn connect(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
+        self.request(number, param, false)
+    }
+
+    /// Asks the peer, who may be asking for the same at the same time.
+    pub fn request(&mut self, number: u64, param: &ConnParam, peer_to_peer: bool) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("connect", &[Phase::RouteResolved])?;
         if id.is_datagram() {
@@ -79,6 +84,7 @@ impl State {
             retry_count: param.retry_count.min(7),
             rnr_retry_count: param.rnr_retry_count.min(7),
             ece: id.ece,
+            peer_to_peer,
             ..Request::new(service, id.local_qp(param)?, path, &private_data)
         };
         let device = &mut self.devices[index];
@@ -228,7 +234,9 @@ impl State {
             return;
         }
         id.phase = Phase::Connected;
-        let of = Connection { private_data: private_data.to_vec(), ..Connection::default() };
+        // Of two who have asked each other, this one has but the other's request.
+        let private_data = id.peering.take().map_or(private_data.to_vec(), |peering| peering.private_data);
+        let of = Connection { private_data, ..Connection::default() };
         id.report(CmEventKind::Established, 0, EventParam::Connection(of));
     }
 
@@ -275,13 +283,5 @@ impl State {
         if let Ok(id) = self.id(number) {
             id.report(CmEventKind::TimewaitExit, 0, EventParam::None);
         }
-    }
-
-    /// Other paths are not for programs of this interface.
-    pub fn refuse_alternate(&mut self, device: usize, connection: ConnId) {
-        let device = &mut self.devices[device];
-        let (now, status) = (device.now(), AprStatus::Unsupported);
-        // It is gone if its peer has given up already.
-        let _ = device.cm.answer_alternate(now, connection, status, &[], &[]);
     }
 }

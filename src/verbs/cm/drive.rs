@@ -113,6 +113,6 @@ impl Id {
     }
 }
 
-fn modify(qp: &QpRemote, attr: &QpAttr) -> Result<(), IdError> {
+pub(super) fn modify(qp: &QpRemote, attr: &QpAttr) -> Result<(), IdError> {
     Ok(qp.modify(attr).ok_or(IdError::NoQp)??)
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::cm::CmError;
 use crate::transport::{ModifyError, QpState, QpType};
-use crate::verbs::{ClaimError, CreateError};
+use crate::verbs::{ClaimError, CreateError, OpenError};
 
 /// Why a call of the connection manager failed. What goes wrong later comes as an event.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +97,9 @@ pub enum IdError {
     /// The device's QP1 could not be had.
     #[error("the device's QP1: {0}")]
     Device(#[from] CreateError),
+    /// The device could not be opened for the manager.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A system call failed.
     #[error(transparent)]
     System(#[from] io::Error),

@@ -34,16 +34,20 @@ pub enum CmEventKind {
     Established = 9,
     /// The connection has ended.
     Disconnected = 10,
-    /// The device is gone.
+    /// The device is gone for good, and so is the id's connection: nothing is left but to destroy the id. Ids on all
+    /// addresses go on with other devices, and are not told.
     DeviceRemoval = 11,
     /// The group is joined.
     MulticastJoin = 12,
     /// It cannot be, or is no more.
     MulticastError = 13,
-    /// The address is no longer the device's.
+    /// The address is no longer the device's: what the id sends does not leave. It is to be destroyed.
     AddrChange = 14,
     /// The queue pair's number may be used again.
     TimewaitExit = 15,
+    /// The path of [`CmId::load_alternate`] is loaded on both sides, with status 0; or it is not, with the peer's reason
+    /// (IBA 12.8.2.1) or a negative error number. librdmacm has no such event, nor the call that it answers.
+    AlternatePath = 256,
 }
 
 impl CmEventKind {
@@ -66,6 +70,7 @@ impl CmEventKind {
             CmEventKind::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
             CmEventKind::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
             CmEventKind::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+            CmEventKind::AlternatePath => "alternate path",
         }
     }
 }

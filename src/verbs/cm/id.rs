@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -107,7 +107,8 @@ impl CmId {
         self.call(|state, number| state.resolve_addr(number, src, dst))
     }
 
-    /// Finds the path to there; `RouteResolved` comes. Nobody is asked for that, so it comes at once, whatever the timeout.
+    /// Finds the path to there; `RouteResolved` comes, or `RouteError` if the address that it would begin at is gone. Nobody
+    /// is asked for that, so it comes at once, whatever the timeout.
     ///
     /// # Errors
     /// [`IdError::State`] before the address is resolved.
@@ -140,6 +141,27 @@ impl CmId {
     /// [`IdError`].
     pub fn connect(&self, param: &ConnParam) -> Result<(), IdError> {
         self.call(|state, number| state.connect(number, param))
+    }
+
+    /// As [`connect`](Self::connect), to a peer that does the same at the same time: both ids are bound to one port number,
+    /// and ask each other for it. One connection comes of it, whoever's request is the first, and `Established` comes on both
+    /// sides, with the other's private data. The queue pair is attached. Who asks before the other does waits for that
+    /// for a second, if the other is bound, and is refused then, as nobody listens there.
+    ///
+    /// # Errors
+    /// [`IdError`].
+    pub fn connect_peer(&self, param: &ConnParam) -> Result<(), IdError> {
+        self.call(|state, number| state.connect_peer(number, param))
+    }
+
+    /// Offers the peer of a connection another path, from an address of the device to another one of the peer's. If the peer
+    /// takes it, the attached queue pairs of both sides go over to it as soon as packets are lost on the first.
+    /// `AlternatePath` comes with what has become of it; a manager takes what its queue pair can have.
+    ///
+    /// # Errors
+    /// [`IdError`], if there is no connection, or one is offered already.
+    pub fn load_alternate(&self, from: IpAddr, to: IpAddr) -> Result<(), IdError> {
+        self.call(|state, number| state.load_alternate(number, from, to))
     }
 
     /// Accepts the request that made this id; `Established` comes, but for datagrams.

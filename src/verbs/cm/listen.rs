@@ -62,6 +62,9 @@ impl State {
         let id = self.id(number)?;
         let (Some(service), Some(local)) = (id.service(), id.local) else { return Ok(()) };
         let to = &mut self.devices[device];
+        if to.is_lost {
+            return Ok(());
+        }
         let address = Some(local.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
         // The loopback is claimed as the address that stands for it.
         let address = address.map(|ip| match to.gid_index(ip) {

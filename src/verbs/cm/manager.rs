@@ -64,9 +64,10 @@ impl ConnectionManager {
     /// Adds a device, on which ids that listen on any address do so from now on too; returns its index.
     ///
     /// # Errors
-    /// [`IdError::Device`] if somebody else has its QP1.
+    /// [`IdError::Device`] if somebody else has its QP1, [`IdError::Open`] where the system has no descriptor left.
     pub fn add_device(&self, device: Context) -> Result<usize, IdError> {
-        let port = Arc::new(device.management_port()?);
+        // With asynchronous events of its own, beside the program's.
+        let port = Arc::new(device.reopen()?.management_port()?);
         let fabric = device.0.shards.virtual_fabric().map(|handle| handle.fabric().clone());
         let index = self.0.call(|state| state.add_device(device, port.clone()))?;
         match fabric {
@@ -307,7 +308,8 @@ impl Sleep {
         // Whoever found it earlier meanwhile has woken it, too.
         *self.until.lock() = left.map(|left| Instant::now() + left);
         let ports = self.ports.lock().clone();
-        let fds = [self.wake.as_fd()].into_iter().chain(ports.iter().map(|port| port.as_fd()));
+        let of_ports = ports.iter().flat_map(|port| [port.as_fd(), port.context().event_fd()]);
+        let fds = [self.wake.as_fd()].into_iter().chain(of_ports);
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         if ppoll(&mut fds, left.map(TimeSpec::from), None).is_err() {
             // It fails for want of memory only; a short rest is better than a loop.

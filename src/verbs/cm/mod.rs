@@ -45,6 +45,8 @@
 //! ```
 
 mod address;
+mod alternate;
+mod changes;
 mod channel;
 mod connect;
 mod datagram;
@@ -56,6 +58,7 @@ mod listen;
 mod manager;
 mod multicast;
 mod param;
+mod peers;
 mod ports;
 mod session;
 mod state;

@@ -10,10 +10,11 @@ use super::id::WeakId;
 use super::listen::{Listening, Service};
 use super::manager::Owner;
 use super::multicast::Group;
+use super::peers::Peering;
 use super::ports::Ports;
 use super::{CmEventKind, CmId, Ece, EventChannel, EventParam, IdError, PortSpace};
 use crate::cm::{Arrival, Cm, CmConfig, CommIds, ConnId, Event};
-use crate::transport::{AddressVector, Instant, QpType};
+use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
 use crate::wire::mad::ServiceId;
@@ -35,7 +36,10 @@ pub(super) struct Device {
     pub context: Context,
     port: Arc<ManagementPort>,
     pub cm: Cm,
-    gids: Vec<Gid>,
+    /// Its addresses, as far as it has told of them.
+    pub gids: Vec<Gid>,
+    /// It is gone for good.
+    pub is_lost: bool,
     /// Whose a connection is.
     pub ids: HashMap<ConnId, u64>,
     pub services: HashMap<ServiceId, Service>,
@@ -118,6 +122,12 @@ pub(super) struct Id {
     pub remote_ece: Ece,
     /// The program was told that the connection has ended.
     pub told_of_end: bool,
+    /// Its device has its address no more.
+    pub has_lost_address: bool,
+    /// The path that the peer was offered and has not answered yet.
+    pub alternate: Option<AddressVector>,
+    /// It asks a peer that asks it.
+    pub peering: Option<Peering>,
 }
 
 impl Id {
@@ -160,7 +170,7 @@ impl Device {
         };
         let cm = Cm::new(config, context.draw());
         let (ids, services, claims) = Default::default();
-        Device { context, port, cm, gids, ids, services, claims, is_behind: false }
+        Device { context, port, cm, gids, is_lost: false, ids, services, claims, is_behind: false }
     }
 
     pub fn now(&self) -> Instant {
@@ -169,7 +179,8 @@ impl Device {
 
     /// When it is to be looked at though nothing comes.
     fn deadline(&self) -> Option<Instant> {
-        if self.is_behind { Some(self.now()) } else { self.cm.poll_timeout() }
+        let is_due = self.is_behind || self.port.context().has_event();
+        if is_due { Some(self.now()) } else { self.cm.poll_timeout() }
     }
 
     /// The index of the GID that is an address.
@@ -187,12 +198,9 @@ impl Device {
         self.gids.get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    fn look_at_gids(&mut self) {
-        let gids = self.context.gids();
-        if gids != self.gids {
-            self.cm.set_gids(gids.clone());
-            self.gids = gids;
-        }
+    /// What has happened to it.
+    pub fn next_event(&self) -> Option<AsyncEvent> {
+        self.port.context().next_event()
     }
 
     /// Sends what the connection manager wants sent. What cannot be sent now it sends again, as from any loss.
@@ -263,6 +271,9 @@ impl State {
             ece: Ece::default(),
             remote_ece: Ece::default(),
             told_of_end: false,
+            has_lost_address: false,
+            alternate: None,
+            peering: None,
         };
         self.ids.insert(self.last, id);
         handle
@@ -321,7 +332,7 @@ impl State {
     /// Takes in what has come, acts on deadlines, sends.
     pub fn turn(&mut self) {
         for index in 0..self.devices.len() {
-            self.devices[index].look_at_gids();
+            self.heed_device(index);
             let now = self.devices[index].now();
             self.devices[index].is_behind = true;
             for _ in 0..MADS {
@@ -350,6 +361,9 @@ impl State {
 
     fn on_event(&mut self, device: usize, connection: ConnId, event: Event) {
         match event {
+            Event::Requested(request) if request.listener.is_none() => {
+                return self.on_crossed(device, connection, &request);
+            }
             Event::Requested(request) => return self.on_request(device, connection, &request),
             Event::SidrRequested(request) => return self.on_question(device, connection, &request),
             _ => {}
@@ -363,10 +377,12 @@ impl State {
             Event::Unreachable => self.on_unreachable(number),
             Event::DisconnectRequested(_) | Event::Disconnected { .. } => self.on_disconnected(number),
             Event::TimeWaitOver => self.on_time_wait_over(number),
-            Event::AlternateOffered { .. } => self.refuse_alternate(device, connection),
+            Event::AlternateOffered { path, .. } => self.on_alternate(number, device, connection, &path),
+            Event::AlternateAnswered { status, .. } => self.on_alternate_answered(number, Some(status)),
+            Event::AlternateUnanswered => self.on_alternate_answered(number, None),
             Event::SidrAnswered(answer) => self.on_answer(number, &answer),
-            // This side offers no path; and to wait longer is the connection manager's own affair.
-            Event::AlternateAnswered { .. } | Event::AlternateUnanswered | Event::Delayed { .. } => {}
+            // To wait longer is the connection manager's own affair.
+            Event::Delayed { .. } => {}
         }
     }
 

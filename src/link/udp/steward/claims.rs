@@ -18,6 +18,7 @@ use rustix::net::{
 
 use super::Place;
 use super::inquiry::{self, Inquiry};
+use crate::link::process::OwnFd;
 use crate::link::{ClaimError, RxBurst};
 use crate::transport::Instant;
 use crate::wire::IpIdent;
@@ -29,11 +30,17 @@ const NAP: Duration = Duration::from_micros(50);
 /// Sockets looked at, and datagrams taken from one of them, in a turn.
 const BATCH: usize = 16;
 
+/// A service that this process has, by as many claims.
+struct Service {
+    socket: OwnFd,
+    claims: usize,
+}
+
 /// The services of a process at one address.
 pub(in super::super) struct Claims {
     place: Place,
     any_user: bool,
-    sockets: HashMap<ServiceId, OwnedFd>,
+    services: HashMap<ServiceId, Service>,
     /// Watches the sockets.
     epoll: Epoll,
     looked: Instant,
@@ -44,18 +51,22 @@ pub(in super::super) struct Claims {
 impl Claims {
     pub fn new(place: Place, any_user: bool) -> io::Result<Claims> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let (sockets, looked) = (HashMap::new(), Instant(0));
-        Ok(Claims { place, any_user, sockets, epoll, looked, foreign: 0 })
+        let (services, looked) = (HashMap::new(), Instant(0));
+        Ok(Claims { place, any_user, services, epoll, looked, foreign: 0 })
     }
 
-    /// Takes a service, if nobody has it.
+    /// Takes a service, if no other process has it. Who of this one has it is for the process to say.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         if let Some(address) = address.filter(|address| *address != self.place.ip) {
             return Err(ClaimError::NotLocal { address });
         }
+        if let Some(service) = self.services.get_mut(&service) {
+            service.claims += 1;
+            return Ok(());
+        }
         match self.bind(service) {
             Ok(socket) => {
-                self.sockets.insert(service, socket);
+                self.services.insert(service, Service { socket: OwnFd::new(socket), claims: 1 });
                 Ok(())
             }
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
@@ -75,17 +86,20 @@ impl Claims {
         Ok(socket)
     }
 
-    /// Lets go of it.
+    /// Lets go of one claim of it.
     pub fn release(&mut self, service: ServiceId) {
-        if let Some(socket) = self.sockets.remove(&service) {
-            // A child may have a copy, which would keep it watched.
-            let _ = self.epoll.delete(&socket);
+        let Some(claimed) = self.services.get_mut(&service) else { return };
+        claimed.claims -= 1;
+        if claimed.claims == 0 {
+            // A program that was started meanwhile may have a copy, which would keep it watched.
+            let _ = self.epoll.delete(&claimed.socket);
+            self.services.remove(&service);
         }
     }
 
     /// Hands over what asks for one of them.
     pub fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
-        if self.sockets.is_empty() || now.since(self.looked) < NAP {
+        if self.services.is_empty() || now.since(self.looked) < NAP {
             return 0;
         }
         self.looked = now;
@@ -93,7 +107,7 @@ impl Claims {
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
         let mut packets = 0;
         for service in ready[..count].iter().map(|event| ServiceId(event.data())) {
-            let Some(socket) = self.sockets.get(&service) else { continue };
+            let Some(Service { socket, .. }) = self.services.get(&service) else { continue };
             for _ in 0..BATCH {
                 let mut bytes = [0; inquiry::ROOM];
                 let Some(received) = take(socket, &mut bytes) else { break };
@@ -126,7 +140,7 @@ impl AsFd for Claims {
 }
 
 /// Takes a datagram: its length and the user who sent it, if it is whole and the system says who. `None` without any.
-fn take(socket: &OwnedFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
+fn take(socket: &OwnFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -196,6 +210,50 @@ mod tests {
             uid: rustix::process::getuid(),
             gid: rustix::process::getgid(),
         }
+    }
+
+    #[test]
+    fn a_service_is_the_processs_until_its_last_claim_is_gone() {
+        let mut all = [(); 2].map(|()| claims("127.18.232.1", false));
+        let (service, taken) = (ServiceId(1), |e| matches!(e, Err(ClaimError::Taken { .. })));
+        let [one, other] = &mut all;
+        one.claim(service, None).unwrap();
+        one.claim(service, Some(one.place.ip)).unwrap();
+        one.release(service);
+        assert!(taken(other.claim(service, None)));
+        one.release(service);
+        other.claim(service, None).unwrap();
+        assert!(taken(one.claim(service, None)));
+    }
+
+    /// Its copy would keep the name taken.
+    #[test]
+    fn a_child_of_fork_has_none_of_its_parents_services() {
+        let mut all = [(); 2].map(|()| claims("127.18.233.1", false));
+        let service = ServiceId(1);
+        all[0].claim(service, None).unwrap();
+        // SAFETY: the child does nothing but wait until it is killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: as above.
+                unsafe { libc::pause() };
+            }
+        }
+        // Its first thing was to close what is not its own; how soon it comes to that is the system's affair.
+        all[0].release(service);
+        let begun = std::time::Instant::now();
+        let mut claimed = all[1].claim(service, None);
+        while claimed.is_err() && begun.elapsed() < Duration::from_secs(5) {
+            std::thread::yield_now();
+            claimed = all[1].claim(service, None);
+        }
+        // SAFETY: the child is ours, and nobody else waits for it.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        claimed.unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! QP1, by which connections are made, is everybody's. What answers a process finds it by the ID that the process has
 //! given, which begins with its seat's number as queue pairs do: the program in the kernel looks at that instead. Only what
 //! asks for a service comes to the steward, who sends it on to the unix socket of who has claimed it. It keeps no
-//! list of them.
+//! list of them, but of who has asked for what lately: who gives up before he has an answer knows no ID to name.
 //!
 //! A place must not change while anybody has a socket: the kernel moves the last into the place of one that is closed. So
 //! all are kept open by everybody, in one descriptor, the *keeper*: a unix socket on which a message with all of them
@@ -18,6 +18,7 @@
 //! The steward listens on a unix socket whose abstract name has the address in it. Such names belong to a network
 //! namespace, as addresses do. It is started by who finds none, and ends when nobody has a seat any more.
 
+mod askers;
 mod claims;
 mod delivery;
 mod inquiry;

@@ -1,17 +1,20 @@
-//! What comes to an address for nobody's seat: requests for services, which go to who has claimed them. Where nobody has,
-//! the steward says so, for an address that has no one connection manager.
+//! What comes to an address for nobody's seat: requests for services, which go to who has claimed them, and so does what
+//! takes one back. Where nobody has, the steward says so, for an address that has no one connection manager.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::super::{UdpLink, UdpLinkError, socket};
 use super::Place;
+use super::askers::Askers;
 use super::delivery::{Delivery, Outcome};
 use super::inquiry::{self, Inquiry};
 use crate::link::{Link, RxBurst};
 use crate::transport::{Instant, Payload, TxQueue};
 use crate::wire::icrc::Verifier;
-use crate::wire::mad::{Drep, Mad, Message, Recipient, Rej, RejReason, Rejected, SidrRep, SidrStatus};
+use crate::wire::mad::{
+    CommId, Drep, Mad, Message, Recipient, Rej, RejReason, Rejected, ServiceId, SidrRep, SidrStatus,
+};
 use crate::wire::{
     Bth, Deth, Flow, HeaderSet, Headers, IpIdent, Opcode, Operation, PKey, Packet, Position, QKey, Qpn,
     Transport,
@@ -25,6 +28,7 @@ pub(super) struct Reception {
     link: UdpLink,
     verifier: Verifier,
     answers: TxQueue,
+    askers: Askers,
 }
 
 impl Reception {
@@ -38,7 +42,7 @@ impl Reception {
         // Nobody asks whether its port is up.
         link.watch = None;
         let answers = TxQueue::new(link.info().burst);
-        Ok(Reception { link, verifier: Verifier::default(), answers })
+        Ok(Reception { link, verifier: Verifier::default(), answers, askers: Askers::default() })
     }
 
     /// Takes some of what has come, and of what has come to sockets that processes have left: their peers know of
@@ -49,7 +53,7 @@ impl Reception {
         left: impl Iterator<Item = &'s OwnedFd>,
         delivery: &mut Delivery,
     ) {
-        let Reception { link, verifier, answers } = self;
+        let Reception { link, verifier, answers, askers } = self;
         let mut refuse = |flow: &Flow, ident, index, packet: &[u8], mad: Mad| {
             if let Some(message) = refusal(&mad.message)
                 && verifier.verify(flow, ident, index, packet)
@@ -67,7 +71,7 @@ impl Reception {
         let mut sort = |burst: RxBurst<'_>| {
             for (index, packet) in burst.packets() {
                 let Some(mad) = mad_of(packet) else { continue };
-                if let Recipient::Service(service) = mad.message.recipient() {
+                if let Some(service) = service_of(askers, &burst.flow, &mad.message) {
                     let inquiry = Inquiry { flow: burst.flow, packet };
                     if delivery.send(&inquiry::name(place, service), inquiry.bytes()) != Outcome::Nobody {
                         service.of_same_port().for_each(|kin| delivery.note(&inquiry::name(place, kin)));
@@ -103,6 +107,20 @@ fn mad_of(packet: &[u8]) -> Option<Mad> {
         && packet.bth().dest_qp == Qpn::GSI
         && packet.deth().is_some_and(|deth| deth.qkey == QKey::GSI);
     Mad::parse(packet.payload()).ok().filter(|_| is_for_qp1)
+}
+
+/// The service whose process a message is for: one that it asks for, or that its sender has asked for, who gives up before
+/// he has learned any other ID.
+fn service_of(askers: &mut Askers, flow: &Flow, message: &Message) -> Option<ServiceId> {
+    match (message.recipient(), message) {
+        (Recipient::Service(service), Message::Req(req)) => {
+            askers.note(flow.src, req.local, service);
+            Some(service)
+        }
+        (Recipient::Service(service), _) => Some(service),
+        (Recipient::Connection(CommId(0)), Message::Rej(rej)) => askers.find(flow.src, rej.local),
+        (Recipient::Connection(_), _) => None,
+    }
 }
 
 /// What is said to who wants what nobody has here: a service, or a connection of a process that is gone. An end to that is

@@ -155,6 +155,31 @@ fn who_asks_for_what_nobody_has_is_told() {
     serving.join().unwrap().unwrap();
 }
 
+/// A client that gives up before it has an answer knows no ID of the server's.
+#[test]
+fn who_takes_a_request_back_is_heard_by_who_has_it() {
+    let (ip, sharing, serving) = steward("127.18.226.1");
+    let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
+    let ports = [&one, &two].map(|context| context.management_port().unwrap());
+    let claims = [(&one, 100), (&two, 200)].map(|(c, id)| c.claim_service(ServiceId(id), None).unwrap());
+    let (peer, other) = (outsider("127.18.226.2"), outsider("127.18.226.3"));
+    let timeout = |local| Rej { local, reason: RejReason::Timeout, ..Rej::default() };
+    for (i, port) in ports.iter().enumerate() {
+        let (service, local, transaction) = (100 * (i as u64 + 1), CommId(5 + i as u32), 2 * i as u64);
+        send(&peer, ip, transaction, Req { local, ..request(service) });
+        assert_eq!(recv(port).transaction, transaction);
+        // Somebody else's is none of it, nor of a request that there was not.
+        send(&other, ip, 99, timeout(local));
+        send(&peer, ip, 99, timeout(CommId(77)));
+        send(&peer, ip, transaction + 1, timeout(local));
+        let mad = recv(port);
+        assert_eq!((mad.transaction, mad.message), (transaction + 1, timeout(local).into()));
+    }
+    assert!(ports.iter().all(|port| port.try_recv().is_none()));
+    drop((claims, ports, one, two));
+    serving.join().unwrap().unwrap();
+}
+
 #[test]
 fn who_speaks_to_a_process_that_is_gone_is_told() {
     let (ip, sharing, serving) = steward("127.18.225.1");

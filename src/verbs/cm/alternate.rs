@@ -1,0 +1,69 @@
+//! Alternate paths of connections: where packets go once the path in use has failed (IBA 12.8, 17.2.8).
+
+use std::net::IpAddr;
+
+use super::state::{Phase, State};
+use super::{CmEventKind, EventParam, IdError};
+use crate::cm::{self, ConnId};
+use crate::transport::{AddressVector, AlternatePath, MigrationState, QpAttr};
+use crate::wire::mad::AprStatus;
+
+impl State {
+    pub fn load_alternate(&mut self, number: u64, from: IpAddr, to: IpAddr) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("load_alternate", &[Phase::Connected])?;
+        if id.qp.is_none() {
+            return Err(IdError::NoQp);
+        }
+        let (index, connection) = id.connection("load_alternate")?;
+        let Some(primary) = self.path(id) else { return Err(IdError::Ended) };
+        if from.to_canonical().is_ipv4() != to.to_canonical().is_ipv4() {
+            return Err(IdError::Family { src: from, dst: to });
+        }
+        let device = &mut self.devices[index];
+        let sgid_index = device.gid_index(from).ok_or(IdError::NoDevice(from))?;
+        let av = AddressVector { dgid: to.to_canonical().into(), sgid_index, ..primary.av };
+        let alternate = cm::Path { av, ..primary };
+        device.cm.load_alternate(device.now(), connection, &alternate, &[])?;
+        self.id_mut(number)?.alternate = Some(av);
+        Ok(())
+    }
+
+    /// The peer offers another path: it is taken where there is a queue pair to load it into.
+    pub fn on_alternate(&mut self, number: u64, index: usize, connection: ConnId, path: &cm::Path) {
+        let status = match self.arm(number, path.av) {
+            Ok(()) => AprStatus::Loaded,
+            Err(_) => AprStatus::Unsupported,
+        };
+        let device = &mut self.devices[index];
+        // It is gone if its peer has given up already.
+        let _ = device.cm.answer_alternate(device.now(), connection, status, &[], &[]);
+    }
+
+    /// The peer's answer to the path that we offered; `None` if there is none.
+    pub fn on_alternate_answered(&mut self, number: u64, answer: Option<AprStatus>) {
+        let Some(av) = self.id_mut(number).ok().and_then(|id| id.alternate.take()) else { return };
+        let status = match answer {
+            None => -libc::ETIMEDOUT,
+            Some(AprStatus::Loaded) => self.arm(number, av).map_or_else(|e| -e.errno(), |()| 0),
+            Some(refused) => refused.code().into(),
+        };
+        if let Ok(id) = self.id(number) {
+            id.report(CmEventKind::AlternatePath, status, EventParam::None);
+        }
+    }
+
+    /// Has the attached queue pair go over to a path as soon as the one in use fails.
+    fn arm(&self, number: u64, av: AddressVector) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        let (index, connection) = id.connection("load_alternate")?;
+        let timeout = id.ack_timeout.or(self.devices[index].cm.rts(connection)?.timeout).unwrap_or_default();
+        let qp = id.qp.as_ref().ok_or(IdError::NoQp)?;
+        let attr = QpAttr {
+            alt_path: Some(AlternatePath { av, pkey_index: 0, timeout }),
+            path_mig_state: Some(MigrationState::Rearm),
+            ..QpAttr::default()
+        };
+        super::drive::modify(qp, &attr)
+    }
+}

@@ -1,0 +1,153 @@
+//! A device that loses an address, or is lost itself, while ids are in use.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use urxe::link::fabric::FabricPort;
+use urxe::link::{JoinError, Link, LinkInfo, RxBurst};
+use urxe::transport::{Instant, TxQueue};
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+
+use super::stage::*;
+
+/// A port that can be taken away.
+struct Loose {
+    inner: FabricPort,
+    gone: Arc<AtomicBool>,
+}
+
+impl Link for Loose {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.inner.transmit(now, queue)
+    }
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        if self.gone.load(Ordering::SeqCst) {
+            return Err(io::Error::other("it was taken away"));
+        }
+        self.inner.receive(now, sink)
+    }
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.inner.join(now, group)
+    }
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+fn loose(fabric: &Fabric) -> (Side, Arc<AtomicBool>) {
+    let gone = Arc::new(AtomicBool::new(false));
+    let port = fabric.port(&fabric.auto_address()).unwrap();
+    let wrap = |inner| Box::new(Loose { inner, gone: gone.clone() }) as Box<dyn Link>;
+    (Side::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()), gone)
+}
+
+/// The events that wait, by their ids' numbers.
+fn events(side: &Side) -> Vec<(u64, CmEventKind)> {
+    let mut all: Vec<(u64, CmEventKind)> = std::iter::from_fn(|| side.channel.try_event())
+        .map(|event| (event.id.number(), event.kind))
+        .collect();
+    all.sort_by_key(|(id, _)| *id);
+    all
+}
+
+#[test]
+fn ids_of_a_device_that_is_gone_are_told_once() {
+    let fabric = virtual_fabric(slow());
+    let ((client, gone), server) = (loose(&fabric), Side::on(&fabric));
+    let at = server.addr(7);
+    let _listener = server.listen(PortSpace::Tcp, at);
+    let (mine, theirs) = connected(&client, &server, at);
+    let waits = client.connecting(at, b"");
+    let own = client.listen(PortSpace::Tcp, client.addr(8));
+    let on_all = client.listen(PortSpace::Tcp, "0.0.0.0:9".parse().unwrap());
+    let resolved = client.id(PortSpace::Tcp);
+    resolved.resolve_addr(None, at, SOON).unwrap();
+    client.event(CmEventKind::AddrResolved);
+    server.event(CmEventKind::ConnectRequest);
+    gone.store(true, Ordering::SeqCst);
+    fabric.run_until_idle(SOON);
+    let told = [&mine.id, &waits.id, &own, &resolved].map(|id| (id.number(), CmEventKind::DeviceRemoval));
+    assert_eq!(events(&client), told);
+    for qp in [&mine.qp, &waits.qp] {
+        assert_eq!(qp.state(), QpState::Err);
+    }
+    // What is asked of them comes to nothing, and nothing more comes of them.
+    mine.id.disconnect().unwrap();
+    assert!(matches!(resolved.resolve_route(SOON), Err(IdError::State { .. })));
+    let id = client.id(PortSpace::Tcp);
+    id.resolve_addr(None, at, SOON).unwrap();
+    let event = client.event(CmEventKind::AddrError);
+    assert_eq!((event.id, event.status), (id, -libc::ENODEV));
+    client.id(PortSpace::Tcp).bind_addr("0.0.0.0:10".parse().unwrap()).unwrap();
+    drop((mine, waits, own, resolved, on_all));
+    // The peer finds out by itself.
+    theirs.id.disconnect().unwrap();
+    assert_eq!(server.event_within(CmEventKind::Disconnected, EVER).id, theirs.id);
+    assert_eq!((events(&client), client.manager.connections()), (vec![], 0));
+}
+
+#[test]
+fn in_real_time_too() {
+    let fabric = Fabric::new();
+    let ((client, gone), server) = (loose(&fabric), Side::on(&fabric));
+    let _listener = server.listen(PortSpace::Tcp, server.addr(7));
+    let (mine, _theirs) = connected(&client, &server, server.addr(7));
+    gone.store(true, Ordering::SeqCst);
+    // Somebody looks at the link.
+    client.context.poll();
+    assert_eq!(client.event(CmEventKind::DeviceRemoval).id, mine.id);
+    assert_eq!(mine.qp.state(), QpState::Err);
+    let other = Side::on(&fabric);
+    let _left = client.manager.add_device(other.manager.devices()[0].clone()).unwrap_err();
+    // Another device takes over.
+    drop(other.manager);
+    client.manager.add_device(other.context).unwrap();
+    let again = client.resolved(PortSpace::Tcp, server.addr(7));
+    assert_eq!(again.device_index(), Some(1));
+}
+
+#[test]
+fn ids_whose_address_is_no_longer_the_devices_are_told() {
+    for fabric in [virtual_fabric(slow()), Fabric::new()] {
+        let (client, server) = (Side::on(&fabric), Side::on(&fabric));
+        let [v4, v6] = [true, false].map(|v4| client.ip(v4));
+        let other: IpAddr = "10.9.9.9".parse().unwrap();
+        let at = (server.ip(true), 7).into();
+        let _listener = server.listen(PortSpace::Tcp, at);
+        let (mine, _theirs) = connected(&client, &server, at);
+        let on_v4 = client.listen(PortSpace::Tcp, (v4, 8).into());
+        let on_v6 = client.listen(PortSpace::Tcp, (v6, 8).into());
+        let to = client.id(PortSpace::Tcp);
+        to.resolve_addr(None, at, SOON).unwrap();
+        client.event(CmEventKind::AddrResolved);
+        fabric.set_addresses(v4, &[other, v6]).unwrap();
+        let told: Vec<(u64, CmEventKind)> = (0..3)
+            .map(|_| client.channel.get_event(Some(SOON)).unwrap())
+            .map(|event| (event.id.number(), event.kind))
+            .collect();
+        for id in [&mine.id, &on_v4, &to] {
+            assert!(told.contains(&(id.number(), CmEventKind::AddrChange)), "{told:?}");
+        }
+        assert_eq!(events(&client), []);
+        // There is no way any more from where the path would have begun.
+        to.resolve_route(SOON).unwrap();
+        let event = client.event(CmEventKind::RouteError);
+        assert_eq!((event.id, event.status), (to, -libc::ENETUNREACH));
+        // And the new address is one to listen at.
+        client.listen(PortSpace::Tcp, (other, 8).into());
+        drop(on_v6);
+    }
+}

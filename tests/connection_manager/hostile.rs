@@ -1,0 +1,224 @@
+//! Peers that say what makes no sense, what they said before, or half of what they should: whatever it is, the id hears how
+//! it ended, in its time.
+
+use std::net::SocketAddr;
+
+use rand_pcg::Pcg32;
+use rand_pcg::rand_core::Rng;
+use urxe::verbs::cm::*;
+use urxe::verbs::*;
+use urxe::wire::mad::ip::IpHeader;
+use urxe::wire::mad::{CommId, Drep, Dreq, Mad, Message, PathInfo, Rej, Rep, Req, Rtu, TransportService};
+use urxe::wire::{AckTimeout, Mtu, Psn};
+
+use super::stage::*;
+
+/// A peer that says what it is told to.
+struct Script {
+    port: ManagementPort,
+    at: SocketAddr,
+}
+
+impl Script {
+    fn on(fabric: &Fabric) -> Script {
+        let context = Context::on_fabric(fabric).unwrap();
+        let at = (context.query_gid(0).unwrap().ip(), 7).into();
+        Script { port: context.management_port().unwrap(), at }
+    }
+
+    fn gid(&self) -> Gid {
+        self.at.ip().into()
+    }
+
+    fn say(&self, to: &Side, transaction: u64, message: impl Into<Message>) {
+        let mad = Mad { transaction, modifier: 0, message: message.into() };
+        self.port.send(&AddressVector::to(to.context.query_gid(0).unwrap()), &mad.bytes()).unwrap();
+    }
+
+    fn hear(&self) -> Mad {
+        Mad::parse(&self.port.recv(SOON).unwrap().bytes).unwrap()
+    }
+
+    /// The request of a client, and a reply to it.
+    fn asked(&self) -> (u64, Rep) {
+        let Mad { transaction, message: Message::Req(req), .. } = self.hear() else { panic!("no REQ") };
+        let rep = Rep {
+            local: CommId(9),
+            remote: req.local,
+            qpn: Qpn::new(0x1234),
+            ca_guid: 77,
+            responder_resources: 1,
+            initiator_depth: 1,
+            ..Rep::default()
+        };
+        (transaction, rep)
+    }
+
+    /// A request to a server.
+    fn asks(&self, server: SocketAddr) -> Req {
+        let mut req = Req {
+            local: CommId(9),
+            service: PortSpace::Tcp.service(server.port()),
+            ca_guid: 77,
+            qpn: Qpn::new(0x1234),
+            psn: Psn::new(5),
+            transport: TransportService::Rc,
+            mtu: Some(Mtu::Mtu1024),
+            local_response_timeout: AckTimeout::new(18),
+            remote_response_timeout: AckTimeout::new(18),
+            max_cm_retries: 2,
+            primary: PathInfo {
+                local_gid: self.gid(),
+                remote_gid: server.ip().into(),
+                hop_limit: 64,
+                ..PathInfo::default()
+            },
+            ..Req::default()
+        };
+        let header = IpHeader { source: self.at, destination: server.ip() }.bytes();
+        req.private_data[..header.len()].copy_from_slice(&header);
+        req
+    }
+}
+
+#[test]
+fn a_reply_with_a_queue_pair_that_is_not_there() {
+    let fabric = virtual_fabric(slow());
+    let (client, script) = (Side::on(&fabric), Script::on(&fabric));
+    let mine = client.connecting(script.at, b"");
+    let (transaction, rep) = script.asked();
+    script.say(&client, transaction, rep);
+    client.event(CmEventKind::Established);
+    assert!(matches!(script.hear().message, Message::Rtu(_)));
+    // Nobody acknowledges.
+    mine.qp.post_send(&SendWr::send(1, &[])).unwrap();
+    let failed = client.cq.wait(EVER).unwrap_err();
+    assert!(matches!(failed, WaitError::Failed(c) if c.status == WcStatus::RetryExcErr), "{failed}");
+    assert_eq!(mine.qp.state(), QpState::Err);
+    // Nor does anybody answer that it ends.
+    mine.id.disconnect().unwrap();
+    client.event_within(CmEventKind::Disconnected, EVER);
+    client.event_within(CmEventKind::TimewaitExit, EVER);
+    assert_eq!(client.manager.connections(), 0);
+}
+
+#[test]
+fn a_reply_with_a_queue_pair_that_cannot_be() {
+    let fabric = virtual_fabric(slow());
+    let (client, script) = (Side::on(&fabric), Script::on(&fabric));
+    let mine = client.connecting(script.at, b"");
+    let (transaction, rep) = script.asked();
+    script.say(&client, transaction, Rep { qpn: Qpn::GSI, ..rep });
+    let event = client.event(CmEventKind::Rejected);
+    assert_eq!((event.status, mine.qp.state()), (RejReason::UnsupportedRequest.code().into(), QpState::Err));
+    let Message::Rej(rej) = script.hear().message else { panic!("no REJ") };
+    assert_eq!((rej.remote, rej.reason), (rep.local, RejReason::UnsupportedRequest));
+}
+
+#[test]
+fn a_reply_from_another_address() {
+    let fabric = virtual_fabric(slow());
+    let (client, script, other) = (Side::on(&fabric), Script::on(&fabric), Script::on(&fabric));
+    let mine = client.connecting(script.at, b"");
+    let (transaction, rep) = script.asked();
+    other.say(&client, transaction, rep);
+    other.say(&client, transaction, Rej { remote: rep.remote, ..Rej::default() });
+    assert_eq!(client.event_within(CmEventKind::Unreachable, EVER).id, mine.id);
+    assert_eq!(client.manager.counters(0).unwrap().wrong_peer, 2);
+}
+
+#[test]
+fn an_rtu_that_never_comes() {
+    let fabric = virtual_fabric(slow());
+    let (server, script) = (Side::on(&fabric), Script::on(&fabric));
+    let at = server.addr(7);
+    let _listener = server.listen(PortSpace::Tcp, at);
+    script.say(&server, 1, script.asks(at));
+    let theirs = server.accept(b"");
+    let began = fabric.now();
+    assert_eq!(server.event_within(CmEventKind::Unreachable, EVER).id, theirs.id);
+    // As long as the client has said, three times.
+    let each = fabric.now().since(began) / 3;
+    assert!((1.0..3.5).contains(&each.as_secs_f64()), "{each:?}");
+    assert_eq!(theirs.qp.state(), QpState::Err);
+    let said: Vec<Message> = (0..4).map(|_| script.hear().message).collect();
+    assert!(
+        matches!(said[..], [Message::Rep(_), Message::Rep(_), Message::Rep(_), Message::Rej(_)]),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn what_was_said_before_and_is_said_again() {
+    let fabric = virtual_fabric(slow());
+    let (server, script) = (Side::on(&fabric), Script::on(&fabric));
+    let at = server.addr(7);
+    let _listener = server.listen(PortSpace::Tcp, at);
+    let req = script.asks(at);
+    (0..3).for_each(|_| script.say(&server, 1, req));
+    let theirs = server.accept(b"");
+    // While the program makes up its mind the client is asked for patience.
+    let rep = loop {
+        match script.hear().message {
+            Message::Rep(rep) => break rep,
+            other => assert!(matches!(other, Message::Mra(_)), "{other:?}"),
+        }
+    };
+    script.say(&server, 1, req);
+    assert_eq!(script.hear().message, rep.into());
+    let (local, remote) = (req.local, rep.local);
+    let rtu = Rtu { local, remote, ..Rtu::default() };
+    (0..3).for_each(|_| script.say(&server, 1, rtu));
+    assert_eq!(server.event(CmEventKind::Established).id, theirs.id);
+    let dreq = Dreq { local, remote, remote_qpn: theirs.qp.qpn(), ..Dreq::default() };
+    // Of another queue pair it is none.
+    script.say(&server, 2, Dreq { remote_qpn: Qpn::new(0x777), ..dreq });
+    (0..3).for_each(|_| script.say(&server, 2, dreq));
+    assert_eq!(server.event(CmEventKind::Disconnected).id, theirs.id);
+    theirs.id.disconnect().unwrap();
+    let drep: Message = Drep { local: remote, remote: local, ..Drep::default() }.into();
+    assert_eq!(script.hear().message, drep);
+    script.say(&server, 2, dreq);
+    assert_eq!(script.hear().message, drep);
+    // Nor does it begin anew with what was there.
+    script.say(&server, 1, req);
+    let Message::Rej(rej) = script.hear().message else { panic!("no REJ") };
+    assert_eq!(rej.reason, RejReason::StaleConnection);
+    assert_eq!(server.event_within(CmEventKind::TimewaitExit, EVER).id, theirs.id);
+    assert!(server.channel.try_event().is_none());
+}
+
+#[test]
+fn noise() {
+    let fabric = virtual_fabric(slow());
+    let (client, server, script) = (Side::on(&fabric), Side::on(&fabric), Script::on(&fabric));
+    let at = server.addr(7);
+    let _listener = server.listen(PortSpace::Tcp, at);
+    let (mine, theirs) = connected(&client, &server, at);
+    let mut random = Pcg32::new(1, 1);
+    let to = AddressVector::to(at.ip().into());
+    for round in 0..10_000_u32 {
+        // Scraps, and messages with some bytes of a request spoilt.
+        let mut bytes = [0; MAD_LEN];
+        if round % 2 == 0 {
+            random.fill_bytes(&mut bytes);
+        } else {
+            let req = Req { local: CommId(round), ..script.asks(at) };
+            bytes = Mad { transaction: 1, modifier: 0, message: req.into() }.bytes();
+            for _ in 0..4 {
+                bytes[random.next_u32() as usize % MAD_LEN] = random.next_u32() as u8;
+            }
+        }
+        script.port.send(&to, &bytes).unwrap();
+        fabric.run_until_idle(std::time::Duration::from_micros(100));
+        while script.port.try_recv().is_some() {}
+    }
+    assert!(server.manager.counters(0).unwrap().malformed >= 5000);
+    assert!(server.manager.ids() <= 2 + 1024);
+    talk((&client, &mine), (&server, &theirs));
+    mine.id.disconnect().unwrap();
+    let ended = |event: CmEvent| event.kind == CmEventKind::Disconnected && event.id == theirs.id;
+    while !ended(server.channel.get_event(Some(SOON)).unwrap()) {}
+    theirs.id.disconnect().unwrap();
+    assert_eq!(client.event(CmEventKind::Disconnected).id, mine.id);
+}

@@ -1,0 +1,76 @@
+//! What a peer sends without end takes no memory once the bounds are reached. Alone in its process, whose allocator counts.
+
+use urxe::cm::{Arrival, Cm, CmConfig};
+use urxe::transport::{AddressVector, Instant};
+use urxe::wire::mad::{
+    CommId, Dreq, Lap, Mad, Message, PathInfo, Rej, RejReason, Rep, Req, ServiceId, SidrReq, TransportService,
+};
+use urxe::wire::{Gid, Mtu, Qpn};
+
+const SERVED: ServiceId = ServiceId(0x0106_0007);
+/// Where a listener is expected.
+const VACANT: ServiceId = ServiceId(0x0106_0008);
+const BACKLOG: usize = 100;
+
+fn gid(host: u8) -> Gid {
+    std::net::Ipv4Addr::new(10, 0, 0, host).into()
+}
+
+/// Sends messages of a kind, from as many peers as there may be, each with an ID of its own.
+fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32) -> Message) {
+    for n in from..from + count {
+        let from = AddressVector::to(std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into());
+        let mad = Mad { transaction: n.into(), modifier: 0, message: message(n) };
+        cm.handle_mad(Instant(n.into()), &Arrival { from, src_qpn: Qpn::GSI }, &mad.bytes());
+        while is_read && cm.poll_transmit().is_some() {}
+    }
+}
+
+#[test]
+fn a_flood_of_any_kind_takes_no_memory_beyond_its_bounds() {
+    let req = |n: u32, service| {
+        let local_gid = std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into();
+        Req {
+            local: CommId(n + 1),
+            qpn: Qpn::new(n + 2),
+            ca_guid: n.into(),
+            service,
+            transport: TransportService::Rc,
+            mtu: Some(Mtu::Mtu1024),
+            primary: PathInfo { local_gid, remote_gid: gid(1), hop_limit: 64, ..PathInfo::default() },
+            ..Req::default()
+        }
+    };
+    let (local, remote) = (CommId(7), CommId(8));
+    let kinds: [(&str, &dyn Fn(u32) -> Message); 9] = [
+        ("REQ", &|n| req(n, SERVED).into()),
+        ("REQ, absent", &|n| req(n, ServiceId(9)).into()),
+        ("REQ, vacant", &|n| req(n, VACANT).into()),
+        ("REQ, impossible", &|n| Req { primary: PathInfo::default(), ..req(n, SERVED) }.into()),
+        ("SIDR_REQ", &|n| SidrReq { request: CommId(n), service: SERVED, ..SidrReq::default() }.into()),
+        ("REP", &|_| Rep { local, remote, ..Rep::default() }.into()),
+        ("REJ", &|n| Rej { local: CommId(n), reason: RejReason::Timeout, ..Rej::default() }.into()),
+        ("DREQ", &|n| Dreq { local: CommId(n), remote, ..Dreq::default() }.into()),
+        ("LAP", &|n| Lap { local: CommId(n), remote, ..Lap::default() }.into()),
+    ];
+    for (name, message) in kinds {
+        for is_read in [true, false] {
+            let mut cm = Cm::new(CmConfig::new(1, vec![gid(1)]), 1);
+            cm.listen(SERVED, u64::MAX, BACKLOG).unwrap();
+            cm.expect_listener(Instant(0), VACANT);
+            flood(&mut cm, 0, 2000, is_read, message);
+            let more = allocation_counter::measure(|| flood(&mut cm, 2000, 8000, is_read, message));
+            assert_eq!((more.count_current, more.bytes_current), (0, 0), "{name}, read: {is_read}");
+            assert!(cm.population().0 <= BACKLOG, "{name}");
+            let answers = cm.counters().sent.iter().sum::<u64>() + cm.counters().answers_dropped;
+            let expected = match name {
+                "REQ" | "SIDR_REQ" => 10_000 - BACKLOG as u64,
+                // Some wait for it.
+                "REQ, vacant" => 10_000 - 256,
+                "REJ" => 0,
+                _ => 10_000,
+            };
+            assert_eq!(answers, expected, "{name}: each is told no");
+        }
+    }
+}
