@@ -12,13 +12,11 @@ use super::buffers::{Sink, Source};
 use super::incoming::Incoming;
 use super::mappings::{Ours, Theirs};
 use super::options::Sizes;
-use super::outgoing::{Outgoing, Transfer};
+use super::outgoing::{INTERNAL, Outgoing, Transfer};
 use super::protocol::{
     Hello, MAPPING_LEN, Mapping, Message, Order, PLACE_LEN, PLACES, Place, ProtocolError, told_size,
 };
 
-/// Internal messages that may be outstanding at a time, beside data: one of credits, and those of the end.
-const INTERNAL: u32 = 4;
 /// Receives beyond those that credits are given for: what a peer says without asking finds one.
 const SPARE_RECEIVES: u32 = 16;
 /// Completions that are looked at together.
@@ -85,7 +83,8 @@ impl Link {
         let sends = pd.reg_mr(sizes.send_buffer, Access::LOCAL_READ).map_err(create)?;
         let receives = pd.reg_mr(2 * sizes.receive_half, written).map_err(create)?;
         let completions = context.create_channel().map_err(create)?;
-        let (send_wr, recv_wr) = (sizes.send_queue + INTERNAL, u32::from(sizes.credits) + SPARE_RECEIVES);
+        let (send_wr, recv_wr) =
+            (sizes.send_queue + INTERNAL as u32, u32::from(sizes.credits) + SPARE_RECEIVES);
         let cq = context.create_cq_on((send_wr + recv_wr) as usize, &completions).map_err(create)?;
         let options = QpOptions {
             send: SendCaps { max_wr: send_wr, max_sge: 2, max_inline: MAPPING_LEN as u32 },
@@ -151,8 +150,12 @@ impl Link {
         self.is_established = true;
     }
 
-    /// Asks to hear of the next completion. What came before is to be looked at once more.
+    /// Asks to hear of the next completion. What came before is to be looked at once more. Only here the event of one that
+    /// was heard of is taken: whoever looks between this and his sleep leaves it to wake him.
     pub fn arm(&mut self) {
+        while self.completions.next_event().is_some() {
+            self.is_armed = false;
+        }
         if !std::mem::replace(&mut self.is_armed, true) {
             self.cq.req_notify(Notify::Any);
         }
@@ -160,13 +163,10 @@ impl Link {
 
     /// Takes what came, and tells the peer what it is to know; whether anything has changed.
     pub fn turn(&mut self) -> bool {
-        let mut changed = false;
-        while self.completions.next_event().is_some() {
-            (self.is_armed, changed) = (false, true);
-        }
         if !self.has_begun || self.is_over {
-            return changed;
+            return false;
         }
+        let mut changed = false;
         let mut found = std::mem::take(&mut self.found);
         loop {
             found.clear();

@@ -8,6 +8,10 @@ use super::protocol::{Message, Place};
 
 /// What one write takes at most, so that the first bytes are under way while the next are copied.
 const LARGEST: usize = 1 << 16;
+/// Messages of credits that are outstanding at most.
+const CREDIT_MESSAGES: usize = 4;
+/// The same of all internal messages: those, and two of the end.
+pub const INTERNAL: usize = CREDIT_MESSAGES + 2;
 
 /// A write to be posted.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,6 +50,8 @@ pub struct Outgoing {
     slots: usize,
     /// In the order in which they were posted, which is the one in which they get done.
     flights: VecDeque<Flight>,
+    /// How many of them tell of credits.
+    credits: usize,
 }
 
 impl Outgoing {
@@ -60,6 +66,7 @@ impl Outgoing {
             places: VecDeque::new(),
             slots,
             flights: VecDeque::new(),
+            credits: 0,
         }
     }
 
@@ -132,12 +139,13 @@ impl Outgoing {
         from
     }
 
-    /// Whether the peer may be told of credits: one such message at a time, which has its own room in the queues of both.
+    /// Whether the peer may be told of credits: a few such messages at a time have their own room in the queues of both.
     pub fn may_give_credits(&self) -> bool {
-        !self.flights.contains(&Flight::Credits)
+        self.credits < CREDIT_MESSAGES
     }
 
     pub fn gave_credits(&mut self) {
+        self.credits += 1;
         self.flights.push_back(Flight::Credits);
     }
 
@@ -158,8 +166,10 @@ impl Outgoing {
 
     /// The oldest work request is done.
     pub fn done(&mut self) {
-        if let Some(Flight::Bytes(len)) = self.flights.pop_front() {
-            self.used -= len;
+        match self.flights.pop_front() {
+            Some(Flight::Bytes(len)) => self.used -= len,
+            Some(Flight::Credits) => self.credits -= 1,
+            Some(Flight::Other) | None => {}
         }
     }
 
@@ -252,13 +262,15 @@ mod tests {
         let mut out = ready(100, 2, 99, 1000);
         assert!(out.transfer(1).is_some() && out.transfer(1).is_some());
         assert_eq!((out.transfer(1), out.may_tell_mapping(), out.is_writable()), (None, false, false));
-        assert!(out.may_give_credits());
-        out.gave_credits();
+        for _ in 0..CREDIT_MESSAGES {
+            assert!(out.may_give_credits());
+            out.gave_credits();
+        }
         assert!(!out.may_give_credits());
         out.told_end();
         (0..3).for_each(|_| out.done());
         assert!(out.may_give_credits() && !out.is_idle());
-        out.done();
+        (0..CREDIT_MESSAGES).for_each(|_| out.done());
         assert!(out.is_idle() && out.transfer(1).is_some());
     }
 

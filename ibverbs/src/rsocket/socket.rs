@@ -444,9 +444,12 @@ impl State {
             Phase::Connecting(_) => 0,
             Phase::Connected(link) => {
                 when(link.unread() > 0, read)
-                    | when(!link.can_read, read | POLLRDHUP)
+                    | when(!link.can_read, read)
                     | when(link.is_writable(), write)
-                    | when(!link.can_read && !link.can_write, POLLHUP | write)
+                    | when(!link.can_write, write)
+                    // The end is behind what was not read: programs take these for a reason to read no more.
+                    | when(!link.can_read && link.unread() == 0, POLLRDHUP)
+                    | when(!link.can_read && !link.can_write && link.unread() == 0, POLLHUP)
                     | when(link.error.is_some(), POLLERR)
             }
             Phase::Failed => read | write | POLLHUP | when(self.error.is_some(), POLLERR),

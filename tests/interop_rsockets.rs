@@ -1,0 +1,141 @@
+//! Rsockets: Debian's programs of them, unmodified, at both ends; here on the drop-in librdmacm by `urxe run`, in the guest on
+//! Debian's own and the kernel's rxe; both ways round, over IPv4 and IPv6.
+
+#[path = "support/guest.rs"]
+mod guest;
+#[path = "../ibverbs/tests/support/mod.rs"]
+mod programs;
+#[path = "support/stand.rs"]
+mod stand;
+
+use std::time::{Duration, Instant};
+
+use guest::GuestProcess;
+use stand::{GUEST, HOST, Stand, Table, Urxe, Via};
+
+const LIMIT: Duration = Duration::from_secs(40);
+/// How long a server may take to listen: clients try until then.
+const SOON: Duration = Duration::from_secs(15);
+/// Bytes of the file that is copied.
+const FILE: usize = 1 << 20;
+
+/// What both ends are told. They check their data themselves (`-T v`).
+const STREAMS: [(&str, &str); 6] = [
+    ("rstream", "-S 64 -C 1 -I 20 -T v"),
+    ("rstream", "-S 1000 -C 500 -I 1 -T v"),
+    ("rstream", "-S 200000 -C 5 -I 2 -T v -T b"),
+    ("rstream", "-S 30000 -C 5 -I 2 -B 8192 -T v -T a"),
+    ("riostream", "-S 64 -C 20 -I 2 -T v"),
+    ("riostream", "-S 100000 -C 5 -I 2 -T v"),
+];
+
+struct Ends {
+    stand: Stand,
+    link: String,
+}
+
+impl Ends {
+    fn ours(&self, words: &str) -> Urxe {
+        let mut command = self.stand.command(env!("CARGO_BIN_EXE_urxe"));
+        command.args(["run", "--link", &self.link, "--"]).args(words.split(' '));
+        command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
+        command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+        Urxe::spawn(command)
+    }
+
+    fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
+        self.stand.guest.spawn(words).map_err(|e| e.to_string())
+    }
+
+    fn ended(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
+        let out = program.wait(limit).map_err(|e| e.to_string())?;
+        match out.status {
+            0 => Ok(out.stdout),
+            status => Err(format!("status {status}: {}{}", out.stdout, out.stderr)),
+        }
+    }
+
+    /// A client, again and again until its server listens.
+    fn retried(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
+        let begin = Instant::now();
+        loop {
+            match run() {
+                Err(e) if e.contains("refused") && begin.elapsed() < SOON => {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn guest_serves(&self, server: &str, client: &str) -> Result<[String; 2], String> {
+        let server = self.theirs(server)?;
+        let client = Ends::retried(|| self.ours(client).finish(LIMIT))?;
+        Ok([Ends::ended(server, SOON)?, client])
+    }
+
+    fn guest_connects(&self, server: &str, client: &str) -> Result<[String; 2], String> {
+        let server = self.ours(server);
+        let client = Ends::retried(|| Ends::ended(self.theirs(client)?, LIMIT))?;
+        Ok([server.finish(SOON)?, client])
+    }
+
+    fn streams(&self, table: &mut Table, version: usize) {
+        let family = ["ip", "ipv6"][version];
+        for (program, words) in STREAMS {
+            let same = format!("{program} -f {family} -p {} {words}", self.stand.free_port());
+            let well = |[server, client]: [String; 2]| match (server.lines().nth(1), client.lines().nth(1)) {
+                (Some(line), Some(_)) if client.contains("custom") => Ok(line.to_owned()),
+                _ => Err(format!("server:\n{server}client:\n{client}")),
+            };
+            table.case([program, "server", "frames", family], words.into(), || {
+                let at = GUEST[version];
+                self.guest_serves(&format!("{same} -b {at}"), &format!("{same} -s {at}")).and_then(well)
+            });
+            table.case([program, "client", "frames", family], words.into(), || {
+                let at = HOST[version];
+                self.guest_connects(&format!("{same} -b {at}"), &format!("{same} -s {at}")).and_then(well)
+            });
+        }
+    }
+
+    /// Copies a file to the guest, and that back. The servers serve for ever.
+    fn copies(&self, table: &mut Table) {
+        let dir = tempfile::tempdir().unwrap();
+        let [source, copy] = ["source", "copy"].map(|name| dir.path().join(name));
+        let bytes = guest::pattern(FILE, 7);
+        std::fs::write(&source, &bytes).unwrap();
+        let same = |copied: Vec<u8>| match copied == bytes {
+            true => Ok(format!("{FILE} bytes are the same")),
+            false => Err(format!("{} bytes of which some differ from {FILE}", copied.len())),
+        };
+        let port = self.stand.free_port();
+        let server = format!("rcopy -p {port}");
+        table.case(["rcopy", "server", "frames", "ip"], format!("{FILE} bytes"), || {
+            let mut serving = self.theirs(&server)?;
+            let client = format!("rcopy {} {}:/tmp/copy -p {port}", source.display(), GUEST[0]);
+            Ends::retried(|| self.ours(&client).finish(LIMIT))?;
+            serving.kill().map_err(|e| e.to_string())?;
+            self.stand.guest.take_file("/tmp/copy").map_err(|e| e.to_string()).and_then(same)
+        });
+        table.case(["rcopy", "client", "frames", "ip"], format!("{FILE} bytes"), || {
+            let _serving = self.ours(&server);
+            let client = format!("rcopy /tmp/copy {}:{} -p {port}", HOST[0], copy.display());
+            Ends::retried(|| Ends::ended(self.theirs(&client)?, LIMIT))?;
+            std::fs::read(&copy).map_err(|e| e.to_string()).and_then(same)
+        });
+    }
+}
+
+#[test]
+fn programs_of_rsockets() {
+    let stand = Stand::frames();
+    let link = stand.link(Via::Frames, 0);
+    let ends = Ends { stand, link };
+    let mut table = Table::default();
+    for version in 0..2 {
+        ends.streams(&mut table, version);
+    }
+    ends.copies(&mut table);
+    table.finish();
+}
