@@ -24,7 +24,7 @@ const STREAMS: [(&str, &str); 6] = [
     ("rstream", "-S 64 -C 1 -I 20 -T v"),
     ("rstream", "-S 1000 -C 500 -I 1 -T v"),
     ("rstream", "-S 200000 -C 5 -I 2 -T v -T b"),
-    ("rstream", "-S 30000 -C 5 -I 2 -B 8192 -T v -T a"),
+    ("rstream", "-S 30000 -C 5 -I 2 -B 8192 -T v -T n"),
     ("riostream", "-S 64 -C 20 -I 2 -T v"),
     ("riostream", "-S 100000 -C 5 -I 2 -T v"),
 ];
@@ -55,42 +55,49 @@ impl Ends {
         }
     }
 
-    /// A client, again and again until its server listens.
-    fn retried(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
-        let begin = Instant::now();
-        loop {
-            match run() {
-                Err(e) if e.contains("refused") && begin.elapsed() < SOON => {
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-                other => return other,
-            }
-        }
+    fn guest_serves(&self, port: u16, server: &str, client: &str) -> Result<[String; 2], String> {
+        let server = self.theirs(server)?;
+        self.wait_listening(port)?;
+        let client = self.ours(client).finish(LIMIT)?;
+        Ok([Ends::ended(server, SOON)?, client])
     }
 
-    fn guest_serves(&self, server: &str, client: &str) -> Result<[String; 2], String> {
-        let server = self.theirs(server)?;
-        let client = Ends::retried(|| self.ours(client).finish(LIMIT))?;
-        Ok([Ends::ended(server, SOON)?, client])
+    fn wait_listening(&self, port: u16) -> Result<(), String> {
+        self.stand.guest.wait_listening(port, SOON).map_err(|e| e.to_string())
     }
 
     fn guest_connects(&self, server: &str, client: &str) -> Result<[String; 2], String> {
         let server = self.ours(server);
-        let client = Ends::retried(|| Ends::ended(self.theirs(client)?, LIMIT))?;
-        Ok([server.finish(SOON)?, client])
+        match self.until_we_listen(client) {
+            Ok(client) => Ok([server.finish(SOON)?, client]),
+            Err(e) => Err(format!("{e}\n{}", server.finish(Duration::ZERO).unwrap_or_else(|e| e))),
+        }
+    }
+
+    /// A client in the guest, again and again until the server here listens.
+    fn until_we_listen(&self, client: &str) -> Result<String, String> {
+        let begin = Instant::now();
+        loop {
+            match Ends::ended(self.theirs(client)?, LIMIT) {
+                Err(e) if e.contains("refused") && begin.elapsed() < SOON => {}
+                other => return other,
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     fn streams(&self, table: &mut Table, version: usize) {
         let family = ["ip", "ipv6"][version];
         for (program, words) in STREAMS {
-            let same = format!("{program} -f {family} -p {} {words}", self.stand.free_port());
+            let port = self.stand.free_port();
+            let same = format!("{program} -f {family} -p {port} {words}");
             let well = |[server, client]: [String; 2]| match (server.lines().nth(1), client.lines().nth(1)) {
                 (Some(line), Some(_)) if client.contains("custom") => Ok(line.to_owned()),
                 _ => Err(format!("server:\n{server}client:\n{client}")),
             };
             table.case([program, "server", "frames", family], words.into(), || {
                 let at = GUEST[version];
-                self.guest_serves(&format!("{same} -b {at}"), &format!("{same} -s {at}")).and_then(well)
+                self.guest_serves(port, &format!("{same} -b {at}"), &format!("{same} -s {at}")).and_then(well)
             });
             table.case([program, "client", "frames", family], words.into(), || {
                 let at = HOST[version];
@@ -114,14 +121,16 @@ impl Ends {
         table.case(["rcopy", "server", "frames", "ip"], format!("{FILE} bytes"), || {
             let mut serving = self.theirs(&server)?;
             let client = format!("rcopy {} {}:/tmp/copy -p {port}", source.display(), GUEST[0]);
-            Ends::retried(|| self.ours(&client).finish(LIMIT))?;
+            self.wait_listening(port)?;
+            self.ours(&client).finish(LIMIT)?;
             serving.kill().map_err(|e| e.to_string())?;
             self.stand.guest.take_file("/tmp/copy").map_err(|e| e.to_string()).and_then(same)
         });
         table.case(["rcopy", "client", "frames", "ip"], format!("{FILE} bytes"), || {
-            let _serving = self.ours(&server);
+            let serving = self.ours(&server);
             let client = format!("rcopy /tmp/copy {}:{} -p {port}", HOST[0], copy.display());
-            Ends::retried(|| Ends::ended(self.theirs(&client)?, LIMIT))?;
+            self.until_we_listen(&client)
+                .map_err(|e| format!("{e}\n{}", serving.finish(Duration::ZERO).unwrap_or_else(|e| e)))?;
             std::fs::read(&copy).map_err(|e| e.to_string()).and_then(same)
         });
     }
