@@ -106,7 +106,7 @@ impl Ends {
         }
     }
 
-    /// Copies a file to the guest, and that back. The servers serve for ever.
+    /// Copies a file to the guest, and one from there. The servers serve for ever.
     fn copies(&self, table: &mut Table) {
         let dir = tempfile::tempdir().unwrap();
         let [source, copy] = ["source", "copy"].map(|name| dir.path().join(name));
@@ -127,8 +127,11 @@ impl Ends {
             self.stand.guest.take_file("/tmp/copy").map_err(|e| e.to_string()).and_then(same)
         });
         table.case(["rcopy", "client", "frames", "ip"], format!("{FILE} bytes"), || {
+            let mut source = self.theirs("cat >/tmp/source")?;
+            source.write(&bytes).and_then(|()| source.close_stdin()).map_err(|e| e.to_string())?;
+            Ends::ended(source, SOON)?;
             let serving = self.ours(&server);
-            let client = format!("rcopy /tmp/copy {}:{} -p {port}", HOST[0], copy.display());
+            let client = format!("rcopy /tmp/source {}:{} -p {port}", HOST[0], copy.display());
             self.until_we_listen(&client)
                 .map_err(|e| format!("{e}\n{}", serving.finish(Duration::ZERO).unwrap_or_else(|e| e)))?;
             std::fs::read(&copy).map_err(|e| e.to_string()).and_then(same)
