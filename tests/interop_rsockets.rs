@@ -8,6 +8,7 @@ mod programs;
 #[path = "support/stand.rs"]
 mod stand;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use guest::GuestProcess;
@@ -137,6 +138,41 @@ impl Ends {
             std::fs::read(&copy).map_err(|e| e.to_string()).and_then(same)
         });
     }
+
+    /// Each end says that it sends no more while it still receives: a program of the test's own, the same at both ends.
+    fn half_close(&self, table: &mut Table) {
+        let program = format!("/tmp/urxe-half-close-{}", std::process::id());
+        build(&program);
+        let bytes = std::fs::read(&program).unwrap();
+        let copied = |mut copy: GuestProcess| {
+            copy.write(&bytes).and_then(|()| copy.close_stdin()).map_err(|e| e.to_string())?;
+            Ends::ended(copy, SOON)
+        };
+        self.theirs(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
+        let port = self.stand.free_port();
+        let [theirs, ours] = [GUEST[1], HOST[1]]
+            .map(|at| ["server", "client"].map(|role| format!("{program} {role} {at} {port}")));
+        let well = |told: [String; 2]| match told.iter().all(|told| told == "well\n") {
+            true => Ok("well".to_owned()),
+            false => Err(format!("{told:?}")),
+        };
+        table.case(["rshutdown", "server", "frames", "ipv6"], "both ends".into(), || {
+            self.guest_serves(port, &theirs[0], &theirs[1]).and_then(well)
+        });
+        table.case(["rshutdown", "client", "frames", "ipv6"], "both ends".into(), || {
+            self.guest_connects(&ours[0], &ours[1]).and_then(well)
+        });
+        let _ = std::fs::remove_file(program);
+    }
+}
+
+/// Builds it, for here and for the guest, which has the same libraries.
+fn build(program: &str) {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop_rsockets/half_close.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-s", "-Wall", "-Werror", "-o", program, source, "-lrdmacm", "-libverbs"]);
+    let out = cc.output().expect("a C compiler (apt-get install gcc libc6-dev)");
+    assert!(out.status.success(), "{} (apt-get install librdmacm-dev)", programs::text(&out));
 }
 
 #[test]
@@ -149,5 +185,6 @@ fn programs_of_rsockets() {
         ends.streams(&mut table, version);
     }
     ends.copies(&mut table);
+    ends.half_close(&mut table);
     table.finish();
 }

@@ -26,7 +26,7 @@ const BATCH: usize = 32;
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
 
-/// What its memory looks like to C, where something fails.
+/// What goes wrong, as C numbers it.
 fn create(e: CreateError) -> c_int {
     e.errno()
 }

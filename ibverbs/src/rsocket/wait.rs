@@ -151,7 +151,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_in
     Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Descriptors that [`Socket::arm`] tells of.
+/// A descriptor's number.
 pub fn raw(fd: impl AsFd) -> c_int {
     fd.as_fd().as_raw_fd()
 }
