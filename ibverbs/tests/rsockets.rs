@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::net::SocketAddr;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -10,6 +11,10 @@ use support::{
     CProgram, Library, Running, TCP_PORTS, addresses, built, library, port, preload, text, urxe,
     wait_for_service,
 };
+
+use urxe::link::LinkSpec;
+use urxe::verbs::cm::{ConnParam, ConnectionManager};
+use urxe::verbs::{Access, Context, ContextOptions, QpOptions, RKey, RecvWr, SendWr, WrOp};
 
 /// How long a program may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -200,4 +205,50 @@ fn mapped_memory_is_written_directly() {
 #[test]
 fn a_program_that_exits_has_said_what_it_sent() {
     corner("exits");
+}
+
+/// A peer that speaks the protocol as far as the handshake.
+fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
+    let soon = Duration::from_secs(10);
+    let context = manager.devices().remove(0);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let memory = pd.reg_mr(4096, Access::ALL).unwrap();
+    let place = |len: u32| {
+        [&memory.addr().to_be_bytes()[..], &memory.rkey().0.to_be_bytes(), &len.to_be_bytes()].concat()
+    };
+    // Version 1, 64 credits, no memory to map; a table of two places, and one.
+    let hello = [&[1, 2, 0, 64, 0, 0, 0, 0][..], &place(2), &place(4000)].concat();
+    let qp = |_: &Context| {
+        let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
+        // From INIT on it takes receives, for what the other end says; it stays there when it is attached.
+        qp.to_init(Access::ALL).unwrap();
+        (0..4).for_each(|_| qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap());
+        Ok(qp)
+    };
+    let session = manager.connect(to, qp, &ConnParam::with_data(&hello), soon).unwrap();
+    let op = WrOp::WriteWithImm { va: 0, rkey: RKey(0), imm: immediate };
+    let wr = SendWr { op, ..SendWr::send(2, &[]) };
+    session.qp().post_send(&wr).unwrap();
+    session.wait_for_end(soon).unwrap();
+    session.disconnect(soon).unwrap();
+}
+
+#[test]
+fn who_makes_no_sense_is_talked_to_no_longer() {
+    let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
+    let [a, b] = addresses();
+    let mut command = library.program(program.program(), &a);
+    command.args(["hostile", &a, &port.to_string()]).env("MALLOC_PERTURB_", "85");
+    let serving = Running::new(command);
+    wait_for_service(&[TCP_PORTS], port);
+    let link = format!("udp:{b}").parse::<LinkSpec>().unwrap().bind(1).unwrap();
+    let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
+    let manager = ConnectionManager::new(vec![context]).unwrap();
+    let to = SocketAddr::new(a.parse().unwrap(), port);
+    // Types and control messages that there are not, more data than there is room for, memory that cannot be mapped.
+    for immediate in [0x2000_0000, 0x6000_0001, 0x1fff_ffff, 0xc000_0000, 0xe000_0009] {
+        say(&manager, to, immediate);
+    }
+    let out = serving.finish(LIMIT);
+    assert!(out.status.success(), "{}\n{}", out.status, text(&out));
 }

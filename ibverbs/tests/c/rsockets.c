@@ -1,5 +1,5 @@
-/* Rsockets of a program to itself, with what the usual programs do not do: one corner by name, at an address. Ends with 0 if
- * all went as it should. */
+/* Rsockets of a program to itself, with what the usual programs do not do: one corner by name, at an address and if need be a
+ * port. Ends with 0 if all went as it should. */
 
 /* POLLRDHUP. */
 #define _GNU_SOURCE
@@ -12,7 +12,7 @@
 
 static struct sockaddr_in address = { .sin_family = AF_INET };
 static const struct sockaddr *to = (const struct sockaddr *)&address;
-enum { LONG = 3 << 20 };
+enum { LONG = 3 << 20, HOSTILE = 5 };
 
 #define FAILS(what, why)              \
 	do {                              \
@@ -327,6 +327,23 @@ static void exits(void)
 	CHECK(!rclose(fd) && !rclose(listening));
 }
 
+/* A peer that says what makes no sense, once for each connection: the connection ends, and the listener goes on. */
+static void hostile(void)
+{
+	char c;
+	int listening = rsocket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!rbind(listening, to, sizeof(address)) && !rlisten(listening, 4));
+	for (int i = 0; i < HOSTILE; i++) {
+		int fd = raccept(listening, NULL, NULL);
+		CHECK(fd >= 0);
+		FAILS(rrecv(fd, &c, 1, 0), EPROTO);
+		CHECK(rrecv(fd, &c, 1, 0) == 0);
+		FAILS(rsend(fd, &c, 1, 0), EPIPE);
+		CHECK(!rclose(fd));
+	}
+	CHECK(!rclose(listening));
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
@@ -335,9 +352,10 @@ int main(int argc, char **argv)
 	} corners[] = {
 		{ "connecting", connecting }, { "refused", refused }, { "half closed", half_closed },
 		{ "pieces", pieces }, { "both ways", both_ways }, { "full", full }, { "polled", polled },
-		{ "mapped", mapped }, { "exits", exits },
+		{ "mapped", mapped }, { "exits", exits }, { "hostile", hostile },
 	};
-	CHECK(argc == 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);
 	for (size_t i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
 		if (!strcmp(corners[i].name, argv[1])) {
 			corners[i].run();
