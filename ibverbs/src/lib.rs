@@ -27,6 +27,7 @@ mod post;
 mod private;
 mod queue;
 mod region;
+mod rsocket;
 mod session;
 mod settings;
 mod shared;

@@ -133,6 +133,9 @@ extern "C" fn end_connections() {
     }
     let (tell, ended) = mpsc::channel();
     let end = move || {
+        crate::rsocket::close_all(&|| {
+            let _ = tell.send(());
+        });
         process.ids.each(|address| {
             // SAFETY: no id is freed before its name is gone.
             unsafe { Id::of(queue_at(address)) }.id.destroy();

@@ -1,0 +1,467 @@
+//! The calls of `rdma/rsocket.h`.
+
+use std::ffi::{c_int, c_long, c_void};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
+
+use super::buffers::{Sink, Source};
+use super::poll::{Sets, select, wait_for};
+use super::socket::{Phase, Socket};
+use super::table;
+use crate::cm::sockaddr::{read, write};
+use crate::errno::{minus_one, set};
+
+export! {
+    "RDMACM_1.0":
+        rsocket = rsocket,
+        rbind = rbind,
+        rlisten = rlisten,
+        raccept = raccept,
+        rconnect = rconnect,
+        rshutdown = rshutdown,
+        rclose = rclose,
+        rrecv = rrecv,
+        rrecvfrom = rrecvfrom,
+        rrecvmsg = rrecvmsg,
+        rsend = rsend,
+        rsendto = rsendto,
+        rsendmsg = rsendmsg,
+        rread = rread,
+        rreadv = rreadv,
+        rwrite = rwrite,
+        rwritev = rwritev,
+        rpoll = rpoll,
+        rselect = rselect,
+        rgetpeername = rgetpeername,
+        rgetsockname = rgetsockname,
+        rsetsockopt = rsetsockopt,
+        rgetsockopt = rgetsockopt,
+        rfcntl = rfcntl,
+        riomap = riomap,
+        riounmap = riounmap,
+        riowrite = riowrite;
+}
+
+/// Parts that a message may have (`IOV_MAX`).
+const MOST_PARTS: usize = 1024;
+
+fn done(result: Result<(), c_int>) -> c_int {
+    result.map_or_else(minus_one, |()| 0)
+}
+
+fn number(result: Result<c_int, c_int>) -> c_int {
+    result.unwrap_or_else(minus_one)
+}
+
+fn count(result: Result<usize, c_int>) -> ssize_t {
+    match result {
+        Ok(bytes) => bytes as ssize_t,
+        Err(e) => {
+            set(e);
+            -1
+        }
+    }
+}
+
+extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // Before anything else: where all sockets of a program are made by this, so are those of the library itself, which then
+    // have to be the system's.
+    let checked = match (family, kind & !flags, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Ok(()),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, _) => Err(libc::EPROTONOSUPPORT),
+        (libc::AF_INET | libc::AF_INET6, ..) => Err(libc::ESOCKTNOSUPPORT),
+        _ => Err(libc::EAFNOSUPPORT),
+    };
+    number(checked.and_then(|()| Socket::new(family)).map(|socket| {
+        socket.look(|state| state.options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
+        table::add(socket)
+    }))
+}
+
+/// A program's address.
+///
+/// # Safety
+/// `len` bytes, or null.
+unsafe fn address(from: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c_int> {
+    if from.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: it has a family.
+    let least = match c_int::from(unsafe { (*from).sa_family }) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => return Err(libc::EAFNOSUPPORT),
+    };
+    if (len as usize) < least {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: it is a whole one.
+    unsafe { read(from) }.ok_or(libc::EAFNOSUPPORT)
+}
+
+/// Writes an address where the program wants it, as much as there is room for.
+///
+/// # Safety
+/// `len` bytes at `to`, or null.
+unsafe fn tell(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
+    if to.is_null() || len.is_null() {
+        return;
+    }
+    let (storage, whole) = write(address);
+    // SAFETY: the caller's.
+    unsafe {
+        let room = (*len).min(whole) as usize;
+        std::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), to.cast::<u8>(), room);
+        *len = whole;
+    }
+}
+
+unsafe extern "C" fn rbind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's address.
+    done(table::get(fd).and_then(|socket| socket.bind(unsafe { address(to, len) }?)))
+}
+
+extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+    done(table::get(fd).and_then(|socket| socket.listen(backlog)))
+}
+
+unsafe extern "C" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    number(table::get(fd).and_then(|socket| {
+        let new = socket.accept()?;
+        if let Ok(address) = new.peer_addr() {
+            // SAFETY: the caller's.
+            unsafe { tell(address, peer, len) };
+        }
+        Ok(table::add(new))
+    }))
+}
+
+unsafe extern "C" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's address.
+    done(table::get(fd).and_then(|socket| socket.connect(unsafe { address(to, len) }?)))
+}
+
+extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+    done(table::get(fd).and_then(|socket| socket.shutdown(how)))
+}
+
+extern "C" fn rclose(fd: c_int) -> c_int {
+    done(table::close(fd))
+}
+
+/// A program's buffer to read from.
+///
+/// # Safety
+/// `len` bytes that stay as they are, or null.
+unsafe fn bytes<'a>(from: *const c_void, len: usize) -> Result<&'a [u8], c_int> {
+    match (from.is_null(), isize::try_from(len)) {
+        (_, Ok(0)) => Ok(&[]),
+        // SAFETY: the caller's.
+        (false, Ok(_)) => Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) }),
+        (true, Ok(_)) => Err(libc::EFAULT),
+        (_, Err(_)) => Err(libc::EINVAL),
+    }
+}
+
+/// A program's buffer to write to.
+///
+/// # Safety
+/// `len` bytes that nobody else uses, or null.
+unsafe fn room<'a>(to: *mut c_void, len: usize) -> Result<&'a mut [u8], c_int> {
+    match (to.is_null(), isize::try_from(len)) {
+        (_, Ok(0)) => Ok(&mut []),
+        // SAFETY: the caller's.
+        (false, Ok(_)) => Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) }),
+        (true, Ok(_)) => Err(libc::EFAULT),
+        (_, Err(_)) => Err(libc::EINVAL),
+    }
+}
+
+/// A program's list of buffers.
+///
+/// # Safety
+/// `len` of them, or null.
+unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int> {
+    match len {
+        0 => Ok(&[]),
+        // As many as the system takes.
+        len if len > MOST_PARTS => Err(libc::EINVAL),
+        _ if list.is_null() => Err(libc::EFAULT),
+        // SAFETY: the caller's.
+        len => Ok(unsafe { std::slice::from_raw_parts(list, len) }),
+    }
+}
+
+unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<usize, c_int> {
+    let socket = table::get(fd)?;
+    // SAFETY: the caller's buffers.
+    let parts: Result<Vec<_>, c_int> =
+        list.iter().map(|part| unsafe { room(part.iov_base, part.iov_len) }).collect();
+    socket.receive(&mut Sink::new(parts?), flags)
+}
+
+unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<usize, c_int> {
+    let socket = table::get(fd)?;
+    // SAFETY: the caller's buffers.
+    let parts: Result<Vec<_>, c_int> =
+        list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) }).collect();
+    socket.send(&mut Source::new(&parts?), flags)
+}
+
+unsafe extern "C" fn rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's buffer.
+    count(unsafe { receive(fd, &[iovec { iov_base: to, iov_len: len }], flags) })
+}
+
+unsafe extern "C" fn rrecvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    peer: *mut sockaddr,
+    peer_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's buffer, and address.
+    unsafe {
+        let got = rrecv(fd, to, len, flags);
+        if let (true, Ok(address)) = (got >= 0, table::get(fd).and_then(|socket| socket.peer_addr())) {
+            tell(address, peer, peer_len);
+        }
+        got
+    }
+}
+
+unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let receive = || {
+        // SAFETY: the caller's message, and its buffers.
+        unsafe {
+            let message = message.as_mut().ok_or(libc::EFAULT)?;
+            let got = receive(fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
+            (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
+            Ok(got)
+        }
+    };
+    count(receive())
+}
+
+unsafe extern "C" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's buffer, which is only read.
+    count(unsafe { send(fd, &[iovec { iov_base: from.cast_mut(), iov_len: len }], flags) })
+}
+
+/// The address is not looked at, as of any socket that is connected.
+unsafe extern "C" fn rsendto(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    _to: *const sockaddr,
+    _to_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's buffer.
+    unsafe { rsend(fd, from, len, flags) }
+}
+
+unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let send = || {
+        // SAFETY: the caller's message, and its buffers.
+        unsafe {
+            let message = message.as_ref().ok_or(libc::EFAULT)?;
+            // What may come with it (descriptors, credentials) cannot.
+            if message.msg_controllen != 0 {
+                return Err(libc::ENOTSUP);
+            }
+            send(fd, parts(message.msg_iov, message.msg_iovlen)?, flags)
+        }
+    };
+    count(send())
+}
+
+unsafe extern "C" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the caller's buffer.
+    unsafe { rrecv(fd, to, len, 0) }
+}
+
+unsafe extern "C" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the caller's buffer.
+    unsafe { rsend(fd, from, len, 0) }
+}
+
+unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
+    // SAFETY: the caller's buffers.
+    let receive = |len| unsafe { receive(fd, parts(list, len)?, 0) };
+    count(usize::try_from(len).map_err(|_| libc::EINVAL).and_then(receive))
+}
+
+unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
+    // SAFETY: the caller's buffers.
+    let send = |len| unsafe { send(fd, parts(list, len)?, 0) };
+    count(usize::try_from(len).map_err(|_| libc::EINVAL).and_then(send))
+}
+
+unsafe extern "C" fn rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int {
+    if fds.is_null() && len > 0 {
+        return minus_one(libc::EFAULT);
+    }
+    let fds: &mut [pollfd] = match len {
+        0 => &mut [],
+        // SAFETY: the caller's.
+        len => unsafe { std::slice::from_raw_parts_mut(fds, len as usize) },
+    };
+    let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
+    number(wait_for(fds, timeout))
+}
+
+unsafe extern "C" fn rselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the caller's.
+    number(unsafe { select(count, &Sets { read, write, except }, timeout) })
+}
+
+unsafe extern "C" fn rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let found = table::get(fd).and_then(|socket| socket.peer_addr());
+    // SAFETY: the caller's.
+    done(found.map(|address| unsafe { tell(address, out, len) }))
+}
+
+unsafe extern "C" fn rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let found = table::get(fd).and_then(|socket| socket.local_addr());
+    // SAFETY: the caller's.
+    done(found.map(|address| unsafe { tell(address, out, len) }))
+}
+
+unsafe extern "C" fn rsetsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        // SAFETY: the caller's.
+        let value = unsafe { bytes(value, len as usize) }?;
+        socket.look(|state| state.options.set(level, name, value))
+    }))
+}
+
+/// The options that say how a socket is, and cannot be set.
+fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
+    let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => int(socket.look(|state| state.take_error()).unwrap_or(0)),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => int(libc::SOCK_STREAM),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(libc::IPPROTO_TCP),
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(socket.family()),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+            int(socket.look(|state| matches!(state.phase, Phase::Listening(..))).into())
+        }
+        _ => socket.look(|state| state.options.get(level, name)),
+    }
+}
+
+unsafe extern "C" fn rgetsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    out: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        if out.is_null() || len.is_null() {
+            return Err(libc::EFAULT);
+        }
+        let value = option(&socket, level, name)?;
+        // SAFETY: the caller's, with room for so much.
+        unsafe {
+            let room = value.len().min(*len as usize);
+            std::ptr::copy_nonoverlapping(value.as_ptr(), out.cast::<u8>(), room);
+            *len = room as socklen_t;
+        }
+        Ok(())
+    }))
+}
+
+/// The argument comes as a variadic one, which is passed as a named one is on all machines that this is built for, and is
+/// not looked at where there is none.
+unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    number(table::get(fd).and_then(|socket| match command {
+        libc::F_GETFL => {
+            let nonblocking = socket.look(|state| state.options.is_nonblocking);
+            Ok(libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 })
+        }
+        libc::F_SETFL => {
+            let nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
+            socket.look(|state| state.options.is_nonblocking = nonblocking);
+            Ok(0)
+        }
+        // SAFETY: of these the argument is a number, or none; the descriptor is the socket's.
+        libc::F_GETFD | libc::F_SETFD => match unsafe { libc::fcntl(fd, command, argument) } {
+            -1 => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
+            result => Ok(result),
+        },
+        _ => Err(libc::EINVAL),
+    }))
+}
+
+/// Maps memory for the peer (`PROT_WRITE`), or for nobody (`PROT_NONE`); at its own address if the offset is -1.
+unsafe extern "C" fn riomap(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    protection: c_int,
+    flags: c_int,
+    offset: off_t,
+) -> off_t {
+    let map = || {
+        let socket = table::get(fd)?;
+        if buffer.is_null() || flags != 0 || protection & !libc::PROT_WRITE != 0 {
+            return Err(libc::EINVAL);
+        }
+        let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
+        let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+        socket.look(|state| match &mut state.phase {
+            // SAFETY: the caller's memory, until it is unmapped.
+            Phase::Connected(link) => unsafe {
+                link.map(buffer.cast(), len, at, protection & libc::PROT_WRITE != 0)
+            },
+            _ => Err(libc::ENOTCONN),
+        })?;
+        Ok(offset)
+    };
+    map().unwrap_or_else(|e| minus_one(e).into())
+}
+
+extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: size_t) -> c_int {
+    done(table::get(fd).and_then(|socket| {
+        socket.look(|state| match &mut state.phase {
+            Phase::Connected(link) => link.unmap(buffer.addr() as u64, len),
+            _ => Err(libc::ENOTCONN),
+        })
+    }))
+}
+
+unsafe extern "C" fn riowrite(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    offset: off_t,
+    flags: c_int,
+) -> size_t {
+    let write = || {
+        let socket = table::get(fd)?;
+        let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+        // SAFETY: the caller's buffer.
+        let parts = [unsafe { bytes(from, len) }?];
+        socket.write_at(&mut Source::new(&parts), offset, flags)
+    };
+    // As the header has it: -1 of a type without a sign.
+    count(write()) as size_t
+}

@@ -1,0 +1,105 @@
+//! Sending and receiving.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use super::buffers::{Sink, Source};
+use super::link::Link;
+use super::socket::{Looked, Phase, Socket, State};
+
+/// The connection, or what a call without one meets. One that is not there yet is waited for.
+fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
+    match &mut state.phase {
+        Phase::Connected(link) => Ok(link),
+        Phase::Connecting(_) => Err(None),
+        Phase::Closed => Err(Some(Err(libc::EBADF))),
+        Phase::Failed => Err(Some(Err(state.error.take().unwrap_or(libc::ENOTCONN)))),
+        _ => Err(Some(Err(libc::ENOTCONN))),
+    }
+}
+
+impl Socket {
+    fn waits(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT == 0 && !self.look(|state| state.options.is_nonblocking)
+    }
+
+    /// Bytes received: at least one, but at the stream's end, or for an empty buffer.
+    pub fn receive(self: &Arc<Self>, sink: &mut Sink<'_>, flags: c_int) -> Result<usize, c_int> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let peek = flags & libc::MSG_PEEK != 0;
+        let all = flags & libc::MSG_WAITALL != 0 && !peek;
+        let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.receive_timeout));
+        let result = self.until(waits, timeout, |state| {
+            let link = match link(state) {
+                Ok(link) => link,
+                Err(looked) => return looked,
+            };
+            link.receive_to(sink, peek);
+            match sink.taken() {
+                _ if sink.left() == 0 => Some(Ok(())),
+                taken if taken > 0 && !all => Some(Ok(())),
+                _ if link.unread() > 0 || link.can_read => None,
+                taken => match link.error.take_if(|_| taken == 0) {
+                    Some(why) => Some(Err(why)),
+                    None => Some(Ok(())),
+                },
+            }
+        });
+        partly(sink.taken(), result)
+    }
+
+    /// Bytes sent: all of them, unless it is not to wait or fails meanwhile.
+    pub fn send(self: &Arc<Self>, source: &mut Source<'_>, flags: c_int) -> Result<usize, c_int> {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(libc::EOPNOTSUPP);
+        }
+        self.put(source, flags, |link, source| {
+            link.send_from(source);
+            Ok(())
+        })
+    }
+
+    /// Bytes written to where the peer has mapped an offset, as of [`send`](Self::send).
+    pub fn write_at(
+        self: &Arc<Self>,
+        source: &mut Source<'_>,
+        offset: u64,
+        flags: c_int,
+    ) -> Result<usize, c_int> {
+        self.put(source, flags, |link, source| link.write_from(source, offset))
+    }
+
+    fn put(
+        self: &Arc<Self>,
+        source: &mut Source<'_>,
+        flags: c_int,
+        go: impl Fn(&mut Link, &mut Source<'_>) -> Result<(), c_int>,
+    ) -> Result<usize, c_int> {
+        let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.send_timeout));
+        let result = self.until(waits, timeout, |state| {
+            let link = match link(state) {
+                Ok(link) => link,
+                Err(looked) => return looked,
+            };
+            if let Err(e) = go(link, source) {
+                return Some(Err(e));
+            }
+            match source.left() {
+                0 if link.can_write || source.taken() > 0 => Some(Ok(())),
+                _ if !link.can_write => Some(Err(link.error.take().unwrap_or(libc::EPIPE))),
+                _ => None,
+            }
+        });
+        partly(source.taken(), result)
+    }
+}
+
+/// What went wrong after a part was done is told by the next call.
+fn partly(done: usize, result: Result<(), c_int>) -> Result<usize, c_int> {
+    match result {
+        Err(e) if done == 0 => Err(e),
+        _ => Ok(done),
+    }
+}

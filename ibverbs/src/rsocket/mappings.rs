@@ -1,0 +1,167 @@
+//! Mapped memory: which of ours the peer may write to, and which of the peer's we may.
+
+use super::protocol::{MAPPING_LEN, Mapping, PLACE_LEN, Place, ProtocolError};
+
+/// What the peer has mapped for this end.
+#[derive(Debug, Default)]
+pub struct Theirs(Vec<Mapping>);
+
+impl Theirs {
+    pub fn new(len: usize) -> Theirs {
+        Theirs(vec![Mapping::default(); len])
+    }
+
+    /// Entries.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether an entry may have changed that the table has.
+    ///
+    /// # Errors
+    /// [`ProtocolError::Entry`].
+    pub fn check(&self, index: usize) -> Result<(), ProtocolError> {
+        let len = self.0.len();
+        if index < len { Ok(()) } else { Err(ProtocolError::Entry { got: index, len }) }
+    }
+
+    /// An entry as it is now.
+    pub fn set(&mut self, index: usize, mapping: Mapping) {
+        if let Some(entry) = self.0.get_mut(index) {
+            *entry = mapping;
+        }
+    }
+
+    /// Where what is meant for an offset goes: from there to the mapping's end.
+    pub fn find(&self, offset: u64) -> Option<Place> {
+        self.0.iter().find_map(|Mapping { offset: start, place }| {
+            let inside = offset.checked_sub(*start)?;
+            let left = u64::from(place.len).checked_sub(inside).filter(|left| *left > 0)?;
+            Some(Place { addr: place.addr.wrapping_add(inside), key: place.key, len: left as u32 })
+        })
+    }
+}
+
+/// What this end has mapped for the peer, and what the peer does not know yet.
+#[derive(Debug)]
+pub struct Ours<R> {
+    /// The peer's table.
+    table: Place,
+    entries: Vec<Option<Entry<R>>>,
+    /// Entries to be told, the first first.
+    untold: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct Entry<R> {
+    addr: u64,
+    mapping: Mapping,
+    /// The registered memory.
+    _region: R,
+}
+
+impl<R> Ours<R> {
+    /// The peer has a table of so many entries, behind that of places.
+    pub fn new(places: Place, len: usize) -> Ours<R> {
+        let addr = places.addr.wrapping_add(u64::from(places.len) * PLACE_LEN as u64);
+        let table = Place { addr, key: places.key, len: len as u32 };
+        Ours { table, entries: Vec::new(), untold: Vec::new() }
+    }
+
+    /// Whether the table has room for another.
+    pub fn has_room(&self) -> bool {
+        self.entries.len() < self.table.len as usize || self.entries.iter().any(Option::is_none)
+    }
+
+    /// One more, if there is room.
+    pub fn add(&mut self, addr: u64, mapping: Mapping, region: R) -> Option<()> {
+        let free = self.entries.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.entries.len());
+        if index >= self.table.len as usize {
+            return None;
+        }
+        let entry = Some(Entry { addr, mapping, _region: region });
+        match self.entries.get_mut(index) {
+            Some(place) => *place = entry,
+            None => self.entries.push(entry),
+        }
+        self.untold.push(index);
+        Some(())
+    }
+
+    /// Takes back what was mapped from an address; whether there is such.
+    pub fn remove(&mut self, addr: u64, len: usize) -> bool {
+        let is_it = |e: &Option<Entry<R>>| {
+            e.as_ref().is_some_and(|e| e.addr == addr && (len == 0 || e.mapping.place.len as usize == len))
+        };
+        let Some(index) = self.entries.iter().position(is_it) else { return false };
+        self.entries[index] = None;
+        self.untold.push(index);
+        true
+    }
+
+    /// What the peer is to be told next: the entry's index, what it says, and where it goes.
+    pub fn next(&mut self) -> Option<(usize, Mapping, Place)> {
+        if self.untold.is_empty() {
+            return None;
+        }
+        let index = self.untold.remove(0);
+        let mapping = self.entries[index].as_ref().map_or(Mapping::default(), |entry| entry.mapping);
+        let addr = self.table.addr.wrapping_add((index * MAPPING_LEN) as u64);
+        Some((index, mapping, Place { addr, key: self.table.key, len: MAPPING_LEN as u32 }))
+    }
+
+    pub fn is_told(&self) -> bool {
+        self.untold.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(offset: u64, addr: u64, len: u32) -> Mapping {
+        Mapping { offset, place: Place { addr, key: 3, len } }
+    }
+
+    #[test]
+    fn offsets_lead_to_where_they_are_mapped() {
+        let mut theirs = Theirs::new(2);
+        assert_eq!(theirs.find(0), None);
+        theirs.set(0, mapping(100, 0x1000, 50));
+        theirs.set(1, mapping(150, 0x8000, 10));
+        assert_eq!(theirs.find(99), None);
+        assert_eq!(theirs.find(149), Some(Place { addr: 0x1031, key: 3, len: 1 }));
+        assert_eq!(theirs.find(150), Some(Place { addr: 0x8000, key: 3, len: 10 }));
+        assert_eq!(theirs.find(160), None);
+        theirs.set(0, mapping(u64::MAX, u64::MAX, u32::MAX));
+        assert_eq!(theirs.find(u64::MAX), Some(Place { addr: u64::MAX, key: 3, len: u32::MAX }));
+    }
+
+    #[test]
+    fn entries_outside_the_table_are_found_out() {
+        let mut theirs = Theirs::new(2);
+        assert_eq!(theirs.check(1), Ok(()));
+        assert_eq!(theirs.check(2), Err(ProtocolError::Entry { got: 2, len: 2 }));
+        assert!(Theirs::default().check(0).is_err());
+        theirs.set(2, mapping(0, 0, 1));
+        assert_eq!(theirs.find(0), None);
+    }
+
+    #[test]
+    fn a_table_has_an_end_and_gaps_are_filled() {
+        let mut ours = Ours::new(Place { addr: 0x1000, key: 9, len: 2 }, 2);
+        assert_eq!(ours.add(1, mapping(0, 1, 8), ()), Some(()));
+        assert_eq!(ours.add(2, mapping(8, 2, 8), ()), Some(()));
+        assert_eq!((ours.has_room(), ours.add(3, mapping(16, 3, 8), ())), (false, None));
+        let to = |index: u64| Place { addr: 0x1020 + 24 * index, key: 9, len: 24 };
+        assert_eq!(ours.next(), Some((0, mapping(0, 1, 8), to(0))));
+        assert_eq!(ours.next(), Some((1, mapping(8, 2, 8), to(1))));
+        assert!(ours.is_told());
+        assert!(!ours.remove(1, 7) && ours.remove(1, 8) && !ours.remove(1, 8));
+        assert_eq!(ours.next(), Some((0, Mapping::default(), to(0))));
+        assert_eq!(ours.add(3, mapping(16, 3, 8), ()), Some(()));
+        assert_eq!(ours.next(), Some((0, mapping(16, 3, 8), to(0))));
+        assert_eq!(ours.next(), None);
+    }
+}

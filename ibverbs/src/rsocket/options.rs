@@ -1,0 +1,255 @@
+//! What a socket is to be like: the system's defaults, and what the program sets.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::fs;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::protocol::told_size;
+
+/// The level of options that only rsockets have, and those.
+pub const SOL_RDMA: c_int = 0x10000;
+const SEND_QUEUE: c_int = 0;
+const RECEIVE_QUEUE: c_int = 1;
+const INLINE: c_int = 2;
+const MAPPINGS: c_int = 3;
+const ROUTE: c_int = 4;
+
+/// Bytes of a buffer, and entries of a queue.
+const BUFFER: (usize, usize) = (4096, 1 << 28);
+const QUEUE: (usize, usize) = (4, 16_384);
+
+/// What a connection is made with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// Bytes.
+    pub send_buffer: usize,
+    /// Bytes of each half of the receive buffer.
+    pub receive_half: usize,
+    /// Work requests.
+    pub send_queue: u32,
+    /// Data messages that the peer may send until it hears more.
+    pub credits: u16,
+    /// Pieces of memory that the peer can map.
+    pub mappings: usize,
+}
+
+/// The defaults, as files in `/etc/rdma/rsocket` have them.
+struct Defaults {
+    sizes: Sizes,
+    inline: usize,
+    /// How long a call looks for what it waits for before it sleeps.
+    polling: Duration,
+}
+
+fn defaults() -> &'static Defaults {
+    static DEFAULTS: OnceLock<Defaults> = OnceLock::new();
+    DEFAULTS.get_or_init(|| {
+        let number = |name: &str, default: usize| {
+            let text = fs::read_to_string(format!("/etc/rdma/rsocket/{name}"));
+            text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+        };
+        let within = |value: usize, (least, most): (usize, usize)| value.clamp(least, most);
+        let sizes = Sizes {
+            send_buffer: within(number("wmem_default", 1 << 17), BUFFER),
+            receive_half: within(number("mem_default", 1 << 17), BUFFER) / 2,
+            send_queue: within(number("sqsize_default", 384), QUEUE) as u32,
+            credits: within(number("rqsize_default", 384), QUEUE) as u16,
+            mappings: told_size(number("iomap_size", 0)),
+        };
+        let polling = Duration::from_micros(number("polling_time", 50) as u64);
+        Defaults { sizes, inline: number("inline_default", 64), polling }
+    })
+}
+
+/// See [`Defaults::polling`].
+pub fn polling() -> Duration {
+    defaults().polling
+}
+
+/// Of one socket. An accepted one has its listener's.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub sizes: Sizes,
+    inline: usize,
+    pub is_nonblocking: bool,
+    pub reuses_address: bool,
+    pub only_v6: bool,
+    /// `SO_LINGER`.
+    pub linger: Option<Duration>,
+    pub receive_timeout: Option<Duration>,
+    pub send_timeout: Option<Duration>,
+    /// `IP_TOS`, `IPV6_TCLASS`.
+    pub traffic_class: Option<u8>,
+    /// Those that change nothing here, as they were set.
+    others: BTreeMap<(c_int, c_int), Vec<u8>>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            sizes: defaults().sizes,
+            inline: defaults().inline,
+            is_nonblocking: false,
+            reuses_address: false,
+            only_v6: false,
+            linger: None,
+            receive_timeout: None,
+            send_timeout: None,
+            traffic_class: None,
+            others: BTreeMap::new(),
+        }
+    }
+}
+
+/// Options of one `int` that programs of TCP set, and that change nothing over RDMA, with their value if they are not set.
+const INERT: [(c_int, c_int, c_int); 13] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY, 0),
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE, 0),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 0),
+    (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
+    (libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 7200),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 75),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 9),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG, 1024),
+];
+
+fn int(value: &[u8]) -> Result<c_int, c_int> {
+    value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(libc::EINVAL)
+}
+
+/// A size, which is not negative.
+fn size(value: &[u8], (least, most): (usize, usize)) -> Result<usize, c_int> {
+    Ok(usize::try_from(int(value)?).map_err(|_| libc::EINVAL)?.clamp(least, most))
+}
+
+fn time(value: &[u8]) -> Result<Option<Duration>, c_int> {
+    let (seconds, rest) = value.split_first_chunk::<8>().ok_or(libc::EINVAL)?;
+    let micros = rest.first_chunk::<8>().ok_or(libc::EINVAL)?;
+    let seconds = u64::try_from(i64::from_ne_bytes(*seconds)).map_err(|_| libc::EDOM)?;
+    let micros = u64::try_from(i64::from_ne_bytes(*micros)).map_err(|_| libc::EDOM)?;
+    let time = Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros));
+    Ok((!time.is_zero()).then_some(time))
+}
+
+fn timeval(time: Option<Duration>) -> Vec<u8> {
+    let time = time.unwrap_or_default();
+    let parts = [time.as_secs() as i64, i64::from(time.subsec_micros())];
+    parts.iter().flat_map(|part| part.to_ne_bytes()).collect()
+}
+
+impl Options {
+    /// # Errors
+    /// `ENOPROTOOPT` for one that there is not; `EINVAL`, `EDOM` for a value.
+    pub fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
+        match (level, name) {
+            // The system doubles both, for what it keeps beside the data.
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer = size(value, BUFFER)? * 2,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => self.sizes.receive_half = size(value, BUFFER)?,
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuses_address = int(value)? != 0,
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let (on, seconds) = (int(value)?, int(value.get(4..).ok_or(libc::EINVAL)?)?);
+                let seconds = u64::try_from(seconds).unwrap_or(0);
+                self.linger = (on != 0).then(|| Duration::from_secs(seconds));
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => self.receive_timeout = time(value)?,
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => self.send_timeout = time(value)?,
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.only_v6 = int(value)? != 0,
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                // Of IPv4 it may be a single byte.
+                let value = int(value).or(value.first().map(|b| (*b).into()).ok_or(libc::EINVAL))?;
+                self.traffic_class = u8::try_from(value).ok();
+            }
+            (SOL_RDMA, SEND_QUEUE) => self.sizes.send_queue = size(value, QUEUE)? as u32,
+            (SOL_RDMA, RECEIVE_QUEUE) => self.sizes.credits = size(value, QUEUE)? as u16,
+            (SOL_RDMA, INLINE) => self.inline = size(value, (0, BUFFER.0))?,
+            (SOL_RDMA, MAPPINGS) => self.sizes.mappings = told_size(size(value, (0, BUFFER.1))?),
+            // Over Ethernet the addresses are the path.
+            (SOL_RDMA, ROUTE) => {}
+            _ if INERT.iter().any(|(l, n, _)| (*l, *n) == (level, name)) => {
+                int(value)?;
+                self.others.insert((level, name), value[..4].to_vec());
+            }
+            _ => return Err(libc::ENOPROTOOPT),
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// `ENOPROTOOPT`.
+    pub fn get(&self, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
+        let number = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer as c_int,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => 2 * self.sizes.receive_half as c_int,
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuses_address.into(),
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = self.linger.map_or(0, |time| time.as_secs() as c_int);
+                let both = [self.linger.is_some().into(), seconds];
+                return Ok(both.iter().flat_map(|part: &c_int| part.to_ne_bytes()).collect());
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => return Ok(timeval(self.receive_timeout)),
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => return Ok(timeval(self.send_timeout)),
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.only_v6.into(),
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                self.traffic_class.unwrap_or(0).into()
+            }
+            (SOL_RDMA, SEND_QUEUE) => self.sizes.send_queue as c_int,
+            (SOL_RDMA, RECEIVE_QUEUE) => self.sizes.credits.into(),
+            (SOL_RDMA, INLINE) => self.inline as c_int,
+            (SOL_RDMA, MAPPINGS) => self.sizes.mappings as c_int,
+            _ => {
+                let default = INERT.iter().find(|(l, n, _)| (*l, *n) == (level, name));
+                let default = default.ok_or(libc::ENOPROTOOPT)?.2;
+                let set = self.others.get(&(level, name)).cloned();
+                return Ok(set.unwrap_or_else(|| default.to_ne_bytes().to_vec()));
+            }
+        };
+        Ok(number.to_ne_bytes().to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(options: &mut Options, level: c_int, name: c_int, value: c_int) -> Result<Vec<u8>, c_int> {
+        options.set(level, name, &value.to_ne_bytes())?;
+        options.get(level, name)
+    }
+
+    #[test]
+    fn what_is_set_is_told() {
+        let mut options = Options::default();
+        let number = |n: c_int| Ok(n.to_ne_bytes().to_vec());
+        assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 19), number(1 << 20));
+        assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 19), number(1 << 20));
+        assert_eq!(options.sizes.receive_half, 1 << 19);
+        assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_RCVBUF, 1), number(8192));
+        assert_eq!(set(&mut options, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1), number(1));
+        assert_eq!(options.get(libc::IPPROTO_TCP, libc::TCP_KEEPCNT), number(9));
+        assert_eq!(set(&mut options, SOL_RDMA, MAPPINGS, 3), number(3));
+        let linger: Vec<u8> = [1, 5].iter().flat_map(|n: &c_int| n.to_ne_bytes()).collect();
+        options.set(libc::SOL_SOCKET, libc::SO_LINGER, &linger).unwrap();
+        assert_eq!(options.linger, Some(Duration::from_secs(5)));
+        assert_eq!(options.get(libc::SOL_SOCKET, libc::SO_LINGER), Ok(linger));
+        let time = timeval(Some(Duration::from_micros(2_000_003)));
+        options.set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &time).unwrap();
+        assert_eq!(options.receive_timeout, Some(Duration::from_micros(2_000_003)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let mut options = Options::default();
+        assert_eq!(options.set(libc::SOL_SOCKET, libc::SO_SNDBUF, &[1]), Err(libc::EINVAL));
+        assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, -1), Err(libc::EINVAL));
+        assert_eq!(options.set(libc::SOL_SOCKET, libc::SO_LINGER, &[1, 0, 0, 0]), Err(libc::EINVAL));
+        assert_eq!(set(&mut options, 4711, 1, 1), Err(libc::ENOPROTOOPT));
+        assert_eq!(options.get(SOL_RDMA, 99), Err(libc::ENOPROTOOPT));
+    }
+}

@@ -1,0 +1,146 @@
+//! `rpoll` and `rselect`: waiting for sockets and other descriptors at once.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libc::{c_short, fd_set, pollfd, timeval};
+
+use super::socket::Socket;
+use super::table::find;
+use super::wait::{Over, poll, wait};
+
+/// What is told whether it was asked for or not.
+const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+
+/// Waits until some of these have something, or for so long; how many have.
+///
+/// # Errors
+/// An error number.
+pub fn wait_for(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
+    let found: Vec<Option<Arc<Socket>>> = fds.iter().map(|fd| find(fd.fd)).collect();
+    if found.iter().all(Option::is_none) {
+        return poll(fds, timeout);
+    }
+    // A negative one is none to the system.
+    let other =
+        |(fd, socket): (&pollfd, &Option<_>)| pollfd { fd: if socket.is_some() { -1 } else { fd.fd }, ..*fd };
+    let mut others: Vec<pollfd> = fds.iter().zip(&found).map(other).collect();
+    let has_others = others.iter().any(|other| other.fd >= 0);
+    let mut look = |others: &mut [pollfd]| {
+        for (fd, socket) in fds.iter_mut().zip(&found) {
+            fd.revents = socket.as_ref().map_or(0, |socket| socket.events() & (fd.events | ALWAYS));
+        }
+        if has_others {
+            if let Err(e) = poll(others, Some(Duration::ZERO)) {
+                return Some(Err(e));
+            }
+            let plain = fds.iter_mut().zip(&*others).filter(|(_, other)| other.fd >= 0);
+            plain.for_each(|(fd, other)| fd.revents = other.revents);
+        }
+        let count = fds.iter().filter(|fd| fd.revents != 0).count();
+        (count > 0).then_some(Ok(count as c_int))
+    };
+    if let Some(count) = look(&mut others) {
+        return count;
+    }
+    if timeout.is_some_and(|timeout| timeout.is_zero()) {
+        return Ok(0);
+    }
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let sockets: Vec<_> = found.iter().flatten().cloned().collect();
+    match wait(&sockets, &mut others, deadline, look) {
+        Ok(count) => count,
+        Err(Over::TimedOut) => Ok(0),
+        Err(Over::Interrupted) => Err(libc::EINTR),
+        Err(Over::Failed(e)) => Err(e),
+    }
+}
+
+/// The three sets of `select`, as the program has them.
+pub struct Sets {
+    pub read: *mut fd_set,
+    pub write: *mut fd_set,
+    pub except: *mut fd_set,
+}
+
+impl Sets {
+    /// What the numbers below `count` are to be asked for.
+    ///
+    /// # Safety
+    /// Each set is one, or null.
+    unsafe fn asked(&self, count: c_int) -> Vec<pollfd> {
+        let is_in = |set: *mut fd_set, fd: c_int| {
+            // SAFETY: the caller's set; the number is below its size.
+            !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+        };
+        let events = |fd: c_int| {
+            let mut events = 0;
+            for (set, event) in
+                [(self.read, libc::POLLIN), (self.write, libc::POLLOUT), (self.except, libc::POLLPRI)]
+            {
+                events |= if is_in(set, fd) { event } else { 0 };
+            }
+            events
+        };
+        let fds = (0..count).map(|fd| pollfd { fd, events: events(fd), revents: 0 });
+        fds.filter(|fd| fd.events != 0).collect()
+    }
+
+    /// Writes down what was found; how many that are.
+    ///
+    /// # Safety
+    /// As of [`asked`](Self::asked).
+    unsafe fn tell(&self, fds: &[pollfd]) -> c_int {
+        const READABLE: c_short = libc::POLLIN | libc::POLLHUP | libc::POLLERR;
+        const WRITABLE: c_short = libc::POLLOUT | libc::POLLERR;
+        let mut count = 0;
+        for set in [self.read, self.write, self.except].into_iter().filter(|set| !set.is_null()) {
+            // SAFETY: the caller's set.
+            unsafe { libc::FD_ZERO(set) };
+        }
+        let of = [
+            (self.read, libc::POLLIN, READABLE),
+            (self.write, libc::POLLOUT, WRITABLE),
+            (self.except, libc::POLLPRI, libc::POLLPRI),
+        ];
+        for fd in fds {
+            for (set, asked, found) in of {
+                if fd.events & asked != 0 && fd.revents & found != 0 {
+                    // SAFETY: the set that this was asked by.
+                    unsafe { libc::FD_SET(fd.fd, set) };
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+}
+
+/// # Safety
+/// The sets and the time are the caller's, or null.
+///
+/// # Errors
+/// An error number; then the sets are as they were.
+pub unsafe fn select(count: c_int, sets: &Sets, timeout: *mut timeval) -> Result<c_int, c_int> {
+    if !(0..=libc::FD_SETSIZE as c_int).contains(&count) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller's, or null.
+    let time = match unsafe { timeout.as_ref() } {
+        None => None,
+        Some(time) => {
+            let seconds = u64::try_from(time.tv_sec).map_err(|_| libc::EINVAL)?;
+            let micros = u64::try_from(time.tv_usec).map_err(|_| libc::EINVAL)?;
+            Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
+        }
+    };
+    // SAFETY: the caller's sets.
+    let mut fds = unsafe { sets.asked(count) };
+    wait_for(&mut fds, time)?;
+    if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: the caller's sets.
+    Ok(unsafe { sets.tell(&fds) })
+}

@@ -1,0 +1,157 @@
+//! Waiting for sockets, and for other descriptors beside them.
+//!
+//! Whoever waits looks at the sockets himself when one of their descriptors says so, and takes what came by it. Others who
+//! wait for the same socket would miss it: so each has a descriptor of his own, by which those who look wake him.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libc::pollfd;
+use parking_lot::Mutex;
+
+use super::options::polling;
+use super::socket::Socket;
+
+thread_local! {
+    /// Made when the thread first waits.
+    static OWN: Option<Arc<Waker>> = Waker::new().map(Arc::new);
+}
+
+/// By which one who waits is woken.
+pub struct Waker(OwnedFd);
+
+impl Waker {
+    fn new() -> Option<Waker> {
+        use std::os::fd::FromRawFd;
+        // SAFETY: the call takes no memory; what it returns is nobody else's.
+        unsafe {
+            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+            (fd >= 0).then(|| Waker(OwnedFd::from_raw_fd(fd)))
+        }
+    }
+
+    fn wake(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight bytes. If the counter is full, he is awake.
+        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    fn calm(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: eight bytes. Nothing is there if nobody woke him.
+        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+}
+
+/// Those who wait for a socket.
+#[derive(Default)]
+pub struct Watchers(Mutex<Vec<Arc<Waker>>>);
+
+impl Watchers {
+    /// Something has changed: all but this thread are to look.
+    pub fn wake(&self) {
+        let watchers = self.0.lock();
+        if !watchers.is_empty() {
+            let own = OWN.try_with(Option::clone).ok().flatten();
+            let is_own = |waker: &Arc<Waker>| own.as_ref().is_some_and(|own| Arc::ptr_eq(own, waker));
+            watchers.iter().filter(|waker| !is_own(waker)).for_each(|waker| waker.wake());
+        }
+    }
+}
+
+/// Is among the watchers of sockets as long as it lives.
+struct Watching<'a> {
+    sockets: &'a [Arc<Socket>],
+    waker: Arc<Waker>,
+}
+
+impl<'a> Watching<'a> {
+    fn new(sockets: &'a [Arc<Socket>], waker: Arc<Waker>) -> Watching<'a> {
+        sockets.iter().for_each(|socket| socket.watchers.0.lock().push(waker.clone()));
+        Watching { sockets, waker }
+    }
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        for socket in self.sockets {
+            let mut watchers = socket.watchers.0.lock();
+            if let Some(at) = watchers.iter().position(|waker| Arc::ptr_eq(waker, &self.waker)) {
+                watchers.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// How a wait ended that brought nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    TimedOut,
+    Interrupted,
+    /// No memory, no descriptor.
+    Failed(c_int),
+}
+
+/// Until `look` brings something, or for ever if there is no deadline. It is called with each change of a socket, and of what
+/// `others` ask for, which says what was found of them.
+pub fn wait<R>(
+    sockets: &[Arc<Socket>],
+    others: &mut [pollfd],
+    deadline: Option<Instant>,
+    mut look: impl FnMut(&mut [pollfd]) -> Option<R>,
+) -> Result<R, Over> {
+    let until = Instant::now() + polling();
+    let until = deadline.map_or(until, |deadline| deadline.min(until));
+    while Instant::now() < until {
+        if let Some(found) = look(others) {
+            return Ok(found);
+        }
+    }
+    let waker = OWN.try_with(Option::clone).ok().flatten().ok_or(Over::Failed(libc::EMFILE))?;
+    let watching = Watching::new(sockets, waker);
+    let polled = |fd: c_int| pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = Vec::with_capacity(others.len() + 1 + 2 * sockets.len());
+    loop {
+        fds.clear();
+        fds.extend_from_slice(others);
+        fds.push(polled(watching.waker.0.as_raw_fd()));
+        sockets.iter().for_each(|socket| socket.arm(|fd| fds.push(polled(fd.as_raw_fd()))));
+        if let Some(found) = look(others) {
+            return Ok(found);
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(Over::TimedOut);
+        }
+        match poll(&mut fds, left) {
+            Ok(_) => {}
+            Err(libc::EINTR) => return Err(Over::Interrupted),
+            Err(e) => return Err(Over::Failed(e)),
+        }
+        watching.waker.calm();
+        let (found, _) = fds.split_at(others.len());
+        others.copy_from_slice(found);
+    }
+}
+
+/// The system's own, of descriptors that are no sockets; how many have something.
+pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
+    let time = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the slice is there, and as long as that.
+    let found = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
+    if found >= 0 {
+        return Ok(found);
+    }
+    Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// A descriptor's number.
+pub fn raw(fd: impl AsFd) -> c_int {
+    fd.as_fd().as_raw_fd()
+}

@@ -1,0 +1,367 @@
+/* Rsockets of a program to itself, with what the usual programs do not do: one corner by name, at an address and if need be a
+ * port. Ends with 0 if all went as it should. */
+
+/* POLLRDHUP. */
+#define _GNU_SOURCE
+
+#include "common.h"
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <rdma/rsocket.h>
+#include <sys/uio.h>
+
+static struct sockaddr_in address = { .sin_family = AF_INET };
+static const struct sockaddr *to = (const struct sockaddr *)&address;
+enum { LONG = 3 << 20, HOSTILE = 5 };
+
+#define FAILS(what, why)              \
+	do {                              \
+		errno = 0;                    \
+		CHECK((what) == -1);          \
+		CHECK(errno == (why));        \
+	} while (0)
+
+static char pattern(size_t at)
+{
+	return (char)(at * 7 + (at >> 8) * 13);
+}
+
+/* A listener on a port of the library's choosing, which `address` has from now on. */
+static int listener(void)
+{
+	socklen_t len = sizeof(address);
+	int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	CHECK(fd >= 0);
+	CHECK(!rbind(fd, to, len));
+	CHECK(!rlisten(fd, 4));
+	CHECK(!rgetsockname(fd, (struct sockaddr *)&address, &len));
+	CHECK(address.sin_port && len == sizeof(address));
+	return fd;
+}
+
+static void *connects(void *fd)
+{
+	CHECK(!rconnect(*(int *)fd, to, sizeof(address)));
+	return NULL;
+}
+
+/* Both ends of a connection, made with these sizes of buffers and mapped memory. */
+static void pair_with(int ends[2], int bytes, int maps)
+{
+	pthread_t thread;
+	int listening = listener();
+	CHECK((ends[0] = rsocket(AF_INET, SOCK_STREAM, IPPROTO_TCP)) >= 0);
+	for (int i = 0; i < 2; i++) {
+		int fd = i ? listening : ends[0];
+		CHECK(!bytes || !rsetsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)));
+		CHECK(!bytes || !rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)));
+		CHECK(!rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof(maps)));
+	}
+	CHECK(!pthread_create(&thread, NULL, connects, &ends[0]));
+	CHECK((ends[1] = raccept(listening, NULL, NULL)) >= 0);
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(!rclose(listening));
+}
+
+static void pair(int ends[2])
+{
+	pair_with(ends, 0, 0);
+}
+
+static void close_both(int ends[2])
+{
+	CHECK(!rclose(ends[0]) && !rclose(ends[1]));
+	FAILS(rclose(ends[0]), EBADF);
+}
+
+static short events(int fd, short wanted, int timeout)
+{
+	struct pollfd poll = { .fd = fd, .events = wanted };
+	int count = rpoll(&poll, 1, timeout);
+	CHECK(count == !!poll.revents);
+	return poll.revents;
+}
+
+static void connecting(void)
+{
+	char name[sizeof(address)];
+	struct sockaddr_in peer;
+	socklen_t len = sizeof(peer), four = 4;
+	int error = -1, listening = listener(), fd = rsocket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	CHECK(fd >= 0 && fd != listening);
+	CHECK(rfcntl(fd, F_GETFL) & O_NONBLOCK);
+	CHECK(!rfcntl(listening, F_SETFL, O_NONBLOCK));
+	FAILS(raccept(listening, NULL, NULL), EAGAIN);
+	CHECK(!events(listening, POLLIN, 0));
+	FAILS(rrecv(fd, name, 1, 0), ENOTCONN);
+	FAILS(rgetpeername(fd, (struct sockaddr *)&peer, &len), ENOTCONN);
+	FAILS(rconnect(fd, to, sizeof(address)), EINPROGRESS);
+	CHECK(!events(fd, POLLOUT, 20));
+	FAILS(rconnect(fd, to, sizeof(address)), EALREADY);
+	CHECK(events(listening, POLLIN, 5000) == POLLIN);
+	int new = raccept(listening, (struct sockaddr *)&peer, &len);
+	CHECK(new >= 0 && new != fd && peer.sin_addr.s_addr == address.sin_addr.s_addr && peer.sin_port);
+	CHECK(!(rfcntl(new, F_GETFL) & O_NONBLOCK));
+	CHECK(events(fd, POLLOUT, 5000) == POLLOUT);
+	CHECK(!rgetsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &four) && !error);
+	FAILS(rconnect(fd, to, sizeof(address)), EISCONN);
+	CHECK(!rgetpeername(fd, (struct sockaddr *)&peer, &len) && peer.sin_port == address.sin_port);
+	FAILS(rrecv(fd, name, 1, 0), EAGAIN);
+	FAILS(rrecv(new, name, 1, MSG_DONTWAIT), EAGAIN);
+	CHECK(!rclose(new) && !rclose(listening));
+	/* Nobody listens any more. */
+	int refused = rsocket(AF_INET, SOCK_STREAM, 0);
+	FAILS(rconnect(refused, to, sizeof(address)), ECONNREFUSED);
+	CHECK(!rfcntl(refused, F_SETFL, O_NONBLOCK));
+	FAILS(rconnect(refused, to, sizeof(address)), EINPROGRESS);
+	CHECK(events(refused, POLLOUT, 5000) & POLLERR);
+	CHECK(!rgetsockopt(refused, SOL_SOCKET, SO_ERROR, &error, &four) && error == ECONNREFUSED);
+	CHECK(!rclose(refused) && !rclose(fd));
+}
+
+static void refused(void)
+{
+	int value = 1, pipes[2];
+	FAILS(rsocket(AF_UNIX, SOCK_STREAM, 0), EAFNOSUPPORT);
+	FAILS(rsocket(AF_INET, SOCK_RAW, 0), ESOCKTNOSUPPORT);
+	CHECK(!pipe(pipes));
+	FAILS(rsend(pipes[1], "x", 1, 0), EBADF);
+	FAILS(rclose(-1), EBADF);
+	int fd = listener(), other = rsocket(AF_INET, SOCK_STREAM, 0);
+	FAILS(rbind(other, to, sizeof(address)), EADDRINUSE);
+	FAILS(rbind(other, to, 4), EINVAL);
+	FAILS(rsetsockopt(other, SOL_SOCKET, 4711, &value, sizeof(value)), ENOPROTOOPT);
+	FAILS(rfcntl(other, F_SETOWN, 1), EINVAL);
+	FAILS(rshutdown(other, SHUT_WR), ENOTCONN);
+	CHECK(!rsetsockopt(other, IPPROTO_TCP, TCP_NODELAY, &value, sizeof(value)));
+	CHECK(!rsetsockopt(other, SOL_SOCKET, SO_KEEPALIVE, &value, sizeof(value)));
+	CHECK(!rclose(fd) && !rclose(other));
+}
+
+static void half_closed(void)
+{
+	char got[8];
+	int ends[2];
+	pair(ends);
+	CHECK(rsend(ends[0], "question", 8, 0) == 8);
+	CHECK(!rshutdown(ends[0], SHUT_WR));
+	FAILS(rsend(ends[0], "x", 1, 0), EPIPE);
+	CHECK(rrecv(ends[1], got, 8, MSG_WAITALL) == 8 && !memcmp(got, "question", 8));
+	CHECK(rrecv(ends[1], got, 8, 0) == 0);
+	CHECK(events(ends[1], POLLIN | POLLRDHUP | POLLOUT, 5000) == (POLLIN | POLLRDHUP | POLLOUT));
+	CHECK(rsend(ends[1], "answer", 6, 0) == 6);
+	CHECK(!rclose(ends[1]));
+	CHECK(rrecv(ends[0], got, 6, MSG_WAITALL) == 6 && !memcmp(got, "answer", 6));
+	CHECK(rrecv(ends[0], got, 6, 0) == 0);
+	CHECK(events(ends[0], POLLIN, 5000) & POLLHUP);
+	CHECK(!rclose(ends[0]));
+}
+
+static void pieces(void)
+{
+	char a[4], b[4], c[8];
+	int ends[2];
+	struct iovec out[3] = { { "ab", 2 }, { NULL, 0 }, { "cdef", 4 } }, in[2] = { { a, 4 }, { b, 4 } };
+	struct msghdr message = { .msg_iov = in, .msg_iovlen = 2 };
+	pair(ends);
+	CHECK(rwritev(ends[0], out, 3) == 6);
+	CHECK(rrecv(ends[1], c, 6, MSG_WAITALL | MSG_PEEK) > 0);
+	CHECK(rrecv(ends[1], c, 6, MSG_PEEK) == 6 && !memcmp(c, "abcdef", 6));
+	CHECK(rreadv(ends[1], in, 2) == 6 && !memcmp(a, "abcd", 4) && !memcmp(b, "ef", 2));
+	message.msg_iov = out, message.msg_iovlen = 3;
+	CHECK(rsendmsg(ends[0], &message, 0) == 6);
+	message.msg_iov = in, message.msg_iovlen = 2;
+	CHECK(rrecvmsg(ends[1], &message, 0) == 6 && !memcmp(b, "ef", 2));
+	CHECK(rwrite(ends[1], "x", 1) == 1 && rread(ends[0], c, 8) == 1 && *c == 'x');
+	CHECK(rread(ends[0], c, 0) == 0);
+	FAILS(rread(ends[0], NULL, 1), EFAULT);
+	close_both(ends);
+}
+
+static void *sends_long(void *fd)
+{
+	char *out = malloc(LONG);
+	for (size_t i = 0; i < LONG; i++)
+		out[i] = pattern(i);
+	CHECK(rsend(*(int *)fd, out, LONG, 0) == LONG);
+	free(out);
+	return NULL;
+}
+
+static void *receives_long(void *fd)
+{
+	char *in = malloc(LONG);
+	size_t got = 0;
+	while (got < LONG) {
+		size_t some = 1 + got % 9973;
+		ssize_t n = rrecv(*(int *)fd, in + got, some < LONG - got ? some : LONG - got, 0);
+		CHECK(n > 0);
+		got += n;
+	}
+	for (size_t i = 0; i < LONG; i++)
+		CHECK(in[i] == pattern(i));
+	free(in);
+	return NULL;
+}
+
+/* Both ways at once, four threads, small buffers, odd lengths. */
+static void both_ways(void)
+{
+	int ends[2];
+	pthread_t threads[4];
+	pair_with(ends, 10000, 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK(!pthread_create(&threads[i], NULL, sends_long, &ends[i]));
+		CHECK(!pthread_create(&threads[2 + i], NULL, receives_long, &ends[i]));
+	}
+	for (int i = 0; i < 4; i++)
+		CHECK(!pthread_join(threads[i], NULL));
+	close_both(ends);
+}
+
+/* What nobody takes fills the buffers, and no more; what was sent before a close arrives. */
+static void full(void)
+{
+	static char buffer[1 << 16];
+	int ends[2];
+	size_t sent = 0, got = 0;
+	ssize_t n;
+	pair_with(ends, 1 << 16, 0);
+	memset(buffer, 'x', sizeof(buffer));
+	while ((n = rsend(ends[0], buffer, sizeof(buffer), MSG_DONTWAIT)) > 0 || events(ends[0], POLLOUT, 100))
+		sent += n > 0 ? n : 0;
+	FAILS(rsend(ends[0], buffer, 1, MSG_DONTWAIT), EAGAIN);
+	/* One half of the receive buffer, or both if the other end has come to say that there is another. */
+	CHECK(sent == 1 << 16 || sent == 2 << 16);
+	CHECK(!rclose(ends[0]));
+	while ((n = rrecv(ends[1], buffer, sizeof(buffer), 0)) > 0)
+		got += n;
+	CHECK(n == 0 && got == sent);
+	/* The peer is gone. */
+	FAILS(rsend(ends[1], buffer, 1, 0), EPIPE);
+	CHECK(!rclose(ends[1]));
+}
+
+static void *writes_later(void *fd)
+{
+	usleep(50000);
+	CHECK(write(*(int *)fd, "x", 1) == 1);
+	return NULL;
+}
+
+/* Sockets and other descriptors, in one call. */
+static void polled(void)
+{
+	int ends[2], pipes[2];
+	pthread_t thread;
+	char c;
+	fd_set set;
+	struct timeval soon = { .tv_usec = 1000 };
+	pair(ends);
+	CHECK(!pipe(pipes));
+	struct pollfd fds[3] = { { .fd = ends[0], .events = POLLIN }, { .fd = pipes[0], .events = POLLIN }, { .fd = -1 } };
+	CHECK(rpoll(fds, 3, 10) == 0);
+	CHECK(!pthread_create(&thread, NULL, writes_later, &pipes[1]));
+	CHECK(rpoll(fds, 3, -1) == 1 && !fds[0].revents && fds[1].revents == POLLIN);
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(rsend(ends[1], "y", 1, 0) == 1);
+	fds[1].events = 0;
+	CHECK(rpoll(fds, 3, 5000) == 1 && fds[0].revents == POLLIN);
+	FD_ZERO(&set);
+	FD_SET(ends[0], &set);
+	FD_SET(pipes[0], &set);
+	CHECK(rselect(FD_SETSIZE, &set, NULL, NULL, NULL) == 2 && FD_ISSET(ends[0], &set) && FD_ISSET(pipes[0], &set));
+	CHECK(rread(ends[0], &c, 1) == 1 && c == 'y');
+	FD_ZERO(&set);
+	FD_SET(ends[0], &set);
+	CHECK(rselect(ends[0] + 1, &set, NULL, NULL, &soon) == 0 && !FD_ISSET(ends[0], &set));
+	close_both(ends);
+	FD_SET(ends[0], &set);
+	FAILS(rselect(ends[0] + 1, &set, NULL, NULL, NULL), EBADF);
+}
+
+static void mapped(void)
+{
+	static char memory[20000], out[20000], c;
+	int ends[2];
+	memset(out, 'm', sizeof(out));
+	pair_with(ends, 0, 2);
+	FAILS(riowrite(ends[0], out, 1, 0, 0), EINVAL);
+	CHECK(riomap(ends[1], memory, 5000, PROT_WRITE, 0, 0) == 0);
+	CHECK(riomap(ends[1], memory + 5000, 15000, PROT_WRITE, 0, 5000) == 5000);
+	FAILS(riomap(ends[1], memory, 8, PROT_WRITE, 0, 70000), ENOMEM);
+	CHECK(rsend(ends[1], "x", 1, 0) == 1 && rrecv(ends[0], &c, 1, 0) == 1);
+	/* Over the border of both. */
+	CHECK(riowrite(ends[0], out, 10000, 1000, 0) == 10000);
+	CHECK(rsend(ends[0], "y", 1, 0) == 1 && rrecv(ends[1], &c, 1, 0) == 1 && c == 'y');
+	CHECK(!memcmp(memory + 1000, out, 10000) && !memory[999] && !memory[11000]);
+	CHECK(!riounmap(ends[1], memory, 5000));
+	FAILS(riounmap(ends[1], memory, 5000), EINVAL);
+	CHECK(rsend(ends[1], "x", 1, 0) == 1 && rrecv(ends[0], &c, 1, 0) == 1);
+	FAILS(riowrite(ends[0], out, 1, 0, 0), EINVAL);
+	CHECK(riowrite(ends[0], out, 1, 5000, 0) == 1);
+	close_both(ends);
+}
+
+/* A program that ends without a word has said what it sent; a child of a fork has none of it. */
+static void exits(void)
+{
+	static char buffer[50000];
+	int listening = listener(), go[2], status;
+	CHECK(!pipe(go));
+	/* Before anything of this process's runs in the child, it is another program. */
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		FAILS(rsend(listening, "x", 1, 0), EBADF);
+		int fd = rsocket(AF_INET, SOCK_STREAM, 0);
+		CHECK(fd >= 0 && !rconnect(fd, to, sizeof(address)));
+		CHECK(rsend(fd, buffer, sizeof(buffer), 0) == sizeof(buffer));
+		exit(0);
+	}
+	int fd = raccept(listening, NULL, NULL);
+	CHECK(fd >= 0);
+	CHECK(waitpid(child, &status, 0) == child && !status);
+	CHECK(rrecv(fd, buffer, sizeof(buffer), MSG_WAITALL) == sizeof(buffer));
+	CHECK(rrecv(fd, buffer, 1, 0) == 0);
+	CHECK(!rclose(fd) && !rclose(listening));
+}
+
+/* A peer that says what makes no sense, once for each connection: the connection ends, and the listener goes on. */
+static void hostile(void)
+{
+	char c;
+	int listening = rsocket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!rbind(listening, to, sizeof(address)) && !rlisten(listening, 4));
+	for (int i = 0; i < HOSTILE; i++) {
+		int fd = raccept(listening, NULL, NULL);
+		CHECK(fd >= 0);
+		FAILS(rrecv(fd, &c, 1, 0), EPROTO);
+		CHECK(rrecv(fd, &c, 1, 0) == 0);
+		FAILS(rsend(fd, &c, 1, 0), EPIPE);
+		CHECK(!rclose(fd));
+	}
+	CHECK(!rclose(listening));
+}
+
+int main(int argc, char **argv)
+{
+	const struct {
+		const char *name;
+		void (*run)(void);
+	} corners[] = {
+		{ "connecting", connecting }, { "refused", refused }, { "half closed", half_closed },
+		{ "pieces", pieces }, { "both ways", both_ways }, { "full", full }, { "polled", polled },
+		{ "mapped", mapped }, { "exits", exits }, { "hostile", hostile },
+	};
+	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);
+	for (size_t i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
+		if (!strcmp(corners[i].name, argv[1])) {
+			corners[i].run();
+			return 0;
+		}
+	}
+	fprintf(stderr, "there is no %s\n", argv[1]);
+	return 2;
+}

@@ -1,0 +1,254 @@
+//! Rsockets: Debian's programs of them, unmodified, on the library between two processes; an ordinary TCP program whose
+//! sockets are made rsockets by Debian's preloaded library; and what those programs do not do.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use support::{
+    CProgram, Library, Running, TCP_PORTS, addresses, built, library, port, preload, text, urxe,
+    wait_for_service,
+};
+
+use urxe::link::LinkSpec;
+use urxe::verbs::cm::{ConnParam, ConnectionManager};
+use urxe::verbs::{Access, Context, ContextOptions, QpOptions, RKey, RecvWr, SendWr, WrOp};
+
+/// How long a program may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Debian's library that makes sockets rsockets.
+const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+
+/// Runs a program as server and as client, on two addresses.
+fn both(program: &str, args: &[&str]) -> [Output; 2] {
+    let (library, port, [a, b]) = (Library::new(), port(), addresses());
+    let number = port.to_string();
+    let start = |address: &str, role: &[&str]| {
+        let mut command = library.program(program, address);
+        command.args(role).args(["-p", &number]).args(args);
+        Running::new(command)
+    };
+    let serving = start(&a, &["-b", &a]);
+    wait_for_service(&[TCP_PORTS], port);
+    let client = start(&b, &["-s", &a]).finish(LIMIT);
+    [serving.finish(Duration::from_secs(10)), client]
+}
+
+/// Runs it with each of these arguments; both ends say how fast it was, and nothing else.
+fn succeed(program: &str, all: &[&[&str]]) {
+    for args in all {
+        let ends = both(program, args);
+        let told = ends.each_ref().map(text);
+        let well = |out: &Output| out.status.success() && text(out).lines().count() == 2;
+        assert!(ends.iter().all(well), "{program} {args:?}: {:?}\n{told:#?}", ends.map(|out| out.status));
+        assert!(told.iter().all(|told| told.contains("custom")), "{program} {args:?}: {told:?}");
+    }
+}
+
+#[test]
+fn rstream_with_each_kind_of_call() {
+    let kinds: [&[&str]; 4] = [&["-T", "b"], &["-T", "n"], &["-T", "a"], &["-T", "r"]];
+    for kind in kinds {
+        let sizes: [&[&str]; 3] = [
+            &["-S", "64", "-C", "1", "-I", "200"],
+            &["-S", "64", "-C", "1000", "-I", "1"],
+            &["-S", "300000", "-C", "5", "-I", "2"],
+        ];
+        for size in sizes {
+            succeed("rstream", &[&[kind, size, &["-T", "v"]].concat()]);
+        }
+    }
+}
+
+#[test]
+fn rstream_with_small_buffers() {
+    succeed("rstream", &[&["-B", "4096", "-S", "20000", "-I", "3", "-C", "3", "-T", "v"]]);
+}
+
+#[test]
+fn riostream() {
+    let sizes: [&[&str]; 3] = [
+        &["-S", "64", "-C", "100", "-I", "3"],
+        &["-S", "100000", "-C", "5", "-I", "2"],
+        &["-S", "5000", "-C", "5", "-I", "2", "-T", "b"],
+    ];
+    for size in sizes {
+        succeed("riostream", &[&[size, &["-T", "v"]].concat()]);
+    }
+}
+
+#[test]
+fn rcopy() {
+    let (library, port, [a, b], dir) = (Library::new(), port(), addresses(), tempfile::tempdir().unwrap());
+    let number = port.to_string();
+    let [source, copy] = ["source", "copy"].map(|name| dir.path().join(name).to_str().unwrap().to_owned());
+    let bytes: Vec<u8> = (0..4u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(&source, &bytes).unwrap();
+    let mut command = library.program("rcopy", &a);
+    command.args(["-p", &number]);
+    // It serves for ever.
+    let _serving = Running::new(command);
+    wait_for_service(&[TCP_PORTS], port);
+    let mut command = library.program("rcopy", &b);
+    command.args([&source, &format!("{a}:{copy}"), "-p", &number]);
+    let out = Running::new(command).finish(LIMIT);
+    assert!(out.status.success(), "{}\n{}", out.status, text(&out));
+    assert!(std::fs::read(&copy).is_ok_and(|copied| copied == bytes), "{}", text(&out));
+}
+
+/// iperf knows nothing of RDMA. Its port is one of the connection manager's and not of TCP's, and its bytes are in a capture
+/// of the NIC.
+#[test]
+fn a_tcp_program_goes_over_rdma() {
+    const BYTES: u64 = 4 << 20;
+    let (port, [a, b], dir) = (port(), addresses(), tempfile::tempdir().unwrap());
+    let (number, capture) = (port.to_string(), dir.path().join("capture"));
+    let start = |address: &str, urxe_args: &[&str], args: &[&str]| {
+        let mut command = urxe(&["run", "--ip", address]);
+        command.args(urxe_args).args(["--", "iperf", "-p", &number]).args(args);
+        command.env("LD_PRELOAD", PRELOADED);
+        Running::new(command)
+    };
+    let _serving = start(&a, &[], &["-s", "-B", &a]);
+    wait_for_service(&[TCP_PORTS], port);
+    let listeners = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    assert!(!listeners.contains(&format!(":{port:04X} ")), "it listens by TCP:\n{listeners}");
+    let bytes = BYTES.to_string();
+    let asks = start(&b, &["--capture", capture.to_str().unwrap()], &["-c", &a, "-n", &bytes]);
+    let out = asks.finish(LIMIT);
+    let told = text(&out);
+    assert!(out.status.success() && told.contains("4.00 MBytes"), "{}\n{told}", out.status);
+    let captured = std::fs::metadata(&capture).map_or(0, |file| file.len());
+    assert!(captured > BYTES, "{captured} bytes were captured of {BYTES}\n{told}");
+}
+
+/// In a network namespace of its own, with two IPv6 addresses. Its user is root in there and nobody outside, which needs
+/// no privilege where user namespaces are allowed.
+#[test]
+fn over_ipv6() {
+    let script = r#"
+        ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
+        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
+        both() {
+            run fd77::1 $1 -b fd77::1 -f ipv6 -T v -I 5 -C 20 -S 5000 >"$DIR/server" 2>&1 &
+            until grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+            run fd77::2 $1 -s fd77::1 -f ipv6 -T v -I 5 -C 20 -S 5000 || exit 1
+            wait $! || { cat "$DIR/server"; exit 1; }
+            until ! grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+        }
+        both rstream
+        both riostream
+    "#;
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
+    command.env("URXE", built("urxe").unwrap()).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    let out = command.output().expect("unshare (apt-get install util-linux)");
+    let told = text(&out);
+    assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{told}", out.status);
+    assert_eq!(told.matches("custom").count(), 2, "{told}");
+}
+
+/// One of the corners of `c/rsockets.c`.
+fn corner(name: &str) {
+    let (library, program) = (Library::new(), CProgram::build("rsockets"));
+    let [address, _] = addresses();
+    let mut command = library.program(program.program(), &address);
+    // What is freed is overwritten, so that who uses it still does not get far.
+    command.args([name, &address]).env("MALLOC_PERTURB_", "85");
+    let out = Running::new(command).finish(LIMIT);
+    assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
+}
+
+#[test]
+fn connecting_need_not_wait() {
+    corner("connecting");
+}
+
+#[test]
+fn what_is_wrong_is_refused() {
+    corner("refused");
+}
+
+#[test]
+fn each_direction_ends_by_itself() {
+    corner("half closed");
+}
+
+#[test]
+fn buffers_come_in_pieces() {
+    corner("pieces");
+}
+
+#[test]
+fn threads_send_and_receive_at_once() {
+    corner("both ways");
+}
+
+#[test]
+fn what_was_sent_arrives_after_a_close() {
+    corner("full");
+}
+
+#[test]
+fn sockets_are_polled_with_other_descriptors() {
+    corner("polled");
+}
+
+#[test]
+fn mapped_memory_is_written_directly() {
+    corner("mapped");
+}
+
+#[test]
+fn a_program_that_exits_has_said_what_it_sent() {
+    corner("exits");
+}
+
+/// A peer that speaks the protocol as far as the handshake.
+fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
+    let soon = Duration::from_secs(10);
+    let context = manager.devices().remove(0);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let memory = pd.reg_mr(4096, Access::ALL).unwrap();
+    let place = |len: u32| {
+        [&memory.addr().to_be_bytes()[..], &memory.rkey().0.to_be_bytes(), &len.to_be_bytes()].concat()
+    };
+    // Version 1, 64 credits, no memory to map; a table of two places, and one.
+    let hello = [&[1, 2, 0, 64, 0, 0, 0, 0][..], &place(2), &place(4000)].concat();
+    let qp = |_: &Context| {
+        let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
+        // From INIT on it takes receives, for what the other end says; it stays there when it is attached.
+        qp.to_init(Access::ALL).unwrap();
+        (0..4).for_each(|_| qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap());
+        Ok(qp)
+    };
+    let session = manager.connect(to, qp, &ConnParam::with_data(&hello), soon).unwrap();
+    let op = WrOp::WriteWithImm { va: 0, rkey: RKey(0), imm: immediate };
+    let wr = SendWr { op, ..SendWr::send(2, &[]) };
+    session.qp().post_send(&wr).unwrap();
+    session.wait_for_end(soon).unwrap();
+    session.disconnect(soon).unwrap();
+}
+
+#[test]
+fn who_makes_no_sense_is_talked_to_no_longer() {
+    let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
+    let [a, b] = addresses();
+    let mut command = library.program(program.program(), &a);
+    command.args(["hostile", &a, &port.to_string()]).env("MALLOC_PERTURB_", "85");
+    let serving = Running::new(command);
+    wait_for_service(&[TCP_PORTS], port);
+    let link = format!("udp:{b}").parse::<LinkSpec>().unwrap().bind(1).unwrap();
+    let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
+    let manager = ConnectionManager::new(vec![context]).unwrap();
+    let to = SocketAddr::new(a.parse().unwrap(), port);
+    // Types and control messages that there are not, more data than there is room for, memory that cannot be mapped.
+    for immediate in [0x2000_0000, 0x6000_0001, 0x1fff_ffff, 0xc000_0000, 0xe000_0009] {
+        say(&manager, to, immediate);
+    }
+    let out = serving.finish(LIMIT);
+    assert!(out.status.success(), "{}\n{}", out.status, text(&out));
+}
