@@ -274,6 +274,11 @@ fn an_id_waits_for_its_events() {
 }
 
 #[test]
+fn a_channel_may_be_destroyed_while_a_thread_waits_at_it() {
+    corner("abandoned");
+}
+
+#[test]
 fn calls_may_wait_for_what_they_ask() {
     corner("endpoints");
 }
