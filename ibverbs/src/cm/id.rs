@@ -279,14 +279,18 @@ impl Id {
             }
             CmEventKind::Established => {
                 self.refresh();
-                // The program may destroy it at any time.
-                self.at_qp(|qp| {
-                    // SAFETY: it is there as long as this runs; the state is the library's part of its struct.
-                    unsafe { (*qp).state = Pair::of(qp).qp.state() as u32 };
-                });
+                self.note_state();
             }
-            _ => {}
+            _ => self.note_state(),
         }
+    }
+
+    /// Writes down the state of the queue pair, which the manager has moved. The program may destroy that at any time.
+    pub fn note_state(&self) {
+        self.at_qp(|qp| {
+            // SAFETY: it is there as long as this runs; the state is the library's part of its struct.
+            unsafe { (*qp).state = Pair::of(qp).qp.state() as u32 };
+        });
     }
 
     /// Does something with the queue pair, if that is there, which cannot go meanwhile.

@@ -129,11 +129,11 @@ static void private_data(void)
 	CHECK(rdma_get_recv_comp(answering, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(buffer, "data"));
 
 	/* Who is told that the other wants to end agrees by doing the same. */
-	CHECK(!rdma_disconnect(asking));
+	CHECK(!rdma_disconnect(asking) && asking->qp->state == IBV_QPS_ERR);
 	event = next_event(RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(event->id == answering);
 	CHECK(!rdma_ack_cm_event(event));
-	CHECK(!rdma_disconnect(answering));
+	CHECK(!rdma_disconnect(answering) && answering->qp->state == IBV_QPS_ERR);
 	event = next_event(RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(event->id == asking);
 	CHECK(!rdma_ack_cm_event(event));
@@ -157,6 +157,7 @@ static void rejected(void)
 	CHECK(!rdma_reject(answering, "no", 3));
 	event = next_event(RDMA_CM_EVENT_REJECTED);
 	CHECK(event->id == asking && event->status == 28 && says(event, "no"));
+	CHECK(asking->qp->state == IBV_QPS_ERR);
 	CHECK(!rdma_ack_cm_event(event));
 	end(answering);
 	end(asking);
