@@ -151,9 +151,11 @@ fn rdma_server_and_rdma_client() {
 
 #[test]
 fn rdma_xserver_and_rdma_xclient() {
-    let server = ("rdma_xserver", vec!["-p", "{port}"]);
-    let client = ("rdma_xclient", vec!["-s", "{server}", "-p", "{port}"]);
-    Ends { space: TCP_PORTS, server, client }.succeed("rdma_xclient: end 0");
+    for service in ["r", "x"] {
+        let server = ("rdma_xserver", vec!["-c", service, "-p", "{port}"]);
+        let client = ("rdma_xclient", vec!["-c", service, "-s", "{server}", "-p", "{port}"]);
+        Ends { space: TCP_PORTS, server, client }.succeed("rdma_xclient: end 0");
+    }
 }
 
 /// A thousand connections at once. The server serves for ever.
@@ -271,6 +273,11 @@ fn a_channel_need_not_wait() {
 #[test]
 fn an_id_waits_for_its_events() {
     corner("unacknowledged");
+}
+
+#[test]
+fn a_channel_may_be_destroyed_while_a_thread_waits_at_it() {
+    corner("abandoned");
 }
 
 #[test]

@@ -114,6 +114,9 @@ impl Cm {
 
     /// The server accepts.
     pub(super) fn on_rep(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad, rep: &Rep) {
+        // A target of XRC has its number where others have an end-to-end context (IBA A14).
+        let is_xrc = self.connections.get(&id).is_some_and(|c| c.ends.qp_type == QpType::XrcSend);
+        let rep = &Rep { qpn: if is_xrc { Qpn::new(rep.eecn) } else { rep.qpn }, ..*rep };
         if let Err(reason) = self.check_rep(now, id, arrival, rep) {
             self.answer_once(
                 arrival.from,

@@ -310,6 +310,10 @@ impl Cm {
             private_data,
             ..Rep::default()
         };
+        if ends.qp_type == QpType::XrcRecv {
+            // Where a service of end-to-end contexts has its context (IBA A14); its receives are of shared queues.
+            (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), reply.qp.qpn.get(), true);
+        }
         rep.set_vendor_id(reply.ece.vendor_id);
         let mad = Mad { transaction: conn.transaction, modifier: reply.ece.options, message: rep.into() };
         conn.answer =

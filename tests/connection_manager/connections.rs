@@ -30,7 +30,8 @@ fn a_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
     assert_eq!((&answer.private_data()[..7], answer.private_data().len()), (&b"welcome"[..], 196));
     let EventParam::Connection(granted) = &answer.param else { panic!("{answer:?}") };
     assert_eq!((granted.qp_num, answer.id), (theirs.qp.qpn(), mine.id.clone()));
-    assert_eq!(server.event(CmEventKind::Established).id, theirs.id);
+    let established = server.event(CmEventKind::Established);
+    assert_eq!((established.id, established.param), (theirs.id.clone(), EventParam::None));
     assert_eq!((mine.qp.state(), theirs.qp.state()), (QpState::Rts, QpState::Rts));
     assert_eq!(mine.qp.query().dest_qpn, Some(theirs.qp.qpn()));
 

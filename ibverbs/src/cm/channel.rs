@@ -1,6 +1,12 @@
 //! Event channels.
+//!
+//! Programs destroy one while another thread waits at it, or is about to (rping does, as it ends). Over a kernel that thread
+//! sleeps on, or finds the descriptor closed. So it is here: who waits has the channel for its own, and looks for it among those
+//! that there are.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use urxe::verbs::cm::EventChannel;
@@ -8,7 +14,6 @@ use urxe::verbs::cm::EventChannel;
 use crate::abi::rdma_event_channel;
 use crate::cm::process::Process;
 use crate::errno::null;
-use crate::object::{Object, Shown};
 
 export! {
     "RDMACM_1.0":
@@ -16,18 +21,26 @@ export! {
         rdma_destroy_event_channel = destroy;
 }
 
-#[repr(C)]
+/// What is behind a program's pointer.
 pub struct Channel {
-    c: Shown<rdma_event_channel>,
     pub channel: EventChannel,
     /// Held from the taking of an event until its id is known by name: the next one may be that id's.
     pub reading: Mutex<()>,
     pub process: &'static Process,
 }
 
-// SAFETY: it is laid out so.
-unsafe impl Object for Channel {
-    type C = rdma_event_channel;
+/// All that there are, by the programs' pointers.
+static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
+
+impl Channel {
+    /// The channel of a pointer.
+    ///
+    /// # Errors
+    /// `EBADF` if there is none (any more), `ENODEV` if it is the parent's of this process.
+    pub fn own(c: *mut rdma_event_channel) -> Result<Arc<Channel>, libc::c_int> {
+        let channel = CHANNELS.lock().get(&c.addr()).cloned().ok_or(libc::EBADF)?;
+        if channel.process.is_inherited() { Err(libc::ENODEV) } else { Ok(channel) }
+    }
 }
 
 pub extern "C" fn create() -> *mut rdma_event_channel {
@@ -37,19 +50,20 @@ pub extern "C" fn create() -> *mut rdma_event_channel {
     };
     match EventChannel::new() {
         Ok(channel) => {
-            let fd = channel.as_fd().as_raw_fd();
-            let c = Shown::new(rdma_event_channel { fd });
-            Channel { c, channel, reading: Mutex::default(), process }.give()
+            let c = Box::into_raw(Box::new(rdma_event_channel { fd: channel.as_fd().as_raw_fd() }));
+            let channel = Channel { channel, reading: Mutex::default(), process };
+            CHANNELS.lock().insert(c.addr(), Arc::new(channel));
+            c
         }
         Err(e) => null(e.raw_os_error().unwrap_or(libc::EMFILE)),
     }
 }
 
 pub unsafe extern "C" fn destroy(c: *mut rdma_event_channel) {
-    // SAFETY: a channel that was given out, and is used no more; a child leaves its parent's as it is.
-    unsafe {
-        if !c.is_null() && !Channel::of(c).process.is_inherited() {
-            drop(Channel::take(c));
-        }
+    // A child leaves its parent's as it is.
+    if Channel::own(c).is_ok() {
+        let channel = CHANNELS.lock().remove(&c.addr());
+        // SAFETY: it was made by `create`, and is found no more.
+        drop((channel, unsafe { Box::from_raw(c) }));
     }
 }

@@ -119,6 +119,7 @@ unsafe extern "C" fn accept(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c
             (id, param(id, with, id.offered())?)
         };
         id.id.accept(&param).map_err(errno)?;
+        id.note_state();
         // Nothing more comes of a service that has told its queue pair.
         if id.id.qp_type() == Some(QpType::Ud) { Ok(()) } else { id.complete() }
     };
@@ -154,6 +155,7 @@ unsafe extern "C" fn disconnect(c: *mut rdma_cm_id) -> c_int {
     // SAFETY: an id that was given out, or null.
     done(unsafe { own(c) }.and_then(|id| {
         id.id.disconnect().map_err(errno)?;
+        id.note_state();
         id.complete()
     }))
 }

@@ -1,7 +1,9 @@
 //! Events, and what the library does with them on their way to the program.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::null;
+use std::time::Duration;
 
 use urxe::verbs::WaitError;
 use urxe::verbs::cm::{CmEvent, CmEventKind, EventParam as Param};
@@ -22,6 +24,9 @@ export! {
         rdma_ack_cm_event = ack_cm_event,
         rdma_event_str = event_str;
 }
+
+/// How long who waits at a channel that was destroyed does not hear of it.
+const TOO_LATE: Duration = Duration::from_secs(1);
 
 #[repr(C)]
 struct Event {
@@ -110,12 +115,17 @@ pub unsafe extern "C" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut
     if c.is_null() || out.is_null() {
         return minus_one(libc::EINVAL);
     }
-    // SAFETY: a channel that was given out, and its plain integer.
-    let (channel, fd) = unsafe { (Channel::of(c), (*c).fd) };
-    let process = channel.process;
-    if process.is_inherited() {
-        return minus_one(libc::ENODEV);
-    }
+    let channel = match Channel::own(c) {
+        Ok(channel) => channel,
+        Err(e) => {
+            if e == libc::EBADF {
+                // A moment earlier, and it would sleep now, while the program ends, as it may be about to.
+                std::thread::sleep(TOO_LATE);
+            }
+            return minus_one(e);
+        }
+    };
+    let (process, fd) = (channel.process, channel.channel.as_fd().as_raw_fd());
     loop {
         let mut reading = None;
         let mut take = || {

@@ -145,15 +145,13 @@ pub unsafe fn create(
     };
     let synchronous = on.is_null();
     let place = if synchronous { own_channel()? } else { on };
-    // SAFETY: a channel that was given out, and not by the parent of this process.
-    let made = match unsafe { Channel::of(place) } {
-        channel if channel.process.is_inherited() => Err(libc::ENODEV),
-        Channel { channel, .. } => match service {
-            Some(service) => process.manager.create_id_of(channel, space, service),
-            None => process.manager.create_id(channel, space),
-        }
-        .map_err(errno),
-    };
+    let made = Channel::own(place).and_then(|on| {
+        let id = match service {
+            Some(service) => process.manager.create_id_of(&on.channel, space, service),
+            None => process.manager.create_id(&on.channel, space),
+        };
+        id.map_err(errno)
+    });
     match made {
         Ok(id) => {
             let kept = Kept { synchronous, ..Kept::default() };
@@ -206,12 +204,11 @@ impl Id {
         let synchronous = of.is_synchronous();
         if synchronous {
             channel = own_channel()?;
-            // SAFETY: it was just made.
-            let moved = event.id.migrate(unsafe { &Channel::of(channel).channel });
+            let moved = Channel::own(channel).and_then(|to| event.id.migrate(&to.channel).map_err(errno));
             if let Err(e) = moved {
                 // SAFETY: it was just made, and nobody else has it.
                 unsafe { channel::destroy(channel) };
-                return Err(e.errno());
+                return Err(e);
             }
         }
         let offered = match &event.param {
@@ -282,14 +279,18 @@ impl Id {
             }
             CmEventKind::Established => {
                 self.refresh();
-                // The program may destroy it at any time.
-                self.at_qp(|qp| {
-                    // SAFETY: it is there as long as this runs; the state is the library's part of its struct.
-                    unsafe { (*qp).state = Pair::of(qp).qp.state() as u32 };
-                });
+                self.note_state();
             }
-            _ => {}
+            _ => self.note_state(),
         }
+    }
+
+    /// Writes down the state of the queue pair, which the manager has moved. The program may destroy that at any time.
+    pub fn note_state(&self) {
+        self.at_qp(|qp| {
+            // SAFETY: it is there as long as this runs; the state is the library's part of its struct.
+            unsafe { (*qp).state = Pair::of(qp).qp.state() as u32 };
+        });
     }
 
     /// Does something with the queue pair, if that is there, which cannot go meanwhile.
@@ -433,13 +434,12 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
     // SAFETY: the caller's.
     let id = unsafe { own(c) }?;
     let place = if to.is_null() { own_channel()? } else { to };
-    // SAFETY: a channel that was given out.
-    if let Err(e) = id.id.migrate(unsafe { &Channel::of(place).channel }) {
+    if let Err(e) = Channel::own(place).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
         if to.is_null() {
             // SAFETY: it was just made, and nobody else has it.
             unsafe { channel::destroy(place) };
         }
-        return Err(e.errno());
+        return Err(e);
     }
     id.drop_event();
     let was_synchronous = std::mem::replace(&mut id.kept.lock().synchronous, to.is_null());

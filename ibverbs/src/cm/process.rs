@@ -9,11 +9,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use urxe::verbs::cm::ConnectionManager;
 
-use crate::abi::{ibv_context, ibv_pd};
+use crate::abi::{ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr};
 use crate::cm::id::Id;
 use crate::context::{Context, Names, Unacked, close_device, open_device, queue_at};
 use crate::device::{self, complain};
-use crate::domain::alloc_pd;
+use crate::domain::{alloc_pd, open_xrcd};
 use crate::errno::null;
 use crate::object::Object;
 
@@ -34,10 +34,11 @@ pub struct Process {
     pub unacked: Unacked,
 }
 
-/// A device, open for as long as the process lives, and the protection domain of those who bring none.
+/// A device, open for as long as the process lives, and the domains of those who bring none.
 struct Device {
     context: *mut ibv_context,
     pd: Mutex<*mut ibv_pd>,
+    xrcd: Mutex<*mut ibv_xrcd>,
 }
 
 impl Drop for Device {
@@ -81,7 +82,7 @@ impl Process {
         let opened = device::all().iter().map(|device| unsafe { open_device(device.as_c()) });
         let devices: Vec<Device> = opened
             .filter(|context| !context.is_null())
-            .map(|context| Device { context, pd: Mutex::new(null_mut()) })
+            .map(|context| Device { context, pd: Mutex::new(null_mut()), xrcd: Mutex::new(null_mut()) })
             .collect();
         if devices.is_empty() {
             return Err(libc::ENODEV);
@@ -117,6 +118,21 @@ impl Process {
             *pd = unsafe { alloc_pd(context) };
         }
         *pd
+    }
+
+    /// The default XRC domain of a device; null, with `errno` set, if there can be none.
+    pub fn xrcd(&self, context: *mut ibv_context) -> *mut ibv_xrcd {
+        let Some(device) = self.devices.iter().find(|device| device.context == context) else {
+            return null(libc::EINVAL);
+        };
+        let mut xrcd = device.xrcd.lock();
+        if xrcd.is_null() {
+            // With no file it is this process's alone; both attributes are given.
+            let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
+            // SAFETY: an open context.
+            *xrcd = unsafe { open_xrcd(context, &mut attr) };
+        }
+        *xrcd
     }
 }
 

@@ -10,7 +10,7 @@ use crate::abi::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::channel::{create_comp_channel, destroy_comp_channel};
-use crate::cm::id::{Id, done, errno, own};
+use crate::cm::id::{XRC_RECV, XRC_SEND, done, errno, own};
 use crate::object::Object;
 use crate::pair::{self, Pair, create_qp_ex, destroy_qp};
 use crate::queue::{self, destroy_cq};
@@ -29,9 +29,12 @@ export! {
 
 /// Of `ibv_qp_init_attr_ex` and of `ibv_srq_init_attr_ex`.
 const QP_PD: u32 = 1;
+const QP_XRCD: u32 = 2;
 const SRQ_TYPE: u32 = 1;
 const SRQ_PD: u32 = 2;
+const SRQ_XRCD: u32 = 4;
 const SRQ_CQ: u32 = 8;
+const SRQT_BASIC: c_uint = 0;
 const SRQT_XRC: c_uint = 1;
 
 fn last() -> c_int {
@@ -134,8 +137,15 @@ pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result
         if other((*c).send_cq, init.send_cq) || other((*c).recv_cq, init.recv_cq) {
             return Err(libc::EINVAL);
         }
-        let sends = init.send_cq.is_null().then_some(init.cap.max_send_wr);
-        let receives = init.recv_cq.is_null().then_some(init.cap.max_recv_wr);
+        if init.qp_type == XRC_RECV && init.comp_mask & QP_XRCD == 0 {
+            init.xrcd = id.process.xrcd((*c).verbs);
+            init.comp_mask |= QP_XRCD;
+        }
+        // Of XRC, one side has nothing to receive, and the other only what its shared queues do.
+        let [has_sends, has_receives] =
+            [init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_SEND | XRC_RECV)];
+        let sends = (has_sends && init.send_cq.is_null()).then_some(init.cap.max_send_wr);
+        let receives = (has_receives && init.recv_cq.is_null()).then_some(init.cap.max_recv_wr);
         add_completions(c, sends, receives)?;
         if init.send_cq.is_null() {
             init.send_cq = (*c).send_cq;
@@ -221,7 +231,7 @@ pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
 unsafe fn make_shared(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Result<(), c_int> {
     // SAFETY: the caller's.
     unsafe {
-        let _: &Id = own(c)?;
+        let id = own(c)?;
         if (*c).verbs.is_null() || !(*c).srq.is_null() {
             return Err(libc::EINVAL);
         }
@@ -233,6 +243,10 @@ unsafe fn make_shared(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Re
             add_completions(c, None, Some(init.attr.max_wr))?;
             init.cq = (*c).recv_cq;
             init.comp_mask |= SRQ_CQ;
+        }
+        if is_xrc && init.comp_mask & SRQ_XRCD == 0 {
+            init.xrcd = id.process.xrcd((*c).verbs);
+            init.comp_mask |= SRQ_XRCD;
         }
         let srq = create_srq_ex((*c).verbs, init);
         if srq.is_null() {
@@ -256,8 +270,15 @@ unsafe extern "C" fn create_shared(
     let create = || {
         // SAFETY: the caller's struct.
         let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
-        let (srq_context, attr) = (init.srq_context, init.attr);
-        let mut longer = ibv_srq_init_attr_ex { srq_context, attr, comp_mask: SRQ_PD, pd, ..zeros };
+        // What a target of XRC receives into is of XRC.
+        // SAFETY: an id that was given out, or null; its kind is the library's.
+        let is_xrc = unsafe {
+            own(c)?;
+            (*c).qp_type == XRC_RECV
+        };
+        let srq_type = if is_xrc { SRQT_XRC } else { SRQT_BASIC };
+        let (srq_context, attr, comp_mask) = (init.srq_context, init.attr, SRQ_PD | SRQ_TYPE);
+        let mut longer = ibv_srq_init_attr_ex { srq_context, attr, comp_mask, pd, srq_type, ..zeros };
         // SAFETY: what was given out, or null.
         unsafe { make_shared(c, &mut longer) }?;
         init.attr = longer.attr;

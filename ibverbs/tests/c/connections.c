@@ -129,11 +129,11 @@ static void private_data(void)
 	CHECK(rdma_get_recv_comp(answering, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(buffer, "data"));
 
 	/* Who is told that the other wants to end agrees by doing the same. */
-	CHECK(!rdma_disconnect(asking));
+	CHECK(!rdma_disconnect(asking) && asking->qp->state == IBV_QPS_ERR);
 	event = next_event(RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(event->id == answering);
 	CHECK(!rdma_ack_cm_event(event));
-	CHECK(!rdma_disconnect(answering));
+	CHECK(!rdma_disconnect(answering) && answering->qp->state == IBV_QPS_ERR);
 	event = next_event(RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(event->id == asking);
 	CHECK(!rdma_ack_cm_event(event));
@@ -157,6 +157,7 @@ static void rejected(void)
 	CHECK(!rdma_reject(answering, "no", 3));
 	event = next_event(RDMA_CM_EVENT_REJECTED);
 	CHECK(event->id == asking && event->status == 28 && says(event, "no"));
+	CHECK(asking->qp->state == IBV_QPS_ERR);
 	CHECK(!rdma_ack_cm_event(event));
 	end(answering);
 	end(asking);
@@ -527,6 +528,26 @@ static void groups(void)
 	end(id);
 }
 
+static void *wait_for_ever(void *at)
+{
+	struct rdma_cm_event *event;
+	rdma_get_cm_event(at, &event);
+	return NULL;
+}
+
+/* A channel may be destroyed while a thread waits at it, or before it waits. */
+static void abandoned(void)
+{
+	pthread_t waiting;
+	struct rdma_cm_event *event;
+	struct rdma_event_channel *abandoned = rdma_create_event_channel();
+	CHECK(abandoned && !pthread_create(&waiting, NULL, wait_for_ever, abandoned));
+	usleep(100000);
+	rdma_destroy_event_channel(abandoned);
+	CHECK(rdma_get_cm_event(abandoned, &event) == -1 && errno == EBADF);
+	usleep(100000);
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
@@ -537,7 +558,7 @@ int main(int argc, char **argv)
 		{ "unacknowledged", unacknowledged }, { "endpoints", endpoints }, { "migrated", migrated },
 		{ "refused", refused }, { "forked", forked }, { "exiting", exiting },
 		{ "interrupted", interrupted }, { "gone", gone }, { "groups", groups },
-		{ "gids", gids }, { "lingering", lingering },
+		{ "gids", gids }, { "lingering", lingering }, { "abandoned", abandoned },
 	};
 	CHECK(argc == 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	CHECK(channel = rdma_create_event_channel());

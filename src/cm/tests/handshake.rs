@@ -285,17 +285,24 @@ fn every_service_of_queue_pairs_has_its_code_and_its_attributes() {
         let id = bench.cm.connect(bench.now, &Request { qp_type, ..request(b"") }).unwrap();
         let Message::Req(ours) = bench.sent_one() else { panic!() };
         assert_eq!((ours.transport, ours.extended_transport), (transport, extended));
-        bench.inject(rep(id));
+        // A target of XRC has its number elsewhere.
+        let is_xrc = qp_type == QpType::XrcSend;
+        let target = Rep { qpn: Qpn::new(0), eecn: PEER_QPN.get(), ..rep(id) };
+        bench.inject(if is_xrc { target } else { rep(id) });
         let (rtr, rts) = (bench.cm.rtr(id).unwrap(), bench.cm.rts(id).unwrap());
+        assert_eq!(rtr.dest_qpn, Some(PEER_QPN));
         crate::transport::state::check(qp_type, QpState::Init, &rtr).unwrap();
         crate::transport::state::check(qp_type, QpState::Rtr, &rts).unwrap();
 
         let mut bench = Bench::listening();
         bench.inject(Req { transport, extended_transport: extended, ..req() });
         let (id, Event::Requested(requested)) = bench.event() else { panic!() };
-        let theirs = if qp_type == QpType::XrcSend { QpType::XrcRecv } else { qp_type };
+        let theirs = if is_xrc { QpType::XrcRecv } else { qp_type };
         assert_eq!(requested.qp_type, theirs);
         bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
+        let Message::Rep(ours) = bench.sent_one() else { panic!() };
+        let number = if is_xrc { (ours.eecn, ours.qpn, ours.srq) } else { (ours.qpn.get(), ours.qpn, false) };
+        assert_eq!(number, (OUR_QPN.get(), if is_xrc { Qpn::new(0) } else { OUR_QPN }, is_xrc));
         crate::transport::state::check(theirs, QpState::Init, &bench.cm.rtr(id).unwrap()).unwrap();
         crate::transport::state::check(theirs, QpState::Rtr, &bench.cm.rts(id).unwrap()).unwrap();
     }

@@ -178,7 +178,7 @@ impl State {
         let (index, connection) = id.connection("notify")?;
         let device = &mut self.devices[index];
         if device.cm.establish(device.now(), connection)? {
-            self.on_established(number, &[]);
+            self.on_established(number);
         }
         Ok(())
     }
@@ -228,16 +228,18 @@ impl State {
     }
 
     /// The peer has said its last word of the handshake.
-    pub fn on_established(&mut self, number: u64, private_data: &[u8]) {
+    pub fn on_established(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if id.phase != Phase::Accepted {
             return;
         }
         id.phase = Phase::Connected;
-        // Of two who have asked each other, this one has but the other's request.
-        let private_data = id.peering.take().map_or(private_data.to_vec(), |peering| peering.private_data);
-        let of = Connection { private_data, ..Connection::default() };
-        id.report(CmEventKind::Established, 0, EventParam::Connection(of));
+        // What an RTU may bring, `rdma_cm` neither sends nor tells of. Of two who have asked each other, this one has but the
+        // other's request.
+        let param = id.peering.take().map_or(EventParam::None, |peering| {
+            EventParam::Connection(Connection { private_data: peering.private_data, ..Connection::default() })
+        });
+        id.report(CmEventKind::Established, 0, param);
     }
 
     /// The peer refuses, or gives up.

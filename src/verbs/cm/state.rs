@@ -372,7 +372,7 @@ impl State {
         match event {
             Event::Requested(_) | Event::SidrRequested(_) => {}
             Event::Accepted(accepted) => self.on_accepted(number, &accepted),
-            Event::Established(data) => self.on_established(number, &data[..]),
+            Event::Established(_) => self.on_established(number),
             Event::Rejected(rejection) => self.on_rejected(number, &rejection),
             Event::Unreachable => self.on_unreachable(number),
             Event::DisconnectRequested(_) | Event::Disconnected { .. } => self.on_disconnected(number),

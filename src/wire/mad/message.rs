@@ -133,11 +133,11 @@ messages! {
         remote: CommId = 4, 0, 32;
         /// The sender's queue key (RD only).
         qkey: QKey = 8, 0, 32;
-        /// The sender's queue pair.
+        /// The sender's queue pair, but for a target of XRC.
         qpn: Qpn = 12, 0, 24;
         /// Highest byte of the vendor of [`Ece`](super::Ece).
         vendor_id_high: u8 = 15, 0, 8;
-        /// The sender's end-to-end context (RD only).
+        /// The sender's end-to-end context (RD), or its target of XRC.
         eecn: u32 = 16, 0, 24;
         /// Middle byte of the vendor.
         vendor_id_middle: u8 = 19, 0, 8;

@@ -1,0 +1,166 @@
+//! Programs that connect by address and port, unmodified, at both ends: here on the drop-in librdmacm by `urxe run`, in the
+//! guest on the kernel's connection manager and rxe; both ways round, over IPv4 and IPv6.
+//!
+//! Over a tap, which carries TCP too: qperf has one address for both. Not here: XRC, which rxe 6.1 has not (`rdma_xserver` with
+//! RC is); `mckey` over IPv6, whose groups the kernel's `rdma_cm` does not join on RoCE v2; and over IPv6 perftest and qperf,
+//! which look up addresses of IPv4 only, and `rdma_xserver`, which serves none else.
+
+#[path = "interop_cm_programs/ends.rs"]
+mod ends;
+#[path = "support/guest.rs"]
+mod guest;
+#[path = "../ibverbs/tests/support/mod.rs"]
+mod programs;
+#[path = "support/stand.rs"]
+mod stand;
+
+use std::process::Command;
+
+use ends::{Ends, LIMIT, Program, Ready, SOON};
+use stand::{Stand, Table, Urxe};
+
+/// Where `udaddy` listens, which cannot be told.
+const UDADDY: u16 = 7174;
+const GROUP: &str = "239.7.7.7";
+
+fn all(version: usize) -> Vec<(&'static str, Program)> {
+    let rping = |words: &str| {
+        let each = format!("rping -a {{server}} -p {{port}} {words}");
+        ("rping", Program::new(&format!("{each} -s"), &format!("{each} -c")))
+    };
+    let (ucmatose, udaddy, cmtime) = ("ucmatose -p {port}", "udaddy", "cmtime -p {port} -c 50");
+    let family = ["-f ip -c 20 -C 10 -S 1000", "-f ip6 -c 20 -C 10 -S 1000"][version];
+    let bound = |program: &'static str, words| {
+        let name = program.split(' ').next().unwrap_or(program);
+        (name, Program::bound(program, words).telling("return status 0"))
+    };
+    let datagrams = |words| (udaddy, Program { port: Some(UDADDY), ..bound(udaddy, words).1 });
+    let rdma_server = Program::new("rdma_server -s {server} -p {port}", "rdma_client -s {server} -p {port}");
+    let mut all = vec![
+        rping("-C 100 -v -V"),
+        rping("-C 20 -V -S 65535"),
+        rping("-C 5 -V -q"),
+        bound(ucmatose, ""),
+        bound(ucmatose, family),
+        bound(ucmatose, "-c 3 -m -t 8 -S 60000"),
+        datagrams(""),
+        datagrams("-c 4 -C 5 -S 1000 -t 8"),
+        ("rdma_server", rdma_server.telling("rdma_client: end 0")),
+        ("cmtime", Program { stays: true, ..bound(cmtime, "").1 }.telling("destroy      :")),
+    ];
+    if version == 0 {
+        all.extend(for_ipv4());
+    }
+    all
+}
+
+fn for_ipv4() -> Vec<(&'static str, Program)> {
+    let xserver = Program::new("rdma_xserver -p {port}", "rdma_xclient -s {server} -p {port}");
+    let mut all = vec![("rdma_xserver", xserver.telling("rdma_xclient: end 0"))];
+    for (words, client) in [("-C 10 -S 1000", ""), ("-c 2", " -o")] {
+        let receiver = format!("mckey -m {GROUP} {words} -b");
+        let mckey =
+            Program::new(&format!("{receiver} {{server}}"), &format!("{receiver} {{client}} -s{client}"));
+        all.push(("mckey", Program { ready: Ready::Group(GROUP), ..mckey.telling("return status 0") }));
+    }
+    // A server that has one connection listens anew for the next, and so does the guest, slowly.
+    for program in ["ib_write_bw -n 100 -q 2", "ib_read_lat -n 20", "ib_send_bw -n 50 -c UD -s 1024"] {
+        let words = format!("{program} -R -F -p {{port}}");
+        let perftest = Program::new(&words, &format!("{words} {{server}}")).telling("#bytes");
+        all.push(("perftest", Program { hurries: true, ..perftest }));
+    }
+    for test in ["rc_lat", "rc_rdma_write_bw", "rc_rdma_read_bw"] {
+        let client = format!("qperf -lp {{port}} {{server}} -cm 1 -t 1 {test}");
+        let qperf = Program::new("qperf -lp {port}", &client).telling(" = ");
+        all.push(("qperf", Program { stays: true, hurries: true, ready: Ready::Tcp, ..qperf }));
+    }
+    all
+}
+
+/// Nobody listens, though there is somebody: both sides are told so.
+fn refused(ends: &Ends<'_>) -> Result<String, String> {
+    const TOLD: &str = "RDMA_CM_EVENT_REJECTED, error 8";
+    let client = |to: &str| format!("rping -c -a {to} -p 9 -C 1");
+    let heard = |said: Result<String, String>| match said {
+        Err(said) if said.contains(TOLD) => Ok(()),
+        other => Err(format!("not refused: {other:?}")),
+    };
+    heard(ends.ours(&client(ends.guest()), &[]).finish(LIMIT))?;
+    let other = ends.free_port();
+    let _somebody = ends.ours(&format!("rping -s -a {} -p {other}", ends.host()), &[]);
+    ends.wait_for_service(other)?;
+    heard(ends.theirs(&client(ends.host())).and_then(|client| Ends::ended(client, LIMIT)))?;
+    Ok(TOLD.into())
+}
+
+/// A client in the guest that is killed in the midst: its kernel disconnects, of which the program here hears.
+fn killed(ends: &Ends<'_>) -> Result<String, String> {
+    const TOLD: &str = "server DISCONNECT EVENT";
+    let port = ends.free_port();
+    let mut server = ends.ours(&format!("rping -s -v -a {} -p {port}", ends.host()), &[]);
+    ends.wait_for_service(port)?;
+    let mut client = ends.theirs(&format!("rping -c -v -a {} -p {port}", ends.host()))?;
+    client.wait_for("rdma-ping-20:", LIMIT).map_err(|e| e.to_string())?;
+    client.kill().map_err(|e| e.to_string())?;
+    server.wait_for(TOLD, SOON).map(|()| TOLD.into())
+}
+
+/// What a program hears of the other's private data, limits and refusal is the same whichever side it is on.
+fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
+    let run = |role: &str, at: &str, port| format!("{program} {role} {at} {port}");
+    let text = |e: &dyn std::fmt::Display| e.to_string();
+    let (there, here) = (ends.free_port(), ends.free_port());
+    let server = ends.theirs(&run("server", ends.guest(), there))?;
+    ends.stand.guest.wait_listening(there, SOON).map_err(|e| text(&e))?;
+    let our_client = ends.ours(&run("client", ends.guest(), there), &[]).finish(LIMIT)?;
+    let their_server = Ends::ended(server, SOON)?;
+    let server: Urxe = ends.ours(&run("server", ends.host(), here), &[]);
+    ends.wait_for_service(here)?;
+    let their_client = Ends::ended(ends.theirs(&run("client", ends.host(), here))?, LIMIT)?;
+    let our_server = server.finish(SOON)?;
+    for (ours, theirs) in [(&our_client, &their_client), (&our_server, &their_server)] {
+        if ours != theirs || ours.is_empty() {
+            return Err(format!("here:\n{ours}in the guest:\n{theirs}"));
+        }
+    }
+    Ok(format!("{} and {} events are the same", our_client.lines().count(), our_server.lines().count()))
+}
+
+/// Builds it, at the same place here and in the guest, which has the same libraries.
+fn build_private_data(stand: &Stand) -> String {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop_cm_programs/private_data.c");
+    let program = format!("/tmp/urxe-private-data-{}", std::process::id());
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-s", "-Wall", "-Werror", "-o", &program, source, "-lrdmacm", "-libverbs"]);
+    let out = cc.output().expect("a C compiler (apt-get install gcc libc6-dev)");
+    assert!(out.status.success(), "{} (apt-get install librdmacm-dev)", programs::text(&out));
+    let bytes = std::fs::read(&program).unwrap();
+    let mut copy = stand.guest.spawn(&format!("cat >{program} && chmod +x {program}")).unwrap();
+    copy.write(&bytes).unwrap();
+    copy.close_stdin().unwrap();
+    assert_eq!(copy.wait(SOON).unwrap().status, 0);
+    program
+}
+
+#[test]
+fn over_a_tap() {
+    let stand = Stand::tap("cmp");
+    let program = build_private_data(&stand);
+    let mut table = Table::default();
+    for version in 0..2 {
+        let ends = Ends { stand: &stand, version };
+        let ip = ["IPv4", "IPv6"][version];
+        for (name, program) in all(version) {
+            let what = program.client.clone();
+            table.case([name, "server", "udp", ip], what.clone(), || ends.guest_serves(&program));
+            table.case([name, "client", "udp", ip], what, || ends.guest_connects(&program));
+        }
+        table.case(["rping", "both", "udp", ip], "nobody listens".into(), || refused(&ends));
+        table.case(["rping", "client", "udp", ip], "killed".into(), || killed(&ends));
+        table.case(["a program in C", "both", "udp", ip], "private data".into(), || {
+            private_data(&ends, &program)
+        });
+    }
+    let _ = std::fs::remove_file(program);
+    table.finish();
+}
