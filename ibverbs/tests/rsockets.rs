@@ -207,6 +207,16 @@ fn a_program_that_exits_has_said_what_it_sent() {
     corner("exits");
 }
 
+#[test]
+fn a_child_leaves_its_parents_sockets_alone() {
+    corner("forked");
+}
+
+#[test]
+fn who_waits_for_a_socket_beside_another_hears_of_it_too() {
+    corner("beside");
+}
+
 /// A peer that speaks the protocol as far as the handshake.
 fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
     let soon = Duration::from_secs(10);

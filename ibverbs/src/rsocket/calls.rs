@@ -190,8 +190,12 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
         // As many as the system takes.
         len if len > MOST_PARTS => Err(libc::EINVAL),
         _ if list.is_null() => Err(libc::EFAULT),
-        // SAFETY: the caller's.
-        len => Ok(unsafe { std::slice::from_raw_parts(list, len) }),
+        len => {
+            // SAFETY: the caller's.
+            let list = unsafe { std::slice::from_raw_parts(list, len) };
+            let all = list.iter().try_fold(0isize, |all, part| all.checked_add_unsigned(part.iov_len));
+            all.map(|_| list).ok_or(libc::EINVAL)
+        }
     }
 }
 

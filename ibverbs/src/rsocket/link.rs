@@ -139,7 +139,8 @@ impl Link {
     pub fn begin(&mut self, peer: &Hello) {
         self.order = peer.order;
         self.out.set_limit(peer.credits);
-        self.out.add_place(peer.first);
+        // The first finds room.
+        let _ = self.out.add_place(peer.first);
         self.inc.connect(peer.table);
         self.ours = Ours::new(peer.table, peer.mappings);
         self.has_begun = true;
@@ -168,7 +169,8 @@ impl Link {
         }
         let mut changed = false;
         let mut found = std::mem::take(&mut self.found);
-        loop {
+        // As much as there was when it began: a peer that never pauses is not to keep the program here.
+        for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
             found.clear();
             match self.cq.poll(BATCH, &mut found) {
                 Ok(0) => break,
@@ -218,7 +220,7 @@ impl Link {
             Message::Data(len) => self.inc.arrived(len)?,
             Message::Credits(limit) => {
                 self.out.set_limit(limit);
-                self.take_places();
+                self.take_places()?;
             }
             Message::Mapped(index) => {
                 self.theirs.check(index)?;
@@ -236,19 +238,20 @@ impl Link {
     }
 
     /// Takes the places that the peer has written to our table. It writes an entry anew when what it said before is full.
-    fn take_places(&mut self) {
+    fn take_places(&mut self) -> Result<(), ProtocolError> {
         for _ in 0..PLACES {
             let (at, mut bytes) = (self.place * PLACE_LEN, [0; PLACE_LEN]);
             // Inside the table, as `place` is below its length.
             let _ = self.tables.read(at, &mut bytes);
             let place = Place::of(bytes, Order::OWN);
             if place.len == 0 {
-                return;
+                break;
             }
             let _ = self.tables.write(at, &[0; PLACE_LEN]);
-            self.out.add_place(place);
+            self.out.add_place(place)?;
             self.place = (self.place + 1) % PLACES;
         }
+        Ok(())
     }
 
     /// Tells the peer of memory that is free again, of credits, and of what is mapped for it.
@@ -424,6 +427,11 @@ impl Link {
                 Err(e) => self.fail(e),
             }
         }
+    }
+
+    /// Whether the connection is gone.
+    pub fn is_over(&self) -> bool {
+        self.is_over
     }
 
     /// The connection is gone. What came is there to be read.

@@ -58,7 +58,7 @@ fn defaults() -> &'static Defaults {
             credits: within(number("rqsize_default", 384), QUEUE) as u16,
             mappings: told_size(number("iomap_size", 0)),
         };
-        let polling = Duration::from_micros(number("polling_time", 50) as u64);
+        let polling = Duration::from_micros(number("polling_time", 50).min(1_000_000) as u64);
         Defaults { sizes, inline: number("inline_default", 64), polling }
     })
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::protocol::{Message, Place};
+use super::protocol::{Message, PLACES, Place, ProtocolError};
 
 /// What one write takes at most, so that the first bytes are under way while the next are copied.
 const LARGEST: usize = 1 << 16;
@@ -71,10 +71,17 @@ impl Outgoing {
     }
 
     /// The peer has a place for more.
-    pub fn add_place(&mut self, place: Place) {
+    ///
+    /// # Errors
+    /// [`ProtocolError::Places`], above those that it can have.
+    pub fn add_place(&mut self, place: Place) -> Result<(), ProtocolError> {
+        if self.places.len() >= PLACES {
+            return Err(ProtocolError::Places);
+        }
         if place.len > 0 {
             self.places.push_back(place);
         }
+        Ok(())
     }
 
     /// The peer takes data messages up to this one.
@@ -82,9 +89,9 @@ impl Outgoing {
         self.limit = limit;
     }
 
-    /// Whether there is a credit for a data message. One that was taken back counts as none.
+    /// Whether there is a credit for a data message. A peer may give nearly all that the number can say.
     fn has_credit(&self) -> bool {
-        self.limit.wrapping_sub(self.sent) as i16 > 0
+        self.limit != self.sent
     }
 
     fn outstanding(&self) -> usize {
@@ -190,7 +197,7 @@ mod tests {
     fn ready(size: usize, slots: usize, credits: u16, len: u32) -> Outgoing {
         let mut out = Outgoing::new(size, slots);
         out.set_limit(credits);
-        out.add_place(place(0x1000, len));
+        out.add_place(place(0x1000, len)).unwrap();
         out
     }
 
@@ -200,9 +207,9 @@ mod tests {
         assert_eq!((out.transfer(10), out.is_writable()), (None, false));
         out.set_limit(1);
         assert_eq!(out.transfer(10), None);
-        out.add_place(place(0, 0));
+        out.add_place(place(0, 0)).unwrap();
         assert_eq!(out.transfer(10), None);
-        out.add_place(place(0x1000, 50));
+        out.add_place(place(0x1000, 50)).unwrap();
         assert!(out.is_writable());
         let went = Transfer { from: [0..10, 0..0], to: place(0x1000, 10), message: Some(Message::Data(10)) };
         assert_eq!((out.transfer(10), out.transfer(10)), (Some(went), None));
@@ -213,27 +220,28 @@ mod tests {
         let mut out = ready(1 << 20, 1 << 20, 3, u32::MAX);
         let sent = |out: &mut Outgoing| std::iter::from_fn(|| out.transfer(1)).count();
         assert_eq!(sent(&mut out), 3);
-        // What came late and is of before gives none.
-        out.set_limit(1);
-        assert_eq!(sent(&mut out), 0);
         let mut limit = 3u16;
-        for _ in 0..10 {
-            limit = limit.wrapping_add(20_000);
+        for more in [20_000, 20_000, 40_000, 0xfffe] {
+            limit = limit.wrapping_add(more);
             out.set_limit(limit);
-            assert_eq!(sent(&mut out), 20_000);
-            (0..20_000).for_each(|_| out.done());
+            assert_eq!(sent(&mut out), more.into());
+            (0..more).for_each(|_| out.done());
         }
     }
 
     #[test]
     fn a_place_is_filled_before_the_next_is_used() {
         let mut out = ready(100, 9, 9, 15);
-        out.add_place(place(0x2000, 20));
+        out.add_place(place(0x2000, 20)).unwrap();
         let to = |t: Option<Transfer>| t.map(|t| (t.to.addr, t.to.len));
+        // A peer has no more than two.
+        assert_eq!(out.add_place(place(0x3000, 20)), Err(ProtocolError::Places));
         assert_eq!(to(out.transfer(10)), Some((0x1000, 10)));
         assert_eq!(to(out.transfer(10)), Some((0x100a, 5)));
+        assert_eq!(out.add_place(place(0x3000, 20)), Ok(()));
         assert_eq!(to(out.transfer(10)), Some((0x2000, 10)));
         assert_eq!(to(out.transfer(100)), Some((0x200a, 10)));
+        assert_eq!(to(out.transfer(100)), Some((0x3000, 20)));
         assert_eq!(to(out.transfer(1)), None);
     }
 
@@ -287,7 +295,7 @@ mod tests {
     fn places_of_any_kind_do_no_harm() {
         let mut out = Outgoing::new(100, 200);
         out.set_limit(u16::MAX / 2);
-        out.add_place(place(u64::MAX - 3, u32::MAX));
+        out.add_place(place(u64::MAX - 3, u32::MAX)).unwrap();
         for _ in 0..50 {
             assert_eq!(out.transfer(2).map(|t| t.to.len), Some(2));
         }

@@ -18,6 +18,9 @@ pub enum ProtocolError {
         /// What it was given.
         room: usize,
     },
+    /// It says that it has more places to write to than it can have.
+    #[error("the peer has more than {PLACES} places at once")]
+    Places,
     /// It says that it changed an entry that the table does not have.
     #[error("entry {got} of a table of {len}")]
     Entry {

@@ -1,6 +1,5 @@
 //! Stream sockets: what calls on them do.
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,7 +40,8 @@ pub struct State {
 pub enum Phase {
     /// Bound, or not.
     Idle(CmId),
-    Listening(CmId, VecDeque<CmEvent>),
+    /// The connection that waits to be accepted.
+    Listening(CmId, Option<CmEvent>),
     /// The peer has not answered.
     Connecting(Link),
     Connected(Link),
@@ -100,9 +100,11 @@ impl Socket {
     pub fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let changed = state.turn(&self.channel);
+        let was_over = state.is_over();
         let result = f(&mut state);
+        let ended = state.is_over() != was_over;
         drop(state);
-        if changed {
+        if changed || ended {
             self.watchers.wake();
         }
         result
@@ -119,16 +121,15 @@ impl Socket {
     pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.channel.as_fd());
-        match &mut state.phase {
-            Phase::Connected(link) => {
-                link.arm();
-                by(link.completions.as_fd());
-            }
+        if let Phase::Connected(link) = &mut state.phase {
+            link.arm();
+            by(link.completions.as_fd());
+        } else if !state.has_request() {
             // Who waits for an event has the devices looked at by their own threads from now on.
-            _ => {
-                if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
-                    state.heed(event);
-                }
+            if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
+                state.heed(event);
+                drop(state);
+                self.watchers.wake();
             }
         }
     }
@@ -189,7 +190,7 @@ impl Socket {
                 id.bind_addr((any, 0).into()).map_err(errno)?;
             }
             id.listen(usize::try_from(backlog).unwrap_or(0).max(1)).map_err(errno)?;
-            state.phase = Phase::Listening(id, VecDeque::new());
+            state.phase = Phase::Listening(id, None);
             Ok(())
         })
     }
@@ -200,8 +201,8 @@ impl Socket {
             self.look(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
         loop {
             let (event, options) = self.until(waits, timeout, |state| match &mut state.phase {
-                Phase::Listening(_, requests) => {
-                    requests.pop_front().map(|event| Ok((event, state.options.clone())))
+                Phase::Listening(_, request) => {
+                    request.take().map(|event| Ok((event, state.options.clone())))
                 }
                 Phase::Closed => Some(Err(libc::EBADF)),
                 _ => Some(Err(libc::EINVAL)),
@@ -301,19 +302,22 @@ impl Socket {
         })
     }
 
-    /// Ends it, after what was sent has arrived. It is no more among the process's sockets. `patience` is called now and
-    /// then while that lasts.
-    pub fn close(self: &Arc<Self>, longest: Duration, mut patience: impl FnMut()) {
-        let linger = self.change(|state| {
-            let linger = state.options.linger.unwrap_or(LINGER).min(longest);
+    /// Has the peer told that nothing more comes, if it is to hear of it; how long closing may wait for that.
+    pub fn conclude(&self) -> Duration {
+        self.change(|state| {
+            let linger = state.options.linger.unwrap_or(LINGER);
             if let Phase::Connected(link) = &mut state.phase
                 && !linger.is_zero()
             {
                 link.shut(true, true);
             }
             linger
-        });
-        let deadline = Instant::now() + linger;
+        })
+    }
+
+    /// Ends it, after what was sent has arrived or at the deadline. It is no more among the process's sockets. `patience` is
+    /// called now and then while that lasts.
+    pub fn close(self: &Arc<Self>, deadline: Instant, mut patience: impl FnMut()) {
         while Instant::now() < deadline {
             patience();
             let flushed = |state: &mut State| match &state.phase {
@@ -329,8 +333,8 @@ impl Socket {
         let phase = self.change(|state| std::mem::replace(&mut state.phase, Phase::Closed));
         match phase {
             Phase::Idle(id) => id.destroy(),
-            Phase::Listening(id, requests) => {
-                requests.into_iter().for_each(|event| event.id.destroy());
+            Phase::Listening(id, request) => {
+                request.into_iter().for_each(|event| event.id.destroy());
                 id.destroy();
             }
             _ => {}
@@ -379,16 +383,32 @@ impl State {
             Phase::Connected(link) => link.turn(),
             _ => false,
         };
-        while let Some(event) = channel.try_event() {
+        while !self.has_request()
+            && let Some(event) = channel.try_event()
+        {
             self.heed(event);
             changed = true;
         }
         changed
     }
 
+    fn is_over(&self) -> bool {
+        matches!(&self.phase, Phase::Connected(link) if link.is_over())
+    }
+
+    /// Whether a connection waits to be accepted. The next is left where it counts in the backlog.
+    fn has_request(&self) -> bool {
+        matches!(&self.phase, Phase::Listening(_, request) if request.is_some())
+    }
+
     fn heed(&mut self, event: CmEvent) {
         match (&mut self.phase, event.kind) {
-            (Phase::Listening(_, requests), CmEventKind::ConnectRequest) => requests.push_back(event),
+            (Phase::Listening(_, request), CmEventKind::ConnectRequest) => *request = Some(event),
+            // Its device is gone; it hears on those that are left, if it is bound to all.
+            (Phase::Listening(..), CmEventKind::DeviceRemoval) if event.id.context().is_some() => {
+                self.error = Some(libc::ENODEV);
+                self.phase = Phase::Failed;
+            }
             (Phase::Connecting(_), CmEventKind::Established) => self.answered(&event),
             (Phase::Connecting(_), _) => {
                 self.error = Some(match (event.kind, event.status) {
@@ -400,7 +420,7 @@ impl State {
                 self.phase = Phase::Failed;
             }
             (Phase::Connected(link), CmEventKind::Established) => link.establish(),
-            (Phase::Connected(_), CmEventKind::TimewaitExit) => {}
+            (Phase::Connected(_), CmEventKind::TimewaitExit | CmEventKind::AddrChange) => {}
             (Phase::Connected(link), CmEventKind::Disconnected) => {
                 // What the peer had sent before has arrived.
                 link.turn();
@@ -440,7 +460,7 @@ impl State {
         let when = |is: bool, events: libc::c_short| if is { events } else { 0 };
         match &self.phase {
             Phase::Idle(_) => write | POLLHUP,
-            Phase::Listening(_, requests) => when(!requests.is_empty(), read),
+            Phase::Listening(_, request) => when(request.is_some(), read),
             Phase::Connecting(_) => 0,
             Phase::Connected(link) => {
                 when(link.unread() > 0, read)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
@@ -11,15 +11,14 @@ use super::socket::Socket;
 
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<Socket>>> = RwLock::new(BTreeMap::new());
 
-/// Closing may take as long as it wants.
-const ANY: Duration = Duration::MAX;
-/// How long one may take when the process exits.
+/// How long all may take when the process exits.
 const AT_EXIT: Duration = Duration::from_secs(2);
 
 /// Its number from now on.
 pub fn add(socket: Socket) -> c_int {
     let fd = socket.fd();
-    SOCKETS.write().insert(fd, Arc::new(socket));
+    let before = SOCKETS.write().insert(fd, Arc::new(socket));
+    before.into_iter().for_each(leave);
     fd
 }
 
@@ -40,16 +39,29 @@ pub fn get(fd: c_int) -> Result<Arc<Socket>, c_int> {
 /// `EBADF`.
 pub fn close(fd: c_int) -> Result<(), c_int> {
     let socket = SOCKETS.write().remove(&fd).ok_or(libc::EBADF)?;
-    if !socket.is_inherited() {
-        socket.close(ANY, || ());
+    if socket.is_inherited() {
+        leave(socket);
+    } else {
+        let deadline = Instant::now() + socket.conclude();
+        socket.close(deadline, || ());
     }
     Ok(())
+}
+
+/// The parent's, in a child: to end what it is made of is to wait for threads that are not here, and descriptors of such
+/// numbers may be others' by now.
+fn leave(socket: Arc<Socket>) {
+    std::mem::forget(socket);
 }
 
 /// Closes all, as the system does of what an exiting process leaves open. `patience` is called now and then.
 pub fn close_all(patience: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
-    for socket in all.into_values().filter(|socket| !socket.is_inherited()) {
-        socket.close(AT_EXIT, patience);
+    let (inherited, own): (Vec<_>, Vec<_>) = all.into_values().partition(|socket| socket.is_inherited());
+    inherited.into_iter().for_each(leave);
+    let end = Instant::now() + AT_EXIT;
+    let deadlines: Vec<_> = own.iter().map(|socket| end.min(Instant::now() + socket.conclude())).collect();
+    for (socket, deadline) in own.iter().zip(deadlines) {
+        socket.close(deadline, patience);
     }
 }

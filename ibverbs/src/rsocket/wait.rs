@@ -3,6 +3,7 @@
 //! Whoever waits looks at the sockets himself when one of their descriptors says so, and takes what came by it. Others who
 //! wait for the same socket would miss it: so each has a descriptor of his own, by which those who look wake him.
 
+use std::cell::RefCell;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -15,8 +16,26 @@ use super::options::polling;
 use super::socket::Socket;
 
 thread_local! {
-    /// Made when the thread first waits.
-    static OWN: Option<Arc<Waker>> = Waker::new().map(Arc::new);
+    /// Made when the thread first waits, and in which process.
+    static OWN: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
+}
+
+/// This thread's, if it has one, or can have one made.
+fn own(make: bool) -> Option<Arc<Waker>> {
+    let this = std::process::id();
+    let get = |own: &RefCell<Option<(u32, Arc<Waker>)>>| {
+        let mut own = own.borrow_mut();
+        // A parent's is woken for its child no more than its child's for it.
+        let found = own.as_ref().filter(|(of, _)| *of == this).map(|(_, waker)| waker.clone());
+        if found.is_some() || !make {
+            return found;
+        }
+        let made = Arc::new(Waker::new()?);
+        *own = Some((this, made.clone()));
+        Some(made)
+    };
+    // It is gone only while the thread ends.
+    OWN.try_with(get).ok().flatten()
 }
 
 /// By which one who waits is woken.
@@ -54,7 +73,7 @@ impl Watchers {
     pub fn wake(&self) {
         let watchers = self.0.lock();
         if !watchers.is_empty() {
-            let own = OWN.try_with(Option::clone).ok().flatten();
+            let own = own(false);
             let is_own = |waker: &Arc<Waker>| own.as_ref().is_some_and(|own| Arc::ptr_eq(own, waker));
             watchers.iter().filter(|waker| !is_own(waker)).for_each(|waker| waker.wake());
         }
@@ -109,7 +128,7 @@ pub fn wait<R>(
             return Ok(found);
         }
     }
-    let waker = OWN.try_with(Option::clone).ok().flatten().ok_or(Over::Failed(libc::EMFILE))?;
+    let waker = own(true).ok_or(Over::Failed(libc::EMFILE))?;
     let watching = Watching::new(sockets, waker);
     let polled = |fd: c_int| pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = Vec::with_capacity(others.len() + 1 + 2 * sockets.len());

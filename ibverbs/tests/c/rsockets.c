@@ -327,6 +327,52 @@ static void exits(void)
 	CHECK(!rclose(fd) && !rclose(listening));
 }
 
+/* What a child has of its parent's sockets is nothing to either. */
+static void forked(void)
+{
+	int ends[2], status;
+	char got[8];
+	pid_t child;
+	pair(ends);
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		FAILS(rsend(ends[0], "x", 1, 0), EBADF);
+		CHECK(!rclose(ends[0]));
+		/* Its number goes to another. */
+		close(ends[1]);
+		exit(rsocket(AF_INET, SOCK_STREAM, 0) >= 0 ? 0 : 3);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(rsend(ends[0], "all well", 8, 0) == 8);
+	CHECK(rrecv(ends[1], got, 8, MSG_WAITALL) == 8 && !memcmp(got, "all well", 8));
+	close_both(ends);
+}
+
+static void *polls(void *fd)
+{
+	CHECK(events(*(int *)fd, POLLOUT, 20000) & POLLOUT);
+	return NULL;
+}
+
+/* Whoever hears of it first tells those who wait beside him. */
+static void beside(void)
+{
+	for (int i = 0; i < 20; i++) {
+		int server = listener(), client = rsocket(AF_INET, SOCK_STREAM, 0), accepted;
+		pthread_t polling, connecting;
+		CHECK(client >= 0);
+		CHECK(!pthread_create(&connecting, NULL, connects, &client));
+		usleep(2000);
+		CHECK(!pthread_create(&polling, NULL, polls, &client));
+		usleep(2000);
+		accepted = raccept(server, NULL, NULL);
+		CHECK(accepted >= 0);
+		CHECK(!pthread_join(connecting, NULL) && !pthread_join(polling, NULL));
+		CHECK(!rclose(client) && !rclose(accepted) && !rclose(server));
+	}
+}
+
 /* A peer that says what makes no sense, once for each connection: the connection ends, and the listener goes on. */
 static void hostile(void)
 {
@@ -352,7 +398,7 @@ int main(int argc, char **argv)
 	} corners[] = {
 		{ "connecting", connecting }, { "refused", refused }, { "half closed", half_closed },
 		{ "pieces", pieces }, { "both ways", both_ways }, { "full", full }, { "polled", polled },
-		{ "mapped", mapped }, { "exits", exits }, { "hostile", hostile },
+		{ "mapped", mapped }, { "exits", exits }, { "forked", forked }, { "beside", beside }, { "hostile", hostile },
 	};
 	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);
