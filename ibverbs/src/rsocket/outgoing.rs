@@ -224,7 +224,7 @@ mod tests {
         for more in [20_000, 20_000, 40_000, 0xfffe] {
             limit = limit.wrapping_add(more);
             out.set_limit(limit);
-            assert_eq!(sent(&mut out), more.into());
+            assert_eq!(sent(&mut out), usize::from(more));
             (0..more).for_each(|_| out.done());
         }
     }
