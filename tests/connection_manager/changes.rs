@@ -145,7 +145,7 @@ fn ids_whose_address_is_no_longer_the_devices_are_told() {
         // There is no way any more from where the path would have begun.
         to.resolve_route(SOON).unwrap();
         let event = client.event(CmEventKind::RouteError);
-        assert_eq!((event.id, event.status), (to, -libc::ENETUNREACH));
+        assert_eq!((&event.id, event.status), (&to, -libc::ENETUNREACH));
         // And the new address is one to listen at.
         let on_other = client.listen(PortSpace::Tcp, (other, 8).into());
         // The old one comes back, and with it the way.
