@@ -145,9 +145,16 @@ fn ids_whose_address_is_no_longer_the_devices_are_told() {
         // There is no way any more from where the path would have begun.
         to.resolve_route(SOON).unwrap();
         let event = client.event(CmEventKind::RouteError);
-        assert_eq!((event.id, event.status), (to, -libc::ENETUNREACH));
+        assert_eq!((&event.id, event.status), (&to, -libc::ENETUNREACH));
         // And the new address is one to listen at.
-        client.listen(PortSpace::Tcp, (other, 8).into());
+        let on_other = client.listen(PortSpace::Tcp, (other, 8).into());
+        // The old one comes back, and with it the way.
+        fabric.set_addresses(other, &[v4, v6]).unwrap();
+        assert_eq!(client.event(CmEventKind::AddrChange).id, on_other);
+        to.resolve_route(SOON).unwrap();
+        assert_eq!(client.event(CmEventKind::RouteResolved).id, to);
+        assert_eq!(to.path().unwrap().sgid.ip(), v4);
+        assert_eq!(events(&client), []);
         drop(on_v6);
     }
 }

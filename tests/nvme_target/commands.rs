@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::nvme::capsule::{Command, DataPointer, Failure, Keyed, Status};
 use super::nvme::private_data::{ConnectRequest, Refusal};
 use super::nvme::queue::Queue;
-use super::nvme::request::Transfer;
+use super::nvme::request::{Transfer, ranges};
 use super::*;
 
 /// A queue on which commands are executed as if RDMA had brought them, with as much data as each needs.
@@ -122,6 +122,19 @@ fn blocks_are_read_written_and_made_zero() {
     io.data = run(0, 0);
     assert_eq!(io.status(&command(DATASET, &[0, 4])), Ok(Some(0)), "a run of none");
     assert_eq!(disk.blocks(1, 1), block(1));
+}
+
+/// However often the host names a block.
+#[test]
+fn ranges_are_merged() {
+    let run = |first: u64, count: u32| [&[0; 4][..], &count.to_le_bytes(), &first.to_le_bytes()].concat();
+    let merged = |runs: &[(u64, u32)]| -> Vec<(u64, u64)> {
+        let data = runs.iter().flat_map(|(first, count)| run(*first, *count)).collect::<Vec<u8>>();
+        ranges(&data).iter().map(|blocks| (blocks.first, blocks.count)).collect()
+    };
+    assert_eq!(merged(&[(0, 4096); 256]), [(0, 4096)]);
+    assert_eq!(merged(&[(9, 2), (0, 3), (2, 5), (1, 1), (11, 1)]), [(0, 7), (9, 3)]);
+    assert_eq!(merged(&[(u64::MAX - 1, 9), (5, 0)]), [(5, 0), (u64::MAX - 1, 1)]);
 }
 
 #[test]

@@ -97,14 +97,20 @@ fn nothing_before_connect_and_nothing_before_it_is_enabled() {
 fn a_controller_ends_with_its_admin_queue_and_with_silence() {
     let disk = Disk::new();
     let now = Instant::now();
-    let (admin, io) = Bench::pair(&disk);
+    let (admin, mut io) = Bench::pair(&disk);
     let id = admin.queue.controller().unwrap().id;
     let unknown = Bench::new(&disk, 0, 32).queue;
     let check = |seconds| unknown.check(now + Duration::from_secs(seconds));
     assert_eq!((check(9), check(11)), (Ok(()), Err(End::Unknown)), "who says nothing at all");
     assert_eq!((admin.queue.check(now), io.queue.check(now)), (Ok(()), Ok(())));
+    // Its last command was taken, and its data is to come.
+    let write = io.queue.take(&command(1, &[0, 0, 0]), now).unwrap();
     drop(admin);
     assert_eq!(io.queue.check(now), Err(End::Controller));
+    let sequence = Failure { status: Status::CommandSequence, result: 0 };
+    assert_eq!(io.queue.execute(&write, &mut [7; BLOCK], now), Err(sequence));
+    assert_eq!(io.queue.take(&command(1, &[0, 0, 0]), now), Err(Status::CommandSequence));
+    assert_eq!(disk.blocks(0, 1), block(0));
     drop(io);
     // Its number is free.
     let wanted = fabrics(1, &[0, 31, 5000]);

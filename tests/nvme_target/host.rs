@@ -116,8 +116,13 @@ impl HostQueue {
 
     /// The next response.
     pub fn said(&self) -> Said {
+        self.try_said().unwrap()
+    }
+
+    /// The same, unless the connection ends before.
+    pub fn try_said(&self) -> Result<Said, WaitError> {
         loop {
-            let completion = self.cq.wait(LIMIT).unwrap();
+            let completion = self.cq.wait(LIMIT)?;
             if completion.opcode != WcOpcode::Recv {
                 continue;
             }
@@ -128,7 +133,7 @@ impl HostQueue {
             let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
             let result = u64::from_le_bytes(bytes[..8].try_into().unwrap());
             let (id, status) = (u16_at(12), u16_at(14) >> 1 & 0x7ff);
-            return Said { id, result, status, invalidated: completion.invalidated };
+            return Ok(Said { id, result, status, invalidated: completion.invalidated });
         }
     }
 

@@ -1,5 +1,7 @@
 //! Commands and data over RDMA.
 
+use std::time::Instant;
+
 use urxe::verbs::cm::{RejReason, SessionError};
 use urxe::verbs::*;
 
@@ -177,5 +179,41 @@ fn queues_end_with_their_controller() {
         // And the number is free.
         let admin = HostQueue::open(host, at, 0);
         assert_eq!(admin.connect(0, 0xffff), 1);
+    });
+}
+
+/// A queue on which there is always something to do ends too.
+#[test]
+fn busy_queues_end_with_their_controller() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let (admin, io) = HostQueue::pair(host, at);
+        let read = on_blocks(READ, 0, 1, keyed(io.data.remote(0), BLOCK, 0x40));
+        assert_eq!(io.status(&read.0), 0);
+        admin.session.disconnect(LIMIT).unwrap();
+        let began = Instant::now();
+        loop {
+            io.send(&read.0);
+            if let Err(e) = io.try_said() {
+                assert!(matches!(e, WaitError::Failed(_)), "{e}");
+                break;
+            }
+            assert!(began.elapsed() < LIMIT, "it is served still");
+        }
+        io.session.wait_for_end(LIMIT).unwrap();
+    });
+}
+
+/// Who has not said who it is has no memory fetched.
+#[test]
+fn no_data_moves_before_connect() {
+    let disk = Disk::new();
+    beside(&disk, |host, at| {
+        let io = HostQueue::open(host, at, 1);
+        let stranger = keyed(RemoteAddr { va: 0, rkey: RKey(0x1234_5678) }, 512, 0x40);
+        for opcode in [READ, WRITE] {
+            let status = io.status(&on_blocks(opcode, 0, 1, stranger).0);
+            assert_eq!(status, Status::CommandSequence as u16);
+        }
     });
 }

@@ -128,7 +128,10 @@ impl Connection {
         let mut is_known = false;
         while !stop() {
             match self.cq.wait_any(TICK) {
-                Ok(completion) if completion.status == WcStatus::Success => self.complete(&completion)?,
+                Ok(completion) if completion.status == WcStatus::Success => {
+                    self.queue.check_standing(Instant::now())?;
+                    self.complete(&completion)?;
+                }
                 // The host is gone, or had a key that is none.
                 Ok(completion) => return Err(WaitError::Failed(completion).into()),
                 Err(WaitError::TimedOut(_) | WaitError::Interrupted) => {

@@ -183,21 +183,26 @@ impl Controller {
         if offset != register::CC {
             return Err(Status::InvalidField);
         }
-        let mut state = self.state.lock();
         let enables = value & ENABLE != 0;
         // Discovery controllers have no I/O queues, whose entries would have a size.
         let entries = self.kind == Kind::Io && value & ENTRIES != ENTRIES_USUAL;
         if enables && (value & SHAPE != 0 || entries) {
             return Err(Status::InvalidField);
         }
+        let mut state = self.state.lock();
         state.configuration = value;
         state.status = if enables { READY } else { 0 };
-        if value & SHUTDOWN != 0 {
-            namespace.flush()?;
-            state.status |= SHUT_DOWN;
-        }
         if !enables {
             state.async_events = 0;
+        }
+        drop(state);
+        if value & SHUTDOWN != 0 {
+            // Other queues go on meanwhile, and one of them may have set it again.
+            namespace.flush()?;
+            let mut state = self.state.lock();
+            if state.configuration == value {
+                state.status |= SHUT_DOWN;
+            }
         }
         Ok(())
     }
@@ -229,7 +234,6 @@ impl Controller {
     /// # Errors
     /// [`Status`].
     pub fn set_feature(&self, feature: u8, value: u32, namespace: &Namespace) -> Result<u64, Status> {
-        let mut state = self.state.lock();
         match (feature, self.kind) {
             (feature::WRITE_CACHE, Kind::Io) => namespace.set_write_cache(value & 1 != 0)?,
             (feature::QUEUES, Kind::Io) => {
@@ -240,8 +244,10 @@ impl Controller {
                 }
                 return Ok(queues(send.max(complete).saturating_add(1).min(IO_QUEUES)).into());
             }
-            (feature::ASYNC_EVENTS, _) => state.async_config = value,
-            (feature::KEEP_ALIVE, _) => state.keep_alive = Duration::from_millis(value.into()),
+            (feature::ASYNC_EVENTS, _) => self.state.lock().async_config = value,
+            (feature::KEEP_ALIVE, _) => {
+                self.state.lock().keep_alive = Duration::from_millis(value.into());
+            }
             _ => return Err(Status::InvalidField),
         }
         Ok(0)

@@ -65,7 +65,14 @@ impl Queue {
         if let Some(controller) = &self.controller {
             controller.hear(now);
         }
-        Request::parse(command, self.number == 0, self.block_len())
+        let request = Request::parse(command, self.number == 0, self.block_len())?;
+        let is_connect = matches!(request, Request::Connect(_));
+        // Before Connect nothing else has data moved, and after it there is no other.
+        match &self.controller {
+            Some(controller) if is_connect || controller.has_ended() => Err(Status::CommandSequence),
+            None if !is_connect => Err(Status::CommandSequence),
+            _ => Ok(request),
+        }
     }
 
     /// The response to a command.
@@ -73,14 +80,25 @@ impl Queue {
         Response { id, head: self.head.unwrap_or(u16::MAX), outcome }
     }
 
-    /// Whether the host is to be disconnected.
+    /// Whether the host, of which nothing waits to be looked at, is to be disconnected.
     ///
     /// # Errors
     /// [`End`].
     pub fn check(&self, now: Instant) -> Result<(), End> {
+        self.check_standing(now)?;
+        match &self.controller {
+            Some(controller) if controller.is_silent(now) => Err(End::Silent),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the host is to be disconnected whatever it sends.
+    ///
+    /// # Errors
+    /// [`End`], but for [`End::Silent`].
+    pub fn check_standing(&self, now: Instant) -> Result<(), End> {
         match &self.controller {
             Some(controller) if controller.has_ended() => Err(End::Controller),
-            Some(controller) if controller.is_silent(now) => Err(End::Silent),
             None if now.saturating_duration_since(self.since) > UNKNOWN => Err(End::Unknown),
             _ => Ok(()),
         }
@@ -100,7 +118,9 @@ impl Queue {
         if let Request::Connect(connect) = request {
             return self.connect(connect, data, now).map(Some);
         }
-        let controller = self.controller.as_ref().ok_or(Status::CommandSequence)?;
+        // It may have ended while the data came.
+        let controller = self.controller.as_ref().filter(|controller| !controller.has_ended());
+        let controller = controller.ok_or(Status::CommandSequence)?;
         let (subsystem, namespace) = (&*self.subsystem, &self.subsystem.namespace);
         match *request {
             Request::PropertyGet { offset, wide } => return Ok(Some(controller.property(offset, wide)?)),
@@ -136,7 +156,7 @@ impl Queue {
             Request::Flush => namespace.flush()?,
             Request::WriteZeroes { blocks, through } => namespace.zero(blocks, through)?,
             Request::DatasetManagement { deallocate, .. } => {
-                for blocks in ranges(data).filter(|_| deallocate) {
+                for blocks in ranges(data).into_iter().filter(|_| deallocate) {
                     namespace.zero(blocks, false)?;
                 }
             }

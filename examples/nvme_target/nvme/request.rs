@@ -283,7 +283,19 @@ fn io(command: &Command) -> Result<Request, Status> {
 
 const RANGE_LEN: usize = 16;
 
-/// The runs of blocks that the data of a Dataset Management describes.
-pub fn ranges(data: &[u8]) -> impl Iterator<Item = Blocks> + '_ {
-    data.chunks_exact(RANGE_LEN).map(|r| Blocks { first: u64_at(r, 8), count: u32_at(r, 4).into() })
+/// The blocks that the data of a Dataset Management describes, each once however often it is named.
+pub fn ranges(data: &[u8]) -> Vec<Blocks> {
+    let all = data.chunks_exact(RANGE_LEN);
+    let mut all: Vec<Blocks> =
+        all.map(|r| Blocks { first: u64_at(r, 8), count: u32_at(r, 4).into() }).collect();
+    all.sort_unstable_by_key(|blocks| blocks.first);
+    let end = |blocks: &Blocks| blocks.first.saturating_add(blocks.count);
+    all.dedup_by(|next, blocks| {
+        let is_joined = next.first <= end(blocks);
+        if is_joined {
+            blocks.count = end(blocks).max(end(next)) - blocks.first;
+        }
+        is_joined
+    });
+    all
 }

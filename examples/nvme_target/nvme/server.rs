@@ -1,7 +1,8 @@
 //! Takes connections: a thread for each.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use urxe::verbs::WaitError;
@@ -39,22 +40,35 @@ pub fn serve(
             let has_room = connections.load(Ordering::Relaxed) < CONNECTIONS;
             match asked.and_then(|asked| has_room.then_some(asked).ok_or(Refusal::Resources)) {
                 Ok(asked) => {
-                    connections.fetch_add(1, Ordering::Relaxed);
                     let connections = &connections;
-                    scope.spawn(move || {
-                        connect(incoming, &asked, subsystem, stop, log);
-                        connections.fetch_sub(1, Ordering::Relaxed);
+                    // It goes to its thread once there is one.
+                    let (give, take) = mpsc::channel();
+                    let thread = Builder::new().name(format!("queue {}", asked.queue));
+                    let begun = thread.spawn_scoped(scope, move || {
+                        if let Ok(incoming) = take.recv() {
+                            connect(incoming, &asked, subsystem, stop, log);
+                            connections.fetch_sub(1, Ordering::Relaxed);
+                        }
                     });
+                    match begun {
+                        Ok(_) => {
+                            connections.fetch_add(1, Ordering::Relaxed);
+                            give.send(incoming).expect("the thread waits for it");
+                        }
+                        Err(_) => refuse(incoming, Refusal::Resources, log),
+                    }
                 }
-                Err(refusal) => {
-                    log(&format!("{} is refused: {refusal}", peer(&incoming)));
-                    // Who has gone meanwhile need not be told.
-                    let _ = incoming.reject(&refusal.bytes());
-                }
+                Err(refusal) => refuse(incoming, refusal, log),
             }
         }
         Ok(())
     })
+}
+
+fn refuse(incoming: Incoming, refusal: Refusal, log: &dyn Fn(&str)) {
+    log(&format!("{} is refused: {refusal}", peer(&incoming)));
+    // Who has gone meanwhile need not be told.
+    let _ = incoming.reject(&refusal.bytes());
 }
 
 fn connect(

@@ -5,6 +5,7 @@
 //! that there are.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
@@ -60,10 +61,11 @@ pub extern "C" fn create() -> *mut rdma_event_channel {
 }
 
 pub unsafe extern "C" fn destroy(c: *mut rdma_event_channel) {
-    // A child leaves its parent's as it is.
-    if Channel::own(c).is_ok() {
-        let channel = CHANNELS.lock().remove(&c.addr());
-        // SAFETY: it was made by `create`, and is found no more.
-        drop((channel, unsafe { Box::from_raw(c) }));
-    }
+    let channel = match CHANNELS.lock().entry(c.addr()) {
+        // A child leaves its parent's as it is.
+        Entry::Occupied(entry) if !entry.get().process.is_inherited() => entry.remove(),
+        _ => return,
+    };
+    // SAFETY: `create` made it, and only who has removed it is here.
+    drop((channel, unsafe { Box::from_raw(c) }));
 }

@@ -144,6 +144,7 @@ impl State {
             local.set_ip(source);
         }
         (id.device, id.peer, id.phase) = (Some(device), Some(dst), Phase::AddrResolved);
+        id.lost = None;
         if dst.ip().is_unspecified() {
             id.peer = Some(SocketAddr::new(source, dst.port()));
         }
@@ -184,7 +185,7 @@ impl State {
     pub fn resolve_route(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("resolve_route", &[Phase::AddrResolved])?;
-        if id.has_lost_address {
+        if id.lost.is_some() {
             id.report(CmEventKind::RouteError, -libc::ENETUNREACH, EventParam::None);
             return Ok(());
         }

@@ -2,7 +2,7 @@
 
 use super::state::{Id, Phase, State};
 use super::{CmEventKind, EventParam};
-use crate::transport::AsyncEvent;
+use crate::transport::{AddressVector, AsyncEvent};
 
 impl State {
     /// Acts on what a device has told of itself.
@@ -22,7 +22,7 @@ impl State {
     }
 
     /// Ids whose address is no longer the device's are told. They stay as they are: what of theirs can still be ended is for
-    /// their program to end.
+    /// their program to end, and the address may come back.
     fn on_addresses(&mut self, index: usize) {
         let device = &mut self.devices[index];
         let now = device.context.gids();
@@ -36,10 +36,18 @@ impl State {
         };
         for number in self.ids_on(index) {
             let Ok(id) = self.id_mut(number) else { continue };
-            let has_lost_it = own(id).is_some_and(|own| before.get(own) != now.get(own));
-            if has_lost_it && id.phase != Phase::Ended {
-                id.has_lost_address = true;
+            let has_lost = own(id).filter(|own| before.get(*own) != now.get(*own));
+            if let (None, Some(own)) = (id.lost, has_lost)
+                && id.phase != Phase::Ended
+            {
+                id.lost = before.get(own).copied();
                 id.report(CmEventKind::AddrChange, 0, EventParam::None);
+            }
+            // It may come back to another place.
+            let at = id.lost.and_then(|lost| now.iter().position(|gid| *gid == lost));
+            if let Some(index) = at.and_then(|at| u8::try_from(at).ok()) {
+                id.lost = None;
+                id.to = id.to.map(|to| AddressVector { sgid_index: index, ..to });
             }
         }
     }

@@ -122,8 +122,8 @@ pub(super) struct Id {
     pub remote_ece: Ece,
     /// The program was told that the connection has ended.
     pub told_of_end: bool,
-    /// Its device has its address no more.
-    pub has_lost_address: bool,
+    /// Its address, while its device does not have it.
+    pub lost: Option<Gid>,
     /// The path that the peer was offered and has not answered yet.
     pub alternate: Option<AddressVector>,
     /// It asks a peer that asks it.
@@ -271,7 +271,7 @@ impl State {
             ece: Ece::default(),
             remote_ece: Ece::default(),
             told_of_end: false,
-            has_lost_address: false,
+            lost: None,
             alternate: None,
             peering: None,
         };

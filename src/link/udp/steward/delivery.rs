@@ -52,17 +52,21 @@ pub(super) struct Delivery {
     known: HashMap<Vec<u8>, Instant>,
     /// What has waited for somebody in vain, and for whom.
     returned: Vec<(Vec<u8>, Vec<u8>)>,
+    vacancy: Duration,
 }
 
 struct Waiting {
+    /// When its socket took the last one, or the first one came.
     since: Instant,
+    /// When the name was found to be nobody's.
+    vacant: Option<Instant>,
     datagrams: VecDeque<Vec<u8>>,
 }
 
 impl Delivery {
     pub fn new() -> io::Result<Delivery> {
         let (waiting, known) = (HashMap::new(), HashMap::new());
-        Ok(Delivery { socket: open()?, waiting, known, returned: Vec::new() })
+        Ok(Delivery { socket: open()?, waiting, known, returned: Vec::new(), vacancy: VACANCY })
     }
 
     /// Whether to [`retry`](Self::retry) soon.
@@ -83,7 +87,8 @@ impl Delivery {
         self.keep(name.as_bytes(), datagram)
     }
 
-    /// What nobody took of what is [sent](Outcome::Sent) to names that `is_one` knows.
+    /// What nobody took of what is [sent](Outcome::Sent) to names that `is_one` knows, as the last
+    /// [`retry`](Self::retry) found.
     pub fn returned(&mut self, is_one: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
         self.returned.extract_if(.., |(name, _)| is_one(name)).map(|(_, datagram)| datagram).collect()
     }
@@ -113,7 +118,7 @@ impl Delivery {
         if all >= MOST || self.waiting.len() >= MOST_SOCKETS && !self.waiting.contains_key(name) {
             return Outcome::Lost;
         }
-        let begin = || Waiting { since: Instant::now(), datagrams: VecDeque::new() };
+        let begin = || Waiting { since: Instant::now(), vacant: None, datagrams: VecDeque::new() };
         let queue = self.waiting.entry(name.to_vec()).or_insert_with(begin);
         if queue.datagrams.len() >= MOST_OF_ONE {
             return Outcome::Lost;
@@ -124,17 +129,24 @@ impl Delivery {
 
     /// Sends what there was no room for, as far as there is now.
     pub fn retry(&mut self) {
+        // Of places that have been given up.
+        self.returned.clear();
         let mut waiting = std::mem::take(&mut self.waiting);
         waiting.retain(|name, queue| {
             while let Some(datagram) = queue.datagrams.front() {
                 match self.try_send(name, datagram) {
                     Ok(()) => {
                         queue.datagrams.pop_front();
-                        queue.since = Instant::now();
+                        (queue.since, queue.vacant) = (Instant::now(), None);
                     }
-                    Err(Errno::AGAIN) => return queue.since.elapsed() < PATIENCE,
-                    Err(Errno::CONNREFUSED) if queue.since.elapsed() < VACANCY => return true,
+                    Err(Errno::AGAIN) => {
+                        queue.vacant = None;
+                        return queue.since.elapsed() < PATIENCE;
+                    }
                     Err(Errno::CONNREFUSED) => {
+                        if queue.vacant.get_or_insert_with(Instant::now).elapsed() < self.vacancy {
+                            return true;
+                        }
                         self.known.remove(name);
                         let all = queue.datagrams.drain(..).map(|datagram| (name.clone(), datagram));
                         self.returned.extend(all);
@@ -171,6 +183,11 @@ mod tests {
 
     use super::*;
 
+    /// A name that no other process has.
+    fn name(what: &str) -> String {
+        format!("urxe-test/{}/{what}", std::process::id())
+    }
+
     fn receiver(name: &str) -> OwnedFd {
         let socket = open().unwrap();
         bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
@@ -196,10 +213,10 @@ mod tests {
     #[test]
     fn what_a_socket_has_no_room_for_comes_later_in_order() {
         let mut delivery = Delivery::new().unwrap();
-        assert_eq!(delivery.send("urxe-test/delivery/0", datagram(0)), Outcome::Nobody);
-        let socket = receiver("urxe-test/delivery/1");
-        let outcomes: Vec<Outcome> =
-            (0..6000).map(|n| delivery.send("urxe-test/delivery/1", datagram(n))).collect();
+        assert_eq!(delivery.send(&name("delivery/0"), datagram(0)), Outcome::Nobody);
+        let name = name("delivery/1");
+        let socket = receiver(&name);
+        let outcomes: Vec<Outcome> = (0..6000).map(|n| delivery.send(&name, datagram(n))).collect();
         let sent = outcomes.iter().filter(|o| **o == Outcome::Sent).count();
         assert!((MOST_OF_ONE..6000).contains(&sent), "{sent}");
         assert!(outcomes[sent..].iter().all(|o| *o == Outcome::Lost));
@@ -214,36 +231,65 @@ mod tests {
 
     #[test]
     fn what_is_for_a_name_that_was_somebodys_waits_for_its_next_owner() {
-        let mut delivery = Delivery::new().unwrap();
-        let name = "urxe-test/vacant/1";
-        let first = receiver(name);
-        assert_eq!(delivery.send(name, datagram(0)), Outcome::Sent);
-        delivery.note(name);
+        let (name, long, short) = (name("vacant/1"), Duration::from_secs(3600), Duration::from_millis(50));
+        let mut delivery = Delivery { vacancy: long, ..Delivery::new().unwrap() };
+        let first = receiver(&name);
+        assert_eq!(delivery.send(&name, datagram(0)), Outcome::Sent);
         drop(first);
-        assert_eq!(delivery.send(name, datagram(1)), Outcome::Sent);
-        assert_eq!(delivery.send(name, datagram(2)), Outcome::Sent);
+        delivery.note(&name);
+        assert_eq!(delivery.send(&name, datagram(1)), Outcome::Sent);
+        assert_eq!(delivery.send(&name, datagram(2)), Outcome::Sent);
         delivery.retry();
-        let second = receiver(name);
+        let second = receiver(&name);
         delivery.retry();
         assert_eq!((drain(&second), delivery.is_waiting()), (vec![1, 2], false));
         // If none comes, they come back, and the name is forgotten.
         drop(second);
-        delivery.send(name, datagram(3));
+        delivery.vacancy = short;
         let began = Instant::now();
+        give_up(&mut delivery, &name, datagram(3));
+        assert!(began.elapsed() >= short);
+        assert_eq!(delivery.returned(|other| other != name.as_bytes()), Vec::<Vec<u8>>::new());
+        assert_eq!(delivery.returned(|other| other == name.as_bytes()), [datagram(3)]);
+        assert_eq!(delivery.send(&name, datagram(4)), Outcome::Nobody);
+        // What nobody asks for is not kept.
+        give_up(&mut delivery, &name, datagram(5));
+        delivery.retry();
+        assert!(delivery.returned.is_empty());
+    }
+
+    /// Sends to a name that was somebody's, until that comes to nothing.
+    fn give_up(delivery: &mut Delivery, name: &str, datagram: Vec<u8>) {
+        delivery.note(name);
+        assert_eq!(delivery.send(name, datagram), Outcome::Sent);
         while delivery.is_waiting() {
             delivery.retry();
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(began.elapsed() >= VACANCY);
-        assert_eq!(delivery.returned(|name| name.starts_with(b"urxe-test/full")), Vec::<Vec<u8>>::new());
-        assert_eq!(delivery.returned(|name| name.starts_with(b"urxe-test/vacant")), [datagram(3)]);
-        assert_eq!(delivery.send(name, datagram(4)), Outcome::Nobody);
+    }
+
+    #[test]
+    fn an_owner_that_was_slow_before_it_went_has_as_long_to_come_back() {
+        let (name, vacancy) = (name("slow"), Duration::from_secs(5));
+        let mut delivery = Delivery { vacancy, ..Delivery::new().unwrap() };
+        let slow = receiver(&name);
+        let mut sent = 0;
+        while !delivery.is_waiting() {
+            assert_eq!(delivery.send(&name, datagram(sent)), Outcome::Sent);
+            sent += 1;
+        }
+        delivery.waiting.get_mut(name.as_bytes()).unwrap().since = Instant::now() - vacancy;
+        drop(slow);
+        delivery.retry();
+        let next = receiver(&name);
+        delivery.retry();
+        assert_eq!((drain(&next), delivery.is_waiting()), (vec![sent - 1], false));
     }
 
     #[test]
     fn those_who_do_not_read_keep_nothing_from_others() {
         let mut delivery = Delivery::new().unwrap();
-        let names: Vec<String> = (0..200).map(|i| format!("urxe-test/stopped/{i}")).collect();
+        let names: Vec<String> = (0..200).map(|i| name(&format!("stopped/{i}"))).collect();
         let _stopped: Vec<OwnedFd> = names.iter().map(|name| receiver(name)).collect();
         for number in 0..20 {
             for name in &names {
@@ -251,9 +297,10 @@ mod tests {
             }
         }
         assert!(delivery.waiting.len() <= MOST_SOCKETS);
-        let socket = receiver("urxe-test/awake");
+        let awake = name("awake");
+        let socket = receiver(&awake);
         for number in 0..50 {
-            assert_eq!(delivery.send("urxe-test/awake", datagram(number)), Outcome::Sent);
+            assert_eq!(delivery.send(&awake, datagram(number)), Outcome::Sent);
             assert_eq!(drain(&socket), [number]);
         }
         // And in the end they are given up.
