@@ -116,13 +116,13 @@ impl HostQueue {
 
     /// The next response.
     pub fn said(&self) -> Said {
-        self.try_said().unwrap()
+        self.said_within(LIMIT).unwrap()
     }
 
-    /// The same, unless the connection ends before.
-    pub fn try_said(&self) -> Result<Said, WaitError> {
+    /// The same, unless none comes.
+    pub fn said_within(&self, limit: Duration) -> Result<Said, WaitError> {
         loop {
-            let completion = self.cq.wait(LIMIT)?;
+            let completion = self.cq.wait(limit)?;
             if completion.opcode != WcOpcode::Recv {
                 continue;
             }
