@@ -246,6 +246,11 @@ fuzz_target!(|data: &[u8]| {
         }
         world.collect();
     }
+    // Nobody listens any more: who waits for a listener would else be a request that no program answers.
+    if let Some(listener) = world.listener.take() {
+        world.cm.unlisten(world.now, listener);
+    }
+    world.collect();
     for id in std::mem::take(&mut world.ids) {
         world.cm.release(world.now, id);
     }
