@@ -307,6 +307,11 @@ impl Nic {
         Ok(result)
     }
 
+    /// Whether what was posted to be sent by a queue pair may wait for company without loss.
+    pub fn may_gather(&self, qpn: Qpn) -> bool {
+        self.table.get(qpn).is_some_and(|entry| entry.qp.may_gather())
+    }
+
     /// Posts a receive work request.
     ///
     /// # Errors

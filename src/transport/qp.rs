@@ -103,6 +103,14 @@ impl QueuePair {
         if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.mtu) } else { 0 }
     }
 
+    /// Whether what was posted to be sent may wait for company.
+    pub fn may_gather(&self) -> bool {
+        self.conn.state == QpState::Rts
+            && self.conn.qp_type.is_reliable()
+            && !self.responder.has_urgent_replies()
+            && self.requester.may_gather(self.conn.mtu)
+    }
+
     /// Whether its last turn ended for what other queue pairs have in flight to the same peer.
     pub fn is_crowded_out(&self) -> bool {
         self.requester.is_crowded_out()

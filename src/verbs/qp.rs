@@ -483,7 +483,7 @@ impl Qp {
     /// # Errors
     /// [`PostListError`] names the first that was not taken.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.shard.with(|nic, now, _, _| {
+        self.shard.post(self.qpn, |nic, now| {
             let posted = nic.post_send_list(now, self.qpn, wrs);
             posted
                 .expect("the NIC has the queue pair as long as its handle")
@@ -493,7 +493,7 @@ impl Qp {
 
     /// Posts all or none.
     pub(super) fn post_all<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostBatchError> {
-        self.shard.with(|nic, now, _, _| {
+        self.shard.post(self.qpn, |nic, now| {
             let posted = nic.post_send_all(now, self.qpn, wrs);
             posted.expect("the NIC has the queue pair as long as its handle")
         })

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::Local;
 use super::cmsg::{Control, Name};
-use super::socket::HOP_LIMIT;
+use super::socket::{self, Marks};
 use crate::link::LinkCounters;
 use crate::transport::{TxBurst, TxQueue};
 use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
@@ -19,6 +19,8 @@ const MAX_PLAIN: usize = 64;
 /// How often a full socket is waited for in one turn, and for how long each time.
 const WAITS: u32 = 3;
 const WAIT_MS: i32 = 1;
+/// So many turns that want the same of the socket, and not what it does, are a habit: then it does that of itself.
+const HABIT: u32 = 16;
 
 pub(super) struct Sender {
     bursts: Batch,
@@ -30,6 +32,10 @@ pub(super) struct Sender {
     segments: bool,
     /// Waits left in this turn.
     waits: u32,
+    /// What the socket puts into headers of itself.
+    usual: Marks,
+    /// What the last turns wanted instead, and how many.
+    wanted: (Marks, u32),
     pub counters: LinkCounters,
 }
 
@@ -52,12 +58,15 @@ impl Sender {
             plain_to: Vec::new(),
             segments,
             waits: 0,
+            usual: Marks::PLAIN,
+            wanted: (Marks::PLAIN, 0),
             counters: LinkCounters::default(),
         }
     }
 
     pub fn transmit(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) -> io::Result<()> {
-        if send_lone(socket, local, queue) {
+        self.learn(socket, queue);
+        if send_lone(socket, local, self.usual, queue) {
             return Ok(());
         }
         self.waits = WAITS;
@@ -72,12 +81,34 @@ impl Sender {
                 self.send_singly(socket, local, &burst)?;
                 continue;
             }
-            self.bursts.add(local, flow, burst.bytes(), Some((index, &burst)));
+            self.bursts.add(local, self.usual, flow, burst.bytes(), Some((index, &burst)));
             if self.bursts.messages.len() == BATCH {
                 self.flush(socket, local, queue)?;
             }
         }
         self.flush(socket, local, queue)
+    }
+
+    /// Has the socket put of itself into headers what it is told with each message anyway: programs have one hop limit for
+    /// all they send, and a message that needs no word of it costs less.
+    fn learn(&mut self, socket: &OwnedFd, queue: &TxQueue) {
+        let Some(burst) = queue.bursts().next() else { return };
+        let marks = Marks::of(&burst.flow);
+        if marks == self.usual || burst.flow.dst.is_multicast() {
+            self.wanted.1 = 0;
+            return;
+        }
+        let (last, turns) = self.wanted;
+        self.wanted = (marks, if last == marks { turns + 1 } else { 1 });
+        if self.wanted.1 >= HABIT {
+            self.wanted.1 = 0;
+            let is_ipv4 = burst.flow.dst.is_ipv4();
+            match socket::set_marks(socket, is_ipv4, marks) {
+                Ok(()) => self.usual = marks,
+                // Some classes are not for everybody; half of it is nothing either.
+                Err(_) => drop(socket::set_marks(socket, is_ipv4, self.usual)),
+            }
+        }
     }
 
     /// Sends what `bursts` holds and empties it.
@@ -121,7 +152,7 @@ impl Sender {
             }
         }
         for packet in self.scratch.chunks(burst.segment) {
-            self.singles.add(local, &burst.flow, packet, None);
+            self.singles.add(local, self.usual, &burst.flow, packet, None);
         }
         self.singles.prepare();
         let (mut at, mut any) = (0, false);
@@ -163,7 +194,7 @@ impl Sender {
 
 /// Sends a lone packet that needs nothing of all the rest, by the leanest system call: somebody waits for it.
 /// Whether it has left; if not, the long way finds out why.
-fn send_lone(socket: &OwnedFd, local: &Local, queue: &TxQueue) -> bool {
+fn send_lone(socket: &OwnedFd, local: &Local, usual: Marks, queue: &TxQueue) -> bool {
     let mut bursts = queue.bursts();
     let (Some(burst), None) = (bursts.next(), bursts.next()) else { return false };
     let (bytes, flow) = (burst.bytes(), &burst.flow);
@@ -171,7 +202,12 @@ fn send_lone(socket: &OwnedFd, local: &Local, queue: &TxQueue) -> bool {
         return false;
     }
     // What the socket sends of its own accord.
-    if *flow != Flow::new(local.ip, flow.dst, ROCE_PORT) || flow.dst.is_ipv4() != local.ip.is_ipv4() {
+    let plain = Flow {
+        traffic_class: flow.traffic_class,
+        hop_limit: flow.hop_limit,
+        ..Flow::new(local.ip, flow.dst, ROCE_PORT)
+    };
+    if *flow != plain || Marks::of(flow) != usual.to(flow.dst) || flow.dst.is_ipv4() != local.ip.is_ipv4() {
         return false;
     }
     let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
@@ -211,7 +247,14 @@ unsafe impl Send for Batch {}
 impl Batch {
     /// Adds a message: the bytes of a burst, which has its place in the queue, or of a packet of its own. They must stay
     /// where they are until `clear`.
-    fn add(&mut self, local: &Local, flow: &Flow, bytes: &[u8], burst: Option<(usize, &TxBurst<'_>)>) {
+    fn add(
+        &mut self,
+        local: &Local,
+        usual: Marks,
+        flow: &Flow,
+        bytes: &[u8],
+        burst: Option<(usize, &TxBurst<'_>)>,
+    ) {
         let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
         let mut control = Control::new();
         let packets = burst.map_or(1, |(_, b)| b.packets);
@@ -220,7 +263,7 @@ impl Batch {
         {
             control.put(libc::SOL_UDP, libc::UDP_SEGMENT, &(b.segment as u16).to_ne_bytes());
         }
-        put_headers(&mut control, flow);
+        put_headers(&mut control, flow, usual.to(flow.dst));
         if flow.src != local.ip {
             // Groups are on every interface: theirs is the source's.
             let ifindex = if flow.dst.is_multicast() { local.interface_of(flow.src) } else { 0 };
@@ -276,18 +319,15 @@ impl Batch {
     }
 }
 
-/// What differs from the socket's defaults. The flow label stays the kernel's choice: setting one needs a
+/// What differs from what the socket puts of itself. The flow label stays the kernel's choice: setting one needs a
 /// lease of it, and the ICRC does not cover it.
-fn put_headers(control: &mut Control, flow: &Flow) {
-    let (level, tos, ttl) = match flow.dst {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
-        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
-    };
-    if flow.traffic_class != 0 {
-        control.put(level, tos, &i32::from(flow.traffic_class).to_ne_bytes());
+fn put_headers(control: &mut Control, flow: &Flow, usual: Marks) {
+    let marks = Marks::of(flow);
+    let (level, tos, ttl) = Marks::names(flow.dst.is_ipv4());
+    if marks.traffic_class != usual.traffic_class {
+        control.put(level, tos, &i32::from(marks.traffic_class).to_ne_bytes());
     }
-    // 0 would never leave the machine, and the kernel refuses it.
-    if flow.hop_limit != HOP_LIMIT && flow.hop_limit != 0 {
-        control.put(level, ttl, &i32::from(flow.hop_limit).to_ne_bytes());
+    if marks.hop_limit != usual.hop_limit {
+        control.put(level, ttl, &i32::from(marks.hop_limit).to_ne_bytes());
     }
 }

@@ -9,13 +9,52 @@ use super::cmsg::Name;
 use super::owner::PortOwner;
 use super::{UdpLinkError, UdpOptions};
 use crate::link::membership;
-use crate::wire::ROCE_PORT;
+use crate::wire::{Flow, ROCE_PORT};
 
-/// The hop limit of [`crate::wire::Flow::new`]: what the socket sends unless told otherwise.
-pub(super) const HOP_LIMIT: u8 = 64;
+/// The hop limit of [`crate::wire::Flow::new`]: what a socket begins with.
+const HOP_LIMIT: u8 = 64;
 
 /// From linux/in6.h, which libc does not have.
 const IPV6_MULTICAST_ALL: libc::c_int = 29;
+
+/// What a socket puts into the headers of what it sends, unless a message says otherwise.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Marks {
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+}
+
+impl Marks {
+    /// What a socket begins with.
+    pub const PLAIN: Marks = Marks { traffic_class: 0, hop_limit: HOP_LIMIT };
+
+    /// What a flow is to have. A hop limit of 0 would never leave the machine, and the kernel refuses it.
+    pub fn of(flow: &Flow) -> Marks {
+        let hop_limit = if flow.hop_limit == 0 { HOP_LIMIT } else { flow.hop_limit };
+        Marks { traffic_class: flow.traffic_class, hop_limit }
+    }
+
+    /// What becomes of them on the way to `dst`: groups have a hop limit of their own.
+    pub fn to(self, dst: IpAddr) -> Marks {
+        if dst.is_multicast() { Marks { hop_limit: HOP_LIMIT, ..self } } else { self }
+    }
+
+    /// What sockets and messages call them: the level, the traffic class, the hop limit. Of a socket it is
+    /// [`libc::IPV6_UNICAST_HOPS`] instead.
+    pub fn names(is_ipv4: bool) -> (libc::c_int, libc::c_int, libc::c_int) {
+        match is_ipv4 {
+            true => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+            false => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        }
+    }
+}
+
+/// Has a socket put these into headers from now on.
+pub(super) fn set_marks(socket: &OwnedFd, is_ipv4: bool, marks: Marks) -> io::Result<()> {
+    let (level, class, limit) = Marks::names(is_ipv4);
+    set(socket, level, class, marks.traffic_class.into())?;
+    set(socket, level, if is_ipv4 { limit } else { libc::IPV6_UNICAST_HOPS }, marks.hop_limit.into())
+}
 
 /// An address of this machine.
 pub(super) struct Local {
@@ -81,6 +120,11 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
 
 /// What there is to know of a socket of this address that another process has opened.
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<Opened, UdpLinkError> {
+    set_marks(&socket, ip.is_ipv4(), Marks::PLAIN).map_err(|source| UdpLinkError::System {
+        ip,
+        what: "setting the socket's options",
+        source,
+    })?;
     let read = |level, name| get::<libc::c_int>(&socket, level, name);
     // Whether what comes is joined is another matter, which the processes that share the address decide.
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();

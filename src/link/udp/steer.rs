@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use libc::{
     BPF_A, BPF_ABS, BPF_ADD, BPF_ALU, BPF_AND, BPF_B, BPF_H, BPF_JA, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD,
-    BPF_RET, BPF_RSH, BPF_W, sock_filter,
+    BPF_LSH, BPF_RET, BPF_RSH, BPF_W, sock_filter,
 };
 
 use super::socket::{self, Opened};
@@ -107,20 +107,19 @@ pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
         to_steward,
         if_eq(MessageKind::SidrRep.attribute().into(), 2),
         load(BPF_B, SIDR_REQUEST_ID),
-        // Behind the next, and behind what is for all others.
-        op(BPF_JMP | BPF_JA, 3),
-        load(BPF_B, REMOTE_COMM_ID),
         op(BPF_JMP | BPF_JA, 1),
+        load(BPF_B, REMOTE_COMM_ID),
+        // To where a queue pair's number has it.
+        op(BPF_ALU | BPF_LSH | BPF_K, 16),
     ];
-    let data = [load(BPF_B, DEST_QP_HIGH)];
     let mut program = vec![
         load(BPF_W, DEST_QP_WORD),
         op(BPF_ALU | BPF_AND | BPF_K, 0xff_ffff),
         if_eq(Qpn::GSI.get(), mad.len() as u8),
     ];
     program.extend(mad);
-    program.extend(data);
-    program.push(op(BPF_ALU | BPF_RSH | BPF_K, 8 - Seat::BITS));
+    // Nothing more is read for data: what is not in a packet's head takes the kernel a call.
+    program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - Seat::BITS));
     for &(seat, count) in several {
         let then = [
             op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),

@@ -148,6 +148,11 @@ impl Ask {
         self.unasked.is_some()
     }
 
+    /// Whether an answer should come, and it is known when.
+    pub fn awaits_answer(&self) -> bool {
+        self.answer.is_some()
+    }
+
     /// The probe that is to be sent.
     pub fn due(&self) -> Option<Probe> {
         self.due

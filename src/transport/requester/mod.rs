@@ -21,6 +21,9 @@ use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
 use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, WcStatus, earliest};
 use crate::wire::{Flow, Mtu, Psn};
 
+/// Flight cost that keeps a peer busy while as much again is gathered to be sent at once.
+const GATHERED: u64 = 128 << 10;
+
 /// The packet of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cursor {
@@ -159,6 +162,16 @@ impl Requester {
             None => self.queue.cost,
         };
         sent - self.acked_cost
+    }
+
+    /// Whether what was posted may wait for company: an answer is on its way that brings the next turn, with so much in
+    /// flight that the peer is busy until then.
+    pub fn may_gather(&self, mtu: Mtu) -> bool {
+        let unsent = (self.queue.cost - self.acked_cost).saturating_sub(self.in_flight(mtu));
+        self.ask.awaits_answer()
+            && self.ask.due().is_none()
+            && self.in_flight(mtu) >= GATHERED
+            && unsent < GATHERED
     }
 
     pub fn is_crowded_out(&self) -> bool {
