@@ -4,12 +4,11 @@
 mod support;
 
 use std::net::Ipv4Addr;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use support::{
-    CProgram, Library, Running, TCP_PORTS, UDP_PORTS, addresses, built, library, port, preload, text,
-    wait_for_service,
+    CProgram, Library, Running, TCP_PORTS, UDP_PORTS, addresses, in_namespace, port, text, wait_for_service,
 };
 
 /// How long a program may take.
@@ -214,13 +213,11 @@ fn mckey() {
     }
 }
 
-/// In a network namespace of its own, with two IPv6 addresses. Its user is root in there and nobody outside, which needs
-/// no privilege where user namespaces are allowed.
+/// In a network namespace of its own, with two IPv6 addresses.
 #[test]
 fn over_ipv6() {
     let script = r#"
-        ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
-        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
+        two_ipv6_addresses
         both() {
             run fd77::1 $1 >"$DIR/server" 2>&1 &
             until grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
@@ -233,13 +230,7 @@ fn over_ipv6() {
         both "ucmatose -f ip6 -b fd77::1 -c 4" "ucmatose -f ip6 -b fd77::2 -s fd77::1 -c 4"
         both "udaddy -f ip6 -b fd77::1 -c 4" "udaddy -f ip6 -b fd77::2 -s fd77::1 -c 4"
     "#;
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new("unshare");
-    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
-    command.env("URXE", built("urxe").unwrap()).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
-    let out = command.output().expect("unshare (apt-get install util-linux)");
-    let told = text(&out);
-    assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{told}", out.status);
+    let told = in_namespace(script, &[]);
     assert_eq!(told.matches("ping data: rdma-ping-19").count(), 2, "{told}");
     assert_eq!(told.matches("return status 0").count(), 2, "{told}");
 }

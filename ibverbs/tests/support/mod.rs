@@ -86,6 +86,29 @@ pub fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
+/// What a shell script says that runs in a network namespace of its own, for a minute at most, and must end well. Its user is
+/// root in there and nobody outside, which needs no privilege where user namespaces are allowed. It has these variables and
+/// an empty directory, `$DIR`. `run ADDRESS PROGRAM ARGUMENT…` runs a program on a device of that address;
+/// `two_ipv6_addresses` makes fd77::1 and fd77::2.
+pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
+    const COMMANDS: &str = r#"
+        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
+        two_ipv6_addresses() {
+            ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
+        }
+    "#;
+    let urxe = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "timeout", "60", "sh", "-c", &[COMMANDS, script].concat()]);
+    command.envs(variables.iter().copied()).env("DIR", dir.path());
+    command.env("URXE", urxe).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    let out = command.output().expect("unshare (apt-get install util-linux)");
+    let (told, status) = (text(&out), out.status);
+    assert!(status.success(), "{status} (are user namespaces allowed, and iproute2 installed?)\n{told}");
+    told
+}
+
 /// Ends what a test has begun.
 pub struct Running(Option<Child>);
 
