@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use support::{
-    Library, Running, TCP_PORTS, UDP_PORTS, addresses, in_namespace, port, text, wait_for_listener,
+    Library, TCP_PORTS, UDP_PORTS, addresses, both_ends, in_namespace, port, wait_for_listener,
     wait_for_service,
 };
 
@@ -66,26 +66,20 @@ impl Ends {
         let port = port().to_string();
         let with_args = |mut command: Command, host: &[&str]| {
             command.args(&args).args(["-F", "-p", &port]).args(host);
-            Running::new(command)
+            command
         };
-        let serving = with_args(self.server, &[]);
         // Who is to be connected by the connection manager has no other address to connect to.
         let is_by_name = args.contains(&"-R");
-        match is_by_name {
+        let host = if is_by_name { &self.address } else { "127.0.0.1" };
+        let (server, client) = (with_args(self.server, &[]), with_args(self.client, &[host]));
+        let ready = || match is_by_name {
             true => wait_for_service(&[TCP_PORTS, UDP_PORTS], port.parse().unwrap()),
             false => wait_for_listener(&port),
-        }
-        let host = if is_by_name { &self.address } else { "127.0.0.1" };
-        let client = with_args(self.client, &[host]).finish(Duration::from_secs(60));
-        let server = serving.finish(Duration::from_secs(10));
-        let (of_client, of_server) = (text(&client), text(&server));
-        let told = format!(
-            "{program} {args:?}\nclient, {}:\n{of_client}\nserver, {}:\n{of_server}",
-            client.status, server.status
-        );
-        assert!(client.status.success() && server.status.success(), "{told}");
+        };
+        let [of_client, of_server] = both_ends(server, ready, client, Duration::from_secs(60));
+        let told = format!("{program} {args:?}\nclient:\n{of_client}\nserver:\n{of_server}");
 
-        let rows = rows(&text(&client));
+        let rows = rows(&of_client);
         assert!(!rows.is_empty() && rows.iter().all(|row| row.is_plausible(program)), "{rows:?}\n{told}");
         let sizes: Vec<f64> = rows.iter().map(|row| row.0[0]).collect();
         if args.contains(&"-a") {

@@ -147,6 +147,19 @@ impl Drop for Running {
     }
 }
 
+/// Runs a server and, once that is `ready`, its client, each for `limit` at most. Both must end well; what the client and then
+/// the server has said.
+pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: Duration) -> [String; 2] {
+    let commands = format!("{client:?}\n{server:?}");
+    let serving = Running::new(server);
+    ready();
+    let ends = [Running::new(client).finish(limit), serving.finish(limit)];
+    let told = ends.each_ref().map(text);
+    let well = ends.iter().all(|end| end.status.success());
+    assert!(well, "{commands}\n{:?}\nclient:\n{}\nserver:\n{}", ends.map(|end| end.status), told[0], told[1]);
+    told
+}
+
 /// Waits for a server that listens by TCP, as ping-pong programs do: their clients do not try again.
 pub fn wait_for_listener(port: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -203,5 +216,16 @@ impl CProgram {
 
     pub fn program(&self) -> &str {
         &self.1
+    }
+
+    /// Runs it on a device of this address. It must end well; what it has said.
+    pub fn run(&self, address: &str, args: &[&str]) -> String {
+        let library = Library::new();
+        let mut command = library.program(self.program(), address);
+        // What is freed is overwritten, so that who uses it still does not get far.
+        command.args(args).env("MALLOC_PERTURB_", "85");
+        let out = Running::new(command).finish(Duration::from_secs(60));
+        assert!(out.status.success(), "{} {args:?}: {:?}\n{}", self.program(), out.status, text(&out));
+        text(&out)
     }
 }
