@@ -2,6 +2,7 @@
 
 use super::connection::{Offer, time_of};
 use super::engine::{information, padded};
+use super::request::RESPONSE_TIMEOUT;
 use super::{Arrival, Cm, CmError, ConnId, Event, Path, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::AckTimeout;
@@ -32,7 +33,7 @@ impl Cm {
             local: id.0,
             remote: conn.remote,
             remote_qpn: conn.ends.remote_qpn,
-            remote_response_timeout: AckTimeout::new(20),
+            remote_response_timeout: RESPONSE_TIMEOUT,
             local_lid: offered.local_lid,
             remote_lid: offered.remote_lid,
             local_gid: offered.local_gid,
