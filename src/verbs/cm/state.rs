@@ -380,29 +380,31 @@ impl State {
     }
 
     fn on_event(&mut self, device: usize, connection: ConnId, event: Event) {
-        match event {
-            Event::Requested(request) if request.listener.is_none() => {
-                return self.on_crossed(device, connection, &request);
+        match (event, self.devices[device].ids.get(&connection).copied()) {
+            (Event::Requested(request), _) if request.listener.is_none() => {
+                self.on_crossed(device, connection, &request);
             }
-            Event::Requested(request) => return self.on_request(device, connection, &request),
-            Event::SidrRequested(request) => return self.on_question(device, connection, &request),
-            _ => {}
-        }
-        let Some(number) = self.devices[device].ids.get(&connection).copied() else { return };
-        match event {
-            Event::Requested(_) | Event::SidrRequested(_) => {}
-            Event::Accepted(accepted) => self.on_accepted(number, &accepted),
-            Event::Established(_) => self.on_established(number),
-            Event::Rejected(rejection) => self.on_rejected(number, &rejection),
-            Event::Unreachable => self.on_unreachable(number),
-            Event::DisconnectRequested(_) | Event::Disconnected { .. } => self.on_disconnected(number),
-            Event::TimeWaitOver => self.on_time_wait_over(number),
-            Event::AlternateOffered { path, .. } => self.on_alternate(number, device, connection, &path),
-            Event::AlternateAnswered { status, .. } => self.on_alternate_answered(number, Some(status)),
-            Event::AlternateUnanswered => self.on_alternate_answered(number, None),
-            Event::SidrAnswered(answer) => self.on_answer(number, &answer),
+            (Event::Requested(request), _) => self.on_request(device, connection, &request),
+            (Event::SidrRequested(request), _) => self.on_question(device, connection, &request),
+            (_, None) => {}
+            (Event::Accepted(accepted), Some(number)) => self.on_accepted(number, &accepted),
+            (Event::Established(_), Some(number)) => self.on_established(number),
+            (Event::Rejected(rejection), Some(number)) => self.on_rejected(number, &rejection),
+            (Event::Unreachable, Some(number)) => self.on_unreachable(number),
+            (Event::DisconnectRequested(_) | Event::Disconnected { .. }, Some(number)) => {
+                self.on_disconnected(number);
+            }
+            (Event::TimeWaitOver, Some(number)) => self.on_time_wait_over(number),
+            (Event::AlternateOffered { path, .. }, Some(number)) => {
+                self.on_alternate(number, device, connection, &path);
+            }
+            (Event::AlternateAnswered { status, .. }, Some(number)) => {
+                self.on_alternate_answered(number, Some(status));
+            }
+            (Event::AlternateUnanswered, Some(number)) => self.on_alternate_answered(number, None),
+            (Event::SidrAnswered(answer), Some(number)) => self.on_answer(number, &answer),
             // To wait longer is the connection manager's own affair.
-            Event::Delayed { .. } => {}
+            (Event::Delayed { .. }, Some(_)) => {}
         }
     }
 
