@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::{CProgram, Library, Running, TCP_PORTS, addresses, port, text, wait_for_service};
+use support::{CProgram, Library, TCP_PORTS, addresses, both_ends, port, wait_for_service};
 
 /// How long all may take: two minutes of a machine that does other things too.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -13,18 +13,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 fn ten_thousand_in_sequence_and_a_thousand_at_once() {
     let (library, many, number) = (Library::new(), CProgram::build("many"), port());
     let [a, b] = addresses();
-    let start = |address: &str, role: &[&str]| {
+    let command = |address: &str, role: &[&str]| {
         let mut command = library.program(many.program(), address);
-        Running::new({
-            command.args([&a, &number.to_string(), "10000", "1000"]).args(role);
-            command
-        })
+        command.args([&a, &number.to_string(), "10000", "1000"]).args(role);
+        command
     };
-    let serving = start(&a, &[]);
-    wait_for_service(&[TCP_PORTS], number);
-    let client = start(&b, &["client"]).finish(LIMIT);
-    let server = serving.finish(Duration::from_secs(10));
-    let told = format!("{}\n{}", text(&client), text(&server));
-    println!("{told}");
-    assert!(client.status.success() && server.status.success(), "{told}");
+    let (serves, asks) = (command(&a, &[]), command(&b, &["client"]));
+    let told = both_ends(serves, || wait_for_service(&[TCP_PORTS], number), asks, LIMIT);
+    println!("{}", told.join("\n"));
 }

@@ -2,10 +2,9 @@
 
 mod support;
 
-use std::process::Command;
 use std::time::Duration;
 
-use support::{Running, addresses, built, library, preload, text, urxe};
+use support::{Running, addresses, in_namespace, text, urxe};
 
 #[test]
 fn the_device_is_listed() {
@@ -20,28 +19,21 @@ fn the_device_is_listed() {
 }
 
 /// Both ends of `fi_pingpong`, with `client` for the second's address: messages of all sizes that these endpoints have, with
-/// their data checked. libfabric looks for addresses on every interface but `lo`, so this is in a network namespace with another;
-/// its user is root in there and nobody outside, which needs no privilege where user namespaces are allowed.
+/// their data checked. libfabric looks for addresses on every interface but `lo`, so this is in a network namespace with
+/// another.
 fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
     let script = r#"
         ip link set lo up && ip link add port type veth peer name far && ip link set port up && ip link set far up || exit 3
         ip addr add 10.7.0.1/24 dev port && ip addr add 10.7.0.2/24 dev port || exit 3
-        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
         run 10.7.0.1 fi_info -p verbs -t "$TYPE"
         run 10.7.0.1 fi_pingpong -p "$PROVIDER" -e "$ENDPOINT" -c -I 20 >"$DIR/server" 2>&1 &
         until grep -q ":B9E8 .* 0A " /proc/net/tcp /proc/net/tcp6; do sleep 0.02; done
         run "$CLIENT" fi_pingpong -p "$PROVIDER" -e "$ENDPOINT" -c -I 20 10.7.0.1 || exit 1
         wait $! || { cat "$DIR/server"; exit 1; }
     "#;
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new("unshare");
-    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
-    command.env("URXE", built("urxe").unwrap()).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
-    command.env("ENDPOINT", endpoint).env("TYPE", format!("FI_EP_{}", endpoint.to_uppercase()));
-    command.env("PROVIDER", transport).env("CLIENT", client);
-    let out = command.output().expect("unshare (apt-get install util-linux)");
-    let told = text(&out);
-    assert!(out.status.success(), "{endpoint}: {:?}\n{told}", out.status);
+    let kind = format!("FI_EP_{}", endpoint.to_uppercase());
+    let variables = [("ENDPOINT", endpoint), ("TYPE", &kind), ("PROVIDER", transport), ("CLIENT", client)];
+    let told = in_namespace(script, &variables);
     assert!(told.contains(&format!("provider: {transport}\n")), "{told}");
     // A line for each size: `64  20  =20  …`, as many as were sent answered.
     let is_result = |line: &&str| line.split_whitespace().skip(1).take(2).eq(["20", "=20"]);

@@ -2,10 +2,9 @@
 
 mod support;
 
-use std::process::Command;
 use std::time::Duration;
 
-use support::{CProgram, Library, Running, addresses, port, text, wait_for_listener};
+use support::{CProgram, Library, Running, addresses, both_ends, port, text, wait_for_listener};
 
 /// What memcheck has found of which a part is the library's: each finding ends with a line of no more than its process.
 /// perftest has some of its own, as it sends parts of its stack that it never set.
@@ -16,23 +15,16 @@ fn of_the_library(told: &str) -> Vec<&str> {
     findings.filter(is_ours).collect()
 }
 
-fn both_ends(program: &str, args: &[&str]) {
-    let library = Library::new();
-    let [server, client] = addresses();
-    let port = port().to_string();
+fn find_nothing(program: &str, args: &[&str]) {
+    let (library, [server, client], port) = (Library::new(), addresses(), port().to_string());
     let checked = |address: &str, host: &[&str]| {
-        let mut command: Command = library.program("valgrind", address);
+        let mut command = library.program("valgrind", address);
         command.args(["-q", program]).args(args).args(["-p", &port]).args(host);
-        Running::new(command)
+        command
     };
-    let serving = checked(&server, &[]);
-    wait_for_listener(&port);
-    let client = checked(&client, &["127.0.0.1"]).finish(Duration::from_secs(120));
-    let server = serving.finish(Duration::from_secs(60));
-    let told = format!("{program} {args:?}\nclient:\n{}\nserver:\n{}", text(&client), text(&server));
-    assert!(client.status.success() && server.status.success(), "{told}");
-    let found = [text(&client), text(&server)];
-    assert!(found.iter().all(|told| of_the_library(told).is_empty()), "{told}");
+    let (serves, asks) = (checked(&server, &[]), checked(&client, &["127.0.0.1"]));
+    let told = both_ends(serves, || wait_for_listener(&port), asks, Duration::from_secs(120));
+    assert!(told.iter().all(|told| of_the_library(told).is_empty()), "{program} {args:?}\n{told:#?}");
 }
 
 #[test]
@@ -46,15 +38,15 @@ fn a_finding_in_the_library_is_seen() {
 
 #[test]
 fn ping_pong() {
-    both_ends("ibv_rc_pingpong", &["-g", "0", "-n", "50", "-c"]);
-    both_ends("ibv_ud_pingpong", &["-g", "0", "-n", "50", "-e"]);
+    find_nothing("ibv_rc_pingpong", &["-g", "0", "-n", "50", "-c"]);
+    find_nothing("ibv_ud_pingpong", &["-g", "0", "-n", "50", "-e"]);
 }
 
 #[test]
 fn perftest() {
     // Valgrind runs a thread at a time: an acknowledgement may take long, so the timeout is four seconds.
-    both_ends("ib_write_bw", &["-F", "-n", "20", "-s", "4096", "-u", "20"]);
-    both_ends("ib_write_lat", &["-F", "-n", "20", "-u", "20"]);
+    find_nothing("ib_write_bw", &["-F", "-n", "20", "-s", "4096", "-u", "20"]);
+    find_nothing("ib_write_lat", &["-F", "-n", "20", "-u", "20"]);
 }
 
 #[test]

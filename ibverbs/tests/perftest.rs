@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use support::{
-    Library, Running, TCP_PORTS, UDP_PORTS, addresses, built, library, port, preload, text,
-    wait_for_listener, wait_for_service,
+    Library, TCP_PORTS, UDP_PORTS, addresses, both_ends, in_namespace, port, wait_for_listener,
+    wait_for_service,
 };
 
 /// A line of results: what the programs print below `#bytes`.
@@ -66,26 +66,20 @@ impl Ends {
         let port = port().to_string();
         let with_args = |mut command: Command, host: &[&str]| {
             command.args(&args).args(["-F", "-p", &port]).args(host);
-            Running::new(command)
+            command
         };
-        let serving = with_args(self.server, &[]);
         // Who is to be connected by the connection manager has no other address to connect to.
         let is_by_name = args.contains(&"-R");
-        match is_by_name {
+        let host = if is_by_name { &self.address } else { "127.0.0.1" };
+        let (server, client) = (with_args(self.server, &[]), with_args(self.client, &[host]));
+        let ready = || match is_by_name {
             true => wait_for_service(&[TCP_PORTS, UDP_PORTS], port.parse().unwrap()),
             false => wait_for_listener(&port),
-        }
-        let host = if is_by_name { &self.address } else { "127.0.0.1" };
-        let client = with_args(self.client, &[host]).finish(Duration::from_secs(60));
-        let server = serving.finish(Duration::from_secs(10));
-        let (of_client, of_server) = (text(&client), text(&server));
-        let told = format!(
-            "{program} {args:?}\nclient, {}:\n{of_client}\nserver, {}:\n{of_server}",
-            client.status, server.status
-        );
-        assert!(client.status.success() && server.status.success(), "{told}");
+        };
+        let [of_client, of_server] = both_ends(server, ready, client, Duration::from_secs(60));
+        let told = format!("{program} {args:?}\nclient:\n{of_client}\nserver:\n{of_server}");
 
-        let rows = rows(&text(&client));
+        let rows = rows(&of_client);
         assert!(!rows.is_empty() && rows.iter().all(|row| row.is_plausible(program)), "{rows:?}\n{told}");
         let sizes: Vec<f64> = rows.iter().map(|row| row.0[0]).collect();
         if args.contains(&"-a") {
@@ -229,33 +223,20 @@ fn connected_by_the_connection_manager() {
     all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);
 }
 
-/// In a network namespace of its own, with two IPv6 addresses. Its user is root in there and nobody outside, which needs
-/// no privilege where user namespaces are allowed.
+/// In a network namespace of its own, with two IPv6 addresses.
 #[test]
 fn over_ipv6() {
-    let urxe = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
     let script = r#"
-        ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
-        run() { "$URXE" run --ip "$1" -- sh -c 'exec "$@"' program $2 -F $3; }
+        two_ipv6_addresses
         for case in "ib_write_bw --ipv6 -n 50" "ib_send_bw --ipv6 -n 50 -c UC" "ib_send_lat -x 0 -n 50 -c UD -s 1024" \
                     "ib_read_bw --ipv6 -n 50" "ib_atomic_lat --ipv6 -n 50"; do
-            run fd77::1 "$case" "" >"$DIR/server" 2>&1 &
+            run fd77::1 $case -F >"$DIR/server" 2>&1 &
             until grep -q ":4853 .* 0A " /proc/net/tcp; do sleep 0.02; done
-            run fd77::2 "$case" 127.0.0.1 || exit 1
+            run fd77::2 $case -F 127.0.0.1 || exit 1
             wait $! || { cat "$DIR/server"; exit 1; }
         done
     "#;
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new("unshare");
-    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
-    command.env("URXE", urxe).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
-    let out = command.output().expect("unshare (apt-get install util-linux)");
-    let told = text(&out);
-    assert!(
-        out.status.success(),
-        "{:?} (are user namespaces allowed, and iproute2 installed?)\n{told}",
-        out.status
-    );
+    let told = in_namespace(script, &[]);
     assert_eq!(told.matches("#bytes").count(), 5, "{told}");
     assert_eq!(told.matches("GID: 253:119:00:00:00:00:00:00:00:00:00:00:00:00:00:01").count(), 5, "{told}");
 }

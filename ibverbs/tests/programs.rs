@@ -5,30 +5,18 @@ mod support;
 
 use std::time::Duration;
 
-use support::{CProgram, Library, Running, addresses, port, text, wait_for_listener};
+use support::{CProgram, Library, addresses, both_ends, port, text, wait_for_listener};
 
-/// Runs both ends of a ping-pong program; what the client has said.
+/// Runs both ends of a ping-pong program; what they have said.
 fn pingpong(program: &str, args: &[&str]) -> String {
-    let library = Library::new();
-    let [server, client] = addresses();
-    let port = port().to_string();
-    let common = ["-g", "0", "-p", &port];
-    let mut command = library.program(program, &server);
-    command.args(common).args(args);
-    let serving = Running::new(command);
-    wait_for_listener(&port);
-    let mut command = library.program(program, &client);
-    command.args(common).args(args).arg("127.0.0.1");
-    let client = Running::new(command).finish(Duration::from_secs(60));
-    let server = serving.finish(Duration::from_secs(10));
-    let told = format!("client:\n{}server:\n{}", text(&client), text(&server));
-    assert!(
-        client.status.success() && server.status.success(),
-        "{program} {args:?}: {:?} {:?}\n{told}",
-        client.status,
-        server.status
-    );
-    told
+    let (library, [server, client], port) = (Library::new(), addresses(), port().to_string());
+    let command = |address: &str, host: &[&str]| {
+        let mut command = library.program(program, address);
+        command.args(["-g", "0", "-p", &port]).args(args).args(host);
+        command
+    };
+    let (serves, asks) = (command(&server, &[]), command(&client, &["127.0.0.1"]));
+    both_ends(serves, || wait_for_listener(&port), asks, Duration::from_secs(60)).concat()
 }
 
 #[test]
@@ -129,30 +117,21 @@ fn xsrq_pingpong() {
 
 /// Runs one of the corners of `c/corners.c` on the library.
 fn corner(name: &str) -> String {
-    let (library, corners) = (Library::new(), CProgram::build("corners"));
     let [address, _] = addresses();
-    let mut command = library.program(corners.program(), &address);
-    command.arg(name);
-    let out = Running::new(command).finish(Duration::from_secs(60));
-    assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
-    text(&out)
+    CProgram::build("corners").run(&address, &[name])
 }
 
 #[test]
 fn a_program_forks_while_its_device_is_busy() {
-    let (library, forks) = (Library::new(), CProgram::build("forks"));
     let [address, _] = addresses();
-    let out = Running::new(library.program(forks.program(), &address)).finish(Duration::from_secs(60));
-    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+    CProgram::build("forks").run(&address, &[]);
 }
 
 #[test]
 fn who_ends_with_nothing_closed_has_acknowledged_what_he_took() {
-    let (library, leaving) = (Library::new(), CProgram::build("leaving"));
-    let [address, _] = addresses();
+    let (leaving, [address, _]) = (CProgram::build("leaving"), addresses());
     for _ in 0..5 {
-        let out = Running::new(library.program(leaving.program(), &address)).finish(Duration::from_secs(60));
-        assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+        leaving.run(&address, &[]);
     }
 }
 
@@ -178,10 +157,8 @@ fn descriptors_work_with_epoll_and_without_waiting() {
 
 #[test]
 fn a_program_unloads_the_library_with_its_device_closed_and_open() {
-    let (library, unloading) = (Library::new(), CProgram::build_with("unloading", &[]));
     let [address, _] = addresses();
-    let out = Running::new(library.program(unloading.program(), &address)).finish(Duration::from_secs(60));
-    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+    CProgram::build_with("unloading", &[]).run(&address, &[]);
 }
 
 #[test]

@@ -4,12 +4,11 @@
 mod support;
 
 use std::net::SocketAddr;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::Duration;
 
 use support::{
-    CProgram, Library, Running, TCP_PORTS, addresses, built, library, port, preload, text, urxe,
-    wait_for_service,
+    CProgram, Library, Running, TCP_PORTS, addresses, in_namespace, port, text, urxe, wait_for_service,
 };
 
 use urxe::link::LinkSpec;
@@ -124,13 +123,11 @@ fn a_tcp_program_goes_over_rdma() {
     assert!(captured > BYTES, "{captured} bytes were captured of {BYTES}\n{told}");
 }
 
-/// In a network namespace of its own, with two IPv6 addresses. Its user is root in there and nobody outside, which needs
-/// no privilege where user namespaces are allowed.
+/// In a network namespace of its own, with two IPv6 addresses.
 #[test]
 fn over_ipv6() {
     let script = r#"
-        ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
-        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
+        two_ipv6_addresses
         both() {
             run fd77::1 $1 -b fd77::1 -f ipv6 -T v -I 5 -C 20 -S 5000 >"$DIR/server" 2>&1 &
             until grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
@@ -141,25 +138,14 @@ fn over_ipv6() {
         both rstream
         both riostream
     "#;
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new("unshare");
-    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("DIR", dir.path());
-    command.env("URXE", built("urxe").unwrap()).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
-    let out = command.output().expect("unshare (apt-get install util-linux)");
-    let told = text(&out);
-    assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{told}", out.status);
+    let told = in_namespace(script, &[]);
     assert_eq!(told.matches("custom").count(), 2, "{told}");
 }
 
 /// One of the corners of `c/rsockets.c`.
 fn corner(name: &str) {
-    let (library, program) = (Library::new(), CProgram::build("rsockets"));
     let [address, _] = addresses();
-    let mut command = library.program(program.program(), &address);
-    // What is freed is overwritten, so that who uses it still does not get far.
-    command.args([name, &address]).env("MALLOC_PERTURB_", "85");
-    let out = Running::new(command).finish(LIMIT);
-    assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
+    CProgram::build("rsockets").run(&address, &[name, &address]);
 }
 
 #[test]

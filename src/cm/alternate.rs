@@ -1,7 +1,8 @@
 //! Alternate paths (IBA 12.8): LAP and APR.
 
-use super::connection::{Offer, ack_timeout, time_of};
+use super::connection::{Offer, time_of};
 use super::engine::{information, padded};
+use super::request::RESPONSE_TIMEOUT;
 use super::{Arrival, Cm, CmError, ConnId, Event, Path, State};
 use crate::transport::{AddressVector, Instant};
 use crate::wire::AckTimeout;
@@ -20,9 +21,8 @@ impl Cm {
         private_data: &[u8],
     ) -> Result<(), CmError> {
         let private_data = padded(private_data)?;
-        let av = &path.av;
-        let local_gid = self.gid(av.sgid_index).ok_or(CmError::Gid(av.sgid_index))?;
-        let (transaction, ack_delay) = (self.new_transaction(id.0), self.config.ack_delay);
+        let offered = self.path_info(path)?;
+        let transaction = self.new_transaction(id.0);
         let action = "offer an alternate path";
         let conn = self.conn(id, &[State::Established], action)?;
         if conn.offer != Offer::None {
@@ -33,15 +33,15 @@ impl Cm {
             local: id.0,
             remote: conn.remote,
             remote_qpn: conn.ends.remote_qpn,
-            remote_response_timeout: AckTimeout::new(20),
-            local_lid: 0xffff,
-            remote_lid: 0xffff,
-            local_gid,
-            remote_gid: av.dgid,
-            flow_label: av.flow_label,
-            traffic_class: av.traffic_class,
-            hop_limit: if av.hop_limit == 0 { 64 } else { av.hop_limit },
-            ack_timeout: ack_timeout(path.packet_life, ack_delay),
+            remote_response_timeout: RESPONSE_TIMEOUT,
+            local_lid: offered.local_lid,
+            remote_lid: offered.remote_lid,
+            local_gid: offered.local_gid,
+            remote_gid: offered.remote_gid,
+            flow_label: offered.flow_label,
+            traffic_class: offered.traffic_class,
+            hop_limit: offered.hop_limit,
+            ack_timeout: offered.ack_timeout,
             private_data,
             ..Lap::default()
         };

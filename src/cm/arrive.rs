@@ -2,7 +2,7 @@
 
 use super::connection::Answer;
 use super::state::{Step, step};
-use super::{Arrival, Cm, Event, Rejection, State};
+use super::{Arrival, Cm, Event, Rejection, State, nobody};
 use crate::transport::Instant;
 use crate::wire::Qpn;
 use crate::wire::mad::{
@@ -74,24 +74,15 @@ impl Cm {
 
     /// Answers what is for a connection that is not there, if its sender would wait for an answer.
     fn answer_stranger(&mut self, arrival: &Arrival, mad: &Mad) {
-        let (to, transaction) = (arrival.from, mad.transaction);
-        match &mad.message {
-            Message::Rep(m) => {
-                let rej =
-                    super::server::refusal(m.remote, m.local, Rejected::Rep, RejReason::InvalidCommId, &[]);
-                self.answer_once(to, transaction, rej);
-            }
-            // Gone is what the peer wants it to be.
-            Message::Dreq(m) => {
-                let drep = Drep { local: m.remote, remote: m.local, private_data: [0; 224] };
-                self.answer_once(to, transaction, drep);
-            }
+        let answer = match &mad.message {
             Message::Lap(m) => {
                 let status = AprStatus::InvalidCommId;
-                let apr = Apr { local: m.remote, remote: m.local, status, ..Apr::default() };
-                self.answer_once(to, transaction, apr);
+                Some(Apr { local: m.remote, remote: m.local, status, ..Apr::default() }.into())
             }
-            _ => {}
+            message => nobody::answer(message),
+        };
+        if let Some(answer) = answer {
+            self.answer_once(arrival.from, mad.transaction, answer);
         }
     }
 

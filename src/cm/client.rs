@@ -94,7 +94,8 @@ impl Cm {
         }
     }
 
-    fn path_info(&self, path: &Path) -> Result<PathInfo, CmError> {
+    /// A path as messages tell of it.
+    pub(super) fn path_info(&self, path: &Path) -> Result<PathInfo, CmError> {
         let av = &path.av;
         let hop_limit = if av.hop_limit == 0 { 64 } else { av.hop_limit };
         Ok(PathInfo {

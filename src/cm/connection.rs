@@ -89,7 +89,7 @@ pub(super) enum Offer {
     },
 }
 
-/// The time of a 5-bit code: 4.096 µs · 2^code, of which 0 is none of "for ever" here.
+/// The time of a 5-bit code: 4.096 µs · 2^code. 0 is the shortest, and not for ever as in a queue pair.
 pub(super) const fn time_of(code: AckTimeout) -> Duration {
     Duration::from_nanos(4096 << code.code())
 }
@@ -147,7 +147,7 @@ impl Connection {
         (self.remote_guid, self.to.dgid)
     }
 
-    /// In a state that packets of its queue pair may be on their way in.
+    /// In time-wait: nothing is left of it but packets that may be on their way.
     pub fn is_over(&self) -> bool {
         self.state == State::TimeWait
     }

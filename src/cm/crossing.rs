@@ -19,9 +19,9 @@ impl Cm {
         self.crossing.range(range).map(|(_, _, id)| *id).find(|id| waits(id) && !is_itself(id))
     }
 
-    /// Of two requests that cross, that of the larger adapter counts, or of the larger queue pair of one adapter (and, should hosts have
-    /// the same number for theirs, the larger address). Who has it
-    /// stays the client and takes no notice of the other; the other becomes a server, and its program is asked.
+    /// Of two requests that cross, that of the larger adapter counts, or of the larger queue pair of one adapter (and, should
+    /// hosts have the same number for theirs, of the larger address). Who has it stays the client and takes no notice of the
+    /// other; the other becomes a server, and its program is asked.
     pub(super) fn on_crossing(&mut self, id: CommId, arrival: &Arrival, mad: &Mad, req: &Req) {
         let Some(ours) = self.connections.get(&id) else { return };
         let (our_qpn, our_gid) = (ours.ends.qp.map(|qp| qp.qpn), self.gid(ours.to.sgid_index));

@@ -34,6 +34,7 @@ mod error;
 mod event;
 mod ids;
 mod leave;
+pub(crate) mod nobody;
 mod request;
 mod server;
 mod sidr;

@@ -4,6 +4,10 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{Ece, ServiceId, SidrStatus};
 use crate::wire::{AckTimeout, Mtu, PKey, Psn, QKey, Qpn};
 
+/// How long a peer may take to answer, 4.3 s, and how often it is asked again, as `rdma_cm` has it.
+pub(super) const RESPONSE_TIMEOUT: AckTimeout = AckTimeout::new(20);
+const MAX_CM_RETRIES: u8 = 15;
+
 /// A path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Path {
@@ -84,8 +88,8 @@ impl<'a> Request<'a> {
             flow_control: false,
             retry_count: 7,
             rnr_retry_count: 7,
-            response_timeout: AckTimeout::new(20),
-            max_cm_retries: 15,
+            response_timeout: RESPONSE_TIMEOUT,
+            max_cm_retries: MAX_CM_RETRIES,
             ece: Ece::default(),
             peer_to_peer: false,
             private_data,
@@ -127,6 +131,14 @@ pub struct SidrRequest<'a> {
     pub max_cm_retries: u8,
     /// For the peer's program: up to 216 bytes.
     pub private_data: &'a [u8],
+}
+
+impl<'a> SidrRequest<'a> {
+    /// For `service`, all else as `rdma_cm` has it.
+    pub fn new(service: ServiceId, path: Path, private_data: &'a [u8]) -> SidrRequest<'a> {
+        let (response_timeout, max_cm_retries) = (RESPONSE_TIMEOUT, MAX_CM_RETRIES);
+        SidrRequest { service, path, response_timeout, max_cm_retries, private_data }
+    }
 }
 
 /// The answer to one.

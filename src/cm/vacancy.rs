@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::{Arrival, Cm};
+use super::{Arrival, Cm, nobody};
 use crate::transport::Instant;
 use crate::wire::Gid;
-use crate::wire::mad::{CommId, Mad, Message, RejReason, Rejected, Req, ServiceId, SidrRep, SidrStatus};
+use crate::wire::mad::{CommId, Mad, Message, Req, ServiceId};
 
 /// How long a service stays vacant: after that it is absent.
 const VACANCY: Duration = Duration::from_secs(1);
@@ -123,19 +123,8 @@ impl Cm {
     /// Nobody serves what a request is for.
     fn refuse_absent(&mut self, arrival: &Arrival, mad: &Mad) {
         self.counters.no_service += 1;
-        match &mad.message {
-            Message::Req(req) => {
-                let reason = RejReason::InvalidServiceId;
-                let rej = super::server::refusal(CommId(0), req.local, Rejected::Req, reason, &[]);
-                self.answer_once(arrival.from, mad.transaction, rej);
-            }
-            Message::SidrReq(req) => {
-                let status = SidrStatus::Unsupported;
-                let rep =
-                    SidrRep { request: req.request, status, service: req.service, ..SidrRep::default() };
-                self.answer_once(arrival.from, mad.transaction, rep);
-            }
-            _ => {}
+        if let Some(answer) = nobody::answer(&mad.message) {
+            self.answer_once(arrival.from, mad.transaction, answer);
         }
     }
 }

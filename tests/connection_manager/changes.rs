@@ -2,56 +2,19 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use urxe::link::fabric::FabricPort;
-use urxe::link::{JoinError, Link, LinkInfo, RxBurst};
-use urxe::transport::{Instant, TxQueue};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 use super::stage::*;
 
-/// A port that can be taken away.
-struct Loose {
-    inner: FabricPort,
-    gone: Arc<AtomicBool>,
-}
-
-impl Link for Loose {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        self.inner.transmit(now, queue)
-    }
-    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        if self.gone.load(Ordering::SeqCst) {
-            return Err(io::Error::other("it was taken away"));
-        }
-        self.inner.receive(now, sink)
-    }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
-
+/// A device that can be taken away.
 fn loose(fabric: &Fabric) -> (Side, Arc<AtomicBool>) {
-    let gone = Arc::new(AtomicBool::new(false));
-    let port = fabric.port(&fabric.auto_address()).unwrap();
-    let wrap = |inner| Box::new(Loose { inner, gone: gone.clone() }) as Box<dyn Link>;
-    (Side::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()), gone)
+    let gone = Arc::default();
+    let fails: Receive = |_, _, _| Err(io::Error::other("it was taken away"));
+    (Side::breakable(fabric, &fabric.auto_address(), &gone, fails), gone)
 }
 
 /// The events that wait, by their ids' numbers.

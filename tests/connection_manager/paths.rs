@@ -1,62 +1,28 @@
 //! Other paths, and peers that ask each other: what the protocol has and librdmacm does not.
 
-use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use urxe::link::fabric::FabricPort;
-use urxe::link::{JoinError, Link, LinkInfo, RxBurst};
-use urxe::transport::{Instant, TxQueue};
+use urxe::link::Link;
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 use super::stage::*;
 
-/// A port that hears nothing at its first address any more, once that is cut.
-struct Cut {
-    inner: FabricPort,
-    cut: Arc<AtomicBool>,
-}
-
-impl Link for Cut {
-    fn info(&self) -> &LinkInfo {
-        self.inner.info()
-    }
-    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
-        self.inner.transmit(now, queue)
-    }
-    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
-        let cut = self.inner.info().addresses[0];
-        let is_cut = self.cut.load(Ordering::SeqCst);
-        self.inner.receive(now, &mut |burst| {
-            if !is_cut || burst.flow.dst != cut {
+/// A device with two addresses, which hears nothing at the first any more once that is cut.
+fn multihomed(fabric: &Fabric, host: u8, cut: &Arc<AtomicBool>) -> (Side, [IpAddr; 2]) {
+    let addresses = [1, 2].map(|net| IpAddr::from([10, 0, net, host]));
+    let at_the_second: Receive = |port, now, sink| {
+        let first = port.info().addresses[0];
+        port.receive(now, &mut |burst| {
+            if burst.flow.dst != first {
                 sink(burst);
             }
         })
-    }
-    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
-        self.inner.join(now, group)
-    }
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
-    }
-    fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
-    }
-    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-}
-
-/// A device with two addresses, of which the first is cut where that is set.
-fn multihomed(fabric: &Fabric, host: u8, cut: &Arc<AtomicBool>) -> (Side, [IpAddr; 2]) {
-    let addresses = [1, 2].map(|net| IpAddr::from([10, 0, net, host]));
-    let port = fabric.port(&addresses).unwrap();
-    let wrap = |inner| Box::new(Cut { inner, cut: cut.clone() }) as Box<dyn Link>;
-    (Side::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap()), addresses)
+    };
+    (Side::breakable(fabric, &addresses, cut, at_the_second), addresses)
 }
 
 #[test]

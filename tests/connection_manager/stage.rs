@@ -2,10 +2,17 @@
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use urxe::link::fabric::FabricPort;
 use urxe::link::udp::{UdpLink, UdpOptions};
+use urxe::link::{JoinError, Link, LinkInfo, RxBurst};
+use urxe::transport::{Instant, TxQueue};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
@@ -37,6 +44,19 @@ impl Side {
 
     pub fn on(fabric: &Fabric) -> Side {
         Side::new(Context::on_fabric(fabric).unwrap())
+    }
+
+    /// On a port that does not receive as it should while `is_broken`: `receive` does instead.
+    pub fn breakable(
+        fabric: &Fabric,
+        addresses: &[IpAddr],
+        is_broken: &Arc<AtomicBool>,
+        receive: Receive,
+    ) -> Side {
+        let port = fabric.port(addresses).unwrap();
+        let wrap =
+            |inner| Box::new(Breakable { inner, is_broken: is_broken.clone(), receive }) as Box<dyn Link>;
+        Side::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap())
     }
 
     /// On a UDP socket of a loopback address that no other test has.
@@ -108,6 +128,43 @@ impl Side {
         request.id.attach_qp(&qp).unwrap();
         request.id.accept(&ConnParam::with_data(private_data)).unwrap();
         End { id: request.id, qp }
+    }
+}
+
+/// How a port receives that is broken.
+pub type Receive = fn(&mut FabricPort, Instant, &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
+
+/// A port that can be broken.
+struct Breakable {
+    inner: FabricPort,
+    is_broken: Arc<AtomicBool>,
+    receive: Receive,
+}
+
+impl Link for Breakable {
+    fn info(&self) -> &LinkInfo {
+        self.inner.info()
+    }
+    fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()> {
+        self.inner.transmit(now, queue)
+    }
+    fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        match self.is_broken.load(Ordering::SeqCst) {
+            true => (self.receive)(&mut self.inner, now, sink),
+            false => self.inner.receive(now, sink),
+        }
+    }
+    fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
+        self.inner.join(now, group)
+    }
+    fn leave(&mut self, group: IpAddr) {
+        self.inner.leave(group);
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 

@@ -86,6 +86,29 @@ pub fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
+/// What a shell script says that runs in a network namespace of its own, for a minute at most, and must end well. Its user is
+/// root in there and nobody outside, which needs no privilege where user namespaces are allowed. It has these variables and
+/// an empty directory, `$DIR`. `run ADDRESS PROGRAM ARGUMENT…` runs a program on a device of that address;
+/// `two_ipv6_addresses` makes fd77::1 and fd77::2.
+pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
+    const COMMANDS: &str = r#"
+        run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
+        two_ipv6_addresses() {
+            ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
+        }
+    "#;
+    let urxe = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "timeout", "60", "sh", "-c", &[COMMANDS, script].concat()]);
+    command.envs(variables.iter().copied()).env("DIR", dir.path());
+    command.env("URXE", urxe).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    let out = command.output().expect("unshare (apt-get install util-linux)");
+    let (told, status) = (text(&out), out.status);
+    assert!(status.success(), "{status} (are user namespaces allowed, and iproute2 installed?)\n{told}");
+    told
+}
+
 /// Ends what a test has begun.
 pub struct Running(Option<Child>);
 
@@ -122,6 +145,19 @@ impl Drop for Running {
             let _ = child.wait();
         }
     }
+}
+
+/// Runs a server and, once that is `ready`, its client, each for `limit` at most. Both must end well; what the client and then
+/// the server has said.
+pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: Duration) -> [String; 2] {
+    let commands = format!("{client:?}\n{server:?}");
+    let serving = Running::new(server);
+    ready();
+    let ends = [Running::new(client).finish(limit), serving.finish(limit)];
+    let told = ends.each_ref().map(text);
+    let well = ends.iter().all(|end| end.status.success());
+    assert!(well, "{commands}\n{:?}\nclient:\n{}\nserver:\n{}", ends.map(|end| end.status), told[0], told[1]);
+    told
 }
 
 /// Waits for a server that listens by TCP, as ping-pong programs do: their clients do not try again.
@@ -180,5 +216,16 @@ impl CProgram {
 
     pub fn program(&self) -> &str {
         &self.1
+    }
+
+    /// Runs it on a device of this address. It must end well; what it has said.
+    pub fn run(&self, address: &str, args: &[&str]) -> String {
+        let library = Library::new();
+        let mut command = library.program(self.program(), address);
+        // What is freed is overwritten, so that who uses it still does not get far.
+        command.args(args).env("MALLOC_PERTURB_", "85");
+        let out = Running::new(command).finish(Duration::from_secs(60));
+        assert!(out.status.success(), "{} {args:?}: {:?}\n{}", self.program(), out.status, text(&out));
+        text(&out)
     }
 }

@@ -5,16 +5,10 @@ use std::time::Duration;
 use super::bench::*;
 use crate::cm::*;
 use crate::wire::mad::*;
-use crate::wire::{AckTimeout, PKey, QKey, Qpn};
+use crate::wire::{PKey, QKey, Qpn};
 
 pub fn question(private_data: &[u8]) -> SidrRequest<'_> {
-    SidrRequest {
-        service: SERVICE,
-        path: path(),
-        response_timeout: AckTimeout::new(20),
-        max_cm_retries: 15,
-        private_data,
-    }
+    SidrRequest::new(SERVICE, path(), private_data)
 }
 
 fn asked() -> SidrReq {

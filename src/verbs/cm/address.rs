@@ -138,7 +138,7 @@ impl State {
             let port = src.map_or(0, |src| src.port());
             self.bind(number, SocketAddr::new(source, port), Some(device))?;
         }
-        let psn = self.devices[device].context.draw() as u32;
+        let psn = self.devices[device].draw_psn();
         let id = self.id_mut(number)?;
         if let Some(local) = &mut id.local {
             local.set_ip(source);
@@ -149,7 +149,7 @@ impl State {
             id.peer = Some(SocketAddr::new(source, dst.port()));
         }
         id.to = Some(AddressVector { sgid_index, ..AddressVector::to(dgid) });
-        id.psn = crate::wire::Psn::new(psn);
+        id.psn = psn;
         id.report(CmEventKind::AddrResolved, 0, EventParam::None);
         Ok(())
     }

@@ -137,10 +137,14 @@ impl EventChannel {
     /// # Errors
     /// [`WaitError::TimedOut`], [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time.
     pub fn get_event(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
-        self.wait(timeout, || self.try_event())
+        self.get_event_by(timeout, || self.try_event())
     }
 
-    pub(super) fn wait(
+    /// The same for an event that `take` takes, which is asked whenever there may be one: for readers that take turns.
+    ///
+    /// # Errors
+    /// As of [`get_event`](Self::get_event).
+    pub fn get_event_by(
         &self,
         timeout: Option<Duration>,
         take: impl FnMut() -> Option<CmEvent>,

@@ -46,7 +46,7 @@ impl State {
     /// the program leaves it to us.
     fn depths(&self, id: &Id, param: &ConnParam) -> Result<(u8, u8), IdError> {
         let device = id.device.ok_or(IdError::Ended)?;
-        let limit = self.devices[device].context.0.limits.max_qp_rd_atom.min(MAX_RD_ATOMIC.into()) as u8;
+        let limit = self.devices[device].max_rd_atomic();
         let depth = |name, given, asked: u8| match given {
             MAX_RD_ATOMIC => Ok(limit.min(asked)),
             given if given > limit => Err(IdError::Value { name, value: given.into() }),
@@ -219,7 +219,7 @@ impl State {
     /// The queue pair does not go where it should: the peer is told, and the program.
     fn give_up(&mut self, number: u64, index: usize, connection: ConnId, why: &IdError) {
         let device = &mut self.devices[index];
-        let _ = device.cm.reject(device.now(), connection, RejReason::Consumer, &[], &[]);
+        device.refuse(connection, RejReason::Consumer);
         device.ids.remove(&connection);
         let Ok(id) = self.id_mut(number) else { return };
         id.connection = None;
@@ -265,9 +265,7 @@ impl State {
     pub fn forget_connection(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if let (Some(index), Some(connection)) = (id.device, id.connection.take()) {
-            let device = &mut self.devices[index];
-            device.ids.remove(&connection);
-            device.cm.release(device.now(), connection);
+            self.devices[index].release(connection);
         }
     }
 

@@ -8,11 +8,7 @@ use super::{CmEventKind, EventParam, IdError};
 use crate::cm::{ConnId, SidrAnswered, SidrReply, SidrRequest, SidrRequested};
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::SidrStatus;
-use crate::wire::{AckTimeout, QKey, Qpn};
-
-/// How long a peer may take to answer, 4.3 s, and how often it is asked again.
-const RESPONSE_TIMEOUT: AckTimeout = AckTimeout::new(20);
-const RETRIES: u8 = 15;
+use crate::wire::{QKey, Qpn};
 
 impl State {
     /// Asks the peer for its queue pair.
@@ -22,13 +18,7 @@ impl State {
             return Err(IdError::Ended);
         };
         let private_data = id.request_data(param)?;
-        let request = SidrRequest {
-            service: id.space.service(peer.port()),
-            path,
-            response_timeout: RESPONSE_TIMEOUT,
-            max_cm_retries: RETRIES,
-            private_data: &private_data,
-        };
+        let request = SidrRequest::new(id.space.service(peer.port()), path, &private_data);
         let device = &mut self.devices[index];
         let question = device.cm.sidr_request(device.now(), &request)?;
         device.ids.insert(question, number);

@@ -86,9 +86,7 @@ impl State {
             rts.max_rd_atomic = rts.max_rd_atomic.map(|_| initiator_depth);
         }
         // What a peer has to spare need not be used.
-        let device = id.device.map(|device| &self.devices[device]);
-        let most =
-            device.map_or(0, |device| device.context.0.limits.max_qp_rd_atom.min(u8::MAX.into()) as u8);
+        let most = id.device.map_or(0, |device| self.devices[device].max_rd_atomic());
         rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.map(|n| n.min(most));
         rts.max_rd_atomic = rts.max_rd_atomic.map(|n| n.min(most));
         modify(qp, &rtr)?;

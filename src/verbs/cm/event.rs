@@ -1,11 +1,9 @@
 //! What an event channel brings.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
-use super::{CmId, EventChannel};
+use super::CmId;
 use crate::transport::AddressVector;
-use crate::verbs::WaitError;
 use crate::wire::{QKey, Qpn};
 
 /// What happened, with the numbers of `enum rdma_cm_event_type`.
@@ -94,20 +92,6 @@ impl CmEvent {
     /// The peer's private data; empty if there is none.
     pub fn private_data(&self) -> &[u8] {
         self.param.private_data()
-    }
-}
-
-impl EventChannel {
-    /// As [`get_event`](Self::get_event), of one that `take` takes, whenever there may be one: for readers that take turns.
-    ///
-    /// # Errors
-    /// As of that.
-    pub fn get_event_by(
-        &self,
-        timeout: Option<Duration>,
-        take: impl FnMut() -> Option<CmEvent>,
-    ) -> Result<CmEvent, WaitError> {
-        self.wait(timeout, take)
     }
 }
 

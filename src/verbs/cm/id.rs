@@ -131,7 +131,7 @@ impl CmId {
     /// [`WaitError`].
     pub fn get_request(&self, timeout: Option<Duration>) -> Result<CmEvent, WaitError> {
         let channel = self.ask(|_, id| Some(id.channel.clone())).ok_or(WaitError::Idle)?;
-        channel.wait(timeout, || channel.try_request(self.number()))
+        channel.get_event_by(timeout, || channel.try_request(self.number()))
     }
 
     /// Asks the peer for a connection; of datagrams, for its queue pair. `Established` comes, or `ConnectResponse` where the

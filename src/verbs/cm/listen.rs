@@ -198,11 +198,7 @@ impl State {
                 }
                 self.announce(new, waiting, listener, param);
             }
-            Err(reason) => {
-                let device = &mut self.devices[device];
-                // It is gone if its peer has given up already.
-                let _ = device.cm.reject(device.now(), connection, reason, &[], &[]);
-            }
+            Err(reason) => self.devices[device].refuse(connection, reason),
         }
     }
 
@@ -219,7 +215,7 @@ impl State {
         let of = self.id(listener).ok().and_then(|id| id.listening.clone());
         let of = of.ok_or(RejReason::InvalidServiceId)?;
         let waiting = Waiting::new(&of.waiting, of.backlog).ok_or(RejReason::NoResources)?;
-        let psn = self.devices[device].context.draw() as u32;
+        let psn = self.devices[device].draw_psn();
         let new = self.create_for(listener, qp_type).ok_or(RejReason::NoResources)?;
         let tos = self.id(listener).map_or(0, |id| id.tos);
         if let Ok(id) = self.id_mut(new.number()) {
@@ -228,7 +224,7 @@ impl State {
             id.local = Some(SocketAddr::new(destination, port));
             id.peer = Some(source);
             id.tos = tos.max(av.traffic_class);
-            id.psn = crate::wire::Psn::new(psn);
+            id.psn = psn;
         }
         self.devices[device].ids.insert(connection, new.number());
         // Which the id bounds, not the service.

@@ -34,9 +34,7 @@ impl State {
             None => Err(IdError::Ended),
         };
         if answered.is_err() {
-            let device = &mut self.devices[index];
-            // It is gone if its peer has given up already.
-            let _ = device.cm.reject(device.now(), connection, RejReason::Consumer, &[], &[]);
+            self.devices[index].refuse(connection, RejReason::Consumer);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::cm::{Arrival, Cm, CmConfig, CommIds, ConnId, Event};
 use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
-use crate::wire::mad::ServiceId;
+use crate::wire::mad::{RejReason, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn};
 
 /// See the module.
@@ -203,6 +203,28 @@ impl Device {
         self.port.context().next_event()
     }
 
+    /// Refuses a request, or the answer to one of ours.
+    pub fn refuse(&mut self, connection: ConnId, reason: RejReason) {
+        // It is gone if its peer has given up already.
+        let _ = self.cm.reject(self.now(), connection, reason, &[], &[]);
+    }
+
+    /// Lets go of a connection: no id has it any more.
+    pub fn release(&mut self, connection: ConnId) {
+        self.ids.remove(&connection);
+        self.cm.release(self.now(), connection);
+    }
+
+    /// READs and atomics that a queue pair can have in flight, or take at a time.
+    pub fn max_rd_atomic(&self) -> u8 {
+        self.context.0.limits.max_qp_rd_atom.min(u8::MAX.into()) as u8
+    }
+
+    /// The first PSN of a connection, by chance.
+    pub fn draw_psn(&self) -> Psn {
+        Psn::new(self.context.draw() as u32)
+    }
+
     /// Sends what the connection manager wants sent. What cannot be sent now it sends again, as from any loss.
     fn send(&mut self) {
         while let Some(out) = self.cm.poll_transmit() {
@@ -302,9 +324,7 @@ impl State {
     pub fn destroy(&mut self, number: u64) {
         let Some(mut id) = self.ids.remove(&number) else { return };
         if let (Some(device), Some(connection)) = (id.device, id.connection) {
-            let device = &mut self.devices[device];
-            device.ids.remove(&connection);
-            device.cm.release(device.now(), connection);
+            self.devices[device].release(connection);
         }
         if id.listening.is_some() {
             self.unlisten(number, &id);
@@ -360,29 +380,31 @@ impl State {
     }
 
     fn on_event(&mut self, device: usize, connection: ConnId, event: Event) {
-        match event {
-            Event::Requested(request) if request.listener.is_none() => {
-                return self.on_crossed(device, connection, &request);
+        match (event, self.devices[device].ids.get(&connection).copied()) {
+            (Event::Requested(request), _) if request.listener.is_none() => {
+                self.on_crossed(device, connection, &request);
             }
-            Event::Requested(request) => return self.on_request(device, connection, &request),
-            Event::SidrRequested(request) => return self.on_question(device, connection, &request),
-            _ => {}
-        }
-        let Some(number) = self.devices[device].ids.get(&connection).copied() else { return };
-        match event {
-            Event::Requested(_) | Event::SidrRequested(_) => {}
-            Event::Accepted(accepted) => self.on_accepted(number, &accepted),
-            Event::Established(_) => self.on_established(number),
-            Event::Rejected(rejection) => self.on_rejected(number, &rejection),
-            Event::Unreachable => self.on_unreachable(number),
-            Event::DisconnectRequested(_) | Event::Disconnected { .. } => self.on_disconnected(number),
-            Event::TimeWaitOver => self.on_time_wait_over(number),
-            Event::AlternateOffered { path, .. } => self.on_alternate(number, device, connection, &path),
-            Event::AlternateAnswered { status, .. } => self.on_alternate_answered(number, Some(status)),
-            Event::AlternateUnanswered => self.on_alternate_answered(number, None),
-            Event::SidrAnswered(answer) => self.on_answer(number, &answer),
+            (Event::Requested(request), _) => self.on_request(device, connection, &request),
+            (Event::SidrRequested(request), _) => self.on_question(device, connection, &request),
+            (_, None) => {}
+            (Event::Accepted(accepted), Some(number)) => self.on_accepted(number, &accepted),
+            (Event::Established(_), Some(number)) => self.on_established(number),
+            (Event::Rejected(rejection), Some(number)) => self.on_rejected(number, &rejection),
+            (Event::Unreachable, Some(number)) => self.on_unreachable(number),
+            (Event::DisconnectRequested(_) | Event::Disconnected { .. }, Some(number)) => {
+                self.on_disconnected(number);
+            }
+            (Event::TimeWaitOver, Some(number)) => self.on_time_wait_over(number),
+            (Event::AlternateOffered { path, .. }, Some(number)) => {
+                self.on_alternate(number, device, connection, &path);
+            }
+            (Event::AlternateAnswered { status, .. }, Some(number)) => {
+                self.on_alternate_answered(number, Some(status));
+            }
+            (Event::AlternateUnanswered, Some(number)) => self.on_alternate_answered(number, None),
+            (Event::SidrAnswered(answer), Some(number)) => self.on_answer(number, &answer),
             // To wait longer is the connection manager's own affair.
-            Event::Delayed { .. } => {}
+            (Event::Delayed { .. }, Some(_)) => {}
         }
     }
 

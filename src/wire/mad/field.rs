@@ -7,6 +7,7 @@ use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
 /// Bytes of a message behind the MAD's header.
 pub(super) const DATA_LEN: usize = 232;
+pub(super) const DATA_BITS: usize = DATA_LEN * 8;
 
 /// The data of a MAD.
 pub(super) type Data = [u8; DATA_LEN];

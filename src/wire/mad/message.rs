@@ -3,11 +3,11 @@
 use super::code::{
     Acknowledged, AprStatus, CommId, RejReason, Rejected, ServiceId, SidrStatus, TransportService,
 };
-use super::field::{DATA_LEN, Data, Field};
+use super::field::{DATA_BITS, DATA_LEN, Data, Field};
 use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
 /// Structs from tables: each field with its byte, bit within it from the left, and width in bits.
-macro_rules! messages {
+macro_rules! layouts {
     ($($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty = $byte:literal, $bit:literal, $width:expr;)* })*) => {
         $(
             $(#[$doc])*
@@ -16,28 +16,28 @@ macro_rules! messages {
                 $($(#[$fdoc])* pub $field: $ty,)*
             }
 
-            impl $name {
-                pub(super) fn read(data: &Data) -> $name {
-                    $name { $($field: Field::read(data, $byte * 8 + $bit, $width),)* }
+            impl Field for $name {
+                fn read(data: &Data, at: usize, _: usize) -> $name {
+                    $name { $($field: Field::read(data, at + $byte * 8 + $bit, $width),)* }
                 }
 
-                pub(super) fn write(&self, data: &mut Data) {
-                    $(self.$field.write(data, $byte * 8 + $bit, $width);)*
+                fn write(&self, data: &mut Data, at: usize, _: usize) {
+                    $(self.$field.write(data, at + $byte * 8 + $bit, $width);)*
                 }
             }
 
             impl Default for $name {
                 /// All bits zero.
                 fn default() -> $name {
-                    $name::read(&[0; DATA_LEN])
+                    $name::read(&[0; DATA_LEN], 0, DATA_BITS)
                 }
             }
         )*
     };
 }
 
-messages! {
-    /// Request for communication (IBA 12.6.5). The layout of a path is [`PathInfo`]'s.
+layouts! {
+    /// Request for communication (IBA 12.6.5).
     Req {
         /// The sender's ID.
         local: CommId = 0, 0, 32;
@@ -284,66 +284,33 @@ messages! {
         /// For the program.
         private_data: [u8; 136] = 96, 0, 136 * 8;
     }
+
+    /// A path in a REQ, as its sender sees it (IBA 12.6.5).
+    PathInfo {
+        /// The sender's LID.
+        local_lid: u16 = 0, 0, 16;
+        /// The recipient's LID.
+        remote_lid: u16 = 2, 0, 16;
+        /// The sender's GID.
+        local_gid: Gid = 4, 0, 128;
+        /// The recipient's GID.
+        remote_gid: Gid = 20, 0, 128;
+        /// Flow label.
+        flow_label: u32 = 36, 0, 20;
+        /// Rate.
+        rate: u8 = 39, 2, 6;
+        /// Traffic class.
+        traffic_class: u8 = 40, 0, 8;
+        /// Hop limit.
+        hop_limit: u8 = 41, 0, 8;
+        /// Service level.
+        sl: u8 = 42, 0, 4;
+        /// Not through a router.
+        subnet_local: bool = 42, 4, 1;
+        /// Local ACK timeout.
+        ack_timeout: AckTimeout = 43, 0, 5;
+    }
 }
 
 /// Bits of a path in a REQ.
 const PATH_BITS: usize = 44 * 8;
-
-/// A path in a REQ, as its sender sees it (IBA 12.6.5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PathInfo {
-    /// The sender's LID.
-    pub local_lid: u16,
-    /// The recipient's LID.
-    pub remote_lid: u16,
-    /// The sender's GID.
-    pub local_gid: Gid,
-    /// The recipient's GID.
-    pub remote_gid: Gid,
-    /// Flow label.
-    pub flow_label: u32,
-    /// Rate.
-    pub rate: u8,
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Hop limit.
-    pub hop_limit: u8,
-    /// Service level.
-    pub sl: u8,
-    /// Not through a router.
-    pub subnet_local: bool,
-    /// Local ACK timeout.
-    pub ack_timeout: AckTimeout,
-}
-
-impl Field for PathInfo {
-    fn read(data: &Data, at: usize, _: usize) -> Self {
-        PathInfo {
-            local_lid: Field::read(data, at, 16),
-            remote_lid: Field::read(data, at + 16, 16),
-            local_gid: Field::read(data, at + 32, 128),
-            remote_gid: Field::read(data, at + 160, 128),
-            flow_label: Field::read(data, at + 288, 20),
-            rate: Field::read(data, at + 314, 6),
-            traffic_class: Field::read(data, at + 320, 8),
-            hop_limit: Field::read(data, at + 328, 8),
-            sl: Field::read(data, at + 336, 4),
-            subnet_local: Field::read(data, at + 340, 1),
-            ack_timeout: Field::read(data, at + 344, 5),
-        }
-    }
-
-    fn write(&self, data: &mut Data, at: usize, _: usize) {
-        self.local_lid.write(data, at, 16);
-        self.remote_lid.write(data, at + 16, 16);
-        self.local_gid.write(data, at + 32, 128);
-        self.remote_gid.write(data, at + 160, 128);
-        self.flow_label.write(data, at + 288, 20);
-        self.rate.write(data, at + 314, 6);
-        self.traffic_class.write(data, at + 320, 8);
-        self.hop_limit.write(data, at + 328, 8);
-        self.sl.write(data, at + 336, 4);
-        self.subnet_local.write(data, at + 340, 1);
-        self.ack_timeout.write(data, at + 344, 5);
-    }
-}

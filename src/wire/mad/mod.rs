@@ -11,6 +11,7 @@ mod message;
 pub use code::{
     Acknowledged, AprStatus, CommId, Ece, RejReason, Rejected, ServiceId, SidrStatus, TransportService,
 };
+use field::Field;
 pub use message::{Apr, Drep, Dreq, Lap, Mra, PathInfo, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 
 /// Bytes of a MAD.
@@ -110,14 +111,14 @@ macro_rules! message {
 
             fn read(attribute: u16, data: &field::Data) -> Option<Message> {
                 match attribute {
-                    $($attribute => Some(Message::$name($name::read(data))),)*
+                    $($attribute => Some(Message::$name($name::read(data, 0, field::DATA_BITS))),)*
                     _ => None,
                 }
             }
 
             fn write(&self, data: &mut field::Data) {
                 match self {
-                    $(Message::$name(message) => message.write(data),)*
+                    $(Message::$name(message) => message.write(data, 0, field::DATA_BITS),)*
                 }
             }
         }
@@ -237,26 +238,18 @@ impl SidrRep {
     }
 }
 
-impl Rej {
-    /// The part of `info` that counts.
-    pub fn info(&self) -> &[u8] {
-        &self.info[..usize::from(self.info_len).min(self.info.len())]
-    }
+macro_rules! info {
+    ($($name:ident)*) => {
+        $(impl $name {
+            /// The part of `info` that counts.
+            pub fn info(&self) -> &[u8] {
+                &self.info[..usize::from(self.info_len).min(self.info.len())]
+            }
+        })*
+    };
 }
 
-impl Apr {
-    /// The part of `info` that counts.
-    pub fn info(&self) -> &[u8] {
-        &self.info[..usize::from(self.info_len).min(self.info.len())]
-    }
-}
-
-impl SidrRep {
-    /// The part of `info` that counts.
-    pub fn info(&self) -> &[u8] {
-        &self.info[..usize::from(self.info_len).min(self.info.len())]
-    }
-}
+info!(Rej Apr SidrRep);
 
 #[cfg(test)]
 mod tests;

@@ -12,12 +12,11 @@ use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrUnix,
-    SocketFlags, SocketType, bind, recvmsg, socket_with, sockopt,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrUnix, bind, recvmsg, sockopt,
 };
 
-use super::Place;
 use super::inquiry::{self, Inquiry};
+use super::{Place, datagram_socket, is_trusted};
 use crate::link::process::OwnFd;
 use crate::link::{ClaimError, RxBurst};
 use crate::transport::Instant;
@@ -77,8 +76,7 @@ impl Claims {
     }
 
     fn bind(&self, service: ServiceId) -> io::Result<OwnedFd> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        let socket = datagram_socket()?;
         sockopt::set_socket_passcred(&socket, true)?;
         let name = inquiry::name(&self.place, service);
         bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
@@ -111,9 +109,8 @@ impl Claims {
             for _ in 0..BATCH {
                 let mut bytes = [0; inquiry::ROOM];
                 let Some(received) = take(socket, &mut bytes) else { break };
-                let is_trusted =
-                    |user: u32| self.any_user || user == 0 || user == nix::unistd::geteuid().as_raw();
-                let len = received.filter(|(_, user)| is_trusted(*user)).map_or(0, |(len, _)| len);
+                let trusted = received.filter(|(_, user)| is_trusted(*user, self.any_user));
+                let len = trusted.map_or(0, |(len, _)| len);
                 match Inquiry::parse(&bytes[..len]) {
                     Some(Inquiry { flow, packet: data }) => {
                         sink(RxBurst { flow, ident: IpIdent::Unknown, segment: data.len(), data });
@@ -178,7 +175,7 @@ mod tests {
         let own = nix::unistd::geteuid();
         let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 230, 1].into(), 4791);
         let inquiry = Inquiry { flow, packet: &[1; 280] }.bytes();
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap();
+        let socket = datagram_socket().unwrap();
         let send = |claims: &Claims, uid: u32| {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);

@@ -6,9 +6,10 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with};
+use rustix::net::{SendFlags, SocketAddrUnix, sendto};
 
 use super::super::socket::unread;
+use super::datagram_socket;
 
 /// A socket takes but ten datagrams or so (`net.unix.max_dgram_qlen`): how many more are kept for one.
 const MOST_OF_ONE: usize = 4096;
@@ -66,7 +67,7 @@ struct Waiting {
 impl Delivery {
     pub fn new() -> io::Result<Delivery> {
         let (waiting, known) = (HashMap::new(), HashMap::new());
-        Ok(Delivery { socket: open()?, waiting, known, returned: Vec::new(), vacancy: VACANCY })
+        Ok(Delivery { socket: datagram_socket()?, waiting, known, returned: Vec::new(), vacancy: VACANCY })
     }
 
     /// Whether to [`retry`](Self::retry) soon.
@@ -165,16 +166,11 @@ impl Delivery {
         let outcome = sendto(&self.socket, datagram, flags, &name);
         if outcome == Err(Errno::AGAIN) && unread(&self.socket) > CLOGGED {
             // What it has sent stays where it is.
-            self.socket = open()?;
+            self.socket = datagram_socket()?;
             return sendto(&self.socket, datagram, flags, &name).map(drop);
         }
         outcome.map(drop)
     }
-}
-
-fn open() -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
 }
 
 #[cfg(test)]
@@ -189,7 +185,7 @@ mod tests {
     }
 
     fn receiver(name: &str) -> OwnedFd {
-        let socket = open().unwrap();
+        let socket = datagram_socket().unwrap();
         bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
         socket
     }

@@ -33,7 +33,10 @@ mod tests;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::{UdpOptions, socket};
 pub(super) use claims::Claims;
@@ -47,6 +50,17 @@ pub struct Sharing {
     pub program: PathBuf,
     /// Whether processes of any user are welcome, and a steward of any user is trusted.
     pub any_user: bool,
+}
+
+/// Whether what a process of this user says is trusted: it may do as this one may.
+fn is_trusted(user: u32, any_user: bool) -> bool {
+    any_user || user == 0 || user == nix::unistd::geteuid().as_raw()
+}
+
+/// A socket for inquiries, which never waits.
+fn datagram_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
 }
 
 /// An address, and the interface that has it, where that is known.

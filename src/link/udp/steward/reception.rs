@@ -9,12 +9,11 @@ use super::Place;
 use super::askers::Askers;
 use super::delivery::{Delivery, Outcome};
 use super::inquiry::{self, Inquiry};
+use crate::cm::nobody;
 use crate::link::{Link, RxBurst};
 use crate::transport::{Instant, Payload, TxQueue};
 use crate::wire::icrc::Verifier;
-use crate::wire::mad::{
-    CommId, Drep, Mad, Message, Recipient, Rej, RejReason, Rejected, ServiceId, SidrRep, SidrStatus,
-};
+use crate::wire::mad::{CommId, Mad, Message, Recipient, ServiceId};
 use crate::wire::{
     Bth, Deth, Flow, HeaderSet, Headers, IpIdent, Opcode, Operation, PKey, Packet, Position, QKey, Qpn,
     Transport,
@@ -55,7 +54,7 @@ impl Reception {
     ) {
         let Reception { link, verifier, answers, askers } = self;
         let mut refuse = |flow: &Flow, ident, index, packet: &[u8], mad: Mad| {
-            if let Some(message) = refusal(&mad.message)
+            if let Some(message) = nobody::answer(&mad.message)
                 && verifier.verify(flow, ident, index, packet)
             {
                 push(answers, flow, &Mad { message, modifier: 0, ..mad });
@@ -120,36 +119,6 @@ fn service_of(askers: &mut Askers, flow: &Flow, message: &Message) -> Option<Ser
         (Recipient::Service(service), _) => Some(service),
         (Recipient::Connection(CommId(0)), Message::Rej(rej)) => askers.find(flow.src, rej.local),
         (Recipient::Connection(_), _) => None,
-    }
-}
-
-/// What is said to who wants what nobody has here: a service, or a connection of a process that is gone. An end to that is
-/// what a DREQ wants; other messages get no answer, and whoever repeats them gives up.
-fn refusal(message: &Message) -> Option<Message> {
-    match message {
-        Message::Req(req) => Some(Message::Rej(Rej {
-            remote: req.local,
-            message: Rejected::Req,
-            reason: RejReason::InvalidServiceId,
-            ..Rej::default()
-        })),
-        Message::SidrReq(req) => Some(Message::SidrRep(SidrRep {
-            request: req.request,
-            service: req.service,
-            status: SidrStatus::Unsupported,
-            ..SidrRep::default()
-        })),
-        Message::Dreq(dreq) => {
-            Some(Message::Drep(Drep { local: dreq.remote, remote: dreq.local, ..Drep::default() }))
-        }
-        Message::Rep(rep) => Some(Message::Rej(Rej {
-            local: rep.remote,
-            remote: rep.local,
-            message: Rejected::Rep,
-            reason: RejReason::InvalidCommId,
-            ..Rej::default()
-        })),
-        _ => None,
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::keeper::Keeper;
 use super::message::{self, Answer, Request};
 use super::start::start;
-use super::{Place, Sharing};
+use super::{Place, Sharing, is_trusted};
 use crate::link::background;
 use crate::link::process::Process;
 use crate::link::udp::UdpLinkError;
@@ -246,7 +246,7 @@ fn check_user(connection: &OwnedFd, place: &Place, sharing: &Sharing) -> Result<
     let who =
         who.map_err(|e| UdpLinkError::System { ip, what: "asking whose the steward is", source: e.into() })?;
     let (user, own) = (who.uid.as_raw(), nix::unistd::geteuid().as_raw());
-    if sharing.any_user || user == own || user == 0 {
+    if is_trusted(user, sharing.any_user) {
         return Ok(());
     }
     let why = format!(
