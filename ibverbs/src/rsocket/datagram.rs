@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use urxe::verbs::cm::{EventChannel, PortSpace};
 
 use super::buffers::{Sink, Source};
-use super::headers::{Header, Op, Resolution, source};
+use super::headers::{Header, LONGEST, MOST, Op, Resolution, source};
 use super::options::Options;
 use super::pair::{Came, Pair, Place};
 use super::peers::{Peers, Way};
@@ -30,8 +30,8 @@ use crate::cm::process::Process;
 const LINGER: Duration = Duration::from_secs(5);
 /// Datagrams by UDP that are looked at together.
 const BATCH: usize = 64;
-/// The longest datagram that UDP has.
-const BY_UDP: usize = 65_536;
+/// The longest message by UDP that anybody sends, and its header.
+const BY_UDP: usize = LONGEST + MOST;
 
 /// A socket.
 pub struct Datagram {
@@ -61,7 +61,6 @@ pub struct State {
     unread: VecDeque<(SocketAddr, Data)>,
     /// Bytes of those that came by UDP.
     held: usize,
-    room: Box<[u8]>,
 }
 
 /// The data of a datagram that nobody has read.
@@ -110,7 +109,6 @@ impl Datagram {
             peers: Peers::default(),
             unread: VecDeque::new(),
             held: 0,
-            room: vec![0; BY_UDP].into(),
         };
         let (udp, watchers) = (Udp::new(family == libc::AF_INET6)?, Watchers::default());
         Ok(Datagram { process, family, udp, channel, watchers, state: Mutex::new(state) })
@@ -252,7 +250,9 @@ impl Datagram {
     /// An address as sockets of its family have it.
     fn shown(&self, address: SocketAddr) -> SocketAddr {
         match address {
-            SocketAddr::V4(v4) if self.family == libc::AF_INET6 => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+            SocketAddr::V4(v4) if self.family == libc::AF_INET6 => {
+                (v4.ip().to_ipv6_mapped(), v4.port()).into()
+            }
             other => other,
         }
     }
@@ -281,8 +281,7 @@ impl Datagram {
         if flags & libc::MSG_OOB != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        let (waits, timeout) =
-            self.look(|state| (state.options.waits(flags), state.options.receive_timeout));
+        let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.receive_timeout));
         self.until(waits, timeout, |state| {
             let taken = state.take(sink, flags);
             let mut received = taken.or_else(|| (!state.can_read).then(Received::default))?;
@@ -408,13 +407,12 @@ impl State {
             return false;
         }
         // Before queue pairs: what came by UDP is older.
-        let mut room = std::mem::take(&mut self.room);
+        let mut room = [0; BY_UDP];
         for _ in 0..BATCH {
             let Some(arrived) = socket.udp.receive(&mut room) else { break };
             changed = true;
             self.heed(socket, &room[..arrived.len], &arrived);
         }
-        self.room = room;
         let (peer, now) = (self.peer, Instant::now());
         for (at, pair) in self.pairs.iter_mut().enumerate() {
             let (peers, unread) = (&mut self.peers, &mut self.unread);

@@ -87,7 +87,8 @@ impl Peers {
     /// A new one.
     pub fn add(&mut self, to: SocketAddr, at: usize, path: Ah) {
         if self.0.len() >= MOST
-            && let Some(oldest) = self.0.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address)
+            && let Some(oldest) =
+                self.0.iter().min_by_key(|(_, peer)| peer.heard).map(|(address, _)| *address)
         {
             self.0.remove(&oldest);
         }
@@ -116,7 +117,9 @@ impl Peers {
         let peer = self.0.get_mut(&to)?;
         let is_recent = |at: Instant| now.saturating_duration_since(at) < PATIENCE;
         match peer.qpn {
-            Some(qpn) if is_recent(peer.heard) || peer.asked.is_some_and(is_recent) => Some((&peer.path, qpn)),
+            Some(qpn) if is_recent(peer.heard) || peer.asked.is_some_and(is_recent) => {
+                Some((&peer.path, qpn))
+            }
             _ => {
                 peer.asked = Some(now);
                 None

@@ -3,13 +3,10 @@
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{
-    self, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrStorage,
-    sockopt,
-};
+use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
 
 /// See the module. Addresses are as its family has them.
 pub struct Udp {
@@ -37,8 +34,15 @@ impl Udp {
     /// # Errors
     /// An error number.
     pub fn new(is_v6: bool) -> Result<Udp, c_int> {
-        let family = if is_v6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
-        let fd = socket::socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(errno)?;
+        let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+        // Not by `socket`, which a preloaded library may have made one of rsockets.
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::syscall(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(errno(Errno::last()));
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
         // Which address a datagram came to is the one to answer from.
         match is_v6 {
             true => socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true),
@@ -102,7 +106,7 @@ impl Udp {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// The next datagram, if there is one. Of one that is longer than `room` the rest is gone.
+    /// The next datagram that is not longer than `room`, if there is one.
     pub fn receive(&self, room: &mut [u8]) -> Option<Arrived> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(room)];
@@ -110,6 +114,7 @@ impl Udp {
         let flags = MsgFlags::MSG_DONTWAIT;
         loop {
             match socket::recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags) {
+                Ok(message) if message.flags.contains(MsgFlags::MSG_TRUNC) => {}
                 Ok(message) => {
                     let to = message.cmsgs().ok().and_then(|mut all| {
                         all.find_map(|control| match control {
