@@ -417,7 +417,7 @@ impl State {
         for (at, pair) in self.pairs.iter_mut().enumerate() {
             let (peers, unread) = (&mut self.peers, &mut self.unread);
             changed |= pair.turn(|pair, Came { from, qpn, place }| {
-                peers.heard(from, qpn, now);
+                let from = peers.heard(from, qpn, now);
                 match peer.is_none_or(|peer| peer == from) {
                     true => unread.push_back((from, Data::InPlace(at, place))),
                     false => pair.give_back(&place),

@@ -102,14 +102,25 @@ impl Peers {
         }
     }
 
-    /// A datagram came from this queue pair, which says that it is of this address. Only UDP is believed if that is news.
-    pub fn heard(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
+    /// A datagram came from this queue pair, which says that it is of this address; whom that is. Only UDP is believed if that
+    /// is news.
+    pub fn heard(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
+        let from = if from.port() == 0 { self.nameless(from, qpn) } else { from };
         if let Some(peer) = self.0.get_mut(&from) {
             match peer.qpn == Some(qpn) {
                 true => peer.heard = now,
                 false => peer.qpn = None,
             }
         }
+        from
+    }
+
+    /// librdmacm's header has no port if the socket was not bound when its queue pair was made: then it is the peer at this
+    /// address that has said by UDP that it has the queue pair.
+    fn nameless(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
+        let of_address = self.0.range(from..=SocketAddr::new(from.ip(), u16::MAX));
+        let mut named = of_address.filter(|(_, peer)| peer.qpn == Some(qpn));
+        named.next().map_or(from, |(named, _)| *named)
     }
 
     /// Where to send to, or nothing if that is to go by UDP, which then is to be done.
