@@ -270,16 +270,17 @@ impl Datagrams {
             });
         }
         let program = &self.program;
-        for corner in ["sizes", "connected", "many"] {
+        for corner in ["sizes", "connected", "pieces", "waiting", "many", "again"] {
             let port = self.ends.stand.free_port();
             table.case(["datagrams", "server", via.name(), family], corner.into(), || {
                 let server = format!("{program} serve {theirs} {port}");
                 self.guest_serves(port, &link, &server, &format!("{program} {corner} {theirs} {port} {ours}"))
             });
-            if corner == "connected" {
-                // What is right there is what a UDP socket does, and Debian's does not all of it.
-                continue;
-            }
+        }
+        // What a socket does in the other corners librdmacm 44 does not: a send to nobody ends its program, so does a
+        // message of several pieces, SOCK_NONBLOCK is refused, and a peer that begins anew is lost to it.
+        for corner in ["sizes", "many"] {
+            let port = self.ends.stand.free_port();
             table.case(["datagrams", "client", via.name(), family], corner.into(), || {
                 let server = format!("{program} serve {ours} {port}");
                 self.guest_asks(port, &link, &server, &format!("{program} {corner} {ours} {port} {theirs}"))

@@ -30,6 +30,8 @@ use crate::cm::process::Process;
 const LINGER: Duration = Duration::from_secs(5);
 /// Datagrams by UDP that are looked at together.
 const BATCH: usize = 64;
+/// What a datagram that came by UDP takes besides its data.
+const OVERHEAD: usize = 64;
 /// The longest message by UDP that anybody sends, and its header.
 const BY_UDP: usize = LONGEST + MOST;
 
@@ -59,7 +61,7 @@ pub struct State {
     pairs: Vec<Pair>,
     peers: Peers,
     unread: VecDeque<(SocketAddr, Data)>,
-    /// Bytes of those that came by UDP.
+    /// Bytes of memory of those that came by UDP.
     held: usize,
 }
 
@@ -441,9 +443,9 @@ impl State {
             // One that is lost is asked for again.
             let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at, false);
         }
-        let fits = self.held + data.len() <= 2 * self.options.sizes.receive_half;
+        let fits = self.held + OVERHEAD + data.len() <= 2 * self.options.sizes.receive_half;
         if fits && self.peer.is_none_or(|peer| peer == from) {
-            self.held += data.len();
+            self.held += OVERHEAD + data.len();
             self.unread.push_back((from, Data::ByUdp(data.to_vec())));
         }
     }
@@ -464,7 +466,7 @@ impl State {
         if flags & libc::MSG_PEEK == 0 {
             match self.unread.pop_front() {
                 Some((_, Data::InPlace(pair, place))) => self.pairs[pair].give_back(&place),
-                Some((_, Data::ByUdp(bytes))) => self.held -= bytes.len(),
+                Some((_, Data::ByUdp(bytes))) => self.held -= OVERHEAD + bytes.len(),
                 None => {}
             }
         }

@@ -318,6 +318,54 @@ static void again(void)
 	CHECK(!rclose(fd));
 }
 
+/* A socket of IPv6 that talks IPv4. */
+static void mapped(void)
+{
+	char in[8];
+	struct address to = { .len = sizeof(to.v6) }, from = { .len = sizeof(from.v6) };
+	int fd = rsocket(AF_INET6, SOCK_DGRAM, 0);
+	CHECK(fd >= 0 && !is_v6());
+	to.v6.sin6_family = AF_INET6;
+	to.v6.sin6_port = peer.v4.sin_port;
+	memset(&to.v6.sin6_addr.s6_addr[10], 0xff, 2);
+	memcpy(&to.v6.sin6_addr.s6_addr[12], &peer.v4.sin_addr, 4);
+	for (int i = 0; i < 3; i++) {
+		CHECK(rsendto(fd, "mapped", 6, 0, &to.any, to.len) == 6);
+		CHECK(rrecvfrom(fd, in, sizeof(in), 0, &from.any, &from.len) == 6 && same(&from, &to));
+	}
+	CHECK(!rconnect(fd, &to.any, to.len) && rsend(fd, "mapped", 6, 0) == 6 && rrecv(fd, in, sizeof(in), 0) == 6);
+	CHECK(!rgetsockname(fd, &from.any, &from.len) && IN6_IS_ADDR_V4MAPPED(&from.v6.sin6_addr));
+	CHECK(!rclose(fd));
+}
+
+static void *waits_for_ever(void *fd)
+{
+	char c;
+	FAILS(rrecv(*(int *)fd, &c, 1, 0), EBADF);
+	return NULL;
+}
+
+/* Who waits for a socket that is closed hears of it; what comes for it afterwards is nobody's. */
+static void closed(void)
+{
+	pthread_t thread;
+	int fd = made();
+	for (int i = 0; i < 3; i++)
+		send_to_peer(fd, 500, i);
+	for (int i = 0; i < 3; i++)
+		expect(fd, 500, i);
+	CHECK(!pthread_create(&thread, NULL, waits_for_ever, &fd));
+	usleep(50000);
+	CHECK(!rclose(fd));
+	CHECK(!pthread_join(thread, NULL));
+	for (int i = 0; i < 20; i++) {
+		fd = made();
+		for (int j = 0; j < 20; j++)
+			send_to_peer(fd, 100, j);
+		CHECK(!rclose(fd));
+	}
+}
+
 static void refused(void)
 {
 	int value = 0, fd = made(), other;
@@ -373,9 +421,9 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} corners[] = {
-		{ "serve", serve }, { "sizes", sizes }, { "too long", too_long }, { "in pieces", in_pieces },
+		{ "serve", serve }, { "sizes", sizes }, { "long", too_long }, { "pieces", in_pieces },
 		{ "connected", connected }, { "waiting", waiting }, { "many", many }, { "again", again },
-		{ "refused", refused }, { "end", end },
+		{ "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
 	};
 	CHECK(argc >= 4);
 	peer = own = address(argv[2], atoi(argv[3]));
