@@ -7,6 +7,11 @@ use std::net::UdpSocket;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use urxe::link::LinkSpec;
+use urxe::transport::{AddressVector, QpType};
+use urxe::verbs::cm::UDP_QKEY;
+use urxe::verbs::{Access, Context, ContextOptions, Gid, QpOptions, Qpn, RecvWr, SendWr, grh};
+
 use support::{CProgram, Running, addresses, built, library, preload, text, urxe};
 
 /// How long a program may take.
@@ -209,6 +214,81 @@ fn what_is_no_message_is_dropped_and_loses_nothing() {
     serving.corner("sizes");
     garbage();
     serving.corner("pieces");
+    serving.end();
+}
+
+/// A peer of the test's own, whose datagrams by its queue pair make no sense, but for one.
+#[test]
+fn what_is_no_datagram_is_dropped_and_loses_nothing() {
+    let serving = Serving::start();
+    let [server, own] = &serving.addresses;
+    let link = format!("udp:{own}").parse::<LinkSpec>().unwrap().bind(1).unwrap();
+    let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let memory = pd.reg_mr(8192, Access::LOCAL_WRITE).unwrap();
+    let qp = pd.create_qp(&cq, &cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
+    qp.activate(UDP_QKEY).unwrap();
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    // It says by UDP which queue pair it has, and is told so; what it said comes back.
+    let socket = UdpSocket::bind((own.as_str(), 0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.send_to(&message(qp.qpn().get(), own, b"hello"), (server.as_str(), serving.port)).unwrap();
+    let mut told = [0; 64];
+    assert_eq!(socket.recv(&mut told).unwrap(), 16);
+    let theirs = Qpn::new(u32::from_be_bytes(told[8..12].try_into().unwrap()));
+    let wait = || {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut found = Vec::new();
+        while found.is_empty() {
+            assert!(Instant::now() < deadline, "no completion");
+            cq.poll(1, &mut found).unwrap();
+        }
+        found.remove(0)
+    };
+    let header = |ip: &str, port: u16| {
+        let ip = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
+        [&[4, 8][..], &port.to_be_bytes(), &ip].concat()
+    };
+    let echoed = |data: &[u8]| {
+        let came = wait();
+        assert_eq!((came.wr_id, came.src_qpn), (1, theirs));
+        let wanted = [&header(server, serving.port)[..], data].concat();
+        assert_eq!(came.byte_len as usize, grh::LEN + wanted.len());
+        let mut bytes = vec![0; wanted.len()];
+        memory.read(4096 + grh::LEN, &mut bytes).unwrap();
+        assert_eq!(bytes, wanted);
+    };
+    echoed(b"hello");
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    let dgid = Gid::from(server.parse::<std::net::IpAddr>().unwrap());
+    let to = AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 };
+    let path = pd.create_ah(&to).unwrap();
+    let send = |bytes: &[u8]| {
+        memory.write(0, bytes).unwrap();
+        let sges = [memory.sge(0..bytes.len())];
+        let to = Some(path.to(theirs, UDP_QKEY));
+        qp.post_send(&SendWr { to, ..SendWr::send(2, &sges) }).unwrap();
+        assert_eq!(wait().wr_id, 2, "something was answered");
+    };
+    let good = header(own, socket.local_addr().unwrap().port());
+    // No more than it has receives for: it may be asleep.
+    (0..200).for_each(|seed| {
+        let mut bytes = random(seed % 100, seed as u64);
+        // Not by chance a version.
+        bytes.iter_mut().take(1).for_each(|version| *version |= 0x80);
+        send(&bytes);
+    });
+    (0..8).for_each(|len| send(&good[..len]));
+    for (at, byte) in [(0, 5), (0, 6), (1, 0), (1, 7), (1, 9), (1, 255)] {
+        let mut bad = good.clone();
+        bad[at] = byte;
+        send(&bad);
+    }
+    send(&[&good[..], b"well"].concat());
+    echoed(b"well");
+    // Its address is to be free.
+    drop((path, qp, memory, cq, pd, context));
+    serving.corner("sizes");
     serving.end();
 }
 
