@@ -1,5 +1,8 @@
 //! Rsockets: Debian's programs of them, unmodified, at both ends; here on the drop-in librdmacm by `urxe run`, in the guest on
 //! Debian's own and the kernel's rxe; both ways round, over IPv4 and IPv6.
+//!
+//! Of datagrams Debian's library asks rxe for a path to itself that has no GID, which there is over InfiniBand and not over
+//! Ethernet; in the guest such a path is given one, by a preloaded library (`own_path.c`). All else is Debian's.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -30,6 +33,15 @@ const STREAMS: [(&str, &str); 6] = [
     ("riostream", "-S 100000 -C 5 -I 2 -T v"),
 ];
 
+/// What udpong is told at both ends. `-T e`: each datagram is sent back.
+const DATAGRAMS: [&str; 5] = [
+    "-S 64 -C 200 -T e",
+    "-S 2000 -C 50 -T e -T b",
+    "-S 1000 -C 50 -T e -T n",
+    "-S 1000 -C 50 -T e -T a",
+    "-S 1000 -C 200",
+];
+
 struct Ends {
     stand: Stand,
     link: String,
@@ -37,8 +49,12 @@ struct Ends {
 
 impl Ends {
     fn ours(&self, words: &str) -> Urxe {
+        self.ours_by(&self.link, words)
+    }
+
+    fn ours_by(&self, link: &str, words: &str) -> Urxe {
         let mut command = self.stand.command(env!("CARGO_BIN_EXE_urxe"));
-        command.args(["run", "--link", &self.link, "--"]).args(words.split(' '));
+        command.args(["run", "--link", link, "--"]).args(words.split(' '));
         command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());
         command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
         Urxe::spawn(command)
@@ -139,16 +155,21 @@ impl Ends {
         });
     }
 
-    /// Each end says that it sends no more while it still receives: a program of the test's own, the same at both ends.
-    fn half_close(&self, table: &mut Table) {
-        let program = format!("/tmp/urxe-half-close-{}", std::process::id());
-        build(&program);
-        let bytes = std::fs::read(&program).unwrap();
+    /// Gives a program to the guest.
+    fn copy(&self, program: &str) {
+        let bytes = std::fs::read(program).unwrap();
         let copied = |mut copy: GuestProcess| {
             copy.write(&bytes).and_then(|()| copy.close_stdin()).map_err(|e| e.to_string())?;
             Ends::ended(copy, SOON)
         };
         self.theirs(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
+    }
+
+    /// Each end says that it sends no more while it still receives: a program of the test's own, the same at both ends.
+    fn half_close(&self, table: &mut Table) {
+        let program = format!("/tmp/urxe-half-close-{}", std::process::id());
+        build(&program, "tests/interop_rsockets/half_close.c", &[]);
+        self.copy(&program);
         let port = self.stand.free_port();
         let [theirs, ours] = [GUEST[1], HOST[1]]
             .map(|at| ["server", "client"].map(|role| format!("{program} {role} {at} {port}")));
@@ -166,11 +187,121 @@ impl Ends {
     }
 }
 
+/// Datagram sockets, whose peers find each other by UDP: here it is the kernel's, on a tap device.
+struct Datagrams {
+    ends: Ends,
+    program: String,
+    own_path: String,
+}
+
+impl Datagrams {
+    fn start() -> Datagrams {
+        let (stand, link) = (Stand::tap("dgram"), String::new());
+        let ends = Ends { stand, link };
+        let [program, own_path] =
+            ["datagrams", "own-path.so"].map(|name| format!("/tmp/urxe-{name}-{}", std::process::id()));
+        build(&program, "ibverbs/tests/c/datagrams.c", &["-pthread"]);
+        build(&own_path, "tests/interop_rsockets/own_path.c", &["-shared", "-fPIC"]);
+        ends.copy(&program);
+        ends.copy(&own_path);
+        Datagrams { ends, program, own_path }
+    }
+
+    fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
+        let own_path = &self.own_path;
+        // Without the shell in between, which would be what is killed.
+        self.ends.theirs(&format!("export LD_PRELOAD=\"$LD_PRELOAD:{own_path}\"; exec {words}"))
+    }
+
+    /// Waits until a server has its UDP port: `lists` prints who has one.
+    fn wait_for_udp(port: u16, mut lists: impl FnMut() -> String) -> Result<(), String> {
+        let (begin, hex) = (Instant::now(), format!(":{port:04X} "));
+        while begin.elapsed() < SOON {
+            if lists().contains(&hex) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(format!("nobody has UDP port {port}"))
+    }
+
+    /// A client here of a server in the guest, which serves for ever.
+    fn guest_serves(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
+        const LISTS: &str = "cat /proc/net/udp /proc/net/udp6";
+        let mut serving = self.theirs(server)?;
+        let lists = || self.ends.stand.guest.exec(LISTS, SOON).map_or(String::new(), |out| out.stdout);
+        Datagrams::wait_for_udp(port, lists)?;
+        let client = self.ends.ours_by(link, client).finish(LIMIT);
+        serving.kill().map_err(|e| e.to_string())?;
+        client
+    }
+
+    /// The other way round.
+    fn guest_asks(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
+        let serving = self.ends.ours_by(link, server);
+        let lists = || {
+            let mut cat = self.ends.stand.command("cat");
+            let out = cat.args(["/proc/net/udp", "/proc/net/udp6"]).output();
+            out.map_or(String::new(), |out| programs::text(&out))
+        };
+        Datagrams::wait_for_udp(port, lists)?;
+        let client = Ends::ended(self.theirs(client)?, LIMIT);
+        client.map_err(|e| format!("{e}\n{}", serving.finish(Duration::ZERO).unwrap_or_else(|e| e)))
+    }
+
+    fn all(&self, table: &mut Table, via: Via, version: usize) {
+        let family = ["ip", "ipv6"][version];
+        let link = self.ends.stand.link(via, version);
+        let [theirs, ours] = [GUEST[version], HOST[version]];
+        for words in DATAGRAMS {
+            let port = self.ends.stand.free_port();
+            let same = format!("udpong -p {port} {words}");
+            let well = |told: String| match told.lines().nth(1) {
+                Some(line) if line.starts_with("custom") => Ok(line.to_owned()),
+                _ => Err(told),
+            };
+            table.case(["udpong", "server", via.name(), family], words.into(), || {
+                let (server, client) = (format!("{same} -b {theirs}"), format!("{same} -s {theirs}"));
+                self.guest_serves(port, &link, &server, &client).and_then(well)
+            });
+            table.case(["udpong", "client", via.name(), family], words.into(), || {
+                let (server, client) = (format!("{same} -b {ours}"), format!("{same} -s {ours}"));
+                self.guest_asks(port, &link, &server, &client).and_then(well)
+            });
+        }
+        let program = &self.program;
+        for corner in ["sizes", "connected", "pieces", "waiting", "many", "again"] {
+            let port = self.ends.stand.free_port();
+            table.case(["datagrams", "server", via.name(), family], corner.into(), || {
+                let server = format!("{program} serve {theirs} {port}");
+                self.guest_serves(port, &link, &server, &format!("{program} {corner} {theirs} {port} {ours}"))
+            });
+        }
+        // What a socket does in the other corners librdmacm 44 does not: a send to nobody ends its program, so does a
+        // message of several pieces, SOCK_NONBLOCK is refused, and a peer that begins anew is lost to it.
+        for corner in ["sizes", "many"] {
+            let port = self.ends.stand.free_port();
+            table.case(["datagrams", "client", via.name(), family], corner.into(), || {
+                let server = format!("{program} serve {ours} {port}");
+                self.guest_asks(port, &link, &server, &format!("{program} {corner} {ours} {port} {theirs}"))
+            });
+        }
+    }
+}
+
+impl Drop for Datagrams {
+    fn drop(&mut self) {
+        for file in [&self.program, &self.own_path] {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
 /// Builds it, for here and for the guest, which has the same libraries.
-fn build(program: &str) {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop_rsockets/half_close.c");
+fn build(program: &str, source: &str, options: &[&str]) {
+    let source = format!("{}/{source}", env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
-    cc.args(["-O1", "-s", "-Wall", "-Werror", "-o", program, source, "-lrdmacm", "-libverbs"]);
+    cc.args(options).args(["-O1", "-s", "-Wall", "-Werror", "-o", program, &source, "-lrdmacm", "-libverbs"]);
     let out = cc.output().expect("a C compiler (apt-get install gcc libc6-dev)");
     assert!(out.status.success(), "{} (apt-get install librdmacm-dev)", programs::text(&out));
 }
@@ -186,5 +317,15 @@ fn programs_of_rsockets() {
     }
     ends.copies(&mut table);
     ends.half_close(&mut table);
+    table.finish();
+}
+
+#[test]
+fn datagrams() {
+    let datagrams = Datagrams::start();
+    let mut table = Table::default();
+    for (via, version) in [(Via::Packet, 0), (Via::Packet, 1), (Via::Udp, 0), (Via::Udp, 1)] {
+        datagrams.all(&mut table, via, version);
+    }
     table.finish();
 }

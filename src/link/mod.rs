@@ -66,6 +66,7 @@ pub(crate) mod process;
 pub mod route;
 mod spec;
 pub mod station;
+mod system_udp;
 pub mod trace;
 pub mod udp;
 mod watch;

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::system_udp;
 
 /// The source address that the system gives to packets for `dst`, by its routes. Nothing is sent.
 ///
@@ -10,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 /// The system's, if no route leads there.
 pub fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0))?;
+    let socket = system_udp::bound((any, 0).into())?;
     // A destination has a port; which one makes no difference.
     let mut dst = dst;
     dst.set_port(dst.port().max(1));

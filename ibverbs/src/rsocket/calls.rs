@@ -2,13 +2,15 @@
 
 use std::ffi::{c_int, c_long, c_void};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 
 use super::buffers::{Sink, Source};
 use super::poll::{Sets, select, wait_for};
-use super::socket::{Phase, Socket};
+use super::socket::{Received, Socket};
+use super::stream::Phase;
 use super::table;
 use crate::cm::sockaddr::{read, write};
 use crate::errno::{minus_one, set};
@@ -71,12 +73,15 @@ extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
     // have to be the system's.
     let checked = match (family, kind & !flags, protocol) {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Ok(()),
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, _) => Err(libc::EPROTONOSUPPORT),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Ok(()),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM | libc::SOCK_DGRAM, _) => {
+            Err(libc::EPROTONOSUPPORT)
+        }
         (libc::AF_INET | libc::AF_INET6, ..) => Err(libc::ESOCKTNOSUPPORT),
         _ => Err(libc::EAFNOSUPPORT),
     };
-    number(checked.and_then(|()| Socket::new(family)).map(|socket| {
-        socket.look(|state| state.options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
+    number(checked.and_then(|()| Socket::new(family, kind & !flags)).map(|socket| {
+        socket.options(|options| options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
         table::add(socket)
     }))
 }
@@ -125,12 +130,12 @@ unsafe extern "C" fn rbind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_
 }
 
 extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
-    done(table::get(fd).and_then(|socket| socket.listen(backlog)))
+    done(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
 }
 
 unsafe extern "C" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int {
     number(table::get(fd).and_then(|socket| {
-        let new = socket.accept()?;
+        let new = Socket::Stream(Arc::new(socket.stream()?.accept()?));
         if let Ok(address) = new.peer_addr() {
             // SAFETY: the caller's.
             unsafe { tell(address, peer, len) };
@@ -140,8 +145,16 @@ unsafe extern "C" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t
 }
 
 unsafe extern "C" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the caller's address.
-    done(table::get(fd).and_then(|socket| socket.connect(unsafe { address(to, len) }?)))
+    let to = || {
+        let has_family = !to.is_null() && len as usize >= size_of::<libc::sa_family_t>();
+        // SAFETY: the caller's address, which has a family.
+        if has_family && c_int::from(unsafe { (*to).sa_family }) == libc::AF_UNSPEC {
+            return Ok(None);
+        }
+        // SAFETY: the caller's address.
+        unsafe { address(to, len) }.map(Some)
+    };
+    done(table::get(fd).and_then(|socket| socket.connect(to()?)))
 }
 
 extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
@@ -199,7 +212,7 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
     }
 }
 
-unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<usize, c_int> {
+unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<Received, c_int> {
     let socket = table::get(fd)?;
     // SAFETY: the caller's buffers.
     let parts: Result<Vec<_>, c_int> =
@@ -207,17 +220,30 @@ unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<usize, c_in
     socket.receive(&mut Sink::new(parts?), flags)
 }
 
-unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<usize, c_int> {
+/// To an address, or null.
+unsafe fn send(
+    fd: c_int,
+    list: &[iovec],
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> Result<usize, c_int> {
     let socket = table::get(fd)?;
     // SAFETY: the caller's buffers.
     let parts: Result<Vec<_>, c_int> =
         list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) }).collect();
-    socket.send(&mut Source::new(&parts?), flags)
+    let to = || match to.is_null() || to_len == 0 {
+        true => Ok(None),
+        // SAFETY: the caller's address.
+        false => unsafe { address(to, to_len) }.map(Some),
+    };
+    socket.send(&mut Source::new(&parts?), to, flags)
 }
 
 unsafe extern "C" fn rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's buffer.
-    count(unsafe { receive(fd, &[iovec { iov_base: to, iov_len: len }], flags) })
+    let received = unsafe { receive(fd, &[iovec { iov_base: to, iov_len: len }], flags) };
+    count(received.map(|received| received.bytes))
 }
 
 unsafe extern "C" fn rrecvfrom(
@@ -228,14 +254,16 @@ unsafe extern "C" fn rrecvfrom(
     peer: *mut sockaddr,
     peer_len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's buffer, and address.
-    unsafe {
-        let got = rrecv(fd, to, len, flags);
-        if let (true, Ok(address)) = (got >= 0, table::get(fd).and_then(|socket| socket.peer_addr())) {
-            tell(address, peer, peer_len);
+    // SAFETY: the caller's buffer.
+    let received = unsafe { receive(fd, &[iovec { iov_base: to, iov_len: len }], flags) };
+    count(received.map(|received| {
+        let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
+        if let Some(address) = received.from.or_else(connected) {
+            // SAFETY: the caller's address.
+            unsafe { tell(address, peer, peer_len) };
         }
-        got
-    }
+        received.bytes
+    }))
 }
 
 unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
@@ -244,8 +272,13 @@ unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> 
         unsafe {
             let message = message.as_mut().ok_or(libc::EFAULT)?;
             let got = receive(fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
-            (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
-            Ok(got)
+            match got.from.filter(|_| !message.msg_name.is_null()) {
+                Some(from) => tell(from, message.msg_name.cast(), &mut message.msg_namelen),
+                None => message.msg_namelen = 0,
+            }
+            message.msg_controllen = 0;
+            message.msg_flags = if got.is_cut { libc::MSG_TRUNC } else { 0 };
+            Ok(got.bytes)
         }
     };
     count(receive())
@@ -253,20 +286,19 @@ unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> 
 
 unsafe extern "C" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's buffer, which is only read.
-    count(unsafe { send(fd, &[iovec { iov_base: from.cast_mut(), iov_len: len }], flags) })
+    unsafe { rsendto(fd, from, len, flags, std::ptr::null(), 0) }
 }
 
-/// The address is not looked at, as of any socket that is connected.
 unsafe extern "C" fn rsendto(
     fd: c_int,
     from: *const c_void,
     len: size_t,
     flags: c_int,
-    _to: *const sockaddr,
-    _to_len: socklen_t,
+    to: *const sockaddr,
+    to_len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's buffer.
-    unsafe { rsend(fd, from, len, flags) }
+    // SAFETY: the caller's buffer, which is only read, and address.
+    count(unsafe { send(fd, &[iovec { iov_base: from.cast_mut(), iov_len: len }], flags, to, to_len) })
 }
 
 unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
@@ -278,7 +310,8 @@ unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -
             if message.msg_controllen != 0 {
                 return Err(libc::ENOTSUP);
             }
-            send(fd, parts(message.msg_iov, message.msg_iovlen)?, flags)
+            let parts = parts(message.msg_iov, message.msg_iovlen)?;
+            send(fd, parts, flags, message.msg_name.cast(), message.msg_namelen)
         }
     };
     count(send())
@@ -296,13 +329,13 @@ unsafe extern "C" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssiz
 
 unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
     // SAFETY: the caller's buffers.
-    let receive = |len| unsafe { receive(fd, parts(list, len)?, 0) };
+    let receive = |len| unsafe { receive(fd, parts(list, len)?, 0) }.map(|received| received.bytes);
     count(usize::try_from(len).map_err(|_| libc::EINVAL).and_then(receive))
 }
 
 unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
     // SAFETY: the caller's buffers.
-    let send = |len| unsafe { send(fd, parts(list, len)?, 0) };
+    let send = |len| unsafe { send(fd, parts(list, len)?, 0, std::ptr::null(), 0) };
     count(usize::try_from(len).map_err(|_| libc::EINVAL).and_then(send))
 }
 
@@ -352,7 +385,7 @@ unsafe extern "C" fn rsetsockopt(
     done(table::get(fd).and_then(|socket| {
         // SAFETY: the caller's.
         let value = unsafe { bytes(value, len as usize) }?;
-        socket.look(|state| state.options.set(level, name, value))
+        socket.options(|options| options.set(level, name, value))
     }))
 }
 
@@ -360,14 +393,12 @@ unsafe extern "C" fn rsetsockopt(
 fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
     let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) => int(socket.look(|state| state.take_error()).unwrap_or(0)),
-        (libc::SOL_SOCKET, libc::SO_TYPE) => int(libc::SOCK_STREAM),
-        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(libc::IPPROTO_TCP),
+        (libc::SOL_SOCKET, libc::SO_ERROR) => int(socket.take_error().unwrap_or(0)),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => int(socket.kind().0),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(socket.kind().1),
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(socket.family()),
-        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-            int(socket.look(|state| matches!(state.phase, Phase::Listening(..))).into())
-        }
-        _ => socket.look(|state| state.options.get(level, name)),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(socket.is_listening().into()),
+        _ => socket.options(|options| options.get(level, name)),
     }
 }
 
@@ -398,12 +429,12 @@ unsafe extern "C" fn rgetsockopt(
 unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     number(table::get(fd).and_then(|socket| match command {
         libc::F_GETFL => {
-            let nonblocking = socket.look(|state| state.options.is_nonblocking);
+            let nonblocking = socket.options(|options| options.is_nonblocking);
             Ok(libc::O_RDWR | if nonblocking { libc::O_NONBLOCK } else { 0 })
         }
         libc::F_SETFL => {
             let nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
-            socket.look(|state| state.options.is_nonblocking = nonblocking);
+            socket.options(|options| options.is_nonblocking = nonblocking);
             Ok(0)
         }
         // SAFETY: of these the argument is a number, or none; the descriptor is the socket's.
@@ -431,7 +462,7 @@ unsafe extern "C" fn riomap(
         }
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
         let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
-        socket.look(|state| match &mut state.phase {
+        socket.stream()?.look(|state| match &mut state.phase {
             // SAFETY: the caller's memory, until it is unmapped.
             Phase::Connected(link) => unsafe {
                 link.map(buffer.cast(), len, at, protection & libc::PROT_WRITE != 0)
@@ -445,7 +476,7 @@ unsafe extern "C" fn riomap(
 
 extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: size_t) -> c_int {
     done(table::get(fd).and_then(|socket| {
-        socket.look(|state| match &mut state.phase {
+        socket.stream()?.look(|state| match &mut state.phase {
             Phase::Connected(link) => link.unmap(buffer.addr() as u64, len),
             _ => Err(libc::ENOTCONN),
         })
@@ -464,7 +495,7 @@ unsafe extern "C" fn riowrite(
         let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
         // SAFETY: the caller's buffer.
         let parts = [unsafe { bytes(from, len) }?];
-        socket.write_at(&mut Source::new(&parts), offset, flags)
+        socket.stream()?.write_at(&mut Source::new(&parts), offset, flags)
     };
     // As the header has it: -1 of a type without a sign.
     count(write()) as size_t

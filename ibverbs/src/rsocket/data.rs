@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::buffers::{Sink, Source};
 use super::link::Link;
-use super::socket::{Looked, Phase, Socket, State};
+use super::stream::{Phase, State, Stream};
+use super::wait::Looked;
 
 /// The connection, or what a call without one meets. One that is not there yet is waited for.
 fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
@@ -18,9 +19,9 @@ fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
     }
 }
 
-impl Socket {
+impl Stream {
     fn waits(&self, flags: c_int) -> bool {
-        flags & libc::MSG_DONTWAIT == 0 && !self.look(|state| state.options.is_nonblocking)
+        self.look(|state| state.options.waits(flags))
     }
 
     /// Bytes received: at least one, but at the stream's end, or for an empty buffer.

@@ -103,13 +103,14 @@ impl Default for Options {
     }
 }
 
-/// Options of one `int` that programs of TCP set, and that change nothing over RDMA, with their value if they are not set.
-const INERT: [(c_int, c_int, c_int); 13] = [
+/// Options of one `int` that programs of TCP and UDP set, and that change nothing over RDMA, with their value if they are not set.
+const INERT: [(c_int, c_int, c_int); 14] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
     (libc::SOL_SOCKET, libc::SO_PRIORITY, 0),
     (libc::SOL_SOCKET, libc::SO_DONTROUTE, 0),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST, 0),
     (libc::IPPROTO_TCP, libc::TCP_NODELAY, 0),
     (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
     (libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1),
@@ -145,6 +146,11 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 }
 
 impl Options {
+    /// Whether a call with these flags waits.
+    pub fn waits(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking
+    }
+
     /// # Errors
     /// `ENOPROTOOPT` for one that there is not; `EINVAL`, `EDOM` for a value.
     pub fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {

@@ -1,7 +1,6 @@
 //! `rpoll` and `rselect`: waiting for sockets and other descriptors at once.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{c_short, fd_set, pollfd, timeval};
@@ -18,7 +17,7 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// # Errors
 /// An error number.
 pub fn wait_for(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
-    let found: Vec<Option<Arc<Socket>>> = fds.iter().map(|fd| find(fd.fd)).collect();
+    let found: Vec<Option<Socket>> = fds.iter().map(|fd| find(fd.fd)).collect();
     if found.iter().all(Option::is_none) {
         return poll(fds, timeout);
     }

@@ -1,488 +1,170 @@
-//! Stream sockets: what calls on them do.
+//! A socket of either kind.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdError, PortSpace};
-
-use super::link::Link;
+use super::buffers::{Sink, Source};
+use super::datagram::Datagram;
 use super::options::Options;
-use super::protocol::Hello;
-use super::wait::{Over, Watchers, raw, wait};
-use crate::cm::process::Process;
-
-/// How long closing waits for what was sent to arrive, if the program does not say.
-const LINGER: Duration = Duration::from_secs(30);
+use super::stream::{Phase, Stream};
+use super::wait::Watchers;
 
 /// A socket.
-pub struct Socket {
-    process: &'static Process,
-    /// `AF_INET` or `AF_INET6`.
-    family: c_int,
-    /// Where its events arrive. Its descriptor's number is the socket's.
-    channel: EventChannel,
-    pub watchers: Watchers,
-    state: Mutex<State>,
+#[derive(Clone)]
+pub enum Socket {
+    Stream(Arc<Stream>),
+    Datagram(Arc<Datagram>),
 }
 
-/// What changes of it.
-pub struct State {
-    pub phase: Phase,
-    pub options: Options,
-    /// Why it could not connect, until that was told.
-    pub error: Option<c_int>,
+/// What a call has received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Received {
+    pub bytes: usize,
+    /// Who has sent it, of a datagram.
+    pub from: Option<SocketAddr>,
+    /// There was more of the datagram than room.
+    pub is_cut: bool,
 }
 
-pub enum Phase {
-    /// Bound, or not.
-    Idle(CmId),
-    /// The connection that waits to be accepted.
-    Listening(CmId, Option<CmEvent>),
-    /// The peer has not answered.
-    Connecting(Link),
-    Connected(Link),
-    /// It could not connect.
-    Failed,
-    Closed,
+/// The same of either kind.
+macro_rules! either {
+    ($self:ident, $socket:ident => $does:expr) => {
+        match $self {
+            Socket::Stream($socket) => $does,
+            Socket::Datagram($socket) => $does,
+        }
+    };
 }
-
-fn errno(e: IdError) -> c_int {
-    match e {
-        IdError::PortTaken(_) | IdError::Claim { .. } | IdError::NoPort(_) => libc::EADDRINUSE,
-        IdError::NoDevice(_) => libc::EADDRNOTAVAIL,
-        other => other.errno(),
-    }
-}
-
-/// What a call that waits may be told.
-pub type Looked<T> = Option<Result<T, c_int>>;
 
 impl Socket {
     /// # Errors
     /// An error number.
-    pub fn new(family: c_int) -> Result<Socket, c_int> {
-        let process = Process::this()?;
-        let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
-        let id = process.manager.create_id(&channel, PortSpace::Tcp).map_err(errno)?;
-        Ok(Socket::with(process, family, channel, Phase::Idle(id), Options::default()))
+    pub fn new(family: c_int, kind: c_int) -> Result<Socket, c_int> {
+        match kind {
+            libc::SOCK_DGRAM => Datagram::new(family).map(|socket| Socket::Datagram(Arc::new(socket))),
+            _ => Stream::new(family).map(|socket| Socket::Stream(Arc::new(socket))),
+        }
     }
 
-    fn with(
-        process: &'static Process,
-        family: c_int,
-        channel: EventChannel,
-        phase: Phase,
-        options: Options,
-    ) -> Socket {
-        let state = Mutex::new(State { phase, options, error: None });
-        Socket { process, family, channel, watchers: Watchers::default(), state }
+    /// One of streams, which has what datagrams have not.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`.
+    pub fn stream(&self) -> Result<&Arc<Stream>, c_int> {
+        match self {
+            Socket::Stream(stream) => Ok(stream),
+            Socket::Datagram(_) => Err(libc::EOPNOTSUPP),
+        }
     }
 
-    /// The descriptor that its number is of.
     pub fn fd(&self) -> c_int {
-        raw(&self.channel)
+        either!(self, socket => socket.fd())
     }
 
     pub fn family(&self) -> c_int {
-        self.family
+        either!(self, socket => socket.family())
+    }
+
+    /// `SO_TYPE` and `SO_PROTOCOL`.
+    pub fn kind(&self) -> (c_int, c_int) {
+        match self {
+            Socket::Stream(_) => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
+            Socket::Datagram(_) => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+        }
     }
 
     /// Whether it is the parent's, and nothing to this process.
     pub fn is_inherited(&self) -> bool {
-        self.process.is_inherited()
+        either!(self, socket => socket.is_inherited())
     }
 
-    /// Looks at what came, then does something with it.
-    pub fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let mut state = self.state.lock();
-        let changed = state.turn(&self.channel);
-        let was_over = state.is_over();
-        let result = f(&mut state);
-        let ended = state.is_over() != was_over;
-        drop(state);
-        if changed || ended {
-            self.watchers.wake();
-        }
-        result
-    }
-
-    /// As [`look`](Self::look), of what others may wait for.
-    fn change<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let result = self.look(f);
-        self.watchers.wake();
-        result
+    pub fn watchers(&self) -> &Watchers {
+        either!(self, socket => &socket.watchers)
     }
 
     /// Asks to hear of the next change, by these descriptors.
-    pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
-        let mut state = self.state.lock();
-        by(self.channel.as_fd());
-        if let Phase::Connected(link) = &mut state.phase {
-            link.arm();
-            by(link.completions.as_fd());
-        } else if !state.has_request() {
-            // Who waits for an event has the devices looked at by their own threads from now on.
-            if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
-                state.heed(event);
-                drop(state);
-                self.watchers.wake();
-            }
-        }
-    }
-
-    /// Looks until there is a result, unless the call is not to wait.
-    ///
-    /// # Errors
-    /// `EAGAIN`, `EINTR`; what the call meets.
-    pub fn until<T>(
-        self: &Arc<Self>,
-        waits: bool,
-        timeout: Option<Duration>,
-        mut f: impl FnMut(&mut State) -> Looked<T>,
-    ) -> Result<T, c_int> {
-        if let Some(result) = self.look(&mut f) {
-            return result;
-        }
-        if !waits {
-            return Err(libc::EAGAIN);
-        }
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        wait(std::slice::from_ref(self), &mut [], deadline, |_| self.look(&mut f)).unwrap_or_else(|over| {
-            Err(match over {
-                Over::TimedOut => libc::EAGAIN,
-                Over::Interrupted => libc::EINTR,
-                Over::Failed(e) => e,
-            })
-        })
-    }
-
-    pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
-        self.check_family(to)?;
-        self.look(|state| {
-            let Phase::Idle(id) = &state.phase else { return Err(libc::EINVAL) };
-            state.prepare(id)?;
-            id.bind_addr(to).map_err(errno)
-        })
-    }
-
-    fn check_family(&self, address: SocketAddr) -> Result<(), c_int> {
-        let is_v6 = self.family == libc::AF_INET6;
-        if address.is_ipv6() == is_v6 { Ok(()) } else { Err(libc::EAFNOSUPPORT) }
-    }
-
-    pub fn listen(&self, backlog: c_int) -> Result<(), c_int> {
-        let any = match self.family {
-            libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-            _ => Ipv4Addr::UNSPECIFIED.into(),
-        };
-        self.change(|state| {
-            let id = match &state.phase {
-                Phase::Idle(id) => id.clone(),
-                Phase::Listening(..) => return Ok(()),
-                _ => return Err(libc::EINVAL),
-            };
-            if id.local_addr().is_none() {
-                state.prepare(&id)?;
-                id.bind_addr((any, 0).into()).map_err(errno)?;
-            }
-            id.listen(usize::try_from(backlog).unwrap_or(0).max(1)).map_err(errno)?;
-            state.phase = Phase::Listening(id, None);
-            Ok(())
-        })
-    }
-
-    /// The next connection to a listener.
-    pub fn accept(self: &Arc<Self>) -> Result<Socket, c_int> {
-        let (waits, timeout) =
-            self.look(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
-        loop {
-            let (event, options) = self.until(waits, timeout, |state| match &mut state.phase {
-                Phase::Listening(_, request) => {
-                    request.take().map(|event| Ok((event, state.options.clone())))
-                }
-                Phase::Closed => Some(Err(libc::EBADF)),
-                _ => Some(Err(libc::EINVAL)),
-            })?;
-            // One who speaks another protocol is refused, and is nothing to the program.
-            let Ok(peer) = Hello::parse(event.private_data()) else {
-                let _ = event.id.reject(&[]);
-                continue;
-            };
-            return self.admit(&event.id, &peer, options).inspect_err(|_| {
-                let _ = event.id.reject(&[]);
-            });
-        }
-    }
-
-    fn admit(&self, id: &CmId, peer: &Hello, options: Options) -> Result<Socket, c_int> {
-        let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
-        id.migrate(&channel).map_err(errno)?;
-        let context = id.context().ok_or(libc::ECONNABORTED)?;
-        let mut link = Link::new(id.clone(), &context, &options.sizes)?;
-        link.begin(peer);
-        id.accept(&ConnParam::with_data(&link.hello().bytes())).map_err(|_| libc::ECONNABORTED)?;
-        let mut options = options;
-        options.is_nonblocking = false;
-        Ok(Socket::with(self.process, self.family, channel, Phase::Connected(link), options))
-    }
-
-    pub fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), c_int> {
-        self.check_family(to)?;
-        let waits = self.change(|state| {
-            let waits = !state.options.is_nonblocking;
-            let id = match &state.phase {
-                Phase::Idle(id) => id.clone(),
-                // As of TCP, one that has failed may be tried again.
-                Phase::Failed => {
-                    self.process.manager.create_id(&self.channel, PortSpace::Tcp).map_err(errno)?
-                }
-                Phase::Connecting(_) => return Err(libc::EALREADY),
-                Phase::Connected(_) => return Err(libc::EISCONN),
-                Phase::Listening(..) => return Err(libc::EINVAL),
-                Phase::Closed => return Err(libc::EBADF),
-            };
-            state.error = None;
-            state.phase = Phase::Failed;
-            let link = self.ask(&id, to, state)?;
-            state.phase = Phase::Connecting(link);
-            Ok(waits)
-        })?;
-        if !waits {
-            return Err(libc::EINPROGRESS);
-        }
-        self.until(true, None, |state| match &state.phase {
-            Phase::Connecting(_) => None,
-            Phase::Connected(_) => Some(Ok(())),
-            Phase::Closed => Some(Err(libc::EBADF)),
-            _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
-        })
-    }
-
-    /// Finds the way to a peer, and asks it.
-    fn ask(&self, id: &CmId, to: SocketAddr, state: &State) -> Result<Link, c_int> {
-        state.prepare(id)?;
-        // Both are answered at once, as nobody is asked.
-        let answered = |kind: CmEventKind| match self.channel.try_event() {
-            Some(event) if event.kind == kind => Ok(()),
-            _ => Err(libc::ENETUNREACH),
-        };
-        id.resolve_addr(None, to, Duration::ZERO).map_err(errno)?;
-        answered(CmEventKind::AddrResolved)?;
-        id.resolve_route(Duration::ZERO).map_err(errno)?;
-        answered(CmEventKind::RouteResolved)?;
-        let context = id.context().ok_or(libc::ENETUNREACH)?;
-        let link = Link::new(id.clone(), &context, &state.options.sizes)?;
-        id.connect(&ConnParam::with_data(&link.hello().bytes())).map_err(errno)?;
-        Ok(link)
-    }
-
-    pub fn shutdown(&self, how: c_int) -> Result<(), c_int> {
-        let (reads, writes) = match how {
-            libc::SHUT_RD => (true, false),
-            libc::SHUT_WR => (false, true),
-            libc::SHUT_RDWR => (true, true),
-            _ => return Err(libc::EINVAL),
-        };
-        self.change(|state| match &mut state.phase {
-            Phase::Connected(link) => {
-                link.shut(reads, writes);
-                Ok(())
-            }
-            Phase::Listening(..) => {
-                // Nothing comes any more; those who wait are told.
-                state.phase = Phase::Failed;
-                Ok(())
-            }
-            Phase::Closed => Err(libc::EBADF),
-            _ => Err(libc::ENOTCONN),
-        })
-    }
-
-    /// Has the peer told that nothing more comes, if it is to hear of it; how long closing may wait for that.
-    pub fn conclude(&self) -> Duration {
-        self.change(|state| {
-            let linger = state.options.linger.unwrap_or(LINGER);
-            if let Phase::Connected(link) = &mut state.phase
-                && !linger.is_zero()
-            {
-                link.shut(true, true);
-            }
-            linger
-        })
-    }
-
-    /// Ends it, after what was sent has arrived or at the deadline. It is no more among the process's sockets. `patience` is
-    /// called now and then while that lasts.
-    pub fn close(self: &Arc<Self>, deadline: Instant, mut patience: impl FnMut()) {
-        while Instant::now() < deadline {
-            patience();
-            let flushed = |state: &mut State| match &state.phase {
-                Phase::Connected(link) if !link.is_flushed() => None,
-                _ => Some(Ok(())),
-            };
-            let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-            match self.until(true, Some(left), flushed) {
-                Err(libc::EAGAIN | libc::EINTR) => {}
-                _ => break,
-            }
-        }
-        let phase = self.change(|state| std::mem::replace(&mut state.phase, Phase::Closed));
-        match phase {
-            Phase::Idle(id) => id.destroy(),
-            Phase::Listening(id, request) => {
-                request.into_iter().for_each(|event| event.id.destroy());
-                id.destroy();
-            }
-            _ => {}
-        }
-    }
-
-    /// An address as sockets of its family have it.
-    fn shown(&self, address: Option<SocketAddr>) -> SocketAddr {
-        match (address, self.family) {
-            (Some(SocketAddr::V4(v4)), libc::AF_INET6) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
-            (Some(address), _) => address,
-            (None, libc::AF_INET6) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-            (None, _) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        }
-    }
-
-    pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
-        self.look(|state| match &state.phase {
-            Phase::Idle(id) | Phase::Listening(id, _) => Ok(self.shown(id.local_addr())),
-            Phase::Connecting(link) | Phase::Connected(link) => Ok(self.shown(link.id.local_addr())),
-            Phase::Failed => Ok(self.shown(None)),
-            Phase::Closed => Err(libc::EBADF),
-        })
-    }
-
-    pub fn peer_addr(&self) -> Result<SocketAddr, c_int> {
-        self.look(|state| match &state.phase {
-            Phase::Connected(link) => {
-                link.id.peer_addr().map(|peer| self.shown(Some(peer))).ok_or(libc::ENOTCONN)
-            }
-            _ => Err(libc::ENOTCONN),
-        })
+    pub fn arm(&self, by: impl FnMut(BorrowedFd<'_>)) {
+        either!(self, socket => socket.arm(by));
     }
 
     /// What `poll` says of it.
     pub fn events(&self) -> libc::c_short {
-        self.look(|state| state.events())
-    }
-}
-
-impl State {
-    /// Takes what came; whether anything has changed.
-    fn turn(&mut self, channel: &EventChannel) -> bool {
-        let mut changed = match &mut self.phase {
-            // Before the end of a connection is heard of: what came is older.
-            Phase::Connected(link) => link.turn(),
-            _ => false,
-        };
-        while !self.has_request()
-            && let Some(event) = channel.try_event()
-        {
-            self.heed(event);
-            changed = true;
-        }
-        changed
+        either!(self, socket => socket.events())
     }
 
-    fn is_over(&self) -> bool {
-        matches!(&self.phase, Phase::Connected(link) if link.is_over())
-    }
-
-    /// Whether a connection waits to be accepted. The next is left where it counts in the backlog.
-    fn has_request(&self) -> bool {
-        matches!(&self.phase, Phase::Listening(_, request) if request.is_some())
-    }
-
-    fn heed(&mut self, event: CmEvent) {
-        match (&mut self.phase, event.kind) {
-            (Phase::Listening(_, request), CmEventKind::ConnectRequest) => *request = Some(event),
-            // Its device is gone; it hears on those that are left, if it is bound to all.
-            (Phase::Listening(..), CmEventKind::DeviceRemoval) if event.id.context().is_some() => {
-                self.error = Some(libc::ENODEV);
-                self.phase = Phase::Failed;
-            }
-            (Phase::Connecting(_), CmEventKind::Established) => self.answered(&event),
-            (Phase::Connecting(_), _) => {
-                self.error = Some(match (event.kind, event.status) {
-                    (CmEventKind::Rejected, _) => libc::ECONNREFUSED,
-                    (CmEventKind::Unreachable, _) => libc::ETIMEDOUT,
-                    (_, status @ ..0) => -status,
-                    _ => libc::ECONNREFUSED,
-                });
-                self.phase = Phase::Failed;
-            }
-            (Phase::Connected(link), CmEventKind::Established) => link.establish(),
-            (Phase::Connected(_), CmEventKind::TimewaitExit | CmEventKind::AddrChange) => {}
-            (Phase::Connected(link), CmEventKind::Disconnected) => {
-                // What the peer had sent before has arrived.
-                link.turn();
-                link.end();
-            }
-            (Phase::Connected(link), _) => link.fail(libc::ECONNRESET),
-            _ => {}
-        }
-    }
-
-    /// The peer accepts.
-    fn answered(&mut self, event: &CmEvent) {
-        let Phase::Connecting(mut link) = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
-        match Hello::parse(event.private_data()) {
-            Ok(peer) => {
-                link.begin(&peer);
-                link.establish();
-                link.turn();
-                self.phase = Phase::Connected(link);
-            }
-            Err(_) => self.error = Some(libc::EPROTO),
-        }
-    }
-
-    /// Tells an id of the options that it has to know before it is bound.
-    fn prepare(&self, id: &CmId) -> Result<(), c_int> {
-        if id.local_addr().is_none() {
-            id.set_reuse_addr(self.options.reuses_address).map_err(errno)?;
-            id.set_af_only(self.options.only_v6).map_err(errno)?;
-        }
-        self.options.traffic_class.map_or(Ok(()), |class| id.set_tos(class).map_err(errno))
-    }
-
-    fn events(&self) -> libc::c_short {
-        use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
-        let (read, write) = (POLLIN | POLLRDNORM, POLLOUT | POLLWRNORM);
-        let when = |is: bool, events: libc::c_short| if is { events } else { 0 };
-        match &self.phase {
-            Phase::Idle(_) => write | POLLHUP,
-            Phase::Listening(_, request) => when(request.is_some(), read),
-            Phase::Connecting(_) => 0,
-            Phase::Connected(link) => {
-                when(link.unread() > 0, read)
-                    | when(!link.can_read, read)
-                    | when(link.is_writable(), write)
-                    | when(!link.can_write, write)
-                    // The end is behind what was not read: programs take these for a reason to read no more.
-                    | when(!link.can_read && link.unread() == 0, POLLRDHUP)
-                    | when(!link.can_read && !link.can_write && link.unread() == 0, POLLHUP)
-                    | when(link.error.is_some(), POLLERR)
-            }
-            Phase::Failed => read | write | POLLHUP | when(self.error.is_some(), POLLERR),
-            Phase::Closed => POLLNVAL,
-        }
+    pub fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
+        either!(self, socket => socket.look(|state| f(&mut state.options)))
     }
 
     /// Why it failed, which is told once.
-    pub fn take_error(&mut self) -> Option<c_int> {
-        let of_link = match &mut self.phase {
-            Phase::Connected(link) => link.error.take(),
-            _ => None,
-        };
-        of_link.or_else(|| self.error.take())
+    pub fn take_error(&self) -> Option<c_int> {
+        match self {
+            Socket::Stream(stream) => stream.look(|state| state.take_error()),
+            Socket::Datagram(_) => None,
+        }
+    }
+
+    pub fn is_listening(&self) -> bool {
+        let listens = |stream: &Arc<Stream>| stream.look(|state| matches!(state.phase, Phase::Listening(..)));
+        self.stream().is_ok_and(listens)
+    }
+
+    pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
+        either!(self, socket => socket.bind(to))
+    }
+
+    /// To nobody: only datagrams can.
+    pub fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
+        match self {
+            Socket::Stream(stream) => stream.connect(to.ok_or(libc::EAFNOSUPPORT)?),
+            Socket::Datagram(datagram) => datagram.connect(to),
+        }
+    }
+
+    pub fn shutdown(&self, how: c_int) -> Result<(), c_int> {
+        either!(self, socket => socket.shutdown(how))
+    }
+
+    pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
+        either!(self, socket => socket.local_addr())
+    }
+
+    pub fn peer_addr(&self) -> Result<SocketAddr, c_int> {
+        either!(self, socket => socket.peer_addr())
+    }
+
+    pub fn receive(&self, sink: &mut Sink<'_>, flags: c_int) -> Result<Received, c_int> {
+        match self {
+            Socket::Stream(stream) => {
+                stream.receive(sink, flags).map(|bytes| Received { bytes, ..Received::default() })
+            }
+            Socket::Datagram(datagram) => datagram.receive(sink, flags),
+        }
+    }
+
+    /// The address is looked at of a datagram only, as of any socket that is connected.
+    pub fn send(
+        &self,
+        source: &mut Source<'_>,
+        to: impl FnOnce() -> Result<Option<SocketAddr>, c_int>,
+        flags: c_int,
+    ) -> Result<usize, c_int> {
+        match self {
+            Socket::Stream(stream) => stream.send(source, flags),
+            Socket::Datagram(datagram) => datagram.send(source, to()?, flags),
+        }
+    }
+
+    /// Has the peer told that nothing more comes, if it is to hear of it; how long closing may wait for that.
+    pub fn conclude(&self) -> Duration {
+        either!(self, socket => socket.conclude())
+    }
+
+    /// Ends it, after what was sent has arrived (a datagram: has left) or at the deadline.
+    pub fn close(&self, deadline: Instant, patience: impl FnMut()) {
+        either!(self, socket => socket.close(deadline, patience));
     }
 }

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
 use super::socket::Socket;
 
-static SOCKETS: RwLock<BTreeMap<c_int, Arc<Socket>>> = RwLock::new(BTreeMap::new());
+static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
 
 /// How long all may take when the process exits.
 const AT_EXIT: Duration = Duration::from_secs(2);
@@ -17,19 +16,19 @@ const AT_EXIT: Duration = Duration::from_secs(2);
 /// Its number from now on.
 pub fn add(socket: Socket) -> c_int {
     let fd = socket.fd();
-    let before = SOCKETS.write().insert(fd, Arc::new(socket));
+    let before = SOCKETS.write().insert(fd, socket);
     before.into_iter().for_each(leave);
     fd
 }
 
 /// The socket of a number, if it is one of this process's.
-pub fn find(fd: c_int) -> Option<Arc<Socket>> {
+pub fn find(fd: c_int) -> Option<Socket> {
     SOCKETS.read().get(&fd).filter(|socket| !socket.is_inherited()).cloned()
 }
 
 /// # Errors
 /// `EBADF`.
-pub fn get(fd: c_int) -> Result<Arc<Socket>, c_int> {
+pub fn get(fd: c_int) -> Result<Socket, c_int> {
     find(fd).ok_or(libc::EBADF)
 }
 
@@ -50,7 +49,7 @@ pub fn close(fd: c_int) -> Result<(), c_int> {
 
 /// The parent's, in a child: to end what it is made of is to wait for threads that are not here, and descriptors of such
 /// numbers may be others' by now.
-fn leave(socket: Arc<Socket>) {
+fn leave(socket: Socket) {
     std::mem::forget(socket);
 }
 

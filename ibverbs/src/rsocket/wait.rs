@@ -82,13 +82,13 @@ impl Watchers {
 
 /// Is among the watchers of sockets as long as it lives.
 struct Watching<'a> {
-    sockets: &'a [Arc<Socket>],
+    sockets: &'a [Socket],
     waker: Arc<Waker>,
 }
 
 impl<'a> Watching<'a> {
-    fn new(sockets: &'a [Arc<Socket>], waker: Arc<Waker>) -> Watching<'a> {
-        sockets.iter().for_each(|socket| socket.watchers.0.lock().push(waker.clone()));
+    fn new(sockets: &'a [Socket], waker: Arc<Waker>) -> Watching<'a> {
+        sockets.iter().for_each(|socket| socket.watchers().0.lock().push(waker.clone()));
         Watching { sockets, waker }
     }
 }
@@ -96,7 +96,7 @@ impl<'a> Watching<'a> {
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
         for socket in self.sockets {
-            let mut watchers = socket.watchers.0.lock();
+            let mut watchers = socket.watchers().0.lock();
             if let Some(at) = watchers.iter().position(|waker| Arc::ptr_eq(waker, &self.waker)) {
                 watchers.swap_remove(at);
             }
@@ -116,7 +116,7 @@ pub enum Over {
 /// Until `look` brings something, or for ever if there is no deadline. It is called with each change of a socket, and of what
 /// `others` ask for, which says what was found of them.
 pub fn wait<R>(
-    sockets: &[Arc<Socket>],
+    sockets: &[Socket],
     others: &mut [pollfd],
     deadline: Option<Instant>,
     mut look: impl FnMut(&mut [pollfd]) -> Option<R>,
@@ -153,6 +153,35 @@ pub fn wait<R>(
         let (found, _) = fds.split_at(others.len());
         others.copy_from_slice(found);
     }
+}
+
+/// What a call that waits may be told.
+pub type Looked<T> = Option<Result<T, c_int>>;
+
+/// Looks at a socket until there is a result, unless the call is not to wait.
+///
+/// # Errors
+/// `EAGAIN`, `EINTR`; what the call meets.
+pub fn until<T>(
+    socket: impl FnOnce() -> Socket,
+    waits: bool,
+    timeout: Option<Duration>,
+    mut look: impl FnMut() -> Looked<T>,
+) -> Result<T, c_int> {
+    if let Some(result) = look() {
+        return result;
+    }
+    if !waits {
+        return Err(libc::EAGAIN);
+    }
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    wait(&[socket()], &mut [], deadline, |_| look()).unwrap_or_else(|over| {
+        Err(match over {
+            Over::TimedOut => libc::EAGAIN,
+            Over::Interrupted => libc::EINTR,
+            Over::Failed(e) => e,
+        })
+    })
 }
 
 /// The system's own, of descriptors that are no sockets; how many have something.

@@ -10,6 +10,7 @@ use super::sys;
 use crate::link::frame_queue::FrameQueue;
 use crate::link::held::Held;
 use crate::link::membership::{self, JoinError};
+use crate::link::system_udp;
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 
@@ -83,14 +84,14 @@ impl KernelNeighbours {
         sys::set_option(netlink.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
         let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
         let nudge = any.map(|ip| {
-            let socket = UdpSocket::bind((ip, 0)).ok()?;
+            let socket = system_udp::bound((ip, 0).into()).ok()?;
             socket.set_nonblocking(true).ok()?;
             sys::bind_to_device(socket.as_raw_fd(), name).ok()?;
             Some(socket)
         });
         // Where another has the port already, that one keeps the kernel quiet.
         let guard = |ip: &IpAddr| {
-            let socket = UdpSocket::bind(socket_addr(*ip, ROCE_PORT, ifindex)).ok()?;
+            let socket = system_udp::bound(socket_addr(*ip, ROCE_PORT, ifindex)).ok()?;
             sys::drop_all(socket.as_raw_fd()).ok()?;
             // A run is then dropped whole, instead of being cut first.
             let on: libc::c_int = 1;
@@ -159,7 +160,7 @@ impl KernelNeighbours {
             if group.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
         // A socket each: one may only be in so many groups.
         let socket = || {
-            let socket = UdpSocket::bind((any, 0))?;
+            let socket = system_udp::bound((any, 0).into())?;
             sys::drop_all(socket.as_raw_fd())?;
             membership::join(&socket, group, self.ifindex)?;
             Ok(socket)

@@ -25,7 +25,7 @@ use super::loopback::Loopback;
 use super::spec::{MIN_MTU, Options, SpecError};
 use super::station::{IfAddr, Outcome, Station, StationConfig};
 use super::watch::Watch;
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, system_udp};
 use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
@@ -341,7 +341,7 @@ impl PacketLink {
         };
         let failed = |what| failed(&name, what);
         // Asking for the MTU needs a socket: any will do.
-        let probe = std::net::UdpSocket::bind("0.0.0.0:0").map_err(failed("open a socket"))?;
+        let probe = system_udp::bound(([0, 0, 0, 0], 0).into()).map_err(failed("open a socket"))?;
         let interface_mtu = sys::interface_mtu(std::os::fd::AsRawFd::as_raw_fd(&probe), &name)
             .map_err(failed("read the MTU"))?
             .min(super::MAX_MTU);

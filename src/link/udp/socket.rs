@@ -3,12 +3,14 @@
 use std::io;
 use std::mem::size_of;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::SocketFlags;
 
 use super::cmsg::Name;
 use super::owner::PortOwner;
 use super::{UdpLinkError, UdpOptions};
-use crate::link::membership;
+use crate::link::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
 
 /// The hop limit of [`crate::wire::Flow::new`]: what a socket begins with.
@@ -221,14 +223,7 @@ fn set_multicast_interface(socket: &OwnedFd, ip: IpAddr, ifindex: u32) -> io::Re
 }
 
 fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
-    let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: no pointers are passed.
-    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    system_udp::unbound(ip, SocketFlags::NONBLOCK)
 }
 
 /// Don't-fragment always, which is also what makes the kernel send identifications 0, 1, 2… in each burst;

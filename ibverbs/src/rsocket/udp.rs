@@ -1,0 +1,144 @@
+//! The UDP socket of a datagram socket: by it peers find each other.
+
+use std::ffi::c_int;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
+
+/// See the module. Addresses are as its family has them.
+pub struct Udp {
+    fd: OwnedFd,
+    is_v6: bool,
+}
+
+/// A datagram: its length, where it came from, and the address that it came to.
+pub struct Arrived {
+    pub len: usize,
+    pub from: SocketAddr,
+    pub to: Option<IpAddr>,
+}
+
+fn errno(e: Errno) -> c_int {
+    e as c_int
+}
+
+fn address(storage: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = storage.as_sockaddr_in().map(|v4| SocketAddrV4::from(*v4).into());
+    v4.or_else(|| storage.as_sockaddr_in6().map(|v6| SocketAddrV6::from(*v6).into()))
+}
+
+impl Udp {
+    /// # Errors
+    /// An error number.
+    pub fn new(is_v6: bool) -> Result<Udp, c_int> {
+        let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+        // Not by `socket`, which a preloaded library may have made one of rsockets.
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::syscall(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(errno(Errno::last()));
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
+        // Which address a datagram came to is the one to answer from.
+        match is_v6 {
+            true => socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true),
+            false => socket::setsockopt(&fd, sockopt::Ipv4PacketInfo, &true),
+        }
+        .map_err(errno)?;
+        Ok(Udp { fd, is_v6 })
+    }
+
+    /// # Errors
+    /// An error number.
+    pub fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
+        socket::setsockopt(&self.fd, sockopt::ReuseAddr, &reuses_address).map_err(errno)?;
+        if self.is_v6 {
+            socket::setsockopt(&self.fd, sockopt::Ipv6V6Only, &only_v6).map_err(errno)?;
+        }
+        socket::bind(self.fd.as_raw_fd(), &SockaddrStorage::from(to)).map_err(errno)
+    }
+
+    /// Of port 0 if it is not bound.
+    ///
+    /// # Errors
+    /// An error number.
+    pub fn local_addr(&self) -> Result<SocketAddr, c_int> {
+        let storage: SockaddrStorage = socket::getsockname(self.fd.as_raw_fd()).map_err(errno)?;
+        address(&storage).ok_or(libc::EAFNOSUPPORT)
+    }
+
+    /// Sends a datagram in parts, from an address of the system's if one is given.
+    ///
+    /// # Errors
+    /// An error number.
+    pub fn send(
+        &self,
+        parts: &[IoSlice<'_>],
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        waits: bool,
+    ) -> Result<(), c_int> {
+        let flags = MsgFlags::MSG_NOSIGNAL | if waits { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        let (fd, to) = (self.fd.as_raw_fd(), SockaddrStorage::from(to));
+        let v4 = |ip: Ipv4Addr| libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
+        let v6 = |ip: Ipv6Addr| libc::in6_addr { s6_addr: ip.octets() };
+        let sent = match (from, self.is_v6) {
+            (None, _) => socket::sendmsg(fd, parts, &[], flags, Some(&to)),
+            (Some(IpAddr::V4(ip)), false) => {
+                let none = v4(Ipv4Addr::UNSPECIFIED);
+                let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: v4(ip), ipi_addr: none };
+                socket::sendmsg(fd, parts, &[ControlMessage::Ipv4PacketInfo(&info)], flags, Some(&to))
+            }
+            (Some(IpAddr::V6(_)), false) => return Err(libc::EAFNOSUPPORT),
+            (Some(ip), true) => {
+                let ip = match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                let info = libc::in6_pktinfo { ipi6_addr: v6(ip), ipi6_ifindex: 0 };
+                socket::sendmsg(fd, parts, &[ControlMessage::Ipv6PacketInfo(&info)], flags, Some(&to))
+            }
+        };
+        sent.map(|_| ()).map_err(errno)
+    }
+
+    /// The next datagram that is not longer than `room`, if there is one.
+    pub fn receive(&self, room: &mut [u8]) -> Option<Arrived> {
+        let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
+        let mut parts = [IoSliceMut::new(room)];
+        let fd = self.fd.as_raw_fd();
+        let flags = MsgFlags::MSG_DONTWAIT;
+        loop {
+            match socket::recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags) {
+                Ok(message) if message.flags.contains(MsgFlags::MSG_TRUNC) => {}
+                Ok(message) => {
+                    let to = message.cmsgs().ok().and_then(|mut all| {
+                        all.find_map(|control| match control {
+                            ControlMessageOwned::Ipv4PacketInfo(info) => {
+                                Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into())
+                            }
+                            ControlMessageOwned::Ipv6PacketInfo(info) => {
+                                Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into())
+                            }
+                            _ => None,
+                        })
+                    });
+                    let from = message.address.as_ref().and_then(address)?;
+                    return Some(Arrived { len: message.bytes, from, to });
+                }
+                Err(Errno::EINTR) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+impl AsFd for Udp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

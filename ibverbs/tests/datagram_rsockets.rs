@@ -1,0 +1,365 @@
+//! Rsockets of datagrams: two processes, each under `urxe run` at an address of its own; what comes to their UDP sockets and is
+//! no message of theirs; Debian's `udpong`, and an ordinary UDP program by Debian's preloaded library.
+
+mod support;
+
+use std::net::UdpSocket;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use urxe::link::LinkSpec;
+use urxe::transport::{AddressVector, QpType};
+use urxe::verbs::cm::UDP_QKEY;
+use urxe::verbs::{Access, Context, ContextOptions, Gid, QpOptions, Qpn, RecvWr, SendWr, grh};
+
+use support::{CProgram, Running, addresses, built, library, preload, text, urxe};
+
+/// How long a program may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Debian's library that makes sockets rsockets.
+const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+
+/// A UDP port that nobody has at this address.
+fn port(address: &str) -> u16 {
+    let socket = UdpSocket::bind((address, 0)).unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// Waits until somebody has this UDP port.
+fn wait_for_udp(port: u16) {
+    let hex = format!(":{port:04X} ");
+    let is_there = || std::fs::read_to_string("/proc/net/udp").is_ok_and(|list| list.contains(&hex));
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is_there() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A server that sends everything back, and where it is.
+struct Serving {
+    program: CProgram,
+    server: Running,
+    addresses: [String; 2],
+    port: u16,
+}
+
+impl Serving {
+    fn start() -> Serving {
+        let (program, addresses) = (CProgram::build("datagrams"), addresses());
+        let port = port(&addresses[0]);
+        let server = Serving::run(&program, &addresses[0], &["serve", &addresses[0], &port.to_string()]);
+        wait_for_udp(port);
+        Serving { program, server, addresses, port }
+    }
+
+    fn run(program: &CProgram, address: &str, args: &[&str]) -> Running {
+        let mut command = urxe(&["run", "--ip", address, "--", program.program()]);
+        // What is freed is overwritten, so that who uses it still does not get far.
+        command.args(args).env("MALLOC_PERTURB_", "85");
+        Running::new(command)
+    }
+
+    /// A program on the other address, that talks to the server.
+    fn corner(&self, name: &str) -> Output {
+        let ([server, own], port) = (&self.addresses, self.port.to_string());
+        let out = Serving::run(&self.program, own, &[name, server, &port, own]).finish(LIMIT);
+        assert!(out.status.success(), "{name}: {:?}\n{}", out.status, text(&out));
+        out
+    }
+
+    /// It is well still, and ends when it is asked.
+    fn end(self) {
+        self.corner("end");
+        let out = self.server.finish(Duration::from_secs(10));
+        assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
+    }
+}
+
+/// What the server's peer sees of one corner.
+fn corner(name: &str) {
+    let serving = Serving::start();
+    serving.corner(name);
+    serving.end();
+}
+
+#[test]
+fn datagrams_of_all_sizes_stay_apart() {
+    corner("sizes");
+}
+
+#[test]
+fn one_that_is_too_long_is_refused() {
+    corner("long");
+}
+
+#[test]
+fn one_may_come_in_pieces_and_be_cut() {
+    corner("pieces");
+}
+
+#[test]
+fn a_connected_one_hears_only_its_peer() {
+    corner("connected");
+}
+
+#[test]
+fn who_waits_is_woken() {
+    corner("waiting");
+}
+
+#[test]
+fn many_talk_to_one() {
+    corner("many");
+}
+
+#[test]
+fn a_peer_that_begins_anew_is_found() {
+    corner("again");
+}
+
+#[test]
+fn a_socket_of_ipv6_talks_ipv4() {
+    corner("mapped");
+}
+
+#[test]
+fn who_waits_for_a_closed_one_is_told() {
+    corner("closed");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    corner("refused");
+}
+
+/// In a network namespace of its own, with two IPv6 addresses; see `rsockets.rs`.
+#[test]
+fn over_ipv6() {
+    let script = r#"
+        ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
+        "$URXE" run --ip fd77::1 -- "$PROGRAM" serve fd77::1 7000 & server=$!
+        until grep -q ":1B58 " /proc/net/udp6; do sleep 0.02; done
+        for corner in sizes long pieces connected waiting again refused end; do
+            "$URXE" run --ip fd77::2 -- "$PROGRAM" "$corner" fd77::1 7000 fd77::2 || { echo "$corner"; exit 1; }
+        done
+        wait $server
+    "#;
+    let program = CProgram::build("datagrams");
+    let mut command = Command::new("unshare");
+    command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("PROGRAM", program.program());
+    command.env("URXE", built("urxe").unwrap()).env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
+    let out = command.output().expect("unshare (apt-get install util-linux)");
+    assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{}", out.status, text(&out));
+}
+
+/// Bytes of a generator (SplitMix64).
+fn random(len: usize, seed: u64) -> Vec<u8> {
+    let words = (1..=len.div_ceil(8) as u64).map(|i| {
+        let z = (seed << 32).wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    });
+    words.flat_map(u64::to_le_bytes).take(len).collect()
+}
+
+/// A message with data, from a queue pair.
+fn message(qpn: u32, ip: &str, data: &[u8]) -> Vec<u8> {
+    let ip = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
+    [&[0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0][..], &qpn.to_be_bytes(), &ip, data].concat()
+}
+
+#[test]
+fn what_is_no_message_is_dropped_and_loses_nothing() {
+    let serving = Serving::start();
+    let [server, own] = &serving.addresses;
+    let socket = UdpSocket::bind((own.as_str(), 0)).unwrap();
+    let send = |bytes: &[u8]| {
+        socket.send_to(bytes, (server.as_str(), serving.port)).unwrap();
+    };
+    let good = message(0x1234, own, b"data");
+    let garbage = || {
+        (0..50).for_each(|seed| send(&random(seed * 31 % 1500, seed as u64)));
+        (0..16).for_each(|len| send(&good[..len]));
+        for (at, byte) in
+            [(0, 0x56), (4, 0), (4, 5), (4, 6), (4, 255), (5, 1), (5, 8), (6, 0), (6, 15), (6, 255)]
+        {
+            let mut bad = good.clone();
+            bad[at] = byte;
+            send(&bad);
+        }
+        // A number with too many bits, those of the port's own queue pairs, and that of groups.
+        for qpn in [0x0100_0000, 0, 1, 0x00ff_ffff, u32::MAX] {
+            send(&message(qpn, own, b"data"));
+        }
+        // An answer that nobody has asked for.
+        let mut answer = message(0x1234, own, b"");
+        answer[5] = 7;
+        send(&answer);
+        // Longer than anybody sends.
+        send(&[&good[..], &[7; 30_000]].concat());
+    };
+    garbage();
+    // Nobody hears of any of it. Who sends a message is told of the queue pair.
+    send(&good);
+    let mut room = [0; 2048];
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let (len, from) = socket.recv_from(&mut room).expect("an answer to a message");
+    assert_eq!((len, from.port()), (16, serving.port));
+    assert_eq!(room[..8], [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0]);
+    let ip = server.parse::<std::net::Ipv4Addr>().unwrap().octets();
+    assert_eq!(room[12..16], ip, "the address that it has");
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert!(socket.recv_from(&mut room).is_err(), "something else was answered: {:02x?}", &room[..32]);
+    serving.corner("sizes");
+    garbage();
+    serving.corner("pieces");
+    serving.end();
+}
+
+/// A peer of the test's own, whose datagrams by its queue pair make no sense, but for one.
+#[test]
+fn what_is_no_datagram_is_dropped_and_loses_nothing() {
+    let serving = Serving::start();
+    let [server, own] = &serving.addresses;
+    let link = format!("udp:{own}").parse::<LinkSpec>().unwrap().bind(1).unwrap();
+    let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let memory = pd.reg_mr(8192, Access::LOCAL_WRITE).unwrap();
+    let qp = pd.create_qp(&cq, &cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
+    qp.activate(UDP_QKEY).unwrap();
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    // It says by UDP which queue pair it has, and is told so; what it said comes back.
+    let socket = UdpSocket::bind((own.as_str(), 0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.send_to(&message(qp.qpn().get(), own, b"hello"), (server.as_str(), serving.port)).unwrap();
+    let mut told = [0; 64];
+    assert_eq!(socket.recv(&mut told).unwrap(), 16);
+    let theirs = Qpn::new(u32::from_be_bytes(told[8..12].try_into().unwrap()));
+    let wait = || {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut found = Vec::new();
+        while found.is_empty() {
+            assert!(Instant::now() < deadline, "no completion");
+            cq.poll(1, &mut found).unwrap();
+        }
+        found.remove(0)
+    };
+    let header = |ip: &str, port: u16| {
+        let ip = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
+        [&[4, 8][..], &port.to_be_bytes(), &ip].concat()
+    };
+    let echoed = |data: &[u8]| {
+        let came = wait();
+        assert_eq!((came.wr_id, came.src_qpn), (1, theirs));
+        let wanted = [&header(server, serving.port)[..], data].concat();
+        assert_eq!(came.byte_len as usize, grh::LEN + wanted.len());
+        let mut bytes = vec![0; wanted.len()];
+        memory.read(4096 + grh::LEN, &mut bytes).unwrap();
+        assert_eq!(bytes, wanted);
+    };
+    echoed(b"hello");
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    let dgid = Gid::from(server.parse::<std::net::IpAddr>().unwrap());
+    let to = AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 };
+    let path = pd.create_ah(&to).unwrap();
+    let send = |bytes: &[u8]| {
+        memory.write(0, bytes).unwrap();
+        let sges = [memory.sge(0..bytes.len())];
+        let to = Some(path.to(theirs, UDP_QKEY));
+        qp.post_send(&SendWr { to, ..SendWr::send(2, &sges) }).unwrap();
+        assert_eq!(wait().wr_id, 2, "something was answered");
+    };
+    let good = header(own, socket.local_addr().unwrap().port());
+    // No more than it has receives for: it may be asleep.
+    (0..200).for_each(|seed| {
+        let mut bytes = random(seed % 100, seed as u64);
+        // Not by chance a version.
+        bytes.iter_mut().take(1).for_each(|version| *version |= 0x80);
+        send(&bytes);
+    });
+    (0..8).for_each(|len| send(&good[..len]));
+    for (at, byte) in [(0, 5), (0, 6), (1, 0), (1, 7), (1, 9), (1, 255)] {
+        let mut bad = good.clone();
+        bad[at] = byte;
+        send(&bad);
+    }
+    send(&[&good[..], b"well"].concat());
+    echoed(b"well");
+    // Its address is to be free.
+    drop((path, qp, memory, cq, pd, context));
+    serving.corner("sizes");
+    serving.end();
+}
+
+/// Runs udpong, and asks for what the client has measured. The server serves for ever.
+#[test]
+fn udpong_with_each_kind_of_call() {
+    let kinds: [&[&str]; 6] = [
+        &["-S", "64", "-C", "1000", "-T", "e"],
+        &["-S", "2000", "-C", "500", "-T", "e", "-T", "b"],
+        &["-S", "1000", "-C", "500", "-T", "e", "-T", "n"],
+        &["-S", "1000", "-C", "500", "-T", "e", "-T", "a"],
+        &["-S", "1000", "-C", "1000"],
+        &["-S", "2000", "-C", "100", "-B", "8192"],
+    ];
+    let [a, b] = addresses();
+    for kind in kinds {
+        let port = port(&a);
+        let number = port.to_string();
+        let start = |address: &str, args: &[&str]| {
+            let mut command = urxe(&["run", "--ip", address, "--", "udpong", "-p", &number]);
+            command.args(args).args(kind);
+            Running::new(command)
+        };
+        let _serving = start(&a, &["-b", &a]);
+        wait_for_udp(port);
+        let out = start(&b, &["-s", &a]).finish(LIMIT);
+        let told = text(&out);
+        let well = out.status.success() && told.lines().count() == 2 && told.contains("custom");
+        assert!(well, "{kind:?}: {:?}\n{told}", out.status);
+    }
+}
+
+/// Python knows nothing of RDMA. What it sends is in a capture of the NIC.
+#[test]
+fn a_udp_program_goes_over_rdma() {
+    const ANSWERS: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], int(sys.argv[2])))
+while True:
+    data, peer = s.recvfrom(2000)
+    s.sendto(data.upper(), peer)
+    if data == b'end': break
+";
+    const ASKS: &str = "
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(10)
+for i in range(50):
+    s.sendto(b'q%d' % i + b'x' * 1000, (sys.argv[1], int(sys.argv[2])))
+    data, peer = s.recvfrom(2000)
+    assert data == b'Q%d' % i + b'X' * 1000, data
+    assert peer == (sys.argv[1], int(sys.argv[2])), peer
+s.sendto(b'end', (sys.argv[1], int(sys.argv[2])))
+assert s.recvfrom(2000)[0] == b'END'
+";
+    let ([a, b], dir) = (addresses(), tempfile::tempdir().unwrap());
+    let (port, capture) = (port(&a), dir.path().join("capture"));
+    let number = port.to_string();
+    let start = |address: &str, urxe_args: &[&str], program: &str| {
+        let mut command = urxe(&["run", "--ip", address]);
+        command.args(urxe_args).args(["--", "python3", "-c", program, &a, &number]);
+        command.env("LD_PRELOAD", PRELOADED);
+        Running::new(command)
+    };
+    let serving = start(&a, &[], ANSWERS);
+    wait_for_udp(port);
+    let out = start(&b, &["--capture", capture.to_str().unwrap()], ASKS).finish(LIMIT);
+    assert!(out.status.success(), "{}\n{}", out.status, text(&out));
+    let out = serving.finish(Duration::from_secs(10));
+    assert!(out.status.success(), "{}\n{}", out.status, text(&out));
+    let captured = std::fs::metadata(&capture).map_or(0, |file| file.len());
+    assert!(captured > 2 * 45 * 1000, "{captured} bytes were captured of some 100000");
+}
