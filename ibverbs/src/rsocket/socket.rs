@@ -12,7 +12,7 @@ use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, ConnParam, EventChannel, IdErr
 use super::link::Link;
 use super::options::Options;
 use super::protocol::Hello;
-use super::wait::{Over, Watchers, raw, wait};
+use super::wait::{Over, Watchers, raw, restarts, wait};
 use crate::cm::process::Process;
 
 /// How long closing waits for what was sent to arrive, if the program does not say.
@@ -200,13 +200,17 @@ impl Socket {
         let (waits, timeout) =
             self.look(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
         loop {
-            let (event, options) = self.until(waits, timeout, |state| match &mut state.phase {
+            let found = self.until(waits, timeout, |state| match &mut state.phase {
                 Phase::Listening(_, request) => {
                     request.take().map(|event| Ok((event, state.options.clone())))
                 }
                 Phase::Closed => Some(Err(libc::EBADF)),
                 _ => Some(Err(libc::EINVAL)),
-            })?;
+            });
+            if restarts(&found, timeout, 0) {
+                continue;
+            }
+            let (event, options) = found?;
             // One who speaks another protocol is refused, and is nothing to the program.
             let Ok(peer) = Hello::parse(event.private_data()) else {
                 let _ = event.id.reject(&[]);
@@ -254,12 +258,17 @@ impl Socket {
         if !waits {
             return Err(libc::EINPROGRESS);
         }
-        self.until(true, None, |state| match &state.phase {
-            Phase::Connecting(_) => None,
-            Phase::Connected(_) => Some(Ok(())),
-            Phase::Closed => Some(Err(libc::EBADF)),
-            _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
-        })
+        loop {
+            let result = self.until(true, None, |state| match &state.phase {
+                Phase::Connecting(_) => None,
+                Phase::Connected(_) => Some(Ok(())),
+                Phase::Closed => Some(Err(libc::EBADF)),
+                _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
+            });
+            if !restarts(&result, None, 0) {
+                return result;
+            }
+        }
     }
 
     /// Finds the way to a peer, and asks it.
@@ -369,6 +378,11 @@ impl Socket {
         })
     }
 
+    /// Keeps its connection alive; when to come again.
+    pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
+        self.look(|state| state.keep_alive(now))
+    }
+
     /// What `poll` says of it.
     pub fn events(&self) -> libc::c_short {
         self.look(|state| state.events())
@@ -452,6 +466,16 @@ impl State {
             id.set_af_only(self.options.only_v6).map_err(errno)?;
         }
         self.options.traffic_class.map_or(Ok(()), |class| id.set_tos(class).map_err(errno))
+    }
+
+    fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
+        let idle = self.options.keep_alive()?;
+        match &mut self.phase {
+            Phase::Connected(link) => link.keep_alive(idle, now),
+            Phase::Listening(..) | Phase::Closed => None,
+            // It may be connected yet.
+            Phase::Idle(_) | Phase::Connecting(_) | Phase::Failed => Some(now + idle),
+        }
     }
 
     fn events(&self) -> libc::c_short {

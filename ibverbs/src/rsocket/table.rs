@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
+use super::keepalive::attend;
 use super::socket::Socket;
 
 static SOCKETS: RwLock<BTreeMap<c_int, Arc<Socket>>> = RwLock::new(BTreeMap::new());
@@ -15,11 +16,17 @@ static SOCKETS: RwLock<BTreeMap<c_int, Arc<Socket>>> = RwLock::new(BTreeMap::new
 const AT_EXIT: Duration = Duration::from_secs(2);
 
 /// Its number from now on.
-pub fn add(socket: Socket) -> c_int {
-    let fd = socket.fd();
+///
+/// # Errors
+/// As of [`attend`], if it is to be kept alive.
+pub fn add(socket: Socket) -> Result<c_int, c_int> {
+    let (fd, is_kept) = (socket.fd(), socket.look(|state| state.options.keep_alive().is_some()));
     let before = SOCKETS.write().insert(fd, Arc::new(socket));
     before.into_iter().for_each(leave);
-    fd
+    if is_kept {
+        attend().or_else(|e| close(fd).and(Err(e)))?;
+    }
+    Ok(fd)
 }
 
 /// The socket of a number, if it is one of this process's.
@@ -31,6 +38,11 @@ pub fn find(fd: c_int) -> Option<Arc<Socket>> {
 /// `EBADF`.
 pub fn get(fd: c_int) -> Result<Arc<Socket>, c_int> {
     find(fd).ok_or(libc::EBADF)
+}
+
+/// All of this process's.
+pub fn all() -> Vec<Arc<Socket>> {
+    SOCKETS.read().values().filter(|socket| !socket.is_inherited()).cloned().collect()
 }
 
 /// Closes one.
