@@ -42,7 +42,7 @@ unsafe fn furnish(
         match to.ai_route_len {
             0 => address::route(c, RESOLVING)?,
             // What it is given is the path.
-            len => options::set_route(c, to.ai_route, len as usize)?,
+            len => options::set_route(c, to.ai_route, len)?,
         }
         if let Some(init) = init {
             init.qp_type = qp_type;

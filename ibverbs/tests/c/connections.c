@@ -677,6 +677,17 @@ static void path_given(void)
 	CHECK(!rdma_disconnect(id));
 	expect(RDMA_CM_EVENT_DISCONNECTED);
 	end(id);
+
+	/* An endpoint is made with the one that comes with its address. */
+	struct rdma_addrinfo to = { .ai_family = AF_INET, .ai_port_space = RDMA_PS_TCP, .ai_qp_type = IBV_QPT_RC };
+	to.ai_dst_addr = (struct sockaddr *)&address, to.ai_dst_len = sizeof(address);
+	to.ai_route = (void *)&good, to.ai_route_len = sizeof(good);
+	init = queues();
+	CHECK(!rdma_create_ep(&id, &to, NULL, &init));
+	CHECK(id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED && id->route.path_rec->mtu == IBV_MTU_512);
+	rdma_destroy_ep(id);
+	to.ai_route_len--;
+	CHECK(rdma_create_ep(&id, &to, NULL, &init) == -1 && errno == EINVAL);
 }
 
 int main(int argc, char **argv)
