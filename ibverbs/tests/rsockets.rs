@@ -222,6 +222,11 @@ fn calls_go_on_after_a_signal_where_the_program_says_so() {
     corner("interrupted");
 }
 
+#[test]
+fn what_is_kept_alive_may_be_closed() {
+    corner("kept and closed");
+}
+
 /// One corner at each end, in two processes. The first may not end.
 fn two(server: &str, client: &str, server_ends: bool) {
     let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());

@@ -59,7 +59,9 @@ pub fn attend() -> Result<(), c_int> {
     spawn("urxe-keepalive", move || {
         loop {
             let now = Instant::now();
-            its.wait(table::all().iter().filter_map(|socket| socket.keep_alive(now)).min());
+            // Without the sockets, which may be closed meanwhile.
+            let next = table::all().iter().filter_map(|socket| socket.keep_alive(now)).min();
+            its.wait(next);
         }
     })
     .map_err(|_| libc::EAGAIN)?;

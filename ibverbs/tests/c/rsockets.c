@@ -511,7 +511,24 @@ static void interrupted(void)
 	CHECK(!rclose(fd) && !rclose(listening));
 }
 
-/* Says a byte, and then nothing any more: it stops, but for its NIC if that is not to, or is killed. */
+/* Who keeps sockets alive lets go of those that are closed. */
+static void kept_and_closed(void)
+{
+	int ends[2], one = 1, idle = 1000;
+	pair(ends);
+	for (int i = 0; i < 2; i++) {
+		CHECK(!rsetsockopt(ends[i], IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle)));
+		CHECK(!rsetsockopt(ends[i], SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)));
+	}
+	usleep(100000);
+	close_both(ends);
+	for (int i = 0; i < 100 && (fcntl(ends[0], F_GETFD) >= 0 || fcntl(ends[1], F_GETFD) >= 0); i++)
+		usleep(10000);
+	FAILS(fcntl(ends[0], F_GETFD), EBADF);
+	FAILS(fcntl(ends[1], F_GETFD), EBADF);
+}
+
+/* Answers a byte, and then is killed or stops by this signal; without one it only says nothing for a while. */
 static void dies(int signal)
 {
 	char in;
@@ -603,7 +620,7 @@ int main(int argc, char **argv)
 		{ "mapped", mapped }, { "exits", exits }, { "forked", forked }, { "beside", beside }, { "hostile", hostile },
 		{ "interrupted", interrupted }, { "is killed", is_killed }, { "is stopped", is_stopped },
 		{ "is silent", is_silent }, { "notices", notices }, { "hears", hears_while_it_waits },
-		{ "does not notice", does_not_notice }, { "keeps on", keeps_on },
+		{ "does not notice", does_not_notice }, { "keeps on", keeps_on }, { "kept and closed", kept_and_closed },
 	};
 	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);
