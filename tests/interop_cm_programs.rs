@@ -60,8 +60,8 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
 ///
 /// | program | with an IPv6 address | because |
 /// |---|---|---|
-/// | `mckey -m ff0e::1 -b fd77::1` | `failure joining: Unknown error 524` | the kernel's `rdma_cm` (ENOTSUPP) joins IPv6 groups on RoCE v1 only |
-/// | `ib_write_bw -R fd77::1`, with or without `--ipv6` | `Address family for hostname not supported` | perftest 4.5 asks for IPv4 addresses only; `--ipv6` is about GIDs without `-R` |
+/// | `mckey -m ff0e::1 -b fd77::1` | `failure joining: Unknown error 524` | the kernel's `rdma_cm` joins no IPv6 groups on RoCE v2 (ENOTSUPP) |
+/// | `ib_write_bw -R fd77::1`, with or without `--ipv6` | `Address family for hostname not supported` | perftest 4.5 asks for IPv4 addresses only; `--ipv6` says which GID to use |
 /// | `qperf fd77::1 -cm 1`, or a name of it | `getaddrinfo failed: Address family …`, `Name or service not known` | qperf 0.4.11 asks for IPv4 addresses only |
 fn for_ipv4() -> Vec<(&'static str, Program)> {
     let mut all = Vec::new();
