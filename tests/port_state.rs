@@ -99,13 +99,15 @@ fn follows(net: &Net, context: &Context) {
 }
 
 #[test]
-fn a_udp_port_follows_its_interface() {
+fn a_udp_port_follows_its_interface_and_goes_with_it() {
     for shards in [1, 2] {
         let net = Net::new();
         let context = net.open(|| udp(shards));
         follows(&net, &context);
         net.set("link del v0");
-        assert_eq!(context.wait_event(SOON), Ok(AsyncEvent::PortError));
+        let events = [(); 2].map(|()| context.wait_event(SOON).unwrap());
+        assert!(events.contains(&AsyncEvent::DeviceFatal), "{events:?}");
+        assert!(!context.query_port().active && context.link_state().1.is_some());
     }
 }
 
@@ -133,19 +135,21 @@ fn a_packet_port_follows_its_interface_and_goes_with_it() {
 
 #[test]
 fn ids_of_the_connection_manager_hear_that_their_device_is_gone() {
-    let net = Net::new();
-    let manager = ConnectionManager::new(vec![net.open(|| packet(1))]).unwrap();
-    let channel = EventChannel::new().unwrap();
-    let id = manager.create_id(&channel, PortSpace::Tcp).unwrap();
-    id.bind_addr("10.77.0.1:7".parse().unwrap()).unwrap();
-    id.listen(0).unwrap();
-    net.set("link set v0 down");
-    net.set("link set v0 up");
-    let none = Duration::from_millis(100);
-    assert!(matches!(channel.get_event(Some(none)), Err(WaitError::TimedOut(_))), "it is there still");
-    net.set("link del v0");
-    let event = channel.get_event(Some(SOON)).unwrap();
-    assert_eq!((event.id, event.kind), (id, CmEventKind::DeviceRemoval));
+    for links in [packet, udp] {
+        let net = Net::new();
+        let manager = ConnectionManager::new(vec![net.open(|| links(1))]).unwrap();
+        let channel = EventChannel::new().unwrap();
+        let id = manager.create_id(&channel, PortSpace::Tcp).unwrap();
+        id.bind_addr("10.77.0.1:7".parse().unwrap()).unwrap();
+        id.listen(0).unwrap();
+        net.set("link set v0 down");
+        net.set("link set v0 up");
+        let none = Duration::from_millis(100);
+        assert!(matches!(channel.get_event(Some(none)), Err(WaitError::TimedOut(_))), "it is there still");
+        net.set("link del v0");
+        let event = channel.get_event(Some(SOON)).unwrap();
+        assert_eq!((event.id, event.kind), (id, CmEventKind::DeviceRemoval));
+    }
 }
 
 #[test]

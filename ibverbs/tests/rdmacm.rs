@@ -294,3 +294,21 @@ fn a_queue_pair_may_go_before_its_connection_is_heard_of() {
 fn groups_bring_what_they_were_joined_with() {
     corner("groups");
 }
+
+/// A path as its program gives it, which leads elsewhere than to the address that was resolved.
+#[test]
+fn the_path_is_the_programs_where_it_gives_one() {
+    let (library, program, port) = (Library::new(), CProgram::build("connections"), port());
+    let ([a, b], number) = (addresses(), port.to_string());
+    let start = |address: &str, name: &str| {
+        let mut command = library.program(program.program(), address);
+        command.args([name, &a, &number]);
+        Running::new(command)
+    };
+    let serving = start(&a, "path taken");
+    wait_for_service(&[TCP_PORTS], port);
+    let client = start(&b, "path given").finish(LIMIT);
+    let server = serving.finish(Duration::from_secs(10));
+    let told = format!("client:\n{}\nserver:\n{}", text(&client), text(&server));
+    assert!(client.status.success() && server.status.success(), "{told}");
+}

@@ -203,6 +203,45 @@ fn who_waits_for_a_socket_beside_another_hears_of_it_too() {
     corner("beside");
 }
 
+#[test]
+fn calls_go_on_after_a_signal_where_the_program_says_so() {
+    corner("interrupted");
+}
+
+#[test]
+fn what_is_kept_alive_may_be_closed() {
+    corner("kept and closed");
+}
+
+/// One corner at each end, in two processes. The first may not end.
+fn two(server: &str, client: &str, server_ends: bool) {
+    let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
+    let ([a, b], number) = (addresses(), port.to_string());
+    let start = |address: &str, name: &str| {
+        let mut command = library.program(program.program(), address);
+        command.args([name, &a, &number]);
+        Running::new(command)
+    };
+    let serving = start(&a, server);
+    wait_for_service(&[TCP_PORTS], port);
+    let mut ends = vec![start(&b, client).finish(LIMIT)];
+    if server_ends {
+        ends.push(serving.finish(LIMIT));
+    }
+    for end in ends {
+        assert!(end.status.success(), "{server}, {client}: {:?}\n{}", end.status, text(&end));
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_is_noticed_where_the_connection_is_kept_alive() {
+    two("is killed", "notices", false);
+    two("is stopped", "notices", false);
+    two("is stopped", "hears", false);
+    two("is silent", "keeps on", true);
+    two("is stopped", "does not notice", false);
+}
+
 /// A peer that speaks the protocol as far as the handshake.
 fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
     let soon = Duration::from_secs(10);

@@ -89,9 +89,9 @@ impl Drop for OwnFd {
     }
 }
 
-/// Whether every signal that this process handles is handled so that calls go on afterwards: `poll` and its
+/// Whether every signal that this process handles is handled so that calls go on afterwards (`SA_RESTART`): `poll` and its
 /// like never do, and do not say which signal it was.
-pub(crate) fn signals_restart_calls() -> bool {
+pub fn signals_restart_calls() -> bool {
     (1..=libc::SIGRTMAX()).all(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: only asks; the struct has room for what is there.

@@ -177,7 +177,7 @@ table! {
         | Self::NoAttributes(_)
         | Self::Value { .. }
         | Self::Ended
-        | Self::Inherited => EINVAL,
+        | Self::Inherited | Self::NoHost(_) => EINVAL,
         Self::PortTaken(_) | Self::NoPort(_) | Self::Joined(_) => EADDRINUSE,
         Self::Claim { source, .. } => source.errno(),
         Self::NoDevice(_) | Self::NoGroup(_) => EADDRNOTAVAIL,

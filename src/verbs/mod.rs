@@ -35,6 +35,7 @@ mod wr;
 mod xrc;
 
 pub use crate::link::fabric::{Fabric, FabricConfig};
+pub use crate::link::process::signals_restart_calls;
 pub use crate::link::{ClaimError, JoinError};
 pub use crate::memory::{Access, AccessError, AtomicOp, Bind, Buffer, FastReg, ManagementError, WindowKind};
 pub use crate::nic::{CqOverflow, Limits, MulticastError, Notify, PKeyTableSize, Personality};

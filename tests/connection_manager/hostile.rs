@@ -115,6 +115,25 @@ fn a_reply_with_a_queue_pair_that_cannot_be() {
     assert_eq!((rej.remote, rej.reason), (rep.local, RejReason::UnsupportedRequest));
 }
 
+/// As of the kernel's manager, which MTU the peer would have is for the program to try: nothing is asked again.
+#[test]
+fn a_refusal_of_the_mtu() {
+    let fabric = virtual_fabric(slow());
+    let (client, script) = (Side::on(&fabric), Script::on(&fabric));
+    let mine = client.connecting(script.at, b"");
+    let Mad { transaction, message: Message::Req(req), .. } = script.hear() else { panic!("no REQ") };
+    let mut info = [0; 72];
+    info[0] = Mtu::Mtu512.code();
+    let rej = Rej { remote: req.local, reason: RejReason::InvalidMtu, info, info_len: 1, ..Rej::default() };
+    script.say(&client, transaction, rej);
+    let event = client.event(CmEventKind::Rejected);
+    assert_eq!((&event.id, event.status, mine.qp.state()), (&mine.id, 26, QpState::Err));
+    fabric.run_until_idle(EVER);
+    assert!(script.port.try_recv().is_none());
+    assert!(client.channel.try_event().is_none());
+    assert_eq!(client.manager.connections(), 0);
+}
+
 #[test]
 fn a_reply_from_another_address() {
     let fabric = virtual_fabric(slow());

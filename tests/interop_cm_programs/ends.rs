@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::guest::{GuestProcess, Output};
 use crate::programs;
-use crate::stand::{GUEST, HOST, Stand, Urxe, Via};
+use crate::stand::{ANY_IS_V6, GUEST, HOST, Stand, Urxe, Via, with_files};
 
 /// How long a client may take, and how long the other end may when one has ended.
 pub const LIMIT: Duration = Duration::from_secs(40);
@@ -118,7 +118,10 @@ impl Ends<'_> {
 
     /// Starts a program on the drop-in library.
     pub fn ours(&self, words: &str, options: &[&str]) -> Urxe {
-        let mut command = self.stand.command(env!("CARGO_BIN_EXE_urxe"));
+        let mut before = with_files(&[ANY_IS_V6]);
+        before.push(env!("CARGO_BIN_EXE_urxe").to_owned());
+        let mut command = self.stand.command(&before[0]);
+        command.args(&before[1..]);
         let link = self.stand.link(Via::Udp, self.version);
         command.args(["run", "--link", &link]).args(options).arg("--").args(words.split_whitespace());
         command.env("URXE_LIBRARY", programs::library()).env("URXE_PRELOAD", programs::preload());

@@ -160,6 +160,14 @@ impl Stand {
         Err(format!("nothing listens on port {port} here"))
     }
 
+    /// Has programs in the guest that listen at any address listen at IPv6's, as [`ANY_IS_V6`] does here.
+    pub fn any_is_v6(&self) {
+        let mut copy = self.guest.spawn("cat >/etc/gai.conf").unwrap();
+        copy.write(include_bytes!("gai.conf")).unwrap();
+        copy.close_stdin().unwrap();
+        assert_eq!(copy.wait(Duration::from_secs(15)).unwrap().status, 0);
+    }
+
     /// A TCP port that is free here, below those that the kernel gives to whoever connects, or somebody might have it
     /// by the time that it is used.
     pub fn free_port(&self) -> u16 {
@@ -261,6 +269,18 @@ fn start(net: Net) -> Guest {
     let config = GuestConfig { mtu: MTU, oob: vec![(0, PORT)], ..GuestConfig::new(net, 1) };
     Guest::start(config).unwrap()
 }
+
+/// The words that come before a command which is to have files of its own in place of the system's: each of the one, at the
+/// place of the other. Needs no privilege where user namespaces are allowed.
+pub fn with_files(files: &[(&str, &str)]) -> Vec<String> {
+    let mounts: String = files.iter().map(|(file, at)| format!("mount --bind '{file}' {at} && ")).collect();
+    let words = ["unshare", "-rm", "sh", "-c", &format!("{mounts}exec \"$@\""), "sh"];
+    words.map(str::to_owned).to_vec()
+}
+
+/// The system's order of addresses that a server listens at, with IPv6's first, and where it is to be.
+pub const ANY_IS_V6: (&str, &str) =
+    (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/gai.conf"), "/etc/gai.conf");
 
 /// A running urxe, or a program on it; killed when this is dropped.
 pub struct Urxe {

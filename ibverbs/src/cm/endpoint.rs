@@ -9,7 +9,7 @@ use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event, rdma_cm
 use crate::cm::addrinfo::PASSIVE;
 use crate::cm::event::{ack_cm_event, get_cm_event};
 use crate::cm::id::{RequestQueues, create, destroy_id, done, own};
-use crate::cm::{address, queues};
+use crate::cm::{address, options, queues};
 
 export! {
     "RDMACM_1.0":
@@ -39,7 +39,11 @@ unsafe fn furnish(
             return Ok(());
         }
         address::resolve(c, to.ai_src_addr, to.ai_dst_addr, RESOLVING)?;
-        address::route(c, RESOLVING)?;
+        match to.ai_route_len {
+            0 => address::route(c, RESOLVING)?,
+            // What it is given is the path.
+            len => options::set_route(c, to.ai_route, len)?,
+        }
         if let Some(init) = init {
             init.qp_type = qp_type;
             queues::make_plain(c, pd, init)?;

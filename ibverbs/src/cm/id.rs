@@ -335,6 +335,7 @@ impl Id {
                     pkey,
                     hop_limit: path.hop_limit,
                     traffic_class: path.traffic_class,
+                    flow_label: path.flow_label.to_be(),
                     reversible: 1,
                     numb_path: 1,
                     // Selectors: exactly this.

@@ -1,9 +1,9 @@
 //! Options of ids, and what peers say of enhanced connection establishment.
 
 use std::ffi::{c_int, c_void};
-use std::time::Duration;
 
-use urxe::verbs::cm::Ece;
+use urxe::verbs::cm::{CmId, Ece, IdError, Path};
+use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
 use crate::cm::id::{done, errno, own};
@@ -22,6 +22,10 @@ const REUSE_ADDR: c_int = 1;
 const AF_ONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 const IB_PATH: c_int = 1;
+/// For the connection manager's messages, the connection's primary path, and there and back
+/// (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
+const WHOLE_PATH: u32 = 1 | 1 << 1 | (1 << 3 | 1 << 5);
+const SIX_BITS: u8 = 0x3f;
 
 /// An option's value, which must be of this size.
 unsafe fn value<T: Copy>(from: *const c_void, len: usize) -> Result<T, c_int> {
@@ -30,6 +34,54 @@ unsafe fn value<T: Copy>(from: *const c_void, len: usize) -> Result<T, c_int> {
     }
     // SAFETY: the caller vouches for `len` bytes, which are plain integers.
     Ok(unsafe { from.cast::<T>().read_unaligned() })
+}
+
+/// The path records of an option's value, of which there is at least one.
+unsafe fn records<'a>(from: *const c_void, len: usize) -> Result<&'a [ibv_path_data], c_int> {
+    const SIZE: usize = size_of::<ibv_path_data>();
+    if from.is_null() || !from.cast::<ibv_path_data>().is_aligned() || len == 0 || !len.is_multiple_of(SIZE) {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller vouches for `len` bytes, which are plain integers.
+    Ok(unsafe { std::slice::from_raw_parts(from.cast(), len / SIZE) })
+}
+
+/// The path of an id is the first of these that is for all of both directions; as of the kernel, no other is looked at, nor
+/// are selectors, rates and service levels, which mean nothing without an Ethernet header.
+fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
+    let found = all.iter().find(|data| data.flags == WHOLE_PATH).ok_or(libc::EINVAL)?;
+    let record = &found.path;
+    let word = u32::from_be(record.flowlabel_hoplimit);
+    let [sgid, dgid] = [record.sgid.raw, record.dgid.raw].map(Gid);
+    let path = Path {
+        sgid,
+        dgid,
+        // It follows from the GID.
+        sgid_index: 0,
+        pkey: PKey(u16::from_be(record.pkey)),
+        // Above are the selectors.
+        mtu: Mtu::from_code(record.mtu & SIX_BITS).ok_or(libc::EINVAL)?,
+        packet_life_time: record.packetlifetime & SIX_BITS,
+        traffic_class: record.tclass,
+        hop_limit: word as u8,
+        flow_label: word >> 8 & 0xf_ffff,
+    };
+    id.set_path(&path).map_err(|e| match e {
+        // It is the record that is wrong.
+        IdError::NoDevice(_) => libc::EINVAL,
+        other => errno(other),
+    })
+}
+
+/// As [`set_path`], with a value as the option has it; waits for the event where calls do.
+///
+/// # Safety
+/// An id that was given out, or null; `len` bytes at `from`, or null.
+pub unsafe fn set_route(c: *mut rdma_cm_id, from: *const c_void, len: usize) -> Result<(), c_int> {
+    // SAFETY: the caller's.
+    let (id, records) = unsafe { (own(c)?, records(from, len)?) };
+    set_path(&id.id, records)?;
+    id.complete()
 }
 
 unsafe fn set(
@@ -47,14 +99,7 @@ unsafe fn set(
             (LEVEL_ID, REUSE_ADDR) => id.id.set_reuse_addr(value::<c_int>(from, len)? != 0).map_err(errno),
             (LEVEL_ID, AF_ONLY) => id.id.set_af_only(value::<c_int>(from, len)? != 0).map_err(errno),
             (LEVEL_ID, ACK_TIMEOUT) => id.id.set_ack_timeout(value(from, len)?).map_err(errno),
-            (LEVEL_IB, IB_PATH) => {
-                if from.is_null() || len == 0 || !len.is_multiple_of(size_of::<ibv_path_data>()) {
-                    return Err(libc::EINVAL);
-                }
-                // Over Ethernet the addresses are the path: what there is to be told is known when they are resolved.
-                id.id.resolve_route(Duration::ZERO).map_err(errno)?;
-                id.complete()
-            }
+            (LEVEL_IB, IB_PATH) => set_route(c, from, len),
             _ => Err(libc::ENOSYS),
         }
     }

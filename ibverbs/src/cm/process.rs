@@ -159,19 +159,19 @@ extern "C" fn end_connections() {
             let _ = tell.send(());
         });
     };
-    if spawn(end).is_ok() {
+    if spawn("urxe-exit", end).is_ok() {
         while ended.recv_timeout(AT_EXIT).is_ok() {}
     }
 }
 
 /// A thread that takes none of the program's signals.
-fn spawn(run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     // SAFETY: sets of signals may be zeros, and are filled in; a thread inherits the mask, which is the caller's again then.
     unsafe {
         let (mut all, mut programs): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut programs);
-        let spawned = Builder::new().name("urxe-exit".into()).spawn(run);
+        let spawned = Builder::new().name(name.into()).spawn(run);
         libc::pthread_sigmask(libc::SIG_SETMASK, &programs, std::ptr::null_mut());
         spawned
     }

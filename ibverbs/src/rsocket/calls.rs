@@ -8,6 +8,7 @@ use std::time::Duration;
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 
 use super::buffers::{Sink, Source};
+use super::keepalive::attend;
 use super::poll::{Sets, select, wait_for};
 use super::socket::{Received, Socket};
 use super::stream::Phase;
@@ -80,7 +81,7 @@ extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
         (libc::AF_INET | libc::AF_INET6, ..) => Err(libc::ESOCKTNOSUPPORT),
         _ => Err(libc::EAFNOSUPPORT),
     };
-    number(checked.and_then(|()| Socket::new(family, kind & !flags)).map(|socket| {
+    number(checked.and_then(|()| Socket::new(family, kind & !flags)).and_then(|socket| {
         socket.options(|options| options.is_nonblocking = kind & libc::SOCK_NONBLOCK != 0);
         table::add(socket)
     }))
@@ -140,7 +141,7 @@ unsafe extern "C" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t
             // SAFETY: the caller's.
             unsafe { tell(address, peer, len) };
         }
-        Ok(table::add(new))
+        table::add(new)
     }))
 }
 
@@ -385,7 +386,11 @@ unsafe extern "C" fn rsetsockopt(
     done(table::get(fd).and_then(|socket| {
         // SAFETY: the caller's.
         let value = unsafe { bytes(value, len as usize) }?;
-        socket.options(|options| options.set(level, name, value))
+        let is_kept = socket.options(|options| {
+            options.set(level, name, value)?;
+            Ok::<_, c_int>(options.keep_alive().is_some())
+        })?;
+        if is_kept { attend() } else { Ok(()) }
     }))
 }
 

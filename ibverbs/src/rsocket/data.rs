@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::buffers::{Sink, Source};
 use super::link::Link;
 use super::stream::{Phase, State, Stream};
-use super::wait::Looked;
+use super::wait::{Looked, restarts};
 
 /// The connection, or what a call without one meets. One that is not there yet is waited for.
 fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
@@ -32,23 +32,27 @@ impl Stream {
         let peek = flags & libc::MSG_PEEK != 0;
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
         let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.receive_timeout));
-        let result = self.until(waits, timeout, |state| {
-            let link = match link(state) {
-                Ok(link) => link,
-                Err(looked) => return looked,
-            };
-            link.receive_to(sink, peek);
-            match sink.taken() {
-                _ if sink.left() == 0 => Some(Ok(())),
-                taken if taken > 0 && !all => Some(Ok(())),
-                _ if link.unread() > 0 || link.can_read => None,
-                taken => match link.error.take_if(|_| taken == 0) {
-                    Some(why) => Some(Err(why)),
-                    None => Some(Ok(())),
-                },
+        loop {
+            let result = self.until(waits, timeout, |state| {
+                let link = match link(state) {
+                    Ok(link) => link,
+                    Err(looked) => return looked,
+                };
+                link.receive_to(sink, peek);
+                match sink.taken() {
+                    _ if sink.left() == 0 => Some(Ok(())),
+                    taken if taken > 0 && !all => Some(Ok(())),
+                    _ if link.unread() > 0 || link.can_read => None,
+                    taken => match link.error.take_if(|_| taken == 0) {
+                        Some(why) => Some(Err(why)),
+                        None => Some(Ok(())),
+                    },
+                }
+            });
+            if !restarts(&result, timeout, sink.taken()) {
+                return partly(sink.taken(), result);
             }
-        });
-        partly(sink.taken(), result)
+        }
     }
 
     /// Bytes sent: all of them, unless it is not to wait or fails meanwhile.
@@ -79,21 +83,25 @@ impl Stream {
         go: impl Fn(&mut Link, &mut Source<'_>) -> Result<(), c_int>,
     ) -> Result<usize, c_int> {
         let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.send_timeout));
-        let result = self.until(waits, timeout, |state| {
-            let link = match link(state) {
-                Ok(link) => link,
-                Err(looked) => return looked,
-            };
-            if let Err(e) = go(link, source) {
-                return Some(Err(e));
+        loop {
+            let result = self.until(waits, timeout, |state| {
+                let link = match link(state) {
+                    Ok(link) => link,
+                    Err(looked) => return looked,
+                };
+                if let Err(e) = go(link, source) {
+                    return Some(Err(e));
+                }
+                match source.left() {
+                    0 if link.can_write || source.taken() > 0 => Some(Ok(())),
+                    _ if !link.can_write => Some(Err(link.error.take().unwrap_or(libc::EPIPE))),
+                    _ => None,
+                }
+            });
+            if !restarts(&result, timeout, source.taken()) {
+                return partly(source.taken(), result);
             }
-            match source.left() {
-                0 if link.can_write || source.taken() > 0 => Some(Ok(())),
-                _ if !link.can_write => Some(Err(link.error.take().unwrap_or(libc::EPIPE))),
-                _ => None,
-            }
-        });
-        partly(source.taken(), result)
+        }
     }
 }
 

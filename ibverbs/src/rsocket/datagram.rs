@@ -23,7 +23,7 @@ use super::peers::{Peers, Way};
 use super::socket::{Received, Socket};
 use super::stream::errno;
 use super::udp::{Arrived, Udp};
-use super::wait::{Looked, Watchers, raw, until};
+use super::wait::{Looked, Watchers, raw, restarts, until};
 use crate::cm::process::Process;
 
 /// How long closing waits for what was sent to leave.
@@ -165,13 +165,18 @@ impl Datagram {
         timeout: Option<Duration>,
         mut f: impl FnMut(&mut State) -> Looked<T>,
     ) -> Result<T, c_int> {
-        let look = || {
+        let mut look = || {
             self.look(|state| match state.is_closed {
                 true => Some(Err(libc::EBADF)),
                 false => f(state),
             })
         };
-        until(|| Socket::Datagram(self.clone()), waits, timeout, look)
+        loop {
+            let result = until(|| Socket::Datagram(self.clone()), waits, timeout, &mut look);
+            if !restarts(&result, timeout, 0) {
+                return result;
+            }
+        }
     }
 
     fn check_family(&self, address: SocketAddr) -> Result<(), c_int> {

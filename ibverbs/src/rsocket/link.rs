@@ -1,6 +1,7 @@
 //! A connection: a queue pair, its memory, and the two halves of the protocol between them.
 
 use std::ffi::c_int;
+use std::time::{Duration, Instant};
 
 use urxe::verbs::cm::{CmId, IdError};
 use urxe::verbs::{
@@ -67,6 +68,8 @@ pub struct Link {
     /// What went wrong, until it was told.
     pub error: Option<c_int>,
     is_over: bool,
+    /// When something came last.
+    heard: Instant,
     found: Vec<Completion>,
 }
 
@@ -118,6 +121,7 @@ impl Link {
             can_write: true,
             error: None,
             is_over: false,
+            heard: Instant::now(),
             found: Vec::with_capacity(BATCH),
         })
     }
@@ -185,6 +189,9 @@ impl Link {
             }
         }
         self.found = found;
+        if changed {
+            self.heard = Instant::now();
+        }
         if let Err(e) = self.tell() {
             self.fail(e);
         }
@@ -427,6 +434,26 @@ impl Link {
                 Err(e) => self.fail(e),
             }
         }
+    }
+
+    /// Finds out whether the peer is there if nothing has come from it for so long; when to come again.
+    pub fn keep_alive(&mut self, idle: Duration, now: Instant) -> Option<Instant> {
+        let due = self.heard + idle;
+        if self.is_over {
+            return None;
+        }
+        if now < due {
+            return Some(due);
+        }
+        // What is under way will tell as well.
+        if self.is_established && self.out.is_idle() {
+            let Place { addr: va, key, .. } = Place::default();
+            match self.write(WrOp::Write { va, rkey: RKey(key) }, WrData::Sges(&[])) {
+                Ok(()) => self.out.kept_alive(),
+                Err(e) => self.fail(e),
+            }
+        }
+        Some(now + idle)
     }
 
     /// Whether the connection is gone.

@@ -3,7 +3,7 @@
 //! Of a stream each end has a buffer that the other writes to, and tells it which part of that is free, by writes to a table of the
 //! other's. Four bytes come with each write and say what it was ([`protocol`]). [`outgoing`], [`incoming`] and [`mappings`]
 //! are the protocol without input and output; a [`link`] has them with a queue pair; a [`stream`] has the connection
-//! manager's part and what calls on it do.
+//! manager's part and what calls on it do; [`keepalive`] finds out whether a silent peer is there.
 //!
 //! Datagrams have a protocol of their own: a [`datagram`] socket has a UDP socket ([`udp`]), by which it learns of its
 //! [`peers`], and UD queue pairs ([`pair`]); [`headers`] is what it puts before data. A [`socket`] is one of either kind;
@@ -15,6 +15,7 @@ mod data;
 mod datagram;
 mod headers;
 mod incoming;
+mod keepalive;
 mod link;
 mod mappings;
 mod options;

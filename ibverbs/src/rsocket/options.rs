@@ -82,7 +82,7 @@ pub struct Options {
     pub send_timeout: Option<Duration>,
     /// `IP_TOS`, `IPV6_TCLASS`.
     pub traffic_class: Option<u8>,
-    /// Those that change nothing here, as they were set.
+    /// Those of one `int`, as they were set.
     others: BTreeMap<(c_int, c_int), Vec<u8>>,
 }
 
@@ -103,8 +103,9 @@ impl Default for Options {
     }
 }
 
-/// Options of one `int` that programs of TCP and UDP set, and that change nothing over RDMA, with their value if they are not set.
-const INERT: [(c_int, c_int, c_int); 14] = [
+/// Options of one `int` that programs of TCP and UDP set, with their value if they are not set. But those of keeping alive they
+/// change nothing over RDMA.
+const COMMON: [(c_int, c_int, c_int); 14] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 0),
@@ -151,6 +152,14 @@ impl Options {
         flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking
     }
 
+    /// After how long without a word from the peer a connection is to be kept alive, if it is.
+    pub fn keep_alive(&self) -> Option<Duration> {
+        let number = |level, name| self.get(level, name).ok().and_then(|value| int(&value).ok());
+        let is_on = number(libc::SOL_SOCKET, libc::SO_KEEPALIVE)? != 0;
+        let seconds = u64::try_from(number(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE)?).ok()?;
+        is_on.then(|| Duration::from_secs(seconds))
+    }
+
     /// # Errors
     /// `ENOPROTOOPT` for one that there is not; `EINVAL`, `EDOM` for a value.
     pub fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
@@ -178,7 +187,14 @@ impl Options {
             (SOL_RDMA, MAPPINGS) => self.sizes.mappings = told_size(size(value, (0, BUFFER.1))?),
             // Over Ethernet the addresses are the path.
             (SOL_RDMA, ROUTE) => {}
-            _ if INERT.iter().any(|(l, n, _)| (*l, *n) == (level, name)) => {
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
+                let most = if name == libc::TCP_KEEPCNT { 127 } else { 32_767 };
+                if !(1..=most).contains(&int(value)?) {
+                    return Err(libc::EINVAL);
+                }
+                self.others.insert((level, name), value[..4].to_vec());
+            }
+            _ if COMMON.iter().any(|(l, n, _)| (*l, *n) == (level, name)) => {
                 int(value)?;
                 self.others.insert((level, name), value[..4].to_vec());
             }
@@ -210,7 +226,7 @@ impl Options {
             (SOL_RDMA, INLINE) => self.inline as c_int,
             (SOL_RDMA, MAPPINGS) => self.sizes.mappings as c_int,
             _ => {
-                let default = INERT.iter().find(|(l, n, _)| (*l, *n) == (level, name));
+                let default = COMMON.iter().find(|(l, n, _)| (*l, *n) == (level, name));
                 let default = default.ok_or(libc::ENOPROTOOPT)?.2;
                 let set = self.others.get(&(level, name)).cloned();
                 return Ok(set.unwrap_or_else(|| default.to_ne_bytes().to_vec()));
@@ -240,6 +256,11 @@ mod tests {
         assert_eq!(set(&mut options, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1), number(1));
         assert_eq!(options.get(libc::IPPROTO_TCP, libc::TCP_KEEPCNT), number(9));
         assert_eq!(set(&mut options, SOL_RDMA, MAPPINGS, 3), number(3));
+        assert_eq!(options.keep_alive(), None);
+        assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1), number(1));
+        assert_eq!(options.keep_alive(), Some(Duration::from_secs(7200)));
+        assert_eq!(set(&mut options, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5), number(5));
+        assert_eq!(options.keep_alive(), Some(Duration::from_secs(5)));
         let linger: Vec<u8> = [1, 5].iter().flat_map(|n: &c_int| n.to_ne_bytes()).collect();
         options.set(libc::SOL_SOCKET, libc::SO_LINGER, &linger).unwrap();
         assert_eq!(options.linger, Some(Duration::from_secs(5)));
@@ -255,6 +276,8 @@ mod tests {
         assert_eq!(options.set(libc::SOL_SOCKET, libc::SO_SNDBUF, &[1]), Err(libc::EINVAL));
         assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, -1), Err(libc::EINVAL));
         assert_eq!(options.set(libc::SOL_SOCKET, libc::SO_LINGER, &[1, 0, 0, 0]), Err(libc::EINVAL));
+        assert_eq!(set(&mut options, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 0), Err(libc::EINVAL));
+        assert_eq!(set(&mut options, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 128), Err(libc::EINVAL));
         assert_eq!(set(&mut options, 4711, 1, 1), Err(libc::ENOPROTOOPT));
         assert_eq!(options.get(SOL_RDMA, 99), Err(libc::ENOPROTOOPT));
     }

@@ -10,8 +10,8 @@ use super::protocol::{Message, PLACES, Place, ProtocolError};
 const LARGEST: usize = 1 << 16;
 /// Messages of credits that are outstanding at most.
 const CREDIT_MESSAGES: usize = 4;
-/// The same of all internal messages: those, and two of the end.
-pub const INTERNAL: usize = CREDIT_MESSAGES + 2;
+/// The same of all internal messages: those, two of the end, and one that keeps the connection alive.
+pub const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
 /// A write to be posted.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -168,6 +168,12 @@ impl Outgoing {
 
     /// The peer is told of this end's end: at most twice in a connection's life, for which both have room.
     pub fn told_end(&mut self) {
+        self.flights.push_back(Flight::Other);
+    }
+
+    /// Something was written that is for the transport alone. Only while nothing else is under way.
+    pub fn kept_alive(&mut self) {
+        debug_assert!(self.is_idle());
         self.flights.push_back(Flight::Other);
     }
 

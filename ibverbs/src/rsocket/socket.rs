@@ -90,6 +90,14 @@ impl Socket {
         either!(self, socket => socket.arm(by));
     }
 
+    /// Keeps its connection alive; when to come again.
+    pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
+        match self {
+            Socket::Stream(stream) => stream.look(|state| state.keep_alive(now)),
+            Socket::Datagram(_) => None,
+        }
+    }
+
     /// What `poll` says of it.
     pub fn events(&self) -> libc::c_short {
         either!(self, socket => socket.events())

@@ -13,7 +13,7 @@ use super::link::Link;
 use super::options::Options;
 use super::protocol::Hello;
 use super::socket::Socket;
-use super::wait::{Looked, Watchers, raw, until};
+use super::wait::{Looked, Watchers, raw, restarts, until};
 use crate::cm::process::Process;
 
 /// How long closing waits for what was sent to arrive, if the program does not say.
@@ -185,13 +185,17 @@ impl Stream {
         let (waits, timeout) =
             self.look(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
         loop {
-            let (event, options) = self.until(waits, timeout, |state| match &mut state.phase {
+            let found = self.until(waits, timeout, |state| match &mut state.phase {
                 Phase::Listening(_, request) => {
                     request.take().map(|event| Ok((event, state.options.clone())))
                 }
                 Phase::Closed => Some(Err(libc::EBADF)),
                 _ => Some(Err(libc::EINVAL)),
-            })?;
+            });
+            if restarts(&found, timeout, 0) {
+                continue;
+            }
+            let (event, options) = found?;
             // One who speaks another protocol is refused, and is nothing to the program.
             let Ok(peer) = Hello::parse(event.private_data()) else {
                 let _ = event.id.reject(&[]);
@@ -239,12 +243,17 @@ impl Stream {
         if !waits {
             return Err(libc::EINPROGRESS);
         }
-        self.until(true, None, |state| match &state.phase {
-            Phase::Connecting(_) => None,
-            Phase::Connected(_) => Some(Ok(())),
-            Phase::Closed => Some(Err(libc::EBADF)),
-            _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
-        })
+        loop {
+            let result = self.until(true, None, |state| match &state.phase {
+                Phase::Connecting(_) => None,
+                Phase::Connected(_) => Some(Ok(())),
+                Phase::Closed => Some(Err(libc::EBADF)),
+                _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
+            });
+            if !restarts(&result, None, 0) {
+                return result;
+            }
+        }
     }
 
     /// Finds the way to a peer, and asks it.
@@ -437,6 +446,16 @@ impl State {
             id.set_af_only(self.options.only_v6).map_err(errno)?;
         }
         self.options.traffic_class.map_or(Ok(()), |class| id.set_tos(class).map_err(errno))
+    }
+
+    pub fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
+        let idle = self.options.keep_alive()?;
+        match &mut self.phase {
+            Phase::Connected(link) => link.keep_alive(idle, now),
+            Phase::Listening(..) | Phase::Closed => None,
+            // It may be connected yet.
+            Phase::Idle(_) | Phase::Connecting(_) | Phase::Failed => Some(now + idle),
+        }
     }
 
     fn events(&self) -> libc::c_short {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
+use super::keepalive::attend;
 use super::socket::Socket;
 
 static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
@@ -14,11 +15,17 @@ static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
 const AT_EXIT: Duration = Duration::from_secs(2);
 
 /// Its number from now on.
-pub fn add(socket: Socket) -> c_int {
-    let fd = socket.fd();
+///
+/// # Errors
+/// As of [`attend`], if it is to be kept alive.
+pub fn add(socket: Socket) -> Result<c_int, c_int> {
+    let (fd, is_kept) = (socket.fd(), socket.options(|options| options.keep_alive().is_some()));
     let before = SOCKETS.write().insert(fd, socket);
     before.into_iter().for_each(leave);
-    fd
+    if is_kept {
+        attend().or_else(|e| close(fd).and(Err(e)))?;
+    }
+    Ok(fd)
 }
 
 /// The socket of a number, if it is one of this process's.
@@ -30,6 +37,11 @@ pub fn find(fd: c_int) -> Option<Socket> {
 /// `EBADF`.
 pub fn get(fd: c_int) -> Result<Socket, c_int> {
     find(fd).ok_or(libc::EBADF)
+}
+
+/// All of this process's.
+pub fn all() -> Vec<Socket> {
+    SOCKETS.read().values().filter(|socket| !socket.is_inherited()).cloned().collect()
 }
 
 /// Closes one.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use libc::pollfd;
 use parking_lot::Mutex;
+use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
 use super::socket::Socket;
@@ -111,6 +112,12 @@ pub enum Over {
     Interrupted,
     /// No memory, no descriptor.
     Failed(c_int),
+}
+
+/// Whether a call on a socket goes on that a signal has interrupted: as the system's do, if it has done nothing and no time was
+/// set for it.
+pub fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: usize) -> bool {
+    matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
 /// Until `look` brings something, or for ever if there is no deadline. It is called with each change of a socket, and of what

@@ -548,6 +548,148 @@ static void abandoned(void)
 	usleep(100000);
 }
 
+/* A path as programs give it, to the address. */
+static struct ibv_path_data path_to(struct rdma_cm_id *id)
+{
+	struct ibv_path_data data = {
+		.flags = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL,
+		.path = {
+			.sgid = id->route.addr.addr.ibaddr.sgid,
+			.flowlabel_hoplimit = htobe32(0x12345 << 8 | 33),
+			.tclass = 0x28,
+			.reversible_numpath = IBV_PATH_RECORD_REVERSIBLE | 1,
+			.pkey = 0xffff,
+			.qosclass_sl = htobe16(3),
+			.mtu = 2 << 6 | IBV_MTU_512,
+			.rate = 2 << 6 | IBV_RATE_10_GBPS,
+			.packetlifetime = 2 << 6 | 18,
+		},
+	};
+	data.path.dgid.raw[10] = data.path.dgid.raw[11] = 0xff;
+	memcpy(data.path.dgid.raw + 12, &address.sin_addr, 4);
+	return data;
+}
+
+static int set_path(struct rdma_cm_id *id, const struct ibv_path_data *data, size_t len)
+{
+	return rdma_set_option(id, RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, (void *)data, len);
+}
+
+#define NO_PATH(what, len)                                                    \
+	do {                                                                      \
+		errno = 0;                                                            \
+		CHECK(set_path(id, what, len) == -1 && errno == EINVAL);              \
+	} while (0)
+
+/* An id of an address where nobody is, next to ours. */
+static struct rdma_cm_id *beside(void)
+{
+	struct rdma_cm_id *id;
+	struct sockaddr_in nobody = address;
+	nobody.sin_addr.s_addr ^= htobe32(0x80);
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&nobody, 2000));
+	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+	return id;
+}
+
+static struct ibv_qp_attr attributes(struct rdma_cm_id *id)
+{
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	CHECK(!ibv_query_qp(id->qp, &attr, IBV_QP_PATH_MTU | IBV_QP_AV | IBV_QP_TIMEOUT, &init));
+	return attr;
+}
+
+/* One that takes a connection on any address, whose client has been told the path. */
+static void path_taken(void)
+{
+	struct rdma_cm_id *serving, *id;
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_conn_param param = with("welcome");
+	address.sin_addr.s_addr = INADDR_ANY;
+	CHECK(!rdma_create_id(channel, &serving, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_bind_addr(serving, (struct sockaddr *)&address) && !rdma_listen(serving, 1));
+	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
+	id = event->id;
+	CHECK(!rdma_create_qp(id, NULL, &init) && !rdma_accept(id, &param));
+	CHECK(!rdma_ack_cm_event(event));
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	struct ibv_qp_attr attr = attributes(id);
+	CHECK(attr.path_mtu == IBV_MTU_512 && attr.ah_attr.grh.traffic_class == 0x28);
+	CHECK(attr.ah_attr.grh.flow_label == 0x12345 && attr.ah_attr.grh.hop_limit == 33);
+	expect(RDMA_CM_EVENT_DISCONNECTED);
+	end(id);
+	end(serving);
+}
+
+static void path_given(void)
+{
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_conn_param param = with("hello");
+	struct rdma_cm_id *id;
+	struct ibv_path_data two[2];
+	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	memset(two, 0, sizeof(two));
+	two[0].flags = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL;
+	NO_PATH(two, sizeof(*two)); /* before the address */
+	end(id);
+
+	id = beside();
+	const struct ibv_path_data good = path_to(id);
+	struct ibv_path_data bad = good;
+	NO_PATH(&good, 0);
+	NO_PATH(&good, sizeof(good) - 1);
+	NO_PATH(NULL, sizeof(good));
+	bad.flags = IBV_PATH_FLAG_PRIMARY;
+	NO_PATH(&bad, sizeof(bad));
+	bad.flags = good.flags | IBV_PATH_FLAG_ALTERNATE;
+	NO_PATH(&bad, sizeof(bad));
+	bad = good, bad.path.mtu = 9;
+	NO_PATH(&bad, sizeof(bad));
+	bad = good, bad.path.pkey = 0x1234;
+	NO_PATH(&bad, sizeof(bad));
+	bad = good, bad.path.packetlifetime = 32;
+	NO_PATH(&bad, sizeof(bad));
+	bad = good, bad.path.sgid.raw[15] ^= 0x40; /* is not ours */
+	NO_PATH(&bad, sizeof(bad));
+	bad = good, bad.path.dgid.raw[0] = 0xff, bad.path.dgid.raw[1] = 0x0e; /* is a group */
+	NO_PATH(&bad, sizeof(bad));
+	bad = good, bad.path.dgid.raw[10] = 0; /* is of another version */
+	NO_PATH(&bad, sizeof(bad));
+	memset(&bad.path.dgid, 0, sizeof(bad.path.dgid));
+	NO_PATH(&bad, sizeof(bad));
+	/* The second is one that is for all. */
+	two[0] = two[1] = good, two[0].flags = IBV_PATH_FLAG_GMP;
+	CHECK(!set_path(id, two, sizeof(two)));
+	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+	NO_PATH(&good, sizeof(good)); /* has one */
+	struct ibv_sa_path_rec *path = id->route.path_rec;
+	CHECK(id->route.num_paths == 1 && !memcmp(&path->dgid, &good.path.dgid, 16));
+	CHECK(path->mtu == IBV_MTU_512 && path->packet_life_time == 18 && path->traffic_class == 0x28);
+	CHECK(path->hop_limit == 33 && path->flow_label == htobe32(0x12345) && path->pkey == 0xffff);
+	CHECK(!rdma_create_qp(id, NULL, &init) && !rdma_connect(id, &param));
+	expect(RDMA_CM_EVENT_ESTABLISHED);
+	struct ibv_qp_attr attr = attributes(id);
+	/* There and back, and what the other needs: more than without. */
+	CHECK(attr.path_mtu == IBV_MTU_512 && attr.timeout >= 19 && attr.timeout <= 20);
+	CHECK(!memcmp(&attr.ah_attr.grh.dgid, &good.path.dgid, 16));
+	CHECK(!rdma_disconnect(id));
+	expect(RDMA_CM_EVENT_DISCONNECTED);
+	end(id);
+
+	/* An endpoint is made with the one that comes with its address. */
+	struct rdma_addrinfo to = { .ai_family = AF_INET, .ai_port_space = RDMA_PS_TCP, .ai_qp_type = IBV_QPT_RC };
+	to.ai_dst_addr = (struct sockaddr *)&address, to.ai_dst_len = sizeof(address);
+	to.ai_route = (void *)&good, to.ai_route_len = sizeof(good);
+	init = queues();
+	CHECK(!rdma_create_ep(&id, &to, NULL, &init));
+	CHECK(id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED && id->route.path_rec->mtu == IBV_MTU_512);
+	rdma_destroy_ep(id);
+	to.ai_route_len--;
+	CHECK(rdma_create_ep(&id, &to, NULL, &init) == -1 && errno == EINVAL);
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
@@ -559,8 +701,10 @@ int main(int argc, char **argv)
 		{ "refused", refused }, { "forked", forked }, { "exiting", exiting },
 		{ "interrupted", interrupted }, { "gone", gone }, { "groups", groups },
 		{ "gids", gids }, { "lingering", lingering }, { "abandoned", abandoned },
+		{ "path given", path_given }, { "path taken", path_taken },
 	};
-	CHECK(argc == 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);
 	CHECK(channel = rdma_create_event_channel());
 	for (size_t i = 0; i < sizeof(corners) / sizeof(corners[0]); i++) {
 		if (!strcmp(corners[i].name, argv[1])) {

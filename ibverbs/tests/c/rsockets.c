@@ -390,6 +390,225 @@ static void hostile(void)
 	CHECK(!rclose(listening));
 }
 
+/* A thread that waits in a call: it is interrupted by a signal, and only later there is what it waits for. */
+static struct waiter {
+	pthread_t thread;
+	volatile sig_atomic_t handled, ended;
+	int fds[2];
+	void (*bring)(struct waiter *);
+} waiter;
+
+static void handle(int signal)
+{
+	(void)signal;
+	waiter.handled++;
+}
+
+static void *interrupts(void *none)
+{
+	(void)none;
+	usleep(200000);
+	CHECK(!waiter.ended);
+	CHECK(!pthread_kill(waiter.thread, SIGUSR1));
+	usleep(200000);
+	CHECK(waiter.handled == 1);
+	if (waiter.bring && !waiter.ended)
+		waiter.bring(&waiter);
+	return NULL;
+}
+
+/* What a call says that is interrupted, with and without SA_RESTART. */
+#define INTERRUPTED(what, brings, restarts, says)                                    \
+	do {                                                                             \
+		struct sigaction action = { .sa_handler = handle };                          \
+		pthread_t other;                                                             \
+		action.sa_flags = (restarts) ? SA_RESTART : 0;                               \
+		CHECK(!sigaction(SIGUSR1, &action, NULL));                                   \
+		waiter.thread = pthread_self(), waiter.bring = (brings);                     \
+		waiter.handled = waiter.ended = 0;                                           \
+		CHECK(!pthread_create(&other, NULL, interrupts, NULL));                      \
+		errno = 0;                                                                   \
+		long said = (what);                                                          \
+		int why = errno;                                                             \
+		waiter.ended = 1;                                                            \
+		CHECK(!pthread_join(other, NULL));                                           \
+		errno = why;                                                                 \
+		CHECK((says) == EINTR ? said == -1 && why == EINTR : said == (says));        \
+	} while (0)
+
+static void brings_a_byte(struct waiter *w)
+{
+	CHECK(rsend(w->fds[1], "x", 1, 0) == 1);
+}
+
+static void brings_room(struct waiter *w)
+{
+	static char in[LONG];
+	CHECK(rrecv(w->fds[1], in, LONG, MSG_WAITALL) == LONG);
+}
+
+static void *accepts(void *fd)
+{
+	int new = raccept(*(int *)fd, NULL, NULL);
+	CHECK(new >= 0);
+	CHECK(!rclose(new));
+	return NULL;
+}
+
+static void brings_an_answer(struct waiter *w)
+{
+	accepts(&w->fds[0]);
+}
+
+static void brings_a_connection(struct waiter *w)
+{
+	/* It is accepted by the one that waits, and closed by this. */
+	CHECK((w->fds[1] = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	CHECK(!rconnect(w->fds[1], to, sizeof(address)));
+}
+
+static void interrupted(void)
+{
+	static char out[LONG];
+	char in[2];
+	int ends[2], listening, fd;
+	struct timeval time = { .tv_sec = 5 };
+	pair(ends);
+	memcpy(waiter.fds, ends, sizeof(ends));
+	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 0, EINTR);
+	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 1, 1);
+	/* With something done it says what. */
+	CHECK(rsend(ends[1], "x", 1, 0) == 1);
+	INTERRUPTED(rrecv(ends[0], in, 2, MSG_WAITALL), brings_a_byte, 1, 1);
+	/* Whoever looks at several, or with a time limit, hears of it. */
+	struct pollfd poll = { .fd = ends[0], .events = POLLIN };
+	INTERRUPTED(rpoll(&poll, 1, 5000), brings_a_byte, 1, EINTR);
+	INTERRUPTED(rpoll(&poll, 1, -1), brings_a_byte, 1, EINTR);
+	CHECK(!rsetsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
+	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 1, EINTR);
+	/* Nothing was sent while it was interrupted; all that it can hold is, before. */
+	CHECK(!rfcntl(ends[0], F_SETFL, O_NONBLOCK));
+	ssize_t sent = 0, n;
+	while ((n = rsend(ends[0], out, LONG - sent, 0)) > 0 || events(ends[0], POLLOUT, 200))
+		sent += n > 0 ? n : 0;
+	CHECK(sent < LONG - 1000 && !rfcntl(ends[0], F_SETFL, 0));
+	INTERRUPTED(rsend(ends[0], out, LONG - sent, 0), brings_room, 0, EINTR);
+	INTERRUPTED(rsend(ends[0], out, LONG - sent, 0), brings_room, 1, LONG - sent);
+	close_both(ends);
+	waiter.fds[0] = listening = listener();
+	INTERRUPTED(raccept(listening, NULL, NULL), brings_a_connection, 0, EINTR);
+	long accepted;
+	INTERRUPTED((accepted = raccept(listening, NULL, NULL)), brings_a_connection, 1, accepted);
+	CHECK(accepted >= 0 && !rclose(accepted) && !rclose(waiter.fds[1]));
+	CHECK((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	INTERRUPTED(rconnect(fd, to, sizeof(address)), NULL, 0, EINTR);
+	FAILS(rconnect(fd, to, sizeof(address)), EALREADY);
+	brings_an_answer(&waiter);
+	CHECK(events(fd, POLLOUT, 5000) & POLLOUT);
+	CHECK(!rclose(fd));
+	CHECK((fd = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	INTERRUPTED(rconnect(fd, to, sizeof(address)), brings_an_answer, 1, 0);
+	CHECK(!rclose(fd) && !rclose(listening));
+}
+
+/* Who keeps sockets alive lets go of those that are closed. */
+static void kept_and_closed(void)
+{
+	int ends[2], one = 1, idle = 1000;
+	pair(ends);
+	for (int i = 0; i < 2; i++) {
+		CHECK(!rsetsockopt(ends[i], IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle)));
+		CHECK(!rsetsockopt(ends[i], SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)));
+	}
+	usleep(100000);
+	close_both(ends);
+	for (int i = 0; i < 100 && (fcntl(ends[0], F_GETFD) >= 0 || fcntl(ends[1], F_GETFD) >= 0); i++)
+		usleep(10000);
+	FAILS(fcntl(ends[0], F_GETFD), EBADF);
+	FAILS(fcntl(ends[1], F_GETFD), EBADF);
+}
+
+/* Answers a byte, and then is killed or stops by this signal; without one it only says nothing for a while. */
+static void dies(int signal)
+{
+	char in;
+	int one = 1, idle = 1, listening = rsocket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!rsetsockopt(listening, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)));
+	CHECK(!rsetsockopt(listening, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle)));
+	CHECK(!rbind(listening, to, sizeof(address)) && !rlisten(listening, 1));
+	int fd = raccept(listening, NULL, NULL);
+	CHECK(fd >= 0 && rrecv(fd, &in, 1, 0) == 1 && rsend(fd, "x", 1, 0) == 1);
+	if (!signal) {
+		/* Its NIC answers, and its peer's, though nobody here or there looks. */
+		sleep(4);
+		CHECK(rrecv(fd, &in, 1, 0) == 1 && in == 'y');
+		CHECK(!rclose(fd));
+		return;
+	}
+	usleep(300000);
+	kill(getpid(), signal);
+	pause();
+}
+
+static void is_killed(void)
+{
+	dies(SIGKILL);
+}
+
+static void is_stopped(void)
+{
+	dies(SIGSTOP);
+}
+
+static void is_silent(void)
+{
+	dies(0);
+}
+
+static int connected_to_the_other(int keeps)
+{
+	char in;
+	int idle = 1, fd = rsocket(AF_INET, SOCK_STREAM, 0);
+	CHECK(!rsetsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &keeps, sizeof(keeps)));
+	CHECK(!rsetsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle)));
+	CHECK(!rconnect(fd, to, sizeof(address)));
+	CHECK(rsend(fd, "x", 1, 0) == 1 && rrecv(fd, &in, 1, 0) == 1);
+	return fd;
+}
+
+static void notices(void)
+{
+	char in;
+	int error = 0, fd = connected_to_the_other(1);
+	socklen_t len = sizeof(error);
+	CHECK(events(fd, POLLIN, 30000) & POLLERR);
+	CHECK(!rgetsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) && error == ETIMEDOUT);
+	CHECK(rrecv(fd, &in, 1, 0) == 0);
+	CHECK(!rclose(fd));
+}
+
+static void hears_while_it_waits(void)
+{
+	char in;
+	int fd = connected_to_the_other(1);
+	FAILS(rrecv(fd, &in, 1, 0), ETIMEDOUT);
+	CHECK(!rclose(fd));
+}
+
+static void does_not_notice(void)
+{
+	int fd = connected_to_the_other(0);
+	CHECK(!events(fd, POLLIN, 8000));
+}
+
+static void keeps_on(void)
+{
+	int fd = connected_to_the_other(1);
+	sleep(3);
+	CHECK(!events(fd, POLLIN, 0) && rsend(fd, "y", 1, 0) == 1);
+	CHECK(!rclose(fd));
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
@@ -399,6 +618,9 @@ int main(int argc, char **argv)
 		{ "connecting", connecting }, { "refused", refused }, { "half closed", half_closed },
 		{ "pieces", pieces }, { "both ways", both_ways }, { "full", full }, { "polled", polled },
 		{ "mapped", mapped }, { "exits", exits }, { "forked", forked }, { "beside", beside }, { "hostile", hostile },
+		{ "interrupted", interrupted }, { "is killed", is_killed }, { "is stopped", is_stopped },
+		{ "is silent", is_silent }, { "notices", notices }, { "hears", hears_while_it_waits },
+		{ "does not notice", does_not_notice }, { "keeps on", keeps_on }, { "kept and closed", kept_and_closed },
 	};
 	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
 	address.sin_port = htons(argc > 3 ? atoi(argv[3]) : 0);

@@ -292,6 +292,9 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
+        if self.watch.as_ref().is_some_and(Watch::is_gone) {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
         let own = match &self.tenancy {
             None => self.receiver.receive(&self.socket, &self.local, sink)?,
             Some(tenancy) => self.receiver.receive(&self.socket, &self.local, &mut |burst| {

@@ -9,7 +9,7 @@ use crate::cm;
 use crate::link::ClaimError;
 use crate::link::route::source_towards;
 use crate::transport::AddressVector;
-use crate::wire::{AckTimeout, Gid};
+use crate::wire::{AckTimeout, Gid, PKey};
 
 /// How long a packet may be under way: 4.096 µs · 2^this is 34 ms. The queue pairs of both sides wait for an
 /// acknowledgement twice as long and a bit, and packets of a connection may be late for as long.
@@ -145,6 +145,7 @@ impl State {
         }
         (id.device, id.peer, id.phase) = (Some(device), Some(dst), Phase::AddrResolved);
         id.lost = None;
+        id.given = None;
         if dst.ip().is_unspecified() {
             id.peer = Some(SocketAddr::new(source, dst.port()));
         }
@@ -195,13 +196,25 @@ impl State {
         Ok(())
     }
 
+    /// Takes the path as it is given.
+    pub fn set_path(&mut self, number: u64, path: &Path) -> Result<(), IdError> {
+        let id = self.id(number)?;
+        id.require("set_path", &[Phase::AddrResolved])?;
+        let device = &self.devices[id.device.ok_or(IdError::Ended)?];
+        let to = device.address_vector(path)?;
+        let id = self.id_mut(number)?;
+        id.to = Some(to);
+        id.tos = path.traffic_class;
+        id.given = Some((path.mtu, AckTimeout::new(path.packet_life_time)));
+        self.resolve_route(number)
+    }
+
     /// The path of an id whose peer is known.
     pub fn path(&self, id: &Id) -> Option<cm::Path> {
         let (device, to) = (&self.devices[id.device?], id.to?);
         let av = AddressVector { traffic_class: id.tos, ..to };
-        let path = cm::Path::to(av, device.context.0.mtu);
-        let pkey = device.context.query_pkey(0).unwrap_or_default();
-        Some(cm::Path { packet_life: PACKET_LIFE, pkey, ..path })
+        let (mtu, packet_life) = id.given.unwrap_or((device.context.0.mtu, PACKET_LIFE));
+        Some(cm::Path { av, mtu, packet_life, pkey: device.pkey() })
     }
 
     /// The same as a path record.
@@ -215,7 +228,40 @@ impl State {
             mtu: path.mtu,
             traffic_class: path.av.traffic_class,
             hop_limit: path.av.hop_limit,
+            flow_label: path.av.flow_label,
             packet_life_time: path.packet_life.code(),
         })
+    }
+}
+
+impl Device {
+    fn pkey(&self) -> PKey {
+        self.context.query_pkey(0).unwrap_or_default()
+    }
+
+    /// Where a path leads, if this device has it.
+    fn address_vector(&self, path: &Path) -> Result<AddressVector, IdError> {
+        let [src, dst] = [path.sgid, path.dgid].map(Gid::ip);
+        let sgid_index = self.gid_index(src).ok_or(IdError::NoDevice(src))?;
+        if dst.is_unspecified() || dst.is_multicast() {
+            return Err(IdError::NoHost(dst));
+        }
+        if src.is_ipv4() != dst.is_ipv4() {
+            return Err(IdError::Family { src, dst });
+        }
+        let most = self.context.0.mtu.bytes() as u64;
+        let bounds = [
+            ("the path MTU", path.mtu.bytes() as u64, most),
+            ("the flow label", path.flow_label.into(), (1 << 20) - 1),
+            ("the packet life time", path.packet_life_time.into(), 31),
+        ];
+        if let Some(&(name, value, _)) = bounds.iter().find(|(_, value, most)| value > most) {
+            return Err(IdError::Value { name, value });
+        }
+        if path.pkey != self.pkey() {
+            return Err(IdError::Value { name: "the partition", value: path.pkey.0.into() });
+        }
+        let &Path { dgid, hop_limit, traffic_class, flow_label, .. } = path;
+        Ok(AddressVector { dgid, sgid_index, hop_limit, traffic_class, flow_label })
     }
 }

@@ -35,6 +35,9 @@ pub enum IdError {
         /// Why not.
         source: ClaimError,
     },
+    /// No host has such an address.
+    #[error("{0} is no host's address: a path leads to one host")]
+    NoHost(IpAddr),
     /// Source and destination are of different IP versions.
     #[error("{src} and {dst} are of different IP versions")]
     Family {

@@ -116,6 +116,16 @@ impl CmId {
         self.call(|state, number| state.resolve_route(number))
     }
 
+    /// The path to the peer is this one, and is not looked for; `RouteResolved` comes, or what else
+    /// [`resolve_route`](Self::resolve_route) would say. It need not lead to the address that was resolved.
+    ///
+    /// # Errors
+    /// [`IdError::State`] unless the address is resolved and the path is not; of a path that this device does not have
+    /// [`IdError::NoDevice`], [`IdError::NoHost`], [`IdError::Family`] or [`IdError::Value`].
+    pub fn set_path(&self, path: &Path) -> Result<(), IdError> {
+        self.call(|state, number| state.set_path(number, path))
+    }
+
     /// Takes connection requests, of which `backlog` may wait on the channel (0: as many as the manager allows); more are
     /// rejected.
     ///

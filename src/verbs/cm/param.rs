@@ -93,6 +93,8 @@ pub struct Path {
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
     /// How long a packet can be under way: 4.096 µs · 2^this.
     pub packet_life_time: u8,
 }

@@ -18,7 +18,7 @@ use crate::transport::{AddressVector, AsyncEvent, Instant, QpType};
 use crate::verbs::qp::QpRemote;
 use crate::verbs::{Context, ManagementPort, ServiceClaim};
 use crate::wire::mad::{RejReason, ServiceId};
-use crate::wire::{AckTimeout, Gid, Psn};
+use crate::wire::{AckTimeout, Gid, Mtu, Psn};
 
 /// See the module.
 pub(super) struct State {
@@ -106,6 +106,8 @@ pub(super) struct Id {
     pub claims: Vec<Arc<ServiceClaim>>,
     pub device: Option<usize>,
     pub to: Option<AddressVector>,
+    /// Of the path, as the program has given it: payload bytes a packet, and how long one can be under way.
+    pub given: Option<(Mtu, AckTimeout)>,
     pub connection: Option<ConnId>,
     pub listening: Option<Listening>,
     pub groups: Vec<Group>,
@@ -280,6 +282,7 @@ impl State {
             claims: Vec::new(),
             device: None,
             to: None,
+            given: None,
             connection: None,
             listening: None,
             groups: Vec::new(),
