@@ -14,7 +14,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::oob::read_some;
 
 /// Changes whenever a message does, or the data that both sides expect.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The longest line that is believed.
 const MAX_LINE: usize = 4 << 20;
 /// How often a wait looks whether Ctrl-C came.
@@ -51,6 +51,8 @@ pub enum Message {
         max_size: u32,
         /// Work requests in flight of a queue pair.
         depth: u32,
+        /// Messages for one completion, at most.
+        cq_mod: u32,
         /// Path MTU.
         mtu: u32,
         /// Queue pairs.

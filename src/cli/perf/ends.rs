@@ -34,6 +34,8 @@ pub struct Plan {
     pub qps: usize,
     /// In flight of each.
     pub depth: usize,
+    /// Messages for one completion, at most.
+    pub cq_mod: u32,
     /// JSON output.
     pub json: bool,
 }
@@ -53,9 +55,17 @@ pub struct End<'a> {
 }
 
 impl End<'_> {
-    fn side(&self, verb: Verb, max_size: u32, qps: usize, depth: usize) -> Result<Side, CliError> {
+    fn side(
+        &self,
+        verb: Verb,
+        max_size: u32,
+        qps: usize,
+        depth: usize,
+        cq_mod: u32,
+    ) -> Result<Side, CliError> {
+        let (slot, access) = ((max_size as usize).max(64), Access::ALL);
         let receives = if verb == Verb::Send { RECEIVES } else { 0 };
-        let shape = Shape { qps, slot: (max_size as usize).max(64), depth, receives, access: Access::ALL };
+        let shape = Shape { qps, slot, depth, cq_mod: cq_mod.into(), receives, access };
         Side::new(self.context, shape)
     }
 
@@ -100,7 +110,7 @@ impl End<'_> {
     pub fn client(&self, control: &mut Control, plan: &Plan) -> Result<(), CliError> {
         let Plan { verb, measure, .. } = *plan;
         let max_size = plan.sizes.iter().copied().max().unwrap_or(1);
-        let mut side = self.side(verb, max_size, plan.qps, plan.depth)?;
+        let mut side = self.side(verb, max_size, plan.qps, plan.depth, plan.cq_mod)?;
         let (sgid, gid) = self.link.gid_for(self.context, None)?;
         control.say(&Message::Hello {
             version: VERSION,
@@ -108,6 +118,7 @@ impl End<'_> {
             measure,
             max_size,
             depth: plan.depth as u32,
+            cq_mod: plan.cq_mod,
             mtu: self.own_mtu().bytes() as u32,
             lanes: self.lanes(&side, gid),
         })?;
@@ -215,10 +226,12 @@ impl End<'_> {
 
     /// The server's end.
     pub fn server(&self, control: &mut Control) -> Result<(), CliError> {
-        let Message::Hello { version, verb, measure, max_size, depth, mtu, lanes } = control.hear()? else {
+        let Message::Hello { version, verb, measure, max_size, depth, cq_mod, mtu, lanes } =
+            control.hear()?
+        else {
             return Err(CliError::Failed("the peer did not begin with what it wants".into()));
         };
-        let served = self.welcome(version, verb, max_size, depth, mtu, &lanes);
+        let served = self.welcome(version, verb, max_size, (depth, cq_mod), mtu, &lanes);
         let (side, welcome) = match served {
             Ok(served) => served,
             Err(e) => {
@@ -273,7 +286,7 @@ impl End<'_> {
         version: u32,
         verb: Verb,
         max_size: u32,
-        depth: u32,
+        (depth, cq_mod): (u32, u32),
         mtu: u32,
         lanes: &[Lane],
     ) -> Result<(Side, Message), CliError> {
@@ -297,7 +310,7 @@ impl End<'_> {
         }
         let (sgid, gid) = self.link.gid_for(self.context, Some(Gid(peer.gid.octets()).ip()))?;
         let mtu = checked_mtu(mtu)?.min(self.own_mtu());
-        let mut side = self.side(verb, max_size, lanes.len(), depth as usize)?;
+        let mut side = self.side(verb, max_size, lanes.len(), depth as usize, cq_mod.max(1))?;
         self.connect(&mut side, lanes, sgid, mtu)?;
         let lanes = self.lanes(&side, gid);
         Ok((side, Message::Welcome { mtu: mtu.bytes() as u32, lanes }))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::ends::End;
 use super::plan::{Amount, Measure, Verb};
 use super::report::{Outcome, Report, histogram};
-use super::side::{Shape, Side, Work};
+use super::side::{CQ_MOD, Shape, Side, Work};
 use crate::cli::CliError;
 use crate::cli::exchange::perftest::{BwReport, Config, Destination, Exchange, Layout, Role, Test};
 use crate::cli::oob::{Patient, silent};
@@ -101,7 +101,8 @@ pub fn run(end: &End<'_>, plan: &StockPlan<'_>, stream: Patient, role: Role) -> 
         atomic: AtomicOp::FetchAdd(1),
     };
     let receives = if verb == Verb::Send { n.min(RECEIVES).next_multiple_of(2) as usize } else { 0 };
-    let shape = Shape { qps: plan.qps, slot: layout.slot as usize, depth: plan.depth, receives, access };
+    let (slot, cq_mod) = (layout.slot as usize, CQ_MOD.into());
+    let shape = Shape { qps: plan.qps, slot, depth: plan.depth, cq_mod, receives, access };
     let mut side = Side::new(end.context, shape)?;
     side.prepare(&work)?;
 

@@ -12,8 +12,8 @@ use crate::verbs::{
     SendFlags, SendWr, Sge, WcOpcode, WrOp,
 };
 
-/// Every k-th work request is signaled, at most; those between are known to be done by the next that is.
-const SIGNAL: u64 = 32;
+/// Every k-th work request is signaled, unless said otherwise; those between are known to be done by the next that is.
+pub const CQ_MOD: u32 = 32;
 /// Completions taken at once.
 const BATCH: usize = 32;
 /// Marks a receive's wr_id; the low half has the lane.
@@ -31,6 +31,8 @@ pub struct Shape {
     pub slot: usize,
     /// Work requests in flight of a queue pair.
     pub depth: usize,
+    /// Every k-th work request is signaled, or more often where so many are not in flight.
+    pub cq_mod: u64,
     /// Receives kept posted; 0 if there is nothing to be received.
     pub receives: usize,
     /// What the peer may do.
@@ -198,7 +200,7 @@ impl Side {
     /// Sends `n` messages on each queue pair and waits until all are through.
     pub fn flood(&self, work: &Work, n: u64, spin: &mut Spin) -> Result<Duration, CliError> {
         let depth = self.shape.depth as u64;
-        let every = (depth / 2).clamp(1, SIGNAL);
+        let every = (depth / 2).clamp(1, self.shape.cq_mod);
         let messages = |lane| (0..work.places).map(|n| self.message(work, self.source_at(lane), n)).collect();
         let sges: Vec<Vec<[Sge; 1]>> = (0..self.lanes.len()).map(messages).collect();
         let (mut posted, mut done) = (vec![0u64; sges.len()], vec![0u64; sges.len()]);
@@ -392,7 +394,7 @@ impl Side {
     }
 
     fn signal_turns(&self) -> u64 {
-        (self.shape.depth as u64 / 4).clamp(1, SIGNAL)
+        (self.shape.depth as u64 / 4).clamp(1, self.shape.cq_mod)
     }
 
     fn send_turn(&self, work: &Work, sges: &[Sge], queue: &mut Turns) -> Result<(), CliError> {

@@ -33,7 +33,7 @@ pub(super) struct Sender {
     /// Waits left in this turn.
     waits: u32,
     /// What the socket puts into headers of itself.
-    usual: Marks,
+    pub usual: Marks,
     /// What the last turns wanted instead, and how many.
     wanted: (Marks, u32),
     pub counters: LinkCounters,

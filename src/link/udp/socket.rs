@@ -20,7 +20,7 @@ const HOP_LIMIT: u8 = 64;
 const IPV6_MULTICAST_ALL: libc::c_int = 29;
 
 /// What a socket puts into the headers of what it sends, unless a message says otherwise.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Marks {
     pub traffic_class: u8,
     pub hop_limit: u8,

@@ -4,6 +4,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant as Clock};
 
+use super::cmsg::Control;
+use super::socket::Marks;
 use super::*;
 use crate::memory::{Access, Accessor, HostSlice, PdId, Span, Table};
 use crate::transport::Payload;
@@ -164,6 +166,71 @@ fn ecn_and_dscp_arrive() {
         // The hop limit is not asked for: it costs a control message for each packet, and nothing needs it.
         let flow = Flow { hop_limit: 64, ..flow };
         assert_eq!((got.len(), got[0].flow), (1, flow));
+    }
+}
+
+/// Traffic class and hop limit of the next datagram, of a socket that asks for them.
+fn marks(socket: &UdpSocket) -> (u8, u8) {
+    let (mut data, mut control) = ([0u8; 512], Control::new());
+    let mut slice = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
+    // SAFETY: all zeros is a valid msghdr.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut slice, 1);
+    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr(), Control::ROOM as _);
+    // SAFETY: all that the header points to outlives the call, with its true lengths.
+    assert!(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) } > 0);
+    let found: Vec<_> =
+        control.messages(header.msg_controllen).map(|(_, kind, data)| (kind, data[0])).collect();
+    let value = |name| found.iter().find(|(kind, _)| *kind == name).unwrap().1;
+    (value(libc::IP_TOS), value(libc::IP_TTL))
+}
+
+#[test]
+fn headers_are_what_each_flow_wants_whatever_the_socket_has_learned() {
+    let mut a = link("127.12.1.1");
+    let b = UdpSocket::bind("127.12.1.2:4791").unwrap();
+    b.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    for name in [libc::IP_RECVTOS, libc::IP_RECVTTL] {
+        let on: libc::c_int = 1;
+        // SAFETY: the pointer is to an int, whose size is told, and which outlives the call.
+        let set = unsafe {
+            libc::setsockopt(
+                b.as_raw_fd(),
+                libc::IPPROTO_IP,
+                name,
+                (&raw const on).cast(),
+                size_of_val(&on) as _,
+            )
+        };
+        assert_eq!(set, 0);
+    }
+    let to = |traffic_class, hop_limit| Flow {
+        traffic_class,
+        hop_limit,
+        ..Flow::new(ip("127.12.1.1"), ip("127.12.1.2"), ROCE_PORT)
+    };
+    let mut arrives = |flow: &Flow, packets: u32| {
+        let mut q = TxQueue::new(a.info.burst);
+        (0..packets).for_each(|i| q.push(flow, headers(i), Payload::Bytes(&[1; 300])));
+        a.transmit(Instant(0), &q).unwrap();
+        let all: Vec<_> = (0..packets).map(|_| marks(&b)).collect();
+        all.windows(2).for_each(|two| assert_eq!(two[0], two[1]));
+        (all[0], a.sender.usual)
+    };
+    for packets in [1, 3] {
+        for (class, limit) in [(0, 255), (0x68, 255), (0, 64), (2, 3)] {
+            let marks = Marks { traffic_class: class, hop_limit: limit };
+            // More often than it takes for a habit.
+            let all: Vec<_> = (0..20).map(|_| arrives(&to(class, limit), packets)).collect();
+            assert!(all.iter().all(|(came, _)| *came == (class, limit)), "{all:?}");
+            assert!(
+                all[19].1 == marks && (all[0].1 != marks || marks == Marks::PLAIN),
+                "{packets} of {marks:?}"
+            );
+            // Another one in between.
+            assert_eq!(arrives(&to(5 << 2, 77), packets).0, (5 << 2, 77));
+            assert_eq!(arrives(&to(0, 0), packets).0, (0, 64));
+        }
     }
 }
 

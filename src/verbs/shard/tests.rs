@@ -5,6 +5,18 @@ use super::{HOLD_PACKETS, Hold};
 use crate::link::udp::{UdpLink, UdpOptions};
 use crate::verbs::{Access, Context, ContextOptions, Fabric, Node, Notify, RecvWr, SendWr};
 
+/// Connected, on UDP.
+fn pair(a: &str, b: &str) -> (Node, Node) {
+    let on = |ip: &str| {
+        let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
+        Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
+    };
+    let (a, b) = (on(a), on(b));
+    a.qp.connect(&b.qp.endpoint(), &Default::default()).unwrap();
+    b.qp.connect(&a.qp.endpoint(), &Default::default()).unwrap();
+    (a, b)
+}
+
 #[test]
 fn who_polls_leaves_a_busy_nic_alone_and_who_looks_once_rings() {
     let (a, _b) = Fabric::new().pair().unwrap();
@@ -38,13 +50,7 @@ fn who_asks_for_an_event_and_looks_once_more_is_not_taken_for_one_that_polls() {
 
 #[test]
 fn acknowledgements_wait_for_who_answers_however_long_the_message_was() {
-    let on = |ip: &str| {
-        let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
-        Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap()
-    };
-    let (a, b) = (on("127.88.7.1"), on("127.88.7.2"));
-    a.qp.connect(&b.qp.endpoint(), &Default::default()).unwrap();
-    b.qp.connect(&a.qp.endpoint(), &Default::default()).unwrap();
+    let (a, b) = pair("127.88.7.1", "127.88.7.2");
     let len = 2 * HOLD_PACKETS * 4096;
     let (from, to) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
     let shard = b.context.0.shards.first();
@@ -76,4 +82,47 @@ fn acknowledgements_wait_for_who_answers_however_long_the_message_was() {
     // Of a stream, whose sender waits for them, they go at once; but not to one whose answer is what it waits for.
     assert!(!waits(len, Hold::Once, false));
     assert!(mostly_waits(len, Hold::Once, true) && mostly_waits(len, Hold::Longer, true));
+}
+
+#[test]
+fn what_is_posted_behind_a_lot_in_flight_leaves_several_at_a_time_and_without_another_call() {
+    const LEN: usize = 64 << 10;
+    let (a, b) = pair("127.88.8.1", "127.88.8.2");
+    let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());
+    // Without a turn, which a call would take.
+    let count = || {
+        let shard = a.context.0.shards.first();
+        let engine = shard.lock_soon();
+        let count = engine.nic.counters().sent_pkts;
+        shard.let_go(engine);
+        count
+    };
+    // How many packets have left after each of five messages, while nobody answers.
+    let sent = || {
+        to.write(5 * LEN - 1, &[0]).unwrap();
+        from.write(LEN - 1, &[1]).unwrap();
+        let sges = [from.sge(0..LEN)];
+        let write = |n| SendWr::write(1, &sges, to.remote(n * LEN));
+        // How long answers take is known from here on.
+        a.qp.post_send(&write(0)).unwrap();
+        a.cq.wait(Duration::from_secs(10)).unwrap();
+        let shard = b.context.0.shards.first();
+        let engine = shard.lock_soon();
+        let before = count();
+        let sent = [0, 1, 2, 3, 4].map(|n| {
+            a.qp.post_send(&write(n)).unwrap();
+            count() - before
+        });
+        shard.release(engine, shard.clock.now());
+        while to.buffer().load_u8(5 * LEN - 1) != Ok(1) {
+            std::thread::yield_now();
+        }
+        for _ in 0..5 {
+            a.cq.wait(Duration::from_secs(10)).unwrap();
+        }
+        sent
+    };
+    // Two are a lot; with the fourth there are two again, and the fifth waits. Whoever is kept from the processor asks meanwhile.
+    let all: Vec<_> = (0..20).map(|_| sent()).collect();
+    assert!(all.contains(&[16, 32, 32, 64, 64]), "{all:?}");
 }
