@@ -89,10 +89,14 @@ impl Drop for OwnFd {
     }
 }
 
-/// Whether every signal that this process handles is handled so that calls go on afterwards (`SA_RESTART`): `poll` and its
-/// like never do, and do not say which signal it was.
+/// Whether a call that a signal has interrupted is to go on, as far as can be told: `poll` and its like never do, and do not
+/// say which signal it was. So it is if all that this process handles are handled so that calls go on afterwards
+/// (`SA_RESTART`), and any is: whoever handled it otherwise may have taken itself away.
 pub fn signals_restart_calls() -> bool {
-    (1..=libc::SIGRTMAX()).all(|signal| {
+    /// They come of what a thread does itself, which does not wait meanwhile.
+    const OWN_DOING: [libc::c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
+    let mut any = false;
+    let all = (1..=libc::SIGRTMAX()).filter(|signal| !OWN_DOING.contains(signal)).all(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: only asks; the struct has room for what is there.
         let action = unsafe {
@@ -102,9 +106,11 @@ pub fn signals_restart_calls() -> bool {
             }
             action.assume_init()
         };
-        matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
-            || action.sa_flags & libc::SA_RESTART != 0
-    })
+        let is_handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        any |= is_handled;
+        !is_handled || action.sa_flags & libc::SA_RESTART != 0
+    });
+    any && all
 }
 
 #[cfg(test)]

@@ -81,18 +81,24 @@ impl Watch {
             let [a, b, c, d, e, f, ..] = *head;
             let (len, kind) = (u32::from_ne_bytes([a, b, c, d]) as usize, u16::from_ne_bytes([e, f]));
             let Some(body) = messages.get(HEADER..len) else { return };
-            if let (libc::RTM_NEWLINK | libc::RTM_DELLINK, Some(body)) = (kind, body.first_chunk::<BODY>()) {
-                let [_, _, _, _, index @ .., _, _, _, _, _, _, _, _] = *body;
-                let [.., f0, f1, f2, f3, _, _, _, _] = *body;
-                let state = match u32::from_ne_bytes([f0, f1, f2, f3]) & CARRIES {
-                    _ if kind == libc::RTM_DELLINK => State::Gone,
-                    CARRIES => State::Up,
-                    _ => State::Down,
-                };
-                let index = u32::from_ne_bytes(index);
-                self.interfaces.iter_mut().filter(|i| i.0 == index).for_each(|i| i.1 = state);
-            }
             messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+            let (libc::RTM_NEWLINK | libc::RTM_DELLINK, Some(body)) = (kind, body.first_chunk::<BODY>())
+            else {
+                continue;
+            };
+            let [family, _, _, _, index @ .., _, _, _, _, _, _, _, _] = *body;
+            // Else it is a bridge's word of its port, which says of one that leaves it that it is deleted.
+            if libc::c_int::from(family) != libc::AF_UNSPEC {
+                continue;
+            }
+            let [.., f0, f1, f2, f3, _, _, _, _] = *body;
+            let state = match u32::from_ne_bytes([f0, f1, f2, f3]) & CARRIES {
+                _ if kind == libc::RTM_DELLINK => State::Gone,
+                CARRIES => State::Up,
+                _ => State::Down,
+            };
+            let index = u32::from_ne_bytes(index);
+            self.interfaces.iter_mut().filter(|i| i.0 == index).for_each(|i| i.1 = state);
         }
     }
 }
@@ -129,6 +135,14 @@ mod tests {
         assert!(!told(&mut w, libc::RTM_NEWLINK, 1 << 29, 0, 8));
         assert!(told(&mut w, libc::RTM_NEWLINK, 1 << 29, running, 8));
         assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 29, running, 8), "an interface that is gone");
+        assert!(!w.is_gone());
+        // It leaves a bridge.
+        let mut leaves = vec![0; HEADER + BODY];
+        leaves[..4].copy_from_slice(&((HEADER + BODY) as u32).to_ne_bytes());
+        leaves[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
+        leaves[HEADER] = libc::AF_BRIDGE as u8;
+        leaves[20..24].copy_from_slice(&(1u32 << 30).to_ne_bytes());
+        w.hear(&leaves);
         assert!(!w.is_gone());
         assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 30, 0, 8) && w.is_gone());
         // Cut short, or nonsense.

@@ -36,14 +36,14 @@ unsafe fn value<T: Copy>(from: *const c_void, len: usize) -> Result<T, c_int> {
     Ok(unsafe { from.cast::<T>().read_unaligned() })
 }
 
-/// The path records of an option's value, of which there is at least one.
-unsafe fn records<'a>(from: *const c_void, len: usize) -> Result<&'a [ibv_path_data], c_int> {
+/// The path records of an option's value, of which there is at least one, wherever they are.
+unsafe fn records(from: *const c_void, len: usize) -> Result<Vec<ibv_path_data>, c_int> {
     const SIZE: usize = size_of::<ibv_path_data>();
-    if from.is_null() || !from.cast::<ibv_path_data>().is_aligned() || len == 0 || !len.is_multiple_of(SIZE) {
+    if from.is_null() || len == 0 || !len.is_multiple_of(SIZE) {
         return Err(libc::EINVAL);
     }
     // SAFETY: the caller vouches for `len` bytes, which are plain integers.
-    Ok(unsafe { std::slice::from_raw_parts(from.cast(), len / SIZE) })
+    Ok((0..len / SIZE).map(|n| unsafe { from.cast::<ibv_path_data>().add(n).read_unaligned() }).collect())
 }
 
 /// The path of an id is the first of these that is for all of both directions; as of the kernel, no other is looked at, nor
@@ -80,7 +80,7 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
 pub unsafe fn set_route(c: *mut rdma_cm_id, from: *const c_void, len: usize) -> Result<(), c_int> {
     // SAFETY: the caller's.
     let (id, records) = unsafe { (own(c)?, records(from, len)?) };
-    set_path(&id.id, records)?;
+    set_path(&id.id, &records)?;
     id.complete()
 }
 

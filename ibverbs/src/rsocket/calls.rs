@@ -8,7 +8,6 @@ use std::time::Duration;
 use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, size_t, sockaddr, socklen_t, ssize_t, timeval};
 
 use super::buffers::{Sink, Source};
-use super::keepalive::attend;
 use super::poll::{Sets, select, wait_for};
 use super::socket::{Received, Socket};
 use super::stream::Phase;
@@ -386,11 +385,8 @@ unsafe extern "C" fn rsetsockopt(
     done(table::get(fd).and_then(|socket| {
         // SAFETY: the caller's.
         let value = unsafe { bytes(value, len as usize) }?;
-        let is_kept = socket.options(|options| {
-            options.set(level, name, value)?;
-            Ok::<_, c_int>(options.keep_alive().is_some())
-        })?;
-        if is_kept { attend() } else { Ok(()) }
+        socket.options(|options| options.set(level, name, value))?;
+        socket.attend()
     }))
 }
 

@@ -5,25 +5,46 @@
 //! A program may not look at its sockets for long, so a thread does it, which there is where a socket asks for it.
 
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::table;
+use super::stream::Stream;
 use crate::cm::process::spawn;
 
 /// The thread's, and in which process that is.
 static BELL: Mutex<Option<(u32, Arc<Bell>)>> = Mutex::new(None);
 
-/// Has the thread look again before its time.
+/// Whom the thread keeps alive, and what has it look again before its time. Nothing that it locks is anything to a child of
+/// fork, but for its parent's sockets, which the child leaves alone.
 #[derive(Default)]
 struct Bell {
+    kept: Mutex<Vec<Weak<Stream>>>,
     is_rung: Mutex<bool>,
     rings: Condvar,
 }
 
 impl Bell {
+    fn add(&self, stream: &Arc<Stream>) {
+        let mut kept = self.kept.lock();
+        if !kept.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(stream))) {
+            kept.push(Arc::downgrade(stream));
+        }
+    }
+
+    /// Keeps alive who still is to be; when to come again.
+    fn look(&self, now: Instant) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        // With the lock: who asks again meanwhile is not forgotten.
+        self.kept.lock().retain(|stream| {
+            let at = stream.upgrade().and_then(|stream| stream.keep_alive(now));
+            next = next.into_iter().chain(at).min();
+            at.is_some()
+        });
+        next
+    }
+
     fn ring(&self) {
         *self.is_rung.lock() = true;
         self.rings.notify_one();
@@ -46,21 +67,21 @@ impl Bell {
 ///
 /// # Errors
 /// `EAGAIN`: there can be no thread.
-pub fn attend() -> Result<(), c_int> {
+pub fn attend(stream: &Arc<Stream>) -> Result<(), c_int> {
     let this = std::process::id();
     let mut bell = BELL.lock();
     // A child of fork has none of its parent's threads.
     if let Some((_, bell)) = bell.as_ref().filter(|(of, _)| *of == this) {
+        bell.add(stream);
         bell.ring();
         return Ok(());
     }
     let new = Arc::new(Bell::default());
+    new.add(stream);
     let its = new.clone();
     spawn("urxe-keepalive", move || {
         loop {
-            let now = Instant::now();
-            // Without the sockets, which may be closed meanwhile.
-            let next = table::all().iter().filter_map(|socket| socket.keep_alive(now)).min();
+            let next = its.look(Instant::now());
             its.wait(next);
         }
     })

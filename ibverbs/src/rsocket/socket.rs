@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::buffers::{Sink, Source};
 use super::datagram::Datagram;
+use super::keepalive::attend;
 use super::options::Options;
 use super::stream::{Phase, Stream};
 use super::wait::Watchers;
@@ -90,11 +91,16 @@ impl Socket {
         either!(self, socket => socket.arm(by));
     }
 
-    /// Keeps its connection alive; when to come again.
-    pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
+    /// Has its connection kept alive, if its options say so.
+    ///
+    /// # Errors
+    /// As of [`attend`].
+    pub fn attend(&self) -> Result<(), c_int> {
         match self {
-            Socket::Stream(stream) => stream.look(|state| state.keep_alive(now)),
-            Socket::Datagram(_) => None,
+            Socket::Stream(stream) if self.options(|options| options.keep_alive().is_some()) => {
+                attend(stream)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -363,6 +363,11 @@ impl Stream {
         })
     }
 
+    /// Keeps its connection alive; when to come again, if it is to be.
+    pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
+        self.look(|state| state.keep_alive(now))
+    }
+
     /// What `poll` says of it.
     pub fn events(&self) -> libc::c_short {
         self.look(|state| state.events())
@@ -448,7 +453,7 @@ impl State {
         self.options.traffic_class.map_or(Ok(()), |class| id.set_tos(class).map_err(errno))
     }
 
-    pub fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
+    fn keep_alive(&mut self, now: Instant) -> Option<Instant> {
         let idle = self.options.keep_alive()?;
         match &mut self.phase {
             Phase::Connected(link) => link.keep_alive(idle, now),

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
-use super::keepalive::attend;
 use super::socket::Socket;
 
 static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
@@ -17,14 +16,12 @@ const AT_EXIT: Duration = Duration::from_secs(2);
 /// Its number from now on.
 ///
 /// # Errors
-/// As of [`attend`], if it is to be kept alive.
+/// As of [`Socket::attend`].
 pub fn add(socket: Socket) -> Result<c_int, c_int> {
-    let (fd, is_kept) = (socket.fd(), socket.options(|options| options.keep_alive().is_some()));
-    let before = SOCKETS.write().insert(fd, socket);
+    let fd = socket.fd();
+    let before = SOCKETS.write().insert(fd, socket.clone());
     before.into_iter().for_each(leave);
-    if is_kept {
-        attend().or_else(|e| close(fd).and(Err(e)))?;
-    }
+    socket.attend().or_else(|e| close(fd).and(Err(e)))?;
     Ok(fd)
 }
 
@@ -37,11 +34,6 @@ pub fn find(fd: c_int) -> Option<Socket> {
 /// `EBADF`.
 pub fn get(fd: c_int) -> Result<Socket, c_int> {
     find(fd).ok_or(libc::EBADF)
-}
-
-/// All of this process's.
-pub fn all() -> Vec<Socket> {
-    SOCKETS.read().values().filter(|socket| !socket.is_inherited()).cloned().collect()
 }
 
 /// Closes one.

@@ -629,6 +629,7 @@ static void path_given(void)
 	struct rdma_conn_param param = with("hello");
 	struct rdma_cm_id *id;
 	struct ibv_path_data two[2];
+	char odd[1 + sizeof(two)];
 	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	memset(two, 0, sizeof(two));
 	two[0].flags = IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL;
@@ -659,9 +660,10 @@ static void path_given(void)
 	NO_PATH(&bad, sizeof(bad));
 	memset(&bad.path.dgid, 0, sizeof(bad.path.dgid));
 	NO_PATH(&bad, sizeof(bad));
-	/* The second is one that is for all. */
+	/* The second is one that is for all. They may lie anywhere. */
 	two[0] = two[1] = good, two[0].flags = IBV_PATH_FLAG_GMP;
-	CHECK(!set_path(id, two, sizeof(two)));
+	memcpy(odd + 1, two, sizeof(two));
+	CHECK(!set_path(id, (void *)(odd + 1), sizeof(two)));
 	expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
 	NO_PATH(&good, sizeof(good)); /* has one */
 	struct ibv_sa_path_rec *path = id->route.path_rec;

@@ -417,12 +417,12 @@ static void *interrupts(void *none)
 	return NULL;
 }
 
-/* What a call says that is interrupted, with and without SA_RESTART. */
+/* What a call says that is interrupted, with (1) and without (0) SA_RESTART, or by a handler that takes itself away (2). */
 #define INTERRUPTED(what, brings, restarts, says)                                    \
 	do {                                                                             \
 		struct sigaction action = { .sa_handler = handle };                          \
 		pthread_t other;                                                             \
-		action.sa_flags = (restarts) ? SA_RESTART : 0;                               \
+		action.sa_flags = (int[]){ 0, SA_RESTART, SA_RESETHAND }[restarts];          \
 		CHECK(!sigaction(SIGUSR1, &action, NULL));                                   \
 		waiter.thread = pthread_self(), waiter.bring = (brings);                     \
 		waiter.handled = waiter.ended = 0;                                           \
@@ -477,6 +477,7 @@ static void interrupted(void)
 	memcpy(waiter.fds, ends, sizeof(ends));
 	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 0, EINTR);
 	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 1, 1);
+	INTERRUPTED(rrecv(ends[0], in, 2, 0), NULL, 2, EINTR);
 	/* With something done it says what. */
 	CHECK(rsend(ends[1], "x", 1, 0) == 1);
 	INTERRUPTED(rrecv(ends[0], in, 2, MSG_WAITALL), brings_a_byte, 1, 1);

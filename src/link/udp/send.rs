@@ -65,7 +65,7 @@ impl Sender {
     }
 
     pub fn transmit(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) -> io::Result<()> {
-        self.learn(socket, queue);
+        self.learn(socket, local, queue);
         if send_lone(socket, local, self.usual, queue) {
             return Ok(());
         }
@@ -91,8 +91,11 @@ impl Sender {
 
     /// Has the socket put of itself into headers what it is told with each message anyway: programs have one hop limit for
     /// all they send, and a message that needs no word of it costs less.
-    fn learn(&mut self, socket: &OwnedFd, queue: &TxQueue) {
-        let Some(burst) = queue.bursts().next() else { return };
+    fn learn(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) {
+        let is_ipv4 = local.ip.is_ipv4();
+        let Some(burst) = queue.bursts().next().filter(|burst| burst.flow.dst.is_ipv4() == is_ipv4) else {
+            return;
+        };
         let marks = Marks::of(&burst.flow);
         if marks == self.usual || burst.flow.dst.is_multicast() {
             self.wanted.1 = 0;
@@ -102,7 +105,6 @@ impl Sender {
         self.wanted = (marks, if last == marks { turns + 1 } else { 1 });
         if self.wanted.1 >= HABIT {
             self.wanted.1 = 0;
-            let is_ipv4 = burst.flow.dst.is_ipv4();
             match socket::set_marks(socket, is_ipv4, marks) {
                 Ok(()) => self.usual = marks,
                 // Some classes are not for everybody; half of it is nothing either.
