@@ -284,8 +284,19 @@ fn what_is_no_datagram_is_dropped_and_loses_nothing() {
         bad[at] = byte;
         send(&bad);
     }
+    // An address that the socket's family has not.
+    let port = socket.local_addr().unwrap().port();
+    let header6 = |ip: std::net::Ipv6Addr| {
+        [&[6, 24][..], &port.to_be_bytes(), &[0; 4], &ip.octets()].concat()
+    };
+    send(&[&header6("fd99::9".parse().unwrap())[..], b"no"].concat());
     send(&[&good[..], b"well"].concat());
     echoed(b"well");
+    // The other way to write an address of IPv4 means the same peer.
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    let mapped = own.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped();
+    send(&[&header6(mapped)[..], b"mapped"].concat());
+    echoed(b"mapped");
     // Its address is to be free.
     drop((path, qp, memory, cq, pd, context));
     serving.corner("sizes");

@@ -19,7 +19,7 @@ use super::buffers::{Sink, Source};
 use super::headers::{Header, LONGEST, MOST, Op, Resolution, source};
 use super::options::Options;
 use super::pair::{Came, Pair, Place};
-use super::peers::{Peers, Way};
+use super::peers::{Peers, Way, canonical};
 use super::socket::{Received, Socket};
 use super::stream::errno;
 use super::udp::{Arrived, Udp};
@@ -78,14 +78,6 @@ impl Data {
             Data::InPlace(_, place) => place.len(),
             Data::ByUdp(bytes) => bytes.len(),
         }
-    }
-}
-
-/// An address of IPv4 if it can be.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    match address.ip().to_canonical() {
-        IpAddr::V4(ip) => (ip, address.port()).into(),
-        IpAddr::V6(_) => address,
     }
 }
 

@@ -14,6 +14,7 @@ use urxe::verbs::{
 use super::buffers::Source;
 use super::headers::{Header, LONGEST, MOST, parse_source};
 use super::options::Sizes;
+use super::peers::canonical;
 
 /// Completions that are looked at together.
 const BATCH: usize = 32;
@@ -171,6 +172,11 @@ impl Pair {
         self.receives.read(start + grh::LEN, header).ok()?;
         // Of what is longer than any header only the length counts.
         let (from, skip) = parse_source(header).ok()?;
+        // Who sends it says what he likes: an address of the other family is nobody's here.
+        let from = canonical(from);
+        if from.is_ipv4() != self.local.is_ipv4() {
+            return None;
+        }
         let range = start + grh::LEN + skip..start + grh::LEN + len;
         Some(Came { from, qpn: completion.src_qpn, place: Place { receive, range } })
     }

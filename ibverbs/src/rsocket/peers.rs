@@ -18,6 +18,14 @@ const MOST: usize = 4096;
 /// pair. One datagram in so much time goes by UDP, and is answered.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// An address of IPv4 if it can be.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, address.port()).into(),
+        IpAddr::V6(_) => address,
+    }
+}
+
 /// From where, and how, an address is reached.
 pub struct Way {
     pub context: Context,
