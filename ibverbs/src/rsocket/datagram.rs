@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use libc::pollfd;
 use parking_lot::Mutex;
 use urxe::verbs::cm::{EventChannel, PortSpace};
 
@@ -23,7 +24,7 @@ use super::peers::{Peers, Way, canonical};
 use super::socket::{Received, Socket};
 use super::stream::errno;
 use super::udp::{Arrived, Udp};
-use super::wait::{Looked, Watchers, raw, restarts, until};
+use super::wait::{Looked, Watchers, poll, raw, restarts, until};
 use crate::cm::process::Process;
 
 /// How long closing waits for what was sent to leave.
@@ -32,6 +33,8 @@ const LINGER: Duration = Duration::from_secs(5);
 const BATCH: usize = 64;
 /// What a datagram that came by UDP takes besides its data.
 const OVERHEAD: usize = 64;
+/// How long is waited for room in the UDP socket before others' changes are looked at.
+const FULL: Duration = Duration::from_millis(10);
 /// The longest message by UDP that anybody sends, and its header.
 const BY_UDP: usize = LONGEST + MOST;
 
@@ -63,6 +66,14 @@ pub struct State {
     unread: VecDeque<(SocketAddr, Data)>,
     /// Bytes of memory of those that came by UDP.
     held: usize,
+}
+
+/// What became of a datagram that was to be sent.
+enum Sent {
+    /// It has so many bytes.
+    All(usize),
+    /// It was to go by UDP, which has no room now.
+    UdpIsFull,
 }
 
 /// The data of a datagram that nobody has read.
@@ -301,10 +312,30 @@ impl Datagram {
         }
         to.map_or(Ok(()), |to| self.check_family(to))?;
         let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.send_timeout));
-        self.until(waits, timeout, |state| {
-            let Some(to) = to.map(canonical).or(state.peer) else { return Some(Err(libc::EDESTADDRREQ)) };
-            state.send(self, source, to, waits).transpose()
-        })
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let sent = self.until(waits, left, |state| {
+                let Some(to) = to.map(canonical).or(state.peer) else {
+                    return Some(Err(libc::EDESTADDRREQ));
+                };
+                state.send(self, source, to).transpose()
+            })?;
+            match sent {
+                Sent::All(len) => return Ok(len),
+                Sent::UdpIsFull if !waits || left.is_some_and(|left| left.is_zero()) => {
+                    return Err(libc::EAGAIN);
+                }
+                // For a moment only; nobody else wakes whom that keeps.
+                Sent::UdpIsFull => {
+                    let mut udp = [pollfd { fd: self.fd(), events: libc::POLLOUT, revents: 0 }];
+                    match poll(&mut udp, Some(left.unwrap_or(FULL).min(FULL))) {
+                        Ok(_) | Err(libc::EINTR) => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -350,14 +381,13 @@ impl State {
         Ok(at)
     }
 
-    /// Sends it; `None` if it has to wait.
+    /// Sends it; `None` if it has to wait for the queue pair. The source is as it was unless all is sent.
     fn send(
         &mut self,
         socket: &Datagram,
         data: &mut Source<'_>,
         to: SocketAddr,
-        waits: bool,
-    ) -> Result<Option<usize>, c_int> {
+    ) -> Result<Option<Sent>, c_int> {
         if !self.can_write {
             return Err(libc::EPIPE);
         }
@@ -369,15 +399,22 @@ impl State {
             return Err(libc::EMSGSIZE);
         }
         match self.peers.direct(to, Instant::now()) {
-            Some(direct) => Ok(pair.send(direct, &header, data)?.then_some(len)),
+            Some(direct) => Ok(pair.send(direct, &header, data)?.then_some(Sent::All(len))),
             None => {
                 let header = self.header(at, Op::Data);
                 let mut parts = vec![IoSlice::new(header.bytes())];
-                while data.left() > 0 {
-                    parts.push(IoSlice::new(data.take(usize::MAX)));
+                let mut rest = data.clone();
+                while rest.left() > 0 {
+                    parts.push(IoSlice::new(rest.take(usize::MAX)));
                 }
-                self.by_udp(socket, &parts, to, at, waits)?;
-                Ok(Some(len))
+                match self.by_udp(socket, &parts, to, at) {
+                    Ok(()) => {
+                        *data = rest;
+                        Ok(Some(Sent::All(len)))
+                    }
+                    Err(libc::EAGAIN) => Ok(Some(Sent::UdpIsFull)),
+                    Err(e) => Err(e),
+                }
             }
         }
     }
@@ -392,11 +429,10 @@ impl State {
         parts: &[IoSlice<'_>],
         to: SocketAddr,
         at: usize,
-        waits: bool,
     ) -> Result<(), c_int> {
         let is_bound = self.local.is_some_and(|local| specified(local.ip()).is_some());
         let from = (!is_bound).then(|| self.pairs[at].local);
-        socket.udp.send(parts, socket.shown(to), from, waits)
+        socket.udp.send(parts, socket.shown(to), from)
     }
 
     /// Takes what came; whether anything has changed.
@@ -438,7 +474,7 @@ impl State {
             self.peers.resolved(from, qpn, Instant::now());
             let header = self.header(at, Op::Control);
             // One that is lost is asked for again.
-            let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at, false);
+            let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at);
         }
         let fits = self.held + OVERHEAD + data.len() <= 2 * self.options.sizes.receive_half;
         if fits && self.peer.is_none_or(|peer| peer == from) {

@@ -74,15 +74,14 @@ impl Udp {
     /// Sends a datagram in parts, from an address of the system's if one is given.
     ///
     /// # Errors
-    /// An error number.
+    /// An error number: `EAGAIN` if there is no room now.
     pub fn send(
         &self,
         parts: &[IoSlice<'_>],
         to: SocketAddr,
         from: Option<IpAddr>,
-        waits: bool,
     ) -> Result<(), c_int> {
-        let flags = MsgFlags::MSG_NOSIGNAL | if waits { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         let (fd, to) = (self.fd.as_raw_fd(), SockaddrStorage::from(to));
         let v4 = |ip: Ipv4Addr| libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
         let v6 = |ip: Ipv6Addr| libc::in6_addr { s6_addr: ip.octets() };
