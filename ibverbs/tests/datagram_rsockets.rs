@@ -118,6 +118,11 @@ fn a_peer_that_begins_anew_is_found() {
 }
 
 #[test]
+fn a_buffer_may_be_larger_than_a_queue_pair() {
+    corner("large");
+}
+
+#[test]
 fn a_socket_of_ipv6_talks_ipv4() {
     corner("mapped");
 }

@@ -71,7 +71,10 @@ impl Pair {
         let pd = context.alloc_pd().map_err(create)?;
         let (send_len, receive_len) = (MOST + mtu, grh::LEN + mtu);
         let all = (sizes.send_buffer / send_len).clamp(LEAST, sizes.send_queue as usize);
-        let receiving = (2 * sizes.receive_half / receive_len).max(sizes.credits.into());
+        let limits = context.query_device().limits;
+        // A larger buffer than the device has receives for is as large as it can be.
+        let most = (limits.max_qp_wr as usize).min((limits.max_cqe as usize).saturating_sub(all));
+        let receiving = (2 * sizes.receive_half / receive_len).max(sizes.credits.into()).min(most);
         let receives = pd.reg_mr(receiving * receive_len, Access::LOCAL_WRITE).map_err(create)?;
         let sends = pd.reg_mr(all * send_len, Access::LOCAL_READ).map_err(create)?;
         let completions = context.create_channel().map_err(create)?;

@@ -318,6 +318,18 @@ static void again(void)
 	CHECK(!rclose(fd));
 }
 
+/* More than a queue pair has receives for. */
+static void large(void)
+{
+	int value = 1 << 27, fd = made();
+	CHECK(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &value, sizeof(value)));
+	for (int i = 0; i < 3; i++) {
+		send_to_peer(fd, 1000, i);
+		expect(fd, 1000, i);
+	}
+	CHECK(!rclose(fd));
+}
+
 /* A socket of IPv6 that talks IPv4. */
 static void mapped(void)
 {
@@ -423,7 +435,7 @@ int main(int argc, char **argv)
 	} corners[] = {
 		{ "serve", serve }, { "sizes", sizes }, { "long", too_long }, { "pieces", in_pieces },
 		{ "connected", connected }, { "waiting", waiting }, { "many", many }, { "again", again },
-		{ "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
+		{ "large", large }, { "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
 	};
 	CHECK(argc >= 4);
 	peer = own = address(argv[2], atoi(argv[3]));
