@@ -445,6 +445,7 @@ impl State {
         let mut room = [0; BY_UDP];
         for _ in 0..BATCH {
             let Some(arrived) = socket.udp.receive(&mut room) else { break };
+            let Some(arrived) = arrived else { continue };
             changed = true;
             self.heed(socket, &room[..arrived.len], &arrived);
         }

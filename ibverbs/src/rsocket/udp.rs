@@ -105,15 +105,15 @@ impl Udp {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// The next datagram that is not longer than `room`, if there is one.
-    pub fn receive(&self, room: &mut [u8]) -> Option<Arrived> {
+    /// The next datagram, if there is one: nothing if it is longer than `room`, and gone.
+    pub fn receive(&self, room: &mut [u8]) -> Option<Option<Arrived>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(room)];
         let fd = self.fd.as_raw_fd();
         let flags = MsgFlags::MSG_DONTWAIT;
         loop {
             match socket::recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags) {
-                Ok(message) if message.flags.contains(MsgFlags::MSG_TRUNC) => {}
+                Ok(message) if message.flags.contains(MsgFlags::MSG_TRUNC) => return Some(None),
                 Ok(message) => {
                     let to = message.cmsgs().ok().and_then(|mut all| {
                         all.find_map(|control| match control {
@@ -126,8 +126,8 @@ impl Udp {
                             _ => None,
                         })
                     });
-                    let from = message.address.as_ref().and_then(address)?;
-                    return Some(Arrived { len: message.bytes, from, to });
+                    let from = message.address.as_ref().and_then(address);
+                    return Some(from.map(|from| Arrived { len: message.bytes, from, to }));
                 }
                 Err(Errno::EINTR) => {}
                 Err(_) => return None,
