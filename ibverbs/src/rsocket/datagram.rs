@@ -372,6 +372,8 @@ impl State {
             None => {
                 let pair = Pair::new(&way.context, local, way.mtu, &self.options.sizes)?;
                 self.pairs.push(pair);
+                // Who waits already does not hear of it.
+                socket.watchers.wake();
                 self.pairs.len() - 1
             }
         };
