@@ -20,7 +20,7 @@ use super::buffers::{Sink, Source};
 use super::headers::{Header, LONGEST, MOST, Op, Resolution, source};
 use super::options::Options;
 use super::pair::{Came, Pair, Place};
-use super::peers::{Peers, Way, canonical};
+use super::peers::{Peers, Way, canonical, is_same};
 use super::socket::{Received, Socket};
 use super::stream::errno;
 use super::udp::{Arrived, Udp};
@@ -456,7 +456,7 @@ impl State {
             let (peers, unread) = (&mut self.peers, &mut self.unread);
             changed |= pair.turn(|pair, Came { from, qpn, place }| {
                 let from = peers.heard(from, qpn, now);
-                match peer.is_none_or(|peer| peer == from) {
+                match peer.is_none_or(|peer| is_same(peer, from)) {
                     true => unread.push_back((from, Data::InPlace(at, place))),
                     false => pair.give_back(&place),
                 }
@@ -480,7 +480,7 @@ impl State {
             let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at);
         }
         let fits = self.held + OVERHEAD + data.len() <= 2 * self.options.sizes.receive_half;
-        if fits && self.peer.is_none_or(|peer| peer == from) {
+        if fits && self.peer.is_none_or(|peer| is_same(peer, from)) {
             self.held += OVERHEAD + data.len();
             self.unread.push_back((from, Data::ByUdp(data.to_vec())));
         }

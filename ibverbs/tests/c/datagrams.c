@@ -190,7 +190,7 @@ static void in_pieces(void)
 static void connected(void)
 {
 	char in[16];
-	struct address name = { .len = sizeof(name.v6) }, mine = { .len = sizeof(mine.v6) };
+	struct address name = { .len = sizeof(name.v6) }, mine = { .len = sizeof(mine.v6) }, to;
 	struct sockaddr nobody = { .sa_family = AF_UNSPEC };
 	int fd = made(), stranger = made();
 	FAILS(rsend(fd, "x", 1, 0), EDESTADDRREQ);
@@ -198,7 +198,11 @@ static void connected(void)
 	FAILS(rshutdown(fd, SHUT_RD), ENOTCONN);
 	CHECK(!rclose(fd));
 	fd = made();
-	CHECK(!rconnect(fd, &peer.any, peer.len));
+	/* A flow is no part of whom it is. */
+	to = peer;
+	if (is_v6())
+		to.v6.sin6_flowinfo = htonl(0x12345);
+	CHECK(!rconnect(fd, &to.any, to.len));
 	CHECK(!rgetpeername(fd, &name.any, &name.len) && same(&name, &peer));
 	CHECK(!rgetsockname(fd, &mine.any, &mine.len) && mine.len == peer.len);
 	CHECK(is_v6() ? mine.v6.sin6_port && !IN6_IS_ADDR_UNSPECIFIED(&mine.v6.sin6_addr)
