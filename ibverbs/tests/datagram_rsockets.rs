@@ -123,6 +123,11 @@ fn a_buffer_may_be_larger_than_a_queue_pair() {
 }
 
 #[test]
+fn who_connects_to_the_wildcard_talks_to_itself() {
+    corner("wildcard");
+}
+
+#[test]
 fn a_socket_of_ipv6_talks_ipv4() {
     corner("mapped");
 }
@@ -144,7 +149,7 @@ fn over_ipv6() {
         ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
         "$URXE" run --ip fd77::1 -- "$PROGRAM" serve fd77::1 7000 & server=$!
         until grep -q ":1B58 " /proc/net/udp6; do sleep 0.02; done
-        for corner in sizes long pieces connected waiting again refused end; do
+        for corner in sizes long pieces connected waiting again wildcard refused end; do
             "$URXE" run --ip fd77::2 -- "$PROGRAM" "$corner" fd77::1 7000 fd77::2 || { echo "$corner"; exit 1; }
         done
         wait $server

@@ -212,7 +212,12 @@ impl Datagram {
         };
         self.check_family(to)?;
         self.change(|state| {
-            let to = canonical(to);
+            let mut to = canonical(to);
+            if to.ip().is_unspecified() {
+                // As of UDP, the program's own address: that is where answers are from.
+                let bound = state.local.and_then(|local| specified(local.ip()));
+                to = Way::find(self.process, &self.channel, bound, to)?.peer;
+            }
             state.find(self, to, None)?;
             state.peer = Some(to);
             Ok(())

@@ -45,6 +45,8 @@ fn with_any_scope(address: SocketAddr) -> SocketAddr {
 pub struct Way {
     pub context: Context,
     pub local: IpAddr,
+    /// The address that it was asked for, or if that was the wildcard its own.
+    pub peer: SocketAddr,
     pub to: AddressVector,
     /// Payload of a packet.
     pub mtu: usize,
@@ -77,7 +79,8 @@ impl Way {
                 flow_label: 0,
             };
             let local = id.local_addr().ok_or(none)?.ip().to_canonical();
-            Ok(Way { context: id.context().ok_or(none)?, local, to, mtu: path.mtu.bytes() })
+            let (context, peer) = (id.context().ok_or(none)?, canonical(id.peer_addr().ok_or(none)?));
+            Ok(Way { context, local, peer, to, mtu: path.mtu.bytes() })
         };
         let way = find();
         id.destroy();

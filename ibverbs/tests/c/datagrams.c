@@ -334,6 +334,30 @@ static void large(void)
 	CHECK(!rclose(fd));
 }
 
+/* Who connects to the wildcard talks to its own address. */
+static void wildcard(void)
+{
+	char in[8];
+	struct address name = { .len = sizeof(name.v6) }, from = { .len = sizeof(from.v6) };
+	struct address any = address(is_v6() ? "::" : "0.0.0.0", 0);
+	int fd = made(), other = made();
+	CHECK(!rbind(fd, &own.any, own.len) && !rgetsockname(fd, &name.any, &name.len));
+	if (is_v6())
+		any.v6.sin6_port = name.v6.sin6_port;
+	else
+		any.v4.sin_port = name.v4.sin_port;
+	CHECK(!rconnect(other, &any.any, any.len));
+	CHECK(!rgetpeername(other, &from.any, &from.len) && same(&from, &name));
+	for (int i = 0; i < 3; i++) {
+		CHECK(rsend(other, "hello", 5, 0) == 5);
+		from.len = sizeof(from.v6);
+		CHECK(events(fd, POLLIN, SOON) && rrecvfrom(fd, in, 8, 0, &from.any, &from.len) == 5);
+		CHECK(rsendto(fd, "you", 3, 0, &from.any, from.len) == 3);
+		CHECK(events(other, POLLIN, SOON) && rrecv(other, in, 8, 0) == 3);
+	}
+	CHECK(!rclose(fd) && !rclose(other));
+}
+
 /* A socket of IPv6 that talks IPv4. */
 static void mapped(void)
 {
@@ -439,7 +463,7 @@ int main(int argc, char **argv)
 	} corners[] = {
 		{ "serve", serve }, { "sizes", sizes }, { "long", too_long }, { "pieces", in_pieces },
 		{ "connected", connected }, { "waiting", waiting }, { "many", many }, { "again", again },
-		{ "large", large }, { "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
+		{ "large", large }, { "wildcard", wildcard }, { "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
 	};
 	CHECK(argc >= 4);
 	peer = own = address(argv[2], atoi(argv[3]));
