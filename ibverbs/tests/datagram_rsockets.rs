@@ -296,9 +296,8 @@ fn what_is_no_datagram_is_dropped_and_loses_nothing() {
     }
     // An address that the socket's family has not.
     let port = socket.local_addr().unwrap().port();
-    let header6 = |ip: std::net::Ipv6Addr| {
-        [&[6, 24][..], &port.to_be_bytes(), &[0; 4], &ip.octets()].concat()
-    };
+    let header6 =
+        |ip: std::net::Ipv6Addr| [&[6, 24][..], &port.to_be_bytes(), &[0; 4], &ip.octets()].concat();
     send(&[&header6("fd99::9".parse().unwrap())[..], b"no"].concat());
     send(&[&good[..], b"well"].concat());
     echoed(b"well");

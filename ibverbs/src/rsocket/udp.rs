@@ -75,12 +75,7 @@ impl Udp {
     ///
     /// # Errors
     /// An error number: `EAGAIN` if there is no room now.
-    pub fn send(
-        &self,
-        parts: &[IoSlice<'_>],
-        to: SocketAddr,
-        from: Option<IpAddr>,
-    ) -> Result<(), c_int> {
+    pub fn send(&self, parts: &[IoSlice<'_>], to: SocketAddr, from: Option<IpAddr>) -> Result<(), c_int> {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         let (fd, to) = (self.fd.as_raw_fd(), SockaddrStorage::from(to));
         let v4 = |ip: Ipv4Addr| libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
