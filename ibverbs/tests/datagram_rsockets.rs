@@ -154,6 +154,21 @@ fn over_ipv6() {
         done
         wait $server
     "#;
+    in_namespace(script);
+}
+
+/// In a network namespace of its own, whose interface it deletes.
+#[test]
+fn who_waits_hears_that_the_device_is_gone() {
+    let script = r#"
+        ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v0 || exit 3
+        ip link set v1 up && ip link set v0 up || exit 3
+        "$URXE" run --ip 10.77.0.1 -- "$PROGRAM" lost 10.77.0.2 7000 10.77.0.1
+    "#;
+    in_namespace(script);
+}
+
+fn in_namespace(script: &str) {
     let program = CProgram::build("datagrams");
     let mut command = Command::new("unshare");
     command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("PROGRAM", program.program());

@@ -61,6 +61,8 @@ pub struct State {
     can_read: bool,
     can_write: bool,
     is_closed: bool,
+    /// Why it hears no more where it did, until that is told.
+    error: Option<c_int>,
     pairs: Vec<Pair>,
     peers: Peers,
     unread: VecDeque<(SocketAddr, Data)>,
@@ -110,6 +112,7 @@ impl Datagram {
             can_read: true,
             can_write: true,
             is_closed: false,
+            error: None,
             pairs: Vec::new(),
             peers: Peers::default(),
             unread: VecDeque::new(),
@@ -156,7 +159,7 @@ impl Datagram {
     pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.udp.as_fd());
-        for pair in &mut state.pairs {
+        for pair in state.pairs.iter_mut().filter(|pair| !pair.is_over()) {
             pair.arm();
             by(pair.completions.as_fd());
         }
@@ -299,6 +302,11 @@ impl Datagram {
         let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.receive_timeout));
         self.until(waits, timeout, |state| {
             let taken = state.take(sink, flags);
+            if taken.is_none()
+                && let Some(why) = state.take_error()
+            {
+                return Some(Err(why));
+            }
             let mut received = taken.or_else(|| (!state.can_read).then(Received::default))?;
             received.from = received.from.map(|from| self.shown(from));
             Some(Ok(received))
@@ -372,20 +380,41 @@ impl State {
         // A peer may have written to an address that no device has.
         let way = from.and_then(|ip| way(Some(ip)).ok()).map_or_else(|| way(bound), Ok)?;
         let local = bound.unwrap_or(way.local);
-        let at = match self.pairs.iter().position(|pair| pair.local == local) {
+        let at = match self.pairs.iter().position(|pair| pair.local == local && !pair.is_over()) {
             Some(at) => at,
             None => {
                 let pair = Pair::new(&way.context, local, way.mtu, &self.options.sizes)?;
-                self.pairs.push(pair);
                 // Who waits already does not hear of it.
                 socket.watchers.wake();
-                self.pairs.len() - 1
+                self.put(pair)
             }
         };
         let traffic_class = self.options.traffic_class.unwrap_or(0);
         let path = self.pairs[at].path(&urxe::transport::AddressVector { traffic_class, ..way.to })?;
         self.peers.add(to, at, path);
         Ok(at)
+    }
+
+    /// Has a queue pair among the others, in the place of one that is over if nobody has data to read there; where that is.
+    fn put(&mut self, pair: Pair) -> usize {
+        let is_read =
+            |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InPlace(of, _) if *of == at));
+        match (0..self.pairs.len()).find(|at| self.pairs[*at].is_over() && !is_read(*at)) {
+            Some(at) => {
+                self.peers.forget(at);
+                self.pairs[at] = pair;
+                at
+            }
+            None => {
+                self.pairs.push(pair);
+                self.pairs.len() - 1
+            }
+        }
+    }
+
+    /// Why it failed, which is told once.
+    pub fn take_error(&mut self) -> Option<c_int> {
+        self.error.take()
     }
 
     /// Sends it; `None` if it has to wait for the queue pair. The source is as it was unless all is sent.
@@ -466,6 +495,12 @@ impl State {
                     false => pair.give_back(&place),
                 }
             });
+            if pair.ends() {
+                changed = true;
+                self.error = Some(libc::ENETDOWN);
+                // They are looked for anew, by a device that there is.
+                self.peers.forget(at);
+            }
         }
         changed
     }
@@ -516,13 +551,14 @@ impl State {
     }
 
     fn events(&self) -> libc::c_short {
-        use libc::{POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+        use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
         let when = |is: bool, events: libc::c_short| if is { events } else { 0 };
         if self.is_closed {
             return POLLNVAL;
         }
         when(!self.unread.is_empty() || !self.can_read, POLLIN | POLLRDNORM)
             | when(self.pairs.iter().all(Pair::is_writable), POLLOUT | POLLWRNORM)
+            | when(self.error.is_some(), POLLERR)
             | when(!self.can_read, POLLRDHUP)
             | when(!self.can_read && !self.can_write, POLLHUP)
     }

@@ -60,6 +60,7 @@ pub struct Pair {
     free: Vec<usize>,
     all: usize,
     is_over: bool,
+    is_told: bool,
     found: Vec<Completion>,
 }
 
@@ -88,9 +89,22 @@ impl Pair {
         let qp = pd.create_qp(&cq, &cq, &options).map_err(create)?;
         qp.activate(UDP_QKEY).map_err(|_| libc::EIO)?;
         let (free, found) = ((0..all).collect(), Vec::with_capacity(BATCH));
-        let (is_armed, is_over) = (false, false);
-        let mut pair =
-            Pair { local, qp, cq, completions, is_armed, mtu, receives, sends, free, all, is_over, found };
+        let (is_armed, is_over, is_told) = (false, false, false);
+        let mut pair = Pair {
+            local,
+            qp,
+            cq,
+            completions,
+            is_armed,
+            mtu,
+            receives,
+            sends,
+            free,
+            all,
+            is_over,
+            is_told,
+            found,
+        };
         (0..receiving).for_each(|receive| pair.post(receive));
         if pair.is_over { Err(libc::EIO) } else { Ok(pair) }
     }
@@ -219,6 +233,16 @@ impl Pair {
             self.free.push(place);
             e.errno()
         })
+    }
+
+    /// Whether nothing comes or goes by it any more: its device is gone.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Whether it is over, which is told once.
+    pub fn ends(&mut self) -> bool {
+        self.is_over && !std::mem::replace(&mut self.is_told, true)
     }
 
     pub fn is_writable(&self) -> bool {

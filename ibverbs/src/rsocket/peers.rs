@@ -121,6 +121,11 @@ impl Peers {
         self.0.insert(to, Peer { at, path, qpn: None, heard: Instant::now(), asked: None });
     }
 
+    /// All that this queue pair sends to: it is no more.
+    pub fn forget(&mut self, at: usize) {
+        self.0.retain(|_, peer| peer.at != at);
+    }
+
     /// It has said by UDP which queue pair it has.
     pub fn resolved(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
         if let Some(peer) = self.0.get_mut(&from) {

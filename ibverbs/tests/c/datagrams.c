@@ -446,6 +446,35 @@ static void refused(void)
 	FAILS(rsend(other, "x", 1, 0), EBADF);
 }
 
+static void *deletes_the_link(void *command)
+{
+	usleep(200000);
+	CHECK(!system(command));
+	return NULL;
+}
+
+/* Who waits hears that the device is gone, once, whichever way he waits. */
+static void lost(void)
+{
+	pthread_t thread;
+	int value = 1, reads = made(), polls = made();
+	socklen_t len = sizeof(value);
+	char c;
+	send_to_peer(reads, 10, 0);
+	send_to_peer(polls, 10, 0);
+	CHECK(!pthread_create(&thread, NULL, deletes_the_link, "ip link del v0"));
+	FAILS(rrecv(reads, &c, 1, 0), ENETDOWN);
+	CHECK(!pthread_join(thread, NULL));
+	FAILS(rrecv(reads, &c, 1, MSG_DONTWAIT), EAGAIN);
+	CHECK(events(polls, POLLIN, SOON) == POLLERR);
+	CHECK(!rgetsockopt(polls, SOL_SOCKET, SO_ERROR, &value, &len) && value == ENETDOWN);
+	CHECK(!rgetsockopt(polls, SOL_SOCKET, SO_ERROR, &value, &len) && !value);
+	CHECK(!events(polls, POLLIN, 50));
+	/* There is no other device. */
+	CHECK(rsendto(polls, "x", 1, 0, &peer.any, peer.len) == -1);
+	CHECK(!rclose(reads) && !rclose(polls));
+}
+
 static void end(void)
 {
 	char in[4];
@@ -463,7 +492,7 @@ int main(int argc, char **argv)
 	} corners[] = {
 		{ "serve", serve }, { "sizes", sizes }, { "long", too_long }, { "pieces", in_pieces },
 		{ "connected", connected }, { "waiting", waiting }, { "many", many }, { "again", again },
-		{ "large", large }, { "wildcard", wildcard }, { "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
+		{ "large", large }, { "lost", lost }, { "wildcard", wildcard }, { "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
 	};
 	CHECK(argc >= 4);
 	peer = own = address(argv[2], atoi(argv[3]));
