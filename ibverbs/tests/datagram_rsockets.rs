@@ -118,6 +118,16 @@ fn a_peer_that_begins_anew_is_found() {
 }
 
 #[test]
+fn a_buffer_may_be_larger_than_a_queue_pair() {
+    corner("large");
+}
+
+#[test]
+fn who_connects_to_the_wildcard_talks_to_itself() {
+    corner("wildcard");
+}
+
+#[test]
 fn a_socket_of_ipv6_talks_ipv4() {
     corner("mapped");
 }
@@ -139,11 +149,26 @@ fn over_ipv6() {
         ip link set lo up && ip addr add fd77::1/128 dev lo nodad && ip addr add fd77::2/128 dev lo nodad || exit 3
         "$URXE" run --ip fd77::1 -- "$PROGRAM" serve fd77::1 7000 & server=$!
         until grep -q ":1B58 " /proc/net/udp6; do sleep 0.02; done
-        for corner in sizes long pieces connected waiting again refused end; do
+        for corner in sizes long pieces connected waiting again wildcard refused end; do
             "$URXE" run --ip fd77::2 -- "$PROGRAM" "$corner" fd77::1 7000 fd77::2 || { echo "$corner"; exit 1; }
         done
         wait $server
     "#;
+    in_namespace(script);
+}
+
+/// In a network namespace of its own, whose interface it deletes.
+#[test]
+fn who_waits_hears_that_the_device_is_gone() {
+    let script = r#"
+        ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v0 || exit 3
+        ip link set v1 up && ip link set v0 up || exit 3
+        "$URXE" run --ip 10.77.0.1 -- "$PROGRAM" lost 10.77.0.2 7000 10.77.0.1
+    "#;
+    in_namespace(script);
+}
+
+fn in_namespace(script: &str) {
     let program = CProgram::build("datagrams");
     let mut command = Command::new("unshare");
     command.args(["-Urn", "timeout", "60", "sh", "-c", script]).env("PROGRAM", program.program());
@@ -284,8 +309,18 @@ fn what_is_no_datagram_is_dropped_and_loses_nothing() {
         bad[at] = byte;
         send(&bad);
     }
+    // An address that the socket's family has not.
+    let port = socket.local_addr().unwrap().port();
+    let header6 =
+        |ip: std::net::Ipv6Addr| [&[6, 24][..], &port.to_be_bytes(), &[0; 4], &ip.octets()].concat();
+    send(&[&header6("fd99::9".parse().unwrap())[..], b"no"].concat());
     send(&[&good[..], b"well"].concat());
     echoed(b"well");
+    // The other way to write an address of IPv4 means the same peer.
+    qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
+    let mapped = own.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped();
+    send(&[&header6(mapped)[..], b"mapped"].concat());
+    echoed(b"mapped");
     // Its address is to be free.
     drop((path, qp, memory, cq, pd, context));
     serving.corner("sizes");

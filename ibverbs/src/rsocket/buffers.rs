@@ -1,6 +1,7 @@
 //! The program's buffers, of which a call may have several, taken piece by piece.
 
 /// What is to be sent.
+#[derive(Clone)]
 pub struct Source<'a> {
     parts: &'a [&'a [u8]],
     /// Bytes taken of the first part, and of all.

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use libc::pollfd;
 use parking_lot::Mutex;
 use urxe::verbs::cm::{EventChannel, PortSpace};
 
@@ -19,11 +20,11 @@ use super::buffers::{Sink, Source};
 use super::headers::{Header, LONGEST, MOST, Op, Resolution, source};
 use super::options::Options;
 use super::pair::{Came, Pair, Place};
-use super::peers::{Peers, Way};
+use super::peers::{Peers, Way, canonical, is_same};
 use super::socket::{Received, Socket};
 use super::stream::errno;
 use super::udp::{Arrived, Udp};
-use super::wait::{Looked, Watchers, raw, restarts, until};
+use super::wait::{Looked, Watchers, poll, raw, restarts, until};
 use crate::cm::process::Process;
 
 /// How long closing waits for what was sent to leave.
@@ -32,6 +33,8 @@ const LINGER: Duration = Duration::from_secs(5);
 const BATCH: usize = 64;
 /// What a datagram that came by UDP takes besides its data.
 const OVERHEAD: usize = 64;
+/// How long is waited for room in the UDP socket before others' changes are looked at.
+const FULL: Duration = Duration::from_millis(10);
 /// The longest message by UDP that anybody sends, and its header.
 const BY_UDP: usize = LONGEST + MOST;
 
@@ -58,11 +61,21 @@ pub struct State {
     can_read: bool,
     can_write: bool,
     is_closed: bool,
+    /// Why it hears no more where it did, until that is told.
+    error: Option<c_int>,
     pairs: Vec<Pair>,
     peers: Peers,
     unread: VecDeque<(SocketAddr, Data)>,
     /// Bytes of memory of those that came by UDP.
     held: usize,
+}
+
+/// What became of a datagram that was to be sent.
+enum Sent {
+    /// It has so many bytes.
+    All(usize),
+    /// It was to go by UDP, which has no room now.
+    UdpIsFull,
 }
 
 /// The data of a datagram that nobody has read.
@@ -78,14 +91,6 @@ impl Data {
             Data::InPlace(_, place) => place.len(),
             Data::ByUdp(bytes) => bytes.len(),
         }
-    }
-}
-
-/// An address of IPv4 if it can be.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    match address.ip().to_canonical() {
-        IpAddr::V4(ip) => (ip, address.port()).into(),
-        IpAddr::V6(_) => address,
     }
 }
 
@@ -107,6 +112,7 @@ impl Datagram {
             can_read: true,
             can_write: true,
             is_closed: false,
+            error: None,
             pairs: Vec::new(),
             peers: Peers::default(),
             unread: VecDeque::new(),
@@ -153,7 +159,7 @@ impl Datagram {
     pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.udp.as_fd());
-        for pair in &mut state.pairs {
+        for pair in state.pairs.iter_mut().filter(|pair| !pair.is_over()) {
             pair.arm();
             by(pair.completions.as_fd());
         }
@@ -209,7 +215,12 @@ impl Datagram {
         };
         self.check_family(to)?;
         self.change(|state| {
-            let to = canonical(to);
+            let mut to = canonical(to);
+            if to.ip().is_unspecified() {
+                // As of UDP, the program's own address: that is where answers are from.
+                let bound = state.local.and_then(|local| specified(local.ip()));
+                to = Way::find(self.process, &self.channel, bound, to)?.peer;
+            }
             state.find(self, to, None)?;
             state.peer = Some(to);
             Ok(())
@@ -291,6 +302,11 @@ impl Datagram {
         let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.receive_timeout));
         self.until(waits, timeout, |state| {
             let taken = state.take(sink, flags);
+            if taken.is_none()
+                && let Some(why) = state.take_error()
+            {
+                return Some(Err(why));
+            }
             let mut received = taken.or_else(|| (!state.can_read).then(Received::default))?;
             received.from = received.from.map(|from| self.shown(from));
             Some(Ok(received))
@@ -309,10 +325,30 @@ impl Datagram {
         }
         to.map_or(Ok(()), |to| self.check_family(to))?;
         let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.send_timeout));
-        self.until(waits, timeout, |state| {
-            let Some(to) = to.map(canonical).or(state.peer) else { return Some(Err(libc::EDESTADDRREQ)) };
-            state.send(self, source, to, waits).transpose()
-        })
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let sent = self.until(waits, left, |state| {
+                let Some(to) = to.map(canonical).or(state.peer) else {
+                    return Some(Err(libc::EDESTADDRREQ));
+                };
+                state.send(self, source, to).transpose()
+            })?;
+            match sent {
+                Sent::All(len) => return Ok(len),
+                Sent::UdpIsFull if !waits || left.is_some_and(|left| left.is_zero()) => {
+                    return Err(libc::EAGAIN);
+                }
+                // For a moment only; nobody else wakes whom that keeps.
+                Sent::UdpIsFull => {
+                    let mut udp = [pollfd { fd: self.fd(), events: libc::POLLOUT, revents: 0 }];
+                    match poll(&mut udp, Some(left.unwrap_or(FULL).min(FULL))) {
+                        Ok(_) | Err(libc::EINTR) => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -344,12 +380,13 @@ impl State {
         // A peer may have written to an address that no device has.
         let way = from.and_then(|ip| way(Some(ip)).ok()).map_or_else(|| way(bound), Ok)?;
         let local = bound.unwrap_or(way.local);
-        let at = match self.pairs.iter().position(|pair| pair.local == local) {
+        let at = match self.pairs.iter().position(|pair| pair.local == local && !pair.is_over()) {
             Some(at) => at,
             None => {
                 let pair = Pair::new(&way.context, local, way.mtu, &self.options.sizes)?;
-                self.pairs.push(pair);
-                self.pairs.len() - 1
+                // Who waits already does not hear of it.
+                socket.watchers.wake();
+                self.put(pair)
             }
         };
         let traffic_class = self.options.traffic_class.unwrap_or(0);
@@ -358,14 +395,35 @@ impl State {
         Ok(at)
     }
 
-    /// Sends it; `None` if it has to wait.
+    /// Has a queue pair among the others, in the place of one that is over if nobody has data to read there; where that is.
+    fn put(&mut self, pair: Pair) -> usize {
+        let is_read =
+            |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InPlace(of, _) if *of == at));
+        match (0..self.pairs.len()).find(|at| self.pairs[*at].is_over() && !is_read(*at)) {
+            Some(at) => {
+                self.peers.forget(at);
+                self.pairs[at] = pair;
+                at
+            }
+            None => {
+                self.pairs.push(pair);
+                self.pairs.len() - 1
+            }
+        }
+    }
+
+    /// Why it failed, which is told once.
+    pub fn take_error(&mut self) -> Option<c_int> {
+        self.error.take()
+    }
+
+    /// Sends it; `None` if it has to wait for the queue pair. The source is as it was unless all is sent.
     fn send(
         &mut self,
         socket: &Datagram,
         data: &mut Source<'_>,
         to: SocketAddr,
-        waits: bool,
-    ) -> Result<Option<usize>, c_int> {
+    ) -> Result<Option<Sent>, c_int> {
         if !self.can_write {
             return Err(libc::EPIPE);
         }
@@ -377,15 +435,22 @@ impl State {
             return Err(libc::EMSGSIZE);
         }
         match self.peers.direct(to, Instant::now()) {
-            Some(direct) => Ok(pair.send(direct, &header, data)?.then_some(len)),
+            Some(direct) => Ok(pair.send(direct, &header, data)?.then_some(Sent::All(len))),
             None => {
                 let header = self.header(at, Op::Data);
                 let mut parts = vec![IoSlice::new(header.bytes())];
-                while data.left() > 0 {
-                    parts.push(IoSlice::new(data.take(usize::MAX)));
+                let mut rest = data.clone();
+                while rest.left() > 0 {
+                    parts.push(IoSlice::new(rest.take(usize::MAX)));
                 }
-                self.by_udp(socket, &parts, to, at, waits)?;
-                Ok(Some(len))
+                match self.by_udp(socket, &parts, to, at) {
+                    Ok(()) => {
+                        *data = rest;
+                        Ok(Some(Sent::All(len)))
+                    }
+                    Err(libc::EAGAIN) => Ok(Some(Sent::UdpIsFull)),
+                    Err(e) => Err(e),
+                }
             }
         }
     }
@@ -400,11 +465,10 @@ impl State {
         parts: &[IoSlice<'_>],
         to: SocketAddr,
         at: usize,
-        waits: bool,
     ) -> Result<(), c_int> {
         let is_bound = self.local.is_some_and(|local| specified(local.ip()).is_some());
         let from = (!is_bound).then(|| self.pairs[at].local);
-        socket.udp.send(parts, socket.shown(to), from, waits)
+        socket.udp.send(parts, socket.shown(to), from)
     }
 
     /// Takes what came; whether anything has changed.
@@ -417,6 +481,7 @@ impl State {
         let mut room = [0; BY_UDP];
         for _ in 0..BATCH {
             let Some(arrived) = socket.udp.receive(&mut room) else { break };
+            let Some(arrived) = arrived else { continue };
             changed = true;
             self.heed(socket, &room[..arrived.len], &arrived);
         }
@@ -425,11 +490,17 @@ impl State {
             let (peers, unread) = (&mut self.peers, &mut self.unread);
             changed |= pair.turn(|pair, Came { from, qpn, place }| {
                 let from = peers.heard(from, qpn, now);
-                match peer.is_none_or(|peer| peer == from) {
+                match peer.is_none_or(|peer| is_same(peer, from)) {
                     true => unread.push_back((from, Data::InPlace(at, place))),
                     false => pair.give_back(&place),
                 }
             });
+            if pair.ends() {
+                changed = true;
+                self.error = Some(libc::ENETDOWN);
+                // They are looked for anew, by a device that there is.
+                self.peers.forget(at);
+            }
         }
         changed
     }
@@ -446,10 +517,10 @@ impl State {
             self.peers.resolved(from, qpn, Instant::now());
             let header = self.header(at, Op::Control);
             // One that is lost is asked for again.
-            let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at, false);
+            let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at);
         }
         let fits = self.held + OVERHEAD + data.len() <= 2 * self.options.sizes.receive_half;
-        if fits && self.peer.is_none_or(|peer| peer == from) {
+        if fits && self.peer.is_none_or(|peer| is_same(peer, from)) {
             self.held += OVERHEAD + data.len();
             self.unread.push_back((from, Data::ByUdp(data.to_vec())));
         }
@@ -480,13 +551,14 @@ impl State {
     }
 
     fn events(&self) -> libc::c_short {
-        use libc::{POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+        use libc::{POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
         let when = |is: bool, events: libc::c_short| if is { events } else { 0 };
         if self.is_closed {
             return POLLNVAL;
         }
         when(!self.unread.is_empty() || !self.can_read, POLLIN | POLLRDNORM)
             | when(self.pairs.iter().all(Pair::is_writable), POLLOUT | POLLWRNORM)
+            | when(self.error.is_some(), POLLERR)
             | when(!self.can_read, POLLRDHUP)
             | when(!self.can_read && !self.can_write, POLLHUP)
     }

@@ -14,6 +14,7 @@ use urxe::verbs::{
 use super::buffers::Source;
 use super::headers::{Header, LONGEST, MOST, parse_source};
 use super::options::Sizes;
+use super::peers::canonical;
 
 /// Completions that are looked at together.
 const BATCH: usize = 32;
@@ -59,6 +60,7 @@ pub struct Pair {
     free: Vec<usize>,
     all: usize,
     is_over: bool,
+    is_told: bool,
     found: Vec<Completion>,
 }
 
@@ -70,7 +72,10 @@ impl Pair {
         let pd = context.alloc_pd().map_err(create)?;
         let (send_len, receive_len) = (MOST + mtu, grh::LEN + mtu);
         let all = (sizes.send_buffer / send_len).clamp(LEAST, sizes.send_queue as usize);
-        let receiving = (2 * sizes.receive_half / receive_len).max(sizes.credits.into());
+        let limits = context.query_device().limits;
+        // A larger buffer than the device has receives for is as large as it can be.
+        let most = (limits.max_qp_wr as usize).min((limits.max_cqe as usize).saturating_sub(all));
+        let receiving = (2 * sizes.receive_half / receive_len).max(sizes.credits.into()).min(most);
         let receives = pd.reg_mr(receiving * receive_len, Access::LOCAL_WRITE).map_err(create)?;
         let sends = pd.reg_mr(all * send_len, Access::LOCAL_READ).map_err(create)?;
         let completions = context.create_channel().map_err(create)?;
@@ -84,9 +89,22 @@ impl Pair {
         let qp = pd.create_qp(&cq, &cq, &options).map_err(create)?;
         qp.activate(UDP_QKEY).map_err(|_| libc::EIO)?;
         let (free, found) = ((0..all).collect(), Vec::with_capacity(BATCH));
-        let (is_armed, is_over) = (false, false);
-        let mut pair =
-            Pair { local, qp, cq, completions, is_armed, mtu, receives, sends, free, all, is_over, found };
+        let (is_armed, is_over, is_told) = (false, false, false);
+        let mut pair = Pair {
+            local,
+            qp,
+            cq,
+            completions,
+            is_armed,
+            mtu,
+            receives,
+            sends,
+            free,
+            all,
+            is_over,
+            is_told,
+            found,
+        };
         (0..receiving).for_each(|receive| pair.post(receive));
         if pair.is_over { Err(libc::EIO) } else { Ok(pair) }
     }
@@ -171,6 +189,11 @@ impl Pair {
         self.receives.read(start + grh::LEN, header).ok()?;
         // Of what is longer than any header only the length counts.
         let (from, skip) = parse_source(header).ok()?;
+        // Who sends it says what he likes: an address of the other family is nobody's here.
+        let from = canonical(from);
+        if from.is_ipv4() != self.local.is_ipv4() {
+            return None;
+        }
         let range = start + grh::LEN + skip..start + grh::LEN + len;
         Some(Came { from, qpn: completion.src_qpn, place: Place { receive, range } })
     }
@@ -210,6 +233,16 @@ impl Pair {
             self.free.push(place);
             e.errno()
         })
+    }
+
+    /// Whether nothing comes or goes by it any more: its device is gone.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Whether it is over, which is told once.
+    pub fn ends(&mut self) -> bool {
+        self.is_over && !std::mem::replace(&mut self.is_told, true)
     }
 
     pub fn is_writable(&self) -> bool {

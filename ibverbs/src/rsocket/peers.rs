@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::time::{Duration, Instant};
 
 use urxe::transport::AddressVector;
@@ -18,10 +18,35 @@ const MOST: usize = 4096;
 /// pair. One datagram in so much time goes by UDP, and is answered.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// An address as peers are known by: of IPv4 if it can be, with a scope only where it means something, and without a flow.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    match (address.ip().to_canonical(), address) {
+        (IpAddr::V6(ip), SocketAddr::V6(v6)) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, v6.port(), 0, v6.scope_id()).into()
+        }
+        (ip, _) => (ip, address.port()).into(),
+    }
+}
+
+/// Whether both have the address and the port: what comes by queue pairs tells no scope.
+pub fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
+    (a.ip(), a.port()) == (b.ip(), b.port())
+}
+
+/// The last in order of those that have the address and the port.
+fn with_any_scope(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V4(_) => address,
+        SocketAddr::V6(v6) => SocketAddrV6::new(*v6.ip(), v6.port(), 0, u32::MAX).into(),
+    }
+}
+
 /// From where, and how, an address is reached.
 pub struct Way {
     pub context: Context,
     pub local: IpAddr,
+    /// The address that it was asked for, or if that was the wildcard its own.
+    pub peer: SocketAddr,
     pub to: AddressVector,
     /// Payload of a packet.
     pub mtu: usize,
@@ -54,7 +79,8 @@ impl Way {
                 flow_label: 0,
             };
             let local = id.local_addr().ok_or(none)?.ip().to_canonical();
-            Ok(Way { context: id.context().ok_or(none)?, local, to, mtu: path.mtu.bytes() })
+            let (context, peer) = (id.context().ok_or(none)?, canonical(id.peer_addr().ok_or(none)?));
+            Ok(Way { context, local, peer, to, mtu: path.mtu.bytes() })
         };
         let way = find();
         id.destroy();
@@ -95,6 +121,11 @@ impl Peers {
         self.0.insert(to, Peer { at, path, qpn: None, heard: Instant::now(), asked: None });
     }
 
+    /// All that this queue pair sends to: it is no more.
+    pub fn forget(&mut self, at: usize) {
+        self.0.retain(|_, peer| peer.at != at);
+    }
+
     /// It has said by UDP which queue pair it has.
     pub fn resolved(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
         if let Some(peer) = self.0.get_mut(&from) {
@@ -105,7 +136,7 @@ impl Peers {
     /// A datagram came from this queue pair, which says that it is of this address; whom that is. Only UDP is believed if that
     /// is news.
     pub fn heard(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
-        let from = if from.port() == 0 { self.nameless(from, qpn) } else { from };
+        let from = self.named(from, qpn);
         if let Some(peer) = self.0.get_mut(&from) {
             match peer.qpn == Some(qpn) {
                 true => peer.heard = now,
@@ -115,12 +146,16 @@ impl Peers {
         from
     }
 
-    /// librdmacm's header has no port if the socket was not bound when its queue pair was made: then it is the peer at this
-    /// address that has said by UDP that it has the queue pair.
-    fn nameless(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
-        let of_address = self.0.range(from..=SocketAddr::new(from.ip(), u16::MAX));
-        let mut named = of_address.filter(|(_, peer)| peer.qpn == Some(qpn));
-        named.next().map_or(from, |(named, _)| *named)
+    /// The peer that a header means, which has no scope. librdmacm's has no port either if the socket was not bound when its
+    /// queue pair was made: then it is the peer at this address that has said by UDP that it has the queue pair.
+    fn named(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
+        let port = if from.port() == 0 { u16::MAX } else { from.port() };
+        let last = with_any_scope(SocketAddr::new(from.ip(), port));
+        let mut of_address = self.0.range(from..=last).map(|(address, peer)| (*address, peer.qpn));
+        let known = of_address.clone().find(|(_, known)| *known == Some(qpn));
+        // One with a port is who it says, by another queue pair.
+        let known = known.or_else(|| of_address.next().filter(|_| from.port() != 0));
+        known.map_or(from, |(address, _)| address)
     }
 
     /// Where to send to, or nothing if that is to go by UDP, which then is to be done.
@@ -136,5 +171,22 @@ impl Peers {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_known_by_address_and_port() {
+        let v6 = |ip: &str, flow, scope| SocketAddrV6::new(ip.parse().unwrap(), 7, flow, scope).into();
+        let told = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 7);
+        assert_eq!(canonical(v6("fd77::1", 5, 3)), told("fd77::1"));
+        assert_eq!(canonical(v6("::ffff:10.0.0.1", 5, 3)), told("10.0.0.1"));
+        let local = canonical(v6("fe80::2", 5, 3));
+        assert_eq!(local, v6("fe80::2", 0, 3));
+        assert!(is_same(local, told("fe80::2")) && !is_same(local, told("fe80::3")));
+        assert!((told("fe80::2")..=with_any_scope(told("fe80::2"))).contains(&local));
     }
 }

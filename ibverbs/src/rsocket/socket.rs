@@ -117,7 +117,7 @@ impl Socket {
     pub fn take_error(&self) -> Option<c_int> {
         match self {
             Socket::Stream(stream) => stream.look(|state| state.take_error()),
-            Socket::Datagram(_) => None,
+            Socket::Datagram(datagram) => datagram.look(|state| state.take_error()),
         }
     }
 

@@ -74,15 +74,9 @@ impl Udp {
     /// Sends a datagram in parts, from an address of the system's if one is given.
     ///
     /// # Errors
-    /// An error number.
-    pub fn send(
-        &self,
-        parts: &[IoSlice<'_>],
-        to: SocketAddr,
-        from: Option<IpAddr>,
-        waits: bool,
-    ) -> Result<(), c_int> {
-        let flags = MsgFlags::MSG_NOSIGNAL | if waits { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
+    /// An error number: `EAGAIN` if there is no room now.
+    pub fn send(&self, parts: &[IoSlice<'_>], to: SocketAddr, from: Option<IpAddr>) -> Result<(), c_int> {
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         let (fd, to) = (self.fd.as_raw_fd(), SockaddrStorage::from(to));
         let v4 = |ip: Ipv4Addr| libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
         let v6 = |ip: Ipv6Addr| libc::in6_addr { s6_addr: ip.octets() };
@@ -106,15 +100,15 @@ impl Udp {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// The next datagram that is not longer than `room`, if there is one.
-    pub fn receive(&self, room: &mut [u8]) -> Option<Arrived> {
+    /// The next datagram, if there is one: nothing if it is longer than `room`, and gone.
+    pub fn receive(&self, room: &mut [u8]) -> Option<Option<Arrived>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(room)];
         let fd = self.fd.as_raw_fd();
         let flags = MsgFlags::MSG_DONTWAIT;
         loop {
             match socket::recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut control), flags) {
-                Ok(message) if message.flags.contains(MsgFlags::MSG_TRUNC) => {}
+                Ok(message) if message.flags.contains(MsgFlags::MSG_TRUNC) => return Some(None),
                 Ok(message) => {
                     let to = message.cmsgs().ok().and_then(|mut all| {
                         all.find_map(|control| match control {
@@ -127,8 +121,8 @@ impl Udp {
                             _ => None,
                         })
                     });
-                    let from = message.address.as_ref().and_then(address)?;
-                    return Some(Arrived { len: message.bytes, from, to });
+                    let from = message.address.as_ref().and_then(address);
+                    return Some(from.map(|from| Arrived { len: message.bytes, from, to }));
                 }
                 Err(Errno::EINTR) => {}
                 Err(_) => return None,

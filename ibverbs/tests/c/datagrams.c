@@ -190,7 +190,7 @@ static void in_pieces(void)
 static void connected(void)
 {
 	char in[16];
-	struct address name = { .len = sizeof(name.v6) }, mine = { .len = sizeof(mine.v6) };
+	struct address name = { .len = sizeof(name.v6) }, mine = { .len = sizeof(mine.v6) }, to;
 	struct sockaddr nobody = { .sa_family = AF_UNSPEC };
 	int fd = made(), stranger = made();
 	FAILS(rsend(fd, "x", 1, 0), EDESTADDRREQ);
@@ -198,7 +198,11 @@ static void connected(void)
 	FAILS(rshutdown(fd, SHUT_RD), ENOTCONN);
 	CHECK(!rclose(fd));
 	fd = made();
-	CHECK(!rconnect(fd, &peer.any, peer.len));
+	/* A flow is no part of whom it is. */
+	to = peer;
+	if (is_v6())
+		to.v6.sin6_flowinfo = htonl(0x12345);
+	CHECK(!rconnect(fd, &to.any, to.len));
 	CHECK(!rgetpeername(fd, &name.any, &name.len) && same(&name, &peer));
 	CHECK(!rgetsockname(fd, &mine.any, &mine.len) && mine.len == peer.len);
 	CHECK(is_v6() ? mine.v6.sin6_port && !IN6_IS_ADDR_UNSPECIFIED(&mine.v6.sin6_addr)
@@ -318,6 +322,42 @@ static void again(void)
 	CHECK(!rclose(fd));
 }
 
+/* More than a queue pair has receives for. */
+static void large(void)
+{
+	int value = 1 << 27, fd = made();
+	CHECK(!rsetsockopt(fd, SOL_SOCKET, SO_RCVBUF, &value, sizeof(value)));
+	for (int i = 0; i < 3; i++) {
+		send_to_peer(fd, 1000, i);
+		expect(fd, 1000, i);
+	}
+	CHECK(!rclose(fd));
+}
+
+/* Who connects to the wildcard talks to its own address. */
+static void wildcard(void)
+{
+	char in[8];
+	struct address name = { .len = sizeof(name.v6) }, from = { .len = sizeof(from.v6) };
+	struct address any = address(is_v6() ? "::" : "0.0.0.0", 0);
+	int fd = made(), other = made();
+	CHECK(!rbind(fd, &own.any, own.len) && !rgetsockname(fd, &name.any, &name.len));
+	if (is_v6())
+		any.v6.sin6_port = name.v6.sin6_port;
+	else
+		any.v4.sin_port = name.v4.sin_port;
+	CHECK(!rconnect(other, &any.any, any.len));
+	CHECK(!rgetpeername(other, &from.any, &from.len) && same(&from, &name));
+	for (int i = 0; i < 3; i++) {
+		CHECK(rsend(other, "hello", 5, 0) == 5);
+		from.len = sizeof(from.v6);
+		CHECK(events(fd, POLLIN, SOON) && rrecvfrom(fd, in, 8, 0, &from.any, &from.len) == 5);
+		CHECK(rsendto(fd, "you", 3, 0, &from.any, from.len) == 3);
+		CHECK(events(other, POLLIN, SOON) && rrecv(other, in, 8, 0) == 3);
+	}
+	CHECK(!rclose(fd) && !rclose(other));
+}
+
 /* A socket of IPv6 that talks IPv4. */
 static void mapped(void)
 {
@@ -406,6 +446,35 @@ static void refused(void)
 	FAILS(rsend(other, "x", 1, 0), EBADF);
 }
 
+static void *deletes_the_link(void *command)
+{
+	usleep(200000);
+	CHECK(!system(command));
+	return NULL;
+}
+
+/* Who waits hears that the device is gone, once, whichever way he waits. */
+static void lost(void)
+{
+	pthread_t thread;
+	int value = 1, reads = made(), polls = made();
+	socklen_t len = sizeof(value);
+	char c;
+	send_to_peer(reads, 10, 0);
+	send_to_peer(polls, 10, 0);
+	CHECK(!pthread_create(&thread, NULL, deletes_the_link, "ip link del v0"));
+	FAILS(rrecv(reads, &c, 1, 0), ENETDOWN);
+	CHECK(!pthread_join(thread, NULL));
+	FAILS(rrecv(reads, &c, 1, MSG_DONTWAIT), EAGAIN);
+	CHECK(events(polls, POLLIN, SOON) == POLLERR);
+	CHECK(!rgetsockopt(polls, SOL_SOCKET, SO_ERROR, &value, &len) && value == ENETDOWN);
+	CHECK(!rgetsockopt(polls, SOL_SOCKET, SO_ERROR, &value, &len) && !value);
+	CHECK(!events(polls, POLLIN, 50));
+	/* There is no other device. */
+	CHECK(rsendto(polls, "x", 1, 0, &peer.any, peer.len) == -1);
+	CHECK(!rclose(reads) && !rclose(polls));
+}
+
 static void end(void)
 {
 	char in[4];
@@ -423,7 +492,7 @@ int main(int argc, char **argv)
 	} corners[] = {
 		{ "serve", serve }, { "sizes", sizes }, { "long", too_long }, { "pieces", in_pieces },
 		{ "connected", connected }, { "waiting", waiting }, { "many", many }, { "again", again },
-		{ "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
+		{ "large", large }, { "lost", lost }, { "wildcard", wildcard }, { "mapped", mapped }, { "closed", closed }, { "refused", refused }, { "end", end },
 	};
 	CHECK(argc >= 4);
 	peer = own = address(argv[2], atoi(argv[3]));
