@@ -5,6 +5,8 @@
 mod batches;
 #[path = "verbs_api/events.rs"]
 mod events;
+#[path = "verbs_api/injection.rs"]
+mod injection;
 #[path = "verbs_api/notifications.rs"]
 mod notifications;
 #[path = "verbs_api/polling.rs"]

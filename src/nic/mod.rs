@@ -9,6 +9,7 @@ mod cq;
 mod cq_ring;
 mod events;
 mod gsi;
+mod inject;
 mod multicast;
 mod path;
 mod peers;
@@ -226,6 +227,20 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) -> Result<Result<(), ModifyError>, UnknownQp> {
+        if self.failed {
+            return Ok(Err(ModifyError::DeviceFatal));
+        }
+        self.change_qp(now, qpn, attr, memory, tx)
+    }
+
+    fn change_qp(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        attr: &QpAttr,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) -> Result<Result<(), ModifyError>, UnknownQp> {
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         if let Err(e) = check_values(attr, &self.config.personality.limits, self.pkeys.len()) {
             return Ok(Err(e));
@@ -277,6 +292,9 @@ impl Nic {
         qpn: Qpn,
         wrs: &[SendWr<'_>],
     ) -> Result<Result<(), PostBatchError>, UnknownQp> {
+        if self.failed {
+            return Ok(Err(PostBatchError { index: 0, error: PostError::DeviceFatal }));
+        }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;
         let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
@@ -298,6 +316,9 @@ impl Nic {
         qpn: Qpn,
         wrs: impl Iterator<Item = SendWr<'w>>,
     ) -> Result<Result<(), PostBatchError>, UnknownQp> {
+        if self.failed {
+            return Ok(Err(PostBatchError { index: 0, error: PostError::DeviceFatal }));
+        }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let port = &self.config.port;
         let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
@@ -322,6 +343,9 @@ impl Nic {
         qpn: Qpn,
         wr: &RecvWr<'_>,
     ) -> Result<Result<(), PostError>, UnknownQp> {
+        if self.failed {
+            return Ok(Err(PostError::DeviceFatal));
+        }
         let entry = self.table.get_mut(qpn).ok_or(UnknownQp(qpn))?;
         let result = entry.qp.post_recv(wr, &mut self.state.out);
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
@@ -556,7 +580,7 @@ impl Nic {
         }
     }
 
-    /// Whether [`fail`](Self::fail) was called.
+    /// Whether [`fail`](Self::fail) was called: from then on posting and modifying are refused.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
@@ -566,12 +590,14 @@ impl Nic {
         self.failed = true;
         let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
         let qpns: Vec<Qpn> = used.map(|e| e.qp.qpn()).collect();
-        for qpn in qpns {
-            let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-            // Every state has this transition, so nothing is refused.
-            let _ = self.modify_qp(now, qpn, &to_err, memory, tx);
-        }
+        qpns.into_iter().for_each(|qpn| self.move_to_err(now, qpn, memory, tx));
         self.announce(AsyncEvent::DeviceFatal);
+    }
+
+    fn move_to_err(&mut self, now: Instant, qpn: Qpn, memory: &Table, tx: &mut TxQueue) {
+        let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
+        // Every state has this transition, so nothing is refused.
+        let _ = self.change_qp(now, qpn, &to_err, memory, tx);
     }
 
     /// Numbers of all queue pairs.

@@ -10,7 +10,9 @@ use crate::wire::Qpn;
 pub enum AsyncEvent {
     /// A completion queue was full when a completion came: that one is lost, and its QP is in the error state.
     CqError(CqId),
-    /// The QP went to the error state by itself.
+    /// The QP went to the error state through no request of its peer: a completion of it found its completion queue full
+    /// (after [`CqError`](Self::CqError)), or its responder could not execute a valid request on local resources
+    /// (IBA 11.6.3.4). An error that a completion reports, such as a failed send, raises no event.
     QpFatal(Qpn),
     /// The responder refused an invalid request.
     QpRequestError(Qpn),
@@ -24,7 +26,8 @@ pub enum AsyncEvent {
     PathMigrated(Qpn),
     /// The alternate path of the QP that a peer asks for is not there (IBA 17.2.8).
     PathMigrateError(Qpn),
-    /// The link is gone for good: all QPs are in the error state, and nothing but closing is left.
+    /// The device has failed or was removed: all QPs are in the error state. Creating, modifying and posting are refused;
+    /// polling, events, queries and destruction go on.
     DeviceFatal,
     /// The port carries packets again.
     PortActive,

@@ -391,6 +391,9 @@ pub const TRANSITIONS: &[Transition] = {
 /// Why `modify` did not happen. Nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModifyError {
+    /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
+    #[error("the device has failed and changes no queue pair: close the context and open another")]
+    DeviceFatal,
     /// No such edge in the table.
     #[error("a {qp_type:?} QP cannot go from {from} to {to}")]
     Transition {

@@ -282,6 +282,18 @@ pub struct RecvWr<'a> {
     pub sges: &'a [Sge],
 }
 
+impl<'a> RecvWr<'a> {
+    /// A receive into `sges`, filled in order. Without elements it takes messages without data.
+    pub const fn new(wr_id: u64, sges: &'a [Sge]) -> RecvWr<'a> {
+        RecvWr { wr_id, sges }
+    }
+
+    /// A receive of a message without data: an empty SEND, or a WRITE with immediate.
+    pub const fn empty(wr_id: u64) -> RecvWr<'static> {
+        RecvWr { wr_id, sges: &[] }
+    }
+}
+
 /// Why none of several work requests was taken, which are posted together or not at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("nothing was posted: work request {index} of the batch was refused: {error}")]
@@ -425,6 +437,9 @@ pub struct CqId(pub u32);
 /// Why a work request was not taken. The queue is as before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
+    /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
+    #[error("the device has failed and takes no work requests: close the context and open another")]
+    DeviceFatal,
     /// The QP's state does not take it.
     #[error("the QP is in state {0}, which takes no such work request")]
     State(super::QpState),

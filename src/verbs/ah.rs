@@ -17,6 +17,7 @@ impl Pd {
     pub fn create_ah(&self, av: &AddressVector) -> Result<Ah, CreateError> {
         let nowhere = Qpn::default();
         let context = self.context();
+        context.check_device()?;
         context.0.shards.look(|nic| nic.config().port.flow(av, nowhere, nowhere))?;
         Ok(Ah { pd: self.clone(), av: *av })
     }

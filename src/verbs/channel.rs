@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,14 @@ impl CompletionChannel {
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.readable.as_fd()
+    }
+}
+
+/// For reactors that want a descriptor, such as `tokio::io::unix::AsyncFd`. Take the events with
+/// [`next_event`](CompletionChannel::next_event), not by reading from the descriptor.
+impl AsRawFd for CompletionChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.readable.as_fd().as_raw_fd()
     }
 }
 

@@ -251,11 +251,20 @@ impl Context {
         WeakContext(Arc::downgrade(&self.0.device))
     }
 
+    /// Refuses to make anything for a device that has failed.
+    pub(super) fn check_device(&self) -> Result<(), CreateError> {
+        match self.0.shards.look(|nic| nic.has_failed()) {
+            true => Err(CreateError::Gone),
+            false => Ok(()),
+        }
+    }
+
     /// A protection domain.
     ///
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
+        self.check_device()?;
         self.0.pds.take()?;
         Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))
     }
@@ -290,6 +299,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Channel`].
     pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
+        self.check_device()?;
         CompletionChannel::new(self.clone())
     }
 

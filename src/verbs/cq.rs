@@ -63,6 +63,7 @@ impl CqListener for Signal {
 impl Cq {
     pub(super) fn new(context: Context, options: &CqOptions) -> Result<Cq, CreateError> {
         let CqOptions { capacity, channel, comp_vector, ignore_overrun } = options.clone();
+        context.check_device()?;
         let max = context.0.limits.max_cqe as u64;
         if capacity == 0 || capacity as u64 > max {
             return Err(CreateError::Value { name: "a CQ's size", value: capacity as u64, min: 1, max });
@@ -108,6 +109,7 @@ impl Cq {
     /// # Errors
     /// [`CreateError::Value`] above the device's limit, or below what waits.
     pub fn resize(&self, capacity: usize) -> Result<(), CreateError> {
+        self.0.context.check_device()?;
         let max = self.0.context.0.limits.max_cqe as u64;
         let refused = |min: usize| CreateError::Value {
             name: "a CQ's size",

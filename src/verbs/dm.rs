@@ -30,6 +30,7 @@ impl Context {
     /// [`CreateError::Value`] for none, or more than the device has; [`CreateError::Exhausted`] for more than is
     /// left.
     pub fn alloc_dm(&self, len: usize) -> Result<Dm, CreateError> {
+        self.check_device()?;
         let max = self.0.limits.max_dm_size;
         if len == 0 || len as u64 > max {
             return Err(CreateError::Value { name: "device memory", value: len as u64, min: 1, max });

@@ -39,6 +39,7 @@ macro_rules! table {
 table! {
     PostError {
         Self::QueueFull(_) => ENOMEM,
+        Self::DeviceFatal => EIO,
         Self::State(_)
         | Self::TooManySges { .. }
         | Self::InlineTooLong { .. }
@@ -62,6 +63,7 @@ table! {
         Self { error, .. } => error.errno(),
     }
     ModifyError {
+        Self::DeviceFatal => EIO,
         Self::Transition { .. } | Self::CurState { .. } | Self::Missing { .. } | Self::NotAllowed { .. } | Self::Migration { .. } | Self::Value { .. } => EINVAL,
         Self::Address(e) => e.errno(),
     }
@@ -224,6 +226,8 @@ fn of_fabric(e: &FabricError) -> i32 {
         | FabricError::Mtu(_)
         | FabricError::Zero { .. }
         | FabricError::NoQueue { .. } => EINVAL,
+        FabricError::NoDevice(_) => ENODEV,
+        FabricError::NoObject { .. } => ENOENT,
     }
 }
 

@@ -87,8 +87,8 @@ pub enum CreateError {
     /// An eventfd could not be made; the system's error number.
     #[error("cannot make a completion channel: {}", io::Error::from_raw_os_error(*.0))]
     Channel(i32),
-    /// After [`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal) there is nothing to make it for.
-    #[error("the link is gone for good: close the context and open another")]
+    /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
+    #[error("the device has failed: close the context and open another")]
     Gone,
 }
 

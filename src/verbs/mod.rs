@@ -61,7 +61,7 @@ pub use error::{
 pub use gsi::{Mad, ManagementPort, ServiceClaim};
 pub use mr::{Mr, NullMr, Pd, RawMr, RemoteAddr};
 pub use mw::{FastMr, Mw};
-pub use pair::{Node, PairError};
+pub use pair::{MeshNode, Node, PairError};
 pub use qp::{ConnectOptions, Endpoint, Qp, QpOptions};
 pub use query::{
     AtomicCap, DeviceAttr, DeviceCaps, OnDemand, Pacing, PortAttr, PortState, lid_of, node_guid,

@@ -166,6 +166,7 @@ impl Pd {
 
     /// A new entry in the table of keys.
     pub(super) fn insert<T>(&self, make: impl FnOnce(&mut Table) -> Option<T>) -> Result<T, CreateError> {
+        self.context().check_device()?;
         let max = self.0.context.0.limits.max_mr;
         let full = CreateError::Exhausted { kind: "regions and windows", max };
         self.with_table(|table| if table.len() < max as usize { make(table) } else { None }).ok_or(full)
@@ -323,6 +324,7 @@ impl RawMr {
         if pd.is_some_and(|pd| !pd.context().is(self.pd.context())) {
             return Err(CreateError::OtherContext("protection domain"));
         }
+        self.pd.context().check_device()?;
         self.pd.check(translation.map_or(1, |(_, len, _)| len), access.unwrap_or_default())?;
         let change = Reregistration { pd: pd.map(Pd::id), translation, access };
         // SAFETY: as the caller vouches.

@@ -41,7 +41,53 @@ impl Node {
     }
 }
 
+/// A NIC of a mesh: one protection domain, one completion queue for all, and a queue pair to each other NIC.
+#[derive(Debug)]
+pub struct MeshNode {
+    /// The device.
+    pub context: Context,
+    /// Its domain.
+    pub pd: Pd,
+    /// For sends and receives of all queue pairs: 1024 entries for each, up to the device's limit.
+    pub cq: Cq,
+    /// By index of the peer; none at its own.
+    qps: Vec<Option<Qp>>,
+}
+
+impl MeshNode {
+    /// The queue pair to the NIC with index `peer` in the mesh. `None` for its own index and beyond the last.
+    pub fn qp(&self, peer: usize) -> Option<&Qp> {
+        self.qps.get(peer)?.as_ref()
+    }
+}
+
 impl Fabric {
+    /// `n` NICs on this fabric, each with a queue pair connected to each other one.
+    ///
+    /// # Errors
+    /// [`PairError`].
+    pub fn mesh(&self, n: usize) -> Result<Vec<MeshNode>, PairError> {
+        let node = |own| {
+            let context = Context::on_fabric(self)?;
+            let (pd, cq) = (
+                context.alloc_pd()?,
+                context.create_cq((1024 * n.max(1)).min(context.0.limits.max_cqe as usize))?,
+            );
+            let qp = |peer| (peer != own).then(|| pd.create_qp(&cq, &cq, &QpOptions::default())).transpose();
+            let qps = (0..n).map(qp).collect::<Result<_, _>>()?;
+            Ok(MeshNode { context, pd, cq, qps })
+        };
+        let nodes = (0..n).map(node).collect::<Result<Vec<_>, PairError>>()?;
+        for (own, node) in nodes.iter().enumerate() {
+            for (qp, peer) in node.qps.iter().zip(&nodes) {
+                if let (Some(qp), Some(back)) = (qp, peer.qp(own)) {
+                    qp.connect(&back.endpoint(), &ConnectOptions::default())?;
+                }
+            }
+        }
+        Ok(nodes)
+    }
+
     /// Two NICs on this fabric with connected queue pairs.
     ///
     /// # Errors

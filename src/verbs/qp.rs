@@ -213,9 +213,7 @@ impl Qp {
         create: impl FnOnce(&mut Nic, &QpInit, Queue, Queue) -> Result<Qpn, CreateError>,
     ) -> Result<Qp, CreateError> {
         let context = pd.context();
-        if shard.look(|nic| nic.has_failed()) {
-            return Err(CreateError::Gone);
-        }
+        context.check_device()?;
         let l = context.0.limits;
         let sizes = [
             ("send.max_wr", options.send.max_wr, l.max_qp_wr),

@@ -22,7 +22,7 @@ use crate::link::process::Process;
 use crate::link::{ClaimError, JoinError, Link, LinkCounters};
 use crate::memory::Table;
 use crate::nic::{MulticastError, Nic};
-use crate::transport::{Instant, TxQueue, earliest};
+use crate::transport::{AsyncEvent, Instant, TxQueue, earliest};
 use crate::wire::mad::ServiceId;
 use crate::wire::{Gid, Qpn};
 
@@ -726,6 +726,18 @@ impl Driver for Shard {
     fn addresses_changed(&self, addresses: &[IpAddr]) {
         let gids: Vec<Gid> = addresses.iter().map(|ip| Gid::from(*ip)).collect();
         self.look(|nic| nic.set_gids(&gids));
+    }
+
+    fn device_lost(&self, why: io::Error) {
+        let now = self.clock.now();
+        let mut engine = self.engine.lock();
+        self.lose_link(&mut engine, why, now);
+        self.send(&mut engine, now, false);
+        self.release(engine, now);
+    }
+
+    fn inject_event(&self, event: AsyncEvent) -> bool {
+        self.with(|nic, now, memory, tx| nic.inject_event(now, event, memory, tx))
     }
 
     fn try_drive(&self) -> bool {

@@ -33,6 +33,7 @@ pub struct SrqAttr {
 impl Srq {
     pub(super) fn new(pd: &Pd, xrc: Option<(&Xrcd, &Cq)>, caps: RecvCaps) -> Result<Srq, CreateError> {
         let context = pd.context();
+        context.check_device()?;
         if xrc.is_some_and(|(xrcd, cq)| !xrcd.context().is(context) || !cq.context().is(context)) {
             return Err(CreateError::OtherContext("XRC domain or completion queue"));
         }
@@ -94,7 +95,12 @@ impl Srq {
     /// # Errors
     /// [`PostError`]; then it was not taken.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        self.with(|queue, _| queue.post(wr))
+        self.0.shard.look(|nic| match nic.has_failed() {
+            true => Err(PostError::DeviceFatal),
+            false => nic
+                .with_srq(self.0.id, |queue, _| queue.post(wr))
+                .expect("the NIC has the queue as long as its handle"),
+        })
     }
 
     /// Asks for one event when fewer than `limit` receives are left; it is raised at once if that is so now.
@@ -107,6 +113,7 @@ impl Srq {
     /// # Errors
     /// [`CreateError::Value`] above the device's limit, or below what is in it.
     pub fn resize(&self, max_wr: u32) -> Result<(), CreateError> {
+        self.0.pd.context().check_device()?;
         let max = self.0.pd.context().0.limits.max_srq_wr;
         let refused = |min: usize| CreateError::Value {
             name: "max_wr",

@@ -187,7 +187,7 @@ fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
     assert_eq!(outside.attach_mcast(group(2)).unwrap_err().errno(), nix::errno::Errno::ENODEV as i32);
     inside.detach_mcast(group(1)).unwrap();
     a.context.poll();
-    unused.to_init(Access::ALL).unwrap();
+    assert_eq!(unused.to_init(Access::ALL), Err(ConnectError::Modify(ModifyError::DeviceFatal)));
     fabric.advance(Duration::from_millis(1));
     assert_eq!(events(&a.context), []);
     assert_eq!(a.pd.create_qp(&a.cq, &a.cq, &QpOptions::default()).unwrap_err(), CreateError::Gone);

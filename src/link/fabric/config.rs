@@ -1,6 +1,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::transport::AsyncEvent;
+
 /// What a fabric, or one direction through it, does to packets. The default does nothing: bursts arrive
 /// whole and at once.
 ///
@@ -143,4 +145,15 @@ pub enum FabricError {
     /// No port has it.
     #[error("no port of this fabric has the address {0}: create the port first")]
     UnknownAddress(IpAddr),
+    /// The port has no open context.
+    #[error("no context is open on the port with the address {0}: open one with Context::on_port")]
+    NoDevice(IpAddr),
+    /// An injected event names an object that is not there.
+    #[error("the NIC at {address} has no object that {event:?} could be about")]
+    NoObject {
+        /// An address of the NIC.
+        address: IpAddr,
+        /// As given.
+        event: AsyncEvent,
+    },
 }

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use super::port::PortShared;
 use super::{Fabric, lock};
-use crate::transport::{Instant, RxBurst};
+use crate::transport::{AsyncEvent, Instant, RxBurst};
 
 /// Turns that one kick runs on the caller's thread. Two NICs that answer each other for ever must not
 /// hold it: what is left is woken, to go on on threads of its own.
@@ -43,6 +44,14 @@ pub trait Driver: Send + Sync {
 
     /// The port was plugged in, or out. Called on the thread of whoever did that.
     fn port_up(&self, _up: bool) {}
+
+    /// The device is lost for the reason `why`, as when an adapter is unplugged. Called on the thread of whoever did that.
+    fn device_lost(&self, _why: io::Error) {}
+
+    /// Raises an asynchronous event of the NIC, with the effect that it reports. False if the NIC has no such object.
+    fn inject_event(&self, _event: AsyncEvent) -> bool {
+        false
+    }
 
     /// The port has these addresses from now on. Called on the thread of whoever did that.
     fn addresses_changed(&self, _addresses: &[IpAddr]) {}

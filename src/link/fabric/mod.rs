@@ -16,6 +16,7 @@ mod port;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -26,7 +27,7 @@ pub use model::FabricCounters;
 pub use port::FabricPort;
 
 use super::JoinError;
-use crate::transport::Instant;
+use crate::transport::{AsyncEvent, Instant};
 use drive::Ready;
 use port::PortShared;
 
@@ -232,6 +233,41 @@ impl Fabric {
             driver.addresses_changed(addresses);
         }
         Ok(())
+    }
+
+    /// Removes the device behind the port with this address, as when an adapter is unplugged: its queue pairs go to ERR,
+    /// its contexts get [`AsyncEvent::DeviceFatal`], and from then on only destroying its objects, polling and reading
+    /// what they hold succeed. The address is free again.
+    ///
+    /// # Errors
+    /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`].
+    pub fn remove_device(&self, address: IpAddr) -> Result<(), FabricError> {
+        let driver = self.driver_of(address)?;
+        driver.device_lost(io::Error::other("the device was removed from the fabric"));
+        Ok(())
+    }
+
+    /// Raises an asynchronous event of the NIC behind the port with this address, with the effect that the event
+    /// reports: `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR, `CqError` all queue pairs that
+    /// complete to the queue, `DeviceFatal` is [`remove_device`](Self::remove_device), `PortError` and `PortActive` are
+    /// [`set_port_up`](Self::set_port_up), which raises nothing where the port is in that state already. All others are
+    /// raised without an effect.
+    ///
+    /// # Errors
+    /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`], and [`FabricError::NoObject`] if the NIC has no such
+    /// queue pair or shared receive queue, or no queue pair completes to the completion queue.
+    pub fn inject_event(&self, address: IpAddr, event: AsyncEvent) -> Result<(), FabricError> {
+        match event {
+            AsyncEvent::DeviceFatal => self.remove_device(address),
+            AsyncEvent::PortActive => self.set_port_up(address, true),
+            AsyncEvent::PortError => self.set_port_up(address, false),
+            _ if self.driver_of(address)?.inject_event(event) => Ok(()),
+            _ => Err(FabricError::NoObject { address, event }),
+        }
+    }
+
+    fn driver_of(&self, address: IpAddr) -> Result<Arc<dyn Driver>, FabricError> {
+        self.port_of(address)?.driver().ok_or(FabricError::NoDevice(address))
     }
 
     fn port_of(&self, address: IpAddr) -> Result<Arc<PortShared>, FabricError> {

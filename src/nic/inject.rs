@@ -1,0 +1,65 @@
+//! Asynchronous events that a test injects, with the effect on the NIC that the event reports.
+
+use super::Nic;
+use crate::memory::Table;
+use crate::transport::{AsyncEvent, CqId, Instant, QpState, TxQueue};
+use crate::wire::Qpn;
+
+impl Nic {
+    /// Raises an event as if its cause had occurred: an error of a queue pair moves it to ERR, an error of a completion
+    /// queue moves all queue pairs that complete to it to ERR. Queue pairs fail at the next
+    /// [`transmit`](Self::transmit). False if the NIC has no such object; then nothing is raised.
+    ///
+    /// `DeviceFatal` and the events of the port concern the link too, so they are not injected here: see
+    /// [`fail`](Self::fail) and [`set_port_up`](Self::set_port_up).
+    pub fn inject_event(
+        &mut self,
+        now: Instant,
+        event: AsyncEvent,
+        memory: &Table,
+        tx: &mut TxQueue,
+    ) -> bool {
+        match event {
+            AsyncEvent::DeviceFatal | AsyncEvent::PortActive | AsyncEvent::PortError => return false,
+            AsyncEvent::QpFatal(qpn) => return self.inject_qp_fatal(qpn),
+            AsyncEvent::CqError(id) => return self.inject_cq_error(id),
+            AsyncEvent::SrqError(id) | AsyncEvent::SrqLimit(id) if self.srq(id).is_none() => return false,
+            _ => {}
+        }
+        if let Some(qpn) = event.qpn() {
+            let Some(state) = self.qp_state(qpn) else { return false };
+            let is_error = matches!(event, AsyncEvent::QpRequestError(_) | AsyncEvent::QpAccessError(_));
+            if is_error && state != QpState::Reset {
+                self.move_to_err(now, qpn, memory, tx);
+            }
+        }
+        self.reports.events.raise(event);
+        true
+    }
+
+    fn inject_qp_fatal(&mut self, qpn: Qpn) -> bool {
+        let Some(entry) = self.table.get_mut(qpn) else { return false };
+        match entry.qp.state() {
+            QpState::Reset | QpState::Err => self.reports.events.raise(AsyncEvent::QpFatal(qpn)),
+            // The queue pair raises the event as it fails.
+            _ => {
+                entry.lost = true;
+                self.schedule.enqueue(entry);
+            }
+        }
+        true
+    }
+
+    fn inject_cq_error(&mut self, id: CqId) -> bool {
+        let mut is_used = false;
+        for entry in self.table.iter_mut().filter(|e| e.send_cq.id() == id || e.recv_cq.id() == id) {
+            if !is_used {
+                self.reports.events.raise(AsyncEvent::CqError(id));
+            }
+            is_used = true;
+            entry.lost = true;
+            self.schedule.enqueue(entry);
+        }
+        is_used
+    }
+}
