@@ -50,3 +50,8 @@ pub mod nic;
 pub mod transport;
 pub mod verbs;
 pub mod wire;
+
+/// Compiles and runs the README's examples as documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
