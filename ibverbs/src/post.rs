@@ -66,6 +66,16 @@ pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(addr.cast(), length) }
 }
 
+/// The key that a window of type 2 is bound under: the index of the window, and the low byte that the request asks for.
+///
+/// # Safety
+/// A window that was given out, or null.
+pub unsafe fn window_key(mw: *const ibv_mw, asked: u32) -> Result<u32, c_int> {
+    // SAFETY: the caller's.
+    let window = unsafe { mw.as_ref() }.ok_or(libc::EINVAL)?;
+    Ok(window.rkey & !0xff | asked & 0xff)
+}
+
 /// The part of a window's or region's that is bound.
 pub unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
     // SAFETY: a region that was given out, or null: nothing is bound.
@@ -96,7 +106,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
             5 => old(AtomicOp::CompareSwap { compare: atomic.compare_add, swap: atomic.swap }),
             6 => old(AtomicOp::FetchAdd(atomic.compare_add)),
             7 => WrOp::LocalInv(RKey(wr.imm_data)),
-            8 => WrOp::BindMw(bind(wr.bind_mw.rkey, &wr.bind_mw.bind_info)),
+            8 => WrOp::BindMw(bind(window_key(wr.bind_mw.mw, wr.bind_mw.rkey)?, &wr.bind_mw.bind_info)),
             9 => WrOp::SendWithInv(RKey(wr.imm_data)),
             15 => WrOp::AtomicWrite { va, rkey, value: word(wr)? },
             _ => return Err(libc::EINVAL),
@@ -228,6 +238,8 @@ pub unsafe extern "C" fn post_send(
             }
             refused = Some((at, e.errno()));
         }
+        // SAFETY: the program's list, all of which was accepted up to the refused one.
+        unsafe { show_keys(list, &scratch.requests, refused.map(|(at, _)| at)) };
         scratch.requests.clear();
         let Some((at, errno)) = refused else { return 0 };
         // SAFETY: the caller's pointer.
@@ -238,6 +250,23 @@ pub unsafe extern "C" fn post_send(
     SCRATCH
         .try_with(|scratch| post(&mut scratch.borrow_mut()))
         .unwrap_or_else(|_| post(&mut Scratch::default()))
+}
+
+/// Writes the keys of the windows of a list, up to the request that was refused, into the structs of the windows.
+unsafe fn show_keys(list: *mut ibv_send_wr, requests: &[SendWr<'_>], refused: Option<*mut ibv_send_wr>) {
+    let mut next = list;
+    for request in requests {
+        if refused == Some(next) {
+            break;
+        }
+        // SAFETY: the list is as long as the requests, of which a bind names a window.
+        unsafe {
+            if let WrOp::BindMw(bind) = &request.op {
+                (*(*next).bind_mw.mw).rkey = bind.rkey.0;
+            }
+            next = (*next).next;
+        }
+    }
 }
 
 unsafe fn post_receives(
