@@ -75,6 +75,7 @@ pub fn attr(path: &AddressVector) -> ibv_ah_attr {
 }
 
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct.
     let attr = unsafe { &*attr };
     // SAFETY: a domain that was given out, of an open context.
@@ -112,6 +113,7 @@ unsafe extern "C" fn init_ah_from_wc(
     header: *mut ibv_grh,
     out: *mut ibv_ah_attr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context, and as the caller vouches.
     match unsafe { path_back(Context::of(context), wc, header) }.filter(|_| port == 1) {
         Some(path) => {
@@ -129,6 +131,7 @@ unsafe extern "C" fn create_ah_from_wc(
     header: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was given out, of an open context; and as the caller vouches.
     match unsafe { path_back(Context::of((*pd).context), wc, header) }.filter(|_| port == 1) {
         // SAFETY: a domain that was given out.
@@ -138,6 +141,7 @@ unsafe extern "C" fn create_ah_from_wc(
 }
 
 unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;

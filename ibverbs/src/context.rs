@@ -181,6 +181,7 @@ fn table() -> verbs_context {
 }
 
 pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a device of the list.
     let device = unsafe { <Device as crate::object::Object>::of(device) };
     let nic = match device.open() {
@@ -212,6 +213,7 @@ fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
 }
 
 pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited(c) } {
         return 0;
@@ -225,6 +227,7 @@ pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
 
 /// A context that shares objects with the one that the descriptor is of. The descriptor is its own from now on.
 unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let _uncancelled = crate::cancel::disable();
     let Some(opening) = opening::of(cmd_fd) else { return errno::null(libc::EINVAL) };
     // SAFETY: it is open, and the program gives it away.
     give(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, opening)

@@ -71,6 +71,7 @@ impl ProtectionDomain {
 }
 
 pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.nic.alloc_pd() {
         Ok(pd) => ProtectionDomain::give_new(context, pd, None),
@@ -79,6 +80,7 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 }
 
 unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -98,6 +100,7 @@ unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
 }
 
 unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.pds.get(handle) {
         Some(pd) => {
@@ -110,6 +113,7 @@ unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut i
 
 /// Programs do this before they destroy what they have made in it.
 unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was imported, and is of this process.
     unsafe {
         if !is_inherited((*c).context) {
@@ -183,6 +187,7 @@ pub unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
+    let _uncancelled = crate::cancel::disable();
     /// FD and OFLAGS, both of which must be given.
     const NEEDED: u32 = 3;
     // SAFETY: the caller's struct.
@@ -200,6 +205,7 @@ pub unsafe extern "C" fn open_xrcd(
 }
 
 pub unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;

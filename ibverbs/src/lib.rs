@@ -9,6 +9,7 @@ mod export;
 
 pub mod abi;
 mod address;
+mod cancel;
 mod channel;
 mod cm;
 mod context;

@@ -166,6 +166,7 @@ unsafe fn make(
 }
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, and what it names was given out.
     unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
 }
@@ -174,6 +175,7 @@ pub unsafe extern "C" fn create_qp_ex(
     _context: *mut ibv_context,
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    let _uncancelled = crate::cancel::disable();
     const PD: u32 = 1;
     const XRCD: u32 = 2;
     const CREATE_FLAGS: u32 = 4;
@@ -195,6 +197,7 @@ pub unsafe extern "C" fn create_qp_ex(
 }
 
 pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -331,6 +334,7 @@ fn passed_over(qp_type: c_uint) -> c_int {
 }
 
 unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's struct.
     let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
     let mask = mask & !passed_over(pair.init.qp_type);
@@ -353,6 +357,7 @@ unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_i
 }
 
 pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's struct.
     let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
     // How much goes out at once is not the program's choice here.
@@ -371,6 +376,7 @@ unsafe extern "C" fn query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out.
     let pair = unsafe { Pair::of(c) };
     let has = pair.qp.query();
@@ -386,12 +392,14 @@ unsafe extern "C" fn query_qp(
 }
 
 unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's union.
     let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
     crate::errno::number(pair.qp.attach_mcast(gid), |e| e.errno())
 }
 
 unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's union.
     let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
     crate::errno::number(pair.qp.detach_mcast(gid), |e| e.errno())

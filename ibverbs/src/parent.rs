@@ -21,6 +21,7 @@ unsafe impl Object for ThreadDomain {
 }
 
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct.
     if unsafe { (*attr).comp_mask } != 0 {
         return null(libc::EINVAL);
@@ -29,6 +30,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
 }
 
 pub unsafe extern "C" fn dealloc_td(c: *mut ibv_td) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -47,6 +49,7 @@ pub unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
     // SAFETY: the caller's struct.

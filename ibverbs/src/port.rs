@@ -97,6 +97,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
 }
 
 unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let (_, c) = device_attr(unsafe { Context::of(context) });
     // SAFETY: the caller's struct.
@@ -110,6 +111,7 @@ pub unsafe extern "C" fn query_device_ex(
     out: *mut ibv_device_attr_ex,
     len: usize,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, if there is one.
     if !input.is_null() && unsafe { (*input).comp_mask } != 0 || len < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
@@ -143,6 +145,7 @@ pub unsafe extern "C" fn query_device_ex(
 }
 
 pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     const RAW_CLOCK: u32 = 1;
     // SAFETY: the caller's struct.
     let values = unsafe { &mut *values };
@@ -186,6 +189,7 @@ pub unsafe extern "C" fn query_port_of_any_size(
     out: *mut ibv_port_attr,
     len: usize,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if port != 1 {
         return libc::EINVAL;
     }
@@ -195,6 +199,7 @@ pub unsafe extern "C" fn query_port_of_any_size(
 }
 
 unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context, and a struct of old.
     unsafe { query_port_of_any_size(context, port, out, OLD_PORT_ATTR) }
 }
@@ -214,6 +219,7 @@ unsafe extern "C" fn query_gid(
     index: c_int,
     out: *mut ibv_gid,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::of(context) }, i));
     match found.filter(|_| port == 1) {
@@ -238,6 +244,7 @@ unsafe extern "C" fn query_gid_ex(
     flags: u32,
     len: usize,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if flags != 0 {
         return libc::EOPNOTSUPP;
     }
@@ -258,6 +265,7 @@ unsafe extern "C" fn query_gid_table(
     flags: u32,
     entry_len: usize,
 ) -> isize {
+    let _uncancelled = crate::cancel::disable();
     if flags != 0 {
         return -(libc::EOPNOTSUPP as isize);
     }
@@ -277,6 +285,7 @@ unsafe extern "C" fn query_gid_table(
 }
 
 unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let found = gid(unsafe { Context::of(context) }, index as usize);
     let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
@@ -286,6 +295,7 @@ unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: 
 }
 
 unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let key = usize::try_from(index).ok().and_then(|i| unsafe { Context::of(context) }.nic.query_pkey(i));
     let Some(PKey(key)) = key.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
@@ -295,6 +305,7 @@ unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_in
 }
 
 unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     let keys = (0..).map_while(|i| context.nic.query_pkey(i));

@@ -210,6 +210,7 @@ pub unsafe extern "C" fn post_send(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out.
     let (pair, service) = unsafe { (Pair::of(c), (*c).qp_type) };
     let post = |scratch: &mut Scratch| {
@@ -295,6 +296,7 @@ pub unsafe extern "C" fn post_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the program's list.
     unsafe {
         let pair = Pair::of(c);
@@ -307,6 +309,7 @@ pub unsafe extern "C" fn post_srq_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out, and the program's list.
     unsafe {
         let queue = SharedQueue::of(c);
@@ -315,6 +318,7 @@ pub unsafe extern "C" fn post_srq_recv(
 }
 
 pub unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair and a window that were given out, and the caller's struct.
     unsafe {
         let (pair, window, info) = (Pair::of(c), Window::of(mw), &*info);

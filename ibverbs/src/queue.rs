@@ -52,6 +52,7 @@ unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context, and a channel that was given out.
     unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
@@ -99,6 +100,7 @@ pub unsafe fn make(
 }
 
 unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let queue = unsafe { Queue::of(c) };
     let Ok(capacity) = usize::try_from(cqe) else { return libc::EINVAL };
@@ -113,6 +115,7 @@ unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 pub unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -172,6 +175,7 @@ fn work_completion(from: &Completion) -> ibv_wc {
 }
 
 pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let queue = unsafe { Queue::of(c) };
     let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
@@ -192,6 +196,7 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
 }
 
 pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: a queue that was given out.
     unsafe { Queue::of(c) }.cq.req_notify_with_missed(notify);

@@ -162,6 +162,7 @@ pub fn give_of_device(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mu
 }
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
 }
@@ -173,6 +174,7 @@ unsafe extern "C" fn reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     unsafe { register(pd, addr, length, iova, access as c_uint) }
 }
@@ -184,6 +186,7 @@ unsafe extern "C" fn reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     unsafe { register(pd, addr, length, iova, access) }
 }
@@ -196,10 +199,12 @@ unsafe extern "C" fn reg_dmabuf_mr(
     _fd: c_int,
     _access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     errno::null(libc::EOPNOTSUPP)
 }
 
 pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_null_mr() {
@@ -219,6 +224,7 @@ unsafe extern "C" fn rereg_mr(
     length: usize,
     bits: c_int,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     const TRANSLATION: c_int = 1;
     const PD: c_int = 2;
     const ACCESS: c_int = 4;
@@ -275,6 +281,7 @@ unsafe extern "C" fn rereg_mr(
 }
 
 unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -325,6 +332,7 @@ impl Window {
 }
 
 pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let _uncancelled = crate::cancel::disable();
     let window = match kind {
         1 => WindowKind::Type1,
         2 => WindowKind::Type2B,
@@ -344,6 +352,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
 }
 
 pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -373,6 +382,7 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
 }
 
 unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was given out, of an open context.
     let (domain, context) = unsafe { (ProtectionDomain::of(pd), Context::of((*pd).context)) };
     let Some(keys) = context.mrs.get(handle) else { return errno::null(libc::ENOENT) };
@@ -382,6 +392,7 @@ unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
 }
 
 unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a region that was imported, and its domain, which could not go while it was there.
     unsafe {
         let pd = (*c).pd;
@@ -398,6 +409,7 @@ pub unsafe extern "C" fn advise_mr(
     list: *mut ibv_sge,
     count: u32,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     const PREFETCH: c_uint = 0;
     const PREFETCH_WRITE: c_uint = 1;
     const PREFETCH_NO_FAULT: c_uint = 2;

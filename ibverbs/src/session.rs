@@ -26,7 +26,12 @@ pub struct Session {
 
 impl Default for Session {
     fn default() -> Session {
-        Session { lock: RawMutex::INIT, begun: Shown::new(None), refused: Shown::new(None), bound: Shown::new(Vec::new()) }
+        Session {
+            lock: RawMutex::INIT,
+            begun: Shown::new(None),
+            refused: Shown::new(None),
+            bound: Shown::new(Vec::new()),
+        }
     }
 }
 
@@ -112,6 +117,7 @@ unsafe fn end(c: *mut ibv_qp_ex) -> Option<WrSession<'static>> {
 }
 
 unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, in a session of this thread or none.
     let (refused, bound) = unsafe {
         let session = &Pair::of(c.cast()).session;
@@ -135,6 +141,7 @@ unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn wr_abort(c: *mut ibv_qp_ex) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     if let Some(session) = unsafe { end(c) } {
         session.abort();

@@ -86,6 +86,7 @@ unsafe fn make(
 }
 
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, and a domain that was given out.
     unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
 }
@@ -94,6 +95,7 @@ pub unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    let _uncancelled = crate::cancel::disable();
     const TYPE: u32 = 1;
     const PD: u32 = 2;
     const XRCD: u32 = 4;
@@ -121,6 +123,7 @@ pub unsafe extern "C" fn get_srq_num(c: *mut ibv_srq, out: *mut u32) -> c_int {
 }
 
 unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if mask & !(MAX_WR | LIMIT) != 0 {
         return libc::EINVAL;
     }
@@ -142,6 +145,7 @@ unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: 
 }
 
 unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let attr = unsafe { SharedQueue::of(c) }.srq.query();
     // SAFETY: the caller's struct.
@@ -152,6 +156,7 @@ unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int
 }
 
 pub unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
