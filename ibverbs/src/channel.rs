@@ -15,8 +15,7 @@ use crate::queue::Queue;
 
 export! {
     "IBVERBS_1.0":
-        ibv_create_comp_channel = create_comp_channel,
-        ibv_destroy_comp_channel = destroy_comp_channel;
+        ibv_create_comp_channel = create_comp_channel;
     "IBVERBS_1.1":
         ibv_get_cq_event = get_cq_event,
         ibv_ack_cq_events = ack_cq_events;
@@ -55,6 +54,10 @@ pub struct Channel {
 // SAFETY: it is laid out so.
 unsafe impl Object for Channel {
     type C = ibv_comp_channel;
+
+    fn handle(_: &ibv_comp_channel) -> Option<u32> {
+        Some(0)
+    }
 }
 
 /// As the kernel gives out descriptors: reading waits, until the program says otherwise (O_NONBLOCK).

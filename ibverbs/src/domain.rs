@@ -11,8 +11,7 @@ use crate::object::{Object, Shown, Users};
 
 export! {
     "IBVERBS_1.1":
-        ibv_alloc_pd = alloc_pd,
-        ibv_dealloc_pd = dealloc_pd;
+        ibv_alloc_pd = alloc_pd;
     "IBVERBS_1.10":
         ibv_import_pd = import_pd,
         ibv_unimport_pd = unimport_pd;
@@ -37,6 +36,10 @@ pub struct Parts {
 // SAFETY: it is laid out so.
 unsafe impl Object for ProtectionDomain {
     type C = ibv_pd;
+
+    fn handle(c: &ibv_pd) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 impl ProtectionDomain {
@@ -79,7 +82,7 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     }
 }
 
-unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+pub unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
@@ -143,6 +146,10 @@ pub struct XrcDomain {
 // SAFETY: it is laid out so.
 unsafe impl Object for XrcDomain {
     type C = ibv_xrcd;
+
+    fn handle(_: &ibv_xrcd) -> Option<u32> {
+        Some(0)
+    }
 }
 
 impl XrcDomain {

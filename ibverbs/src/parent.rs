@@ -18,6 +18,10 @@ pub struct ThreadDomain {
 // SAFETY: it is laid out so.
 unsafe impl Object for ThreadDomain {
     type C = ibv_td;
+
+    fn handle(_: &ibv_td) -> Option<u32> {
+        Some(0)
+    }
 }
 
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
@@ -52,12 +56,15 @@ pub unsafe extern "C" fn alloc_parent_domain(
     let _uncancelled = crate::cancel::disable();
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
+    /// `ALLOW_CC_UNPROTECTED_ALLOC`, of later headers: a driver's own memory may be shared with the host of a confidential guest.
+    const UNPROTECTED: u32 = 4;
     // SAFETY: the caller's struct.
     let attr = unsafe { &*attr };
     let mask = attr.comp_mask;
     // A program's own allocators are for what a driver keeps in the program's memory, of which there is nothing here.
     let halved = mask & ALLOCATORS != 0 && (attr.alloc.is_none() || attr.free.is_none());
-    if attr.pd.is_null() || mask & !(ALLOCATORS | PD_CONTEXT) != 0 || halved {
+    let is_known = ProtectionDomain::is_known(attr.pd);
+    if !is_known || mask & !(ALLOCATORS | PD_CONTEXT | UNPROTECTED) != 0 || halved {
         return null(libc::EINVAL);
     }
     // SAFETY: a domain that was given out.

@@ -15,12 +15,10 @@ use crate::errno::{minus_one, set};
 export! {
     "IBVERBS_1.1":
         ibv_query_device = query_device,
-        ibv_query_port = query_port,
         ibv_query_gid = query_gid,
         ibv_query_pkey = query_pkey;
     "IBVERBS_1.5": ibv_get_pkey_index = get_pkey_index;
     "IBVERBS_1.11":
-        _ibv_query_gid_ex = query_gid_ex,
         _ibv_query_gid_table = query_gid_table;
     "IBVERBS_PRIVATE_34": ibv_query_gid_type = query_gid_type;
 }
@@ -198,7 +196,7 @@ pub unsafe extern "C" fn query_port_of_any_size(
     0
 }
 
-unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
+pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context, and a struct of old.
     unsafe { query_port_of_any_size(context, port, out, OLD_PORT_ATTR) }
@@ -236,7 +234,7 @@ fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
     Some(ibv_gid_entry { gid, gid_index: index as u32, port_num: 1, gid_type: ROCE_V2, ndev_ifindex })
 }
 
-unsafe extern "C" fn query_gid_ex(
+pub unsafe extern "C" fn query_gid_ex(
     context: *mut ibv_context,
     port: u32,
     index: u32,

@@ -146,12 +146,14 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
 }
 
 impl Scratch {
-    /// Room for the inline pieces of a list, which must not move while it is put together.
-    unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr) {
-        let mut pieces = 0;
-        // SAFETY: the program's list, which ends with null.
-        while let Some(request) = unsafe { wr.as_ref() } {
-            pieces += usize::try_from(request.num_sge).unwrap_or(0);
+    /// Room for the inline pieces of the first requests of a list, which must not move while it is put together.
+    unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr, most: usize) {
+        let mut pieces = 0_usize;
+        for _ in 0..most {
+            // SAFETY: the program's list.
+            let Some(request) = (unsafe { wr.as_ref() }) else { break };
+            let inline = if request.send_flags & SEND_INLINE != 0 { request.num_sge } else { 0 };
+            pieces = pieces.saturating_add(usize::try_from(inline).unwrap_or(0));
             wr = request.next;
         }
         self.pieces.clear();
@@ -213,14 +215,20 @@ pub unsafe extern "C" fn post_send(
     let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out.
     let (pair, service) = unsafe { (Pair::of(c), (*c).qp_type) };
+    // No more than the queue holds and one can come of a list, which may be a circle.
+    let most = pair.send_depth() + 1;
     let post = |scratch: &mut Scratch| {
         scratch.requests.clear();
         // SAFETY: the program's list.
-        unsafe { scratch.reserve(list) };
+        unsafe { scratch.reserve(list, most) };
         let mut refused = None;
         let mut next = list;
-        // SAFETY: the program's list, which ends with null.
+        // SAFETY: the program's list.
         while let Some(wr) = unsafe { next.as_ref() } {
+            if scratch.requests.len() == most {
+                refused = Some((next, libc::ENOMEM));
+                break;
+            }
             // SAFETY: it is as C's callers have to make it.
             match unsafe { scratch.request(service, wr) } {
                 Ok(request) => scratch.requests.push(request),
@@ -270,16 +278,29 @@ unsafe fn show_keys(list: *mut ibv_send_wr, requests: &[SendWr<'_>], refused: Op
     }
 }
 
+/// Posts a list, which may be a circle: no more than the queue holds.
 unsafe fn post_receives(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
+    depth: impl FnOnce() -> usize,
     post: impl Fn(&RecvWr<'_>) -> Result<(), c_int>,
 ) -> c_int {
+    /// The depth of a shared queue changes, and is asked for only if a list is as long as this.
+    const LONG: usize = 64;
+    let (mut posted, mut most, mut depth) = (0, LONG, Some(depth));
     let mut next = list;
-    // SAFETY: the program's list, which ends with null.
+    // SAFETY: the program's list.
     while let Some(wr) = unsafe { next.as_ref() } {
+        if posted == most
+            && let Some(depth) = depth.take()
+        {
+            most = depth().max(LONG);
+        }
+        let has_room = if posted < most { Ok(()) } else { Err(libc::ENOMEM) };
+        posted += 1;
         // SAFETY: it is as C's callers have to make it.
-        let posted = unsafe { elements(wr.sg_list, wr.num_sge) }
+        let posted = has_room
+            .and_then(|()| unsafe { elements(wr.sg_list, wr.num_sge) })
             .and_then(|sges| post(&RecvWr { wr_id: wr.wr_id, sges }));
         if let Err(errno) = posted {
             // SAFETY: the caller's pointer.
@@ -300,7 +321,7 @@ pub unsafe extern "C" fn post_recv(
     // SAFETY: a queue pair that was given out, and the program's list.
     unsafe {
         let pair = Pair::of(c);
-        post_receives(list, bad, |wr| pair.qp.post_recv(wr).map_err(|e| e.errno()))
+        post_receives(list, bad, || pair.receive_depth(), |wr| pair.qp.post_recv(wr).map_err(|e| e.errno()))
     }
 }
 
@@ -313,7 +334,8 @@ pub unsafe extern "C" fn post_srq_recv(
     // SAFETY: a queue that was given out, and the program's list.
     unsafe {
         let queue = SharedQueue::of(c);
-        post_receives(list, bad, |wr| queue.srq.post_recv(wr).map_err(|e| e.errno()))
+        let depth = || queue.srq.query().caps.max_wr as usize;
+        post_receives(list, bad, depth, |wr| queue.srq.post_recv(wr).map_err(|e| e.errno()))
     }
 }
 

@@ -16,9 +16,7 @@ use crate::polling::{self, Round};
 
 export! {
     "IBVERBS_1.1":
-        ibv_create_cq = create_cq,
-        ibv_resize_cq = resize_cq,
-        ibv_destroy_cq = destroy_cq;
+        ibv_create_cq = create_cq;
 }
 
 /// The flag of a completion whose receive begins with a routing header.
@@ -38,6 +36,10 @@ pub struct Queue {
 // SAFETY: it is laid out so; C's first struct is a part of the second.
 unsafe impl Object for Queue {
     type C = ibv_cq;
+
+    fn handle(c: &ibv_cq) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 thread_local! {
@@ -99,7 +101,7 @@ pub unsafe fn make(
     c
 }
 
-unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
+pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let queue = unsafe { Queue::of(c) };

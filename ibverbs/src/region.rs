@@ -19,7 +19,6 @@ export! {
     "IBVERBS_1.1":
         ibv_reg_mr = reg_mr,
         ibv_rereg_mr = rereg_mr,
-        ibv_dereg_mr = dereg_mr,
         ibv_fork_init = fork_init,
         ibv_dontfork_range = fork_range,
         ibv_dofork_range = fork_range;
@@ -60,6 +59,10 @@ enum Registered {
 // SAFETY: it is laid out so.
 unsafe impl Object for Region {
     type C = ibv_mr;
+
+    fn handle(c: &ibv_mr) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 impl Region {
@@ -111,6 +114,9 @@ unsafe fn register(
     iova: u64,
     bits: c_uint,
 ) -> *mut ibv_mr {
+    if !ProtectionDomain::is_known(pd) {
+        return errno::null(libc::EINVAL);
+    }
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let access = access(bits);
@@ -228,13 +234,20 @@ unsafe extern "C" fn rereg_mr(
     const TRANSLATION: c_int = 1;
     const PD: c_int = 2;
     const ACCESS: c_int = 4;
-    /// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
-    const REFUSED: c_int = -1;
+    /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself refuses the call.
+    const INPUT: c_int = -1;
+    /// `IBV_REREG_MR_ERR_CMD`: the kernel would. The region is as it was all the same.
+    const COMMAND: c_int = -4;
     let refuse = |e| {
         errno::set(e);
-        REFUSED
+        COMMAND
     };
-    if flags & !(TRANSLATION | PD | ACCESS) != 0 {
+    let nowhere = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
+    if flags & !(TRANSLATION | PD | ACCESS) != 0 || nowhere || bits != 0 && flags & ACCESS == 0 {
+        errno::set(libc::EINVAL);
+        return INPUT;
+    }
+    if flags == 0 || !Region::is_known(c) || flags & PD != 0 && !ProtectionDomain::is_known(pd) {
         return refuse(libc::EINVAL);
     }
     // SAFETY: a region that was given out.
@@ -280,7 +293,7 @@ unsafe extern "C" fn rereg_mr(
     0
 }
 
-unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
+pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
@@ -322,6 +335,10 @@ pub struct Window {
 // SAFETY: it is laid out so.
 unsafe impl Object for Window {
     type C = ibv_mw;
+
+    fn handle(c: &ibv_mw) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 impl Window {
@@ -338,6 +355,9 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
         2 => WindowKind::Type2B,
         _ => return errno::null(libc::EINVAL),
     };
+    if !ProtectionDomain::is_known(pd) {
+        return errno::null(libc::EINVAL);
+    }
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_mw(window) {

@@ -15,10 +15,7 @@ use crate::queue::Queue;
 
 export! {
     "IBVERBS_1.1":
-        ibv_create_srq = create_srq,
-        ibv_modify_srq = modify_srq,
-        ibv_query_srq = query_srq,
-        ibv_destroy_srq = destroy_srq;
+        ibv_create_srq = create_srq;
 }
 
 const MAX_WR: c_int = 1;
@@ -38,6 +35,10 @@ pub struct SharedQueue {
 // SAFETY: it is laid out so.
 unsafe impl Object for SharedQueue {
     type C = ibv_srq;
+
+    fn handle(c: &ibv_srq) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 unsafe fn make(
@@ -46,6 +47,10 @@ unsafe fn make(
     attr: &mut ibv_srq_attr,
     xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
 ) -> *mut ibv_srq {
+    let is_known = |(xrcd, cq)| XrcDomain::is_known(xrcd) && Queue::is_known(cq);
+    if !ProtectionDomain::is_known(pd) || !xrc.is_none_or(is_known) {
+        return null(libc::EINVAL);
+    }
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let caps = RecvCaps { max_wr: attr.max_wr, max_sge: attr.max_sge };
@@ -122,7 +127,7 @@ pub unsafe extern "C" fn get_srq_num(c: *mut ibv_srq, out: *mut u32) -> c_int {
     0
 }
 
-unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     if mask & !(MAX_WR | LIMIT) != 0 {
         return libc::EINVAL;
@@ -144,7 +149,7 @@ unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: 
     0
 }
 
-unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
+pub unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let attr = unsafe { SharedQueue::of(c) }.srq.query();
