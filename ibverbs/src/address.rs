@@ -16,9 +16,7 @@ export! {
     "IBVERBS_1.1":
         ibv_create_ah = create_ah,
         ibv_create_ah_from_wc = create_ah_from_wc,
-        ibv_init_ah_from_wc = init_ah_from_wc,
-        ibv_destroy_ah = destroy_ah,
-        ibv_resolve_eth_l2_from_gid = resolve_eth_l2_from_gid;
+        ibv_init_ah_from_wc = init_ah_from_wc;
 }
 
 #[repr(C)]
@@ -30,6 +28,10 @@ pub struct Handle {
 // SAFETY: it is laid out so.
 unsafe impl Object for Handle {
     type C = ibv_ah;
+
+    fn handle(c: &ibv_ah) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 /// The neighbour that a LID stands for ([`urxe::verbs::lid_of`]).
@@ -75,6 +77,10 @@ pub fn attr(path: &AddressVector) -> ibv_ah_attr {
 }
 
 unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    let _uncancelled = crate::cancel::disable();
+    if !ProtectionDomain::is_known(pd) {
+        return null(libc::EINVAL);
+    }
     // SAFETY: the caller's struct.
     let attr = unsafe { &*attr };
     // SAFETY: a domain that was given out, of an open context.
@@ -112,6 +118,7 @@ unsafe extern "C" fn init_ah_from_wc(
     header: *mut ibv_grh,
     out: *mut ibv_ah_attr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context, and as the caller vouches.
     match unsafe { path_back(Context::of(context), wc, header) }.filter(|_| port == 1) {
         Some(path) => {
@@ -129,6 +136,7 @@ unsafe extern "C" fn create_ah_from_wc(
     header: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was given out, of an open context; and as the caller vouches.
     match unsafe { path_back(Context::of((*pd).context), wc, header) }.filter(|_| port == 1) {
         // SAFETY: a domain that was given out.
@@ -137,7 +145,8 @@ unsafe extern "C" fn create_ah_from_wc(
     }
 }
 
-unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
+pub unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -152,7 +161,7 @@ unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
 }
 
 /// MACs are the business of whoever owns the link.
-unsafe extern "C" fn resolve_eth_l2_from_gid(
+pub unsafe extern "C" fn resolve_eth_l2_from_gid(
     _context: *mut ibv_context,
     _attr: *mut ibv_ah_attr,
     _mac: *mut u8,

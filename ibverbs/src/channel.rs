@@ -4,9 +4,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use urxe::verbs::{CompletionChannel, WaitError};
+use urxe::verbs::{CompletionChannel, signals_restart_calls};
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
+use crate::cancel::{Call, Step, blocking};
 use crate::context::{Context, is_inherited, queue_at};
 use crate::errno::{minus_one, null};
 use crate::object::{Object, Shown, Users};
@@ -14,8 +15,7 @@ use crate::queue::Queue;
 
 export! {
     "IBVERBS_1.0":
-        ibv_create_comp_channel = create_comp_channel,
-        ibv_destroy_comp_channel = destroy_comp_channel;
+        ibv_create_comp_channel = create_comp_channel;
     "IBVERBS_1.1":
         ibv_get_cq_event = get_cq_event,
         ibv_ack_cq_events = ack_cq_events;
@@ -23,6 +23,26 @@ export! {
 
 /// How long each wait lasts at most; it is begun anew.
 pub const LONG: Duration = Duration::from_secs(3600);
+
+/// Has a call wait for an event of this descriptor; or what it returns at once, if it is not to wait or a signal has
+/// interrupted it.
+pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
+    if is_nonblocking(fd) {
+        return Step::Done(minus_one(libc::EAGAIN));
+    }
+    match call.take_failure() {
+        Some(libc::EINTR) if !signals_restart_calls() => Step::Done(minus_one(libc::EINTR)),
+        // The system lacks memory: a short rest is better than a loop.
+        Some(e) if e != libc::EINTR => {
+            call.wait_for(-1, 0, Some(Duration::from_millis(1)));
+            Step::Wait
+        }
+        _ => {
+            call.wait_for(fd, libc::POLLIN, None);
+            Step::Wait
+        }
+    }
+}
 
 #[repr(C)]
 pub struct Channel {
@@ -34,6 +54,10 @@ pub struct Channel {
 // SAFETY: it is laid out so.
 unsafe impl Object for Channel {
     type C = ibv_comp_channel;
+
+    fn handle(_: &ibv_comp_channel) -> Option<u32> {
+        Some(0)
+    }
 }
 
 /// As the kernel gives out descriptors: reading waits, until the program says otherwise (O_NONBLOCK).
@@ -52,6 +76,7 @@ pub fn is_nonblocking(fd: c_int) -> bool {
 }
 
 pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.nic.create_channel() {
         Ok(channel) => {
@@ -65,6 +90,7 @@ pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut 
 }
 
 pub unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -79,11 +105,21 @@ pub unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int
     0
 }
 
-unsafe extern "C" fn get_cq_event(
+unsafe extern "C-unwind" fn get_cq_event(
     c: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    // SAFETY: as the caller vouches.
+    blocking(|call| unsafe { next_cq_event(c, cq, cq_context, call) })
+}
+
+unsafe fn next_cq_event(
+    c: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+    call: &mut Call,
+) -> Step<c_int> {
     // SAFETY: a channel that was given out.
     let channel = unsafe { Channel::of(c) };
     // SAFETY: a plain integer.
@@ -93,11 +129,11 @@ unsafe extern "C" fn get_cq_event(
     let address = loop {
         let event = match channel.channel.next_event() {
             Some(event) => event,
-            None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
-            None => match channel.channel.get_event(LONG) {
+            None if is_nonblocking(fd) => return wait_for_event(call, fd),
+            // Has the device driven while the thread waits.
+            None => match channel.channel.get_event(Duration::ZERO) {
                 Ok(event) => event,
-                Err(e @ WaitError::Interrupted) => return minus_one(e.errno()),
-                Err(_) => continue,
+                Err(_) => return wait_for_event(call, fd),
             },
         };
         // Taken, it is to be acknowledged, and a queue that still has its name waits for that. One that is being destroyed
@@ -113,10 +149,11 @@ unsafe extern "C" fn get_cq_event(
         *cq = found;
         *cq_context = (*found).cq_context;
     }
-    0
+    Step::Done(0)
 }
 
 unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     // More than there are is the program's mistake, of which the call has no word.
     let _ = unsafe { Queue::of(cq) }.cq.ack_events(count.into());

@@ -14,7 +14,7 @@ use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{Device, complain};
 use crate::object::{Shown, Users};
 use crate::opening::Opening;
-use crate::{dm, domain, errno, opening, pair, parent, polling, port, post, queue, region, shared};
+use crate::{dm, domain, entry, errno, opening, pair, parent, polling, port, post, queue, region, shared};
 
 export! {
     "IBVERBS_1.1":
@@ -147,7 +147,7 @@ fn table() -> verbs_context {
     let ops = ibv_context_ops {
         alloc_mw: Some(region::alloc_mw),
         bind_mw: Some(post::bind_mw),
-        dealloc_mw: Some(region::dealloc_mw),
+        dealloc_mw: Some(entry::dealloc_mw),
         poll_cq: Some(queue::poll_cq),
         req_notify_cq: Some(queue::req_notify_cq),
         post_srq_recv: Some(post::post_srq_recv),
@@ -156,20 +156,20 @@ fn table() -> verbs_context {
         ..empty.context.ops
     };
     verbs_context {
-        query_port: Some(port::query_port_of_any_size),
-        query_device_ex: Some(port::query_device_ex),
+        query_port: Some(entry::query_port_of_any_size),
+        query_device_ex: Some(entry::query_device_ex),
         query_rt_values: Some(port::query_rt_values),
-        advise_mr: Some(region::advise_mr),
+        advise_mr: Some(entry::advise_mr),
         alloc_null_mr: Some(region::alloc_null_mr),
         reg_dm_mr: Some(dm::reg_dm_mr),
         alloc_dm: Some(dm::alloc_dm),
-        free_dm: Some(dm::free_dm),
-        modify_qp_rate_limit: Some(pair::modify_qp_rate_limit),
+        free_dm: Some(entry::free_dm),
+        modify_qp_rate_limit: Some(entry::modify_qp_rate_limit),
         alloc_parent_domain: Some(parent::alloc_parent_domain),
-        dealloc_td: Some(parent::dealloc_td),
+        dealloc_td: Some(entry::dealloc_td),
         alloc_td: Some(parent::alloc_td),
         open_xrcd: Some(domain::open_xrcd),
-        close_xrcd: Some(domain::close_xrcd),
+        close_xrcd: Some(entry::close_xrcd),
         create_srq_ex: Some(shared::create_srq_ex),
         get_srq_num: Some(shared::get_srq_num),
         create_cq_ex: Some(polling::create_cq_ex),
@@ -181,6 +181,7 @@ fn table() -> verbs_context {
 }
 
 pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a device of the list.
     let device = unsafe { <Device as crate::object::Object>::of(device) };
     let nic = match device.open() {
@@ -212,6 +213,7 @@ fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
 }
 
 pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited(c) } {
         return 0;
@@ -225,6 +227,7 @@ pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
 
 /// A context that shares objects with the one that the descriptor is of. The descriptor is its own from now on.
 unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let _uncancelled = crate::cancel::disable();
     let Some(opening) = opening::of(cmd_fd) else { return errno::null(libc::EINVAL) };
     // SAFETY: it is open, and the program gives it away.
     give(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, opening)

@@ -101,6 +101,7 @@ fn prepare_for_exit() {
 }
 
 extern "C" fn exit() {
+    let _uncancelled = crate::cancel::disable();
     for device in all() {
         // A child's copy of its parent's is for the parent.
         if let Some(opened) = device.nic.try_lock()
@@ -237,6 +238,7 @@ pub fn all() -> &'static [Device] {
 }
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let _uncancelled = crate::cancel::disable();
     let devices = all();
     // From malloc, as programs free what they are given in their own ways.
     // SAFETY: calloc takes any sizes.
@@ -257,6 +259,7 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: it is from `get_device_list`, or null.
     unsafe { libc::free(list.cast()) };
 }
@@ -267,11 +270,13 @@ unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
 }
 
 unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a device of the list.
     unsafe { Device::of(device) }.adapter.guid().to_be()
 }
 
 unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a device of the list.
     unsafe { Device::of(device) }.index
 }

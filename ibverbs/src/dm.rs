@@ -7,6 +7,7 @@ use urxe::verbs::Dm;
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::context::{Context, is_inherited};
 use crate::domain::ProtectionDomain;
+use crate::entry;
 use crate::errno::null;
 use crate::object::{Object, Shown, Users};
 use crate::region;
@@ -31,14 +32,18 @@ pub struct DeviceMemory {
 // SAFETY: it is laid out so.
 unsafe impl Object for DeviceMemory {
     type C = ibv_dm;
+
+    fn handle(c: &ibv_dm) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 /// Hands it to C under a number, by which it can be imported.
 fn give(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
     let c = ibv_dm {
         context,
-        memcpy_to_dm: Some(memcpy_to_dm),
-        memcpy_from_dm: Some(memcpy_from_dm),
+        memcpy_to_dm: Some(entry::memcpy_to_dm),
+        memcpy_from_dm: Some(entry::memcpy_from_dm),
         comp_mask: 0,
         handle,
     };
@@ -61,6 +66,7 @@ impl DeviceMemory {
 }
 
 pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, and an open context.
     let (attr, of) = unsafe { (&*attr, Context::of(context)) };
     // Whatever alignment is asked for is there: addresses in it count from 0.
@@ -77,6 +83,7 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
 }
 
 pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -101,13 +108,25 @@ fn place(offset: u64, length: usize) -> Result<usize, c_int> {
     }
 }
 
-unsafe extern "C" fn memcpy_to_dm(c: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+pub unsafe extern "C" fn memcpy_to_dm(
+    c: *mut ibv_dm,
+    offset: u64,
+    from: *const c_void,
+    length: usize,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: memory that was given out, and the program's own bytes.
     let (dm, bytes) = unsafe { (&DeviceMemory::of(c).dm, crate::post::bytes(from, length)) };
     place(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno())).err().unwrap_or(0)
 }
 
-unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, c: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+pub unsafe extern "C" fn memcpy_from_dm(
+    to: *mut c_void,
+    c: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if length == 0 {
         return 0;
     }
@@ -124,6 +143,7 @@ pub unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: both were given out.
     let (domain, memory) = unsafe { (ProtectionDomain::of(pd), DeviceMemory::of(c)) };
     let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
@@ -138,6 +158,7 @@ pub unsafe extern "C" fn reg_dm_mr(
 }
 
 unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.dms.get(handle) {
         Some(dm) => give(context, dm, handle, Users::of_import()),
@@ -146,6 +167,7 @@ unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut i
 }
 
 unsafe extern "C" fn unimport_dm(c: *mut ibv_dm) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: memory that was imported, and is of this process.
     unsafe {
         if !is_inherited((*c).context) {

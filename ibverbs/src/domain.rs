@@ -11,8 +11,7 @@ use crate::object::{Object, Shown, Users};
 
 export! {
     "IBVERBS_1.1":
-        ibv_alloc_pd = alloc_pd,
-        ibv_dealloc_pd = dealloc_pd;
+        ibv_alloc_pd = alloc_pd;
     "IBVERBS_1.10":
         ibv_import_pd = import_pd,
         ibv_unimport_pd = unimport_pd;
@@ -37,6 +36,10 @@ pub struct Parts {
 // SAFETY: it is laid out so.
 unsafe impl Object for ProtectionDomain {
     type C = ibv_pd;
+
+    fn handle(c: &ibv_pd) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 impl ProtectionDomain {
@@ -71,6 +74,7 @@ impl ProtectionDomain {
 }
 
 pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.nic.alloc_pd() {
         Ok(pd) => ProtectionDomain::give_new(context, pd, None),
@@ -78,7 +82,8 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     }
 }
 
-unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+pub unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -98,6 +103,7 @@ unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
 }
 
 unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     match unsafe { Context::of(context) }.pds.get(handle) {
         Some(pd) => {
@@ -110,6 +116,7 @@ unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut i
 
 /// Programs do this before they destroy what they have made in it.
 unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was imported, and is of this process.
     unsafe {
         if !is_inherited((*c).context) {
@@ -139,6 +146,10 @@ pub struct XrcDomain {
 // SAFETY: it is laid out so.
 unsafe impl Object for XrcDomain {
     type C = ibv_xrcd;
+
+    fn handle(_: &ibv_xrcd) -> Option<u32> {
+        Some(0)
+    }
 }
 
 impl XrcDomain {
@@ -183,6 +194,7 @@ pub unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
+    let _uncancelled = crate::cancel::disable();
     /// FD and OFLAGS, both of which must be given.
     const NEEDED: u32 = 3;
     // SAFETY: the caller's struct.
@@ -200,6 +212,7 @@ pub unsafe extern "C" fn open_xrcd(
 }
 
 pub unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;

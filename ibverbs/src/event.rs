@@ -1,13 +1,14 @@
 //! Asynchronous events.
 
 use std::ffi::{c_int, c_void};
+use std::time::Duration;
 
-use urxe::verbs::{AsyncEvent, WaitError};
+use urxe::verbs::AsyncEvent;
 
 use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
-use crate::channel::{LONG, is_nonblocking};
+use crate::cancel::{Call, Step, blocking};
+use crate::channel::{is_nonblocking, wait_for_event};
 use crate::context::{Context, address_of, queue_at};
-use crate::errno::minus_one;
 
 export! {
     "IBVERBS_1.1":
@@ -27,7 +28,12 @@ fn take_element(context: &Context, event: AsyncEvent) -> Option<usize> {
     }
 }
 
-unsafe extern "C" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+unsafe extern "C-unwind" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
+    // SAFETY: as the caller vouches.
+    blocking(|call| unsafe { next_async_event(c, out, call) })
+}
+
+unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call: &mut Call) -> Step<c_int> {
     // SAFETY: an open context.
     let context = unsafe { Context::of(c) };
     // SAFETY: a plain integer.
@@ -35,17 +41,17 @@ unsafe extern "C" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_ev
     loop {
         let event = match context.nic.next_event() {
             Some(event) => event,
-            None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
-            None => match context.nic.wait_event(LONG) {
+            None if is_nonblocking(fd) => return wait_for_event(call, fd),
+            // Has the device driven while the thread waits.
+            None => match context.nic.wait_event(Duration::ZERO) {
                 Ok(event) => event,
-                Err(e @ WaitError::Interrupted) => return minus_one(e.errno()),
-                Err(_) => continue,
+                Err(_) => return wait_for_event(call, fd),
             },
         };
         let Some(address) = take_element(context, event) else { continue };
         // SAFETY: the caller's struct.
         unsafe { *out = ibv_async_event { element: queue_at::<c_void>(address), event_type: event.code() } };
-        return 0;
+        return Step::Done(0);
     }
 }
 
@@ -63,6 +69,7 @@ unsafe fn owner(event: &ibv_async_event) -> Option<*mut ibv_context> {
 }
 
 unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, as `get_async_event` filled it.
     unsafe {
         if let Some(context) = owner(&*event) {

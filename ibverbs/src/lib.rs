@@ -9,14 +9,17 @@ mod export;
 
 pub mod abi;
 mod address;
+mod cancel;
 mod channel;
 mod cm;
 mod context;
 mod device;
 mod dm;
 mod domain;
+mod entry;
 mod errno;
 mod event;
+mod known;
 mod object;
 mod opening;
 mod pair;

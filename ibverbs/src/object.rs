@@ -1,15 +1,31 @@
 //! What C has a pointer to: a struct of C's, and behind it what is Rust's.
 
+use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::known;
 
 /// What C has a pointer to.
 ///
 /// # Safety
 /// The type is `#[repr(C)]` and its first field is a `Shown<Self::C>`.
-pub unsafe trait Object: Sized {
+pub unsafe trait Object: Sized + 'static {
     /// C's struct.
     type C;
+
+    /// The handle in C's struct, 0 where the struct has none. `None` for objects that are not recorded ([`known`]).
+    fn handle(_: &Self::C) -> Option<u32> {
+        None
+    }
+
+    /// Whether a program's pointer is to one of these that was given out and not taken back, with its handle as it was. The
+    /// pointer may be any.
+    fn is_known(c: *mut Self::C) -> bool {
+        let found = known::find(c.addr(), TypeId::of::<Self>());
+        // SAFETY: an object of this type is there.
+        found.is_some_and(|handle| Self::handle(unsafe { &*c }) == Some(handle))
+    }
 
     /// Its own part of C's pointer.
     ///
@@ -22,7 +38,12 @@ pub unsafe trait Object: Sized {
 
     /// Hands it to C.
     fn give(self) -> *mut Self::C {
-        Box::into_raw(Box::new(self)).cast()
+        let c: *mut Self::C = Box::into_raw(Box::new(self)).cast();
+        // SAFETY: it was just made.
+        if let Some(handle) = Self::handle(unsafe { &*c }) {
+            known::add(c.addr(), TypeId::of::<Self>(), handle);
+        }
+        c
     }
 
     /// Has it back, to be dropped.
@@ -30,6 +51,7 @@ pub unsafe trait Object: Sized {
     /// # Safety
     /// As of [`of`](Self::of); and nobody uses it any more.
     unsafe fn take(c: *mut Self::C) -> Box<Self> {
+        known::remove(c.addr());
         // SAFETY: it was made by `give`.
         unsafe { Box::from_raw(c.cast()) }
     }

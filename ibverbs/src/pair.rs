@@ -23,15 +23,9 @@ use crate::shared::SharedQueue;
 
 export! {
     "IBVERBS_1.1":
-        ibv_create_qp = create_qp,
-        ibv_modify_qp = modify_qp,
-        ibv_query_qp = query_qp,
-        ibv_destroy_qp = destroy_qp,
-        ibv_attach_mcast = attach_mcast,
-        ibv_detach_mcast = detach_mcast;
+        ibv_create_qp = create_qp;
     "IBVERBS_1.6": ibv_qp_to_qp_ex = qp_to_qp_ex;
     "IBVERBS_1.10":
-        ibv_set_ece = set_ece,
         ibv_query_ece = query_ece;
     "IBVERBS_1.14": ibv_query_qp_data_in_order = query_qp_data_in_order;
 }
@@ -54,6 +48,22 @@ pub struct Pair {
 // SAFETY: it is laid out so; C's first struct is a part of the second.
 unsafe impl Object for Pair {
     type C = ibv_qp;
+
+    fn handle(c: &ibv_qp) -> Option<u32> {
+        Some(c.handle)
+    }
+}
+
+impl Pair {
+    /// Requests that its send queue holds.
+    pub fn send_depth(&self) -> usize {
+        self.init.cap.max_send_wr as usize
+    }
+
+    /// Requests that its receive queue holds.
+    pub fn receive_depth(&self) -> usize {
+        self.init.cap.max_recv_wr as usize
+    }
 }
 
 fn service(number: c_uint) -> Option<QpType> {
@@ -104,7 +114,7 @@ unsafe fn make(
     // SAFETY: all were given out; what is null is told apart.
     let (made, context) = unsafe {
         if qp_type == QpType::XrcRecv {
-            if xrcd.is_null() {
+            if !XrcDomain::is_known(xrcd) {
                 return null(libc::EINVAL);
             }
             let domain = XrcDomain::of(xrcd);
@@ -115,7 +125,9 @@ unsafe fn make(
                 true => init.send_cq,
                 false => init.recv_cq,
             };
-            if pd.is_null() || init.send_cq.is_null() || recv_cq.is_null() {
+            let has_srq = init.srq.is_null() || SharedQueue::is_known(init.srq);
+            let has_queues = Queue::is_known(init.send_cq) && Queue::is_known(recv_cq) && has_srq;
+            if !ProtectionDomain::is_known(pd) || !has_queues {
                 return null(libc::EINVAL);
             }
             let domain = ProtectionDomain::of(pd);
@@ -166,6 +178,7 @@ unsafe fn make(
 }
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, and what it names was given out.
     unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
 }
@@ -174,6 +187,7 @@ pub unsafe extern "C" fn create_qp_ex(
     _context: *mut ibv_context,
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    let _uncancelled = crate::cancel::disable();
     const PD: u32 = 1;
     const XRCD: u32 = 2;
     const CREATE_FLAGS: u32 = 4;
@@ -195,6 +209,7 @@ pub unsafe extern "C" fn create_qp_ex(
 }
 
 pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -330,7 +345,8 @@ fn passed_over(qp_type: c_uint) -> c_int {
     }
 }
 
-unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's struct.
     let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
     let mask = mask & !passed_over(pair.init.qp_type);
@@ -353,6 +369,7 @@ unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_i
 }
 
 pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's struct.
     let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
     // How much goes out at once is not the program's choice here.
@@ -365,12 +382,13 @@ pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_
     crate::errno::number(pair.qp.modify(&given), |e| e.errno())
 }
 
-unsafe extern "C" fn query_qp(
+pub unsafe extern "C" fn query_qp(
     c: *mut ibv_qp,
     out: *mut ibv_qp_attr,
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out.
     let pair = unsafe { Pair::of(c) };
     let has = pair.qp.query();
@@ -385,13 +403,15 @@ unsafe extern "C" fn query_qp(
     0
 }
 
-unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+pub unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's union.
     let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
     crate::errno::number(pair.qp.attach_mcast(gid), |e| e.errno())
 }
 
-unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+pub unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the caller's union.
     let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
     crate::errno::number(pair.qp.detach_mcast(gid), |e| e.errno())
@@ -404,7 +424,7 @@ unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
     if unsafe { (*longer).wr_start }.is_some() { longer } else { std::ptr::null_mut() }
 }
 
-unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+pub unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
     // SAFETY: the caller's struct. None asked for is as good as what there is.
     if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
 }

@@ -18,9 +18,14 @@ pub struct ThreadDomain {
 // SAFETY: it is laid out so.
 unsafe impl Object for ThreadDomain {
     type C = ibv_td;
+
+    fn handle(_: &ibv_td) -> Option<u32> {
+        Some(0)
+    }
 }
 
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct.
     if unsafe { (*attr).comp_mask } != 0 {
         return null(libc::EINVAL);
@@ -29,6 +34,7 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
 }
 
 pub unsafe extern "C" fn dealloc_td(c: *mut ibv_td) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -47,14 +53,18 @@ pub unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
+    let _uncancelled = crate::cancel::disable();
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
+    /// `ALLOW_CC_UNPROTECTED_ALLOC`, of later headers: a driver's own memory may be shared with the host of a confidential guest.
+    const UNPROTECTED: u32 = 4;
     // SAFETY: the caller's struct.
     let attr = unsafe { &*attr };
     let mask = attr.comp_mask;
     // A program's own allocators are for what a driver keeps in the program's memory, of which there is nothing here.
     let halved = mask & ALLOCATORS != 0 && (attr.alloc.is_none() || attr.free.is_none());
-    if attr.pd.is_null() || mask & !(ALLOCATORS | PD_CONTEXT) != 0 || halved {
+    let is_known = ProtectionDomain::is_known(attr.pd);
+    if !is_known || mask & !(ALLOCATORS | PD_CONTEXT | UNPROTECTED) != 0 || halved {
         return null(libc::EINVAL);
     }
     // SAFETY: a domain that was given out.

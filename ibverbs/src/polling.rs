@@ -36,6 +36,7 @@ pub unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct.
     let init = unsafe { &*init };
     let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
@@ -90,6 +91,7 @@ unsafe fn advance(c: *mut ibv_cq_ex, queue: &Queue) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, if there is one.
     if !attr.is_null() && unsafe { (*attr).comp_mask } != 0 {
         return libc::EINVAL;
@@ -111,11 +113,13 @@ unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) 
 }
 
 unsafe extern "C" fn next_poll(c: *mut ibv_cq_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out, in a round of this thread.
     unsafe { advance(c, Queue::of(c.cast())) }
 }
 
 unsafe extern "C" fn end_poll(c: *mut ibv_cq_ex) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out, in a round of this thread.
     unsafe { end(Queue::of(c.cast())) };
 }

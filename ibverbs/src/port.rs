@@ -15,12 +15,10 @@ use crate::errno::{minus_one, set};
 export! {
     "IBVERBS_1.1":
         ibv_query_device = query_device,
-        ibv_query_port = query_port,
         ibv_query_gid = query_gid,
         ibv_query_pkey = query_pkey;
     "IBVERBS_1.5": ibv_get_pkey_index = get_pkey_index;
     "IBVERBS_1.11":
-        _ibv_query_gid_ex = query_gid_ex,
         _ibv_query_gid_table = query_gid_table;
     "IBVERBS_PRIVATE_34": ibv_query_gid_type = query_gid_type;
 }
@@ -97,6 +95,7 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
 }
 
 unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let (_, c) = device_attr(unsafe { Context::of(context) });
     // SAFETY: the caller's struct.
@@ -110,6 +109,7 @@ pub unsafe extern "C" fn query_device_ex(
     out: *mut ibv_device_attr_ex,
     len: usize,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, if there is one.
     if !input.is_null() && unsafe { (*input).comp_mask } != 0 || len < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
@@ -143,6 +143,7 @@ pub unsafe extern "C" fn query_device_ex(
 }
 
 pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     const RAW_CLOCK: u32 = 1;
     // SAFETY: the caller's struct.
     let values = unsafe { &mut *values };
@@ -186,6 +187,7 @@ pub unsafe extern "C" fn query_port_of_any_size(
     out: *mut ibv_port_attr,
     len: usize,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if port != 1 {
         return libc::EINVAL;
     }
@@ -194,7 +196,8 @@ pub unsafe extern "C" fn query_port_of_any_size(
     0
 }
 
-unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
+pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context, and a struct of old.
     unsafe { query_port_of_any_size(context, port, out, OLD_PORT_ATTR) }
 }
@@ -214,6 +217,7 @@ unsafe extern "C" fn query_gid(
     index: c_int,
     out: *mut ibv_gid,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::of(context) }, i));
     match found.filter(|_| port == 1) {
@@ -230,7 +234,7 @@ fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
     Some(ibv_gid_entry { gid, gid_index: index as u32, port_num: 1, gid_type: ROCE_V2, ndev_ifindex })
 }
 
-unsafe extern "C" fn query_gid_ex(
+pub unsafe extern "C" fn query_gid_ex(
     context: *mut ibv_context,
     port: u32,
     index: u32,
@@ -238,6 +242,7 @@ unsafe extern "C" fn query_gid_ex(
     flags: u32,
     len: usize,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if flags != 0 {
         return libc::EOPNOTSUPP;
     }
@@ -258,6 +263,7 @@ unsafe extern "C" fn query_gid_table(
     flags: u32,
     entry_len: usize,
 ) -> isize {
+    let _uncancelled = crate::cancel::disable();
     if flags != 0 {
         return -(libc::EOPNOTSUPP as isize);
     }
@@ -277,6 +283,7 @@ unsafe extern "C" fn query_gid_table(
 }
 
 unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let found = gid(unsafe { Context::of(context) }, index as usize);
     let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
@@ -286,6 +293,7 @@ unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: 
 }
 
 unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let key = usize::try_from(index).ok().and_then(|i| unsafe { Context::of(context) }.nic.query_pkey(i));
     let Some(PKey(key)) = key.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
@@ -295,6 +303,7 @@ unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_in
 }
 
 unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     let keys = (0..).map_while(|i| context.nic.query_pkey(i));

@@ -66,6 +66,16 @@ pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(addr.cast(), length) }
 }
 
+/// The key that a window of type 2 is bound under: the index of the window, and the low byte that the request asks for.
+///
+/// # Safety
+/// A window that was given out, or null.
+pub unsafe fn window_key(mw: *const ibv_mw, asked: u32) -> Result<u32, c_int> {
+    // SAFETY: the caller's.
+    let window = unsafe { mw.as_ref() }.ok_or(libc::EINVAL)?;
+    Ok(window.rkey & !0xff | asked & 0xff)
+}
+
 /// The part of a window's or region's that is bound.
 pub unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
     // SAFETY: a region that was given out, or null: nothing is bound.
@@ -96,7 +106,7 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
             5 => old(AtomicOp::CompareSwap { compare: atomic.compare_add, swap: atomic.swap }),
             6 => old(AtomicOp::FetchAdd(atomic.compare_add)),
             7 => WrOp::LocalInv(RKey(wr.imm_data)),
-            8 => WrOp::BindMw(bind(wr.bind_mw.rkey, &wr.bind_mw.bind_info)),
+            8 => WrOp::BindMw(bind(window_key(wr.bind_mw.mw, wr.bind_mw.rkey)?, &wr.bind_mw.bind_info)),
             9 => WrOp::SendWithInv(RKey(wr.imm_data)),
             15 => WrOp::AtomicWrite { va, rkey, value: word(wr)? },
             _ => return Err(libc::EINVAL),
@@ -136,12 +146,14 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
 }
 
 impl Scratch {
-    /// Room for the inline pieces of a list, which must not move while it is put together.
-    unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr) {
-        let mut pieces = 0;
-        // SAFETY: the program's list, which ends with null.
-        while let Some(request) = unsafe { wr.as_ref() } {
-            pieces += usize::try_from(request.num_sge).unwrap_or(0);
+    /// Room for the inline pieces of the first requests of a list, which must not move while it is put together.
+    unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr, most: usize) {
+        let mut pieces = 0_usize;
+        for _ in 0..most {
+            // SAFETY: the program's list.
+            let Some(request) = (unsafe { wr.as_ref() }) else { break };
+            let inline = if request.send_flags & SEND_INLINE != 0 { request.num_sge } else { 0 };
+            pieces = pieces.saturating_add(usize::try_from(inline).unwrap_or(0));
             wr = request.next;
         }
         self.pieces.clear();
@@ -200,16 +212,23 @@ pub unsafe extern "C" fn post_send(
     list: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out.
     let (pair, service) = unsafe { (Pair::of(c), (*c).qp_type) };
+    // No more than the queue holds and one can come of a list, which may be a circle.
+    let most = pair.send_depth() + 1;
     let post = |scratch: &mut Scratch| {
         scratch.requests.clear();
         // SAFETY: the program's list.
-        unsafe { scratch.reserve(list) };
+        unsafe { scratch.reserve(list, most) };
         let mut refused = None;
         let mut next = list;
-        // SAFETY: the program's list, which ends with null.
+        // SAFETY: the program's list.
         while let Some(wr) = unsafe { next.as_ref() } {
+            if scratch.requests.len() == most {
+                refused = Some((next, libc::ENOMEM));
+                break;
+            }
             // SAFETY: it is as C's callers have to make it.
             match unsafe { scratch.request(service, wr) } {
                 Ok(request) => scratch.requests.push(request),
@@ -228,6 +247,8 @@ pub unsafe extern "C" fn post_send(
             }
             refused = Some((at, e.errno()));
         }
+        // SAFETY: the program's list, all of which was accepted up to the refused one.
+        unsafe { show_keys(list, &scratch.requests, refused.map(|(at, _)| at)) };
         scratch.requests.clear();
         let Some((at, errno)) = refused else { return 0 };
         // SAFETY: the caller's pointer.
@@ -240,16 +261,46 @@ pub unsafe extern "C" fn post_send(
         .unwrap_or_else(|_| post(&mut Scratch::default()))
 }
 
+/// Writes the keys of the windows of a list, up to the request that was refused, into the structs of the windows.
+unsafe fn show_keys(list: *mut ibv_send_wr, requests: &[SendWr<'_>], refused: Option<*mut ibv_send_wr>) {
+    let mut next = list;
+    for request in requests {
+        if refused == Some(next) {
+            break;
+        }
+        // SAFETY: the list is as long as the requests, of which a bind names a window.
+        unsafe {
+            if let WrOp::BindMw(bind) = &request.op {
+                (*(*next).bind_mw.mw).rkey = bind.rkey.0;
+            }
+            next = (*next).next;
+        }
+    }
+}
+
+/// Posts a list, which may be a circle: no more than the queue holds.
 unsafe fn post_receives(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
+    depth: impl FnOnce() -> usize,
     post: impl Fn(&RecvWr<'_>) -> Result<(), c_int>,
 ) -> c_int {
+    /// The depth of a shared queue changes, and is asked for only if a list is as long as this.
+    const LONG: usize = 64;
+    let (mut posted, mut most, mut depth) = (0, LONG, Some(depth));
     let mut next = list;
-    // SAFETY: the program's list, which ends with null.
+    // SAFETY: the program's list.
     while let Some(wr) = unsafe { next.as_ref() } {
+        if posted == most
+            && let Some(depth) = depth.take()
+        {
+            most = depth().max(LONG);
+        }
+        let has_room = if posted < most { Ok(()) } else { Err(libc::ENOMEM) };
+        posted += 1;
         // SAFETY: it is as C's callers have to make it.
-        let posted = unsafe { elements(wr.sg_list, wr.num_sge) }
+        let posted = has_room
+            .and_then(|()| unsafe { elements(wr.sg_list, wr.num_sge) })
             .and_then(|sges| post(&RecvWr { wr_id: wr.wr_id, sges }));
         if let Err(errno) = posted {
             // SAFETY: the caller's pointer.
@@ -266,10 +317,11 @@ pub unsafe extern "C" fn post_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, and the program's list.
     unsafe {
         let pair = Pair::of(c);
-        post_receives(list, bad, |wr| pair.qp.post_recv(wr).map_err(|e| e.errno()))
+        post_receives(list, bad, || pair.receive_depth(), |wr| pair.qp.post_recv(wr).map_err(|e| e.errno()))
     }
 }
 
@@ -278,14 +330,17 @@ pub unsafe extern "C" fn post_srq_recv(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out, and the program's list.
     unsafe {
         let queue = SharedQueue::of(c);
-        post_receives(list, bad, |wr| queue.srq.post_recv(wr).map_err(|e| e.errno()))
+        let depth = || queue.srq.query().caps.max_wr as usize;
+        post_receives(list, bad, depth, |wr| queue.srq.post_recv(wr).map_err(|e| e.errno()))
     }
 }
 
 pub unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair and a window that were given out, and the caller's struct.
     unsafe {
         let (pair, window, info) = (Pair::of(c), Window::of(mw), &*info);

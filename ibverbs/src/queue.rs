@@ -16,9 +16,7 @@ use crate::polling::{self, Round};
 
 export! {
     "IBVERBS_1.1":
-        ibv_create_cq = create_cq,
-        ibv_resize_cq = resize_cq,
-        ibv_destroy_cq = destroy_cq;
+        ibv_create_cq = create_cq;
 }
 
 /// The flag of a completion whose receive begins with a routing header.
@@ -38,6 +36,10 @@ pub struct Queue {
 // SAFETY: it is laid out so; C's first struct is a part of the second.
 unsafe impl Object for Queue {
     type C = ibv_cq;
+
+    fn handle(c: &ibv_cq) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 thread_local! {
@@ -52,6 +54,7 @@ unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an open context, and a channel that was given out.
     unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
@@ -98,7 +101,8 @@ pub unsafe fn make(
     c
 }
 
-unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
+pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let queue = unsafe { Queue::of(c) };
     let Ok(capacity) = usize::try_from(cqe) else { return libc::EINVAL };
@@ -113,6 +117,7 @@ unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
 }
 
 pub unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -172,6 +177,7 @@ fn work_completion(from: &Completion) -> ibv_wc {
 }
 
 pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let queue = unsafe { Queue::of(c) };
     let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
@@ -192,6 +198,7 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
 }
 
 pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: a queue that was given out.
     unsafe { Queue::of(c) }.cq.req_notify_with_missed(notify);

@@ -19,7 +19,6 @@ export! {
     "IBVERBS_1.1":
         ibv_reg_mr = reg_mr,
         ibv_rereg_mr = rereg_mr,
-        ibv_dereg_mr = dereg_mr,
         ibv_fork_init = fork_init,
         ibv_dontfork_range = fork_range,
         ibv_dofork_range = fork_range;
@@ -60,6 +59,10 @@ enum Registered {
 // SAFETY: it is laid out so.
 unsafe impl Object for Region {
     type C = ibv_mr;
+
+    fn handle(c: &ibv_mr) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 impl Region {
@@ -111,6 +114,9 @@ unsafe fn register(
     iova: u64,
     bits: c_uint,
 ) -> *mut ibv_mr {
+    if !ProtectionDomain::is_known(pd) {
+        return errno::null(libc::EINVAL);
+    }
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let access = access(bits);
@@ -162,6 +168,7 @@ pub fn give_of_device(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mu
 }
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
 }
@@ -173,6 +180,7 @@ unsafe extern "C" fn reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     unsafe { register(pd, addr, length, iova, access as c_uint) }
 }
@@ -184,6 +192,7 @@ unsafe extern "C" fn reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     unsafe { register(pd, addr, length, iova, access) }
 }
@@ -196,10 +205,12 @@ unsafe extern "C" fn reg_dmabuf_mr(
     _fd: c_int,
     _access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     errno::null(libc::EOPNOTSUPP)
 }
 
 pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_null_mr() {
@@ -219,16 +230,24 @@ unsafe extern "C" fn rereg_mr(
     length: usize,
     bits: c_int,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     const TRANSLATION: c_int = 1;
     const PD: c_int = 2;
     const ACCESS: c_int = 4;
-    /// `IBV_REREG_MR_ERR_INPUT`: the region is as it was.
-    const REFUSED: c_int = -1;
+    /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself refuses the call.
+    const INPUT: c_int = -1;
+    /// `IBV_REREG_MR_ERR_CMD`: the kernel would. The region is as it was all the same.
+    const COMMAND: c_int = -4;
     let refuse = |e| {
         errno::set(e);
-        REFUSED
+        COMMAND
     };
-    if flags & !(TRANSLATION | PD | ACCESS) != 0 {
+    let nowhere = flags & TRANSLATION != 0 && (addr.is_null() || length == 0);
+    if flags & !(TRANSLATION | PD | ACCESS) != 0 || nowhere || bits != 0 && flags & ACCESS == 0 {
+        errno::set(libc::EINVAL);
+        return INPUT;
+    }
+    if flags == 0 || !Region::is_known(c) || flags & PD != 0 && !ProtectionDomain::is_known(pd) {
         return refuse(libc::EINVAL);
     }
     // SAFETY: a region that was given out.
@@ -274,7 +293,8 @@ unsafe extern "C" fn rereg_mr(
     0
 }
 
-unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
+pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -315,6 +335,10 @@ pub struct Window {
 // SAFETY: it is laid out so.
 unsafe impl Object for Window {
     type C = ibv_mw;
+
+    fn handle(c: &ibv_mw) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 impl Window {
@@ -325,11 +349,15 @@ impl Window {
 }
 
 pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let _uncancelled = crate::cancel::disable();
     let window = match kind {
         1 => WindowKind::Type1,
         2 => WindowKind::Type2B,
         _ => return errno::null(libc::EINVAL),
     };
+    if !ProtectionDomain::is_known(pd) {
+        return errno::null(libc::EINVAL);
+    }
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_mw(window) {
@@ -344,6 +372,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
 }
 
 pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;
@@ -373,6 +402,7 @@ unsafe extern "C" fn is_fork_initialized() -> c_uint {
 }
 
 unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a domain that was given out, of an open context.
     let (domain, context) = unsafe { (ProtectionDomain::of(pd), Context::of((*pd).context)) };
     let Some(keys) = context.mrs.get(handle) else { return errno::null(libc::ENOENT) };
@@ -382,6 +412,7 @@ unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
 }
 
 unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a region that was imported, and its domain, which could not go while it was there.
     unsafe {
         let pd = (*c).pd;
@@ -398,6 +429,7 @@ pub unsafe extern "C" fn advise_mr(
     list: *mut ibv_sge,
     count: u32,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     const PREFETCH: c_uint = 0;
     const PREFETCH_WRITE: c_uint = 1;
     const PREFETCH_NO_FAULT: c_uint = 2;

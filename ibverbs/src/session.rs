@@ -20,11 +20,18 @@ pub struct Session {
     begun: Shown<Option<WrSession<'static>>>,
     /// What was wrong with a call that had no way to say so.
     refused: Shown<Option<c_int>>,
+    /// Windows that the session binds, and their new keys.
+    bound: Shown<Vec<(*mut ibv_mw, u32)>>,
 }
 
 impl Default for Session {
     fn default() -> Session {
-        Session { lock: RawMutex::INIT, begun: Shown::new(None), refused: Shown::new(None) }
+        Session {
+            lock: RawMutex::INIT,
+            begun: Shown::new(None),
+            refused: Shown::new(None),
+            bound: Shown::new(Vec::new()),
+        }
     }
 }
 
@@ -96,6 +103,7 @@ unsafe extern "C" fn wr_start(c: *mut ibv_qp_ex) {
     unsafe {
         *pair.session.begun.get() = Some(pair.qp.wr_start());
         *pair.session.refused.get() = None;
+        (*pair.session.bound.get()).clear();
     }
 }
 
@@ -109,17 +117,31 @@ unsafe fn end(c: *mut ibv_qp_ex) -> Option<WrSession<'static>> {
 }
 
 unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue pair that was given out, in a session of this thread or none.
-    let refused = unsafe { *Pair::of(c.cast()).session.refused.get() };
+    let (refused, bound) = unsafe {
+        let session = &Pair::of(c.cast()).session;
+        (*session.refused.get(), std::mem::take(&mut *session.bound.get()))
+    };
     // SAFETY: as the caller vouches.
     match (unsafe { end(c) }, refused) {
         (None, _) => libc::EINVAL,
         (Some(_), Some(errno)) => errno,
-        (Some(session), None) => session.complete().map_or_else(|e| e.errno(), |()| 0),
+        (Some(session), None) => match session.complete() {
+            Ok(()) => {
+                for (mw, rkey) in bound {
+                    // SAFETY: the program's window, which it bound in this session.
+                    unsafe { (*mw).rkey = rkey };
+                }
+                0
+            }
+            Err(e) => e.errno(),
+        },
     }
 }
 
 unsafe extern "C" fn wr_abort(c: *mut ibv_qp_ex) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as the caller vouches.
     if let Some(session) = unsafe { end(c) } {
         session.abort();
@@ -190,12 +212,18 @@ unsafe extern "C" fn wr_atomic_write(c: *mut ibv_qp_ex, rkey: u32, va: u64, valu
 
 unsafe extern "C" fn wr_bind_mw(
     c: *mut ibv_qp_ex,
-    _mw: *mut ibv_mw,
+    mw: *mut ibv_mw,
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: the caller's struct, with a region that was given out.
+    // SAFETY: a window that was given out, and the caller's struct with a region that was.
     unsafe {
+        let session = &Pair::of(c.cast()).session;
+        let rkey = match post::window_key(mw, rkey) {
+            Ok(rkey) => rkey,
+            Err(errno) => return *session.refused.get() = Some(errno),
+        };
+        (*session.bound.get()).push((mw, rkey));
         let bind = post::bind(rkey, &*info);
         begin(c, |session| {
             session.wr_bind_mw(bind);

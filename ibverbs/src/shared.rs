@@ -15,10 +15,7 @@ use crate::queue::Queue;
 
 export! {
     "IBVERBS_1.1":
-        ibv_create_srq = create_srq,
-        ibv_modify_srq = modify_srq,
-        ibv_query_srq = query_srq,
-        ibv_destroy_srq = destroy_srq;
+        ibv_create_srq = create_srq;
 }
 
 const MAX_WR: c_int = 1;
@@ -38,6 +35,10 @@ pub struct SharedQueue {
 // SAFETY: it is laid out so.
 unsafe impl Object for SharedQueue {
     type C = ibv_srq;
+
+    fn handle(c: &ibv_srq) -> Option<u32> {
+        Some(c.handle)
+    }
 }
 
 unsafe fn make(
@@ -46,6 +47,10 @@ unsafe fn make(
     attr: &mut ibv_srq_attr,
     xrc: Option<(*mut ibv_xrcd, *mut ibv_cq)>,
 ) -> *mut ibv_srq {
+    let is_known = |(xrcd, cq)| XrcDomain::is_known(xrcd) && Queue::is_known(cq);
+    if !ProtectionDomain::is_known(pd) || !xrc.is_none_or(is_known) {
+        return null(libc::EINVAL);
+    }
     // SAFETY: a domain that was given out.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let caps = RecvCaps { max_wr: attr.max_wr, max_sge: attr.max_sge };
@@ -86,6 +91,7 @@ unsafe fn make(
 }
 
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, and a domain that was given out.
     unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
 }
@@ -94,6 +100,7 @@ pub unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    let _uncancelled = crate::cancel::disable();
     const TYPE: u32 = 1;
     const PD: u32 = 2;
     const XRCD: u32 = 4;
@@ -120,7 +127,8 @@ pub unsafe extern "C" fn get_srq_num(c: *mut ibv_srq, out: *mut u32) -> c_int {
     0
 }
 
-unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+pub unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if mask & !(MAX_WR | LIMIT) != 0 {
         return libc::EINVAL;
     }
@@ -141,7 +149,8 @@ unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: 
     0
 }
 
-unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
+pub unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: a queue that was given out.
     let attr = unsafe { SharedQueue::of(c) }.srq.query();
     // SAFETY: the caller's struct.
@@ -152,6 +161,7 @@ unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int
 }
 
 pub unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as below.
     if unsafe { is_inherited((*c).context) } {
         return 0;

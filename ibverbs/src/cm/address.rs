@@ -6,7 +6,7 @@ use std::time::Duration;
 use libc::sockaddr;
 
 use crate::abi::rdma_cm_id;
-use crate::cm::id::{done, errno, own};
+use crate::cm::id::{Id, answered, done, errno, own};
 use crate::cm::sockaddr::read;
 
 export! {
@@ -31,48 +31,37 @@ pub unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int>
     Ok(())
 }
 
-/// # Safety
-/// An id that was given out, and addresses; or null.
-pub unsafe fn resolve(
-    c: *mut rdma_cm_id,
-    src: *const sockaddr,
-    dst: *const sockaddr,
-    timeout: Duration,
-) -> Result<(), c_int> {
-    // SAFETY: the caller's.
-    let (id, to, from) = unsafe { (own(c)?, read(dst).ok_or(libc::EINVAL)?, read(src)) };
-    if !src.is_null() && from.is_none() {
-        return Err(libc::EINVAL);
-    }
-    id.id.resolve_addr(from, to, timeout).map_err(errno)?;
-    id.complete()
-}
-
-/// # Safety
-/// An id that was given out, or null.
-pub unsafe fn route(c: *mut rdma_cm_id, timeout: Duration) -> Result<(), c_int> {
-    // SAFETY: the caller's.
-    let id = unsafe { own(c) }?;
-    id.id.resolve_route(timeout).map_err(errno)?;
-    id.complete()
-}
-
 unsafe extern "C" fn bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's.
     done(unsafe { bind(c, to) })
 }
 
-unsafe extern "C" fn resolve_addr(
+/// # Safety
+/// An id that was given out, and addresses; or null.
+pub unsafe extern "C-unwind" fn resolve_addr(
     c: *mut rdma_cm_id,
     src: *mut sockaddr,
     dst: *mut sockaddr,
     timeout: c_int,
 ) -> c_int {
+    let begin = |id: &Id| {
+        // SAFETY: the caller's.
+        let (to, from) = unsafe { (read(dst).ok_or(libc::EINVAL)?, read(src)) };
+        if !src.is_null() && from.is_none() {
+            return Err(libc::EINVAL);
+        }
+        id.id.resolve_addr(from, to, milliseconds(timeout)).map_err(errno)?;
+        Ok(true)
+    };
     // SAFETY: the caller's.
-    done(unsafe { resolve(c, src, dst, milliseconds(timeout)) })
+    unsafe { answered(c, begin) }
 }
 
-unsafe extern "C" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
+/// # Safety
+/// An id that was given out, or null.
+pub unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
+    let begin = |id: &Id| id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true);
     // SAFETY: the caller's.
-    done(unsafe { route(c, milliseconds(timeout)) })
+    unsafe { answered(c, begin) }
 }

@@ -101,6 +101,7 @@ unsafe extern "C" fn getaddrinfo(
     hints: *const rdma_addrinfo,
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's struct, or null.
     let hints = unsafe { hints.as_ref() };
     if result.is_null() || node.is_null() && service.is_null() && hints.is_none() {
@@ -147,6 +148,7 @@ unsafe extern "C" fn getaddrinfo(
 }
 
 unsafe extern "C" fn freeaddrinfo(list: *mut rdma_addrinfo) {
+    let _uncancelled = crate::cancel::disable();
     let mut next = list;
     while !next.is_null() {
         // SAFETY: each was given out by `give`, and is not used any more.

@@ -45,6 +45,7 @@ impl Channel {
 }
 
 pub extern "C" fn create() -> *mut rdma_event_channel {
+    let _uncancelled = crate::cancel::disable();
     let process = match Process::this() {
         Ok(process) => process,
         Err(e) => return null(e),
@@ -61,6 +62,7 @@ pub extern "C" fn create() -> *mut rdma_event_channel {
 }
 
 pub unsafe extern "C" fn destroy(c: *mut rdma_event_channel) {
+    let _uncancelled = crate::cancel::disable();
     let channel = match CHANNELS.lock().entry(c.addr()) {
         // A child leaves its parent's as it is.
         Entry::Occupied(entry) if !entry.get().process.is_inherited() => entry.remove(),

@@ -7,7 +7,7 @@ use urxe::verbs::cm::{ConnParam, RejReason};
 use urxe::verbs::{AsyncEvent, QpType, Qpn};
 
 use crate::abi::{rdma_cm_id, rdma_conn_param};
-use crate::cm::id::{Id, Offered, done, errno, own};
+use crate::cm::id::{Id, Offered, answered, done, errno, own};
 use crate::context::Context;
 
 export! {
@@ -82,6 +82,7 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
 }
 
 unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let listen = || {
         // SAFETY: an id that was given out, or null.
         let id = unsafe { own(c) }?;
@@ -95,43 +96,41 @@ unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
     done(listen())
 }
 
-unsafe extern "C" fn connect(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
-    let connect = || {
-        // SAFETY: an id that was given out, or null; and the caller's struct.
-        let (id, mut param) = unsafe {
-            let id = own(c)?;
-            (id, param(id, with, None)?)
-        };
+unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
+    let connect = |id: &Id| {
+        // SAFETY: the caller's struct.
+        let mut param = unsafe { param(id, with, None) }?;
         let mut data = id.connect_data();
         data.append(&mut param.private_data);
         param.private_data = data;
         id.id.connect(&param).map_err(errno)?;
-        id.complete()
+        Ok(true)
     };
-    done(connect())
+    // SAFETY: an id that was given out, or null.
+    unsafe { answered(c, connect) }
 }
 
-unsafe extern "C" fn accept(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
-    let accept = || {
-        // SAFETY: an id that was given out, or null; and the caller's struct.
-        let (id, param) = unsafe {
-            let id = own(c)?;
-            (id, param(id, with, id.offered())?)
-        };
+unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
+    let accept = |id: &Id| {
+        // SAFETY: the caller's struct.
+        let param = unsafe { param(id, with, id.offered()) }?;
         id.id.accept(&param).map_err(errno)?;
         id.note_state();
         // Nothing more comes of a service that has told its queue pair.
-        if id.id.qp_type() == Some(QpType::Ud) { Ok(()) } else { id.complete() }
+        Ok(id.id.qp_type() != Some(QpType::Ud))
     };
-    done(accept())
+    // SAFETY: an id that was given out, or null.
+    unsafe { answered(c, accept) }
 }
 
 unsafe extern "C" fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an id that was given out, or null; and the caller's bytes.
     done(unsafe { own(c).and_then(|id| id.id.reject(&bytes(data, len)).map_err(errno)) })
 }
 
 unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: as of `reject`.
     done(unsafe {
         own(c).and_then(|id| id.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno))
@@ -139,6 +138,7 @@ unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8
 }
 
 unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let establish = || {
         // SAFETY: an id that was given out, or null.
         let id = unsafe { own(c) }?;
@@ -151,19 +151,21 @@ unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
     done(establish())
 }
 
-unsafe extern "C" fn disconnect(c: *mut rdma_cm_id) -> c_int {
-    // SAFETY: an id that was given out, or null.
-    done(unsafe { own(c) }.and_then(|id| {
+unsafe extern "C-unwind" fn disconnect(c: *mut rdma_cm_id) -> c_int {
+    let disconnect = |id: &Id| {
         id.id.disconnect().map_err(errno)?;
         id.note_state();
-        id.complete()
-    }))
+        Ok(true)
+    };
+    // SAFETY: an id that was given out, or null.
+    unsafe { answered(c, disconnect) }
 }
 
 /// `IBV_EVENT_COMM_EST`.
 const ESTABLISHED: c_uint = 4;
 
 unsafe extern "C" fn notify(c: *mut rdma_cm_id, event: c_uint) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let notify = || {
         // SAFETY: an id that was given out, or null.
         let id = unsafe { own(c) }?;

@@ -5,12 +5,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::null;
 use std::time::Duration;
 
-use urxe::verbs::WaitError;
 use urxe::verbs::cm::{CmEvent, CmEventKind, EventParam as Param};
 
 use crate::abi::{EventParam, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_ud_param};
 use crate::address;
-use crate::channel::{LONG, is_nonblocking};
+use crate::cancel::{Call, Step, blocking};
+use crate::channel::{is_nonblocking, wait_for_event};
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
 use crate::cm::process::Process;
@@ -111,9 +111,22 @@ impl Event {
     }
 }
 
-pub unsafe extern "C" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+unsafe extern "C-unwind" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
+    // SAFETY: as the caller vouches.
+    blocking(|call| unsafe { next_cm_event(c, out, call) })
+}
+
+/// An attempt at `rdma_get_cm_event`.
+///
+/// # Safety
+/// As of that.
+pub unsafe fn next_cm_event(
+    c: *mut rdma_event_channel,
+    out: *mut *mut rdma_cm_event,
+    call: &mut Call,
+) -> Step<c_int> {
     if c.is_null() || out.is_null() {
-        return minus_one(libc::EINVAL);
+        return Step::Done(minus_one(libc::EINVAL));
     }
     let channel = match Channel::own(c) {
         Ok(channel) => channel,
@@ -122,7 +135,7 @@ pub unsafe extern "C" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut
                 // A moment earlier, and it would sleep now, while the program ends, as it may be about to.
                 std::thread::sleep(TOO_LATE);
             }
-            return minus_one(e);
+            return Step::Done(minus_one(e));
         }
     };
     let (process, fd) = (channel.process, channel.channel.as_fd().as_raw_fd());
@@ -136,11 +149,11 @@ pub unsafe extern "C" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut
         };
         let event = match take() {
             Some(event) => event,
-            None if is_nonblocking(fd) => return minus_one(libc::EAGAIN),
-            None => match channel.channel.get_event_by(Some(LONG), take) {
+            None if is_nonblocking(fd) => return wait_for_event(call, fd),
+            // Has the devices driven while the thread waits.
+            None => match channel.channel.get_event_by(Some(Duration::ZERO), take) {
                 Ok(event) => event,
-                Err(e @ WaitError::Interrupted) => return minus_one(e.errno()),
-                Err(_) => continue,
+                Err(_) => return wait_for_event(call, fd),
             },
         };
         let of = event.listen_id.as_ref().unwrap_or(&event.id).number();
@@ -152,17 +165,18 @@ pub unsafe extern "C" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut
             Ok(event) => {
                 // SAFETY: the caller's pointer.
                 unsafe { *out = event };
-                return 0;
+                return Step::Done(0);
             }
             Err(e) => {
                 process.unacked.acknowledged(holds);
-                return minus_one(e);
+                return Step::Done(minus_one(e));
             }
         }
     }
 }
 
 pub unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if c.is_null() {
         return minus_one(libc::EINVAL);
     }

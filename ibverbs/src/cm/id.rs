@@ -13,9 +13,10 @@ use crate::abi::{
     ibv_gid, ibv_qp, ibv_qp_init_attr, ibv_sa_path_rec, rdma_cm_event, rdma_cm_id, rdma_event_channel,
     rdma_ib_addr,
 };
+use crate::cancel::{Call, Step, blocking};
 use crate::cm::addrinfo;
 use crate::cm::channel::{self, Channel};
-use crate::cm::event::{ack_cm_event, get_cm_event, wait_for_acks};
+use crate::cm::event::{ack_cm_event, next_cm_event, wait_for_acks};
 use crate::cm::process::Process;
 use crate::cm::sockaddr;
 use crate::context::{Context, queue_at};
@@ -352,33 +353,30 @@ impl Id {
         }
     }
 
-    /// After a call that is answered by an event: waits for that, where calls are to wait. It stays with the id until the
-    /// next call.
+    /// The event that answers a call, where calls wait for that. The event stays with the id until the next call.
     ///
     /// # Errors
     /// What the event says went wrong.
-    pub fn complete(&self) -> Result<(), c_int> {
-        if !self.is_synchronous() {
-            return Ok(());
-        }
+    fn next_answer(&self, call: &mut Call) -> Step<Result<(), c_int>> {
         let c = self.as_c();
-        self.drop_event();
         let mut event: *mut rdma_cm_event = null_mut();
         // SAFETY: the id's own channel.
-        if unsafe { get_cm_event((*c).channel, &mut event) } != 0 {
-            return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+        match unsafe { next_cm_event((*c).channel, &mut event, call) } {
+            Step::Wait => return Step::Wait,
+            Step::Done(0) => {}
+            Step::Done(_) => return Step::Done(Err(last())),
         }
         // SAFETY: the event was just given out; the place is the library's.
         let (kind, status) = unsafe {
             (*c).event = event;
             ((*event).event, (*event).status)
         };
-        match status {
+        Step::Done(match status {
             0 if kind == CmEventKind::DeviceRemoval as c_uint => Err(libc::ENODEV),
             0 => Ok(()),
             _ if kind == CmEventKind::Rejected as c_uint => Err(libc::ECONNREFUSED),
             negative => Err(negative.saturating_abs()),
-        }
+        })
     }
 
     /// Acknowledges the event of the last call that has waited.
@@ -394,12 +392,43 @@ impl Id {
     }
 }
 
+/// The error number of the call before.
+pub fn last() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// Makes a call of an id that an event answers if it returns true, and waits for that event where calls are to wait.
+///
+/// # Safety
+/// An id that was given out, or null. The caller's frame has nothing to drop ([`blocking`]).
+pub unsafe fn answered(c: *mut rdma_cm_id, mut begin: impl FnMut(&Id) -> Result<bool, c_int>) -> c_int {
+    blocking(|call| {
+        // SAFETY: the caller's.
+        let id = match unsafe { own(c) } {
+            Ok(id) => id,
+            Err(e) => return Step::Done(minus_one(e)),
+        };
+        if !call.begun {
+            match begin(id) {
+                Ok(true) if id.is_synchronous() => id.drop_event(),
+                result => return Step::Done(done(result.map(|_| ()))),
+            }
+            call.begun = true;
+        }
+        match id.next_answer(call) {
+            Step::Wait => Step::Wait,
+            Step::Done(result) => Step::Done(done(result)),
+        }
+    })
+}
+
 unsafe extern "C" fn create_id(
     channel: *mut rdma_event_channel,
     out: *mut *mut rdma_cm_id,
     context: *mut c_void,
     space: c_uint,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     if out.is_null() {
         return minus_one(libc::EINVAL);
     }
@@ -408,6 +437,7 @@ unsafe extern "C" fn create_id(
 }
 
 pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an id that was given out, or null.
     let id = match unsafe { own(c) } {
         Ok(id) => id,
@@ -455,6 +485,7 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
 }
 
 unsafe extern "C" fn migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an id and a channel that were given out, or null.
     done(unsafe { migrate(c, to) })
 }

@@ -6,7 +6,7 @@ use libc::sockaddr;
 use urxe::verbs::cm::Membership;
 
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::cm::id::{done, errno, own};
+use crate::cm::id::{Id, answered, done, errno, own};
 use crate::cm::sockaddr::read;
 
 export! {
@@ -21,29 +21,33 @@ const ADDRESS: u32 = 1;
 const FLAGS: u32 = 2;
 
 unsafe fn join(
-    c: *mut rdma_cm_id,
+    id: &Id,
     group: *const sockaddr,
     membership: Membership,
     context: *mut c_void,
-) -> Result<(), c_int> {
+) -> Result<bool, c_int> {
     // SAFETY: the caller's.
-    let (id, group) = unsafe { (own(c)?, read(group).ok_or(libc::EINVAL)?) };
+    let group = unsafe { read(group) }.ok_or(libc::EINVAL)?;
     let ip = group.ip().to_canonical();
     id.join(ip, context, || id.id.join_multicast(group, membership).map_err(errno))?;
-    id.complete()
+    Ok(true)
 }
 
-unsafe extern "C" fn join_multicast(c: *mut rdma_cm_id, group: *mut sockaddr, context: *mut c_void) -> c_int {
+unsafe extern "C-unwind" fn join_multicast(
+    c: *mut rdma_cm_id,
+    group: *mut sockaddr,
+    context: *mut c_void,
+) -> c_int {
     // SAFETY: an id that was given out, or null; and the caller's address.
-    done(unsafe { join(c, group, Membership::Full, context) })
+    unsafe { answered(c, |id| join(id, group, Membership::Full, context)) }
 }
 
-unsafe extern "C" fn join_multicast_ex(
+unsafe extern "C-unwind" fn join_multicast_ex(
     c: *mut rdma_cm_id,
     with: *mut rdma_cm_join_mc_attr_ex,
     context: *mut c_void,
 ) -> c_int {
-    let start = || {
+    let start = |id: &Id| {
         // SAFETY: the caller's struct, or null.
         let with = unsafe { with.as_ref() }.ok_or(libc::EINVAL)?;
         if with.comp_mask != ADDRESS | FLAGS {
@@ -54,13 +58,15 @@ unsafe extern "C" fn join_multicast_ex(
             1 => Membership::SendOnly,
             _ => return Err(libc::EINVAL),
         };
-        // SAFETY: an id that was given out, or null; and the caller's address.
-        unsafe { join(c, with.addr, membership, context) }
+        // SAFETY: the caller's address.
+        unsafe { join(id, with.addr, membership, context) }
     };
-    done(start())
+    // SAFETY: an id that was given out, or null.
+    unsafe { answered(c, start) }
 }
 
 unsafe extern "C" fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let leave = || {
         // SAFETY: an id that was given out, or null; and the caller's address.
         let (id, group) = unsafe { (own(c)?, read(group).ok_or(libc::EINVAL)?) };

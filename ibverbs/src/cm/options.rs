@@ -6,7 +6,7 @@ use urxe::verbs::cm::{CmId, Ece, IdError, Path};
 use urxe::verbs::{Gid, Mtu, PKey};
 
 use crate::abi::{ibv_ece, ibv_path_data, rdma_cm_id};
-use crate::cm::id::{done, errno, own};
+use crate::cm::id::{Id, answered, done, errno, own};
 
 export! {
     "RDMACM_1.0": rdma_set_option = set_option;
@@ -73,39 +73,32 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
     })
 }
 
-/// As [`set_path`], with a value as the option has it; waits for the event where calls do.
-///
-/// # Safety
-/// An id that was given out, or null; `len` bytes at `from`, or null.
-pub unsafe fn set_route(c: *mut rdma_cm_id, from: *const c_void, len: usize) -> Result<(), c_int> {
-    // SAFETY: the caller's.
-    let (id, records) = unsafe { (own(c)?, records(from, len)?) };
-    set_path(&id.id, &records)?;
-    id.complete()
-}
-
-unsafe fn set(
-    c: *mut rdma_cm_id,
-    level: c_int,
-    name: c_int,
-    from: *const c_void,
-    len: usize,
-) -> Result<(), c_int> {
+/// Sets an option; whether an event answers.
+unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usize) -> Result<bool, c_int> {
     // SAFETY: the caller's.
     unsafe {
-        let id = own(c)?;
         match (level, name) {
             (LEVEL_ID, TOS) => id.id.set_tos(value(from, len)?).map_err(errno),
             (LEVEL_ID, REUSE_ADDR) => id.id.set_reuse_addr(value::<c_int>(from, len)? != 0).map_err(errno),
             (LEVEL_ID, AF_ONLY) => id.id.set_af_only(value::<c_int>(from, len)? != 0).map_err(errno),
             (LEVEL_ID, ACK_TIMEOUT) => id.id.set_ack_timeout(value(from, len)?).map_err(errno),
-            (LEVEL_IB, IB_PATH) => set_route(c, from, len),
+            (LEVEL_IB, IB_PATH) => return set_path(&id.id, &records(from, len)?).map(|()| true),
             _ => Err(libc::ENOSYS),
         }
+        .map(|()| false)
     }
 }
 
-unsafe extern "C" fn set_option(
+/// As [`set_option`], of the path, with a value as the option has it.
+///
+/// # Safety
+/// As of that.
+pub unsafe fn set_route(c: *mut rdma_cm_id, from: *mut c_void, len: usize) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { set_option(c, LEVEL_IB, IB_PATH, from, len) }
+}
+
+unsafe extern "C-unwind" fn set_option(
     c: *mut rdma_cm_id,
     level: c_int,
     name: c_int,
@@ -113,10 +106,11 @@ unsafe extern "C" fn set_option(
     len: usize,
 ) -> c_int {
     // SAFETY: an id that was given out, or null; and the caller's value.
-    done(unsafe { set(c, level, name, from, len) })
+    unsafe { answered(c, |id| set(id, level, name, from, len)) }
 }
 
 unsafe extern "C" fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let set = || {
         // SAFETY: an id that was given out, or null; and the caller's struct.
         let (id, ece) = unsafe { (own(c)?, ece.as_ref().ok_or(libc::EINVAL)?) };
@@ -129,6 +123,7 @@ unsafe extern "C" fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_i
 }
 
 unsafe extern "C" fn get_remote_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let get = || {
         // SAFETY: an id that was given out, or null; and the caller's struct.
         let (id, ece) = unsafe { (own(c)?, ece.as_mut().ok_or(libc::EINVAL)?) };

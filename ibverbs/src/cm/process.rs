@@ -143,6 +143,7 @@ const AT_EXIT: Duration = Duration::from_millis(250);
 /// On a thread of its own: one that exits in a signal handler may have interrupted itself with a lock of the library, for
 /// which it would wait for ever.
 extern "C" fn end_connections() {
+    let _uncancelled = crate::cancel::disable();
     let Some(process) = PROCESS.try_lock().and_then(|process| *process) else { return };
     if process.is_inherited() {
         return;
@@ -178,6 +179,7 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result
 }
 
 unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let _uncancelled = crate::cancel::disable();
     let process = match Process::this() {
         Ok(process) => process,
         Err(e) => return null(e),
@@ -200,6 +202,7 @@ unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
 }
 
 unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: it is from `get_devices`, or null.
     unsafe { libc::free(list.cast()) };
 }

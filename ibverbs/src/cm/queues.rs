@@ -204,16 +204,19 @@ pub unsafe fn make_plain(
 }
 
 unsafe extern "C" fn create(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: what was given out, or null; and the caller's struct.
     done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_plain(c, pd, init)) })
 }
 
 unsafe extern "C" fn create_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: what was given out, or null; and the caller's struct.
     done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
 }
 
 pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an id that was given out, or null; and its queue pair.
     unsafe {
         let Ok(id) = own(c) else { return };
@@ -265,6 +268,7 @@ unsafe extern "C" fn create_shared(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: all of it may be zeros.
     let zeros: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
     let create = || {
@@ -288,11 +292,13 @@ unsafe extern "C" fn create_shared(
 }
 
 unsafe extern "C" fn create_shared_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: what was given out, or null; and the caller's struct.
     done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_shared(c, init)) })
 }
 
 pub unsafe extern "C" fn destroy_shared(c: *mut rdma_cm_id) {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: an id that was given out, or null; and its queue.
     unsafe {
         if own(c).is_err() {
@@ -309,6 +315,7 @@ pub unsafe extern "C" fn destroy_shared(c: *mut rdma_cm_id) {
 }
 
 unsafe extern "C" fn init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let init = || {
         // SAFETY: an id that was given out, or null; and the caller's structs.
         let (id, wanted) = unsafe { (own(c)?, out.as_ref().ok_or(libc::EINVAL)?.qp_state) };

@@ -23,6 +23,12 @@ impl<'a> Source<'a> {
         self.taken
     }
 
+    /// Goes on behind so many bytes.
+    pub fn skip(&mut self, len: usize) {
+        let end = self.taken + len;
+        while self.taken < end && !self.take(end - self.taken).is_empty() {}
+    }
+
     /// The next piece, of at most `len` bytes; empty only if there is nothing left, or `len` is 0.
     pub fn take(&mut self, len: usize) -> &'a [u8] {
         while let [first, rest @ ..] = self.parts {
@@ -64,6 +70,12 @@ impl<'a> Sink<'a> {
         self.taken
     }
 
+    /// Goes on behind so many bytes.
+    pub fn skip(&mut self, len: usize) {
+        let end = self.taken + len;
+        while self.taken < end && !self.take(end - self.taken).is_empty() {}
+    }
+
     /// The next piece, of at most `len` bytes; empty only if there is nothing left, or `len` is 0.
     pub fn take(&mut self, len: usize) -> &mut [u8] {
         while self.parts.get(self.part).is_some_and(|part| part.len() == self.of_part) {
@@ -86,6 +98,9 @@ mod tests {
     #[test]
     fn a_source_is_taken_piece_by_piece() {
         let parts: [&[u8]; 4] = [b"abc", b"", b"de", b"f"];
+        let mut rest = Source::new(&parts);
+        rest.skip(4);
+        assert_eq!((rest.taken(), rest.left(), rest.take(9)), (4, 2, &b"e"[..]));
         let mut source = Source::new(&parts);
         assert_eq!(
             (source.left(), source.take(2), source.take(9), source.take(1)),
@@ -108,5 +123,8 @@ mod tests {
         assert!(sink.take(2).is_empty());
         assert_eq!((sink.left(), sink.taken()), (0, 5));
         assert_eq!((&a, &c), (b"12", b"345"));
+        let mut rest = Sink::new(vec![&mut a, &mut b, &mut c]);
+        rest.skip(3);
+        assert_eq!((rest.taken(), rest.left(), rest.take(9)), (3, 2, &mut b"45"[..]));
     }
 }

@@ -12,6 +12,8 @@ use super::poll::{Sets, select, wait_for};
 use super::socket::{Received, Socket};
 use super::stream::Phase;
 use super::table;
+use super::wait::step;
+use crate::cancel::{Call, blocking};
 use crate::cm::sockaddr::{read, write};
 use crate::errno::{minus_one, set};
 
@@ -68,6 +70,7 @@ fn count(result: Result<usize, c_int>) -> ssize_t {
 }
 
 extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // Before anything else: where all sockets of a program are made by this, so are those of the library itself, which then
     // have to be the system's.
@@ -125,26 +128,29 @@ unsafe fn tell(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
 }
 
 unsafe extern "C" fn rbind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     // SAFETY: the caller's address.
     done(table::get(fd).and_then(|socket| socket.bind(unsafe { address(to, len) }?)))
 }
 
 extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     done(table::get(fd).and_then(|socket| socket.stream()?.listen(backlog)))
 }
 
-unsafe extern "C" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    number(table::get(fd).and_then(|socket| {
-        let new = Socket::Stream(Arc::new(socket.stream()?.accept()?));
+unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let accept = |call: &mut Call| {
+        let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
         if let Ok(address) = new.peer_addr() {
             // SAFETY: the caller's.
             unsafe { tell(address, peer, len) };
         }
         table::add(new)
-    }))
+    };
+    number(blocking(|call| step(accept(call))))
 }
 
-unsafe extern "C" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+unsafe extern "C-unwind" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     let to = || {
         let has_family = !to.is_null() && len as usize >= size_of::<libc::sa_family_t>();
         // SAFETY: the caller's address, which has a family.
@@ -154,14 +160,16 @@ unsafe extern "C" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) ->
         // SAFETY: the caller's address.
         unsafe { address(to, len) }.map(Some)
     };
-    done(table::get(fd).and_then(|socket| socket.connect(to()?)))
+    done(blocking(|call| step(socket(call, fd).and_then(|socket| socket.connect(call, to()?)))))
 }
 
 extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     done(table::get(fd).and_then(|socket| socket.shutdown(how)))
 }
 
 extern "C" fn rclose(fd: c_int) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     done(table::close(fd))
 }
 
@@ -212,23 +220,43 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
     }
 }
 
-unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<Received, c_int> {
-    let socket = table::get(fd)?;
+/// The socket of a call: at each attempt the same.
+///
+/// # Errors
+/// `EBADF` if it was closed.
+fn socket(call: &mut Call, fd: c_int) -> Result<Socket, c_int> {
+    table::get(fd).and_then(|socket| if call.is_of(socket.place()) { Ok(socket) } else { Err(libc::EBADF) })
+}
+
+/// An attempt to receive.
+unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> Result<Received, c_int> {
+    let socket = match socket(call, fd) {
+        Err(_) if call.done > 0 => return Ok(Received { bytes: call.done, ..Received::default() }),
+        found => found?,
+    };
     // SAFETY: the caller's buffers.
     let parts: Result<Vec<_>, c_int> =
         list.iter().map(|part| unsafe { room(part.iov_base, part.iov_len) }).collect();
-    socket.receive(&mut Sink::new(parts?), flags)
+    let mut sink = Sink::new(parts?);
+    sink.skip(call.done);
+    let result = socket.receive(call, &mut sink, flags);
+    call.done = sink.taken();
+    result
 }
 
-/// To an address, or null.
+/// An attempt to send, to an address, or null.
 unsafe fn send(
+    call: &mut Call,
     fd: c_int,
     list: &[iovec],
     flags: c_int,
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> Result<usize, c_int> {
-    let socket = table::get(fd)?;
+    let socket = match socket(call, fd) {
+        Err(_) if call.done > 0 => return Ok(call.done),
+        found => found?,
+    };
     // SAFETY: the caller's buffers.
     let parts: Result<Vec<_>, c_int> =
         list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) }).collect();
@@ -237,16 +265,22 @@ unsafe fn send(
         // SAFETY: the caller's address.
         false => unsafe { address(to, to_len) }.map(Some),
     };
-    socket.send(&mut Source::new(&parts?), to, flags)
+    let parts = parts?;
+    let mut source = Source::new(&parts);
+    source.skip(call.done);
+    let result = socket.send(call, &mut source, to, flags);
+    call.done = source.taken();
+    result
 }
 
-unsafe extern "C" fn rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's buffer.
-    let received = unsafe { receive(fd, &[iovec { iov_base: to, iov_len: len }], flags) };
+    let received =
+        blocking(|call| step(unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }));
     count(received.map(|received| received.bytes))
 }
 
-unsafe extern "C" fn rrecvfrom(
+unsafe extern "C-unwind" fn rrecvfrom(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -254,24 +288,25 @@ unsafe extern "C" fn rrecvfrom(
     peer: *mut sockaddr,
     peer_len: *mut socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's buffer.
-    let received = unsafe { receive(fd, &[iovec { iov_base: to, iov_len: len }], flags) };
-    count(received.map(|received| {
+    let receive = |call: &mut Call| {
+        // SAFETY: the caller's buffer.
+        let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
         let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
         if let Some(address) = received.from.or_else(connected) {
             // SAFETY: the caller's address.
             unsafe { tell(address, peer, peer_len) };
         }
-        received.bytes
-    }))
+        Ok(received.bytes)
+    };
+    count(blocking(|call| step(receive(call))))
 }
 
-unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    let receive = || {
+unsafe extern "C-unwind" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let receive = |call: &mut Call| {
         // SAFETY: the caller's message, and its buffers.
         unsafe {
             let message = message.as_mut().ok_or(libc::EFAULT)?;
-            let got = receive(fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
+            let got = receive(call, fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
             match got.from.filter(|_| !message.msg_name.is_null()) {
                 Some(from) => tell(from, message.msg_name.cast(), &mut message.msg_namelen),
                 None => message.msg_namelen = 0,
@@ -281,15 +316,15 @@ unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> 
             Ok(got.bytes)
         }
     };
-    count(receive())
+    count(blocking(|call| step(receive(call))))
 }
 
-unsafe extern "C" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+unsafe extern "C-unwind" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's buffer, which is only read.
     unsafe { rsendto(fd, from, len, flags, std::ptr::null(), 0) }
 }
 
-unsafe extern "C" fn rsendto(
+unsafe extern "C-unwind" fn rsendto(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -297,12 +332,13 @@ unsafe extern "C" fn rsendto(
     to: *const sockaddr,
     to_len: socklen_t,
 ) -> ssize_t {
+    let parts = [iovec { iov_base: from.cast_mut(), iov_len: len }];
     // SAFETY: the caller's buffer, which is only read, and address.
-    count(unsafe { send(fd, &[iovec { iov_base: from.cast_mut(), iov_len: len }], flags, to, to_len) })
+    count(blocking(|call| step(unsafe { send(call, fd, &parts, flags, to, to_len) })))
 }
 
-unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    let send = || {
+unsafe extern "C-unwind" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let send = |call: &mut Call| {
         // SAFETY: the caller's message, and its buffers.
         unsafe {
             let message = message.as_ref().ok_or(libc::EFAULT)?;
@@ -311,35 +347,41 @@ unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -
                 return Err(libc::ENOTSUP);
             }
             let parts = parts(message.msg_iov, message.msg_iovlen)?;
-            send(fd, parts, flags, message.msg_name.cast(), message.msg_namelen)
+            send(call, fd, parts, flags, message.msg_name.cast(), message.msg_namelen)
         }
     };
-    count(send())
+    count(blocking(|call| step(send(call))))
 }
 
-unsafe extern "C" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+unsafe extern "C-unwind" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the caller's buffer.
     unsafe { rrecv(fd, to, len, 0) }
 }
 
-unsafe extern "C" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+unsafe extern "C-unwind" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: the caller's buffer.
     unsafe { rsend(fd, from, len, 0) }
 }
 
-unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
-    // SAFETY: the caller's buffers.
-    let receive = |len| unsafe { receive(fd, parts(list, len)?, 0) }.map(|received| received.bytes);
-    count(usize::try_from(len).map_err(|_| libc::EINVAL).and_then(receive))
+unsafe extern "C-unwind" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
+    let receive = |call: &mut Call| {
+        let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
+        // SAFETY: the caller's buffers.
+        unsafe { receive(call, fd, parts(list, len)?, 0) }.map(|received| received.bytes)
+    };
+    count(blocking(|call| step(receive(call))))
 }
 
-unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
-    // SAFETY: the caller's buffers.
-    let send = |len| unsafe { send(fd, parts(list, len)?, 0, std::ptr::null(), 0) };
-    count(usize::try_from(len).map_err(|_| libc::EINVAL).and_then(send))
+unsafe extern "C-unwind" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
+    let send = |call: &mut Call| {
+        let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
+        // SAFETY: the caller's buffers.
+        unsafe { send(call, fd, parts(list, len)?, 0, std::ptr::null(), 0) }
+    };
+    count(blocking(|call| step(send(call))))
 }
 
-unsafe extern "C" fn rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int {
+unsafe extern "C-unwind" fn rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_int {
     if fds.is_null() && len > 0 {
         return minus_one(libc::EFAULT);
     }
@@ -349,27 +391,30 @@ unsafe extern "C" fn rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int) -> c_i
         len => unsafe { std::slice::from_raw_parts_mut(fds, len as usize) },
     };
     let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
-    number(wait_for(fds, timeout))
+    number(blocking(|call| step(wait_for(call, fds, timeout))))
 }
 
-unsafe extern "C" fn rselect(
+unsafe extern "C-unwind" fn rselect(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    let sets = Sets { read, write, except };
     // SAFETY: the caller's.
-    number(unsafe { select(count, &Sets { read, write, except }, timeout) })
+    number(blocking(|call| step(unsafe { select(call, count, &sets, timeout) })))
 }
 
 unsafe extern "C" fn rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.peer_addr());
     // SAFETY: the caller's.
     done(found.map(|address| unsafe { tell(address, out, len) }))
 }
 
 unsafe extern "C" fn rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.local_addr());
     // SAFETY: the caller's.
     done(found.map(|address| unsafe { tell(address, out, len) }))
@@ -382,6 +427,7 @@ unsafe extern "C" fn rsetsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     done(table::get(fd).and_then(|socket| {
         // SAFETY: the caller's.
         let value = unsafe { bytes(value, len as usize) }?;
@@ -410,6 +456,7 @@ unsafe extern "C" fn rgetsockopt(
     out: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     done(table::get(fd).and_then(|socket| {
         if out.is_null() || len.is_null() {
             return Err(libc::EFAULT);
@@ -428,6 +475,7 @@ unsafe extern "C" fn rgetsockopt(
 /// The argument comes as a variadic one, which is passed as a named one is on all machines that this is built for, and is
 /// not looked at where there is none.
 unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     number(table::get(fd).and_then(|socket| match command {
         libc::F_GETFL => {
             let nonblocking = socket.options(|options| options.is_nonblocking);
@@ -456,6 +504,7 @@ unsafe extern "C" fn riomap(
     flags: c_int,
     offset: off_t,
 ) -> off_t {
+    let _uncancelled = crate::cancel::disable();
     let map = || {
         let socket = table::get(fd)?;
         if buffer.is_null() || flags != 0 || protection & !libc::PROT_WRITE != 0 {
@@ -476,6 +525,7 @@ unsafe extern "C" fn riomap(
 }
 
 extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: size_t) -> c_int {
+    let _uncancelled = crate::cancel::disable();
     done(table::get(fd).and_then(|socket| {
         socket.stream()?.look(|state| match &mut state.phase {
             Phase::Connected(link) => link.unmap(buffer.addr() as u64, len),
@@ -484,20 +534,24 @@ extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: size_t) -> c_int {
     }))
 }
 
-unsafe extern "C" fn riowrite(
+unsafe extern "C-unwind" fn riowrite(
     fd: c_int,
     from: *const c_void,
     len: size_t,
     offset: off_t,
     flags: c_int,
 ) -> size_t {
-    let write = || {
-        let socket = table::get(fd)?;
+    let write = |call: &mut Call| {
+        let socket = socket(call, fd)?;
         let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
         // SAFETY: the caller's buffer.
         let parts = [unsafe { bytes(from, len) }?];
-        socket.stream()?.write_at(&mut Source::new(&parts), offset, flags)
+        let mut source = Source::new(&parts);
+        source.skip(call.done);
+        let result = socket.stream()?.write_at(call, &mut source, offset, flags);
+        call.done = source.taken();
+        result
     };
     // As the header has it: -1 of a type without a sign.
-    count(write()) as size_t
+    count(blocking(|call| step(write(call)))) as size_t
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::buffers::{Sink, Source};
 use super::link::Link;
 use super::stream::{Phase, State, Stream};
-use super::wait::{Looked, restarts};
+use super::wait::{Looked, NOT_YET, restarts};
+use crate::cancel::Call;
 
 /// The connection, or what a call without one meets. One that is not there yet is waited for.
 fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
@@ -25,7 +26,12 @@ impl Stream {
     }
 
     /// Bytes received: at least one, but at the stream's end, or for an empty buffer.
-    pub fn receive(self: &Arc<Self>, sink: &mut Sink<'_>, flags: c_int) -> Result<usize, c_int> {
+    pub fn receive(
+        self: &Arc<Self>,
+        call: &mut Call,
+        sink: &mut Sink<'_>,
+        flags: c_int,
+    ) -> Result<usize, c_int> {
         if flags & libc::MSG_OOB != 0 {
             return Err(libc::EOPNOTSUPP);
         }
@@ -33,7 +39,7 @@ impl Stream {
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
         let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.receive_timeout));
         loop {
-            let result = self.until(waits, timeout, |state| {
+            let result = self.until(call, waits, timeout, |state| {
                 let link = match link(state) {
                     Ok(link) => link,
                     Err(looked) => return looked,
@@ -56,11 +62,16 @@ impl Stream {
     }
 
     /// Bytes sent: all of them, unless it is not to wait or fails meanwhile.
-    pub fn send(self: &Arc<Self>, source: &mut Source<'_>, flags: c_int) -> Result<usize, c_int> {
+    pub fn send(
+        self: &Arc<Self>,
+        call: &mut Call,
+        source: &mut Source<'_>,
+        flags: c_int,
+    ) -> Result<usize, c_int> {
         if flags & libc::MSG_OOB != 0 {
             return Err(libc::EOPNOTSUPP);
         }
-        self.put(source, flags, |link, source| {
+        self.put(call, source, flags, |link, source| {
             link.send_from(source);
             Ok(())
         })
@@ -69,22 +80,24 @@ impl Stream {
     /// Bytes written to where the peer has mapped an offset, as of [`send`](Self::send).
     pub fn write_at(
         self: &Arc<Self>,
+        call: &mut Call,
         source: &mut Source<'_>,
         offset: u64,
         flags: c_int,
     ) -> Result<usize, c_int> {
-        self.put(source, flags, |link, source| link.write_from(source, offset))
+        self.put(call, source, flags, |link, source| link.write_from(source, offset))
     }
 
     fn put(
         self: &Arc<Self>,
+        call: &mut Call,
         source: &mut Source<'_>,
         flags: c_int,
         go: impl Fn(&mut Link, &mut Source<'_>) -> Result<(), c_int>,
     ) -> Result<usize, c_int> {
         let (waits, timeout) = (self.waits(flags), self.look(|state| state.options.send_timeout));
         loop {
-            let result = self.until(waits, timeout, |state| {
+            let result = self.until(call, waits, timeout, |state| {
                 let link = match link(state) {
                     Ok(link) => link,
                     Err(looked) => return looked,
@@ -108,7 +121,7 @@ impl Stream {
 /// What went wrong after a part was done is told by the next call.
 fn partly(done: usize, result: Result<(), c_int>) -> Result<usize, c_int> {
     match result {
-        Err(e) if done == 0 => Err(e),
+        Err(e) if done == 0 || e == NOT_YET => Err(e),
         _ => Ok(done),
     }
 }

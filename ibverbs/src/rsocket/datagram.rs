@@ -12,7 +12,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use libc::pollfd;
 use parking_lot::Mutex;
 use urxe::verbs::cm::{EventChannel, PortSpace};
 
@@ -24,7 +23,8 @@ use super::peers::{Peers, Way, canonical, is_same};
 use super::socket::{Received, Socket};
 use super::stream::errno;
 use super::udp::{Arrived, Udp};
-use super::wait::{Looked, Watchers, poll, raw, restarts, until};
+use super::wait::{Looked, NOT_YET, Watchers, raw, restarts, undisturbed, until};
+use crate::cancel::Call;
 use crate::cm::process::Process;
 
 /// How long closing waits for what was sent to leave.
@@ -167,6 +167,7 @@ impl Datagram {
 
     fn until<T>(
         self: &Arc<Self>,
+        call: &mut Call,
         waits: bool,
         timeout: Option<Duration>,
         mut f: impl FnMut(&mut State) -> Looked<T>,
@@ -178,7 +179,7 @@ impl Datagram {
             })
         };
         loop {
-            let result = until(|| Socket::Datagram(self.clone()), waits, timeout, &mut look);
+            let result = until(call, || Socket::Datagram(self.clone()), waits, timeout, &mut look);
             if !restarts(&result, timeout, 0) {
                 return result;
             }
@@ -252,7 +253,7 @@ impl Datagram {
             patience();
             let flushed = |state: &mut State| state.pairs.iter().all(Pair::is_flushed).then_some(Ok(()));
             let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-            match self.until(true, Some(left), flushed) {
+            match undisturbed(|call| self.until(call, true, Some(left), flushed)) {
                 Err(libc::EAGAIN | libc::EINTR) => {}
                 _ => break,
             }
@@ -295,12 +296,17 @@ impl Datagram {
     }
 
     /// The next datagram, of which the sink has what it has room for.
-    pub fn receive(self: &Arc<Self>, sink: &mut Sink<'_>, flags: c_int) -> Result<Received, c_int> {
+    pub fn receive(
+        self: &Arc<Self>,
+        call: &mut Call,
+        sink: &mut Sink<'_>,
+        flags: c_int,
+    ) -> Result<Received, c_int> {
         if flags & libc::MSG_OOB != 0 {
             return Err(libc::EOPNOTSUPP);
         }
         let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.receive_timeout));
-        self.until(waits, timeout, |state| {
+        self.until(call, waits, timeout, |state| {
             let taken = state.take(sink, flags);
             if taken.is_none()
                 && let Some(why) = state.take_error()
@@ -316,6 +322,7 @@ impl Datagram {
     /// Sends a datagram, to the connected peer if to nobody else.
     pub fn send(
         self: &Arc<Self>,
+        call: &mut Call,
         source: &mut Source<'_>,
         to: Option<SocketAddr>,
         flags: c_int,
@@ -325,28 +332,21 @@ impl Datagram {
         }
         to.map_or(Ok(()), |to| self.check_family(to))?;
         let (waits, timeout) = self.look(|state| (state.options.waits(flags), state.options.send_timeout));
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let sent = self.until(waits, left, |state| {
-                let Some(to) = to.map(canonical).or(state.peer) else {
-                    return Some(Err(libc::EDESTADDRREQ));
-                };
-                state.send(self, source, to).transpose()
-            })?;
-            match sent {
-                Sent::All(len) => return Ok(len),
-                Sent::UdpIsFull if !waits || left.is_some_and(|left| left.is_zero()) => {
-                    return Err(libc::EAGAIN);
-                }
-                // For a moment only; nobody else wakes whom that keeps.
-                Sent::UdpIsFull => {
-                    let mut udp = [pollfd { fd: self.fd(), events: libc::POLLOUT, revents: 0 }];
-                    match poll(&mut udp, Some(left.unwrap_or(FULL).min(FULL))) {
-                        Ok(_) | Err(libc::EINTR) => {}
-                        Err(e) => return Err(e),
-                    }
-                }
+        let deadline = call.deadline(timeout);
+        let sent = self.until(call, waits, timeout, |state| {
+            let Some(to) = to.map(canonical).or(state.peer) else {
+                return Some(Err(libc::EDESTADDRREQ));
+            };
+            state.send(self, source, to).transpose()
+        })?;
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        match sent {
+            Sent::All(len) => Ok(len),
+            Sent::UdpIsFull if !waits || left.is_some_and(|left| left.is_zero()) => Err(libc::EAGAIN),
+            // For a moment only; nobody else wakes whom that keeps.
+            Sent::UdpIsFull => {
+                call.wait_for(self.fd(), libc::POLLOUT, Some(left.unwrap_or(FULL).min(FULL)));
+                Err(NOT_YET)
             }
         }
     }

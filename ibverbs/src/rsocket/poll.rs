@@ -1,13 +1,14 @@
 //! `rpoll` and `rselect`: waiting for sockets and other descriptors at once.
 
 use std::ffi::c_int;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libc::{c_short, fd_set, pollfd, timeval};
 
 use super::socket::Socket;
 use super::table::find;
-use super::wait::{Over, poll, wait};
+use super::wait::{NOT_YET, Over, poll, wait};
+use crate::cancel::Call;
 
 /// What is told whether it was asked for or not.
 const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
@@ -15,12 +16,9 @@ const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 /// Waits until some of these have something, or for so long; how many have.
 ///
 /// # Errors
-/// An error number.
-pub fn wait_for(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
+/// An error number, or [`NOT_YET`].
+pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
     let found: Vec<Option<Socket>> = fds.iter().map(|fd| find(fd.fd)).collect();
-    if found.iter().all(Option::is_none) {
-        return poll(fds, timeout);
-    }
     // A negative one is none to the system.
     let other =
         |(fd, socket): (&pollfd, &Option<_>)| pollfd { fd: if socket.is_some() { -1 } else { fd.fd }, ..*fd };
@@ -46,10 +44,11 @@ pub fn wait_for(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, 
     if timeout.is_some_and(|timeout| timeout.is_zero()) {
         return Ok(0);
     }
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let deadline = call.deadline(timeout);
     let sockets: Vec<_> = found.iter().flatten().cloned().collect();
-    match wait(&sockets, &mut others, deadline, look) {
+    match wait(call, &sockets, &mut others, deadline, look) {
         Ok(count) => count,
+        Err(Over::NotYet) => Err(NOT_YET),
         Err(Over::TimedOut) => Ok(0),
         Err(Over::Interrupted) => Err(libc::EINTR),
         Err(Over::Failed(e)) => Err(e),
@@ -120,8 +119,13 @@ impl Sets {
 /// The sets and the time are the caller's, or null.
 ///
 /// # Errors
-/// An error number; then the sets are as they were.
-pub unsafe fn select(count: c_int, sets: &Sets, timeout: *mut timeval) -> Result<c_int, c_int> {
+/// An error number, or [`NOT_YET`]; then the sets are as they were.
+pub unsafe fn select(
+    call: &mut Call,
+    count: c_int,
+    sets: &Sets,
+    timeout: *mut timeval,
+) -> Result<c_int, c_int> {
     if !(0..=libc::FD_SETSIZE as c_int).contains(&count) {
         return Err(libc::EINVAL);
     }
@@ -136,7 +140,7 @@ pub unsafe fn select(count: c_int, sets: &Sets, timeout: *mut timeval) -> Result
     };
     // SAFETY: the caller's sets.
     let mut fds = unsafe { sets.asked(count) };
-    wait_for(&mut fds, time)?;
+    wait_for(call, &mut fds, time)?;
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
         return Err(libc::EBADF);
     }

@@ -12,6 +12,7 @@ use super::keepalive::attend;
 use super::options::Options;
 use super::stream::{Phase, Stream};
 use super::wait::Watchers;
+use crate::cancel::Call;
 
 /// A socket.
 #[derive(Clone)]
@@ -59,6 +60,11 @@ impl Socket {
             Socket::Stream(stream) => Ok(stream),
             Socket::Datagram(_) => Err(libc::EOPNOTSUPP),
         }
+    }
+
+    /// Where it is in memory, as long as somebody holds it.
+    pub fn place(&self) -> *const () {
+        either!(self, socket => Arc::as_ptr(socket).cast())
     }
 
     pub fn fd(&self) -> c_int {
@@ -131,9 +137,9 @@ impl Socket {
     }
 
     /// To nobody: only datagrams can.
-    pub fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
+    pub fn connect(&self, call: &mut Call, to: Option<SocketAddr>) -> Result<(), c_int> {
         match self {
-            Socket::Stream(stream) => stream.connect(to.ok_or(libc::EAFNOSUPPORT)?),
+            Socket::Stream(stream) => stream.connect(call, to.ok_or(libc::EAFNOSUPPORT)?),
             Socket::Datagram(datagram) => datagram.connect(to),
         }
     }
@@ -150,25 +156,26 @@ impl Socket {
         either!(self, socket => socket.peer_addr())
     }
 
-    pub fn receive(&self, sink: &mut Sink<'_>, flags: c_int) -> Result<Received, c_int> {
+    pub fn receive(&self, call: &mut Call, sink: &mut Sink<'_>, flags: c_int) -> Result<Received, c_int> {
         match self {
             Socket::Stream(stream) => {
-                stream.receive(sink, flags).map(|bytes| Received { bytes, ..Received::default() })
+                stream.receive(call, sink, flags).map(|bytes| Received { bytes, ..Received::default() })
             }
-            Socket::Datagram(datagram) => datagram.receive(sink, flags),
+            Socket::Datagram(datagram) => datagram.receive(call, sink, flags),
         }
     }
 
     /// The address is looked at of a datagram only, as of any socket that is connected.
     pub fn send(
         &self,
+        call: &mut Call,
         source: &mut Source<'_>,
         to: impl FnOnce() -> Result<Option<SocketAddr>, c_int>,
         flags: c_int,
     ) -> Result<usize, c_int> {
         match self {
-            Socket::Stream(stream) => stream.send(source, flags),
-            Socket::Datagram(datagram) => datagram.send(source, to()?, flags),
+            Socket::Stream(stream) => stream.send(call, source, flags),
+            Socket::Datagram(datagram) => datagram.send(call, source, to()?, flags),
         }
     }
 

@@ -13,7 +13,8 @@ use super::link::Link;
 use super::options::Options;
 use super::protocol::Hello;
 use super::socket::Socket;
-use super::wait::{Looked, Watchers, raw, restarts, until};
+use super::wait::{Looked, Watchers, raw, restarts, undisturbed, until};
+use crate::cancel::Call;
 use crate::cm::process::Process;
 
 /// How long closing waits for what was sent to arrive, if the program does not say.
@@ -135,14 +136,15 @@ impl Stream {
     /// Looks until there is a result, unless the call is not to wait.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`; what the call meets.
+    /// As of [`until`].
     pub fn until<T>(
         self: &Arc<Self>,
+        call: &mut Call,
         waits: bool,
         timeout: Option<Duration>,
         mut f: impl FnMut(&mut State) -> Looked<T>,
     ) -> Result<T, c_int> {
-        until(|| Socket::Stream(self.clone()), waits, timeout, || self.look(&mut f))
+        until(call, || Socket::Stream(self.clone()), waits, timeout, || self.look(&mut f))
     }
 
     pub fn bind(&self, to: SocketAddr) -> Result<(), c_int> {
@@ -181,11 +183,11 @@ impl Stream {
     }
 
     /// The next connection to a listener.
-    pub fn accept(self: &Arc<Self>) -> Result<Stream, c_int> {
+    pub fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
         let (waits, timeout) =
             self.look(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
         loop {
-            let found = self.until(waits, timeout, |state| match &mut state.phase {
+            let found = self.until(call, waits, timeout, |state| match &mut state.phase {
                 Phase::Listening(_, request) => {
                     request.take().map(|event| Ok((event, state.options.clone())))
                 }
@@ -219,9 +221,30 @@ impl Stream {
         Ok(Stream::with(self.process, self.family, channel, Phase::Connected(link), options))
     }
 
-    pub fn connect(self: &Arc<Self>, to: SocketAddr) -> Result<(), c_int> {
+    pub fn connect(self: &Arc<Self>, call: &mut Call, to: SocketAddr) -> Result<(), c_int> {
+        if !call.begun {
+            if !self.begin_to_connect(to)? {
+                return Err(libc::EINPROGRESS);
+            }
+            call.begun = true;
+        }
+        loop {
+            let result = self.until(call, true, None, |state| match &state.phase {
+                Phase::Connecting(_) => None,
+                Phase::Connected(_) => Some(Ok(())),
+                Phase::Closed => Some(Err(libc::EBADF)),
+                _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
+            });
+            if !restarts(&result, None, 0) {
+                return result;
+            }
+        }
+    }
+
+    /// Asks the peer; whether the call waits for its answer.
+    fn begin_to_connect(self: &Arc<Self>, to: SocketAddr) -> Result<bool, c_int> {
         self.check_family(to)?;
-        let waits = self.change(|state| {
+        self.change(|state| {
             let waits = !state.options.is_nonblocking;
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
@@ -239,21 +262,7 @@ impl Stream {
             let link = self.ask(&id, to, state)?;
             state.phase = Phase::Connecting(link);
             Ok(waits)
-        })?;
-        if !waits {
-            return Err(libc::EINPROGRESS);
-        }
-        loop {
-            let result = self.until(true, None, |state| match &state.phase {
-                Phase::Connecting(_) => None,
-                Phase::Connected(_) => Some(Ok(())),
-                Phase::Closed => Some(Err(libc::EBADF)),
-                _ => Some(Err(state.error.take().unwrap_or(libc::ECONNREFUSED))),
-            });
-            if !restarts(&result, None, 0) {
-                return result;
-            }
-        }
+        })
     }
 
     /// Finds the way to a peer, and asks it.
@@ -319,7 +328,7 @@ impl Stream {
                 _ => Some(Ok(())),
             };
             let left = deadline.saturating_duration_since(Instant::now()).min(Duration::from_millis(50));
-            match self.until(true, Some(left), flushed) {
+            match undisturbed(|call| self.until(call, true, Some(left), flushed)) {
                 Err(libc::EAGAIN | libc::EINTR) => {}
                 _ => break,
             }

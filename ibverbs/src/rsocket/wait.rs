@@ -15,6 +15,7 @@ use urxe::verbs::signals_restart_calls;
 
 use super::options::polling;
 use super::socket::Socket;
+use crate::cancel::{Call, Step};
 
 thread_local! {
     /// Made when the thread first waits, and in which process.
@@ -82,21 +83,21 @@ impl Watchers {
 }
 
 /// Is among the watchers of sockets as long as it lives.
-struct Watching<'a> {
-    sockets: &'a [Socket],
+struct Watching {
+    sockets: Vec<Socket>,
     waker: Arc<Waker>,
 }
 
-impl<'a> Watching<'a> {
-    fn new(sockets: &'a [Socket], waker: Arc<Waker>) -> Watching<'a> {
+impl Watching {
+    fn new(sockets: &[Socket], waker: Arc<Waker>) -> Watching {
         sockets.iter().for_each(|socket| socket.watchers().0.lock().push(waker.clone()));
-        Watching { sockets, waker }
+        Watching { sockets: sockets.to_vec(), waker }
     }
 }
 
-impl Drop for Watching<'_> {
+impl Drop for Watching {
     fn drop(&mut self) {
-        for socket in self.sockets {
+        for socket in &self.sockets {
             let mut watchers = socket.watchers().0.lock();
             if let Some(at) = watchers.iter().position(|waker| Arc::ptr_eq(waker, &self.waker)) {
                 watchers.swap_remove(at);
@@ -112,6 +113,33 @@ pub enum Over {
     Interrupted,
     /// No memory, no descriptor.
     Failed(c_int),
+    /// Nothing has come yet: the call is to be attempted again after the wait that it was given.
+    NotYet,
+}
+
+/// The error of an attempt at a call that is to wait: it reaches nobody but [`step`]. Error numbers are positive.
+pub const NOT_YET: c_int = c_int::MIN;
+
+/// What an attempt with this result comes to.
+pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
+    match result {
+        Err(NOT_YET) => Step::Wait,
+        result => Step::Done(result),
+    }
+}
+
+/// Makes a call where the thread is not to be cancelled.
+///
+/// # Errors
+/// As of the call.
+pub fn undisturbed<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
+    let mut call = Call::new();
+    loop {
+        match attempt(&mut call) {
+            Err(NOT_YET) => call.wait_undisturbed(),
+            result => return result,
+        }
+    }
 }
 
 /// Whether a call on a socket goes on that a signal has interrupted: as the system's do, if it has done nothing and no time was
@@ -120,45 +148,47 @@ pub fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: u
     matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
-/// Until `look` brings something, or for ever if there is no deadline. It is called with each change of a socket, and of what
-/// `others` ask for, which says what was found of them.
+/// What `look` brings, or why nothing; if nothing has come yet, the call waits for a change of the sockets, or of what `others`
+/// ask for, until the deadline, and is then attempted again.
 pub fn wait<R>(
+    call: &mut Call,
     sockets: &[Socket],
     others: &mut [pollfd],
     deadline: Option<Instant>,
     mut look: impl FnMut(&mut [pollfd]) -> Option<R>,
 ) -> Result<R, Over> {
-    let until = Instant::now() + polling();
-    let until = deadline.map_or(until, |deadline| deadline.min(until));
-    while Instant::now() < until {
-        if let Some(found) = look(others) {
-            return Ok(found);
+    if !call.has_waited() {
+        let until = Instant::now() + polling();
+        let until = deadline.map_or(until, |deadline| deadline.min(until));
+        while Instant::now() < until {
+            if let Some(found) = look(others) {
+                return Ok(found);
+            }
         }
     }
     let waker = own(true).ok_or(Over::Failed(libc::EMFILE))?;
+    waker.calm();
     let watching = Watching::new(sockets, waker);
     let polled = |fd: c_int| pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = Vec::with_capacity(others.len() + 1 + 2 * sockets.len());
-    loop {
-        fds.clear();
-        fds.extend_from_slice(others);
-        fds.push(polled(watching.waker.0.as_raw_fd()));
-        sockets.iter().for_each(|socket| socket.arm(|fd| fds.push(polled(fd.as_raw_fd()))));
-        if let Some(found) = look(others) {
-            return Ok(found);
-        }
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            return Err(Over::TimedOut);
-        }
-        match poll(&mut fds, left) {
-            Ok(_) => {}
-            Err(libc::EINTR) => return Err(Over::Interrupted),
-            Err(e) => return Err(Over::Failed(e)),
-        }
-        watching.waker.calm();
-        let (found, _) = fds.split_at(others.len());
-        others.copy_from_slice(found);
+    fds.extend_from_slice(others);
+    fds.push(polled(watching.waker.0.as_raw_fd()));
+    sockets.iter().for_each(|socket| socket.arm(|fd| fds.push(polled(fd.as_raw_fd()))));
+    if let Some(found) = look(others) {
+        return Ok(found);
+    }
+    match call.take_failure() {
+        Some(libc::EINTR) => return Err(Over::Interrupted),
+        Some(e) => return Err(Over::Failed(e)),
+        None => {}
+    }
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    if left.is_some_and(|left| left.is_zero()) {
+        return Err(Over::TimedOut);
+    }
+    match call.wait_for_several(&fds, left, Some(Box::new(watching))) {
+        true => Err(Over::NotYet),
+        false => Err(Over::Failed(libc::EMFILE)),
     }
 }
 
@@ -168,8 +198,9 @@ pub type Looked<T> = Option<Result<T, c_int>>;
 /// Looks at a socket until there is a result, unless the call is not to wait.
 ///
 /// # Errors
-/// `EAGAIN`, `EINTR`; what the call meets.
+/// `EAGAIN`, `EINTR`, [`NOT_YET`]; what the call meets.
 pub fn until<T>(
+    call: &mut Call,
     socket: impl FnOnce() -> Socket,
     waits: bool,
     timeout: Option<Duration>,
@@ -181,12 +212,13 @@ pub fn until<T>(
     if !waits {
         return Err(libc::EAGAIN);
     }
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    wait(&[socket()], &mut [], deadline, |_| look()).unwrap_or_else(|over| {
+    let deadline = call.deadline(timeout);
+    wait(call, &[socket()], &mut [], deadline, |_| look()).unwrap_or_else(|over| {
         Err(match over {
             Over::TimedOut => libc::EAGAIN,
             Over::Interrupted => libc::EINTR,
             Over::Failed(e) => e,
+            Over::NotYet => NOT_YET,
         })
     })
 }

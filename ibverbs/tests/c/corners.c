@@ -336,7 +336,7 @@ static void memory(void)
 	CHECK((mr = ibv_reg_mr(pd, two, 2 * page, IBV_ACCESS_REMOTE_READ)) && !ibv_dereg_mr(mr));
 	CHECK((mr = ibv_reg_mr(pd, two, page, IBV_ACCESS_LOCAL_WRITE)));
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, two + page, page, 0) ==
-	      IBV_REREG_MR_ERR_INPUT);
+	      IBV_REREG_MR_ERR_CMD);
 	CHECK(errno == EFAULT && mr->addr == two);
 	int both = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS;
 	CHECK(!ibv_rereg_mr(mr, both, NULL, two + page, page, IBV_ACCESS_REMOTE_READ) && !ibv_dereg_mr(mr));
@@ -570,7 +570,7 @@ static void on_demand(void)
 
 	/* One that is registered anew to be pinned has to be there. */
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) ==
-	      IBV_REREG_MR_ERR_INPUT);
+	      IBV_REREG_MR_ERR_CMD);
 	CHECK(errno == EFAULT && !ibv_dereg_mr(mr));
 }
 

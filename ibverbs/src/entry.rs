@@ -1,0 +1,100 @@
+//! Entries of the calls that return an error's number: they set `errno` to it as well, as calls of the kernel do. A call on an object
+//! is refused with `ENOENT` if the program has no such object, or has overwritten its handle.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::abi::*;
+use crate::address::{self, Handle};
+use crate::channel::{self, Channel};
+use crate::dm::{self, DeviceMemory};
+use crate::domain::{self, ProtectionDomain, XrcDomain};
+use crate::errno::set;
+use crate::object::Object;
+use crate::pair::{self, Pair};
+use crate::parent::{self, ThreadDomain};
+use crate::port;
+use crate::queue::{self, Queue};
+use crate::region::{self, Region, Window};
+use crate::shared::{self, SharedQueue};
+
+export! {
+    "IBVERBS_1.0": ibv_destroy_comp_channel = destroy_comp_channel;
+    "IBVERBS_1.1":
+        ibv_attach_mcast = attach_mcast,
+        ibv_dealloc_pd = dealloc_pd,
+        ibv_dereg_mr = dereg_mr,
+        ibv_destroy_ah = destroy_ah,
+        ibv_destroy_cq = destroy_cq,
+        ibv_destroy_qp = destroy_qp,
+        ibv_destroy_srq = destroy_srq,
+        ibv_detach_mcast = detach_mcast,
+        ibv_modify_qp = modify_qp,
+        ibv_modify_srq = modify_srq,
+        ibv_query_port = query_port,
+        ibv_query_qp = query_qp,
+        ibv_query_srq = query_srq,
+        ibv_resize_cq = resize_cq,
+        ibv_resolve_eth_l2_from_gid = resolve_eth_l2_from_gid;
+    "IBVERBS_1.10": ibv_set_ece = set_ece;
+    "IBVERBS_1.11": _ibv_query_gid_ex = query_gid_ex;
+}
+
+/// An error's number, which `errno` has from now on; or 0.
+fn told(number: c_int) -> c_int {
+    if number != 0 {
+        set(number);
+    }
+    number
+}
+
+macro_rules! entries {
+    ($($name:ident($first:ident: $pointer:ty $(, $argument:ident: $kind:ty)*) $(on $object:ty)? = $call:path;)*) => {$(
+        /// # Safety
+        /// As of the call in `verbs.h`; the object may be gone.
+        pub unsafe extern "C" fn $name($first: $pointer $(, $argument: $kind)*) -> c_int {
+            let _uncancelled = crate::cancel::disable();
+            $(if !<$object>::is_known($first) {
+                return told(libc::ENOENT);
+            })?
+            // SAFETY: the caller's; and the object is there.
+            told(unsafe { $call($first $(, $argument)*) })
+        }
+    )*};
+}
+
+entries! {
+    advise_mr(pd: *mut ibv_pd, advice: c_uint, flags: u32, list: *mut ibv_sge, count: u32) on ProtectionDomain =
+        region::advise_mr;
+    attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on Pair = pair::attach_mcast;
+    close_xrcd(xrcd: *mut ibv_xrcd) on XrcDomain = domain::close_xrcd;
+    dealloc_mw(mw: *mut ibv_mw) on Window = region::dealloc_mw;
+    dealloc_pd(pd: *mut ibv_pd) on ProtectionDomain = domain::dealloc_pd;
+    dealloc_td(td: *mut ibv_td) on ThreadDomain = parent::dealloc_td;
+    dereg_mr(mr: *mut ibv_mr) on Region = region::dereg_mr;
+    destroy_ah(ah: *mut ibv_ah) on Handle = address::destroy_ah;
+    destroy_comp_channel(channel: *mut ibv_comp_channel) on Channel = channel::destroy_comp_channel;
+    destroy_cq(cq: *mut ibv_cq) on Queue = queue::destroy_cq;
+    destroy_qp(qp: *mut ibv_qp) on Pair = pair::destroy_qp;
+    destroy_srq(srq: *mut ibv_srq) on SharedQueue = shared::destroy_srq;
+    detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) on Pair = pair::detach_mcast;
+    free_dm(dm: *mut ibv_dm) on DeviceMemory = dm::free_dm;
+    modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) on Pair = pair::modify_qp;
+    modify_qp_rate_limit(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) on Pair = pair::modify_qp_rate_limit;
+    modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) on SharedQueue = shared::modify_srq;
+    query_qp(qp: *mut ibv_qp, out: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) on Pair = pair::query_qp;
+    query_srq(srq: *mut ibv_srq, out: *mut ibv_srq_attr) on SharedQueue = shared::query_srq;
+    resize_cq(cq: *mut ibv_cq, cqe: c_int) on Queue = queue::resize_cq;
+    set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) on Pair = pair::set_ece;
+
+    memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) = dm::memcpy_from_dm;
+    memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) on DeviceMemory = dm::memcpy_to_dm;
+    query_device_ex(context: *mut ibv_context, input: *const ibv_query_device_ex_input, out: *mut ibv_device_attr_ex, len: usize) =
+        port::query_device_ex;
+    query_gid_ex(context: *mut ibv_context, port: u32, index: u32, out: *mut ibv_gid_entry, flags: u32, len: usize) =
+        port::query_gid_ex;
+    query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) = port::query_port;
+    query_port_of_any_size(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr, len: usize) =
+        port::query_port_of_any_size;
+    resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr, mac: *mut u8, vid: *mut u16) =
+        address::resolve_eth_l2_from_gid;
+}

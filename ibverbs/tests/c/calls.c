@@ -1,0 +1,274 @@
+/* What calls of verbs return, and what they write into the program's structs: one case by name. */
+
+#include "common.h"
+
+static void completes(enum ibv_wc_status status)
+{
+	struct ibv_wc wc;
+	int n;
+	while (!(n = ibv_poll_cq(cq, 1, &wc)))
+		;
+	CHECK(n == 1 && wc.status == status);
+}
+
+static char memory[4096] __attribute__((aligned(4096)));
+
+static struct ibv_mr *bindable(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof(memory),
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND);
+	CHECK(mr);
+	return mr;
+}
+
+static void write_through(struct ibv_qp *qp, struct ibv_mr *mr, uint32_t rkey, enum ibv_wc_status status)
+{
+	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
+	struct ibv_send_wr send = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 };
+	struct ibv_send_wr *bad;
+	send.wr.rdma.remote_addr = (uintptr_t)memory + 64;
+	send.wr.rdma.rkey = rkey;
+	CHECK(!ibv_post_send(qp, &send, &bad));
+	completes(status);
+}
+
+/* A bind opens the window of `mw`, whatever index the request's key has. */
+static void windows(void)
+{
+	open_first();
+	struct ibv_mr *mr = bindable();
+	struct ibv_qp_init_attr_ex init = {
+		.send_cq = cq, .recv_cq = cq, .pd = pd, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_RDMA_WRITE,
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+	struct ibv_qp_ex *ex = qp ? ibv_qp_to_qp_ex(qp) : NULL;
+	struct ibv_mw *a = ibv_alloc_mw(pd, IBV_MW_TYPE_2), *b = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	CHECK(ex && a && b && a->rkey >> 8 != b->rkey >> 8);
+	connect_to_itself(qp);
+	uint32_t of_a = a->rkey, of_b = b->rkey;
+
+	struct ibv_send_wr *bad, bind = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED };
+	bind.bind_mw.mw = a;
+	bind.bind_mw.rkey = (of_b & ~0xffu) | 0x5a;
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, (uintptr_t)memory, sizeof(memory), IBV_ACCESS_REMOTE_WRITE };
+	CHECK(!ibv_post_send(qp, &bind, &bad));
+	completes(IBV_WC_SUCCESS);
+	CHECK(a->rkey == ((of_a & ~0xffu) | 0x5a) && b->rkey == of_b);
+	write_through(qp, mr, a->rkey, IBV_WC_SUCCESS);
+
+	/* The same call by call. What is given up changes no key. */
+	ibv_wr_start(ex);
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_bind_mw(ex, b, 0x11, &bind.bind_mw.bind_info);
+	ibv_wr_abort(ex);
+	CHECK(b->rkey == of_b);
+	ibv_wr_start(ex);
+	ibv_wr_bind_mw(ex, b, (of_a & ~0xffu) | 0x77, &bind.bind_mw.bind_info);
+	CHECK(!ibv_wr_complete(ex));
+	completes(IBV_WC_SUCCESS);
+	CHECK(b->rkey == ((of_b & ~0xffu) | 0x77));
+	write_through(qp, mr, b->rkey, IBV_WC_SUCCESS);
+
+	/* Of a list only the binds before the refused request change keys. */
+	struct ibv_send_wr list[2] = { bind, { .opcode = 99 } };
+	list[0].bind_mw.rkey = 0x21, list[0].next = &list[1];
+	struct ibv_mw *c = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	CHECK(list[0].bind_mw.mw = c);
+	uint32_t of_c = c->rkey;
+	CHECK(ibv_post_send(qp, list, &bad) == EINVAL && bad == &list[1]);
+	completes(IBV_WC_SUCCESS);
+	CHECK(c->rkey == ((of_c & ~0xffu) | 0x21));
+	list[0].bind_mw.mw = NULL, list[0].next = NULL;
+	CHECK(ibv_post_send(qp, list, &bad) == EINVAL && bad == &list[0]);
+}
+
+/* What a call returns that gives an error's number; `errno` has to be the same. */
+#define FAILS(what, why)                \
+	do {                                \
+		errno = 0;                      \
+		CHECK((what) == (why));         \
+		CHECK(errno == (why));          \
+	} while (0)
+
+static void numbers(void)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq_attr limit = { .srq_limit = 5 };
+	struct ibv_port_attr port;
+	struct ibv_gid_entry entry;
+	union ibv_gid none = { .raw = { 0xfe } };
+	open_first();
+	struct ibv_qp *qp = create_qp(NULL);
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_attr);
+	struct ibv_alloc_dm_attr dm_attr = { .length = 64 };
+	struct ibv_dm *dm = ibv_alloc_dm(context, &dm_attr);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *on_channel = ibv_create_cq(context, 4, NULL, channel, 0);
+	char bytes[8];
+	CHECK(srq && dm && channel && on_channel);
+	FAILS(ibv_dealloc_pd(pd), EBUSY);
+	FAILS(ibv_destroy_cq(cq), EBUSY);
+	FAILS(ibv_destroy_comp_channel(channel), EBUSY);
+	FAILS(ibv_modify_qp(qp, &attr, IBV_QP_STATE), EINVAL);
+	FAILS(ibv_modify_qp(qp, &attr, 1 << 30), EINVAL);
+	FAILS(ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT), EINVAL);
+	FAILS(ibv_modify_srq(srq, &limit, 1 << 30), EINVAL);
+	FAILS(ibv_resize_cq(cq, -1), EINVAL);
+	FAILS(ibv_attach_mcast(qp, &none, 0), EINVAL);
+	FAILS(ibv_detach_mcast(qp, &none, 0), EINVAL);
+	FAILS(ibv_query_port(context, 2, &port), EINVAL);
+	FAILS(ibv_query_gid_ex(context, 2, 0, &entry, 0), EINVAL);
+	FAILS(ibv_memcpy_from_dm(bytes, dm, 2, 4), EINVAL);
+	FAILS(ibv_memcpy_to_dm(dm, 64, bytes, 4), EFAULT);
+	FAILS(ibv_advise_mr(pd, 77, 0, NULL, 0), EOPNOTSUPP);
+	struct ibv_qp_rate_limit_attr rate = { .rate_limit = 1, .max_burst_sz = 1 };
+	FAILS(ibv_modify_qp_rate_limit(qp, &rate), EINVAL);
+	/* A call that goes well leaves it as it is. */
+	errno = 77;
+	CHECK(!ibv_query_port(context, 1, &port) && !ibv_destroy_qp(qp) && !ibv_destroy_srq(srq) && errno == 77);
+}
+
+/* An object whose handle was overwritten is none, nor is one that was destroyed. */
+
+#define GARBLED(of, what, why)              \
+	do {                                    \
+		uint32_t handle = (of)->handle;     \
+		(of)->handle = ~handle;             \
+		FAILS(what, why);                   \
+		(of)->handle = handle;              \
+	} while (0)
+
+#define TWICE(what)             \
+	do {                        \
+		CHECK(!(what));         \
+		FAILS(what, ENOENT);    \
+	} while (0)
+
+static void handles(void)
+{
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_qp_init_attr init;
+	open_first();
+	struct ibv_mr *mr = bindable();
+	struct ibv_qp *qp = create_qp(NULL);
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_attr);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_ah_attr path = { .is_global = 1, .port_num = 1, .grh.hop_limit = 64 };
+	CHECK(!ibv_query_gid(context, 1, 0, &path.grh.dgid));
+	struct ibv_ah *ah = ibv_create_ah(pd, &path);
+	CHECK(srq && mw && ah);
+	GARBLED(pd, ibv_dealloc_pd(pd), ENOENT);
+	GARBLED(cq, ibv_destroy_cq(cq), ENOENT);
+	GARBLED(cq, ibv_resize_cq(cq, 8), ENOENT);
+	GARBLED(qp, ibv_destroy_qp(qp), ENOENT);
+	GARBLED(qp, ibv_modify_qp(qp, &attr, IBV_QP_STATE), ENOENT);
+	GARBLED(qp, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init), ENOENT);
+	GARBLED(srq, ibv_destroy_srq(srq), ENOENT);
+	GARBLED(mr, ibv_dereg_mr(mr), ENOENT);
+	GARBLED(mw, ibv_dealloc_mw(mw), ENOENT);
+	GARBLED(ah, ibv_destroy_ah(ah), ENOENT);
+
+	/* Nothing is made of such an object. */
+	struct ibv_qp_init_attr of = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	pd->handle ^= 1;
+	CHECK(!ibv_create_qp(pd, &of) && errno == EINVAL);
+	CHECK(!ibv_reg_mr(pd, memory, 8, 0) && errno == EINVAL);
+	CHECK(!ibv_create_srq(pd, &srq_attr) && errno == EINVAL);
+	CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EINVAL);
+	CHECK(!ibv_create_ah(pd, &path) && errno == EINVAL);
+	pd->handle ^= 1;
+	cq->handle ^= 1;
+	CHECK(!ibv_create_qp(pd, &of) && errno == EINVAL);
+	cq->handle ^= 1;
+	/* Nor is a copy one. */
+	struct ibv_mr copy = *mr;
+	FAILS(ibv_dereg_mr(&copy), ENOENT);
+
+	TWICE(ibv_destroy_ah(ah));
+	/* The header looks for the function in the window itself. */
+	CHECK(!ibv_dealloc_mw(mw));
+	TWICE(ibv_dereg_mr(mr));
+	TWICE(ibv_destroy_qp(qp));
+	TWICE(ibv_destroy_srq(srq));
+	TWICE(ibv_destroy_cq(cq));
+	TWICE(ibv_dealloc_pd(pd));
+}
+
+/* Lists that end nowhere. */
+static void circles(void)
+{
+	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 100, .max_sge = 1 } };
+	struct ibv_recv_wr ring[2] = { { .wr_id = 1, .next = &ring[1] }, { .wr_id = 2, .next = &ring[0] } }, *bad;
+	struct ibv_send_wr sends[2] = { { .opcode = IBV_WR_SEND, .next = &sends[1] }, { .opcode = IBV_WR_SEND, .next = &sends[0] } };
+	struct ibv_send_wr *bad_send;
+	struct ibv_wc wc;
+	open_first();
+	struct ibv_srq *srq = ibv_create_srq(pd, &srq_attr);
+	struct ibv_qp *qp = create_qp(NULL);
+	CHECK(srq);
+	connect_to_itself(qp);
+	CHECK(ibv_post_srq_recv(srq, ring, &bad) == ENOMEM && bad == &ring[0]);
+	CHECK(ibv_post_recv(qp, ring, &bad) == ENOMEM && bad == &ring[0]);
+	CHECK(ibv_post_send(qp, sends, &bad_send) == ENOMEM && bad_send == &sends[0]);
+	int n, receives = 0;
+	while (receives < 8) {
+		CHECK((n = ibv_poll_cq(cq, 1, &wc)) >= 0);
+		if (n)
+			CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && ++receives);
+	}
+	/* In the error state each request is done at once. */
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	CHECK(ibv_post_recv(qp, ring, &bad) == ENOMEM);
+	CHECK(ibv_post_send(qp, sends, &bad_send) == ENOMEM);
+}
+
+static void registered_anew(void)
+{
+	char *page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	open_first();
+	struct ibv_mr *mr = bindable();
+	const int translation = IBV_REREG_MR_CHANGE_TRANSLATION, access = IBV_REREG_MR_CHANGE_ACCESS;
+	/* What libibverbs itself refuses, and what the kernel does. */
+	CHECK(ibv_rereg_mr(mr, 8, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	CHECK(ibv_rereg_mr(mr, translation, NULL, memory, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	CHECK(ibv_rereg_mr(mr, translation, NULL, NULL, 8, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	CHECK(ibv_rereg_mr(mr, translation, NULL, memory, 8, 1) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
+	CHECK(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_CMD && errno == EINVAL);
+	CHECK(ibv_rereg_mr(mr, translation, NULL, page, 4096, 0) == IBV_REREG_MR_ERR_CMD && errno == EFAULT);
+	CHECK(ibv_rereg_mr(mr, access, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE) == IBV_REREG_MR_ERR_CMD && errno == EINVAL);
+	CHECK(ibv_rereg_mr(mr, access, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0 && !ibv_dereg_mr(mr));
+}
+
+/* A flag of later headers, for confidential guests, changes nothing. */
+static void unprotected(void)
+{
+	open_first();
+	struct ibv_parent_domain_init_attr attr = { .pd = pd, .comp_mask = 1 << 2 };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &attr);
+	CHECK(parent && !ibv_dealloc_pd(parent));
+	attr.comp_mask = 1 << 3;
+	CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
+}
+
+int main(int argc, char **argv)
+{
+	const struct {
+		const char *name;
+		void (*run)(void);
+	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
+		      { "registered anew", registered_anew }, { "unprotected", unprotected } };
+	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
+			cases[i].run();
+			return 0;
+		}
+	}
+	fprintf(stderr, "there is no case of that name\n");
+	return 2;
+}

@@ -1,0 +1,40 @@
+//! What calls of verbs return, and what they write into the program's structs (`c/calls.c`).
+
+mod support;
+
+use support::{CProgram, addresses};
+
+fn case(name: &str) {
+    let [address, _] = addresses();
+    CProgram::build("calls").run(&address, &[name]);
+}
+
+#[test]
+fn bind_of_a_type_2_window_takes_its_index_from_the_window_and_writes_its_key_back() {
+    case("windows");
+}
+
+#[test]
+fn call_that_returns_an_error_number_sets_errno_to_it() {
+    case("numbers");
+}
+
+#[test]
+fn object_with_overwritten_handle_or_destroyed_before_is_refused() {
+    case("handles");
+}
+
+#[test]
+fn cyclic_list_of_work_requests_is_refused_with_enomem_when_the_queue_is_full() {
+    case("circles");
+}
+
+#[test]
+fn refused_rereg_mr_returns_err_input_or_err_cmd() {
+    case("registered anew");
+}
+
+#[test]
+fn parent_domain_accepts_allow_cc_unprotected_alloc() {
+    case("unprotected");
+}

@@ -1,0 +1,46 @@
+//! Threads that are cancelled in calls of the library (`c/cancel.c`).
+
+mod support;
+
+use support::{CProgram, addresses};
+
+/// Cancels threads in the calls of a case: they end as cancelled, and what they waited for works in other threads.
+fn cancelled_in(case: &str) {
+    let [address, _] = addresses();
+    CProgram::build("cancel").run(&address, &[case, &address]);
+}
+
+#[test]
+fn thread_blocked_in_ibv_get_cq_event_is_cancelled() {
+    cancelled_in("cq event");
+}
+
+#[test]
+fn thread_blocked_in_ibv_get_async_event_is_cancelled() {
+    cancelled_in("async event");
+}
+
+#[test]
+fn cancelled_thread_continues_through_calls_that_do_not_block() {
+    cancelled_in("not blocking");
+}
+
+#[test]
+fn thread_blocked_in_rdma_get_cm_event_is_cancelled() {
+    cancelled_in("cm event");
+}
+
+#[test]
+fn thread_blocked_in_rdma_get_request_or_rdma_connect_is_cancelled() {
+    cancelled_in("request");
+}
+
+#[test]
+fn thread_blocked_in_any_call_of_a_stream_rsocket_is_cancelled() {
+    cancelled_in("streams");
+}
+
+#[test]
+fn thread_blocked_in_any_call_of_a_datagram_rsocket_is_cancelled() {
+    cancelled_in("datagrams");
+}
