@@ -101,6 +101,7 @@ impl Cm {
             (Step::End, Message::Rej(rej)) => self.end(id, Event::Rejected(Box::new(Rejection::from(rej)))),
             (Step::Leave, Message::Drep(drep)) => self.left(now, id, Some(Box::new(drep.private_data))),
             (Step::Leave, _) => self.left(now, id, None),
+            (Step::LeaveIfProbed, Message::Drep(_)) => self.on_probe_answered(now, id, mad.transaction),
             (Step::AskToLeave, Message::Dreq(dreq)) => self.on_dreq(id, mad.transaction, dreq),
             (Step::LeaveBoth, Message::Dreq(dreq)) => {
                 let drep = Drep { local: id, remote: dreq.local, private_data: [0; 224] };

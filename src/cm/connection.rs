@@ -29,6 +29,7 @@ pub(super) struct Connection {
     pub repeat: Option<Repeat>,
     pub answer: Option<Answer>,
     pub offer: Offer,
+    pub probe: Option<Probe>,
     pub deadline: Option<Instant>,
     pub ends: Ends,
 }
@@ -72,6 +73,13 @@ pub(super) struct Answer {
     pub to: MessageKind,
     pub with: MessageKind,
     pub mad: Box<[u8; MAD_LEN]>,
+}
+
+/// The last question whether the peer still has an established connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub transaction: u64,
+    pub at: Instant,
 }
 
 /// An alternate path that one end has offered and the other has not answered.
@@ -137,6 +145,7 @@ impl Connection {
             repeat: None,
             answer: None,
             offer: Offer::None,
+            probe: None,
             deadline: None,
             ends,
         }

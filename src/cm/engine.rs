@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rand_pcg::rand_core::Rng;
+
 use super::connection::{Answer, Connection, Repeat, time_of};
 use super::{Cm, CmError, ConnId, Event, Outgoing, State};
 use crate::transport::{AddressVector, Instant};
@@ -27,8 +29,7 @@ pub(super) fn information(bytes: &[u8]) -> Result<([u8; 72], u8), CmError> {
 impl Cm {
     /// A number for an exchange that we begin.
     pub(super) fn new_transaction(&mut self, id: CommId) -> u64 {
-        self.transactions = self.transactions.wrapping_add(1);
-        u64::from(self.transactions) << 32 | u64::from(id.0)
+        u64::from(self.random.next_u32()) << 32 | u64::from(id.0)
     }
 
     /// Sends what a program or a deadline has called for.

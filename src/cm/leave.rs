@@ -5,12 +5,15 @@ use std::time::Duration;
 use super::engine::{information, padded};
 use super::{Cm, CmError, ConnId, Event, State};
 use crate::transport::Instant;
-use crate::wire::AckTimeout;
 use crate::wire::mad::{
     Acknowledged, CommId, Drep, Dreq, Mad, MessageKind, Mra, Rej, RejReason, Rejected, SidrStatus,
 };
+use crate::wire::{AckTimeout, Qpn};
 
-use super::connection::Offer;
+use super::connection::{Offer, Probe};
+
+/// The shortest time between two probes of a connection.
+pub(super) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Cm {
     /// Disconnects (DREQ), or answers the peer that wants to (DREP). What is about to be a connection is refused (REJ). The
@@ -53,6 +56,31 @@ impl Cm {
         let dreq = Dreq { local: id, remote: conn.remote, remote_qpn: conn.ends.remote_qpn, private_data };
         self.settle(id);
         self.ask(now, id, &Mad { transaction, modifier: 0, message: dreq.into() });
+    }
+
+    /// Asks the peer whether it still has an established connection: with a DREQ that names a queue pair which the peer cannot
+    /// have in it. A peer that has the connection ignores the DREQ; one that does not know it answers with a DREP
+    /// (IBA 12.9.7, 12.6.11). At most once per [`PROBE_INTERVAL`].
+    pub(super) fn probe(&mut self, now: Instant, id: CommId) {
+        let transaction = self.new_transaction(id);
+        let Some(conn) = self.connections.get_mut(&id) else { return };
+        if conn.probe.is_some_and(|probe| now.since(probe.at) < PROBE_INTERVAL) {
+            return;
+        }
+        conn.probe = Some(Probe { transaction, at: now });
+        let dreq = Dreq { local: id, remote: conn.remote, remote_qpn: Qpn::GSI, private_data: [0; 220] };
+        let to = conn.to;
+        self.answer_once(to, transaction, dreq);
+    }
+
+    /// The peer does not know the connection, if this answers our probe: nobody else can know its transaction.
+    pub(super) fn on_probe_answered(&mut self, now: Instant, id: CommId, transaction: u64) {
+        let probe = self.connections.get(&id).and_then(|conn| conn.probe);
+        if probe.is_some_and(|probe| probe.transaction == transaction) {
+            self.left(now, id, None);
+        } else {
+            self.counters.unexpected += 1;
+        }
     }
 
     fn send_drep(&mut self, now: Instant, id: CommId, private_data: [u8; 224]) {

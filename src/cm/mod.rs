@@ -46,7 +46,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use rand_pcg::Pcg32;
-use rand_pcg::rand_core::Rng;
 
 pub use config::{CmConfig, CommIds};
 pub use counters::CmCounters;
@@ -101,7 +100,7 @@ pub struct Outgoing {
 pub struct Cm {
     config: CmConfig,
     pool: IdPool,
-    transactions: u32,
+    random: Pcg32,
     connections: BTreeMap<CommId, Connection>,
     /// By the peer and its ID, once known.
     by_remote: BTreeMap<(Peer, CommId), CommId>,
@@ -134,7 +133,7 @@ impl Cm {
         Cm {
             config,
             pool,
-            transactions: random.next_u32(),
+            random,
             connections: BTreeMap::new(),
             by_remote: BTreeMap::new(),
             by_qpn: BTreeMap::new(),

@@ -160,7 +160,8 @@ impl Cm {
     }
 
     /// Whether the peer's queue pair has a connection already, as we see it: then that one is gone at the peer, and ends here
-    /// (IBA 12.9.8.3.1).
+    /// (IBA 12.9.8.3.1). An established connection ends only once the peer has confirmed that it is gone, as anybody who can
+    /// send from the peer's address could have made the message up.
     pub(super) fn is_stale(&mut self, now: Instant, peer: Peer, qpn: Qpn) -> bool {
         let Some(old) = self.by_qpn.get(&(peer, qpn)).copied() else { return false };
         match self.connections.get(&old).map(|c| c.state) {
@@ -169,7 +170,7 @@ impl Cm {
                 self.left(now, old, None);
                 return false;
             }
-            Some(State::Established) => self.send_dreq(now, old, [0; 220]),
+            Some(State::Established) => self.probe(now, old),
             _ => {}
         }
         true

@@ -100,6 +100,8 @@ pub(super) enum Step {
     Leave,
     /// The peer wants to disconnect.
     AskToLeave,
+    /// The peer does not know the connection, if that is the answer to a [probe](super::Cm::probe).
+    LeaveIfProbed,
     /// Both want to disconnect.
     LeaveBoth,
     /// The peer offers another path.
@@ -135,6 +137,7 @@ pub(super) const fn step(state: State, message: MessageKind) -> Option<Step> {
         }
         (S::DreqSent, M::Dreq) => Step::LeaveBoth,
         (S::DreqSent, M::Drep) => Step::Leave,
+        (S::Established, M::Drep) => Step::LeaveIfProbed,
         (S::Established | S::DreqSent, M::Rej) => Step::Leave,
         (S::TimeWait, M::Dreq) => Step::AnswerAgain,
 

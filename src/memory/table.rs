@@ -6,15 +6,17 @@ use super::window::Window;
 use super::{
     Access, AccessError, Accessor, Bind, Buffer, FastReg, HostSlice, ManagementError, PdId, WindowKind,
 };
-use crate::wire::{LKey, RKey};
+use crate::wire::{LKey, Permutation, RKey};
 
 /// The regions and windows of one NIC, by key.
 ///
-/// A key is 24 bits of slot and 8 of generation: the generation moves on with every registration in a slot,
-/// so a key of what is gone names nothing. Windows and fast regions have their low byte from the application
-/// while they are there.
-#[derive(Debug, Default)]
+/// A key is 24 bits of slot, permuted so that no key can be guessed from another, and 8 of generation: the generation
+/// moves on with every registration in a slot, so a key of what is gone names nothing. Windows and fast regions have
+/// their low byte from the application while they are there.
+#[derive(Debug)]
 pub struct Table {
+    seed: u64,
+    permutation: Permutation,
     slots: Vec<Slot>,
     /// Oldest first, so that a generation lasts as long as it can.
     free: VecDeque<u32>,
@@ -91,13 +93,44 @@ pub struct Reregistration {
     pub access: Option<Access>,
 }
 
-/// The most regions a table holds: slot 0 stays empty, so that key 0 names nothing.
-const MAX_SLOTS: usize = 1 << 24;
+/// Bits of a key that stand for the slot.
+const SLOT_BITS: u32 = 24;
+
+/// The most regions a table holds. Slot 0 stays empty, and the numbers that are not permuted name nothing: neither key 0
+/// nor the highest keys do.
+const MAX_SLOTS: usize = (1 << SLOT_BITS) - 2;
+
+impl Default for Table {
+    fn default() -> Table {
+        Table::new()
+    }
+}
 
 impl Table {
-    /// An empty table.
+    /// An empty table with the keys of seed 0.
     pub fn new() -> Table {
-        Table::default()
+        Table::seeded(0)
+    }
+
+    /// An empty table whose keys depend on a seed.
+    pub fn seeded(seed: u64) -> Table {
+        let permutation = Permutation::new(SLOT_BITS, seed);
+        Table { seed, permutation, slots: Vec::new(), free: VecDeque::new(), null: None }
+    }
+
+    /// The slot that a key names, whether there is one or not.
+    #[inline]
+    fn slot_of(&self, key: LKey) -> Option<u32> {
+        Some(self.permutation.invert(key.index())? - (Permutation::FIRST - 1))
+    }
+
+    fn key_of(&self, slot: u32, generation: u8) -> LKey {
+        LKey::from_parts(self.permutation.apply(slot + (Permutation::FIRST - 1)), generation)
+    }
+
+    /// The generation that a slot begins with.
+    fn first_generation(&self, slot: usize) -> u8 {
+        (self.seed.wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
     }
 
     /// A key for a new entry. `None` if the table is full.
@@ -108,20 +141,22 @@ impl Table {
         let index = match self.free.pop_front() {
             Some(index) => index,
             None if self.slots.len() < MAX_SLOTS => {
-                self.slots.push(Slot::default());
-                (self.slots.len() - 1) as u32
+                let index = self.slots.len();
+                self.slots.push(Slot { generation: self.first_generation(index), entry: None });
+                index as u32
             }
             None => return None,
         };
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
-        slot.entry = Some(make(slot.generation));
-        Some(LKey::from_parts(index, slot.generation))
+        let generation = slot.generation;
+        slot.entry = Some(make(generation));
+        Some(self.key_of(index, generation))
     }
 
     /// The entry in a key's slot, whatever its low byte.
     fn entry(&self, key: LKey) -> Option<(&Slot, &Entry)> {
-        let slot = self.slots.get(key.index() as usize)?;
+        let slot = self.slots.get(self.slot_of(key)? as usize)?;
         slot.entry.as_ref().map(|e| (slot, e))
     }
 
@@ -185,7 +220,7 @@ impl Table {
         change: &Reregistration,
     ) -> Result<RegionInfo, ManagementError> {
         let key = lkey.0;
-        let slot = self.slots.get_mut(lkey.index() as usize);
+        let slot = self.slot_of(lkey).and_then(|slot| self.slots.get_mut(slot as usize));
         let Some(Slot { generation, entry: Some(Entry::Region(region)) }) =
             slot.filter(|s| s.generation == lkey.generation())
         else {
@@ -225,10 +260,12 @@ impl Table {
     /// # Errors
     /// [`ManagementError::UnknownKey`].
     pub fn revoke(&mut self, lkey: LKey) -> Result<(), ManagementError> {
-        if self.owned(lkey)? > 0 {
+        if self.owned(lkey)? > 0
+            && let Some(region) = self.slot_of(lkey)
+        {
             for slot in &self.slots {
                 if let Some(Entry::Window(w)) = &slot.entry {
-                    w.release(lkey.index());
+                    w.release(region);
                 }
             }
         }
@@ -266,13 +303,14 @@ impl Table {
 
     /// Empties a slot; the next key in it is another than the last.
     fn remove(&mut self, key: LKey) {
-        let slot = &mut self.slots[key.index() as usize];
+        let Some(index) = self.slot_of(key) else { return };
+        let slot = &mut self.slots[index as usize];
         slot.generation = match slot.entry.take() {
             Some(Entry::Fast(r)) => r.key(),
             Some(Entry::Window(w)) => w.key(),
             _ => slot.generation,
         };
-        self.free.push_back(key.index());
+        self.free.push_back(index);
     }
 
     fn windows_of(&self, region: u32) -> Option<&Bound> {
@@ -310,7 +348,11 @@ impl Table {
             return Err(ManagementError::UnknownKey { key });
         };
         window.check(bind, by)?;
-        let part = if bind.len == 0 { None } else { Some((bind.region.index(), self.opening(bind, by)?)) };
+        let part = match self.slot_of(bind.region) {
+            _ if bind.len == 0 => None,
+            Some(region) => Some((region, self.opening(bind, by)?)),
+            None => return Err(ManagementError::UnknownKey { key: bind.region.0 }),
+        };
         if let Some((region, _)) = part
             && let Some(windows) = self.windows_of(region)
         {
@@ -381,7 +423,7 @@ impl Table {
     /// The region under a key, if it is a plain one of the domain: nearly always, so this comes first.
     #[inline]
     fn plain(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
-        match self.slots.get(lkey.index() as usize) {
+        match self.slots.get(self.slot_of(lkey)? as usize) {
             Some(Slot { generation, entry: Some(Entry::Region(r)) })
                 if *generation == lkey.generation() && r.pd == by.pd =>
             {

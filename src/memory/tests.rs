@@ -47,10 +47,12 @@ fn a_table_counts_what_is_in_it() {
 fn freed_slots_are_used_again_the_oldest_first() {
     let mut t = Table::new();
     let keys: Vec<_> = (0..3).map(|_| t.alloc_window(PD, WindowKind::Type1).unwrap()).collect();
-    assert_eq!(keys.iter().map(|k| k.index()).collect::<Vec<_>>(), [1, 2, 3]);
+    let indices: Vec<u32> = keys.iter().map(|k| k.index()).collect();
     assert!(t.free_window(keys[1]) && t.free_window(keys[0]));
     let next = |t: &mut Table| t.alloc_window(PD, WindowKind::Type1).unwrap();
-    assert_eq!((next(&mut t).index(), next(&mut t).index(), next(&mut t).index()), (2, 1, 4));
+    let again = [next(&mut t), next(&mut t), next(&mut t)].map(|k| k.index());
+    assert_eq!(again[..2], [indices[1], indices[0]]);
+    assert!(!indices.contains(&again[2]));
     // A handle of before, or of another kind, frees nothing.
     assert!(!t.free_window(keys[1]) && !t.free_window(RKey(0x7777_7700)));
     let null = t.register_null(PD).unwrap();
@@ -260,4 +262,20 @@ fn access_errors_tell_what_a_bind_may_not() {
     ] {
         assert_eq!(ManagementError::from(from), to);
     }
+}
+
+#[test]
+fn keys_of_different_seeds_differ_and_no_key_follows_another() {
+    let keys = |seed| {
+        let mut t = Table::seeded(seed);
+        (0..8).map(|_| t.alloc_window(PD, WindowKind::Type1).unwrap().0).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(1), keys(1), "the same seed gives the same keys");
+    let first: std::collections::HashSet<u32> = (0..256).map(|seed| keys(seed)[0]).collect();
+    assert!(first.len() > 250, "{}", first.len());
+    let generations: std::collections::HashSet<u8> = first.iter().map(|key| *key as u8).collect();
+    assert!(generations.len() > 100, "{}", generations.len());
+    let steps: std::collections::HashSet<u32> =
+        keys(7).windows(2).map(|pair| (pair[1] >> 8).wrapping_sub(pair[0] >> 8)).collect();
+    assert!(steps.len() > 3, "{steps:?}");
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::peers::Share;
 use super::{CompletionQueue, Seat, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
-use crate::wire::Qpn;
+use crate::wire::{Permutation, Qpn};
 
 /// A queue pair and what the NIC keeps beside it.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ impl Entry {
 /// The queue pairs by number.
 ///
 /// A number is the shard in its lowest bits, a slot above and, above that, a count that moves on whenever the slot is
-/// used again: packets for a queue pair that is gone do not reach its successor. Where the device has not all numbers, its
-/// seat is in the highest bits.
+/// used again: packets for a queue pair that is gone do not reach its successor. Slot and count are permuted by a key, so
+/// that no number can be guessed from another. Where the device has not all numbers, its seat is in the highest bits.
 #[derive(Debug)]
 pub(super) struct QpTable {
     shard: ShardId,
@@ -62,7 +62,7 @@ pub(super) struct QpTable {
     gsi: Option<Box<Entry>>,
     max: u32,
     slot_bits: u32,
-    first_round: u32,
+    permutation: Permutation,
 }
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct Slot {
 }
 
 /// QP0 and QP1 are the management queue pairs.
-const RESERVED: u32 = 2;
+const RESERVED: u32 = Permutation::FIRST;
 
 /// Bits of a number.
 const QPN_BITS: u32 = 24;
@@ -93,19 +93,24 @@ fn slots(shard: ShardId, max: u32) -> (u32, u32) {
     (bits, max.min((1 << bits) - RESERVED - 1))
 }
 
+/// The bits of slot and count.
+fn index_bits(shard: ShardId) -> u32 {
+    QPN_BITS - shard.seat().bits() - shard.bits()
+}
+
 impl QpTable {
     pub fn new(shard: ShardId, max: u32, seed: u64) -> QpTable {
         let (slot_bits, max) = slots(shard, max);
         // Different NICs number differently, or a packet that reaches the wrong one might be taken.
-        let first_round = (seed ^ seed >> 24 ^ seed >> 48) as u32;
-        QpTable { shard, slots: Vec::new(), free: Vec::new(), gsi: None, max, slot_bits, first_round }
+        let permutation = Permutation::new(index_bits(shard), seed);
+        QpTable { shard, slots: Vec::new(), free: Vec::new(), gsi: None, max, slot_bits, permutation }
     }
 
     fn qpn(&self, slot: u32, round: u32) -> Qpn {
-        let index = round << self.slot_bits | (slot + RESERVED);
-        let own = QPN_BITS - self.shard.seat().bits();
-        let low = (index << self.shard.bits() | self.shard.index()) & ((1 << own) - 1);
-        Qpn::new(self.shard.seat().index() << own | low)
+        let bits = index_bits(self.shard);
+        let index = (round << self.slot_bits | (slot + RESERVED)) & ((1 << bits) - 1);
+        let low = self.permutation.apply(index) << self.shard.bits() | self.shard.index();
+        Qpn::new(self.shard.seat().index() << (QPN_BITS - self.shard.seat().bits()) | low)
     }
 
     /// How many queue pairs there can be at once.
@@ -117,7 +122,7 @@ impl QpTable {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if (self.slots.len() as u32) < self.max => {
-                self.slots.push(Slot { round: self.first_round, entry: None });
+                self.slots.push(Slot { round: 0, entry: None });
                 self.slots.len() as u32 - 1
             }
             None => return None,
@@ -143,7 +148,8 @@ impl QpTable {
     }
 
     fn slot(&self, qpn: Qpn) -> Option<usize> {
-        let slot = (qpn.get() >> self.shard.bits() & ((1 << self.slot_bits) - 1)).checked_sub(RESERVED)?;
+        let index = qpn.get() >> self.shard.bits() & ((1 << index_bits(self.shard)) - 1);
+        let slot = (self.permutation.invert(index)? & ((1 << self.slot_bits) - 1)).checked_sub(RESERVED)?;
         let found = self.slots.get(slot as usize)?;
         (self.qpn(slot, found.round) == qpn).then_some(slot as usize)
     }

@@ -30,7 +30,7 @@ const FIRST_IOVA: u64 = 0x1000_0000;
 pub struct ContextOptions {
     /// Limits and habits of the NIC.
     pub personality: Personality,
-    /// Seeds queue pair numbers and first PSNs. `None`: differently each time, but on a fabric by the
+    /// Seeds queue pair numbers, keys, the connection manager's IDs and first PSNs. `None`: differently each time, but on a fabric by the
     /// fabric's seed and the port's address, so that a program replays.
     pub seed: Option<u64>,
     /// Bytes that a queue pair keeps in flight. `None`: what the link says its peers can hold.
@@ -194,7 +194,7 @@ impl Context {
         }
         let asynchronous = nics[0].events().clone();
         let max_qp: u32 = nics.iter().map(Nic::max_qp).sum();
-        let memory = Arc::new(Table::new());
+        let memory = Arc::new(Table::seeded(seed.rotate_left(32)));
         let mut shards = Vec::with_capacity(links.len());
         for ((nic, link), siblings) in nics.into_iter().zip(links).zip(siblings) {
             let (memory, clock, fabric) = (memory.clone(), clock.clone(), fabric.clone());
@@ -456,6 +456,7 @@ fn hash_of_address(ip: IpAddr) -> u64 {
     Gid::from(ip).0.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
+/// From the system's entropy: the standard library asks it for the keys of its hashers.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

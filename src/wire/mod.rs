@@ -17,6 +17,7 @@ mod mac;
 pub mod mad;
 pub mod opcode;
 mod packet;
+mod permutation;
 mod psn;
 
 pub use flow::{Ecn, Flow, IpIdent, ROCE_PORT};
@@ -28,4 +29,5 @@ pub use ids::{AckTimeout, Gid, LKey, Mtu, PKey, QKey, Qpn, RKey, RnrTimer};
 pub use mac::{Mac, MacError, solicited_node};
 pub use opcode::{HeaderSet, Opcode, Operation, Position, Transport};
 pub use packet::{ICRC_LEN, Packet, WireError, pad_count};
+pub(crate) use permutation::Permutation;
 pub use psn::Psn;

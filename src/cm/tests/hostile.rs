@@ -1,5 +1,7 @@
 //! Peers that mean no good, or do not know what they do.
 
+use std::time::Duration;
+
 use super::bench::*;
 use crate::cm::*;
 use crate::transport::{AddressVector, Instant};
@@ -155,10 +157,8 @@ fn stale_connections_are_refused_and_end() {
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Req { local: CommId(0x8888), ..req() });
-    let sent = bench.sent();
-    assert!(matches!(sent[0], Message::Dreq(d) if d.local == old.0), "{sent:?}");
-    assert!(matches!(sent[1], Message::Rej(r) if r.reason == RejReason::StaleConnection));
-    bench.inject(Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
+    let transaction = sent_probe(&mut bench, old);
+    bench.inject_as(&arrival(), transaction, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
     assert!(matches!(bench.event(), (of, Event::Disconnected { .. }) if of == old));
     // Its next attempt finds the queue pair free.
     bench.inject(Req { local: CommId(0x8889), ..req() });
@@ -207,6 +207,76 @@ fn stale_connections_are_refused_and_end() {
         matches!(bench.event(), (of, Event::Rejected(r)) if of == id && r.reason == RejReason::StaleConnection)
     );
     bench.cm.check();
+}
+
+/// That the peer was asked whether it still has a connection, and its new request refused; the transaction of the former.
+fn sent_probe(bench: &mut Bench, old: ConnId) -> u64 {
+    let sent = bench.sent_mads();
+    let [probe, rej] = sent[..] else { panic!("{sent:?}") };
+    let Message::Dreq(dreq) = probe.message else { panic!("{probe:?}") };
+    assert_eq!((dreq.local, dreq.remote), (old.0, PEER_ID));
+    assert_ne!(dreq.remote_qpn, OUR_QPN);
+    assert_ne!(dreq.remote_qpn, PEER_QPN, "a peer that has the connection takes it for a wrong one");
+    assert!(matches!(rej.message, Message::Rej(r) if r.reason == RejReason::StaleConnection));
+    probe.transaction
+}
+
+#[test]
+fn forged_req_with_queue_pair_of_established_connection_leaves_it_established() {
+    let mut bench = Bench::listening();
+    let old = bench.server();
+    bench.inject(Req { local: CommId(0x8000), ..req() });
+    sent_probe(&mut bench, old);
+    // 500 more in the same second: each is refused, and the peer is not asked again.
+    for n in 1..500 {
+        bench.inject(Req { local: CommId(0x8000 + n), ..req() });
+        assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
+    }
+    // A DREP of somebody who has not seen the probe changes nothing.
+    bench.inject_as(&arrival(), 0xbad, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
+    assert_eq!((bench.events(), bench.cm.state(old)), (vec![], Some(State::Established)));
+    // The peer never answers, and all the time that an exchange may take passes.
+    bench.pass(Duration::from_secs(120));
+    assert_eq!((bench.events(), bench.cm.state(old)), (vec![], Some(State::Established)));
+    bench.inject(Req { local: CommId(0x9000), ..req() });
+    sent_probe(&mut bench, old);
+    bench.cm.check();
+}
+
+#[test]
+fn drep_without_probe_leaves_connection_established() {
+    let mut bench = Bench::listening();
+    let old = bench.server();
+    bench.inject(Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
+    bench.quiet();
+    assert_eq!(bench.cm.state(old), Some(State::Established));
+}
+
+#[test]
+fn probe_is_ignored_by_peer_that_has_the_connection_and_answered_by_one_that_has_not() {
+    let mut bench = Bench::listening();
+    let id = bench.server();
+    let probe = |remote| Dreq { local: PEER_ID, remote, remote_qpn: Qpn::GSI, ..Dreq::default() };
+    bench.inject(probe(id.0));
+    bench.quiet();
+    assert_eq!(bench.cm.state(id), Some(State::Established));
+    bench.inject_as(&arrival(), 77, probe(CommId(id.0.0 ^ 1)));
+    let [mad] = bench.sent_mads()[..] else { panic!("no answer") };
+    assert_eq!(mad.transaction, 77);
+    assert!(matches!(mad.message, Message::Drep(d) if d.remote == PEER_ID && d.local.0 == id.0.0 ^ 1));
+}
+
+#[test]
+fn transactions_and_ids_of_a_connection_manager_are_not_in_sequence() {
+    let mut bench = Bench::new();
+    let mads: Vec<Mad> = (0..16)
+        .map(|_| {
+            bench.cm.connect(bench.now, &request(b"")).unwrap();
+            bench.sent_mads()[0]
+        })
+        .collect();
+    let high: Vec<u64> = mads.iter().map(|mad| mad.transaction >> 32).collect();
+    assert!(high.windows(2).all(|pair| pair[1].abs_diff(pair[0]) > 1), "{high:x?}");
 }
 
 #[test]

@@ -159,16 +159,21 @@ impl Id {
     }
 }
 
+/// The vendor's part of a GUID.
+const VENDOR: u64 = 0xffff_ff00_0000_0000;
+
 impl Device {
     fn new(context: Context, port: Arc<ManagementPort>) -> Device {
         let attr = context.query_device();
         let gids = context.gids();
         let (prefix, bits) = port.comm_id_prefix();
+        // The vendor's part is the device's. The rest is random: who knows the address is not to know the peers' tables.
+        let ca_guid = attr.node_guid & VENDOR | context.draw() & !VENDOR;
         let config = CmConfig {
             max_mtu: context.0.mtu,
             ack_delay: AckTimeout::new(attr.local_ca_ack_delay),
             ids: CommIds { prefix, bits },
-            ..CmConfig::new(attr.node_guid, gids.clone())
+            ..CmConfig::new(ca_guid, gids.clone())
         };
         let cm = Cm::new(config, context.draw());
         let (ids, services, claims) = Default::default();

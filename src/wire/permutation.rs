@@ -1,0 +1,103 @@
+/// A keyed permutation of the numbers `2..2^bits - 1`, so that identifiers which are handed out in order cannot be guessed
+/// from others. The lowest two numbers and the highest, which are special as queue pair numbers and as keys, are left out.
+///
+/// It is not cryptography: it withstands guessing by a sender who sees none or a few of the identifiers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Permutation {
+    bits: u32,
+    factors: [u32; 2],
+    inverses: [u32; 2],
+}
+
+impl Permutation {
+    /// The lowest number that it permutes.
+    pub const FIRST: u32 = 2;
+
+    /// Of numbers of `bits` bits, 2..=32, by a key.
+    pub fn new(bits: u32, key: u64) -> Permutation {
+        // Finalizer of MurmurHash3: seeds that differ in one bit give unrelated factors.
+        let mut z = key;
+        for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
+            z = (z ^ z >> 33).wrapping_mul(factor);
+        }
+        z ^= z >> 33;
+        let factors = [z as u32 | 1, (z >> 32) as u32 | 1];
+        Permutation { bits, factors, inverses: factors.map(inverse) }
+    }
+
+    /// The number in the place of `x`, which is one of those that are permuted.
+    pub fn apply(&self, x: u32) -> u32 {
+        self.walk(x, self.factors)
+    }
+
+    /// The number in whose place `y` is; `None` if that is none that is permuted.
+    pub fn invert(&self, y: u32) -> Option<u32> {
+        self.permutes(y).then(|| self.walk(y, [self.inverses[1], self.inverses[0]]))
+    }
+
+    fn mask(&self) -> u32 {
+        u32::MAX >> (u32::BITS - self.bits)
+    }
+
+    fn permutes(&self, x: u32) -> bool {
+        (Self::FIRST..self.mask()).contains(&x)
+    }
+
+    /// Steps from number to number until one is permuted. As `x` is one, the cycle that it is in comes to one.
+    fn walk(&self, mut x: u32, factors: [u32; 2]) -> u32 {
+        debug_assert!(self.permutes(x), "{x} of {} bits", self.bits);
+        // Shifting by half of the bits or more makes each step its own inverse.
+        let (half, mask) = (self.bits.div_ceil(2), self.mask());
+        loop {
+            x ^= x >> half;
+            x = x.wrapping_mul(factors[0]) & mask;
+            x ^= x >> half;
+            x = x.wrapping_mul(factors[1]) & mask;
+            x ^= x >> half;
+            if self.permutes(x) {
+                return x;
+            }
+        }
+    }
+}
+
+/// Of an odd number, modulo 2^32 and any smaller power (Newton's iteration).
+fn inverse(odd: u32) -> u32 {
+    (0..5).fold(odd, |x, _| x.wrapping_mul(2u32.wrapping_sub(odd.wrapping_mul(x))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_number_has_its_own_place_and_is_found_again() {
+        for bits in [2, 3, 8, 13, 18] {
+            for key in [0, 1, 0x1234_5678_9abc_def0, u64::MAX] {
+                let p = Permutation::new(bits, key);
+                let all = Permutation::FIRST..(1 << bits) - 1;
+                let places: HashSet<u32> = all.clone().map(|x| p.apply(x)).collect();
+                assert_eq!(places.len(), all.len());
+                assert!(places.iter().all(|y| all.contains(y)));
+                assert!(all.clone().all(|x| p.invert(p.apply(x)) == Some(x)));
+                assert!([0, 1, (1 << bits) - 1].iter().all(|y| p.invert(*y).is_none()));
+            }
+        }
+        let p = Permutation::new(32, 9);
+        assert!([2, 77, u32::MAX - 1].iter().all(|x| p.invert(p.apply(*x)) == Some(*x)));
+    }
+
+    #[test]
+    fn keys_that_differ_little_permute_differently() {
+        let places = |key| (2..66).map(move |x| Permutation::new(18, key).apply(x));
+        let first: HashSet<u32> = (0..64).map(|key| Permutation::new(18, key).apply(2)).collect();
+        assert!(first.len() > 60, "{first:?}");
+        let alike = places(1).zip(places(2)).filter(|(a, b)| a == b).count();
+        assert!(alike < 4, "{alike}");
+        // Neighbours do not stay neighbours.
+        let steps: HashSet<u32> = places(1).zip(places(1).skip(1)).map(|(a, b)| b.wrapping_sub(a)).collect();
+        assert!(steps.len() > 32, "{}", steps.len());
+    }
+}
