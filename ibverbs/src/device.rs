@@ -1,11 +1,13 @@
 //! Devices: one for each interface that is up, or what `URXE_LINK` names.
 
 use std::ffi::{CString, c_char, c_int};
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use urxe::link::capture::{CaptureError, CaptureFile, Timestamps};
+use urxe::link::capture::{CaptureError, CaptureFile};
 use urxe::link::{BindError, Wrapping};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
 
@@ -61,9 +63,11 @@ impl OpenDeviceError {
     pub fn errno(&self) -> c_int {
         match self {
             OpenDeviceError::Bind(e) => e.errno(),
-            OpenDeviceError::Capture(CaptureError::Create { source, .. } | CaptureError::Write(source)) => {
-                source.raw_os_error().unwrap_or(libc::EIO)
-            }
+            OpenDeviceError::Capture(
+                CaptureError::Create { source, .. }
+                | CaptureError::Write(source)
+                | CaptureError::Incomplete { source, .. },
+            ) => source.raw_os_error().unwrap_or(libc::EIO),
             OpenDeviceError::Open(e) => e.errno(),
         }
     }
@@ -82,7 +86,22 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     {
         return Ok(Some(file.clone()));
     }
-    let file = CaptureFile::create(name.replace("%p", &process.to_string()), Timestamps::Wall)?;
+    let named = PathBuf::from(name.replace("%p", &process.to_string()));
+    let (file, own) = match CaptureFile::create_own(&named) {
+        // A pipe, which only one process can write to.
+        Err(CaptureError::Create { source, .. }) if source.kind() == ErrorKind::ResourceBusy => {
+            complain(&format!(
+                "process {process} is not captured: another one writes to {}",
+                named.display()
+            ));
+            return Ok(None);
+        }
+        created => created?,
+    };
+    if own != named {
+        complain(&format!("process {process} is captured in {}", own.display()));
+    }
+    file.on_failure(|e| complain(&e.to_string()));
     file.flush_every(FLUSH)?;
     // What a child has of its parent's is for the parent to write out.
     std::mem::forget(capture.replace((process, file.clone())));
@@ -122,8 +141,9 @@ fn end_capture() {
         && let Some((process, file)) = &*capture
         && *process == std::process::id()
     {
-        // There is nobody left to tell.
-        let _ = file.flush();
+        if let Err(e) = file.flush() {
+            complain(&e.to_string());
+        }
     }
 }
 

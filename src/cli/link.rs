@@ -1,9 +1,13 @@
 //! `--link` and what goes with it: which link a command's NIC is on, captured and disturbed how.
 #![forbid(unsafe_code)]
 
+use std::fs::File;
+use std::io::{self, Write};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use clap::Args;
 
@@ -35,7 +39,8 @@ pub struct LinkArgs {
     /// fabric         in memory, within this process
     #[arg(long, value_name = "LINK", default_value = "udp", verbatim_doc_comment)]
     pub link: LinkSpec,
-    /// Write every packet of both directions to this pcapng file
+    /// Write every packet of both directions to this pcapng file; `-` is standard output, and what is printed otherwise goes
+    /// to standard error
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
     /// Disturb packets: `[tx:|rx:]ACTION=WHEN[,opcode=N][,psn=N][,qp=N]` with drop, dup, reorder, corrupt or
@@ -206,7 +211,7 @@ impl LinkArgs {
     fn create_capture(&self, timestamps: Timestamps) -> Result<(), CliError> {
         let mut opened = self.opened();
         if let (Some(path), None) = (&self.capture, &opened.capture) {
-            opened.capture = Some(CaptureFile::create(path, timestamps)?);
+            opened.capture = Some(create_capture(path, timestamps)?);
         }
         Ok(())
     }
@@ -248,6 +253,37 @@ impl LinkArgs {
             gids: context.gids(),
         }
     }
+}
+
+/// A capture that `--capture` names; its first write error is printed at once.
+pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<CaptureFile, CliError> {
+    let file = match path.as_os_str() == STANDARD_OUTPUT {
+        false => CaptureFile::create(path, timestamps)?,
+        true => {
+            let taken = take_standard_output();
+            let out = taken.map_err(|source| CliError::Io { what: "--capture -".into(), source })?;
+            let file = CaptureFile::to_writer(out, timestamps)?;
+            file.flush_every(FLUSH)?;
+            file
+        }
+    };
+    file.on_failure(|e| eprintln!("urxe: {e}"));
+    Ok(file)
+}
+
+/// What stands for standard output as a file's name.
+pub(super) const STANDARD_OUTPUT: &str = "-";
+
+/// How often a capture to standard output is flushed: a reader may show it as it comes.
+const FLUSH: Duration = Duration::from_millis(200);
+
+/// Standard output as it was; from now on what is printed goes to standard error.
+fn take_standard_output() -> io::Result<File> {
+    let mut stdout = io::stdout();
+    stdout.flush()?;
+    let out = stdout.as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdout(io::stderr())?;
+    Ok(File::from(out))
 }
 
 #[cfg(test)]
