@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use urxe::link::capture::{CaptureError, CaptureFile};
+use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Wrapping};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
 
@@ -39,6 +40,17 @@ pub struct Device {
     pub ifindex: u32,
     index: c_int,
     nic: Mutex<Option<Opened>>,
+    disturbed: Mutex<Disturbed>,
+}
+
+/// What `URXE_FAULTS` did, for the report at exit.
+#[derive(Default)]
+struct Disturbed {
+    process: u32,
+    counters: Vec<FaultCounters>,
+    /// Packets that NICs retransmitted which are closed, and the last one when a context of it was last closed.
+    before: u64,
+    last: u64,
 }
 
 /// The NIC that all contexts of a process share, if there are any, and whose it is: a child has a copy of its parent's that
@@ -129,7 +141,33 @@ extern "C" fn exit() {
             opened.nic.acknowledge(AT_EXIT);
         }
     }
+    report_faults();
     end_capture();
+}
+
+/// Says what each fault rule did in this process, if it has opened a device.
+fn report_faults() {
+    let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
+    for device in all() {
+        let live = device.nic.try_lock().and_then(|nic| match &*nic {
+            Some(opened) if opened.process == process => opened.nic.reopen()?.ok(),
+            _ => None,
+        });
+        if let Some(nic) = live {
+            device.note_retransmissions(&nic);
+        }
+        if let Some(disturbed) = device.disturbed.try_lock().filter(|d| d.process == process) {
+            counters.extend(disturbed.counters.iter().cloned());
+            retransmitted += disturbed.before + disturbed.last;
+        }
+    }
+    if counters.is_empty() {
+        return;
+    }
+    let rules = RuleCount::sum(&counters);
+    rules.iter().for_each(|rule| complain(&rule.to_string()));
+    complain(&format!("packets retransmitted: {retransmitted}"));
+    rules.iter().filter_map(RuleCount::warning).for_each(|warning| complain(&warning));
 }
 
 /// How long an exit waits for whoever is at a NIC.
@@ -173,7 +211,7 @@ impl Device {
         // SAFETY: the name ends with a zero.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
         let (c, index, nic) = (Shown::new(c), index as c_int, Mutex::default());
-        Device { c, zeros: [0; 128], adapter, settings, ifindex, index, nic }
+        Device { c, zeros: [0; 128], adapter, settings, ifindex, index, nic, disturbed: Mutex::default() }
     }
 
     /// A context of its own on the device's NIC.
@@ -210,9 +248,24 @@ impl Device {
         prepare_for_exit();
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
-        let (links, _) = wrapping.around(links, &self.adapter.link.to_string());
+        let (links, counters) = wrapping.around(links, &self.adapter.link.to_string());
+        let mut disturbed = self.disturbed.lock();
+        if disturbed.process != std::process::id() {
+            *disturbed = Disturbed { process: std::process::id(), ..Disturbed::default() };
+        }
+        disturbed.counters.extend(counters);
+        disturbed.before += std::mem::take(&mut disturbed.last);
+        drop(disturbed);
         let options = ContextOptions { personality: *personality, seed: *seed, ..ContextOptions::default() };
         Ok(Nic::open_shards(links, &options)?)
+    }
+
+    /// Keeps count of what a NIC retransmitted: it may be closed after this.
+    pub fn note_retransmissions(&self, nic: &Nic) {
+        if !self.settings.faults.is_empty() {
+            let counters = nic.counters();
+            self.disturbed.lock().last = counters.retransmitted_pkts + counters.ack_probe;
+        }
     }
 
     pub fn as_c(&'static self) -> *mut ibv_device {

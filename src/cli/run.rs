@@ -69,7 +69,8 @@ struct Surroundings {
     /// the PID. `-` is standard output, for one process; what the program prints then goes to standard error
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Disturb packets, as `urxe perf --help` explains; can be given several times
+    /// Disturb packets, as `urxe perf --help` explains; can be given several times. When a process exits, it prints on
+    /// standard error how many packets each rule matched and how many were retransmitted
     #[arg(long = "fault", value_name = "RULE", value_parser = parse_rule)]
     faults: Vec<String>,
     /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
