@@ -219,7 +219,9 @@ pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
         return 0;
     }
     // SAFETY: an open context.
-    let context: *const Context = unsafe { Context::of(c) };
+    let context: &Context = unsafe { Context::of(c) };
+    context.device.note_retransmissions(&context.nic);
+    let context: *const Context = context;
     // SAFETY: made by `open_device`, and the program uses it no more. What is left of it keeps the NIC by itself.
     drop(unsafe { Box::from_raw(context.cast_mut()) });
     0

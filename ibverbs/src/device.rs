@@ -1,11 +1,14 @@
 //! Devices: one for each interface that is up, or what `URXE_LINK` names.
 
 use std::ffi::{CString, c_char, c_int};
+use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use urxe::link::capture::{CaptureError, CaptureFile, Timestamps};
+use urxe::link::capture::{CaptureError, CaptureFile};
+use urxe::link::faults::{FaultCounters, RuleCount};
 use urxe::link::{BindError, Wrapping};
 use urxe::verbs::{Adapter, Context as Nic, ContextOptions, OpenError, WeakContext};
 
@@ -37,6 +40,17 @@ pub struct Device {
     pub ifindex: u32,
     index: c_int,
     nic: Mutex<Option<Opened>>,
+    disturbed: Mutex<Disturbed>,
+}
+
+/// What `URXE_FAULTS` did, for the report at exit.
+#[derive(Default)]
+struct Disturbed {
+    process: u32,
+    counters: Vec<FaultCounters>,
+    /// Packets that NICs retransmitted which are closed, and the last one when a context of it was last closed.
+    before: u64,
+    last: u64,
 }
 
 /// The NIC that all contexts of a process share, if there are any, and whose it is: a child has a copy of its parent's that
@@ -61,9 +75,11 @@ impl OpenDeviceError {
     pub fn errno(&self) -> c_int {
         match self {
             OpenDeviceError::Bind(e) => e.errno(),
-            OpenDeviceError::Capture(CaptureError::Create { source, .. } | CaptureError::Write(source)) => {
-                source.raw_os_error().unwrap_or(libc::EIO)
-            }
+            OpenDeviceError::Capture(
+                CaptureError::Create { source, .. }
+                | CaptureError::Write(source)
+                | CaptureError::Incomplete { source, .. },
+            ) => source.raw_os_error().unwrap_or(libc::EIO),
             OpenDeviceError::Open(e) => e.errno(),
         }
     }
@@ -82,7 +98,22 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     {
         return Ok(Some(file.clone()));
     }
-    let file = CaptureFile::create(name.replace("%p", &process.to_string()), Timestamps::Wall)?;
+    let named = PathBuf::from(name.replace("%p", &process.to_string()));
+    let (file, own) = match CaptureFile::create_own(&named) {
+        // A pipe, which only one process can write to.
+        Err(CaptureError::Create { source, .. }) if source.kind() == ErrorKind::ResourceBusy => {
+            complain(&format!(
+                "process {process} is not captured: another one writes to {}",
+                named.display()
+            ));
+            return Ok(None);
+        }
+        created => created?,
+    };
+    if own != named {
+        complain(&format!("process {process} is captured in {}", own.display()));
+    }
+    file.on_failure(|e| complain(&e.to_string()));
     file.flush_every(FLUSH)?;
     // What a child has of its parent's is for the parent to write out.
     std::mem::forget(capture.replace((process, file.clone())));
@@ -111,7 +142,33 @@ extern "C" fn exit() {
             opened.nic.acknowledge(AT_EXIT);
         }
     }
+    report_faults();
     end_capture();
+}
+
+/// Says what each fault rule did in this process, if it has opened a device.
+fn report_faults() {
+    let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
+    for device in all() {
+        let live = device.nic.try_lock().and_then(|nic| match &*nic {
+            Some(opened) if opened.process == process => opened.nic.reopen()?.ok(),
+            _ => None,
+        });
+        if let Some(nic) = live {
+            device.note_retransmissions(&nic);
+        }
+        if let Some(disturbed) = device.disturbed.try_lock().filter(|d| d.process == process) {
+            counters.extend(disturbed.counters.iter().cloned());
+            retransmitted += disturbed.before + disturbed.last;
+        }
+    }
+    if counters.is_empty() {
+        return;
+    }
+    let rules = RuleCount::sum(&counters);
+    rules.iter().for_each(|rule| complain(&rule.to_string()));
+    complain(&format!("packets retransmitted: {retransmitted}"));
+    rules.iter().filter_map(RuleCount::warning).for_each(|warning| complain(&warning));
 }
 
 /// How long an exit waits for whoever is at a NIC.
@@ -123,8 +180,9 @@ fn end_capture() {
         && let Some((process, file)) = &*capture
         && *process == std::process::id()
     {
-        // There is nobody left to tell.
-        let _ = file.flush();
+        if let Err(e) = file.flush() {
+            complain(&e.to_string());
+        }
     }
 }
 
@@ -154,7 +212,7 @@ impl Device {
         // SAFETY: the name ends with a zero.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
         let (c, index, nic) = (Shown::new(c), index as c_int, Mutex::default());
-        Device { c, zeros: [0; 128], adapter, settings, ifindex, index, nic }
+        Device { c, zeros: [0; 128], adapter, settings, ifindex, index, nic, disturbed: Mutex::default() }
     }
 
     /// A context of its own on the device's NIC.
@@ -191,9 +249,24 @@ impl Device {
         prepare_for_exit();
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
-        let (links, _) = wrapping.around(links, &self.adapter.link.to_string());
+        let (links, counters) = wrapping.around(links, &self.adapter.link.to_string());
+        let mut disturbed = self.disturbed.lock();
+        if disturbed.process != std::process::id() {
+            *disturbed = Disturbed { process: std::process::id(), ..Disturbed::default() };
+        }
+        disturbed.counters.extend(counters);
+        disturbed.before += std::mem::take(&mut disturbed.last);
+        drop(disturbed);
         let options = ContextOptions { personality: *personality, seed: *seed, ..ContextOptions::default() };
         Ok(Nic::open_shards(links, &options)?)
+    }
+
+    /// Keeps count of what a NIC retransmitted: it may be closed after this.
+    pub fn note_retransmissions(&self, nic: &Nic) {
+        if !self.settings.faults.is_empty() {
+            let counters = nic.counters();
+            self.disturbed.lock().last = counters.retransmitted_pkts + counters.ack_probe;
+        }
     }
 
     pub fn as_c(&'static self) -> *mut ibv_device {

@@ -24,7 +24,7 @@ pub struct Settings {
     pub personality: Personality,
     /// `URXE_SEED`.
     pub seed: Option<u64>,
-    /// `URXE_CAPTURE`: a file's name, in which `%p` stands for the process's number.
+    /// `URXE_CAPTURE`: a file's name, in which `%p` stands for the PID; if it is not empty, the process makes another.
     pub capture: Option<String>,
     /// `URXE_FAULTS`: rules with semicolons between them.
     pub faults: Vec<Rule>,

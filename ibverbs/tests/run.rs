@@ -11,7 +11,9 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use support::{CProgram, Running, addresses, built, library, port, preload, text, urxe, wait_for_listener};
+use support::{
+    CProgram, Running, addresses, built, in_namespace, library, port, preload, text, urxe, wait_for_listener,
+};
 
 fn output(args: &[&str]) -> Output {
     Running::new(urxe(args)).finish(Duration::from_secs(30))
@@ -186,6 +188,102 @@ fn what_a_program_sends_is_captured_and_disturbed() {
     for word in ["drop", "dup"] {
         assert!(comments.iter().any(|c| c.contains(word)), "no {word} in {comments:?}");
     }
+}
+
+/// Both ends of a ping-pong with a port of its own, as one shell command.
+fn both_ends(iterations: u32) -> String {
+    let program = format!("ibv_rc_pingpong -g 0 -n {iterations} -p {}", port());
+    // The client starts when the server listens, and its failure is that of the command.
+    format!(
+        "{program} & until {program} 127.0.0.1 2>\"$DIR/err\"; do grep -q \"Couldn't connect\" \"$DIR/err\" || \
+         {{ cat \"$DIR/err\"; exit 1; }}; done; cat \"$DIR/err\" >&2; wait"
+    )
+}
+
+#[test]
+fn each_process_of_a_run_captures_to_a_file_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.pcapng");
+    // A capture of before is replaced.
+    fs::write(&file, "old").unwrap();
+    let [address, _] = addresses();
+    let script = both_ends(300);
+    let mut command =
+        urxe(&["run", "--ip", &address, "--capture", file.to_str().unwrap(), "--", "sh", "-c", &script]);
+    let out = Running::new({
+        command.env("DIR", dir.path());
+        command
+    })
+    .finish(Duration::from_secs(60));
+    let told = text(&out);
+    assert!(out.status.success(), "{told}");
+    let names = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path());
+    let files: Vec<PathBuf> = names.filter(|name| name.extension().is_some_and(|e| e == "pcapng")).collect();
+    // A client that found nobody may have opened a device too.
+    assert!(files.len() >= 2 && files.contains(&file), "{files:?}: {told}");
+    let counts: Vec<usize> = files.iter().map(|file| whole_capture(file)).collect();
+    // 300 messages out and in with their acknowledgements, at both ends.
+    assert!(counts.iter().filter(|count| **count >= 900).count() == 2, "{counts:?} in {files:?}");
+    let other = files.iter().find(|other| **other != file).unwrap();
+    assert!(told.contains(&format!("is captured in {}", other.display())), "{told}");
+}
+
+/// Packets of a capture that is complete.
+fn whole_capture(file: &Path) -> usize {
+    packets_of(&fs::read(file).unwrap())
+}
+
+fn packets_of(bytes: &[u8]) -> usize {
+    let mut reader = PcapNgReader::new(bytes).unwrap();
+    let mut packets = 0;
+    while let Some(block) = reader.next_block() {
+        packets += usize::from(matches!(block.unwrap(), Block::EnhancedPacket(_)));
+    }
+    packets
+}
+
+#[test]
+fn a_capture_to_standard_output_has_it_alone() {
+    let [address, _] = addresses();
+    let corners = CProgram::build("corners");
+    let out = output(&[
+        "run",
+        "--ip",
+        &address,
+        "--capture",
+        "-",
+        "--",
+        "sh",
+        "-c",
+        "echo said; exec \"$0\" leave",
+        corners.program(),
+    ]);
+    assert!(out.status.success(), "{}", text(&out));
+    assert!(packets_of(&out.stdout) >= 3);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("said"), "{}", text(&out));
+}
+
+#[test]
+fn a_capture_on_a_full_disk_says_so_and_keeps_the_file_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("kept.pcapng");
+    let script = r#"
+        ip link set lo up && mount -t tmpfs -o size=200k none "$DIR" || exit 3
+        "$URXE" run --ip 127.0.0.1 --capture "$DIR/out.pcapng" -- "$CORNERS" much || exit 4
+        cp "$DIR/out.pcapng" "$KEPT"
+    "#;
+    let script = format!("unshare -m sh -c '{script}'");
+    let corners = CProgram::build("corners");
+    let told = in_namespace(&script, &[("KEPT", kept.to_str().unwrap()), ("CORNERS", corners.program())]);
+    let lines: Vec<&str> = told.lines().filter(|line| line.contains("No space left on device")).collect();
+    // At the first failure, and the sum at the end.
+    let lost: Vec<u64> = lines
+        .iter()
+        .map(|l| l.split("lacks ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap())
+        .collect();
+    let [first, all] = lost[..] else { panic!("{told}") };
+    assert!(0 < first && first < all, "{told}");
+    assert!(whole_capture(&kept) > 0);
 }
 
 /// Its devices are closed or not.

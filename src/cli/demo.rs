@@ -11,6 +11,7 @@ use std::time::Duration;
 use anstyle::{AnsiColor, Style};
 use clap::Args;
 
+use super::link::{STANDARD_OUTPUT, create_capture};
 use super::{CliError, packet_text};
 use crate::link::capture::{CaptureFile, CaptureHandle, Timestamps};
 use crate::link::fabric::{Fabric, FabricConfig};
@@ -32,7 +33,7 @@ Prints every packet, writes a capture for Wireshark, and checks all data.";
 #[derive(Args)]
 #[command(long_about = LONG)]
 pub struct Demo {
-    /// Write the packets to this pcapng file
+    /// Write the packets to this pcapng file; `-` is standard output, and the report goes to standard error
     #[arg(long, value_name = "FILE", default_value = "demo.pcapng")]
     capture: PathBuf,
     /// Write no capture
@@ -73,13 +74,16 @@ impl Demo {
     pub fn run(self) -> Result<(), CliError> {
         let capture = match self.no_capture {
             true => None,
-            false => Some(CaptureFile::create(&self.capture, Timestamps::Virtual)?),
+            false => Some(create_capture(&self.capture, Timestamps::Virtual)?),
         };
         let out = anstream::AutoStream::auto(std::io::stdout());
         let mut stage = Stage::new(self.seed, capture.as_ref(), Box::new(out))?;
         stage.play()?;
         if let Some(file) = capture {
             file.flush()?;
+            if self.capture.as_os_str() == STANDARD_OUTPUT {
+                return Ok(());
+            }
             let path = self.capture.display();
             writeln!(stage.out, "Every packet is in {path}: open it with  {BOLD}wireshark {path}{BOLD:#}")?;
         }

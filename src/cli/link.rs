@@ -1,19 +1,25 @@
 //! `--link` and what goes with it: which link a command's NIC is on, captured and disturbed how.
 #![forbid(unsafe_code)]
 
+use std::fs::File;
+use std::io::{self, Write};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
 
 use super::CliError;
 use crate::link::capture::{CaptureFile, Timestamps};
 use crate::link::fabric::Fabric;
-use crate::link::faults::{Direction, FaultCounters, FaultCounts, Rule};
+use crate::link::faults::{Direction, FaultCounters, FaultCounts, Rule, RuleCount};
 use crate::link::{Link, Wrapping};
 pub use crate::link::{LinkSpec, default_address};
 use crate::nic::ShardId;
+use crate::transport::Counters;
 use crate::verbs::{ConnectOptions, Context, ContextOptions, Gid, Mtu, Personality};
 
 /// The options that every command with a NIC takes.
@@ -35,12 +41,23 @@ pub struct LinkArgs {
     /// fabric         in memory, within this process
     #[arg(long, value_name = "LINK", default_value = "udp", verbatim_doc_comment)]
     pub link: LinkSpec,
-    /// Write every packet of both directions to this pcapng file
+    /// Write every packet of both directions to this pcapng file; `-` is standard output, and what is printed otherwise goes
+    /// to standard error
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
-    /// Disturb packets: `[tx:|rx:]ACTION=WHEN[,opcode=N][,psn=N][,qp=N]` with drop, dup, reorder, corrupt or
-    /// delay (and ,by=2ms), and 3 (the third), every:13 or p:0.01 for when; can be given several times
-    #[arg(long = "fault", value_name = "RULE")]
+    /// Disturb packets: `[tx:|rx:]ACTION=WHEN[,opcode=NAME][,psn=N][,qp=N]`; can be given several times
+    ///
+    /// ACTION: drop, dup, reorder, corrupt, or delay (and ,by=2ms)
+    /// WHEN:   3 (the third packet), every:13 or p:0.01 (a probability), of the packets that the rest matches
+    /// NAME:   an opcode: a number, or one of these names, or its beginning (send, read-response), which means all such:
+    ///         send-first send-middle send-last send-last-immediate send-last-invalidate
+    ///         send-only send-only-immediate send-only-invalidate
+    ///         write-first write-middle write-last write-last-immediate write-only write-only-immediate
+    ///         read-request read-response-first read-response-middle read-response-last read-response-only
+    ///         cmpswap fetchadd atomic-ack atomic-write flush ack resync cnp
+    ///         With rc-, uc-, ud-, xrc- or rd- before it: of that service only.
+    /// The end of the output says how many packets each rule matched and how many were retransmitted.
+    #[arg(long = "fault", value_name = "RULE", verbatim_doc_comment)]
     pub faults: Vec<Rule>,
     /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
     #[arg(long, value_name = "N")]
@@ -69,6 +86,30 @@ struct Opened {
     nics: u64,
     capture: Option<CaptureFile>,
     faults: Vec<FaultCounters>,
+    /// Those with faults, whose counters the report of the faults needs.
+    disturbed: Vec<Context>,
+}
+
+/// What `--fault` did, for the end of a command.
+#[derive(Serialize)]
+pub struct FaultReport {
+    /// Of each rule.
+    rules: Vec<RuleCount>,
+    /// Packets that this side sent again.
+    retransmitted: u64,
+}
+
+impl FaultReport {
+    /// Lines of text.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let packets = format!("packets retransmitted: {}", self.retransmitted);
+        self.rules.iter().map(RuleCount::to_string).chain([packets])
+    }
+
+    /// Warns of rules without effect, on standard error.
+    pub fn warn(&self) {
+        self.rules.iter().filter_map(RuleCount::warning).for_each(|warning| eprintln!("urxe: {warning}"));
+    }
 }
 
 /// A path MTU as it is written: in bytes.
@@ -186,6 +227,15 @@ impl LinkArgs {
         }
     }
 
+    /// What `--fault` did so far, if it was given.
+    pub fn fault_report(&self) -> Option<FaultReport> {
+        let opened = self.opened();
+        let again = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
+        let retransmitted = opened.disturbed.iter().map(|context| again(context.counters())).sum();
+        (!self.faults.is_empty())
+            .then(|| FaultReport { rules: RuleCount::sum(&opened.faults), retransmitted })
+    }
+
     /// What `--fault` did to packets so far, of all NICs opened.
     pub fn fault_counts(&self, direction: Direction) -> FaultCounts {
         let mut sum = FaultCounts::default();
@@ -206,7 +256,7 @@ impl LinkArgs {
     fn create_capture(&self, timestamps: Timestamps) -> Result<(), CliError> {
         let mut opened = self.opened();
         if let (Some(path), None) = (&self.capture, &opened.capture) {
-            opened.capture = Some(CaptureFile::create(path, timestamps)?);
+            opened.capture = Some(create_capture(path, timestamps)?);
         }
         Ok(())
     }
@@ -231,6 +281,9 @@ impl LinkArgs {
 
     /// What the options ask for is there.
     fn checked(&self, context: Context) -> Result<Context, CliError> {
+        if !self.faults.is_empty() {
+            self.opened().disturbed.push(context.clone());
+        }
         let active = context.query_port().active_mtu;
         if let Some(mtu) = self.mtu.filter(|m| *m > active) {
             return Err(CliError::mtu(mtu, &context.link_info().name, active));
@@ -248,6 +301,37 @@ impl LinkArgs {
             gids: context.gids(),
         }
     }
+}
+
+/// A capture that `--capture` names; its first write error is printed at once.
+pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<CaptureFile, CliError> {
+    let file = match path.as_os_str() == STANDARD_OUTPUT {
+        false => CaptureFile::create(path, timestamps)?,
+        true => {
+            let taken = take_standard_output();
+            let out = taken.map_err(|source| CliError::Io { what: "--capture -".into(), source })?;
+            let file = CaptureFile::to_writer(out, timestamps)?;
+            file.flush_every(FLUSH)?;
+            file
+        }
+    };
+    file.on_failure(|e| eprintln!("urxe: {e}"));
+    Ok(file)
+}
+
+/// What stands for standard output as a file's name.
+pub(super) const STANDARD_OUTPUT: &str = "-";
+
+/// How often a capture to standard output is flushed: a reader may show it as it comes.
+const FLUSH: Duration = Duration::from_millis(200);
+
+/// Standard output as it was; from now on what is printed goes to standard error.
+fn take_standard_output() -> io::Result<File> {
+    let mut stdout = io::stdout();
+    stdout.flush()?;
+    let out = stdout.as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdout(io::stderr())?;
+    Ok(File::from(out))
 }
 
 #[cfg(test)]

@@ -109,6 +109,10 @@ pub struct PingpongArgs {
 /// [`CliError`].
 pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     let result = args.link.open().and_then(|context| Side::new(args, &context, interrupt)?.run());
+    if let Some(faults) = args.link.fault_report() {
+        faults.lines().for_each(|line| println!("{line}"));
+        faults.warn();
+    }
     args.link.finish().and(result)
 }
 

@@ -8,6 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -20,7 +21,9 @@ use object::{Endianness, FileKind, elf};
 
 use self::sysfs::Tree;
 use super::CliError;
+use super::link::STANDARD_OUTPUT;
 use crate::link::LinkSpec;
+use crate::link::capture::CaptureFile;
 use crate::link::faults::Rule;
 use crate::verbs::Adapter;
 
@@ -61,10 +64,13 @@ struct Surroundings {
     /// The same as --link udp:ADDR
     #[arg(long, value_name = "ADDR", conflicts_with = "link")]
     ip: Option<IpAddr>,
-    /// Write every packet of both directions to this pcapng file; `%p` in its name becomes the process's number
+    /// Write every packet of both directions to this pcapng file. The first process that opens a device writes to FILE, each
+    /// later one to a file of its own with its PID in the name (out-PID.pcapng), which mergecap can join; `%p` in FILE becomes
+    /// the PID. `-` is standard output, for one process; what the program prints then goes to standard error
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Disturb packets, as `urxe perf --help` explains; can be given several times
+    /// Disturb packets, as `urxe perf --help` explains; can be given several times. When a process exits, it prints on
+    /// standard error how many packets each rule matched and how many were retransmitted
     #[arg(long = "fault", value_name = "RULE", value_parser = parse_rule)]
     faults: Vec<String>,
     /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
@@ -121,10 +127,20 @@ impl Run {
         check_loads_libraries(&path)?;
         let mut command = Command::new(&path);
         command.arg0(program).args(arguments);
+        // It is inherited, and stays open until the program has taken this process's place.
+        let mut capture_to = None;
+        if self.surroundings.captures_to_standard_output() {
+            let io = |source| CliError::Io { what: "--capture -".into(), source };
+            capture_to = Some(rustix::io::dup(io::stdout()).map_err(|e| io(e.into()))?);
+            command.stdout(io::stderr().as_fd().try_clone_to_owned().map_err(io)?);
+        }
         for (name, value) in self.surroundings.variables()? {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
+            match (&capture_to, value) {
+                (Some(fd), Some(_)) if name == CAPTURE => {
+                    command.env(name, format!("/dev/fd/{}", fd.as_raw_fd()))
+                }
+                (_, Some(value)) => command.env(name, value),
+                (_, None) => command.env_remove(name),
             };
         }
         let source = command.exec();
@@ -138,6 +154,10 @@ impl Env {
     /// # Errors
     /// [`CliError`].
     pub fn run(&self) -> Result<(), CliError> {
+        if self.surroundings.captures_to_standard_output() {
+            let text = "`--capture -` is for urxe run: name a file, or /dev/stderr";
+            return Err(CliError::Usage(text.into()));
+        }
         let mut out = io::stdout().lock();
         for (name, value) in self.surroundings.variables()? {
             let line = match value {
@@ -163,7 +183,14 @@ fn quoted(value: &OsStr) -> Vec<u8> {
     out
 }
 
+/// The variable that says where packets are written.
+const CAPTURE: &str = "URXE_CAPTURE";
+
 impl Surroundings {
+    fn captures_to_standard_output(&self) -> bool {
+        self.capture.as_ref().is_some_and(|file| file.as_os_str() == STANDARD_OUTPUT)
+    }
+
     /// What the library reads, and how the program finds the library; `None` for what is not to be set.
     fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
@@ -194,6 +221,12 @@ impl Surroundings {
             path.map_err(|e| CliError::Usage(format!("{} cannot be searched: {e}", library.display())))?;
         let capture = self.capture.as_deref().map(std::path::absolute).transpose();
         let capture = capture.map_err(|source| CliError::Io { what: "--capture".into(), source })?;
+        if let Some(file) = &capture
+            && !self.captures_to_standard_output()
+            && !file.as_os_str().as_bytes().windows(2).any(|two| two == b"%p")
+        {
+            CaptureFile::clear(file)?;
+        }
         let link = self.link.as_ref().map(|chosen| chosen.text.clone());
         Ok(vec![
             ("LD_PRELOAD", Some(preloaded(&library)?)),
@@ -201,7 +234,7 @@ impl Surroundings {
             ("LD_LIBRARY_PATH", Some(path)),
             ("URXE_SYSFS", Some(sysfs.into())),
             ("URXE_LINK", link.or(self.ip.map(|ip| format!("udp:{ip}"))).map(Into::into)),
-            ("URXE_CAPTURE", capture.map(Into::into)),
+            (CAPTURE, capture.map(Into::into)),
             ("URXE_FAULTS", (!self.faults.is_empty()).then(|| self.faults.join(";").into())),
             ("URXE_SEED", self.seed.map(|seed| seed.to_string().into())),
             ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),

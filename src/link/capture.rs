@@ -4,9 +4,10 @@
 //! Several links can share a [`CaptureFile`]; each is an interface of its own in it.
 #![forbid(unsafe_code)]
 
+mod output;
+
 use std::borrow::Cow;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -24,6 +25,7 @@ use super::faults::{Action, Direction, FaultEvent};
 use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
+use output::Output;
 
 /// Which clock the packets' times are of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,9 +47,19 @@ pub enum CaptureError {
         /// The system's word.
         source: io::Error,
     },
-    /// Writing failed; nothing more is captured.
-    #[error("the capture stopped: {0}; what was written before is good")]
+    /// The output took no header.
+    #[error("cannot write the capture: {0}")]
     Write(io::Error),
+    /// Some packets could not be written.
+    #[error("{name} lacks {lost} packets: {source}; the others are intact")]
+    Incomplete {
+        /// The capture.
+        name: String,
+        /// Packets that are missing so far.
+        lost: u64,
+        /// Of the first failure.
+        source: io::Error,
+    },
 }
 
 /// Comments that wait for their packet, beyond which the oldest go: packets may never come.
@@ -59,19 +71,33 @@ const MAX_NOTES: usize = 1024;
 #[derive(Clone)]
 pub struct CaptureFile(Arc<Mutex<Inner>>);
 
-type Output = BufWriter<Box<dyn Write + Send>>;
+/// Bytes of packets that are written at once.
+const BUFFER: usize = 256 << 10;
 
 struct Inner {
-    writer: PcapNgWriter<Output>,
+    name: String,
+    output: Output,
+    /// Makes the blocks, and holds those of packets until they are written.
+    writer: PcapNgWriter<Vec<u8>>,
+    /// Packets in there.
+    buffered: u64,
+    /// Blocks that packets refer to, until they are written.
+    head: Vec<u8>,
     timestamps: Timestamps,
     interfaces: u32,
-    /// The first write error, until it is asked for.
+    /// Packets that could not be written.
+    lost: u64,
+    /// The first write error since the last call that reported one.
     error: Option<io::Error>,
-    /// Nothing is written any more.
+    /// Is called at the first write error.
+    listener: Option<Listener>,
+    /// A stream that failed: nothing more is written.
     stopped: bool,
     /// A packet as it goes to the file.
     frame: Vec<u8>,
 }
+
+type Listener = Box<dyn FnOnce(&CaptureError) + Send>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -88,12 +114,35 @@ impl CaptureFile {
     /// Creates (or replaces) a file.
     ///
     /// # Errors
-    /// [`CaptureError::Create`].
+    /// [`CaptureError::Create`], also if another process captures to this file.
     pub fn create(path: impl AsRef<Path>, timestamps: Timestamps) -> Result<CaptureFile, CaptureError> {
         let path = path.as_ref();
         let create = |source| CaptureError::Create { path: path.to_owned(), source };
-        let file = File::create(path).map_err(create)?;
-        CaptureFile::start(Box::new(file), timestamps).map_err(create)
+        let output = output::replace(path).and_then(Output::new).map_err(create)?;
+        CaptureFile::start(output, path.display().to_string(), timestamps).map_err(create)
+    }
+
+    /// Begins a file of this process alone, where several processes were given the same name: that file if it is empty,
+    /// else one with the PID in its name. Returns its name too.
+    ///
+    /// # Errors
+    /// [`CaptureError::Create`].
+    pub fn create_own(path: impl AsRef<Path>) -> Result<(CaptureFile, PathBuf), CaptureError> {
+        let path = path.as_ref();
+        let create = |source| CaptureError::Create { path: path.to_owned(), source };
+        let (file, own) = output::claim(path, std::process::id()).map_err(create)?;
+        let output = Output::new(file).map_err(create)?;
+        let file = CaptureFile::start(output, own.display().to_string(), Timestamps::Wall).map_err(create)?;
+        Ok((file, own))
+    }
+
+    /// Empties a file whose name processes will pass to [`create_own`](Self::create_own).
+    ///
+    /// # Errors
+    /// [`CaptureError::Create`].
+    pub fn clear(path: impl AsRef<Path>) -> Result<(), CaptureError> {
+        let path = path.as_ref();
+        output::clear(path).map_err(|source| CaptureError::Create { path: path.to_owned(), source })
     }
 
     /// Writes to anything: standard output, a pipe to Wireshark, memory.
@@ -104,16 +153,34 @@ impl CaptureFile {
         writer: impl Write + Send + 'static,
         timestamps: Timestamps,
     ) -> Result<CaptureFile, CaptureError> {
-        CaptureFile::start(Box::new(writer), timestamps).map_err(CaptureError::Write)
+        let output = Output::Stream(Box::new(writer));
+        CaptureFile::start(output, "the capture".into(), timestamps).map_err(CaptureError::Write)
     }
 
-    fn start(output: Box<dyn Write + Send>, timestamps: Timestamps) -> io::Result<CaptureFile> {
-        let mut writer = PcapNgWriter::new(BufWriter::with_capacity(256 << 10, output)).map_err(io_error)?;
-        // So that what is wrong with the output shows now.
-        writer.get_mut().flush()?;
-        let inner =
-            Inner { writer, timestamps, interfaces: 0, error: None, stopped: false, frame: Vec::new() };
+    fn start(output: Output, name: String, timestamps: Timestamps) -> io::Result<CaptureFile> {
+        let mut inner = Inner {
+            name,
+            output,
+            writer: PcapNgWriter::new(Vec::with_capacity(BUFFER)).map_err(io_error)?,
+            buffered: 0,
+            head: Vec::new(),
+            timestamps,
+            interfaces: 0,
+            lost: 0,
+            error: None,
+            listener: None,
+            stopped: false,
+            frame: Vec::new(),
+        };
+        // So that a bad output shows now.
+        inner.output.append(inner.writer.get_ref())?;
+        inner.writer.get_mut().clear();
         Ok(CaptureFile(Arc::new(Mutex::new(inner))))
+    }
+
+    /// Has `listener` called at the first write that fails.
+    pub fn on_failure(&self, listener: impl FnOnce(&CaptureError) + Send + 'static) {
+        lock(&self.0).listener = Some(Box::new(listener));
     }
 
     /// Captures a link from now on, under `name`.
@@ -142,26 +209,51 @@ impl CaptureFile {
     /// Writes out what is buffered.
     ///
     /// # Errors
-    /// [`CaptureError::Write`], of this or of an earlier write; each is reported once.
+    /// [`CaptureError::Incomplete`] if packets were lost since the last call.
     pub fn flush(&self) -> Result<(), CaptureError> {
         let mut inner = lock(&self.0);
         inner.write_out();
-        inner.error.take().map_or(Ok(()), |e| Err(CaptureError::Write(e)))
+        match inner.error.take() {
+            None => Ok(()),
+            Some(source) => Err(inner.incomplete(source)),
+        }
     }
 }
 
 impl Inner {
     fn write_out(&mut self) {
-        if !self.stopped
-            && let Err(e) = self.writer.get_mut().flush()
-        {
-            self.stop(e);
+        let packets = std::mem::take(&mut self.buffered);
+        if self.stopped {
+            self.lost += packets;
+        } else if let Err(e) = self.append() {
+            self.lost += packets;
+            self.fail(e);
+        }
+        self.writer.get_mut().clear();
+    }
+
+    fn append(&mut self) -> io::Result<()> {
+        if !self.head.is_empty() {
+            self.output.append(&self.head)?;
+            self.head.clear();
+        }
+        match self.writer.get_ref() {
+            packets if packets.is_empty() => Ok(()),
+            packets => self.output.append(packets),
         }
     }
 
-    fn stop(&mut self, error: io::Error) {
-        self.stopped = true;
+    fn fail(&mut self, error: io::Error) {
+        self.stopped |= !self.output.survives_errors();
+        if let Some(listener) = self.listener.take() {
+            let copy = error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error);
+            listener(&self.incomplete(copy));
+        }
         self.error.get_or_insert(error);
+    }
+
+    fn incomplete(&self, source: io::Error) -> CaptureError {
+        CaptureError::Incomplete { name: self.name.clone(), lost: self.lost, source }
     }
 
     fn add_interface(&mut self, name: &str, description: &str) -> u32 {
@@ -172,10 +264,10 @@ impl Inner {
             // Powers of ten: nanoseconds.
             InterfaceDescriptionOption::IfTsResol(9),
         ];
-        if !self.stopped
-            && let Err(e) = self.writer.write_pcapng_block(block)
-        {
-            self.stop(io_error(e));
+        let packets = self.writer.get_ref().len();
+        match self.writer.write_pcapng_block(block) {
+            Ok(_) => self.head.extend(self.writer.get_mut().drain(packets..)),
+            Err(e) => self.fail(io_error(e)),
         }
         self.interfaces += 1;
         self.interfaces - 1
@@ -191,7 +283,11 @@ impl Inner {
     fn write(&mut self, interface: u32, at: Duration, packet: &Captured<'_>, comment: Option<String>) {
         let too_long = packet.data.len() + packet.flow.header_len() > u16::MAX as usize;
         // No link can carry such a packet, and no IP header describe it.
-        if self.stopped || too_long || packet.flow.src.is_ipv4() != packet.flow.dst.is_ipv4() {
+        if too_long || packet.flow.src.is_ipv4() != packet.flow.dst.is_ipv4() {
+            return;
+        }
+        if self.stopped {
+            self.lost += 1;
             return;
         }
         self.frame.clear();
@@ -213,18 +309,23 @@ impl Inner {
             data: Cow::Borrowed(&self.frame),
             options,
         };
-        if let Err(e) = self.writer.write_pcapng_block(block) {
-            self.stop(io_error(e));
+        match self.writer.write_pcapng_block(block) {
+            Ok(_) => self.buffered += 1,
+            Err(e) => {
+                self.lost += 1;
+                self.fail(io_error(e));
+            }
+        }
+        if self.writer.get_ref().len() >= BUFFER {
+            self.write_out();
         }
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.stopped {
-            // Nobody is left to tell; whoever cares has flushed before.
-            let _ = self.writer.get_mut().flush();
-        }
+        // An error can be returned to nobody; a caller that needs it has flushed before.
+        self.write_out();
     }
 }
 
@@ -415,6 +516,7 @@ impl<L: Link> Link for Capture<L> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::Read;
 
     use pcap_file::pcapng::{Block, PcapNgReader};
@@ -615,7 +717,7 @@ mod tests {
         let (a, mut b) = pair();
         let mut a = file.capture(a, "a");
         send(&mut a, &b, Instant(0), 0..100);
-        assert!(matches!(file.flush(), Err(CaptureError::Write(_))));
+        assert!(matches!(file.flush(), Err(CaptureError::Incomplete { lost: 100, .. })));
         assert!(file.flush().is_ok());
         send(&mut a, &b, Instant(0), 0..100);
         assert_eq!(b.receive(Instant(0), &mut |_| {}).unwrap(), 200);

@@ -108,6 +108,8 @@ counters! {
     send_rnr_err,
     /// Requester timeouts.
     local_ack_timeout_err,
+    /// Packets sent again after a loss or a timeout.
+    retransmitted_pkts,
     /// Packets sent again only to ask for an acknowledgement.
     ack_probe,
     /// Times that the requester went back to an earlier PSN.

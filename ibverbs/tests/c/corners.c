@@ -321,6 +321,17 @@ static void linger(void)
 	sleep(60);
 }
 
+/* One that sends much. */
+
+static void much(void)
+{
+	open_first();
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	for (int i = 0; i < 3000; i++)
+		exchange(qp);
+}
+
 /* Memory that a device could not pin. */
 
 static void memory(void)
@@ -725,7 +736,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger }, { "leave", leave },
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger }, { "leave", leave }, { "much", much },
 		{ "children", children },
 		{ "on demand", on_demand }, { "device memory", device_memory }, { "parents", parents }, { "imported", imported },
 		{ "anew", anew } };

@@ -136,7 +136,7 @@ impl End<'_> {
             let outcome = self.size(control, plan, &side, size, &mut report)?;
             report.add(outcome);
         }
-        report.finish();
+        report.finish(self.link.fault_report());
         control.say(&Message::Bye)
     }
 

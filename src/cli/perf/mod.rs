@@ -89,6 +89,12 @@ pub struct PerfArgs {
 /// [`CliError`].
 pub fn run(args: &PerfArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     let result = args.run(interrupt);
+    if let Some(faults) = args.link.fault_report() {
+        if !args.json {
+            faults.lines().for_each(|line| println!("{line}"));
+        }
+        faults.warn();
+    }
     args.link.finish().and(result)
 }
 

@@ -138,7 +138,7 @@ pub fn run(end: &End<'_>, plan: &StockPlan<'_>, stream: Patient, role: Role) -> 
     } else {
         serve(&side, &work, plan, posted, exchange, &mut spin, &mut report)?;
     }
-    report.finish();
+    report.finish(end.link.fault_report());
     match plan.dump {
         None => Ok(()),
         Some(file) => std::fs::write(file, side.memory()).map_err(|source| CliError::Io {

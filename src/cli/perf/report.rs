@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::plan::{Measure, Verb};
+use crate::cli::link::FaultReport;
 
 /// What a run of one size came to.
 #[derive(Clone, Debug, Serialize)]
@@ -111,6 +112,8 @@ struct Json<'a> {
     qps: usize,
     path_mtu: usize,
     results: &'a [Outcome],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults: Option<FaultReport>,
 }
 
 impl Report {
@@ -179,7 +182,7 @@ impl Report {
     }
 
     /// The JSON object.
-    pub fn finish(self) {
+    pub fn finish(self, faults: Option<FaultReport>) {
         if self.json {
             let all = Json {
                 verb: self.verb,
@@ -188,6 +191,7 @@ impl Report {
                 qps: self.qps,
                 path_mtu: self.mtu,
                 results: &self.outcomes,
+                faults,
             };
             match serde_json::to_string_pretty(&all) {
                 Ok(text) => println!("{text}"),

@@ -198,6 +198,10 @@ impl Server {
         for (name, value) in context.counters().iter().chain(link.iter()).filter(|(_, value)| *value > 0) {
             say(&format!("  {name:<24} {value}"))?;
         }
+        if let Some(faults) = self.shared.link.fault_report() {
+            faults.lines().try_for_each(|line| say(&format!("  {line}")))?;
+            faults.warn();
+        }
         for direction in [Direction::Tx, Direction::Rx] {
             let f = self.shared.link.fault_counts(direction);
             if f != Default::default() {

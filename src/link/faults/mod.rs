@@ -8,6 +8,7 @@ mod rule;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,36 +60,98 @@ pub struct FaultCounts {
     pub delayed: u64,
 }
 
-/// The counts of a [`Faults`] link, readable from anywhere.
-#[derive(Clone, Debug, Default)]
-pub struct FaultCounters(Arc<[[AtomicU64; 5]; 2]>);
+/// What a rule did so far.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "cli", derive(serde::Serialize))]
+pub struct RuleCount {
+    /// The rule as it was written.
+    pub rule: String,
+    /// Packets that it is about.
+    pub matched: u64,
+    /// Those of them that it disturbed.
+    pub struck: u64,
+}
 
-impl FaultCounters {
-    fn slot(action: Action) -> usize {
-        match action {
-            Action::Drop => 0,
-            Action::Duplicate => 1,
-            Action::Reorder => 2,
-            Action::Corrupt => 3,
-            Action::Delay(_) => 4,
-        }
+impl RuleCount {
+    /// A warning, if the rule matched nothing.
+    pub fn warning(&self) -> Option<String> {
+        let rule = &self.rule;
+        (self.matched == 0)
+            .then(|| format!("warning: fault rule '{rule}' matched no packet and had no effect"))
     }
 
-    fn add(&self, direction: Direction, action: Action) {
-        self.0[direction as usize][FaultCounters::slot(action)].fetch_add(1, Ordering::Relaxed);
+    /// The counts of several links with the same rules, added up.
+    pub fn sum<'a>(links: impl IntoIterator<Item = &'a FaultCounters>) -> Vec<RuleCount> {
+        let mut sum: Vec<RuleCount> = Vec::new();
+        for link in links {
+            for (i, count) in link.rules().enumerate() {
+                match sum.get_mut(i) {
+                    Some(to) => {
+                        (to.matched, to.struck) = (to.matched + count.matched, to.struck + count.struck)
+                    }
+                    None => sum.push(count),
+                }
+            }
+        }
+        sum
+    }
+}
+
+impl fmt::Display for RuleCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RuleCount { rule, matched, struck } = self;
+        write!(f, "fault {rule}: matched {matched} packets, disturbed {struck}")
+    }
+}
+
+/// The counts of a [`Faults`] link, readable from anywhere.
+#[derive(Clone, Debug)]
+pub struct FaultCounters(Arc<[Counter]>);
+
+#[derive(Debug)]
+struct Counter {
+    rule: Rule,
+    matched: AtomicU64,
+    struck: AtomicU64,
+}
+
+impl FaultCounters {
+    fn new(rules: &[Rule]) -> FaultCounters {
+        let counter = |rule: &Rule| Counter { rule: rule.clone(), matched: 0.into(), struck: 0.into() };
+        FaultCounters(rules.iter().map(counter).collect())
+    }
+
+    /// Of each rule, in their order.
+    pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
+        self.0.iter().map(|Counter { rule, matched, struck }| RuleCount {
+            rule: rule.to_string(),
+            matched: matched.load(Ordering::Relaxed),
+            struck: struck.load(Ordering::Relaxed),
+        })
     }
 
     /// Of one direction.
     pub fn get(&self, direction: Direction) -> FaultCounts {
-        let [dropped, duplicated, reordered, corrupted, delayed] =
-            [0, 1, 2, 3, 4].map(|i| self.0[direction as usize][i].load(Ordering::Relaxed));
-        FaultCounts { dropped, duplicated, reordered, corrupted, delayed }
+        let mut counts = FaultCounts::default();
+        for Counter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {
+            let count = match rule.action {
+                Action::Drop => &mut counts.dropped,
+                Action::Duplicate => &mut counts.duplicated,
+                Action::Reorder => &mut counts.reordered,
+                Action::Corrupt => &mut counts.corrupted,
+                Action::Delay(_) => &mut counts.delayed,
+            };
+            *count += struck.load(Ordering::Relaxed);
+        }
+        counts
     }
 }
 
 /// A rule and how far it has counted.
 struct Counting {
     rule: Rule,
+    /// Its place among all rules.
+    index: usize,
     count: u64,
     chance: Chance,
 }
@@ -174,9 +237,14 @@ impl Lane {
     ) -> Verdict {
         let mut verdict = Verdict::default();
         for counting in &mut self.rules {
-            if !counting.strikes(packet) {
+            let before = counting.count;
+            let strikes = counting.strikes(packet);
+            let counter = &counters.0[counting.index];
+            counter.matched.fetch_add(counting.count - before, Ordering::Relaxed);
+            if !strikes {
                 continue;
             }
+            counter.struck.fetch_add(1, Ordering::Relaxed);
             let rule = &counting.rule;
             match rule.action {
                 Action::Drop => verdict.drop = true,
@@ -185,7 +253,6 @@ impl Lane {
                 Action::Corrupt => verdict.corrupt = true,
                 Action::Delay(by) => verdict.delay = Some(by),
             }
-            counters.add(rule.direction, rule.action);
             if let Some(observer) = observer {
                 observer(&FaultEvent { at: now, rule, count: counting.count, flow, ident, packet });
             }
@@ -271,7 +338,8 @@ impl<L: Link> Faults<L> {
     ///
     /// A packet that several rules strike has all of it done; one that is dropped is just dropped.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
-        let counting = |(i, rule)| Counting { rule, count: 0, chance: Chance::new(seed, i as u64) };
+        let counters = FaultCounters::new(&rules);
+        let counting = |(i, rule)| Counting { rule, index: i, count: 0, chance: Chance::new(seed, i as u64) };
         let (tx, rx) =
             rules.into_iter().enumerate().map(counting).partition(|c| c.rule.direction == Direction::Tx);
         let lane =
@@ -281,7 +349,7 @@ impl<L: Link> Faults<L> {
             inner,
             tx: lane(tx),
             rx: lane(rx),
-            counters: FaultCounters::default(),
+            counters,
             observer: None,
             scratch: Vec::new(),
         }

@@ -65,7 +65,7 @@ type Filter = Arc<dyn Fn(&Packet<'_>) -> bool + Send + Sync>;
 
 /// One thing that goes wrong, and when.
 ///
-/// On the command line: `[tx:|rx:]ACTION=WHEN[,opcode=N][,psn=N][,qp=N]` (`tx` if nothing is said), with
+/// On the command line: `[tx:|rx:]ACTION=WHEN[,opcode=N|NAME][,psn=N][,qp=N]` (`tx` if nothing is said), with
 /// the actions `drop`, `dup`, `reorder`, `corrupt` and `delay` (which takes `,by=2ms` too), and for when
 /// `3`, `every:13` or `p:0.01`.
 #[derive(Clone)]
@@ -157,7 +157,7 @@ fn parse(text: &str) -> Result<Rule, String> {
     for field in fields {
         let (key, value) = field.map_err(|f| format!("'{f}' is no KEY=VALUE"))?;
         match key {
-            "opcode" => opcode = Some(Opcode(number(key, value, 0xff)? as u8)),
+            "opcode" => opcode = Some(opcodes(value)?),
             "psn" => psn = Some(Psn::new(number(key, value, 0xff_ffff)? as u32)),
             "qp" => qp = Some(Qpn::new(number(key, value, 0xff_ffff)? as u32)),
             "by" => by = Some(duration(value)?),
@@ -180,7 +180,7 @@ fn parse(text: &str) -> Result<Rule, String> {
     let mut rule = Rule { direction, action, when, filter: None, text: text.to_owned() };
     if opcode.is_some() || psn.is_some() || qp.is_some() {
         rule = rule.only(move |p| {
-            opcode.is_none_or(|o| p.bth().opcode == o)
+            opcode.as_ref().is_none_or(|some| some.contains(&p.bth().opcode))
                 && psn.is_none_or(|n| p.bth().psn == n)
                 && qp.is_none_or(|n| p.bth().dest_qp == n)
         });
@@ -205,6 +205,33 @@ fn positive(text: &str) -> Result<u64, String> {
         Ok(n) if n > 0 => Ok(n),
         _ => Err(format!("'{text}' is no packet to count to: they count from 1")),
     }
+}
+
+/// The opcodes of a number, or of a name as Wireshark and `urxe demo` print it: `rc-send-only`, of all services
+/// `send-only`, or its beginning, `send`.
+fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        return Ok(vec![Opcode(number("opcode", text, 0xff)? as u8)]);
+    }
+    let wanted = words(text);
+    let all = || (0..=0xff).map(Opcode).filter(|opcode| opcode.row().is_valid());
+    let names = |opcode: Opcode| [words(&opcode.to_string()), words(opcode.row().name)];
+    let equal: Vec<Opcode> = all().filter(|o| names(*o).contains(&wanted)).collect();
+    let begun =
+        all().filter(|o| !wanted.is_empty() && names(*o).iter().any(|name| name.starts_with(&wanted)));
+    let found = if equal.is_empty() { begun.collect() } else { equal };
+    if found.is_empty() {
+        return Err(format!(
+            "there is no opcode '{text}': write a number, or a name such as send-only, write-middle, read-request or ack"
+        ));
+    }
+    Ok(found)
+}
+
+fn words(name: &str) -> Vec<String> {
+    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
+    let short = |word: String| if word == "acknowledge" { "ack".into() } else { word };
+    words.filter(|word| !word.is_empty() && word != "rdma").map(short).collect()
 }
 
 /// A decimal number, or a hexadecimal one after 0x.
@@ -250,6 +277,26 @@ mod tests {
         assert_eq!(shape("rx:delay=every:2,by=2ms"), (Direction::Rx, two_ms, When::Every(2), false));
         let own = Rule::new(Direction::Rx, Action::Drop, When::Every(7));
         assert_eq!(own.to_string(), "rx:drop=every:7");
+    }
+
+    #[test]
+    fn opcodes_are_numbers_names_or_the_beginnings_of_names() {
+        let codes = |text: &str| opcodes(text).unwrap().iter().map(|o| o.0).collect::<Vec<_>>();
+        assert_eq!(codes("0x0a"), [0x0a]);
+        assert_eq!(codes("RC SEND Only"), [0x04]);
+        assert_eq!(codes("send-only"), [0x04, 0x24, 0x44, 0x64, 0xa4]);
+        assert_eq!(codes("rc-write"), [0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b]);
+        assert_eq!(codes("rc_rdma_read_request"), [0x0c]);
+        assert_eq!(codes("rc-ack"), [0x11]);
+        assert_eq!(codes("uc"), (0x20..0x2c).collect::<Vec<_>>());
+        assert_eq!(codes("CNP"), [0x81]);
+        for bad in ["", "-", "sned", "only"] {
+            assert!(opcodes(bad).unwrap_err().contains(&format!("no opcode '{bad}'")));
+        }
+        // Every opcode has a name that means just it.
+        for opcode in (0..=0xff).map(Opcode).filter(|opcode| opcode.row().is_valid()) {
+            assert_eq!(opcodes(&opcode.to_string()), Ok(vec![opcode]));
+        }
     }
 
     #[test]

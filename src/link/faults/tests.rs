@@ -128,6 +128,12 @@ fn faults_are_counted_and_told() {
     let expected = FaultCounts { dropped: 2, duplicated: 1, ..Default::default() };
     assert_eq!(counters.get(Direction::Tx), expected);
     assert_eq!(counters.get(Direction::Rx), FaultCounts::default());
+    let [drop, dup]: [RuleCount; 2] = RuleCount::sum([&counters, &counters]).try_into().unwrap();
+    assert_eq!(drop, RuleCount { rule: "drop=every:2".into(), matched: 8, struck: 4 });
+    assert_eq!(dup.to_string(), "fault dup=3: matched 8 packets, disturbed 2");
+    assert_eq!(dup.warning(), None);
+    let never = RuleCount { matched: 0, ..drop };
+    assert!(never.warning().unwrap().contains("'drop=every:2' matched no packet"));
 }
 
 #[test]

@@ -128,6 +128,7 @@ impl Requester {
         let again = psn.is_before(self.resend_until);
         let ask = self.asks(wqe, packet + psns, index, conn, env.now) || marked || limited && packet == 0;
         self.push(wqe, packet..packet + psns, ask, conn, env)?;
+        env.counters.retransmitted_pkts += u64::from(again);
         let awaits_response = wqe.op.awaits_response();
         if awaits_response {
             self.reads.push_back(psn + (psns - 1));

@@ -1,0 +1,148 @@
+//! Where the blocks of a capture go, and which file a process takes.
+
+use std::ffi::OsString;
+use std::fs::{File, FileType, TryLockError};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Takes whole blocks or nothing, so that a file is readable after a failed write.
+pub(super) enum Output {
+    /// A regular file, and the length of the blocks in it.
+    File(File, u64),
+    Stream(Box<dyn Write + Send>),
+}
+
+impl Output {
+    pub fn new(file: File) -> io::Result<Output> {
+        let is_regular = file.metadata()?.is_file();
+        Ok(if is_regular { Output::File(file, 0) } else { Output::Stream(Box::new(file)) })
+    }
+
+    /// Whether a later write can succeed after a failed one: a stream may have taken a part of a block.
+    pub fn survives_errors(&self) -> bool {
+        matches!(self, Output::File(..))
+    }
+
+    pub fn append(&mut self, blocks: &[u8]) -> io::Result<()> {
+        match self {
+            Output::Stream(stream) => stream.write_all(blocks).and_then(|()| stream.flush()),
+            Output::File(file, len) => match file.write_all(blocks) {
+                Ok(()) => {
+                    *len += blocks.len() as u64;
+                    Ok(())
+                }
+                Err(e) => {
+                    file.set_len(*len)?;
+                    file.seek(SeekFrom::Start(*len))?;
+                    Err(e)
+                }
+            },
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<(File, FileType)> {
+    let file = File::options().write(true).create(true).truncate(false).open(path)?;
+    let kind = file.metadata()?.file_type();
+    Ok((file, kind))
+}
+
+/// The lock of a file, which its process keeps until it closes the file. Devices such as `/dev/null` need none.
+fn lock(file: &File, kind: FileType) -> io::Result<bool> {
+    if kind.is_char_device() {
+        return Ok(true);
+    }
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(e)) => Err(e),
+    }
+}
+
+fn taken() -> io::Error {
+    io::Error::new(io::ErrorKind::ResourceBusy, "another process writes its capture there")
+}
+
+/// Creates a file, or replaces one that no process writes to.
+pub(super) fn replace(path: &Path) -> io::Result<File> {
+    let (file, kind) = open(path)?;
+    if !lock(&file, kind)? {
+        return Err(taken());
+    }
+    if kind.is_file() {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Empties a file for the processes that will [`claim`] it, unless one writes to it.
+pub(super) fn clear(path: &Path) -> io::Result<()> {
+    let (file, kind) = open(path)?;
+    if kind.is_file() && lock(&file, kind)? { file.set_len(0) } else { Ok(()) }
+}
+
+/// The file of this name if it is empty and no other process writes to it; else a new one with the PID in its name.
+pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
+    let (file, kind) = open(path)?;
+    let locked = lock(&file, kind)?;
+    if !kind.is_file() {
+        return if locked { Ok((file, path.to_owned())) } else { Err(taken()) };
+    }
+    if locked && file.metadata()?.len() == 0 {
+        return Ok((file, path.to_owned()));
+    }
+    // A name in /dev/fd stands for a file elsewhere.
+    let path = path.canonicalize()?;
+    let mut number = 0;
+    loop {
+        number += 1;
+        let path = beside(&path, pid, number);
+        match File::create_new(&path) {
+            Ok(file) => {
+                lock(&file, kind)?;
+                return Ok((file, path));
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// `dir/out.pcapng` becomes `dir/out-PID.pcapng`, and from the second number on `dir/out-PID-2.pcapng`.
+fn beside(path: &Path, pid: u32, number: u32) -> PathBuf {
+    let mut name = path.file_stem().map(OsString::from).unwrap_or_default();
+    name.push(format!("-{pid}"));
+    if number > 1 {
+        name.push(format!("-{number}"));
+    }
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_claims_a_file_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.b.pcapng");
+        let (mut first, name) = claim(&path, 7).unwrap();
+        assert_eq!(name, path);
+        // Before the first has written, while it writes, and after it has closed the file.
+        let (_second, name) = claim(&path, 8).unwrap();
+        assert_eq!(name.file_name().unwrap(), "a.b-8.pcapng");
+        assert!(replace(&path).unwrap_err().to_string().contains("another process"));
+        first.write_all(b"x").unwrap();
+        drop(first);
+        let (_third, name) = claim(&path, 8).unwrap();
+        assert_eq!(name.file_name().unwrap(), "a.b-8-2.pcapng");
+        assert_eq!(std::fs::read(&path).unwrap(), b"x");
+        drop(replace(&path).unwrap());
+        assert_eq!(claim(&path, 9).unwrap().1, path);
+    }
+}
