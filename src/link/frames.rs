@@ -295,6 +295,7 @@ impl FramesLink {
                 return 1;
             }
             Outcome::Foreign => self.counters.rx_foreign += 1,
+            Outcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
             Outcome::Malformed(e) => self.counters.count(&e),
             Outcome::EchoReply { .. } | Outcome::Handled => {}
         }

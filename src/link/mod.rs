@@ -118,6 +118,10 @@ pub struct LinkInfo {
 pub struct LinkCounters {
     /// Frames that are no RoCEv2 packet for this link (and no neighbour discovery either).
     pub rx_foreign: u64,
+    /// RoCEv1 packets, whose ICRC holds: only RoCEv2 is spoken here.
+    pub rx_roce_v1: u64,
+    /// RoCEv1 packets whose ICRC is wrong.
+    pub rx_roce_v1_corrupt: u64,
     /// Frames that end too early, or whose lengths do not go together.
     pub rx_truncated: u64,
     /// IPv4 packets with options, which RoCEv2 does not have.
@@ -156,10 +160,17 @@ impl LinkCounters {
         } += 1;
     }
 
+    /// A RoCEv1 packet was dropped.
+    pub(crate) fn count_roce_v1(&mut self, intact: bool) {
+        *(if intact { &mut self.rx_roce_v1 } else { &mut self.rx_roce_v1_corrupt }) += 1;
+    }
+
     /// Names and values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("link_rx_foreign", self.rx_foreign),
+            ("link_rx_roce_v1", self.rx_roce_v1),
+            ("link_rx_roce_v1_corrupt", self.rx_roce_v1_corrupt),
             ("link_rx_truncated", self.rx_truncated),
             ("link_rx_ip_options", self.rx_ip_options),
             ("link_rx_fragments", self.rx_fragments),
@@ -179,6 +190,8 @@ impl AddAssign for LinkCounters {
     fn add_assign(&mut self, other: LinkCounters) {
         let LinkCounters {
             rx_foreign,
+            rx_roce_v1,
+            rx_roce_v1_corrupt,
             rx_truncated,
             rx_ip_options,
             rx_fragments,
@@ -191,6 +204,8 @@ impl AddAssign for LinkCounters {
             tx_unresolved,
         } = other;
         self.rx_foreign += rx_foreign;
+        self.rx_roce_v1 += rx_roce_v1;
+        self.rx_roce_v1_corrupt += rx_roce_v1_corrupt;
         self.rx_truncated += rx_truncated;
         self.rx_ip_options += rx_ip_options;
         self.rx_fragments += rx_fragments;

@@ -59,6 +59,11 @@ pub enum Content {
     NeighborAdvert(NeighborAdvert),
     /// An IGMP or MLD query.
     GroupQuery(GroupQuery),
+    /// A RoCEv1 packet: a GRH in place of IP and UDP (annex A16).
+    RoceV1 {
+        /// Whether its ICRC holds.
+        intact: bool,
+    },
     /// Anything else.
     Foreign,
 }

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT, crc_short as short, icrc_ident};
+use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT, crc_short as short, grh, icrc_ident};
 
 /// What a UDP length field leaves for the payload.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
@@ -216,6 +216,24 @@ fn holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &[u8]) -> boo
 /// `udp_payload` is BTH to ICRC; anything shorter or above 64 KiB fails.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
     Verifier::default().verify(flow, ident, index, udp_payload)
+}
+
+/// Whether the ICRC of a RoCEv1 packet holds, from the GRH to the ICRC. It covers eight bytes of ones in place of the local
+/// route header, then the packet with traffic class, flow label and hop limit of the GRH and byte 4 of the BTH as ones
+/// (IBA 7.8.1, annex A16).
+pub fn verify_v1(packet: &[u8]) -> bool {
+    let Some((headers, rest)) = packet.split_first_chunk::<{ grh::LEN + BTH_LEN }>() else { return false };
+    let Some((covered, received)) = rest.split_last_chunk::<ICRC_LEN>() else { return false };
+    let mut masked = *headers;
+    masked[0] |= 0x0f;
+    masked[1..4].fill(0xff);
+    masked[7] = 0xff;
+    masked[grh::LEN + BTH_MASKED] = 0xff;
+    let mut icrc = Icrc::default();
+    icrc.update(&[0xff; LRH]);
+    icrc.update(&masked);
+    icrc.update(covered);
+    icrc.value() == u32::from_le_bytes(*received)
 }
 
 /// The IPv4 identification and flags (as the 16 bits on the wire) that explain a packet's ICRC; `None` if

@@ -24,26 +24,43 @@ for d in ("bin", "sbin", "usr/bin", "usr/sbin", "lib64", "lib", "etc/libibverbs.
 bz = open(glob1(work + "/kernel/boot/vmlinuz-*"), "rb").read()
 off, length = struct.unpack_from("<II", bz, 0x248)
 off += ((bz[0x1f1] or 4) + 1) * 512
-if bz[off:off + 6] != b"\xfd7zXZ\0":
-    sys.exit("mktree: the kernel is not compressed with xz any more")
+payload = bz[off:off + length]
+if payload[:6] == b"\xfd7zXZ\0":
+    elf = lzma.LZMADecompressor().decompress(payload)
+elif payload[:4] == b"\x28\xb5\x2f\xfd":
+    # The length of what is inside follows the stream.
+    elf = subprocess.run(["zstd", "-dc"], input=payload[:-4], stdout=subprocess.PIPE, check=True).stdout
+else:
+    sys.exit("mktree: the kernel is compressed neither with xz nor with zstd")
 with open(vmlinux, "wb") as f:
-    f.write(lzma.LZMADecompressor().decompress(bz[off:off + length]))
+    f.write(elf)
 subprocess.run(["strip", "--strip-debug", vmlinux], check=True)
 
 # Modules: those loaded at boot, in this order, and some for modprobe.
 boot = "virtio_mmio virtio_console virtio_net crc32_generic ib_uverbs rdma_ucm ib_umad rdma_rxe".split()
 spare = "8021q sch_netem nvme_rdma".split()
-mods = {os.path.basename(f)[:-3].replace("-", "_"): f
-        for f in glob.glob(work + "/kernel/lib/modules/*/kernel/**/*.ko", recursive=True)}
+mods = {re.sub(r"\.ko(\.xz)?$", "", os.path.basename(f)).replace("-", "_"): f
+        for f in glob.glob(work + "/kernel/lib/modules/*/kernel/**/*.ko*", recursive=True)}
+# What a kernel has built in needs no loading.
+with open(glob1(work + "/kernel/lib/modules/*/modules.builtin")) as f:
+    builtin = {os.path.basename(line.strip())[:-3].replace("-", "_") for line in f}
+
+
+def plain(m):
+    """the path of module M, decompressed where Debian 13 has compressed it"""
+    if mods[m].endswith(".xz"):
+        subprocess.run(["xz", "-d", mods[m]], check=True)
+        mods[m] = mods[m][:-3]
+    return mods[m]
 
 
 def closure(m, seen):
     """appends M to SEEN, after the modules it needs"""
-    if m in seen:
+    if m in seen or m in builtin:
         return seen
     if m not in mods:
         sys.exit(f"mktree: no module {m}")
-    x = re.search(rb"\0depends=([^\0]*)\0", open(mods[m], "rb").read())
+    x = re.search(rb"\0depends=([^\0]*)\0", open(plain(m), "rb").read())
     for d in (x.group(1).decode() if x else "").split(","):
         if d:
             closure(d.replace("-", "_"), seen)
@@ -63,7 +80,7 @@ for m in spare:
     closure(m, everything)
 with open(f"{tree}{md}/modules.dep", "w") as f:
     for m in everything:
-        subprocess.run(["strip", "--strip-debug", "-R", ".BTF", "-o", f"{tree}{md}/{m}.ko", mods[m]], check=True)
+        subprocess.run(["strip", "--strip-debug", "-R", ".BTF", "-o", f"{tree}{md}/{m}.ko", plain(m)], check=True)
         f.write(f"{m}.ko: {' '.join(x + '.ko' for x in reversed(closure(m, [])[:-1]))}\n")
 
 # Programs, and the libraries they need.

@@ -116,9 +116,39 @@ pub enum Net {
     Tap { ifname: String, netns: Option<String> },
 }
 
+/// The Debian release that the guest is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suite {
+    /// Debian 12: Linux 6.1, rdma-core 44.
+    Bookworm,
+    /// Debian 13: Linux 6.12, rdma-core 56.
+    Trixie,
+}
+
+impl Suite {
+    /// As `URXE_GUEST_SUITE` says, or Debian 12.
+    pub fn chosen() -> Suite {
+        match std::env::var("URXE_GUEST_SUITE").as_deref() {
+            Err(_) | Ok("" | "bookworm") => Suite::Bookworm,
+            Ok("trixie") => Suite::Trixie,
+            Ok(other) => panic!("URXE_GUEST_SUITE={other}: there are bookworm and trixie"),
+        }
+    }
+
+    /// Its name, as the archive has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Suite::Bookworm => "bookworm",
+            Suite::Trixie => "trixie",
+        }
+    }
+}
+
 /// A guest to be started; see [`GuestConfig::new`] for what is usual.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
+    /// The release, [`Suite::chosen`] unless a test needs a certain one.
+    pub suite: Suite,
     /// The wire.
     pub net: Net,
     /// Addresses with prefix lengths, IPv4 or IPv6. The link-local address of the MAC is there always.
@@ -143,6 +173,7 @@ impl GuestConfig {
     pub fn new(net: Net, n: u8) -> Self {
         assert!((1..=99).contains(&n), "n is used as decimal and as hexadecimal digits alike");
         Self {
+            suite: Suite::chosen(),
             net,
             ips: vec![format!("10.77.0.{n}/24"), format!("fd77::{n}/64")],
             mac: format!("52:54:00:77:00:{n:02}"),
@@ -210,7 +241,7 @@ impl Guest {
             // QEMU would go on without a wire
             return error(ErrorKind::Io, format!("nobody listens at {}", path.display()));
         }
-        let image = image()?;
+        let image = image(config.suite)?;
         let temp = tempfile::Builder::new().prefix("urxe-guest-").tempdir();
         let temp = temp.map_err(|e| io_error("a temporary directory", e))?;
         let dir = temp.path().to_path_buf();
@@ -405,7 +436,7 @@ impl Guest {
 }
 
 /// The directory of the image; an error that says what to do if there is none or QEMU is missing.
-fn image() -> Result<PathBuf> {
+fn image(suite: Suite) -> Result<PathBuf> {
     let how = format!("run {TESTS}/install (as root, or with sudo at hand)");
     let found = |tool: &str| {
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -417,10 +448,10 @@ fn image() -> Result<PathBuf> {
         }
     }
     let mkimage = format!("{TESTS}/mkimage");
-    let out = Command::new(&mkimage).arg("-n").output().map_err(|e| io_error(&mkimage, e))?;
+    let out = Command::new(&mkimage).args(["-n", suite.name()]).output().map_err(|e| io_error(&mkimage, e))?;
     let dir = String::from_utf8_lossy(&out.stdout).trim().to_string();
     if !out.status.success() {
-        let what = format!("there is no image of the test guest in {dir}: {how}, or only {mkimage}");
+        let what = format!("there is no image of the test guest in {dir}: {how}, or only {mkimage} {}", suite.name());
         return error(ErrorKind::Missing, what);
     }
     Ok(dir.into())

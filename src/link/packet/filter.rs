@@ -118,6 +118,8 @@ pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
     if_eq(&mut p, 0x0800, ip);
     let ip = ipv6(wanted, shard);
     if_eq(&mut p, 0x86dd, ip);
+    // RoCEv1 is only counted.
+    if_eq(&mut p, 0x8915, vec![if shard.is_first() { accept() } else { drop_it() }]);
     p.push(drop_it());
     p
 }
@@ -326,6 +328,9 @@ mod tests {
         let mut dns = packet("10.0.0.1", OWN);
         dns[36] = 0;
         assert!(!run(&p, &dns, 0, 0));
+        let mut roce_v1 = packet("fd00::1", OWN);
+        roce_v1[12..14].copy_from_slice(&[0x89, 0x15]);
+        assert!(run(&p, &roce_v1, 0, 0));
         let mut later_fragment = packet("10.0.0.1", OWN);
         later_fragment[21] = 1;
         assert!(!run(&p, &later_fragment, 0, 0));

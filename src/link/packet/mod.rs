@@ -579,6 +579,7 @@ impl PacketLink {
                 return data.len().div_ceil(segment.max(1));
             }
             Outcome::Foreign => self.counters.rx_foreign += 1,
+            Outcome::RoceV1 { intact } => self.counters.count_roce_v1(intact),
             Outcome::Malformed(e) => self.counters.count(&e),
             Outcome::EchoReply { .. } | Outcome::Handled => {}
         }
@@ -590,6 +591,7 @@ impl PacketLink {
 fn read_beside_kernel(frame: Frame, ours: impl Fn(IpAddr) -> bool) -> Outcome {
     match frame.content {
         Content::Roce(roce) if ours(roce.flow.dst) => Outcome::Packet(roce),
+        Content::RoceV1 { intact } => Outcome::RoceV1 { intact },
         _ => Outcome::Foreign,
     }
 }

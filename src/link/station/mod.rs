@@ -57,6 +57,11 @@ pub enum Outcome {
         /// Sequence number.
         seq: u16,
     },
+    /// RoCEv1, which it does not speak.
+    RoceV1 {
+        /// Whether its ICRC holds.
+        intact: bool,
+    },
     /// The station has dealt with it.
     Handled,
     /// Not for the station, or nothing that it knows.
@@ -184,6 +189,7 @@ impl Station {
                 self.emit(|out, mac| frame::append_echo(out, frame.src, mac, &reply, &bytes[data]));
                 Outcome::Handled
             }
+            Content::RoceV1 { intact } => Outcome::RoceV1 { intact },
             _ => Outcome::Foreign,
         }
     }

@@ -16,10 +16,15 @@ use super::{
     Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, IpIdent, Mac, NeighborAdvert,
     NeighborSolicit, ROCE_PORT, RoceFrame,
 };
-use crate::wire::Flow;
+use crate::wire::{Flow, grh, icrc};
 
 const SOURCE_MAC_OPTION: u8 = 1;
 const TARGET_MAC_OPTION: u8 = 2;
+
+/// The Ethernet type of RoCEv1 (annex A16).
+const ROCE_V1: EtherType = EtherType(0x8915);
+/// The next header of a GRH that a BTH follows (IBA 8.3).
+const IBA_TRANSPORT: u8 = 0x1b;
 
 /// Bytes before the options of a neighbour solicitation or advertisement.
 const NEIGHBOR_LEN: usize = 24;
@@ -50,6 +55,7 @@ pub fn parse(frame: &[u8], checksums: Checksums) -> Result<Frame, FrameError> {
         EtherType::IPV4 => ipv4(frame, at, checksums)?,
         EtherType::IPV6 => ipv6(frame, at, checksums)?,
         EtherType::ARP => arp(&frame[at..])?,
+        ROCE_V1 => roce_v1(&frame[at..])?,
         _ => Content::Foreign,
     };
     Ok(Frame { dst: Mac(ethernet.destination()), src: Mac(ethernet.source()), vlan, content })
@@ -94,9 +100,11 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     if bytes.len() < total {
         return Err(truncated("IPv4", total, bytes.len()));
     }
-    let expected = ip.to_header().calc_header_checksum();
-    if ip.header_checksum() != expected {
-        return Err(FrameError::Ipv4Checksum { found: ip.header_checksum(), expected });
+    if !ipv4_sum_holds(ip.slice()) {
+        return Err(FrameError::Ipv4Checksum {
+            found: ip.header_checksum(),
+            expected: ipv4_checksum(ip.slice()),
+        });
     }
     if ip.is_fragmenting_payload() {
         return Err(FrameError::Fragment);
@@ -114,10 +122,36 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     udp(frame, inner, flow, IpIdent::Exact { id: ip.identification(), flags }, checksums)
 }
 
+/// Whether the checksum of a header holds, over its bytes as they are: a header taken apart has lost the reserved flag.
+fn ipv4_sum_holds(header: &[u8]) -> bool {
+    Sum16BitWords::new().add_slice(header).ones_complement() == 0
+}
+
+/// The checksum that a header should have.
+fn ipv4_checksum(header: &[u8]) -> u16 {
+    let sum = Sum16BitWords::new().add_slice(&header[..10]).add_slice(&header[12..]);
+    sum.ones_complement().to_be()
+}
+
+/// A GRH and what follows it, up to the ICRC.
+fn roce_v1(bytes: &[u8]) -> Result<Content, FrameError> {
+    // A GRH has the layout of an IPv6 header.
+    let grh = Ipv6HeaderSlice::from_slice(bytes).map_err(|_| match bytes.first() {
+        Some(first) if first >> 4 != 6 => FrameError::IpVersion { version: first >> 4 },
+        _ => truncated("GRH", grh::LEN, bytes.len()),
+    })?;
+    let len = grh::LEN + usize::from(grh.payload_length());
+    if grh.next_header() != IpNumber(IBA_TRANSPORT) {
+        return Ok(Content::Foreign);
+    }
+    let packet = bytes.get(..len).ok_or(truncated("GRH", len, bytes.len()))?;
+    Ok(Content::RoceV1 { intact: icrc::verify_v1(packet) })
+}
+
 fn igmp(bytes: &[u8]) -> Option<GroupQuery> {
     let ip = Ipv4HeaderSlice::from_slice(bytes).ok()?;
     let message = bytes.get(ip.slice().len()..usize::from(ip.total_len()))?;
-    let sound = ip.header_checksum() == ip.to_header().calc_header_checksum() && !ip.is_fragmenting_payload();
+    let sound = ipv4_sum_holds(ip.slice()) && !ip.is_fragmenting_payload();
     igmp_query(message).filter(|_| sound)
 }
 

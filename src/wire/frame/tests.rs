@@ -152,6 +152,67 @@ fn each_fault_has_its_name() {
 }
 
 #[test]
+fn ipv4_header_with_the_reserved_flag_is_read_and_its_icrc_holds() {
+    let mut frame = unhex(RXE_V4);
+    frame[20] |= 0x80;
+    // The flag is in the high byte of its word: the sum grows by 0x8000, its complement shrinks by that.
+    frame[24] ^= 0x80;
+    let payload = roce(&frame).payload;
+    let mut r = roce(&frame);
+    assert_eq!(r.ident, IpIdent::Exact { id: 0x1007, flags: 0xc000 });
+    let icrc = icrc::compute(&r.flow, 0x1007, 0xc000, &frame[payload.clone()]);
+    let end = frame.len();
+    frame[end - 4..].copy_from_slice(&icrc.to_le_bytes());
+    r = roce(&frame);
+    assert!(icrc::verify(&r.flow, r.ident, 0, &frame[payload]));
+    frame[25] ^= 1;
+    assert!(matches!(read(&frame), Err(FrameError::Ipv4Checksum { .. })));
+}
+
+/// A RoCEv1 frame: GRH, an ACK's BTH and AETH, an ICRC by another implementation of the CRC.
+fn roce_v1_frame() -> Vec<u8> {
+    let mut frame = [&B.0[..], &A.0, &[0x89, 0x15]].concat();
+    frame.extend_from_slice(&[0x6a, 0xbc, 0xde, 0xf0, 0, 20, 0x1b, 63]);
+    let gid = |s: &str| s.parse::<Ipv6Addr>().unwrap().octets();
+    frame.extend_from_slice(&gid("fe80::5054:ff:fe77:1"));
+    frame.extend_from_slice(&gid("fe80::5054:ff:fe77:2"));
+    frame.extend_from_slice(&[0x11, 0, 0xff, 0xff, 0x40, 0, 0, 0x11, 0, 0, 1, 0, 0x1f, 0, 0, 1]);
+    let mut covered = [&[0xff; 8][..], &frame[14..]].concat();
+    (8..12).for_each(|at| covered[at] = 0xff);
+    covered[8] = 0x6f;
+    covered[15] = 0xff;
+    covered[8 + 40 + 4] = 0xff;
+    let icrc = crc::Crc::<u32>::new(&crc::CRC_32_ISO_HDLC).checksum(&covered);
+    frame.extend_from_slice(&icrc.to_le_bytes());
+    frame
+}
+
+#[test]
+fn roce_v1_is_known_and_its_icrc_is_verified() {
+    let good = roce_v1_frame();
+    let content = |frame: &[u8]| read(frame).unwrap().content;
+    assert_eq!(content(&good), Content::RoceV1 { intact: true });
+    // Traffic class, flow label, hop limit and the BTH's byte 4 do not count.
+    for (at, intact) in [(14, true), (15, true), (17, true), (21, true), (58, true), (30, false), (54, false), (69, false)]
+    {
+        let mut changed = good.clone();
+        changed[at] ^= 1;
+        assert_eq!(content(&changed), Content::RoceV1 { intact }, "byte {at}");
+    }
+    let mut padded = good.clone();
+    padded.extend_from_slice(&[0; 9]);
+    assert_eq!(content(&padded), Content::RoceV1 { intact: true });
+    let mut raw = good.clone();
+    raw[20] = 0x3b;
+    assert_eq!(content(&raw), Content::Foreign);
+    raw[14] = 0x45;
+    assert_eq!(read(&raw).unwrap_err(), FrameError::IpVersion { version: 4 });
+    for len in 14..good.len() {
+        assert!(matches!(read(&good[..len]), Err(FrameError::Truncated { .. })), "{len}");
+    }
+}
+
+#[test]
 fn a_frame_cut_short_anywhere_is_truncated() {
     for hex in [ARP_REQUEST, RXE_V4, RXE_V6, SOLICIT, ADVERT] {
         let whole = unhex(hex);
