@@ -376,6 +376,23 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
+fn an_interfaces_link_local_address_is_the_first() {
+    let net = Veth::new(1500);
+    let start = Clock::now();
+    // The kernel gives it one a moment after the interface is up.
+    loop {
+        let addresses = open(&net, 0, "packet:v0").info().addresses.clone();
+        if addresses.len() == 3 {
+            assert!(addresses[0].to_string().starts_with("fe80:"), "{addresses:?}");
+            assert_eq!(addresses[1..], ["10.77.0.1", "fd77::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{addresses:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn a_removed_interface_ends_the_link() {
     let net = Veth::new(1500);
     let mut a = open(&net, 0, "packet:v0");

@@ -197,6 +197,6 @@ fn what_one_context_has_another_imports() {
 }
 
 #[test]
-fn reset_forgets_completions_and_the_gid_table_has_room() {
+fn reset_forgets_completions_and_the_gid_table_has_an_entry_for_each_address() {
     corner("anew");
 }

@@ -28,7 +28,7 @@ pub fn interfaces() -> Vec<Interface> {
     let mut all: Vec<Interface> = with_addresses
         .map(|i| {
             let mut addresses: Vec<IpAddr> = i.ips.iter().map(|net| net.ip()).collect();
-            addresses.sort_by_key(place);
+            addresses.sort_by_key(place_in_gid_table);
             // One address may be there more than once, with several prefixes.
             let mut seen = HashSet::new();
             addresses.retain(|ip| seen.insert(*ip));
@@ -63,7 +63,8 @@ pub fn main_address(addresses: &[IpAddr]) -> Option<IpAddr> {
     addresses.iter().find(|ip| !is_link_local(ip)).or(addresses.first()).copied()
 }
 
-fn place(ip: &IpAddr) -> u8 {
+/// Sorts addresses as kernel devices have them in their GID tables.
+pub(super) fn place_in_gid_table(ip: &IpAddr) -> u8 {
     match ip {
         ip if is_link_local(ip) => 0,
         IpAddr::V4(_) => 1,
@@ -92,7 +93,7 @@ mod tests {
     fn link_local_addresses_are_first_and_global_ipv6_last() {
         let text = ["2001:db8::1", "10.0.0.1", "fe80::1", "169.254.1.1", "fd00::1"];
         let mut addresses = text.map(|ip| ip.parse().unwrap());
-        addresses.sort_by_key(place);
+        addresses.sort_by_key(place_in_gid_table);
         let sorted = ["fe80::1", "10.0.0.1", "169.254.1.1", "2001:db8::1", "fd00::1"];
         assert_eq!(addresses, sorted.map(|ip| ip.parse::<IpAddr>().unwrap()));
         assert_eq!(main_address(&addresses), Some(addresses[1]));

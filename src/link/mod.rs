@@ -85,6 +85,7 @@ use crate::wire::mad::ServiceId;
 
 pub use claim::ClaimError;
 pub use frames::{FramesConfig, FramesError, FramesLink, FramesWire};
+use interfaces::place_in_gid_table;
 pub use interfaces::{Interface, interfaces, main_address};
 pub use link_spec::{BindError, LinkSpec, default_address};
 pub use membership::JoinError;

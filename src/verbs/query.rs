@@ -179,9 +179,6 @@ const ACK_DELAY: u8 = 12;
 /// Every size from that of the smallest page on.
 const PAGE_SIZES: u64 = !0xfff;
 
-/// Room for GIDs, as hardware has for the addresses that an interface may get.
-const GID_TABLE: usize = 256;
-
 /// What a port is like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortAttr {
@@ -191,7 +188,7 @@ pub struct PortAttr {
     pub active_mtu: Mtu,
     /// The largest path MTU at all.
     pub max_mtu: Mtu,
-    /// Entries that the GID table has room for; those behind the port's addresses are empty.
+    /// Entries of the GID table: one for each address that the port has or had. Addresses that it gets later extend the table.
     pub gid_table_len: usize,
     /// Entries of the partition key table.
     pub pkey_table_len: usize,
@@ -310,7 +307,7 @@ impl Context {
             active: nic.port_is_up(),
             active_mtu: self.0.mtu,
             max_mtu: Mtu::Mtu4096,
-            gid_table_len: nic.config().port.gids.len().max(GID_TABLE),
+            gid_table_len: nic.config().port.gids.len(),
             pkey_table_len: nic.pkeys().len(),
             max_msg_size: MAX_MESSAGE,
             bad_pkey_cntr: counters.rx_pkey_violation,

@@ -104,6 +104,10 @@ fn an_operator_may_change_the_gid_table_of_any_link() {
     let other = Gid::from("192.0.2.1".parse::<IpAddr>().unwrap());
     a.context.set_gids(&[before[1], other]);
     assert_eq!((a.context.gids(), events(&a.context)), (vec![other, before[1]], vec![AsyncEvent::GidChange]));
+    assert_eq!(a.context.query_port().gid_table_len, 2);
+    let later = Gid::from("192.0.2.2".parse::<IpAddr>().unwrap());
+    a.context.set_gids(&[before[1], other, later]);
+    assert_eq!((a.context.query_port().gid_table_len, a.context.query_gid(2)), (3, Some(later)));
 }
 
 /// A link that is taken away on command.

@@ -58,7 +58,7 @@ fn a_port_says_how_it_is() {
     let (a, b) = fabric.pair().unwrap();
     let port = b.context.query_port();
     assert_eq!((port.state(), port.state() as u32), (PortState::Active, 4));
-    assert_eq!((port.gid_table_len, port.pkey_table_len, port.bad_pkey_cntr), (256, 1, 0));
+    assert_eq!((port.gid_table_len, port.pkey_table_len, port.bad_pkey_cntr), (2, 1, 0));
     a.context.set_pkeys(&[PKey(0x8001), PKey(0x8002)]).unwrap();
     assert_eq!(a.context.query_port().pkey_table_len, 2);
     a.qp.post_send(&SendWr::send(1, &[])).unwrap();

@@ -722,11 +722,11 @@ static void anew(void)
 	exchange(qp);
 	CHECK(ibv_modify_qp_rate_limit(other, &rate) == EINVAL);
 
-	CHECK(!ibv_query_port(context, 1, &port) && port.gid_tbl_len > 100);
-	int last = port.gid_tbl_len - 1;
-	CHECK(!ibv_query_gid(context, 1, last, &gid) && !memcmp(&gid, &zero, 16));
-	CHECK(ibv_query_gid(context, 1, last + 1, &gid) == -1);
-	CHECK(ibv_query_gid_ex(context, 1, last, entries, 0) == ENODATA);
+	/* One address, so one entry, and none of zeros behind it. */
+	CHECK(!ibv_query_port(context, 1, &port) && port.gid_tbl_len == 1);
+	CHECK(!ibv_query_gid(context, 1, 0, &gid) && memcmp(&gid, &zero, 16));
+	CHECK(ibv_query_gid(context, 1, 1, &gid) == -1);
+	CHECK(ibv_query_gid_ex(context, 1, 1, entries, 0) == ENODATA);
 	ssize_t there = ibv_query_gid_table(context, entries, 2, 0);
 	CHECK(there >= 1 && there <= 2 && ibv_query_gid_table(context, entries, there - 1, 0) == -EINVAL);
 }

@@ -25,7 +25,7 @@ use super::loopback::Loopback;
 use super::spec::{MIN_MTU, Options, SpecError};
 use super::station::{IfAddr, Outcome, Station, StationConfig};
 use super::watch::Watch;
-use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, system_udp};
+use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, place_in_gid_table, system_udp};
 use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
@@ -355,8 +355,10 @@ impl PacketLink {
                 (station.mac, addresses, Neighbours::Station(Box::new(Station::new(station))))
             }
             None => {
-                let own: Vec<_> =
+                let mut own: Vec<_> =
                     interface.ips.iter().map(|n| IfAddr { ip: n.ip(), prefix: n.prefix() }).collect();
+                // As a GID table has them.
+                own.sort_by_key(|a| place_in_gid_table(&a.ip));
                 let addresses: Vec<_> = own.iter().map(|a| a.ip).collect();
                 if addresses.is_empty() {
                     return Err(PacketError::NoAddress { name });
