@@ -24,12 +24,8 @@ export! {
 /// How long each wait lasts at most; it is begun anew.
 pub const LONG: Duration = Duration::from_secs(3600);
 
-/// Has a call wait for an event of this descriptor; or what it returns at once, if it is not to wait or a signal has
-/// interrupted it.
+/// Has a call wait for an event of this descriptor; or what it returns at once, if a signal has interrupted it.
 pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
-    if is_nonblocking(fd) {
-        return Step::Done(minus_one(libc::EAGAIN));
-    }
     match call.take_failure() {
         Some(libc::EINTR) if !signals_restart_calls() => Step::Done(minus_one(libc::EINTR)),
         // The system lacks memory: a short rest is better than a loop.
@@ -129,7 +125,7 @@ unsafe fn next_cq_event(
     let address = loop {
         let event = match channel.channel.next_event() {
             Some(event) => event,
-            None if is_nonblocking(fd) => return wait_for_event(call, fd),
+            None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
             // Has the device driven while the thread waits.
             None => match channel.channel.get_event(Duration::ZERO) {
                 Ok(event) => event,

@@ -239,6 +239,11 @@ impl Device {
         Ok(nic)
     }
 
+    /// Whether asking for an event raises it at once for a completion that came before, as mlx5 does and rxe does not.
+    pub fn tells_of_missed_completions(&self) -> bool {
+        self.settings.personality.name != "rxe"
+    }
+
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
         let Settings { shards, personality, seed, faults, sharing, .. } = &self.settings;
         let links = match sharing {

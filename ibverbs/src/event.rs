@@ -9,6 +9,7 @@ use crate::abi::{ibv_async_event, ibv_context, ibv_cq, ibv_qp, ibv_srq};
 use crate::cancel::{Call, Step, blocking};
 use crate::channel::{is_nonblocking, wait_for_event};
 use crate::context::{Context, address_of, queue_at};
+use crate::errno::minus_one;
 
 export! {
     "IBVERBS_1.1":
@@ -41,7 +42,7 @@ unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call:
     loop {
         let event = match context.nic.next_event() {
             Some(event) => event,
-            None if is_nonblocking(fd) => return wait_for_event(call, fd),
+            None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
             // Has the device driven while the thread waits.
             None => match context.nic.wait_event(Duration::ZERO) {
                 Ok(event) => event,

@@ -239,7 +239,9 @@ pub unsafe extern "C" fn post_send(
             }
             next = wr.next;
         }
+        let mut accepted = scratch.requests.len();
         if let Err(e) = pair.qp.post_send_list(&scratch.requests) {
+            accepted = e.index;
             let mut at = list;
             for _ in 0..e.index {
                 // SAFETY: it is that long.
@@ -247,8 +249,8 @@ pub unsafe extern "C" fn post_send(
             }
             refused = Some((at, e.errno()));
         }
-        // SAFETY: the program's list, all of which was accepted up to the refused one.
-        unsafe { show_keys(list, &scratch.requests, refused.map(|(at, _)| at)) };
+        // SAFETY: the program's list, of which these are the first.
+        unsafe { show_keys(list, &scratch.requests[..accepted]) };
         scratch.requests.clear();
         let Some((at, errno)) = refused else { return 0 };
         // SAFETY: the caller's pointer.
@@ -261,13 +263,10 @@ pub unsafe extern "C" fn post_send(
         .unwrap_or_else(|_| post(&mut Scratch::default()))
 }
 
-/// Writes the keys of the windows of a list, up to the request that was refused, into the structs of the windows.
-unsafe fn show_keys(list: *mut ibv_send_wr, requests: &[SendWr<'_>], refused: Option<*mut ibv_send_wr>) {
+/// Writes the keys that the windows of the accepted requests of a list have now into the structs of the windows.
+unsafe fn show_keys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
     let mut next = list;
-    for request in requests {
-        if refused == Some(next) {
-            break;
-        }
+    for request in accepted {
         // SAFETY: the list is as long as the requests, of which a bind names a window.
         unsafe {
             if let WrOp::BindMw(bind) = &request.op {

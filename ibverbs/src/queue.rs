@@ -200,7 +200,11 @@ pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -
 pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
-    // SAFETY: a queue that was given out.
-    unsafe { Queue::of(c) }.cq.req_notify_with_missed(notify);
+    // SAFETY: a queue that was given out, of an open context.
+    let (cq, owner) = unsafe { (&Queue::of(c).cq, Context::of((*c).context)) };
+    match owner.device.tells_of_missed_completions() {
+        true => cq.req_notify_with_missed(notify),
+        false => cq.req_notify(notify),
+    }
     0
 }

@@ -2,7 +2,9 @@
 
 mod support;
 
-use support::{CProgram, addresses};
+use std::time::Duration;
+
+use support::{CProgram, Library, Running, addresses, text};
 
 fn case(name: &str) {
     let [address, _] = addresses();
@@ -37,4 +39,14 @@ fn refused_rereg_mr_returns_err_input_or_err_cmd() {
 #[test]
 fn parent_domain_accepts_allow_cc_unprotected_alloc() {
     case("unprotected");
+}
+
+#[test]
+fn request_for_an_event_raises_it_for_a_completion_of_before_but_in_personality_rxe() {
+    case("missed");
+    let (library, program, [address, _]) = (Library::new(), CProgram::build("calls"), addresses());
+    let mut command = library.program(program.program(), &address);
+    command.arg("missed as rxe").env("URXE_PERSONALITY", "rxe");
+    let out = Running::new(command).finish(Duration::from_secs(60));
+    assert!(out.status.success(), "{:?}\n{}", out.status, text(&out));
 }

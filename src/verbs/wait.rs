@@ -39,6 +39,9 @@ pub(super) fn until_readable<R>(
             return Ok(taken);
         }
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        if let (Some(Duration::ZERO), Some(timeout)) = (left, timeout) {
+            return Err(WaitError::TimedOut(timeout));
+        }
         let ready = ppoll(&mut [PollFd::new(fd, PollFlags::POLLIN)], left.map(TimeSpec::from), None);
         match (ready, timeout) {
             (Ok(0), Some(timeout)) => return Err(WaitError::TimedOut(timeout)),

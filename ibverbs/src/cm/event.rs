@@ -149,7 +149,7 @@ pub unsafe fn next_cm_event(
         };
         let event = match take() {
             Some(event) => event,
-            None if is_nonblocking(fd) => return wait_for_event(call, fd),
+            None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
             // Has the devices driven while the thread waits.
             None => match channel.channel.get_event_by(Some(Duration::ZERO), take) {
                 Ok(event) => event,

@@ -125,6 +125,6 @@ mod tests {
         assert_eq!((&a, &c), (b"12", b"345"));
         let mut rest = Sink::new(vec![&mut a, &mut b, &mut c]);
         rest.skip(3);
-        assert_eq!((rest.taken(), rest.left(), rest.take(9)), (3, 2, &mut b"45"[..]));
+        assert_eq!((rest.taken(), rest.left(), &*rest.take(9)), (3, 2, &b"45"[..]));
     }
 }

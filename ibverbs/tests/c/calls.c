@@ -245,6 +245,35 @@ static void registered_anew(void)
 	CHECK(ibv_rereg_mr(mr, access, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0 && !ibv_dereg_mr(mr));
 }
 
+/* Two completions that came before an event was asked for: whether that raises one at once. */
+static int tells_of_missed(void)
+{
+	open_first();
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	CHECK(channel && !ibv_destroy_cq(cq) && (cq = ibv_create_cq(context, 8, NULL, channel, 0)));
+	struct ibv_qp *qp = create_qp(NULL);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct ibv_recv_wr second = { .wr_id = 2 }, first = { .wr_id = 1, .next = &second }, *bad;
+	connect_to_itself(qp);
+	CHECK(!ibv_post_recv(qp, &first, &bad) && !ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	CHECK(!ibv_req_notify_cq(cq, 0));
+	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
+	int told = poll(&fd, 1, 0);
+	completes(IBV_WC_WR_FLUSH_ERR);
+	completes(IBV_WC_WR_FLUSH_ERR);
+	return told;
+}
+
+static void missed(void)
+{
+	CHECK(tells_of_missed() == 1);
+}
+
+static void missed_as_rxe(void)
+{
+	CHECK(tells_of_missed() == 0);
+}
+
 /* A flag of later headers, for confidential guests, changes nothing. */
 static void unprotected(void)
 {
@@ -262,7 +291,8 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
-		      { "registered anew", registered_anew }, { "unprotected", unprotected } };
+		      { "registered anew", registered_anew }, { "unprotected", unprotected },
+		      { "missed", missed }, { "missed as rxe", missed_as_rxe } };
 	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {
 			cases[i].run();
