@@ -114,6 +114,10 @@ fn what_cannot_run_is_said_in_one_line() {
     refused(&["run", "--", "no-such-program"], "there is no program 'no-such-program'");
     refused(&["run", "--ip", "192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
     refused(&["run", "--link", "udp:192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
+    refused(
+        &["run", "--link", "udp:no0", "--", "true"],
+        "--link: there is no link 'udp:no0': there are udp, udp:",
+    );
 
     let setuid = dir.path().join("setuid");
     fs::copy("/bin/true", &setuid).unwrap();
