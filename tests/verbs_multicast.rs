@@ -165,6 +165,25 @@ fn members_of_one_nic_each_have_a_copy() {
 
 /// Each member's direction has its own chances, which replay.
 #[test]
+fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
+    let [a, b, _] = three(&Fabric::new());
+    let group = gid(GROUPS[1]);
+    let other = datagrams(&a.pd, &a.cq);
+    other.post_recv(&RecvWr { wr_id: 2, sges: &[a.mr.sge(1000..2000)] }).unwrap();
+    for qp in [&a.qp, &b.qp, &other] {
+        qp.attach_mcast(group).unwrap();
+    }
+    a.qp.block_multicast_loopback();
+    a.send(group, b"own");
+    // The other queue pair of the same NIC has a copy, and so has the other NIC.
+    a.next(2);
+    assert_eq!(b.receive().2, b"own");
+    a.nothing();
+    b.send(group, b"other's");
+    assert_eq!(a.receive().2, b"other's");
+}
+
+#[test]
 fn copies_are_lost_each_for_itself() {
     let run = |seed| {
         let config = FabricConfig { loss: 0.3, seed, ..FabricConfig::default() };

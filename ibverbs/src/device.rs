@@ -303,7 +303,7 @@ pub fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let devices = Settings::read().and_then(|settings| {
-            let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| e.to_string())?;
+            let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| format!("URXE_LINK: {e}"))?;
             let numbered = adapters.into_iter().enumerate();
             Ok(numbered.map(|(i, adapter)| Device::new(i, adapter, settings.clone())).collect())
         });

@@ -192,10 +192,12 @@ pub unsafe extern "C" fn create_qp_ex(
     const XRCD: u32 = 2;
     const CREATE_FLAGS: u32 = 4;
     const SEND_OPS: u32 = 64;
+    const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
     // SAFETY: the caller's struct.
     let init = unsafe { &mut *init };
     let (mask, flags) = (init.comp_mask, init.create_flags);
-    if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || mask & CREATE_FLAGS != 0 && flags != 0 {
+    let flags = if mask & CREATE_FLAGS != 0 { flags } else { 0 };
+    if mask & !(PD | XRCD | CREATE_FLAGS | SEND_OPS) != 0 || flags & !BLOCK_SELF_MCAST_LB != 0 {
         return null(libc::EOPNOTSUPP);
     }
     let (xrcd, srq) = (if mask & XRCD != 0 { init.xrcd } else { std::ptr::null_mut() }, init.srq);
@@ -205,6 +207,10 @@ pub unsafe extern "C" fn create_qp_ex(
     // SAFETY: what it names was given out.
     let made = unsafe { make(pd, xrcd, &mut plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
     init.cap = plain.cap;
+    if !made.is_null() && flags != 0 {
+        // SAFETY: given out just now.
+        unsafe { Pair::of(made) }.qp.block_multicast_loopback();
+    }
     made
 }
 

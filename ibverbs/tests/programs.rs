@@ -48,7 +48,7 @@ fn a_device_that_is_not_there_is_said() {
     let out = library.program("ibv_devinfo", "192.0.2.1").output().unwrap();
     assert!(!out.status.success());
     assert!(
-        text(&out).contains("there is no link 'udp:192.0.2.1': URXE_LINK may be udp, udp:"),
+        text(&out).contains("URXE_LINK: there is no link 'udp:192.0.2.1': there are udp, udp:"),
         "{}",
         text(&out)
     );

@@ -173,7 +173,9 @@ fn wait_for_group(group: Ipv4Addr) {
 
 #[test]
 fn mckey() {
-    for (n, args) in [&["-C", "10", "-S", "1000"][..], &["-C", "5", "-c", "4"]].into_iter().enumerate() {
+    for (n, args) in
+        [&["-C", "10", "-S", "1000"][..], &["-C", "5", "-c", "4"], &["-C", "5", "-l"]].into_iter().enumerate()
+    {
         let [a, b] = addresses();
         for (m, (receiver, sender)) in [(&a, &b), (&a, &a)].into_iter().enumerate() {
             // One of a different group for each: others hear what is sent to any of theirs.

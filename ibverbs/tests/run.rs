@@ -116,6 +116,10 @@ fn what_cannot_run_is_said_in_one_line() {
     refused(&["run", "--", "no-such-program"], "there is no program 'no-such-program'");
     refused(&["run", "--ip", "192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
     refused(&["run", "--link", "udp:192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
+    refused(
+        &["run", "--link", "udp:no0", "--", "true"],
+        "--link: there is no link 'udp:no0': there are udp, udp:",
+    );
 
     let setuid = dir.path().join("setuid");
     fs::copy("/bin/true", &setuid).unwrap();
@@ -344,4 +348,63 @@ fn a_seed_gives_the_same_numbers_again() {
     let first = qpn(&pingpong(&["--seed", "5"]));
     assert_eq!(first, qpn(&pingpong(&["--seed", "5"])));
     assert_ne!(first, qpn(&pingpong(&["--seed", "6"])));
+}
+
+/// A library as auditwheel names it in a Python wheel, that looks for devices where libibverbs does.
+const BUNDLED: &str = r#"
+#include <fcntl.h>
+#include <unistd.h>
+void **ibv_get_device_list(int *count)
+{
+	close(open("/sys/class/infiniband_verbs/abi_version", O_RDONLY));
+	*count = 0;
+	return 0;
+}
+"#;
+
+const LISTS: &str = r#"
+void **ibv_get_device_list(int *);
+int main(void)
+{
+	int count;
+	ibv_get_device_list(&count);
+	return count;
+}
+"#;
+
+#[test]
+fn a_program_with_a_renamed_libibverbs_is_warned_and_finds_the_device_as_the_warning_says() {
+    const NAME: &str = "libibverbs-1de1263b.so.1.14.48.0";
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    fs::write(at("bundled.c"), BUNDLED).unwrap();
+    fs::write(at("lists.c"), LISTS).unwrap();
+    fs::write(
+        at("versions"),
+        "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; } IBVERBS_1.0;\n",
+    )
+    .unwrap();
+    let script = format!("-Wl,--version-script={}", at("versions"));
+    let soname = format!("-Wl,-soname,{NAME}");
+    let rpath = format!("-Wl,-rpath,{}", dir.path().display());
+    for args in [
+        &["-shared", "-fPIC", "-o", &at(NAME), &at("bundled.c"), &script, &soname][..],
+        &["-o", &at("lists"), &at("lists.c"), &at(NAME), &rpath],
+    ] {
+        let built = Command::new("cc").args(args).output().expect("a C compiler (apt-get install gcc)");
+        assert!(built.status.success(), "{}", text(&built));
+    }
+    let [address, _] = addresses();
+    let (copy, program) = (at(NAME), at("lists"));
+    let args = ["run", "--ip", &address, "--", &program];
+    let out = output(&args);
+    let told = text(&out);
+    assert_eq!(out.status.code(), Some(0), "{told}");
+    let says = [&*copy, "`LD_PRELOAD=libibverbs.so.1 urxe run -- ...`"];
+    assert!(says.iter().all(|part| told.contains(part)) && told.lines().count() == 1, "{told}");
+
+    let mut command = urxe(&args);
+    command.env("LD_PRELOAD", "libibverbs.so.1");
+    let out = Running::new(command).finish(Duration::from_secs(30));
+    assert_eq!((out.status.code(), text(&out).as_str()), (Some(1), ""));
 }

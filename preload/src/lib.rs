@@ -3,6 +3,7 @@
 //! `/sys/class/infiniband_verbs` and `/dev/infiniband` with the name of the same file in the tree that `URXE_SYSFS` names.
 //! Every other name goes to the C library as it came: no allocation, no lock, no system call, errno as it was.
 
+mod bundled;
 mod calls;
 mod next;
 mod redirect;

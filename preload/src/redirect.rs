@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::bundled::warn_of_copy;
 use crate::next::{Failed, errno, fail, kept, set_errno};
 
 /// Directories of RDMA devices, and how much of their names goes before the tree's own: it has `class` and `dev`.
@@ -111,6 +112,7 @@ unsafe fn in_tree<R: Failed>(
             end = end.add(part.len());
         }
     }
+    warn_of_copy(&rest[..rest.len() - 1]);
     call(name.as_ptr().cast())
 }
 

@@ -344,7 +344,7 @@ const PATH_ROOM: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
 
 /// A directory that looks to programs as `/sys` and `/dev` would if the kernel had the devices, one for each different set.
 fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
-    let adapters = Adapter::all(link).map_err(|e| CliError::Usage(e.to_string()))?;
+    let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
     let tree = Tree::of(&adapters);
     let directory = base.join(tree.name());
     if directory.as_os_str().len() > PATH_ROOM {

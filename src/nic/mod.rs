@@ -208,7 +208,7 @@ impl Nic {
     /// Removes a queue pair; its outstanding work ends without completions, as in verbs, and its events go with
     /// it. Its queues, if it was there.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
-        self.multicast.detach_all(qpn);
+        self.multicast.forget(qpn);
         self.reports.events.forget(EventSubject::Qp(qpn));
         let mut entry = self.table.remove(qpn)?;
         self.peers.remove(&mut entry, self.config.tuning.window);

@@ -1,6 +1,6 @@
 //! Multicast groups: which datagram queue pairs are attached to which (IBA 10.5.2).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::arrival::Arrivals;
 use super::{Limits, Nic, UnknownQp};
@@ -38,6 +38,8 @@ pub enum MulticastError {
 pub(crate) struct MulticastTable {
     groups: HashMap<Gid, Vec<Qpn>>,
     attachments: u32,
+    /// Queue pairs that do not receive their own messages (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    without_loopback: HashSet<Qpn>,
 }
 
 impl MulticastTable {
@@ -85,6 +87,12 @@ impl MulticastTable {
         of
     }
 
+    /// Forgets a queue pair that is destroyed.
+    pub fn forget(&mut self, qpn: Qpn) {
+        self.detach_all(qpn);
+        self.without_loopback.remove(&qpn);
+    }
+
     /// The queue pairs of a group.
     pub fn members(&self, gid: Gid) -> &[Qpn] {
         self.groups.get(&gid).map_or(&[], Vec::as_slice)
@@ -121,6 +129,11 @@ impl Nic {
         self.multicast.detach_all(qpn)
     }
 
+    /// A queue pair does not receive the messages that it sends to its groups, until it is destroyed.
+    pub fn block_multicast_loopback(&mut self, qpn: Qpn) {
+        self.multicast.without_loopback.insert(qpn);
+    }
+
     /// Every member of the group has a copy, and its own reasons to drop it (IBA 10.5.2).
     pub(super) fn hand_to_group(
         &mut self,
@@ -135,8 +148,14 @@ impl Nic {
         if count == 0 {
             self.state.counters.rx_unknown_group += 1;
         }
+        let is_own = self.config.port.gids.contains(&Gid::from(burst.flow.src));
+        let sender = packet.deth().map(|deth| deth.src_qp).filter(|_| is_own);
+        let excluded = sender.filter(|qpn| self.multicast.without_loopback.contains(qpn));
         for i in 0..count {
             let qpn = self.multicast.members(gid)[i];
+            if Some(qpn) == excluded {
+                continue;
+            }
             self.hand_to(qpn, now, packet, &mut Arrivals::none(burst), memory, tx);
         }
     }

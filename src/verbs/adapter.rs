@@ -24,7 +24,7 @@ pub struct Adapter {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AdapterError {
     /// Nothing has the address, or that name.
-    #[error("there is no link 'udp:{place}': URXE_LINK may be udp, {}", have.join(", "))]
+    #[error("there is no link 'udp:{place}': there are udp, {}", have.join(", "))]
     NotLocal {
         /// As asked for.
         place: String,
@@ -41,7 +41,7 @@ pub enum AdapterError {
     #[error("a frames link needs ip=ADDRESS/PREFIX")]
     Station,
     /// A fabric is no port of a machine.
-    #[error("a fabric is within one program: URXE_LINK may be udp[:ADDR], udp:IF, packet:IF or frames:…")]
+    #[error("a fabric is within one program: there are udp[:ADDR], udp:IF, packet:IF or frames:…")]
     Fabric,
 }
 
@@ -148,9 +148,9 @@ mod tests {
         let adapter = on("127.9.8.7").unwrap();
         assert_eq!((adapter.interface.as_str(), adapter.guid()), ("lo", 0x5258_fffe_7f09_0807));
         let why = on("192.0.2.1").unwrap_err().to_string();
-        assert_eq!(why, "there is no link 'udp:192.0.2.1': URXE_LINK may be udp, udp:127.0.0.1, udp:::1");
+        assert_eq!(why, "there is no link 'udp:192.0.2.1': there are udp, udp:127.0.0.1, udp:::1");
         let why = named("eth7", &there).unwrap_err().to_string();
-        assert_eq!(why, "there is no link 'udp:eth7': URXE_LINK may be udp, udp:lo");
+        assert_eq!(why, "there is no link 'udp:eth7': there are udp, udp:lo");
     }
 
     #[test]

@@ -181,7 +181,12 @@ table! {
         | Self::Ended
         | Self::Inherited | Self::NoHost(_) => EINVAL,
         Self::PortTaken(_) | Self::NoPort(_) | Self::Joined(_) => EADDRINUSE,
-        Self::Claim { source, .. } => source.errno(),
+        // As in the kernel's `cma_check_port`.
+        Self::PortTakenByWildcard(_) => EADDRNOTAVAIL,
+        Self::Claim { addr, source } => match source {
+            ClaimError::Taken { .. } if addr.ip().is_unspecified() => EADDRNOTAVAIL,
+            other => other.errno(),
+        },
         Self::NoDevice(_) | Self::NoGroup(_) => EADDRNOTAVAIL,
         Self::Modify(e) => e.errno(),
         Self::Protocol(e) => of_protocol(e),
@@ -294,6 +299,7 @@ mod tests {
             (DeviceError::Open(OpenError::NoAddress("x".into())).errno(), 99),
             (IdError::State { call: "x", state: "y" }.errno(), 22),
             (IdError::PortTaken(([0, 0, 0, 0], 7).into()).errno(), 98),
+            (IdError::PortTakenByWildcard(([0, 0, 0, 0], 7).into()).errno(), 99),
             (IdError::NoDevice([192, 0, 2, 1].into()).errno(), 99),
             (IdError::Protocol(CmError::TooMany(1)).errno(), 12),
             (DeviceError::Link(UdpLinkError::NotLocal { ip: [192, 0, 2, 1].into() }).errno(), 19),

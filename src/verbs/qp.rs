@@ -451,13 +451,20 @@ impl Qp {
     /// the NIC's queue pairs that is attached, and leaves it with the last.
     ///
     /// A queue pair that is attached already stays so, and still has one copy of each message. It has its own messages
-    /// to the group too, as on hardware by default. Dropping it detaches it.
+    /// to the group too, as on hardware by default
+    /// ([`Qp::block_multicast_loopback`] ends that). Dropping it detaches it.
     ///
     /// # Errors
     /// [`AttachError`]; then it is not attached.
     pub fn attach_mcast(&self, gid: Gid) -> Result<(), AttachError> {
         let Inner { shards, limits, .. } = &**self.pd.context().0;
         shards.attach_mcast(&self.shard, self.qpn, gid, limits)
+    }
+
+    /// Has it not receive the messages that it sends to its multicast groups itself (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    /// Other queue pairs of the NIC receive them.
+    pub fn block_multicast_loopback(&self) {
+        self.shard.hold(|engine, _| engine.nic.block_multicast_loopback(self.qpn));
     }
 
     /// Detaches it from a multicast group (`ibv_detach_mcast`).

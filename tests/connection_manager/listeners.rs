@@ -106,6 +106,8 @@ fn ports_are_taken_once() {
     let first = server.listen(PortSpace::Tcp, at("10.0.0.1:7"));
     let second = server.id(PortSpace::Tcp);
     let taken = second.bind_addr(at("0.0.0.0:7")).unwrap_err();
+    assert_eq!(taken.errno(), libc::EADDRNOTAVAIL, "{taken}");
+    let taken = second.bind_addr(at("10.0.0.1:7")).unwrap_err();
     assert_eq!(taken.errno(), libc::EADDRINUSE, "{taken}");
     let missing = second.bind_addr(at("10.0.0.3:7")).unwrap_err();
     assert_eq!(missing.errno(), libc::EADDRNOTAVAIL, "{missing}");

@@ -54,7 +54,10 @@ pub enum Phase {
 
 pub fn errno(e: IdError) -> c_int {
     match e {
-        IdError::PortTaken(_) | IdError::Claim { .. } | IdError::NoPort(_) => libc::EADDRINUSE,
+        IdError::PortTaken(_)
+        | IdError::PortTakenByWildcard(_)
+        | IdError::Claim { .. }
+        | IdError::NoPort(_) => libc::EADDRINUSE,
         IdError::NoDevice(_) => libc::EADDRNOTAVAIL,
         other => other.errno(),
     }

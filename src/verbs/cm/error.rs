@@ -21,6 +21,11 @@ pub enum IdError {
     /// The port has another id.
     #[error("port {0} is taken: bind to another, or to 0 for any")]
     PortTaken(SocketAddr),
+    /// The port has another id, and one of the two is bound to all addresses.
+    #[error(
+        "port {0} is taken by an id with a wildcard address, or this is the wildcard: bind to another, or to 0 for any"
+    )]
+    PortTakenByWildcard(SocketAddr),
     /// No port of the ephemeral range is free.
     #[error("no port is free on {0}")]
     NoPort(IpAddr),

@@ -95,9 +95,7 @@ impl State {
             return Err(IdError::State { call: "listen", state: "has no address" });
         };
         let claim = Claim { id: number, reuse: id.reuse_addr, af_only: id.af_only || local.is_ipv4() };
-        if !self.ports.may_listen(id.space, local, &claim) {
-            return Err(IdError::PortTaken(local));
-        }
+        self.ports.check_listen(id.space, local, &claim)?;
         for device in id.scope(self.devices.len()) {
             if let Err(e) = self.register(device, service, number) {
                 self.unregister(service, number);

@@ -34,6 +34,14 @@ impl Owner {
         }
         self.ip.is_unspecified() || ip.is_unspecified() || self.ip == ip
     }
+
+    /// The kernel's `rdma_cm` has an error of its own where one of the two is the wildcard.
+    fn conflict(&self, addr: SocketAddr) -> IdError {
+        match self.ip.is_unspecified() || addr.ip().to_canonical().is_unspecified() {
+            true => IdError::PortTakenByWildcard(addr),
+            false => IdError::PortTaken(addr),
+        }
+    }
 }
 
 /// The ports that are bound.
@@ -58,8 +66,8 @@ impl Ports {
         let ip = addr.ip().to_canonical();
         let owners = self.owners.entry((space, addr.port())).or_default();
         let shares = |owner: &Owner| owner.claim.reuse && claim.reuse;
-        if owners.iter().any(|owner| !shares(owner) && owner.excludes(&claim, ip)) {
-            return Err(IdError::PortTaken(addr));
+        if let Some(owner) = owners.iter().find(|owner| !shares(owner) && owner.excludes(&claim, ip)) {
+            return Err(owner.conflict(addr));
         }
         owners.push(Owner { claim, ip });
         Ok(addr.port())
@@ -77,11 +85,14 @@ impl Ports {
         Err(IdError::NoPort(ip))
     }
 
-    /// Whether an id that is bound can listen: then it is the only one at its address, whoever shares.
-    pub fn may_listen(&self, space: PortSpace, addr: SocketAddr, claim: &Claim) -> bool {
+    /// Refuses an id that is bound and cannot listen: one that listens is the only one at its address, whoever shares.
+    pub fn check_listen(&self, space: PortSpace, addr: SocketAddr, claim: &Claim) -> Result<(), IdError> {
         let owners = self.owners.get(&(space, addr.port())).map_or(&[][..], Vec::as_slice);
-        let others = owners.iter().filter(|owner| owner.claim.id != claim.id);
-        !others.into_iter().any(|owner| owner.excludes(claim, addr.ip().to_canonical()))
+        let mut others = owners.iter().filter(|owner| owner.claim.id != claim.id);
+        match others.find(|owner| owner.excludes(claim, addr.ip().to_canonical())) {
+            Some(owner) => Err(owner.conflict(addr)),
+            None => Ok(()),
+        }
     }
 
     /// Gives back what an id has.
@@ -135,12 +146,12 @@ mod tests {
         let mut ports = Ports::default();
         let shares = |id| Claim { reuse: true, ..claim(id) };
         ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), shares(1)).unwrap();
-        assert!(ports.may_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)));
+        assert!(ports.check_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)).is_ok());
         ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), shares(2)).unwrap();
         assert!(ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), claim(3)).is_err());
-        assert!(!ports.may_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)));
+        assert!(ports.check_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)).is_err());
         ports.release(PortSpace::Tcp, 7, 2);
-        assert!(ports.may_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)));
+        assert!(ports.check_listen(PortSpace::Tcp, at("10.0.0.1:7"), &shares(1)).is_ok());
     }
 
     #[test]

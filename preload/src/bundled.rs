@@ -1,0 +1,47 @@
+//! A copy of libibverbs that a program brings along under another name, as auditwheel names those in Python wheels. The loader
+//! does not take urxe's library in its place.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::next::{errno, set_errno};
+
+/// The file that libibverbs reads when it looks for devices.
+const ASKED: &[u8] = b"/class/infiniband_verbs/abi_version";
+
+/// Warns once, if a program asks for the file that libibverbs reads and has such a copy loaded.
+pub fn warn_of_copy(name: &[u8]) {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if !name.ends_with(ASKED) || DONE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let before = errno();
+    // SAFETY: the function takes what `dl_iterate_phdr` gives it.
+    unsafe { libc::dl_iterate_phdr(Some(warn_if_copy), null_mut()) };
+    set_errno(before);
+}
+
+unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _data: *mut c_void) -> c_int {
+    // SAFETY: the loader's description of an object, valid during the call.
+    let name = unsafe { (*info).dlpi_name };
+    if name.is_null() {
+        return 0;
+    }
+    // SAFETY: the loader's names end with a zero.
+    let path = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    if !file.starts_with(b"libibverbs-") {
+        return 0;
+    }
+    let parts: [&[u8]; 3] = [
+        b"urxe: the program has a libibverbs of its own, ",
+        path,
+        b", which finds no device of urxe: start it with `LD_PRELOAD=libibverbs.so.1 urxe run -- ...`\n",
+    ];
+    let text =
+        parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+    // SAFETY: the parts are there for as long as the call.
+    unsafe { libc::writev(libc::STDERR_FILENO, text.as_ptr(), text.len() as c_int) };
+    1
+}
