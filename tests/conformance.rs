@@ -19,6 +19,8 @@ mod credits;
 mod datagram;
 #[path = "conformance/fast_regions.rs"]
 mod fast_regions;
+#[path = "conformance/forgeries.rs"]
+mod forgeries;
 #[path = "conformance/habits.rs"]
 mod habits;
 #[path = "conformance/migration.rs"]
@@ -94,6 +96,7 @@ fn every_rule_has_a_case() {
         xrc::CASES,
         fast_regions::CASES,
         placement::CASES,
+        forgeries::CASES,
     ];
     let cases: Vec<_> = suites.concat();
     let mut bare = Vec::new();

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use guest::GuestProcess;
 use stand::{GUEST, HOST, Stand, Table, Urxe, Via};
 
-const LIMIT: Duration = Duration::from_secs(40);
+/// Of a client. A busy host starves the guest, to a few round trips a second.
+const LIMIT: Duration = Duration::from_secs(120);
 /// How long a server may take to listen: clients try until then.
 const SOON: Duration = Duration::from_secs(15);
 /// Bytes of the file that is copied.
@@ -238,25 +239,28 @@ struct Datagrams {
     ends: Ends,
     program: String,
     own_path: String,
+    patience: String,
 }
 
 impl Datagrams {
     fn start() -> Datagrams {
         // Each case has a link of its own.
         let ends = Ends::new(Stand::tap("dgram"), String::new());
-        let [program, own_path] =
-            ["datagrams", "own-path.so"].map(|name| format!("/tmp/urxe-{name}-{}", std::process::id()));
+        let [program, own_path, patience] = ["datagrams", "own-path.so", "patience.so"]
+            .map(|name| format!("/tmp/urxe-{name}-{}", std::process::id()));
         build(&program, "ibverbs/tests/c/datagrams.c", &["-pthread"]);
         build(&own_path, "tests/interop_rsockets/own_path.c", &["-shared", "-fPIC"]);
-        ends.copy(&program);
-        ends.copy(&own_path);
-        Datagrams { ends, program, own_path }
+        build(&patience, "tests/interop_rsockets/patience.c", &["-shared", "-fPIC"]);
+        for file in [&program, &own_path, &patience] {
+            ends.copy(file);
+        }
+        Datagrams { ends, program, own_path, patience }
     }
 
     fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
-        let own_path = &self.own_path;
+        let Datagrams { own_path, patience, .. } = self;
         // Without the shell in between, which would be what is killed.
-        self.ends.theirs(&format!("export LD_PRELOAD=\"$LD_PRELOAD:{own_path}\"; exec {words}"))
+        self.ends.theirs(&format!("export LD_PRELOAD=\"$LD_PRELOAD:{own_path}:{patience}\"; exec {words}"))
     }
 
     /// Waits until a server has its UDP port: `lists` prints who has one.
@@ -277,7 +281,8 @@ impl Datagrams {
         let mut serving = self.theirs(server)?;
         let lists = || self.ends.stand.guest.exec(LISTS, SOON).map_or(String::new(), |out| out.stdout);
         Datagrams::wait_for_udp(port, lists)?;
-        let client = self.ends.ours_by(Vec::new(), link, client).finish(LIMIT);
+        let before = ["env".to_owned(), format!("LD_PRELOAD={}", self.patience)];
+        let client = self.ends.ours_by(before.into(), link, client).finish(LIMIT);
         serving.kill().map_err(|e| e.to_string())?;
         client
     }
@@ -337,7 +342,7 @@ impl Datagrams {
 
 impl Drop for Datagrams {
     fn drop(&mut self) {
-        for file in [&self.program, &self.own_path] {
+        for file in [&self.program, &self.own_path, &self.patience] {
             let _ = std::fs::remove_file(file);
         }
     }

@@ -550,6 +550,12 @@ impl Nic {
         &self.reports.events
     }
 
+    /// For tests that no timer may disturb.
+    #[cfg(test)]
+    pub(crate) fn tuning_mut(&mut self) -> &mut Tuning {
+        &mut self.config.tuning
+    }
+
     /// Sets who is told when events of the first reader wait; once, at creation.
     pub fn set_event_listener(&mut self, listener: Arc<dyn EventListener>) {
         self.reports.events.set_listener(listener);

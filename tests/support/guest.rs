@@ -327,7 +327,9 @@ impl Guest {
 
     /// What its device says of its queue pairs, for a case that failed.
     pub fn state(&self) -> String {
-        let cmd = "rdma res show qp; cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -v ^0 *; ip neigh; uptime";
+        // Twice, to tell a stall from slow progress; frames and interrupts show which queue of the NIC does not move.
+        let cmd = "rdma res show qp; ip neigh; uptime; cd /sys/class/infiniband/rxe0/ports/1/hw_counters; for i in 1 2; do \
+                   grep -v ^0 *; grep eth0 /proc/net/dev; grep virtio /proc/interrupts; sleep $((2 - i)); done";
         match self.exec(cmd, Duration::from_secs(10)) {
             Ok(out) => format!("the guest's queue pairs and counters:\n{}", out.stdout),
             Err(e) => e.what,

@@ -1,0 +1,234 @@
+//! A third party that forges packets: it knows both addresses, the UDP port, the queue pair number and the expected PSN, and
+//! seals its packets with a good ICRC. The ICRC has no key, so the specification lets a NIC refuse what the packet itself
+//! betrays, and no more:
+//!
+//! | forged | refused by | effect (IBA) |
+//! |---|---|---|
+//! | another source address | the address check | dropped, the connection goes on (9.6, A17) |
+//! | SEND or WRITE with a good key | nothing | executed; the peer's own packet of this PSN then is a duplicate (9.7.5) |
+//! | wrong key, address or range | the R_Key, which is a secret | NAK, the connection ends, memory is untouched (9.7.4) |
+//! | duplicate of a request | the PSN | acknowledged again, not executed (9.7.5) |
+//! | ACK of what was sent | nothing | completes it (9.7.6) |
+//! | ACK with any MSN | nothing | the MSN decides nothing (9.7.7) |
+//! | ACK or NAK of what was not sent | the PSN | dropped (9.7.6) |
+//! | ACK of a READ | nothing | the READ is sent again and not completed (9.7.6) |
+//! | NAK of an error | nothing | ends the connection (9.9.2) |
+//! | sequence NAK | nothing | sends again, which the responder takes for duplicates (9.7.6) |
+//! | READ response in its turn | nothing | its bytes land in the READ's buffer, nowhere else (9.4.4) |
+//! | READ response out of its turn or of a wrong length | PSN, length | no byte lands |
+//!
+//! Whoever can read the packets of a connection needs no guess. A defence against such a party is the network's (VLAN, IPsec).
+
+use std::time::Duration;
+
+use urxe::memory::Access;
+use urxe::transport::{AsyncEvent, QpState, WcOpcode, WcStatus, WrOp};
+use urxe::wire::{Flow, NakCode, RKey};
+
+use crate::bench::{Bench, RQ, SQ, bad, flushed, ok};
+use crate::pkt::*;
+use crate::support::{PD, encode};
+
+const T: Duration = Duration::from_nanos(4096 << 14);
+const VA: u64 = 0x1_0000_0000;
+const KEY: RKey = RKey(0x4321);
+
+/// The packet comes from the address `10.0.0.3`.
+fn from_elsewhere(b: &mut Bench, p: &Pkt) {
+    let flow = Flow { src: std::net::IpAddr::from([10, 0, 0, 3]), ..b.flow() };
+    let mut h = p.h;
+    h.bth.dest_qp = b.qpns[0];
+    let bytes = encode(&h, &p.data, &flow);
+    b.raw(&flow, &bytes);
+}
+
+/// A READ of 600 bytes (PSNs SQ to SQ + 2) that waits for its answer.
+fn reading() -> Bench {
+    let mut b = Bench::new();
+    b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 600);
+    b.expect(&[read(SQ, (VA, KEY, 600))]);
+    b
+}
+
+cases! {
+    forged_packets_of_every_kind_from_another_address_are_dropped => "packet.source" {
+        let mut b = reading();
+        b.recv(2, 1000, 100);
+        let (to, before) = (b.remote(2000, 8), b.mr.read(0, 1 << 16));
+        let forged = [
+            send(Only, RQ, &[1; 8]),
+            write(Only, RQ, to, &[1; 8]),
+            write(Only, RQ, (0, RKey(1), 8), &[1; 8]),
+            read(RQ, to),
+            fetch_add(RQ, (to.0, to.1), 1),
+            ack(SQ + 2, 1),
+            nak(SQ, 0, NakCode::RemoteAccessError),
+            nak(SQ, 0, NakCode::PsnSequenceError),
+            rnr(SQ, 0, 1),
+            resp(First, SQ, 1, &[9; 256]),
+            atomic_ack(SQ, 1, 1),
+        ];
+        for p in &forged {
+            from_elsewhere(&mut b, p);
+            b.silence();
+        }
+        assert_eq!(b.count().rx_wrong_source, forged.len() as u64);
+        assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
+        b.sends(&[]);
+        b.recvs(&[]);
+        b.state(QpState::Rts);
+        // Both directions go on.
+        b.ask(&[write(Only, RQ, to, &[5; 8])], &[ack(RQ, 1)]);
+        b.ask(&message(256, &[3; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
+    }
+
+    forged_write_at_the_expected_psn_takes_the_place_of_the_peers_own => "resp.psn.expected" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 8);
+        b.ask(&[write(Only, RQ, to, &[0xbb; 8])], &[ack(RQ, 1)]);
+        b.ask(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
+        assert_eq!(b.mr.read(0, 8), [0xbb; 8]);
+        assert_eq!(b.count().duplicate_request, 1);
+        // With the next PSN the connection goes on.
+        b.ask(&[write(Only, RQ + 1, to, &[0xaa; 8])], &[ack(RQ + 1, 2)]);
+        assert_eq!(b.mr.read(0, 8), [0xaa; 8]);
+    }
+
+    forged_write_without_the_key_or_out_of_range_ends_the_connection_and_touches_nothing => "resp.access.key" {
+        let sample = Bench::new();
+        let (va, key, _) = sample.remote(0, 8);
+        let end = Bench::IOVA + (1 << 16);
+        let wrong = [
+            (va, RKey(key.0 ^ 1), 8),
+            (va, RKey(key.0 ^ 0x100), 8),
+            (va - 1, key, 8),
+            (end - 7, key, 8),
+            (u64::MAX - 3, key, 8),
+        ];
+        drop(sample);
+        for to in wrong {
+            let mut b = Bench::new();
+            let before = b.mr.read(0, 1 << 16);
+            b.ask(&[write(Only, RQ, to, &[0xbb; 8])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+            b.state(QpState::Err);
+            b.events(&[AsyncEvent::QpAccessError]);
+            assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
+        }
+        // The key alone is no right: the region must allow the kind.
+        let mut b = Bench::new();
+        let r = b.region(PD, 64, 0, Access::REMOTE_READ);
+        let to = (0, b.more[r].info.rkey, 8);
+        b.ask(&[write(Only, RQ, to, &[0xbb; 8])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+        b.state(QpState::Err);
+        b.events(&[AsyncEvent::QpAccessError]);
+    }
+
+    forged_duplicate_with_other_contents_is_acknowledged_and_not_executed => "resp.dup.send" {
+        let mut b = Bench::new();
+        let to = b.remote(0, 8);
+        b.ask(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
+        // Neither other bytes nor a bad key matter.
+        for p in [write(Only, RQ, to, &[0xbb; 8]), write(Only, RQ, (0, RKey(7), 8), &[0xbb; 8])] {
+            b.ask(&[p], &[ack(RQ, 1)]);
+        }
+        assert_eq!(b.mr.read(0, 8), [0xaa; 8]);
+        b.state(QpState::Rts);
+    }
+
+    forged_ack_of_what_was_sent_completes_it_whatever_its_msn => "req.ack.fields" {
+        for msn in [0, 1, 7, 0x80_0000, 0xff_ffff] {
+            let mut b = Bench::new();
+            b.post(1, WrOp::Send, 0, 8);
+            b.post(2, WrOp::Send, 8, 8);
+            assert_eq!(b.sent().len(), 2);
+            b.ask(&[ack(SQ, msn)], &[]);
+            b.sends(&[ok(1, WcOpcode::Send, 8)]);
+            b.ask(&[ack(SQ + 1, 2)], &[]);
+            b.sends(&[ok(2, WcOpcode::Send, 8)]);
+        }
+    }
+
+    forged_ack_of_a_read_does_not_complete_it => "req.ack.kind" {
+        let mut b = reading();
+        let before = b.mr.read(0, 600);
+        // It says that the answer was lost: the READ is sent again, once.
+        b.ask(&[ack(SQ, 1), ack(SQ + 1, 1), ack(SQ + 2, 1)], &[read(SQ, (VA, KEY, 600))]);
+        b.sends(&[]);
+        assert_eq!(b.mr.read(0, 600), before);
+        b.state(QpState::Rts);
+        b.ask(&message(256, &[3; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
+    }
+
+    forged_naks_outside_of_what_is_in_flight_are_dropped => "req.ack.ghost" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 8);
+        assert_eq!(b.sent().len(), 1);
+        for psn in [SQ - 1, SQ + 1, SQ + 1000, SQ + (1 << 23)] {
+            let codes = [NakCode::InvalidRequest, NakCode::RemoteAccessError, NakCode::RemoteOperationalError];
+            for code in codes {
+                b.ask(&[nak(psn, 0, code)], &[]);
+            }
+        }
+        b.state(QpState::Rts);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 8)]);
+    }
+
+    forged_error_nak_of_what_is_in_flight_ends_the_connection => "req.nak.fatal" {
+        let codes = [
+            (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
+            (NakCode::RemoteAccessError, WcStatus::RemAccessErr),
+            (NakCode::RemoteOperationalError, WcStatus::RemOpErr),
+        ];
+        for (code, status) in codes {
+            let mut b = Bench::new();
+            b.post(1, WrOp::Send, 0, 8);
+            b.post(2, WrOp::Send, 0, 8);
+            assert_eq!(b.sent().len(), 2);
+            b.ask(&[nak(SQ, 0, code)], &[]);
+            b.sends(&[bad(1, status), flushed(2)]);
+            b.state(QpState::Err);
+        }
+    }
+
+    forged_read_response_in_its_turn_lands_in_the_buffer_of_the_read_alone => "req.read" {
+        let mut b = reading();
+        let rest = b.mr.read(600, (1 << 16) - 600);
+        b.ask(&message(256, &[0xbb; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
+        // The peer's own answers come too late.
+        b.ask(&message(256, &[0xaa; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
+        assert_eq!(b.mr.read(0, 600), [0xbb; 600]);
+        assert!(b.mr.read(600, (1 << 16) - 600) == rest, "memory behind the READ changed");
+        b.state(QpState::Rts);
+    }
+
+    forged_read_response_without_a_read_is_dropped => "req.ack.kind" {
+        let mut b = Bench::new();
+        let before = b.mr.read(0, 1 << 16);
+        b.post(1, WrOp::Send, 0, 8);
+        assert_eq!(b.sent().len(), 1);
+        b.ask(&[resp(Only, SQ + 1, 1, &[0xbb; 256]), resp(First, SQ - 1, 1, &[0xbb; 256])], &[]);
+        b.sends(&[]);
+        assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
+        b.state(QpState::Rts);
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 8)]);
+    }
+
+    forged_sequence_nak_makes_the_requester_send_again_and_no_more => "req.nak.sequence" {
+        let mut b = Bench::new();
+        b.post(1, WrOp::Send, 0, 8);
+        let first = b.sent();
+        for _ in 0..3 {
+            b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
+            assert!(b.sent().len() <= first.len());
+            b.state(QpState::Rts);
+        }
+        b.ask(&[ack(SQ, 1)], &[]);
+        b.sends(&[ok(1, WcOpcode::Send, 8)]);
+        b.advance(10 * T);
+    }
+}
