@@ -166,6 +166,39 @@ fn flush_reaches_the_file() {
     assert!(got[..100] == [0; 100] && got[100..8100] == [7; 8000] && got[8100..] == [0; 92]);
 }
 
+/// In real time payload is copied when it leaves, in virtual time when its packet is made.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_that_is_protected_fails_the_work_request_on_either_side() {
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+    let real_time = || Fabric::new().pair().unwrap();
+    let len = std::num::NonZeroUsize::new(65_536).unwrap();
+    for make in [pair as fn() -> (Node, Node), real_time] {
+        for (len_used, is_local) in [(8, true), (700, true), (40_000, true), (8, false), (40_000, false)] {
+            let (a, b) = make();
+            let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+            // SAFETY: a new mapping, unmapped below after its region is gone.
+            let map = unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }.unwrap();
+            let owner = if is_local { &a } else { &b };
+            // SAFETY: the mapping outlives the region; what is protected fails the access on this machine.
+            let lost = unsafe { owner.pd.reg_mr_raw(map.as_ptr().cast(), 65_536, Access::ALL) }.unwrap();
+            let other = if is_local { &b } else { &a }.pd.reg_mr(65_536, Access::ALL).unwrap();
+            // SAFETY: nothing but the region uses it.
+            unsafe { mprotect(map, 65_536, ProtFlags::PROT_NONE) }.unwrap();
+            let of_lost = [Sge { addr: lost.addr(), length: len_used, lkey: lost.lkey() }];
+            let of_other = [other.sge(0..len_used as usize)];
+            let (wr, status) = match is_local {
+                true => (SendWr::write(1, &of_lost, other.remote(0)), WcStatus::LocProtErr),
+                false => (SendWr::read(1, &of_other, lost.remote(0)), WcStatus::RemOpErr),
+            };
+            assert_eq!(fails(&a, &wr), status, "{len_used} bytes, local: {is_local}");
+            drop(lost);
+            // SAFETY: the region is gone.
+            unsafe { munmap(map, 65_536) }.unwrap();
+        }
+    }
+}
+
 #[test]
 fn device_memory() {
     let (a, b) = pair();

@@ -177,6 +177,11 @@ fn memory_that_is_not_there_is_refused() {
 }
 
 #[test]
+fn a_tebibyte_of_sparse_memory_is_registered_without_touching_its_pages() {
+    corner("sparse");
+}
+
+#[test]
 fn regions_on_demand_are_refused_where_nothing_is() {
     corner("on demand");
 }

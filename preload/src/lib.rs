@@ -7,10 +7,12 @@ mod bundled;
 mod calls;
 mod next;
 mod redirect;
+mod signals;
 
 /// Before the program runs: afterwards a signal handler, or a child between fork and exec, may be the first to ask.
 extern "C" fn prepare() {
     calls::resolve_all();
+    signals::resolve();
     redirect::tree();
 }
 

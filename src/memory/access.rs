@@ -122,8 +122,9 @@ pub enum AccessError {
         /// Who used it.
         used: Qpn,
     },
-    /// A region on demand has no memory there, or none that can be written.
-    #[error("{len} bytes at {addr:#x} of the region on demand of key {key:#x} are not mapped so")]
+    /// The program has no memory there, or none that can be written: there never was any in a region on demand, or it was
+    /// unmapped, protected or cut off.
+    #[error("{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped, or not so")]
     NotMapped {
         /// The key.
         key: u32,

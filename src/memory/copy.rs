@@ -1,34 +1,43 @@
 //! Copies that make an ICRC on the way: the bytes pass through the core once.
 
+use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
 
-/// Copies `len` bytes and goes on with an ICRC over what was copied, whatever happens to the source meanwhile.
+/// Copies `len` bytes and goes on with an ICRC over what was copied, whatever happens to the source meanwhile. On a fault of
+/// the source some bytes are copied.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
-pub(super) unsafe fn copy_and_digest(from: *const u8, to: *mut u8, len: usize, mut icrc: Icrc) -> Icrc {
+/// `from` must be readable, or user memory, and `to` writable for `len` bytes, and they must not overlap.
+pub(super) unsafe fn copy_and_digest(
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+    mut icrc: Icrc,
+) -> Result<Icrc, Faulted> {
     let mut done = 0;
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= wide::BLOCK && wide::is_available() {
         done = len - len % wide::BLOCK;
         // SAFETY: the processor has the instructions; the rest is the caller's word.
-        icrc = unsafe { wide::copy_and_digest(from, to, done, icrc) };
+        icrc = unsafe { wide::copy_and_digest(from, to, done, icrc)? };
     }
     // SAFETY: within what the caller vouches for.
     let rest = unsafe {
-        std::ptr::copy_nonoverlapping(from.add(done), to.add(done), len - done);
+        guarded::copy(from.add(done), to.add(done), len - done)?;
         std::slice::from_raw_parts(to.add(done), len - done)
     };
     icrc.update(rest);
-    icrc
+    Ok(icrc)
 }
 
 /// With carry-less multiplication of 512 bits (Gopal and others, "Fast CRC computation for generic polynomials using
 /// PCLMULQDQ", 2009), which leaves the ports for loads and stores to the copy.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod wide {
+    use std::arch::asm;
     use std::arch::x86_64::*;
 
+    use crate::memory::guarded::{Faulted, guarded};
     use crate::wire::icrc::Icrc;
 
     /// Bytes that one step takes: four registers.
@@ -50,7 +59,12 @@ mod wide {
     /// # Safety
     /// As [`super::copy_and_digest`], with `len` a multiple of [`BLOCK`] and not 0, and if [`is_available`].
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse2")]
-    pub unsafe fn copy_and_digest(from: *const u8, to: *mut u8, len: usize, icrc: Icrc) -> Icrc {
+    pub unsafe fn copy_and_digest(
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+        icrc: Icrc,
+    ) -> Result<Icrc, Faulted> {
         let fold = |sum, by, next| {
             let (low, high) =
                 (_mm512_clmulepi64_epi128::<0x00>(sum, by), _mm512_clmulepi64_epi128::<0x11>(sum, by));
@@ -61,24 +75,39 @@ mod wide {
             _mm_xor_si128(_mm_xor_si128(low, high), next)
         };
         let wide = |[low, high]: [i64; 2]| _mm512_set_epi64(high, low, high, low, high, low, high, low);
-        let copy = |at: usize| {
-            // SAFETY: `at` is a multiple of 64 below `len`, which is one too.
+        let mut fault = 0_u32;
+        let mut copy = |at: usize| {
+            let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
+            // SAFETY: `at` is a multiple of `BLOCK` below `len`, which is one too.
             unsafe {
-                let bytes = _mm512_loadu_si512(from.add(at).cast());
-                _mm512_storeu_si512(to.add(at).cast(), bytes);
-                bytes
+                guarded!([
+                    "vmovdqu64 {a}, zmmword ptr [{from}]", "vmovdqu64 {b}, zmmword ptr [{from} + 64]",
+                    "vmovdqu64 {c}, zmmword ptr [{from} + 128]", "vmovdqu64 {d}, zmmword ptr [{from} + 192]"],
+                    from = in(reg) from.add(at), fault = inout(reg) fault,
+                    a = out(zmm_reg) a, b = out(zmm_reg) b, c = out(zmm_reg) c, d = out(zmm_reg) d);
+                let to = to.add(at);
+                _mm512_storeu_si512(to.cast(), a);
+                _mm512_storeu_si512(to.add(64).cast(), b);
+                _mm512_storeu_si512(to.add(128).cast(), c);
+                _mm512_storeu_si512(to.add(192).cast(), d);
             }
+            (fault, [a, b, c, d])
         };
-        let mut sums = [copy(0), copy(64), copy(128), copy(192)];
+        let (mut faulted, mut sums) = copy(0);
         let state = _mm512_zextsi128_si512(_mm_cvtsi32_si128(icrc.register() as i32));
         sums[0] = _mm512_xor_si512(sums[0], state);
         let by = wide(BY_2048);
         let mut at = BLOCK;
-        while at < len {
-            for (i, sum) in sums.iter_mut().enumerate() {
-                *sum = fold(*sum, by, copy(at + 64 * i));
+        while at < len && faulted == 0 {
+            let next;
+            (faulted, next) = copy(at);
+            for (sum, next) in sums.iter_mut().zip(next) {
+                *sum = fold(*sum, by, next);
             }
             at += BLOCK;
+        }
+        if faulted != 0 {
+            return Err(Faulted);
         }
         let by = wide(BY_512);
         let [a, b, c, d] = sums;
@@ -90,7 +119,7 @@ mod wide {
         let mut remainder = [0; 16];
         // SAFETY: it has room for the register.
         unsafe { _mm_storeu_si128(remainder.as_mut_ptr().cast(), c) };
-        Icrc::of_remainder(&remainder)
+        Ok(Icrc::of_remainder(&remainder))
     }
 }
 
@@ -108,7 +137,8 @@ mod tests {
                 before.update(&source[..start]);
                 let from = &source[start..start + len];
                 // SAFETY: both are as long, and apart.
-                let icrc = unsafe { copy_and_digest(from.as_ptr(), target.as_mut_ptr(), len, before) };
+                let icrc =
+                    unsafe { copy_and_digest(from.as_ptr(), target.as_mut_ptr(), len, before) }.unwrap();
                 assert_eq!((&target[..len], target[len]), (from, 0xee));
                 assert_eq!(icrc.value(), crc32fast::hash(&source[..start + len]), "{start} + {len}");
             }

@@ -14,6 +14,13 @@ pub fn may_read(at: usize, len: usize) -> bool {
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), len, libc::MADV_POPULATE_READ) == 0 }
 }
 
+/// Whether there is a mapping for all of a range, which begins with a page, whatever it allows. No page is looked at: it takes as
+/// long as there are mappings in the range.
+pub fn is_mapped(at: usize, len: usize) -> bool {
+    // SAFETY: the call changes no byte; asynchronous, it begins no writing either (since Linux 2.6.19).
+    unsafe { libc::msync(std::ptr::without_provenance_mut(at), len, libc::MS_ASYNC) == 0 }
+}
+
 /// Whether the kernel says what is mapped how: Linux before 5.14 says no even of the stack. Regions on demand need it.
 pub fn knows_what_is_mapped() -> bool {
     static KNOWS: OnceLock<bool> = OnceLock::new();

@@ -2,12 +2,16 @@
 //!
 //! User memory is shared with a peer, as with DMA: it is reached through raw addresses only, never through
 //! a `&mut [u8]`, and atomics are atomics. Everything a packet or a work request names by key goes through
-//! [`Table::local`] or [`Table::remote`], which check key, protection domain, range and permission.
+//! [`Table::local`] or [`Table::remote`], which check key, protection domain, range and permission. The program may unmap or protect
+//! what it has registered: each access then says [`Faulted`] and the work request fails, as the copies and the signal
+//! handler of `guarded` and `fault` see to.
 
 mod access;
 mod buffer;
 mod copy;
+mod fault;
 mod grant;
+mod guarded;
 mod mapped;
 mod region;
 mod slice;
@@ -18,7 +22,9 @@ mod window;
 
 pub use access::{Access, AccessError, Accessor, ManagementError, PdId};
 pub use buffer::{Buffer, OutOfBuffer};
-pub use mapped::{knows_what_is_mapped, may_read, may_write, page_size};
+pub use fault::survive_faults;
+pub use guarded::Faulted;
+pub use mapped::{is_mapped, knows_what_is_mapped, may_read, may_write, page_size};
 pub use region::FastReg;
 pub use slice::{AtomicOp, HostSlice};
 pub use table::{RegionInfo, Reregistration, Span, Table};

@@ -1,6 +1,5 @@
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::copy::copy_and_digest;
+use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
 
 /// A run of user memory that a key has given access to.
@@ -13,6 +12,9 @@ pub struct HostSlice {
     addr: usize,
     len: usize,
 }
+
+/// No machine has smaller pages.
+const LEAST_PAGE: usize = 4096;
 
 /// An atomic operation on 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,9 +37,9 @@ impl HostSlice {
     /// The `len` bytes at `addr`.
     ///
     /// # Safety
-    /// The bytes must be readable, and writable where anything stores to them, for as long as the slice is
+    /// The bytes must be the crate's to read, and to write where anything stores to them, for as long as the slice is
     /// used, and their provenance exposed. Whoever else touches them meanwhile accepts what a NIC's DMA
-    /// would do to them.
+    /// would do to them. They may be unmapped or protected in the meantime: each access says whether it faulted.
     pub(super) unsafe fn from_raw(addr: usize, len: usize) -> HostSlice {
         HostSlice { addr, len }
     }
@@ -93,26 +95,15 @@ impl HostSlice {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// The bytes for a moment's reading. The application may change them under us, as under a NIC: what is
-    /// read is then whatever was there, and an ICRC made before no longer fits.
-    fn as_bytes(&self) -> &[u8] {
-        if self.len == 0 {
-            return &[];
-        }
-        // SAFETY: `from_raw`'s caller vouches for `len` readable bytes at `addr`; nothing keeps the borrow
-        // beyond a copy, and no `&mut` to them is ever made here.
-        unsafe { std::slice::from_raw_parts(self.ptr(), self.len) }
-    }
-
-    /// Copies the bytes to the end of `out`, and goes on with an ICRC over what was copied.
-    pub(crate) fn append_and_digest(self, out: &mut Vec<u8>, icrc: Icrc) -> Icrc {
+    /// Copies the bytes to the end of `out`, and goes on with an ICRC over what was copied. On a fault `out` is as before.
+    pub(crate) fn append_and_digest(self, out: &mut Vec<u8>, icrc: Icrc) -> Result<Icrc, Faulted> {
         out.reserve(self.len);
         let room = out.spare_capacity_mut().as_mut_ptr().cast();
-        // SAFETY: readable by `from_raw`'s contract; the room was just reserved, and no registered memory lies in it.
+        // SAFETY: user memory by `from_raw`'s contract; the room was just reserved, and no registered memory lies in it.
         unsafe {
-            let icrc = copy_and_digest(self.ptr(), room, self.len, icrc);
+            let icrc = copy_and_digest(self.ptr(), room, self.len, icrc)?;
             out.set_len(out.len() + self.len);
-            icrc
+            Ok(icrc)
         }
     }
 
@@ -120,9 +111,9 @@ impl HostSlice {
     ///
     /// # Panics
     /// If `out` has another length.
-    pub(crate) fn load_and_digest(self, out: &mut [u8], icrc: Icrc) -> Icrc {
+    pub(crate) fn load_and_digest(self, out: &mut [u8], icrc: Icrc) -> Result<Icrc, Faulted> {
         assert_eq!(out.len(), self.len);
-        // SAFETY: readable by `from_raw`'s contract; `out` is as long, and no registered memory lies in it.
+        // SAFETY: user memory by `from_raw`'s contract; `out` is as long, and no registered memory lies in it.
         unsafe { copy_and_digest(self.ptr(), out.as_mut_ptr(), self.len, icrc) }
     }
 
@@ -131,12 +122,25 @@ impl HostSlice {
     /// # Panics
     /// If `out` has another length.
     #[inline]
-    pub(crate) fn load(self, out: &mut [u8]) {
+    pub(crate) fn load(self, out: &mut [u8]) -> Result<(), Faulted> {
+        assert_eq!(out.len(), self.len);
         // A word is what most short messages are.
-        match (<&mut [u8; 8]>::try_from(&mut *out), self.as_bytes().try_into()) {
-            (Ok(out), Ok(word)) => *out = word,
-            _ => out.copy_from_slice(self.as_bytes()),
+        if let Ok(out) = <&mut [u8; 8]>::try_from(&mut *out) {
+            // SAFETY: 8 bytes of user memory by `from_raw`'s contract.
+            *out = unsafe { guarded::load_word(self.ptr())? };
+            return Ok(());
         }
+        // SAFETY: user memory by `from_raw`'s contract; `out` is as long, and no registered memory lies in it.
+        unsafe { guarded::copy(self.ptr(), out.as_mut_ptr(), self.len) }
+    }
+
+    /// Whether each of its pages can be read.
+    pub(crate) fn probe(self) -> Result<(), Faulted> {
+        let (last, mut byte) = (self.len.checked_sub(1), 0_u8);
+        (0..self.len).step_by(LEAST_PAGE).chain(last).try_for_each(|at| {
+            // SAFETY: a byte of user memory by `from_raw`'s contract.
+            unsafe { guarded::copy(self.ptr().add(at), &raw mut byte, 1) }
+        })
     }
 
     /// Copies all of `bytes` to the start. Aligned 8-byte stores are single ones, so that a flag that an
@@ -144,22 +148,19 @@ impl HostSlice {
     ///
     /// # Panics
     /// If there is less room.
-    pub(crate) fn store(self, bytes: &[u8]) {
+    pub(crate) fn store(self, bytes: &[u8]) -> Result<(), Faulted> {
         assert!(bytes.len() <= self.len, "store of {} to {} bytes", bytes.len(), self.len);
         if let (Ok(word), true) = (<[u8; 8]>::try_from(bytes), self.addr.is_multiple_of(8)) {
-            // SAFETY: writable by `from_raw`'s contract; aligned and long enough as just checked.
-            let target = unsafe { AtomicU64::from_ptr(self.ptr().cast()) };
-            target.store(u64::from_ne_bytes(word), Ordering::Release);
-            return;
+            // SAFETY: user memory by `from_raw`'s contract; aligned and long enough as just checked.
+            return unsafe { guarded::store_word(self.ptr(), word) };
         }
         // A peer's last byte is what programs poll on (perftest's ib_write_lat), so it lands last.
-        let Some((last, head)) = bytes.split_last() else { return };
-        // SAFETY: writable by `from_raw`'s contract and long enough; `bytes` is a receive buffer of a
+        let Some((last, head)) = bytes.split_last() else { return Ok(()) };
+        // SAFETY: user memory by `from_raw`'s contract and long enough; `bytes` is a receive buffer of a
         // link, which is never registered memory.
         unsafe {
-            std::ptr::copy_nonoverlapping(head.as_ptr(), self.ptr(), head.len());
-            std::sync::atomic::fence(Ordering::Release);
-            self.ptr().add(head.len()).write_volatile(*last);
+            guarded::copy(head.as_ptr(), self.ptr(), head.len())?;
+            guarded::store_byte(self.ptr().add(head.len()), *last)
         }
     }
 
@@ -167,15 +168,16 @@ impl HostSlice {
     ///
     /// # Panics
     /// If it is not 8 aligned bytes; [`super::Table::remote_word`] gives out nothing else.
-    pub(crate) fn atomic(self, op: AtomicOp) -> u64 {
+    pub(crate) fn atomic(self, op: AtomicOp) -> Result<u64, Faulted> {
         assert!(self.is_word(), "atomic on {self:?}");
-        // SAFETY: writable by `from_raw`'s contract; aligned and long enough as just asserted.
-        let target = unsafe { AtomicU64::from_ptr(self.ptr().cast()) };
-        match op {
-            AtomicOp::CompareSwap { compare, swap } => target
-                .compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire)
-                .unwrap_or_else(|v| v),
-            AtomicOp::FetchAdd(n) => target.fetch_add(n, Ordering::AcqRel),
+        // SAFETY: user memory by `from_raw`'s contract; aligned and long enough as just asserted.
+        unsafe {
+            match op {
+                AtomicOp::CompareSwap { compare, swap } => {
+                    guarded::compare_exchange(self.ptr(), compare, swap)
+                }
+                AtomicOp::FetchAdd(n) => guarded::fetch_add(self.ptr(), n),
+            }
         }
     }
 }
@@ -215,7 +217,7 @@ mod tests {
                 // SAFETY: inside the memory, which outlives the slice.
                 let slice = unsafe { HostSlice::from_raw(addr + at, 20) };
                 let bytes: Vec<u8> = (1..=len).collect();
-                slice.store(&bytes);
+                slice.store(&bytes).unwrap();
                 let after: Vec<u8> = memory.into_inner().iter().flat_map(|w| w.to_ne_bytes()).collect();
                 assert_eq!(after[at..at + bytes.len()], bytes);
                 assert_eq!(after.iter().filter(|b| **b != 0).count(), bytes.len());

@@ -166,7 +166,8 @@ impl Table {
     /// The bytes must stay readable, and writable if `access` allows any writing, until
     /// [`deregister`](Self::deregister), their provenance exposed; their owner accepts that they change
     /// at any time, and synchronises with completions, as with DMA. With [`Access::ON_DEMAND`] they need only be so while
-    /// they are in use: what is not mapped is refused.
+    /// they are in use: what is not mapped is refused. After [`survive_faults`](super::survive_faults) what is unmapped or
+    /// protected all the same is refused too, by the access that finds it so.
     pub unsafe fn register(&mut self, pd: PdId, span: Span) -> Option<RegionInfo> {
         let region = Region { pd, grant: span.into(), windows: Bound::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
@@ -177,7 +178,7 @@ impl Table {
     ///
     /// # Safety
     /// Whoever holds the key may read, and write if `access` allows any writing, all of the process's memory.
-    /// What is unmapped while it is in use ends the process.
+    /// What is unmapped while it is in use ends the process without [`survive_faults`](super::survive_faults).
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let grant = Grant { access: access | Access::ON_DEMAND, ..Grant::WHOLE_PROCESS };
         let region = Region { pd, grant, windows: Bound::default() };
@@ -650,15 +651,18 @@ mod tests {
     fn stores_loads_and_atomics_reach_the_memory() {
         let mut buf = vec![0u64; 4];
         let (t, info) = table(&mut buf, Access::ALL);
-        t.remote(by(PD), info.rkey, 0x1000, 8, Access::REMOTE_WRITE).unwrap().store(&5u64.to_ne_bytes());
-        t.remote(by(PD), info.rkey, 0x1009, 3, Access::REMOTE_WRITE).unwrap().store(b"abc");
+        t.remote(by(PD), info.rkey, 0x1000, 8, Access::REMOTE_WRITE)
+            .unwrap()
+            .store(&5u64.to_ne_bytes())
+            .unwrap();
+        t.remote(by(PD), info.rkey, 0x1009, 3, Access::REMOTE_WRITE).unwrap().store(b"abc").unwrap();
         let word = t.remote_word(by(PD), info.rkey, 0x1000, Access::REMOTE_ATOMIC).unwrap().unwrap();
-        assert_eq!(word.atomic(AtomicOp::FetchAdd(2)), 5);
-        assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 6, swap: 1 }), 7);
-        assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 7, swap: 9 }), 7);
+        assert_eq!(word.atomic(AtomicOp::FetchAdd(2)), Ok(5));
+        assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 6, swap: 1 }), Ok(7));
+        assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 7, swap: 9 }), Ok(7));
         assert_eq!(t.remote_word(by(PD), info.rkey, 0x1004, Access::REMOTE_ATOMIC).unwrap(), None);
         let mut out = [0; 12];
-        t.local(by(PD), info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().load(&mut out);
+        t.local(by(PD), info.lkey, 0x1000, 12, Access::LOCAL_READ).unwrap().load(&mut out).unwrap();
         assert_eq!(out, [9, 0, 0, 0, 0, 0, 0, 0, 0, b'a', b'b', b'c']);
     }
 }

@@ -199,9 +199,9 @@ fn null_regions_have_a_domain_and_a_run() {
     assert_eq!(run(&t, STRANGER, 1, Access::LOCAL_READ), Err(unknown));
     assert_eq!(read(&t, US, RKey(null.0)), Err(unknown));
     // What is written to it is not what it reads as.
-    t.local(US, null, 0, 4, Access::LOCAL_WRITE).unwrap().store(&[7; 4]);
+    t.local(US, null, 0, 4, Access::LOCAL_WRITE).unwrap().store(&[7; 4]).unwrap();
     let mut zeros = [1; 4];
-    t.local(US, null, 0, 4, Access::LOCAL_READ).unwrap().load(&mut zeros);
+    t.local(US, null, 0, 4, Access::LOCAL_READ).unwrap().load(&mut zeros).unwrap();
     assert_eq!(zeros, [0; 4]);
 }
 
@@ -278,4 +278,42 @@ fn keys_of_different_seeds_differ_and_no_key_follows_another() {
     let steps: std::collections::HashSet<u32> =
         keys(7).windows(2).map(|pair| (pair[1] >> 8).wrapping_sub(pair[0] >> 8)).collect();
     assert!(steps.len() > 3, "{steps:?}");
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[test]
+fn accesses_to_memory_that_is_gone_say_so() {
+    use crate::memory::{Faulted, survive_faults};
+    use crate::wire::icrc::Icrc;
+
+    survive_faults();
+    let (page, none, anonymous) =
+        (page_size(), std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: new memory, of which nothing is used but by the slices.
+    let addr = unsafe {
+        let addr = libc::mmap(none, 2 * page, libc::PROT_READ | libc::PROT_WRITE, anonymous, -1, 0);
+        assert_ne!(addr, libc::MAP_FAILED);
+        assert_eq!(libc::mprotect(addr.add(page), page, libc::PROT_NONE), 0);
+        addr.expose_provenance()
+    };
+    for len in [1, 2, 3, 5, 8, 9, 20, 40, 200, 300, 700, 2000] {
+        // The last byte of it is gone, or the last half.
+        for there in [len - 1, len / 2] {
+            // SAFETY: memory of this test; accesses to what is protected say so.
+            let slice = unsafe { HostSlice::from_raw(addr + page - there, len) };
+            let (mut bytes, mut out) = (vec![5; len], Vec::new());
+            assert_eq!(slice.load(&mut bytes), Err(Faulted), "{len}");
+            assert_eq!(slice.store(&bytes), Err(Faulted), "{len}");
+            assert_eq!(slice.probe(), Err(Faulted), "{len}");
+            assert!(slice.load_and_digest(&mut bytes, Icrc::default()).is_err(), "{len}");
+            assert!(slice.append_and_digest(&mut out, Icrc::default()).is_err() && out.is_empty(), "{len}");
+            assert_eq!(slice.split_at(there).0.probe(), Ok(()));
+        }
+    }
+    // SAFETY: as above.
+    let word = unsafe { HostSlice::from_raw(addr + page, 8) };
+    assert_eq!(word.atomic(AtomicOp::FetchAdd(1)), Err(Faulted));
+    assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 0, swap: 1 }), Err(Faulted));
+    // SAFETY: nothing of it is used any more.
+    assert_eq!(unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(addr), 2 * page) }, 0);
 }

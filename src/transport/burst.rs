@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::memory::HostSlice;
+use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Qpn, pad_count};
 
@@ -147,13 +147,23 @@ impl TxQueue {
     /// Adds a packet, with padding and ICRC, to the running burst or to a new one.
     ///
     /// `headers.bth.pad` is to be 0: the pad count is set here.
+    /// No packet is added if the user memory is not there: [`push_host`](Self::push_host) says so.
     #[inline]
     pub fn push(&mut self, flow: &Flow, headers: Headers, payload: Payload<'_>) {
-        self.add(flow, &headers, payload);
+        let _ = self.add(flow, &headers, payload);
+    }
+
+    /// The same with payload in user memory.
+    ///
+    /// # Errors
+    /// [`Faulted`] if that memory cannot be read; then nothing is added.
+    #[inline]
+    pub fn push_host(&mut self, flow: &Flow, headers: Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
+        self.add(flow, &headers, Payload::Host(slices))
     }
 
     /// Not by value: there are a hundred bytes of headers.
-    fn add(&mut self, flow: &Flow, headers: &Headers, payload: Payload<'_>) {
+    fn add(&mut self, flow: &Flow, headers: &Headers, payload: Payload<'_>) -> Result<(), Faulted> {
         let payload_len = match payload {
             Payload::Bytes(b) => b.len(),
             Payload::Host(s) => s.iter().map(|s| s.len()).sum(),
@@ -165,7 +175,7 @@ impl TxQueue {
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
-                self.push_long(flow, index, headers, slices, packet_len, pad);
+                return self.push_long(flow, index, headers, slices, packet_len, pad);
             }
             _ => {
                 let start = self.take(packet_len);
@@ -179,7 +189,10 @@ impl TxQueue {
                     }
                     Payload::Host(s) => {
                         for slice in s {
-                            slice.load(&mut room[..slice.len()]);
+                            if let Err(e) = slice.load(&mut room[..slice.len()]) {
+                                self.take_back(start, packet_len);
+                                return Err(e);
+                            }
                             room = &mut room[slice.len()..];
                         }
                     }
@@ -193,24 +206,47 @@ impl TxQueue {
                 self.add_arena_piece(start);
             }
         }
+        Ok(())
+    }
+
+    /// Takes back the packet that was begun last, whose bytes were to lie in the arena from `start` on.
+    #[cold]
+    fn take_back(&mut self, start: usize, packet_len: usize) {
+        self.used = start;
+        self.packets -= 1;
+        self.bytes -= packet_len;
+        let Some(burst) = self.bursts.last_mut() else { return };
+        burst.packets -= 1;
+        burst.bytes -= packet_len;
+        burst.closed = false;
+        if burst.packets == 0 {
+            self.bursts.pop();
+        }
+        self.prefixed = 0;
     }
 
     /// Adds packets that take `each` bytes of `data` after the other, a multiple of 4, and the PSNs from that in `headers`
-    /// on.
-    pub fn push_run(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) {
+    /// on. Returns how many: fewer where user memory cannot be read.
+    pub fn push_run(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
+        let mut count = 0;
         let packet_len = headers.len() + each + ICRC_LEN;
         let mut rest = data;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);
-            if each > SHORT {
+            let pushed = if each > SHORT {
                 let index = self.join_burst(flow, part_of(headers.bth.dest_qp), packet_len);
-                self.push_long(flow, index, &headers, &[now], packet_len, 0);
+                self.push_long(flow, index, &headers, &[now], packet_len, 0)
             } else {
-                self.push(flow, headers, Payload::Host(&[now]));
+                self.push_host(flow, headers, &[now])
+            };
+            if pushed.is_err() {
+                break;
             }
+            count += 1;
             headers.bth.psn += 1;
             rest = later;
         }
+        count
     }
 
     /// Adds a packet whose place is made, with a long payload in user memory.
@@ -223,9 +259,14 @@ impl TxQueue {
         slices: &[HostSlice],
         packet_len: usize,
         pad: usize,
-    ) {
+    ) -> Result<(), Faulted> {
         let header_len = headers.len();
         if self.unsealed {
+            // Memory that goes away between now and the copy spoils the ICRC, and the packet is asked for again.
+            if let Err(e) = slices.iter().try_for_each(|slice| slice.probe()) {
+                self.take_back(self.used, packet_len);
+                return Err(e);
+            }
             let start = self.take(header_len);
             emit(headers, pad, &mut self.arena[start..start + header_len]);
             self.add_arena_piece(start);
@@ -234,14 +275,20 @@ impl TxQueue {
             let tail = self.take(pad + ICRC_LEN);
             self.arena[tail..][..pad].fill(0);
             self.add_arena_piece(tail);
-            return;
+            return Ok(());
         }
         let start = self.take(packet_len);
         let mut at = start + header_len;
         emit(headers, pad, &mut self.arena[start..at]);
         let mut icrc = self.icrc_after(flow, index, packet_len, start..at);
         for slice in slices {
-            icrc = slice.load_and_digest(&mut self.arena[at..at + slice.len()], icrc);
+            match slice.load_and_digest(&mut self.arena[at..at + slice.len()], icrc) {
+                Ok(after) => icrc = after,
+                Err(e) => {
+                    self.take_back(start, packet_len);
+                    return Err(e);
+                }
+            }
             at += slice.len();
         }
         let tail = &mut self.arena[at..start + packet_len];
@@ -249,6 +296,7 @@ impl TxQueue {
         icrc.update(&tail[..pad]);
         tail[pad..].copy_from_slice(&icrc.value().to_le_bytes());
         self.add_arena_piece(start);
+        Ok(())
     }
 
     /// The ICRC over what is in front of a packet and these bytes of it, which begin with its BTH.
@@ -495,13 +543,22 @@ impl Copier<'_> {
         }
         let prefix = self.prefixes.of(&self.flow, packet_len);
         let mut icrc = prefix.after_headers(index, IpIdent::DONT_FRAGMENT, first);
-        self.gather(|slice| icrc = slice.append_and_digest(out, icrc));
+        let mut gone = false;
+        self.gather(|slice| match slice.append_and_digest(out, icrc) {
+            Ok(after) => icrc = after,
+            Err(Faulted) => {
+                out.resize(out.len() + slice.len(), 0);
+                gone = true;
+            }
+        });
         let (pad, later) = self.rest.split_at(end - ICRC_LEN - out.len());
         if !pad.is_empty() {
             icrc.update(pad);
             out.extend_from_slice(pad);
         }
-        out.extend_from_slice(&icrc.value().to_le_bytes());
+        // The receiver must not take the zeros for the sender's bytes.
+        let value = if gone { !icrc.value() } else { icrc.value() };
+        out.extend_from_slice(&value.to_le_bytes());
         self.rest = &later[ICRC_LEN..];
         true
     }

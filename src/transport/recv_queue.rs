@@ -89,9 +89,9 @@ impl Receive {
         let mut rest = data;
         gather(self.sges.iter(), at, data.len() as u32, |sge, addr, n| {
             let (now, later) = rest.split_at(n as usize);
-            memory.local(by, sge.lkey, addr, n, Access::LOCAL_WRITE)?.store(now);
             rest = later;
-            Ok(())
+            let slice = memory.local(by, sge.lkey, addr, n, Access::LOCAL_WRITE)?;
+            slice.store(now).map_err(|_| AccessError::NotMapped { key: sge.lkey.0, addr, len: n.into() })
         })
     }
 }

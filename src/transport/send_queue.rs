@@ -3,7 +3,7 @@
 use super::fifo::Fifo;
 use super::work::MAX_MESSAGE;
 use super::{Destination, PostError, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
-use crate::memory::{AccessError, Accessor, HostSlice, Table};
+use crate::memory::{AccessError, Accessor, Faulted, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
 /// What a packet costs beside its payload in the account of bytes in flight.
@@ -312,7 +312,7 @@ impl SendQueue {
         })
     }
 
-    /// Stores `data` at byte `at` of a work request's memory: all of it, or nothing where a part is not accessible.
+    /// Stores `data` at byte `at` of a work request's memory: all of it, or nothing where a part is not accessible by its key.
     pub fn scatter(
         &self,
         wqe: &SendWqe,
@@ -321,13 +321,13 @@ impl SendQueue {
         by: Accessor,
         memory: &Table,
         slices: &mut Vec<HostSlice>,
-    ) -> Result<(), AccessError> {
+    ) -> Result<(), Faulted> {
         slices.clear();
-        self.gather(wqe, at, data.len() as u32, by, memory, slices)?;
+        self.gather(wqe, at, data.len() as u32, by, memory, slices).map_err(|_| Faulted)?;
         let mut rest = data;
         for slice in slices.iter() {
             let (now, later) = rest.split_at(slice.len());
-            slice.store(now);
+            slice.store(now)?;
             rest = later;
         }
         Ok(())

@@ -1,3 +1,4 @@
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
@@ -15,16 +16,22 @@ pub(super) enum Clock {
 }
 
 impl Clock {
-    /// An instant as nanoseconds since 1970. Virtual time has but its own beginning.
-    pub fn wallclock_ns(&self, at: Instant) -> u64 {
-        match self {
-            Clock::Fabric(fabric) if fabric.is_virtual() => at.0,
-            _ => {
-                let (now, wall) = (self.now(), SystemTime::now());
-                let wall = wall.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-                wall.saturating_sub(now.0.saturating_sub(at.0))
-            }
+    /// Nanoseconds from 1970 to this clock's beginning. Virtual time has but its own beginning. `known` is the offset measured
+    /// before, or 0.
+    ///
+    /// The wall clock and the monotonic clock run at the same rate, so the offset changes only when the wall clock is set. A
+    /// measurement gives the bounds between which it lies. The lower one is kept and only ever raised, unless the wall clock was
+    /// set back: times made with it do not go backwards.
+    pub fn wallclock_offset(&self, known: &AtomicU64) -> u64 {
+        if matches!(self, Clock::Fabric(fabric) if fabric.is_virtual()) {
+            return 0;
         }
+        let (before, wall, after) = (self.now(), SystemTime::now(), self.now());
+        let wall = wall.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+        let (least, most) = (wall.saturating_sub(after.0), wall.saturating_sub(before.0));
+        let next = |known| if known > most { least } else { least.max(known) };
+        let known = known.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |known| Some(next(known)));
+        known.map_or(least, next)
     }
 
     pub fn now(&self) -> Instant {

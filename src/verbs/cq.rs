@@ -1,4 +1,5 @@
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ pub(super) struct CqInner {
     /// Queues that complete to it: send, receive and, for XRC, shared receive queues.
     pub users: Users,
     pub acks: Acks,
+    /// From the NIC's clock to the wall clock, as last measured for this queue; 0 at first.
+    pub wall_offset: AtomicU64,
 }
 
 /// What a completion queue is made with.
@@ -84,7 +87,7 @@ impl Cq {
         let signal = Arc::new(Signal { raised, changed, channel, cq });
         queue.set_listener(signal.clone());
         let (users, acks) = (Users::new(), Acks::default());
-        let cq = Arc::new(CqInner { context, queue, signal, users, acks });
+        let cq = Arc::new(CqInner { context, queue, signal, users, acks, wall_offset: AtomicU64::new(0) });
         *cq.signal.cq.lock() = Arc::downgrade(&cq);
         Ok(Cq(cq))
     }

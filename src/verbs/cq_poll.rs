@@ -1,6 +1,7 @@
 //! Extended polling: completions one at a time, read field by field, with the time of each.
 
-use super::clock::Clock;
+use std::sync::OnceLock;
+
 use super::{Cq, CqOverflow};
 use crate::nic::Stamped;
 use crate::transport::{WcOpcode, WcStatus};
@@ -26,6 +27,8 @@ use crate::wire::{Qpn, RKey};
 pub struct CqPoll<'q> {
     cq: &'q Cq,
     current: Option<Stamped>,
+    /// To the wall clock: one for all completions of the round.
+    wall_offset: OnceLock<u64>,
 }
 
 impl Cq {
@@ -33,7 +36,7 @@ impl Cq {
     /// thread.
     pub fn start_poll(&self) -> CqPoll<'_> {
         self.look_at_link();
-        CqPoll { cq: self, current: None }
+        CqPoll { cq: self, current: None, wall_offset: OnceLock::new() }
     }
 }
 
@@ -49,8 +52,8 @@ impl CqPoll<'_> {
 
     /// The completion that it is at.
     pub fn current(&self) -> Option<Wc<'_>> {
-        let clock = self.cq.context().0.shards.clock();
-        self.current.as_ref().map(|entry| Wc { entry, clock })
+        let CqPoll { cq, current, wall_offset } = self;
+        current.as_ref().map(|entry| Wc { entry, cq, wall_offset })
     }
 
     /// Ends the round; so does dropping it.
@@ -62,7 +65,8 @@ impl CqPoll<'_> {
 #[derive(Clone, Copy)]
 pub struct Wc<'p> {
     entry: &'p Stamped,
-    clock: &'p Clock,
+    cq: &'p Cq,
+    wall_offset: &'p OnceLock<u64>,
 }
 
 impl Wc<'_> {
@@ -133,9 +137,11 @@ impl Wc<'_> {
         self.entry.at.0
     }
 
-    /// The same in nanoseconds since 1970; in virtual time that of the fabric's clock, which starts at 0.
+    /// The same in nanoseconds since 1970; in virtual time that of the fabric's clock, which starts at 0. It does not go backwards
+    /// from one completion of a queue to the next, unless the wall clock is set back between two rounds.
     pub fn completion_wallclock_ns(&self) -> u64 {
-        self.clock.wallclock_ns(self.entry.at)
+        let clock = self.cq.context().0.shards.clock();
+        self.entry.at.0 + self.wall_offset.get_or_init(|| clock.wallclock_offset(&self.cq.0.wall_offset))
     }
 }
 

@@ -10,6 +10,7 @@ use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
 use crate::memory::{
     Access, AccessError, Accessor, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table,
+    survive_faults,
 };
 use crate::transport::{RecvCaps, Sge};
 use crate::wire::{LKey, Qpn, RKey};
@@ -78,7 +79,10 @@ impl Pd {
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the
     /// `RawMr` is dropped. Peers and the NIC read and write them at any time meanwhile, as DMA would: no
     /// `&mut` to them may be relied upon, and `&` only where nothing writes. With [`Access::ON_DEMAND`] what is not mapped is
-    /// refused when it is used, and only what is unmapped during a use ends the process.
+    /// refused when it is used.
+    ///
+    /// On x86-64 a signal handler for SIGSEGV and SIGBUS makes an error of the work request of what is unmapped or protected all
+    /// the same, and hands every other fault to the handler that was there before. The first call installs it, for the process.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -102,6 +106,7 @@ impl Pd {
         access: Access,
     ) -> Result<RawMr, CreateError> {
         self.check(len, access)?;
+        survive_faults();
         // SAFETY: the caller vouches for the memory.
         unsafe { self.register(Span { addr: addr.expose_provenance(), len, iova, access }) }
     }
@@ -110,8 +115,7 @@ impl Pd {
     /// (`ibv_reg_mr` with address 0 and length `SIZE_MAX`). What is not mapped is refused when it is used.
     ///
     /// # Safety
-    /// Whoever has its key reads, and writes if `access` allows any writing, whatever the process has; what is
-    /// unmapped while it is in use ends the process.
+    /// Whoever has its key reads, and writes if `access` allows any writing, whatever the process has.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -120,6 +124,7 @@ impl Pd {
         if !access.allows(Access::ON_DEMAND) {
             return Err(CreateError::Access { access, why: "an implicit region needs ON_DEMAND" });
         }
+        survive_faults();
         // SAFETY: the caller vouches for what comes of it.
         let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
@@ -308,6 +313,7 @@ impl RawMr {
         memory: Option<(*mut u8, usize)>,
         access: Option<Access>,
     ) -> Result<(), CreateError> {
+        survive_faults();
         let translation = memory.map(|(addr, len)| (addr.expose_provenance(), len, addr.addr() as u64));
         // SAFETY: as the caller vouches.
         unsafe { self.rereg_as(pd, translation, access) }

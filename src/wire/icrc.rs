@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 
+use super::icrc_senders::Senders;
 use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT, crc_short as short, grh, icrc_ident};
 
 /// What a UDP length field leaves for the payload.
@@ -177,25 +178,31 @@ fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u
 }
 
 /// Checks one packet after the other; those of one burst share their [`Prefix`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Verifier(Prefixes);
+///
+/// Where the identification is unknown, it learns of each flow whether its sender counts identifications from 0 in each
+/// burst, and then accepts no other: [`Senders`].
+#[derive(Clone, Debug, Default)]
+pub struct Verifier {
+    prefixes: Prefixes,
+    senders: Senders,
+}
 
 impl Verifier {
-    /// As the function [`verify`].
+    /// As the function [`verify`], but for the flows of which it has learned more.
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-        holds(self.0.of(flow, udp_payload.len()), ident, index, udp_payload)
+        holds(self.prefixes.of(flow, udp_payload.len()), &mut self.senders, ident, index, udp_payload)
     }
 
     /// The same, if the packet before was of this flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-        holds(self.0.of_next(flow, udp_payload.len()), ident, index, udp_payload)
+        holds(self.prefixes.of_next(flow, udp_payload.len()), &mut self.senders, ident, index, udp_payload)
     }
 }
 
 #[inline]
-fn holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+fn holds(prefix: &Prefix, senders: &mut Senders, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
     let Some(received) = received(udp_payload) else { return false };
     match ident {
         IpIdent::Exact { id, flags } => {
@@ -203,7 +210,14 @@ fn holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &[u8]) -> boo
         }
         IpIdent::Unknown => {
             let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
-            explain(&prefix.flow, received ^ likely, index, udp_payload).is_some()
+            if received == likely {
+                senders.expected(&prefix.flow);
+                return true;
+            }
+            match explain(&prefix.flow, received ^ likely, index, udp_payload) {
+                Some((id, flags)) => senders.admit(&prefix.flow, id, flags),
+                None => senders.corrupt(&prefix.flow),
+            }
         }
     }
 }
@@ -211,7 +225,8 @@ fn holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &[u8]) -> boo
 /// Whether the ICRC of packet `index` of a burst holds, with what is known of its identification.
 ///
 /// Where the identification is unknown, `index` is tried first, which checks all 32 bits; any other that
-/// explains the ICRC is accepted, with don't-fragment set or clear, which checks 15.
+/// explains the ICRC is accepted, with don't-fragment set or clear, which checks 15. A [`Verifier`] checks at least 26 once it
+/// knows the sender.
 ///
 /// `udp_payload` is BTH to ICRC; anything shorter or above 64 KiB fails.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {

@@ -146,3 +146,62 @@ proptest! {
         prop_assert_eq!(compute(&flow, id, flags, &payload), expected);
     }
 }
+
+/// A verifier that has seen `count` packets with these identifications.
+fn verifier_of(count: usize, id: impl Fn(usize) -> u16) -> Verifier {
+    let mut verifier = Verifier::default();
+    for i in 0..count {
+        let p = packet(&v4(), id(i), IpIdent::DONT_FRAGMENT, 100);
+        assert!(verifier.verify(&v4(), IpIdent::Unknown, 0, &p), "packet {i}");
+    }
+    verifier
+}
+
+#[test]
+fn a_flow_that_used_the_expected_identification_has_to_go_on_so() {
+    let mut verifier = verifier_of(100, |_| 0);
+    let (df, unknown) = (IpIdent::DONT_FRAGMENT, IpIdent::Unknown);
+    for (id, flags) in [(64, df), (0x1234, df)] {
+        assert!(!verifier.verify(&v4(), unknown, 0, &packet(&v4(), id, flags, 100)));
+    }
+    assert!(verifier.verify(&v4(), unknown, 0, &packet(&v4(), 0, df, 100)));
+    assert!(!verifier.verify(&v4(), unknown, 0, &packet(&v4(), 0, 0, 100)));
+    // The rest of a burst whose first packets were lost.
+    for id in 20..64 {
+        assert!(verifier.verify(&v4(), unknown, id - 20, &packet(&v4(), id, df, 100)));
+    }
+    // Of another flow nothing is known.
+    let other = Flow { src_port: 7, ..v4() };
+    assert!(verifier.verify(&other, unknown, 0, &packet(&other, 0x1234, df, 100)));
+}
+
+#[test]
+fn another_sender_at_the_same_address_is_accepted_after_two_lost_packets() {
+    let mut verifier = verifier_of(200, |_| 0);
+    let accepted: Vec<bool> = (5000..5006)
+        .map(|id| {
+            let p = packet(&v4(), id, IpIdent::DONT_FRAGMENT, 100);
+            verifier.verify(&v4(), IpIdent::Unknown, 0, &p)
+        })
+        .collect();
+    assert_eq!(accepted, [false, false, true, true, true, true]);
+}
+
+#[test]
+fn a_sender_that_counts_through_all_identifications_loses_nothing() {
+    verifier_of(3 * 65_536, |i| i as u16);
+}
+
+#[test]
+fn of_a_known_sender_one_corrupt_packet_in_two_to_the_26_is_accepted() {
+    let mut verifier = verifier_of(100, |_| 0);
+    let (mut state, mut accepted) = (0x9e37_79b9_7f4a_7c15, 0);
+    let good = packet(&v4(), 0, IpIdent::DONT_FRAGMENT, 100);
+    // For a mean of 200,000 / 2^26; any identification would explain six.
+    for _ in 0..200_000 {
+        let mut p = good.clone();
+        p[96..].copy_from_slice(&(next(&mut state) as u32).to_le_bytes());
+        accepted += usize::from(p != good && verifier.verify(&v4(), IpIdent::Unknown, 0, &p));
+    }
+    assert_eq!(accepted, 0);
+}

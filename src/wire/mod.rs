@@ -12,6 +12,7 @@ pub mod grh;
 mod headers;
 pub mod icrc;
 mod icrc_ident;
+mod icrc_senders;
 mod ids;
 mod mac;
 pub mod mad;

@@ -173,3 +173,32 @@ fn a_completion_vector_is_one_of_the_devices() {
     let none = CqOptions { capacity: 0, ..CqOptions::default() };
     assert!(matches!(context.create_cq_with(&none), Err(CreateError::Value { value: 0, .. })));
 }
+
+#[test]
+fn wallclock_times_of_a_queue_do_not_go_backwards_and_share_an_offset_in_each_round() {
+    let (a, b) = Fabric::new().pair().unwrap();
+    let mut last = 0;
+    for turn in 0..50u64 {
+        for wr_id in 0..8 {
+            b.qp.post_recv(&RecvWr { wr_id, sges: &[] }).unwrap();
+            a.qp.post_send(&SendWr::send(wr_id, &[])).unwrap();
+        }
+        let (mut poll, mut left, mut offset) = (b.cq.start_poll(), 8, None);
+        while left > 0 {
+            let Some(wc) = poll.next_poll().unwrap() else {
+                // The rest has not arrived yet.
+                poll.end_poll();
+                (poll, offset) = (b.cq.start_poll(), None);
+                continue;
+            };
+            let (ticks, wall) = (wc.completion_timestamp(), wc.completion_wallclock_ns());
+            assert_eq!(wall - ticks, *offset.get_or_insert(wall - ticks), "turn {turn}");
+            assert!(wall >= last, "turn {turn}: {wall} after {last}");
+            (last, left) = (wall, left - 1);
+        }
+        drop(poll);
+        round(&a.cq);
+    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    assert!(now.abs_diff(last) < 60_000_000_000, "{last} at {now}");
+}

@@ -171,6 +171,9 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result
     unsafe {
         let (mut all, mut programs): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&mut all);
+        // Blocked, a fault would end the process though there is a handler for it.
+        libc::sigdelset(&mut all, libc::SIGSEGV);
+        libc::sigdelset(&mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut programs);
         let spawned = Builder::new().name(name.into()).spawn(run);
         libc::pthread_sigmask(libc::SIG_SETMASK, &programs, std::ptr::null_mut());

@@ -367,6 +367,38 @@ static void memory(void)
 	CHECK(!ibv_reg_mr(pd, of_file, 2 * page, 0) && errno == EFAULT);
 }
 
+/* A tebibyte of which nothing was ever used: registering it brings in but its ends. */
+
+static long resident_or_in_tables(void)
+{
+	char line[200];
+	long total = 0, kib;
+	FILE *status = fopen("/proc/self/status", "r");
+	CHECK(status);
+	while (fgets(line, sizeof(line), status))
+		if (sscanf(line, "VmPTE: %ld", &kib) == 1 || sscanf(line, "VmRSS: %ld", &kib) == 1)
+			total += kib;
+	fclose(status);
+	return total;
+}
+
+static void sparse(void)
+{
+	size_t len = (size_t)1 << 40;
+	long page = sysconf(_SC_PAGESIZE);
+	char *bytes = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(bytes != MAP_FAILED);
+	open_first();
+	long before = resident_or_in_tables();
+	struct ibv_mr *mr = ibv_reg_mr(pd, bytes, len, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	CHECK(mr && resident_or_in_tables() - before < 64 * 1024);
+	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes + page, len - page, 0));
+	CHECK(resident_or_in_tables() - before < 64 * 1024 && !ibv_dereg_mr(mr));
+	/* A hole in it is found all the same. */
+	CHECK(!munmap(bytes + len / 2, page));
+	CHECK(!ibv_reg_mr(pd, bytes, len, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
+}
+
 /* A device that is opened more than once: one NIC, and contexts that have nothing to do with each other. */
 
 static int event_waits(struct ibv_context *of)
@@ -736,7 +768,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "linger", linger }, { "leave", leave }, { "much", much },
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "sparse", sparse }, { "linger", linger }, { "leave", leave }, { "much", much },
 		{ "children", children },
 		{ "on demand", on_demand }, { "device memory", device_memory }, { "parents", parents }, { "imported", imported },
 		{ "anew", anew } };

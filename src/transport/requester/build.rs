@@ -266,7 +266,7 @@ impl Requester {
             self.queue
                 .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)
                 .map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
-            env.tx.push(flow, headers, Payload::Host(env.scratch));
+            env.tx.push_host(flow, headers, env.scratch).map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
         }
         Ok(())
     }

@@ -49,7 +49,11 @@ impl Requester {
         env.scratch.clear();
         let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
         let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.flow) else { return None };
-        env.tx.push_run(flow, headers, *data, mtu);
+        // Where memory cannot be read, the next packet alone is what fails.
+        let count = env.tx.push_run(flow, headers, *data, mtu) as u32;
+        if count == 0 {
+            return None;
+        }
         self.ask.unasked(env.now, conn.timeout, env.tuning);
         self.cursor.packet = packet + count;
         if self.frontier.is_before(psn + count) {

@@ -35,8 +35,9 @@ impl Responder {
         let va = reth.va.wrapping_add(received.into());
         let found =
             env.memory.remote(conn.accessor(), reth.rkey, va, data.len() as u32, Access::REMOTE_WRITE);
-        let Ok(target) = found else { return false };
-        target.store(data);
+        if found.is_err() || found.is_ok_and(|target| target.store(data).is_err()) {
+            return false;
+        }
         self.message = Some(Message::Write { reth, received: now as u32 });
         self.expected = bth.psn.next();
         self.nak_outstanding = false;
@@ -116,7 +117,7 @@ impl Responder {
             }
             (None, _) => return Err(Refusal::Invalid),
         };
-        target.store(data);
+        target.store(data).map_err(|_| Refusal::Operational)?;
         let received = received + data.len() as u32;
         if packet.row().position.ends() {
             self.message = None;
@@ -165,7 +166,7 @@ impl Responder {
             }
             _ => AtomicOp::FetchAdd(atomic.swap_or_add),
         };
-        let original = word.atomic(op);
+        let original = word.atomic(op).map_err(|_| Refusal::Operational)?;
         let psn = packet.bth().psn;
         self.finish_message(env);
         self.remember(
@@ -188,7 +189,8 @@ impl Responder {
             .remote_word(accessor(conn, env), reth.rkey, reth.va, Access::REMOTE_WRITE)
             .map_err(|_| Refusal::Access)?
             .ok_or(Refusal::Operational)?
-            .store(packet.payload());
+            .store(packet.payload())
+            .map_err(|_| Refusal::Operational)?;
         self.done(packet, conn, env);
         Ok(())
     }

@@ -41,7 +41,8 @@ impl Responder {
                 Reply::Read { first, reth, pd, ref mut next, msn, again } => {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
-                    if !send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, env) {
+                    let sent = send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, env);
+                    if let Err(refusal) = sent {
                         // Nobody may wait for it any more: a key is closed once its READs are done, and the request may
                         // have been on its way since before. Only requests with the expected PSN are refused.
                         if again {
@@ -53,7 +54,7 @@ impl Responder {
                         (self.expected, self.nak_outstanding) = (first + at, false);
                         // The READ is not done after all; a SEND that has begun since is none of its business.
                         (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
-                        return self.refuse(Refusal::Access, conn, env).map(|()| false);
+                        return self.refuse(refusal, conn, env).map(|()| false);
                     }
                     if at + 1 == count {
                         self.replies.pop_front();
@@ -88,7 +89,7 @@ fn answer(
     h
 }
 
-/// Response `at` of `count` to a READ. False if the memory is not accessible.
+/// Response `at` of `count` to a READ.
 #[allow(clippy::too_many_arguments, reason = "the fields of one response, used in one place")]
 fn send_read_response(
     conn: &Connection,
@@ -100,18 +101,15 @@ fn send_read_response(
     count: u32,
     msn: u32,
     env: &mut Env<'_>,
-) -> bool {
+) -> Result<(), Refusal> {
     let mtu = conn.mtu.bytes() as u32;
     let offset = at * mtu;
     let len = (reth.dma_len - offset).min(mtu);
     let va = reth.va.wrapping_add(offset as u64);
-    let Ok(slice) =
-        env.memory.remote(Accessor { pd, ..conn.accessor() }, reth.rkey, va, len, Access::REMOTE_READ)
-    else {
-        return false;
-    };
-    let Some(flow) = conn.flow else { return false };
+    let by = Accessor { pd, ..conn.accessor() };
+    let found = env.memory.remote(by, reth.rkey, va, len, Access::REMOTE_READ);
+    let slice = found.map_err(|_| Refusal::Access)?;
+    let flow = conn.flow.ok_or(Refusal::Access)?;
     let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
-    env.tx.push(&flow, h, Payload::Host(&[slice]));
-    true
+    env.tx.push_host(&flow, h, &[slice]).map_err(|_| Refusal::Operational)
 }

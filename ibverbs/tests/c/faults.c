@@ -1,0 +1,283 @@
+/* Registered memory that the program unmaps, protects or truncates: an error of the work request, and no signal. A fault of the
+ * program itself is its own still. */
+
+#include <setjmp.h>
+
+#include "common.h"
+
+enum loss { UNMAPPED, NO_ACCESS, READ_ONLY, TRUNCATED };
+static const char *const losses[] = { "unmapped", "without access", "read-only", "truncated" };
+
+#define LEN (64 * 1024)
+
+static long page;
+
+/* What a region is lost of: LEN bytes of a file, whose end from `from` on is lost. */
+struct victim {
+	char *bytes;
+	FILE *file;
+	struct ibv_mr *mr;
+};
+
+static struct victim make_victim(void)
+{
+	struct victim v;
+	CHECK((v.file = tmpfile()) && !ftruncate(fileno(v.file), LEN));
+	v.bytes = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(v.file), 0);
+	CHECK(v.bytes != MAP_FAILED);
+	memset(v.bytes, 7, LEN);
+	int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	CHECK(v.mr = ibv_reg_mr(pd, v.bytes, LEN, all));
+	return v;
+}
+
+static void lose(struct victim *v, enum loss loss, size_t from)
+{
+	switch (loss) {
+	case UNMAPPED:
+		CHECK(!munmap(v->bytes + from, LEN - from));
+		break;
+	case NO_ACCESS:
+	case READ_ONLY:
+		CHECK(!mprotect(v->bytes + from, LEN - from, loss == READ_ONLY ? PROT_READ : PROT_NONE));
+		break;
+	case TRUNCATED:
+		CHECK(!ftruncate(fileno(v->file), from));
+	}
+}
+
+static void free_victim(struct victim *v)
+{
+	CHECK(!ibv_dereg_mr(v->mr));
+	munmap(v->bytes, LEN);
+	fclose(v->file);
+}
+
+enum use { SEND_FROM, RECV_TO, WRITE_FROM, WRITE_TO, READ_FROM, READ_TO, FETCH_ADD, COMPARE_SWAP, FETCHED_TO, USES };
+static const char *const uses[] = { "SEND from", "RECV to",   "WRITE from",	 "WRITE to",	 "READ from",
+				    "READ to",	 "FETCH_ADD on", "CMP_SWP on", "FETCH_ADD's result to" };
+
+/* Uses `len` bytes that end `before` bytes behind the first that is lost. */
+static void use_lost(enum use use, enum loss loss, size_t len, size_t from, size_t at)
+{
+	static char other_bytes[LEN] __attribute__((aligned(4096)));
+	int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	struct ibv_mr *other = ibv_reg_mr(pd, other_bytes, LEN, all);
+	struct victim v = make_victim();
+	struct ibv_qp *qp = create_qp((void *)1), *peer = create_qp((void *)2);
+	connect_to(qp, peer->qp_num);
+	connect_to(peer, qp->qp_num);
+	lose(&v, loss, from);
+
+	int is_local = use == SEND_FROM || use == WRITE_FROM || use == READ_TO || use == FETCHED_TO;
+	int reads = use == SEND_FROM || use == WRITE_FROM || use == READ_FROM;
+	struct ibv_sge victim = { .addr = (uintptr_t)v.bytes + at, .length = len, .lkey = v.mr->lkey };
+	struct ibv_sge good = { .addr = (uintptr_t)other_bytes, .length = len, .lkey = other->lkey };
+	static const enum ibv_wr_opcode opcodes[] = {
+		IBV_WR_SEND,	  IBV_WR_SEND,	    IBV_WR_RDMA_WRITE,		IBV_WR_RDMA_WRITE,	    IBV_WR_RDMA_READ,
+		IBV_WR_RDMA_READ, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD,
+	};
+	struct ibv_recv_wr recv = { .wr_id = 1, .sg_list = use == RECV_TO ? &victim : &good, .num_sge = 1 }, *bad_recv;
+	struct ibv_send_wr send = { .wr_id = 2, .opcode = opcodes[use], .send_flags = IBV_SEND_SIGNALED,
+				    .sg_list = is_local ? &victim : &good, .num_sge = 1 }, *bad;
+	uint64_t remote = is_local ? (uintptr_t)other_bytes : (uintptr_t)v.bytes + at;
+	uint32_t rkey = is_local ? other->rkey : v.mr->rkey;
+	if (use >= FETCH_ADD) {
+		send.wr.atomic.remote_addr = remote;
+		send.wr.atomic.rkey = rkey;
+	} else {
+		send.wr.rdma.remote_addr = remote;
+		send.wr.rdma.rkey = rkey;
+	}
+	CHECK(!ibv_post_recv(peer, &recv, &bad_recv));
+	CHECK(!ibv_post_send(qp, &send, &bad));
+
+	enum ibv_wc_status expected = is_local ? IBV_WC_LOC_PROT_ERR : IBV_WC_REM_OP_ERR;
+	if (loss == READ_ONLY && reads)
+		expected = IBV_WC_SUCCESS;
+	int done = 0, received = use != RECV_TO;
+	while (!done || !received) {
+		struct ibv_wc wc;
+		int n = ibv_poll_cq(cq, 1, &wc);
+		CHECK(n >= 0);
+		if (n && wc.wr_id == 2) {
+			done = 1;
+			if (wc.status != expected) {
+				fprintf(stderr, "%s memory that is %s, %zu bytes: %s\n", uses[use], losses[loss], len,
+					ibv_wc_status_str(wc.status));
+				exit(1);
+			}
+		}
+		if (n && wc.wr_id == 1 && use == RECV_TO) {
+			received = 1;
+			CHECK(wc.status == IBV_WC_LOC_PROT_ERR);
+		}
+	}
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(peer));
+	struct ibv_wc rest;
+	while (ibv_poll_cq(cq, 1, &rest) > 0)
+		;
+	free_victim(&v);
+	CHECK(!ibv_dereg_mr(other));
+}
+
+static void all_losses(void)
+{
+	for (enum loss loss = UNMAPPED; loss <= TRUNCATED; loss++) {
+		for (enum use use = 0; use < USES; use++) {
+			/* A word; then messages of a packet and of many, of which the last bytes are lost. */
+			use_lost(use, loss, 8, 8 * page, 8 * page);
+			if (use >= FETCH_ADD)
+				continue;
+			use_lost(use, loss, 5, 8 * page, 8 * page + 1);
+			use_lost(use, loss, 100, 8 * page, 8 * page - 50);
+			use_lost(use, loss, 1000, 8 * page, 8 * page - 600);
+			use_lost(use, loss, LEN / 2, 8 * page, 4 * page);
+		}
+		printf("%s\n", losses[loss]);
+	}
+}
+
+static sigjmp_buf back;
+static volatile int handled;
+static void *volatile fault_at;
+
+static void on_fault(int signal, siginfo_t *info, void *ucontext)
+{
+	(void)ucontext;
+	handled = signal;
+	fault_at = info->si_addr;
+	siglongjmp(back, 1);
+}
+
+static void on_signal(int signal)
+{
+	handled = signal;
+	siglongjmp(back, 1);
+}
+
+static void install(void)
+{
+	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+	CHECK(!sigaction(SIGSEGV, &action, NULL) && !sigaction(SIGBUS, &action, NULL));
+}
+
+/* The program's own faults reach its handler. */
+static void fault_and_handle(void)
+{
+	char *none = mmap(NULL, page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	handled = 0;
+	if (!sigsetjmp(back, 1))
+		*(volatile char *)none = 1;
+	CHECK(handled == SIGSEGV && fault_at == none);
+	struct victim v = make_victim();
+	lose(&v, TRUNCATED, 0);
+	handled = 0;
+	if (!sigsetjmp(back, 1))
+		*(volatile char *)v.bytes = 1;
+	CHECK(handled == SIGBUS && fault_at == v.bytes);
+	handled = 0;
+	if (!sigsetjmp(back, 1))
+		raise(SIGSEGV);
+	CHECK(handled == SIGSEGV);
+	free_victim(&v);
+	munmap(none, page);
+}
+
+/* A handler from before the registration. */
+static void before(void)
+{
+	install();
+	open_first();
+	all_losses();
+	fault_and_handle();
+	all_losses();
+}
+
+/* Handlers that come later are the program's, and the only ones that it sees. */
+static void after(void)
+{
+	struct sigaction old;
+	open_first();
+	struct victim v = make_victim();
+	CHECK(!sigaction(SIGSEGV, NULL, &old) && old.sa_handler == SIG_DFL);
+	install();
+	CHECK(!sigaction(SIGSEGV, NULL, &old) && old.sa_sigaction == on_fault && old.sa_flags & SA_SIGINFO);
+	all_losses();
+	fault_and_handle();
+	CHECK(signal(SIGSEGV, on_signal) == (void (*)(int))(void *)on_fault);
+	use_lost(SEND_FROM, UNMAPPED, 8, 0, 0);
+	handled = 0;
+	if (!sigsetjmp(back, 1))
+		*(volatile char *)NULL = 1;
+	CHECK(handled == SIGSEGV);
+	CHECK(signal(SIGSEGV, SIG_DFL) == on_signal && signal(SIGUSR1, on_signal) == SIG_DFL);
+	CHECK(signal(SIGUSR1, SIG_DFL) == on_signal);
+	use_lost(SEND_FROM, UNMAPPED, 8, 0, 0);
+	free_victim(&v);
+}
+
+/* How a child ends that does `what`. */
+static int end_of(void (*what)(struct victim *), struct victim *v)
+{
+	int status;
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		what(v);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void touch_nothing(struct victim *v)
+{
+	(void)v;
+	*(volatile char *)NULL = 1;
+}
+
+static void touch_lost(struct victim *v)
+{
+	*(volatile char *)v->bytes = 1;
+}
+
+static void raise_it(struct victim *v)
+{
+	(void)v;
+	raise(SIGSEGV);
+}
+
+static void ignore_and_raise(struct victim *v)
+{
+	signal(SIGSEGV, SIG_IGN);
+	raise_it(v);
+}
+
+/* Without a handler a fault ends the program, as it always did. */
+static void unhandled(void)
+{
+	open_first();
+	struct victim v = make_victim();
+	use_lost(RECV_TO, NO_ACCESS, 8, 0, 0);
+	lose(&v, TRUNCATED, 0);
+	CHECK(end_of(touch_nothing, &v) == SIGSEGV);
+	CHECK(end_of(touch_lost, &v) == SIGBUS);
+	CHECK(end_of(raise_it, &v) == SIGSEGV);
+	CHECK(end_of(ignore_and_raise, &v) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	page = sysconf(_SC_PAGESIZE);
+	if (!strcmp(argv[1], "before"))
+		before();
+	else if (!strcmp(argv[1], "after"))
+		after();
+	else if (!strcmp(argv[1], "unhandled"))
+		unhandled();
+	else
+		return 2;
+	return 0;
+}

@@ -1,0 +1,90 @@
+//! `sigaction` and `signal`: the library that the program uses handles SIGSEGV and SIGBUS of its own accesses to the
+//! program's memory, and keeps the program's handlers behind its own. The program sets and sees those.
+
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SIG_ERR, SIGBUS, SIGSEGV, sighandler_t};
+
+use crate::next::{Next, fail};
+
+type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+
+static NEXT: Next = Next::new("sigaction\0");
+/// Of the two signals, once the library handles them.
+static ROUTE: AtomicPtr<()> = AtomicPtr::new(null_mut());
+
+/// The library's function for the two signals.
+#[unsafe(no_mangle)]
+extern "C" fn urxe_route_fault_signals(to: Sigaction) {
+    ROUTE.store(to as *mut (), Ordering::Release);
+}
+
+pub fn resolve() {
+    NEXT.get();
+}
+
+/// # Safety
+/// As of the C library's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    let route: *mut () =
+        if matches!(signal, SIGSEGV | SIGBUS) { ROUTE.load(Ordering::Acquire) } else { null_mut() };
+    let function = if route.is_null() { NEXT.get().cast() } else { route };
+    if function.is_null() {
+        return fail(libc::ENOSYS);
+    }
+    // SAFETY: both are such functions; the caller's arguments.
+    unsafe { std::mem::transmute::<*mut (), Sigaction>(function)(signal, new, old) }
+}
+
+/// What `signal` is in terms of `sigaction`, with these flags.
+unsafe fn set(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
+    // SAFETY: zeros are an action with an empty mask.
+    unsafe {
+        let mut new: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        (new.sa_sigaction, new.sa_flags) = (handler, flags);
+        // BSD's blocks the signal itself while its handler runs.
+        if flags & SA_NODEFER == 0 && libc::sigaddset(&mut new.sa_mask, signal) != 0 {
+            return SIG_ERR;
+        }
+        if sigaction(signal, &new, &mut old) == 0 { old.sa_sigaction } else { SIG_ERR }
+    }
+}
+
+/// Functions for the two signals; the rest is the C library's, which knows of `siginterrupt`.
+macro_rules! signals {
+    ($($name:ident: $flags:expr;)*) => {
+        $(
+            /// # Safety
+            /// As of the C library's.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
+                static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
+                let next = NEXT.get();
+                if matches!(signal, SIGSEGV | SIGBUS) && !ROUTE.load(Ordering::Acquire).is_null() || next.is_null() {
+                    // SAFETY: the caller's arguments.
+                    return unsafe { set(signal, handler, $flags) };
+                }
+                type Signal = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
+                // SAFETY: the function of this name takes these.
+                unsafe { std::mem::transmute::<*mut std::ffi::c_void, Signal>(next)(signal, handler) }
+            }
+        )*
+    };
+}
+
+signals! {
+    signal: SA_RESTART;
+    bsd_signal: SA_RESTART;
+    ssignal: SA_RESTART;
+    sysv_signal: SA_RESETHAND | SA_NODEFER;
+    __sysv_signal: SA_RESETHAND | SA_NODEFER;
+}

@@ -1,0 +1,326 @@
+//! Loads, stores and copies of user memory that survive a fault.
+//!
+//! A program may unmap, protect or truncate memory that it has registered. Each instruction here that touches user memory
+//! stands in a table with the place at which to go on if it faults, as in the kernel's accessors of user memory. The signal
+//! handler of [`super::fault`] looks the faulting instruction up there and resumes at that place, which sets a flag. Without
+//! a fault the cost is a test of that flag.
+//!
+//! On machines other than x86-64 the accesses are plain ones, and a fault ends the process.
+
+/// The memory is not mapped, or not with the needed permission.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Faulted;
+
+/// What the flag of an access says.
+#[inline(always)]
+fn unless(fault: u32) -> Result<(), Faulted> {
+    if fault == 0 { Ok(()) } else { Err(Faulted) }
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+pub(super) use x86_64::*;
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86_64 {
+    use std::arch::asm;
+
+    use super::{Faulted, unless};
+
+    /// An `asm!` of instructions that may fault. Each of them has to come with the operand `fault`, which becomes 1.
+    ///
+    /// The instructions between the labels 2 and 3 are an entry of the section `urxe_guarded`: their begin, their end and the
+    /// place at which to go on, each relative to its own field. The linker makes `__start_` and `__stop_` symbols for a
+    /// section with such a name, and `R` keeps the section when unused ones are collected.
+    macro_rules! guarded {
+        ([$($instruction:literal),+], $($operands:tt)+) => {
+            asm!(
+                "2:",
+                $($instruction,)+
+                "3:",
+                ".pushsection .text.urxe_fixup, \"ax\", @progbits",
+                "4: mov {fault:e}, 1",
+                "jmp 3b",
+                ".popsection",
+                ".pushsection urxe_guarded, \"aR\", @progbits",
+                ".balign 4",
+                ".long 2b - .",
+                ".long 3b - .",
+                ".long 4b - .",
+                ".popsection",
+                $($operands)+,
+                options(nostack)
+            )
+        };
+    }
+    pub(in crate::memory) use guarded;
+
+    /// An entry of the table.
+    #[repr(C)]
+    struct Guarded {
+        begin: i32,
+        end: i32,
+        fixup: i32,
+    }
+
+    unsafe extern "C" {
+        #[link_name = "__start_urxe_guarded"]
+        static FIRST: Guarded;
+        #[link_name = "__stop_urxe_guarded"]
+        static BEHIND_LAST: Guarded;
+    }
+
+    /// Where to go on after a fault of the instruction at `at`, if it is one of these.
+    pub fn fixup_of(at: usize) -> Option<usize> {
+        let (first, behind) = (&raw const FIRST, &raw const BEHIND_LAST);
+        let count = (behind.addr() - first.addr()) / size_of::<Guarded>();
+        // SAFETY: the linker puts the section's begin and end there, and all that is in it are entries.
+        let table = unsafe { std::slice::from_raw_parts(first, count) };
+        let place = |field: &i32| std::ptr::from_ref(field).addr().wrapping_add_signed(*field as isize);
+        let entry = table.iter().find(|entry| (place(&entry.begin)..place(&entry.end)).contains(&at))?;
+        Some(place(&entry.fixup))
+    }
+
+    /// # Safety
+    /// What is at `from` may be read, or is user memory.
+    #[inline(always)]
+    pub unsafe fn load_word(from: *const u8) -> Result<[u8; 8], Faulted> {
+        let (mut fault, mut word) = (0_u32, 0_u64);
+        // SAFETY: reads 8 bytes, or sets the flag.
+        unsafe {
+            guarded!(["mov {word}, qword ptr [{from}]"],
+                from = in(reg) from, word = inout(reg) word, fault = inout(reg) fault)
+        };
+        unless(fault).map(|()| word.to_ne_bytes())
+    }
+
+    /// Stores a word; what was stored before is visible to whoever reads the word, as always on this machine.
+    ///
+    /// # Safety
+    /// What is at `to` may be written, or is user memory.
+    #[inline(always)]
+    pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {
+        let (mut fault, word) = (0_u32, u64::from_ne_bytes(word));
+        // SAFETY: writes 8 bytes, or sets the flag.
+        unsafe {
+            guarded!(["mov qword ptr [{to}], {word}"],
+                to = in(reg) to, word = in(reg) word, fault = inout(reg) fault)
+        };
+        unless(fault)
+    }
+
+    /// The same of a byte.
+    ///
+    /// # Safety
+    /// As of [`store_word`].
+    #[inline(always)]
+    pub unsafe fn store_byte(to: *mut u8, byte: u8) -> Result<(), Faulted> {
+        let mut fault = 0_u32;
+        // SAFETY: writes a byte, or sets the flag.
+        unsafe {
+            guarded!(["mov byte ptr [{to}], {byte}"],
+                to = in(reg) to, byte = in(reg_byte) byte, fault = inout(reg) fault)
+        };
+        unless(fault)
+    }
+
+    /// Adds to an aligned word, and returns what was there.
+    ///
+    /// # Safety
+    /// As of [`store_word`].
+    pub unsafe fn fetch_add(at: *mut u8, add: u64) -> Result<u64, Faulted> {
+        let (mut fault, mut word) = (0_u32, add);
+        // SAFETY: changes 8 bytes, or sets the flag.
+        unsafe {
+            guarded!(["lock xadd qword ptr [{at}], {word}"],
+                at = in(reg) at, word = inout(reg) word, fault = inout(reg) fault)
+        };
+        unless(fault).map(|()| word)
+    }
+
+    /// Replaces an aligned word if it is `compare`, and returns what was there.
+    ///
+    /// # Safety
+    /// As of [`store_word`].
+    pub unsafe fn compare_exchange(at: *mut u8, compare: u64, swap: u64) -> Result<u64, Faulted> {
+        let (mut fault, mut word) = (0_u32, compare);
+        // SAFETY: changes 8 bytes, or sets the flag.
+        unsafe {
+            guarded!(["lock cmpxchg qword ptr [{at}], {swap}"],
+                at = in(reg) at, swap = in(reg) swap, fault = inout(reg) fault, inout("rax") word)
+        };
+        unless(fault).map(|()| word)
+    }
+
+    /// Copies `len` bytes; on a fault some of them.
+    ///
+    /// # Safety
+    /// What is at `from` may be read and what is at `to` written, or is user memory; and they do not overlap.
+    #[inline]
+    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
+        let mut fault = 0_u32;
+        // Two pieces that overlap in the middle are all of it.
+        macro_rules! ends {
+            ($bytes:literal, $load:literal, $store:literal, $class:ident) => {{
+                let back = len - $bytes;
+                // SAFETY: the pieces are inside, as there are at least as many bytes.
+                unsafe {
+                    guarded!([$load, $store],
+                        from = in(reg) from, to = in(reg) to, x = out($class) _, fault = inout(reg) fault);
+                    guarded!([$load, $store],
+                        from = in(reg) from.wrapping_add(back), to = in(reg) to.wrapping_add(back),
+                        x = out($class) _, fault = inout(reg) fault);
+                }
+            }};
+        }
+        match len {
+            0 => {}
+            1 => ends!(1, "mov {x}, byte ptr [{from}]", "mov byte ptr [{to}], {x}", reg_byte),
+            2..4 => ends!(2, "mov {x:x}, word ptr [{from}]", "mov word ptr [{to}], {x:x}", reg),
+            4..8 => ends!(4, "mov {x:e}, dword ptr [{from}]", "mov dword ptr [{to}], {x:e}", reg),
+            8..16 => ends!(8, "mov {x}, qword ptr [{from}]", "mov qword ptr [{to}], {x}", reg),
+            16..32 => {
+                ends!(16, "movdqu {x}, xmmword ptr [{from}]", "movdqu xmmword ptr [{to}], {x}", xmm_reg)
+            }
+            // SAFETY: the processor has the instructions; the rest is the caller's word.
+            _ if is_x86_feature_detected!("avx") => unsafe { copy_by_32(from, to, len, &mut fault) },
+            // SAFETY: the caller's word.
+            _ => unsafe { copy_by_16(from, to, len, &mut fault) },
+        }
+        unless(fault)
+    }
+
+    /// # Safety
+    /// As of [`copy`], with at least 32 bytes, on a processor with AVX.
+    #[target_feature(enable = "avx")]
+    unsafe fn copy_by_32(from: *const u8, to: *mut u8, len: usize, flag: &mut u32) {
+        let (mut fault, mut at) = (0_u32, 0);
+        while len - at >= 128 && fault == 0 {
+            // SAFETY: 128 bytes from `at` on are inside.
+            unsafe {
+                guarded!([
+                    "vmovdqu {a}, ymmword ptr [{from} + {at}]", "vmovdqu {b}, ymmword ptr [{from} + {at} + 32]",
+                    "vmovdqu {c}, ymmword ptr [{from} + {at} + 64]", "vmovdqu {d}, ymmword ptr [{from} + {at} + 96]",
+                    "vmovdqu ymmword ptr [{to} + {at}], {a}", "vmovdqu ymmword ptr [{to} + {at} + 32], {b}",
+                    "vmovdqu ymmword ptr [{to} + {at} + 64], {c}", "vmovdqu ymmword ptr [{to} + {at} + 96], {d}"],
+                    from = in(reg) from, to = in(reg) to, at = in(reg) at, fault = inout(reg) fault,
+                    a = out(ymm_reg) _, b = out(ymm_reg) _, c = out(ymm_reg) _, d = out(ymm_reg) _);
+            }
+            at += 128;
+        }
+        // The last piece overlaps the one before it.
+        while fault == 0 && at < len {
+            at = at.min(len - 32);
+            // SAFETY: 32 bytes from `at` on are inside.
+            unsafe {
+                guarded!(["vmovdqu {a}, ymmword ptr [{from} + {at}]", "vmovdqu ymmword ptr [{to} + {at}], {a}"],
+                    from = in(reg) from, to = in(reg) to, at = in(reg) at, a = out(ymm_reg) _,
+                    fault = inout(reg) fault);
+            }
+            at += 32;
+        }
+        *flag = fault;
+    }
+
+    /// # Safety
+    /// As of [`copy`], with at least 16 bytes.
+    unsafe fn copy_by_16(from: *const u8, to: *mut u8, len: usize, flag: &mut u32) {
+        let (mut fault, mut at) = (0_u32, 0);
+        while fault == 0 && at < len {
+            at = at.min(len - 16);
+            // SAFETY: 16 bytes from `at` on are inside.
+            unsafe {
+                guarded!(["movdqu {a}, xmmword ptr [{from} + {at}]", "movdqu xmmword ptr [{to} + {at}], {a}"],
+                    from = in(reg) from, to = in(reg) to, at = in(reg) at, a = out(xmm_reg) _,
+                    fault = inout(reg) fault);
+            }
+            at += 16;
+        }
+        *flag = fault;
+    }
+
+    #[cfg(test)]
+    pub(super) unsafe fn copy_without_avx(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
+        let mut fault = 0;
+        // SAFETY: the caller's word.
+        unsafe { copy_by_16(from, to, len, &mut fault) };
+        unless(fault)
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+pub(super) use plain::*;
+
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+mod plain {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::Faulted;
+
+    /// # Safety
+    /// What is at `from` may be read.
+    pub unsafe fn load_word(from: *const u8) -> Result<[u8; 8], Faulted> {
+        // SAFETY: the caller's word.
+        Ok(unsafe { from.cast::<[u8; 8]>().read() })
+    }
+
+    /// # Safety
+    /// What is at `to` may be written, and is aligned.
+    pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {
+        // SAFETY: the caller's word.
+        unsafe { AtomicU64::from_ptr(to.cast()) }.store(u64::from_ne_bytes(word), Ordering::Release);
+        Ok(())
+    }
+
+    /// # Safety
+    /// What is at `to` may be written.
+    pub unsafe fn store_byte(to: *mut u8, byte: u8) -> Result<(), Faulted> {
+        std::sync::atomic::fence(Ordering::Release);
+        // SAFETY: the caller's word.
+        unsafe { to.write_volatile(byte) };
+        Ok(())
+    }
+
+    /// # Safety
+    /// As of [`store_word`].
+    pub unsafe fn fetch_add(at: *mut u8, add: u64) -> Result<u64, Faulted> {
+        // SAFETY: the caller's word.
+        Ok(unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(add, Ordering::AcqRel))
+    }
+
+    /// # Safety
+    /// As of [`store_word`].
+    pub unsafe fn compare_exchange(at: *mut u8, compare: u64, swap: u64) -> Result<u64, Faulted> {
+        // SAFETY: the caller's word.
+        let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+        Ok(word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|v| v))
+    }
+
+    /// # Safety
+    /// What is at `from` may be read and what is at `to` written; and they do not overlap.
+    pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
+        // SAFETY: the caller's word.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        Ok(())
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64", not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_every_length_copy_all_bytes_and_no_other() {
+        let source: Vec<u8> = (0..700u32).map(|i| (i * 7 + 3) as u8).collect();
+        type Copy = unsafe fn(*const u8, *mut u8, usize) -> Result<(), Faulted>;
+        for (copy, least) in [(copy as Copy, 0), (copy_without_avx as Copy, 16)] {
+            for len in least..600 {
+                let mut target = vec![0xee; len + 64];
+                // SAFETY: both are long enough, and apart.
+                let copied = unsafe { copy(source[5..].as_ptr(), target[3..].as_mut_ptr(), len) };
+                assert_eq!(copied, Ok(()));
+                assert_eq!(target[3..][..len], source[5..][..len], "{len}");
+                assert!(target[..3].iter().chain(&target[3 + len..]).all(|b| *b == 0xee), "{len}");
+            }
+        }
+    }
+}
