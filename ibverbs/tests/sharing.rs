@@ -213,9 +213,9 @@ fn programs_of_other_users_are_refused_unless_told_otherwise() {
         (out.status.success(), text(&out))
     };
     let stays = server(&library, &ours, &port().to_string(), &[]);
-    for (any, why) in [("0", "processes of user 0 alone"), ("1", "processes of user 0 alone")] {
+    for any in ["0", "1", "0", "0", "0", "1", "0"] {
         let (success, told) = nobody(&ours, any);
-        assert!(!success && told.contains(why), "{told}");
+        assert!(!success && told.contains("processes of user 0 alone"), "{told}");
     }
     drop(stays);
     let waits = port().to_string();
