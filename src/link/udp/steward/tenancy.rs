@@ -234,17 +234,19 @@ fn ask(
                 }
             }
             None => {
-                if request.seat.is_none()
-                    && (!sharing.any_user || begun.elapsed() > BETWEEN)
-                    && let Some(user) = stranger(chief)
-                {
-                    let why = refusal(chief, user);
-                    return Err(UdpLinkError::Refused { ip, errno: libc::EACCES, why });
-                }
-                if started.is_none_or(|at| at.elapsed() > STARTING) {
-                    start(sharing, any_user, &chief.to_string())
-                        .map_err(system("starting `urxe steward`"))?;
-                    started = Some(Instant::now());
+                // A process with a seat brings the port along for a new steward.
+                let stranger = if request.seat.is_none() { stranger(chief) } else { None };
+                match stranger {
+                    Some(user) if !sharing.any_user || begun.elapsed() > BETWEEN => {
+                        let why = refusal(chief, user);
+                        return Err(UdpLinkError::Refused { ip, errno: libc::EACCES, why });
+                    }
+                    None if started.is_none_or(|at| at.elapsed() > STARTING) => {
+                        start(sharing, any_user, &chief.to_string())
+                            .map_err(system("starting `urxe steward`"))?;
+                        started = Some(Instant::now());
+                    }
+                    _ => {}
                 }
             }
         }
