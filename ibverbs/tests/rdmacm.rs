@@ -201,10 +201,10 @@ fn over_ipv6() {
         two_ipv6_addresses
         both() {
             run fd77::1 $1 >"$DIR/server" 2>&1 &
-            until grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+            until grep -q "urxe-service" /proc/net/unix; do sleep 0.02; done
             run fd77::2 $2 || exit 1
             wait $! || { cat "$DIR/server"; exit 1; }
-            until ! grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+            until ! grep -q "urxe-service" /proc/net/unix; do sleep 0.02; done
         }
         both "rping -s -a fd77::1 -C 20 -V" "rping -c -a fd77::1 -C 20 -V -v"
         both "rping -s -a ::0 -C 20 -V" "rping -c -a fd77::1 -I fd77::2 -C 20 -V -v"

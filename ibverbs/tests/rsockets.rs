@@ -130,10 +130,10 @@ fn over_ipv6() {
         two_ipv6_addresses
         both() {
             run fd77::1 $1 -b fd77::1 -f ipv6 -T v -I 5 -C 20 -S 5000 >"$DIR/server" 2>&1 &
-            until grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+            until grep -q "urxe-service" /proc/net/unix; do sleep 0.02; done
             run fd77::2 $1 -s fd77::1 -f ipv6 -T v -I 5 -C 20 -S 5000 || exit 1
             wait $! || { cat "$DIR/server"; exit 1; }
-            until ! grep -q "@urxe-service/" /proc/net/unix; do sleep 0.02; done
+            until ! grep -q "urxe-service" /proc/net/unix; do sleep 0.02; done
         }
         both rstream
         both riostream

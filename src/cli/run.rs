@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use clap::Args;
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -342,6 +343,15 @@ fn tolerant_asan() -> OsString {
 /// Bytes that libibverbs has for the name of a device's directory (`IBV_SYSFS_PATH_MAX`), and of what follows the tree's own.
 const PATH_ROOM: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
 
+/// How long after its last use a tree of an address that is gone may be removed.
+const OUTDATED: Duration = Duration::from_secs(24 * 3600);
+
+/// Whether an interface has this address, or would take it as its own (127.0.0.5).
+fn is_of_this_host(ip: IpAddr) -> bool {
+    let has = |interface: pnet_datalink::NetworkInterface| interface.ips.iter().any(|own| own.ip() == ip);
+    UdpSocket::bind((ip, 0)).is_ok() || pnet_datalink::interfaces().into_iter().any(has)
+}
+
 /// A directory that looks to programs as `/sys` and `/dev` would if the kernel had the devices, one for each different set.
 fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
@@ -355,6 +365,7 @@ fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliE
         return Err(CliError::Usage(text));
     }
     tree.write(&directory).map_err(|(path, source)| cannot_make(&path)(source))?;
+    sysfs::sweep(base, OUTDATED, is_of_this_host);
     Ok(directory)
 }
 

@@ -128,9 +128,9 @@ impl Table {
         LKey::from_parts(self.permutation.apply(slot + (Permutation::FIRST - 1)), generation)
     }
 
-    /// The generation that a slot begins with.
+    /// The generation that a slot begins with: below 128, for the sake of programs that add to a key without a care.
     fn first_generation(&self, slot: usize) -> u8 {
-        (self.seed.wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+        (self.seed.wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as u8
     }
 
     /// A key for a new entry. `None` if the table is full.

@@ -162,9 +162,9 @@ impl Ends<'_> {
     /// Waits until a program here listens by the connection manager on this port.
     pub fn wait_for_service(&self, port: u16) -> Result<(), String> {
         let services = [programs::TCP_PORTS, programs::UDP_PORTS]
-            .map(|space| format!("/{:016x}", u64::from(space) << 16 | u64::from(port)));
+            .map(|space| format!("{:016x}", u64::from(space) << 16 | u64::from(port)));
         let is_one = |line: &str| services.iter().any(|service| line.ends_with(service));
-        self.wait_for_line(&["unix"], |line| line.contains("@urxe-service/") && is_one(line))
+        self.wait_for_line(&["unix"], |line| line.contains("urxe-service") && is_one(line))
     }
 
     fn wait_until_ready_here(&self, ready: Ready, port: u16) -> Result<(), String> {

@@ -181,12 +181,12 @@ pub const UDP_PORTS: u16 = 0x0111;
 
 /// Waits for a server that listens by the connection manager, on a port of one of these port spaces.
 pub fn wait_for_service(spaces: &[u16], port: u16) {
-    let name = |space: &u16| format!("/{:016x}", u64::from(*space) << 16 | u64::from(port));
+    let name = |space: &u16| format!("{:016x}", u64::from(*space) << 16 | u64::from(port));
     let services: Vec<String> = spaces.iter().map(name).collect();
     let deadline = Instant::now() + Duration::from_secs(10);
     let is_there = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-        let mut claims = sockets.lines().filter(|line| line.contains("@urxe-service/"));
+        let mut claims = sockets.lines().filter(|line| line.contains("urxe-service"));
         claims.any(|line| services.iter().any(|service| line.ends_with(service)))
     };
     while !is_there() && Instant::now() < deadline {

@@ -4,11 +4,13 @@
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use super::make_private;
-use crate::verbs::{Adapter, lid_of};
+use crate::verbs::{Adapter, Gid, lid_of};
 
 /// `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as libibverbs says too.
 const CAP_MASK: &str = "0x04010000";
@@ -16,6 +18,9 @@ const CAP_MASK: &str = "0x04010000";
 const UVERBS_ABI: &str = "6";
 /// The default partition, which is all that there is.
 const PKEYS: [&str; 1] = ["0xffff"];
+
+/// Begins the names of trees.
+const PREFIX: &str = "sysfs-";
 
 /// The files, by their names below the root.
 pub struct Tree(Vec<(PathBuf, Entry)>);
@@ -118,7 +123,7 @@ impl Tree {
         // Fixed keys: the same for each process.
         let mut hasher = DefaultHasher::new();
         self.0.hash(&mut hasher);
-        format!("sysfs-{:016x}", hasher.finish())
+        format!("{PREFIX}{:016x}", hasher.finish())
     }
 
     /// Writes what is not there yet. Others may be doing the same, and others look at it: each file comes in one piece.
@@ -139,8 +144,49 @@ impl Tree {
             write().map_err(|e| (path.clone(), e))?;
             made = Some(parent);
         }
+        // In use from now on, as `sweep` sees it.
+        let _ = fs::File::open(root).and_then(|root| root.set_modified(SystemTime::now()));
         Ok(())
     }
+}
+
+/// Removes the trees in `base` that nobody needs: those of which `is_here` knows no address, that no `urxe run` has chosen for as
+/// long as `age`, and that no process has in its environment. A program in another network namespace has addresses that this
+/// one does not have.
+pub fn sweep(base: &Path, age: Duration, is_here: impl Fn(IpAddr) -> bool) {
+    let trees = fs::read_dir(base).into_iter().flatten().flatten();
+    let trees =
+        trees.filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)).map(|e| e.path());
+    let is_old = |tree: &PathBuf| {
+        let modified = fs::symlink_metadata(tree).and_then(|m| m.modified());
+        modified.is_ok_and(|at| at.elapsed().is_ok_and(|since| since >= age))
+    };
+    for tree in trees.filter(is_old) {
+        if !addresses(&tree).into_iter().any(&is_here) && !is_in_use(&tree) {
+            // What cannot be removed stays.
+            let _ = fs::remove_dir_all(&tree);
+        }
+    }
+}
+
+/// The addresses that a tree has as GIDs.
+fn addresses(tree: &Path) -> Vec<IpAddr> {
+    let list = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
+    let gids =
+        list(tree.join("class/infiniband")).flat_map(|device| list(device.path().join("ports/1/gids")));
+    let address = |path: PathBuf| {
+        let digits = fs::read_to_string(path).ok()?.trim().replace(':', "");
+        Some(Gid(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes()).ip())
+    };
+    gids.filter_map(|gid| address(gid.path())).collect()
+}
+
+/// Whether a process of this user was started with this tree.
+fn is_in_use(tree: &Path) -> bool {
+    let name = tree.as_os_str().as_encoded_bytes();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let environments = processes.filter_map(|process| fs::read(process.path().join("environ")).ok());
+    environments.into_iter().any(|all| all.split(|byte| *byte == 0).any(|one| one.ends_with(name)))
 }
 
 impl Entry {
@@ -267,6 +313,34 @@ mod tests {
         fs::remove_file(&link).unwrap();
         tree.write(&root).unwrap();
         assert!(file.is_file() && link.is_symlink());
+    }
+
+    #[test]
+    fn only_old_unused_trees_without_a_local_address_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = |ip: &str| {
+            let station = format!("frames:dgram:/a,/b,ip={ip}/24").parse().unwrap();
+            let tree = Tree::of(&Adapter::all(Some(&station)).unwrap());
+            let root = dir.path().join(tree.name());
+            tree.write(&root).unwrap();
+            root
+        };
+        let [here, gone, used] = ["10.77.0.1", "10.77.1.1", "10.77.2.1"].map(tree);
+        let other = dir.path().join("3de974ec");
+        fs::create_dir(&other).unwrap();
+        let is_here = |ip: IpAddr| ip == IpAddr::from([10, 77, 0, 1]);
+        let mut user = std::process::Command::new("cat");
+        user.env("URXE_SYSFS", &used).stdin(std::process::Stdio::piped());
+        let mut user = user.spawn().unwrap();
+        // As long as nobody can have forgotten them.
+        sweep(dir.path(), Duration::from_secs(3600), is_here);
+        assert!(gone.exists());
+        sweep(dir.path(), Duration::ZERO, is_here);
+        assert_eq!([&here, &gone, &used, &other].map(|path| path.exists()), [true, false, true, true]);
+        user.kill().unwrap();
+        user.wait().unwrap();
+        sweep(dir.path(), Duration::ZERO, is_here);
+        assert_eq!([&here, &used, &other].map(|path| path.exists()), [true, false, true]);
     }
 
     #[test]

@@ -45,8 +45,16 @@ struct Entry {
 impl PortOwner {
     /// How many sockets are in the way of `ip` on `port`.
     pub(super) fn count(ip: IpAddr, port: u16) -> usize {
+        Self::users(ip, port).len()
+    }
+
+    /// The user of each of the sockets in the way of `ip` on `port`, as this user namespace knows it.
+    pub(super) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
         let lists = LISTS.iter().filter_map(|list| fs::read_to_string(list).ok());
-        lists.map(|list| list.lines().skip(1).filter(|line| clashing(line, ip, port).is_some()).count()).sum()
+        let users = |list: String| -> Vec<u32> {
+            list.lines().skip(1).filter_map(|line| clashing(line, ip, port)).map(|entry| entry.uid).collect()
+        };
+        lists.flat_map(users).collect()
     }
 
     /// Looks for the socket that keeps `ip` from being bound to `port`.

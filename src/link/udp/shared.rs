@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use super::steward::{Claims, Place, Sharing, Tenancy};
+use super::steward::{Claims, Names, Place, Sharing, Tenancy};
 use super::{UdpLink, UdpLinkError, UdpOptions, interface, socket};
 use crate::link::Multihomed;
 use crate::nic::Seat;
@@ -57,7 +57,8 @@ fn share(
             link.tenancy = Some(tenancy.clone());
             // QP1 is of one shard.
             if i == Qpn::GSI.get() as usize & (count - 1) {
-                let claims = Claims::new(Place::new(*ip, options), tenancy.any_user());
+                let names = Names::of(tenancy.has_shared_names()).map_err(failed(*ip))?;
+                let claims = Claims::new(Place::new(*ip, options), names, tenancy.any_user());
                 link.add_claims(claims.map_err(failed(*ip))?).map_err(failed(*ip))?;
             }
             if i > 0 {

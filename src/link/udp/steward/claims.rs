@@ -1,6 +1,6 @@
 //! A process's side of QP1: the services that it has, and what asks for them.
 //!
-//! A service is a unix socket whose abstract name has its ID and the address in it: who has the name has the service. The
+//! A service is a unix socket whose [name](Names) has its ID and the address in it: who has the name has the service. The
 //! steward sends on to it what asks for the service.
 
 use std::collections::HashMap;
@@ -11,12 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketAddrUnix, bind, recvmsg, sockopt,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
 
 use super::inquiry::{self, Inquiry};
-use super::{Place, datagram_socket, is_trusted};
+use super::{Names, Place, datagram_socket, is_trusted};
 use crate::link::process::OwnFd;
 use crate::link::{ClaimError, RxBurst};
 use crate::transport::Instant;
@@ -38,6 +36,7 @@ struct Service {
 /// The services of a process at one address.
 pub(in super::super) struct Claims {
     place: Place,
+    names: Names,
     any_user: bool,
     services: HashMap<ServiceId, Service>,
     /// Watches the sockets.
@@ -48,10 +47,10 @@ pub(in super::super) struct Claims {
 }
 
 impl Claims {
-    pub fn new(place: Place, any_user: bool) -> io::Result<Claims> {
+    pub fn new(place: Place, names: Names, any_user: bool) -> io::Result<Claims> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let (services, looked) = (HashMap::new(), Instant(0));
-        Ok(Claims { place, any_user, services, epoll, looked, foreign: 0 })
+        Ok(Claims { place, names, any_user, services, epoll, looked, foreign: 0 })
     }
 
     /// Takes a service, if no other process has it. Who of this one has it is for the process to say.
@@ -79,7 +78,7 @@ impl Claims {
         let socket = datagram_socket()?;
         sockopt::set_socket_passcred(&socket, true)?;
         let name = inquiry::name(&self.place, service);
-        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+        self.names.bind(&socket, &name)?;
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, service.0))?;
         Ok(socket)
     }
@@ -92,6 +91,7 @@ impl Claims {
             // A program that was started meanwhile may have a copy, which would keep it watched.
             let _ = self.epoll.delete(&claimed.socket);
             self.services.remove(&service);
+            self.names.forget(&inquiry::name(&self.place, service));
         }
     }
 
@@ -161,7 +161,8 @@ mod tests {
     use crate::wire::Flow;
 
     fn claims(ip: &str, any_user: bool) -> Claims {
-        Claims::new(Place::new(ip.parse().unwrap(), &UdpOptions::default()), any_user).unwrap()
+        let place = Place::new(ip.parse().unwrap(), &UdpOptions::default());
+        Claims::new(place, Names::of(any_user).unwrap(), any_user).unwrap()
     }
 
     fn received(claims: &mut Claims, at: u64) -> Vec<usize> {
@@ -183,7 +184,7 @@ mod tests {
             let who = UCred { uid: rustix::process::Uid::from_raw(uid), ..myself() };
             assert!(control.push(SendAncillaryMessage::ScmCredentials(who)));
             let name = inquiry::name(&claims.place, ServiceId(1));
-            let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+            let name = claims.names.address(&name).unwrap();
             sendmsg_addr(&socket, &name, &[IoSlice::new(&inquiry)], &mut control, SendFlags::empty())
         };
         for (ip, any_user) in [("127.18.230.1", false), ("127.18.230.2", true)] {
@@ -256,7 +257,7 @@ mod tests {
     #[test]
     fn many_services_share_a_look_and_one_without_any_looks_at_nothing() {
         let mut claims = claims("127.18.231.1", false);
-        let mut delivery = super::super::delivery::Delivery::new().unwrap();
+        let mut delivery = super::super::delivery::Delivery::new(claims.names.clone()).unwrap();
         let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 231, 1].into(), 4791);
         for id in 0..40 {
             claims.claim(ServiceId(id), None).unwrap();

@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{SendFlags, SocketAddrUnix, sendto};
+use rustix::net::{SendFlags, sendto};
 
 use super::super::socket::unread;
-use super::datagram_socket;
+use super::{Names, datagram_socket};
 
 /// A socket takes but ten datagrams or so (`net.unix.max_dgram_qlen`): how many more are kept for one.
 const MOST_OF_ONE: usize = 4096;
@@ -48,11 +48,12 @@ pub(super) enum Outcome {
 /// Sends datagrams to names.
 pub(super) struct Delivery {
     socket: OwnedFd,
-    waiting: HashMap<Vec<u8>, Waiting>,
+    names: Names,
+    waiting: HashMap<String, Waiting>,
     /// When each of some names was somebody's.
-    known: HashMap<Vec<u8>, Instant>,
+    known: HashMap<String, Instant>,
     /// What has waited for somebody in vain, and for whom.
-    returned: Vec<(Vec<u8>, Vec<u8>)>,
+    returned: Vec<(String, Vec<u8>)>,
     vacancy: Duration,
 }
 
@@ -65,9 +66,16 @@ struct Waiting {
 }
 
 impl Delivery {
-    pub fn new() -> io::Result<Delivery> {
+    pub fn new(names: Names) -> io::Result<Delivery> {
         let (waiting, known) = (HashMap::new(), HashMap::new());
-        Ok(Delivery { socket: datagram_socket()?, waiting, known, returned: Vec::new(), vacancy: VACANCY })
+        Ok(Delivery {
+            socket: datagram_socket()?,
+            names,
+            waiting,
+            known,
+            returned: Vec::new(),
+            vacancy: VACANCY,
+        })
     }
 
     /// Whether to [`retry`](Self::retry) soon.
@@ -76,27 +84,26 @@ impl Delivery {
     }
 
     pub fn send(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
-        if !self.waiting.contains_key(name.as_bytes()) {
-            match self.try_send(name.as_bytes(), &datagram) {
+        if !self.waiting.contains_key(name) {
+            match self.try_send(name, &datagram) {
                 Ok(()) => return Outcome::Sent,
                 Err(Errno::AGAIN) => {}
-                Err(Errno::CONNREFUSED) if self.was_somebodys(name.as_bytes()) => {}
+                Err(Errno::CONNREFUSED) if self.was_somebodys(name) => {}
                 Err(Errno::CONNREFUSED) => return Outcome::Nobody,
                 Err(_) => return Outcome::Lost,
             }
         }
-        self.keep(name.as_bytes(), datagram)
+        self.keep(name, datagram)
     }
 
     /// What nobody took of what is [sent](Outcome::Sent) to names that `is_one` knows, as the last
     /// [`retry`](Self::retry) found.
-    pub fn returned(&mut self, is_one: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+    pub fn returned(&mut self, is_one: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
         self.returned.extract_if(.., |(name, _)| is_one(name)).map(|(_, datagram)| datagram).collect()
     }
 
     /// The name is somebody's, or will be: what is for it waits for a moment from now on.
     pub fn note(&mut self, name: &str) {
-        let name = name.as_bytes();
         if let Some(at) = self.known.get_mut(name) {
             *at = Instant::now();
             return;
@@ -105,22 +112,22 @@ impl Delivery {
             self.known.retain(|_, at| at.elapsed() < MEMORY);
         }
         if self.known.len() < MOST_KNOWN {
-            self.known.insert(name.to_vec(), Instant::now());
+            self.known.insert(name.to_owned(), Instant::now());
         }
     }
 
-    fn was_somebodys(&self, name: &[u8]) -> bool {
+    fn was_somebodys(&self, name: &str) -> bool {
         self.known.get(name).is_some_and(|at| at.elapsed() < MEMORY)
     }
 
     /// Keeps it until its socket is there and has room, if that many can be kept.
-    fn keep(&mut self, name: &[u8], datagram: Vec<u8>) -> Outcome {
+    fn keep(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         let all: usize = self.waiting.values().map(|queue| queue.datagrams.len()).sum();
         if all >= MOST || self.waiting.len() >= MOST_SOCKETS && !self.waiting.contains_key(name) {
             return Outcome::Lost;
         }
         let begin = || Waiting { since: Instant::now(), vacant: None, datagrams: VecDeque::new() };
-        let queue = self.waiting.entry(name.to_vec()).or_insert_with(begin);
+        let queue = self.waiting.entry(name.to_owned()).or_insert_with(begin);
         if queue.datagrams.len() >= MOST_OF_ONE {
             return Outcome::Lost;
         }
@@ -160,10 +167,14 @@ impl Delivery {
         self.waiting = waiting;
     }
 
-    fn try_send(&mut self, name: &[u8], datagram: &[u8]) -> Result<(), Errno> {
-        let name = SocketAddrUnix::new_abstract_name(name)?;
+    fn try_send(&mut self, name: &str, datagram: &[u8]) -> Result<(), Errno> {
+        let name = self.names.address(name)?;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let outcome = sendto(&self.socket, datagram, flags, &name);
+        let outcome = match sendto(&self.socket, datagram, flags, &name) {
+            // A private name has a file as long as it is somebody's.
+            Err(Errno::NOENT) => Err(Errno::CONNREFUSED),
+            outcome => outcome,
+        };
         if outcome == Err(Errno::AGAIN) && unread(&self.socket) > CLOGGED {
             // What it has sent stays where it is.
             self.socket = datagram_socket()?;
@@ -175,7 +186,7 @@ impl Delivery {
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::{RecvFlags, bind, recv};
+    use rustix::net::{RecvFlags, recv};
 
     use super::*;
 
@@ -186,7 +197,7 @@ mod tests {
 
     fn receiver(name: &str) -> OwnedFd {
         let socket = datagram_socket().unwrap();
-        bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        Names::Shared.bind(&socket, name).unwrap();
         socket
     }
 
@@ -208,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_a_socket_has_no_room_for_comes_later_in_order() {
-        let mut delivery = Delivery::new().unwrap();
+        let mut delivery = Delivery::new(Names::Shared).unwrap();
         assert_eq!(delivery.send(&name("delivery/0"), datagram(0)), Outcome::Nobody);
         let name = name("delivery/1");
         let socket = receiver(&name);
@@ -228,7 +239,7 @@ mod tests {
     #[test]
     fn what_is_for_a_name_that_was_somebodys_waits_for_its_next_owner() {
         let (name, long, short) = (name("vacant/1"), Duration::from_secs(3600), Duration::from_millis(50));
-        let mut delivery = Delivery { vacancy: long, ..Delivery::new().unwrap() };
+        let mut delivery = Delivery { vacancy: long, ..Delivery::new(Names::Shared).unwrap() };
         let first = receiver(&name);
         assert_eq!(delivery.send(&name, datagram(0)), Outcome::Sent);
         drop(first);
@@ -245,8 +256,8 @@ mod tests {
         let began = Instant::now();
         give_up(&mut delivery, &name, datagram(3));
         assert!(began.elapsed() >= short);
-        assert_eq!(delivery.returned(|other| other != name.as_bytes()), Vec::<Vec<u8>>::new());
-        assert_eq!(delivery.returned(|other| other == name.as_bytes()), [datagram(3)]);
+        assert_eq!(delivery.returned(|other| other != name), Vec::<Vec<u8>>::new());
+        assert_eq!(delivery.returned(|other| other == name), [datagram(3)]);
         assert_eq!(delivery.send(&name, datagram(4)), Outcome::Nobody);
         // What nobody asks for is not kept.
         give_up(&mut delivery, &name, datagram(5));
@@ -267,14 +278,14 @@ mod tests {
     #[test]
     fn an_owner_that_was_slow_before_it_went_has_as_long_to_come_back() {
         let (name, vacancy) = (name("slow"), Duration::from_secs(5));
-        let mut delivery = Delivery { vacancy, ..Delivery::new().unwrap() };
+        let mut delivery = Delivery { vacancy, ..Delivery::new(Names::Shared).unwrap() };
         let slow = receiver(&name);
         let mut sent = 0;
         while !delivery.is_waiting() {
             assert_eq!(delivery.send(&name, datagram(sent)), Outcome::Sent);
             sent += 1;
         }
-        delivery.waiting.get_mut(name.as_bytes()).unwrap().since = Instant::now() - vacancy;
+        delivery.waiting.get_mut(&name).unwrap().since = Instant::now() - vacancy;
         drop(slow);
         delivery.retry();
         let next = receiver(&name);
@@ -284,7 +295,7 @@ mod tests {
 
     #[test]
     fn those_who_do_not_read_keep_nothing_from_others() {
-        let mut delivery = Delivery::new().unwrap();
+        let mut delivery = Delivery::new(Names::Shared).unwrap();
         let names: Vec<String> = (0..200).map(|i| name(&format!("stopped/{i}"))).collect();
         let _stopped: Vec<OwnedFd> = names.iter().map(|name| receiver(name)).collect();
         for number in 0..20 {

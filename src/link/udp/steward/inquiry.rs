@@ -50,8 +50,8 @@ pub(super) fn name(place: &Place, service: ServiceId) -> String {
 }
 
 /// Whether a name is of a service at this place.
-pub(super) fn is_at(place: &Place, name: &[u8]) -> bool {
-    name.starts_with(of_place(place).as_bytes())
+pub(super) fn is_at(place: &Place, name: &str) -> bool {
+    name.starts_with(&of_place(place))
 }
 
 fn of_place(place: &Place) -> String {

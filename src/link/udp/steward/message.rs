@@ -15,7 +15,11 @@ use super::Place;
 use crate::nic::Seat;
 
 /// Begins every line: who speaks another version is no help.
-const VERSION: &str = "urxe-steward-1";
+const VERSION: &str = "urxe-steward-2";
+
+/// Whose processes a steward serves.
+const ANY: &str = "any";
+const OWN: &str = "own";
 
 /// Descriptors in one message at most: the kernel's SCM_MAX_FD.
 const MAX_FDS: usize = 253;
@@ -39,8 +43,8 @@ pub(super) struct Request {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Answer {
     /// The first seat that the process has. If it is new, the sockets come along: for each address those of all shards and
-    /// then the keeper.
-    Seated(usize),
+    /// then the keeper. And whether the steward serves processes of any user, by whose names it sends requests on.
+    Seated { seat: usize, any_user: bool },
     /// Nothing, and why.
     Refused { errno: i32, why: String },
 }
@@ -100,7 +104,9 @@ impl FromStr for Place {
 impl fmt::Display for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Answer::Seated(seat) => write!(f, "{VERSION} seat {seat}"),
+            Answer::Seated { seat, any_user } => {
+                write!(f, "{VERSION} seat {seat} {}", if *any_user { ANY } else { OWN })
+            }
             Answer::Refused { errno, why } => write!(f, "{VERSION} refused {errno} {why}"),
         }
     }
@@ -114,7 +120,8 @@ impl FromStr for Answer {
         check_version(words.next())?;
         let kind = words.next().unwrap_or_default();
         match (kind, words.next().map(str::parse::<u16>), words.next()) {
-            ("seat", Some(Ok(seat)), None) => Ok(Answer::Seated(seat.into())),
+            ("seat", Some(Ok(seat)), Some(ANY)) => Ok(Answer::Seated { seat: seat.into(), any_user: true }),
+            ("seat", Some(Ok(seat)), Some(OWN)) => Ok(Answer::Seated { seat: seat.into(), any_user: false }),
             ("refused", Some(Ok(errno)), Some(why)) => {
                 Ok(Answer::Refused { errno: errno.into(), why: why.into() })
             }
@@ -190,7 +197,8 @@ mod tests {
             assert_eq!(request.to_string().parse(), Ok(request));
         }
         let refused = Answer::Refused { errno: 98, why: "taken by process 5 (x y)".into() };
-        for answer in [Answer::Seated(63), refused] {
+        let seated = |any_user| Answer::Seated { seat: 63, any_user };
+        for answer in [seated(false), seated(true), refused] {
             assert_eq!(answer.to_string().parse(), Ok(answer));
         }
     }
@@ -198,20 +206,22 @@ mod tests {
     #[test]
     fn what_nobody_says_is_refused() {
         for line in [
-            "urxe-steward-1 join 3 10.0.0.1",
-            "urxe-steward-1 join 1",
-            "urxe-steward-1 join 0 10.0.0.1",
-            "urxe-steward-1 join 64 10.0.0.1 fd00::1 fd00::2",
-            "urxe-steward-1 join 1 ten",
-            "urxe-steward-1 return 64 1 10.0.0.1",
-            "urxe-steward-1 return 18446744073709551615 1 10.0.0.1",
-            "urxe-steward-1 leave",
-            "urxe-steward-1",
+            "urxe-steward-2 join 3 10.0.0.1",
+            "urxe-steward-2 join 1",
+            "urxe-steward-2 join 0 10.0.0.1",
+            "urxe-steward-2 join 64 10.0.0.1 fd00::1 fd00::2",
+            "urxe-steward-2 join 1 ten",
+            "urxe-steward-2 return 64 1 10.0.0.1",
+            "urxe-steward-2 return 18446744073709551615 1 10.0.0.1",
+            "urxe-steward-2 leave",
+            "urxe-steward-2",
         ] {
             assert!(line.parse::<Request>().unwrap_err().contains("nobody here makes"), "{line}");
         }
-        let other = "urxe-steward-2 join 1 10.0.0.1".parse::<Request>().unwrap_err();
+        let other = "urxe-steward-3 join 1 10.0.0.1".parse::<Request>().unwrap_err();
         assert!(other.contains("another version"), "{other}");
-        assert!("urxe-steward-1 seat x".parse::<Answer>().is_err());
+        for line in ["seat x own", "seat 5", "seat 5 all", "seat 5 own 6"] {
+            assert!(format!("urxe-steward-2 {line}").parse::<Answer>().is_err(), "{line}");
+        }
     }
 }

@@ -15,8 +15,8 @@
 //! waits to be read. Whoever has the keeper has the group, and so a new steward takes over from any process that has a
 //! seat.
 //!
-//! The steward listens on a unix socket whose abstract name has the address in it. Such names belong to a network
-//! namespace, as addresses do. It is started by who finds none, and ends when nobody has a seat any more.
+//! The steward listens on a unix socket that has the address in its [name](names::Names), which belongs to a network namespace
+//! as addresses do. It is started by who finds none, and ends when nobody has a seat any more.
 
 mod askers;
 mod claims;
@@ -24,6 +24,7 @@ mod delivery;
 mod inquiry;
 mod keeper;
 mod message;
+mod names;
 mod reception;
 mod server;
 mod start;
@@ -40,6 +41,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::{UdpOptions, socket};
 pub(super) use claims::Claims;
+pub(super) use names::Names;
 pub use server::{ServeError, serve};
 pub(super) use tenancy::Tenancy;
 

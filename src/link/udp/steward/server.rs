@@ -1,5 +1,6 @@
 //! The steward itself.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -10,14 +11,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, accept_with, listen, socket_with, sockopt};
 
 use super::delivery::Delivery;
 use super::keeper::{Held, Keeper};
 use super::message::{self, Answer, Request};
-use super::{Place, socket};
+use super::{Names, Place, socket};
 use crate::link::udp::{PortOwner, UdpLinkError, steer};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
@@ -66,23 +65,49 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
 pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
     make_room();
     let place: Place = address.parse().map_err(|()| ServeError::Address(address.into()))?;
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let opening = || system("opening its socket");
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(opening())?;
-    let name = SocketAddrUnix::new_abstract_name(place.name().as_bytes()).map_err(opening())?;
-    match bind(&listener, &name) {
-        Err(rustix::io::Errno::ADDRINUSE) => return Err(ServeError::Another(address.into())),
-        bound => bound.map_err(opening())?,
+    let private = Names::private().map_err(system("making a directory for its socket"))?;
+    let names = if any_user { Names::Shared } else { private.clone() };
+    // Processes of this user look for it by the private name, those of others by the shared one.
+    let mut listeners = vec![listener(&private, &place)?];
+    if any_user {
+        listeners.push(listener(&Names::Shared, &place)?);
     }
-    listen(&listener, BACKLOG).map_err(opening())?;
-    let delivery = Delivery::new().map_err(system("opening a socket for others"))?;
+    let delivery = Delivery::new(names.clone()).map_err(system("opening a socket for others"))?;
     let (held, clients, left, going) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut server =
-        Server { place, any_user, held, clients, delivery, left, going, last: 0, since: Instant::now() };
-    server.run(&listener)?;
+    let chance = RandomState::new().hash_one(address) as u16 as usize;
+    let mut server = Server {
+        place,
+        any_user,
+        names,
+        held,
+        clients,
+        delivery,
+        left,
+        going,
+        last: 0,
+        chance,
+        since: Instant::now(),
+    };
+    server.run(&listeners)?;
     // The port is free before the name is: whoever takes that binds the port.
-    drop(server);
+    let Server { place, names, .. } = server;
+    drop(listeners);
+    private.forget(&place.name());
+    (0..Seat::COUNT).for_each(|seat| names.forget(&token_name(&place, seat)));
     Ok(())
+}
+
+/// A socket at which processes find the steward of an address.
+fn listener(names: &Names, place: &Place) -> Result<OwnedFd, ServeError> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let listener = listener.map_err(system("opening its socket"))?;
+    match names.bind(&listener, &place.name()) {
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => return Err(ServeError::Another(place.to_string())),
+        bound => bound.map_err(system("naming its socket"))?,
+    }
+    listen(&listener, BACKLOG).map_err(system("listening"))?;
+    Ok(listener)
 }
 
 /// As many descriptors as may be: there are 64 for each address, all of which the keepers have in flight once more.
@@ -95,6 +120,8 @@ fn make_room() {
 struct Server {
     place: Place,
     any_user: bool,
+    /// Of seats and services.
+    names: Names,
     held: Vec<Held>,
     clients: Vec<Client>,
     /// Of what comes for nobody's seat.
@@ -105,6 +132,8 @@ struct Server {
     going: Vec<(Range<usize>, Instant)>,
     /// The seat that was given last: one that has become free stays so for as long as there are others.
     last: usize,
+    /// Orders the seats.
+    chance: usize,
     since: Instant,
 }
 
@@ -126,11 +155,11 @@ impl Client {
 }
 
 impl Server {
-    fn run(&mut self, listener: &OwnedFd) -> Result<(), ServeError> {
+    fn run(&mut self, listeners: &[OwnedFd]) -> Result<(), ServeError> {
         let mut came = false;
         loop {
-            let ready = self.wait(listener).map_err(system("waiting"))?;
-            while let Some(connection) = accept(listener) {
+            let ready = self.wait(listeners).map_err(system("waiting"))?;
+            while let Some(connection) = listeners.iter().find_map(accept) {
                 came = true;
                 // Nothing is received from whom this is not for.
                 match self.check_user(&connection) {
@@ -167,8 +196,9 @@ impl Server {
 
     /// Waits until somebody comes or says something, or something comes that is for nobody's seat, or what waits is to be
     /// looked at; who said something.
-    fn wait(&self, listener: &OwnedFd) -> Result<Vec<bool>, Errno> {
-        let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    fn wait(&self, listeners: &[OwnedFd]) -> Result<Vec<bool>, Errno> {
+        let mut fds: Vec<PollFd<'_>> =
+            listeners.iter().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)).collect();
         fds.extend(self.clients.iter().map(|c| PollFd::new(c.connection.as_fd(), PollFlags::POLLIN)));
         for Held { sockets, reception, .. } in &self.held {
             let left = self.left.iter().map(|seat| sockets[*seat].as_fd());
@@ -188,7 +218,7 @@ impl Server {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
         }
-        Ok(fds[1..=self.clients.len()].iter().map(|fd| fd.any().unwrap_or(false)).collect())
+        Ok(fds[listeners.len()..][..self.clients.len()].iter().map(|fd| fd.any().unwrap_or(false)).collect())
     }
 
     /// Reads what a client says; false if it is gone.
@@ -216,9 +246,9 @@ impl Server {
 
     /// Looks whether those who went are gone.
     fn note_left(&mut self) {
-        let Server { place, left, going, .. } = self;
+        let Server { place, names, left, going, .. } = self;
         going.retain(|(seats, since)| {
-            let gone = seats.clone().all(|seat| token(place, seat).is_ok());
+            let gone = seats.clone().all(|seat| token(names, place, seat).is_ok());
             if gone {
                 left.extend(seats.clone());
             }
@@ -308,7 +338,8 @@ impl Server {
             fds.extend(own.iter().map(AsFd::as_fd));
             fds.push(held.keeper.as_fd());
         }
-        if let Err(e) = message::send(&self.clients[i].connection, &Answer::Seated(seat), &fds) {
+        let seated = Answer::Seated { seat, any_user: self.any_user };
+        if let Err(e) = message::send(&self.clients[i].connection, &seated, &fds) {
             self.clients[i].seats = None;
             self.steer_if(count > 1);
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
@@ -322,11 +353,15 @@ impl Server {
     /// Seats that are free, with what keeps each from being so, in the process that has it: whether that knows this
     /// steward or not.
     fn free_seats(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Answer> {
+        // In an order that nobody can foresee, as queue pairs' and connections' numbers begin with the seat's.
+        let turn = |seat: usize| (seat * (self.chance | 1)).wrapping_add(self.chance >> 8) % Seat::COUNT;
         // The first is the steward's own.
+        let mut all: Vec<usize> = (0..Seat::COUNT).step_by(count).filter(|first| *first > 0).collect();
+        all.sort_by_key(|first| turn(*first));
         let (before, after): (Vec<usize>, Vec<usize>) =
-            (0..Seat::COUNT).step_by(count).filter(|first| *first > 0).partition(|first| *first <= self.last);
+            all.into_iter().partition(|first| turn(*first) <= turn(self.last));
         for first in after.into_iter().chain(before) {
-            let tokens = (first..first + count).map(|seat| token(&self.place, seat));
+            let tokens = (first..first + count).map(|seat| token(&self.names, &self.place, seat));
             match tokens.collect::<io::Result<_>>() {
                 Ok(tokens) => return Ok((first, tokens)),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
@@ -359,7 +394,7 @@ impl Server {
         let (claimed, before) = (seat..seat + request.shards, self.held.len());
         let is_others = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
         // Whoever has a seat has what nobody else can have.
-        let has_tokens = || claimed.clone().all(|seat| token(&self.place, seat).is_err());
+        let has_tokens = || claimed.clone().all(|seat| token(&self.names, &self.place, seat).is_err());
         if seat == 0 || self.clients.iter().filter_map(|c| c.seats).any(is_others) || !has_tokens() {
             return Err(refused(format!("seat {seat} is not of who claims it")));
         }
@@ -378,7 +413,8 @@ impl Server {
         self.left.retain(|left| !claimed.contains(left));
         self.steer_if(true);
         // Whoever cannot be told is found gone at the next look, or comes again.
-        let _ = message::send(&self.clients[i].connection, &Answer::Seated(seat), &[]);
+        let seated = Answer::Seated { seat, any_user: self.any_user };
+        let _ = message::send(&self.clients[i].connection, &seated, &[]);
         Ok(())
     }
 
@@ -400,13 +436,14 @@ impl Server {
 }
 
 /// What a process has as long as it has a seat: a name that nobody else can have.
-fn token(place: &Place, seat: usize) -> io::Result<OwnedFd> {
+fn token(names: &Names, place: &Place, seat: usize) -> io::Result<OwnedFd> {
     let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    bind(
-        &token,
-        &SocketAddrUnix::new_abstract_name(format!("urxe-seat/{}/{seat}", place.key()).as_bytes())?,
-    )?;
+    names.bind(&token, &token_name(place, seat))?;
     Ok(token)
+}
+
+fn token_name(place: &Place, seat: usize) -> String {
+    format!("urxe-seat/{}/{seat}", place.key())
 }
 
 /// The next that has come. Whom the system has no room for waits until it has.

@@ -1,6 +1,6 @@
 //! Starting the steward from within any program.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
@@ -9,38 +9,68 @@ use super::Sharing;
 
 /// Starts a steward that outlives the process and is no child of it: a program that waits for its children, or is told
 /// of their ends, sees nothing. That it has begun does not say that it succeeds.
-pub(super) fn start(sharing: &Sharing, address: &str) -> io::Result<()> {
+pub(super) fn start(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<()> {
     if !sharing.program.is_file() {
         let why = format!("{} is no program", sharing.program.display());
         return Err(io::Error::new(io::ErrorKind::NotFound, why));
     }
     let program = CString::new(sharing.program.as_os_str().as_bytes())?;
-    let others = sharing.any_user.then_some("--any-user");
+    let others = any_user.then_some("--any-user");
     let arguments = ["urxe", "steward", address].into_iter().chain(others);
     let arguments: Vec<CString> = arguments.map(CString::new).collect::<Result<_, _>>()?;
     let mut arguments: Vec<*const c_char> = arguments.iter().map(|a| a.as_ptr()).collect::<Vec<_>>();
     arguments.push(ptr::null());
-    // SAFETY: the child calls nothing but the system, on what was prepared before.
-    let child = unsafe { fork_silently() };
-    match child {
-        0 => {
-            // SAFETY: as above; all pointers are to what this function has, which the child has a copy of.
-            unsafe { become_orphan(&program, &arguments) }
-        }
-        -1 => Err(io::Error::last_os_error()),
-        child => wait_for(child),
-    }
+    let stacks = [(); 2].map(|()| vec![0u128; STACK / size_of::<u128>()]);
+    let [mut first, mut second] = stacks;
+    let launch = Launch {
+        program: program.as_ptr(),
+        arguments: arguments.as_ptr(),
+        stack: second.as_mut_ptr_range().end.cast(),
+    };
+    let before = block_signals()?;
+    // SAFETY: the child calls nothing but the system, on what was prepared before and outlives it: this thread goes on when
+    // the child has ended.
+    let child = unsafe { clone_silently(orphan, first.as_mut_ptr_range().end.cast(), &raw const launch) };
+    let failure = io::Error::last_os_error();
+    // SAFETY: the call reads the mask, which `block_signals` has filled.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
+    if child == -1 { Err(failure) } else { wait_for(child) }
 }
 
-/// As fork, but the parent is sent no signal when the child ends, no handler of libc's is run, and only who asks for
-/// such children hears of it.
+/// Bytes of a child's stack.
+const STACK: usize = 64 << 10;
+
+/// What the children need.
+struct Launch {
+    program: *const c_char,
+    arguments: *const *const c_char,
+    /// The end of the grandchild's stack.
+    stack: *mut c_void,
+}
+
+type Child = extern "C" fn(*mut c_void) -> c_int;
+
+/// As vfork, on a stack of the child's own, but the parent is sent no signal when the child ends, no handler of libc's is run,
+/// and only who asks for such children hears of it. Debuggers know it from posix_spawn; they take a child that shares nothing
+/// and sends no signal for a thread.
 ///
 /// # Safety
-/// The child, which has one thread, may only make system calls.
-unsafe fn fork_silently() -> c_int {
-    const NONE: libc::c_ulong = 0;
-    // SAFETY: no flags, no stack of its own: the child goes on with a copy of all.
-    unsafe { libc::syscall(libc::SYS_clone, NONE, NONE, NONE, NONE, NONE) as c_int }
+/// The child, which shares all memory, may only make system calls; `stack` is the end of memory that nobody else uses.
+unsafe fn clone_silently(child: Child, stack: *mut c_void, launch: *const Launch) -> c_int {
+    // SAFETY: as the caller says; the parent waits for the child, so what `launch` points to stays.
+    unsafe { libc::clone(child, stack, libc::CLONE_VM | libc::CLONE_VFORK, launch.cast_mut().cast()) }
+}
+
+/// Blocks all signals of this thread, so that none runs a handler of the program in a child with the same memory; those that
+/// were blocked before.
+fn block_signals() -> io::Result<libc::sigset_t> {
+    // SAFETY: a set of signals is plain data, and the calls fill what they are given.
+    let (before, failed) = unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        (before, libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before))
+    };
+    if failed == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(failed)) }
 }
 
 fn wait_for(child: c_int) -> io::Result<()> {
@@ -58,19 +88,25 @@ fn wait_for(child: c_int) -> io::Result<()> {
     }
 }
 
-/// In the child: starts a grandchild, which nobody waits for, and ends.
-///
-/// # Safety
-/// Only in a child of [`fork_silently`]; `arguments` end with a null.
-unsafe fn become_orphan(program: &CString, arguments: &[*const c_char]) -> ! {
-    // SAFETY: system calls with numbers, and pointers to what ends with zeros and nulls.
+/// The child: starts a grandchild, which nobody waits for, and ends.
+extern "C" fn orphan(launch: *mut c_void) -> c_int {
+    let launch: *const Launch = launch.cast();
+    // SAFETY: `start` has filled it, and waits.
+    let grandchild = unsafe { clone_silently(become_steward, (*launch).stack, launch) };
+    c_int::from(grandchild == -1)
+}
+
+/// The grandchild: becomes the steward.
+extern "C" fn become_steward(launch: *mut c_void) -> c_int {
+    // SAFETY: `start` has filled it, and waits. The rest are system calls with numbers, and pointers to what ends with zeros
+    // and nulls.
     unsafe {
-        match fork_silently() {
-            0 => {}
-            -1 => libc::_exit(1),
-            _ => libc::_exit(0),
-        }
+        let Launch { program, arguments, .. } = *launch.cast::<Launch>();
         libc::setsid();
+        // The program's handlers are not to run here.
+        for signal in 1..=64 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
@@ -88,7 +124,7 @@ unsafe fn become_orphan(program: &CString, arguments: &[*const c_char]) -> ! {
         libc::chdir(c"/".as_ptr());
         // The surroundings that put a library under the program are not for the steward.
         let nothing: [*const c_char; 1] = [ptr::null()];
-        libc::execve(program.as_ptr(), arguments.as_ptr(), nothing.as_ptr());
-        libc::_exit(127)
+        libc::execve(program, arguments, nothing.as_ptr());
     }
+    127
 }

@@ -8,25 +8,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
 use super::keeper::Keeper;
 use super::message::{self, Answer, Request};
 use super::start::start;
-use super::{Place, Sharing, is_trusted};
+use super::{Names, Place, Sharing, is_trusted};
 use crate::link::background;
 use crate::link::process::Process;
-use crate::link::udp::UdpLinkError;
+use crate::link::udp::{PortOwner, UdpLinkError};
 use crate::nic::Seat;
+use crate::wire::ROCE_PORT;
 
 /// How long a steward may take to come, and to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long after one was started it is looked for before another is.
 const STARTING: Duration = Duration::from_secs(1);
+
+/// How long the port may be of another user's steward that nobody finds, where processes of any user share: the next one of
+/// theirs is on its way.
+const BETWEEN: Duration = Duration::from_millis(500);
 
 /// How often it is looked for.
 const AGAIN: Duration = Duration::from_millis(2);
@@ -50,6 +55,8 @@ struct Shared {
     request: Request,
     keepers: Vec<Keeper>,
     sharing: Sharing,
+    /// The steward serves processes of any user.
+    any_user: bool,
     stop: EventFd,
     /// Joined packets have turned out to be of several seats.
     mixed: AtomicBool,
@@ -75,7 +82,8 @@ impl Tenancy {
             );
             return Err(UdpLinkError::Refused { ip, errno: libc::EINVAL, why });
         }
-        let (connection, first, mut fds) = ask(&request, &[], sharing, ip, &|| false)?;
+        let Granted { connection, seat: first, mut fds, any_user } =
+            ask(&request, &[], sharing, sharing.any_user, ip, &|| false)?;
         let refused = |why| UdpLinkError::Refused {
             ip,
             errno: libc::EPROTO,
@@ -96,7 +104,8 @@ impl Tenancy {
         let stop = stop.map_err(|e| system("making an eventfd")(e.into()))?;
         let request = Request { seat: Some(first), ..request };
         let sharing = sharing.clone();
-        let shared = Arc::new(Shared { request, keepers, sharing, stop, mixed: AtomicBool::new(false) });
+        let shared =
+            Arc::new(Shared { request, keepers, sharing, any_user, stop, mixed: AtomicBool::new(false) });
         let watching = shared.clone();
         let watcher = background::spawn("urxe seat".into(), move || watching.watch(connection));
         let watcher = watcher.map_err(system("starting a thread"))?;
@@ -109,7 +118,12 @@ impl Tenancy {
         self.seat
     }
 
-    /// Whether processes of any user have a part.
+    /// Whether its steward serves processes of any user.
+    pub fn has_shared_names(&self) -> bool {
+        self.shared.any_user
+    }
+
+    /// Whether processes of any user are trusted.
     pub fn any_user(&self) -> bool {
         self.shared.sharing.any_user
     }
@@ -141,8 +155,10 @@ impl Shared {
     fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
         while self.wait_for_end(&connection) {
             let ip = self.request.places[0].ip;
-            match ask(&self.request, &self.keepers, &self.sharing, ip, &|| self.is_stopping()) {
-                Ok((new, ..)) => connection = new,
+            // A new one is to serve whom the last one did.
+            match ask(&self.request, &self.keepers, &self.sharing, self.any_user, ip, &|| self.is_stopping())
+            {
+                Ok(granted) => connection = granted.connection,
                 // Without one this process goes on as before; others that come later get no seat.
                 Err(_) => break,
             }
@@ -159,7 +175,7 @@ impl Shared {
             ];
             match poll(&mut fds, PollTimeout::NONE) {
                 Ok(_) => {}
-                Err(Errno::EINTR) => continue,
+                Err(nix::errno::Errno::EINTR) => continue,
                 Err(_) => return false,
             }
             if self.is_stopping() {
@@ -178,46 +194,61 @@ impl Shared {
     }
 }
 
-/// Asks the steward, which is started if there is none; the connection, the seat and the descriptors that came along.
+/// What a steward has given.
+struct Granted {
+    connection: OwnedFd,
+    seat: usize,
+    fds: Vec<OwnedFd>,
+    /// It serves processes of any user.
+    any_user: bool,
+}
+
+/// Asks the steward, which is started if there is none, to serve processes of any user or only of this one.
 fn ask(
     request: &Request,
     keepers: &[Keeper],
     sharing: &Sharing,
+    any_user: bool,
     ip: IpAddr,
     stopping: &dyn Fn() -> bool,
-) -> Result<(OwnedFd, usize, Vec<OwnedFd>), UdpLinkError> {
+) -> Result<Granted, UdpLinkError> {
     let chief = Place::chief(&request.places).expect("a link has an address");
     let system = |what| move |source| UdpLinkError::System { ip, what, source };
     let fds: Vec<BorrowedFd<'_>> = keepers.iter().map(AsFd::as_fd).collect();
+    let private = Names::private().map_err(system("making a directory to find the steward in"))?;
     let begun = Instant::now();
     let mut started: Option<Instant> = None;
     while begun.elapsed() < PATIENCE && !stopping() {
-        match connect_to(chief) {
-            Ok(connection) => {
-                check_user(&connection, chief, sharing)?;
-                let sent = message::send(&connection, request, &fds);
-                let answer = sent.and_then(|()| message::receive(&connection, false));
+        match connect_to(chief, &private, sharing).map_err(system("connecting to the steward"))? {
+            Some(connection) => {
                 // It may have ended just now: then another is needed.
-                match answer {
-                    Ok(Some((line, fds))) => {
-                        let refused = |why| Answer::Refused { errno: libc::EPROTO, why };
-                        return match line.parse().unwrap_or_else(refused) {
-                            Answer::Seated(seat) => Ok((connection, seat, fds)),
-                            Answer::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
-                        };
+                let answer = converse(&connection, request, &fds);
+                if let Some((line, fds)) =
+                    answer.map_err(system("asking the steward for a part of the port"))?
+                {
+                    let refused = |why| Answer::Refused { errno: libc::EPROTO, why };
+                    return match line.parse().unwrap_or_else(refused) {
+                        Answer::Seated { seat, any_user } => Ok(Granted { connection, seat, fds, any_user }),
+                        Answer::Refused { errno, why } => Err(UdpLinkError::Refused { ip, errno, why }),
+                    };
+                }
+            }
+            None => {
+                // A process with a seat brings the port along for a new steward.
+                let stranger = if request.seat.is_none() { stranger(chief) } else { None };
+                match stranger {
+                    Some(user) if !sharing.any_user || begun.elapsed() > BETWEEN => {
+                        let why = refusal(chief, user);
+                        return Err(UdpLinkError::Refused { ip, errno: libc::EACCES, why });
                     }
-                    Ok(None) => {}
-                    Err(e) if is_gone(&e) => {}
-                    Err(e) => return Err(system("asking the steward for a part of the port")(e)),
+                    None if started.is_none_or(|at| at.elapsed() > STARTING) => {
+                        start(sharing, any_user, &chief.to_string())
+                            .map_err(system("starting `urxe steward`"))?;
+                        started = Some(Instant::now());
+                    }
+                    _ => {}
                 }
             }
-            Err(rustix::io::Errno::CONNREFUSED) => {
-                if started.is_none_or(|at| at.elapsed() > STARTING) {
-                    start(sharing, &chief.to_string()).map_err(system("starting `urxe steward`"))?;
-                    started = Some(Instant::now());
-                }
-            }
-            Err(e) => return Err(system("connecting to the steward")(e.into())),
         }
         thread::sleep(AGAIN);
     }
@@ -225,33 +256,103 @@ fn ask(
     Err(system("finding the steward that shares the address (`urxe steward`)")(why))
 }
 
+/// Sends a request; the answer, or `None` if the steward has ended without one.
+fn converse(
+    connection: &OwnedFd,
+    request: &Request,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
+    match message::send(connection, request, fds) {
+        Err(e) if !is_gone(&e) => return Err(e),
+        // A steward may refuse a process, and close, before it reads anything: its answer is there all the same.
+        _ => {}
+    }
+    for _ in 0..2 {
+        match message::receive(connection, false) {
+            // The request was not read. The system says so once, before it hands over the answer.
+            Err(e) if is_gone(&e) => {}
+            other => return other,
+        }
+    }
+    Ok(None)
+}
+
+/// The user who shares this address, if that is another one.
+fn stranger(place: &Place) -> Option<u32> {
+    let users = PortOwner::users(place.ip, ROCE_PORT);
+    let own = nix::unistd::geteuid().as_raw();
+    // A program that has the port alone is for the steward to find.
+    users.first().copied().filter(|user| users.len() >= Seat::COUNT && *user != own)
+}
+
+fn refusal(place: &Place, user: u32) -> String {
+    format!(
+        "{place} is shared by processes of user {user} alone, and this is one of user {}: use another address, or let all \
+         of them share with anybody (urxe run --any-user)",
+        nix::unistd::geteuid()
+    )
+}
+
 /// Whether an error says that the other end is closed.
 fn is_gone(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-fn connect_to(place: &Place) -> rustix::io::Result<OwnedFd> {
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
-        sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))?;
+/// Connects to the steward of a place: first by the name that only this user can have, then by the one that anybody can,
+/// where one that is not trusted is passed over. `None` without any.
+fn connect_to(place: &Place, private: &Names, sharing: &Sharing) -> io::Result<Option<OwnedFd>> {
+    for names in [private, &Names::Shared] {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+            sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))?;
+        }
+        // Whoever has taken an abstract name and accepts nobody is not waited for.
+        if names.are_shared() && !sharing.any_user {
+            rustix::io::ioctl_fionbio(&socket, true)?;
+        }
+        match connect(&socket, &names.address(&place.name())?) {
+            Ok(()) => {}
+            Err(Errno::NOENT | Errno::CONNREFUSED) => continue,
+            Err(_) if names.are_shared() && !sharing.any_user => continue,
+            Err(e) => return Err(e.into()),
+        }
+        rustix::io::ioctl_fionbio(&socket, false)?;
+        let user = sockopt::socket_peercred(&socket)?.uid.as_raw();
+        if is_trusted(user, sharing.any_user) {
+            return Ok(Some(socket));
+        }
     }
-    connect(&socket, &SocketAddrUnix::new_abstract_name(place.name().as_bytes())?)?;
-    Ok(socket)
+    Ok(None)
 }
 
-/// Any process could have taken the name: what it hands out is trusted only if it may do as this one may.
-fn check_user(connection: &OwnedFd, place: &Place, sharing: &Sharing) -> Result<(), UdpLinkError> {
-    let ip = place.ip;
-    let who = sockopt::socket_peercred(connection);
-    let who =
-        who.map_err(|e| UdpLinkError::System { ip, what: "asking whose the steward is", source: e.into() })?;
-    let (user, own) = (who.uid.as_raw(), nix::unistd::geteuid().as_raw());
-    if is_trusted(user, sharing.any_user) {
-        return Ok(());
+#[cfg(test)]
+mod tests {
+    use rustix::net::socketpair;
+
+    use super::*;
+
+    #[test]
+    fn refusal_by_steward_that_closes_without_reading_is_received() {
+        let request = Request { seat: None, shards: 1, places: vec!["127.0.0.1".parse().unwrap()] };
+        let refused = Answer::Refused { errno: libc::EACCES, why: "no".into() };
+        let pair =
+            || socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        // Closed before the request is sent.
+        let (ours, theirs) = pair();
+        message::send(&theirs, &refused, &[]).unwrap();
+        drop(theirs);
+        let answer = converse(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        assert_eq!(answer, Some(Ok(refused.clone())));
+        // Closed with the request unread.
+        let (ours, theirs) = pair();
+        message::send(&ours, &request, &[]).unwrap();
+        message::send(&theirs, &refused, &[]).unwrap();
+        drop(theirs);
+        let answer = converse(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
+        assert_eq!(answer, Some(Ok(refused)));
+        // Closed without a word.
+        let (ours, theirs) = pair();
+        drop(theirs);
+        assert!(converse(&ours, &request, &[]).unwrap().is_none());
     }
-    let why = format!(
-        "{place} is shared by processes of user {user}, and this is one of user {own}: use another address, or let all \
-         of them share with anybody (urxe run --any-user)"
-    );
-    Err(UdpLinkError::Refused { ip, errno: libc::EACCES, why })
 }

@@ -10,13 +10,17 @@ use crate::nic::Seat;
 use crate::transport::Instant;
 
 mod services;
+mod squatters;
 
 /// A steward in a thread; whoever has no such thread finds that this program is none.
 fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
     let serving = thread::spawn(move || serve(&address, false));
     let name = Place::new(ip.parse().unwrap(), &UdpOptions::default()).name();
-    let is_there = || std::fs::read_to_string("/proc/net/unix").unwrap().contains(&format!("@{name}\n"));
+    let Names::Private(directory) = Names::private().unwrap() else { panic!("a private name") };
+    let path = directory.join(name.replace('/', "-"));
+    let line = format!(" {}\n", path.display());
+    let is_there = || std::fs::read_to_string("/proc/net/unix").unwrap().contains(&line);
     while !is_there() {
         thread::yield_now();
     }

@@ -1,0 +1,236 @@
+//! Where the sockets of a steward and its processes are found.
+//!
+//! Those of one user's processes are files in a directory that only this user can enter, so no other user can take a name
+//! or receive what is sent to it. Where processes of any user share an address, all of them are trusted, and the names are
+//! abstract: every user can take one.
+
+use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
+
+/// A set of names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in super::super) enum Names {
+    /// Of the processes of one user, in this directory.
+    Private(Arc<Path>),
+    /// Of any process of the network namespace.
+    Shared,
+}
+
+impl Names {
+    /// Those of this user in this thread's network namespace.
+    pub fn private() -> io::Result<Names> {
+        Ok(Names::Private(directory(&places())?.into()))
+    }
+
+    /// The names that a steward of this kind uses.
+    pub fn of(any_user: bool) -> io::Result<Names> {
+        if any_user { Ok(Names::Shared) } else { Names::private() }
+    }
+
+    /// Whether processes of any user can take them.
+    pub fn are_shared(&self) -> bool {
+        *self == Names::Shared
+    }
+
+    /// The address of a socket of this name.
+    pub fn address(&self, name: &str) -> Result<SocketAddrUnix, Errno> {
+        match self {
+            Names::Private(directory) => SocketAddrUnix::new(path(directory, name)),
+            Names::Shared => SocketAddrUnix::new_abstract_name(name.as_bytes()),
+        }
+    }
+
+    /// Gives a name to a socket; `AddrInUse` if an open socket has it. The name is free again once no process has the socket
+    /// open any more.
+    pub fn bind(&self, socket: &OwnedFd, name: &str) -> io::Result<()> {
+        let address = self.address(name)?;
+        let Names::Private(directory) = self else { return Ok(bind(socket, &address)?) };
+        // A file outlives its socket. The lock keeps two processes from replacing the same file.
+        let lock = File::create(directory.join("lock"))?;
+        lock.lock()?;
+        match bind(socket, &address) {
+            Err(Errno::ADDRINUSE) if is_dead(&address)? => {
+                fs::remove_file(path(directory, name))?;
+                Ok(bind(socket, &address)?)
+            }
+            bound => Ok(bound?),
+        }
+    }
+
+    /// Removes what is left of a name that nobody has any more.
+    pub fn forget(&self, name: &str) {
+        if let Names::Private(directory) = self
+            && let Ok(address) = self.address(name)
+            && let Ok(lock) = File::create(directory.join("lock"))
+            && lock.lock().is_ok()
+            && is_dead(&address).unwrap_or(false)
+        {
+            // If it stays, the next owner of the name removes it.
+            let _ = fs::remove_file(path(directory, name));
+        }
+    }
+}
+
+fn path(directory: &Path, name: &str) -> PathBuf {
+    directory.join(name.replace('/', "-"))
+}
+
+/// Whether no process has the socket of this address open.
+fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
+    // A socket that listens refuses this one for its type, so its owner is not disturbed.
+    let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
+}
+
+/// The directories in which this user's may be, the preferred one first. All processes of a user must come to the same, so
+/// none depends on the environment: `/run/user/UID` is what `XDG_RUNTIME_DIR` says where there is one.
+fn places() -> Vec<PathBuf> {
+    let user = nix::unistd::geteuid().as_raw();
+    let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
+    // Two network namespaces may have the same address. In another user namespace the same number is another user.
+    let namespaces = format!("{:x}-{:x}", inode("user"), inode("net"));
+    let mut places = Vec::new();
+    let runtime = PathBuf::from(format!("/run/user/{user}"));
+    for parent in [runtime, PathBuf::from("/run")] {
+        if is_private(&parent, user, 0o022) {
+            places.push(parent.join(format!("urxe-{namespaces}")));
+        }
+    }
+    places.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
+    places
+}
+
+/// The first of these directories that can be made, or is there, as this user's own.
+fn directory(places: &[PathBuf]) -> io::Result<PathBuf> {
+    let user = nix::unistd::geteuid().as_raw();
+    for place in places {
+        if make(place, user).is_ok() {
+            return Ok(place.clone());
+        }
+    }
+    // Another user has taken the name of the last: one that cannot be foreseen is found by its owner.
+    let Some((parent, name)) =
+        places.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
+    else {
+        return Err(io::Error::from_raw_os_error(libc::ENOENT));
+    };
+    let prefix = format!("{name}.");
+    let own = || -> io::Result<Option<PathBuf>> {
+        let entries = fs::read_dir(parent)?.flatten();
+        let named = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+        Ok(named.map(|entry| entry.path()).filter(|path| is_private(path, user, 0o077)).min())
+    };
+    if let Some(own) = own()? {
+        return Ok(own);
+    }
+    let chance = RandomState::new().hash_one(std::process::id());
+    make(&parent.join(format!("{prefix}{chance:016x}")), user)?;
+    own()?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+}
+
+/// Makes a directory that is this user's alone.
+fn make(directory: &Path, user: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        _ if is_private(directory, user, 0o077) => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::EPERM)),
+    }
+}
+
+/// Whether it is a directory of a user's, without these permissions of others.
+fn is_private(directory: &Path, user: u32, others: u32) -> bool {
+    fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == user && m.mode() & others == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::super::datagram_socket;
+    use super::*;
+
+    fn own(dir: &tempfile::TempDir) -> Names {
+        Names::Private(directory(&[dir.path().join("urxe")]).unwrap().into())
+    }
+
+    #[test]
+    fn private_name_is_taken_while_its_socket_is_open_and_free_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let [one, other, third] = [(); 3].map(|()| datagram_socket().unwrap());
+        names.bind(&one, "urxe-a/1").unwrap();
+        assert_eq!(names.bind(&other, "urxe-a/1").unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        names.bind(&other, "urxe-a/2").unwrap();
+        let copy = one.try_clone().unwrap();
+        drop(one);
+        assert!(names.bind(&third, "urxe-a/1").is_err(), "a copy is open");
+        names.forget("urxe-a/1");
+        assert!(dir.path().join("urxe/urxe-a-1").exists());
+        drop(copy);
+        names.bind(&third, "urxe-a/1").unwrap();
+        drop((other, third));
+        names.forget("urxe-a/1");
+        assert!(!dir.path().join("urxe/urxe-a-1").exists());
+    }
+
+    #[test]
+    fn probe_of_listening_socket_leaves_no_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let [listener, second] =
+            [(); 2].map(|()| socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap());
+        names.bind(&listener, "s").unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        assert_eq!(names.bind(&second, "s").unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(rustix::net::accept(&listener).unwrap_err(), Errno::AGAIN);
+    }
+
+    /// What another user may have put there: a directory that others may enter, a link, a file.
+    #[test]
+    fn squatted_directory_is_avoided_and_all_processes_come_to_the_same_one() {
+        let squat: [fn(&Path); 3] = [
+            |place| {
+                fs::create_dir(place).unwrap();
+                fs::set_permissions(place, fs::Permissions::from_mode(0o777)).unwrap();
+            },
+            |place| symlink("/", place).unwrap(),
+            |place| fs::write(place, "").unwrap(),
+        ];
+        for take in squat {
+            let dir = tempfile::tempdir().unwrap();
+            let place = dir.path().join("urxe-0");
+            take(&place);
+            let places = [place.clone()];
+            let own = directory(&places).unwrap();
+            assert!(own != place && own.parent() == place.parent(), "{own:?}");
+            assert!(is_private(&own, nix::unistd::geteuid().as_raw(), 0o077));
+            assert_eq!(directory(&places).unwrap(), own);
+        }
+    }
+
+    #[test]
+    fn two_network_namespaces_have_different_directories() {
+        let ours = places();
+        let theirs = std::thread::spawn(|| {
+            use nix::sched::{CloneFlags, unshare};
+            if !nix::unistd::geteuid().is_root() {
+                return None;
+            }
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            Some(places())
+        });
+        match theirs.join().unwrap() {
+            Some(theirs) => assert!(theirs.iter().all(|place| !ours.contains(place)), "{theirs:?}"),
+            None => assert!(std::env::var_os("CI").is_none(), "needs root, for a namespace"),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Programs that take names, send what is no message, or have all descriptors.
+
+use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
+
+use super::super::message;
+use super::*;
+use crate::link::ClaimError;
+use crate::verbs::{AddressVector, Context, ContextOptions, Gid, ManagementPort};
+use crate::wire::mad::{CommId, Mad, Req, ServiceId};
+
+fn stream() -> OwnedFd {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+fn abstract_name(name: &str) -> SocketAddrUnix {
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()
+}
+
+fn port_of(link: Box<dyn Link>) -> ManagementPort {
+    Context::open(link, &ContextOptions::default()).unwrap().management_port().unwrap()
+}
+
+/// Every user can take an abstract name, and this is how a program of another version would.
+#[test]
+fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() {
+    let (address, service) = ("127.18.240.1", ServiceId(0x0106_1234));
+    let listener = stream();
+    bind(&listener, &abstract_name(&format!("urxe-steward/{address}"))).unwrap();
+    listen(&listener, 16).unwrap();
+    let seats: Vec<OwnedFd> = (0..Seat::COUNT)
+        .map(|seat| {
+            let socket = datagram_socket().unwrap();
+            bind(&socket, &abstract_name(&format!("urxe-seat/{address}/{seat}"))).unwrap();
+            socket
+        })
+        .collect();
+    let inquiries = datagram_socket().unwrap();
+    bind(&inquiries, &abstract_name(&format!("urxe-service/{address}/{:016x}", service.0))).unwrap();
+    let (ip, sharing, serving) = steward(address);
+    let mut links = join(ip, 1, &sharing).unwrap();
+    links[0].claim(service, None).unwrap();
+    let ours = port_of(Box::new(links.pop().unwrap()));
+    let peer =
+        port_of(Box::new(UdpLink::bind("127.18.240.2".parse().unwrap(), &UdpOptions::default()).unwrap()));
+    let req = Req { local: CommId(5), service, ..Req::default() };
+    let mad = Mad { transaction: 9, modifier: 0, message: req.into() };
+    peer.send(&AddressVector::to(Gid::from(ip)), &mad.bytes()).unwrap();
+    let got = ours.recv(std::time::Duration::from_secs(10)).unwrap();
+    assert_eq!(Mad::parse(&got.bytes).unwrap().transaction, 9);
+    let mut bytes = [0; 512];
+    let stolen = rustix::net::recv(&inquiries, &mut bytes, rustix::net::RecvFlags::DONTWAIT);
+    assert_eq!(stolen.map(|_| ()), Err(rustix::io::Errno::AGAIN));
+    drop((ours, seats));
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn malformed_messages_are_refused_and_the_steward_goes_on() {
+    let (ip, sharing, serving) = steward("127.18.241.1");
+    let stays = join(ip, 1, &sharing).unwrap();
+    let place = Place::new(ip, &UdpOptions::default());
+    let address = Names::private().unwrap().address(&place.name()).unwrap();
+    let long = [b'x'; 9000];
+    let with_nul = b"urxe-steward-2 join 1 127.18.241.1\0";
+    let lines: [&[u8]; 7] = [
+        b"GET / HTTP/1.0",
+        b"urxe-steward-2 join 0 127.18.241.1",
+        b"urxe-steward-2 return 1 1 127.18.241.1",
+        b"urxe-steward-1 join 1 127.18.241.1",
+        &[0xff, 0xfe, 0],
+        &long,
+        with_nul,
+    ];
+    for line in lines {
+        let connection = stream();
+        connect(&connection, &address).unwrap();
+        send(&connection, line, SendFlags::NOSIGNAL).unwrap();
+        // What does not fit a message ends the connection; all else has a reason.
+        let answer = message::receive(&connection, false);
+        if line.len() < 9000 {
+            let (answer, fds) = answer.unwrap().unwrap();
+            assert!(answer.contains("refused") && fds.is_empty(), "{answer}");
+        } else {
+            assert!(!matches!(answer, Ok(Some(_))));
+        }
+    }
+    // Descriptors that nobody asked for, and a keeper that is none.
+    let connection = stream();
+    connect(&connection, &address).unwrap();
+    let nulls: Vec<OwnedFd> = (0..100).map(|_| datagram_socket().unwrap()).collect();
+    let fds: Vec<_> = nulls.iter().map(std::os::fd::AsFd::as_fd).collect();
+    message::send(&connection, &"urxe-steward-2 return 1 1 127.18.241.1", &fds).unwrap();
+    let (answer, _) = message::receive(&connection, false).unwrap().unwrap();
+    assert!(answer.contains("refused"), "{answer}");
+    // Whoever connects and says nothing keeps nobody waiting.
+    let mute = stream();
+    connect(&mute, &address).unwrap();
+    let more = join(ip, 1, &sharing).unwrap();
+    drop((stays, more, mute));
+    serving.join().unwrap().unwrap();
+}
+
+/// A process ID says nothing about who has a seat: only the socket that marks it does, whoever has inherited it.
+#[test]
+fn seat_belongs_to_who_has_its_socket_and_not_to_a_process_id() {
+    let (ip, sharing, serving) = steward("127.18.242.1");
+    let one = join(ip, 1, &sharing).unwrap();
+    let seat = one[0].seat().index();
+    let place = Place::new(ip, &UdpOptions::default());
+    let address = Names::private().unwrap().address(&place.name()).unwrap();
+    // Of the same process ID, and it claims what this process has.
+    let connection = stream();
+    connect(&connection, &address).unwrap();
+    message::send(&connection, &format!("urxe-steward-2 return {seat} 1 {ip}"), &[]).unwrap();
+    let (answer, _) = message::receive(&connection, false).unwrap().unwrap();
+    assert!(answer.contains("refused"), "{answer}");
+    drop((one, connection));
+    serving.join().unwrap().unwrap();
+}
+
+#[test]
+fn service_of_a_process_that_has_it_is_taken_for_others_of_the_user() {
+    let (ip, sharing, serving) = steward("127.18.243.1");
+    let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
+    let service = ServiceId(77);
+    all[0][0].claim(service, None).unwrap();
+    assert!(matches!(all[1][0].claim(service, None), Err(ClaimError::Taken { .. })));
+    all[0][0].release(service, None);
+    all[1][0].claim(service, None).unwrap();
+    drop(all);
+    serving.join().unwrap().unwrap();
+}
