@@ -187,6 +187,18 @@ fn what_is_missing_or_taken_is_said_in_a_line() {
     let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.5", "--gid", "3"]);
     assert!(said.contains("no GID 3 on udp 127.92.0.5: it has 0 (127.92.0.5)"), "{said}");
 
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s").display().to_string();
+    let link = format!("frames:dgram:{socket},{socket}2,ip=10.9.9.9/24");
+    let mut serve = Serve::start(&["serve", "--port", "0", "--link", &link]);
+    assert!(
+        serve.said.contains("of this machine (HOST)") && !serve.said.contains(" 10.9.9.9\nwaiting"),
+        "{}",
+        serve.said
+    );
+    serve.interrupt();
+    assert_eq!(serve.end().0, Some(0));
+
     let missing = "/nonexistent/demo.pcapng";
     for args in [
         &["demo", "--capture", missing][..],
@@ -258,6 +270,8 @@ struct Serve {
     port: u16,
     remote: RemoteAddr,
     length: usize,
+    /// What it printed until it waited for peers.
+    said: String,
 }
 
 impl Serve {
@@ -275,7 +289,7 @@ impl Serve {
         let hex = |after: &str| u64::from_str_radix(word(after).trim_start_matches("0x"), 16).unwrap();
         let remote = RemoteAddr { va: hex("va "), rkey: RKey(hex("rkey ") as u32) };
         let (port, length) = (word("TCP      port ").parse().unwrap(), word("length ").parse().unwrap());
-        Serve { child, out, port, remote, length }
+        Serve { child, out, port, remote, length, said: text }
     }
 
     fn interrupt(&self) {
@@ -397,6 +411,10 @@ fn serve_serves_every_operation_and_sums_up_at_ctrl_c() {
     assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("2 peers; 40 SENDs sent back, 380040 bytes; 1 WRITEs with immediate"), "{out}");
     assert!(out.contains("rcvd_pkts") && out.contains("faults tx: "), "{out}");
+    assert!(
+        out.contains("fault drop=every:29: matched ") && out.contains("packets retransmitted: "),
+        "{out}"
+    );
     assert!(PcapNgReader::new(&std::fs::read(&capture).unwrap()[..]).is_ok());
 }
 

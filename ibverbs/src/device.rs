@@ -299,6 +299,11 @@ pub fn all() -> &'static [Device] {
     DEVICES.get_or_init(|| {
         let devices = Settings::read().and_then(|settings| {
             let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| e.to_string())?;
+            if adapters.is_empty() {
+                complain(
+                    "there is no device, as no interface is up and has an address: `ip address` lists them",
+                );
+            }
             let numbered = adapters.into_iter().enumerate();
             Ok(numbered.map(|(i, adapter)| Device::new(i, adapter, settings.clone())).collect())
         });

@@ -23,7 +23,8 @@ fn output(args: &[&str]) -> Output {
 fn refused(args: &[&str], why: &str) {
     let out = output(args);
     let told = text(&out);
-    assert_eq!(out.status.code(), Some(126), "{args:?}: {told}");
+    let status = if why.starts_with("there is no program") { 127 } else { 126 };
+    assert_eq!(out.status.code(), Some(status), "{args:?}: {told}");
     assert!(told.contains(why), "{args:?}: {why:?} is not in {told:?}");
     assert_eq!(told.lines().filter(|l| !l.is_empty()).count(), 1, "{told}");
 }
@@ -130,6 +131,28 @@ fn what_cannot_run_is_said_in_one_line() {
 }
 
 #[test]
+fn no_device_has_a_reason() {
+    let told = in_namespace("\"$URXE\" run -- ibv_devices", &[]);
+    assert!(told.contains("urxe: there is no device, as no interface is up"), "{told}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("list.c"), dir.path().join("list"));
+    fs::write(&source, "#include <infiniband/verbs.h>\nint main(void) { return !ibv_get_device_list(0); }\n")
+        .unwrap();
+    fs::copy(library(), dir.path().join("libibverbs.so.1")).unwrap();
+    let [address, _] = addresses();
+    for (tags, warns) in [("--disable-new-dtags", true), ("--enable-new-dtags", false)] {
+        let flags = format!("-Wl,{tags},-rpath,$ORIGIN");
+        let mut cc = Command::new("cc");
+        cc.arg("-o").arg(&program).arg(&source).args(["-libverbs", &flags]);
+        let built = cc.output().unwrap();
+        assert!(built.status.success(), "{}", text(&built));
+        let told = text(&output(&["run", "--ip", &address, "--", program.to_str().unwrap()]));
+        assert_eq!(told.contains("has a DT_RPATH by which it loads"), warns, "{told}");
+    }
+}
+
+#[test]
 fn a_taken_port_is_said() {
     let [address, _] = addresses();
     let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
@@ -178,7 +201,24 @@ fn captured(file: &Path) -> (usize, Vec<String>) {
 fn what_a_program_sends_is_captured_and_disturbed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out-%p.pcapng");
-    pingpong(&["--capture", file.to_str().unwrap(), "--fault", "tx:drop=5", "--fault", "rx:dup=7"]);
+    let never = "tx:dup=1,opcode=flush";
+    let options = [
+        "--fault",
+        "tx:drop=5",
+        "--fault",
+        "rx:dup=7",
+        "--fault",
+        never,
+        "--capture",
+        file.to_str().unwrap(),
+    ];
+    let told = pingpong(&options);
+    assert!(told.contains("urxe: fault rx:dup=7: matched ") && told.contains(", disturbed 1\n"), "{told}");
+    // The dropped packet, and what was sent with it.
+    let again =
+        told.split("packets retransmitted: ").nth(1).and_then(|n| n.lines().next()?.parse::<u32>().ok());
+    assert!(again >= Some(1), "{told}");
+    assert!(told.contains(&format!("warning: fault rule '{never}' matched no packet")), "{told}");
     let files: Vec<PathBuf> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
     let [file] = &files[..] else { panic!("{files:?}") };
     let number = file.file_stem().unwrap().to_str().unwrap().strip_prefix("out-").unwrap();

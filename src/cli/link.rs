@@ -148,6 +148,18 @@ impl LinkArgs {
         }
     }
 
+    /// Refuses a fabric, for a command whose peer is another process.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`].
+    pub fn check_network(&self) -> Result<(), CliError> {
+        if self.link == LinkSpec::Fabric {
+            let text = "--link fabric is within one process, and no peer can be there: choose a udp, packet or frames link";
+            return Err(CliError::Usage(text.into()));
+        }
+        Ok(())
+    }
+
     /// Binds the link, puts capture and faults around it and opens a NIC on it. On `fabric` it is alone:
     /// see [`open_on`](Self::open_on).
     ///

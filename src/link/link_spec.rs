@@ -119,6 +119,15 @@ impl LinkSpec {
         matches!(self, LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } | LinkSpec::Packet(_))
     }
 
+    /// Whether its addresses are urxe's alone, and the kernel knows nothing of them.
+    pub fn is_station(&self) -> bool {
+        match self {
+            LinkSpec::Packet(config) => config.station.as_ref().is_some_and(|s| !s.addresses.is_empty()),
+            LinkSpec::Frames(_) => true,
+            _ => false,
+        }
+    }
+
     /// Opens it, a link for each shard.
     ///
     /// # Errors
