@@ -109,10 +109,7 @@ fn check_capture(path: &Path, packets: usize) {
     }
     assert_eq!(count, packets);
     assert_eq!(comments, ["fault drop=2,opcode=0x07, packet 2"]);
-    let tshark = Command::new("tshark")
-        .args(["--disable-protocol", "rpcordma", "-Y", "_ws.malformed", "-r"])
-        .arg(path)
-        .output();
+    let tshark = Command::new("tshark").args(["-Y", "_ws.malformed", "-r"]).arg(path).output();
     match tshark {
         Ok(output) => assert!(output.status.success() && output.stdout.is_empty(), "{output:?}"),
         Err(_) => eprintln!("tshark is not installed; its opinion was not asked for"),
@@ -325,8 +322,12 @@ struct Client {
 
 impl Client {
     fn connect(serve: &Serve, ip: Ipv4Addr) -> Client {
+        Client::connect_with(serve, ip, &ContextOptions::default())
+    }
+
+    fn connect_with(serve: &Serve, ip: Ipv4Addr, options: &ContextOptions) -> Client {
         let link = UdpLink::bind(ip.into(), &UdpOptions::default()).unwrap();
-        let node = Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap();
+        let node = Node::new(Context::open(Box::new(link), options).unwrap()).unwrap();
         let mr = node.pd.reg_mr(1 << 16, Access::ALL).unwrap();
         let mut tcp = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
         tcp.set_read_timeout(Some(SOON)).unwrap();
@@ -416,6 +417,50 @@ fn serve_serves_every_operation_and_sums_up_at_ctrl_c() {
         "{out}"
     );
     assert!(PcapNgReader::new(&std::fs::read(&capture).unwrap()[..]).is_ok());
+}
+
+/// Whether all threads of a process are stopped.
+fn has_stopped(process: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
+        // The state is behind the name in parentheses.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    })
+}
+
+/// A peer that is stopped for longer than all retries take (here 8 timeouts of 67 ms) ends a connection, unless the least
+/// timeout is longer.
+#[test]
+fn a_stopped_peer_is_given_up_unless_the_least_ack_timeout_is_longer() {
+    for (address, min_ack_timeout) in [(18, None), (19, Some(Duration::from_secs(60)))] {
+        let mut args = vec!["serve", "--link", "udp:127.92.1.4", "--port", "0"];
+        // The peer's answer has to arrive after the stop too.
+        args.extend(min_ack_timeout.iter().flat_map(|_| ["--min-ack-timeout", "60"]));
+        let serve = Serve::start(&args);
+        let options = ContextOptions { min_ack_timeout, ..ContextOptions::default() };
+        let client = Client::connect_with(&serve, Ipv4Addr::new(127, 92, 1, address), &options);
+        client.echo(100, None, 1);
+        let signal = |signal| kill(Pid::from_raw(serve.child.id() as i32), signal).unwrap();
+        signal(Signal::SIGSTOP);
+        // The signal is only on its way when the call returns.
+        while !has_stopped(serve.child.id()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        client.node.qp.post_send(&SendWr::write(1, &[client.mr.sge(0..100)], serve.remote)).unwrap();
+        let stopped = client.node.cq.wait_any(match min_ack_timeout {
+            None => Duration::from_secs(60),
+            Some(_) => Duration::from_secs(5),
+        });
+        signal(Signal::SIGCONT);
+        match min_ack_timeout {
+            None => assert_eq!(stopped.unwrap().status, WcStatus::RetryExcErr),
+            Some(_) => {
+                assert!(matches!(stopped, Err(WaitError::TimedOut(_))), "{stopped:?}");
+                assert_eq!(client.node.cq.wait(Duration::from_secs(60)).unwrap().status, WcStatus::Success);
+                client.echo(100, None, 2);
+            }
+        }
+    }
 }
 
 #[test]

@@ -240,11 +240,9 @@ impl Device {
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings { shards, personality, seed, faults, sharing, .. } = &self.settings;
-        let links = match sharing {
-            Some(sharing) => self.adapter.link.bind_shared(*shards, sharing)?,
-            None => self.adapter.link.bind(*shards)?,
-        };
+        let Settings { shards, personality, seed, faults, sharing, offload, min_ack_timeout, .. } =
+            &self.settings;
+        let links = self.adapter.link.bind_with(*shards, sharing.as_ref(), *offload)?;
         prepare_for_exit();
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
@@ -256,7 +254,12 @@ impl Device {
         disturbed.counters.extend(counters);
         disturbed.before += std::mem::take(&mut disturbed.last);
         drop(disturbed);
-        let options = ContextOptions { personality: *personality, seed: *seed, ..ContextOptions::default() };
+        let options = ContextOptions {
+            personality: *personality,
+            seed: *seed,
+            min_ack_timeout: *min_ack_timeout,
+            ..ContextOptions::default()
+        };
         Ok(Nic::open_shards(links, &options)?)
     }
 

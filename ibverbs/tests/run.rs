@@ -86,6 +86,52 @@ fn what_is_not_asked_for_is_not_inherited() {
     );
 }
 
+/// Both ends on a veth pair, seen by tcpdump at one of them: no packet is longer than the interface's MTU.
+#[test]
+fn without_offload_another_capture_shows_packets_as_on_the_wire() {
+    let script = r#"
+        unshare -n sleep 50 & peer=$!
+        until ip link add a0 type veth peer name b0 netns $peer 2>/dev/null; do kill -0 $peer || exit 3; done
+        ip addr add 10.9.0.1/24 dev a0 && ip link set a0 up || exit 3
+        there() { nsenter -t $peer -n "$@"; }
+        there ip addr add 10.9.0.2/24 dev b0 && there ip link set b0 up || exit 3
+        both() {
+            tshark -q -i a0 -f 'udp port 4791' -a duration:60 -w "$DIR/$1" 2>"$DIR/log" & shark=$!
+            until grep -q 'Capturing on' "$DIR/log"; do kill -0 $shark || { cat "$DIR/log"; exit 4; }; done
+            sleep 1
+            there "$URXE" run --ip 10.9.0.2 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 >/dev/null & server=$!
+            until "$URXE" run --ip 10.9.0.1 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 10.9.0.2 >/dev/null 2>"$DIR/err"; do
+                grep -q "Couldn't connect" "$DIR/err" || { cat "$DIR/err"; exit 5; }
+            done
+            wait $server
+            sleep 1
+            kill $shark; wait $shark
+            echo "$1: $(tshark -r "$DIR/$1" -T fields -e frame.len 2>/dev/null | sort -n | tail -1)"
+        }
+        both with "" && both without --no-offload
+        kill $peer
+    "#;
+    let told = in_namespace(script, &[]);
+    let longest = |which: &str| -> usize {
+        let line = told.lines().find_map(|line| line.strip_prefix(&format!("{which}: ")));
+        line.unwrap_or_else(|| panic!("{told}")).parse().unwrap()
+    };
+    assert!(longest("with") > 1514 && longest("without") <= 1514, "{told}");
+}
+
+#[test]
+fn a_least_ack_timeout_reaches_the_library() {
+    let [address, _] = addresses();
+    let show = "echo $URXE_MIN_ACK_TIMEOUT $URXE_OFFLOAD";
+    let out =
+        output(&["run", "--ip", &address, "--min-ack-timeout", "60", "--no-offload", "--", "sh", "-c", show]);
+    assert_eq!(text(&out), "60 0\n");
+    let mut command =
+        urxe(&["run", "--ip", &address, "--", "sh", "-c", "URXE_MIN_ACK_TIMEOUT=soon ibv_devices"]);
+    let told = text(&command.output().unwrap());
+    assert!(told.contains("URXE_MIN_ACK_TIMEOUT is 'soon': it may be a number of seconds above 0"), "{told}");
+}
+
 #[test]
 fn a_runtime_directory_that_is_none_does_no_harm() {
     for directory in ["", "relative", "/nonexistent"] {

@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use clap::Args;
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
@@ -22,6 +23,7 @@ use object::{Endianness, FileKind, elf};
 use self::sysfs::Tree;
 use super::CliError;
 use super::link::STANDARD_OUTPUT;
+use super::oob::parse_seconds;
 use crate::link::LinkSpec;
 use crate::link::capture::CaptureFile;
 use crate::link::faults::Rule;
@@ -82,6 +84,15 @@ struct Surroundings {
     /// Share the addresses with programs of any user, not only one's own; whoever is first decides
     #[arg(long)]
     any_user: bool,
+    /// Give and take each packet by itself instead of in runs that the kernel cuts (segmentation offload): tcpdump and Wireshark
+    /// on the interface then show packets as they are on the wire, not up to 64 KiB at once. Slower; --capture needs it not
+    #[arg(long)]
+    no_offload: bool,
+    /// Least local ACK timeout in seconds, whatever a queue pair asks for. By default a peer that does not answer is given up
+    /// after its timeout and retries, often in less than a second, and so is a process that is stopped (SIGSTOP, a
+    /// breakpoint), which hardware would answer for. With 60, say, at both ends it may be stopped for a minute
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    min_ack_timeout: Option<Duration>,
     /// Shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -236,6 +247,8 @@ impl Surroundings {
             ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
             ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
             ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
+            ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
+            ("URXE_MIN_ACK_TIMEOUT", self.min_ack_timeout.map(|t| t.as_secs_f64().to_string().into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
     }
