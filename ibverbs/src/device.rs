@@ -178,10 +178,9 @@ fn end_capture() {
     if let Some(capture) = CAPTURE.try_lock()
         && let Some((process, file)) = &*capture
         && *process == std::process::id()
+        && let Err(e) = file.flush()
     {
-        if let Err(e) = file.flush() {
-            complain(&e.to_string());
-        }
+        complain(&e.to_string());
     }
 }
 
