@@ -109,10 +109,7 @@ fn check_capture(path: &Path, packets: usize) {
     }
     assert_eq!(count, packets);
     assert_eq!(comments, ["fault drop=2,opcode=0x07, packet 2"]);
-    let tshark = Command::new("tshark")
-        .args(["--disable-protocol", "rpcordma", "-Y", "_ws.malformed", "-r"])
-        .arg(path)
-        .output();
+    let tshark = Command::new("tshark").args(["-Y", "_ws.malformed", "-r"]).arg(path).output();
     match tshark {
         Ok(output) => assert!(output.status.success() && output.stdout.is_empty(), "{output:?}"),
         Err(_) => eprintln!("tshark is not installed; its opinion was not asked for"),
@@ -187,6 +184,18 @@ fn what_is_missing_or_taken_is_said_in_a_line() {
     let said = failure(&["serve", "--port", "0", "--link", "udp:127.92.0.5", "--gid", "3"]);
     assert!(said.contains("no GID 3 on udp 127.92.0.5: it has 0 (127.92.0.5)"), "{said}");
 
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s").display().to_string();
+    let link = format!("frames:dgram:{socket},{socket}2,ip=10.9.9.9/24");
+    let mut serve = Serve::start(&["serve", "--port", "0", "--link", &link]);
+    assert!(
+        serve.said.contains("of this machine (HOST)") && !serve.said.contains(" 10.9.9.9\nwaiting"),
+        "{}",
+        serve.said
+    );
+    serve.interrupt();
+    assert_eq!(serve.end().0, Some(0));
+
     let missing = "/nonexistent/demo.pcapng";
     for args in [
         &["demo", "--capture", missing][..],
@@ -258,6 +267,8 @@ struct Serve {
     port: u16,
     remote: RemoteAddr,
     length: usize,
+    /// What it printed until it waited for peers.
+    said: String,
 }
 
 impl Serve {
@@ -275,7 +286,7 @@ impl Serve {
         let hex = |after: &str| u64::from_str_radix(word(after).trim_start_matches("0x"), 16).unwrap();
         let remote = RemoteAddr { va: hex("va "), rkey: RKey(hex("rkey ") as u32) };
         let (port, length) = (word("TCP      port ").parse().unwrap(), word("length ").parse().unwrap());
-        Serve { child, out, port, remote, length }
+        Serve { child, out, port, remote, length, said: text }
     }
 
     fn interrupt(&self) {
@@ -311,8 +322,12 @@ struct Client {
 
 impl Client {
     fn connect(serve: &Serve, ip: Ipv4Addr) -> Client {
+        Client::connect_with(serve, ip, &ContextOptions::default())
+    }
+
+    fn connect_with(serve: &Serve, ip: Ipv4Addr, options: &ContextOptions) -> Client {
         let link = UdpLink::bind(ip.into(), &UdpOptions::default()).unwrap();
-        let node = Node::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap()).unwrap();
+        let node = Node::new(Context::open(Box::new(link), options).unwrap()).unwrap();
         let mr = node.pd.reg_mr(1 << 16, Access::ALL).unwrap();
         let mut tcp = TcpStream::connect(("127.0.0.1", serve.port)).unwrap();
         tcp.set_read_timeout(Some(SOON)).unwrap();
@@ -397,7 +412,55 @@ fn serve_serves_every_operation_and_sums_up_at_ctrl_c() {
     assert_eq!((status, err.as_str()), (Some(0), ""), "{out}");
     assert!(out.contains("2 peers; 40 SENDs sent back, 380040 bytes; 1 WRITEs with immediate"), "{out}");
     assert!(out.contains("rcvd_pkts") && out.contains("faults tx: "), "{out}");
+    assert!(
+        out.contains("fault drop=every:29: matched ") && out.contains("packets retransmitted: "),
+        "{out}"
+    );
     assert!(PcapNgReader::new(&std::fs::read(&capture).unwrap()[..]).is_ok());
+}
+
+/// Whether all threads of a process are stopped.
+fn has_stopped(process: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
+        // The state is behind the name in parentheses.
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+    })
+}
+
+/// A peer that is stopped for longer than all retries take (here 8 timeouts of 67 ms) ends a connection, unless the least
+/// timeout is longer.
+#[test]
+fn a_stopped_peer_is_given_up_unless_the_least_ack_timeout_is_longer() {
+    for (address, min_ack_timeout) in [(18, None), (19, Some(Duration::from_secs(60)))] {
+        let mut args = vec!["serve", "--link", "udp:127.92.1.4", "--port", "0"];
+        // The peer's answer has to arrive after the stop too.
+        args.extend(min_ack_timeout.iter().flat_map(|_| ["--min-ack-timeout", "60"]));
+        let serve = Serve::start(&args);
+        let options = ContextOptions { min_ack_timeout, ..ContextOptions::default() };
+        let client = Client::connect_with(&serve, Ipv4Addr::new(127, 92, 1, address), &options);
+        client.echo(100, None, 1);
+        let signal = |signal| kill(Pid::from_raw(serve.child.id() as i32), signal).unwrap();
+        signal(Signal::SIGSTOP);
+        // The signal is only on its way when the call returns.
+        while !has_stopped(serve.child.id()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        client.node.qp.post_send(&SendWr::write(1, &[client.mr.sge(0..100)], serve.remote)).unwrap();
+        let stopped = client.node.cq.wait_any(match min_ack_timeout {
+            None => Duration::from_secs(60),
+            Some(_) => Duration::from_secs(5),
+        });
+        signal(Signal::SIGCONT);
+        match min_ack_timeout {
+            None => assert_eq!(stopped.unwrap().status, WcStatus::RetryExcErr),
+            Some(_) => {
+                assert!(matches!(stopped, Err(WaitError::TimedOut(_))), "{stopped:?}");
+                assert_eq!(client.node.cq.wait(Duration::from_secs(60)).unwrap().status, WcStatus::Success);
+                client.echo(100, None, 2);
+            }
+        }
+    }
 }
 
 #[test]

@@ -84,6 +84,87 @@ fn losses_on_the_wire_leave_no_trace_in_the_data() {
 }
 
 #[test]
+fn fault_rules_report_matches_and_retransmissions_in_text_and_json() {
+    let command = "perf write --link fabric -s 64K -n 200 --seed 3 --fault drop=3,opcode=write-middle --fault rx:dup=1,opcode=flush";
+    let output = urxe(command).output().unwrap();
+    let (ok, text) = said(&output);
+    assert!(ok && text.contains("fault drop=3,opcode=write-middle: matched "), "{text}");
+    let count = |after: &str| -> u64 {
+        let rest = text.split(after).nth(1).unwrap_or_else(|| panic!("{after:?} is not in {text}"));
+        rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    };
+    // Each NIC has its own counts: of 200 messages in 16 packets each, of which the first and the last are other opcodes.
+    assert!(count("write-middle: matched ") >= 200 * 14, "{text}");
+    assert_eq!(count(&format!("matched {} packets, disturbed ", count("write-middle: matched "))), 1);
+    assert!(count("packets retransmitted: ") >= 1, "{text}");
+    let warning = "urxe: warning: fault rule 'rx:dup=1,opcode=flush' matched no packet";
+    assert!(String::from_utf8_lossy(&output.stderr).contains(warning), "{text}");
+    assert_eq!(text.matches("warning").count(), 1, "{text}");
+
+    let output = urxe(&format!("{command} --json")).output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rules = json["faults"]["rules"].as_array().unwrap();
+    assert_eq!((rules.len(), &rules[0]["struck"], &rules[1]["matched"]), (2, &1.into(), &0.into()), "{json}");
+    assert!(json["faults"]["retransmitted"].as_u64() >= Some(1), "{json}");
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured_and_the_status_is_130() {
+    for json in ["", " --json"] {
+        // The heading comes first; JSON has none, and its run has begun a second after the command.
+        let mut child = urxe(&format!("perf write --link fabric -D 3000{json}")).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut text = String::new();
+        while json.is_empty() && text.lines().count() < 2 {
+            assert_ne!(out.read_line(&mut text).unwrap(), 0, "{text}");
+        }
+        // One that comes before the first piece is over leaves nothing to keep; the status is the same.
+        std::thread::sleep(Duration::from_secs(1));
+        interrupt(&child);
+        out.read_to_string(&mut text).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
+        if !json.is_empty() {
+            let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert!(json["results"].is_array(), "{json}");
+        }
+    }
+
+    let port = free_port();
+    let both = format!("pingpong -n 100000000 -p {port}");
+    let (mut server, _stderr) = server(&format!("{both} --link udp:127.0.78.1 --server-bind 127.0.0.1"));
+    let mut client = urxe(&format!("{both} --link udp:127.0.78.2 127.0.0.1")).spawn().unwrap();
+    let mut out = BufReader::new(client.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("remote address") {
+        assert_ne!(out.read_line(&mut text).unwrap(), 0, "{text}");
+    }
+    interrupt(&client);
+    out.read_to_string(&mut text).unwrap();
+    assert_eq!(client.wait().unwrap().code(), Some(130), "{text}");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(text.contains(" iters in "), "{text}");
+}
+
+fn interrupt(child: &Child) {
+    use nix::sys::signal::{Signal, kill};
+    kill(nix::unistd::Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+}
+
+#[test]
+fn another_path_mtu_at_the_peer_is_named() {
+    let port = free_port();
+    let (server, mut stderr) =
+        server(&format!("pingpong --mtu 256 --link udp:127.0.79.1 -p {port} --server-bind 127.0.0.1"));
+    let (ok, text) = run(&format!("pingpong --mtu 4096 --link udp:127.0.79.2 -p {port} 127.0.0.1"));
+    assert!(!ok && text.contains("--mtu (path MTU here: 4096)"), "{text}");
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("--mtu (path MTU here: 256)"), "{rest}");
+    assert!(!server.wait_with_output().unwrap().status.success());
+}
+
+#[test]
 fn the_two_sides_of_a_perftest() {
     for what in ["write --bw", "read --bw", "send --bw", "atomic --bw", "write --lat", "send --lat"] {
         let both = format!("perf {what} --perftest -n 100");
@@ -142,6 +223,8 @@ fn what_is_wrong_is_said_in_a_line() {
         ("perf write --link fabric localhost".into(), "both ends in this process"),
         ("perf read --lat --perftest --link udp:127.0.74.1 x".into(), "no latency of READ"),
         ("perf write --perftest -n 2 --link udp:127.0.74.1 x".into(), "at least 5"),
+        ("pingpong --link fabric".into(), "no peer can be there"),
+        ("serve --link fabric".into(), "no peer can be there"),
         ("perf write -s 0 --link fabric".into(), "no message size"),
         ("perf write --dump-memory x --link fabric".into(), "--perftest"),
         (format!("perf --link udp:127.0.74.1 --timeout 0.1 -p {port}"), "no client came"),

@@ -178,10 +178,9 @@ fn end_capture() {
     if let Some(capture) = CAPTURE.try_lock()
         && let Some((process, file)) = &*capture
         && *process == std::process::id()
+        && let Err(e) = file.flush()
     {
-        if let Err(e) = file.flush() {
-            complain(&e.to_string());
-        }
+        complain(&e.to_string());
     }
 }
 
@@ -245,11 +244,9 @@ impl Device {
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {
-        let Settings { shards, personality, seed, faults, sharing, .. } = &self.settings;
-        let links = match sharing {
-            Some(sharing) => self.adapter.link.bind_shared(*shards, sharing)?,
-            None => self.adapter.link.bind(*shards)?,
-        };
+        let Settings { shards, personality, seed, faults, sharing, offload, min_ack_timeout, .. } =
+            &self.settings;
+        let links = self.adapter.link.bind_with(*shards, sharing.as_ref(), *offload)?;
         prepare_for_exit();
         let capture = capture(&self.settings)?;
         let wrapping = Wrapping { capture, faults: faults.clone(), seed: seed.unwrap_or(0) };
@@ -261,7 +258,12 @@ impl Device {
         disturbed.counters.extend(counters);
         disturbed.before += std::mem::take(&mut disturbed.last);
         drop(disturbed);
-        let options = ContextOptions { personality: *personality, seed: *seed, ..ContextOptions::default() };
+        let options = ContextOptions {
+            personality: *personality,
+            seed: *seed,
+            min_ack_timeout: *min_ack_timeout,
+            ..ContextOptions::default()
+        };
         Ok(Nic::open_shards(links, &options)?)
     }
 
@@ -304,6 +306,11 @@ pub fn all() -> &'static [Device] {
     DEVICES.get_or_init(|| {
         let devices = Settings::read().and_then(|settings| {
             let adapters = Adapter::all(settings.link.as_ref()).map_err(|e| format!("URXE_LINK: {e}"))?;
+            if adapters.is_empty() {
+                complain(
+                    "there is no device, as no interface is up and has an address: `ip address` lists them",
+                );
+            }
             let numbered = adapters.into_iter().enumerate();
             Ok(numbered.map(|(i, adapter)| Device::new(i, adapter, settings.clone())).collect())
         });

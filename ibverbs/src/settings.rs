@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use urxe::link::LinkSpec;
 use urxe::link::faults::Rule;
@@ -28,6 +29,10 @@ pub struct Settings {
     pub capture: Option<String>,
     /// `URXE_FAULTS`: rules with semicolons between them.
     pub faults: Vec<Rule>,
+    /// `URXE_OFFLOAD`: whether the kernel is given, and gives, runs of packets.
+    pub offload: bool,
+    /// `URXE_MIN_ACK_TIMEOUT` in seconds.
+    pub min_ack_timeout: Option<Duration>,
     /// How addresses are shared with other programs: by the `urxe` program that `URXE_PROGRAM` names or that is beside the
     /// library, and if `URXE_ANY_USER` is 1, with those of any user. `None` where there is no such program: then they are
     /// not.
@@ -58,6 +63,11 @@ impl Settings {
             seed: with("URXE_SEED", "a number", |text| text.parse().ok())?,
             capture: variable("URXE_CAPTURE")?,
             faults: rules.map(rule).collect::<Result<_, _>>()?,
+            offload: with("URXE_OFFLOAD", "0 or 1", boolean)?.unwrap_or(true),
+            min_ack_timeout: with("URXE_MIN_ACK_TIMEOUT", "a number of seconds above 0", |text| {
+                let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
+                Duration::try_from_secs_f64(seconds).ok()
+            })?,
             sharing: sharing()?,
         })
     }
@@ -66,13 +76,17 @@ impl Settings {
 fn sharing() -> Result<Option<Sharing>, String> {
     // The steward is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
-    let any_user = with("URXE_ANY_USER", "0 or 1", |text| match text {
+    let any_user = with("URXE_ANY_USER", "0 or 1", boolean)?;
+    let any_user = any_user.unwrap_or(false);
+    Ok(named.or_else(program_beside).map(|program| Sharing { program, any_user }))
+}
+
+fn boolean(text: &str) -> Option<bool> {
+    match text {
         "0" => Some(false),
         "1" => Some(true),
         _ => None,
-    })?;
-    let any_user = any_user.unwrap_or(false);
-    Ok(named.or_else(program_beside).map(|program| Sharing { program, any_user }))
+    }
 }
 
 /// The program that was built or installed with this library.

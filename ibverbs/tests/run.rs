@@ -23,7 +23,8 @@ fn output(args: &[&str]) -> Output {
 fn refused(args: &[&str], why: &str) {
     let out = output(args);
     let told = text(&out);
-    assert_eq!(out.status.code(), Some(126), "{args:?}: {told}");
+    let status = if why.starts_with("there is no program") { 127 } else { 126 };
+    assert_eq!(out.status.code(), Some(status), "{args:?}: {told}");
     assert!(told.contains(why), "{args:?}: {why:?} is not in {told:?}");
     assert_eq!(told.lines().filter(|l| !l.is_empty()).count(), 1, "{told}");
 }
@@ -85,6 +86,52 @@ fn what_is_not_asked_for_is_not_inherited() {
     );
 }
 
+/// Both ends on a veth pair, seen by tcpdump at one of them: no packet is longer than the interface's MTU.
+#[test]
+fn without_offload_another_capture_shows_packets_as_on_the_wire() {
+    let script = r#"
+        unshare -n sleep 50 & peer=$!
+        until ip link add a0 type veth peer name b0 netns $peer 2>/dev/null; do kill -0 $peer || exit 3; done
+        ip addr add 10.9.0.1/24 dev a0 && ip link set a0 up || exit 3
+        there() { nsenter -t $peer -n "$@"; }
+        there ip addr add 10.9.0.2/24 dev b0 && there ip link set b0 up || exit 3
+        both() {
+            tshark -q -i a0 -f 'udp port 4791' -a duration:60 -w "$DIR/$1" 2>"$DIR/log" & shark=$!
+            until grep -q 'Capturing on' "$DIR/log"; do kill -0 $shark || { cat "$DIR/log"; exit 4; }; done
+            sleep 1
+            there "$URXE" run --ip 10.9.0.2 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 >/dev/null & server=$!
+            until "$URXE" run --ip 10.9.0.1 $2 -- ibv_rc_pingpong -g 0 -s 65536 -n 50 10.9.0.2 >/dev/null 2>"$DIR/err"; do
+                grep -q "Couldn't connect" "$DIR/err" || { cat "$DIR/err"; exit 5; }
+            done
+            wait $server
+            sleep 1
+            kill $shark; wait $shark
+            echo "$1: $(tshark -r "$DIR/$1" -T fields -e frame.len 2>/dev/null | sort -n | tail -1)"
+        }
+        both with "" && both without --no-offload
+        kill $peer
+    "#;
+    let told = in_namespace(script, &[]);
+    let longest = |which: &str| -> usize {
+        let line = told.lines().find_map(|line| line.strip_prefix(&format!("{which}: ")));
+        line.unwrap_or_else(|| panic!("{told}")).parse().unwrap()
+    };
+    assert!(longest("with") > 1514 && longest("without") <= 1514, "{told}");
+}
+
+#[test]
+fn a_least_ack_timeout_reaches_the_library() {
+    let [address, _] = addresses();
+    let show = "echo $URXE_MIN_ACK_TIMEOUT $URXE_OFFLOAD";
+    let out =
+        output(&["run", "--ip", &address, "--min-ack-timeout", "60", "--no-offload", "--", "sh", "-c", show]);
+    assert_eq!(text(&out), "60 0\n");
+    let mut command =
+        urxe(&["run", "--ip", &address, "--", "sh", "-c", "URXE_MIN_ACK_TIMEOUT=soon ibv_devices"]);
+    let told = text(&command.output().unwrap());
+    assert!(told.contains("URXE_MIN_ACK_TIMEOUT is 'soon': it may be a number of seconds above 0"), "{told}");
+}
+
 #[test]
 fn a_runtime_directory_that_is_none_does_no_harm() {
     for directory in ["", "relative", "/nonexistent"] {
@@ -131,6 +178,28 @@ fn what_cannot_run_is_said_in_one_line() {
     let built = Command::new("cc").args(["-static", "-o"]).arg(&fixed).arg(&source).output().unwrap();
     assert!(built.status.success(), "{}", text(&built));
     refused(&["run", "--", fixed.to_str().unwrap()], "is statically linked");
+}
+
+#[test]
+fn no_device_has_a_reason() {
+    let told = in_namespace("\"$URXE\" run -- ibv_devices", &[]);
+    assert!(told.contains("urxe: there is no device, as no interface is up"), "{told}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("list.c"), dir.path().join("list"));
+    fs::write(&source, "#include <infiniband/verbs.h>\nint main(void) { return !ibv_get_device_list(0); }\n")
+        .unwrap();
+    fs::copy(library(), dir.path().join("libibverbs.so.1")).unwrap();
+    let [address, _] = addresses();
+    for (tags, warns) in [("--disable-new-dtags", true), ("--enable-new-dtags", false)] {
+        let flags = format!("-Wl,{tags},-rpath,$ORIGIN");
+        let mut cc = Command::new("cc");
+        cc.arg("-o").arg(&program).arg(&source).args(["-libverbs", &flags]);
+        let built = cc.output().unwrap();
+        assert!(built.status.success(), "{}", text(&built));
+        let told = text(&output(&["run", "--ip", &address, "--", program.to_str().unwrap()]));
+        assert_eq!(told.contains("has a DT_RPATH by which it loads"), warns, "{told}");
+    }
 }
 
 #[test]
@@ -182,7 +251,24 @@ fn captured(file: &Path) -> (usize, Vec<String>) {
 fn what_a_program_sends_is_captured_and_disturbed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out-%p.pcapng");
-    pingpong(&["--capture", file.to_str().unwrap(), "--fault", "tx:drop=5", "--fault", "rx:dup=7"]);
+    let never = "tx:dup=1,opcode=flush";
+    let options = [
+        "--fault",
+        "tx:drop=5",
+        "--fault",
+        "rx:dup=7",
+        "--fault",
+        never,
+        "--capture",
+        file.to_str().unwrap(),
+    ];
+    let told = pingpong(&options);
+    assert!(told.contains("urxe: fault rx:dup=7: matched ") && told.contains(", disturbed 1\n"), "{told}");
+    // The dropped packet, and what was sent with it.
+    let again =
+        told.split("packets retransmitted: ").nth(1).and_then(|n| n.lines().next()?.parse::<u32>().ok());
+    assert!(again >= Some(1), "{told}");
+    assert!(told.contains(&format!("warning: fault rule '{never}' matched no packet")), "{told}");
     let files: Vec<PathBuf> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
     let [file] = &files[..] else { panic!("{files:?}") };
     let number = file.file_stem().unwrap().to_str().unwrap().strip_prefix("out-").unwrap();

@@ -90,6 +90,9 @@ pub enum CliError {
     /// An option that does not go with the link.
     #[error("{0}")]
     Usage(String),
+    /// `urxe run` of nothing that there is.
+    #[error("there is no program '{0}' that can be run: give its path, or install it")]
+    NoProgram(String),
     /// Standard output is gone, or full.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),

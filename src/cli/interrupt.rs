@@ -10,7 +10,7 @@ use signal_hook::flag;
 use super::CliError;
 
 /// The exit status of a program that a signal ended, as shells have it: 128 and SIGINT.
-const KILLED: i32 = 130;
+pub(super) const KILLED: u8 = 130;
 
 /// Set by the first Ctrl-C (or SIGTERM); the second ends the program at once. Clones are the same flag.
 ///
@@ -27,7 +27,7 @@ impl Interrupt {
         let interrupt = Interrupt::default();
         for signal in [SIGINT, SIGTERM] {
             // In this order: the first signal finds the flag down and raises it, the second finds it up.
-            flag::register_conditional_shutdown(signal, KILLED, interrupt.0.clone())
+            flag::register_conditional_shutdown(signal, KILLED.into(), interrupt.0.clone())
                 .and_then(|_| flag::register(signal, interrupt.0.clone()))
                 .map_err(|source| CliError::Io { what: "cannot catch Ctrl-C".into(), source })?;
         }

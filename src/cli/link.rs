@@ -13,6 +13,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::CliError;
+use super::oob::parse_seconds;
 use crate::link::capture::{CaptureFile, Timestamps};
 use crate::link::fabric::Fabric;
 use crate::link::faults::{Direction, FaultCounters, FaultCounts, Rule, RuleCount};
@@ -75,6 +76,15 @@ pub struct LinkArgs {
     /// several processors; with udp and packet links
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_shards)]
     pub shards: usize,
+    /// Give and take each packet by itself instead of in runs that the kernel cuts (segmentation offload): tcpdump and Wireshark
+    /// on the interface then show packets as they are on the wire, not up to 64 KiB at once. Slower; --capture needs it not
+    #[arg(long)]
+    pub no_offload: bool,
+    /// Least local ACK timeout in seconds, whatever a queue pair asks for. By default a peer that does not answer is given up
+    /// after its timeout and retries, often in less than a second, and so is a process that is stopped (SIGSTOP, a
+    /// breakpoint), which hardware would answer for. With 60, say, at both ends it may be stopped for a minute
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub min_ack_timeout: Option<Duration>,
     /// What was opened with these options; clones share it.
     #[arg(skip)]
     opened: Arc<Mutex<Opened>>,
@@ -144,8 +154,22 @@ impl LinkArgs {
             mtu: None,
             personality: None,
             shards: 1,
+            no_offload: false,
+            min_ack_timeout: None,
             opened: Arc::default(),
         }
+    }
+
+    /// Refuses a fabric, for a command whose peer is another process.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`].
+    pub fn check_network(&self) -> Result<(), CliError> {
+        if self.link == LinkSpec::Fabric {
+            let text = "--link fabric is within one process, and no peer can be there: choose a udp, packet or frames link";
+            return Err(CliError::Usage(text.into()));
+        }
+        Ok(())
     }
 
     /// Binds the link, puts capture and faults around it and opens a NIC on it. On `fabric` it is alone:
@@ -159,7 +183,8 @@ impl LinkArgs {
             return self.open_on(&Fabric::new(), "a");
         }
         self.create_capture(Timestamps::Wall)?;
-        let links = self.wrap_all(self.link.bind(self.shards)?, &self.link.to_string());
+        let links = self.link.bind_with(self.shards, None, !self.no_offload)?;
+        let links = self.wrap_all(links, &self.link.to_string());
         self.checked(Context::open_shards(links, &self.context_options())?)
     }
 
@@ -185,7 +210,12 @@ impl LinkArgs {
         opened.nics += 1;
         let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
         let personality = self.personality.unwrap_or(Personality::STRICT);
-        ContextOptions { seed, personality, ..ContextOptions::default() }
+        ContextOptions {
+            seed,
+            personality,
+            min_ack_timeout: self.min_ack_timeout,
+            ..ContextOptions::default()
+        }
     }
 
     /// How queue pairs are connected with these options.

@@ -56,32 +56,33 @@ enum Command {
 }
 
 /// Reads the command line, runs the command and says what went wrong, if something did. The status is 0,
-/// 1 for a failure and 2 for a command line that is none; 126 if `urxe run` could not run the program, as of `env` and
-/// its like, whose other statuses are the program's.
+/// 1 for a failure, 2 for a bad command line and 130 for a measurement that Ctrl-C has cut short; 126 if `urxe run` could
+/// not run the program and 127 if there is none, as of `env` and its like, whose other statuses are the program's.
 pub fn main() -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
+    let mut interrupted = Interrupt::default();
+    let mut catch = || Interrupt::install().inspect(|interrupt| interrupted = interrupt.clone());
     let result = match command {
         Command::Demo(demo) => demo.run(),
         Command::Devinfo(devinfo) => devinfo.run(),
         Command::Env(env) => env.run(),
         Command::Run(run) => run.run(),
-        Command::Perf(args) => Interrupt::install().and_then(|interrupt| perf::run(&args, &interrupt)),
-        Command::Pingpong(args) => {
-            Interrupt::install().and_then(|interrupt| pingpong::run(&args, &interrupt))
-        }
+        Command::Perf(args) => catch().and_then(|interrupt| perf::run(&args, &interrupt)),
+        Command::Pingpong(args) => catch().and_then(|interrupt| pingpong::run(&args, &interrupt)),
         Command::Serve(serve) => serve.run(),
         Command::Steward(steward) => steward.run(),
     };
+    let status = |status| if interrupted.is_set() { ExitCode::from(interrupt::KILLED) } else { status };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => status(ExitCode::SUCCESS),
         // Whoever read the output has seen enough, as `head` does.
         Err(CliError::Output(e)) if e.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
             // The message may quote what a peer or the command line said: still one line.
             let line = e.to_string().replace('\n', " ");
             let _ = io::Write::write_all(&mut io::stderr(), format!("urxe: {line}\n").as_bytes());
-            failure
+            if matches!(e, CliError::NoProgram(_)) { ExitCode::from(127) } else { status(failure) }
         }
     }
 }

@@ -108,6 +108,7 @@ pub struct PingpongArgs {
 /// # Errors
 /// [`CliError`].
 pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
+    args.link.check_network()?;
     let result = args.link.open().and_then(|context| Side::new(args, &context, interrupt)?.run());
     if let Some(faults) = args.link.fault_report() {
         faults.lines().for_each(|line| println!("{line}"));
@@ -271,8 +272,11 @@ impl<'a> Side<'a> {
         if self.args.oob.host.is_some() {
             (0..self.lanes.len()).try_for_each(|lane| self.send(lane))?;
         }
-        self.play()?;
-        self.report(begin.elapsed());
+        let played = self.play();
+        if played.is_ok() || self.interrupt.is_set() {
+            self.report(begin.elapsed());
+        }
+        played?;
         self.cq.req_notify(Notify::Any);
         std::thread::sleep(LINGER);
         Ok(())
@@ -330,7 +334,12 @@ impl<'a> Side<'a> {
         if wc.status != WcStatus::Success {
             let what = if wc.wr_id == SEND { "send" } else { "receive" };
             let number = 1 + if wc.wr_id == SEND { self.send_done } else { self.received };
-            return Err(CliError::Failed(format!("{what} number {number} failed: {}", wc.status)));
+            let mut text = format!("{what} number {number} failed: {}", wc.status);
+            if matches!(wc.status, WcStatus::RemInvReqErr | WcStatus::LocLenErr | WcStatus::WrFlushErr) {
+                let mtu = self.mtu.bytes();
+                text.push_str(&format!("; give both sides the same --size and --mtu (path MTU here: {mtu})"));
+            }
+            return Err(CliError::Failed(text));
         }
         let lane = self.lanes.iter().position(|lane| lane.qp.qpn() == wc.qpn);
         let lane = lane.ok_or_else(|| CliError::Failed(format!("a completion of QP {}", wc.qpn)))?;
@@ -423,15 +432,15 @@ impl<'a> Side<'a> {
 
     fn report(&self, took: Duration) {
         let seconds = took.as_secs_f64();
-        let bytes = u64::from(self.args.size) * u64::from(self.args.iters) * 2;
+        let iters = self.args.iters.min(self.send_done).min(self.received);
+        let bytes = u64::from(self.args.size) * u64::from(iters) * 2;
         println!(
             "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec",
             bytes as f64 * 8.0 / 1e6 / seconds
         );
         println!(
-            "{} iters in {seconds:.2} seconds = {:.2} usec/iter",
-            self.args.iters,
-            seconds * 1e6 / f64::from(self.args.iters)
+            "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter",
+            seconds * 1e6 / f64::from(iters.max(1))
         );
         if self.args.check {
             println!("all {} messages received are as they should be", self.received);

@@ -17,12 +17,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
 use self::sysfs::Tree;
 use super::CliError;
 use super::link::STANDARD_OUTPUT;
+use super::oob::parse_seconds;
 use crate::link::LinkSpec;
 use crate::link::capture::CaptureFile;
 use crate::link::faults::Rule;
@@ -83,6 +84,15 @@ struct Surroundings {
     /// Share the addresses with programs of any user, not only one's own; whoever is first decides
     #[arg(long)]
     any_user: bool,
+    /// Give and take each packet by itself instead of in runs that the kernel cuts (segmentation offload): tcpdump and Wireshark
+    /// on the interface then show packets as they are on the wire, not up to 64 KiB at once. Slower; --capture needs it not
+    #[arg(long)]
+    no_offload: bool,
+    /// Least local ACK timeout in seconds, whatever a queue pair asks for. By default a peer that does not answer is given up
+    /// after its timeout and retries, often in less than a second, and so is a process that is stopped (SIGSTOP, a
+    /// breakpoint), which hardware would answer for. With 60, say, at both ends it may be stopped for a minute
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    min_ack_timeout: Option<Duration>,
     /// Shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
@@ -119,12 +129,8 @@ impl Run {
     /// [`CliError`].
     pub fn run(&self) -> Result<(), CliError> {
         let (program, arguments) = self.program.split_first().expect("the command line has one");
-        let path = which::which(program).map_err(|_| {
-            let name = program.display();
-            CliError::Usage(format!(
-                "there is no program '{name}' that can be run: give its path, or install it"
-            ))
-        })?;
+        let none = |_| CliError::NoProgram(program.display().to_string());
+        let path = which::which(program).map_err(none)?;
         check_loads_libraries(&path)?;
         let mut command = Command::new(&path);
         command.arg0(program).args(arguments);
@@ -241,6 +247,8 @@ impl Surroundings {
             ("URXE_PERSONALITY", self.personality.clone().map(Into::into)),
             ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
             ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
+            ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
+            ("URXE_MIN_ACK_TIMEOUT", self.min_ack_timeout.map(|t| t.as_secs_f64().to_string().into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
     }
@@ -415,9 +423,13 @@ fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
         // A program that may be run but not read: the loader will see.
         return Ok(());
     };
-    let is_static = match FileKind::parse(&*bytes) {
-        Ok(FileKind::Elf32) => has_no_loader::<elf::FileHeader32<Endianness>>(&bytes),
-        Ok(FileKind::Elf64) => has_no_loader::<elf::FileHeader64<Endianness>>(&bytes),
+    let (is_static, rpath) = match FileKind::parse(&*bytes) {
+        Ok(FileKind::Elf32) => {
+            (has_no_loader::<elf::FileHeader32<Endianness>>(&bytes), rpath::<elf::FileHeader32<_>>(&bytes))
+        }
+        Ok(FileKind::Elf64) => {
+            (has_no_loader::<elf::FileHeader64<Endianness>>(&bytes), rpath::<elf::FileHeader64<_>>(&bytes))
+        }
         // A script: its interpreter decides.
         _ => return Ok(()),
     };
@@ -429,9 +441,37 @@ fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
         "has file capabilities, for which the loader ignores LD_LIBRARY_PATH: run a copy without them, and give the process \
          what it needs as ambient capabilities (capsh, setpriv)"
     } else {
+        if let Some(other) = rpath.and_then(|rpath| library_by_rpath(program, &rpath)) {
+            eprintln!(
+                "urxe: warning: {name} has a DT_RPATH by which it loads {} instead of urxe, and so may find no device: \
+                 change it to a DT_RUNPATH (patchelf --set-rpath), or remove it (patchelf --remove-rpath)",
+                other.display()
+            );
+        }
         return Ok(());
     };
     Err(CliError::Usage(format!("{name} {why}")))
+}
+
+/// The library that the loader finds by the program's DT_RPATH, which it searches before LD_LIBRARY_PATH.
+fn library_by_rpath(program: &Path, rpath: &str) -> Option<PathBuf> {
+    let origin = fs::canonicalize(program).ok()?.parent()?.display().to_string();
+    let directories =
+        rpath.split(':').map(|dir| dir.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin));
+    directories.map(|dir| Path::new(&dir).join("libibverbs.so.1")).find(|library| library.is_file())
+}
+
+/// The DT_RPATH of a program, if it counts: with a DT_RUNPATH beside it, it does not.
+fn rpath<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> Option<String> {
+    let header = Header::parse(bytes).ok()?;
+    let endian = header.endian().ok()?;
+    let sections = header.sections(endian, bytes).ok()?;
+    let (entries, strings) = sections.dynamic(endian, bytes).ok()??;
+    let strings = sections.strings(endian, bytes, strings).ok()?;
+    let find = |tag: u32| entries.iter().find(|entry| entry.tag32(endian) == Some(tag));
+    let entry = find(elf::DT_RPATH).filter(|_| find(elf::DT_RUNPATH).is_none())?;
+    let text = strings.get(entry.val32(endian)?).ok()?;
+    Some(String::from_utf8_lossy(text).into_owned())
 }
 
 fn has_no_loader<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> bool {

@@ -92,6 +92,7 @@ impl FromStr for PeerSpec {
 impl Serve {
     /// Runs it until Ctrl-C, or with --one-shot until the first peer is done.
     pub fn run(self) -> Result<(), CliError> {
+        self.link.check_network()?;
         let interrupt = Interrupt::install()?;
         let server = Server::start(&self)?;
         let result = server.run(&interrupt);

@@ -119,12 +119,21 @@ impl LinkSpec {
         matches!(self, LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } | LinkSpec::Packet(_))
     }
 
+    /// Whether its addresses are urxe's alone, and the kernel knows nothing of them.
+    pub fn is_station(&self) -> bool {
+        match self {
+            LinkSpec::Packet(config) => config.station.as_ref().is_some_and(|s| !s.addresses.is_empty()),
+            LinkSpec::Frames(_) => true,
+            _ => false,
+        }
+    }
+
     /// Opens it, a link for each shard.
     ///
     /// # Errors
     /// [`BindError`]; always for the fabric, of which ports are made.
     pub fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, BindError> {
-        self.open(shards, None)
+        self.bind_with(shards, None, true)
     }
 
     /// The same beside other processes that do so, if it is a udp link.
@@ -132,20 +141,29 @@ impl LinkSpec {
     /// # Errors
     /// See [`bind`](Self::bind).
     pub fn bind_shared(&self, shards: usize, sharing: &Sharing) -> Result<Vec<Box<dyn Link>>, BindError> {
-        self.open(shards, Some(sharing))
+        self.bind_with(shards, Some(sharing), true)
     }
 
-    fn open(&self, shards: usize, sharing: Option<&Sharing>) -> Result<Vec<Box<dyn Link>>, BindError> {
+    /// Either of these, and without `offload` each packet goes to and comes from the kernel by itself, so that another
+    /// program's capture of the interface shows packets as they are on the wire.
+    ///
+    /// # Errors
+    /// See [`bind`](Self::bind).
+    pub fn bind_with(
+        &self,
+        shards: usize,
+        sharing: Option<&Sharing>,
+        offload: bool,
+    ) -> Result<Vec<Box<dyn Link>>, BindError> {
+        let options = UdpOptions { segmentation: offload, ..UdpOptions::default() };
         if shards > 1 && !self.has_shards() {
             return Err(BindError::Shards { link: self.clone() });
         }
         match self {
             LinkSpec::Fabric => Err(BindError::Fabric),
-            LinkSpec::Udp(ip) => {
-                on_address(ip.unwrap_or_else(default_address), &UdpOptions::default(), shards, sharing)
-            }
+            LinkSpec::Udp(ip) => on_address(ip.unwrap_or_else(default_address), &options, shards, sharing),
             LinkSpec::UdpOn { interface, address } => {
-                let options = UdpOptions::default().on_interface(interface)?;
+                let options = options.on_interface(interface)?;
                 match (address, sharing) {
                     (Some(ip), _) => on_address(*ip, &options, shards, sharing),
                     (None, None) => Ok(boxed(UdpLink::bind_interface(interface, &options, shards)?)),
@@ -154,7 +172,10 @@ impl LinkSpec {
                     }
                 }
             }
-            LinkSpec::Packet(config) => Ok(boxed(PacketLink::open_shards(config.clone(), shards)?)),
+            LinkSpec::Packet(config) => {
+                let config = PacketConfig { offload: offload && config.offload, ..config.clone() };
+                Ok(boxed(PacketLink::open_shards(config, shards)?))
+            }
             LinkSpec::Frames(config) => Ok(boxed(vec![FramesLink::open(config.clone())?])),
         }
     }

@@ -35,11 +35,14 @@ pub struct ContextOptions {
     pub seed: Option<u64>,
     /// Bytes that a queue pair keeps in flight. `None`: what the link says its peers can hold.
     pub window: Option<usize>,
+    /// The least local ACK timeout, whatever a queue pair asks for, so that a peer which is stopped for a while is not given
+    /// up. `None`: what the personality says.
+    pub min_ack_timeout: Option<Duration>,
 }
 
 impl Default for ContextOptions {
     fn default() -> Self {
-        ContextOptions { personality: Personality::STRICT, seed: None, window: None }
+        ContextOptions { personality: Personality::STRICT, seed: None, window: None, min_ack_timeout: None }
     }
 }
 
@@ -170,7 +173,9 @@ impl Context {
             tuning: Tuning {
                 window,
                 read_chunk: (window / 2).max(mtu.bytes()) as u32,
-                min_timeout: options.personality.min_timeout,
+                min_timeout: options
+                    .min_ack_timeout
+                    .map_or(options.personality.min_timeout, |t| t.max(options.personality.min_timeout)),
                 // A fabric drops what it is told to drop.
                 pace_unacknowledged: fabric.is_none(),
                 ..Tuning::default()

@@ -133,8 +133,17 @@ impl End<'_> {
             if self.interrupt.is_set() {
                 break;
             }
-            let outcome = self.size(control, plan, &side, size, &mut report)?;
-            report.add(outcome);
+            match self.size(control, plan, &side, size, &mut report) {
+                Ok(outcome) => report.add(outcome),
+                Err(e) => {
+                    if self.interrupt.is_set() {
+                        report.finish(self.link.fault_report());
+                        // The peer may have ended before this side, and this side have failed for that.
+                        return Err(CliError::Failed("interrupted in the middle of a run".into()));
+                    }
+                    return Err(e);
+                }
+            }
         }
         report.finish(self.link.fault_report());
         control.say(&Message::Bye)
@@ -156,6 +165,12 @@ impl End<'_> {
         };
         let mut pieces = Pieces::new(plan.amount, first.max(16));
         let (mut times, mut spin) = (histogram(), self.spin());
+        let outcome = |pieces: &Pieces, times: &_| match plan.measure {
+            Measure::Bw => Outcome::bandwidth(size, pieces.done() * plan.qps as u64, pieces.spent()),
+            Measure::Lat => {
+                Outcome::latency(size, times, pieces.spent(), if plan.verb.has_turns() { 2.0 } else { 1.0 })
+            }
+        };
         while let Some(n) = pieces.next().filter(|_| !self.interrupt.is_set() || pieces.done() == 0) {
             let fresh = pieces.done() == 0;
             if fresh {
@@ -170,31 +185,26 @@ impl End<'_> {
             }
             let begin = std::time::Instant::now();
             let took = match (plan.measure, plan.verb) {
-                (Measure::Bw, _) => side.flood(&work, n, &mut spin)?,
-                (Measure::Lat, verb) => {
-                    match verb {
-                        Verb::Send => {
-                            side.send_turns(&work, n, true, posted, &mut spin, Some(&mut times))?;
-                        }
-                        Verb::Write => {
-                            side.write_turns(&work, pieces.done(), n, true, &mut spin, Some(&mut times))?;
-                        }
-                        Verb::Read | Verb::Atomic => side.probe(&work, n, &mut spin, &mut times)?,
-                    }
-                    begin.elapsed()
+                (Measure::Bw, _) => side.flood(&work, n, &mut spin),
+                (Measure::Lat, Verb::Send) => side
+                    .send_turns(&work, n, true, posted, &mut spin, Some(&mut times))
+                    .map(|()| begin.elapsed()),
+                (Measure::Lat, Verb::Write) => side
+                    .write_turns(&work, pieces.done(), n, true, &mut spin, Some(&mut times))
+                    .map(|()| begin.elapsed()),
+                (Measure::Lat, Verb::Read | Verb::Atomic) => {
+                    side.probe(&work, n, &mut spin, &mut times).map(|()| begin.elapsed())
                 }
             };
-            pieces.did(n, took);
+            if took.is_err() && self.interrupt.is_set() && pieces.done() > 0 {
+                report.add(outcome(&pieces, &times));
+            }
+            pieces.did(n, took?);
             control.say(&Message::End)?;
             report.progress(size, pieces.share(), pieces.spent());
         }
         self.check(control, plan, side, &work, pieces.done())?;
-        Ok(match plan.measure {
-            Measure::Bw => Outcome::bandwidth(size, pieces.done() * plan.qps as u64, pieces.spent()),
-            Measure::Lat => {
-                Outcome::latency(size, &times, pieces.spent(), if plan.verb.has_turns() { 2.0 } else { 1.0 })
-            }
-        })
+        Ok(outcome(&pieces, &times))
     }
 
     /// Both sides look at what arrived.

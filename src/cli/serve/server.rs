@@ -19,7 +19,7 @@ use crate::link::faults::Direction;
 use crate::link::main_address;
 use crate::verbs::{
     Access, CompletionChannel, ConnectOptions, Context, Cq, Endpoint, Gid, Mr, Mtu, Notify, Pd, Psn, Qpn,
-    WaitError,
+    WaitError, WcStatus,
 };
 
 /// How long Ctrl-C may go unnoticed.
@@ -90,8 +90,14 @@ impl Server {
         say(&format!("region   va {va:#x} rkey {rkey} length {len}, open to READ, WRITE and atomics"))?;
         let port = listener.local_addr().map_or(args.port, |a| a.port());
         let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
-        let host = main_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}"));
-        say(&format!("TCP      port {port}, for the likes of: ibv_rc_pingpong -g GID_INDEX{at}{host}"))?;
+        // The addresses of a station are urxe's: TCP is at those of the machine.
+        let (host, whose) = match args.link.link.is_station() {
+            true => (" HOST".into(), " of this machine (HOST), as the link's addresses have no TCP"),
+            false => (main_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
+        };
+        say(&format!(
+            "TCP      port {port}{whose}, for the likes of: ibv_rc_pingpong -g GID_INDEX{at}{host}"
+        ))?;
         let shared = Arc::new(Shared {
             context,
             pd,
@@ -309,7 +315,16 @@ impl Shared {
                     && let Some(peer) = state.peers.remove(&wc.qpn)
                 {
                     state.bury(&peer);
-                    let why = format!("peer {} is gone: {why}", peer.number);
+                    let mut why = format!("peer {} is gone: {why}", peer.number);
+                    if wc.status == WcStatus::WrFlushErr
+                        && let Some(mtu) = self.connect.mtu
+                    {
+                        why.push_str(&format!(
+                            "; if a request of it was refused (resp_invalid_request below), give both sides the same path MTU \
+                             (here --mtu {})",
+                            mtu.bytes()
+                        ));
+                    }
                     complain(&why);
                     state.failure = Some(why);
                 }
