@@ -289,7 +289,11 @@ pub struct Side {
 
 impl Side {
     pub fn new(link: Box<dyn Link>, len: usize) -> Side {
-        let context = Context::open(link, &ContextOptions::default()).unwrap();
+        Side::with_options(link, len, &ContextOptions::default())
+    }
+
+    pub fn with_options(link: Box<dyn Link>, len: usize, options: &ContextOptions) -> Side {
+        let context = Context::open(link, options).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(4096).unwrap();
         let mr = pd.reg_mr(len, Access::ALL).unwrap();
