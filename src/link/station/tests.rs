@@ -29,6 +29,7 @@ fn station() -> Station {
         mac: OWN,
         addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
         gateways: vec!["10.77.0.254".parse().unwrap()],
+        vlan: None,
     })
 }
 
@@ -232,6 +233,7 @@ fn pings_and_is_pinged() {
             mac: PEER,
             addresses: vec![peer.parse().unwrap()],
             gateways: vec![],
+            vlan: None,
         });
         assert!(a.ping(at(0), ip(peer), 3, 4, b"abc"));
         let mut got = Vec::new();
@@ -252,6 +254,7 @@ fn the_table_of_neighbours_is_bounded() {
         mac: OWN,
         addresses: vec!["10.0.0.1/8".parse().unwrap()],
         gateways: vec![],
+        vlan: None,
     });
     for i in 0..MAX_NEIGHBOURS as u32 + 50 {
         let src = Ipv4Addr::from_bits(0x0a01_0000 + i);
