@@ -611,6 +611,27 @@ mod tests {
     }
 
     #[test]
+    fn flush_with_its_headers_covered_twice_has_a_burst_of_its_own_and_keeps_its_icrc() {
+        let mut q = TxQueue::new(BurstLimits::SEGMENTED);
+        q.set_flush_icrc_twice(true);
+        for opcode in [Opcode(4), Opcode::FLUSH, Opcode::FLUSH, Opcode(4)] {
+            let bth = Bth { opcode, ..Bth::default() };
+            q.push(&flow(1), Headers { bth, ..Headers::default() }, Payload::Bytes(&[]));
+        }
+        let mut again = TxQueue::new(BurstLimits::SEGMENTED);
+        q.bursts().for_each(|b| again.push_raw(&b.flow, 0, b.bytes(), None));
+        for queue in [&q, &again] {
+            assert_eq!(queue.bursts().len(), 4);
+            let (mut lenient, mut strict) = (icrc::Verifier::new(true), icrc::Verifier::new(false));
+            for b in queue.bursts() {
+                let flush = b.bytes()[0] == Opcode::FLUSH.0;
+                assert!(lenient.verify(&b.flow, IpIdent::SENT, 0, b.bytes()));
+                assert_eq!(strict.verify(&b.flow, IpIdent::SENT, 0, b.bytes()), !flush);
+            }
+        }
+    }
+
+    #[test]
     fn every_packet_of_a_burst_verifies_at_its_index() {
         let mut q = TxQueue::new(BurstLimits { bytes: 60_000, packets: 3 });
         for len in [33, 33, 33, 33, 1] {

@@ -70,7 +70,7 @@ pub fn by_rxe(site: &Site, ip: Ip) {
     let mr = p.side.pd.reg_mr(4096, ALL).unwrap();
     let at = words(mr.remote(0));
     let _qp = p.connect_as(&how);
-    let mut done = |p: &mut Pair<'_>, line: &str| -> Wc {
+    let done = |p: &mut Pair<'_>, line: &str| -> Wc {
         p.cmd(line);
         p.shell.one().unwrap()
     };

@@ -342,6 +342,15 @@ mod tests {
     }
 
     #[test]
+    fn a_station_in_a_vlan_gets_that_vlan_only() {
+        let p = program(Wanted::Station(OWN, Some(5)), ShardId::WHOLE);
+        let frame = packet("10.0.0.1", OWN);
+        for (vlan, takes) in [(5, true), (7 << 13 | 5, true), (0, false), (7 << 13, false), (6, false)] {
+            assert_eq!(run(&p, &frame, vlan, 0), takes, "{vlan:#x}");
+        }
+    }
+
+    #[test]
     fn a_station_gets_what_it_has_to_answer() {
         let p = program(Wanted::Station(OWN, None), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
@@ -384,8 +393,10 @@ mod tests {
             frame[62] = kind;
             frame
         };
-        let (station, own) =
-            (program(Wanted::Station(OWN, None), ShardId::WHOLE), program(Wanted::Interface(&[]), ShardId::WHOLE));
+        let (station, own) = (
+            program(Wanted::Station(OWN, None), ShardId::WHOLE),
+            program(Wanted::Interface(&[]), ShardId::WHOLE),
+        );
         for (query, report) in
             [(igmp(0x11, 1), igmp(0x22, 1)), (igmp(0x11, 0), igmp(0x16, 0)), (mld(130), mld(143))]
         {
@@ -465,7 +476,8 @@ mod tests {
 
     #[test]
     fn the_first_shard_answers_and_all_hear_answers() {
-        let [first, second] = [0, 1].map(|i| program(Wanted::Station(OWN, None), ShardId::new(i, 2).unwrap()));
+        let [first, second] =
+            [0, 1].map(|i| program(Wanted::Station(OWN, None), ShardId::new(i, 2).unwrap()));
         for request in [true, false] {
             let mut arp = Vec::new();
             let (sender_ip, target_ip) = ("10.0.0.9".parse().unwrap(), "10.0.0.1".parse().unwrap());

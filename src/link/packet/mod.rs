@@ -138,7 +138,9 @@ impl FromStr for PacketConfig {
         });
         let options = Options::parse(common)?;
         let station = options.station();
-        if station.is_none() && (options.mac.is_some() || options.vlan.is_some() || !options.gateways.is_empty()) {
+        if station.is_none()
+            && (options.mac.is_some() || options.vlan.is_some() || !options.gateways.is_empty())
+        {
             return Err(SpecError::StationWithoutAddress);
         }
         Ok(PacketConfig { interface, station, mtu: options.mtu, offload, fanout })
@@ -450,7 +452,9 @@ impl PacketLink {
         }
         match self.neighbours.resolve(now, flow.dst) {
             // The kernel is not asked to cut runs of tagged frames: the tag is in the bytes, which not all devices look behind.
-            Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => self.add_run(to, index, burst),
+            Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => {
+                self.add_run(to, index, burst)
+            }
             Some(to) => self.add_packets(to, index, burst),
             None => self.hold_burst(burst),
         }

@@ -193,7 +193,8 @@ fn roce_v1_is_known_and_its_icrc_is_verified() {
     let content = |frame: &[u8]| read(frame).unwrap().content;
     assert_eq!(content(&good), Content::RoceV1 { intact: true });
     // Traffic class, flow label, hop limit and the BTH's byte 4 do not count.
-    for (at, intact) in [(14, true), (15, true), (17, true), (21, true), (58, true), (30, false), (54, false), (69, false)]
+    for (at, intact) in
+        [(14, true), (15, true), (17, true), (21, true), (58, true), (30, false), (54, false), (69, false)]
     {
         let mut changed = good.clone();
         changed[at] ^= 1;
