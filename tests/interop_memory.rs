@@ -1,7 +1,9 @@
 //! Memory that is open for a while only, and what else goes beyond plain RC, between urxe and the kernel's rxe of the
 //! test guest: memory windows of both types, SEND with invalidate, READs into many pieces, shared receive queues, and
-//! the requests that Linux 6.1 does not know. Both ways, over frames, packet and udp. The tap links need root.
+//! FLUSH and ATOMIC WRITE, which Linux 6.1 does not know. Both ways, over frames, packet and udp. The tap links need root.
 
+#[path = "interop_memory/flush.rs"]
+mod flush;
 #[path = "support/guest.rs"]
 mod guest;
 #[path = "interop_memory/invalidate.rs"]
@@ -21,6 +23,7 @@ mod unknown;
 #[path = "interop_memory/windows.rs"]
 mod windows;
 
+use guest::Suite;
 use pair::{Check, run};
 use peer::Via;
 
@@ -41,20 +44,33 @@ const CHECKS: &[Check] = &[
     ("READ into pieces", "rxe", pieces::by_rxe),
     ("shared receive queue at rxe", "urxe", shared::at_rxe),
     ("shared receive queue at urxe", "rxe", shared::at_urxe),
-    ("FLUSH and ATOMIC WRITE", "urxe", unknown::by_urxe),
+    ("FLUSH and ATOMIC WRITE", "urxe", flush::by_urxe),
 ];
+
+/// What only an rxe from Linux 6.2 on can ask.
+const NEWER: &[Check] = &[
+    ("FLUSH and ATOMIC WRITE", "rxe", flush::by_rxe),
+    ("FLUSH, to one without rxe's habit", "rxe", flush::strict_by_rxe),
+];
+
+fn checks() -> Vec<Check> {
+    match Suite::chosen() {
+        Suite::Bookworm => CHECKS.to_vec(),
+        Suite::Trixie => [CHECKS, NEWER].concat(),
+    }
+}
 
 #[test]
 fn over_frames() {
-    run("memory frames", Via::Dgram, CHECKS);
+    run("memory frames", Via::Dgram, &checks());
 }
 
 #[test]
 fn over_a_tap_packet() {
-    run("memory packet", Via::PacketOwn, CHECKS);
+    run("memory packet", Via::PacketOwn, &checks());
 }
 
 #[test]
 fn over_a_tap_udp() {
-    run("memory udp", Via::Udp, CHECKS);
+    run("memory udp", Via::Udp, &checks());
 }

@@ -81,6 +81,7 @@ fn a_timer_waits_for_what_the_link_holds() {
             name: "late".into(),
             addresses: vec![OURS],
             mac: [0; 6],
+            vlan: None,
             mtu: 1500,
             src_port: None,
             burst: BurstLimits::SINGLE,

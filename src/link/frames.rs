@@ -53,7 +53,7 @@ pub enum FramesWire {
 }
 
 /// What a [`FramesLink`] is to be: `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24`, `frames:listen:PATH,ip=…`,
-/// `frames:connect:PATH,ip=…`, with any of `ip=` (again), `mac=`, `gw=` and `mtu=`.
+/// `frames:connect:PATH,ip=…`, with any of `ip=` (again), `mac=`, `gw=`, `vlan=`, `pcp=` and `mtu=`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FramesConfig {
     /// The socket.
@@ -154,6 +154,7 @@ impl FramesLink {
                 name: wire.to_string(),
                 addresses: station.addresses.iter().map(|a| a.ip).collect(),
                 mac: station.mac.0,
+                vlan: station.vlan.map(|tag| tag.id),
                 mtu,
                 src_port: None,
                 burst: BurstLimits::SEGMENTED,
@@ -229,10 +230,14 @@ impl FramesLink {
             return;
         }
         let mac = self.station.resolve(now, flow.dst);
-        let own = Mac(self.info.mac);
+        let (own, tag) = (Mac(self.info.mac), self.station.config().vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             let write = |out: &mut Vec<u8>| {
+                let start = out.len();
                 frame::append_headers(out, mac.unwrap_or_default(), own, &flow, id, packet.len());
+                if let Some(tag) = tag {
+                    tag.insert(out, start);
+                }
                 out.extend_from_slice(packet);
             };
             match mac {

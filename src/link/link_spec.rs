@@ -114,6 +114,16 @@ impl fmt::Display for LinkSpec {
 }
 
 impl LinkSpec {
+    /// The VLAN that its station is in.
+    pub fn vlan(&self) -> Option<u16> {
+        let station = match self {
+            LinkSpec::Packet(config) => config.station.as_ref(),
+            LinkSpec::Frames(config) => Some(&config.station),
+            LinkSpec::Fabric | LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } => None,
+        };
+        station.and_then(|s| s.vlan).map(|tag| tag.id)
+    }
+
     /// Whether it can be opened with more than one shard.
     pub fn has_shards(&self) -> bool {
         matches!(self, LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } | LinkSpec::Packet(_))
@@ -208,6 +218,7 @@ pub fn default_address() -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::frame::VlanTag;
 
     #[test]
     fn links_read_as_they_are_written() {
@@ -223,6 +234,30 @@ mod tests {
         }
         let frames: LinkSpec = "frames:dgram:/a,/b,ip=10.77.0.1/24".parse().unwrap();
         assert_eq!(frames.to_string(), "frames:dgram:/a,/b");
+    }
+
+    #[test]
+    fn station_links_take_a_vlan_and_its_priority() {
+        let vlan = |text: &str| match text.parse::<LinkSpec>()? {
+            LinkSpec::Packet(config) => Ok(config.station.and_then(|s| s.vlan)),
+            LinkSpec::Frames(config) => Ok(config.station.vlan),
+            other => Err(other.to_string()),
+        };
+        let tag = |id, priority| Ok(Some(VlanTag { id, priority }));
+        assert_eq!(vlan("packet:eth0,ip=10.0.0.1/24,vlan=5,pcp=3"), tag(5, 3));
+        assert_eq!(vlan("frames:dgram:/a,/b,ip=10.0.0.1/24,vlan=4094"), tag(4094, 0));
+        assert_eq!(vlan("packet:eth0,ip=10.0.0.1/24"), Ok(None));
+        for (options, why) in [
+            ("ip=10.0.0.1/24,vlan=0", "vlan=0: not a VLAN from 1 to 4094"),
+            ("ip=10.0.0.1/24,vlan=4095", "vlan=4095: not a VLAN"),
+            ("ip=10.0.0.1/24,vlan=5,pcp=8", "pcp=8: not a priority from 0 to 7"),
+            ("ip=10.0.0.1/24,pcp=1", "give the VLAN too"),
+            ("ip=10.0.0.1/24,vlan=5,vlan=6", "given twice"),
+            ("vlan=5", "describe a station"),
+        ] {
+            let got = vlan(&format!("packet:eth0,{options}")).unwrap_err();
+            assert!(got.contains(why), "{options}: {got}");
+        }
     }
 
     #[test]

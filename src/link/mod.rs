@@ -103,6 +103,8 @@ pub struct LinkInfo {
     pub addresses: Vec<IpAddr>,
     /// Its MAC address, zeros where it has none.
     pub mac: [u8; 6],
+    /// The VLAN that it is in, where it is the link that tags frames.
+    pub vlan: Option<u16>,
     /// The largest IP packet.
     pub mtu: usize,
     /// The UDP source port of all it sends, where it cannot choose.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::station::{AddressError, IfAddr, StationConfig};
+use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 
 /// The smallest IP packet size that every IPv6 link must carry; RoCE's smallest MTU fits too.
@@ -22,7 +23,7 @@ pub enum SpecError {
         form: &'static str,
     },
     /// An option that there is not.
-    #[error("unknown option {option:?}: there are ip=, mac=, gw= and mtu=")]
+    #[error("unknown option {option:?}: there are ip=, mac=, gw=, vlan=, pcp= and mtu=")]
     UnknownOption {
         /// As given.
         option: String,
@@ -37,7 +38,7 @@ pub enum SpecError {
     #[error("no address: add at least one ip=ADDRESS/PREFIX, as ip=10.77.0.1/24 or ip=fd00::1/64")]
     NoAddress,
     /// A station's option where there is no station.
-    #[error("mac= and gw= describe a station of its own: give its address too, as ip=10.77.0.1/24")]
+    #[error("mac=, gw= and vlan= describe a station of its own: give its address too, as ip=10.77.0.1/24")]
     StationWithoutAddress,
     /// A bad address.
     #[error("ip=: {0}")]
@@ -51,6 +52,15 @@ pub enum SpecError {
     /// A MAC that no station may have.
     #[error("mac={0} names a group or nobody: a station's MAC has an even first byte")]
     MacNotUnicast(Mac),
+    /// A bad VLAN.
+    #[error("vlan={0}: not a VLAN from 1 to 4094")]
+    Vlan(String),
+    /// A bad priority.
+    #[error("pcp={0}: not a priority from 0 to 7")]
+    Priority(String),
+    /// A priority without the tag that carries it.
+    #[error("pcp= is a part of the VLAN tag: give the VLAN too, as vlan=5")]
+    PriorityWithoutVlan,
     /// A bad MTU.
     #[error("mtu={0}: not a number of bytes from {MIN_MTU} to {MAX_MTU}")]
     Mtu(String),
@@ -63,11 +73,13 @@ pub(crate) struct Options {
     pub gateways: Vec<IpAddr>,
     pub mac: Option<Mac>,
     pub mtu: Option<usize>,
+    pub vlan: Option<VlanTag>,
 }
 
 impl Options {
     pub fn parse<'a>(options: impl Iterator<Item = &'a str>) -> Result<Options, SpecError> {
         let mut out = Options::default();
+        let (mut vlan, mut pcp) = (None, None);
         for option in options {
             match option.split_once('=') {
                 Some(("ip", ip)) => out.addresses.push(ip.parse()?),
@@ -90,9 +102,25 @@ impl Options {
                         return Err(SpecError::Twice { option: "mtu" });
                     }
                 }
+                Some(("vlan", id)) => {
+                    let good = id.parse().ok().filter(|id| (1..=4094).contains(id));
+                    if vlan.replace(good.ok_or_else(|| SpecError::Vlan(id.to_owned()))?).is_some() {
+                        return Err(SpecError::Twice { option: "vlan" });
+                    }
+                }
+                Some(("pcp", priority)) => {
+                    let good = priority.parse().ok().filter(|p| *p <= 7);
+                    if pcp.replace(good.ok_or_else(|| SpecError::Priority(priority.to_owned()))?).is_some() {
+                        return Err(SpecError::Twice { option: "pcp" });
+                    }
+                }
                 _ => return Err(SpecError::UnknownOption { option: option.to_owned() }),
             }
         }
+        if vlan.is_none() && pcp.is_some() {
+            return Err(SpecError::PriorityWithoutVlan);
+        }
+        out.vlan = vlan.map(|id| VlanTag { id, priority: pcp.unwrap_or(0) });
         Ok(out)
     }
 
@@ -102,6 +130,7 @@ impl Options {
             mac: self.mac.unwrap_or_else(|| StationConfig::derived_mac(&self.addresses)),
             addresses: self.addresses.clone(),
             gateways: self.gateways.clone(),
+            vlan: self.vlan,
         })
     }
 }

@@ -141,6 +141,7 @@ impl Nic {
     pub fn shard(config: NicConfig, shard: ShardId) -> Nic {
         Nic {
             table: QpTable::new(shard, config.personality.limits.max_qp, config.seed),
+            verifier: Verifier::new(config.personality.habits.flush_icrc_twice),
             config,
             shard,
             srqs: SrqTable::new(shard),
@@ -149,11 +150,15 @@ impl Nic {
             peers: Peers::default(),
             state: Scratch::default(),
             reports: Reports::default(),
-            verifier: Verifier::default(),
             pkeys: vec![PKey::DEFAULT],
             port_up: true,
             failed: false,
         }
+    }
+
+    /// Whether the ICRCs of the FLUSHes that it sends cover their headers twice.
+    pub fn sends_flush_icrc_twice(&self) -> bool {
+        self.config.personality.habits.flush_icrc_twice
     }
 
     /// From now on its asynchronous events are in one queue with another's; to be called before there are any.

@@ -120,6 +120,7 @@ impl Personality {
             too_long: NakCode::RemoteOperationalError,
             checks_send_length: false,
             checks_depth: false,
+            flush_icrc_twice: true,
         },
     };
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{self, Icrc, Prefixes};
-use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Qpn, pad_count};
+use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
 
 /// The ICRC of payloads up to this long is made in one go with that of their headers.
 const SHORT: usize = 512;
@@ -80,6 +80,8 @@ pub struct TxQueue {
     prefixes: Prefixes,
     /// How many bursts there were when one was asked for: as many now, and it was of the same flow.
     prefixed: usize,
+    /// See [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
+    flush_icrc_twice: bool,
 }
 
 impl TxQueue {
@@ -96,7 +98,13 @@ impl TxQueue {
             bytes: 0,
             prefixes: Prefixes::default(),
             prefixed: 0,
+            flush_icrc_twice: false,
         }
+    }
+
+    /// See [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
+    pub fn set_flush_icrc_twice(&mut self, twice: bool) {
+        self.flush_icrc_twice = twice;
     }
 
     /// The same for a link that only ever copies: packets get their ICRCs by [`TxBurst::copy_to`], in the same pass.
@@ -171,7 +179,10 @@ impl TxQueue {
         let pad = pad_count(payload_len);
         let header_len = headers.len();
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
-        let index = self.join_burst(flow, part_of(headers.bth.dest_qp), packet_len);
+        let twice = self.flush_icrc_twice && headers.bth.opcode == Opcode::FLUSH;
+        // A burst of its own: nothing that cuts a burst apart then has to change such an ICRC.
+        let part = if twice { ALONE } else { part_of(headers.bth.dest_qp) };
+        let index = self.join_burst(flow, part, packet_len);
 
         match payload {
             Payload::Host(slices) if payload_len > SHORT => {
@@ -201,7 +212,10 @@ impl TxQueue {
                     room[..pad].fill(0);
                 }
                 let covered = start..start + packet_len - ICRC_LEN;
-                let icrc = self.icrc_after(flow, index, packet_len, covered.clone());
+                let mut icrc = self.icrc_after(flow, index, packet_len, covered.clone());
+                if twice {
+                    icrc.update(&self.arena[covered.clone()]);
+                }
                 self.arena[covered.end..][..ICRC_LEN].copy_from_slice(&icrc.value().to_le_bytes());
                 self.add_arena_piece(start);
             }
@@ -325,7 +339,9 @@ impl TxQueue {
     /// its new place; one that did not hold before does not hold after. Then the byte at `flip`, if any,
     /// is altered. For middleware that breaks the bursts it is given.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
-        let new_index = self.join_burst(flow, part_of_first(packet), packet.len());
+        let flush = packet.first() == Some(&Opcode::FLUSH.0);
+        let part = if flush { ALONE } else { part_of_first(packet) };
+        let new_index = self.join_burst(flow, part, packet.len());
         let start = self.take(packet.len());
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
@@ -649,6 +665,27 @@ mod tests {
             }
         }
         assert_eq!(again.bursts().map(|b| b.packets).collect::<Vec<_>>(), [2, 2, 1]);
+    }
+
+    #[test]
+    fn flush_with_its_headers_covered_twice_has_a_burst_of_its_own_and_keeps_its_icrc() {
+        let mut q = TxQueue::new(BurstLimits::SEGMENTED);
+        q.set_flush_icrc_twice(true);
+        for opcode in [Opcode(4), Opcode::FLUSH, Opcode::FLUSH, Opcode(4)] {
+            let bth = Bth { opcode, ..Bth::default() };
+            q.push(&flow(1), Headers { bth, ..Headers::default() }, Payload::Bytes(&[]));
+        }
+        let mut again = TxQueue::new(BurstLimits::SEGMENTED);
+        q.bursts().for_each(|b| again.push_raw(&b.flow, 0, b.bytes(), None));
+        for queue in [&q, &again] {
+            assert_eq!(queue.bursts().len(), 4);
+            let (mut lenient, mut strict) = (icrc::Verifier::new(true), icrc::Verifier::new(false));
+            for b in queue.bursts() {
+                let flush = b.bytes()[0] == Opcode::FLUSH.0;
+                assert!(lenient.verify(&b.flow, IpIdent::SENT, 0, b.bytes()));
+                assert_eq!(strict.verify(&b.flow, IpIdent::SENT, 0, b.bytes()), !flush);
+            }
+        }
     }
 
     #[test]

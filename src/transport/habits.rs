@@ -15,6 +15,9 @@ pub struct Habits {
     pub checks_send_length: bool,
     /// No more READs and atomics at once are answered than were agreed.
     pub checks_depth: bool,
+    /// The ICRC of a FLUSH covers its transport headers twice, as rxe has it from Linux 6.2 to 6.12 at least. Such a
+    /// FLUSH is sent; that and one by the specification are taken.
+    pub flush_icrc_twice: bool,
 }
 
 impl Habits {
@@ -26,5 +29,6 @@ impl Habits {
         too_long: NakCode::InvalidRequest,
         checks_send_length: true,
         checks_depth: true,
+        flush_icrc_twice: false,
     };
 }

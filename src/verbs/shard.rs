@@ -236,7 +236,8 @@ impl Shard {
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
         let is_bare = link.only_copies();
-        let tx = if is_bare { TxQueue::unsealed(limits) } else { TxQueue::new(limits) };
+        let mut tx = if is_bare { TxQueue::unsealed(limits) } else { TxQueue::new(limits) };
+        tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
         Ok(Shard {
             engine: Mutex::new(Engine {
                 nic,

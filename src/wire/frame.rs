@@ -68,6 +68,28 @@ pub enum Content {
     Foreign,
 }
 
+/// An 802.1Q tag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VlanTag {
+    /// The VLAN, 1 to 4094.
+    pub id: u16,
+    /// The priority code point, 0 to 7.
+    pub priority: u8,
+}
+
+impl VlanTag {
+    /// Bytes.
+    pub const LEN: usize = 4;
+
+    /// Puts it into the frame that begins at `start` of `out`, behind the addresses.
+    pub fn insert(self, out: &mut Vec<u8>, start: usize) {
+        let [high, low] = (u16::from(self.priority) << 13 | self.id).to_be_bytes();
+        let [kind, of] = EtherType::VLAN_TAGGED_FRAME.0.to_be_bytes();
+        let at = start + ETHERNET_LEN - 2;
+        out.splice(at..at, [kind, of, high, low]);
+    }
+}
+
 /// A RoCEv2 packet in its frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RoceFrame {

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use super::icrc_senders::Senders;
-use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, ROCE_PORT, crc_short as short, grh, icrc_ident};
+use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, Opcode, ROCE_PORT, crc_short as short, grh, icrc_ident};
 
 /// What a UDP length field leaves for the payload.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
@@ -18,6 +18,9 @@ const LRH: usize = 8;
 const SHORT: usize = 64;
 /// The byte of the BTH that does not count.
 const BTH_MASKED: usize = 4;
+
+/// Bytes of the headers from the identification on: 16 of IPv4, 8 of UDP.
+const BEHIND_ID: usize = 16 + 8;
 
 /// What the ICRC covers before the BTH, and its state behind that: the same for all packets of a flow with so
 /// many bytes but for their identification, which is added in.
@@ -185,19 +188,30 @@ fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u
 pub struct Verifier {
     prefixes: Prefixes,
     senders: Senders,
+    flush_twice: bool,
 }
 
 impl Verifier {
+    /// One that takes, if `flush_twice`, a FLUSH whose ICRC covers its transport headers twice too: over the packet, as
+    /// specified, and on over them as they are.
+    pub fn new(flush_twice: bool) -> Verifier {
+        Verifier { flush_twice, ..Verifier::default() }
+    }
+
     /// As the function [`verify`], but for the flows of which it has learned more.
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-        holds(self.prefixes.of(flow, udp_payload.len()), &mut self.senders, ident, index, udp_payload)
+        let prefix = self.prefixes.of(flow, udp_payload.len());
+        holds(prefix, &mut self.senders, ident, index, udp_payload)
+            || self.flush_twice && flush_twice_holds(prefix, ident, index, udp_payload)
     }
 
     /// The same, if the packet before was of this flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-        holds(self.prefixes.of_next(flow, udp_payload.len()), &mut self.senders, ident, index, udp_payload)
+        let prefix = self.prefixes.of_next(flow, udp_payload.len());
+        holds(prefix, &mut self.senders, ident, index, udp_payload)
+            || self.flush_twice && flush_twice_holds(prefix, ident, index, udp_payload)
     }
 }
 
@@ -218,6 +232,29 @@ fn holds(prefix: &Prefix, senders: &mut Senders, ident: IpIdent, index: u16, udp
                 Some((id, flags)) => senders.admit(&prefix.flow, id, flags),
                 None => senders.corrupt(&prefix.flow),
             }
+        }
+    }
+}
+
+/// Whether a packet is a FLUSH whose ICRC covers its transport headers twice.
+#[cold]
+fn flush_twice_holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+    let Some(received) = received(udp_payload).filter(|_| udp_payload[0] == Opcode::FLUSH.0) else {
+        return false;
+    };
+    let covered = &udp_payload[..udp_payload.len() - ICRC_LEN];
+    let twice = |id, flags| {
+        let mut icrc = prefix.after_headers(id, flags, covered);
+        icrc.update(covered);
+        icrc.value()
+    };
+    match ident {
+        IpIdent::Exact { id, flags } => received == twice(id.wrapping_add(index), flags),
+        IpIdent::Unknown => {
+            let difference = received ^ twice(index, IpIdent::DONT_FRAGMENT);
+            let is_v4 = prefix.flow.dst.is_ipv4();
+            difference == 0
+                || is_v4 && icrc_ident::recover(difference, BEHIND_ID + 2 * covered.len(), index).is_some()
         }
     }
 }
@@ -269,8 +306,7 @@ fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Opt
     if flow.dst.is_ipv6() {
         return None;
     }
-    // From the identification on: 16 bytes of IP header, 8 of UDP.
-    let covered = 16 + 8 + udp_payload.len() - ICRC_LEN;
+    let covered = BEHIND_ID + udp_payload.len() - ICRC_LEN;
     icrc_ident::recover(difference, covered, likely)
 }
 

@@ -101,6 +101,38 @@ fn corrupt_packets_are_rejected() {
 }
 
 #[test]
+fn flush_with_its_headers_covered_twice_is_taken_only_where_asked_for() {
+    for (flow, opcode) in [(v4(), 0x1c), (v6(), 0x1c), (v4(), 4), (v6(), 4)] {
+        let mut p: Vec<u8> = (0..12 + 4 + 16 + ICRC_LEN).map(|i| (i * 7) as u8).collect();
+        p[0] = opcode;
+        let body = p.len() - ICRC_LEN;
+        let by_the_book = compute(&flow, 7, IpIdent::DONT_FRAGMENT, &p);
+        // On over the headers as they are, byte 4 of the BTH unmasked.
+        let mut on = crc32fast::Hasher::new_with_initial(by_the_book);
+        on.update(&p[..body]);
+        let twice = on.finalize();
+        let flush = opcode == 0x1c;
+        for (icrc, asked_for, otherwise) in
+            [(by_the_book, true, true), (twice, flush, false), (by_the_book ^ 1, false, false)]
+        {
+            p[body..].copy_from_slice(&icrc.to_le_bytes());
+            for ident in [IpIdent::Exact { id: 7, flags: IpIdent::DONT_FRAGMENT }, IpIdent::Unknown] {
+                assert_eq!(
+                    Verifier::new(true).verify(&flow, ident, 0, &p),
+                    asked_for,
+                    "{opcode:#x} {ident:?}"
+                );
+                assert_eq!(
+                    Verifier::new(false).verify(&flow, ident, 0, &p),
+                    otherwise,
+                    "{opcode:#x} {ident:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn short_ones_fail() {
     for len in 0..16 {
         assert!(!verify(&v4(), IpIdent::Unknown, 0, &vec![0xff; len]));

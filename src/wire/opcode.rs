@@ -266,6 +266,8 @@ pub struct Opcode(pub u8);
 impl Opcode {
     /// Congestion notification packet.
     pub const CNP: Opcode = Opcode(0x81);
+    /// FLUSH of the reliable connection service.
+    pub const FLUSH: Opcode = Opcode(0x1c);
 
     /// The table row.
     pub const fn row(self) -> &'static OpcodeRow {

@@ -120,7 +120,10 @@ static int access_of(const char *s)
 		     *s == 'r' ? IBV_ACCESS_REMOTE_READ :
 		     *s == 'a' ? IBV_ACCESS_REMOTE_ATOMIC :
 		     *s == 'b' ? IBV_ACCESS_MW_BIND :
-		     *s == 'z' ? IBV_ACCESS_ZERO_BASED : 0;
+		     *s == 'z' ? IBV_ACCESS_ZERO_BASED :
+		     /* IBV_ACCESS_FLUSH_GLOBAL and _PERSISTENT, which rdma-core 44 does not know */
+		     *s == 'f' ? 1 << 8 :
+		     *s == 'p' ? 1 << 9 : 0;
 	return a;
 }
 
@@ -262,6 +265,15 @@ static void make(struct obj *o, enum kind kind)
 		.qp_type = !strcmp(t, "rc") ? IBV_QPT_RC : !strcmp(t, "uc") ? IBV_QPT_UC :
 			   !strcmp(t, "ud") ? IBV_QPT_UD : 0 };
 	if (!a.qp_type) ERR("qp: want rc, uc or ud");
+#ifdef WITH_FLUSH
+	if (num("ex", 0)) {
+		struct ibv_qp_init_attr_ex e = { .send_cq = a.send_cq, .recv_cq = a.recv_cq, .srq = a.srq, .cap = a.cap,
+						 .qp_type = a.qp_type, .pd = pd->pd,
+						 .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+						 .send_ops_flags = IBV_QP_EX_WITH_FLUSH | IBV_QP_EX_WITH_ATOMIC_WRITE };
+		o->qp = ibv_create_qp_ex(pd->pd->context, &e);
+	} else
+#endif
 	o->qp = ibv_create_qp(pd->pd, &a);
 	if (!o->qp) ERRNO("create_qp", errno);
 	o->kind = QP;
@@ -487,6 +499,26 @@ static void invalidate(struct ibv_qp *qp)
 	OK(" wr_id=%llu", (unsigned long long)wr.wr_id);
 }
 
+#ifdef WITH_FLUSH
+/* What only ibv_wr_*() can post. */
+static void extended(const char *c, struct ibv_qp *qp)
+{
+	struct ibv_qp_ex *x = ibv_qp_to_qp_ex(qp);
+	uint64_t value = num("value", 0);
+	if (!x) ERR("%s: want a qp made with ex=1", c);
+	ibv_wr_start(x);
+	x->wr_id = work_id();
+	x->wr_flags = num("signal", 1) ? IBV_SEND_SIGNALED : 0;
+	if (!strcmp(c, "flush"))
+		ibv_wr_flush(x, num("rkey", 0), num("addr", 0), num("len", 0), num("type", IBV_FLUSH_GLOBAL),
+			     num("level", IBV_FLUSH_RANGE));
+	else
+		ibv_wr_atomic_write(x, num("rkey", 0), num("addr", 0), &value);
+	TRY("wr_complete", ibv_wr_complete(x));
+	OK(" wr_id=%llu", (unsigned long long)x->wr_id);
+}
+#endif
+
 static void post(const char *c, struct obj *o)
 {
 	struct ibv_sge s[MAXSGE];
@@ -552,7 +584,8 @@ static const char *status_name(unsigned s)
 
 static const char *op_name(unsigned o)
 {
-	static const char *n[] = { "SEND", "RDMA_WRITE", "RDMA_READ", "COMP_SWAP", "FETCH_ADD", "BIND_MW", "LOCAL_INV" };
+	static const char *n[] = { "SEND", "RDMA_WRITE", "RDMA_READ", "COMP_SWAP", "FETCH_ADD", "BIND_MW", "LOCAL_INV",
+				   "TSO", "FLUSH", "ATOMIC_WRITE" };
 	return o == IBV_WC_RECV ? "RECV" : o == IBV_WC_RECV_RDMA_WITH_IMM ? "RECV_RDMA_WITH_IMM" :
 	       o < sizeof n / sizeof *n ? n[o] : "?";
 }
@@ -610,7 +643,11 @@ static void command(const char *c)
 	if (!strcmp(c, "poll")) { poll_cq(); return; }
 	if (!strcmp(c, "quit")) { say("ok"); exit(0); }
 	if (!is(" sleep pd cq mr mw srq qp destroy set get fill pattern hash init rtr rts connect err reset query "
-		"attach detach limit bind localinv recv send sendinv write read fadd cswap ", c))
+		"attach detach limit bind localinv recv send sendinv write read fadd cswap "
+#ifdef WITH_FLUSH
+		"flush awrite "
+#endif
+		, c))
 		ERR("what is %s", c);
 	if (nw < 2) ERR("%s what", c);
 	if (!strcmp(c, "sleep")) {
@@ -635,6 +672,13 @@ static void command(const char *c)
 		if (!strcmp(c, "bind")) { bind_window(o->qp); return; }
 		if (!strcmp(c, "localinv")) { invalidate(o->qp); return; }
 	}
+#ifdef WITH_FLUSH
+	if (is(" flush awrite ", c)) {
+		if (o->kind != QP) ERR("no qp %s", w[1]);
+		extended(c, o->qp);
+		return;
+	}
+#endif
 	if (is(" init rtr rts connect err reset query ", c)) { state(c, o->qp); return; }
 	if (!strcmp(c, "limit")) ERR("no srq %s", w[1]);
 	if (is(" attach detach ", c)) {

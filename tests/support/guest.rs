@@ -450,10 +450,14 @@ fn image(suite: Suite) -> Result<PathBuf> {
         }
     }
     let mkimage = format!("{TESTS}/mkimage");
-    let out = Command::new(&mkimage).args(["-n", suite.name()]).output().map_err(|e| io_error(&mkimage, e))?;
+    let out =
+        Command::new(&mkimage).args(["-n", suite.name()]).output().map_err(|e| io_error(&mkimage, e))?;
     let dir = String::from_utf8_lossy(&out.stdout).trim().to_string();
     if !out.status.success() {
-        let what = format!("there is no image of the test guest in {dir}: {how}, or only {mkimage} {}", suite.name());
+        let what = format!(
+            "there is no image of the test guest in {dir}: {how}, or only {mkimage} {}",
+            suite.name()
+        );
         return error(ErrorKind::Missing, what);
     }
     Ok(dir.into())

@@ -161,12 +161,15 @@ impl Site {
     /// Our end of the wire; UDP has only the address `ip`, the others have all.
     pub fn link(&self, ip: Ip) -> Box<dyn Link> {
         let n = self.host;
-        let station = format!(
-            "ip={}/24,ip={}/64,ip={}/64,mac=52:54:00:77:00:{n:02},mtu=4500",
-            Ip::V4.of(n),
-            Ip::Ula.of(n),
-            Ip::LinkLocal.of(n)
-        );
+        let addresses =
+            format!("ip={}/24,ip={}/64,ip={}/64", Ip::V4.of(n), Ip::Ula.of(n), Ip::LinkLocal.of(n));
+        self.link_with(ip, &addresses)
+    }
+
+    /// The same with these options, where our end is a station.
+    pub fn link_with(&self, ip: Ip, options: &str) -> Box<dyn Link> {
+        let n = self.host;
+        let station = format!("{options},mac=52:54:00:77:00:{n:02},mtu=4500");
         let path = |name: &str| self.dir.path().join(name).display().to_string();
         let frames = |wire: String| {
             let config = format!("frames:{wire},{station}").parse().unwrap();
@@ -289,7 +292,11 @@ pub struct Side {
 
 impl Side {
     pub fn new(link: Box<dyn Link>, len: usize) -> Side {
-        let context = Context::open(link, &ContextOptions::default()).unwrap();
+        Side::with_options(link, len, &ContextOptions::default())
+    }
+
+    pub fn with_options(link: Box<dyn Link>, len: usize, options: &ContextOptions) -> Side {
+        let context = Context::open(link, options).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(4096).unwrap();
         let mr = pd.reg_mr(len, Access::ALL).unwrap();

@@ -240,6 +240,7 @@ fn a_panic_of_the_background_thread_is_a_fatal_event() {
         name: "faulty".into(),
         addresses: vec!["192.0.2.1".parse().unwrap()],
         mac: [0; 6],
+        vlan: None,
         mtu: 1500,
         src_port: None,
         burst: BurstLimits::SINGLE,

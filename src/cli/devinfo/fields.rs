@@ -161,8 +161,9 @@ fn of_port(context: &Context, port: &PortAttr) -> Vec<Field> {
         field("active_speed", format!("25.0 Gbps ({})", port.active_speed)),
         field("phys_state", format!("{phys_state} ({})", port.phys_state())),
     ];
+    let vlan = context.link_info().vlan.map_or(String::new(), |id| format!(", VLAN {id}"));
     let gids = context.gids().into_iter().enumerate();
-    fields.extend(gids.map(|(i, gid)| field(&format!("GID[{i:>3}]"), format!("{gid}, RoCE v2"))));
+    fields.extend(gids.map(|(i, gid)| field(&format!("GID[{i:>3}]"), format!("{gid}, RoCE v2{vlan}"))));
     fields
 }
 

@@ -103,7 +103,10 @@ impl Tree {
             self.line(format!("{directory}/gids/{n}"), groups(&gid.0));
             self.line(format!("{directory}/gid_attrs/types/{n}"), "RoCE v2");
             if !adapter.interface.is_empty() {
-                self.line(format!("{directory}/gid_attrs/ndevs/{n}"), &adapter.interface);
+                // Named as the kernel's interface for the VLAN would be.
+                let vlan = adapter.link.vlan().map_or(String::new(), |id| format!(".{id}"));
+                let ndev = format!("{}{vlan}", adapter.interface);
+                self.line(format!("{directory}/gid_attrs/ndevs/{n}"), ndev);
             }
         }
     }

@@ -105,6 +105,7 @@ impl FabricPort {
             addresses: addresses.to_vec(),
             // Locally administered.
             mac: [0x02, 0x75, 0x72, b2, b3, b4],
+            vlan: None,
             mtu: fabric.config().mtu,
             src_port: None,
             burst: LIMITS,

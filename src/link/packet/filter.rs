@@ -19,8 +19,8 @@ const MAX_ADDRESSES: usize = 16;
 pub(super) enum Wanted<'a> {
     /// The interface itself, where the kernel answers its neighbours.
     Interface(&'a [IpAddr]),
-    /// A station with a MAC of its own on a promiscuous interface.
-    Station(Mac),
+    /// A station with a MAC of its own on a promiscuous interface, and the VLAN that it is in.
+    Station(Mac, Option<u16>),
 }
 
 type Block = Vec<sock_filter>;
@@ -84,16 +84,17 @@ fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
 /// is the first one's, answers to questions are everyone's, and so is what comes to groups.
 pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
     let mut p = Block::new();
-    // The kernel has taken the tag off. VLAN 0 is only a priority; others have interfaces of their own.
+    // The kernel has taken the tag off. VLAN 0 is only a priority; others have interfaces or stations of their own.
+    let vlan = if let Wanted::Station(_, vlan) = wanted { vlan } else { None };
     p.push(load_extra(SKF_AD_VLAN_TAG));
     p.push(mask(0xfff));
-    require(&mut p, 0);
+    require(&mut p, vlan.unwrap_or(0).into());
     p.push(load_extra(SKF_AD_PKTTYPE));
     // The sockets are not told of these, but a fanout of them is before Linux 6.10.
     if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![drop_it()]);
     match wanted {
         Wanted::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![drop_it()]),
-        Wanted::Station(mac) => {
+        Wanted::Station(mac, _) => {
             let [a, b, c, d, e, f] = mac.0;
             let mut own = vec![load(BPF_W, 0)];
             require(&mut own, u32::from_be_bytes([a, b, c, d]));
@@ -105,7 +106,7 @@ pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
         }
     }
     p.push(load(BPF_H, 12));
-    if let Wanted::Station(_) = wanted {
+    if let Wanted::Station(..) = wanted {
         let mut arp = Block::new();
         if !shard.is_first() {
             arp.push(load(BPF_H, 14 + 6));
@@ -150,7 +151,7 @@ pub(super) fn shard_of(bits: u32) -> Vec<sock_filter> {
 
 fn ipv4(wanted: Wanted<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 9)];
-    if let Wanted::Station(_) = wanted {
+    if let Wanted::Station(..) = wanted {
         if_eq(&mut p, 1, vec![if shard.is_first() { accept() } else { drop_it() }]);
         // Of IGMP, queries.
         let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
@@ -189,7 +190,7 @@ fn ipv4(wanted: Wanted<'_>, shard: ShardId) -> Block {
 
 fn ipv6(wanted: Wanted<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 6)];
-    if let Wanted::Station(_) = wanted {
+    if let Wanted::Station(..) = wanted {
         let mut icmp = Block::new();
         if !shard.is_first() {
             icmp.push(load(BPF_B, 14 + 40));
@@ -341,8 +342,17 @@ mod tests {
     }
 
     #[test]
+    fn a_station_in_a_vlan_gets_that_vlan_only() {
+        let p = program(Wanted::Station(OWN, Some(5)), ShardId::WHOLE);
+        let frame = packet("10.0.0.1", OWN);
+        for (vlan, takes) in [(5, true), (7 << 13 | 5, true), (0, false), (7 << 13, false), (6, false)] {
+            assert_eq!(run(&p, &frame, vlan, 0), takes, "{vlan:#x}");
+        }
+    }
+
+    #[test]
     fn a_station_gets_what_it_has_to_answer() {
-        let p = program(Wanted::Station(OWN), ShardId::WHOLE);
+        let p = program(Wanted::Station(OWN, None), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
         assert!(!run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OUTGOING.into()));
         assert!(run(&p, &packet("239.0.0.1", Mac([1, 0, 0x5e, 0, 0, 1])), 0, 2));
@@ -383,8 +393,10 @@ mod tests {
             frame[62] = kind;
             frame
         };
-        let (station, own) =
-            (program(Wanted::Station(OWN), ShardId::WHOLE), program(Wanted::Interface(&[]), ShardId::WHOLE));
+        let (station, own) = (
+            program(Wanted::Station(OWN, None), ShardId::WHOLE),
+            program(Wanted::Interface(&[]), ShardId::WHOLE),
+        );
         for (query, report) in
             [(igmp(0x11, 1), igmp(0x22, 1)), (igmp(0x11, 0), igmp(0x16, 0)), (mld(130), mld(143))]
         {
@@ -397,7 +409,7 @@ mod tests {
     #[test]
     fn each_shard_has_its_queue_pairs_and_all_have_the_groups() {
         let own: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].iter().map(|a| a.parse().unwrap()).collect();
-        for wanted in [Wanted::Interface(&own), Wanted::Station(OWN)] {
+        for wanted in [Wanted::Interface(&own), Wanted::Station(OWN, None)] {
             for qpn in [0x10_u8, 0x11, 0x12, 0xff] {
                 for (dst, to, at) in [
                     ("10.0.0.1", OWN, 14 + 20 + 8 + 7),
@@ -464,7 +476,8 @@ mod tests {
 
     #[test]
     fn the_first_shard_answers_and_all_hear_answers() {
-        let [first, second] = [0, 1].map(|i| program(Wanted::Station(OWN), ShardId::new(i, 2).unwrap()));
+        let [first, second] =
+            [0, 1].map(|i| program(Wanted::Station(OWN, None), ShardId::new(i, 2).unwrap()));
         for request in [true, false] {
             let mut arp = Vec::new();
             let (sender_ip, target_ip) = ("10.0.0.9".parse().unwrap(), "10.0.0.1".parse().unwrap());

@@ -29,7 +29,7 @@ use super::{JoinError, Link, LinkCounters, LinkInfo, RxBurst, place_in_gid_table
 use crate::nic::ShardId;
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::Mac;
-use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, RoceFrame};
+use crate::wire::frame::{self, Content, ETHERNET_LEN, Frame, RoceFrame, VlanTag};
 use filter::Wanted;
 use kernel::KernelNeighbours;
 use kin::Kin;
@@ -37,7 +37,7 @@ use socket::{RawSocket, Run, RxFrame, Shape, TxBatch, TxMessage};
 
 /// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a station of its own on it. Further options:
-/// `gw=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame), `fanout=off` (several shards: each
+/// `gw=`, `vlan=`, `pcp=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame), `fanout=off` (several shards: each
 /// filters for itself).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PacketConfig {
@@ -138,7 +138,9 @@ impl FromStr for PacketConfig {
         });
         let options = Options::parse(common)?;
         let station = options.station();
-        if station.is_none() && (options.mac.is_some() || !options.gateways.is_empty()) {
+        if station.is_none()
+            && (options.mac.is_some() || options.vlan.is_some() || !options.gateways.is_empty())
+        {
             return Err(SpecError::StationWithoutAddress);
         }
         Ok(PacketConfig { interface, station, mtu: options.mtu, offload, fanout })
@@ -150,6 +152,8 @@ impl FromStr for PacketConfig {
 pub struct PacketLink {
     info: LinkInfo,
     mac: Mac,
+    /// Of each frame that is sent.
+    vlan: Option<VlanTag>,
     neighbours: Neighbours,
     socket: RawSocket,
     /// UDP payload bytes of a packet of the last run that came without word of them.
@@ -198,6 +202,13 @@ impl Neighbours {
             Neighbours::Kernel(k) => k.leave(group),
             Neighbours::Station(s) if last => s.leave(group),
             Neighbours::Station(s) => s.leave_quietly(group),
+        }
+    }
+
+    fn vlan(&self) -> Option<VlanTag> {
+        match self {
+            Neighbours::Kernel(_) => None,
+            Neighbours::Station(s) => s.config().vlan,
         }
     }
 
@@ -368,12 +379,14 @@ impl PacketLink {
                 (own_mac, addresses, Neighbours::Kernel(Box::new(kernel)))
             }
         };
+        let vlan = neighbours.vlan();
         let promiscuous = matches!(neighbours, Neighbours::Station(_));
         socket.bind(promiscuous).map_err(failed("listen"))?;
         let info = LinkInfo {
             name: format!("packet {name}"),
             addresses,
             mac: mac.0,
+            vlan: vlan.map(|tag| tag.id),
             mtu: mtu.unwrap_or(interface_mtu).min(interface_mtu),
             src_port: None,
             burst: BurstLimits::SEGMENTED,
@@ -382,6 +395,7 @@ impl PacketLink {
         Ok(PacketLink {
             info,
             mac,
+            vlan,
             neighbours,
             socket,
             likely_segment: 0,
@@ -401,7 +415,7 @@ impl PacketLink {
     /// Starts to receive what the shard is to have of what the socket gets.
     fn start(&self, shard: ShardId) -> Result<(), PacketError> {
         let wanted = match self.neighbours {
-            Neighbours::Station(_) => Wanted::Station(self.mac),
+            Neighbours::Station(_) => Wanted::Station(self.mac, self.info.vlan),
             Neighbours::Kernel(_) => Wanted::Interface(&self.info.addresses),
         };
         let name = self.info.name.trim_start_matches("packet ");
@@ -439,7 +453,10 @@ impl PacketLink {
             self.counters.tx_dropped += kin.pass(burst);
         }
         match self.neighbours.resolve(now, flow.dst) {
-            Some(to) if self.socket.vnet && burst.packets > 1 => self.add_run(to, index, burst),
+            // The kernel is not asked to cut runs of tagged frames: the tag is in the bytes, which not all devices look behind.
+            Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => {
+                self.add_run(to, index, burst)
+            }
             Some(to) => self.add_packets(to, index, burst),
             None => self.hold_burst(burst),
         }
@@ -463,10 +480,16 @@ impl PacketLink {
 
     /// Adds a burst packet by packet.
     fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
-        let (flow, own) = (burst.flow, self.mac);
+        let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         let info = TxMessage { burst: index, packets: 1, run: false, to };
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
-            let write = |out: &mut Vec<u8>| frame::append_headers(out, to, own, &flow, id, packet.len());
+            let write = |out: &mut Vec<u8>| {
+                let start = out.len();
+                frame::append_headers(out, to, own, &flow, id, packet.len());
+                if let Some(tag) = tag {
+                    tag.insert(out, start);
+                }
+            };
             self.batch.begin(info, self.socket.vnet, None, write);
             self.batch.data(packet);
         }
@@ -474,10 +497,14 @@ impl PacketLink {
 
     /// Keeps the packets of a burst until the next hop's MAC is known.
     fn hold_burst(&mut self, burst: &TxBurst<'_>) {
-        let (flow, own) = (burst.flow, self.mac);
+        let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
             self.neighbours.hold(flow.dst, |out| {
+                let start = out.len();
                 frame::append_headers(out, Mac::default(), own, &flow, id, packet.len());
+                if let Some(tag) = tag {
+                    tag.insert(out, start);
+                }
                 out.extend_from_slice(packet);
             });
         }
@@ -549,6 +576,8 @@ impl PacketLink {
             return 0;
         }
         let frame = match frame::parse(received.bytes, received.checksums) {
+            // The kernel has taken the tag off, and the filter has looked at it.
+            Ok(frame) if self.vlan.is_some() => Frame { vlan: [self.info.vlan, None], ..frame },
             Ok(frame) => frame,
             Err(e) => {
                 self.counters.count(&e);

@@ -25,7 +25,7 @@ use super::held::Held;
 use crate::transport::Instant;
 use crate::wire::frame::{
     self, Arp, Checksums, Content, Echo, Frame, FrameError, GroupQuery, NeighborAdvert, NeighborSolicit,
-    RoceFrame, Standing,
+    RoceFrame, Standing, VlanTag,
 };
 use crate::wire::{Mac, solicited_node};
 
@@ -41,6 +41,8 @@ pub struct StationConfig {
     pub addresses: Vec<IfAddr>,
     /// Routers to all that is not on the wire: the first of each family counts.
     pub gateways: Vec<IpAddr>,
+    /// The tag of all its frames; without one it is in no VLAN.
+    pub vlan: Option<VlanTag>,
 }
 
 /// What came of a frame.
@@ -143,6 +145,11 @@ impl Station {
         self.groups.contains(group)
     }
 
+    /// The VLAN that it is in.
+    pub fn vlan_id(&self) -> Option<u16> {
+        self.config.vlan.map(|tag| tag.id)
+    }
+
     /// Whether `ip` is one of its addresses.
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.config.addresses.iter().any(|a| a.ip == ip)
@@ -164,8 +171,9 @@ impl Station {
     /// The same with a frame that is read already.
     pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> Outcome {
         // VLAN 0 is no VLAN, only a priority.
-        let tagged = frame.vlan.iter().flatten().any(|id| *id != 0);
-        if tagged || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
+        let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
+        let elsewhere = vlans.next() != self.vlan_id() || vlans.next().is_some();
+        if elsewhere || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
             return Outcome::Foreign;
         }
         match frame.content {
@@ -231,7 +239,16 @@ impl Station {
         let own = self.config.mac;
         match mac {
             Some(mac) => self.emit(|out, own| frame::append_echo(out, mac, own, &echo, data)),
-            None => return self.hold(dst, |out| frame::append_echo(out, Mac::default(), own, &echo, data)),
+            None => {
+                let vlan = self.config.vlan;
+                return self.hold(dst, |out| {
+                    let start = out.len();
+                    frame::append_echo(out, Mac::default(), own, &echo, data);
+                    if let Some(tag) = vlan {
+                        tag.insert(out, start);
+                    }
+                });
+            }
         }
         true
     }
@@ -295,8 +312,14 @@ impl Station {
 
     fn emit(&mut self, write: impl FnOnce(&mut Vec<u8>, Mac)) {
         if self.outbox.len() < MAX_OUTBOX {
-            let mac = self.config.mac;
-            self.outbox.push_with(|out| write(out, mac));
+            let (mac, vlan) = (self.config.mac, self.config.vlan);
+            self.outbox.push_with(|out| {
+                let start = out.len();
+                write(out, mac);
+                if let Some(tag) = vlan {
+                    tag.insert(out, start);
+                }
+            });
         }
     }
 

@@ -29,6 +29,7 @@ fn station() -> Station {
         mac: OWN,
         addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
         gateways: vec!["10.77.0.254".parse().unwrap()],
+        vlan: None,
     })
 }
 
@@ -232,6 +233,7 @@ fn pings_and_is_pinged() {
             mac: PEER,
             addresses: vec![peer.parse().unwrap()],
             gateways: vec![],
+            vlan: None,
         });
         assert!(a.ping(at(0), ip(peer), 3, 4, b"abc"));
         let mut got = Vec::new();
@@ -252,6 +254,7 @@ fn the_table_of_neighbours_is_bounded() {
         mac: OWN,
         addresses: vec!["10.0.0.1/8".parse().unwrap()],
         gateways: vec![],
+        vlan: None,
     });
     for i in 0..MAX_NEIGHBOURS as u32 + 50 {
         let src = Ipv4Addr::from_bits(0x0a01_0000 + i);
@@ -339,6 +342,49 @@ fn a_station_joins_groups_of_its_families() {
     // Without a link-local address it reports from the one that its MAC makes.
     s.join(at(0), ip("ff15::7")).unwrap();
     assert_eq!(drain(&mut s), reports(&[("ff15::7", Standing::Joined, false)]));
+}
+
+/// The frame with an 802.1Q tag of this control information.
+fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
+    [&frame[..12], &[0x81, 0x00], &tci.to_be_bytes(), &frame[12..]].concat()
+}
+
+#[test]
+fn station_in_a_vlan_tags_what_it_sends_and_takes_its_own_vlan_only() {
+    let vlan = Some(VlanTag { id: 5, priority: 3 });
+    let mut s = Station::new(StationConfig { vlan, ..station().config().clone() });
+    let request = unhex(ARP_REQUEST);
+    for elsewhere in
+        [request.clone(), tagged(&request, 0), tagged(&request, 6), tagged(&tagged(&request, 6), 5)]
+    {
+        assert_eq!(handle(&mut s, 0, &elsewhere), Outcome::Foreign);
+    }
+    assert!(drain(&mut s).is_empty());
+    // The priority of what comes does not matter.
+    assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13 | 5)), Outcome::Handled);
+    let replies = drain(&mut s);
+    assert_eq!(replies, [tagged(&unhex(ARP_REPLY), 3 << 13 | 5)]);
+    // What is held for an answer, and its question: a tag each.
+    let mut s = Station::new(StationConfig { vlan, ..station().config().clone() });
+    assert!(s.ping(at(0), ip("10.77.0.1"), 1, 1, b"x"));
+    let question = drain(&mut s);
+    assert_eq!((question.len(), &question[0][12..16]), (1, &[0x81, 0x00, 0x60, 0x05][..]));
+    handle(&mut s, 0, &tagged(&request, 5));
+    let sent = drain(&mut s);
+    assert_eq!(sent.len(), 2);
+    for frame in sent {
+        assert_eq!((&frame[..6], &frame[12..16]), (&PEER.0[..], &[0x81, 0x00, 0x60, 0x05][..]));
+        assert!(frame::parse(&frame, Checksums::Verify).is_ok_and(|f| f.vlan == [Some(5), None]));
+    }
+}
+
+#[test]
+fn untagged_station_ignores_vlans_and_takes_priority_tags() {
+    let mut s = station();
+    let request = unhex(ARP_REQUEST);
+    assert_eq!(handle(&mut s, 0, &tagged(&request, 5)), Outcome::Foreign);
+    assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13)), Outcome::Handled);
+    assert_eq!(drain(&mut s), [unhex(ARP_REPLY)]);
 }
 
 proptest::proptest! {

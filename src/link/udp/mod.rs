@@ -197,6 +197,7 @@ impl UdpLink {
                 name: format!("udp {ip}"),
                 addresses,
                 mac: [0; 6],
+                vlan: None,
                 mtu: opened.mtu,
                 src_port: Some(ROCE_PORT),
                 burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
