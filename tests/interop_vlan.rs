@@ -24,7 +24,7 @@ fn gid(ip: IpAddr) -> Ipv6Addr {
 fn reach(via: Via) {
     let site = Site::start(via);
     let up = "modprobe 8021q && ip link add link eth0 name eth0.5 type vlan id 5 && ip link set eth0.5 up &&
-              ip addr add 10.78.0.1/24 dev eth0.5 && ip addr add fd78::1/64 dev eth0.5 nodad";
+              ip addr add 10.78.0.1/24 dev eth0.5 && ip addr add fd78::1/64 dev eth0.5";
     site.guest.check(up, Duration::from_secs(30)).unwrap();
     let link = site.link_with(Ip::V4, "ip=10.78.0.9/24,ip=fd78::9/64,vlan=5,pcp=3");
     assert_eq!(link.info().vlan, Some(5));
