@@ -178,7 +178,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    a_receive_that_is_too_short => "ud.length" {
+    datagram_longer_than_the_receive_is_dropped_and_the_receive_stays_posted => "ud.length" {
         let mut b = ud(|_| {});
         // The header counts.
         b.recv(1, 0, 140);
@@ -187,9 +187,23 @@ cases! {
         b.recv(2, 1000, 139);
         b.recv(3, 2000, 100);
         b.ask(&[datagram(&[1; 100])], &[]);
-        b.recvs(&[bad(2, WcStatus::LocLenErr), flushed(3)]);
-        b.state(QpState::Err);
+        b.recvs(&[]);
+        b.state(QpState::Rts);
+        assert_eq!(b.count().rx_no_receive, 1);
         assert_eq!(b.mr.read(1000, 1), [pattern(1000)]);
+        b.ask(&[datagram(&[1; 99])], &[]);
+        b.recvs(&[received(2, 99)]);
+    }
+
+    datagram_longer_than_the_shared_receive_is_dropped_and_the_receive_stays_posted => "ud.length" {
+        let mut b = ud(|s| s.shared = true);
+        b.recv(1, 0, 139);
+        b.ask(&[datagram(&[1; 100])], &[]);
+        b.recvs(&[]);
+        assert_eq!(b.count().rx_no_receive, 1);
+        b.state(QpState::Rts);
+        b.ask(&[datagram(&[1; 99])], &[]);
+        b.recvs(&[received(1, 99)]);
     }
 
     one_longer_than_the_ports_mtu_is_dropped => "ud.length" {

@@ -24,10 +24,11 @@ fn every_kind(va: u64, key: RKey) -> [(Pkt, Access); 5] {
 fn refused(b: &mut Bench, p: Pkt) {
     let before = b.mr.read(0, 1 << 16);
     b.recv(1, 0, 100);
-    b.ask(&[p], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
+    b.ask(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::RemoteAccessError)]);
     b.state(QpState::Err);
     b.events(&[AsyncEvent::QpAccessError]);
-    b.recvs(&[flushed(1)]);
+    // Only a WRITE with immediate uses the receive (IBA 11.6.2).
+    b.recvs(&[if p.h.imm == 1 { bad(1, WcStatus::LocAccessErr) } else { flushed(1) }]);
     assert_eq!(b.count().resp_remote_access_err, 1);
     assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
 }
@@ -160,6 +161,37 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
         b.state(QpState::Err);
         b.recvs(&[flushed(1)]);
+    }
+
+    write_with_immediate_and_bad_rkey_completes_receive_with_loc_access_err => "resp.immediate" {
+        // In the only packet, and where the region goes before the last one.
+        let mut b = Bench::new();
+        let (va, key, _) = b.remote(0, 300);
+        b.recv(1, 1000, 100);
+        b.recv(2, 1000, 100);
+        b.ask(
+            &[write_imm(Only, RQ, (va, RKey(key.0 ^ 1), 8), &[5; 8], 1)],
+            &[nak(RQ, 0, NakCode::RemoteAccessError)],
+        );
+        b.recvs(&[bad(1, WcStatus::LocAccessErr), flushed(2)]);
+        b.events(&[AsyncEvent::QpAccessError]);
+        b.state(QpState::Err);
+
+        let mut b = Bench::new();
+        b.recv(1, 1000, 100);
+        b.recv(2, 1000, 100);
+        let region = b.region(PD, 300, 0, Access::ALL);
+        let info = b.more[region].info;
+        let to = (0, info.rkey, 300);
+        b.ask(&[write(First, RQ, to, &[1; 256]).ask(true)], &[ack(RQ, 0)]);
+        b.memory.deregister(info.lkey).unwrap();
+        b.ask(
+            &[write_imm(Last, RQ + 1, Default::default(), &[2; 44], 1)],
+            &[nak(RQ + 1, 0, NakCode::RemoteAccessError)],
+        );
+        b.events(&[AsyncEvent::QpAccessError]);
+        b.recvs(&[bad(1, WcStatus::LocAccessErr), flushed(2)]);
+        b.state(QpState::Err);
     }
 
     a_receive_that_is_too_small => "resp.receive.too_short" {

@@ -225,7 +225,7 @@ rules! {
     "uc.sqe" "10.3.1.7" "a failed send stops the send queue (SQE), not the receives, until RTS"
     "ud.requester" "9.8.3" "a datagram carries the queue key and our QP; it is complete once it is sent"
     "ud.qkey.own" "10.2.5" "a work request's queue key with its highest bit set stands for the QP's own"
-    "ud.length" "9.8.3, 9.9.3" "a datagram fits the port's MTU, and with the routing header the receive"
+    "ud.length" "9.8.3, 9.9.3" "a datagram fits the port's MTU, and with the routing header the receive; a longer one is dropped"
     "ud.operations" "9.8.3, table 45" "UD has SENDs only"
     "ud.destination" "10.2.2" "a datagram has an address handle of the QP's protection domain; other messages none"
     "ud.responder" "9.8.3, A17.4.5" "40 bytes of routing header come before the data; source and PSN do not matter"

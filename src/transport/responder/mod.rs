@@ -214,12 +214,24 @@ impl Responder {
                 self.nak_outstanding = false;
                 Ok(())
             }
-            Err(refusal) => self.refuse(refusal, conn, env),
+            Err(refusal) => {
+                // A WRITE with immediate whose memory is not accessible uses up its receive (IBA 11.6.2).
+                let of_receive =
+                    refusal.is_of_receive() || refusal == Refusal::Access && packet.imm().is_some();
+                self.refuse(refusal, of_receive, conn, env)
+            }
         }
     }
 
-    /// Acts on a refusal as its row of the table says.
-    fn refuse(&mut self, refusal: Refusal, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+    /// Acts on a refusal as its row of the table says. With `of_receive` the oldest receive fails too, although no
+    /// message of several packets has taken it.
+    fn refuse(
+        &mut self,
+        refusal: Refusal,
+        of_receive: bool,
+        conn: &Connection,
+        env: &mut Env<'_>,
+    ) -> Result<(), Fatal> {
         let row = refusal.consequence(conn);
         *(row.counter)(env.counters) += 1;
         if refusal.is_once_per_gap() && self.nak_outstanding {
@@ -232,7 +244,7 @@ impl Responder {
             msn: self.msn,
         });
         let Some(fatal) = row.fatal else { return Ok(()) };
-        if matches!(self.message, Some(Message::Send { .. })) || refusal.is_of_receive() {
+        if matches!(self.message, Some(Message::Send { .. })) || of_receive {
             self.receives.fail(fatal.receive_status, conn, env);
         }
         if let Some(event) = fatal.event {

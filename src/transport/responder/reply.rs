@@ -54,7 +54,7 @@ impl Responder {
                         (self.expected, self.nak_outstanding) = (first + at, false);
                         // The READ is not done after all; a SEND that has begun since is none of its business.
                         (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
-                        return self.refuse(refusal, conn, env).map(|()| false);
+                        return self.refuse(refusal, false, conn, env).map(|()| false);
                     }
                     if at + 1 == count {
                         self.replies.pop_front();

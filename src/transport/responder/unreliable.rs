@@ -63,8 +63,10 @@ impl Responder {
         };
         let byte_len = (grh::LEN + data.len()) as u32;
         if u64::from(byte_len) > room {
-            self.receives.fail(WcStatus::LocLenErr, conn, env);
-            return Err(Fatal);
+            // Dropped silently, responder class D (IBA 9.9.3): the receive has not been taken yet, so it stays in the QP's own
+            // queue and in a shared one alike, and no sender that knows the queue key can end the QP.
+            env.counters.rx_no_receive += 1;
+            return Ok(());
         }
         let header = grh::of(flow, packet.wire_len());
         let stored = self
