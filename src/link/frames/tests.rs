@@ -34,7 +34,8 @@ fn what_is_wrong_with_the_text_is_said() {
         ("frames:listen:/a,ip=10.0.0.1,mtu=1500,mtu=1500", "twice"),
         ("frames:listen:/a,ip=10.0.0.1,mtu=9", "from 576"),
         ("frames:listen:/a,ip=10.0.0.1,gw=x", "gw=x"),
-        ("frames:listen:/a,ip=10.0.0.1,vlan=5", "unknown option \"vlan=5\""),
+        ("frames:listen:/a,ip=10.0.0.1,vlan=4095", "vlan=4095"),
+        ("frames:listen:/a,ip=10.0.0.1,speed=5", "unknown option \"speed=5\""),
     ] {
         let message = parse(text).unwrap_err().to_string();
         assert!(message.contains(says), "{text}: {message}");
