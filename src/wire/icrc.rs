@@ -183,7 +183,7 @@ fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u
 /// Checks one packet after the other; those of one burst share their [`Prefix`].
 ///
 /// Where the identification is unknown, it learns of each flow whether its sender counts identifications from 0 in each
-/// burst, and then accepts no other: [`Senders`].
+/// burst, and then accepts no other: `Senders`.
 #[derive(Clone, Debug, Default)]
 pub struct Verifier {
     prefixes: Prefixes,

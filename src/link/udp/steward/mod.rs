@@ -15,7 +15,7 @@
 //! waits to be read. Whoever has the keeper has the group, and so a new steward takes over from any process that has a
 //! seat.
 //!
-//! The steward listens on a unix socket that has the address in its [name](names::Names), which belongs to a network namespace
+//! The steward listens on a unix socket that has the address in its name (`names`), which belongs to a network namespace
 //! as addresses do. It is started by who finds none, and ends when nobody has a seat any more.
 
 mod askers;
