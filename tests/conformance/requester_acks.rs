@@ -200,9 +200,9 @@ cases! {
         b.advance(NS);
         b.expect(&all);
         assert_eq!(b.count().local_ack_timeout_err, 1);
-        // A peer that stays silent gets up to four times as long.
-        for times in [2, 4, 4] {
-            b.advance(times * T - NS);
+        // A peer that stays silent gets half as long again.
+        for _ in 0..3 {
+            b.advance(T * 3 / 2 - NS);
             b.silence();
             b.advance(NS);
             b.expect(&all);
@@ -236,7 +236,7 @@ cases! {
         for retries in [0, 1, 3, 7] {
             // As wide a window as takes them all however often it was halved.
             let (mut b, all) = three(|s| (s.retry_cnt, s.tuning.window) = (retries, 8 << 20));
-            let time = |silent: u32| T * (1 << silent.min(2));
+            let time = |silent: u32| if silent == 0 { T } else { T * 3 / 2 };
             for silent in 0..retries {
                 b.advance(time(silent.into()));
                 b.expect(&all);
@@ -250,6 +250,23 @@ cases! {
             b.state(QpState::Err);
             assert_eq!(b.count().retry_exceeded_err, 1);
             b.advance(20 * T);
+        }
+    }
+
+    retry_exhaustion_takes_at_most_one_and_a_half_times_the_nominal_time => "req.retry.exceeded" {
+        for retries in [0, 1, 2, 5, 7] {
+            let (mut b, _) = three(|s| s.retry_cnt = retries);
+            // In eighths of the timeout: the nominal time is timeout × (retries + 1).
+            let nominal = 8 * (u32::from(retries) + 1);
+            for passed in 1..=nominal * 3 / 2 {
+                b.advance(T / 8);
+                b.sent();
+                if passed == nominal - 1 {
+                    b.state(QpState::Rts);
+                }
+            }
+            b.state(QpState::Err);
+            b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
         }
     }
 
@@ -317,9 +334,13 @@ cases! {
             b.advance(wait - NS);
             b.silence();
             b.advance(NS);
-            let mut rest = all[2..].to_vec();
+            // The refused message alone, as a probe; the rest once the peer has taken it.
+            b.expect(&all[2..3]);
+            b.advance(NS);
+            b.silence();
+            let mut rest = all[3..].to_vec();
             rest.push(send(Only, SQ + 6, &b.mr.read(0, 1)));
-            b.expect(&rest);
+            b.ask(&[ack(SQ + 2, 2)], &rest);
             b.ask(&[ack(SQ + 6, 4)], &[]);
             b.sends(&[done(1), done(2), ok(4, WcOpcode::Send, 1)]);
         }
@@ -329,7 +350,8 @@ cases! {
         let (mut b, all) = three(|s| (s.timeout, s.retry_cnt) = (1, 0));
         b.ask(&[rnr(SQ, 0, 31)], &[]);
         b.advance(RnrTimer::new(31).duration());
-        b.expect(&all);
+        b.expect(&all[..2]);
+        b.ask(&[ack(SQ + 1, 1)], &all[2..]);
         b.ask(&[ack(SQ + 5, 3)], &[]);
         b.sends(&[done(0), done(1), done(2)]);
     }
@@ -340,7 +362,7 @@ cases! {
             for _ in 0..retries {
                 b.ask(&[rnr(SQ, 0, 1)], &[]);
                 b.advance(Duration::from_micros(10));
-                b.expect(&all);
+                b.expect(&all[..2]);
             }
             b.ask(&[rnr(SQ, 0, 1)], &[]);
             b.sends(&[bad(1, WcStatus::RnrRetryExcErr), flushed(2), flushed(3)]);
@@ -355,10 +377,34 @@ cases! {
         for _ in 0..100 {
             b.ask(&[rnr(SQ, 0, 1)], &[]);
             b.advance(Duration::from_micros(10));
-            b.expect(&all);
+            b.expect(&all[..2]);
         }
+        b.ask(&[ack(SQ + 1, 1)], &all[2..]);
         b.ask(&[ack(SQ + 5, 3)], &[]);
         b.sends(&[done(0), done(1), done(2)]);
+    }
+
+    receiver_that_is_never_ready_is_sent_one_message_per_round => "req.rnr.forever" {
+        let mut b = Bench::with(|s| s.rnr_retry = 7);
+        for id in 0..16 {
+            b.post(id, WrOp::Send, 0, 1024);
+        }
+        assert_eq!(b.sent().len(), 64);
+        for _ in 0..50 {
+            b.peer(&[rnr(SQ, 0, 1)]);
+            b.advance(Duration::from_micros(10));
+            assert_eq!(b.sent().len(), 4);
+        }
+        // Ready for one message: the rest follows, and the next that is refused is the next probe.
+        b.peer(&[ack(SQ + 3, 1)]);
+        assert_eq!(b.sent().len(), 60);
+        b.peer(&[rnr(SQ + 4, 1, 1)]);
+        b.advance(Duration::from_micros(10));
+        assert_eq!(b.sent().len(), 4);
+        b.peer(&[ack(SQ + 7, 2)]);
+        assert_eq!(b.sent().len(), 56);
+        b.ask(&[ack(SQ + 63, 16)], &[]);
+        b.sends(&(0..16).map(|id| ok(id, WcOpcode::Send, 1024)).collect::<Vec<_>>());
     }
 
     rnr_gives_the_other_retries_back => "req.rnr.retries" {
@@ -366,20 +412,21 @@ cases! {
         for _ in 0..20 {
             b.ask(&[rnr(SQ, 0, 1)], &[]);
             b.advance(Duration::from_micros(10));
-            b.expect(&all);
+            b.expect(&all[..2]);
             // Of the packets behind the refused one: rxe sends it after the RNR NAK.
-            b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &all);
+            b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &all[..2]);
         }
+        b.ask(&[ack(SQ + 1, 1)], &all[2..]);
         b.ask(&[ack(SQ + 5, 3)], &[]);
         b.sends(&[done(0), done(1), done(2)]);
     }
 
     progress_resets_the_rnr_retries => "req.rnr.reset" {
         let (mut b, all) = three(|s| s.rnr_retry = 1);
-        for i in [0, 2, 3] {
+        for (i, message) in [(0, 0..2), (2, 2..3), (3, 3..6)] {
             b.ask(&[rnr(SQ + i, 0, 1)], &[]);
             b.advance(Duration::from_micros(10));
-            b.expect(&all[i as usize..]);
+            b.expect(&all[message]);
         }
         b.ask(&[ack(SQ + 5, 3)], &[]);
         b.sends(&[done(0), done(1), done(2)]);
@@ -391,7 +438,8 @@ cases! {
         let seq = nak(SQ, 0, NakCode::PsnSequenceError);
         b.ask(&[rnr(SQ, 0, 1), seq.clone(), rnr(SQ, 0, 1), seq], &[]);
         b.advance(Duration::from_micros(10));
-        b.expect(&all);
+        b.expect(&all[..2]);
+        b.ask(&[ack(SQ + 1, 1)], &all[2..]);
         b.ask(&[ack(SQ + 5, 3)], &[]);
         b.sends(&[done(0), done(1), done(2)]);
     }

@@ -240,7 +240,7 @@ cases! {
         assert_eq!(b.count().requester_retry, 1);
         b.ask(&[ack(SQ + 2, 3)], &[]);
         b.sends(&done(2..3));
-        for (passed, silent) in [(T, 1), (2 * T, 2)] {
+        for (passed, silent) in [(T, 1), (T * 3 / 2, 2)] {
             b.advance(passed - NS);
             b.sent();
             assert_eq!(b.count().local_ack_timeout_err, silent - 1);
@@ -516,8 +516,8 @@ cases! {
         b.peer(&[ack(SQ + 11, 0)]);
         assert_eq!(b.sent().len(), 8);
         // Never below two packets, and a timeout is a loss too.
-        for (silent, packets) in [(1, 6), (2, 3), (4, 2), (4, 2), (4, 2)] {
-            b.advance(silent * T);
+        for (passed, packets) in [(T, 6), (T * 3 / 2, 3), (T * 3 / 2, 2), (T * 3 / 2, 2), (T * 3 / 2, 2)] {
+            b.advance(passed);
             let again = b.sent();
             assert_eq!(again.len(), packets);
             assert!(again[packets - 1].h.bth.ack_req);

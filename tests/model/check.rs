@@ -108,9 +108,18 @@ impl World {
         }
         assert!(failing || q.arrived == plan.incoming.len(), "{} messages of QP {qp}", q.arrived);
         let rest = &q.received[q.arrived..];
+        // A WRITE with immediate whose access is refused fails the receive that it uses.
+        let refused_write = plan.peer.is_some_and(|peer| {
+            let is_refused = |s: &Send| {
+                matches!(s.op, WrOp::WriteWithImm { .. }) && s.fault == Some(WcStatus::RemAccessErr)
+            };
+            self.plan.qps[peer].sends.iter().any(is_refused)
+        });
         for (i, c) in rest.iter().enumerate() {
             let fault = plan.incoming.get(q.arrived).and_then(|m| m.fault);
-            let fits = c.status == WcStatus::WrFlushErr || i == 0 && fault == Some(c.status);
+            let fits = c.status == WcStatus::WrFlushErr
+                || i == 0 && fault == Some(c.status)
+                || i == 0 && refused_write && c.status == WcStatus::LocAccessErr;
             assert!(fits && c.qpn == q.number, "{c:?}");
         }
         if q.destroyed {

@@ -120,7 +120,7 @@ impl Responder {
         }
     }
 
-    /// A datagram with a good queue key, and its routing header. True if it is the end of the queue pair.
+    /// A datagram with a good queue key, and its routing header. One longer than its receive is dropped.
     pub fn datagram(
         &mut self,
         a: &Arrival<'_>,
@@ -128,9 +128,9 @@ impl Responder {
         us: Qpn,
         (index, pool): (usize, &mut Pool),
         bytes: &mut [u8],
-    ) -> bool {
+    ) {
         let s = a.send;
-        let Some(receive) = self.receive(pool).filter(|_| !self.dead) else { return false };
+        let Some(receive) = self.receive(pool).filter(|_| !self.dead) else { return };
         let recv = &pool.recvs[receive];
         let len = GRH_LEN + s.data.len();
         let done = Completion {
@@ -142,13 +142,11 @@ impl Responder {
             ..completion(us, a.from)
         };
         if len > recv.room() {
-            self.complete(index, pool, Completion { status: WcStatus::LocLenErr, ..done });
-            return true;
+            return;
         }
         memory::store(bytes, &recv.pieces, 0, grh);
         memory::store(bytes, &recv.pieces, GRH_LEN, &s.data);
         self.complete(index, pool, done);
-        false
     }
 
     /// A receive was posted.

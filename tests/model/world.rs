@@ -282,10 +282,7 @@ impl World {
             return;
         }
         let grh = unreliable::grh(flight.flow.src, flight.flow.dst, b.len());
-        let responder = &mut self.qps[to].responder;
-        if responder.datagram(&arrival, &grh, us, recvs, bytes) {
-            responder.die(us, (pool, &mut self.plan.pools[pool]));
-        }
+        self.qps[to].responder.datagram(&arrival, &grh, us, recvs, bytes);
     }
 
     fn transmit(&mut self, side: usize) {

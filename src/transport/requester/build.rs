@@ -90,6 +90,7 @@ impl Requester {
         let fresh = packet == 0 && !psn.is_before(self.frontier);
         if self.pause.is_some()
             || self.failed.is_some()
+            || self.rnr_probe.is_some_and(|probe| index > probe)
             || fresh && conn.state == QpState::Sqd
             || fresh && wqe.flags.fence && !self.reads.is_empty()
             || wqe.op.awaits_response() && self.reads.len() >= conn.max_rd_atomic as usize

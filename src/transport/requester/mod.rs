@@ -43,6 +43,8 @@ pub(super) struct Requester {
     reads: VecDeque<Psn>,
     /// The packet that the peer last was not ready to receive.
     refused: Option<Psn>,
+    /// After an RNR NAK, the refused work request: it alone is retransmitted until it is acknowledged.
+    rnr_probe: Option<u64>,
     /// Waiting until then after a receiver-not-ready.
     pause: Option<Instant>,
     /// When the local ACK timeout expires.
@@ -83,6 +85,7 @@ impl Requester {
             frontier: Psn::default(),
             reads: VecDeque::new(),
             refused: None,
+            rnr_probe: None,
             pause: None,
             timer: None,
             silent: 0,
@@ -113,7 +116,7 @@ impl Requester {
         self.resend_until = conn.sq_psn;
         self.window = window::Window::new();
         self.rtt = rtt::Rtt::default();
-        self.refused = None;
+        (self.refused, self.rnr_probe) = (None, None);
         self.reset_retries(conn);
     }
 
@@ -213,6 +216,7 @@ impl Requester {
         self.acked_cost = self.queue.cost;
         self.reads.clear();
         (self.pause, self.timer, self.gap, self.failed) = (None, None, None, None);
+        self.rnr_probe = None;
         self.ask.settled();
         self.rtt.forget();
     }

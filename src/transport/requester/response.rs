@@ -123,6 +123,7 @@ impl Requester {
         }
         // It has arrived before, though it could not be sent again.
         self.failed = self.failed.filter(|(index, _)| *index >= self.queue.start());
+        self.rnr_probe = self.rnr_probe.filter(|index| *index >= self.queue.start());
         self.gap = None;
         self.rtt.answered(self.unacked, env.now);
         if self.unacked == self.next_psn() {
@@ -244,7 +245,7 @@ impl Requester {
         // It did arrive: only silence and losses use up the other retries. rxe sends a sequence error for each
         // packet train behind an RNR NAK, so with a short RNR timer they would run out while it is not ready.
         (self.retries_left, self.silent) = (conn.retry_cnt, 0);
-        self.refused = Some(psn);
+        (self.refused, self.rnr_probe) = (Some(psn), Some(self.queue.start()));
         self.go_back(env);
         self.pause = Some(env.now + timer.duration());
         Ok(())

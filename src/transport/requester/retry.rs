@@ -58,14 +58,15 @@ impl Requester {
         self.next_psn() == self.unacked
     }
 
-    /// Starts the local ACK timeout anew while something is in flight. It is two and then four times as long
-    /// once it has expired, which is as late as it may be (IBA 9.7.6.1.3): a peer that is only slow gets the time
-    /// to work off what it was sent before.
+    /// Starts the local ACK timeout anew while something is in flight. It is half as long again once it has expired
+    /// (IBA 9.7.6.1.3 allows up to four times as long): a peer that is only slow gets time to work off what it was sent before,
+    /// and retry exhaustion stays within 1.5 times the nominal time, timeout × (retries + 1).
     pub(super) fn arm_timer(&mut self, conn: &Connection, env: &Env<'_>) {
         let in_flight = self.unacked.is_before(self.frontier);
         self.timer = match conn.timeout.duration() {
             Some(t) if in_flight && self.pause.is_none() => {
-                Some(env.now + t.max(env.tuning.min_timeout) * (1 << self.silent.min(2)))
+                let timeout = t.max(env.tuning.min_timeout);
+                Some(env.now + if self.silent == 0 { timeout } else { timeout * 3 / 2 })
             }
             _ => None,
         };
