@@ -17,9 +17,9 @@ const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
 const SILENCE: &str = "60";
 const MTUS: [u32; 3] = [256, 1024, 4096];
 
-/// How often a message goes to and fro, and how long that may take. Beside six busy processes the guest takes ten times
-/// as long as alone (65,536 bytes at an MTU of 256: 90 s to 240 s). A stall does not last until this limit: urxe gives up
-/// after [`SILENCE`] without a message.
+/// How often a message goes to and fro, and how long that may take. Beside six to twenty busy processes on two cores,
+/// 20 runs of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stall does not last until this limit: urxe gives up after
+/// [`SILENCE`] without a message.
 fn iterations(size: u32) -> (u32, Duration) {
     match (size, std::env::var_os("URXE_LONG")) {
         (0..=65_536, _) => (1000, Duration::from_secs(900)),
