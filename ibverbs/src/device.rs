@@ -238,9 +238,9 @@ impl Device {
         Ok(nic)
     }
 
-    /// Whether asking for an event raises it at once for a completion that came before, as mlx5 does and rxe does not.
-    pub fn tells_of_missed_completions(&self) -> bool {
-        self.settings.personality.name != "rxe"
+    /// See [`urxe::transport::Habits::reports_missed_completions`].
+    pub fn reports_missed_completions(&self) -> bool {
+        self.settings.personality.habits.reports_missed_completions
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {

@@ -202,7 +202,7 @@ pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) ->
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
     // SAFETY: a queue that was given out, of an open context.
     let (cq, owner) = unsafe { (&Queue::of(c).cq, Context::of((*c).context)) };
-    match owner.device.tells_of_missed_completions() {
+    match owner.device.reports_missed_completions() {
         true => cq.req_notify_with_missed(notify),
         false => cq.req_notify(notify),
     }

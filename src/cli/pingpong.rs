@@ -396,6 +396,18 @@ impl<'a> Side<'a> {
     /// Polls for a moment, and then sleeps until something comes.
     fn wait(&self, new: &mut Vec<Completion>) -> Result<(), CliError> {
         new.clear();
+        let so_far = || {
+            format!(
+                "{} of {} messages sent ({} acknowledged), {} received",
+                self.sent, self.args.iters, self.send_done, self.received
+            )
+        };
+        let check_interrupt = || match self.interrupt.is_set() {
+            true => Err(CliError::Failed(format!("interrupted: {}", so_far()))),
+            false => Ok(()),
+        };
+        // Here too: a peer that always answers within the spin never lets this call sleep.
+        check_interrupt()?;
         let begin = Instant::now();
         while begin.elapsed() < SPIN {
             if self.cq.poll(16, new).map_err(WaitError::from)? > 0 {
@@ -411,15 +423,7 @@ impl<'a> Side<'a> {
                 Err(WaitError::TimedOut(_)) => {}
                 Err(e) => return Err(e.into()),
             }
-            let so_far = || {
-                format!(
-                    "{} of {} messages sent ({} acknowledged), {} received",
-                    self.sent, self.args.iters, self.send_done, self.received
-                )
-            };
-            if self.interrupt.is_set() {
-                return Err(CliError::Failed(format!("interrupted: {}", so_far())));
-            }
+            check_interrupt()?;
             if begin.elapsed() > self.args.oob.patience() {
                 return Err(CliError::Failed(format!(
                     "nothing from the peer for {:?}: {}; does it run with the same size and iterations?",

@@ -121,6 +121,8 @@ impl Personality {
             checks_send_length: false,
             checks_depth: false,
             flush_icrc_twice: true,
+            grh_on_every_receive: true,
+            reports_missed_completions: false,
         },
     };
 

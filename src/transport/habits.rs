@@ -18,6 +18,10 @@ pub struct Habits {
     /// The ICRC of a FLUSH covers its transport headers twice, as rxe has it from Linux 6.2 to 6.12 at least. Such a
     /// FLUSH is sent; that and one by the specification are taken.
     pub flush_icrc_twice: bool,
+    /// Every receive completion says that a routing header came (`IBV_WC_GRH`), not only those of datagrams.
+    pub grh_on_every_receive: bool,
+    /// Arming a completion queue raises the event at once for a completion that came, unreported, before.
+    pub reports_missed_completions: bool,
 }
 
 impl Habits {
@@ -30,5 +34,7 @@ impl Habits {
         checks_send_length: true,
         checks_depth: true,
         flush_icrc_twice: false,
+        grh_on_every_receive: false,
+        reports_missed_completions: true,
     };
 }

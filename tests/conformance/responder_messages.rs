@@ -1,8 +1,10 @@
 //! The responder: messages of every kind and size, acknowledgements, completions.
 
+use urxe::nic::Personality;
 use urxe::transport::{
     QpState,
     WcOpcode::{Recv, RecvRdmaWithImm},
+    WcStatus,
 };
 use urxe::wire::{Mtu, Syndrome};
 
@@ -83,6 +85,17 @@ cases! {
         b.ask(&[write_imm(Only, RQ + 2, b.remote(0, 3), &[9; 3], 78).solicited()], &[ack(RQ + 2, 2)]);
         b.recvs(&[ok(2, RecvRdmaWithImm, 3).imm(78).solicited()]);
         assert_eq!(b.mr.read(0, 4), [9, 9, 9, 7]);
+    }
+
+    personality_rxe_reports_a_routing_header_on_every_receive => "resp.immediate" {
+        for (habits, grh) in [(Personality::STRICT.habits, false), (Personality::RXE.habits, true), (Personality::MLX5.habits, false)] {
+            let mut b = Bench::with(|s| s.habits = habits);
+            b.recv(1, 0, 300);
+            b.peer(&[send_imm(Only, RQ, &[1], 7)]);
+            assert_eq!(b.sent().len(), 1);
+            let wc = b.raw_recv();
+            assert_eq!((wc.status, wc.imm, wc.grh), (WcStatus::Success, Some(7), grh));
+        }
     }
 
     solicited_reaches_the_completion => "resp.solicited" {

@@ -255,6 +255,7 @@ impl Responder {
             invalidated: packet.ieth(),
             solicited: packet.bth().solicited,
             pkey_index: conn.pkey_index,
+            grh: conn.habits().grh_on_every_receive,
             ..failure(conn, 0, WcStatus::Success)
         }
     }
