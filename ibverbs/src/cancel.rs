@@ -43,16 +43,16 @@ impl Drop for Disabled {
     }
 }
 
-/// What an attempt at a call came to.
+/// The result of an attempt at a call.
 pub enum Step<T> {
     Done(T),
     /// The next attempt follows when one of the descriptors is ready that [`Call`] was given.
     Wait,
 }
 
-/// What a call keeps between attempts.
+/// State of a blocking call between its attempts.
 pub struct Call {
-    /// What the call begins with has been done.
+    /// The first attempt has done the steps that are not repeated.
     pub begun: bool,
     /// Bytes transferred so far.
     pub done: usize,
@@ -67,7 +67,7 @@ pub struct Call {
     timeout: Option<Duration>,
 }
 
-/// What a thread's call needs while it waits. If the thread is cancelled, this is dropped when the thread ends.
+/// Descriptors and objects of a waiting call. If the thread is cancelled, the thread-local drops them when the thread ends.
 #[derive(Default)]
 struct Held {
     fds: Vec<pollfd>,
@@ -135,7 +135,7 @@ impl Call {
             let before = std::mem::replace(&mut held.other, other);
             (held.fds.as_mut_ptr(), held.fds.len(), before)
         });
-        // What was kept before is dropped without the borrow.
+        // The earlier value is dropped after the borrow has ended: its destructor may wait too.
         let placed = placed.ok().map(|(fds, len, _)| (fds, len));
         (self.several, self.timeout) = (placed, timeout);
         placed.is_some()

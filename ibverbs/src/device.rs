@@ -42,7 +42,7 @@ pub struct Device {
     disturbed: Mutex<Disturbed>,
 }
 
-/// What `URXE_FAULTS` did, for the report at exit.
+/// Counters of the fault rules in `URXE_FAULTS`, for the report at exit.
 #[derive(Default)]
 struct Disturbed {
     process: u32,

@@ -1,4 +1,4 @@
-//! What calls of verbs return, and what they write into the program's structs (`c/calls.c`).
+//! Return values of verbs calls, and the fields of the program's structs that they write (`c/calls.c`).
 
 mod support;
 

@@ -13,7 +13,7 @@ use crate::next::{Next, fail};
 type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
 static NEXT: Next = Next::new("sigaction\0");
-/// Of the two signals, once the library handles them.
+/// The program's actions for SIGSEGV and SIGBUS, once the library handles them.
 static ROUTE: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
 /// The library's function for the two signals.
@@ -44,7 +44,7 @@ unsafe extern "C" fn sigaction(
     unsafe { std::mem::transmute::<*mut (), Sigaction>(function)(signal, new, old) }
 }
 
-/// What `signal` is in terms of `sigaction`, with these flags.
+/// Implements `signal` by `sigaction` with these flags.
 unsafe fn set(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
     // SAFETY: zeros are an action with an empty mask.
     unsafe {

@@ -100,10 +100,10 @@ struct Opened {
     disturbed: Vec<Context>,
 }
 
-/// What `--fault` did, for the end of a command.
+/// Counters of the `--fault` rules, for the end of a command.
 #[derive(Serialize)]
 pub struct FaultReport {
-    /// Of each rule.
+    /// Counters of each rule.
     rules: Vec<RuleCount>,
     /// Packets that this side sent again.
     retransmitted: u64,
@@ -257,7 +257,7 @@ impl LinkArgs {
         }
     }
 
-    /// What `--fault` did so far, if it was given.
+    /// Counters of the `--fault` rules so far; `None` without `--fault`.
     pub fn fault_report(&self) -> Option<FaultReport> {
         let opened = self.opened();
         let again = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
@@ -349,7 +349,7 @@ pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<Capt
     Ok(file)
 }
 
-/// What stands for standard output as a file's name.
+/// The file name that stands for standard output.
 pub(super) const STANDARD_OUTPUT: &str = "-";
 
 /// How often a capture to standard output is flushed: a reader may show it as it comes.

@@ -57,7 +57,7 @@ pub enum CaptureError {
         name: String,
         /// Packets that are missing so far.
         lost: u64,
-        /// Of the first failure.
+        /// The error of the first failure.
         source: io::Error,
     },
 }

@@ -21,7 +21,7 @@ mod x86_64 {
 
     use crate::memory::guarded;
 
-    /// What the program wants done with a signal. Each field is an atomic, as a handler may read it at any time.
+    /// The program's action for a signal. Each field is an atomic, as a handler may read it at any time.
     struct Action {
         signal: c_int,
         handler: AtomicUsize,

@@ -11,7 +11,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faulted;
 
-/// What the flag of an access says.
+/// Decodes the flag of an access.
 #[inline(always)]
 fn unless(fault: u32) -> Result<(), Faulted> {
     if fault == 0 { Ok(()) } else { Err(Faulted) }
@@ -81,7 +81,7 @@ mod x86_64 {
     }
 
     /// # Safety
-    /// What is at `from` may be read, or is user memory.
+    /// `from` is readable, or user memory.
     #[inline(always)]
     pub unsafe fn load_word(from: *const u8) -> Result<[u8; 8], Faulted> {
         let (mut fault, mut word) = (0_u32, 0_u64);
@@ -96,7 +96,7 @@ mod x86_64 {
     /// Stores a word; what was stored before is visible to whoever reads the word, as always on this machine.
     ///
     /// # Safety
-    /// What is at `to` may be written, or is user memory.
+    /// `to` is writable, or user memory.
     #[inline(always)]
     pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {
         let (mut fault, word) = (0_u32, u64::from_ne_bytes(word));
@@ -154,7 +154,7 @@ mod x86_64 {
     /// Copies `len` bytes; on a fault some of them.
     ///
     /// # Safety
-    /// What is at `from` may be read and what is at `to` written, or is user memory; and they do not overlap.
+    /// `from` is readable and `to` writable, or user memory; they do not overlap.
     #[inline]
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
         let mut fault = 0_u32;
@@ -257,14 +257,14 @@ mod plain {
     use super::Faulted;
 
     /// # Safety
-    /// What is at `from` may be read.
+    /// `from` is readable.
     pub unsafe fn load_word(from: *const u8) -> Result<[u8; 8], Faulted> {
         // SAFETY: the caller's word.
         Ok(unsafe { from.cast::<[u8; 8]>().read() })
     }
 
     /// # Safety
-    /// What is at `to` may be written, and is aligned.
+    /// `to` is writable and aligned.
     pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {
         // SAFETY: the caller's word.
         unsafe { AtomicU64::from_ptr(to.cast()) }.store(u64::from_ne_bytes(word), Ordering::Release);
@@ -272,7 +272,7 @@ mod plain {
     }
 
     /// # Safety
-    /// What is at `to` may be written.
+    /// `to` is writable.
     pub unsafe fn store_byte(to: *mut u8, byte: u8) -> Result<(), Faulted> {
         std::sync::atomic::fence(Ordering::Release);
         // SAFETY: the caller's word.
@@ -296,7 +296,7 @@ mod plain {
     }
 
     /// # Safety
-    /// What is at `from` may be read and what is at `to` written; and they do not overlap.
+    /// `from` is readable and `to` writable; they do not overlap.
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
         // SAFETY: the caller's word.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) };

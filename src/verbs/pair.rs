@@ -46,7 +46,7 @@ impl Node {
 pub struct MeshNode {
     /// The device.
     pub context: Context,
-    /// Its domain.
+    /// The protection domain of all queue pairs and regions.
     pub pd: Pd,
     /// For sends and receives of all queue pairs: 1024 entries for each, up to the device's limit.
     pub cq: Cq,

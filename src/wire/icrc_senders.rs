@@ -1,4 +1,4 @@
-//! What senders make of the IPv4 identification, where a receiver cannot see it.
+//! How senders assign the IPv4 identification, learned where a receiver cannot see it.
 //!
 //! | Link | Identification | Bits of the ICRC that are checked |
 //! |---|---|---|

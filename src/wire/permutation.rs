@@ -1,3 +1,5 @@
+//! Keyed permutations, for identifiers that cannot be guessed from others.
+
 /// A keyed permutation of the numbers `2..2^bits - 1`, so that identifiers which are handed out in order cannot be guessed
 /// from others. The lowest two numbers and the highest, which are special as queue pair numbers and as keys, are left out.
 ///
@@ -13,7 +15,7 @@ impl Permutation {
     /// The lowest number that it permutes.
     pub const FIRST: u32 = 2;
 
-    /// Of numbers of `bits` bits, 2..=32, by a key.
+    /// A permutation of numbers of `bits` bits, 2..=32, by a key.
     pub fn new(bits: u32, key: u64) -> Permutation {
         // Finalizer of MurmurHash3: seeds that differ in one bit give unrelated factors.
         let mut z = key;
@@ -61,7 +63,7 @@ impl Permutation {
     }
 }
 
-/// Of an odd number, modulo 2^32 and any smaller power (Newton's iteration).
+/// The inverse of an odd number, modulo 2^32 and any smaller power (Newton's iteration).
 fn inverse(odd: u32) -> u32 {
     (0..5).fold(odd, |x, _| x.wrapping_mul(2u32.wrapping_sub(odd.wrapping_mul(x))))
 }

@@ -1,4 +1,4 @@
-//! What a test does to a NIC from the fabric: removing its device, injecting asynchronous events.
+//! Faults that a test injects from the fabric: device removal and asynchronous events. Meshes and channels in a reactor.
 
 use super::*;
 use urxe::link::fabric::FabricError;

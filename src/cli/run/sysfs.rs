@@ -166,7 +166,7 @@ pub fn sweep(base: &Path, age: Duration, is_here: impl Fn(IpAddr) -> bool) {
     };
     for tree in trees.filter(is_old) {
         if !addresses(&tree).into_iter().any(&is_here) && !is_in_use(&tree) {
-            // What cannot be removed stays.
+            // A tree that cannot be removed stays.
             let _ = fs::remove_dir_all(&tree);
         }
     }

@@ -60,7 +60,7 @@ pub struct FaultCounts {
     pub delayed: u64,
 }
 
-/// What a rule did so far.
+/// Counters of a rule so far.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "cli", derive(serde::Serialize))]
 pub struct RuleCount {
@@ -121,7 +121,7 @@ impl FaultCounters {
         FaultCounters(rules.iter().map(counter).collect())
     }
 
-    /// Of each rule, in their order.
+    /// Counters of each rule, in the order of the rules.
     pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
         self.0.iter().map(|Counter { rule, matched, struck }| RuleCount {
             rule: rule.to_string(),
@@ -150,7 +150,7 @@ impl FaultCounters {
 /// A rule and how far it has counted.
 struct Counting {
     rule: Rule,
-    /// Its place among all rules.
+    /// The index among all rules.
     index: usize,
     count: u64,
     chance: Chance,

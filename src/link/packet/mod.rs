@@ -152,7 +152,7 @@ impl FromStr for PacketConfig {
 pub struct PacketLink {
     info: LinkInfo,
     mac: Mac,
-    /// Of each frame that is sent.
+    /// The tag of each frame that is sent.
     vlan: Option<VlanTag>,
     neighbours: Neighbours,
     socket: RawSocket,

@@ -18,9 +18,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 /// A set of names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in super::super) enum Names {
-    /// Of the processes of one user, in this directory.
+    /// Sockets for the processes of one user, in this directory.
     Private(Arc<Path>),
-    /// Of any process of the network namespace.
+    /// Sockets for any process of the network namespace.
     Shared,
 }
 
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(rustix::net::accept(&listener).unwrap_err(), Errno::AGAIN);
     }
 
-    /// What another user may have put there: a directory that others may enter, a link, a file.
+    /// Objects that another user may have created there: a directory that others may enter, a link, a file.
     #[test]
     fn squatted_directory_is_avoided_and_all_processes_come_to_the_same_one() {
         let squat: [fn(&Path); 3] = [

@@ -120,7 +120,7 @@ fn make_room() {
 struct Server {
     place: Place,
     any_user: bool,
-    /// Of seats and services.
+    /// Names of the sockets for seats and services.
     names: Names,
     held: Vec<Held>,
     clients: Vec<Client>,

@@ -40,7 +40,7 @@ pub(super) fn start(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
 /// Bytes of a child's stack.
 const STACK: usize = 64 << 10;
 
-/// What the children need.
+/// Arguments of the child processes.
 struct Launch {
     program: *const c_char,
     arguments: *const *const c_char,

@@ -194,7 +194,7 @@ impl Shared {
     }
 }
 
-/// What a steward has given.
+/// Resources that a steward has granted.
 struct Granted {
     connection: OwnedFd,
     seat: usize,
@@ -306,7 +306,7 @@ fn connect_to(place: &Place, private: &Names, sharing: &Sharing) -> io::Result<O
         for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
             sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))?;
         }
-        // Whoever has taken an abstract name and accepts nobody is not waited for.
+        // The client does not wait for a process that owns an abstract name and accepts no connection.
         if names.are_shared() && !sharing.any_user {
             rustix::io::ioctl_fionbio(&socket, true)?;
         }

@@ -75,7 +75,7 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
         let connection = stream();
         connect(&connection, &address).unwrap();
         send(&connection, line, SendFlags::NOSIGNAL).unwrap();
-        // What does not fit a message ends the connection; all else has a reason.
+        // A message of a wrong length ends the connection; any other gets a reason.
         let answer = message::receive(&connection, false);
         if line.len() < 9000 {
             let (answer, fds) = answer.unwrap().unwrap();
@@ -92,7 +92,7 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
     message::send(&connection, &"urxe-steward-2 return 1 1 127.18.241.1", &fds).unwrap();
     let (answer, _) = message::receive(&connection, false).unwrap().unwrap();
     assert!(answer.contains("refused"), "{answer}");
-    // Whoever connects and says nothing keeps nobody waiting.
+    // A silent connection delays no other.
     let mute = stream();
     connect(&mute, &address).unwrap();
     let more = join(ip, 1, &sharing).unwrap();
