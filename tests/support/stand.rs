@@ -122,7 +122,12 @@ impl Stand {
 
     /// The index of our GID of this IP version on that link.
     pub fn gid(&self, via: Via, version: usize) -> usize {
-        if via == Via::Udp { 0 } else { version }
+        match via {
+            Via::Udp => 0,
+            // Behind the link-local address of the interface.
+            Via::Packet => 1 + version,
+            Via::Frames => version,
+        }
     }
 
     /// Starts urxe where it reaches the guest.
