@@ -26,7 +26,12 @@ fn main() {
     let dir = env::var("OUT_DIR").expect("cargo sets it");
     let path = Path::new(&dir).join("versions");
     fs::write(&path, script).expect("cargo's own directory can be written to");
-    for arg in [&format!("--version-script={}", path.display()), "-soname,libibverbs.so.1", "-z,nodelete"] {
+    for arg in [
+        &format!("--version-script={}", path.display()),
+        "-soname,libibverbs.so.1",
+        "-z,nodelete",
+        "-z,start-stop-visibility=hidden",
+    ] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{arg}");
     }
     println!("cargo:rerun-if-changed=build.rs");

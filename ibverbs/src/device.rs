@@ -148,7 +148,7 @@ extern "C" fn exit() {
 /// Says what each fault rule did in this process, if it has opened a device.
 fn report_faults() {
     let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
-    for device in all() {
+    for device in all().iter().filter(|device| !device.settings.faults.is_empty()) {
         let live = device.nic.try_lock().and_then(|nic| match &*nic {
             Some(opened) if opened.process == process => opened.nic.reopen()?.ok(),
             _ => None,

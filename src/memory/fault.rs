@@ -62,7 +62,7 @@ mod x86_64 {
         unsafe fn take(&self, info: *mut siginfo_t, context: *mut c_void) {
             let action = self.get();
             // SAFETY: a handler's argument.
-            let is_of_instruction = unsafe { (*info).si_code } > 0;
+            let is_of_instruction = unsafe { is_of_instruction(self.signal, &*info) };
             match action.sa_sigaction {
                 SIG_IGN if !is_of_instruction => {}
                 // The kernel lets nobody ignore what an instruction did.
@@ -116,12 +116,17 @@ mod x86_64 {
         }
     }
 
+    /// Whether an instruction of this thread caused the signal. Codes of signals that a process sent are not positive, and a memory
+    /// error that was found elsewhere (`BUS_MCEERR_AO`) is of no instruction.
+    fn is_of_instruction(signal: c_int, info: &siginfo_t) -> bool {
+        info.si_code > 0 && (signal, info.si_code) != (SIGBUS, libc::BUS_MCEERR_AO)
+    }
+
     unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         // SAFETY: a handler's arguments, of the thread that it interrupts.
         unsafe {
             let rip = &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs[REG_RIP as usize];
-            // Positive codes are of what the instruction did, others of who sent the signal.
-            if (*info).si_code > 0
+            if is_of_instruction(signal, &*info)
                 && let Some(fixup) = guarded::fixup_of(*rip as usize)
             {
                 *rip = fixup as i64;

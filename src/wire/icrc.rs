@@ -7,7 +7,9 @@
 use std::net::IpAddr;
 
 use super::icrc_senders::Senders;
-use super::{BTH_LEN, Flow, ICRC_LEN, IpIdent, Opcode, ROCE_PORT, crc_short as short, grh, icrc_ident};
+use super::{
+    BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, ROCE_PORT, crc_short as short, grh, icrc_ident,
+};
 
 /// What a UDP length field leaves for the payload.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
@@ -202,21 +204,27 @@ impl Verifier {
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of(flow, udp_payload.len());
-        holds(prefix, &mut self.senders, ident, index, udp_payload)
-            || self.flush_twice && flush_twice_holds(prefix, ident, index, udp_payload)
+        holds(prefix, Some(&mut self.senders), ident, index, udp_payload)
+            || self.flush_twice && flush_twice_holds(prefix, &mut self.senders, ident, index, udp_payload)
     }
 
     /// The same, if the packet before was of this flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of_next(flow, udp_payload.len());
-        holds(prefix, &mut self.senders, ident, index, udp_payload)
-            || self.flush_twice && flush_twice_holds(prefix, ident, index, udp_payload)
+        holds(prefix, Some(&mut self.senders), ident, index, udp_payload)
+            || self.flush_twice && flush_twice_holds(prefix, &mut self.senders, ident, index, udp_payload)
     }
 }
 
 #[inline]
-fn holds(prefix: &Prefix, senders: &mut Senders, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
+fn holds(
+    prefix: &Prefix,
+    senders: Option<&mut Senders>,
+    ident: IpIdent,
+    index: u16,
+    udp_payload: &[u8],
+) -> bool {
     let Some(received) = received(udp_payload) else { return false };
     match ident {
         IpIdent::Exact { id, flags } => {
@@ -225,23 +233,32 @@ fn holds(prefix: &Prefix, senders: &mut Senders, ident: IpIdent, index: u16, udp
         IpIdent::Unknown => {
             let likely = compute_behind(prefix, index, IpIdent::DONT_FRAGMENT, udp_payload);
             if received == likely {
-                senders.expected(&prefix.flow);
+                if let Some(senders) = senders {
+                    senders.expected(&prefix.flow);
+                }
                 return true;
             }
-            match explain(&prefix.flow, received ^ likely, index, udp_payload) {
-                Some((id, flags)) => senders.admit(&prefix.flow, id, flags),
-                None => senders.corrupt(&prefix.flow),
+            match (explain(&prefix.flow, received ^ likely, index, udp_payload), senders) {
+                (Some((id, flags)), Some(senders)) => senders.admit(&prefix.flow, id, flags),
+                (None, Some(senders)) => senders.corrupt(&prefix.flow),
+                (explained, None) => explained.is_some(),
             }
         }
     }
 }
 
-/// Whether a packet is a FLUSH whose ICRC covers its transport headers twice.
+/// Whether a packet is a FLUSH, which has no payload, whose ICRC covers its transport headers twice.
 #[cold]
-fn flush_twice_holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-    let Some(received) = received(udp_payload).filter(|_| udp_payload[0] == Opcode::FLUSH.0) else {
-        return false;
-    };
+fn flush_twice_holds(
+    prefix: &Prefix,
+    senders: &mut Senders,
+    ident: IpIdent,
+    index: u16,
+    udp_payload: &[u8],
+) -> bool {
+    let is_flush =
+        |_: &u32| udp_payload[0] == Opcode::FLUSH.0 && udp_payload.len() <= MAX_HEADERS_LEN + ICRC_LEN;
+    let Some(received) = received(udp_payload).filter(is_flush) else { return false };
     let covered = &udp_payload[..udp_payload.len() - ICRC_LEN];
     let twice = |id, flags| {
         let mut icrc = prefix.after_headers(id, flags, covered);
@@ -252,9 +269,13 @@ fn flush_twice_holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &
         IpIdent::Exact { id, flags } => received == twice(id.wrapping_add(index), flags),
         IpIdent::Unknown => {
             let difference = received ^ twice(index, IpIdent::DONT_FRAGMENT);
+            if difference == 0 {
+                senders.expected(&prefix.flow);
+                return true;
+            }
             let is_v4 = prefix.flow.dst.is_ipv4();
-            difference == 0
-                || is_v4 && icrc_ident::recover(difference, BEHIND_ID + 2 * covered.len(), index).is_some()
+            let found = is_v4.then(|| icrc_ident::recover(difference, BEHIND_ID + 2 * covered.len(), index));
+            found.flatten().is_some_and(|(id, flags)| senders.admit(&prefix.flow, id, flags))
         }
     }
 }
@@ -267,7 +288,7 @@ fn flush_twice_holds(prefix: &Prefix, ident: IpIdent, index: u16, udp_payload: &
 ///
 /// `udp_payload` is BTH to ICRC; anything shorter or above 64 KiB fails.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
-    Verifier::default().verify(flow, ident, index, udp_payload)
+    holds(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }
 
 /// Whether the ICRC of a RoCEv1 packet holds, from the GRH to the ICRC. It covers eight bytes of ones in place of the local

@@ -237,3 +237,12 @@ fn of_a_known_sender_one_corrupt_packet_in_two_to_the_26_is_accepted() {
     }
     assert_eq!(accepted, 0);
 }
+
+#[test]
+fn packet_of_any_length_with_the_opcode_of_flush_is_refused_without_a_panic() {
+    for len in [16, 60, 300, 32_780, 32_888, 65_000, MAX_UDP_PAYLOAD, MAX_UDP_PAYLOAD + 1] {
+        let mut packet = vec![0; len];
+        packet[0] = Opcode::FLUSH.0;
+        assert!(!Verifier::new(true).verify(&v4(), IpIdent::Unknown, 0, &packet), "{len} bytes");
+    }
+}

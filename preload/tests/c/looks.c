@@ -25,6 +25,10 @@ int __xstat64(int, const char *, struct stat64 *), __lxstat64(int, const char *,
 int __fxstatat(int, int, const char *, struct stat *, int), __fxstatat64(int, int, const char *, struct stat64 *, int);
 ssize_t __readlink_chk(const char *, char *, size_t, size_t), __readlinkat_chk(int, const char *, char *, size_t, size_t);
 char *__realpath_chk(const char *, char *, size_t);
+typedef void (*handler_t)(int);
+handler_t bsd_signal(int, handler_t), __sysv_signal(int, handler_t);
+// Only there with the library.
+void urxe_route_fault_signals(int (*)(int, const struct sigaction *, struct sigaction *)) __attribute__((weak));
 
 #define CLASS "/sys/class/infiniband"
 #define GUID CLASS "/urxe0/node_guid"
@@ -226,6 +230,48 @@ static void interrupted(void)
 	CHECK(child > 0 && waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
 }
 
+static void caught(int number)
+{
+	(void)number;
+}
+
+// Each function sees what the one before it has set.
+static void sets(int number)
+{
+	struct sigaction action;
+	CHECK(signal(number, SIG_IGN) != SIG_ERR);
+	CHECK(bsd_signal(number, caught) == SIG_IGN);
+	CHECK(ssignal(number, SIG_IGN) == caught);
+	CHECK(sysv_signal(number, caught) == SIG_IGN);
+	CHECK(__sysv_signal(number, SIG_DFL) == caught);
+	CHECK(sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_DFL && action.sa_flags & SA_RESETHAND);
+}
+
+static struct sigaction routed;
+
+static int route(int number, const struct sigaction *new, struct sigaction *old)
+{
+	(void)number;
+	if (old)
+		*old = routed;
+	if (new)
+		routed = *new;
+	return 0;
+}
+
+// Actions for the signals of faults, before and after the library has taken these over.
+static void signals(void)
+{
+	sets(SIGUSR2);
+	sets(SIGBUS);
+	if (!urxe_route_fault_signals)
+		return;
+	urxe_route_fault_signals(route);
+	sets(SIGBUS);
+	CHECK(routed.sa_handler == SIG_DFL && routed.sa_flags & SA_RESETHAND);
+	sets(SIGUSR2);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc < 2)
@@ -240,5 +286,6 @@ int main(int argc, char **argv)
 		unsetenv("URXE_SYSFS");
 		CHECK(holds_guid(open(GUID, O_RDONLY)));
 	}
+	signals();
 	return failures != 0;
 }

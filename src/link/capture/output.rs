@@ -33,8 +33,11 @@ impl Output {
                     Ok(())
                 }
                 Err(e) => {
-                    file.set_len(*len)?;
-                    file.seek(SeekFrom::Start(*len))?;
+                    let repaired = file.set_len(*len).and_then(|()| file.seek(SeekFrom::Start(*len)));
+                    if repaired.is_err() {
+                        // Blocks behind a torn one would not be readable.
+                        *self = Output::Stream(Box::new(io::sink()));
+                    }
                     Err(e)
                 }
             },
@@ -56,6 +59,12 @@ fn lock(file: &File, kind: FileType) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
+        // Some file systems have no locks: there a file is as free as any.
+        Err(TryLockError::Error(e))
+            if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOLCK)) =>
+        {
+            Ok(true)
+        }
         Err(TryLockError::Error(e)) => Err(e),
     }
 }
@@ -78,6 +87,10 @@ pub(super) fn replace(path: &Path) -> io::Result<File> {
 
 /// Empties a file for the processes that will [`claim`] it, unless one writes to it.
 pub(super) fn clear(path: &Path) -> io::Result<()> {
+    // The reader of a pipe would see its end if it were opened and closed here.
+    if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return Ok(());
+    }
     let (file, kind) = open(path)?;
     if kind.is_file() && lock(&file, kind)? { file.set_len(0) } else { Ok(()) }
 }

@@ -54,8 +54,7 @@ impl Names {
         let address = self.address(name)?;
         let Names::Private(directory) = self else { return Ok(bind(socket, &address)?) };
         // A file outlives its socket. The lock keeps two processes from replacing the same file.
-        let lock = File::create(directory.join("lock"))?;
-        lock.lock()?;
+        let _lock = Lock::of(directory)?;
         match bind(socket, &address) {
             Err(Errno::ADDRINUSE) if is_dead(&address)? => {
                 fs::remove_file(path(directory, name))?;
@@ -69,8 +68,7 @@ impl Names {
     pub fn forget(&self, name: &str) {
         if let Names::Private(directory) = self
             && let Ok(address) = self.address(name)
-            && let Ok(lock) = File::create(directory.join("lock"))
-            && lock.lock().is_ok()
+            && let Ok(_lock) = Lock::of(directory)
             && is_dead(&address).unwrap_or(false)
         {
             // If it stays, the next owner of the name removes it.
@@ -79,8 +77,39 @@ impl Names {
     }
 }
 
+/// The lock of a directory.
+struct Lock(File);
+
+impl Lock {
+    fn of(directory: &Path) -> io::Result<Lock> {
+        let file = File::create(directory.join("lock"))?;
+        loop {
+            match file.lock() {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                locked => return locked.map(|()| Lock(file)),
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the descriptor would leave the lock with a child that was forked meanwhile.
+        let _ = self.0.unlock();
+    }
+}
+
+/// Bytes of `sun_path`, of which the last is a zero.
+const SUN_PATH: usize = 108;
+
+/// The file of a name: its hash (FNV-1a) where the name is too long for the address of a socket.
 fn path(directory: &Path, name: &str) -> PathBuf {
-    directory.join(name.replace('/', "-"))
+    let path = directory.join(name.replace('/', "-"));
+    if path.as_os_str().len() < SUN_PATH {
+        return path;
+    }
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    directory.join(format!("{:016x}", name.bytes().fold(0xcbf2_9ce4_8422_2325, step)))
 }
 
 /// Whether no process has the socket of this address open.
@@ -90,19 +119,17 @@ fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
     Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
 }
 
-/// The directories in which this user's may be, the preferred one first. All processes of a user must come to the same, so
-/// none depends on the environment: `/run/user/UID` is what `XDG_RUNTIME_DIR` says where there is one.
+/// The directories in which this user's may be, the preferred one first. All processes of a user must come to the same at any
+/// time, so none depends on the environment, and `/run/user/UID`, which comes and goes with login sessions, is not among them.
 fn places() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
     // Two network namespaces may have the same address. In another user namespace the same number is another user.
     let namespaces = format!("{:x}-{:x}", inode("user"), inode("net"));
     let mut places = Vec::new();
-    let runtime = PathBuf::from(format!("/run/user/{user}"));
-    for parent in [runtime, PathBuf::from("/run")] {
-        if is_private(&parent, user, 0o022) {
-            places.push(parent.join(format!("urxe-{namespaces}")));
-        }
+    let run = Path::new("/run");
+    if is_private(run, user, 0o022) {
+        places.push(run.join(format!("urxe-{namespaces}")));
     }
     places.push(PathBuf::from(format!("/tmp/urxe-{user}-{namespaces}")));
     places
@@ -192,6 +219,17 @@ mod tests {
         rustix::net::listen(&listener, 1).unwrap();
         assert_eq!(names.bind(&second, "s").unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(rustix::net::accept(&listener).unwrap_err(), Errno::AGAIN);
+    }
+
+    #[test]
+    fn name_that_is_too_long_for_a_socket_is_bound_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let [one, other] = [(); 2].map(|()| datagram_socket().unwrap());
+        let long = |end: char| format!("urxe-service-{}{end}", "x".repeat(SUN_PATH));
+        names.bind(&one, &long('a')).unwrap();
+        assert_eq!(names.bind(&other, &long('a')).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        names.bind(&other, &long('b')).unwrap();
     }
 
     /// Objects that another user may have created there: a directory that others may enter, a link, a file.

@@ -394,7 +394,11 @@ impl Server {
         let (claimed, before) = (seat..seat + request.shards, self.held.len());
         let is_others = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
         // Whoever has a seat has what nobody else can have.
-        let has_tokens = || claimed.clone().all(|seat| token(&self.names, &self.place, seat).is_err());
+        let has_tokens = || {
+            claimed.clone().all(|seat| {
+                token(&self.names, &self.place, seat).is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse)
+            })
+        };
         if seat == 0 || self.clients.iter().filter_map(|c| c.seats).any(is_others) || !has_tokens() {
             return Err(refused(format!("seat {seat} is not of who claims it")));
         }

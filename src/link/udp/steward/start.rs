@@ -103,9 +103,17 @@ extern "C" fn become_steward(launch: *mut c_void) -> c_int {
     unsafe {
         let Launch { program, arguments, .. } = *launch.cast::<Launch>();
         libc::setsid();
-        // The program's handlers are not to run here.
+        // The program's handlers are not to run here. By the system call: this process shares the program's memory, where the
+        // preloaded library's `signal` notes the program's own actions.
+        let default = [0usize; 4];
         for signal in 1..=64 {
-            libc::signal(signal, libc::SIG_DFL);
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal as libc::c_long,
+                default.as_ptr(),
+                ptr::null_mut::<usize>(),
+                size_of::<u64>(),
+            );
         }
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);

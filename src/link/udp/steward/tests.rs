@@ -19,8 +19,13 @@ fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeErr
     let name = Place::new(ip.parse().unwrap(), &UdpOptions::default()).name();
     let Names::Private(directory) = Names::private().unwrap() else { panic!("a private name") };
     let path = directory.join(name.replace('/', "-"));
-    let line = format!(" {}\n", path.display());
-    let is_there = || std::fs::read_to_string("/proc/net/unix").unwrap().contains(&line);
+    let path = path.display().to_string();
+    // The flag says that the socket listens; it has its name a moment before.
+    let listens = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(3) == Some(&"00010000") && fields.last() == Some(&&*path)
+    };
+    let is_there = || std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(listens);
     while !is_there() {
         thread::yield_now();
     }
