@@ -110,23 +110,32 @@ fn fault_rules_report_matches_and_retransmissions_in_text_and_json() {
 
 #[test]
 fn ctrl_c_keeps_what_was_measured_and_the_status_is_130() {
-    for json in ["", " --json"] {
-        // The heading comes first; JSON has none.
-        let mut child = urxe(&format!("perf write --link fabric -D 3000{json}")).spawn().unwrap();
-        let mut out = BufReader::new(child.stdout.take().unwrap());
-        let mut text = String::new();
-        while json.is_empty() && text.lines().count() < 2 {
-            assert_ne!(out.read_line(&mut text).unwrap(), 0, "{text}");
-        }
+    // The heading says that the run has begun.
+    let (mut child, mut out) = endless_perf("");
+    let mut text = String::new();
+    while text.lines().count() < 2 {
+        assert_ne!(out.read_line(&mut text).unwrap(), 0, "{text}");
+    }
+    interrupt(&child);
+    out.read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
+
+    // JSON has no heading. A command that is interrupted before its run begins prints nothing: then it gets longer.
+    let mut delay = Duration::from_millis(100);
+    let results = loop {
+        let (mut child, mut out) = endless_perf(" --json");
         wait_until_sigint_is_handled(&child);
+        std::thread::sleep(delay);
         interrupt(&child);
+        let mut text = String::new();
         out.read_to_string(&mut text).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
-        if !json.is_empty() {
-            let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-            assert!(json["results"].is_array(), "{json}");
+        if !text.is_empty() {
+            break serde_json::from_str::<serde_json::Value>(&text).unwrap();
         }
-    }
+        delay *= 2;
+    };
+    assert!(results["results"].is_array(), "{results}");
 
     let port = free_port();
     let both = format!("pingpong -n 100000000 -p {port}");
@@ -143,6 +152,12 @@ fn ctrl_c_keeps_what_was_measured_and_the_status_is_130() {
     server.kill().unwrap();
     server.wait().unwrap();
     assert!(text.contains(" iters in "), "{text}");
+}
+
+fn endless_perf(json: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = urxe(&format!("perf write --link fabric -D 3000{json}")).spawn().unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    (child, out)
 }
 
 fn wait_until_sigint_is_handled(child: &Child) {
