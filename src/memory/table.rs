@@ -178,7 +178,7 @@ impl Table {
     ///
     /// # Safety
     /// Whoever holds the key may read, and write if `access` allows any writing, all of the process's memory.
-    /// What is unmapped while it is in use ends the process without [`survive_faults`](super::survive_faults).
+    /// Memory that is unmapped during an access ends the process without [`survive_faults`](super::survive_faults).
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let grant = Grant { access: access | Access::ON_DEMAND, ..Grant::WHOLE_PROCESS };
         let region = Region { pd, grant, windows: Bound::default() };

@@ -13,7 +13,7 @@
 //! but it is below 64. A kernel's rxe has a counter that goes through all 65,536. Such a counter is below 64 at most 64 times
 //! in a row, so a sender is known to count from 0 after more than that.
 //!
-//! What a router makes of the header does not count: the ICRC tells the identification that the sender used. But another sender
+//! Rewriting of the header by a router does not matter: the ICRC tells the identification that the sender used. But another sender
 //! may follow at the same address and port, so three packets in a row with another identification end what is known. Corrupt
 //! packets do that with probability 2^-45.
 
@@ -29,7 +29,7 @@ const KNOWN: u8 = 100;
 const FORGOTTEN: u8 = 3;
 const SLOTS: usize = 256;
 
-/// Of the flows seen last; one whose slot another flow takes is unknown again.
+/// State of the flows seen last; a flow whose slot another flow takes is unknown again.
 #[derive(Clone, Debug)]
 pub(super) struct Senders([Sender; SLOTS]);
 

@@ -120,7 +120,7 @@ pub enum Over {
 /// The error of an attempt at a call that is to wait: it reaches nobody but [`step`]. Error numbers are positive.
 pub const NOT_YET: c_int = c_int::MIN;
 
-/// What an attempt with this result comes to.
+/// The step of a call whose attempt had this result.
 pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     match result {
         Err(NOT_YET) => Step::Wait,
@@ -148,7 +148,7 @@ pub fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: u
     matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
-/// What `look` brings, or why nothing; if nothing has come yet, the call waits for a change of the sockets, or of what `others`
+/// The result of `look`. Without one yet, the call waits for a change of the sockets, or for the events that `others`
 /// ask for, until the deadline, and is then attempted again.
 pub fn wait<R>(
     call: &mut Call,

@@ -232,7 +232,7 @@ fn forged_req_with_queue_pair_of_established_connection_leaves_it_established() 
         bench.inject(Req { local: CommId(0x8000 + n), ..req() });
         assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
     }
-    // A DREP of somebody who has not seen the probe changes nothing.
+    // A DREP with a transaction ID other than the probe's changes nothing.
     bench.inject_as(&arrival(), 0xbad, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
     assert_eq!((bench.events(), bench.cm.state(old)), (vec![], Some(State::Established)));
     // The peer never answers, and all the time that an exchange may take passes.

@@ -364,7 +364,7 @@ fn station_in_a_vlan_tags_what_it_sends_and_takes_its_own_vlan_only() {
     assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13 | 5)), Outcome::Handled);
     let replies = drain(&mut s);
     assert_eq!(replies, [tagged(&unhex(ARP_REPLY), 3 << 13 | 5)]);
-    // What is held for an answer, and its question: a tag each.
+    // The frames held for a neighbour's answer, and the request itself, carry one tag each.
     let mut s = Station::new(StationConfig { vlan, ..station().config().clone() });
     assert!(s.ping(at(0), ip("10.77.0.1"), 1, 1, b"x"));
     let question = drain(&mut s);

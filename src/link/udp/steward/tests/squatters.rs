@@ -100,7 +100,7 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
     serving.join().unwrap().unwrap();
 }
 
-/// A process ID says nothing about who has a seat: only the socket that marks it does, whoever has inherited it.
+/// A process ID does not prove ownership of a seat: only the socket that marks the seat does.
 #[test]
 fn seat_belongs_to_who_has_its_socket_and_not_to_a_process_id() {
     let (ip, sharing, serving) = steward("127.18.242.1");
@@ -108,7 +108,7 @@ fn seat_belongs_to_who_has_its_socket_and_not_to_a_process_id() {
     let seat = one[0].seat().index();
     let place = Place::new(ip, &UdpOptions::default());
     let address = Names::private().unwrap().address(&place.name()).unwrap();
-    // Of the same process ID, and it claims what this process has.
+    // A client with the same process ID claims a seat that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
     message::send(&connection, &format!("urxe-steward-2 return {seat} 1 {ip}"), &[]).unwrap();
