@@ -49,7 +49,7 @@ impl Side {
         Ok(Side { _context: context, cq, qp, mr })
     }
 
-    /// What the other side must know, as a line.
+    /// The data that the other process needs, as a line.
     fn describe(&self) -> String {
         let (e, m) = (self.qp.endpoint(), self.mr.remote(0));
         format!("{} {} {} {} {}", e.gid.ip(), e.qpn.get(), e.psn.get(), m.va, m.rkey.0)

@@ -147,7 +147,10 @@ fn a_bad_command_line_is_refused_with_the_reason() {
         (&["serve", "--link", "udp:10.0.0"], "'10.0.0' is no IP address"),
         (&["serve", "--fault", "lose=3"], "'lose' is no action"),
         (&["serve", "--mtu", "1500"], "'1500' is no path MTU"),
-        (&["serve", "--personality", "efa"], "there is no personality 'efa': there are strict, rxe, mlx5"),
+        (
+            &["serve", "--personality", "efa"],
+            "there is no personality 'efa': there are default, strict, mlx5, rxe",
+        ),
         (&["serve", "--size", "1T"], "'1T' is no size"),
         (&["serve", "--peer", "10.0.0.1"], "write GID,QPN,PSN"),
         (&["demo", "--capture", "x", "--no-capture"], "cannot be used with"),

@@ -31,6 +31,8 @@ mod multicast;
 mod pace;
 #[path = "conformance/partitions.rs"]
 mod partitions;
+#[path = "conformance/personalities.rs"]
+mod personalities;
 #[path = "conformance/placement.rs"]
 mod placement;
 #[path = "conformance/queues.rs"]
@@ -71,6 +73,7 @@ mod xrc;
 #[test]
 fn every_rule_has_a_case() {
     let suites = [
+        personalities::CASES,
         shared_window::CASES,
         responder_memory::CASES,
         responder_messages::CASES,

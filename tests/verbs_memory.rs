@@ -321,3 +321,20 @@ fn what_is_only_readable_is_not_written_on_demand() {
     assert_eq!(bytes(&src, 0, 16), CONSTANT);
     assert_eq!(fails(&a, &SendWr::write(2, &[src.sge(0..16)], at)), WcStatus::RemAccessErr);
 }
+
+#[test]
+fn region_without_bytes_takes_accesses_of_length_0_and_no_other() {
+    let (a, b) = pair();
+    let (ours, theirs) = (a.pd.reg_mr(0, Access::LOCAL_WRITE).unwrap(), b.pd.reg_mr(0, Access::ALL).unwrap());
+    assert_eq!((ours.len(), theirs.len()), (0, 0));
+    let (nothing, at) = ([ours.sge(0..0)], theirs.remote(0));
+    for wr in [SendWr::write(1, &nothing, at), SendWr::read(2, &nothing, at)] {
+        assert_eq!(done(&a, &wr).byte_len, 0);
+    }
+    let full = a.pd.reg_mr(8, Access::LOCAL_WRITE).unwrap();
+    assert_eq!(fails(&a, &SendWr::write(3, &[full.sge(0..1)], at)), WcStatus::RemAccessErr);
+    let (a, _b) = pair();
+    let ours = a.pd.reg_mr(0, Access::LOCAL_WRITE).unwrap();
+    let beyond = [Sge { addr: ours.addr(), length: 1, lkey: ours.lkey() }];
+    assert_eq!(fails(&a, &SendWr::send(4, &beyond)), WcStatus::LocProtErr);
+}

@@ -132,7 +132,8 @@ pub fn cost(
     Ok(least)
 }
 
-fn cpu_time() -> u64 {
+/// CPU time of this thread in nanoseconds.
+pub fn cpu_time() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a timespec that outlives the call.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };

@@ -2,11 +2,14 @@
 //!
 //! A thread that is cancelled is unwound from the system call that it is in. Only frames of plain data may be unwound so. Therefore
 //! cancellation is disabled while Rust code runs ([`disable`]), and a call that blocks is a loop of attempts ([`blocking`]): an
-//! attempt has returned, with its locks and handles, before the thread waits in a cancellation point for the next one.
+//! attempt has returned, with its locks and handles, before the thread waits in a cancellation point for the next one. Such a call
+//! defers an asynchronous cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. In calls that do not block, threads of
+//! that type are not supported: POSIX lets them make no such calls.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use libc::{nfds_t, pollfd, sigset_t, timespec};
@@ -17,11 +20,15 @@ unsafe extern "C" {
 
 unsafe extern "C-unwind" {
     fn pthread_testcancel();
+    fn pthread_setcanceltype(kind: c_int, before: *mut c_int) -> c_int;
     fn ppoll(fds: *mut pollfd, len: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
 }
 
 /// `PTHREAD_CANCEL_DISABLE`.
 const DISABLE: c_int = 1;
+
+/// `PTHREAD_CANCEL_DEFERRED`.
+const DEFERRED: c_int = 0;
 
 /// Disables cancellation of this thread until the guard is dropped: system calls inside are no cancellation points.
 pub fn disable() -> Disabled {
@@ -195,13 +202,30 @@ extern "C" fn attempt_once<T, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F, c
 
 /// Makes a call that may block: attempts until one has a result, and waits in between in a cancellation point. Everything in
 /// the caller's frame has to be plain data, as it is unwound without being dropped.
-pub fn blocking<T, F: FnMut(&mut Call) -> Step<T>>(mut attempt: F) -> T {
-    const { assert!(!std::mem::needs_drop::<F>() && !std::mem::needs_drop::<T>()) };
+pub fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T {
+    const { assert!(!std::mem::needs_drop::<F>()) };
+    let mut attempt = ManuallyDrop::new(attempt);
+    let mut kind = DEFERRED;
+    // SAFETY: the integer is this function's. The frames up to the program's own have nothing to drop.
+    unsafe { pthread_setcanceltype(DEFERRED, &mut kind) };
+    let result = attempt_until_done(&mut *attempt);
+    if kind != DEFERRED {
+        let mut inside = 0;
+        // SAFETY: as above: a thread that was cancelled meanwhile is unwound from here.
+        unsafe { pthread_setcanceltype(kind, &mut inside) };
+    }
+    result
+}
+
+/// See [`blocking`], from whose every instruction a thread of the asynchronous type may be unwound. So `blocking` must have nothing
+/// to drop, even as the compiler sees it before it knows the types: a function with cleanup can be unwound from its calls only.
+#[inline(never)]
+fn attempt_until_done<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F) -> T {
     // SAFETY: the frames up to the program's own have nothing to drop.
     unsafe { pthread_testcancel() };
     let mut call = Call::new();
     loop {
-        match attempt_once(&mut attempt, &mut call) {
+        match attempt_once(attempt, &mut call) {
             Step::Done(result) => return result,
             Step::Wait => call.wait(),
         }

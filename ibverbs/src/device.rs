@@ -149,14 +149,15 @@ extern "C" fn exit() {
 fn report_faults() {
     let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
     for device in all().iter().filter(|device| !device.settings.faults.is_empty()) {
-        let live = device.nic.try_lock().and_then(|nic| match &*nic {
-            Some(opened) if opened.process == process => opened.nic.reopen()?.ok(),
+        // Without waiting for long: a thread that has a lock may never give it back, as this exit may be in the middle of its call.
+        let now = device.nic.try_lock().and_then(|nic| match &*nic {
+            Some(opened) if opened.process == process => opened.nic.counters_within(AT_EXIT),
             _ => None,
         });
-        if let Some(nic) = live {
-            device.note_retransmissions(&nic);
-        }
-        if let Some(disturbed) = device.disturbed.try_lock().filter(|d| d.process == process) {
+        if let Some(mut disturbed) = device.disturbed.try_lock().filter(|d| d.process == process) {
+            if let Some(now) = now {
+                disturbed.last = now.retransmitted_pkts + now.ack_probe;
+            }
             counters.extend(disturbed.counters.iter().cloned());
             retransmitted += disturbed.before + disturbed.last;
         }

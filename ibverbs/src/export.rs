@@ -24,7 +24,10 @@ macro_rules! export {
             concat!(".globl urxe_export_", stringify!($name)),
             concat!(".type urxe_export_", stringify!($name), ",@function"),
             concat!("urxe_export_", stringify!($name), ":"),
+            // For a thread that is unwound from here, as by an asynchronous cancellation.
+            ".cfi_startproc",
             jump!(),
+            ".cfi_endproc",
             concat!(".symver urxe_export_", stringify!($name), ",", stringify!($name), "@@", $node),
             ".popsection",
             f = sym $path,

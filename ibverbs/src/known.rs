@@ -4,10 +4,13 @@
 use std::any::TypeId;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
-use std::sync::Once;
 
-/// The type of each, and its handle.
-type Objects = BTreeMap<usize, (TypeId, u32)>;
+struct Objects {
+    /// The type of each, and its handle.
+    live: BTreeMap<usize, (TypeId, u32)>,
+    /// Places of objects that are gone and whose structs stay, for the next ones of this type.
+    places: Vec<(TypeId, usize)>,
+}
 
 /// A mutex of the C library, which a forking thread holds: its child finds it free and the objects consistent.
 struct Known {
@@ -20,7 +23,7 @@ unsafe impl Sync for Known {}
 
 static KNOWN: Known = Known {
     lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
-    objects: UnsafeCell::new(BTreeMap::new()),
+    objects: UnsafeCell::new(Objects { live: BTreeMap::new(), places: Vec::new() }),
 };
 
 extern "C" fn lock() {
@@ -33,12 +36,18 @@ extern "C" fn unlock() {
     unsafe { libc::pthread_mutex_unlock(KNOWN.lock.get()) };
 }
 
+/// Registers the functions when the library is loaded: a thread that did so at the first use could be in the middle of it when
+/// another one forks.
+extern "C" fn prepare() {
+    // SAFETY: the functions stay: the library is never unloaded.
+    unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static PREPARE: extern "C" fn() = prepare;
+
 fn with<R>(f: impl FnOnce(&mut Objects) -> R) -> R {
-    static PREPARED: Once = Once::new();
-    PREPARED.call_once(|| {
-        // SAFETY: the functions stay: the library is never unloaded.
-        unsafe { libc::pthread_atfork(Some(lock), Some(unlock), Some(unlock)) };
-    });
     lock();
     // SAFETY: the mutex is locked. A panic in here ends the process at the C ABI.
     let result = f(unsafe { &mut *KNOWN.objects.get() });
@@ -47,14 +56,27 @@ fn with<R>(f: impl FnOnce(&mut Objects) -> R) -> R {
 }
 
 pub fn add(address: usize, kind: TypeId, handle: u32) {
-    with(|objects| objects.insert(address, (kind, handle)));
+    with(|objects| objects.live.insert(address, (kind, handle)));
 }
 
 pub fn remove(address: usize) {
-    with(|objects| objects.remove(&address));
+    with(|objects| objects.live.remove(&address));
 }
 
 /// The handle of the object of a type at an address.
 pub fn find(address: usize, kind: TypeId) -> Option<u32> {
-    with(|objects| objects.get(&address).filter(|(of, _)| *of == kind).map(|(_, handle)| *handle))
+    with(|objects| objects.live.get(&address).filter(|(of, _)| *of == kind).map(|(_, handle)| *handle))
+}
+
+/// Keeps the place of an object that was removed.
+pub fn keep_place(address: usize, kind: TypeId) {
+    with(|objects| objects.places.push((kind, address)));
+}
+
+/// A place that was kept.
+pub fn take_place(kind: TypeId) -> Option<usize> {
+    with(|objects| {
+        let at = objects.places.iter().position(|(of, _)| *of == kind)?;
+        Some(objects.places.swap_remove(at).1)
+    })
 }

@@ -17,7 +17,7 @@ use crate::domain::{File, Opened, file_of};
 pub struct Opening {
     pub device: &'static Device,
     pub nic: Nic,
-    /// Whom events are about.
+    /// The objects that events are about.
     pub named: Named,
     /// Asynchronous events that were given out and not acknowledged.
     pub unacked: Unacked,

@@ -130,6 +130,8 @@ unsafe fn word(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
 /// Where to, if the service asks.
 unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destination>, c_int> {
     match service {
+        // Opcodes other than SEND have no destination on UD: the union holds the members of another operation.
+        QPT_UD if !matches!(wr.opcode, 2 | 3) => Ok(None),
         QPT_UD => {
             // SAFETY: of datagrams this member of the union is there.
             let ud = unsafe { wr.wr.ud };

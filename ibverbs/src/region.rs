@@ -1,6 +1,8 @@
 //! Memory regions and windows.
 
+use std::any::TypeId;
 use std::ffi::{c_int, c_uint, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
@@ -11,6 +13,7 @@ use crate::abi::{ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_sge};
 use crate::context::{Context, is_inherited};
 use crate::dm::DeviceMemory;
 use crate::domain::ProtectionDomain;
+use crate::known;
 use crate::object::{Object, Shown};
 use crate::opening::Keys;
 use crate::{errno, post};
@@ -212,7 +215,8 @@ pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_null_mr() {
         Ok(mr) => {
-            let keys = Keys { lkey: mr.lkey().0, rkey: mr.lkey().0, length: usize::MAX };
+            // Only the lkey is valid (ibv_alloc_null_mr(3)); mlx5 leaves the rkey 0, which names no region here either.
+            let keys = Keys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
             give(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr })
         }
         Err(e) => errno::null(e.errno()),
@@ -326,7 +330,7 @@ pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
 #[repr(C)]
 pub struct Window {
     c: Shown<ibv_mw>,
-    pub mw: Mw,
+    pub mw: ManuallyDrop<Mw>,
 }
 
 // SAFETY: it is laid out so.
@@ -339,6 +343,33 @@ unsafe impl Object for Window {
 }
 
 impl Window {
+    /// Hands it to C, in memory of a window that was destroyed, if there is any.
+    fn give_in_kept_place(self) -> *mut ibv_mw {
+        let Some(place) = known::take_place(TypeId::of::<Window>()) else { return self.give() };
+        let window: *mut Window = std::ptr::with_exposed_provenance_mut(place);
+        // SAFETY: the memory is of a window, and this was the only reference to it.
+        let c = unsafe {
+            window.write(self);
+            (*window).c.get()
+        };
+        // SAFETY: it was just written.
+        known::add(place, TypeId::of::<Window>(), unsafe { (*c).handle });
+        c
+    }
+
+    /// Destroys what is Rust's. C's struct stays, as `ibv_dealloc_mw` in the header reads the context from it, even of a window
+    /// that was destroyed before.
+    ///
+    /// # Safety
+    /// The window is known, and nobody uses it any more.
+    unsafe fn end(c: *mut ibv_mw) {
+        let window: *mut Window = c.cast();
+        known::remove(c.addr());
+        // SAFETY: the window is removed once, as only a known one is.
+        unsafe { ManuallyDrop::drop(&mut (*window).mw) };
+        known::keep_place(window.expose_provenance(), TypeId::of::<Window>());
+    }
+
     pub fn set_rkey(&self, rkey: u32) {
         // SAFETY: a plain word, which changes with each bind.
         unsafe { (*self.c.get()).rkey = rkey };
@@ -362,7 +393,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
             domain.users.add();
             let (context, rkey) = (domain.context(), mw.rkey().0);
             let c = ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind };
-            Window { c: Shown::new(c), mw }.give()
+            Window { c: Shown::new(c), mw: ManuallyDrop::new(mw) }.give_in_kept_place()
         }
         Err(e) => errno::null(e.errno()),
     }
@@ -377,7 +408,7 @@ pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
     // SAFETY: a window that was given out, and its domain, which could not go while it was there.
     unsafe {
         let pd = (*c).pd;
-        drop(Window::take(c));
+        Window::end(c);
         ProtectionDomain::leave(pd);
     }
     0

@@ -21,7 +21,7 @@ pub struct Settings {
     pub link: Option<LinkSpec>,
     /// `URXE_SHARDS`.
     pub shards: usize,
-    /// `URXE_PERSONALITY`.
+    /// `URXE_PERSONALITY`; `default` without it.
     pub personality: Personality,
     /// `URXE_SEED`.
     pub seed: Option<u64>,
@@ -59,7 +59,7 @@ impl Settings {
                 &Personality::ALL.map(|p| p.name).join(", "),
                 Personality::named,
             )?
-            .unwrap_or(Personality::STRICT),
+            .unwrap_or(Personality::DEFAULT),
             seed: with("URXE_SEED", "a number", |text| text.parse().ok())?,
             capture: variable("URXE_CAPTURE")?,
             faults: rules.map(rule).collect::<Result<_, _>>()?,

@@ -42,6 +42,16 @@ fn parent_domain_accepts_allow_cc_unprotected_alloc() {
 }
 
 #[test]
+fn device_has_no_index_of_the_kernel() {
+    case("device index");
+}
+
+#[test]
+fn null_mr_has_rkey_0_and_peers_cannot_use_its_lkey() {
+    case("null region");
+}
+
+#[test]
 fn request_for_an_event_raises_it_for_a_completion_of_before_but_in_personality_rxe() {
     case("missed");
     let (library, program, [address, _]) = (Library::new(), CProgram::build("calls"), addresses());

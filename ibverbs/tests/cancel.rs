@@ -7,7 +7,12 @@ use support::{CProgram, addresses};
 /// Cancels threads in the calls of a case: they end as cancelled, and what they waited for works in other threads.
 fn cancelled_in(case: &str) {
     let [address, _] = addresses();
-    CProgram::build("cancel").run(&address, &[case, &address]);
+    let program = CProgram::build("cancel");
+    program.run(&address, &[case, &address]);
+    // A thread that goes on after its cancellation cannot be of this type.
+    if case != "not blocking" {
+        program.run(&address, &[case, &address, "asynchronous"]);
+    }
 }
 
 #[test]
@@ -18,6 +23,11 @@ fn thread_blocked_in_ibv_get_cq_event_is_cancelled() {
 #[test]
 fn thread_blocked_in_ibv_get_async_event_is_cancelled() {
     cancelled_in("async event");
+}
+
+#[test]
+fn thread_that_calls_ibv_get_cq_event_without_a_pause_is_cancelled() {
+    cancelled_in("busy");
 }
 
 #[test]

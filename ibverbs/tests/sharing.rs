@@ -12,7 +12,7 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::{AddressVector, Context, ContextOptions, Gid};
 use urxe::wire::mad::{CommId, Dreq, Mad, Message};
 
-use support::{Library, Running, addresses, built, port, text, wait_for_listener};
+use support::{CProgram, Library, Running, addresses, built, port, text, wait_for_listener};
 
 fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -226,6 +226,31 @@ fn programs_of_other_users_are_refused_unless_told_otherwise() {
     let (success, told) = nobody(&everybodys, "1");
     assert!(success && told.contains("urxe0"), "{told}");
     drop(stays);
+}
+
+/// The sockets of a listener are in a directory of the user that opened the device.
+#[test]
+fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user() {
+    if !nix::unistd::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "needs root, to become another user");
+        println!(
+            "left out, not root: listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user"
+        );
+        return;
+    }
+    let (library, dropped) = (Library::new(), CProgram::build("dropped"));
+    let [own, any] = addresses();
+    let run = |address: &str, any_user: &str| {
+        let mut command = library.program(dropped.program(), address);
+        command.arg(address).env("URXE_ANY_USER", any_user);
+        Running::new(command).finish(Duration::from_secs(30))
+    };
+    let out = run(&own, "0");
+    assert_eq!(out.status.code(), Some(libc::EACCES), "{}", text(&out));
+    let why = ["urxe: ", "cannot be entered by user 65534", "--any-user"];
+    assert!(why.iter().all(|part| text(&out).contains(part)), "{}", text(&out));
+    let out = run(&any, "1");
+    assert!(out.status.success() && text(&out).is_empty(), "{:?} {}", out.status, text(&out));
 }
 
 #[test]

@@ -95,7 +95,8 @@ fn what_was_preloaded_before_stays_and_nothing_is_twice() {
     let lines: Vec<_> = told.lines().collect();
     let preloaded: Vec<_> = lines[0].split(':').collect();
     assert_eq!(preloaded[..2], ["libm.so.6", "libdl.so.2"], "{told}");
-    assert!(preloaded.len() == 3 && preloaded[2].ends_with("/liburxe_preload.so"), "{told}");
+    assert!(preloaded.len() == 4 && preloaded[2].ends_with("/liburxe_preload.so"), "{told}");
+    assert!(preloaded[3].ends_with("/liburxe_verbs.so"), "{told}");
     assert_eq!(lines[1..], ["verify_asan_link_order=0"], "{told}");
 }
 

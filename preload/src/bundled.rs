@@ -1,5 +1,6 @@
-//! A copy of libibverbs that a program brings along under another name, as auditwheel names those in Python wheels. The loader
-//! does not take urxe's library in its place.
+//! A copy of libibverbs that a program brings along under another name, as auditwheel names those in Python wheels. `urxe run`
+//! preloads urxe's library, whose symbols come first. The copy is used nevertheless by a program that looks its functions up in the
+//! copy alone (`dlsym` with its handle, RTLD_DEEPBIND).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::{errno, set_errno};
 
-/// The file that libibverbs reads when it looks for devices.
+/// libibverbs reads this file when it looks for devices.
 const ASKED: &[u8] = b"/class/infiniband_verbs/abi_version";
 
 /// Warns once, if a program asks for the file that libibverbs reads and has such a copy loaded.
@@ -35,9 +36,10 @@ unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _d
         return 0;
     }
     let parts: [&[u8]; 3] = [
-        b"urxe: the program has a libibverbs of its own, ",
+        b"urxe: warning: the program uses ",
         path,
-        b", which finds no device of urxe: start it with `LD_PRELOAD=libibverbs.so.1 urxe run -- ...`\n",
+        b", a libibverbs of its own, by dlsym or RTLD_DEEPBIND, so it finds no device of urxe there: remove that file, or \
+          replace it by a link to libibverbs.so.1\n",
     ];
     let text =
         parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });

@@ -69,7 +69,8 @@ pub struct LinkArgs {
     /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096; both ends need the same
     #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
     pub mtu: Option<Mtu>,
-    /// Behave as this class of device: `strict` (the specification), `rxe` (Linux's soft-RoCE), `mlx5` (ConnectX)
+    /// Behave as this class of device: `default` (the specification, lenient with what is posted), `strict` (its letter), `rxe`
+    /// (Linux's soft-RoCE), `mlx5` (ConnectX); README.md has a table of the differences
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     pub personality: Option<Personality>,
     /// Shards of the NIC, a power of two: each has a socket, a lock and a thread of its own, for programs that use
@@ -209,7 +210,7 @@ impl LinkArgs {
         let mut opened = self.opened();
         opened.nics += 1;
         let seed = self.seed.map(|s| s.wrapping_add(opened.nics - 1));
-        let personality = self.personality.unwrap_or(Personality::STRICT);
+        let personality = self.personality.unwrap_or(Personality::DEFAULT);
         ContextOptions {
             seed,
             personality,

@@ -17,7 +17,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, elf};
 
 use self::sysfs::Tree;
@@ -63,7 +63,7 @@ struct Surroundings {
     /// unless given, a device for each interface, over UDP
     #[arg(long, value_name = "LINK", value_parser = parse_link)]
     link: Option<Chosen>,
-    /// The same as --link udp:ADDR
+    /// Short for --link udp:ADDR
     #[arg(long, value_name = "ADDR", conflicts_with = "link")]
     ip: Option<IpAddr>,
     /// Write every packet of both directions to this pcapng file. The first process that opens a device writes to FILE, each
@@ -78,7 +78,7 @@ struct Surroundings {
     /// Draw queue pair numbers, PSNs and accidents from this seed, to have them again
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Behave as this class of device: `strict`, `rxe`, `mlx5`
+    /// Behave as this class of device: `default`, `strict`, `mlx5`, `rxe`
     #[arg(long, value_name = "CLASS", value_parser = parse_personality)]
     personality: Option<String>,
     /// Share the addresses with programs of any user, not only one's own; whoever is first decides
@@ -93,10 +93,17 @@ struct Surroundings {
     /// breakpoint), which hardware would answer for. With 60, say, at both ends it may be stopped for a minute
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     min_ack_timeout: Option<Duration>,
+    /// Wait for 10 minutes at least for a peer that does not answer, so that connections survive a process that a debugger or
+    /// SIGSTOP stops meanwhile; to be given at both ends. Short for --min-ack-timeout 600
+    #[arg(long, conflicts_with = "min_ack_timeout")]
+    patient: bool,
     /// Shards of the NIC, a power of two, for programs that use several processors
     #[arg(long, value_name = "N", value_parser = super::link::parse_shards)]
     shards: Option<usize>,
 }
+
+/// Least local ACK timeout of `--patient`: the time that a process may be stopped, even where a queue pair has no retries.
+const PATIENT_ACK_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A link, and its text as it was given.
 #[derive(Clone)]
@@ -235,6 +242,7 @@ impl Surroundings {
             CaptureFile::clear(file)?;
         }
         let link = self.link.as_ref().map(|chosen| chosen.text.clone());
+        let least_timeout = self.min_ack_timeout.or(self.patient.then_some(PATIENT_ACK_TIMEOUT));
         Ok(vec![
             ("LD_PRELOAD", Some(preloaded(&library)?)),
             ("ASAN_OPTIONS", Some(tolerant_asan())),
@@ -248,7 +256,7 @@ impl Surroundings {
             ("URXE_PROGRAM", env::current_exe().ok().map(Into::into)),
             ("URXE_ANY_USER", self.any_user.then(|| "1".into())),
             ("URXE_OFFLOAD", self.no_offload.then(|| "0".into())),
-            ("URXE_MIN_ACK_TIMEOUT", self.min_ack_timeout.map(|t| t.as_secs_f64().to_string().into())),
+            ("URXE_MIN_ACK_TIMEOUT", least_timeout.map(|t| t.as_secs_f64().to_string().into())),
             ("URXE_SHARDS", self.shards.map(|shards| shards.to_string().into())),
         ])
     }
@@ -287,8 +295,12 @@ fn cannot_make(what: &Path) -> impl FnOnce(io::Error) -> CliError {
     move |source| CliError::Io { what, source }
 }
 
-/// The library that is put under programs before all others.
+/// The preloaded library that shows programs the devices in `/sys` and `/dev`.
 const PRELOAD: &str = "liburxe_preload.so";
+
+/// The verbs library under the name by which it is preloaded. Its symbols then come before those of any other libibverbs: of a
+/// copy under another name, as auditwheel puts it into Python wheels, or one that a DT_RPATH names.
+const VERBS: &str = "liburxe_verbs.so";
 
 /// A directory where the loader finds the library under the names that programs were linked with, and what is preloaded.
 fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
@@ -301,7 +313,7 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     // One file under the names of both libraries: the loader sees that, and loads it once, with one NIC.
     let names =
         ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"].map(|name| (name, &library));
-    for (name, file) in names.into_iter().chain([(PRELOAD, &preload)]) {
+    for (name, file) in names.into_iter().chain([(PRELOAD, &preload), (VERBS, &library)]) {
         let link = directory.join(name);
         if fs::read_link(&link).ok().as_ref() != Some(file) {
             // At once: a program that another `urxe run` has just started may be looking.
@@ -314,24 +326,25 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     Ok(directory)
 }
 
-/// What the loader is to put under a program first. Before ours, what it was to be anyway: some insist on being the first.
+/// The value of LD_PRELOAD. The libraries that it named before stay in front: some have to be the first.
 fn preloaded(library: &Path) -> Result<OsString, CliError> {
     // Which ends a name, and cannot be quoted.
     const SEPARATORS: [u8; 2] = [b' ', b':'];
-    let own = library.join(PRELOAD);
-    if own.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
+    if library.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
         let text = format!(
-            "{} cannot be preloaded, as there is a space or a colon in its name: set XDG_RUNTIME_DIR or TMPDIR to a \
-             directory without",
-            own.display()
+            "no library in {} can be preloaded, as there is a space or a colon in its name: set XDG_RUNTIME_DIR or TMPDIR \
+             to a directory without",
+            library.display()
         );
         return Err(CliError::Usage(text));
     }
     let before = env::var_os("LD_PRELOAD").unwrap_or_default();
     let others = before.as_bytes().split(|byte| SEPARATORS.contains(byte));
-    // That of another `urxe run`, in which this one runs.
-    let others = others.filter(|name| !name.is_empty() && !name.ends_with(PRELOAD.as_bytes()));
-    let all: Vec<&[u8]> = others.chain([own.as_os_str().as_bytes()]).collect();
+    // Those of another `urxe run`, in which this one runs.
+    let is_ours = |name: &[u8]| [PRELOAD, VERBS].iter().any(|own| name.ends_with(own.as_bytes()));
+    let others = others.filter(|name| !name.is_empty() && !is_ours(name));
+    let own = [PRELOAD, VERBS].map(|name| library.join(name));
+    let all: Vec<&[u8]> = others.chain(own.iter().map(|file| file.as_os_str().as_bytes())).collect();
     Ok(OsString::from_vec(all.join(&b':')))
 }
 
@@ -423,13 +436,9 @@ fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
         // A program that may be run but not read: the loader will see.
         return Ok(());
     };
-    let (is_static, rpath) = match FileKind::parse(&*bytes) {
-        Ok(FileKind::Elf32) => {
-            (has_no_loader::<elf::FileHeader32<Endianness>>(&bytes), rpath::<elf::FileHeader32<_>>(&bytes))
-        }
-        Ok(FileKind::Elf64) => {
-            (has_no_loader::<elf::FileHeader64<Endianness>>(&bytes), rpath::<elf::FileHeader64<_>>(&bytes))
-        }
+    let is_static = match FileKind::parse(&*bytes) {
+        Ok(FileKind::Elf32) => has_no_loader::<elf::FileHeader32<Endianness>>(&bytes),
+        Ok(FileKind::Elf64) => has_no_loader::<elf::FileHeader64<Endianness>>(&bytes),
         // A script: its interpreter decides.
         _ => return Ok(()),
     };
@@ -441,37 +450,9 @@ fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
         "has file capabilities, for which the loader ignores LD_LIBRARY_PATH: run a copy without them, and give the process \
          what it needs as ambient capabilities (capsh, setpriv)"
     } else {
-        if let Some(other) = rpath.and_then(|rpath| library_by_rpath(program, &rpath)) {
-            eprintln!(
-                "urxe: warning: {name} has a DT_RPATH by which it loads {} instead of urxe, and so may find no device: \
-                 change it to a DT_RUNPATH (patchelf --set-rpath), or remove it (patchelf --remove-rpath)",
-                other.display()
-            );
-        }
         return Ok(());
     };
     Err(CliError::Usage(format!("{name} {why}")))
-}
-
-/// The library that the loader finds by the program's DT_RPATH, which it searches before LD_LIBRARY_PATH.
-fn library_by_rpath(program: &Path, rpath: &str) -> Option<PathBuf> {
-    let origin = fs::canonicalize(program).ok()?.parent()?.display().to_string();
-    let directories =
-        rpath.split(':').map(|dir| dir.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin));
-    directories.map(|dir| Path::new(&dir).join("libibverbs.so.1")).find(|library| library.is_file())
-}
-
-/// The DT_RPATH of a program, if it counts: with a DT_RUNPATH beside it, it does not.
-fn rpath<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> Option<String> {
-    let header = Header::parse(bytes).ok()?;
-    let endian = header.endian().ok()?;
-    let sections = header.sections(endian, bytes).ok()?;
-    let (entries, strings) = sections.dynamic(endian, bytes).ok()??;
-    let strings = sections.strings(endian, bytes, strings).ok()?;
-    let find = |tag: u32| entries.iter().find(|entry| entry.tag32(endian) == Some(tag));
-    let entry = find(elf::DT_RPATH).filter(|_| find(elf::DT_RUNPATH).is_none())?;
-    let text = strings.get(entry.val32(endian)?).ok()?;
-    Some(String::from_utf8_lossy(text).into_owned())
 }
 
 fn has_no_loader<Header: FileHeader<Endian = Endianness>>(bytes: &[u8]) -> bool {

@@ -5,7 +5,7 @@ use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{CommId, MAD_LEN, MessageKind, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn, Qpn};
 
-/// Who the other end is: its channel adapter, at one of its addresses. Adapters with several are told apart as if they were as
+/// Identity of the other end: its channel adapter, at one of its addresses. Adapters with several are told apart as if they were as
 /// many, and so are those that wrongly have one number.
 pub(super) type Peer = (u64, Gid);
 

@@ -61,7 +61,7 @@ pub enum Event {
 /// What a client asks for, as the server sees it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Requested {
-    /// Who listens; `None` where both asked at once (peer to peer) and the request replaces our own of this connection.
+    /// The listener; `None` where both asked at once (peer to peer) and the request replaces our own of this connection.
     pub listener: Option<ListenerId>,
     /// The service.
     pub service: ServiceId,
@@ -136,7 +136,7 @@ pub struct Rejection {
 /// A question for the queue pair of a datagram service.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SidrRequested {
-    /// Who listens.
+    /// The listener.
     pub listener: ListenerId,
     /// The service.
     pub service: ServiceId,

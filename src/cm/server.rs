@@ -10,7 +10,7 @@ use crate::wire::mad::{
 };
 use crate::wire::{AckTimeout, Mtu, Qpn};
 
-/// Who serves something.
+/// A listener for a service.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub service: ServiceId,

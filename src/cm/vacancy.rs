@@ -42,7 +42,7 @@ impl Vacancies {
         }
     }
 
-    /// Who waits for one of these services need not wait any longer: somebody listens, or asks for the same.
+    /// Ends the wait for these services: somebody listens, or asks for the same.
     pub fn fill(&mut self, is_served: impl Fn(ServiceId) -> bool) {
         self.until.retain(|service, _| !is_served(*service));
         self.waiting.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
@@ -64,7 +64,7 @@ impl Vacancies {
         has_room
     }
 
-    /// Who asked gives up.
+    /// Drops the request of a client that gives up.
     pub fn withdraw(&mut self, from: Gid, id: CommId) {
         let asks = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
         self.waiting.retain(|w| w.arrival.from.dgid != from || !asks(&w.mad));
@@ -74,7 +74,7 @@ impl Vacancies {
         self.waiting.iter().map(|w| w.until).min()
     }
 
-    /// Who has waited long enough, in the order of arrival.
+    /// Removes and returns the requests that have waited long enough, in the order of arrival.
     fn take_due(&mut self, now: Instant) -> Vec<Waiting> {
         let (due, rest) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.until <= now);
         self.waiting = rest;

@@ -19,6 +19,21 @@ pub enum ClaimError {
         /// As asked for.
         address: std::net::IpAddr,
     },
+    /// The process may not enter the directory of the sockets any more.
+    #[error(
+        "service {service}: the directory {directory} cannot be entered by user {user} ({source}): listen before the process \
+         changes its user or its root directory, or share the address with any user (urxe run --any-user)"
+    )]
+    NoAccess {
+        /// The service's ID.
+        service: ServiceId,
+        /// The directory, as the process that opened the device named it.
+        directory: String,
+        /// The user that the process is of now.
+        user: u32,
+        /// The system's error.
+        source: io::Error,
+    },
     /// A system call failed that should not.
     #[error("cannot have requests for service {service} come here: {source}")]
     System {

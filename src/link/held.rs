@@ -25,7 +25,7 @@ impl Held {
         room
     }
 
-    /// Whom the frames wait for.
+    /// Next hops whose MAC the frames wait for.
     pub fn hops(&self) -> impl Iterator<Item = IpAddr> {
         self.waits_for.iter().copied()
     }

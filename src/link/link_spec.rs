@@ -146,7 +146,7 @@ impl LinkSpec {
         self.bind_with(shards, None, true)
     }
 
-    /// The same beside other processes that do so, if it is a udp link.
+    /// [`bind`](Self::bind) beside other processes that share the address, if it is a udp link.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).

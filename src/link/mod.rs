@@ -282,7 +282,8 @@ pub trait Link: Send {
     /// Readable when there may be something to receive. `None` where whoever sends also wakes the receiver.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// The same for what comes to groups, if that is not on [`poll_fd`](Self::poll_fd); the descriptor stays the same.
+    /// Readable when there may be packets to groups, if they do not come on [`poll_fd`](Self::poll_fd); the descriptor
+    /// stays the same.
     fn group_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -84,7 +84,7 @@ impl BitAnd for Access {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
 
-/// Who names memory: a queue pair and its protection domain.
+/// The accessor of memory: a queue pair and its protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accessor {
     /// The domain.
@@ -117,9 +117,9 @@ pub enum AccessError {
     WrongQp {
         /// The key.
         key: u32,
-        /// Who bound it.
+        /// The queue pair that bound it.
         bound: Qpn,
-        /// Who used it.
+        /// The queue pair that used it.
         used: Qpn,
     },
     /// The program has no memory there, or none that can be written: there never was any in a region on demand, or it was
@@ -185,9 +185,9 @@ pub enum ManagementError {
     WrongQp {
         /// The key.
         key: u32,
-        /// Who bound it.
+        /// The queue pair that bound it.
         bound: Qpn,
-        /// Who asked.
+        /// The queue pair that asked.
         used: Qpn,
     },
     /// A window of type 2 that is bound, or a fast region that is open: invalidate it first.

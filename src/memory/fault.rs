@@ -15,7 +15,7 @@ mod x86_64 {
     use std::mem::MaybeUninit;
     use std::ptr;
     use std::sync::Once;
-    use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
     use libc::{REG_RIP, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, siginfo_t, ucontext_t};
 
@@ -31,6 +31,56 @@ mod x86_64 {
     }
 
     static ACTIONS: [Action; 2] = [Action::new(SIGSEGV), Action::new(SIGBUS)];
+
+    type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+
+    /// The C library's `sigaction`, in front of which may be the preloaded library's.
+    static SYSTEM_SIGACTION: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+
+    /// The process whose actions are noted. A child of fork has a copy of its own; one of vfork sees its parent's.
+    static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+    extern "C" fn note_process() {
+        // SAFETY: the call has no requirement.
+        PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    }
+
+    fn is_child_of_vfork() -> bool {
+        // SAFETY: the call has no requirement.
+        PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() }
+    }
+
+    /// # Safety
+    /// As of `sigaction`.
+    unsafe fn system_sigaction(
+        signal: c_int,
+        new: *const libc::sigaction,
+        old: *mut libc::sigaction,
+    ) -> c_int {
+        let found = SYSTEM_SIGACTION.load(Ordering::Acquire);
+        // SAFETY: a function of this name and type; the caller's arguments.
+        unsafe {
+            if found.is_null() {
+                libc::sigaction(signal, new, old)
+            } else {
+                std::mem::transmute::<*mut (), Sigaction>(found)(signal, new, old)
+            }
+        }
+    }
+
+    /// Installs the crate's handler with the flags that the program's action has.
+    fn install(signal: c_int, program: &libc::sigaction) -> c_int {
+        // The program's handler runs on the stack of this one: the alternate stack only if it was installed for that.
+        let is_handler = !matches!(program.sa_sigaction, SIG_DFL | SIG_IGN);
+        let stack = if is_handler { program.sa_flags & libc::SA_ONSTACK } else { libc::SA_ONSTACK };
+        // SAFETY: zeros are an action; the handler is one; the struct is this function's.
+        unsafe {
+            let mut ours: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            ours.sa_sigaction = on_fault as *const () as usize;
+            ours.sa_flags = libc::SA_SIGINFO | stack | program.sa_flags & libc::SA_RESTART;
+            system_sigaction(signal, &ours, ptr::null_mut())
+        }
+    }
 
     impl Action {
         const fn new(signal: c_int) -> Action {
@@ -148,14 +198,25 @@ mod x86_64 {
         // SAFETY: the arguments of `sigaction`, which may be null, and may be the same.
         unsafe {
             let new = (!new.is_null()).then(|| new.read());
+            if is_child_of_vfork() {
+                // The kernel's action is the child's own, and the noted one its parent's.
+                let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
+                let result =
+                    system_sigaction(signal, new.as_ref().map_or(ptr::null(), ptr::from_ref), &mut before);
+                let is_ours = before.sa_sigaction == on_fault as *const () as usize;
+                if !old.is_null() {
+                    old.write(if is_ours { action.get() } else { before });
+                }
+                return result;
+            }
             if !old.is_null() {
                 old.write(action.get());
             }
-            if let Some(new) = new {
+            new.map_or(0, |new| {
                 action.set(&new);
-            }
+                install(signal, &new)
+            })
         }
-        0
     }
 
     /// Makes faults of the crate's accesses to user memory errors of the work request, with a handler of SIGSEGV and SIGBUS
@@ -164,19 +225,26 @@ mod x86_64 {
     pub fn survive_faults() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
+            note_process();
+            // SAFETY: the function stays; the names end with zeros. Without the C library as a library of its own, nothing can be
+            // in front of it.
+            unsafe {
+                libc::pthread_atfork(None, None, Some(note_process));
+                let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+                if !library.is_null() {
+                    let found = libc::dlsym(library, c"sigaction".as_ptr());
+                    SYSTEM_SIGACTION.store(found.cast(), Ordering::Release);
+                }
+            }
             for action in &ACTIONS {
-                // SAFETY: the handler is one; the structs are this function's.
-                unsafe {
+                // SAFETY: the struct is this function's, and zeros are an action.
+                let (result, before) = unsafe {
                     let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
-                    if libc::sigaction(action.signal, ptr::null(), &mut before) != 0 {
-                        continue;
-                    }
+                    (system_sigaction(action.signal, ptr::null(), &mut before), before)
+                };
+                if result == 0 {
                     action.set(&before);
-                    let mut ours: libc::sigaction = MaybeUninit::zeroed().assume_init();
-                    ours.sa_sigaction = on_fault as *const () as usize;
-                    // On the alternate stack, if there is one: the program's handler may be for a stack that is full.
-                    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | before.sa_flags & libc::SA_RESTART;
-                    libc::sigaction(action.signal, &ours, ptr::null_mut());
+                    install(action.signal, &before);
                 }
             }
             // The preloaded library's `sigaction` and `signal` hand the two signals on from now on.
@@ -184,8 +252,6 @@ mod x86_64 {
             unsafe {
                 let route = libc::dlsym(libc::RTLD_DEFAULT, c"urxe_route_fault_signals".as_ptr());
                 if !route.is_null() {
-                    type Sigaction =
-                        unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
                     let route: extern "C" fn(Sigaction) = std::mem::transmute(route);
                     route(program_sigaction);
                 }

@@ -93,7 +93,7 @@ mod x86_64 {
         unless(fault).map(|()| word.to_ne_bytes())
     }
 
-    /// Stores a word; what was stored before is visible to whoever reads the word, as always on this machine.
+    /// Stores a word; what was stored before is visible to a reader of the word, as always on this machine.
     ///
     /// # Safety
     /// `to` is writable, or user memory.
@@ -108,7 +108,7 @@ mod x86_64 {
         unless(fault)
     }
 
-    /// The same of a byte.
+    /// Stores a byte; what was stored before is visible to a reader of the byte.
     ///
     /// # Safety
     /// As of [`store_word`].

@@ -177,7 +177,7 @@ impl Table {
     /// the table is full.
     ///
     /// # Safety
-    /// Whoever holds the key may read, and write if `access` allows any writing, all of the process's memory.
+    /// A holder of the key can read all of the process's memory, and write it if `access` allows any writing.
     /// Memory that is unmapped during an access ends the process without [`survive_faults`](super::survive_faults).
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let grant = Grant { access: access | Access::ON_DEMAND, ..Grant::WHOLE_PROCESS };
@@ -256,7 +256,7 @@ impl Table {
         Ok(())
     }
 
-    /// The same; windows that are bound to it are closed.
+    /// Removes a region; windows that are bound to it are closed.
     ///
     /// # Errors
     /// [`ManagementError::UnknownKey`].

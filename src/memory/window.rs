@@ -4,7 +4,7 @@ use super::grant::Grant;
 use super::{Access, AccessError, Accessor, ManagementError, PdId};
 use crate::wire::{LKey, Qpn, RKey};
 
-/// Who may use a memory window, and who makes its keys (IBA 10.6.7.2).
+/// Types of memory windows: the queue pairs that may use one, and the maker of its keys (IBA 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WindowKind {
     /// Every QP of its protection domain; bound anew at will, never invalidated.
@@ -43,7 +43,7 @@ struct Binding {
     grant: Grant,
     /// Slot of the region.
     region: u32,
-    /// Who bound it.
+    /// The queue pair that bound it.
     qpn: Qpn,
 }
 

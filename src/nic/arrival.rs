@@ -118,7 +118,7 @@ impl Nic {
         self.handle_part(now, burst, 0, memory, tx);
     }
 
-    /// The same with a part of a burst: `burst` has the packets from number `first` of it on.
+    /// Handles a part of a burst: `burst` has the packets from number `first` of it on.
     pub fn handle_part(
         &mut self,
         now: Instant,

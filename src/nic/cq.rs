@@ -20,7 +20,7 @@ pub enum Notify {
     Solicited,
 }
 
-/// Whoever is told that a completion queue has something.
+/// A listener to the events of a completion queue.
 pub trait CqListener: Send + Sync {
     /// The event that was asked for by [`CompletionQueue::arm`]; called once for each.
     fn completion(&self);
@@ -78,7 +78,7 @@ impl CompletionQueue {
         CompletionQueue::numbered(CqId::default(), capacity)
     }
 
-    /// The same with a number, by which events name it.
+    /// [`new`](Self::new) with a number, by which events name it.
     pub fn numbered(id: CqId, capacity: usize) -> CompletionQueue {
         CompletionQueue {
             id,
@@ -91,7 +91,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The same, but a completion that finds it full takes the place of the oldest; none counts as lost.
+    /// This queue, but a completion that finds it full takes the place of the oldest; none counts as lost.
     pub fn overwriting(mut self) -> CompletionQueue {
         self.overwrites = true;
         self
@@ -237,8 +237,8 @@ impl CompletionQueue {
         fence(Ordering::SeqCst);
     }
 
-    /// The same as hardware does it: a completion that came while nothing was asked for, and still waits, raises the event at
-    /// once. One that has raised an event before does not do so again.
+    /// [`arm`](Self::arm) as hardware does it: a completion that came while nothing was asked for, and still waits, raises
+    /// the event at once. One that has raised an event before does not do so again.
     pub fn arm_with_missed(&self, notify: Notify) {
         self.arm(notify);
         if notify == Notify::Any && self.ring.waits_behind(self.told.load(Ordering::Relaxed)) {

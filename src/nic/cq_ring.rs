@@ -1,6 +1,6 @@
 //! The ring behind a completion queue: filled and emptied from any thread, without a lock.
 //!
-//! Whoever empties it copies the oldest entry first and claims it after, by moving the head on; a copy of what somebody
+//! A reader copies the oldest entry first and claims it after, by moving the head on; a copy of what somebody
 //! else has claimed meanwhile is thrown away. So a slot is free as soon as its entry is claimed, and who fills the ring
 //! waits for nobody who was stopped while emptying it. All of it is atomic words, which makes a torn copy harmless.
 

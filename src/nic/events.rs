@@ -10,13 +10,13 @@ use crate::wire::Qpn;
 /// Events kept for a reader. Nobody has to read them: only the newest are.
 const MAX_EVENTS: usize = 4096;
 
-/// Whoever is told whether asynchronous events wait.
+/// A listener for the event queue: notified when it becomes non-empty or empty.
 pub trait EventListener: Send + Sync + fmt::Debug {
-    /// The first has come, or the last has been taken.
+    /// Called with `true` when the first event arrives and with `false` when the last one is taken.
     fn waiting(&self, any: bool);
 }
 
-/// Who reads asynchronous events: those of the queues that are its own, and those of the port.
+/// A reader of asynchronous events: those of the queues that are its own, and those of the port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventReader(u32);
 

@@ -379,7 +379,7 @@ impl Nic {
         self.transmit_urgent(now, memory, tx)
     }
 
-    /// The same but for acknowledgements of queue pairs that have nothing else to send: they wait for a
+    /// [`transmit`](Self::transmit) without acknowledgements of queue pairs that have nothing else to send: they wait for a
     /// request to travel with, or for the next [`transmit`](Self::transmit).
     pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
@@ -411,7 +411,7 @@ impl Nic {
         self.wants_to_transmit_urgently()
     }
 
-    /// Whose turn it is, and whether that is because there is room for it again: those have waited longer.
+    /// The queue pair whose turn it is, and whether that is because there is room for it again: those have waited longer.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
         let woken = self.peers.next_woken().map(|qpn| (qpn, true));
         woken.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))

@@ -50,7 +50,8 @@ impl Peers {
         }
     }
 
-    /// The same after its turn to send: if that ended for want of room, it waits for the next.
+    /// [`settle`](Self::settle) after the turn of a queue pair to send: if the turn ended for want of room, the queue pair
+    /// waits for the next.
     pub fn settle_turn(&mut self, entry: &mut Entry, window: usize) {
         let Some(at) = self.account(entry, window) else { return };
         if !entry.qp.is_crowded_out() {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::transport::Habits;
+use crate::transport::{EarlySends, Habits};
 use crate::wire::NakCode;
 
 /// What a NIC has at most.
@@ -47,6 +47,11 @@ pub struct Limits {
 }
 
 /// A class of device, as data: what it allows and how it behaves.
+///
+/// [`DEFAULT`](Self::DEFAULT) is what a NIC has unless another is chosen ([`ContextOptions`](crate::verbs::ContextOptions),
+/// `--personality`, `URXE_PERSONALITY`). All that differs:
+///
+#[doc = include_str!("personality.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Personality {
     /// Its name.
@@ -60,7 +65,11 @@ pub struct Personality {
 }
 
 impl Personality {
-    /// As the specification has it, with generous limits.
+    /// By the specification, with generous limits, and as lenient as devices are with what is posted.
+    pub const DEFAULT: Personality =
+        Personality { name: "default", habits: Habits::LENIENT, ..Personality::STRICT };
+
+    /// By the letter of the specification, with generous limits.
     pub const STRICT: Personality = Personality {
         name: "strict",
         limits: Limits {
@@ -123,6 +132,10 @@ impl Personality {
             flush_icrc_twice: true,
             grh_on_every_receive: true,
             reports_missed_completions: false,
+            empty_regions_at_page_boundaries: false,
+            early_sends: EarlySends::RefusedAndHeld,
+            send_queue_errors: false,
+            ..Habits::LENIENT
         },
     };
 
@@ -152,14 +165,89 @@ impl Personality {
         },
         // Measured by others: whatever is asked for, it does not retransmit before half a second.
         min_timeout: Duration::from_millis(500),
-        habits: Habits::STRICT,
+        habits: Habits {
+            empty_regions_at_page_boundaries: false,
+            early_sends: EarlySends::Held,
+            early_receives: true,
+            ..Habits::LENIENT
+        },
     };
 
     /// All that there are.
-    pub const ALL: [Personality; 3] = [Personality::STRICT, Personality::RXE, Personality::MLX5];
+    pub const ALL: [Personality; 4] =
+        [Personality::DEFAULT, Personality::STRICT, Personality::MLX5, Personality::RXE];
 
     /// The one of a name.
     pub fn named(name: &str) -> Option<Personality> {
         Personality::ALL.into_iter().find(|p| p.name == name)
+    }
+
+    /// The limits and habits by name: the rows of the table above.
+    pub fn properties(&self) -> Vec<(&'static str, String)> {
+        fn of<T: ToString>(name: &'static str, value: T) -> (&'static str, String) {
+            (name, value.to_string())
+        }
+        let words = |name, is: bool, yes: &str, no: &str| of(name, if is { yes } else { no });
+        let (l, h) = (&self.limits, &self.habits);
+        vec![
+            of("QPs", l.max_qp),
+            of("work requests of a queue", l.max_qp_wr),
+            of("SGEs of a work request", l.max_sge),
+            of("inline bytes", l.max_inline),
+            of("SRQs", l.max_srq),
+            of("receives of an SRQ", l.max_srq_wr),
+            of("SGEs of such a receive", l.max_srq_sge),
+            of("CQs", l.max_cq),
+            of("entries of a CQ", l.max_cqe),
+            of("completion vectors", l.num_comp_vectors),
+            of("regions and windows", l.max_mr),
+            of("bytes of a region", if l.max_mr_size == u64::MAX { "2^64 - 1" } else { "2^47" }),
+            of("bytes of device memory", l.max_dm_size),
+            of("PDs", l.max_pd),
+            of("P_Keys", l.max_pkeys),
+            of("multicast groups", l.max_mcast_grp),
+            of("QPs of a group", l.max_mcast_qp_attach),
+            of("attachments to groups", l.max_total_mcast_qp_attach),
+            of("READs and atomics in flight", l.max_qp_rd_atom),
+            of("least ACK timeout", format!("{} ms", self.min_timeout.as_millis())),
+            words("end-to-end credits", h.credits, "used", "not used"),
+            words("MigReq in packets", h.mig_req, "1", "0"),
+            words("ACK for several requests", h.coalesces_acks, "yes", "no"),
+            of(
+                "NAK of a message longer than its receive",
+                match h.too_long {
+                    NakCode::InvalidRequest => "invalid request",
+                    _ => "remote operational error",
+                },
+            ),
+            words("SEND with a packet of the wrong length", h.checks_send_length, "refused", "accepted"),
+            words("READs beyond max_dest_rd_atomic", h.checks_depth, "refused", "answered"),
+            words("ICRC of a FLUSH covers its headers", h.flush_icrc_twice, "twice", "once"),
+            words("IBV_WC_GRH", h.grh_on_every_receive, "every receive", "UD"),
+            words("ibv_req_notify_cq behind a completion", h.reports_missed_completions, "event", "no event"),
+            words(
+                "region of length 0 at a page boundary",
+                h.empty_regions_at_page_boundaries,
+                "registered",
+                "EINVAL",
+            ),
+            words("atomic with more than 8 bytes of SGEs", h.long_atomics, "8 are used", "EINVAL"),
+            words(
+                "operation that the service lacks (READ on UD, ...), AH of another PD",
+                h.late_refusals,
+                "LOC_QP_OP_ERR",
+                "EINVAL",
+            ),
+            of(
+                "send posted in RESET, INIT, RTR",
+                match h.early_sends {
+                    EarlySends::Refused => "EINVAL",
+                    EarlySends::Held => "leaves with the next post in RTS",
+                    EarlySends::RefusedAndHeld => "EINVAL, yet leaves with the next post in RTS",
+                },
+            ),
+            words("receive posted in RESET", h.early_receives, "used from RTR on", "EINVAL"),
+            words("failed send of UC or UD: state", h.send_queue_errors, "SQE", "ERR"),
+        ]
     }
 }

@@ -24,7 +24,7 @@ impl ShardId {
         fits.then_some(ShardId { index: index as u8, count: count as u8, seat: Seat::WHOLE })
     }
 
-    /// The same of a device that has not all numbers.
+    /// This shard of a device that has not all numbers.
     pub fn seated(self, seat: Seat) -> ShardId {
         ShardId { seat, ..self }
     }
@@ -54,7 +54,7 @@ impl ShardId {
         self.count == 1
     }
 
-    /// Whose a queue pair is, by the last byte of its number.
+    /// The shard that has a queue pair, by the last byte of its number.
     pub fn of(self, qpn: u8) -> usize {
         usize::from(qpn & (self.count - 1))
     }

@@ -58,7 +58,7 @@ struct Burst {
 
 /// Bytes of a turn: few enough to be in a core's own cache still when the kernel reads them.
 const TURN: usize = 256 << 10;
-/// The same of packets that are copied when they leave: the copy has to be there too when the receiver reads it.
+/// Bytes of a turn whose packets are copied when they leave: the copy has to be there too when the receiver reads it.
 const UNSEALED_TURN: usize = 128 << 10;
 
 /// The packets of one turn. Its buffers are reused, so that a warmed-up NIC allocates nothing.
@@ -107,7 +107,7 @@ impl TxQueue {
         self.flush_icrc_twice = twice;
     }
 
-    /// The same for a link that only ever copies: packets get their ICRCs by [`TxBurst::copy_to`], in the same pass.
+    /// A queue for a link that only ever copies: packets get their ICRCs by [`TxBurst::copy_to`], in the same pass.
     pub fn unsealed(limits: BurstLimits) -> TxQueue {
         TxQueue { unsealed: true, ..TxQueue::new(limits) }
     }
@@ -161,7 +161,7 @@ impl TxQueue {
         let _ = self.add(flow, &headers, payload);
     }
 
-    /// The same with payload in user memory.
+    /// [`push`](Self::push) with payload in user memory.
     ///
     /// # Errors
     /// [`Faulted`] if that memory cannot be read; then nothing is added.
@@ -444,7 +444,7 @@ fn part_of(dest: Qpn) -> u8 {
     if dest == Qpn::GSI { ALONE } else { dest.part() }
 }
 
-/// The same of the destination of the first packet.
+/// [`part_of`] the destination of the first packet.
 fn part_of_first(packets: &[u8]) -> u8 {
     /// The last word of a BTH but one has the number in its lowest bytes.
     const DEST_QP: usize = 4;
@@ -485,7 +485,7 @@ impl<'a> TxBurst<'a> {
         }
     }
 
-    /// The same.
+    /// The bytes of all packets, packet `i` from `i * segment` on.
     ///
     /// # Panics
     /// If they are still to be copied, as in a queue for a link that [only does

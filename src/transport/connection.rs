@@ -83,7 +83,7 @@ impl Connection {
         self.made_with.domain
     }
 
-    /// Who names memory through this queue pair.
+    /// The accessor of memory through this queue pair.
     pub fn accessor(&self) -> Accessor {
         Accessor { pd: self.pd, qpn: self.qpn }
     }

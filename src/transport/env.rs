@@ -10,7 +10,7 @@ use crate::memory::{HostSlice, Table};
 pub enum Output {
     /// For the send completion queue.
     Sent(Completion),
-    /// The same, once the link has taken the packets of this turn: nobody will acknowledge them.
+    /// For the send completion queue, once the link has taken the packets of this turn: nobody will acknowledge them.
     Emitted(Completion),
     /// For the receive completion queue.
     Received(Completion),
@@ -179,7 +179,7 @@ pub struct Env<'a> {
     pub out: &'a mut Vec<Output>,
     /// A buffer for gathering, empty between uses.
     pub scratch: &'a mut Vec<HostSlice>,
-    /// The same for inline data.
+    /// A buffer for inline data, empty between uses.
     pub bytes: &'a mut Vec<u8>,
     /// The NIC's counters.
     pub counters: &'a mut Counters,

@@ -71,6 +71,11 @@ impl<T> Fifo<T> {
         self.items.range(from..from + n)
     }
 
+    /// All entries, the front first.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.items.iter_mut()
+    }
+
     /// Drops all; the next entry's index is as it would have been.
     pub fn clear(&mut self) {
         self.start = self.end();

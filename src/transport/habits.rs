@@ -22,10 +22,39 @@ pub struct Habits {
     pub grh_on_every_receive: bool,
     /// Arming a completion queue raises the event at once for a completion that came, unreported, before.
     pub reports_missed_completions: bool,
+    /// A region without bytes may begin at a page boundary. The kernel pins no page of such a region and refuses to register it
+    /// (`ib_umem_get`, so rxe and mlx5), but it registers one that begins within a page.
+    pub empty_regions_at_page_boundaries: bool,
+    /// An atomic may have more than 8 bytes of scatter elements; the old value fills the first 8. rxe: `length < 8` alone is
+    /// refused. mlx5: the provider writes 8 into the element whatever its length.
+    pub long_atomics: bool,
+    /// A work request that the service does not have, or whose address handle is of another protection domain, is posted and
+    /// completes with LOC_QP_OP_ERR in its turn, instead of being refused when it is posted. (mlx5 has no domain of the handle
+    /// to check: not imitated.)
+    pub late_refusals: bool,
+    /// Treatment of send work requests that are posted in RESET, INIT or RTR.
+    pub early_sends: EarlySends,
+    /// Receives may be posted in RESET; they are used from RTR on.
+    pub early_receives: bool,
+    /// A failed send of UC or UD stops the send queue (SQE, IBA 10.3.1.7), not the whole queue pair.
+    pub send_queue_errors: bool,
+}
+
+/// Treatment of send work requests that are posted in RESET, INIT or RTR.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EarlySends {
+    /// Refused (C10-96).
+    Refused,
+    /// Taken. They leave with the first post in RTS: the provider of mlx5 does not look at the state, and the device
+    /// ignores the doorbell before RTS; the next one covers them.
+    Held,
+    /// The post returns an error, but they leave with the first post in RTS all the same: the provider of rxe puts them
+    /// into the queue before it asks the kernel, which refuses.
+    RefusedAndHeld,
 }
 
 impl Habits {
-    /// As the specification has it.
+    /// By the letter of the specification.
     pub const STRICT: Habits = Habits {
         credits: true,
         mig_req: true,
@@ -36,5 +65,14 @@ impl Habits {
         flush_icrc_twice: false,
         grh_on_every_receive: false,
         reports_missed_completions: true,
+        empty_regions_at_page_boundaries: true,
+        long_atomics: false,
+        late_refusals: false,
+        early_sends: EarlySends::Refused,
+        early_receives: false,
+        send_queue_errors: true,
     };
+
+    /// By the specification, but as lenient as devices are with what is posted.
+    pub const LENIENT: Habits = Habits { long_atomics: true, late_refusals: true, ..Habits::STRICT };
 }

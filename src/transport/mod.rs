@@ -27,7 +27,7 @@ mod work;
 pub use burst::{BurstLimits, Copier, Payload, RxBurst, TxBurst, TxQueue};
 pub use env::{Counters, Env, Output, Tuning};
 pub use event::AsyncEvent;
-pub use habits::Habits;
+pub use habits::{EarlySends, Habits};
 pub use migration::Via;
 pub use qp::{Pending, QpInit, QueuePair};
 pub use recv_queue::RecvCaps;

@@ -6,9 +6,9 @@ use super::requester::{Requester, failure};
 use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
-    AddressError, AddressVector, AsyncEvent, Completion, Destination, Env, Habits, Instant, ModifyError,
-    Output, PostBatchError, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, WcOpcode, WcStatus,
-    XrcdId, earliest, state,
+    AddressError, AddressVector, AsyncEvent, Completion, Destination, EarlySends, Env, Habits, Instant,
+    ModifyError, Output, PostBatchError, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, WcOpcode,
+    WcStatus, XrcdId, earliest, state,
 };
 use crate::memory::PdId;
 use crate::wire::{Flow, Mtu, Packet, Qpn, Transport};
@@ -235,7 +235,7 @@ impl QueuePair {
     /// Takes a send work request; `path` turns a destination into a flow. In ERR and SQE it is flushed at once.
     ///
     /// # Errors
-    /// [`PostError`]; then it was not taken.
+    /// [`PostError`]; then it was not taken, but for [`EarlySends::RefusedAndHeld`].
     pub fn post_send(
         &mut self,
         wr: &SendWr<'_>,
@@ -243,10 +243,7 @@ impl QueuePair {
         out: &mut Vec<Output>,
     ) -> Result<(), PostError> {
         match self.conn.state {
-            QpState::Rts | QpState::Sqd => {
-                let flow = self.path_of(wr, path)?;
-                self.requester.post(wr, flow, &self.conn)
-            }
+            QpState::Rts | QpState::Sqd => self.enqueue(wr, path),
             QpState::Err | QpState::Sqe => {
                 out.push(Output::Sent(Completion {
                     opcode: wr.op.completion_opcode(),
@@ -254,8 +251,46 @@ impl QueuePair {
                 }));
                 Ok(())
             }
-            state => Err(PostError::State(state)),
+            state => self.post_early(state, wr, path),
         }
+    }
+
+    /// Takes a send work request before RTS, if devices of this class do.
+    #[cold]
+    fn post_early(
+        &mut self,
+        state: QpState,
+        wr: &SendWr<'_>,
+        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+    ) -> Result<(), PostError> {
+        let (early, refused) = (self.conn.habits().early_sends, Err(PostError::State(state)));
+        if early != EarlySends::Refused {
+            self.enqueue(wr, path)?;
+            self.requester.hold();
+        }
+        if early == EarlySends::Held { Ok(()) } else { refused }
+    }
+
+    /// Puts a send work request into the send queue.
+    #[inline(always)]
+    fn enqueue(
+        &mut self,
+        wr: &SendWr<'_>,
+        path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
+    ) -> Result<(), PostError> {
+        match self.path_of(wr, path) {
+            Ok(flow) => self.requester.post(wr, flow, &self.conn),
+            Err(error) => self.enqueue_to_fail(wr, error),
+        }
+    }
+
+    /// Puts a send work request that cannot be carried out into the send queue, if devices of this class do.
+    #[cold]
+    fn enqueue_to_fail(&mut self, wr: &SendWr<'_>, error: PostError) -> Result<(), PostError> {
+        let fails_later = matches!(error, PostError::Unsupported(..) | PostError::HandlePd { .. })
+            && self.conn.habits().late_refusals
+            && self.conn.qp_type != QpType::XrcRecv;
+        if fails_later { self.requester.post_to_fail(wr, &self.conn) } else { Err(error) }
     }
 
     /// Takes send work requests in: all of them or, if one is refused, none.
@@ -280,12 +315,16 @@ impl QueuePair {
     }
 
     /// The path of a datagram; none for a connected service.
+    #[inline]
     fn path_of(
         &self,
         wr: &SendWr<'_>,
         path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
     ) -> Result<Option<Flow>, PostError> {
         let conn = &self.conn;
+        if !conn.qp_type.offers(&wr.op) {
+            return Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode()));
+        }
         match (conn.qp_type, &wr.to) {
             (QpType::Rc | QpType::Uc, None) | (QpType::XrcSend, Some(Destination::Srq(_))) => Ok(None),
             // What has no packets goes nowhere.
@@ -296,7 +335,6 @@ impl QueuePair {
             (QpType::Ud, Some(Destination::Qp { av, qpn, .. })) => {
                 path(av, conn.qpn, *qpn).map(Some).map_err(PostError::Address)
             }
-            (QpType::XrcRecv, _) => Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode())),
             _ => Err(PostError::Destination),
         }
     }
@@ -310,7 +348,7 @@ impl QueuePair {
             return Err(PostError::Unsupported(QpType::XrcSend, WcOpcode::Recv));
         }
         match self.conn.state {
-            QpState::Reset => Err(PostError::State(QpState::Reset)),
+            QpState::Reset if !self.conn.habits().early_receives => Err(PostError::State(QpState::Reset)),
             QpState::Err => {
                 out.push(Output::Received(Completion {
                     opcode: WcOpcode::Recv,
@@ -400,7 +438,7 @@ impl QueuePair {
                 more
             }
             // Without a connection to lose, only the send queue stops (IBA 10.3.1.7).
-            Err(Fatal) if !self.conn.qp_type.is_reliable() => {
+            Err(Fatal) if !self.conn.qp_type.is_reliable() && self.conn.habits().send_queue_errors => {
                 self.conn.state = QpState::Sqe;
                 self.requester.flush(&self.conn, env);
                 false

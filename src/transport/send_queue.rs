@@ -1,5 +1,6 @@
 //! The send queue: work requests from their posting until they are complete.
 
+use super::connection::Connection;
 use super::fifo::Fifo;
 use super::work::MAX_MESSAGE;
 use super::{Destination, PostError, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
@@ -30,6 +31,14 @@ pub struct SendCaps {
     pub max_inline: u32,
 }
 
+/// The place of a work request in the stream of packets: its message number, PSNs and flight cost.
+struct Place {
+    number: u32,
+    first_psn: Psn,
+    packets: u32,
+    cost_before: u64,
+}
+
 /// A posted send work request.
 #[derive(Debug)]
 pub(super) struct SendWqe {
@@ -38,6 +47,8 @@ pub(super) struct SendWqe {
     pub number: u32,
     pub op: WrOp,
     pub flags: SendFlags,
+    /// Completes with LOC_QP_OP_ERR in its turn: the queue pair cannot do it.
+    pub fails: bool,
     /// Where to, if it is a datagram: index of that in the queue of destinations.
     to: Option<u64>,
     /// The peer's shared receive queue, if it is of XRC.
@@ -143,8 +154,14 @@ impl SendQueue {
         }
     }
 
-    /// Takes a work request in and gives it its PSNs.
-    pub fn post(&mut self, wr: &SendWr<'_>, to: Option<Datagram>, mtu: Mtu) -> Result<(), PostError> {
+    /// Takes a work request in and gives it its PSNs; one that `fails` has none.
+    pub fn post(
+        &mut self,
+        wr: &SendWr<'_>,
+        to: Option<Datagram>,
+        fails: bool,
+        conn: &Connection,
+    ) -> Result<(), PostError> {
         if self.wqes.len() >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
         }
@@ -175,9 +192,11 @@ impl SendQueue {
         if len > MAX_MESSAGE {
             return Err(PostError::TooLong(len));
         }
-        if matches!(wr.op, WrOp::Atomic { .. }) && len != 8 {
+        let is_atomic = matches!(wr.op, WrOp::Atomic { .. });
+        if is_atomic && (len < 8 || len > 8 && !conn.habits().long_atomics) {
             return Err(PostError::AtomicLength(len));
         }
+        let len = if is_atomic { 8 } else { len };
         let (source, count) = match wr.data {
             WrData::Sges(sges) => {
                 let first = self.sges.end();
@@ -190,25 +209,17 @@ impl SendQueue {
                 (Source::Inline(first), len as u32)
             }
         };
-        // A datagram is one packet, or fails.
-        let single = to.is_some() || matches!(wr.op, WrOp::Atomic { .. });
-        let packets = match wr.op {
-            op if op.is_local() => 0,
-            _ if single => 1,
-            _ => mtu.packets(len as u32),
-        };
-        if !wr.op.is_local() {
-            self.messages = (self.messages + 1) & 0xff_ffff;
-        }
         let to = to.map(|to| {
             self.destinations.push(to);
             self.destinations.end() - 1
         });
+        let place = self.place(&wr.op, len as u32, to.is_some(), fails, conn.mtu);
         self.wqes.push(SendWqe {
             wr_id: wr.wr_id,
-            number: self.messages,
+            number: place.number,
             op: wr.op,
             flags: wr.flags,
+            fails,
             to,
             srq: match wr.to {
                 Some(Destination::Srq(srq)) => Some(srq),
@@ -217,13 +228,47 @@ impl SendQueue {
             len: len as u32,
             source,
             count,
-            first_psn: self.next_psn,
-            packets,
-            cost_before: self.cost,
+            first_psn: place.first_psn,
+            packets: place.packets,
+            cost_before: place.cost_before,
         });
-        self.next_psn += packets;
-        self.cost += message_cost(len as u32, packets, packets, mtu);
         Ok(())
+    }
+
+    /// Gives a work request its number, PSNs and cost, behind all that have theirs.
+    #[inline]
+    fn place(&mut self, op: &WrOp, len: u32, is_datagram: bool, fails: bool, mtu: Mtu) -> Place {
+        // A datagram is one packet, or fails.
+        let packets = match op {
+            op if op.is_local() || fails => 0,
+            WrOp::Atomic { .. } => 1,
+            _ if is_datagram => 1,
+            _ => mtu.packets(len),
+        };
+        if packets > 0 {
+            self.messages = (self.messages + 1) & 0xff_ffff;
+        }
+        let place =
+            Place { number: self.messages, first_psn: self.next_psn, packets, cost_before: self.cost };
+        self.next_psn += packets;
+        self.cost += message_cost(len, packets, packets, mtu);
+        place
+    }
+
+    /// The connection begins (RTS): what was posted before gets its place in it. The cost of all before that.
+    pub fn begin(&mut self, conn: &Connection) -> u64 {
+        (self.next_psn, self.messages) = (conn.sq_psn, 0);
+        self.cost = self.wqes.front().map_or(self.cost, |wqe| wqe.cost_before);
+        let before = self.cost;
+        let mut wqes = std::mem::take(&mut self.wqes);
+        for wqe in wqes.iter_mut() {
+            wqe.fails |= wqe.op.awaits_response() && conn.max_rd_atomic == 0;
+            let place = self.place(&wqe.op, wqe.len, wqe.is_datagram(), wqe.fails, conn.mtu);
+            (wqe.number, wqe.first_psn) = (place.number, place.first_psn);
+            (wqe.packets, wqe.cost_before) = (place.packets, place.cost_before);
+        }
+        self.wqes = wqes;
+        before
     }
 
     /// The place behind all that is posted.
@@ -368,12 +413,24 @@ pub(super) fn gather<'a, E>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::AtomicOp;
+    use crate::memory::{AtomicOp, PdId};
+    use crate::transport::{Habits, QpInit, QpType, RecvCaps};
     use crate::wire::RKey;
 
     #[test]
     fn a_roll_back_leaves_the_queue_as_it_was() {
-        let mut queue = SendQueue::new(SendCaps { max_wr: 8, max_sge: 4, max_inline: 64 });
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            pd: PdId(1),
+            send: SendCaps { max_wr: 8, max_sge: 4, max_inline: 64 },
+            recv: RecvCaps::default(),
+            signal_all: false,
+            srq: None,
+            domain: None,
+            port_mtu: Mtu::Mtu1024,
+            habits: Habits::STRICT,
+        };
+        let (conn, mut queue) = (Connection::new(&init, Qpn::new(7)), SendQueue::new(init.send));
         let sges = [Sge { length: 5000, ..Sge::default() }, Sge::default()];
         let word = [Sge { length: 8, ..Sge::default() }];
         let atomic = WrOp::Atomic { va: 0, rkey: RKey(0), op: AtomicOp::FetchAdd(1) };
@@ -384,7 +441,7 @@ mod tests {
                 (atomic, WrData::Sges(&word)),
             ] {
                 let wr = SendWr { wr_id: 1, op, data, flags: SendFlags::SIGNALED, to: None };
-                queue.post(&wr, None, Mtu::Mtu1024).unwrap();
+                queue.post(&wr, None, false, &conn).unwrap();
             }
         };
         post(&mut queue);

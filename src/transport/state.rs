@@ -29,7 +29,7 @@ impl QpType {
     }
 
     /// Whether it has this operation (IBA table 45).
-    pub const fn offers(self, op: WrOp) -> bool {
+    pub const fn offers(self, op: &WrOp) -> bool {
         match op {
             _ if matches!(self, QpType::XrcRecv) => false,
             WrOp::Send | WrOp::SendWithImm(_) => true,

@@ -26,9 +26,9 @@ pub struct Sge {
 pub enum WrOp {
     /// Sends to the peer's next receive.
     Send,
-    /// The same, with four bytes for the receive's completion.
+    /// SEND with four bytes of immediate data for the receive's completion.
     SendWithImm(u32),
-    /// The same, and closes what a key at the peer opens: a window of type 2, or a fast region.
+    /// SEND that invalidates an rkey at the peer: of a window of type 2, or of a fast region.
     SendWithInv(RKey),
     /// Writes to the peer's memory.
     Write {
@@ -37,7 +37,7 @@ pub enum WrOp {
         /// Key of the peer's region.
         rkey: RKey,
     },
-    /// The same, and completes the peer's next receive with four bytes.
+    /// RDMA WRITE that completes the peer's next receive with four bytes of immediate data.
     WriteWithImm {
         /// Address at the peer.
         va: u64,
@@ -217,7 +217,7 @@ pub enum WrData<'a> {
     Sges(&'a [Sge]),
     /// Here; copied while posting, so that it may change at once.
     Inline(&'a [u8]),
-    /// The same in several pieces, which go out one behind the other.
+    /// Inline data in several pieces, which go out one behind the other.
     InlineList(&'a [&'a [u8]]),
 }
 

@@ -28,10 +28,10 @@ const FIRST_IOVA: u64 = 0x1000_0000;
 /// How a context is opened.
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
-    /// Limits and habits of the NIC.
+    /// Limits and habits of the NIC: those of [`Personality::DEFAULT`] unless chosen.
     pub personality: Personality,
-    /// Seeds queue pair numbers, keys, the connection manager's IDs and first PSNs. `None`: differently each time, but on a fabric by the
-    /// fabric's seed and the port's address, so that a program replays.
+    /// Seeds queue pair numbers, keys, the connection manager's IDs and first PSNs. `None`: differently each time, but on
+    /// a fabric by the fabric's seed and the port's address, so that a program replays.
     pub seed: Option<u64>,
     /// Bytes that a queue pair keeps in flight. `None`: what the link says its peers can hold.
     pub window: Option<usize>,
@@ -42,7 +42,7 @@ pub struct ContextOptions {
 
 impl Default for ContextOptions {
     fn default() -> Self {
-        ContextOptions { personality: Personality::STRICT, seed: None, window: None, min_ack_timeout: None }
+        ContextOptions { personality: Personality::DEFAULT, seed: None, window: None, min_ack_timeout: None }
     }
 }
 
@@ -53,7 +53,7 @@ pub struct Context(pub(super) Arc<Handle>);
 /// One opening of a device: what is made of it is its own.
 pub(super) struct Handle {
     device: Arc<Inner>,
-    /// Who reads the asynchronous events of what was made of it.
+    /// The reader of the asynchronous events of objects that were made of it.
     pub reader: EventReader,
     pub events: Arc<EventSignal>,
 }
@@ -440,6 +440,11 @@ impl WeakContext {
         if let Some(inner) = self.0.upgrade() {
             inner.shards.acknowledge(patience);
         }
+    }
+
+    /// The device's counters, if it is open: for a process that ends. `None` too if a thread is in the NIC for longer than this.
+    pub fn counters_within(&self, patience: Duration) -> Option<Counters> {
+        self.0.upgrade()?.shards.counters_within(patience)
     }
 }
 

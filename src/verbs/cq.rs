@@ -49,7 +49,7 @@ struct Signal {
     raised: Mutex<bool>,
     changed: Condvar,
     channel: Option<CompletionChannel>,
-    /// Whom the channel's event names.
+    /// The queue that the channel's event names.
     cq: Mutex<Weak<CqInner>>,
 }
 
@@ -156,7 +156,8 @@ impl Cq {
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
-    /// The same as hardware does it: one that came unasked since the last event, and is still there, raises the event at once.
+    /// [`req_notify`](Self::req_notify) as hardware does it: a completion that came unasked since the last event, and is
+    /// still there, raises the event at once.
     /// There are programs (UCX) that do not poll once more. It is so for [`Notify::Any`] only.
     pub fn req_notify_with_missed(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;

@@ -137,8 +137,8 @@ impl Wc<'_> {
         self.entry.at.0
     }
 
-    /// The same in nanoseconds since 1970; in virtual time that of the fabric's clock, which starts at 0. It does not go backwards
-    /// from one completion of a queue to the next, unless the wall clock is set back between two rounds.
+    /// Time of the completion in nanoseconds since 1970; in virtual time that of the fabric's clock, which starts at 0. It
+    /// does not go backwards from one completion of a queue to the next, unless the wall clock is set back between two rounds.
     pub fn completion_wallclock_ns(&self) -> u64 {
         let clock = self.cq.context().0.shards.clock();
         self.entry.at.0 + self.wall_offset.get_or_init(|| clock.wallclock_offset(&self.cq.0.wall_offset))

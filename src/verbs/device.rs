@@ -72,7 +72,7 @@ impl Device {
         self.open_shards(1, options)
     }
 
-    /// The same with several shards; see [`Context::open_shards`].
+    /// [`open`](Self::open) with several shards; see [`Context::open_shards`].
     ///
     /// # Errors
     /// [`DeviceError`].

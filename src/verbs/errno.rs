@@ -161,7 +161,7 @@ table! {
     ClaimError {
         Self::Taken { .. } => EADDRINUSE,
         Self::NotLocal { .. } => EADDRNOTAVAIL,
-        Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
+        Self::NoAccess { source, .. } | Self::System { source, .. } => source.raw_os_error().unwrap_or(EIO),
     }
     ConnectError {
         Self::Mtu { .. } => EINVAL,

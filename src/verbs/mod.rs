@@ -3,7 +3,7 @@
 //! Names and semantics are those of libibverbs. Objects keep what they are made from alive: a [`Qp`] holds
 //! its [`Pd`] and [`Cq`]s, so there is no order of destruction to get wrong. Everything is `Send + Sync`.
 //!
-//! Whoever polls drives the NIC on his own thread; when nobody polls, a background thread does.
+//! A thread that polls drives the NIC; when no thread polls, a background thread does.
 
 mod adapter;
 mod ah;

@@ -10,8 +10,9 @@ use super::xrc::Xrcd;
 use super::{CreateError, MemoryAccessError};
 use crate::memory::{
     Access, AccessError, Accessor, Buffer, ManagementError, PdId, RegionInfo, Reregistration, Span, Table,
-    survive_faults,
+    page_size, survive_faults,
 };
+use crate::nic::Limits;
 use crate::transport::{RecvCaps, Sge};
 use crate::wire::{LKey, Qpn, RKey};
 
@@ -46,27 +47,28 @@ impl Pd {
         self.0.id
     }
 
-    /// A region of `len` zero bytes of its own. Its addresses are the context's choice, not those in host
-    /// memory, or count from 0 with [`Access::ZERO_BASED`].
+    /// A region of `len` zero bytes of its own, also none: then only accesses of length 0 succeed with its keys. Its
+    /// addresses are the context's choice, not those in host memory, or count from 0 with [`Access::ZERO_BASED`].
     ///
     /// # Errors
     /// [`CreateError`].
     pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, CreateError> {
-        self.check(len, access)?;
+        self.check(len.max(1), access)?;
         self.reg_mr_at(len, self.0.context.take_iova(len), access)
     }
 
-    /// The same with the first address given, whatever the access says.
+    /// [`reg_mr`](Self::reg_mr) with the first address given, whatever the access says.
     ///
     /// # Errors
     /// [`CreateError`].
     pub fn reg_mr_iova(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
-        self.check(len, access)?;
+        self.check(len.max(1), access)?;
         self.reg_mr_at(len, iova, access)
     }
 
     fn reg_mr_at(&self, len: usize, iova: u64, access: Access) -> Result<Mr, CreateError> {
         let buffer = Buffer::zeroed(len);
+        self.check_empty(buffer.addr(), len)?;
         let span = Span { addr: buffer.addr(), len, iova, access };
         // SAFETY: the buffer is owned by the `Mr`, which deregisters before it frees.
         let raw = unsafe { self.register(span) }?;
@@ -91,7 +93,7 @@ impl Pd {
         unsafe { self.reg_mr_raw_iova(addr, len, addr.addr() as u64, access) }
     }
 
-    /// The same with the first address that peers use given.
+    /// [`reg_mr_raw`](Self::reg_mr_raw) with the first address that peers use given.
     ///
     /// # Safety
     /// As of [`reg_mr_raw`](Self::reg_mr_raw).
@@ -105,7 +107,8 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<RawMr, CreateError> {
-        self.check(len, access)?;
+        self.check(len.max(1), access)?;
+        self.check_empty(addr.addr(), len)?;
         survive_faults();
         // SAFETY: the caller vouches for the memory.
         unsafe { self.register(Span { addr: addr.expose_provenance(), len, iova, access }) }
@@ -115,7 +118,7 @@ impl Pd {
     /// (`ibv_reg_mr` with address 0 and length `SIZE_MAX`). What is not mapped is refused when it is used.
     ///
     /// # Safety
-    /// Whoever has its key reads, and writes if `access` allows any writing, whatever the process has.
+    /// A holder of its key can read all memory of the process, and write it if `access` allows any writing.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -157,6 +160,21 @@ impl Pd {
             return Err(CreateError::AccessNeedsLocalWrite(writes));
         }
         Ok(())
+    }
+
+    /// Whether a region without bytes may begin at `addr` in host memory.
+    fn check_empty(&self, addr: usize, len: usize) -> Result<(), CreateError> {
+        let Limits { max_mr_size: max, .. } = self.0.context.0.limits;
+        let everywhere = self.0.context.0.habits.empty_regions_at_page_boundaries;
+        match len == 0 && addr.is_multiple_of(page_size()) && !everywhere {
+            true => Err(CreateError::Value {
+                name: "length of a region at a page boundary",
+                value: 0,
+                min: 1,
+                max,
+            }),
+            false => Ok(()),
+        }
     }
 
     /// # Safety
@@ -331,7 +349,10 @@ impl RawMr {
             return Err(CreateError::OtherContext("protection domain"));
         }
         self.pd.context().check_device()?;
-        self.pd.check(translation.map_or(1, |(_, len, _)| len), access.unwrap_or_default())?;
+        self.pd.check(translation.map_or(1, |(_, len, _)| len.max(1)), access.unwrap_or_default())?;
+        if let Some((addr, len, _)) = translation {
+            self.pd.check_empty(addr, len)?;
+        }
         let change = Reregistration { pd: pd.map(Pd::id), translation, access };
         // SAFETY: as the caller vouches.
         self.info = self.pd.with_table(|table| unsafe { table.reregister(self.info.lkey, &change) })?;

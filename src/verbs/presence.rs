@@ -10,14 +10,14 @@ use crate::transport::Instant;
 /// percentile of a ping-pong.
 const STAND_BACK: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(16));
 
-/// The same for one that is distrusted.
+/// Those times for an application that is distrusted.
 const WARY: (Duration, Duration) = (Duration::from_micros(10), Duration::from_millis(1));
 
 /// An application that polled less than this ago will poll again: the background thread keeps away from the
 /// socket, or both would wake for every packet.
 const POLLING: Duration = Duration::from_micros(200);
 
-/// The same for one that is distrusted: it is at it.
+/// That time for an application that is distrusted.
 const AT_IT: Duration = Duration::from_micros(10);
 
 /// Where packets lay about meanwhile, the application polls for something else than them, as one that waits for a byte of

@@ -1,4 +1,4 @@
-//! Who drives a NIC: whoever has work, inline, if nobody else is at it; a background thread for the rest.
+//! Driving a NIC: a thread with work drives it inline, if no other thread does; a background thread does the rest.
 
 use std::cell::Cell;
 use std::io;
@@ -94,11 +94,11 @@ pub(super) struct Shard {
     sleeping_until: AtomicU64,
     siblings: Siblings,
     stopping: AtomicBool,
-    /// Whose the link is: a child has the descriptors too, and would take its parent's packets.
+    /// The process that the link belongs to: a child has the descriptors too, and would take its parent's packets.
     process: Process,
     /// Duplicates of the link's descriptors, to sleep on without the lock.
     link_fds: Vec<OwnedFd>,
-    /// The same of its port's state; whoever runs the background thread takes it.
+    /// A duplicate of the descriptor of its port's state, for the background thread.
     state_fd: Mutex<Option<OwnedFd>>,
 }
 
@@ -294,7 +294,7 @@ impl Shard {
         result
     }
 
-    /// The same for what posts requests of a queue pair. One that has a lot in flight gathers more: a call of the system
+    /// [`with`](Self::with) for posting requests of a queue pair. One that has a lot in flight gathers more: a call of the system
     /// for several costs less than one for each.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic, Instant) -> R) -> R {
         let now = self.clock.now();
@@ -318,6 +318,14 @@ impl Shard {
             self.send(&mut engine, now, false);
             self.release(engine, now);
         }
+    }
+
+    /// The NIC's counters, unless another thread holds its lock for longer than this.
+    pub fn counters_within(&self, patience: Duration) -> Option<crate::transport::Counters> {
+        let engine = self.engine.try_lock_for(patience)?;
+        let counters = *engine.nic.counters();
+        self.release(engine, self.clock.now());
+        Some(counters)
     }
 
     /// Runs `f` with the NIC and its link; nothing is sent.
@@ -368,7 +376,7 @@ impl Shard {
         }
     }
 
-    /// The same for one that will not poll again, so that the background thread goes on looking.
+    /// [`poll`](Self::poll) for an application that will not poll again, so that the background thread goes on looking.
     pub fn look_once(&self) {
         if self.virtual_fabric().is_none() {
             self.drive(self.clock.now(), false);
@@ -417,7 +425,7 @@ impl Shard {
         })
     }
 
-    /// Whoever rang until now is served by the turn that follows.
+    /// Resets the doorbell: the turn that follows serves all who rang until now.
     fn answer_doorbell(&self) {
         if self.doorbell.load(Ordering::SeqCst) {
             self.doorbell.store(false, Ordering::SeqCst);

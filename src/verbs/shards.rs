@@ -24,7 +24,7 @@ use crate::wire::{Gid, Qpn};
 pub(super) struct Shards {
     all: Box<[Arc<Shard>]>,
     threads: Vec<JoinHandle<()>>,
-    /// Whose the threads are.
+    /// The process that the threads belong to.
     process: Process,
     next_qp: AtomicUsize,
     next_srq: AtomicUsize,
@@ -157,6 +157,14 @@ impl Shards {
     /// Sends all acknowledgements that wait for company.
     pub fn acknowledge(&self, patience: Duration) {
         self.all.iter().for_each(|shard| shard.acknowledge(patience));
+    }
+
+    /// The sum of all shards' counters; `None` if the lock of one is held for longer than this.
+    pub fn counters_within(&self, patience: Duration) -> Option<Counters> {
+        self.all.iter().try_fold(Counters::default(), |mut sum, shard| {
+            sum += shard.counters_within(patience)?;
+            Some(sum)
+        })
     }
 
     /// For an application that is about to wait for them.

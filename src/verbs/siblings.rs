@@ -28,7 +28,7 @@ pub(super) struct Siblings {
 
 struct Shared {
     inboxes: Box<[Inbox]>,
-    /// Whose inbox is full, a bit for each.
+    /// Shards whose inbox is full, a bit for each.
     full: AtomicU64,
     /// Why the link is gone.
     lost: OnceLock<Arc<io::Error>>,
@@ -122,7 +122,7 @@ impl Siblings {
         handed_over
     }
 
-    /// Whose the packet at the start of `bytes` is; of what is too short for one, this one's.
+    /// The shard that has the packet at the start of `bytes`; this one if `bytes` are too short for a packet.
     fn owner(&self, bytes: &[u8]) -> usize {
         bytes.get(DEST_QP_LOW).map_or(self.id.index() as usize, |qpn| self.id.of(*qpn))
     }

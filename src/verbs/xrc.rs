@@ -57,7 +57,7 @@ impl fmt::Debug for Xrcd {
 }
 
 impl<'a> SendWr<'a> {
-    /// The same to a shared receive queue at the peer (XRC).
+    /// This request to a shared receive queue at the peer (XRC).
     pub fn to_srq(self, srq: SrqId) -> SendWr<'a> {
         SendWr { to: Some(Destination::Srq(srq)), ..self }
     }

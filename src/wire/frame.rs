@@ -48,7 +48,7 @@ pub enum Content {
     Arp(Arp),
     /// An ICMP or ICMPv6 echo request or reply.
     Echo {
-        /// Who asks or answers whom.
+        /// Direction and addresses.
         echo: Echo,
         /// What is to come back.
         data: Range<usize>,
@@ -106,13 +106,13 @@ pub struct RoceFrame {
 pub struct Arp {
     /// Whether it is a request, and not a reply.
     pub request: bool,
-    /// Who sends it.
+    /// MAC of the sender.
     pub sender_mac: Mac,
     /// Its address; 0.0.0.0 in a probe.
     pub sender_ip: Ipv4Addr,
-    /// Whom a reply is for; zeros in a request.
+    /// MAC of the recipient of a reply; zeros in a request.
     pub target_mac: Mac,
-    /// Whom a request asks for.
+    /// Address that a request asks for.
     pub target_ip: Ipv4Addr,
 }
 
@@ -134,24 +134,24 @@ pub struct Echo {
 /// An IPv6 neighbour solicitation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NeighborSolicit {
-    /// Who asks; unspecified while it checks that its address is free.
+    /// Address of the sender; unspecified while it checks that its address is free.
     pub src: Ipv6Addr,
     /// Where to: the target itself or its solicited-node group.
     pub dst: Ipv6Addr,
-    /// Whose MAC is asked for.
+    /// Address whose MAC is asked for.
     pub target: Ipv6Addr,
-    /// The MAC of who asks, if it says.
+    /// MAC of the sender, if it is given.
     pub source_mac: Option<Mac>,
 }
 
 /// An IPv6 neighbour advertisement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NeighborAdvert {
-    /// Who says so.
+    /// Address of the sender.
     pub src: Ipv6Addr,
-    /// To whom.
+    /// Destination address.
     pub dst: Ipv6Addr,
-    /// Whose MAC it is about.
+    /// Address whose MAC is advertised.
     pub target: Ipv6Addr,
     /// The MAC, if it says.
     pub target_mac: Option<Mac>,
@@ -189,7 +189,7 @@ pub enum FrameError {
     /// A length field is shorter than what it has to span.
     #[error("{layer} length {len} is less than its own header")]
     LengthTooShort {
-        /// Whose.
+        /// The layer of the header.
         layer: &'static str,
         /// As in the header.
         len: usize,

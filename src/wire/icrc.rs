@@ -110,7 +110,7 @@ impl Prefixes {
         self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload))
     }
 
-    /// The same, if that asked for last was of this flow.
+    /// [`of`](Self::of), faster if the prefix asked for last was of this flow.
     #[inline]
     pub fn of_next(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
         if self.last.is_some_and(|last| last.udp_payload == udp_payload) {
@@ -208,7 +208,7 @@ impl Verifier {
             || self.flush_twice && flush_twice_holds(prefix, &mut self.senders, ident, index, udp_payload)
     }
 
-    /// The same, if the packet before was of this flow.
+    /// [`verify`](Self::verify), faster if the packet before was of this flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of_next(flow, udp_payload.len());

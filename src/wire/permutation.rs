@@ -1,12 +1,14 @@
 //! Keyed permutations, for identifiers that cannot be guessed from others.
 
-/// A keyed permutation of the numbers `2..2^bits - 1`, so that identifiers which are handed out in order cannot be guessed
-/// from others. The lowest two numbers and the highest, which are special as queue pair numbers and as keys, are left out.
+/// A keyed permutation of the numbers `2..2^bits - 1`, which makes identifiers out of a counter that cannot be guessed
+/// from one another. The lowest two numbers and the highest, which are special as queue pair numbers and as keys, are left out.
 ///
-/// It is not cryptography: it withstands guessing by a sender who sees none or a few of the identifiers.
+/// It is not cryptography: it withstands guesses of a sender that has seen none or a few of the identifiers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
-    bits: u32,
+    /// Half of the bits, rounded up: shifting by so many makes each step its own inverse.
+    half: u32,
+    mask: u32,
     factors: [u32; 2],
     inverses: [u32; 2],
 }
@@ -24,32 +26,35 @@ impl Permutation {
         }
         z ^= z >> 33;
         let factors = [z as u32 | 1, (z >> 32) as u32 | 1];
-        Permutation { bits, factors, inverses: factors.map(inverse) }
+        Permutation {
+            half: bits.div_ceil(2),
+            mask: u32::MAX >> (u32::BITS - bits),
+            factors,
+            inverses: factors.map(inverse),
+        }
     }
 
-    /// The number in the place of `x`, which is one of those that are permuted.
+    /// The number that `x` is mapped to. `x` has to be one of the permuted numbers.
     pub fn apply(&self, x: u32) -> u32 {
         self.walk(x, self.factors)
     }
 
-    /// The number in whose place `y` is; `None` if that is none that is permuted.
+    /// The number that is mapped to `y`; `None` if `y` is not one of the permuted numbers.
+    #[inline]
     pub fn invert(&self, y: u32) -> Option<u32> {
         self.permutes(y).then(|| self.walk(y, [self.inverses[1], self.inverses[0]]))
     }
 
-    fn mask(&self) -> u32 {
-        u32::MAX >> (u32::BITS - self.bits)
-    }
-
     fn permutes(&self, x: u32) -> bool {
-        (Self::FIRST..self.mask()).contains(&x)
+        (Self::FIRST..self.mask).contains(&x)
     }
 
-    /// Steps from number to number until one is permuted. As `x` is one, the cycle that it is in comes to one.
+    /// Cycle walking: repeats the rounds until the result is one of the permuted numbers. `x` is one of them, so its cycle
+    /// contains at least that one.
+    #[inline]
     fn walk(&self, mut x: u32, factors: [u32; 2]) -> u32 {
-        debug_assert!(self.permutes(x), "{x} of {} bits", self.bits);
-        // Shifting by half of the bits or more makes each step its own inverse.
-        let (half, mask) = (self.bits.div_ceil(2), self.mask());
+        debug_assert!(self.permutes(x), "{x} of up to {}", self.mask);
+        let (half, mask) = (self.half, self.mask);
         loop {
             x ^= x >> half;
             x = x.wrapping_mul(factors[0]) & mask;

@@ -8,12 +8,15 @@
 //! | SEND or WRITE with a good key | nothing | executed; the peer's own packet of this PSN then is a duplicate (9.7.5) |
 //! | wrong key, address or range | the R_Key, which is a secret | NAK, the connection ends, memory is untouched (9.7.4) |
 //! | duplicate of a request | the PSN | acknowledged again, not executed (9.7.5) |
+//! | lone request more than 256 packets ahead, any more than 16,384 ahead | the PSN | dropped, no NAK (9.7.5) |
+//! | request up to 256 packets ahead | nothing | NAK for the gap; the peer sends again (9.7.5) |
 //! | ACK of what was sent | nothing | completes it (9.7.6) |
 //! | ACK with any MSN | nothing | the MSN decides nothing (9.7.7) |
 //! | ACK or NAK of what was not sent | the PSN | dropped (9.7.6) |
 //! | ACK of a READ | nothing | the READ is sent again and not completed (9.7.6) |
+//! | reserved syndrome or NAK code | the syndrome | dropped (9.7.6) |
 //! | NAK of an error | nothing | ends the connection (9.9.2) |
-//! | sequence NAK | nothing | sends again, which the responder takes for duplicates (9.7.6) |
+//! | sequence NAK | nothing | sends again, which the responder takes for duplicates; each one without progress uses up a retry (9.7.6) |
 //! | READ response in its turn | nothing | its bytes land in the READ's buffer, nowhere else (9.4.4) |
 //! | READ response out of its turn or of a wrong length | PSN, length | no byte lands |
 //!

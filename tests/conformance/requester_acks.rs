@@ -108,6 +108,15 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
+    reserved_nak_code_acknowledges_nothing => "req.ack.reserved" {
+        let (mut b, _) = three(|_| {});
+        b.ask(&[nak(SQ + 5, 3, NakCode::Reserved(5))], &[]);
+        b.sends(&[]);
+        assert_eq!(b.count().unexpected_response, 1);
+        b.ask(&[ack(SQ + 5, 3)], &[]);
+        b.sends(&[done(0), done(1), done(2)]);
+    }
+
     answers_of_the_wrong_kind_do_not_complete => "req.ack.kind" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);

@@ -63,8 +63,35 @@ cases! {
         let mut b = Bench::new();
         let half = 1 << 23;
         b.ask(&[send(Only, RQ + half, &[9])], &[ack(RQ - 1, 0)]);
-        assert_eq!(b.count().duplicate_request, 1);
-        b.ask(&[send(Only, RQ + half - 1, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
+        assert_eq!((b.count().duplicate_request, b.count().out_of_seq_request), (1, 0));
+        b.ask(&[send(Only, RQ + half - 1, &[9])], &[]);
+        assert_eq!((b.count().duplicate_request, b.count().out_of_seq_request), (1, 1));
+    }
+
+    lone_request_far_ahead_is_dropped_without_a_nak => "resp.psn.far" {
+        let mut b = Bench::new();
+        b.recv(1, 0, 100);
+        let far = [257, 1 << 14, 9000, 257, (1 << 14) + 1, (1 << 14) + 2, 1 << 22, (1 << 22) + 1];
+        for (n, ahead) in (1..).zip(far) {
+            b.ask(&[send(Only, RQ + ahead, &[9; 10])], &[]);
+            assert_eq!(b.count().out_of_seq_request, n);
+        }
+        b.state(QpState::Rts);
+        b.recvs(&[]);
+        // The packet in order is executed.
+        b.ask(&[send(Only, RQ, &[1; 10])], &[ack(RQ, 1)]);
+        b.recvs(&[ok(1, Recv, 10)]);
+    }
+
+    gap_of_many_packets_has_its_nak_at_the_second_request_behind_it => "resp.psn.far" {
+        for gap in [257, 1000, (1 << 14) - 1] {
+            let mut b = Bench::new();
+            b.ask(&[send(Only, RQ + gap, &[9])], &[]);
+            b.ask(&[send(Only, RQ + gap + 1, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
+            b.ask(&[send(Only, RQ + gap + 2, &[9])], &[]);
+        }
+        // One of 256 packets at the first.
+        Bench::new().ask(&[send(Only, RQ + 256, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
     }
 
     the_psn_wraps_inside_a_message => "resp.psn.wrap" {

@@ -23,6 +23,15 @@ cases! {
         assert_eq!(b.count().duplicate_request, 3);
     }
 
+    burst_of_duplicates_is_acknowledged_once => "resp.dup.send" {
+        let mut b = Bench::new();
+        let to = b.remote(100, 2);
+        b.ask(&[write(Only, RQ, to, &[1; 2]), write(Only, RQ + 1, to, &[1; 2])], &[ack(RQ + 1, 2)]);
+        let copies: Vec<_> = (0..50).map(|i| write(Only, RQ + i % 2, to, &[2; 2])).collect();
+        b.ask(&copies, &[ack(RQ + 1, 2)]);
+        assert_eq!(b.count().duplicate_request, 50);
+    }
+
     a_duplicate_inside_an_open_message_changes_nothing => "resp.dup.send" {
         let mut b = Bench::new();
         b.recv(1, 0, 300);

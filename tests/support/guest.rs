@@ -5,10 +5,13 @@
 
 #[path = "guest/process.rs"]
 mod process;
+#[path = "guest/requester.rs"]
+mod requester;
 #[path = "guest/vsh.rs"]
 mod vsh;
 
 pub use process::{GuestProcess, Output};
+pub use requester::Requester;
 pub use vsh::{Reply, Vsh, Wc, hash, pattern};
 
 use process::Link;
@@ -26,6 +29,8 @@ use std::time::{Duration, Instant};
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest");
 /// How long a command may take whose answer should come at once (the guest is emulated, the host may be busy).
 const SHORT: Duration = Duration::from_secs(30);
+/// Text in the result of [`Guest::state`] if rxe stopped by a defect of its own (`guest/requester.rs`).
+pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
 
 // ---- errors ----
 
@@ -330,10 +335,16 @@ impl Guest {
         // Twice, to tell a stall from slow progress; frames and interrupts show which queue of the NIC does not move.
         let cmd = "rdma res show qp; ip neigh; uptime; cd /sys/class/infiniband/rxe0/ports/1/hw_counters; for i in 1 2; do \
                    grep -v ^0 *; grep eth0 /proc/net/dev; grep virtio /proc/interrupts; sleep $((2 - i)); done";
-        match self.exec(cmd, Duration::from_secs(10)) {
+        let counters = match self.exec(cmd, SHORT) {
             Ok(out) => format!("the guest's queue pairs and counters:\n{}", out.stdout),
             Err(e) => e.what,
-        }
+        };
+        let requesters = match self.lost_wakeups() {
+            Ok((all, lost)) if lost.is_empty() => format!("its requesters: {all:?}"),
+            Ok((_, lost)) => format!("{LOST_WAKEUP}: {lost:?}"),
+            Err(e) => e.what,
+        };
+        format!("{counters}{requesters}\n")
     }
 
     /// Runs `cmd` (`sh -c`) to its end, whatever its status; kills it at the time limit.

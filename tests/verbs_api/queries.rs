@@ -12,7 +12,7 @@ fn a_device_says_what_it_is() {
     let fabric = slow_fabric();
     let (a, b) = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap()).into();
     let (device, other) = (a.query_device(), b.query_device());
-    assert_eq!(device.limits, Personality::STRICT.limits);
+    assert_eq!((device.limits, device.personality), (Personality::DEFAULT.limits, "default"));
     assert_ne!(device.node_guid, other.node_guid);
     assert_eq!((device.sys_image_guid, device.phys_port_cnt), (device.node_guid, 1));
     assert_eq!((device.hca_core_clock_khz, device.completion_timestamp_mask), (1_000_000, u64::MAX));

@@ -7,6 +7,7 @@ use std::ptr::null_mut;
 
 use parking_lot::Mutex;
 use urxe::transport::QpType;
+use urxe::verbs::ClaimError;
 use urxe::verbs::cm::{CmEvent, CmEventKind, CmId, EventParam, IdError, PortSpace};
 
 use crate::abi::{
@@ -20,6 +21,7 @@ use crate::cm::event::{ack_cm_event, next_cm_event, wait_for_acks};
 use crate::cm::process::Process;
 use crate::cm::sockaddr;
 use crate::context::{Context, queue_at};
+use crate::device::complain;
 use crate::errno::minus_one;
 use crate::object::{Object, Shown};
 use crate::pair::Pair;
@@ -90,6 +92,10 @@ pub fn done(result: Result<(), c_int>) -> c_int {
 
 /// What goes wrong with an id, as C numbers it.
 pub fn errno(e: IdError) -> c_int {
+    // The number alone would not explain it.
+    if let IdError::Claim { source: ClaimError::NoAccess { .. }, .. } = e {
+        complain(&e.to_string());
+    }
     e.errno()
 }
 

@@ -56,7 +56,7 @@ pub struct State {
     pub options: Options,
     /// Where it is bound to, as UDP has it.
     local: Option<SocketAddr>,
-    /// Whom it is connected to. This address, as all in here, is of IPv4 if it can be.
+    /// Address of the peer that it is connected to. This address, as all in here, is of IPv4 if it can be.
     peer: Option<SocketAddr>,
     can_read: bool,
     can_write: bool,

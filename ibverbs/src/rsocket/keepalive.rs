@@ -16,8 +16,8 @@ use crate::cm::process::spawn;
 /// The thread's, and in which process that is.
 static BELL: Mutex<Option<(u32, Arc<Bell>)>> = Mutex::new(None);
 
-/// Whom the thread keeps alive, and what has it look again before its time. Nothing that it locks is anything to a child of
-/// fork, but for its parent's sockets, which the child leaves alone.
+/// The connections that the thread keeps alive, and a signal to look again before its time. Nothing that it locks is
+/// anything to a child of fork, but for its parent's sockets, which the child leaves alone.
 #[derive(Default)]
 struct Bell {
     kept: Mutex<Vec<Weak<Stream>>>,

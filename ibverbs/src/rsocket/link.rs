@@ -468,7 +468,7 @@ impl Link {
         let _ = self.id.disconnect();
     }
 
-    /// The same, because something went wrong.
+    /// Ends the connection because of an error.
     pub fn fail(&mut self, why: c_int) {
         // After the last word nobody needs to know.
         if !self.is_over && (self.can_read || self.can_write) {

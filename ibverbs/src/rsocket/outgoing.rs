@@ -10,7 +10,7 @@ use super::protocol::{Message, PLACES, Place, ProtocolError};
 const LARGEST: usize = 1 << 16;
 /// Messages of credits that are outstanding at most.
 const CREDIT_MESSAGES: usize = 4;
-/// The same of all internal messages: those, two of the end, and one that keeps the connection alive.
+/// Internal messages at most: the credits, two of the end, and one that keeps the connection alive.
 pub const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
 /// A write to be posted.

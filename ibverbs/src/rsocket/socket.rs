@@ -25,13 +25,13 @@ pub enum Socket {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Received {
     pub bytes: usize,
-    /// Who has sent it, of a datagram.
+    /// Sender of a datagram.
     pub from: Option<SocketAddr>,
     /// There was more of the datagram than room.
     pub is_cut: bool,
 }
 
-/// The same of either kind.
+/// Calls a method of the stream or of the datagram socket.
 macro_rules! either {
     ($self:ident, $socket:ident => $does:expr) => {
         match $self {

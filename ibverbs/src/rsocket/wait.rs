@@ -1,6 +1,6 @@
 //! Waiting for sockets, and for other descriptors beside them.
 //!
-//! Whoever waits looks at the sockets himself when one of their descriptors says so, and takes what came by it. Others who
+//! A thread that waits looks at the sockets itself when one of their descriptors says so, and takes what came by it. Others who
 //! wait for the same socket would miss it: so each has a descriptor of his own, by which those who look wake him.
 
 use std::cell::RefCell;

@@ -16,7 +16,8 @@ static char memory[4096] __attribute__((aligned(4096)));
 static struct ibv_mr *bindable(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof(memory),
-				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND);
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+					       IBV_ACCESS_MW_BIND);
 	CHECK(mr);
 	return mr;
 }
@@ -190,8 +191,15 @@ static void handles(void)
 	FAILS(ibv_dereg_mr(&copy), ENOENT);
 
 	TWICE(ibv_destroy_ah(ah));
-	/* The header looks for the function in the window itself. */
-	CHECK(!ibv_dealloc_mw(mw));
+	/* The header reads the function from the context that the window points to. */
+	TWICE(ibv_dealloc_mw(mw));
+	struct ibv_mw *all[64];
+	for (int round = 0; round < 2; round++) {
+		for (int i = 0; i < 64; i++)
+			CHECK((all[i] = ibv_alloc_mw(pd, IBV_MW_TYPE_2)) && all[i]->pd == pd && (!i || all[i] != all[i - 1]));
+		for (int i = 0; i < 64; i++)
+			TWICE(ibv_dealloc_mw(all[i]));
+	}
 	TWICE(ibv_dereg_mr(mr));
 	TWICE(ibv_destroy_qp(qp));
 	TWICE(ibv_destroy_srq(srq));
@@ -285,13 +293,54 @@ static void unprotected(void)
 	CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
 }
 
+/* The kernel knows none of these devices: -1 keeps UCX from asking it about one over netlink. */
+static void device_index(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	CHECK(list && list[0] && ibv_get_device_index(list[0]) == -1);
+	ibv_free_device_list(list);
+}
+
+/* Asks for 8 bytes at 64 of `memory` under `rkey`, from 8 bytes of `lkey`, on new queue pairs. */
+static void ask(enum ibv_wr_opcode opcode, uint32_t lkey, uint32_t rkey, enum ibv_wc_status status)
+{
+	struct ibv_qp *qp = create_qp(NULL), *peer = create_qp(NULL);
+	struct ibv_sge sge = { (uintptr_t)memory, 8, lkey };
+	struct ibv_send_wr *bad, wr = { .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 };
+	connect_to(qp, peer->qp_num);
+	connect_to(peer, qp->qp_num);
+	wr.wr.rdma.remote_addr = (uintptr_t)memory + 64;
+	wr.wr.rdma.rkey = rkey;
+	CHECK(!ibv_post_send(qp, &wr, &bad));
+	completes(status);
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(peer));
+}
+
+/* Only the lkey of a null region is valid, and it is no key for peers. */
+static void null_region(void)
+{
+	open_first();
+	struct ibv_mr *mr = bindable(), *null = ibv_alloc_null_mr(pd);
+	CHECK(null && null->lkey && null->rkey == 0 && !null->addr && null->length == SIZE_MAX);
+	memset(memory, 0x55, 128);
+	ask(IBV_WR_RDMA_READ, null->lkey, mr->rkey, IBV_WC_SUCCESS);
+	CHECK(memory[0] == 0x55 && memory[64] == 0x55);
+	ask(IBV_WR_RDMA_WRITE, null->lkey, mr->rkey, IBV_WC_SUCCESS);
+	CHECK(memory[0] == 0x55 && memory[64] == 0 && memory[71] == 0 && memory[72] == 0x55);
+	ask(IBV_WR_RDMA_WRITE, mr->lkey, null->lkey, IBV_WC_REM_ACCESS_ERR);
+	ask(IBV_WR_RDMA_READ, mr->lkey, null->lkey, IBV_WC_REM_ACCESS_ERR);
+	ask(IBV_WR_RDMA_WRITE, mr->lkey, null->rkey, IBV_WC_REM_ACCESS_ERR);
+	CHECK(!ibv_dereg_mr(null));
+}
+
 int main(int argc, char **argv)
 {
 	const struct {
 		const char *name;
 		void (*run)(void);
 	} cases[] = { { "windows", windows }, { "numbers", numbers }, { "handles", handles }, { "circles", circles },
-		      { "registered anew", registered_anew }, { "unprotected", unprotected },
+		      { "registered anew", registered_anew }, { "unprotected", unprotected }, { "device index", device_index },
+		      { "null region", null_region },
 		      { "missed", missed }, { "missed as rxe", missed_as_rxe } };
 	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (argc == 2 && !strcmp(argv[1], cases[i].name)) {

@@ -1,9 +1,11 @@
-/* Threads that are cancelled in calls of the library: one call by name, at an address. The thread has to end as cancelled, with
+/* Threads that are cancelled in calls of the library: one call by name, at an address, with a third argument
+ * for threads that can be cancelled asynchronously. The thread has to end as cancelled, with
  * its cleanup handlers run, and the object has to work as before in another thread. */
 
 #define _GNU_SOURCE
 
 #include "common.h"
+#include <fcntl.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <rdma/rsocket.h>
@@ -25,9 +27,13 @@ static void cleans_up(void *victim)
 	((struct victim *)victim)->cleanups++;
 }
 
+/* The type of cancellation of the threads that are cancelled. */
+static int type = PTHREAD_CANCEL_DEFERRED;
+
 static void *calls(void *of)
 {
 	struct victim *victim = of;
+	CHECK(!pthread_setcanceltype(type, NULL));
 	victim->tid = syscall(SYS_gettid);
 	pthread_cleanup_push(cleans_up, victim);
 	victim->call(victim->argument);
@@ -156,6 +162,46 @@ static void not_blocking(void)
 	was_cancelled = 1;
 	CHECK(!pthread_join(thread, &result));
 	CHECK(result == PTHREAD_CANCELED && victim.cleanups == 1 && rounds == 200);
+	exchange(qp);
+}
+
+/* Threads that poll without a pause: a cancellation finds them anywhere. */
+
+static volatile int polled;
+
+static void polls_events(void *nothing)
+{
+	for (;; polled = 1)
+		cq_event(NULL);
+}
+
+static void cancel_busy(void (*call)(void *), void *argument)
+{
+	for (int round = 0; round < 100; round++) {
+		struct victim victim = { .call = call, .argument = argument };
+		pthread_t thread;
+		void *result = NULL;
+		polled = 0;
+		CHECK(!pthread_create(&thread, NULL, calls, &victim));
+		while (!polled)
+			;
+		for (volatile int pause = 0; pause < round * 100; pause++)
+			;
+		CHECK(!pthread_cancel(thread));
+		CHECK(!pthread_join(thread, &result));
+		CHECK(result == PTHREAD_CANCELED && victim.cleanups == 1);
+	}
+}
+
+static void busy(void)
+{
+	open_first();
+	CHECK(channel = ibv_create_comp_channel(context));
+	CHECK(!ibv_destroy_cq(cq) && (cq = ibv_create_cq(context, 64, NULL, channel, 0)));
+	CHECK(!fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK));
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	cancel_busy(polls_events, NULL);
 	exchange(qp);
 }
 
@@ -369,9 +415,12 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} cases[] = { { "cq event", get_cq_event }, { "async event", get_async_event }, { "not blocking", not_blocking },
+		      { "busy", busy },
 		      { "cm event", get_cm_event }, { "request", get_request }, { "streams", streams },
 		      { "datagrams", datagrams } };
-	CHECK(argc == 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	CHECK(argc >= 3 && inet_pton(AF_INET, argv[2], &address.sin_addr) == 1);
+	if (argc == 4)
+		type = PTHREAD_CANCEL_ASYNCHRONOUS;
 	for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		if (!strcmp(argv[1], cases[i].name)) {
 			cases[i].run();

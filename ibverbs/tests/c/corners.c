@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/time.h>
 
 /* Threads that post and poll when they are ending, after the library's own thread-locals are gone. */
 
@@ -306,6 +307,25 @@ static void leave(void)
 	struct ibv_qp *qp = create_qp(NULL);
 	connect_to_itself(qp);
 	exchange(qp);
+}
+
+/* One whose signal handler ends it, perhaps in the middle of a call: a lock that the call holds is never released. */
+
+static void ends_it(int signal)
+{
+	exit(signal == SIGALRM ? 0 : 1);
+}
+
+static void interrupted(void)
+{
+	struct itimerval soon = { .it_value.tv_usec = 20000 + getpid() % 64 * 100 };
+	open_first();
+	struct ibv_qp *qp = create_qp(NULL);
+	connect_to_itself(qp);
+	signal(SIGALRM, ends_it);
+	CHECK(!setitimer(ITIMER_REAL, &soon, NULL));
+	for (;;)
+		exchange(qp);
 }
 
 /* One that sends, says so, and ends only when it is ended. */
@@ -768,7 +788,7 @@ int main(int argc, char **argv)
 	const struct {
 		const char *name;
 		void (*run)(void);
-	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "sparse", sparse }, { "linger", linger }, { "leave", leave }, { "much", much },
+	} corners[] = { { "ending", ending }, { "signals", signals }, { "events", events }, { "descriptors", descriptors }, { "twice", twice }, { "session", session }, { "memory", memory }, { "sparse", sparse }, { "linger", linger }, { "leave", leave }, { "much", much }, { "interrupted", interrupted },
 		{ "children", children },
 		{ "on demand", on_demand }, { "device memory", device_memory }, { "parents", parents }, { "imported", imported },
 		{ "anew", anew } };

@@ -254,6 +254,12 @@ static void ignore_and_raise(struct victim *v)
 	raise_it(v);
 }
 
+static void reset_and_raise(struct victim *v)
+{
+	signal(SIGSEGV, SIG_DFL);
+	raise_it(v);
+}
+
 /* Without a handler a fault ends the program, as it always did. */
 static void unhandled(void)
 {
@@ -267,6 +273,74 @@ static void unhandled(void)
 	CHECK(end_of(ignore_and_raise, &v) == 0);
 }
 
+static char other_stack[1 << 16] __attribute__((aligned(16)));
+static volatile int on_other_stack;
+
+static void note_stack(int signal)
+{
+	char *here = (char *)&signal;
+	on_other_stack = here >= other_stack && here < other_stack + sizeof(other_stack);
+	siglongjmp(back, 1);
+}
+
+static void fault_on_stack(int flags, int expected)
+{
+	struct sigaction action = { .sa_handler = note_stack, .sa_flags = flags };
+	CHECK(!sigaction(SIGSEGV, &action, NULL));
+	on_other_stack = -1;
+	if (!sigsetjmp(back, 1))
+		*(volatile char *)NULL = 1;
+	CHECK(on_other_stack == expected);
+}
+
+/* A handler runs on the alternate stack only if it was installed so. */
+static void stacks(void)
+{
+	stack_t stack = { .ss_sp = other_stack, .ss_size = sizeof(other_stack) };
+	CHECK(!sigaltstack(&stack, NULL));
+	fault_on_stack(0, 0);
+	open_first();
+	struct victim v = make_victim();
+	on_other_stack = -1;
+	if (!sigsetjmp(back, 1))
+		*(volatile char *)NULL = 1;
+	CHECK(on_other_stack == 0);
+	fault_on_stack(SA_ONSTACK, 1);
+	fault_on_stack(0, 0);
+	use_lost(SEND_FROM, UNMAPPED, 8, 0, 0);
+	free_victim(&v);
+}
+
+/* A child of vfork has its parent's memory, and signal actions of its own. */
+static void vforks(void)
+{
+	struct sigaction old;
+	int status;
+	open_first();
+	struct victim v = make_victim();
+	install();
+	pid_t child = vfork();
+	if (!child) {
+		int seen = signal(SIGSEGV, SIG_DFL) == (void (*)(int))(void *)on_fault && signal(SIGSEGV, SIG_DFL) == SIG_DFL;
+		_exit(seen ? 0 : 1);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(!sigaction(SIGSEGV, NULL, &old) && old.sa_sigaction == on_fault && old.sa_flags & SA_SIGINFO);
+	fault_and_handle();
+	child = vfork();
+	if (!child) {
+		signal(SIGSEGV, SIG_DFL);
+		*(volatile char *)NULL = 1;
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+	/* A child of fork has a copy of all, and changes its own. */
+	CHECK(end_of(reset_and_raise, &v) == SIGSEGV);
+	CHECK(!sigaction(SIGSEGV, NULL, &old) && old.sa_sigaction == on_fault);
+	use_lost(SEND_FROM, UNMAPPED, 8, 0, 0);
+	free_victim(&v);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -277,6 +351,10 @@ int main(int argc, char **argv)
 		after();
 	else if (!strcmp(argv[1], "unhandled"))
 		unhandled();
+	else if (!strcmp(argv[1], "stacks"))
+		stacks();
+	else if (!strcmp(argv[1], "vforks"))
+		vforks();
 	else
 		return 2;
 	return 0;

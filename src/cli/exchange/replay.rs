@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Who said something in a recording.
+/// The side of a line in a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Client,

@@ -1,4 +1,4 @@
-//! Who runs the NICs behind the ports: in real time the thread that sent, in virtual time the fabric.
+//! Driving the NICs behind the ports: in real time by the thread that sent, in virtual time by the fabric.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

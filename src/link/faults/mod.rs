@@ -355,7 +355,7 @@ impl<L: Link> Faults<L> {
         }
     }
 
-    /// The same, with someone who is told of every fault.
+    /// These faults, with an observer that is called for every fault.
     #[must_use]
     pub fn observed(mut self, observer: impl FnMut(&FaultEvent<'_>) + Send + 'static) -> Faults<L> {
         self.observer = Some(Box::new(observer));

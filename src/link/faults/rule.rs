@@ -92,7 +92,7 @@ impl Rule {
         Rule { direction, action, when, filter: None, text }
     }
 
-    /// The same rule about, and counting, only packets that `filter` is true for (besides earlier filters).
+    /// This rule about, and counting, only packets that `filter` is true for (besides earlier filters).
     #[must_use]
     pub fn only(mut self, filter: impl Fn(&Packet<'_>) -> bool + Send + Sync + 'static) -> Rule {
         self.filter = Some(match self.filter.take() {

@@ -14,7 +14,7 @@ use crate::wire::{Mac, ROCE_PORT};
 /// Above this, the addresses are left to userspace: jumps span 255 instructions at most.
 const MAX_ADDRESSES: usize = 16;
 
-/// Whom frames must be for.
+/// Recipients whose frames pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted<'a> {
     /// The interface itself, where the kernel answers its neighbours.

@@ -216,7 +216,7 @@ impl KernelNeighbours {
         }
     }
 
-    /// Who is next on the way to `dst` through this interface.
+    /// The next hop to `dst` through this interface.
     fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
         let mut body = [0; BODY_LEN];
         body[0] = family(dst);

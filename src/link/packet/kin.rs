@@ -30,7 +30,7 @@ pub(super) struct Kin {
 
 #[derive(Debug)]
 struct Shared {
-    /// Who is in which group, a bit for each.
+    /// Members of each group, a bit for each link.
     members: Mutex<HashMap<IpAddr, u64>>,
     inboxes: Box<[Inbox]>,
 }
@@ -85,7 +85,7 @@ impl Frames {
     }
 }
 
-/// Whom a frame concerns that one of the links was given, beside that one.
+/// The links that a frame concerns beside the one that was given it.
 enum Concern {
     Nobody,
     Everybody,
@@ -157,7 +157,7 @@ impl Kin {
         self.give(to, |passed| passed.frames.push(received)) as u64
     }
 
-    /// Who is in a group, a bit for each.
+    /// Members of a group, a bit for each link.
     fn members(&self, group: IpAddr) -> u64 {
         self.shared.members.lock().get(&group).copied().unwrap_or(0)
     }

@@ -37,8 +37,8 @@ use socket::{RawSocket, Run, RxFrame, Shape, TxBatch, TxMessage};
 
 /// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
 /// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a station of its own on it. Further options:
-/// `gw=`, `vlan=`, `pcp=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame), `fanout=off` (several shards: each
-/// filters for itself).
+/// `gw=`, `vlan=`, `pcp=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame), `fanout=off`
+/// (several shards: each filters for itself).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PacketConfig {
     /// The interface.
@@ -167,7 +167,7 @@ pub struct PacketLink {
     watch: Option<Watch>,
 }
 
-/// Who knows the MACs.
+/// The source of neighbours' MACs.
 #[derive(Debug)]
 enum Neighbours {
     Kernel(Box<KernelNeighbours>),
@@ -281,7 +281,7 @@ fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
     }
 }
 
-/// Who has received a frame.
+/// The socket or link that has received a frame.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
     /// The link's own socket, in this place.

@@ -314,7 +314,7 @@ pub(super) struct TxMessage {
     pub packets: usize,
     /// Whether the kernel has to cut it.
     pub run: bool,
-    /// Whom it is for, next on the way.
+    /// MAC of the next hop.
     pub to: Mac,
 }
 

@@ -32,7 +32,7 @@ use crate::wire::{Mac, solicited_node};
 /// Frames of its own that wait to be fetched.
 const MAX_OUTBOX: usize = 1024;
 
-/// Who the station is.
+/// Identity of a station.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StationConfig {
     /// Its MAC.
@@ -52,7 +52,7 @@ pub enum Outcome {
     Packet(RoceFrame),
     /// An answer to [`Station::ping`].
     EchoReply {
-        /// Who answered.
+        /// The station that answered.
         from: IpAddr,
         /// Identifier.
         id: u16,
@@ -82,7 +82,7 @@ pub struct Station {
     /// What cannot leave yet.
     held: Held,
     unresolved: u64,
-    /// Whom the last packet came from: the next one mostly does too, and needs no look-up.
+    /// Sender of the last packet: the next one mostly has the same, and needs no look-up.
     last_heard: Option<(IpAddr, Mac, Instant)>,
 }
 
@@ -106,7 +106,7 @@ impl Station {
         }
     }
 
-    /// Who it is.
+    /// Identity of the station.
     pub fn config(&self) -> &StationConfig {
         &self.config
     }
@@ -168,7 +168,7 @@ impl Station {
         }
     }
 
-    /// The same with a frame that is read already.
+    /// Handles a frame that is parsed already.
     pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> Outcome {
         // VLAN 0 is no VLAN, only a priority.
         let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);

@@ -14,7 +14,7 @@ pub const TRIES: u8 = 12;
 /// How many neighbours are remembered.
 pub const MAX_NEIGHBOURS: usize = 4096;
 
-/// Who has which MAC, who is being asked for, and who did not answer.
+/// The MAC of each neighbour, the neighbours that are being asked for, and those that did not answer.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
     entries: BTreeMap<IpAddr, Entry>,

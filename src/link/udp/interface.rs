@@ -18,7 +18,7 @@ const DAD_FAILED: u32 = 0x08;
 const TENTATIVE: u32 = 0x40;
 
 impl UdpOptions {
-    /// The same for addresses of a named interface, once the kernel uses them; other interfaces may have them too.
+    /// These options for addresses of a named interface, once the kernel uses them; other interfaces may have them too.
     ///
     /// # Errors
     /// If there is no such interface.

@@ -69,7 +69,7 @@ pub enum UdpLinkError {
     Taken {
         /// The address asked for.
         ip: IpAddr,
-        /// Who has it.
+        /// The process or module that holds the port.
         owner: PortOwner,
     },
     /// The address is not one of this machine.
@@ -148,7 +148,7 @@ pub struct UdpLink {
     options: UdpOptions,
     /// Where the address is shared.
     tenancy: Option<Arc<Tenancy>>,
-    /// The same, with QP1.
+    /// Services of QP1, where the address is shared.
     claims: Option<Claims>,
     /// None where the system does not tell of its interfaces.
     watch: Option<Watch>,
@@ -201,7 +201,7 @@ impl UdpLink {
                 mtu: opened.mtu,
                 src_port: Some(ROCE_PORT),
                 burst: if opened.segments { BurstLimits::SEGMENTED } else { BurstLimits::SINGLE },
-                window: window(opened.rcvbuf),
+                window: window(opened.rcvbuf.min(2 * options.buffer)),
             },
             local: Local {
                 ip,
@@ -260,6 +260,8 @@ pub const MIN_CHARGE: usize = 1024;
 /// (In a burst, 830 bytes are shared by all; a single packet has them and a power of two to itself.) Up to a
 /// quarter of the buffer stays charged with what has been read already. So with 0.45 of three quarters a
 /// whole window of full packets fits even if none is coalesced; shorter ones need [`MIN_CHARGE`].
+///
+/// A buffer beyond twice [`UdpOptions::buffer`] (the kernel doubles what it is asked for) is for what nobody acknowledges.
 fn window(rcvbuf: usize) -> usize {
     rcvbuf / 3
 }

@@ -1,10 +1,10 @@
-//! Whose socket has a port: what a person wants to know who finds it taken.
+//! The owner of the socket that has a port, for the error message about a port that is taken.
 
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
 
-/// Who has a UDP port.
+/// The owner of a UDP port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PortOwner {
     /// A process.

@@ -26,7 +26,7 @@ impl UdpLink {
         Ok(share(&[ip], options, count, sharing)?.swap_remove(0))
     }
 
-    /// The same of every address of an interface; see [`bind_interface`](Self::bind_interface).
+    /// [`bind_shared`](Self::bind_shared) for every address of an interface; see [`bind_interface`](Self::bind_interface).
     ///
     /// # Errors
     /// See [`bind_shared`](Self::bind_shared).

@@ -93,7 +93,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
     let segments = options.segmentation
         && set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1).is_ok()
         && get::<libc::c_int>(&socket, libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
-    let rcvbuf = grow(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)
+    let rcvbuf = set_receive_buffer(&socket, options.buffer.saturating_mul(UNREAD))
         .map_err(fail("reading the receive buffer's size"))?;
     grow(&socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, options.buffer)
         .map_err(fail("reading the send buffer's size"))?;
@@ -252,6 +252,15 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         // Most RoCEv2 senders put no UDP checksum, which plain IPv6 does not allow.
         set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
     }
+}
+
+/// Times [`UdpOptions::buffer`] that a receive buffer is asked to hold. UC and UD have no acknowledgement: what a sender on this
+/// machine sends while the receiver waits for a processor must fit. Only what is unread takes memory.
+const UNREAD: usize = 4;
+
+/// Sets the size of a receive buffer, and returns what it became.
+pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
+    grow(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
 }
 
 /// Makes a buffer as large as `wanted` or as the kernel allows, and returns what it became.

@@ -88,7 +88,7 @@ fn if_eq(k: u32, skip: u8) -> sock_filter {
     sock_filter { jf: skip, ..op(BPF_JMP | BPF_JEQ | BPF_K, k) }
 }
 
-/// The same by seat, and for those who have several, first one and number, by shard within them.
+/// A program that selects the socket by seat, and within several seats of one process (first seat and number) by shard.
 ///
 /// A MAD's seat is in the ID that it names of the recipient's; one that names none, but a service, is the steward's, and so
 /// are those that are not the connection manager's. To look behind the end of a packet ends the program as the first seat

@@ -373,13 +373,34 @@ fn a_window_fits_unread_and_an_overflow_is_counted() {
             assert_eq!(arrived, sent, "payload {payload}, segmentation {segmentation}");
         }
         assert_eq!(b.counters().rx_overflow, 0);
-        b.info.window *= 10;
+        // More than any receive buffer that it may have been given.
+        b.info.window *= 40;
         let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
         assert!(arrived < sent);
         // Of a coalesced run the kernel may count each packet or the run.
         let lost = b.counters().rx_overflow;
         assert!((1..=(sent - arrived) as u64).contains(&lost), "{lost} of {}", sent - arrived);
     }
+}
+
+#[test]
+fn eight_windows_fit_unread_where_the_system_grants_the_receive_buffer() {
+    // UC and UD send no more than a window in a millisecond: for so many milliseconds the receiver may be away.
+    const WINDOWS: usize = 8;
+    let options = UdpOptions { buffer: 212_992, segmentation: true, interface: None };
+    let bind = |host| UdpLink::bind(ip(host), &options).unwrap();
+    let (mut a, mut b) = (bind("127.18.2.1"), bind("127.18.2.2"));
+    let rmem_max = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
+    if rmem_max.trim().parse::<usize>().unwrap() < 4 * options.buffer {
+        return eprintln!("skipped: net.core.rmem_max is {rmem_max}");
+    }
+    b.info.window *= WINDOWS;
+    let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
+    assert_eq!((arrived, b.counters().rx_overflow), (sent, 0));
+    // They do not fit into a buffer that is only for what is acknowledged.
+    super::socket::set_receive_buffer(&b.socket, options.buffer).unwrap();
+    let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
+    assert!(arrived < sent && b.counters().rx_overflow > 0);
 }
 
 /// Runs `test` in a network namespace of its own, with these addresses on its loopback; not at all where

@@ -79,6 +79,13 @@ impl Requester {
     fn send_one(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
+        if self.is_held {
+            return Err(Stop::Idle);
+        }
+        if wqe.fails {
+            let is_stopped = conn.state == QpState::Sqd;
+            return Err(if is_stopped { Stop::Idle } else { Stop::Failed(WcStatus::LocQpOpErr) });
+        }
         let psn = wqe.first_psn + packet;
         if wqe.op.is_local() {
             return self.manage(conn, env);

@@ -1,8 +1,9 @@
 //! The requester: builds requests from the send queue and completes them by the responses.
 //!
-//! [`build`] sends what the window allows, [`run`] many packets at once where they are alike, [`manage`] does what has no packets, [`ask`] knows when the peer is to acknowledge, [`response`] takes
-//! acknowledgements and data in, [`retry`] goes back after a loss. The cursor is the next packet to send; `unacked` the oldest that the peer has not
-//! acknowledged; between them lies what is in flight.
+//! [`build`] sends what the window allows, [`run`] many packets at once where they are alike, [`manage`] does what has no
+//! packets, [`ask`] knows when the peer is to acknowledge, [`response`] takes
+//! acknowledgements and data in, [`retry`] goes back after a loss. The cursor is the next packet to send; `unacked` the
+//! oldest that the peer has not acknowledged; between them lies what is in flight.
 
 mod ask;
 mod build;
@@ -18,7 +19,7 @@ use std::collections::VecDeque;
 use super::connection::{Connection, Fatal};
 use super::credits::Limit;
 use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
-use super::{Completion, Destination, Env, Instant, Output, PostError, SendWr, WcStatus, earliest};
+use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendWr, WcStatus, earliest};
 use crate::wire::{Flow, Mtu, Psn};
 
 /// Flight cost that keeps a peer busy while as much again is gathered to be sent at once.
@@ -66,6 +67,8 @@ pub(super) struct Requester {
     failed: Option<(u64, WcStatus)>,
     /// One behind the newest work request on our own keys that was carried out: going back does not repeat it.
     managed: u64,
+    /// Posted before RTS and not followed by a post in RTS: nothing leaves.
+    is_held: bool,
     /// The retries are used up, but there is another path.
     gives_path_up: bool,
     /// Up to which message the peer has receives, as far as it says.
@@ -98,6 +101,7 @@ impl Requester {
             resend_until: Psn::default(),
             failed: None,
             managed: 0,
+            is_held: false,
             gives_path_up: false,
             credit: Limit::default(),
             ask: ask::Ask::default(),
@@ -107,10 +111,8 @@ impl Requester {
 
     /// Ready to send, the first packet with `conn.sq_psn`.
     pub fn start(&mut self, conn: &Connection) {
-        self.queue.next_psn = conn.sq_psn;
-        self.queue.messages = 0;
+        self.acked_cost = self.queue.begin(conn);
         self.credit = Limit::default();
-        self.acked_cost = self.queue.cost;
         self.unacked = conn.sq_psn;
         self.frontier = conn.sq_psn;
         self.resend_until = conn.sq_psn;
@@ -122,10 +124,10 @@ impl Requester {
 
     /// Takes a work request in.
     pub fn post(&mut self, wr: &SendWr<'_>, flow: Option<Flow>, conn: &Connection) -> Result<(), PostError> {
-        if !conn.qp_type.offers(wr.op) {
-            return Err(PostError::Unsupported(conn.qp_type, wr.op.completion_opcode()));
-        }
-        if wr.op.awaits_response() && conn.max_rd_atomic == 0 {
+        if wr.op.awaits_response()
+            && conn.max_rd_atomic == 0
+            && matches!(conn.state, QpState::Rts | QpState::Sqd)
+        {
             return Err(PostError::NoReadResources);
         }
         let to = match (wr.to, flow) {
@@ -135,7 +137,21 @@ impl Requester {
             }
             _ => None,
         };
-        self.queue.post(wr, to, conn.mtu)
+        self.queue.post(wr, to, false, conn)?;
+        self.is_held = false;
+        Ok(())
+    }
+
+    /// Takes a work request in that completes with LOC_QP_OP_ERR in its turn.
+    pub fn post_to_fail(&mut self, wr: &SendWr<'_>, conn: &Connection) -> Result<(), PostError> {
+        self.queue.post(wr, None, true, conn)?;
+        self.is_held = false;
+        Ok(())
+    }
+
+    /// Sends nothing until the next post.
+    pub fn hold(&mut self) {
+        self.is_held = true;
     }
 
     /// The place behind all that is posted.
@@ -150,7 +166,7 @@ impl Requester {
 
     /// Whether there are posted packets that were never sent, or are to be sent again.
     pub fn has_unsent(&self) -> bool {
-        self.cursor.wqe < self.queue.end() || self.ask.due().is_some()
+        self.cursor.wqe < self.queue.end() && !self.is_held || self.ask.due().is_some()
     }
 
     /// Whether nothing is in flight, nor begun.
@@ -216,7 +232,7 @@ impl Requester {
         self.acked_cost = self.queue.cost;
         self.reads.clear();
         (self.pause, self.timer, self.gap, self.failed) = (None, None, None, None);
-        self.rnr_probe = None;
+        (self.rnr_probe, self.is_held) = (None, false);
         self.ask.settled();
         self.rtt.forget();
     }

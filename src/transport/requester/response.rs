@@ -86,7 +86,7 @@ impl Requester {
         self.retire(conn, Output::Sent, env);
     }
 
-    /// The same; `report` makes what is reported of its completion. Behind it go those that were done early.
+    /// Retires the oldest request; `report` makes the output of its completion. Requests that were done early go behind it.
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         self.retire_one(conn, report, env);
         self.retire_managed(conn, report, env);
@@ -258,25 +258,28 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        if code == NakCode::PsnSequenceError {
-            env.counters.rcvd_seq_err += 1;
-        }
-        if !self.reach(psn, conn, env)? {
-            return Ok(());
-        }
         let status = match code {
-            // Already going back to it: rxe, for one, follows an RNR NAK with this for the packets behind.
-            NakCode::PsnSequenceError if self.is_back() => return Ok(()),
-            // The same, but only after the refused packet was sent again: nothing was lost.
-            NakCode::PsnSequenceError if self.refused == Some(psn) => return self.retry(conn, env),
-            NakCode::PsnSequenceError => return self.recover(conn, env),
-            NakCode::InvalidRequest | NakCode::InvalidRdRequest => WcStatus::RemInvReqErr,
-            NakCode::RemoteAccessError => WcStatus::RemAccessErr,
-            NakCode::RemoteOperationalError => WcStatus::RemOpErr,
+            NakCode::PsnSequenceError => None,
+            NakCode::InvalidRequest | NakCode::InvalidRdRequest => Some(WcStatus::RemInvReqErr),
+            NakCode::RemoteAccessError => Some(WcStatus::RemAccessErr),
+            NakCode::RemoteOperationalError => Some(WcStatus::RemOpErr),
+            // Dropped before the requests in front of its PSN count as acknowledged (IBA 9.7.6).
             NakCode::Reserved(_) => {
                 env.counters.unexpected_response += 1;
                 return Ok(());
             }
+        };
+        env.counters.rcvd_seq_err += status.is_none() as u64;
+        if !self.reach(psn, conn, env)? {
+            return Ok(());
+        }
+        let Some(status) = status else {
+            // Already going back to it: rxe, for one, follows an RNR NAK with this for the packets behind.
+            if self.is_back() {
+                return Ok(());
+            }
+            // A NAK for the packet that an RNR NAK refused: nothing was lost, so it is sent again without narrowing the window.
+            return if self.refused == Some(psn) { self.retry(conn, env) } else { self.recover(conn, env) };
         };
         env.counters.req_remote_err += 1;
         Err(self.fail_oldest(status, conn, env))

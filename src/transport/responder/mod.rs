@@ -21,6 +21,14 @@ use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
 use receives::Receives;
 use refusal::Refusal;
 
+/// Packets ahead of the expected one up to which a request shows a loss by itself. Further ahead it takes two requests that
+/// are no further apart than that, and beyond `FURTHEST` nothing does: the requester's timeout finds such a loss.
+///
+/// A NAK makes the requester send all that is in flight again. Without these limits 50,000 requests a second of any PSN from
+/// a third party took three quarters of the throughput.
+const NEAR: i32 = 1 << 8;
+const FURTHEST: i32 = 1 << 14;
+
 /// A message that has begun and not ended.
 #[derive(Debug, Clone, Copy)]
 enum Message {
@@ -78,7 +86,7 @@ enum Reply {
     Read {
         first: Psn,
         reth: Reth,
-        /// Whose memory.
+        /// The protection domain of the memory.
         pd: PdId,
         next: u32,
         msn: u32,
@@ -117,6 +125,8 @@ pub(super) struct Responder {
     message_srq: Option<SrqId>,
     /// A NAK or RNR NAK is out for the expected PSN; what comes behind it is dropped in silence (C9-113).
     nak_outstanding: bool,
+    /// PSN of the last request that was ahead of the expected one.
+    last_ahead: Psn,
     resources: VecDeque<Resource>,
     replies: VecDeque<Reply>,
 }
@@ -130,6 +140,7 @@ impl Responder {
             message: None,
             message_srq: None,
             nak_outstanding: false,
+            last_ahead: Psn::default(),
             resources: VecDeque::new(),
             replies: VecDeque::new(),
         }
@@ -214,6 +225,10 @@ impl Responder {
                 self.nak_outstanding = false;
                 Ok(())
             }
+            Err(Refusal::OutOfSequence) if !self.shows_loss(packet.bth().psn, ahead) => {
+                env.counters.out_of_seq_request += 1;
+                Ok(())
+            }
             Err(refusal) => {
                 // A WRITE with immediate whose memory is not accessible uses up its receive (IBA 11.6.2).
                 let of_receive =
@@ -221,6 +236,13 @@ impl Responder {
                 self.refuse(refusal, of_receive, conn, env)
             }
         }
+    }
+
+    /// Whether a request that is ahead of the expected PSN shows that packets were lost. If not, it is dropped as if it had been
+    /// lost too.
+    fn shows_loss(&mut self, psn: Psn, ahead: i32) -> bool {
+        let behind = psn.since(std::mem::replace(&mut self.last_ahead, psn));
+        ahead <= NEAR || ahead <= FURTHEST && (1..=NEAR).contains(&behind)
     }
 
     /// Acts on a refusal as its row of the table says. With `of_receive` the oldest receive fails too, although no
@@ -338,7 +360,7 @@ fn contains(r: &Resource, psn: Psn) -> bool {
     !psn.is_before(r.first) && !psn.is_after(r.last)
 }
 
-/// Who a request names memory as: the queue pair in its protection domain, or in that of the shared receive queue
+/// The accessor of a request's memory: the queue pair in its protection domain, or in that of the shared receive queue
 /// that an XRC packet names.
 fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     match (conn.qp_type, &env.srq) {

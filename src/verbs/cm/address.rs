@@ -217,7 +217,7 @@ impl State {
         Some(cm::Path { av, mtu, packet_life, pkey: device.pkey() })
     }
 
-    /// The same as a path record.
+    /// The path as a path record.
     pub fn path_record(&self, id: &Id) -> Option<Path> {
         let path = self.path(id)?;
         Some(Path {

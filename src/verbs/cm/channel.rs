@@ -62,7 +62,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Whose an event is.
+/// The id that an event concerns.
 pub(super) enum Subject {
     /// Of an id that comes with it.
     New(CmId),
@@ -140,7 +140,8 @@ impl EventChannel {
         self.get_event_by(timeout, || self.try_event())
     }
 
-    /// The same for an event that `take` takes, which is asked whenever there may be one: for readers that take turns.
+    /// [`get_event`](Self::get_event) for an event that `take` takes, which is asked whenever there may be one: for
+    /// readers that take turns.
     ///
     /// # Errors
     /// As of [`get_event`](Self::get_event).

@@ -76,7 +76,7 @@ impl CmEventKind {
 /// An event of an id.
 #[derive(Clone, Debug)]
 pub struct CmEvent {
-    /// Whose it is; of a connection request, the new id.
+    /// The id that the event concerns; of a connection request, the new id.
     pub id: CmId,
     /// Of a connection request, the id that listens.
     pub listen_id: Option<CmId>,

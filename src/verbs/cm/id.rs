@@ -190,7 +190,7 @@ impl CmId {
         self.reject_with(RejReason::Consumer, private_data)
     }
 
-    /// The same for another reason than that the program says no.
+    /// Refuses for another reason than that the program says no.
     ///
     /// # Errors
     /// [`IdError`].

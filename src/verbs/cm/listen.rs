@@ -154,7 +154,7 @@ impl State {
         }
     }
 
-    /// Who listens to requests of a kind for an address.
+    /// Finds the listener to requests of a kind for an address.
     fn listener(
         &self,
         device: usize,

@@ -9,7 +9,7 @@ use super::{IdError, PortSpace};
 /// Those that are given out where the caller asks for any (RFC 6335, dynamic ports), as most systems do.
 const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
 
-/// Who asks for a port.
+/// A request for a port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
     /// The id.

@@ -40,7 +40,7 @@ pub(super) struct Device {
     pub gids: Vec<Gid>,
     /// It is gone for good.
     pub is_lost: bool,
-    /// Whose a connection is.
+    /// The number of the id that has a connection.
     pub ids: HashMap<ConnId, u64>,
     pub services: HashMap<ServiceId, Service>,
     /// What this process has claimed, which ids that share a port share.

@@ -131,8 +131,13 @@ fn what_is_posted_behind_a_lot_in_flight_leaves_several_at_a_time_and_without_an
         }
         sent
     };
-    // Two are a lot; with the fourth there are two again, and the fifth waits.
-    for _ in 0..20 {
-        assert_eq!(sent(), [16, 32, 32, 64, 64]);
-    }
+    // Two are a lot; with the fourth there are two again, and the fifth waits. A turn of the background thread, which on a
+    // loaded machine comes late, sends what waits before that: then more have left, and the round does not count.
+    let expected = [16, 32, 32, 64, 64];
+    let undisturbed = (0..1000).filter(|_| {
+        let sent = sent();
+        assert!(sent.iter().zip(expected).all(|(n, least)| *n >= least), "{sent:?}");
+        sent == expected
+    });
+    assert_eq!(undisturbed.take(20).count(), 20);
 }

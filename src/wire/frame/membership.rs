@@ -33,9 +33,9 @@ pub enum Standing {
 /// A host's word on a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupReport {
-    /// Whose; for IPv6 a link-local address.
+    /// Address of the member; for IPv6 a link-local address.
     pub src: IpAddr,
-    /// Which group, of the same family.
+    /// The group, of the same family.
     pub group: IpAddr,
     /// What of it.
     pub standing: Standing,

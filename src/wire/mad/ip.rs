@@ -48,7 +48,7 @@ impl ServiceId {
         Some((space, self.0 as u16))
     }
 
-    /// The same port in every port space, or only itself if it is none of IP's.
+    /// The services of the same port in every port space, or only this one if it has no IP port.
     pub fn of_same_port(self) -> impl Iterator<Item = ServiceId> {
         let port = self.ip_port().map(|(_, port)| port);
         let all = port.into_iter().flat_map(|port| PortSpace::ALL.map(|space| space.service(port)));
@@ -56,7 +56,7 @@ impl ServiceId {
     }
 }
 
-/// Who connects to whom. Zeros stand for no address (a wildcard).
+/// Addresses of both ends of a connection. Zeros stand for no address (a wildcard).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpHeader {
     /// Address and port of the one who asks.

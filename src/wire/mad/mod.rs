@@ -58,10 +58,10 @@ pub enum MadError {
     Attribute(u16),
 }
 
-/// Who a message is for.
+/// The recipient of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recipient {
-    /// Whoever serves that.
+    /// The listener of a service.
     Service(ServiceId),
     /// The end of a connection, or of a service ID resolution, that has this ID. 0 in a REJ of one that never learned it.
     Connection(CommId),
@@ -157,7 +157,7 @@ message! {
 }
 
 impl Message {
-    /// Who it is for: what a process is told by where several share QP1.
+    /// The recipient, by which a process is found where several share QP1.
     pub fn recipient(&self) -> Recipient {
         Recipient::Connection(match self {
             Message::Req(m) => return Recipient::Service(m.service),

@@ -1,11 +1,11 @@
-//! Who has asked for which service: a client that gives up before it has learned its server's ID says only who it is.
+//! The services that clients have asked for: a client that gives up before it has learned its server's ID names only its own.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use crate::wire::mad::{CommId, ServiceId};
 
-/// More than ask at a time. Of whom nothing is known any more, the server finds out by itself that he is gone.
+/// More than ask at a time. A server finds out by itself that a client is gone that is not known here any more.
 const MOST: usize = 16_384;
 
 /// An address, and the ID that its connection manager has given.

@@ -1,7 +1,7 @@
 //! A process's side of QP1: the services that it has, and what asks for them.
 //!
-//! A service is a unix socket whose [name](Names) has its ID and the address in it: who has the name has the service. The
-//! steward sends on to it what asks for the service.
+//! A process that listens to a service binds a unix socket whose [name](Names) contains the service ID and the address. The
+//! name is unique, so one process has the service. The steward forwards requests for the service to that socket.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -70,7 +70,16 @@ impl Claims {
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
                 Err(ClaimError::Taken { service, address: self.place.to_string() })
             }
-            Err(source) => Err(ClaimError::System { service, source }),
+            Err(source) => Err(match &self.names {
+                Names::Private(directory)
+                    if matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound) =>
+                {
+                    let user = nix::unistd::geteuid().as_raw();
+                    let directory = directory.display().to_string();
+                    ClaimError::NoAccess { service, directory, user, source }
+                }
+                _ => ClaimError::System { service, source },
+            }),
         }
     }
 

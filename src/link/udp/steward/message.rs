@@ -17,7 +17,7 @@ use crate::nic::Seat;
 /// Begins every line: who speaks another version is no help.
 const VERSION: &str = "urxe-steward-2";
 
-/// Whose processes a steward serves.
+/// Words for the users whose processes a steward serves: any user, or its own.
 const ANY: &str = "any";
 const OWN: &str = "own";
 

@@ -8,7 +8,7 @@ use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -73,6 +73,21 @@ impl Names {
         {
             // If it stays, the next owner of the name removes it.
             let _ = fs::remove_file(path(directory, name));
+        }
+    }
+
+    /// Removes the sockets of the directory that no process has open: processes that are killed leave theirs.
+    pub fn sweep(&self) {
+        let Names::Private(directory) = self else { return };
+        let Ok(_lock) = Lock::of(directory) else { return };
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_socket())
+                && let Ok(address) = SocketAddrUnix::new(entry.path())
+                && is_dead(&address).unwrap_or(false)
+            {
+                // If it stays, the next owner of the name removes it.
+                let _ = fs::remove_file(entry.path());
+            }
         }
     }
 }
@@ -206,6 +221,19 @@ mod tests {
         drop((other, third));
         names.forget("urxe-a/1");
         assert!(!dir.path().join("urxe/urxe-a-1").exists());
+    }
+
+    #[test]
+    fn sweep_removes_sockets_that_no_process_has_open_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = own(&dir);
+        let [one, other] = [(); 2].map(|()| datagram_socket().unwrap());
+        names.bind(&one, "urxe-service/1").unwrap();
+        names.bind(&other, "urxe-service/2").unwrap();
+        drop(one);
+        names.sweep();
+        let is_there = |name: &str| dir.path().join("urxe").join(name).exists();
+        assert!(!is_there("urxe-service-1") && is_there("urxe-service-2") && is_there("lock"));
     }
 
     #[test]

@@ -34,6 +34,10 @@ const SOON: u8 = 1;
 /// Processes that wait to be accepted.
 const BACKLOG: i32 = 256;
 
+/// The part of all descriptors that connections without a request may take, and how many such connections are kept anyway.
+const SILENT_PART: u64 = 4;
+const LEAST_SILENT: u64 = 8;
+
 /// Why there is no steward.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -63,7 +67,7 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
 /// # Errors
 /// [`ServeError`].
 pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
-    make_room();
+    let most_silent = (make_room() / SILENT_PART).clamp(LEAST_SILENT, BACKLOG as u64) as usize;
     let place: Place = address.parse().map_err(|()| ServeError::Address(address.into()))?;
     let private = Names::private().map_err(system("making a directory for its socket"))?;
     let names = if any_user { Names::Shared } else { private.clone() };
@@ -86,14 +90,13 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
         going,
         last: 0,
         chance,
+        most_silent,
         since: Instant::now(),
     };
     server.run(&listeners)?;
     // The port is free before the name is: whoever takes that binds the port.
-    let Server { place, names, .. } = server;
-    drop(listeners);
-    private.forget(&place.name());
-    (0..Seat::COUNT).for_each(|seat| names.forget(&token_name(&place, seat)));
+    drop((server, listeners));
+    private.sweep();
     Ok(())
 }
 
@@ -110,10 +113,12 @@ fn listener(names: &Names, place: &Place) -> Result<OwnedFd, ServeError> {
     Ok(listener)
 }
 
-/// As many descriptors as may be: there are 64 for each address, all of which the keepers have in flight once more.
-fn make_room() {
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+/// Raises the limit of descriptors as far as the system allows, and returns it: there are 64 for each address, all of which
+/// the keepers have in flight once more.
+fn make_room() -> u64 {
+    match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok((now, most)) => setrlimit(Resource::RLIMIT_NOFILE, most, most).map_or(now, |()| most),
+        Err(_) => 0,
     }
 }
 
@@ -134,6 +139,8 @@ struct Server {
     last: usize,
     /// Orders the seats.
     chance: usize,
+    /// Connections without a request that are kept at most.
+    most_silent: usize,
     since: Instant,
 }
 
@@ -148,9 +155,9 @@ struct Client {
 }
 
 impl Client {
-    /// Whether it has said nothing for too long: who comes has something to say.
-    fn is_mute(&self) -> bool {
-        self.seats.is_none() && self.waiting.is_none() && self.since.elapsed() > PATIENCE
+    /// Whether it has made no request that was granted or that waits.
+    fn is_silent(&self) -> bool {
+        self.seats.is_none() && self.waiting.is_none()
     }
 }
 
@@ -186,7 +193,7 @@ impl Server {
                 let left = self.left.iter().map(|seat| &sockets[*seat]);
                 reception.serve(place, left, &mut self.delivery);
             }
-            self.clients.retain(|client| !client.is_mute());
+            self.drop_silent();
             if self.clients.is_empty() && (came || self.since.elapsed() > PATIENCE) {
                 // Whoever has connected meanwhile finds nobody, and begins again.
                 return Ok(());
@@ -306,6 +313,18 @@ impl Server {
         Ok(())
     }
 
+    /// Closes connections that have been silent for too long, and the oldest of them where they are too many. A process whose
+    /// request was not read yet connects again.
+    fn drop_silent(&mut self) {
+        let silent = self.clients.iter().filter(|client| client.is_silent()).count();
+        let mut excess = silent.saturating_sub(self.most_silent);
+        self.clients.retain(|client| {
+            let drops = client.is_silent() && (excess > 0 || client.since.elapsed() > PATIENCE);
+            excess = excess.saturating_sub(usize::from(drops));
+            !drops
+        });
+    }
+
     /// Tries again for those who wait.
     fn serve_waiting(&mut self) {
         for i in (0..self.clients.len()).rev() {
@@ -366,7 +385,7 @@ impl Server {
                 Ok(tokens) => return Ok((first, tokens)),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
                 Err(e) => {
-                    let why = format!("the steward of {} cannot make what marks a seat: {e}", self.place);
+                    let why = format!("the steward of {} cannot mark a part of it as taken: {e}", self.place);
                     return Err(Answer::Refused { errno: e.raw_os_error().unwrap_or(libc::EIO), why });
                 }
             }

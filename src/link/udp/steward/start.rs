@@ -50,9 +50,9 @@ struct Launch {
 
 type Child = extern "C" fn(*mut c_void) -> c_int;
 
-/// As vfork, on a stack of the child's own, but the parent is sent no signal when the child ends, no handler of libc's is run,
-/// and only who asks for such children hears of it. Debuggers know it from posix_spawn; they take a child that shares nothing
-/// and sends no signal for a thread.
+/// Starts a child as vfork does, on a stack of its own. The exit signal is 0: the parent gets no SIGCHLD, and only a wait with
+/// `__WALL` or `__WCLONE` returns the child. No fork handler of the C library runs. Debuggers know these flags from
+/// posix_spawn; a child that shares no memory and has no exit signal is a thread to them.
 ///
 /// # Safety
 /// The child, which shares all memory, may only make system calls; `stack` is the end of memory that nobody else uses.

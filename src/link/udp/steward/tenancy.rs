@@ -36,6 +36,9 @@ const BETWEEN: Duration = Duration::from_millis(500);
 /// How often it is looked for.
 const AGAIN: Duration = Duration::from_millis(2);
 
+/// The longest pause between looks at the owners of the port. Each takes the list of all UDP sockets.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
 /// A seat, and what goes with it.
 pub(in super::super) struct Tenancy {
     shared: Arc<Shared>,
@@ -218,6 +221,7 @@ fn ask(
     let private = Names::private().map_err(system("making a directory to find the steward in"))?;
     let begun = Instant::now();
     let mut started: Option<Instant> = None;
+    let (mut look, mut pause) = (begun, AGAIN);
     while begun.elapsed() < PATIENCE && !stopping() {
         match connect_to(chief, &private, sharing).map_err(system("connecting to the steward"))? {
             Some(connection) => {
@@ -233,7 +237,10 @@ fn ask(
                     };
                 }
             }
+            None if Instant::now() < look => {}
             None => {
+                look = Instant::now() + pause;
+                pause = (2 * pause).min(LONGEST_PAUSE);
                 // A process with a seat brings the port along for a new steward.
                 let stranger = if request.seat.is_none() { stranger(chief) } else { None };
                 match stranger {

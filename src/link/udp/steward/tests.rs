@@ -67,8 +67,9 @@ fn packets_find_the_process_and_the_shard_by_the_queue_pair() {
             from.send_to(&packet(seat.index() << 18 | 0x1200 | low), (ip, 4791)).unwrap();
         }
     }
-    // Nobody's, and the steward's.
-    from.send_to(&packet(62 << 18 | 9), (ip, 4791)).unwrap();
+    // For a seat that nobody has, and for the steward. Seats are given out in random order.
+    let vacant = (1..Seat::COUNT as u32).find(|index| seats.iter().all(|s| s.index() != *index)).unwrap();
+    from.send_to(&packet(vacant << 18 | 9), (ip, 4791)).unwrap();
     from.send_to(&packet(1), (ip, 4791)).unwrap();
     assert_eq!(received(&mut one[0]), (0..8).collect::<Vec<_>>());
     assert_eq!(received(&mut other[0]), (0..8).collect::<Vec<_>>());

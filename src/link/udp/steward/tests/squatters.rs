@@ -130,3 +130,20 @@ fn service_of_a_process_that_has_it_is_taken_for_others_of_the_user() {
     drop(all);
     serving.join().unwrap().unwrap();
 }
+
+#[test]
+fn socket_file_that_a_killed_process_left_is_removed_when_the_steward_ends() {
+    let (ip, sharing, serving) = steward("127.18.244.1");
+    let links = join(ip, 1, &sharing).unwrap();
+    let names = Names::private().unwrap();
+    let Names::Private(directory) = &names else { panic!("a private name") };
+    let file = directory.join(format!("urxe-service-{ip}-0000000001061234"));
+    // A process that is killed closes its socket and leaves the file.
+    let socket = datagram_socket().unwrap();
+    names.bind(&socket, &format!("urxe-service/{ip}/0000000001061234")).unwrap();
+    drop(socket);
+    assert!(file.exists());
+    drop(links);
+    serving.join().unwrap().unwrap();
+    assert!(!file.exists());
+}

@@ -1,0 +1,192 @@
+//! `urxe run` with programs that bring a libibverbs along: under another name, as auditwheel puts it into Python wheels, or in a
+//! directory that a DT_RPATH names. Each copy finds no device, so a device is urxe's.
+
+mod support;
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use support::{Running, addresses, text, urxe};
+
+/// A name as auditwheel gives it: part of a hash, and the version.
+const HASHED: &str = "libibverbs-1de1263b.so.1.14.48.0";
+const PLAIN: &str = "libibverbs.so.1";
+
+/// The copy of libibverbs. It looks for devices where libibverbs does, and finds none.
+const COPY: &str = r#"
+#include <fcntl.h>
+#include <unistd.h>
+void **ibv_get_device_list(int *count)
+{
+	close(open("/sys/class/infiniband_verbs/abi_version", O_RDONLY));
+	*count = 0;
+	return 0;
+}
+const char *ibv_get_device_name(void *device)
+{
+	return "none";
+}
+"#;
+
+const VERSIONS: &str = "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; ibv_get_device_name; local: *; } IBVERBS_1.0;\n";
+
+/// Counts devices by functions of a library that it is linked against.
+const LINKED: &str = r#"
+#include <stdio.h>
+void **ibv_get_device_list(int *);
+const char *ibv_get_device_name(void *);
+int count(const char *directory)
+{
+	int count;
+	void **list = ibv_get_device_list(&count);
+	printf("%d %s\n", count, count ? ibv_get_device_name(list[0]) : "-");
+	return 0;
+}
+"#;
+
+/// Counts devices by functions that it looks up in a library that it opens by NAME, in its directory if NAME has a slash.
+const OPENED: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+int count(const char *directory)
+{
+	char path[4096];
+	snprintf(path, sizeof path, "%s%s", strchr(NAME, '/') ? directory : "", NAME);
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		printf("%s\n", dlerror());
+		return 1;
+	}
+	void **(*list)(int *) = (void **(*)(int *))dlsym(library, "ibv_get_device_list");
+	const char *(*name)(void *) = (const char *(*)(void *))dlsym(library, "ibv_get_device_name");
+	int count;
+	void **devices = list(&count);
+	printf("%d %s\n", count, count ? name(devices[0]) : "-");
+	return 0;
+}
+"#;
+
+/// A program that `count` is linked into.
+const PROGRAM: &str =
+    "int count(const char *);\nint main(int argc, char **argv) { return count(argv[1]); }\n";
+
+/// A program that opens `extension.so` in the given directory, as an interpreter does.
+const INTERPRETER: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+	char path[4096];
+	snprintf(path, sizeof path, "%s/extension.so", argv[1]);
+	void *extension = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!extension) {
+		printf("%s\n", dlerror());
+		return 1;
+	}
+	int (*count)(const char *) = (int (*)(const char *))dlsym(extension, "count");
+	return count(argv[1]);
+}
+"#;
+
+/// A directory with a copy of libibverbs, and what is built against it.
+struct Wheel(tempfile::TempDir);
+
+impl Wheel {
+    /// One whose copy has this name, as file and as DT_SONAME.
+    fn new(name: &str) -> Wheel {
+        let wheel = Wheel(tempfile::tempdir().unwrap());
+        fs::write(wheel.at("versions"), VERSIONS).unwrap();
+        let script = format!("-Wl,--version-script={}", wheel.at("versions"));
+        let soname = format!("-Wl,-soname,{name}");
+        wheel.cc(name, COPY, &["-shared", "-fPIC", &script, &soname]);
+        wheel
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn cc(&self, name: &str, source: &str, args: &[&str]) {
+        let file = self.at(&format!("{name}.c"));
+        fs::write(&file, source).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-o", &self.at(name), &file]).args(args).arg("-ldl");
+        let built = cc.output().expect("a C compiler (apt-get install gcc)");
+        assert!(built.status.success(), "{}", text(&built));
+    }
+
+    /// Runs a program of the directory under `urxe run`.
+    fn run(&self, program: &str) -> Output {
+        let [address, _] = addresses();
+        let directory = self.at("");
+        let args = ["run", "--ip", &address, "--", &self.at(program), directory.trim_end_matches('/')];
+        Running::new(urxe(&args)).finish(Duration::from_secs(30))
+    }
+
+    /// The program finds urxe's device, and nothing is said about it.
+    fn finds_the_device(&self, program: &str) {
+        assert_eq!(text(&self.run(program)), "1 urxe0\n");
+    }
+}
+
+/// auditwheel sets a DT_RPATH, newer tools a DT_RUNPATH.
+const PATHS: [&str; 2] = ["--disable-new-dtags", "--enable-new-dtags"];
+
+fn search_here(tags: &str) -> String {
+    format!("-Wl,{tags},-rpath,$ORIGIN")
+}
+
+#[test]
+fn a_program_that_is_linked_against_a_renamed_copy_finds_the_device() {
+    let wheel = Wheel::new(HASHED);
+    for tags in PATHS {
+        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(HASHED), &search_here(tags)]);
+        wheel.finds_the_device("program");
+    }
+}
+
+#[test]
+fn an_extension_that_is_linked_against_a_renamed_copy_finds_the_device() {
+    let wheel = Wheel::new(HASHED);
+    wheel.cc("program", INTERPRETER, &[]);
+    for tags in PATHS {
+        let args = ["-shared", "-fPIC", &wheel.at(HASHED), &search_here(tags)];
+        wheel.cc("extension.so", LINKED, &args);
+        wheel.finds_the_device("program");
+    }
+}
+
+#[test]
+fn an_extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
+    let wheel = Wheel::new(PLAIN);
+    wheel.cc("program", INTERPRETER, &[]);
+    for tags in PATHS {
+        let args = ["-shared", "-fPIC", "-DNAME=\"libibverbs.so.1\"", &search_here(tags)];
+        wheel.cc("extension.so", OPENED, &args);
+        wheel.finds_the_device("program");
+    }
+}
+
+#[test]
+fn a_program_whose_search_path_has_a_copy_of_the_plain_name_finds_the_device() {
+    let wheel = Wheel::new(PLAIN);
+    for tags in PATHS {
+        wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(PLAIN), &search_here(tags)]);
+        wheel.finds_the_device("program");
+    }
+}
+
+/// Symbols that are looked up in one library are not those of another: urxe can only say so.
+#[test]
+fn a_program_that_looks_up_functions_in_a_renamed_copy_is_warned() {
+    let wheel = Wheel::new(HASHED);
+    let name = format!("-DNAME=\"/{HASHED}\"");
+    wheel.cc("program", &[OPENED, PROGRAM].concat(), &[&name]);
+    let out = wheel.run("program");
+    let told = text(&out);
+    assert!(out.status.success() && told.contains("0 -\n"), "{told}");
+    let warning = format!("urxe: warning: the program uses {}, a libibverbs of its own", wheel.at(HASHED));
+    assert!(told.contains(&warning) && told.lines().count() == 2, "{told}");
+}
