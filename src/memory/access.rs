@@ -1,60 +1,62 @@
+//! Access flags, protection domain handles and the errors of key and memory management checks.
+
 use std::ops::{BitAnd, BitOr, BitOrAssign};
 
 use crate::wire::Qpn;
 
-/// What a region allows, with the bit values of verbs.
+/// Access flags of a region or window, with the bit values of `ibv_access_flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Access(pub u32);
 
 impl Access {
     /// Local reads only.
     pub const LOCAL_READ: Access = Access(0);
-    /// The NIC may write it for its own side: receives, READ and atomic results.
+    /// The NIC may write the region on behalf of its own side: receives, READ and atomic results.
     pub const LOCAL_WRITE: Access = Access(0x1);
     /// Peers may WRITE.
     pub const REMOTE_WRITE: Access = Access(0x2);
     /// Peers may READ.
     pub const REMOTE_READ: Access = Access(0x4);
-    /// Peers may do atomics.
+    /// Peers may execute atomics.
     pub const REMOTE_ATOMIC: Access = Access(0x8);
-    /// Memory windows may be bound to it.
+    /// Memory windows may be bound to the region.
     pub const MW_BIND: Access = Access(0x10);
-    /// Its addresses count from 0.
+    /// Addresses count from 0 instead of from a virtual address.
     pub const ZERO_BASED: Access = Access(0x20);
-    /// Its pages may come and go: each use sees whether they are there.
+    /// On-demand paging: pages may be unmapped and mapped at any time, and each access checks for them.
     pub const ON_DEMAND: Access = Access(0x40);
-    /// Huge pages were asked for: taken, and of no effect.
+    /// Huge page hint: accepted without effect.
     pub const HUGETLB: Access = Access(0x80);
     /// Peers may FLUSH to global visibility.
     pub const FLUSH_GLOBAL: Access = Access(0x100);
     /// Peers may FLUSH to persistence.
     pub const FLUSH_PERSISTENT: Access = Access(0x200);
-    /// The device may reorder its accesses: taken, and of no effect.
+    /// Permission for the device to reorder its accesses: accepted without effect.
     pub const RELAXED_ORDERING: Access = Access(0x10_0000);
-    /// Local write, and all that RC's first operations need of a peer: what a test's region usually wants.
+    /// Local write, and remote WRITE, READ and atomics: the usual access of a region in a test.
     pub const ALL: Access = Access(0xf);
 
-    /// What a device with memory windows, atomics and flushes takes.
+    /// Flags that a device with memory windows, atomics and flushes accepts.
     const KNOWN: u32 = 0x10_03ff;
-    /// The flags that a device may ignore without a word (`IBV_ACCESS_OPTIONAL_RANGE`).
+    /// Flags that a device may ignore silently (`IBV_ACCESS_OPTIONAL_RANGE`).
     const OPTIONAL: u32 = 0x3ff0_0000;
 
-    /// The flags that nobody knows, and that may not be ignored.
+    /// Returns the flags that are neither known nor optional, and hence have to be rejected.
     pub const fn unknown(self) -> Access {
         Access(self.0 & !(Self::KNOWN | Self::OPTIONAL))
     }
 
-    /// Whether peers may change memory.
+    /// Reports whether peers may change memory.
     pub const fn lets_peers_write(self) -> bool {
         self.0 & (Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0) != 0
     }
 
-    /// Whether peers may do anything with it.
+    /// Reports whether peers may access the memory at all.
     pub const fn is_remote(self) -> bool {
         self.lets_peers_write() || self.allows(Access::REMOTE_READ)
     }
 
-    /// Whether all of `needed` is allowed.
+    /// Reports whether all of `needed` is allowed.
     pub const fn allows(self, needed: Access) -> bool {
         self.0 & needed.0 == needed.0
     }
@@ -80,23 +82,23 @@ impl BitAnd for Access {
     }
 }
 
-/// A protection domain's handle, unique in its NIC.
+/// Handle of a protection domain, unique within its NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PdId(pub u32);
 
-/// The accessor of memory: a queue pair and its protection domain.
+/// Identity under which memory is accessed: a queue pair and its protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accessor {
-    /// The domain.
+    /// Protection domain of the queue pair.
     pub pd: PdId,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub qpn: Qpn,
 }
 
-/// Why a key does not give access.
+/// Reason for which a key does not give access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AccessError {
-    /// No such key now: never given out, its region deregistered, its window not bound.
+    /// The key is not valid: never allocated, or its region deregistered, or its window not bound.
     #[error("key {key:#x} names no region and no bound window")]
     UnknownKey {
         /// The key.
@@ -107,9 +109,9 @@ pub enum AccessError {
     WrongPd {
         /// The key.
         key: u32,
-        /// The region's domain.
+        /// Protection domain of the region.
         region: PdId,
-        /// The domain of the QP that used the key.
+        /// Protection domain of the queue pair that used the key.
         used: PdId,
     },
     /// The window was bound by another queue pair.
@@ -117,115 +119,115 @@ pub enum AccessError {
     WrongQp {
         /// The key.
         key: u32,
-        /// The queue pair that bound it.
+        /// Queue pair that bound the window.
         bound: Qpn,
-        /// The queue pair that used it.
+        /// Queue pair that used the key.
         used: Qpn,
     },
-    /// The program has no memory there, or none that can be written: there never was any in a region on demand, or it was
-    /// unmapped, protected or cut off.
+    /// The program has no memory at the address, or none that can be written: an on-demand region was never
+    /// mapped there, or the memory was unmapped, protected or truncated.
     #[error("{len} bytes at {addr:#x} of the region of key {key:#x} are not mapped, or not so")]
     NotMapped {
         /// The key.
         key: u32,
-        /// First address asked for.
+        /// First address of the access.
         addr: u64,
-        /// Bytes asked for.
+        /// Length of the access in bytes.
         len: u64,
     },
-    /// Not all of the range is inside the region.
+    /// The range is not entirely inside the region.
     #[error(
         "{len} bytes at {addr:#x} are not inside the region of key {key:#x}: {region_len} bytes at {start:#x}"
     )]
     OutOfRange {
         /// The key.
         key: u32,
-        /// First address asked for.
+        /// First address of the access.
         addr: u64,
-        /// Bytes asked for.
+        /// Length of the access in bytes.
         len: u64,
-        /// The region's first address.
+        /// First address of the region.
         start: u64,
-        /// The region's bytes.
+        /// Length of the region in bytes.
         region_len: u64,
     },
-    /// The region does not allow this.
+    /// The region does not allow the access.
     #[error("the region of key {key:#x} allows {allowed:?}, not {needed:?}")]
     Permission {
         /// The key.
         key: u32,
-        /// What the region allows.
+        /// Access that the region allows.
         allowed: Access,
-        /// What was needed.
+        /// Access that the operation needs.
         needed: Access,
     },
 }
 
-/// Why a memory management work request, or a peer's invalidation, was refused.
+/// Reason for which a memory management work request, or an invalidation by a peer, is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ManagementError {
-    /// The key names nothing of the kind, or nothing that is open.
+    /// The key names no object of the required kind, or none that is bound or registered.
     #[error("key {key:#x} names no window or region that this can be done to")]
     UnknownKey {
         /// The key.
         key: u32,
     },
-    /// Of another protection domain.
+    /// The object belongs to another protection domain.
     #[error("key {key:#x} is of {object:?}, not of {used:?}")]
     WrongPd {
         /// The key.
         key: u32,
-        /// The object's domain.
+        /// Protection domain of the object.
         object: PdId,
-        /// The queue pair's.
+        /// Protection domain of the queue pair.
         used: PdId,
     },
-    /// Bound by another queue pair.
+    /// The window was bound by another queue pair.
     #[error("the window of key {key:#x} was bound by QP {bound}, not by {used}")]
     WrongQp {
         /// The key.
         key: u32,
-        /// The queue pair that bound it.
+        /// Queue pair that bound the window.
         bound: Qpn,
-        /// The queue pair that asked.
+        /// Queue pair of the request.
         used: Qpn,
     },
-    /// A window of type 2 that is bound, or a fast region that is open: invalidate it first.
+    /// A bound type 2 window, or a fast region with a valid registration: it has to be invalidated first.
     #[error("what key {key:#x} names is in use: invalidate it first")]
     InUse {
         /// The key.
         key: u32,
     },
-    /// Not all bytes are there, or there are none.
+    /// The range exceeds the region, or is empty.
     #[error("{len} bytes at {addr:#x} cannot be opened under key {key:#x}")]
     Range {
         /// The key.
         key: u32,
-        /// First byte.
+        /// First byte of the range: an address, or an offset into a fast region.
         addr: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         len: u64,
     },
-    /// The access asked for does not go together, or with what the region allows.
+    /// The requested access is contradictory, or exceeds the access of the region.
     #[error("{access:?} is not to be had under key {key:#x}")]
     Access {
         /// The key.
         key: u32,
-        /// As asked for.
+        /// Requested access; if the region's own access forbids the operation, the access of the region.
         access: Access,
     },
-    /// A plain region, or a window of type 1.
+    /// The key names a plain region or a type 1 window, which cannot be invalidated.
     #[error("what key {key:#x} names is not to be invalidated")]
     NotInvalidatable {
         /// The key.
         key: u32,
     },
-    /// Windows are bound to the region.
+    /// Memory windows are bound to the region.
     #[error("{count} windows are bound to the region of key {key:#x}")]
     WindowsBound {
         /// The key.
         key: u32,
-        /// How many.
+        /// Number of bound windows.
         count: u32,
     },
 }
@@ -251,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_a_set() {
+    fn access_flags_combine_as_a_set() {
         let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
         assert_eq!((read | write, read | read), (Access(6), Access(4)));
         assert_eq!(((read | write) & write, read & write), (write, Access::LOCAL_READ));
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_peers_may_do() {
+    fn remote_flags_decide_what_peers_may_do() {
         for (access, writes, anything) in [
             (Access::LOCAL_WRITE | Access::MW_BIND, false, false),
             (Access::REMOTE_READ, false, true),
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn which_flags_are_known() {
+    fn unknown_flags_are_those_outside_the_defined_and_optional_ranges() {
         let known = (0..32).filter(|bit| Access(1 << bit).unknown() == Access::LOCAL_READ);
         assert_eq!(known.collect::<Vec<_>>(), (0..10).chain(20..30).collect::<Vec<_>>());
     }

@@ -1,3 +1,5 @@
+//! Page-aligned memory that the crate allocates, for registration as a region.
+
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::NonNull;
@@ -5,32 +7,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Owned memory for a region, zeroed and aligned to a page.
 ///
-/// It is read and written by copying only: a peer may change it at any time, so no reference to its bytes
-/// is ever given out. Synchronise with completions, as with DMA.
+/// The buffer is read and written by copying only: a peer may change it at any time, so no reference to its
+/// bytes is ever given out. Synchronise with completions, as with DMA.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
 }
 
-/// Bytes asked of a buffer that it does not have.
+/// Error of an access beyond the end of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{len} bytes at offset {offset} are not inside a buffer of {size} bytes")]
 pub struct OutOfBuffer {
-    /// First byte.
+    /// Offset of the first byte of the access.
     pub offset: usize,
-    /// Bytes.
+    /// Length of the access in bytes.
     pub len: usize,
-    /// The buffer's size.
+    /// Size of the buffer in bytes.
     pub size: usize,
 }
 
 const PAGE: usize = 4096;
 
 impl Buffer {
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     pub fn zeroed(len: usize) -> Buffer {
         let layout = Self::layout(len);
-        // SAFETY: the layout's size is not zero.
+        // SAFETY: `layout` rounds an empty buffer up to one byte, so the size of the layout is not zero.
         let start =
             NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         start.as_ptr().expose_provenance();
@@ -41,17 +43,17 @@ impl Buffer {
         Layout::from_size_align(len.max(1), PAGE).expect("a buffer is below isize::MAX bytes")
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Reports whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn addr(&self) -> usize {
         self.start.as_ptr().addr()
     }
@@ -60,17 +62,18 @@ impl Buffer {
         if self.len.checked_sub(offset).is_none_or(|room| len > room) {
             return Err(OutOfBuffer { offset, len, size: self.len });
         }
-        // SAFETY: inside the allocation, as just checked.
+        // SAFETY: the check above keeps `offset` within the allocation of `len` bytes.
         Ok(unsafe { self.start.as_ptr().add(offset) })
     }
 
     /// Copies the bytes at `offset` to all of `out`.
     ///
     /// # Errors
-    /// [`OutOfBuffer`].
+    /// [`OutOfBuffer`] if the range exceeds the buffer.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), OutOfBuffer> {
         let from = self.check(offset, out.len())?;
-        // SAFETY: the range was checked; `out` is an exclusive borrow of other memory.
+        // SAFETY: `check` has verified the source range; `out` is an exclusive borrow, and so cannot overlap
+        // the buffer, to whose bytes no reference exists.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -78,30 +81,31 @@ impl Buffer {
     /// Copies all of `bytes` to `offset`.
     ///
     /// # Errors
-    /// [`OutOfBuffer`].
+    /// [`OutOfBuffer`] if the range exceeds the buffer.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), OutOfBuffer> {
         let to = self.check(offset, bytes.len())?;
-        // SAFETY: the range was checked; no reference to the buffer's bytes exists.
+        // SAFETY: `check` has verified the target range; no reference to the bytes of the buffer exists, so
+        // `bytes` cannot overlap it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
-    /// The byte at `offset` as it is now: what a program polls on.
+    /// Loads the byte at `offset`, for programs that poll on it.
     ///
     /// # Errors
-    /// [`OutOfBuffer`].
+    /// [`OutOfBuffer`] if the byte is beyond the end of the buffer.
     pub fn load_u8(&self, offset: usize) -> Result<u8, OutOfBuffer> {
         let from = self.check(offset, 1)?;
-        // SAFETY: the byte is inside the buffer.
+        // SAFETY: `check` has verified that the byte is inside the buffer.
         let byte = unsafe { from.read_volatile() };
         std::sync::atomic::fence(Ordering::Acquire);
         Ok(byte)
     }
 
-    /// The 8 bytes at `offset`, a multiple of 8, as they are now, in host byte order.
+    /// Loads the 8 bytes at `offset` atomically, in host byte order.
     ///
     /// # Errors
-    /// [`OutOfBuffer`].
+    /// [`OutOfBuffer`] if the range exceeds the buffer.
     ///
     /// # Panics
     /// If `offset` is not a multiple of 8.
@@ -109,10 +113,10 @@ impl Buffer {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
-    /// Stores 8 bytes at `offset`, a multiple of 8, in host byte order.
+    /// Stores 8 bytes at `offset` atomically, in host byte order.
     ///
     /// # Errors
-    /// [`OutOfBuffer`].
+    /// [`OutOfBuffer`] if the range exceeds the buffer.
     ///
     /// # Panics
     /// If `offset` is not a multiple of 8.
@@ -124,14 +128,17 @@ impl Buffer {
     fn word(&self, offset: usize) -> Result<&AtomicU64, OutOfBuffer> {
         let at = self.check(offset, 8)?;
         assert!(offset.is_multiple_of(8), "offset {offset} is not a multiple of 8");
-        // SAFETY: inside the buffer, aligned as the buffer is, and alive as long as `self`.
+        // SAFETY: `check` has verified that the 8 bytes are inside the buffer. They are aligned, as the
+        // buffer is aligned to a page and `offset` is a multiple of 8, and the allocation lives as long as
+        // the borrow of `self`.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout.
+        // SAFETY: `start` was allocated in `zeroed` with the layout of the same length, and is freed only
+        // here.
         unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
     }
 }
@@ -142,9 +149,10 @@ impl fmt::Debug for Buffer {
     }
 }
 
-// SAFETY: the buffer is plain memory; all access copies, and races are those that DMA would have.
+// SAFETY: the buffer owns its allocation, which is not tied to a thread.
 unsafe impl Send for Buffer {}
-// SAFETY: as above.
+// SAFETY: the methods copy bytes, or access them by atomic or volatile operations, and never give out a
+// reference to them; unsynchronised accesses race as with DMA.
 unsafe impl Sync for Buffer {}
 
 #[cfg(test)]
@@ -152,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_was_written_and_refuses_what_is_outside() {
+    fn written_bytes_are_read_back_and_ranges_outside_are_refused() {
         let b = Buffer::zeroed(16);
         b.write(3, b"abc").unwrap();
         let mut out = [0; 5];

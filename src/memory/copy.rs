@@ -1,10 +1,10 @@
-//! Copies that make an ICRC on the way: the bytes pass through the core once.
+//! Copies that compute an ICRC on the way, so that the bytes pass through the core once.
 
 use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
 
-/// Copies `len` bytes and goes on with an ICRC over what was copied, whatever happens to the source meanwhile. On a fault of
-/// the source some bytes are copied.
+/// Copies `len` bytes and continues an ICRC over the bytes as copied, even if the source changes meanwhile. A
+/// fault in the source may leave a part of the bytes copied.
 ///
 /// # Safety
 /// `from` must be readable, or user memory, and `to` writable for `len` bytes, and they must not overlap.
@@ -18,10 +18,12 @@ pub(super) unsafe fn copy_and_digest(
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= wide::BLOCK && wide::is_available() {
         done = len - len % wide::BLOCK;
-        // SAFETY: the processor has the instructions; the rest is the caller's word.
+        // SAFETY: `is_available` has found the instructions, and `done` is a non-zero multiple of `BLOCK`;
+        // the caller guarantees the first `done` of its `len` bytes.
         icrc = unsafe { wide::copy_and_digest(from, to, done, icrc)? };
     }
-    // SAFETY: within what the caller vouches for.
+    // SAFETY: the caller guarantees `len` bytes at both addresses, and these are the last `len - done` of
+    // them; those at `to` are initialised by the copy.
     let rest = unsafe {
         guarded::copy(from.add(done), to.add(done), len - done)?;
         std::slice::from_raw_parts(to.add(done), len - done)
@@ -30,8 +32,8 @@ pub(super) unsafe fn copy_and_digest(
     Ok(icrc)
 }
 
-/// With carry-less multiplication of 512 bits (Gopal and others, "Fast CRC computation for generic polynomials using
-/// PCLMULQDQ", 2009), which leaves the ports for loads and stores to the copy.
+/// Implementation with carry-less multiplication of 512 bits (Gopal and others, "Fast CRC computation for
+/// generic polynomials using PCLMULQDQ", 2009), which leaves the load and store ports to the copy.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod wide {
     use std::arch::asm;
@@ -40,14 +42,14 @@ mod wide {
     use crate::memory::guarded::{Faulted, guarded};
     use crate::wire::icrc::Icrc;
 
-    /// Bytes that one step takes: four registers.
+    /// Bytes per step: four registers.
     pub const BLOCK: usize = 256;
 
     pub fn is_available() -> bool {
         is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq")
     }
 
-    /// What moves a register on by `bits`: x^(bits + 32) and x^(bits - 32).
+    /// Returns the factors that advance a register by `bits`: x^(bits + 32) and x^(bits - 32).
     const fn fold_by(bits: usize) -> [i64; 2] {
         [Icrc::power(bits + 32) as i64, Icrc::power(bits - 32) as i64]
     }
@@ -57,7 +59,8 @@ mod wide {
     const BY_128: [i64; 2] = fold_by(128);
 
     /// # Safety
-    /// As [`super::copy_and_digest`], with `len` a multiple of [`BLOCK`] and not 0, and if [`is_available`].
+    /// As for [`super::copy_and_digest`]; moreover `len` must be a non-zero multiple of [`BLOCK`], and
+    /// [`is_available`] true.
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse2")]
     pub unsafe fn copy_and_digest(
         from: *const u8,
@@ -78,7 +81,8 @@ mod wide {
         let mut fault = 0_u32;
         let mut copy = |at: usize| {
             let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
-            // SAFETY: `at` is a multiple of `BLOCK` below `len`, which is one too.
+            // SAFETY: `at` and `len` are multiples of `BLOCK` with `at < len`, so the block from `at` on lies
+            // inside the ranges that the caller guarantees. A fault of the loads sets `fault`.
             unsafe {
                 guarded!([
                     "vmovdqu64 {a}, zmmword ptr [{from}]", "vmovdqu64 {b}, zmmword ptr [{from} + 64]",
@@ -117,7 +121,7 @@ mod wide {
         let b = fold_128(a, by, _mm512_extracti32x4_epi32::<2>(sum));
         let c = fold_128(b, by, _mm512_extracti32x4_epi32::<3>(sum));
         let mut remainder = [0; 16];
-        // SAFETY: it has room for the register.
+        // SAFETY: `remainder` has the 16 bytes of the register, and the store needs no alignment.
         unsafe { _mm_storeu_si128(remainder.as_mut_ptr().cast(), c) };
         Ok(Icrc::of_remainder(&remainder))
     }
@@ -128,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_copied_is_what_the_icrc_is_of() {
+    fn icrc_of_a_copy_matches_the_copied_bytes() {
         let source: Vec<u8> = (0..9000u32).map(|i| ((i * i) >> 7) as u8).collect();
         for start in [0, 1, 63] {
             for len in [0, 1, 255, 256, 257, 511, 512, 1000, 1024, 4095, 4096, 8200] {
@@ -136,7 +140,7 @@ mod tests {
                 let mut before = Icrc::default();
                 before.update(&source[..start]);
                 let from = &source[start..start + len];
-                // SAFETY: both are as long, and apart.
+                // SAFETY: `from` and `target` have at least `len` bytes, and are separate allocations.
                 let icrc =
                     unsafe { copy_and_digest(from.as_ptr(), target.as_mut_ptr(), len, before) }.unwrap();
                 assert_eq!((&target[..len], target[len]), (from, 0xee));

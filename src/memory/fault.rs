@@ -1,11 +1,11 @@
-//! The signal handler behind [`super::guarded`]: a fault of one of its accesses is an error of that access, and every other
-//! SIGSEGV or SIGBUS is the program's.
+//! Signal handler behind [`super::guarded`]: turns a fault of one of its accesses into an error of that
+//! access, and passes every other SIGSEGV or SIGBUS to the program.
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub use x86_64::survive_faults;
 
-/// Makes faults of the crate's accesses to user memory errors of the work request, with a handler of SIGSEGV and SIGBUS for
-/// the process. Only for x86-64: elsewhere such a fault ends the process.
+/// Turns faults of the crate's accesses to user memory into errors of the work request, by a handler of
+/// SIGSEGV and SIGBUS for the process. Implemented for x86-64 only: elsewhere such a fault ends the process.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub fn survive_faults() {}
 
@@ -26,7 +26,7 @@ mod x86_64 {
         signal: c_int,
         handler: AtomicUsize,
         flags: AtomicI32,
-        /// The kernel's set of 64 signals.
+        /// Signal mask in the format of the kernel: a set of 64 signals.
         mask: AtomicU64,
     }
 
@@ -34,31 +34,33 @@ mod x86_64 {
 
     type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
-    /// The C library's `sigaction`, in front of which may be the preloaded library's.
+    /// The C library's `sigaction`, which the preloaded library may interpose. Null until it is resolved.
     static SYSTEM_SIGACTION: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-    /// The process whose actions are noted. A child of fork has a copy of its own; one of vfork sees its parent's.
+    /// Process to which the recorded actions belong. A child of `fork` has its own copy; a child of `vfork`
+    /// sees that of its parent.
     static PROCESS: AtomicI32 = AtomicI32::new(0);
 
     extern "C" fn note_process() {
-        // SAFETY: the call has no requirement.
+        // SAFETY: `getpid` takes no argument and has no requirement.
         PROCESS.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     }
 
     fn is_child_of_vfork() -> bool {
-        // SAFETY: the call has no requirement.
+        // SAFETY: `getpid` takes no argument and has no requirement.
         PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() }
     }
 
     /// # Safety
-    /// As of `sigaction`.
+    /// As for `sigaction`.
     unsafe fn system_sigaction(
         signal: c_int,
         new: *const libc::sigaction,
         old: *mut libc::sigaction,
     ) -> c_int {
         let found = SYSTEM_SIGACTION.load(Ordering::Acquire);
-        // SAFETY: a function of this name and type; the caller's arguments.
+        // SAFETY: a pointer that is not null was resolved as the C library's `sigaction`, which has this
+        // type; the caller guarantees the arguments.
         unsafe {
             if found.is_null() {
                 libc::sigaction(signal, new, old)
@@ -68,12 +70,14 @@ mod x86_64 {
         }
     }
 
-    /// Installs the crate's handler with the flags that the program's action has.
+    /// Installs the crate's handler, with those flags of the program's action that apply to it.
     fn install(signal: c_int, program: &libc::sigaction) -> c_int {
-        // The program's handler runs on the stack of this one: the alternate stack only if it was installed for that.
+        // The program's handler runs on the stack of this one: on the alternate stack only if it was
+        // installed for that.
         let is_handler = !matches!(program.sa_sigaction, SIG_DFL | SIG_IGN);
         let stack = if is_handler { program.sa_flags & libc::SA_ONSTACK } else { libc::SA_ONSTACK };
-        // SAFETY: zeros are an action; the handler is one; the struct is this function's.
+        // SAFETY: an all-zero `sigaction` is valid; `on_fault` has the signature that SA_SIGINFO requires;
+        // `ours` and `program` are valid for the calls.
         unsafe {
             let mut ours: libc::sigaction = MaybeUninit::zeroed().assume_init();
             ours.sa_sigaction = on_fault as *const () as usize;
@@ -89,7 +93,8 @@ mod x86_64 {
         }
 
         fn set(&self, to: &libc::sigaction) {
-            // SAFETY: the C library's set is longer than the kernel's, and begins with it.
+            // SAFETY: the C library's signal set begins with the kernel's, and is longer and suitably
+            // aligned, so the read is in bounds.
             let mask = unsafe { ptr::from_ref(&to.sa_mask).cast::<u64>().read() };
             self.mask.store(mask, Ordering::Relaxed);
             self.flags.store(to.sa_flags, Ordering::Relaxed);
@@ -97,7 +102,7 @@ mod x86_64 {
         }
 
         fn get(&self) -> libc::sigaction {
-            // SAFETY: zeros are an action.
+            // SAFETY: an all-zero `sigaction` is valid.
             let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
             action.sa_sigaction = self.handler.load(Ordering::Acquire);
             action.sa_flags = self.flags.load(Ordering::Relaxed);
@@ -105,22 +110,23 @@ mod x86_64 {
             action
         }
 
-        /// Does with the signal what the program wants.
+        /// Executes the program's action for the signal.
         ///
         /// # Safety
-        /// In a handler of the signal, with its arguments.
+        /// Only for a handler of the signal, with the arguments that the kernel passed to it.
         unsafe fn take(&self, info: *mut siginfo_t, context: *mut c_void) {
             let action = self.get();
-            // SAFETY: a handler's argument.
+            // SAFETY: the caller passes the `siginfo_t` that the kernel gave to the handler.
             let is_of_instruction = unsafe { is_of_instruction(self.signal, &*info) };
             match action.sa_sigaction {
                 SIG_IGN if !is_of_instruction => {}
-                // The kernel lets nobody ignore what an instruction did.
+                // The kernel does not allow a program to ignore a fault of an instruction.
                 SIG_DFL | SIG_IGN => {
                     reset(self.signal);
-                    // The instruction faults again. A signal that was sent is sent once more, and comes when the handler is left.
+                    // A faulting instruction faults again on return. A signal that was sent is raised once
+                    // more, and is delivered when the handler returns.
                     if !is_of_instruction {
-                        // SAFETY: the call has no requirement.
+                        // SAFETY: `raise` takes a signal number and is async-signal-safe.
                         unsafe { libc::raise(self.signal) };
                     }
                 }
@@ -128,8 +134,9 @@ mod x86_64 {
                     if action.sa_flags & libc::SA_RESETHAND != 0 {
                         self.handler.store(SIG_DFL, Ordering::Release);
                     }
-                    // SAFETY: sets of this function's; and the program's handler, which takes one or three arguments: the
-                    // calling convention allows more than it takes. Leaving the handler restores the mask.
+                    // SAFETY: the signal sets are locals. `handler` is neither SIG_DFL nor SIG_IGN, hence a
+                    // function that the program installed. The calling convention of x86-64 allows calling a
+                    // function of one argument with three. The return from the signal restores the mask.
                     unsafe {
                         libc::pthread_sigmask(libc::SIG_BLOCK, &action.sa_mask, ptr::null_mut());
                         if action.sa_flags & libc::SA_NODEFER != 0 {
@@ -146,7 +153,8 @@ mod x86_64 {
     }
 
     fn set_of(signals: u64) -> libc::sigset_t {
-        // SAFETY: zeros are the empty set; it is longer than the kernel's, with which it begins.
+        // SAFETY: an all-zero `sigset_t` is the empty set; it begins with the kernel's set, and is longer and
+        // suitably aligned.
         unsafe {
             let mut set: libc::sigset_t = MaybeUninit::zeroed().assume_init();
             (&raw mut set).cast::<u64>().write(signals);
@@ -154,26 +162,30 @@ mod x86_64 {
         }
     }
 
-    /// Has the kernel end the process when the signal comes. Past the C library's function, in front of which may be the
-    /// preloaded library's.
+    /// Restores the default action in the kernel, which ends the process at the next delivery. Bypasses the C
+    /// library's `sigaction`, which the preloaded library may interpose.
     fn reset(signal: c_int) {
         /// The kernel's `struct sigaction`: handler, flags, restorer and mask.
         const DEFAULT: [usize; 4] = [SIG_DFL, 0, 0, 0];
-        // SAFETY: the kernel reads the struct.
+        // SAFETY: the kernel reads the constant, which has the layout of its struct, and writes nothing, as
+        // the pointer to the previous action is null.
         unsafe {
             let (action, before) = (DEFAULT.as_ptr(), ptr::null_mut::<usize>());
             libc::syscall(libc::SYS_rt_sigaction, signal, action, before, size_of::<u64>());
         }
     }
 
-    /// Whether an instruction of this thread caused the signal. Codes of signals that a process sent are not positive, and a memory
-    /// error that was found elsewhere (`BUS_MCEERR_AO`) is of no instruction.
+    /// Reports whether an instruction of this thread caused the signal. The code of a signal that a process
+    /// sent is not positive, and a memory error that was found elsewhere (`BUS_MCEERR_AO`) belongs to no
+    /// instruction.
     fn is_of_instruction(signal: c_int, info: &siginfo_t) -> bool {
         info.si_code > 0 && (signal, info.si_code) != (SIGBUS, libc::BUS_MCEERR_AO)
     }
 
     unsafe extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-        // SAFETY: a handler's arguments, of the thread that it interrupts.
+        // SAFETY: the kernel passes valid pointers to a handler with SA_SIGINFO, and the context is that of
+        // the thread that the handler interrupts, so nothing else accesses it. `fixup_of` returns the address
+        // at which the interrupted code may resume.
         unsafe {
             let rip = &mut (*context.cast::<ucontext_t>()).uc_mcontext.gregs[REG_RIP as usize];
             if is_of_instruction(signal, &*info)
@@ -188,18 +200,21 @@ mod x86_64 {
         }
     }
 
-    /// `sigaction` for the program: it sees and sets its own action, whatever the process's is.
+    /// Implements `sigaction` for the program, which sees and sets its own action instead of the crate's
+    /// handler.
     unsafe extern "C" fn program_sigaction(
         signal: c_int,
         new: *const libc::sigaction,
         old: *mut libc::sigaction,
     ) -> c_int {
         let Some(action) = ACTIONS.iter().find(|a| a.signal == signal) else { return -1 };
-        // SAFETY: the arguments of `sigaction`, which may be null, and may be the same.
+        // SAFETY: the arguments are those of `sigaction`: each pointer is null or valid. Both may be the
+        // same, so `new` is read before `old` is written.
         unsafe {
             let new = (!new.is_null()).then(|| new.read());
             if is_child_of_vfork() {
-                // The kernel's action is the child's own, and the noted one its parent's.
+                // In a child of `vfork` the kernel's action is its own, while the recorded one is that of its
+                // parent.
                 let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
                 let result =
                     system_sigaction(signal, new.as_ref().map_or(ptr::null(), ptr::from_ref), &mut before);
@@ -219,15 +234,16 @@ mod x86_64 {
         }
     }
 
-    /// Makes faults of the crate's accesses to user memory errors of the work request, with a handler of SIGSEGV and SIGBUS
-    /// for the process. The handler hands on every other fault to the handler that was there before. One that the program
-    /// installs later takes the place of this, unless the library that `urxe run` preloads is there.
+    /// Turns faults of the crate's accesses to user memory into errors of the work request, by a handler of
+    /// SIGSEGV and SIGBUS for the process. The handler passes every other fault to the handler that was
+    /// installed before. A handler that the program installs later replaces this one, unless the library that
+    /// `urxe run` preloads is present.
     pub fn survive_faults() {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             note_process();
-            // SAFETY: the function stays; the names end with zeros. Without the C library as a library of its own, nothing can be
-            // in front of it.
+            // SAFETY: `note_process` stays loaded, and the names are NUL-terminated. If the C library is not
+            // a shared library of its own, nothing can interpose its functions.
             unsafe {
                 libc::pthread_atfork(None, None, Some(note_process));
                 let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
@@ -237,7 +253,7 @@ mod x86_64 {
                 }
             }
             for action in &ACTIONS {
-                // SAFETY: the struct is this function's, and zeros are an action.
+                // SAFETY: an all-zero `sigaction` is valid, and `before` is a local to which the call writes.
                 let (result, before) = unsafe {
                     let mut before: libc::sigaction = MaybeUninit::zeroed().assume_init();
                     (system_sigaction(action.signal, ptr::null(), &mut before), before)
@@ -247,8 +263,9 @@ mod x86_64 {
                     install(action.signal, &before);
                 }
             }
-            // The preloaded library's `sigaction` and `signal` hand the two signals on from now on.
-            // SAFETY: the name ends with a zero; a function of this name takes such a function.
+            // From now on the preloaded library's `sigaction` and `signal` forward calls for the two signals.
+            // SAFETY: the name is NUL-terminated, and the preloaded library defines a function of that name
+            // with this signature.
             unsafe {
                 let route = libc::dlsym(libc::RTLD_DEFAULT, c"urxe_route_fault_signals".as_ptr());
                 if !route.is_null() {

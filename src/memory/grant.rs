@@ -1,28 +1,34 @@
+//! The extent of host memory behind a key, with its range and permission checks.
+
 use super::{Access, AccessError};
 
-/// A run of host memory, the addresses that name it, and what may be done with it.
+/// Extent of host memory, with the addresses under which it is accessed and the permitted access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grant {
     /// Host address of the first byte.
     pub addr: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The address by which work requests and peers name the first byte.
+    /// Address under which work requests and peers access the first byte.
     pub iova: u64,
-    /// What is allowed.
+    /// Permitted access.
     pub access: Access,
 }
 
 impl Grant {
-    /// All that there is, by its own addresses.
+    /// All memory of the process, under its own addresses.
     pub const WHOLE_PROCESS: Grant = Grant { addr: 0, len: u64::MAX, iova: 0, access: Access::ON_DEMAND };
 
-    /// Whether it is of no memory in particular.
+    /// Reports whether this is the extent of an implicit on-demand region, which covers all memory of the
+    /// process.
     pub fn is_whole_process(&self) -> bool {
         self.len == Grant::WHOLE_PROCESS.len
     }
 
-    /// Host address of the `len` bytes named `va`, if all are inside.
+    /// Returns the host address of the `len` bytes at `va`.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfRange`] if the range is not entirely inside the extent.
     #[inline]
     pub fn find(&self, key: u32, va: u64, len: u64) -> Result<usize, AccessError> {
         let room = |offset| self.len.checked_sub(offset);
@@ -35,7 +41,10 @@ impl Grant {
         }
     }
 
-    /// Whether all of `needed` is allowed.
+    /// Checks that all of `needed` is permitted.
+    ///
+    /// # Errors
+    /// [`AccessError::Permission`] if it is not.
     #[inline]
     pub fn permit(&self, key: u32, needed: Access) -> Result<(), AccessError> {
         if self.access.allows(needed) {

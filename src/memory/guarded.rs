@@ -1,17 +1,17 @@
 //! Loads, stores and copies of user memory that survive a fault.
 //!
-//! A program may unmap, protect or truncate memory that it has registered. Each instruction here that touches user memory
-//! stands in a table with the place at which to go on if it faults, as in the kernel's accessors of user memory. The signal
-//! handler of [`super::fault`] looks the faulting instruction up there and resumes at that place, which sets a flag. Without
-//! a fault the cost is a test of that flag.
+//! A program may unmap, protect or truncate memory that it has registered. Each instruction here that
+//! accesses user memory has an entry in an exception table with its fixup address, as in the kernel's
+//! accessors of user memory. The signal handler in [`super::fault`] looks up the faulting instruction and
+//! resumes at the fixup, which sets a flag. Without a fault the cost is one test of that flag.
 //!
-//! On machines other than x86-64 the accesses are plain ones, and a fault ends the process.
+//! On targets other than x86-64 the accesses are plain ones, and a fault ends the process.
 
-/// The memory is not mapped, or not with the needed permission.
+/// Error of an access to memory that is not mapped, or not with the needed permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Faulted;
 
-/// Decodes the flag of an access.
+/// Converts the fault flag of an access into a result.
 #[inline(always)]
 fn unless(fault: u32) -> Result<(), Faulted> {
     if fault == 0 { Ok(()) } else { Err(Faulted) }
@@ -26,11 +26,13 @@ mod x86_64 {
 
     use super::{Faulted, unless};
 
-    /// An `asm!` of instructions that may fault. Each of them has to come with the operand `fault`, which becomes 1.
+    /// An `asm!` block of instructions that may fault. Every use has to pass the operand `fault`, which a
+    /// fault sets to 1.
     ///
-    /// The instructions between the labels 2 and 3 are an entry of the section `urxe_guarded`: their begin, their end and the
-    /// place at which to go on, each relative to its own field. The linker makes `__start_` and `__stop_` symbols for a
-    /// section with such a name, and `R` keeps the section when unused ones are collected.
+    /// The instructions between the labels 2 and 3 form one entry of the section `urxe_guarded`: their begin,
+    /// their end and the fixup address, each relative to its own field. The linker defines `__start_` and
+    /// `__stop_` symbols for a section with such a name, and the flag `R` keeps the section when unused ones
+    /// are collected.
     macro_rules! guarded {
         ([$($instruction:literal),+], $($operands:tt)+) => {
             asm!(
@@ -54,7 +56,7 @@ mod x86_64 {
     }
     pub(in crate::memory) use guarded;
 
-    /// An entry of the table.
+    /// Entry of the exception table. Each field is an address relative to the field itself.
     #[repr(C)]
     struct Guarded {
         begin: i32,
@@ -69,23 +71,28 @@ mod x86_64 {
         static BEHIND_LAST: Guarded;
     }
 
-    /// Where to go on after a fault of the instruction at `at`, if it is one of these.
+    /// Returns the fixup address for a fault of the instruction at `at`, if that is one of the guarded
+    /// instructions.
     pub fn fixup_of(at: usize) -> Option<usize> {
         let (first, behind) = (&raw const FIRST, &raw const BEHIND_LAST);
         let count = (behind.addr() - first.addr()) / size_of::<Guarded>();
-        // SAFETY: the linker puts the section's begin and end there, and all that is in it are entries.
+        // SAFETY: the linker defines the two symbols as the begin and the end of the section `urxe_guarded`,
+        // which is read-only and consists of the entries that the macro `guarded` emits.
         let table = unsafe { std::slice::from_raw_parts(first, count) };
         let place = |field: &i32| std::ptr::from_ref(field).addr().wrapping_add_signed(*field as isize);
         let entry = table.iter().find(|entry| (place(&entry.begin)..place(&entry.end)).contains(&at))?;
         Some(place(&entry.fixup))
     }
 
+    /// Loads a word.
+    ///
     /// # Safety
-    /// `from` is readable, or user memory.
+    /// The 8 bytes at `from` are readable, or user memory.
     #[inline(always)]
     pub unsafe fn load_word(from: *const u8) -> Result<[u8; 8], Faulted> {
         let (mut fault, mut word) = (0_u32, 0_u64);
-        // SAFETY: reads 8 bytes, or sets the flag.
+        // SAFETY: reads 8 bytes that the caller guarantees to be readable or user memory; a fault sets the
+        // flag.
         unsafe {
             guarded!(["mov {word}, qword ptr [{from}]"],
                 from = in(reg) from, word = inout(reg) word, fault = inout(reg) fault)
@@ -93,14 +100,15 @@ mod x86_64 {
         unless(fault).map(|()| word.to_ne_bytes())
     }
 
-    /// Stores a word; what was stored before is visible to a reader of the word, as always on this machine.
+    /// Stores a word. Earlier stores are visible to a reader of the word, as always on this architecture.
     ///
     /// # Safety
-    /// `to` is writable, or user memory.
+    /// The 8 bytes at `to` are writable, or user memory.
     #[inline(always)]
     pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {
         let (mut fault, word) = (0_u32, u64::from_ne_bytes(word));
-        // SAFETY: writes 8 bytes, or sets the flag.
+        // SAFETY: writes 8 bytes that the caller guarantees to be writable or user memory; a fault sets the
+        // flag.
         unsafe {
             guarded!(["mov qword ptr [{to}], {word}"],
                 to = in(reg) to, word = in(reg) word, fault = inout(reg) fault)
@@ -108,14 +116,15 @@ mod x86_64 {
         unless(fault)
     }
 
-    /// Stores a byte; what was stored before is visible to a reader of the byte.
+    /// Stores a byte. Earlier stores are visible to a reader of the byte.
     ///
     /// # Safety
-    /// As of [`store_word`].
+    /// The byte at `to` is writable, or user memory.
     #[inline(always)]
     pub unsafe fn store_byte(to: *mut u8, byte: u8) -> Result<(), Faulted> {
         let mut fault = 0_u32;
-        // SAFETY: writes a byte, or sets the flag.
+        // SAFETY: writes a byte that the caller guarantees to be writable or user memory; a fault sets the
+        // flag.
         unsafe {
             guarded!(["mov byte ptr [{to}], {byte}"],
                 to = in(reg) to, byte = in(reg_byte) byte, fault = inout(reg) fault)
@@ -123,13 +132,14 @@ mod x86_64 {
         unless(fault)
     }
 
-    /// Adds to an aligned word, and returns what was there.
+    /// Adds to an aligned word atomically, and returns the previous value.
     ///
     /// # Safety
-    /// As of [`store_word`].
+    /// As for [`store_word`].
     pub unsafe fn fetch_add(at: *mut u8, add: u64) -> Result<u64, Faulted> {
         let (mut fault, mut word) = (0_u32, add);
-        // SAFETY: changes 8 bytes, or sets the flag.
+        // SAFETY: changes 8 bytes that the caller guarantees to be writable or user memory; a fault sets the
+        // flag.
         unsafe {
             guarded!(["lock xadd qword ptr [{at}], {word}"],
                 at = in(reg) at, word = inout(reg) word, fault = inout(reg) fault)
@@ -137,13 +147,14 @@ mod x86_64 {
         unless(fault).map(|()| word)
     }
 
-    /// Replaces an aligned word if it is `compare`, and returns what was there.
+    /// Replaces an aligned word atomically if it equals `compare`, and returns the previous value.
     ///
     /// # Safety
-    /// As of [`store_word`].
+    /// As for [`store_word`].
     pub unsafe fn compare_exchange(at: *mut u8, compare: u64, swap: u64) -> Result<u64, Faulted> {
         let (mut fault, mut word) = (0_u32, compare);
-        // SAFETY: changes 8 bytes, or sets the flag.
+        // SAFETY: changes 8 bytes that the caller guarantees to be writable or user memory; a fault sets the
+        // flag.
         unsafe {
             guarded!(["lock cmpxchg qword ptr [{at}], {swap}"],
                 at = in(reg) at, swap = in(reg) swap, fault = inout(reg) fault, inout("rax") word)
@@ -151,18 +162,19 @@ mod x86_64 {
         unless(fault).map(|()| word)
     }
 
-    /// Copies `len` bytes; on a fault some of them.
+    /// Copies `len` bytes. A fault may leave a part of them copied.
     ///
     /// # Safety
-    /// `from` is readable and `to` writable, or user memory; they do not overlap.
+    /// `from` is readable and `to` writable for `len` bytes, or they are user memory; they do not overlap.
     #[inline]
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
         let mut fault = 0_u32;
-        // Two pieces that overlap in the middle are all of it.
+        // Two pieces that overlap in the middle cover all bytes.
         macro_rules! ends {
             ($bytes:literal, $load:literal, $store:literal, $class:ident) => {{
                 let back = len - $bytes;
-                // SAFETY: the pieces are inside, as there are at least as many bytes.
+                // SAFETY: `len` is at least the size of a piece, so both pieces lie inside the ranges that
+                // the caller guarantees.
                 unsafe {
                     guarded!([$load, $store],
                         from = in(reg) from, to = in(reg) to, x = out($class) _, fault = inout(reg) fault);
@@ -181,21 +193,21 @@ mod x86_64 {
             16..32 => {
                 ends!(16, "movdqu {x}, xmmword ptr [{from}]", "movdqu xmmword ptr [{to}], {x}", xmm_reg)
             }
-            // SAFETY: the processor has the instructions; the rest is the caller's word.
+            // SAFETY: the processor has AVX, and `len` is at least 32; the caller guarantees both ranges.
             _ if is_x86_feature_detected!("avx") => unsafe { copy_by_32(from, to, len, &mut fault) },
-            // SAFETY: the caller's word.
+            // SAFETY: `len` is at least 32; the caller guarantees both ranges.
             _ => unsafe { copy_by_16(from, to, len, &mut fault) },
         }
         unless(fault)
     }
 
     /// # Safety
-    /// As of [`copy`], with at least 32 bytes, on a processor with AVX.
+    /// As for [`copy`], with at least 32 bytes, on a processor with AVX.
     #[target_feature(enable = "avx")]
     unsafe fn copy_by_32(from: *const u8, to: *mut u8, len: usize, flag: &mut u32) {
         let (mut fault, mut at) = (0_u32, 0);
         while len - at >= 128 && fault == 0 {
-            // SAFETY: 128 bytes from `at` on are inside.
+            // SAFETY: at least 128 bytes remain from `at` on in the ranges that the caller guarantees.
             unsafe {
                 guarded!([
                     "vmovdqu {a}, ymmword ptr [{from} + {at}]", "vmovdqu {b}, ymmword ptr [{from} + {at} + 32]",
@@ -210,7 +222,8 @@ mod x86_64 {
         // The last piece overlaps the one before it.
         while fault == 0 && at < len {
             at = at.min(len - 32);
-            // SAFETY: 32 bytes from `at` on are inside.
+            // SAFETY: `at` is at most `len - 32`, so the 32 bytes from `at` on lie inside the ranges that the
+            // caller guarantees.
             unsafe {
                 guarded!(["vmovdqu {a}, ymmword ptr [{from} + {at}]", "vmovdqu ymmword ptr [{to} + {at}], {a}"],
                     from = in(reg) from, to = in(reg) to, at = in(reg) at, a = out(ymm_reg) _,
@@ -222,12 +235,13 @@ mod x86_64 {
     }
 
     /// # Safety
-    /// As of [`copy`], with at least 16 bytes.
+    /// As for [`copy`], with at least 16 bytes.
     unsafe fn copy_by_16(from: *const u8, to: *mut u8, len: usize, flag: &mut u32) {
         let (mut fault, mut at) = (0_u32, 0);
         while fault == 0 && at < len {
             at = at.min(len - 16);
-            // SAFETY: 16 bytes from `at` on are inside.
+            // SAFETY: `at` is at most `len - 16`, so the 16 bytes from `at` on lie inside the ranges that the
+            // caller guarantees.
             unsafe {
                 guarded!(["movdqu {a}, xmmword ptr [{from} + {at}]", "movdqu xmmword ptr [{to} + {at}], {a}"],
                     from = in(reg) from, to = in(reg) to, at = in(reg) at, a = out(xmm_reg) _,
@@ -241,7 +255,7 @@ mod x86_64 {
     #[cfg(test)]
     pub(super) unsafe fn copy_without_avx(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
         let mut fault = 0;
-        // SAFETY: the caller's word.
+        // SAFETY: the test calls this with at least 16 bytes, and with ranges as `copy` requires them.
         unsafe { copy_by_16(from, to, len, &mut fault) };
         unless(fault)
     }
@@ -257,48 +271,48 @@ mod plain {
     use super::Faulted;
 
     /// # Safety
-    /// `from` is readable.
+    /// The 8 bytes at `from` are readable.
     pub unsafe fn load_word(from: *const u8) -> Result<[u8; 8], Faulted> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the 8 bytes are readable; an array of bytes needs no alignment.
         Ok(unsafe { from.cast::<[u8; 8]>().read() })
     }
 
     /// # Safety
-    /// `to` is writable and aligned.
+    /// The 8 bytes at `to` are writable and aligned.
     pub unsafe fn store_word(to: *mut u8, word: [u8; 8]) -> Result<(), Faulted> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the 8 bytes are writable and aligned.
         unsafe { AtomicU64::from_ptr(to.cast()) }.store(u64::from_ne_bytes(word), Ordering::Release);
         Ok(())
     }
 
     /// # Safety
-    /// `to` is writable.
+    /// The byte at `to` is writable.
     pub unsafe fn store_byte(to: *mut u8, byte: u8) -> Result<(), Faulted> {
         std::sync::atomic::fence(Ordering::Release);
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the byte is writable.
         unsafe { to.write_volatile(byte) };
         Ok(())
     }
 
     /// # Safety
-    /// As of [`store_word`].
+    /// As for [`store_word`].
     pub unsafe fn fetch_add(at: *mut u8, add: u64) -> Result<u64, Faulted> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the 8 bytes are writable and aligned.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(add, Ordering::AcqRel))
     }
 
     /// # Safety
-    /// As of [`store_word`].
+    /// As for [`store_word`].
     pub unsafe fn compare_exchange(at: *mut u8, compare: u64, swap: u64) -> Result<u64, Faulted> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the 8 bytes are writable and aligned.
         let word = unsafe { AtomicU64::from_ptr(at.cast()) };
         Ok(word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|v| v))
     }
 
     /// # Safety
-    /// `from` is readable and `to` writable; they do not overlap.
+    /// `from` is readable and `to` writable for `len` bytes; they do not overlap.
     pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) -> Result<(), Faulted> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees both ranges, and that they do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
         Ok(())
     }
@@ -309,13 +323,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_of_every_length_copy_all_bytes_and_no_other() {
+    fn copy_of_any_length_writes_exactly_its_bytes() {
         let source: Vec<u8> = (0..700u32).map(|i| (i * 7 + 3) as u8).collect();
         type Copy = unsafe fn(*const u8, *mut u8, usize) -> Result<(), Faulted>;
         for (copy, least) in [(copy as Copy, 0), (copy_without_avx as Copy, 16)] {
             for len in least..600 {
                 let mut target = vec![0xee; len + 64];
-                // SAFETY: both are long enough, and apart.
+                // SAFETY: both vectors are long enough for `len` bytes from these offsets on, and are
+                // separate allocations.
                 let copied = unsafe { copy(source[5..].as_ptr(), target[3..].as_mut_ptr(), len) };
                 assert_eq!(copied, Ok(()));
                 assert_eq!(target[3..][..len], source[5..][..len], "{len}");

@@ -1,27 +1,30 @@
-//! What the kernel says of pages.
+//! Queries to the kernel about the mappings of the process.
 
 use std::sync::OnceLock;
 
-/// Whether a page may be written.
+/// Reports whether the page at `at` is writable.
 pub fn may_write(at: usize, page: usize) -> bool {
-    // SAFETY: brings in the page, as writing would, and changes no byte.
+    // SAFETY: the call faults the page in, as a write would, and changes no byte; it fails for a page that is
+    // not writable.
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), page, libc::MADV_POPULATE_WRITE) == 0 }
 }
 
-/// Whether all of some pages may be read.
+/// Reports whether all pages from `at` on, `len` bytes, are readable.
 pub fn may_read(at: usize, len: usize) -> bool {
-    // SAFETY: brings in the pages, as reading would, and changes no byte.
+    // SAFETY: the call faults the pages in, as reads would, and changes no byte; it fails for pages that are
+    // not readable.
     unsafe { libc::madvise(std::ptr::without_provenance_mut(at), len, libc::MADV_POPULATE_READ) == 0 }
 }
 
-/// Whether there is a mapping for all of a range, which begins with a page, whatever it allows. No page is looked at: it takes as
-/// long as there are mappings in the range.
+/// Reports whether a range that starts at a page boundary is entirely mapped, whatever its protection. Does
+/// not look at pages, so the cost is proportional to the number of mappings in the range.
 pub fn is_mapped(at: usize, len: usize) -> bool {
-    // SAFETY: the call changes no byte; asynchronous, it begins no writing either (since Linux 2.6.19).
+    // SAFETY: the call changes no byte; with MS_ASYNC it starts no write-back either (since Linux 2.6.19).
     unsafe { libc::msync(std::ptr::without_provenance_mut(at), len, libc::MS_ASYNC) == 0 }
 }
 
-/// Whether the kernel says what is mapped how: Linux before 5.14 says no even of the stack. Regions on demand need it.
+/// Reports whether the kernel can populate pages on request, tested with a page of the stack: Linux before
+/// 5.14 cannot. On-demand regions need it.
 pub fn knows_what_is_mapped() -> bool {
     static KNOWS: OnceLock<bool> = OnceLock::new();
     *KNOWS.get_or_init(|| {
@@ -31,8 +34,8 @@ pub fn knows_what_is_mapped() -> bool {
     })
 }
 
-/// Bytes of a page.
+/// Returns the size of a page in bytes.
 pub fn page_size() -> usize {
-    // SAFETY: the call has no requirement.
+    // SAFETY: `sysconf` takes a constant and has no requirement.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

@@ -1,10 +1,10 @@
-//! Protection domains, regions, keys and access checks: the one place that touches user memory.
+//! Protection domains, regions, keys and access checks: the only module that accesses user memory.
 //!
-//! User memory is shared with a peer, as with DMA: it is reached through raw addresses only, never through
-//! a `&mut [u8]`, and atomics are atomics. Everything a packet or a work request names by key goes through
-//! [`Table::local`] or [`Table::remote`], which check key, protection domain, range and permission. The program may unmap or protect
-//! what it has registered: each access then says [`Faulted`] and the work request fails, as the copies and the signal
-//! handler of `guarded` and `fault` see to.
+//! User memory is shared with a peer, as with DMA: it is accessed through raw addresses only, never through a
+//! `&mut [u8]`, and atomics are atomic instructions. Every key in a packet or a work request goes through
+//! [`Table::local`] or [`Table::remote`], which check key, protection domain, range and permission. The
+//! program may unmap or protect memory that it has registered: the access then fails with [`Faulted`], by the
+//! copies of `guarded` and the signal handler of `fault`, and so does the work request.
 
 mod access;
 mod buffer;

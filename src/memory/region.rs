@@ -1,3 +1,5 @@
+//! Memory regions: plain ones, and fast regions whose registration work requests change.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
@@ -6,7 +8,7 @@ use super::grant::Grant;
 use super::{Access, AccessError, ManagementError, PdId};
 use crate::wire::LKey;
 
-/// A region as it was registered; only deregistering or registering it anew changes it.
+/// A plain region. Only deregistration and re-registration change it.
 #[derive(Debug)]
 pub(super) struct Region {
     pub pd: PdId,
@@ -14,7 +16,7 @@ pub(super) struct Region {
     pub windows: Bound,
 }
 
-/// How many windows are bound to a region: it stays while there are any (C10-70).
+/// Number of windows bound to a region, which cannot be deregistered while there are any (C10-70).
 #[derive(Debug, Default)]
 pub(super) struct Bound(AtomicU32);
 
@@ -32,42 +34,44 @@ impl Bound {
     }
 }
 
-/// Memory of which work requests open a part and close it again (fast registration).
+/// Memory of which work requests register a part and invalidate it again (fast registration).
 #[derive(Debug)]
 pub(super) struct FastRegion {
     pub pd: PdId,
-    /// Host address of what may be opened.
+    /// Host address of the memory that may be registered.
     addr: usize,
     len: u64,
-    /// Every packet under its keys reads it: without a lock, unless it changes at that moment.
+    /// Current registration. Every packet under a key of the region reads it: without a lock, unless it
+    /// changes at that moment.
     state: AtomicCell<FastState>,
     pub windows: Bound,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FastState {
-    /// The low byte of its keys: the application's choice with each registration.
+    /// Low byte of the keys, which the application chooses with each registration.
     key: u8,
     open: Option<Grant>,
 }
 
-/// What a fast registration opens.
+/// Parameters of a fast registration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastReg {
-    /// Which region, by its index, and the low byte of its keys from now on.
+    /// Key after the registration: its index names the region, its low byte becomes that of the region's
+    /// keys.
     pub key: LKey,
-    /// First byte, counted from the region's memory.
+    /// Offset of the first byte in the memory of the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The address by which work requests and peers are to name the first byte.
+    /// Address under which work requests and peers access the first byte.
     pub iova: u64,
-    /// What is allowed.
+    /// Permitted access.
     pub access: Access,
 }
 
 impl FastRegion {
-    /// With nothing open.
+    /// Creates a region without a valid registration.
     pub fn new(pd: PdId, addr: usize, len: u64, key: u8) -> FastRegion {
         FastRegion {
             pd,
@@ -78,18 +82,18 @@ impl FastRegion {
         }
     }
 
-    /// The low byte of its keys.
+    /// Returns the low byte of the keys.
     pub fn key(&self) -> u8 {
         self.state.load().key
     }
 
-    /// What is open under `key`.
+    /// Returns the extent that is registered under `key`.
     pub fn grant(&self, key: LKey) -> Result<Grant, AccessError> {
         let state = self.state.load();
         state.open.filter(|_| state.key == key.generation()).ok_or(AccessError::UnknownKey { key: key.0 })
     }
 
-    /// Opens a part. Only where nothing is open (IBA 10.6.5.2).
+    /// Registers a part of the region. Fails if a registration is already valid (IBA 10.6.5.2).
     pub fn open(&self, reg: &FastReg) -> Result<(), ManagementError> {
         let FastReg { key, offset, len, iova, access } = *reg;
         let state = self.state.load();
@@ -105,11 +109,12 @@ impl FastRegion {
         }
         let grant = Grant { addr: self.addr + offset as usize, len, iova, access };
         let opened = FastState { key: key.generation(), open: Some(grant) };
-        // Unless another queue pair was faster.
+        // Fails if another queue pair has registered meanwhile.
         self.state.compare_exchange(state, opened).map(drop).map_err(|_| in_use)
     }
 
-    /// Closes it. A peer may only where it has access at all; nobody while windows are bound to it.
+    /// Invalidates the registration. Fails while windows are bound to the region, and for a peer if the
+    /// registration permits no remote access.
     pub fn close(&self, key: LKey, remote: bool) -> Result<(), ManagementError> {
         let state = self.state.load();
         let unknown = ManagementError::UnknownKey { key: key.0 };

@@ -1,65 +1,68 @@
+//! Ranges of user memory that have passed the access checks, and the accesses to them.
+
 use super::copy::copy_and_digest;
 use super::guarded::{self, Faulted};
 use crate::wire::icrc::Icrc;
 
-/// A run of user memory that a key has given access to.
+/// Range of user memory to which a key has given access.
 ///
-/// It is an address, not a reference: the memory belongs to the application, which may read and write it
-/// at any time, as with DMA. It is good while the [`super::Table`] that gave it out is borrowed:
-/// deregistering needs the table mutably, so nobody holds a slice of a region that is gone.
+/// The slice is an address, not a reference: the memory belongs to the application, which may read and write
+/// it at any time, as with DMA. A slice is valid while the [`super::Table`] that returned it is borrowed:
+/// deregistration needs the table mutably, so no slice of a deregistered region can remain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostSlice {
     addr: usize,
     len: usize,
 }
 
-/// No machine has smaller pages.
+/// Lower bound of the page size: no supported machine has smaller pages.
 const LEAST_PAGE: usize = 4096;
 
-/// An atomic operation on 64 bits.
+/// Atomic operation on 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicOp {
-    /// Stores `swap` if the value is `compare`.
+    /// Stores `swap` if the value equals `compare`.
     CompareSwap {
-        /// The value looked for.
+        /// Expected value.
         compare: u64,
-        /// The value to store.
+        /// Value to store.
         swap: u64,
     },
-    /// Adds, wrapping.
+    /// Adds the operand, wrapping.
     FetchAdd(u64),
 }
 
 impl HostSlice {
-    /// No memory at all.
+    /// The empty slice.
     pub const EMPTY: HostSlice = HostSlice { addr: 0, len: 0 };
 
-    /// The `len` bytes at `addr`.
+    /// Creates a slice of the `len` bytes at `addr`.
     ///
     /// # Safety
-    /// The bytes must be the crate's to read, and to write where anything stores to them, for as long as the slice is
-    /// used, and their provenance exposed. Whoever else touches them meanwhile accepts what a NIC's DMA
-    /// would do to them. They may be unmapped or protected in the meantime: each access says whether it faulted.
+    /// The crate must be allowed to read the bytes, and to write them if anything stores to them, for as long
+    /// as the slice is used, and their provenance must be exposed. Every other owner of the bytes accepts
+    /// that they change as under the DMA of a NIC. They may be unmapped or protected meanwhile: each access
+    /// reports whether it faulted.
     pub(super) unsafe fn from_raw(addr: usize, len: usize) -> HostSlice {
         HostSlice { addr, len }
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(self) -> usize {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Reports whether the slice is empty.
     pub fn is_empty(self) -> bool {
         self.len == 0
     }
 
-    /// Whether it is 8 bytes at a multiple of 8: what an atomic needs.
+    /// Reports whether the slice is an aligned word of 8 bytes, as atomics need it.
     pub(super) fn is_word(self) -> bool {
         self.len == 8 && self.addr.is_multiple_of(8)
     }
 
-    /// The first `n` bytes and the rest.
+    /// Splits the slice into its first `n` bytes and the rest.
     ///
     /// # Panics
     /// If there are fewer than `n` bytes.
@@ -68,24 +71,28 @@ impl HostSlice {
         (HostSlice { addr: self.addr, len: n }, HostSlice { addr: self.addr + n, len: self.len - n })
     }
 
-    /// Whether all of it is mapped, and writable if it is to be written; brings in what is paged out.
+    /// Faults in all pages of the slice. Returns false if a part is not mapped, or not writable although
+    /// `writes` is set.
     pub(super) fn populate(self, writes: bool) -> bool {
         let (start, len) = self.pages();
         let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-        // SAFETY: the call changes no byte; what is not mapped so makes it fail.
+        // SAFETY: the call changes no byte, and fails for pages that are not mapped with the needed
+        // permission.
         unsafe { libc::madvise(start, len, advice) == 0 }
     }
 
-    /// Writes what is mapped from a file, a persistent memory's for one, through to it. False if that failed.
+    /// Writes back pages that are mapped from a file, such as persistent memory. Returns false if that
+    /// failed.
     pub(crate) fn persist(self) -> bool {
         let (start, len) = self.pages();
         // SAFETY: the call changes no byte.
         self.is_empty() || unsafe { libc::msync(start, len, libc::MS_SYNC) == 0 }
     }
 
-    /// The pages that it touches: first byte and length.
+    /// Returns the pages that the slice touches: address of the first page, and length up to the end of the
+    /// slice.
     fn pages(self) -> (*mut libc::c_void, usize) {
-        // SAFETY: the call has no requirement.
+        // SAFETY: `sysconf` takes a constant and has no requirement.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let into = self.addr % usize::try_from(page).unwrap_or(4096).max(1);
         (std::ptr::with_exposed_provenance_mut(self.addr - into), into + self.len)
@@ -95,11 +102,13 @@ impl HostSlice {
         std::ptr::with_exposed_provenance_mut(self.addr)
     }
 
-    /// Copies the bytes to the end of `out`, and goes on with an ICRC over what was copied. On a fault `out` is as before.
+    /// Appends the bytes to `out`, and continues an ICRC over the bytes as copied. A fault leaves `out`
+    /// unchanged.
     pub(crate) fn append_and_digest(self, out: &mut Vec<u8>, icrc: Icrc) -> Result<Icrc, Faulted> {
         out.reserve(self.len);
         let room = out.spare_capacity_mut().as_mut_ptr().cast();
-        // SAFETY: user memory by `from_raw`'s contract; the room was just reserved, and no registered memory lies in it.
+        // SAFETY: by the contract of `from_raw` the source is user memory; the capacity was just reserved,
+        // and no registered memory lies in it. The copy initialises the bytes before `set_len`.
         unsafe {
             let icrc = copy_and_digest(self.ptr(), room, self.len, icrc)?;
             out.set_len(out.len() + self.len);
@@ -107,13 +116,14 @@ impl HostSlice {
         }
     }
 
-    /// Copies the bytes to `out`, and goes on with an ICRC over what was copied.
+    /// Copies the bytes to `out`, and continues an ICRC over the bytes as copied.
     ///
     /// # Panics
     /// If `out` has another length.
     pub(crate) fn load_and_digest(self, out: &mut [u8], icrc: Icrc) -> Result<Icrc, Faulted> {
         assert_eq!(out.len(), self.len);
-        // SAFETY: user memory by `from_raw`'s contract; `out` is as long, and no registered memory lies in it.
+        // SAFETY: by the contract of `from_raw` the source is user memory; `out` is as long, and no
+        // registered memory lies in it.
         unsafe { copy_and_digest(self.ptr(), out.as_mut_ptr(), self.len, icrc) }
     }
 
@@ -124,53 +134,57 @@ impl HostSlice {
     #[inline]
     pub(crate) fn load(self, out: &mut [u8]) -> Result<(), Faulted> {
         assert_eq!(out.len(), self.len);
-        // A word is what most short messages are.
+        // Most short messages are one word.
         if let Ok(out) = <&mut [u8; 8]>::try_from(&mut *out) {
-            // SAFETY: 8 bytes of user memory by `from_raw`'s contract.
+            // SAFETY: by the contract of `from_raw` the 8 bytes are user memory.
             *out = unsafe { guarded::load_word(self.ptr())? };
             return Ok(());
         }
-        // SAFETY: user memory by `from_raw`'s contract; `out` is as long, and no registered memory lies in it.
+        // SAFETY: by the contract of `from_raw` the source is user memory; `out` is as long, and no
+        // registered memory lies in it.
         unsafe { guarded::copy(self.ptr(), out.as_mut_ptr(), self.len) }
     }
 
-    /// Whether each of its pages can be read.
+    /// Checks that each page of the slice can be read.
     pub(crate) fn probe(self) -> Result<(), Faulted> {
         let (last, mut byte) = (self.len.checked_sub(1), 0_u8);
         (0..self.len).step_by(LEAST_PAGE).chain(last).try_for_each(|at| {
-            // SAFETY: a byte of user memory by `from_raw`'s contract.
+            // SAFETY: `at` is below `len`, so by the contract of `from_raw` the byte is user memory; `byte`
+            // is a local.
             unsafe { guarded::copy(self.ptr().add(at), &raw mut byte, 1) }
         })
     }
 
-    /// Copies all of `bytes` to the start. Aligned 8-byte stores are single ones, so that a flag that an
-    /// application polls on is never seen half written.
+    /// Copies all of `bytes` to the start of the slice. An aligned word of 8 bytes is stored by one
+    /// instruction, so that an application that polls on it never reads a partial value.
     ///
     /// # Panics
-    /// If there is less room.
+    /// If `bytes` is longer than the slice.
     pub(crate) fn store(self, bytes: &[u8]) -> Result<(), Faulted> {
         assert!(bytes.len() <= self.len, "store of {} to {} bytes", bytes.len(), self.len);
         if let (Ok(word), true) = (<[u8; 8]>::try_from(bytes), self.addr.is_multiple_of(8)) {
-            // SAFETY: user memory by `from_raw`'s contract; aligned and long enough as just checked.
+            // SAFETY: by the contract of `from_raw` the target is user memory; the conditions and the
+            // assertion above establish alignment and length.
             return unsafe { guarded::store_word(self.ptr(), word) };
         }
-        // A peer's last byte is what programs poll on (perftest's ib_write_lat), so it lands last.
+        // Programs poll on the last byte of a message (perftest's ib_write_lat), so it is stored last.
         let Some((last, head)) = bytes.split_last() else { return Ok(()) };
-        // SAFETY: user memory by `from_raw`'s contract and long enough; `bytes` is a receive buffer of a
-        // link, which is never registered memory.
+        // SAFETY: by the contract of `from_raw` the target is user memory, and it is long enough; `bytes` is
+        // a receive buffer of a link, which is never registered memory, so the two do not overlap.
         unsafe {
             guarded::copy(head.as_ptr(), self.ptr(), head.len())?;
             guarded::store_byte(self.ptr().add(head.len()), *last)
         }
     }
 
-    /// Does `op` on the 8 bytes, in host byte order, and returns what was there.
+    /// Executes `op` on the 8 bytes, in host byte order, and returns the previous value.
     ///
     /// # Panics
-    /// If it is not 8 aligned bytes; [`super::Table::remote_word`] gives out nothing else.
+    /// If the slice is not an aligned word; [`super::Table::remote_word`] returns no other slice.
     pub(crate) fn atomic(self, op: AtomicOp) -> Result<u64, Faulted> {
         assert!(self.is_word(), "atomic on {self:?}");
-        // SAFETY: user memory by `from_raw`'s contract; aligned and long enough as just asserted.
+        // SAFETY: by the contract of `from_raw` the target is user memory; the assertion establishes
+        // alignment and length.
         unsafe {
             match op {
                 AtomicOp::CompareSwap { compare, swap } => {
@@ -187,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slice_is_split_and_known_for_a_word() {
+    fn slice_is_split_and_aligned_word_is_detected() {
         let memory = [0u64; 2];
         let addr = memory.as_ptr().expose_provenance();
         // SAFETY: the memory outlives the slices, and nothing is stored to them.
@@ -202,19 +216,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mapped_is_neither_there_nor_persistent() {
-        // SAFETY: nothing is read or stored; address 0 is never mapped.
+    fn unmapped_slice_is_neither_populated_nor_persisted() {
+        // SAFETY: nothing is read or stored through the slice; address 0 is never mapped.
         let nothing = unsafe { HostSlice::from_raw(0, 8) };
         assert!(!nothing.populate(false) && !nothing.populate(true) && !nothing.persist());
     }
 
     #[test]
-    fn all_bytes_are_stored_and_no_other() {
+    fn store_writes_exactly_its_bytes() {
         for at in 0..9 {
             for len in 0..12 {
                 let memory = std::cell::UnsafeCell::new([0u64; 4]);
                 let addr = memory.get().expose_provenance();
-                // SAFETY: inside the memory, which outlives the slice.
+                // SAFETY: the slice ends within the 32 bytes of the memory, which outlives it.
                 let slice = unsafe { HostSlice::from_raw(addr + at, 20) };
                 let bytes: Vec<u8> = (1..=len).collect();
                 slice.store(&bytes).unwrap();

@@ -1,3 +1,6 @@
+//! Table of the memory regions and windows of a NIC: keys, registration, binding, and the access checks of
+//! every use.
+
 use std::collections::VecDeque;
 
 use super::grant::Grant;
@@ -8,19 +11,19 @@ use super::{
 };
 use crate::wire::{LKey, Permutation, RKey};
 
-/// The regions and windows of one NIC, by key.
+/// Memory regions and windows of one NIC, by key.
 ///
-/// A key is 24 bits of slot, permuted so that no key can be guessed from another, and 8 of generation: the generation
-/// moves on with every registration in a slot, so a key of what is gone names nothing. Windows and fast regions have
-/// their low byte from the application while they are there.
+/// A key consists of a slot in 24 bits, permuted so that no key can be guessed from another, and a generation
+/// in 8 bits. Every registration in a slot advances the generation, so a key of a removed entry is invalid.
+/// The application chooses the low byte of the keys of a window or a fast region while that exists.
 #[derive(Debug)]
 pub struct Table {
     seed: u64,
     permutation: Permutation,
     slots: Vec<Slot>,
-    /// Oldest first, so that a generation lasts as long as it can.
+    /// Free slots, the oldest first, so that a generation recurs as late as possible.
     free: VecDeque<u32>,
-    /// What null regions read and write.
+    /// Buffers behind the null regions, allocated with the first of them.
     null: Option<Null>,
 }
 
@@ -35,7 +38,7 @@ enum Entry {
     Region(Region),
     Fast(FastRegion),
     Window(Window),
-    /// Reads as zeros, takes all that is written (`ibv_alloc_null_mr`).
+    /// Null region: reads as zeros and discards all writes (`ibv_alloc_null_mr`).
     Null(PdId),
 }
 
@@ -45,15 +48,15 @@ struct Null {
     sink: Buffer,
 }
 
-/// Bytes of a null region that one access may span: more than a packet.
+/// Maximum length of one access to a null region in bytes: more than a packet.
 const NULL_RUN: usize = 1 << 16;
 
-/// What a registration gave.
+/// Keys of a registered region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionInfo {
-    /// For local use.
+    /// Key for local use.
     pub lkey: LKey,
-    /// For peers; the same number, as on most hardware.
+    /// Key for peers: the same number as the lkey, as on most hardware.
     pub rkey: RKey,
 }
 
@@ -63,16 +66,16 @@ impl From<LKey> for RegionInfo {
     }
 }
 
-/// Host memory, and how it is to be named and used.
+/// Extent of host memory to register: its addresses and the permitted access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// Host address of the first byte.
     pub addr: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// The address by which work requests and peers name the first byte.
+    /// Address under which work requests and peers access the first byte.
     pub iova: u64,
-    /// What is allowed.
+    /// Permitted access.
     pub access: Access,
 }
 
@@ -82,22 +85,22 @@ impl From<Span> for Grant {
     }
 }
 
-/// What changes when a region is registered anew; what is `None` stays.
+/// Changes of a re-registration; `None` leaves a property unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reregistration {
-    /// Another protection domain.
+    /// New protection domain.
     pub pd: Option<PdId>,
-    /// Other memory: address, bytes and first name.
+    /// New memory: host address, length in bytes, and address under which the first byte is accessed.
     pub translation: Option<(usize, usize, u64)>,
-    /// Other permissions.
+    /// New access permissions.
     pub access: Option<Access>,
 }
 
-/// Bits of a key that stand for the slot.
+/// Number of bits of a key that hold the slot.
 const SLOT_BITS: u32 = 24;
 
-/// The most regions a table holds. Slot 0 stays empty, and the numbers that are not permuted name nothing: neither key 0
-/// nor the highest keys do.
+/// Maximum number of slots. Slot 0 is never used, and an index outside the permutation is invalid, so neither
+/// key 0 nor the highest keys are ever valid.
 const MAX_SLOTS: usize = (1 << SLOT_BITS) - 2;
 
 impl Default for Table {
@@ -107,18 +110,18 @@ impl Default for Table {
 }
 
 impl Table {
-    /// An empty table with the keys of seed 0.
+    /// Creates an empty table with the keys of seed 0.
     pub fn new() -> Table {
         Table::seeded(0)
     }
 
-    /// An empty table whose keys depend on a seed.
+    /// Creates an empty table whose keys depend on a seed.
     pub fn seeded(seed: u64) -> Table {
         let permutation = Permutation::new(SLOT_BITS, seed);
         Table { seed, permutation, slots: Vec::new(), free: VecDeque::new(), null: None }
     }
 
-    /// The slot that a key names, whether there is one or not.
+    /// Returns the slot of a key, which may be beyond the end of the table.
     #[inline]
     fn slot_of(&self, key: LKey) -> Option<u32> {
         Some(self.permutation.invert(key.index())? - (Permutation::FIRST - 1))
@@ -128,12 +131,13 @@ impl Table {
         LKey::from_parts(self.permutation.apply(slot + (Permutation::FIRST - 1)), generation)
     }
 
-    /// The generation that a slot begins with: below 128, for the sake of programs that add to a key without a care.
+    /// Returns the initial generation of a slot: below 128, for programs that add to a key without care for
+    /// overflow.
     fn first_generation(&self, slot: usize) -> u8 {
         (self.seed.wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 57) as u8
     }
 
-    /// A key for a new entry. `None` if the table is full.
+    /// Adds an entry and returns its key, or `None` if the table is full.
     fn insert(&mut self, make: impl FnOnce(u8) -> Entry) -> Option<LKey> {
         if self.slots.is_empty() {
             self.slots.push(Slot::default());
@@ -154,67 +158,70 @@ impl Table {
         Some(self.key_of(index, generation))
     }
 
-    /// The entry in a key's slot, whatever its low byte.
+    /// Returns the entry in the slot of a key, whatever the low byte of the key.
     fn entry(&self, key: LKey) -> Option<(&Slot, &Entry)> {
         let slot = self.slots.get(self.slot_of(key)? as usize)?;
         slot.entry.as_ref().map(|e| (slot, e))
     }
 
-    /// Registers memory. `None` if the table is full.
+    /// Registers memory. Returns `None` if the table is full.
     ///
     /// # Safety
     /// The bytes must stay readable, and writable if `access` allows any writing, until
-    /// [`deregister`](Self::deregister), their provenance exposed; their owner accepts that they change
-    /// at any time, and synchronises with completions, as with DMA. With [`Access::ON_DEMAND`] they need only be so while
-    /// they are in use: what is not mapped is refused. After [`survive_faults`](super::survive_faults) what is unmapped or
-    /// protected all the same is refused too, by the access that finds it so.
+    /// [`deregister`](Self::deregister), and their provenance must be exposed; their owner accepts that they
+    /// change at any time, and synchronises with completions, as with DMA. With [`Access::ON_DEMAND`] this
+    /// need hold only while the bytes are accessed: accesses to unmapped memory are rejected. After
+    /// [`survive_faults`](super::survive_faults) an access to memory that is unmapped or protected in spite
+    /// of this contract fails as well.
     pub unsafe fn register(&mut self, pd: PdId, span: Span) -> Option<RegionInfo> {
         let region = Region { pd, grant: span.into(), windows: Bound::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
-    /// Registers all of the process's memory, as it is mapped at each use (implicit on-demand paging). `None` if
-    /// the table is full.
+    /// Registers all memory of the process, as mapped at each use (implicit on-demand paging). Returns `None`
+    /// if the table is full.
     ///
     /// # Safety
     /// A holder of the key can read all of the process's memory, and write it if `access` allows any writing.
-    /// Memory that is unmapped during an access ends the process without [`survive_faults`](super::survive_faults).
+    /// Without [`survive_faults`](super::survive_faults), memory that is unmapped during an access ends the
+    /// process.
     pub unsafe fn register_implicit(&mut self, pd: PdId, access: Access) -> Option<RegionInfo> {
         let grant = Grant { access: access | Access::ON_DEMAND, ..Grant::WHOLE_PROCESS };
         let region = Region { pd, grant, windows: Bound::default() };
         self.insert(|_| Entry::Region(region)).map(RegionInfo::from)
     }
 
-    /// A region that reads as zeros and takes all that is written, at every address. For local use only. `None` if
-    /// the table is full.
+    /// Registers a region that reads as zeros and discards all writes, at every address, for local use only.
+    /// Returns `None` if the table is full.
     pub fn register_null(&mut self, pd: PdId) -> Option<LKey> {
         self.null
             .get_or_insert_with(|| Null { zeros: Buffer::zeroed(NULL_RUN), sink: Buffer::zeroed(NULL_RUN) });
         self.insert(|_| Entry::Null(pd))
     }
 
-    /// Memory of which work requests open a part at a time ([`open`](Self::open)). `None` if the table is full.
+    /// Registers memory of which work requests register one part at a time ([`open`](Self::open)). Returns
+    /// `None` if the table is full.
     ///
     /// # Safety
-    /// As of [`register`](Self::register), and writable.
+    /// As for [`register`](Self::register); moreover the memory must be writable.
     pub unsafe fn register_fast(&mut self, pd: PdId, addr: usize, len: usize) -> Option<RegionInfo> {
         let make = |key| Entry::Fast(FastRegion::new(pd, addr, len as u64, key));
         self.insert(make).map(RegionInfo::from)
     }
 
-    /// A memory window, bound to nothing. `None` if the table is full.
+    /// Allocates a memory window that is not bound. Returns `None` if the table is full.
     pub fn alloc_window(&mut self, pd: PdId, kind: WindowKind) -> Option<RKey> {
         self.insert(|key| Entry::Window(Window::new(pd, kind, key))).map(|k| RKey(k.0))
     }
 
-    /// Registers a region anew, with other memory, permissions or domain. Other memory has a new key: what was posted for the
-    /// old one must not reach it.
+    /// Re-registers a region with other memory, permissions or domain. New memory gets a new key, so that
+    /// requests posted with the old key cannot access it.
     ///
     /// # Safety
-    /// As of [`register`](Self::register), for the new memory.
+    /// As for [`register`](Self::register), for the new memory.
     ///
     /// # Errors
-    /// [`ManagementError`]; then nothing has changed.
+    /// [`ManagementError`], with no change made.
     pub unsafe fn reregister(
         &mut self,
         lkey: LKey,
@@ -243,7 +250,7 @@ impl Table {
         Ok(LKey::from_parts(lkey.index(), *generation).into())
     }
 
-    /// Forgets a region, fast or not, or a null one.
+    /// Deregisters a plain, fast or null region.
     ///
     /// # Errors
     /// [`ManagementError::WindowsBound`] while windows are bound to it (C10-70), or `UnknownKey`.
@@ -256,10 +263,10 @@ impl Table {
         Ok(())
     }
 
-    /// Removes a region; windows that are bound to it are closed.
+    /// Removes a region, and unbinds the windows that are bound to it.
     ///
     /// # Errors
-    /// [`ManagementError::UnknownKey`].
+    /// [`ManagementError::UnknownKey`] if the key is not that of a region.
     pub fn revoke(&mut self, lkey: LKey) -> Result<(), ManagementError> {
         if self.owned(lkey)? > 0
             && let Some(region) = self.slot_of(lkey)
@@ -274,8 +281,8 @@ impl Table {
         Ok(())
     }
 
-    /// How many windows are bound to the region that `lkey` is the handle of. A fast one's is the key that it got
-    /// first, whatever its low byte became.
+    /// Returns the number of windows bound to the region whose handle is `lkey`. The handle of a fast region
+    /// is its first key, whatever its low byte is now.
     fn owned(&self, lkey: LKey) -> Result<u32, ManagementError> {
         match self.entry(lkey) {
             Some((slot, entry)) if slot.generation == lkey.generation() => match entry {
@@ -288,7 +295,7 @@ impl Table {
         }
     }
 
-    /// Forgets a window, bound or not, by the key that it got first. Whether it was there.
+    /// Deallocates a window, bound or not, by its first key. Returns whether it existed.
     pub fn free_window(&mut self, rkey: RKey) -> bool {
         let key = LKey(rkey.0);
         let region = match self.entry(key) {
@@ -302,7 +309,7 @@ impl Table {
         true
     }
 
-    /// Empties a slot; the next key in it is another than the last.
+    /// Empties a slot. The next key in the slot differs from the last one.
     fn remove(&mut self, key: LKey) {
         let Some(index) = self.slot_of(key) else { return };
         let slot = &mut self.slots[index as usize];
@@ -328,21 +335,21 @@ impl Table {
         }
     }
 
-    /// How many regions and windows there are.
+    /// Returns the number of regions and windows.
     pub fn len(&self) -> usize {
         // Slot 0 is never used.
         self.slots.len().saturating_sub(1) - self.free.len()
     }
 
-    /// Whether there are none.
+    /// Reports whether there are no regions and windows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Binds a window, as a work request of `by` asks.
+    /// Binds a window for a work request of `by`.
     ///
     /// # Errors
-    /// [`ManagementError`]; then nothing has changed.
+    /// [`ManagementError`], with no change made.
     pub fn bind(&self, bind: &Bind, by: Accessor) -> Result<(), ManagementError> {
         let key = bind.rkey.0;
         let Some((_, Entry::Window(window))) = self.entry(LKey(key)) else {
@@ -365,12 +372,12 @@ impl Table {
         Ok(())
     }
 
-    /// The part of a region that a bind opens.
+    /// Checks the region of a bind, and returns the extent that becomes accessible through the window.
     fn opening(&self, bind: &Bind, by: Accessor) -> Result<Grant, ManagementError> {
         let Bind { region, addr, len, access, .. } = *bind;
         let key = region.0;
         let whole = self.region(region, by)?;
-        // C10-73; and a region that itself counts from 0 takes none.
+        // C10-73; no window can be bound to a zero-based region either.
         if !whole.access.allows(Access::MW_BIND) || whole.access.allows(Access::ZERO_BASED) {
             return Err(ManagementError::Access { key, access: whole.access });
         }
@@ -385,10 +392,10 @@ impl Table {
         Ok(Grant { addr: start, len, iova, access })
     }
 
-    /// Opens a part of a fast region, as a work request of `by` asks.
+    /// Registers a part of a fast region for a work request of `by`.
     ///
     /// # Errors
-    /// [`ManagementError`]; then nothing has changed.
+    /// [`ManagementError`], with no change made.
     pub fn open(&self, reg: &FastReg, by: Accessor) -> Result<(), ManagementError> {
         let key = reg.key.0;
         match self.entry(reg.key) {
@@ -400,10 +407,11 @@ impl Table {
         }
     }
 
-    /// Closes a window of type 2 or a fast region: as a work request of `by` asks, or its peer.
+    /// Invalidates a type 2 window or a fast region: for a work request of `by`, or for its peer if `remote`
+    /// is set.
     ///
     /// # Errors
-    /// [`ManagementError`]; then nothing has changed.
+    /// [`ManagementError`], with no change made.
     pub fn invalidate(&self, rkey: RKey, by: Accessor, remote: bool) -> Result<(), ManagementError> {
         let key = rkey.0;
         match self.entry(LKey(key)) {
@@ -421,7 +429,8 @@ impl Table {
         }
     }
 
-    /// The region under a key, if it is a plain one of the domain: nearly always, so this comes first.
+    /// Returns the region of a key if it is a plain one in the protection domain. This is the common case, so
+    /// it is checked first.
     #[inline]
     fn plain(&self, lkey: LKey, by: Accessor) -> Option<&Region> {
         match self.slots.get(self.slot_of(lkey)? as usize) {
@@ -434,7 +443,7 @@ impl Table {
         }
     }
 
-    /// What is registered under a key of a region.
+    /// Returns the extent that is registered under the key of a plain or fast region.
     fn region(&self, lkey: LKey, by: Accessor) -> Result<Grant, AccessError> {
         let key = lkey.0;
         let (pd, grant) = match self.entry(lkey) {
@@ -448,10 +457,10 @@ impl Table {
         Ok(grant)
     }
 
-    /// The bytes of a scatter/gather element. Zero bytes need no key (IBA 10.6.3.1).
+    /// Returns the memory of a scatter/gather element. Zero bytes need no key (IBA 10.6.3.1).
     ///
     /// # Errors
-    /// [`AccessError`], by the first check that fails.
+    /// [`AccessError`] of the first check that fails.
     pub fn local(
         &self,
         by: Accessor,
@@ -469,7 +478,7 @@ impl Table {
         self.local_otherwise(by, lkey, addr, len, needed)
     }
 
-    /// The bytes of an element that is not of a plain region of the domain.
+    /// Returns the memory of an element that is not in a plain region of the protection domain.
     #[cold]
     fn local_otherwise(
         &self,
@@ -489,7 +498,7 @@ impl Table {
         slice(&grant, lkey.0, addr, len.into(), needed)
     }
 
-    /// What a peer may use under a key.
+    /// Returns the extent that a peer may access under a key.
     fn open_to_peers(&self, rkey: RKey, by: Accessor) -> Result<Grant, AccessError> {
         match self.entry(LKey(rkey.0)) {
             Some((_, Entry::Window(w))) => w.grant(rkey, by),
@@ -497,10 +506,10 @@ impl Table {
         }
     }
 
-    /// The bytes that a peer names by rkey. Zero bytes need no key (C9-88).
+    /// Returns the memory that a peer addresses by rkey. Zero bytes need no key (C9-88).
     ///
     /// # Errors
-    /// [`AccessError`], by the first check that fails.
+    /// [`AccessError`] of the first check that fails.
     pub fn remote(
         &self,
         by: Accessor,
@@ -519,13 +528,14 @@ impl Table {
         slice(&grant, rkey.0, va, len.into(), needed)
     }
 
-    /// All bytes that a peer may use under a key, however many.
+    /// Returns all memory that a peer may access under a key, whatever its length; the empty slice for an
+    /// implicit on-demand region.
     ///
     /// # Errors
-    /// [`AccessError`], by the first check that fails.
+    /// [`AccessError`] of the first check that fails.
     pub fn remote_all(&self, by: Accessor, rkey: RKey, needed: Access) -> Result<HostSlice, AccessError> {
         let grant = self.open_to_peers(rkey, by)?;
-        // All of the process's memory: none of it in particular.
+        // An implicit on-demand region has no extent of its own.
         if grant.is_whole_process() {
             grant.permit(rkey.0, needed)?;
             return Ok(HostSlice::EMPTY);
@@ -533,10 +543,10 @@ impl Table {
         slice(&grant, rkey.0, grant.iova, grant.len, needed)
     }
 
-    /// The 8 bytes of a peer's atomic. `Ok(None)` if the host address is not a multiple of 8.
+    /// Returns the 8 bytes of a peer's atomic, or `Ok(None)` if the host address is not a multiple of 8.
     ///
     /// # Errors
-    /// [`AccessError`], by the first check that fails.
+    /// [`AccessError`] of the first check that fails.
     pub fn remote_word(
         &self,
         by: Accessor,
@@ -549,13 +559,14 @@ impl Table {
     }
 }
 
-/// The bytes of a part of a grant: range, then permission, then, where that may change, whether they are mapped.
+/// Returns a part of an extent after checking its range, then the permission, then, for on-demand regions,
+/// the mapping.
 #[inline]
 fn slice(grant: &Grant, key: u32, va: u64, len: u64, needed: Access) -> Result<HostSlice, AccessError> {
     let start = grant.find(key, va, len)?;
     grant.permit(key, needed)?;
-    // SAFETY: the caller of the registration vouches for the region, and the range was just checked against it;
-    // a part of one on demand is not used before `populate` has found it mapped.
+    // SAFETY: the caller of the registration guarantees the memory of the region, against which the range was
+    // just checked; a part of an on-demand region is accessed only after `populate` has found it mapped.
     let slice = unsafe { HostSlice::from_raw(start, len as usize) };
     let writes = needed.lets_peers_write() || needed.allows(Access::LOCAL_WRITE);
     if grant.access.allows(Access::ON_DEMAND) && !slice.populate(writes) {
@@ -571,7 +582,8 @@ impl Null {
             return Err(AccessError::OutOfRange { key, addr, len: len.into(), start: addr, region_len });
         }
         let buffer = if needed.allows(Access::LOCAL_WRITE) { &self.sink } else { &self.zeros };
-        // SAFETY: the buffers live as long as the table, and the length was just checked.
+        // SAFETY: both buffers have `NULL_RUN` bytes, which `len` does not exceed, and live as long as the
+        // table.
         Ok(unsafe { HostSlice::from_raw(buffer.addr(), len as usize) })
     }
 }
@@ -631,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_region_in_an_old_slot_has_another_key() {
+    fn new_region_in_a_reused_slot_has_another_key() {
         let mut buf = vec![0u64; 4];
         let (mut t, old) = table(&mut buf, Access::ALL);
         t.deregister(old.lkey).unwrap();

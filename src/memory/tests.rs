@@ -1,4 +1,4 @@
-//! What the table says of each wrong use: the kind of the error, and the values in it.
+//! Tests of the errors of the table: the kind for each wrong use, and the values in it.
 
 use super::*;
 use crate::wire::{LKey, Qpn, RKey};
@@ -9,7 +9,7 @@ const US: Accessor = Accessor { pd: PD, qpn: Qpn::new(7) };
 const NEIGHBOUR: Accessor = Accessor { pd: PD, qpn: Qpn::new(8) };
 const STRANGER: Accessor = Accessor { pd: OTHER, qpn: Qpn::new(7) };
 
-/// A table with a region of 64 bytes at 0x1000 that windows may be bound to.
+/// Returns a table with a region of 64 bytes at 0x1000 with this access, and the memory of the region.
 fn table(access: Access) -> (Table, Buffer, RegionInfo) {
     let (mut table, memory) = (Table::new(), Buffer::zeroed(64));
     let span = Span { addr: memory.addr(), len: 64, iova: 0x1000, access };
@@ -31,7 +31,7 @@ fn read(t: &Table, by: Accessor, key: RKey) -> Result<(), AccessError> {
 }
 
 #[test]
-fn a_table_counts_what_is_in_it() {
+fn table_length_counts_regions_and_windows() {
     let (mut t, _memory, info) = bindable();
     assert_eq!((t.len(), t.is_empty(), Table::new().is_empty()), (1, false, true));
     let window = t.alloc_window(PD, WindowKind::Type1).unwrap();
@@ -44,7 +44,7 @@ fn a_table_counts_what_is_in_it() {
 }
 
 #[test]
-fn freed_slots_are_used_again_the_oldest_first() {
+fn freed_slots_are_reused_oldest_first() {
     let mut t = Table::new();
     let keys: Vec<_> = (0..3).map(|_| t.alloc_window(PD, WindowKind::Type1).unwrap()).collect();
     let indices: Vec<u32> = keys.iter().map(|k| k.index()).collect();
@@ -53,18 +53,18 @@ fn freed_slots_are_used_again_the_oldest_first() {
     let again = [next(&mut t), next(&mut t), next(&mut t)].map(|k| k.index());
     assert_eq!(again[..2], [indices[1], indices[0]]);
     assert!(!indices.contains(&again[2]));
-    // A handle of before, or of another kind, frees nothing.
+    // A stale handle, or one of another kind, frees nothing.
     assert!(!t.free_window(keys[1]) && !t.free_window(RKey(0x7777_7700)));
     let null = t.register_null(PD).unwrap();
     assert!(!t.free_window(RKey(null.0)));
 }
 
 #[test]
-fn an_old_handle_does_not_touch_what_is_in_its_place() {
+fn stale_handle_does_not_affect_the_new_region_in_its_slot() {
     let (mut t, _memory, old) = table(Access::ALL);
     let memory = Buffer::zeroed(64);
     let translation = Some((memory.addr(), 64, 0x1000));
-    // SAFETY: the memory outlives the table's use.
+    // SAFETY: the memory outlives all uses of the table.
     let new = unsafe { t.reregister(old.lkey, &Reregistration { translation, ..Reregistration::default() }) }
         .unwrap();
     let unknown = Err(ManagementError::UnknownKey { key: old.lkey.0 });
@@ -73,7 +73,7 @@ fn an_old_handle_does_not_touch_what_is_in_its_place() {
 }
 
 #[test]
-fn errors_of_binding() {
+fn invalid_bind_is_refused_with_its_error() {
     let (mut t, _memory, info) = bindable();
     let key = t.alloc_window(PD, WindowKind::Type2B).unwrap();
     let wrong = |t: &Table, b: Bind, by| t.bind(&b, by).unwrap_err();
@@ -102,7 +102,7 @@ fn errors_of_binding() {
 }
 
 #[test]
-fn errors_of_invalidating() {
+fn invalid_invalidation_is_refused_with_its_error() {
     let (mut t, _memory, info) = bindable();
     let wrong = |t: &Table, key, by| t.invalidate(key, by, false).unwrap_err();
     let plain = info.rkey;
@@ -125,14 +125,14 @@ fn errors_of_invalidating() {
             assert_eq!(elsewhere, Err(ManagementError::WrongPd { key: key.0, object, used }));
             t.invalidate(key, US, false).unwrap();
         }
-        // Nothing is bound to the region any more.
+        // The window is not bound any more.
         assert!(read(&t, US, key).is_err());
     }
     t.deregister(info.lkey).unwrap();
 }
 
 #[test]
-fn errors_of_fast_regions() {
+fn invalid_fast_registration_is_refused_with_its_error() {
     let (mut t, memory) = (Table::new(), Buffer::zeroed(64));
     // SAFETY: the buffer outlives the table.
     let info = unsafe { t.register_fast(PD, memory.addr(), 64) }.unwrap();
@@ -159,7 +159,7 @@ fn errors_of_fast_regions() {
 }
 
 #[test]
-fn errors_of_windows_in_use() {
+fn bound_window_checks_its_users_and_keeps_its_region() {
     let (mut t, _memory, info) = bindable();
     let key = t.alloc_window(PD, WindowKind::Type2B).unwrap();
     assert_eq!(read(&t, US, key), Err(AccessError::UnknownKey { key: key.0 }));
@@ -173,13 +173,13 @@ fn errors_of_windows_in_use() {
     assert_eq!(write, AccessError::Permission { key: key.0, allowed, needed });
     let bound = ManagementError::WindowsBound { key: info.lkey.0, count: 1 };
     assert_eq!(t.deregister(info.lkey), Err(bound));
-    // SAFETY: nothing changes.
+    // SAFETY: the call is refused, and changes nothing.
     assert_eq!(unsafe { t.reregister(info.lkey, &Reregistration::default()) }, Err(bound));
     let second = t.alloc_window(PD, WindowKind::Type1).unwrap();
     t.bind(&bind(second, info.lkey), US).unwrap();
     let both = ManagementError::WindowsBound { key: info.lkey.0, count: 2 };
     assert_eq!(t.deregister(info.lkey), Err(both));
-    // Bound elsewhere, or to nothing, it holds its first region no more.
+    // A window that is bound elsewhere, or unbound, does not keep its first region.
     t.bind(&Bind { len: 0, ..bind(second, info.lkey) }, US).unwrap();
     assert_eq!(t.deregister(info.lkey), Err(bound));
     assert_eq!(t.deregister(LKey(key.0)), Err(ManagementError::UnknownKey { key: key.0 }));
@@ -188,7 +188,7 @@ fn errors_of_windows_in_use() {
 }
 
 #[test]
-fn null_regions_have_a_domain_and_a_run() {
+fn null_region_checks_domain_and_length_and_reads_zeros() {
     let mut t = Table::new();
     let null = t.register_null(PD).unwrap();
     let run = |t: &Table, by, len, needed| t.local(by, null, 5, len, needed).map(|s| s.len());
@@ -198,7 +198,7 @@ fn null_regions_have_a_domain_and_a_run() {
     let unknown = AccessError::UnknownKey { key: null.0 };
     assert_eq!(run(&t, STRANGER, 1, Access::LOCAL_READ), Err(unknown));
     assert_eq!(read(&t, US, RKey(null.0)), Err(unknown));
-    // What is written to it is not what it reads as.
+    // Data written to a null region cannot be read back.
     t.local(US, null, 0, 4, Access::LOCAL_WRITE).unwrap().store(&[7; 4]).unwrap();
     let mut zeros = [1; 4];
     t.local(US, null, 0, 4, Access::LOCAL_READ).unwrap().load(&mut zeros).unwrap();
@@ -206,7 +206,7 @@ fn null_regions_have_a_domain_and_a_run() {
 }
 
 #[test]
-fn the_whole_of_a_region_and_of_everything() {
+fn remote_all_returns_the_whole_region_and_nothing_for_an_implicit_one() {
     let (mut t, memory, info) = bindable();
     let all = t.remote_all(US, info.rkey, Access::REMOTE_READ).unwrap();
     assert_eq!(
@@ -215,15 +215,15 @@ fn the_whole_of_a_region_and_of_everything() {
     );
     let needed = Access::FLUSH_GLOBAL;
     assert!(matches!(t.remote_all(US, info.rkey, needed), Err(AccessError::Permission { .. })));
-    // SAFETY: only memory of this test is named.
+    // SAFETY: the test accesses only its own memory through the region.
     let implicit = unsafe { t.register_implicit(PD, Access::REMOTE_READ) }.unwrap();
     let at = memory.addr() as u64;
     assert_eq!(t.remote(US, implicit.rkey, at, 64, Access::REMOTE_READ).unwrap(), all);
     assert!(t.remote_all(US, implicit.rkey, Access::REMOTE_READ).unwrap().is_empty());
     assert!(t.remote_all(US, implicit.rkey, Access::REMOTE_WRITE).is_err());
-    // What is there to be read is not there to be written.
+    // Read-only memory is readable but not writable.
     static CONSTANT: [u8; 64] = [7; 64];
-    // SAFETY: nothing is stored.
+    // SAFETY: nothing is stored through the region.
     let writable = unsafe { t.register_implicit(PD, Access::LOCAL_WRITE | Access::REMOTE_WRITE) }.unwrap();
     let at_constant = CONSTANT.as_ptr().expose_provenance() as u64;
     assert!(t.local(US, writable.lkey, at_constant, 64, Access::LOCAL_READ).is_ok());
@@ -237,7 +237,7 @@ fn the_whole_of_a_region_and_of_everything() {
 }
 
 #[test]
-fn access_errors_tell_what_a_bind_may_not() {
+fn access_errors_convert_to_management_errors() {
     let (key, pd) = (5, PdId(9));
     let (a, b) = (Qpn::new(1), Qpn::new(2));
     for (from, to) in [
@@ -265,7 +265,7 @@ fn access_errors_tell_what_a_bind_may_not() {
 }
 
 #[test]
-fn keys_of_different_seeds_differ_and_no_key_follows_another() {
+fn keys_depend_on_the_seed_and_are_not_consecutive() {
     let keys = |seed| {
         let mut t = Table::seeded(seed);
         (0..8).map(|_| t.alloc_window(PD, WindowKind::Type1).unwrap().0).collect::<Vec<_>>()
@@ -282,14 +282,14 @@ fn keys_of_different_seeds_differ_and_no_key_follows_another() {
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
-fn accesses_to_memory_that_is_gone_say_so() {
+fn accesses_to_protected_memory_return_faulted() {
     use crate::memory::{Faulted, survive_faults};
     use crate::wire::icrc::Icrc;
 
     survive_faults();
     let (page, none, anonymous) =
         (page_size(), std::ptr::null_mut(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: new memory, of which nothing is used but by the slices.
+    // SAFETY: creates a new mapping, which only the slices below access, and protects its second page.
     let addr = unsafe {
         let addr = libc::mmap(none, 2 * page, libc::PROT_READ | libc::PROT_WRITE, anonymous, -1, 0);
         assert_ne!(addr, libc::MAP_FAILED);
@@ -297,9 +297,10 @@ fn accesses_to_memory_that_is_gone_say_so() {
         addr.expose_provenance()
     };
     for len in [1, 2, 3, 5, 8, 9, 20, 40, 200, 300, 700, 2000] {
-        // The last byte of it is gone, or the last half.
+        // Either the last byte or the last half is inaccessible.
         for there in [len - 1, len / 2] {
-            // SAFETY: memory of this test; accesses to what is protected say so.
+            // SAFETY: the slice lies in the mapping of this test, and accesses to its protected page return
+            // an error.
             let slice = unsafe { HostSlice::from_raw(addr + page - there, len) };
             let (mut bytes, mut out) = (vec![5; len], Vec::new());
             assert_eq!(slice.load(&mut bytes), Err(Faulted), "{len}");
@@ -310,10 +311,10 @@ fn accesses_to_memory_that_is_gone_say_so() {
             assert_eq!(slice.split_at(there).0.probe(), Ok(()));
         }
     }
-    // SAFETY: as above.
+    // SAFETY: the word lies in the protected page of the same mapping.
     let word = unsafe { HostSlice::from_raw(addr + page, 8) };
     assert_eq!(word.atomic(AtomicOp::FetchAdd(1)), Err(Faulted));
     assert_eq!(word.atomic(AtomicOp::CompareSwap { compare: 0, swap: 1 }), Err(Faulted));
-    // SAFETY: nothing of it is used any more.
+    // SAFETY: the mapping belongs to this test, and nothing accesses it any more.
     assert_eq!(unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(addr), 2 * page) }, 0);
 }

@@ -1,39 +1,43 @@
+//! Memory windows: binding, invalidation, and the checks of their use.
+
 use crossbeam_utils::atomic::AtomicCell;
 
 use super::grant::Grant;
 use super::{Access, AccessError, Accessor, ManagementError, PdId};
 use crate::wire::{LKey, Qpn, RKey};
 
-/// Types of memory windows: the queue pairs that may use one, and the maker of its keys (IBA 10.6.7.2).
+/// Type of a memory window, which determines the queue pairs that may use it and the party that chooses its
+/// keys (IBA 10.6.7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WindowKind {
-    /// Every QP of its protection domain; bound anew at will, never invalidated.
+    /// Usable by every queue pair of its protection domain; rebound at will, never invalidated.
     Type1,
-    /// The QP that bound it.
+    /// Usable by the queue pair that bound it.
     Type2A,
-    /// The QP that bound it, which must be of its protection domain at each use too.
+    /// Usable by the queue pair that bound it, as long as that is in the protection domain of the window.
     Type2B,
 }
 
 impl WindowKind {
-    /// Whether it is of type 2: bound where it is not yet, and invalidated.
+    /// Reports whether the window is of type 2: a bind needs it unbound, and it can be invalidated.
     pub const fn is_type_2(self) -> bool {
         !matches!(self, WindowKind::Type1)
     }
 }
 
-/// A memory window: a part of a region that is open to peers while it is bound.
+/// Memory window: a part of a region that peers can access while the window is bound.
 #[derive(Debug)]
 pub(super) struct Window {
     pub pd: PdId,
     pub kind: WindowKind,
-    /// Every packet under its key reads it: without a lock, unless it changes at that moment.
+    /// Current binding. Every packet under the key of the window reads it: without a lock, unless it changes
+    /// at that moment.
     state: AtomicCell<State>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct State {
-    /// The low byte of its key.
+    /// Low byte of the key.
     key: u8,
     bound: Option<Binding>,
 }
@@ -41,24 +45,25 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Binding {
     grant: Grant,
-    /// Slot of the region.
+    /// Table slot of the region.
     region: u32,
-    /// The queue pair that bound it.
+    /// Queue pair that bound the window.
     qpn: Qpn,
 }
 
-/// What a bind opens.
+/// Parameters of a bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bind {
-    /// Which window, by its index, and the low byte of its key from now on.
+    /// Key after the bind: its index names the window, its low byte becomes that of the window's key.
     pub rkey: RKey,
-    /// The region.
+    /// Key of the region.
     pub region: LKey,
-    /// First byte, as the region's addresses count.
+    /// First byte, in the addresses of the region.
     pub addr: u64,
-    /// Bytes; none unbind a window of type 1.
+    /// Length in bytes; 0 unbinds a type 1 window.
     pub len: u64,
-    /// What peers may do: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, and ZERO_BASED where they are to count from 0.
+    /// Access of peers: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, and ZERO_BASED if their addresses count
+    /// from 0.
     pub access: Access,
 }
 
@@ -67,12 +72,12 @@ impl Window {
         Window { pd, kind, state: AtomicCell::new(State { key, bound: None }) }
     }
 
-    /// The low byte of its key.
+    /// Returns the low byte of the key.
     pub fn key(&self) -> u8 {
         self.state.load().key
     }
 
-    /// What a peer may use under `rkey` through a queue pair.
+    /// Returns the extent that a peer may access under `rkey` through a queue pair.
     pub fn grant(&self, rkey: RKey, by: Accessor) -> Result<Grant, AccessError> {
         let key = rkey.0;
         let state = self.state.load();
@@ -87,7 +92,7 @@ impl Window {
         Ok(binding.grant)
     }
 
-    /// What of a bind depends on the window alone.
+    /// Checks those conditions of a bind that depend on the window alone.
     pub fn check(&self, bind: &Bind, by: Accessor) -> Result<(), ManagementError> {
         let key = bind.rkey.0;
         // C10-72.
@@ -107,14 +112,16 @@ impl Window {
         }
     }
 
-    /// Opens `grant` of the region in slot `region`, or nothing. The region that was bound before.
+    /// Binds the window to an extent of the region in a slot, or unbinds it if `part` is `None`. Returns the
+    /// slot of the region to which it was bound before.
     pub fn bind(&self, rkey: RKey, by: Accessor, part: Option<(u32, Grant)>) -> Option<u32> {
         let bound = part.map(|(region, grant)| Binding { grant, region, qpn: by.qpn });
         let before = self.state.swap(State { key: rkey.generation(), bound });
         before.bound.map(|b| b.region)
     }
 
-    /// Closes it, as a work request or a peer asks. The region that was bound.
+    /// Invalidates the window for a work request or a peer. Returns the slot of the region to which it was
+    /// bound.
     pub fn invalidate(&self, rkey: RKey, by: Accessor) -> Result<u32, ManagementError> {
         let key = rkey.0;
         // o10-37.2.26.
@@ -130,19 +137,19 @@ impl Window {
         if bound.qpn != by.qpn {
             return Err(ManagementError::WrongQp { key, bound: bound.qpn, used: by.qpn });
         }
-        // Unless another was faster.
+        // Fails if the binding has changed meanwhile.
         let closed = self.state.compare_exchange(state, State { bound: None, ..state });
         closed.map(|_| bound.region).map_err(|_| unknown)
     }
 
-    /// Closes it if it is bound to a region; whether it was.
+    /// Unbinds the window if it is bound to a region. Returns whether it was.
     pub fn release(&self, region: u32) -> bool {
         let close =
             |state: State| state.bound.filter(|b| b.region == region).map(|_| State { bound: None, ..state });
         self.state.fetch_update(close).is_ok()
     }
 
-    /// The region that it is bound to.
+    /// Returns the slot of the region to which the window is bound.
     pub fn region(&self) -> Option<u32> {
         self.state.load().bound.map(|b| b.region)
     }

@@ -1,10 +1,10 @@
-//! CRC-32 over a few bytes, eight at a time through tables: headers and small payloads, where the carry-less
-//! multiplication of `crc32fast` has not yet paid for its setting up.
+//! CRC-32 of a few bytes, by tables that take eight bytes at a time: for headers and small payloads, which
+//! are too short for the setup of the carry-less multiplication in `crc32fast` to pay off.
 
-/// The CRC-32 polynomial, reflected.
+/// CRC-32 polynomial, bit-reflected.
 pub(super) const POLY: u32 = 0xedb8_8320;
 
-/// `TABLES[i][b]`: what byte `b` makes of an empty register, `i` more zero bytes on.
+/// `TABLES[i][b]`: register after byte `b` and `i` zero bytes, from an empty register.
 static TABLES: [[u32; 256]; 8] = {
     let mut tables = [[0; 256]; 8];
     let mut byte = 0;
@@ -30,7 +30,7 @@ static TABLES: [[u32; 256]; 8] = {
     tables
 };
 
-/// Goes on with eight bytes, the first in the lowest.
+/// Advances the register over eight bytes, the first in the lowest bits.
 #[inline]
 fn step(register: u32, eight: u64) -> u32 {
     let t = &TABLES;
@@ -39,13 +39,13 @@ fn step(register: u32, eight: u64) -> u32 {
     first ^ t[3][e as usize] ^ t[2][f as usize] ^ t[1][g as usize] ^ t[0][h as usize]
 }
 
-/// The CRC of what `crc` is the CRC of, and eight bytes behind it, the first in the lowest.
+/// Extends the CRC `crc` by eight bytes, the first in the lowest bits.
 #[inline]
 pub(super) fn update_eight(crc: u32, eight: u64) -> u32 {
     !step(!crc, eight)
 }
 
-/// The CRC of what `crc` is the CRC of, and `bytes` behind it.
+/// Extends the CRC `crc` by `bytes`.
 #[inline]
 pub(super) fn update(crc: u32, bytes: &[u8]) -> u32 {
     let t = &TABLES;
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_same_crc_at_every_length_and_from_every_state() {
+    fn crc_matches_crc32fast_at_every_length_and_from_every_state() {
         let bytes: Vec<u8> = (0..200u32).map(|i| (i * 37 + 11) as u8).collect();
         for start in 0..9 {
             for len in 0..100 {

@@ -1,9 +1,11 @@
+//! Addressing of a RoCEv2 packet: the fields of its IP and UDP headers.
+
 use std::net::IpAddr;
 
 /// The UDP destination port of RoCEv2.
 pub const ROCE_PORT: u16 = 4791;
 
-/// The ECN field of an IP header (RFC 3168).
+/// ECN field of an IP header (RFC 3168).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Ecn {
     /// Not ECN-capable.
@@ -16,7 +18,7 @@ pub enum Ecn {
     Ce = 3,
 }
 
-/// What a packet's IP and UDP headers say beside the payload: the path it takes.
+/// Fields of a packet's IP and UDP headers, which determine its path.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Flow {
     /// Source address.
@@ -34,12 +36,12 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A flow with the defaults of RoCEv2: traffic class 0, hop limit 64, no flow label.
+    /// Creates a flow with the defaults of RoCEv2: traffic class 0, hop limit 64, flow label 0.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Flow {
         Flow { src, dst, src_port, traffic_class: 0, hop_limit: 64, flow_label: 0 }
     }
 
-    /// The ECN bits of the traffic class.
+    /// Returns the ECN bits of the traffic class.
     pub fn ecn(&self) -> Ecn {
         match self.traffic_class & 3 {
             0 => Ecn::NotEct,
@@ -49,31 +51,32 @@ impl Flow {
         }
     }
 
-    /// Bytes of IP and UDP headers: 28 or 48.
+    /// Returns the length of the IP and UDP headers in bytes: 28 or 48.
     pub fn header_len(&self) -> usize {
         if self.dst.is_ipv4() { 28 } else { 48 }
     }
 }
 
-/// What is known of an IPv4 datagram's identification and flags, which the ICRC covers.
+/// Knowledge of the IPv4 identification and flags of a datagram, which the ICRC covers.
 ///
-/// A packet socket sees them; a UDP socket does not, but they follow from the ICRC itself
-/// ([`super::icrc::verify`]). IPv6 has none.
+/// A packet socket shows them. A UDP socket does not, but they can be derived from the ICRC itself
+/// ([`super::icrc::verify`]). IPv6 has neither.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IpIdent {
-    /// As read from the header of a burst's first packet; the others count up from it.
+    /// Values read from the header of the first packet of a burst; the identification counts up from there.
     Exact {
         /// Identification.
         id: u16,
         /// The three flag bits and the fragment offset, as the 16 bits on the wire.
         flags: u16,
     },
-    /// Not visible.
+    /// The values are not visible, or do not exist (IPv6).
     Unknown,
 }
 
 impl IpIdent {
-    /// What every urxe link sends: identifications count from 0 in each burst, don't-fragment set.
+    /// Values that every urxe link sends: the identification counts from 0 in each burst, with don't-fragment
+    /// set.
     pub const SENT: IpIdent = IpIdent::Exact { id: 0, flags: IpIdent::DONT_FRAGMENT };
     /// The don't-fragment bit of the flags field.
     pub const DONT_FRAGMENT: u16 = 0x4000;

@@ -1,7 +1,7 @@
-//! Ethernet, VLAN, IP and UDP around a RoCEv2 packet, and the few frames that a host on Ethernet owes its
-//! neighbours: ARP, IPv6 neighbour discovery, multicast memberships and echo.
+//! Ethernet, VLAN, IP and UDP encapsulation of RoCEv2 packets, and the few other frames that a host on
+//! Ethernet has to process: ARP, IPv6 neighbour discovery, multicast membership and echo.
 //!
-//! [`parse()`] reads a frame into what it is; the `append_…` functions write one to the end of a buffer.
+//! [`parse()`] decodes a frame; the `append_...` functions encode one to the end of a buffer.
 
 mod control;
 mod membership;
@@ -26,31 +26,31 @@ use super::{Flow, IpIdent, Mac, ROCE_PORT};
 /// Bytes of an Ethernet header without tags.
 pub const ETHERNET_LEN: usize = Ethernet2Header::LEN;
 
-/// A frame, taken apart.
+/// Decoded Ethernet frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Frame {
-    /// Destination.
+    /// Destination address.
     pub dst: Mac,
-    /// Source.
+    /// Source address.
     pub src: Mac,
-    /// The VLAN of the outer and the inner tag. A tag of VLAN 0 only carries a priority.
+    /// VLAN IDs of the outer and the inner tag. A tag with VLAN 0 only carries a priority.
     pub vlan: [Option<u16>; 2],
-    /// What it is about.
+    /// Decoded payload.
     pub content: Content,
 }
 
-/// What a frame is about. Ranges are positions in the frame.
+/// Payload of a frame. Ranges are positions in the frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// A RoCEv2 packet, or a run of them that the kernel has not cut apart.
+    /// A RoCEv2 packet, or several that the kernel left unsegmented (GSO super-packet).
     Roce(RoceFrame),
-    /// ARP for IPv4.
+    /// An ARP request or reply for IPv4.
     Arp(Arp),
     /// An ICMP or ICMPv6 echo request or reply.
     Echo {
         /// Direction and addresses.
         echo: Echo,
-        /// What is to come back.
+        /// Echo data, which a reply has to return.
         data: Range<usize>,
     },
     /// An IPv6 neighbour solicitation.
@@ -59,29 +59,29 @@ pub enum Content {
     NeighborAdvert(NeighborAdvert),
     /// An IGMP or MLD query.
     GroupQuery(GroupQuery),
-    /// A RoCEv1 packet: a GRH in place of IP and UDP (annex A16).
+    /// A RoCEv1 packet, which has a GRH in place of IP and UDP (annex A16).
     RoceV1 {
-        /// Whether its ICRC holds.
+        /// Whether the ICRC holds.
         intact: bool,
     },
-    /// Anything else.
+    /// A frame that is neither RoCE nor one of the above.
     Foreign,
 }
 
 /// An 802.1Q tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VlanTag {
-    /// The VLAN, 1 to 4094.
+    /// VLAN ID, 1 to 4094.
     pub id: u16,
-    /// The priority code point, 0 to 7.
+    /// Priority code point, 0 to 7.
     pub priority: u8,
 }
 
 impl VlanTag {
-    /// Bytes.
+    /// Length of a tag in bytes.
     pub const LEN: usize = 4;
 
-    /// Puts it into the frame that begins at `start` of `out`, behind the addresses.
+    /// Inserts the tag behind the addresses of the frame that begins at `start` of `out`.
     pub fn insert(self, out: &mut Vec<u8>, start: usize) {
         let [high, low] = (u16::from(self.priority) << 13 | self.id).to_be_bytes();
         let [kind, of] = EtherType::VLAN_TAGGED_FRAME.0.to_be_bytes();
@@ -90,36 +90,36 @@ impl VlanTag {
     }
 }
 
-/// A RoCEv2 packet in its frame.
+/// A RoCEv2 packet within a frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RoceFrame {
-    /// Addresses, source port, traffic class.
+    /// Addresses, source port and traffic class.
     pub flow: Flow,
-    /// Identification and flags as in the header; nothing for IPv6.
+    /// Identification and flags from an IPv4 header; [`IpIdent::Unknown`] for IPv6.
     pub ident: IpIdent,
-    /// Where BTH to ICRC are.
+    /// Position of the packet, BTH to ICRC.
     pub payload: Range<usize>,
 }
 
 /// An ARP packet for IPv4 over Ethernet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arp {
-    /// Whether it is a request, and not a reply.
+    /// Whether this is a request; otherwise it is a reply.
     pub request: bool,
-    /// MAC of the sender.
+    /// MAC address of the sender.
     pub sender_mac: Mac,
-    /// Its address; 0.0.0.0 in a probe.
+    /// IP address of the sender; 0.0.0.0 in a probe.
     pub sender_ip: Ipv4Addr,
-    /// MAC of the recipient of a reply; zeros in a request.
+    /// MAC address of the recipient of a reply; zeros in a request.
     pub target_mac: Mac,
-    /// Address that a request asks for.
+    /// IP address that a request resolves.
     pub target_ip: Ipv4Addr,
 }
 
-/// An echo request or reply, its data aside.
+/// An echo request or reply, without its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Echo {
-    /// Whether it is a request, and not a reply.
+    /// Whether this is a request; otherwise it is a reply.
     pub request: bool,
     /// Source address.
     pub src: IpAddr,
@@ -134,107 +134,108 @@ pub struct Echo {
 /// An IPv6 neighbour solicitation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NeighborSolicit {
-    /// Address of the sender; unspecified while it checks that its address is free.
+    /// IP address of the sender; unspecified during duplicate address detection.
     pub src: Ipv6Addr,
-    /// Where to: the target itself or its solicited-node group.
+    /// Destination address: the target itself or its solicited-node group.
     pub dst: Ipv6Addr,
-    /// Address whose MAC is asked for.
+    /// IP address that is resolved.
     pub target: Ipv6Addr,
-    /// MAC of the sender, if it is given.
+    /// MAC address of the sender, if the option is present.
     pub source_mac: Option<Mac>,
 }
 
 /// An IPv6 neighbour advertisement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NeighborAdvert {
-    /// Address of the sender.
+    /// IP address of the sender.
     pub src: Ipv6Addr,
     /// Destination address.
     pub dst: Ipv6Addr,
-    /// Address whose MAC is advertised.
+    /// IP address that is resolved.
     pub target: Ipv6Addr,
-    /// The MAC, if it says.
+    /// MAC address of the target, if the option is present.
     pub target_mac: Option<Mac>,
-    /// Whether it answers a solicitation.
+    /// Whether the advertisement responds to a solicitation.
     pub solicited: bool,
-    /// Whether it replaces what was known.
+    /// Whether the advertisement overrides existing entries (override flag).
     pub replace: bool,
 }
 
-/// Why a frame cannot be read.
+/// Reason for which a frame cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FrameError {
-    /// It ends too early.
+    /// The frame ends too early.
     #[error("frame ends in its {layer} header or payload: {needed} bytes needed, {have} there")]
     Truncated {
-        /// In which header or its payload.
+        /// Layer whose header or payload is incomplete.
         layer: &'static str,
-        /// Bytes that the layer needs.
+        /// Number of bytes that the layer needs.
         needed: usize,
-        /// Bytes that there are.
+        /// Number of bytes present.
         have: usize,
     },
-    /// The version field does not fit the Ethernet type.
+    /// The IP version does not match the Ethernet type.
     #[error("IP version {version} under the Ethernet type of another")]
     IpVersion {
-        /// As in the header.
+        /// Version field of the header.
         version: u8,
     },
-    /// RoCEv2 has no IPv4 options, and the ICRC does not say how to cover them.
+    /// The IPv4 header has options, which RoCEv2 does not allow: the ICRC has no definition for them.
     #[error("IPv4 header of {words} words: RoCEv2 allows no options (5 words)")]
     Ipv4Options {
-        /// The header length field.
+        /// Header length field, in words of 4 bytes.
         words: u8,
     },
-    /// A length field is shorter than what it has to span.
+    /// A length field is less than the length of its own header.
     #[error("{layer} length {len} is less than its own header")]
     LengthTooShort {
-        /// The layer of the header.
+        /// Layer of the header.
         layer: &'static str,
-        /// As in the header.
+        /// Length field of the header.
         len: usize,
     },
     /// The IPv4 header checksum is wrong.
     #[error("IPv4 header checksum {found:#06x} should be {expected:#06x}")]
     Ipv4Checksum {
-        /// As in the header.
+        /// Checksum in the header.
         found: u16,
-        /// As computed.
+        /// Computed checksum.
         expected: u16,
     },
-    /// A part of a larger packet.
+    /// The packet is an IP fragment.
     #[error("IP fragment: RoCEv2 packets must fit the MTU")]
     Fragment,
-    /// UDP and IP disagree.
+    /// The UDP length contradicts the IP length.
     #[error("UDP length {udp} does not fit the {ip} bytes that IP carries")]
     UdpLength {
-        /// As in the UDP header.
+        /// Length according to the UDP header.
         udp: usize,
-        /// By the IP header.
+        /// Length according to the IP header.
         ip: usize,
     },
-    /// The UDP checksum is there and wrong.
+    /// The UDP checksum is present and wrong.
     #[error("UDP checksum {found:#06x} is wrong")]
     UdpChecksum {
-        /// As in the header.
+        /// Checksum in the header.
         found: u16,
     },
     /// The ICMP or ICMPv6 checksum is wrong.
     #[error("ICMP checksum {found:#06x} is wrong")]
     IcmpChecksum {
-        /// As in the header.
+        /// Checksum in the header.
         found: u16,
     },
 }
 
-/// Whether the checksums above IP are worth a look.
+/// Treatment of the checksums above IP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Checksums {
-    /// As off a wire: they must be right.
+    /// Checksums have to be correct, as in frames from a wire.
     Verify,
-    /// They must be right, but that of UDP may be just the sum over the pseudo header, for hardware to complete.
+    /// Checksums have to be correct, but the UDP checksum may be the pseudo-header sum that hardware is to
+    /// complete.
     Partial,
-    /// The kernel vouches for them, or has left them to be filled in by hardware.
+    /// Checksums are not verified: the kernel has verified them, or left them for hardware to fill in.
     Trust,
 }
 
@@ -243,26 +244,26 @@ pub fn append_ethernet(out: &mut Vec<u8>, dst: Mac, src: Mac, ether_type: EtherT
     out.extend_from_slice(&Ethernet2Header { destination: dst.0, source: src.0, ether_type }.to_bytes());
 }
 
-/// Appends Ethernet, IP and UDP headers of a packet with `udp_payload` bytes (BTH to ICRC).
+/// Appends the Ethernet, IP and UDP headers of a packet with `udp_payload` bytes (BTH to ICRC).
 ///
 /// # Panics
-/// As [`append_ip_udp`].
+/// As for [`append_ip_udp`].
 pub fn append_headers(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16, udp_payload: usize) {
     let ether_type = if flow.dst.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
     append_ethernet(out, dst, src, ether_type);
     append_ip_udp(out, flow, id, udp_payload);
 }
 
-/// Appends a whole frame around `udp_payload` (BTH to ICRC).
+/// Appends a complete frame around `udp_payload` (BTH to ICRC).
 ///
 /// # Panics
-/// As [`append_ip_udp`].
+/// As for [`append_ip_udp`].
 pub fn append_frame(out: &mut Vec<u8>, dst: Mac, src: Mac, flow: &Flow, id: u16, udp_payload: &[u8]) {
     append_headers(out, dst, src, flow, id, udp_payload.len());
     out.extend_from_slice(udp_payload);
 }
 
-/// The sum over a UDP pseudo header, as a checksum field holds it that hardware shall complete.
+/// Returns the sum over a UDP pseudo-header, as the checksum field holds it for hardware to complete.
 pub fn udp_pseudo_sum(flow: &Flow, udp_len: u16) -> u16 {
     let mut sum = etherparse::checksum::Sum16BitWords::new();
     sum = match (flow.src, flow.dst) {
@@ -281,7 +282,7 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
 }
 
 /// Appends the IP and UDP headers of a packet with `udp_payload` bytes (BTH to ICRC) to `out`. The UDP
-/// checksum is 0 (none), as every RoCEv2 sender has it.
+/// checksum is 0 (none), as in the packets of every RoCEv2 sender.
 ///
 /// # Panics
 /// If the addresses are of different families, or the packet exceeds 65,535 bytes.

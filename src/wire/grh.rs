@@ -1,5 +1,5 @@
-//! The 40 bytes before a datagram in its receive: the IPv6 header, or, in the last 20 of them, the IPv4 header
-//! (annex A17.4.5.1).
+//! GRH area of a received datagram: 40 bytes that hold the IPv6 header, or the IPv4 header in the last 20 of
+//! them (annex A17.4.5.1).
 
 use std::net::IpAddr;
 
@@ -7,14 +7,14 @@ use etherparse::{IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header};
 
 use super::Flow;
 
-/// Bytes.
+/// Length of the area in bytes.
 pub const LEN: usize = 40;
 
-/// Bytes of a UDP header.
+/// Length of a UDP header in bytes.
 const UDP_LEN: usize = 8;
 
-/// The header of a packet of `len` bytes, BTH to ICRC, that came by `flow`. What a socket does not show of it is as
-/// most senders have it: identification 0, don't fragment.
+/// Builds the header of a packet of `len` bytes, BTH to ICRC, that was received from `flow`. Fields that a
+/// socket does not show have the values of most senders: identification 0, don't-fragment set.
 pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     let mut out = [0; LEN];
     let payload = (UDP_LEN + len) as u16;
@@ -54,7 +54,8 @@ pub fn of(flow: &Flow, len: usize) -> [u8; LEN] {
     out
 }
 
-/// The path of the packet that the header is of, but for its source port. `None` if it is neither.
+/// Decodes the flow of the packet to which the header belongs, without its source port. Returns `None` if the
+/// header is neither IPv4 nor IPv6.
 pub fn flow(header: &[u8; LEN]) -> Option<Flow> {
     if header[0] >> 4 == 6 {
         let (h, _) = Ipv6Header::from_slice(header).ok()?;
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_gives_its_flow_back() {
+    fn encoded_header_decodes_to_the_same_flow() {
         for (a, b, label) in [("10.0.0.1", "10.0.0.2", 0), ("fd00::1", "fd00::2", 0x12345)] {
             let flow = Flow {
                 traffic_class: 0x6a,

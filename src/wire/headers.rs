@@ -1,27 +1,27 @@
-//! The headers of the InfiniBand transport as plain values, and how they are emitted.
+//! Headers of the InfiniBand transport as plain values, and their encoding.
 
 use super::opcode::HeaderSet;
 use super::{Opcode, PKey, Psn, QKey, Qpn, RKey, RnrTimer};
 
-/// Bytes of the base transport header.
+/// Length of the base transport header in bytes.
 pub const BTH_LEN: usize = 12;
-/// Bytes of the longest run of BTH and extension headers (RD atomics: BTH, RDETH, DETH, AtomicETH).
+/// Maximum length of BTH and extension headers in bytes (RD atomics: BTH, RDETH, DETH, AtomicETH).
 pub const MAX_HEADERS_LEN: usize = 52;
-/// Reserved payload bytes of a CNP.
+/// Length of the reserved payload of a CNP in bytes.
 pub const CNP_PAYLOAD_LEN: usize = 16;
 
 /// Base transport header (IBA 9.2, with the congestion bits of RoCEv2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Bth {
-    /// What the packet is.
+    /// Opcode, which determines the extension headers.
     pub opcode: Opcode,
     /// Solicited event.
     pub solicited: bool,
-    /// Migration request: set when the connection is on its present path for good.
+    /// Migration request: set while the connection is in the path migration state MIGRATED.
     pub mig_req: bool,
-    /// Bytes of padding behind the payload, 0..=3.
+    /// Number of padding bytes behind the payload, 0..=3.
     pub pad: u8,
-    /// Transport header version; 0 is the only one.
+    /// Transport header version; only 0 is defined.
     pub version: u8,
     /// Partition key.
     pub pkey: PKey,
@@ -29,11 +29,11 @@ pub struct Bth {
     pub fecn: bool,
     /// Backward congestion notification.
     pub becn: bool,
-    /// Reserved six bits beside FECN and BECN, kept so that a capture re-emits to the same bytes.
+    /// Reserved six bits beside FECN and BECN, kept so that a captured packet is encoded to the same bytes.
     pub resv6: u8,
     /// Destination queue pair.
     pub dest_qp: Qpn,
-    /// Whether an acknowledgement is asked for.
+    /// AckReq: whether the requester requests an acknowledgement.
     pub ack_req: bool,
     /// Reserved seven bits beside AckReq, kept as `resv6` is.
     pub resv7: u8,
@@ -42,10 +42,10 @@ pub struct Bth {
 }
 
 impl Bth {
-    /// Reads the first 12 bytes of `b`.
+    /// Decodes the first 12 bytes of `b`.
     ///
     /// # Panics
-    /// If `b` is shorter; [`super::Packet::parse`] checks before.
+    /// If `b` is shorter; [`super::Packet::parse`] checks this first.
     #[inline]
     pub fn read(b: &[u8]) -> Bth {
         let words: &[u8; BTH_LEN] = b.first_chunk().expect("a BTH is 12 bytes");
@@ -68,7 +68,8 @@ impl Bth {
         }
     }
 
-    /// In whole words: what reads it next, the ICRC, does so too, and need not wait for bytes to be put together.
+    /// Writes whole words, because the ICRC reads whole words next: each of its loads is then served by one
+    /// earlier store.
     #[inline]
     fn write(&self, b: &mut [u8; BTH_LEN]) {
         let flags = u32::from(self.solicited) << 23 | u32::from(self.mig_req) << 22;
@@ -87,9 +88,9 @@ impl Bth {
 pub struct Reth {
     /// Virtual address at the responder.
     pub va: u64,
-    /// Key of the remote region.
+    /// Key of the region or window at the responder.
     pub rkey: RKey,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub dma_len: u32,
 }
 
@@ -98,26 +99,26 @@ pub struct Reth {
 pub struct AtomicEth {
     /// Virtual address at the responder, a multiple of 8.
     pub va: u64,
-    /// Key of the remote region.
+    /// Key of the region or window at the responder.
     pub rkey: RKey,
-    /// What to swap in, or to add.
+    /// Value to store (compare-and-swap) or to add (fetch-and-add).
     pub swap_or_add: u64,
-    /// What to compare with.
+    /// Value to compare with (compare-and-swap).
     pub compare: u64,
 }
 
-/// The code of a negative acknowledgement (IBA table 46).
+/// Code of a negative acknowledgement (IBA table 46).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NakCode {
     /// A PSN is missing.
     PsnSequenceError,
-    /// The request cannot be: wrong sequence, length, opcode or resource.
+    /// The request is invalid: wrong sequence, length or opcode, or a lack of resources.
     InvalidRequest,
-    /// The key, range or permission is wrong.
+    /// The remote key, its range or its permission does not allow the access.
     RemoteAccessError,
-    /// The responder failed.
+    /// The responder failed to complete the request.
     RemoteOperationalError,
-    /// RD only.
+    /// Invalid RD request (RD only).
     InvalidRdRequest,
     /// Not assigned.
     Reserved(u8),
@@ -147,27 +148,27 @@ impl NakCode {
     }
 }
 
-/// The syndrome of an AETH (IBA table 44).
+/// Syndrome of an AETH (IBA table 44).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Syndrome {
-    /// Positive, with the encoded credit count; 31 says that credits are not used.
+    /// Positive acknowledgement with the encoded credit count; 31 means that end-to-end credits are not used.
     Ack {
         /// Encoded end-to-end credits, 0..=31.
         credits: u8,
     },
-    /// Receiver not ready.
+    /// Receiver not ready, with the time for which the requester has to wait.
     RnrNak(RnrTimer),
-    /// Reserved.
+    /// Reserved value.
     Reserved(u8),
-    /// Negative.
+    /// Negative acknowledgement with its code.
     Nak(NakCode),
 }
 
 impl Syndrome {
-    /// A positive acknowledgement without end-to-end credits.
+    /// Positive acknowledgement without end-to-end credits.
     pub const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-    /// The byte on the wire; bit 7 is reserved and zero.
+    /// Encodes the syndrome into its byte; bit 7 is reserved and zero.
     pub const fn to_byte(self) -> u8 {
         match self {
             Syndrome::Ack { credits } => credits & 0x1f,
@@ -177,7 +178,7 @@ impl Syndrome {
         }
     }
 
-    /// The syndrome of a byte; bit 7 is ignored.
+    /// Decodes the syndrome from its byte; bit 7 is ignored.
     pub const fn from_byte(byte: u8) -> Self {
         match byte >> 5 & 3 {
             0 => Syndrome::Ack { credits: byte & 0x1f },
@@ -197,16 +198,16 @@ impl Default for Syndrome {
 /// ACK extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Aeth {
-    /// What is acknowledged, and how.
+    /// Kind of the acknowledgement.
     pub syndrome: Syndrome,
-    /// Message sequence number: requests completed by the responder, 24 bits.
+    /// Message sequence number: number of requests completed by the responder, 24 bits.
     pub msn: u32,
 }
 
 /// Atomic ACK extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AtomicAckEth {
-    /// The value before the operation.
+    /// Value before the operation.
     pub original: u64,
 }
 
@@ -215,7 +216,7 @@ pub struct AtomicAckEth {
 pub struct Deth {
     /// Queue key.
     pub qkey: QKey,
-    /// The sender's queue pair.
+    /// Queue pair of the sender.
     pub src_qp: Qpn,
 }
 
@@ -233,17 +234,18 @@ impl Feth {
     const WHOLE_REGION: u32 = 1 << 4;
     const SELECTIVITY: u32 = 0x30;
 
-    /// The header that asks for these placement types, of the RETH's range or of the whole region.
+    /// Creates the header for these placement types, applied to the range of the RETH or to the whole region.
     pub const fn new(placement: u32, whole_region: bool) -> Feth {
         Feth(placement & Self::PLACEMENT | if whole_region { Self::WHOLE_REGION } else { 0 })
     }
 
-    /// The placement types.
+    /// Returns the placement types.
     pub const fn placement(self) -> u32 {
         self.0 & Self::PLACEMENT
     }
 
-    /// Whether the whole region is meant. `None` for a selectivity level that is reserved.
+    /// Reports whether the FLUSH applies to the whole region. Returns `None` for a reserved selectivity
+    /// level.
     pub const fn whole_region(self) -> Option<bool> {
         match self.0 & Self::SELECTIVITY {
             0 => Some(false),
@@ -253,55 +255,55 @@ impl Feth {
     }
 }
 
-/// All headers of one packet, owned. Those count that the opcode's table row names.
+/// All headers of one packet, owned. Only the headers in the opcode's table row are significant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Headers {
-    /// Always there.
+    /// Base transport header, present in every packet.
     pub bth: Bth,
-    /// RD's end-to-end context, 24 bits.
+    /// RDETH (RD): end-to-end context, 24 bits.
     pub rdeth: u32,
-    /// UD and RD.
+    /// DETH (UD and RD).
     pub deth: Deth,
-    /// XRC's destination shared receive queue, 24 bits.
+    /// XRCETH (XRC): destination shared receive queue, 24 bits.
     pub xrceth: u32,
-    /// FLUSH.
+    /// FETH (FLUSH).
     pub feth: Feth,
-    /// WRITE, READ, FLUSH, ATOMIC WRITE.
+    /// RETH (WRITE, READ, FLUSH, ATOMIC WRITE).
     pub reth: Reth,
-    /// Compare-and-swap, fetch-and-add.
+    /// AtomicETH (compare-and-swap, fetch-and-add).
     pub atomic: AtomicEth,
-    /// Acknowledgements and responses.
+    /// AETH (acknowledgements and responses).
     pub aeth: Aeth,
-    /// Atomic responses.
+    /// AtomicAckETH (atomic responses).
     pub atomic_ack: AtomicAckEth,
-    /// Immediate data, in host order of the four bytes on the wire read big-endian.
+    /// Immediate data, as the big-endian value of the four bytes on the wire.
     pub imm: u32,
-    /// The key that a SEND with invalidate invalidates.
+    /// IETH: key that a SEND with invalidate invalidates.
     pub ieth: RKey,
 }
 
 impl Headers {
-    /// Bytes that [`emit`](Self::emit) writes.
+    /// Returns the number of bytes that [`emit`](Self::emit) writes.
     pub const fn len(&self) -> usize {
         BTH_LEN + self.bth.opcode.row().headers.len()
     }
 
-    /// Always false: there is a BTH at least.
+    /// Always returns false: every packet has a BTH.
     pub const fn is_empty(&self) -> bool {
         false
     }
 
-    /// Writes BTH and the opcode's extension headers to the start of `buf` and returns their length.
+    /// Encodes the BTH and the opcode's extension headers at the start of `buf`, and returns their length.
     ///
     /// # Panics
-    /// If `buf` is shorter than [`len`](Self::len); [`MAX_HEADERS_LEN`] always suffices.
+    /// If `buf` is shorter than [`len`](Self::len); [`MAX_HEADERS_LEN`] bytes always suffice.
     #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> usize {
         let (bth, behind) = buf.split_first_chunk_mut().expect("room for a BTH");
         self.bth.write(bth);
         let set = self.bth.opcode.row().headers;
         match (set, behind.first_chunk_mut()) {
-            // What most packets have.
+            // Most packets have no extension header, or only a RETH.
             (HeaderSet::NONE, _) => {}
             (HeaderSet::RETH, Some(room)) => *room = reth_bytes(&self.reth),
             _ => self.emit_all(set, behind),
@@ -354,7 +356,7 @@ fn atomic_bytes(a: &AtomicEth) -> [u8; 28] {
     b
 }
 
-/// Big-endian 32 bits at the start of `b`.
+/// Decodes the big-endian 32 bits at the start of `b`.
 #[inline]
 pub(super) fn be32(b: &[u8]) -> u32 {
     u32::from_be_bytes([b[0], b[1], b[2], b[3]])

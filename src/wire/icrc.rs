@@ -1,7 +1,8 @@
-//! The invariant CRC: CRC-32 over what no router changes, little-endian at the end of the packet.
+//! Invariant CRC (ICRC): CRC-32 over the fields that no router changes, little-endian at the end of the
+//! packet.
 //!
-//! It covers eight bytes of ones (where InfiniBand has its local route header), then the packet from the
-//! IP header to the padding, with the fields that a router may change read as ones: ToS, TTL and header
+//! The ICRC covers eight bytes of ones (in place of InfiniBand's local route header), then the packet from
+//! the IP header to the padding. Fields that a router may change are replaced by ones: ToS, TTL and header
 //! checksum, or traffic class, flow label and hop limit; the UDP checksum; and the whole of BTH byte 4.
 
 use std::net::IpAddr;
@@ -11,31 +12,32 @@ use super::{
     BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Opcode, ROCE_PORT, crc_short as short, grh, icrc_ident,
 };
 
-/// What a UDP length field leaves for the payload.
+/// Maximum UDP payload in bytes, by the range of the UDP length field.
 const MAX_UDP_PAYLOAD: usize = 0xffff - 8;
 
-/// Where the local route header would be.
+/// Length of InfiniBand's local route header in bytes.
 const LRH: usize = 8;
-/// Fewer bytes than this go through a table: getting started with the wide instructions takes longer.
+/// Length in bytes below which the CRC is computed by tables, as the setup of the wide instructions would
+/// take longer.
 const SHORT: usize = 64;
-/// The byte of the BTH that does not count.
+/// Offset in the BTH of the byte that the ICRC does not cover.
 const BTH_MASKED: usize = 4;
 
-/// Bytes of the headers from the identification on: 16 of IPv4, 8 of UDP.
+/// Length of the headers from the identification on: 16 bytes of IPv4 and 8 of UDP.
 const BEHIND_ID: usize = 16 + 8;
 
-/// What the ICRC covers before the BTH, and its state behind that: the same for all packets of a flow with so
-/// many bytes but for their identification, which is added in.
+/// CRC state behind the headers that precede the BTH. It is the same for all packets of a flow with the same
+/// length, except for the effect of their identification, which is added afterwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prefix {
     flow: Flow,
     udp_payload: usize,
-    /// With identification 0 and don't-fragment.
+    /// State for identification 0 and flags don't-fragment.
     state: u32,
 }
 
 impl Prefix {
-    /// Of the packets of a flow with `udp_payload` bytes (BTH to ICRC).
+    /// Computes the prefix for packets of a flow with `udp_payload` bytes (BTH to ICRC).
     pub fn new(flow: &Flow, udp_payload: usize) -> Prefix {
         let mut b = [0xffu8; LRH + 48];
         let udp_len = (udp_payload + 8) as u16;
@@ -67,14 +69,14 @@ impl Prefix {
         Prefix { flow: *flow, udp_payload, state: short::update(0, &b[..udp_at + 8]) }
     }
 
-    /// Whether it is of these packets.
+    /// Reports whether the prefix is that of packets of this flow and length.
     #[inline]
     pub fn is_of(&self, flow: &Flow, udp_payload: usize) -> bool {
         self.udp_payload == udp_payload && self.flow == *flow
     }
 
-    /// The state behind the transport headers, which start with the BTH, of a packet with this identification
-    /// and these flags; both count for IPv4 only.
+    /// Returns the state behind the transport headers of a packet, which start with the BTH. The
+    /// identification and the flags are significant for IPv4 only.
     ///
     /// # Panics
     /// If `headers` is shorter than a BTH.
@@ -89,8 +91,8 @@ impl Prefix {
     }
 }
 
-/// The prefixes last asked for: requests and acknowledgements, or the packets of a WRITE and its longer first one, take
-/// turns.
+/// Cache of the two prefixes used last: requests and acknowledgements, or the packets of a WRITE and its
+/// longer first one, alternate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prefixes {
     last: Option<Prefix>,
@@ -98,7 +100,7 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// That of the packets of a flow with so many bytes.
+    /// Returns the prefix of packets of a flow with `udp_payload` bytes, from the cache if possible.
     #[inline]
     pub fn of(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
         if !self.last.is_some_and(|last| last.is_of(flow, udp_payload)) {
@@ -110,7 +112,8 @@ impl Prefixes {
         self.last.get_or_insert_with(|| Prefix::new(flow, udp_payload))
     }
 
-    /// [`of`](Self::of), faster if the prefix asked for last was of this flow.
+    /// Returns the same as [`of`](Self::of), but compares only the length: the previous call must have been
+    /// for this flow.
     #[inline]
     pub fn of_next(&mut self, flow: &Flow, udp_payload: usize) -> &Prefix {
         if self.last.is_some_and(|last| last.udp_payload == udp_payload) {
@@ -120,12 +123,12 @@ impl Prefixes {
     }
 }
 
-/// An ICRC in the making: resumable, so that header and payload slices need not be joined.
+/// ICRC in progress. The state is resumable, so that header and payload slices need not be joined.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Icrc(u32);
 
 impl Icrc {
-    /// Goes on over `bytes`.
+    /// Continues the CRC over `bytes`.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         if bytes.len() < SHORT {
@@ -137,19 +140,21 @@ impl Icrc {
         self.0 = hasher.finalize();
     }
 
-    /// The register of the division so far, for who goes on with it by other means.
+    /// Returns the register of the division so far, for code that continues it by other means.
     #[inline]
     pub(crate) fn register(self) -> u32 {
         !self.0
     }
 
-    /// Back from there: all that came before is congruent to these bytes.
+    /// Returns the ICRC of a message that is congruent to these bytes: the inverse of continuing from
+    /// [`register`](Self::register).
     #[inline]
     pub(crate) fn of_remainder(bytes: &[u8; 16]) -> Icrc {
         Icrc(short::update(!0, bytes))
     }
 
-    /// x to this power modulo the polynomial, in the order of a carry-less multiplication of reflected numbers.
+    /// Returns x^`exponent` modulo the polynomial, in the bit order of a carry-less multiplication of
+    /// reflected operands.
     pub(crate) const fn power(exponent: usize) -> u64 {
         let (mut remainder, mut i) = (1 << 31, 0);
         while i < exponent {
@@ -159,7 +164,7 @@ impl Icrc {
         (remainder as u64) << 1
     }
 
-    /// The value so far; on the wire it is little-endian.
+    /// Returns the value so far; on the wire it is little-endian.
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -172,7 +177,7 @@ fn v6_octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The ICRC that a whole UDP payload (BTH to ICRC, whose last four bytes are not read) should carry.
+/// Computes the ICRC of a whole UDP payload (BTH to ICRC), the last four bytes of which are not read.
 pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
     compute_behind(&Prefix::new(flow, udp_payload.len()), id, flags, udp_payload)
 }
@@ -182,10 +187,10 @@ fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u
     prefix.after_headers(id, flags, covered).value()
 }
 
-/// Checks one packet after the other; those of one burst share their [`Prefix`].
+/// Verifier of received packets. The packets of a burst share their [`Prefix`].
 ///
-/// Where the identification is unknown, it learns of each flow whether its sender counts identifications from 0 in each
-/// burst, and then accepts no other: `Senders`.
+/// For links that do not show the identification, the verifier learns for each flow whether its sender counts
+/// identifications from 0 in each burst, and then accepts no others: see `Senders`.
 #[derive(Clone, Debug, Default)]
 pub struct Verifier {
     prefixes: Prefixes,
@@ -194,13 +199,13 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// One that takes, if `flush_twice`, a FLUSH whose ICRC covers its transport headers twice too: over the packet, as
-    /// specified, and on over them as they are.
+    /// Creates a verifier. With `flush_twice` it also accepts a FLUSH whose ICRC covers its transport headers
+    /// twice: over the packet as specified, and then once more over the headers with no byte masked.
     pub fn new(flush_twice: bool) -> Verifier {
         Verifier { flush_twice, ..Verifier::default() }
     }
 
-    /// As the function [`verify`], but for the flows of which it has learned more.
+    /// Verifies a packet as the function [`verify`] does, but more strictly for flows whose sender is known.
     #[inline]
     pub fn verify(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of(flow, udp_payload.len());
@@ -208,7 +213,8 @@ impl Verifier {
             || self.flush_twice && flush_twice_holds(prefix, &mut self.senders, ident, index, udp_payload)
     }
 
-    /// [`verify`](Self::verify), faster if the packet before was of this flow.
+    /// Does the same as [`verify`](Self::verify), but faster: the previous packet must have been of this
+    /// flow.
     #[inline]
     pub fn verify_next(&mut self, flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
         let prefix = self.prefixes.of_next(flow, udp_payload.len());
@@ -247,7 +253,7 @@ fn holds(
     }
 }
 
-/// Whether a packet is a FLUSH, which has no payload, whose ICRC covers its transport headers twice.
+/// Reports whether a packet is a FLUSH (which has no payload) whose ICRC covers its transport headers twice.
 #[cold]
 fn flush_twice_holds(
     prefix: &Prefix,
@@ -280,20 +286,21 @@ fn flush_twice_holds(
     }
 }
 
-/// Whether the ICRC of packet `index` of a burst holds, with what is known of its identification.
+/// Reports whether the ICRC of packet `index` of a burst is correct, given the knowledge of its
+/// identification.
 ///
-/// Where the identification is unknown, `index` is tried first, which checks all 32 bits; any other that
-/// explains the ICRC is accepted, with don't-fragment set or clear, which checks 15. A [`Verifier`] checks at least 26 once it
-/// knows the sender.
+/// If the identification is unknown, `index` is tried first, which checks all 32 bits. Any other
+/// identification that explains the ICRC is accepted, with don't-fragment set or clear, which checks 15 bits.
+/// A [`Verifier`] checks at least 26 bits once it knows the sender.
 ///
-/// `udp_payload` is BTH to ICRC; anything shorter or above 64 KiB fails.
+/// `udp_payload` is BTH to ICRC; a payload that is too short, or longer than 64 KiB, fails.
 pub fn verify(flow: &Flow, ident: IpIdent, index: u16, udp_payload: &[u8]) -> bool {
     holds(&Prefix::new(flow, udp_payload.len()), None, ident, index, udp_payload)
 }
 
-/// Whether the ICRC of a RoCEv1 packet holds, from the GRH to the ICRC. It covers eight bytes of ones in place of the local
-/// route header, then the packet with traffic class, flow label and hop limit of the GRH and byte 4 of the BTH as ones
-/// (IBA 7.8.1, annex A16).
+/// Reports whether the ICRC of a RoCEv1 packet, given from the GRH to the ICRC, is correct. It covers eight
+/// bytes of ones in place of the local route header, then the packet with traffic class, flow label and hop
+/// limit of the GRH and byte 4 of the BTH replaced by ones (IBA 7.8.1, annex A16).
 pub fn verify_v1(packet: &[u8]) -> bool {
     let Some((headers, rest)) = packet.split_first_chunk::<{ grh::LEN + BTH_LEN }>() else { return false };
     let Some((covered, received)) = rest.split_last_chunk::<ICRC_LEN>() else { return false };
@@ -309,16 +316,18 @@ pub fn verify_v1(packet: &[u8]) -> bool {
     icrc.value() == u32::from_le_bytes(*received)
 }
 
-/// The IPv4 identification and flags (as the 16 bits on the wire) that explain a packet's ICRC; `None` if
-/// none does, which is to say that the packet is corrupt. `likely` is an identification to try first.
+/// Returns the IPv4 identification and flags (as the 16 bits on the wire) that explain the ICRC of a packet,
+/// or `None` if there are none, in which case the packet is corrupt. `likely` is an identification to try
+/// first.
 ///
-/// IPv6 has neither: there it is `likely` and [`IpIdent::DONT_FRAGMENT`], or `None`.
+/// IPv6 has neither field: the result is `likely` and [`IpIdent::DONT_FRAGMENT`], or `None`.
 pub fn identify(flow: &Flow, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
     let difference = received(udp_payload)? ^ compute(flow, likely, IpIdent::DONT_FRAGMENT, udp_payload);
     explain(flow, difference, likely, udp_payload)
 }
 
-/// What identification and flags make up for a difference to the ICRC with `likely` and don't-fragment.
+/// Returns the identification and flags that explain the difference between the ICRC of a packet and the one
+/// computed with `likely` and don't-fragment.
 #[inline]
 fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Option<(u16, u16)> {
     if difference == 0 {
@@ -331,7 +340,7 @@ fn explain(flow: &Flow, difference: u32, likely: u16, udp_payload: &[u8]) -> Opt
     icrc_ident::recover(difference, covered, likely)
 }
 
-/// The ICRC that a packet carries, if it has the length of one.
+/// Returns the ICRC that a packet carries, or `None` if its length is not that of a packet.
 fn received(udp_payload: &[u8]) -> Option<u32> {
     if !(BTH_LEN + ICRC_LEN..=MAX_UDP_PAYLOAD).contains(&udp_payload.len()) {
         return None;

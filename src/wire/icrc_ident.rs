@@ -1,36 +1,37 @@
-//! Which IPv4 identification explains a received ICRC.
+//! Recovery of the IPv4 identification from a received ICRC.
 //!
-//! A UDP socket never shows the identification and flags of a datagram, but the ICRC covers them. CRC is
-//! affine: changing the four header bytes `D` (identification, flags) with `n` covered bytes behind them changes the
-//! ICRC by `D·x^(8n+32)` modulo the CRC's polynomial, whatever the rest of the packet is. Multiplying the
-//! difference between the received ICRC and one computed with guessed bytes by `x^-(8n+32)` hence gives the
-//! one `D` that explains it. It is believed only if it leaves the flags at don't-fragment or none.
+//! A UDP socket does not show the identification and flags of a datagram, but the ICRC covers them. CRC is
+//! affine: a change `D` of the four header bytes (identification, flags) with `n` covered bytes behind them
+//! changes the ICRC by `D * x^(8n+32)` modulo the polynomial of the CRC, whatever the rest of the packet is.
+//! The difference between the received ICRC and one computed with guessed bytes, multiplied by `x^-(8n+32)`,
+//! is hence the only `D` that explains it. It is accepted only if the resulting flags are don't-fragment or
+//! none.
 //!
-//! Polynomials are in the CRC's own bit order: bit 31 is the coefficient of x^0. A register that holds the
-//! next four message bytes, first byte lowest, then needs no shuffling at all.
+//! Polynomials are in the bit order of the CRC: bit 31 is the coefficient of x^0. A register that holds the
+//! next four message bytes, the first in the lowest bits, then needs no reordering.
 
 use super::IpIdent;
 use super::crc_short::POLY;
 
-/// The polynomial 1.
+/// Polynomial 1.
 const ONE: u32 = 1 << 31;
-/// `x^-1`: times x it is 1.
+/// Polynomial `x^-1`, the inverse of x.
 const INV_X: u32 = (ONE ^ POLY) << 1 | 1;
 
-/// `a·b` modulo [`POLY`].
+/// Computes `a * b` modulo [`POLY`].
 const fn mul(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut i = 32;
     while i > 0 {
         i -= 1;
-        // Masks instead of branches: the bits are as good as random.
+        // Masks instead of branches, which the nearly random bits would mispredict.
         product ^= b & 0u32.wrapping_sub(a >> i & 1);
         b = b >> 1 ^ POLY & 0u32.wrapping_sub(b & 1);
     }
     product
 }
 
-/// `base^0` to `base^256`.
+/// Computes `base^0` to `base^256`.
 const fn powers(base: u32) -> [u32; 257] {
     let mut table = [ONE; 257];
     let mut i = 1;
@@ -51,15 +52,15 @@ const fn inverse_of_byte() -> u32 {
     p
 }
 
-/// `x^(-8i)`.
+/// `STEP[i]` is `x^(-8i)`.
 static STEP: [u32; 257] = powers(inverse_of_byte());
-/// `x^(-8·256·i)`.
+/// `STRIDE[i]` is `x^(-8 * 256 * i)`.
 static STRIDE: [u32; 257] = powers(powers(inverse_of_byte())[256]);
 
-/// Bytes that the ICRC covers from the identification to the UDP header's end.
+/// Number of bytes that the ICRC covers from the identification to the end of the UDP header.
 const TO_BTH: usize = 16 + 8;
 
-/// `x^(8·TO_BTH)`.
+/// `x^(8 * TO_BTH)`.
 const REACH: u32 = {
     let (mut p, mut i) = (ONE, 0);
     while i < 8 * TO_BTH {
@@ -69,7 +70,8 @@ const REACH: u32 = {
     p
 };
 
-/// What a byte of the identification, high and low, changes in the CRC of all before the BTH.
+/// Change of the CRC of all bytes before the BTH by a byte of the identification: high byte first, then low
+/// byte.
 static EFFECT: [[u32; 256]; 2] = {
     let mut table = [[0; 256]; 2];
     let mut i = 0;
@@ -81,7 +83,8 @@ static EFFECT: [[u32; 256]; 2] = {
     table
 };
 
-/// What this identification and these flags change in the CRC of all before the BTH, against 0 and don't-fragment.
+/// Returns the change of the CRC of all bytes before the BTH by an identification and flags, relative to 0
+/// and don't-fragment.
 #[inline]
 pub(super) fn effect(id: u16, flags: u16) -> u32 {
     let [high, low] = id.to_be_bytes();
@@ -92,19 +95,20 @@ pub(super) fn effect(id: u16, flags: u16) -> u32 {
     EFFECT[0][high as usize] ^ EFFECT[1][low as usize] ^ of_flags
 }
 
-/// The four message bytes (first in the low byte) whose change, `bytes` before the end of the message and
-/// counted in them, changes its CRC by `difference`.
+/// Returns the change of four message bytes (the first in the lowest bits) that changes the CRC of a message
+/// by `difference`. `bytes` is the length from these bytes, inclusive, to the end of the message.
 ///
-/// Three multiplications in constant time, so that packets meant to fail cost no more than a checksum.
+/// Takes two multiplications in constant time, so that packets meant to fail cost no more than a checksum.
 fn explain(difference: u32, bytes: usize) -> u32 {
     debug_assert!(bytes <= 0xffff + 48, "no packet is that long: {bytes} bytes");
     mul(mul(difference, STEP[bytes % 256]), STRIDE[bytes / 256])
 }
 
-/// What identification and flags a packet was sent with, given the difference between its ICRC and the one
-/// computed with `id` and don't-fragment. `bytes` is what the ICRC covers from the identification on.
+/// Returns the identification and flags with which a packet was sent, from the difference between its ICRC
+/// and the one computed with `id` and don't-fragment. `bytes` is the number of bytes that the ICRC covers
+/// from the identification on.
 ///
-/// A corrupted packet gets through with probability 2^-15: 16 bits are spent on the identification and one on
+/// A corrupt packet is accepted with probability 2^-15: 16 bits are spent on the identification, and one on
 /// accepting both values of don't-fragment.
 pub(super) fn recover(difference: u32, bytes: usize, id: u16) -> Option<(u16, u16)> {
     let change = explain(difference, bytes).to_le_bytes();
@@ -121,14 +125,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_inverse_of_x_is_one() {
+    fn inverse_of_x_times_x_is_one() {
         assert_eq!(mul(INV_X, ONE >> 1), ONE);
         assert_eq!(mul(mul(STRIDE[3], STEP[7]), ONE), mul(STEP[7], STRIDE[3]));
         assert_eq!(STEP[256], STRIDE[1]);
     }
 
     #[test]
-    fn changed_bytes_are_found_at_any_distance() {
+    fn changed_bytes_are_recovered_at_any_distance() {
         for bytes in [4usize, 5, 40, 255, 256, 257, 1044, 4200, 65_535] {
             let mut message = vec![0x5a; bytes + 9];
             let before = crc32fast::hash(&message);

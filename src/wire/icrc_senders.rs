@@ -1,35 +1,38 @@
-//! How senders assign the IPv4 identification, learned where a receiver cannot see it.
+//! Learning of how senders assign the IPv4 identification, on links that do not show it.
 //!
 //! | Link | Identification | Bits of the ICRC that are checked |
 //! |---|---|---|
 //! | any, IPv6 | none | 32 |
-//! | packet, frames, fabric | seen in the header | 32 |
-//! | UDP socket, IPv4: the one expected (the packet's index in its burst) | found by trying | 32 |
-//! | UDP socket, IPv4: another, of a sender not known to count from 0 | any that explains the ICRC, DF set or clear | 15 |
-//! | UDP socket, IPv4: another, of a sender known to count from 0 | any below 64 that explains it, with DF | 26 |
+//! | packet, frames, fabric | read from the header | 32 |
+//! | UDP socket, IPv4: the expected one (the packet's index in its burst) | found by trial | 32 |
+//! | UDP socket, IPv4: another, unknown sender | any that fits the ICRC, DF set or clear | 15 |
+//! | UDP socket, IPv4: another, known sender | any below 64 that fits the ICRC, with DF | 26 |
 //!
-//! An urxe on UDP sockets counts from 0 in each burst, and the kernel segments a burst into at most 64 packets. A receiver may
-//! get a part of a burst, when packets were lost or merged otherwise, so that a packet's index there is not its identification;
-//! but it is below 64. A kernel's rxe has a counter that goes through all 65,536. Such a counter is below 64 at most 64 times
-//! in a row, so a sender is known to count from 0 after more than that.
+//! A sender is known if it is known to count from 0.
 //!
-//! Rewriting of the header by a router does not matter: the ICRC tells the identification that the sender used. But another sender
-//! may follow at the same address and port, so three packets in a row with another identification end what is known. Corrupt
-//! packets do that with probability 2^-45.
+//! An urxe on UDP sockets counts from 0 in each burst, and the kernel segments a burst into at most 64
+//! packets. A receiver may get only a part of a burst, if packets were lost or merged differently; the index
+//! of a packet is then not its identification, but the identification is still below 64. The rxe of a kernel
+//! has a counter that runs through all 65,536 values. Such a counter is below 64 at most 64 times in a row,
+//! so a sender is known to count from 0 after more packets than that.
+//!
+//! A router that rewrites the header does no harm, as the ICRC yields the identification that the sender
+//! used. A different sender may later use the same address and port, so three packets in a row with another
+//! identification discard the knowledge. Corrupt packets do so with probability 2^-45.
 
 use std::net::IpAddr;
 
 use super::{Flow, IpIdent};
 
-/// Identifications that the packets of a burst have.
+/// Number of identifications that occur in a burst.
 const OF_A_BURST: u16 = 64;
-/// So many of those in a row make a sender known.
+/// Number of consecutive packets with such an identification after which a sender is known.
 const KNOWN: u8 = 100;
-/// So many others in a row make it unknown again.
+/// Number of consecutive packets with another identification after which a sender is unknown again.
 const FORGOTTEN: u8 = 3;
 const SLOTS: usize = 256;
 
-/// State of the flows seen last; a flow whose slot another flow takes is unknown again.
+/// Knowledge about the flows seen last. A flow is unknown again once another flow takes its slot.
 #[derive(Clone, Debug)]
 pub(super) struct Senders([Sender; SLOTS]);
 
@@ -43,9 +46,9 @@ struct Key {
 #[derive(Clone, Copy, Debug, Default)]
 struct Sender {
     key: Key,
-    /// Packets in a row with an identification of a burst, up to `KNOWN`.
+    /// Number of consecutive packets with an identification of a burst, up to `KNOWN`.
     run: u8,
-    /// Packets in a row with others since then.
+    /// Number of consecutive packets with another identification since then.
     others: u8,
 }
 
@@ -56,7 +59,7 @@ impl Default for Senders {
 }
 
 impl Senders {
-    /// Of IPv4.
+    /// Returns the entry of an IPv4 flow, reset if it belonged to another flow. `None` for IPv6.
     #[inline]
     fn of(&mut self, flow: &Flow) -> Option<&mut Sender> {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (flow.src, flow.dst) else { return None };
@@ -69,7 +72,7 @@ impl Senders {
         Some(sender)
     }
 
-    /// A packet had the identification expected.
+    /// Records a packet with the expected identification.
     #[inline]
     pub fn expected(&mut self, flow: &Flow) {
         if let Some(sender) = self.of(flow) {
@@ -78,7 +81,8 @@ impl Senders {
         }
     }
 
-    /// Whether a packet is accepted whose ICRC another identification explains.
+    /// Reports whether a packet is accepted whose ICRC is explained by an identification that was not
+    /// expected.
     pub fn admit(&mut self, flow: &Flow, id: u16, flags: u16) -> bool {
         if id < OF_A_BURST && flags == IpIdent::DONT_FRAGMENT {
             self.expected(flow);
@@ -97,7 +101,7 @@ impl Senders {
         is_another
     }
 
-    /// No identification explains a packet's ICRC; returns false.
+    /// Records a packet whose ICRC no identification explains, and returns false.
     #[cold]
     pub fn corrupt(&mut self, flow: &Flow) -> bool {
         if let Some(sender) = self.of(flow) {

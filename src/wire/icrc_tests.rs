@@ -1,3 +1,5 @@
+//! Tests of the ICRC against packets of rxe, another implementation of the CRC, and random corruption.
+
 use crc::{CRC_32_ISO_HDLC, Crc};
 use proptest::prelude::*;
 
@@ -14,7 +16,7 @@ fn v6() -> Flow {
     Flow::new(ip("fe80::5054:ff:fe77:2"), ip("fe80::5054:ff:fe77:1"), 0xe341)
 }
 
-/// A UDP payload of `len` bytes whose ICRC was made with this identification and these flags.
+/// Returns a UDP payload of `len` bytes whose ICRC is computed with this identification and these flags.
 fn packet(flow: &Flow, id: u16, flags: u16, len: usize) -> Vec<u8> {
     let mut p: Vec<u8> = (0..len).map(|i| (i * 7 + 3) as u8).collect();
     let icrc = compute(flow, id, flags, &p);
@@ -22,7 +24,7 @@ fn packet(flow: &Flow, id: u16, flags: u16, len: usize) -> Vec<u8> {
     p
 }
 
-/// xorshift64: the corruptions of a run are the same every time.
+/// xorshift64, so that the corruptions are the same in every run.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -30,12 +32,12 @@ fn next(state: &mut u64) -> u64 {
     *state
 }
 
-/// An ACK of rxe over IPv4: identification 0x9bcd, BTH to ICRC.
+/// ACK of rxe over IPv4, BTH to ICRC; the identification is 0x9bcd.
 const RXE_ACK: [u8; 20] = [
     0x11, 0x00, 0xff, 0xff, 0x00, 0x00, 0x00, 0x11, 0x00, 0x57, 0xaf, 0xd7, 0x1f, 0x00, 0x00, 0x01, 0xdf,
     0x3f, 0x9b, 0xff,
 ];
-/// An ACK of rxe over IPv6, with a traffic class and UDP checksum none.
+/// ACK of rxe over IPv6, with a traffic class and without a UDP checksum.
 const RXE_ACK_V6: [u8; 20] = [
     0x11, 0x00, 0xff, 0xff, 0x00, 0x00, 0x00, 0x4c, 0x00, 0x00, 0x01, 0x00, 0x1f, 0x00, 0x00, 0x01, 0x3e,
     0x9f, 0xd3, 0xaa,
@@ -52,7 +54,7 @@ fn packets_of_rxe_verify() {
 }
 
 #[test]
-fn what_routers_change_does_not_count() {
+fn fields_that_routers_change_do_not_affect_the_icrc() {
     let changed = Flow { traffic_class: 0xc2, hop_limit: 3, ..v4() };
     // A CNP as a ConnectX sends it: opcode 0x81 with BECN set (byte 4), 16 bytes of zeros.
     let mut cnp = [0u8; 12 + 16 + 4];
@@ -63,7 +65,7 @@ fn what_routers_change_does_not_count() {
 }
 
 #[test]
-fn every_identification_is_found_at_every_length() {
+fn every_identification_is_recovered_at_every_length() {
     for len in [16, 17, 20, 100, 231, 232, 233, 276, 1044, 1500, 4116, 8192, 9000, 65_507] {
         for id in [0, 1, 2, 15, 63, 64, 255, 256, 0x1234, 0x8000, 0xff00, 0xfffe, 0xffff] {
             for flags in [IpIdent::DONT_FRAGMENT, 0] {
@@ -81,7 +83,7 @@ fn every_identification_is_found_at_every_length() {
 fn corrupt_packets_are_rejected() {
     let mut state = 0x9e37_79b9_7f4a_7c15;
     let (mut accepted_v4, mut accepted_v6) = (0, 0);
-    // Random changes; 200,000 of them for a mean of 200,000 / 2^15 = 6 that some identification explains.
+    // Random changes: of 200,000, a mean of 200,000 / 2^15 = 6 are explained by some identification.
     for i in 0..200_000 {
         let len = 24 + (i % 40) * 4;
         for (flow, accepted) in [(v4(), &mut accepted_v4), (v6(), &mut accepted_v6)] {
@@ -89,7 +91,7 @@ fn corrupt_packets_are_rejected() {
             let before = p.clone();
             for _ in 0..1 + next(&mut state) % 4 {
                 let at = next(&mut state) as usize % len;
-                // Byte 4 is masked, so a change there is none.
+                // A change of byte 4 would have no effect, as that is masked.
                 p[if at == 4 { 5 } else { at }] ^= 1 << (next(&mut state) % 8);
             }
             *accepted += usize::from(p != before && verify(&flow, IpIdent::Unknown, i as u16, &p));
@@ -101,13 +103,13 @@ fn corrupt_packets_are_rejected() {
 }
 
 #[test]
-fn flush_with_its_headers_covered_twice_is_taken_only_where_asked_for() {
+fn flush_with_headers_covered_twice_is_accepted_only_if_enabled() {
     for (flow, opcode) in [(v4(), 0x1c), (v6(), 0x1c), (v4(), 4), (v6(), 4)] {
         let mut p: Vec<u8> = (0..12 + 4 + 16 + ICRC_LEN).map(|i| (i * 7) as u8).collect();
         p[0] = opcode;
         let body = p.len() - ICRC_LEN;
         let by_the_book = compute(&flow, 7, IpIdent::DONT_FRAGMENT, &p);
-        // On over the headers as they are, byte 4 of the BTH unmasked.
+        // Continues over the headers with byte 4 of the BTH unmasked.
         let mut on = crc32fast::Hasher::new_with_initial(by_the_book);
         on.update(&p[..body]);
         let twice = on.finalize();
@@ -133,7 +135,7 @@ fn flush_with_its_headers_covered_twice_is_taken_only_where_asked_for() {
 }
 
 #[test]
-fn short_ones_fail() {
+fn too_short_packets_fail_verification() {
     for len in 0..16 {
         assert!(!verify(&v4(), IpIdent::Unknown, 0, &vec![0xff; len]));
         assert!(!verify(&v6(), IpIdent::SENT, 0, &vec![0xff; len]));
@@ -142,7 +144,7 @@ fn short_ones_fail() {
 
 proptest! {
     #[test]
-    fn the_oracle_agrees_wherever_it_is_cut(
+    fn icrc_of_slices_equals_the_oracle_for_any_cut(
         payload in proptest::collection::vec(any::<u8>(), 16..2000),
         cuts in proptest::collection::vec(any::<proptest::sample::Index>(), 0..6),
         id: u16,
@@ -152,7 +154,7 @@ proptest! {
         let flow = if six { v6() } else { v4() };
         let covered = payload.len() - ICRC_LEN;
 
-        // All that is covered, joined, by another implementation of the CRC and of the headers.
+        // Joins all covered bytes, with other implementations of the CRC and of the headers.
         let mut frame = Vec::new();
         crate::wire::frame::append_ip_udp(&mut frame, &flow, id, payload.len());
         let masked: &[usize] = if six { &[1, 2, 3, 7, 46, 47] } else { &[1, 8, 10, 11, 26, 27] };
@@ -179,7 +181,7 @@ proptest! {
     }
 }
 
-/// A verifier that has seen `count` packets with these identifications.
+/// Returns a verifier that has seen `count` packets with these identifications.
 fn verifier_of(count: usize, id: impl Fn(usize) -> u16) -> Verifier {
     let mut verifier = Verifier::default();
     for i in 0..count {
@@ -190,7 +192,7 @@ fn verifier_of(count: usize, id: impl Fn(usize) -> u16) -> Verifier {
 }
 
 #[test]
-fn a_flow_that_used_the_expected_identification_has_to_go_on_so() {
+fn known_sender_is_held_to_identifications_of_a_burst() {
     let mut verifier = verifier_of(100, |_| 0);
     let (df, unknown) = (IpIdent::DONT_FRAGMENT, IpIdent::Unknown);
     for (id, flags) in [(64, df), (0x1234, df)] {
@@ -202,13 +204,13 @@ fn a_flow_that_used_the_expected_identification_has_to_go_on_so() {
     for id in 20..64 {
         assert!(verifier.verify(&v4(), unknown, id - 20, &packet(&v4(), id, df, 100)));
     }
-    // Of another flow nothing is known.
+    // Another flow is unknown.
     let other = Flow { src_port: 7, ..v4() };
     assert!(verifier.verify(&other, unknown, 0, &packet(&other, 0x1234, df, 100)));
 }
 
 #[test]
-fn another_sender_at_the_same_address_is_accepted_after_two_lost_packets() {
+fn new_sender_at_a_known_address_is_accepted_after_two_lost_packets() {
     let mut verifier = verifier_of(200, |_| 0);
     let accepted: Vec<bool> = (5000..5006)
         .map(|id| {
@@ -220,16 +222,16 @@ fn another_sender_at_the_same_address_is_accepted_after_two_lost_packets() {
 }
 
 #[test]
-fn a_sender_that_counts_through_all_identifications_loses_nothing() {
+fn sender_that_counts_through_all_identifications_loses_no_packet() {
     verifier_of(3 * 65_536, |i| i as u16);
 }
 
 #[test]
-fn of_a_known_sender_one_corrupt_packet_in_two_to_the_26_is_accepted() {
+fn corrupt_packets_of_a_known_sender_are_rejected() {
     let mut verifier = verifier_of(100, |_| 0);
     let (mut state, mut accepted) = (0x9e37_79b9_7f4a_7c15, 0);
     let good = packet(&v4(), 0, IpIdent::DONT_FRAGMENT, 100);
-    // For a mean of 200,000 / 2^26; any identification would explain six.
+    // The mean is 200,000 / 2^26 of the corruptions; if every identification were accepted, it would be six.
     for _ in 0..200_000 {
         let mut p = good.clone();
         p[96..].copy_from_slice(&(next(&mut state) as u32).to_le_bytes());
@@ -239,7 +241,7 @@ fn of_a_known_sender_one_corrupt_packet_in_two_to_the_26_is_accepted() {
 }
 
 #[test]
-fn packet_of_any_length_with_the_opcode_of_flush_is_refused_without_a_panic() {
+fn invalid_flush_of_any_length_is_rejected_without_panic() {
     for len in [16, 60, 300, 32_780, 32_888, 65_000, MAX_UDP_PAYLOAD, MAX_UDP_PAYLOAD + 1] {
         let mut packet = vec![0; len];
         packet[0] = Opcode::FLUSH.0;

@@ -1,32 +1,34 @@
+//! Identifiers and encoded values of the InfiniBand transport: queue pairs, keys, GIDs, MTUs and timers.
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-/// A queue pair number: 24 bits.
+/// Queue pair number (QPN), 24 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// The general services QP, where the connection manager's datagrams arrive.
+    /// Number of the general services QP (QP1), which receives the datagrams of the connection manager.
     pub const GSI: Qpn = Qpn(1);
-    /// The destination of multicast datagrams.
+    /// Destination QPN of multicast datagrams.
     pub const MULTICAST: Qpn = Qpn(0xff_ffff);
 
-    /// The low 24 bits of `value`.
+    /// Creates a QPN from the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Qpn(value & 0xff_ffff)
     }
 
-    /// The value, 0..2^24.
+    /// Returns the value, 0..2^24.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// How many of the highest bits are the [`part`](Self::part).
+    /// Number of the highest bits that form the [`part`](Self::part).
     pub const PART_BITS: u32 = 6;
 
-    /// The highest bits. Where several processes of this crate share an address, the numbers of each are those of one part;
-    /// to others it means nothing.
+    /// Returns the QPN partition: the highest bits. If several processes of this crate share an address, the
+    /// QPNs of each are in a partition of its own; to other implementations the bits have no meaning.
     pub const fn part(self) -> u8 {
         (self.0 >> (24 - Qpn::PART_BITS)) as u8
     }
@@ -52,15 +54,16 @@ macro_rules! memory_key {
         pub struct $name(pub u32);
 
         impl $name {
-            /// The key of table slot `index` (24 bits) in its `generation` (8 bits).
+            /// Creates the key of table slot `index` (24 bits) in its `generation` (8 bits).
             pub const fn from_parts(index: u32, generation: u8) -> Self {
                 $name(index << 8 | generation as u32)
             }
-            /// The table slot: the upper 24 bits.
+            /// Returns the table slot: the upper 24 bits.
             pub const fn index(self) -> u32 {
                 self.0 >> 8
             }
-            /// The part that tells a stale key from the slot's present one: the lower 8 bits.
+            /// Returns the generation, which distinguishes a stale key from the slot's current one: the lower
+            /// 8 bits.
             pub const fn generation(self) -> u8 {
                 self.0 as u8
             }
@@ -81,24 +84,24 @@ macro_rules! memory_key {
 }
 
 memory_key!(
-    /// A local memory key, as work requests name their regions.
+    /// Local memory key (lkey), by which work requests refer to regions.
     LKey
 );
 memory_key!(
-    /// A remote memory key, as RETH, AtomicETH and IETH carry it.
+    /// Remote memory key (rkey), as carried by RETH, AtomicETH and IETH.
     RKey
 );
 
-/// A partition key: bit 15 says full member, the rest is the partition.
+/// Partition key: bit 15 is set for a full member, the other bits are the partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PKey(pub u16);
 
 impl PKey {
-    /// Full member of the default partition.
+    /// Key of a full member of the default partition.
     pub const DEFAULT: PKey = PKey(0xffff);
 
-    /// Whether a packet with this key may enter a port entry of `local`: same partition, and at least
-    /// one side a full member (IBA 10.9.3).
+    /// Reports whether a packet with this key is accepted by the entry `local` of the port's table: same
+    /// partition, and at least one side a full member (IBA 10.9.3).
     pub const fn admits(self, local: PKey) -> bool {
         self.0 & 0x7fff == local.0 & 0x7fff && self.0 & 0x7fff != 0 && (self.0 | local.0) & 0x8000 != 0
     }
@@ -110,32 +113,33 @@ impl Default for PKey {
     }
 }
 
-/// A datagram's queue key.
+/// Queue key (Q_Key) of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct QKey(pub u32);
 
 impl QKey {
-    /// The queue key of QP1.
+    /// Queue key of QP1.
     pub const GSI: QKey = QKey(0x8001_0000);
 }
 
-/// A global identifier: 128 bits, an IPv6 address or an IPv4-mapped one in RoCEv2.
+/// Global identifier (GID): 128 bits; in RoCEv2 an IPv6 address or an IPv4-mapped one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IP address that this GID stands for; `::ffff:a.b.c.d` is an IPv4 address.
+    /// Returns the IP address that the GID represents; `::ffff:a.b.c.d` is an IPv4 address.
     pub fn ip(self) -> IpAddr {
         let v6 = Ipv6Addr::from(self.0);
         v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
     }
 
-    /// Whether it names a group: `ff00::/8`, or an IPv4 one behind `::ffff:` (annex A17).
+    /// Reports whether the GID is that of a multicast group: `ff00::/8`, or an IPv4 one behind `::ffff:`
+    /// (annex A17).
     pub fn is_multicast(self) -> bool {
         self.ip().is_multicast()
     }
 
-    /// Whether all bits are zero: an unused entry of the GID table.
+    /// Reports whether all bits are zero, as in an unused entry of the GID table.
     pub fn is_unset(self) -> bool {
         self.0 == [0; 16]
     }
@@ -174,7 +178,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// A path MTU: the payload bytes of every packet of a message but its last.
+/// Path MTU: the payload bytes of every packet of a message but its last.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Mtu {
     /// 256 bytes.
@@ -193,80 +197,81 @@ impl Mtu {
     /// Every path MTU, smallest first.
     pub const ALL: [Mtu; 5] = [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
 
-    /// Payload bytes a packet.
+    /// Returns the maximum number of payload bytes per packet.
     pub const fn bytes(self) -> usize {
         128 << self as usize
     }
 
-    /// The code that verbs and the wire use: 1 for 256 to 5 for 4096.
+    /// Returns the code used by verbs and on the wire: 1 for 256 bytes to 5 for 4096.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The MTU of a code 1..=5.
+    /// Returns the MTU of a code 1..=5.
     pub fn from_code(code: u8) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.code() == code)
     }
 
-    /// The MTU of exactly `bytes` bytes.
+    /// Returns the MTU of exactly `bytes` bytes.
     pub fn from_bytes(bytes: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
 
-    /// The largest MTU whose packets, with `overhead` bytes of headers and ICRC, fit `link_mtu` bytes.
+    /// Returns the largest MTU whose packets, with `overhead` bytes of headers and ICRC, fit `link_mtu`
+    /// bytes.
     pub fn largest_within(link_mtu: usize, overhead: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().rev().find(|m| m.bytes() + overhead <= link_mtu)
     }
 
-    /// How many packets a message of `len` bytes takes: at least one.
+    /// Returns the number of packets of a message of `len` bytes, at least one.
     pub const fn packets(self, len: u32) -> u32 {
         if len == 0 { 1 } else { len.div_ceil(self.bytes() as u32) }
     }
 }
 
-/// The receiver-not-ready timer of an RNR NAK: 5 bits (IBA table 45).
+/// Receiver-not-ready timer of an RNR NAK, 5 bits (IBA table 45).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// Hundredths of a millisecond by code; code 0 is the longest.
+    /// Time by code, in hundredths of a millisecond; code 0 is the longest.
     const CENTI_MS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
         3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
 
-    /// The timer of a code; only its low 5 bits count.
+    /// Creates the timer of a code, of which only the low 5 bits are significant.
     pub const fn new(code: u8) -> Self {
         RnrTimer(code & 0x1f)
     }
 
-    /// The code, 0..32.
+    /// Returns the code, 0..32.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// How long the requester waits at least.
+    /// Returns the minimum time for which the requester waits.
     pub const fn duration(self) -> Duration {
         Duration::from_micros(Self::CENTI_MS[self.0 as usize] as u64 * 10)
     }
 }
 
-/// The local ACK timeout: 4.096 µs · 2^code, 5 bits; 0 waits for ever.
+/// Local ACK timeout, 5 bits: 4.096 us * 2^code; 0 disables the timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AckTimeout(u8);
 
 impl AckTimeout {
-    /// The timeout of a code; only its low 5 bits count.
+    /// Creates the timeout of a code, of which only the low 5 bits are significant.
     pub const fn new(code: u8) -> Self {
         AckTimeout(code & 0x1f)
     }
 
-    /// The code, 0..32.
+    /// Returns the code, 0..32.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The time, `None` for code 0 (no timeout).
+    /// Returns the time, or `None` for code 0 (no timeout).
     pub const fn duration(self) -> Option<Duration> {
         if self.0 == 0 { None } else { Some(Duration::from_nanos(4096 << self.0)) }
     }

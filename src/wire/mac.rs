@@ -1,26 +1,29 @@
+//! Ethernet addresses, and the multicast mappings of IP addresses to them.
+
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// An Ethernet address.
+/// Ethernet address (MAC).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Mac(pub [u8; 6]);
 
-/// A text that is no Ethernet address.
+/// Parse error for a text that is not an Ethernet address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0:?} is no MAC address: write six two-digit hexadecimal bytes, as 52:54:00:77:00:01")]
 pub struct MacError(String);
 
 impl Mac {
-    /// Everybody on the wire.
+    /// Broadcast address.
     pub const BROADCAST: Mac = Mac([0xff; 6]);
 
-    /// Whether it names a group (broadcast too) and not one station.
+    /// Reports whether this is a group address (multicast or broadcast).
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 == 1
     }
 
-    /// The group address of a multicast IP address (RFC 1112, RFC 2464). `None` for unicast.
+    /// Returns the group address of a multicast or broadcast IP address (RFC 1112, RFC 2464), or `None` for
+    /// unicast.
     pub fn of_group(ip: IpAddr) -> Option<Mac> {
         match ip {
             IpAddr::V4(ip) if ip.is_broadcast() => Some(Mac::BROADCAST),
@@ -37,7 +40,8 @@ impl Mac {
     }
 }
 
-/// The solicited-node group of an address (RFC 4291, 2.7.1): where its neighbour solicitations go.
+/// Returns the solicited-node group of an address (RFC 4291, 2.7.1), to which its neighbour solicitations are
+/// sent.
 pub fn solicited_node(ip: Ipv6Addr) -> Ipv6Addr {
     let o = ip.octets();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(o[13]), u16::from_be_bytes([o[14], o[15]]))
@@ -79,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_round_trips_and_nonsense_is_named() {
+    fn text_round_trips_and_invalid_text_is_refused() {
         let mac: Mac = "52:54:00:AB:0c:01".parse().unwrap();
         assert_eq!(mac, Mac([0x52, 0x54, 0, 0xab, 0x0c, 1]));
         assert_eq!(mac.to_string(), "52:54:00:ab:0c:01");
@@ -89,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_their_own_macs() {
+    fn multicast_addresses_map_to_group_macs() {
         let of = |ip: &str| Mac::of_group(ip.parse().unwrap()).map(|m| m.to_string());
         assert_eq!(of("239.129.2.3").as_deref(), Some("01:00:5e:01:02:03"));
         assert_eq!(of("255.255.255.255").as_deref(), Some("ff:ff:ff:ff:ff:ff"));

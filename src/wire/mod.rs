@@ -1,8 +1,9 @@
-//! Bytes to headers and back. No state, no allocation, no I/O.
+//! Conversion between bytes and headers, without I/O. The only state is that of the ICRC verification in
+//! [`icrc`].
 //!
-//! [`opcode`] is the single table that says what each of the 256 opcodes carries; [`Packet`] is a
-//! zero-copy view of a UDP payload that the table vouches for, [`Headers`] its owned counterpart that
-//! emits into a caller's buffer, and [`icrc`] the invariant CRC over both.
+//! [`opcode`] is the single table of the contents of each of the 256 opcodes. [`Packet`] is a zero-copy view
+//! of a UDP payload that the table accepts, [`Headers`] its owned counterpart that encodes into a caller's
+//! buffer, and [`icrc`] the invariant CRC over both.
 #![forbid(unsafe_code)]
 
 mod crc_short;

@@ -1,18 +1,19 @@
-//! The opcode table: the one place that says what each of the 256 opcodes is and carries.
+//! Opcode table: the only definition of the meaning and the contents of the 256 opcodes.
 //!
-//! Parser, builder, sequence check and names are all driven by it; nothing else matches on raw opcodes.
+//! Parser, builder, sequence check and names are all driven by it; other code compares raw opcodes only with
+//! the constants of [`Opcode`].
 
 use std::fmt;
 use std::ops::BitOr;
 
-/// The transport service that an opcode belongs to: its upper three bits.
+/// Transport service of an opcode, given by its upper three bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Transport {
     /// Reliable connection.
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Reliable datagram (no RoCE device implements it; its packets still decode).
+    /// Reliable datagram. No RoCE device implements it, but its packets are decoded.
     Rd,
     /// Unreliable datagram.
     Ud,
@@ -20,14 +21,14 @@ pub enum Transport {
     Cnp,
     /// Extended reliable connection.
     Xrc,
-    /// Reserved or manufacturer-specific.
+    /// Reserved or manufacturer-specific opcodes.
     Reserved,
 }
 
-/// What a packet does.
+/// Operation of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Operation {
-    /// SEND of any flavour.
+    /// SEND, with or without immediate data or invalidation.
     Send,
     /// RDMA WRITE.
     Write,
@@ -35,7 +36,7 @@ pub enum Operation {
     ReadRequest,
     /// RDMA READ response.
     ReadResponse,
-    /// Acknowledge, positive or negative.
+    /// Acknowledgement, positive or negative.
     Acknowledge,
     /// Response to an atomic.
     AtomicAcknowledge,
@@ -43,7 +44,7 @@ pub enum Operation {
     CompareSwap,
     /// Fetch-and-add request.
     FetchAdd,
-    /// RD's resynchronisation.
+    /// Resynchronisation of RD.
     Resync,
     /// FLUSH (memory placement extensions).
     Flush,
@@ -56,7 +57,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether a responder gets this (a request), as against a requester (a response).
+    /// Reports whether the packet is a request, to a responder, and not a response, to a requester.
     pub const fn is_request(self) -> bool {
         !matches!(
             self,
@@ -68,7 +69,7 @@ impl Operation {
         )
     }
 
-    /// Whether this request takes one of the responder's READ/atomic resources.
+    /// Reports whether the request occupies one of the responder's READ/atomic resources.
     pub const fn takes_read_resource(self) -> bool {
         matches!(
             self,
@@ -81,31 +82,31 @@ impl Operation {
     }
 }
 
-/// Where in its message a packet stands.
+/// Position of a packet in its message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Position {
-    /// The first of several.
+    /// First of several packets.
     First,
-    /// Neither first nor last.
+    /// Neither first nor last packet.
     Middle,
-    /// The last of several.
+    /// Last of several packets.
     Last,
-    /// The only one.
+    /// The only packet of the message.
     Only,
 }
 
 impl Position {
-    /// Whether a message starts here.
+    /// Reports whether a message starts here.
     pub const fn starts(self) -> bool {
         matches!(self, Position::First | Position::Only)
     }
 
-    /// Whether a message ends here.
+    /// Reports whether a message ends here.
     pub const fn ends(self) -> bool {
         matches!(self, Position::Last | Position::Only)
     }
 
-    /// The position of packet `index` of `count`.
+    /// Returns the position of packet `index` of `count`.
     pub const fn of(index: u32, count: u32) -> Position {
         match (index == 0, index + 1 == count) {
             (true, true) => Position::Only,
@@ -116,7 +117,7 @@ impl Position {
     }
 }
 
-/// A set of extension headers; on the wire they follow the BTH in the order of their bits.
+/// Set of extension headers; on the wire they follow the BTH in the order of their bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HeaderSet(u16);
 
@@ -146,44 +147,45 @@ impl HeaderSet {
 
     const LENGTHS: [u8; 10] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4];
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     pub const fn with(self, other: HeaderSet) -> HeaderSet {
         HeaderSet(self.0 | other.0)
     }
 
-    /// Whether all of `other` is in here.
+    /// Reports whether all headers of `other` are in the set.
     pub const fn has(self, other: HeaderSet) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Bytes of all headers of the set.
+    /// Returns the length of all headers of the set in bytes.
     pub const fn len(self) -> usize {
         self.len_below(HeaderSet(1 << Self::LENGTHS.len()))
     }
 
-    /// Whether the set is empty.
+    /// Reports whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Bytes of the headers that precede `header` on the wire: its offset behind the BTH.
+    /// Returns the length of the headers that precede `header` on the wire in bytes: its offset behind the
+    /// BTH.
     pub const fn offset_of(self, header: HeaderSet) -> usize {
         self.len_below(header)
     }
 
-    /// Bytes of those headers of the set whose bits are below `header`'s.
+    /// Returns the length of those headers of the set whose bits are below that of `header`, in bytes.
     #[inline]
     const fn len_below(self, header: HeaderSet) -> usize {
         SET_LENGTHS[(self.0 & (header.0 - 1)) as usize] as usize
     }
 }
 
-/// Bytes of the headers of every set, by its bits.
+/// Length in bytes of the headers of every set, indexed by its bits.
 static SET_LENGTHS: [u8; 1 << HeaderSet::LENGTHS.len()] = {
     let mut lengths = [0; 1 << HeaderSet::LENGTHS.len()];
     let mut set = 1;
     while set < lengths.len() {
-        // One header, and the set without it.
+        // Adds the length of the lowest header to that of the set without it.
         let lowest = set.trailing_zeros() as usize;
         lengths[set] = lengths[set & (set - 1)] + HeaderSet::LENGTHS[lowest];
         set += 1;
@@ -207,23 +209,23 @@ impl fmt::Debug for HeaderSet {
     }
 }
 
-/// How much payload a packet of an opcode carries.
+/// Payload lengths that an opcode allows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PayloadRule {
-    /// Exactly this many bytes.
+    /// Exactly this number of bytes.
     Exactly(u8),
-    /// The path MTU, no more and no less.
+    /// Exactly the path MTU.
     FullMtu,
     /// 1 byte to the path MTU.
     OneToMtu,
     /// 0 bytes to the path MTU.
     ZeroToMtu,
-    /// Anything: opcodes that no rule is known for.
+    /// Any length, for opcodes without a rule.
     Any,
 }
 
 impl PayloadRule {
-    /// Whether `len` payload bytes keep the rule at a path MTU of `mtu` bytes.
+    /// Reports whether the rule allows `len` payload bytes at a path MTU of `mtu` bytes.
     pub const fn allows(self, len: usize, mtu: usize) -> bool {
         match self {
             PayloadRule::Exactly(n) => len == n as usize,
@@ -235,31 +237,31 @@ impl PayloadRule {
     }
 }
 
-/// One row of the table.
+/// Row of the opcode table.
 #[derive(Clone, Copy, Debug)]
 pub struct OpcodeRow {
-    /// Its name as the specification and Wireshark have it, without the transport.
+    /// Name in the specification and in Wireshark, without the transport.
     pub name: &'static str,
-    /// The transport service.
+    /// Transport service.
     pub transport: Transport,
-    /// What the packet does.
+    /// Operation of the packet.
     pub operation: Operation,
-    /// Where in a message it stands.
+    /// Position of the packet in its message.
     pub position: Position,
-    /// The extension headers that follow the BTH.
+    /// Extension headers that follow the BTH.
     pub headers: HeaderSet,
-    /// How much payload it carries.
+    /// Payload lengths that are allowed.
     pub payload: PayloadRule,
 }
 
 impl OpcodeRow {
-    /// Whether the opcode is assigned.
+    /// Reports whether the opcode is assigned.
     pub const fn is_valid(&self) -> bool {
         !matches!(self.operation, Operation::Reserved)
     }
 }
 
-/// A BTH opcode.
+/// Opcode of a BTH.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Opcode(pub u8);
 
@@ -269,13 +271,13 @@ impl Opcode {
     /// FLUSH of the reliable connection service.
     pub const FLUSH: Opcode = Opcode(0x1c);
 
-    /// The table row.
+    /// Returns the table row.
     pub const fn row(self) -> &'static OpcodeRow {
         &TABLE[self.0 as usize]
     }
 
-    /// The opcode of a service for an operation at a position, with just these of ImmDt and IETH.
-    /// `None` where the service has no such packet.
+    /// Returns the opcode of a service for an operation at a position, with exactly those of ImmDt and IETH
+    /// that are in `extra`. Returns `None` if the service has no such packet.
     pub const fn find(
         transport: Transport,
         operation: Operation,
@@ -289,7 +291,7 @@ impl Opcode {
     }
 }
 
-/// The row numbers by what the rows say; 0xff, a reserved opcode, where there is none.
+/// Opcodes by the contents of their rows; 0xff, a reserved opcode, for combinations without a row.
 const INVERSE: [u8; 8 * 16 * 4 * 4] = {
     let mut inverse = [0xff; 8 * 16 * 4 * 4];
     let mut opcode = 0;
@@ -304,7 +306,7 @@ const INVERSE: [u8; 8 * 16 * 4 * 4] = {
 };
 
 const fn inverse_index(t: Transport, o: Operation, p: Position, extra: HeaderSet) -> usize {
-    // ImmDt and IETH are neighbours, bits 8 and 9.
+    // ImmDt and IETH are bits 8 and 9.
     let tail = (extra.0 >> 8 & 3) as usize;
     ((t as usize * 16 + o as usize) * 4 + p as usize) * 4 + tail
 }
@@ -327,7 +329,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// The rows shared by RC, RD and XRC (and, the first twelve, UC), by the low five bits of the opcode.
+/// Rows shared by RC, RD and XRC (and the first twelve by UC), by the low five bits of the opcode.
 const CONNECTED: [(u8, &str, Operation, Position, HeaderSet, PayloadRule); 26] = {
     use HeaderSet as H;
     use Operation::*;
@@ -372,7 +374,7 @@ const RESERVED: OpcodeRow = OpcodeRow {
     payload: PayloadRule::Any,
 };
 
-/// All 256 rows.
+/// Table of all 256 opcodes.
 pub const TABLE: [OpcodeRow; 256] = build();
 
 const fn build() -> [OpcodeRow; 256] {
@@ -443,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_headers_are_as_long_as_that() {
+    fn longest_headers_match_max_headers_len() {
         let longest = TABLE.iter().map(|r| crate::wire::BTH_LEN + r.headers.len()).max();
         assert_eq!(longest, Some(crate::wire::MAX_HEADERS_LEN));
     }
@@ -462,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_the_specifications() {
+    fn names_match_the_specification() {
         assert_eq!(Opcode(0x0b).to_string(), "RC RDMA WRITE Only Immediate");
         assert_eq!(Opcode(0x64).to_string(), "UD SEND Only");
         assert_eq!(Opcode(0x81).to_string(), "CNP");

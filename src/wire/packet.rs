@@ -1,4 +1,4 @@
-//! A zero-copy view of one RoCEv2 packet: the UDP payload from the BTH to the ICRC.
+//! Zero-copy view of one RoCEv2 packet: the UDP payload from the BTH to the ICRC.
 
 use super::headers::{
     Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, Headers, Reth, Syndrome, be32,
@@ -11,20 +11,20 @@ fn be64(b: &[u8]) -> u64 {
     u64::from(be32(b)) << 32 | u64::from(be32(&b[4..]))
 }
 
-/// Bytes of the invariant CRC at the end of every packet.
+/// Length of the invariant CRC at the end of every packet in bytes.
 pub const ICRC_LEN: usize = 4;
 
-/// Why bytes are not a packet.
+/// Reason for which bytes are not a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
-    /// Shorter than a BTH and an ICRC, or than the headers of its opcode.
+    /// The packet is shorter than a BTH and an ICRC, or than the headers of its opcode.
     #[error("{len} bytes are too few: {opcode} needs at least {need}")]
     Truncated {
-        /// Bytes there.
+        /// Number of bytes present.
         len: usize,
-        /// Bytes that the opcode's headers, padding and the ICRC take.
+        /// Number of bytes that the headers of the opcode, the padding and the ICRC take.
         need: usize,
-        /// The opcode, `SEND First` where not even that was there.
+        /// Opcode, taken from the first byte; `SEND First` if the packet is empty.
         opcode: Opcode,
     },
     /// The length is not a multiple of four.
@@ -38,25 +38,25 @@ pub enum WireError {
     Version(u8),
 }
 
-/// The pad bytes that bring `payload` bytes to a multiple of four.
+/// Returns the number of pad bytes that bring `payload` bytes to a multiple of four.
 pub const fn pad_count(payload: usize) -> usize {
     payload.wrapping_neg() & 3
 }
 
-/// A packet whose length fits the headers that its opcode calls for.
+/// Packet whose length fits the headers that its opcode requires.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// From the BTH to the end of the padding.
+    /// Bytes from the BTH to the end of the padding.
     body: &'a [u8],
     icrc: [u8; ICRC_LEN],
     bth: Bth,
 }
 
 impl<'a> Packet<'a> {
-    /// A view of a UDP payload. The ICRC is not checked here: see [`super::icrc`].
+    /// Parses a UDP payload. The ICRC is not verified here: see [`super::icrc`].
     ///
     /// # Errors
-    /// [`WireError`] where the bytes are not a whole packet of an assigned opcode.
+    /// [`WireError`] if the bytes are not a complete packet of an assigned opcode.
     pub fn parse(udp_payload: &'a [u8]) -> Result<Packet<'a>, WireError> {
         let len = udp_payload.len();
         if len < BTH_LEN + ICRC_LEN {
@@ -82,38 +82,38 @@ impl<'a> Packet<'a> {
         Ok(Packet { body, icrc: [icrc[0], icrc[1], icrc[2], icrc[3]], bth })
     }
 
-    /// The base transport header.
+    /// Returns the base transport header.
     pub fn bth(&self) -> &Bth {
         &self.bth
     }
 
-    /// The opcode's table row.
+    /// Returns the table row of the opcode.
     pub fn row(&self) -> &'static OpcodeRow {
         self.bth.opcode.row()
     }
 
-    /// The ICRC as it came, little-endian.
+    /// Returns the ICRC as received, decoded from little-endian.
     pub fn icrc(&self) -> u32 {
         u32::from_le_bytes(self.icrc)
     }
 
-    /// Bytes of all of it, BTH to ICRC.
+    /// Returns the length of the whole packet, BTH to ICRC, in bytes.
     pub fn wire_len(&self) -> usize {
         self.body.len() + ICRC_LEN
     }
 
-    /// The payload without its padding.
+    /// Returns the payload without its padding.
     pub fn payload(&self) -> &'a [u8] {
         let start = BTH_LEN + self.row().headers.len();
         &self.body[start..self.body.len() - self.bth.pad as usize]
     }
 
-    /// The padding bytes; their value is not specified.
+    /// Returns the padding bytes, the value of which is not specified.
     pub fn padding(&self) -> &'a [u8] {
         &self.body[self.body.len() - self.bth.pad as usize..]
     }
 
-    /// A header of `N` bytes, where the opcode has it.
+    /// Returns an extension header of `N` bytes, if the opcode has it.
     #[inline]
     fn ext<const N: usize>(&self, header: HeaderSet) -> Option<&'a [u8; N]> {
         let set = self.row().headers;
@@ -123,35 +123,35 @@ impl<'a> Packet<'a> {
         self.body.get(BTH_LEN + set.offset_of(header)..)?.first_chunk()
     }
 
-    /// One of a single number.
+    /// Returns an extension header that consists of one word, if the opcode has it.
     #[inline]
     fn word(&self, header: HeaderSet) -> Option<u32> {
         self.ext(header).map(|b| u32::from_be_bytes(*b))
     }
 
-    /// RDETH's end-to-end context.
+    /// Returns the end-to-end context of the RDETH, if the opcode has one.
     pub fn rdeth(&self) -> Option<u32> {
         self.word(HeaderSet::RDETH).map(|n| n & 0xff_ffff)
     }
 
-    /// DETH, where the opcode has one.
+    /// Returns the DETH, if the opcode has one.
     pub fn deth(&self) -> Option<Deth> {
         self.ext::<8>(HeaderSet::DETH).map(|b| Deth { qkey: QKey(be32(b)), src_qp: Qpn::new(be32(&b[4..])) })
     }
 
-    /// XRCETH's shared receive queue number.
+    /// Returns the shared receive queue number of the XRCETH, if the opcode has one.
     #[inline]
     pub fn xrceth(&self) -> Option<u32> {
         self.word(HeaderSet::XRCETH).map(|n| n & 0xff_ffff)
     }
 
-    /// FETH, where the opcode has one.
+    /// Returns the FETH, if the opcode has one.
     #[inline]
     pub fn feth(&self) -> Option<Feth> {
         self.word(HeaderSet::FETH).map(Feth)
     }
 
-    /// RETH, where the opcode has one.
+    /// Returns the RETH, if the opcode has one.
     #[inline]
     pub fn reth(&self) -> Option<Reth> {
         self.ext::<16>(HeaderSet::RETH).map(|b| Reth {
@@ -161,7 +161,7 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// AtomicETH, where the opcode has one.
+    /// Returns the AtomicETH, if the opcode has one.
     #[inline]
     pub fn atomic(&self) -> Option<AtomicEth> {
         self.ext::<28>(HeaderSet::ATOMIC).map(|b| AtomicEth {
@@ -172,31 +172,31 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// AETH, where the opcode has one.
+    /// Returns the AETH, if the opcode has one.
     #[inline]
     pub fn aeth(&self) -> Option<Aeth> {
         self.word(HeaderSet::AETH)
             .map(|n| Aeth { syndrome: Syndrome::from_byte((n >> 24) as u8), msn: n & 0xff_ffff })
     }
 
-    /// AtomicAckETH, where the opcode has one.
+    /// Returns the AtomicAckETH, if the opcode has one.
     pub fn atomic_ack(&self) -> Option<AtomicAckEth> {
         self.ext(HeaderSet::ATOMIC_ACK).map(|b| AtomicAckEth { original: u64::from_be_bytes(*b) })
     }
 
-    /// Immediate data, where the opcode has it.
+    /// Returns the immediate data, if the opcode has it.
     #[inline]
     pub fn imm(&self) -> Option<u32> {
         self.word(HeaderSet::IMMDT)
     }
 
-    /// The key to invalidate, where the opcode has one.
+    /// Returns the key to invalidate, if the opcode has an IETH.
     #[inline]
     pub fn ieth(&self) -> Option<RKey> {
         self.word(HeaderSet::IETH).map(RKey)
     }
 
-    /// All headers as owned values; those that the opcode lacks are their defaults.
+    /// Returns all headers as owned values; headers that the opcode does not have are their defaults.
     pub fn headers(&self) -> Headers {
         Headers {
             bth: self.bth,

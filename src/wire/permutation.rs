@@ -1,12 +1,14 @@
-//! Keyed permutations, for identifiers that cannot be guessed from others.
+//! Keyed permutations, for identifiers that cannot be guessed from one another.
 
-/// A keyed permutation of the numbers `2..2^bits - 1`, which makes identifiers out of a counter that cannot be guessed
-/// from one another. The lowest two numbers and the highest, which are special as queue pair numbers and as keys, are left out.
+/// Keyed permutation of the numbers `2..2^bits - 1`, which turns a counter into identifiers that cannot be
+/// guessed from one another. The lowest two numbers and the highest, which are special as queue pair numbers
+/// and as keys, are excluded.
 ///
-/// It is not cryptography: it withstands guesses of a sender that has seen none or a few of the identifiers.
+/// The permutation is not cryptographic: it withstands guesses of a sender that has seen no identifiers or
+/// only a few.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Permutation {
-    /// Half of the bits, rounded up: shifting by so many makes each step its own inverse.
+    /// Half of the bits, rounded up: a xorshift by this distance is its own inverse.
     half: u32,
     mask: u32,
     factors: [u32; 2],
@@ -14,12 +16,12 @@ pub(crate) struct Permutation {
 }
 
 impl Permutation {
-    /// The lowest number that it permutes.
+    /// Lowest number that is permuted.
     pub const FIRST: u32 = 2;
 
-    /// A permutation of numbers of `bits` bits, 2..=32, by a key.
+    /// Creates the permutation of numbers of `bits` bits, 2..=32, for a key.
     pub fn new(bits: u32, key: u64) -> Permutation {
-        // Finalizer of MurmurHash3: seeds that differ in one bit give unrelated factors.
+        // Finalizer of MurmurHash3: keys that differ in one bit give unrelated factors.
         let mut z = key;
         for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
             z = (z ^ z >> 33).wrapping_mul(factor);
@@ -34,12 +36,12 @@ impl Permutation {
         }
     }
 
-    /// The number that `x` is mapped to. `x` has to be one of the permuted numbers.
+    /// Returns the number to which `x` is mapped. `x` has to be one of the permuted numbers.
     pub fn apply(&self, x: u32) -> u32 {
         self.walk(x, self.factors)
     }
 
-    /// The number that is mapped to `y`; `None` if `y` is not one of the permuted numbers.
+    /// Returns the number that is mapped to `y`, or `None` if `y` is not one of the permuted numbers.
     #[inline]
     pub fn invert(&self, y: u32) -> Option<u32> {
         self.permutes(y).then(|| self.walk(y, [self.inverses[1], self.inverses[0]]))
@@ -49,8 +51,8 @@ impl Permutation {
         (Self::FIRST..self.mask).contains(&x)
     }
 
-    /// Cycle walking: repeats the rounds until the result is one of the permuted numbers. `x` is one of them, so its cycle
-    /// contains at least that one.
+    /// Cycle walking: repeats the rounds until the result is one of the permuted numbers. `x` is one of them,
+    /// so its cycle contains at least that one.
     #[inline]
     fn walk(&self, mut x: u32, factors: [u32; 2]) -> u32 {
         debug_assert!(self.permutes(x), "{x} of up to {}", self.mask);
@@ -68,7 +70,8 @@ impl Permutation {
     }
 }
 
-/// The inverse of an odd number, modulo 2^32 and any smaller power (Newton's iteration).
+/// Returns the inverse of an odd number modulo 2^32, and modulo any smaller power of two (Newton's
+/// iteration).
 fn inverse(odd: u32) -> u32 {
     (0..5).fold(odd, |x, _| x.wrapping_mul(2u32.wrapping_sub(odd.wrapping_mul(x))))
 }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_its_own_place_and_is_found_again() {
+    fn permutation_is_bijective_and_invertible() {
         for bits in [2, 3, 8, 13, 18] {
             for key in [0, 1, 0x1234_5678_9abc_def0, u64::MAX] {
                 let p = Permutation::new(bits, key);
@@ -97,13 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_differ_little_permute_differently() {
+    fn similar_keys_give_unrelated_permutations() {
         let places = |key| (2..66).map(move |x| Permutation::new(18, key).apply(x));
         let first: HashSet<u32> = (0..64).map(|key| Permutation::new(18, key).apply(2)).collect();
         assert!(first.len() > 60, "{first:?}");
         let alike = places(1).zip(places(2)).filter(|(a, b)| a == b).count();
         assert!(alike < 4, "{alike}");
-        // Neighbours do not stay neighbours.
+        // Adjacent numbers are not mapped to adjacent ones.
         let steps: HashSet<u32> = places(1).zip(places(1).skip(1)).map(|(a, b)| b.wrapping_sub(a)).collect();
         assert!(steps.len() > 32, "{}", steps.len());
     }

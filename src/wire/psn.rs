@@ -1,7 +1,9 @@
+//! Packet sequence numbers.
+
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
-/// A packet sequence number: 24 bits, compared as serial numbers (C9-64: half the space is "before").
+/// Packet sequence number (PSN): 24 bits, compared as a serial number (C9-64: half of the space is "before").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
@@ -9,40 +11,40 @@ impl Psn {
     /// Number of distinct PSNs.
     pub const SPACE: u32 = 1 << 24;
 
-    /// The low 24 bits of `value`.
+    /// Creates a PSN from the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Psn(value & (Self::SPACE - 1))
     }
 
-    /// The value, 0..2^24.
+    /// Returns the value, 0..2^24.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The PSN after this one.
+    /// Returns the PSN after this one.
     #[must_use]
     pub const fn next(self) -> Self {
         Psn::new(self.0 + 1)
     }
 
-    /// The PSN before this one.
+    /// Returns the PSN before this one.
     #[must_use]
     pub const fn prev(self) -> Self {
         Psn::new(self.0.wrapping_sub(1))
     }
 
-    /// Signed distance from `earlier` to `self`, in -2^23..2^23.
+    /// Returns the signed distance from `earlier` to `self`, in -2^23..2^23.
     pub const fn since(self, earlier: Psn) -> i32 {
-        // Shifting the 24 bits to the top lets the sign bit of i32 be the sign of the serial number.
+        // The shift moves the sign of the serial number to the sign bit of the i32.
         ((self.0.wrapping_sub(earlier.0) << 8) as i32) >> 8
     }
 
-    /// Whether `self` comes before `other`.
+    /// Reports whether `self` comes before `other`.
     pub const fn is_before(self, other: Psn) -> bool {
         self.since(other) < 0
     }
 
-    /// Whether `self` comes after `other`.
+    /// Reports whether `self` comes after `other`.
     pub const fn is_after(self, other: Psn) -> bool {
         self.since(other) > 0
     }

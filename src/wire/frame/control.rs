@@ -1,4 +1,4 @@
-//! Frames about neighbours: ARP, IPv6 neighbour discovery, echo.
+//! Encoders of control frames: ARP, IPv6 neighbour discovery and echo.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,7 +10,8 @@ use etherparse::{
 
 use super::{Arp, Echo, Mac, NeighborAdvert, NeighborSolicit, append_ethernet};
 
-/// Neighbour discovery is believed only with this hop limit: no router lets it through.
+/// Hop limit of neighbour discovery messages. Receivers ignore any other, as a router would have decremented
+/// it.
 const NEIGHBOR_HOP_LIMIT: u8 = 255;
 
 /// Appends an ARP frame from `arp.sender_mac` to `dst`.
@@ -26,7 +27,7 @@ pub fn append_arp(out: &mut Vec<u8>, dst: Mac, arp: &Arp) {
     out.extend_from_slice(&packet.to_bytes());
 }
 
-/// Appends an echo request or reply. `data` above what an IP packet holds is cut off.
+/// Appends an echo request or reply. `data` is truncated to the maximum of an IP packet.
 ///
 /// # Panics
 /// If the addresses are of different families.
@@ -62,7 +63,7 @@ pub fn append_echo(out: &mut Vec<u8>, dst: Mac, src: Mac, echo: &Echo, data: &[u
     }
 }
 
-/// Appends a neighbour solicitation from `src`.
+/// Appends a neighbour solicitation from the MAC address `src`.
 pub fn append_neighbor_solicit(out: &mut Vec<u8>, dst: Mac, src: Mac, ns: &NeighborSolicit) {
     let mut body = [0; 24];
     let len = neighbor_body(&mut body, ns.target, 1, ns.source_mac);
@@ -70,7 +71,7 @@ pub fn append_neighbor_solicit(out: &mut Vec<u8>, dst: Mac, src: Mac, ns: &Neigh
     append_icmpv6(out, (dst, src), (ns.dst, ns.src), NEIGHBOR_HOP_LIMIT, kind, &body[..len]);
 }
 
-/// Appends a neighbour advertisement from `src`.
+/// Appends a neighbour advertisement from the MAC address `src`.
 pub fn append_neighbor_advert(out: &mut Vec<u8>, dst: Mac, src: Mac, na: &NeighborAdvert) {
     let mut body = [0; 24];
     let len = neighbor_body(&mut body, na.target, 2, na.target_mac);
@@ -82,7 +83,7 @@ pub fn append_neighbor_advert(out: &mut Vec<u8>, dst: Mac, src: Mac, na: &Neighb
     append_icmpv6(out, (dst, src), (na.dst, na.src), NEIGHBOR_HOP_LIMIT, kind, &body[..len]);
 }
 
-/// Target and, if there is one, the MAC as an option; returns how long that is.
+/// Writes the target and, if there is one, the MAC address as an option; returns the length.
 fn neighbor_body(body: &mut [u8; 24], target: Ipv6Addr, option: u8, mac: Option<Mac>) -> usize {
     body[..16].copy_from_slice(&target.octets());
     let Some(mac) = mac else { return 16 };
@@ -91,7 +92,7 @@ fn neighbor_body(body: &mut [u8; 24], target: Ipv6Addr, option: u8, mac: Option<
     24
 }
 
-/// `macs` and `ips` are destination and source.
+/// Appends a frame with an ICMPv6 message. `macs` and `ips` are destination and source.
 fn append_icmpv6(
     out: &mut Vec<u8>,
     macs: (Mac, Mac),
@@ -112,7 +113,7 @@ fn append_icmpv6(
     };
     out.extend_from_slice(&ip.to_bytes());
     let mut header = Icmpv6Header::new(kind);
-    // Fails only above 4 GiB, of which every caller stays clear.
+    // Fails only above 4 GiB, which no caller reaches.
     let _ = header.update_checksum(source, destination, payload);
     out.extend_from_slice(&header.to_bytes());
     out.extend_from_slice(payload);

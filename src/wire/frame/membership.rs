@@ -1,7 +1,7 @@
-//! IGMP and MLD: how a host and its routers and switches agree on who is in which multicast group.
+//! IGMP and MLD: the messages by which hosts report their multicast groups to routers and switches.
 //!
-//! The present versions (IGMPv3, RFC 3376; MLDv2, RFC 3810) and the ones before (RFC 2236, RFC 2710), as far as a
-//! host needs them that takes a group from every source.
+//! Covers the current versions (IGMPv3, RFC 3376; MLDv2, RFC 3810) and the previous ones (IGMPv2, RFC 2236;
+//! MLDv1, RFC 2710), as far as a host needs them that joins groups without source filters.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,49 +10,51 @@ use etherparse::{EtherType, IpDscp, IpNumber, Ipv4Header, Ipv6Header};
 
 use super::{Mac, append_ethernet};
 
-/// A router's or switch's question who is in a group.
+/// Membership query of a router or switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupQuery {
-    /// Which group; unspecified where all are meant.
+    /// Group to report; unspecified in a query for all groups.
     pub group: IpAddr,
-    /// It knows the version before only: IGMPv2 or MLDv1.
+    /// Whether the querier uses the previous version, IGMPv2 or MLDv1.
     pub old: bool,
 }
 
-/// What a host says of a group.
+/// State of a host's membership in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
-    /// It has joined just now.
+    /// The host has just joined.
     Joined,
-    /// It is in it: the answer to a query.
+    /// The host is a member: the response to a query.
     Member,
-    /// It has left.
+    /// The host has left.
     Left,
 }
 
-/// A host's word on a group.
+/// Membership report of a host for one group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupReport {
     /// Address of the member; for IPv6 a link-local address.
     pub src: IpAddr,
     /// The group, of the same family.
     pub group: IpAddr,
-    /// What of it.
+    /// State of the membership.
     pub standing: Standing,
-    /// By the version before.
+    /// Whether the report uses the previous version.
     pub old: bool,
 }
 
-/// The option of IPv4 and of the IPv6 hop-by-hop header that makes routers look (RFC 2113, RFC 2711).
+/// Router alert option of IPv4, which makes routers examine the packet (RFC 2113).
 const ROUTER_ALERT_V4: [u8; 4] = [0x94, 4, 0, 0];
-/// The whole header: next is ICMPv6, no more than 8 bytes, the option, padding.
+/// Complete IPv6 hop-by-hop header: next header ICMPv6, length 8 bytes, the router alert option (RFC 2711),
+/// padding.
 const HOP_BY_HOP: [u8; 8] = [IpNumber::IPV6_ICMP.0, 0, 5, 2, 0, 0, 1, 0];
 
 const IGMP_QUERY: u8 = 0x11;
 const MLD_QUERY: u8 = 130;
 
 impl Standing {
-    /// The type of its record, by which an empty list of sources is excluded (all are taken) or included (none is).
+    /// Returns the type of the group record. Its empty list of sources is excluded (all sources are received)
+    /// or included (none is).
     fn record(self) -> u8 {
         match self {
             Standing::Member => 2,
@@ -62,15 +64,15 @@ impl Standing {
     }
 }
 
-/// Reads the message in an IPv4 packet of protocol 2. `None` if it is no (sound) query.
+/// Decodes the message in an IPv4 packet of protocol 2. Returns `None` if it is not a valid query.
 pub(super) fn igmp_query(message: &[u8]) -> Option<GroupQuery> {
     let group: &[u8; 4] = message.get(4..)?.first_chunk()?;
     let sound = message[0] == IGMP_QUERY && Sum16BitWords::new().add_slice(message).ones_complement() == 0;
     sound.then(|| GroupQuery { group: Ipv4Addr::from(*group).into(), old: message.len() < 12 })
 }
 
-/// Reads what follows the header of an IPv6 packet that starts with hop-by-hop options. `None` if it is no (sound)
-/// query of a router on this link.
+/// Decodes the part behind the header of an IPv6 packet that starts with hop-by-hop options. Returns `None`
+/// if it is not a valid query of a router on this link.
 pub(super) fn mld_query(ip: &Ipv6Header, bytes: &[u8]) -> Option<GroupQuery> {
     let (options, message) = bytes.split_first_chunk::<8>()?;
     let group: &[u8; 16] = message.get(8..)?.first_chunk()?;
@@ -87,7 +89,7 @@ fn icmpv6_sum(src: Ipv6Addr, dst: Ipv6Addr, message: &[u8]) -> Sum16BitWords {
     pseudo.add_4bytes(len).add_2bytes([0, IpNumber::IPV6_ICMP.0]).add_slice(message)
 }
 
-/// Appends the frame of a report from the station `own`.
+/// Appends the frame of a report from the MAC address `own`.
 ///
 /// # Panics
 /// If the addresses are of different families.
@@ -101,7 +103,7 @@ pub fn append_group_report(out: &mut Vec<u8>, own: Mac, report: &GroupReport) {
 
 fn append_igmp(out: &mut Vec<u8>, own: Mac, src: Ipv4Addr, group: Ipv4Addr, report: &GroupReport) {
     let (mut message, dst) = match (report.old, report.standing) {
-        // Version 3: one record, without sources, to all routers that know it.
+        // IGMPv3: one record without sources, to all routers that support the version.
         (false, standing) => {
             let mut m = vec![0x22, 0, 0, 0, 0, 0, 0, 1, standing.record(), 0, 0, 0];
             m.extend_from_slice(&group.octets());
@@ -117,7 +119,7 @@ fn append_igmp(out: &mut Vec<u8>, own: Mac, src: Ipv4Addr, group: Ipv4Addr, repo
     let sum = Sum16BitWords::new().add_slice(&message).ones_complement();
     message[2..4].copy_from_slice(&sum.to_ne_bytes());
     let mut ip = Ipv4Header {
-        // Internetwork control.
+        // Internetwork control (DSCP CS6).
         dscp: IpDscp::try_new(0x30).unwrap_or_default(),
         total_len: (Ipv4Header::MIN_LEN + ROUTER_ALERT_V4.len() + message.len()) as u16,
         dont_fragment: true,

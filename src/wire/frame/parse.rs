@@ -1,3 +1,5 @@
+//! Decoder of Ethernet frames.
+
 use std::net::IpAddr;
 use std::ops::Range;
 
@@ -21,20 +23,22 @@ use crate::wire::{Flow, grh, icrc};
 const SOURCE_MAC_OPTION: u8 = 1;
 const TARGET_MAC_OPTION: u8 = 2;
 
-/// The Ethernet type of RoCEv1 (annex A16).
+/// EtherType of RoCEv1 (annex A16).
 const ROCE_V1: EtherType = EtherType(0x8915);
-/// The next header of a GRH that a BTH follows (IBA 8.3).
+/// Next header value of a GRH that is followed by a BTH (IBA 8.3).
 const IBA_TRANSPORT: u8 = 0x1b;
 
-/// Bytes before the options of a neighbour solicitation or advertisement.
+/// Length of a neighbour solicitation or advertisement before its options, in bytes.
 const NEIGHBOR_LEN: usize = 24;
 
-/// Reads an Ethernet frame (without its check sequence). Bytes behind the IP packet are padding and ignored.
+/// Decodes an Ethernet frame (without its check sequence). Bytes behind the IP packet are padding and
+/// ignored.
 ///
-/// What is not for RoCEv2 and not about neighbours is [`Content::Foreign`], however odd it may be inside.
+/// A frame that is neither RoCE nor one of the control frames is [`Content::Foreign`], whatever it contains.
 ///
 /// # Errors
-/// [`FrameError`] if a header that has to be read is cut short, broken, or of a kind RoCEv2 does not allow.
+/// [`FrameError`] if a header that has to be decoded is truncated, invalid, or of a kind that RoCEv2 does not
+/// allow.
 pub fn parse(frame: &[u8], checksums: Checksums) -> Result<Frame, FrameError> {
     let ethernet = Ethernet2HeaderSlice::from_slice(frame)
         .map_err(|_| truncated("Ethernet", super::ETHERNET_LEN, frame.len()))?;
@@ -81,7 +85,7 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     if bytes.len() < Ipv4Header::MIN_LEN {
         return Err(truncated("IPv4", Ipv4Header::MIN_LEN, bytes.len()));
     }
-    // Read before the options are judged: what is not ours may have them (IGMP always does).
+    // The protocol is read before the options are checked: other packets may have options (IGMP always does).
     let protocol = IpNumber(bytes[9]);
     if protocol == IpNumber::IGMP {
         return Ok(igmp(bytes).map_or(Content::Foreign, Content::GroupQuery));
@@ -122,18 +126,19 @@ fn ipv4(frame: &[u8], at: usize, checksums: Checksums) -> Result<Content, FrameE
     udp(frame, inner, flow, IpIdent::Exact { id: ip.identification(), flags }, checksums)
 }
 
-/// Whether the checksum of a header holds, over its bytes as they are: a header taken apart has lost the reserved flag.
+/// Reports whether the checksum of a header holds, over its bytes as received: a decoded header has lost the
+/// reserved flag.
 fn ipv4_sum_holds(header: &[u8]) -> bool {
     Sum16BitWords::new().add_slice(header).ones_complement() == 0
 }
 
-/// The checksum that a header should have.
+/// Computes the checksum that a header should have.
 fn ipv4_checksum(header: &[u8]) -> u16 {
     let sum = Sum16BitWords::new().add_slice(&header[..10]).add_slice(&header[12..]);
     sum.ones_complement().to_be()
 }
 
-/// A GRH and what follows it, up to the ICRC.
+/// Decodes a GRH and the packet behind it, up to the ICRC.
 fn roce_v1(bytes: &[u8]) -> Result<Content, FrameError> {
     // A GRH has the layout of an IPv6 header.
     let grh = Ipv6HeaderSlice::from_slice(bytes).map_err(|_| match bytes.first() {
@@ -222,7 +227,7 @@ fn pseudo_header(flow: &Flow, protocol: IpNumber, len: usize) -> Sum16BitWords {
     sum.add_4bytes((len as u32).to_be_bytes()).add_2bytes([0, protocol.0])
 }
 
-/// Type, code, checksum and four bytes more.
+/// Length of an ICMP header: type, code, checksum and four more bytes.
 const ICMP_LEN: usize = 8;
 
 fn icmpv4(
@@ -273,7 +278,8 @@ fn icmpv6(
             check_icmp(pseudo, bytes, checksums)?;
             Ok(echo(kind == icmpv6::TYPE_ECHO_REQUEST, flow, bytes, inner))
         }
-        // Discovery from beyond a router is an attack: its hop limit is below 255 (RFC 4861, 7.1).
+        // Neighbour discovery with a hop limit below 255 has passed a router, and is treated as an attack
+        // (RFC 4861, 7.1).
         (TYPE_NEIGHBOR_SOLICITATION | TYPE_NEIGHBOR_ADVERTISEMENT, 0) if flow.hop_limit == 255 => {
             check_icmp(pseudo, bytes, checksums)?;
             neighbor(flow, bytes)
@@ -306,7 +312,8 @@ fn neighbor(flow: &Flow, bytes: &[u8]) -> Result<Content, FrameError> {
     })
 }
 
-/// The MAC in the option of this kind: options are kind, length in units of 8 bytes, value.
+/// Returns the MAC address in the option of this kind. An option is kind, length in units of 8 bytes, and
+/// value.
 fn mac_option(mut options: &[u8], kind: u8) -> Result<Option<Mac>, FrameError> {
     while !options.is_empty() {
         let len = options.get(1).map_or(0, |&n| usize::from(n) * 8);

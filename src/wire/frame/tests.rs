@@ -1,9 +1,11 @@
+//! Tests of the frame codec against frames captured from Linux.
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::wire::icrc;
 
-/// Frames that Linux 6.1 and its rxe sent.
+/// Frames sent by Linux 6.1 and its rxe.
 const ARP_REQUEST: &str =
     "ffffffffffff525400770001080600010800060400015254007700010a4d00010000000000000a4d0002";
 const ARP_REPLY: &str =
@@ -37,7 +39,7 @@ fn roce(bytes: &[u8]) -> RoceFrame {
     }
 }
 
-/// The two bytes of a frame's IPv4 header checksum made right again.
+/// Corrects the IPv4 header checksum of a frame.
 fn fix_ipv4(frame: &mut [u8]) {
     let (mut ip, _) = Ipv4Header::from_slice(&frame[14..]).unwrap();
     ip.header_checksum = 0;
@@ -45,7 +47,7 @@ fn fix_ipv4(frame: &mut [u8]) {
 }
 
 #[test]
-fn reads_packets_of_rxe_and_their_icrcs_hold() {
+fn packets_of_rxe_are_decoded_and_their_icrcs_verify() {
     let v4 = unhex(RXE_V4);
     let r = roce(&v4);
     assert_eq!(r.ident, IpIdent::Exact { id: 0x1007, flags: 0x4000 });
@@ -61,7 +63,7 @@ fn reads_packets_of_rxe_and_their_icrcs_hold() {
 }
 
 #[test]
-fn writes_the_same_bytes_as_linux() {
+fn encoded_frames_equal_those_of_linux() {
     for hex in [ARP_REQUEST, ARP_REPLY, RXE_V4, RXE_V6, SOLICIT, ADVERT] {
         let bytes = unhex(hex);
         let frame = read(&bytes).unwrap();
@@ -81,13 +83,13 @@ fn writes_the_same_bytes_as_linux() {
 }
 
 #[test]
-fn neighbour_discovery_says_who_and_where() {
+fn neighbour_discovery_is_decoded_and_ignored_from_beyond_a_router() {
     let Content::NeighborSolicit(ns) = read(&unhex(SOLICIT)).unwrap().content else { panic!() };
     assert_eq!(ns.target.to_string(), "fe80::5054:ff:fe77:2");
     assert_eq!(ns.source_mac, Some(A));
     let Content::NeighborAdvert(na) = read(&unhex(ADVERT)).unwrap().content else { panic!() };
     assert_eq!((na.target_mac, na.solicited, na.replace), (Some(B), true, true));
-    // One that came through a router is none of ours.
+    // A solicitation that has passed a router is ignored.
     let mut far = unhex(SOLICIT);
     far[21] = 254;
     assert_eq!(read(&far).unwrap().content, Content::Foreign);
@@ -108,7 +110,7 @@ fn echo_round_trips_in_both_families() {
 }
 
 #[test]
-fn vlan_tags_and_padding_are_seen_through() {
+fn frame_with_two_vlan_tags_and_padding_is_decoded() {
     let plain = unhex(RXE_V4);
     let mut tagged = plain.clone();
     tagged.splice(12..12, [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x00, 0x07]);
@@ -117,13 +119,13 @@ fn vlan_tags_and_padding_are_seen_through() {
     assert_eq!(frame.vlan, [Some(5), Some(7)]);
     let Content::Roce(r) = frame.content else { panic!() };
     assert_eq!(tagged[r.payload], plain[42..]);
-    // A third tag is nobody's.
+    // A frame with a third tag is foreign.
     tagged.splice(12..12, [0x81, 0x00, 0, 1]);
     assert_eq!(read(&tagged).unwrap().content, Content::Foreign);
 }
 
 #[test]
-fn each_fault_has_its_name() {
+fn invalid_frame_is_refused_with_its_error() {
     let fault = |f: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = unhex(RXE_V4);
         f(&mut bytes);
@@ -143,7 +145,7 @@ fn each_fault_has_its_name() {
     assert_eq!(fault(&|b| b[39] = 0x19), FrameError::UdpLength { udp: 25, ip: 24 });
     assert_eq!(fault(&|b| b[41] = 0x19), FrameError::UdpChecksum { found: 0x19 });
     assert_eq!(fault(&|b| b[17] = 19), FrameError::LengthTooShort { layer: "IPv4", len: 19 });
-    // What is not RoCEv2 may look as it likes.
+    // Frames that are not RoCEv2 may have options and inconsistent lengths.
     assert_eq!(read(&unhex(IGMP)).unwrap().content, Content::Foreign);
     let mut dns = unhex(RXE_V4);
     dns[36..38].copy_from_slice(&53u16.to_be_bytes());
@@ -152,10 +154,10 @@ fn each_fault_has_its_name() {
 }
 
 #[test]
-fn ipv4_header_with_the_reserved_flag_is_read_and_its_icrc_holds() {
+fn ipv4_header_with_the_reserved_flag_is_decoded_and_its_icrc_verifies() {
     let mut frame = unhex(RXE_V4);
     frame[20] |= 0x80;
-    // The sum of the words grows by 0x8000, with a carry: 0x161e becomes this.
+    // The flag adds 0x8000 to the sum of the words, with a carry, so the checksum 0x161e becomes 0x961d.
     frame[24..26].copy_from_slice(&0x961d_u16.to_be_bytes());
     let mut r = roce(&frame);
     let payload = r.payload.clone();
@@ -169,7 +171,7 @@ fn ipv4_header_with_the_reserved_flag_is_read_and_its_icrc_holds() {
     assert!(matches!(read(&frame), Err(FrameError::Ipv4Checksum { .. })));
 }
 
-/// A RoCEv1 frame: GRH, an ACK's BTH and AETH, an ICRC by another implementation of the CRC.
+/// Returns a RoCEv1 frame: GRH, BTH and AETH of an ACK, and an ICRC from another implementation of the CRC.
 fn roce_v1_frame() -> Vec<u8> {
     let mut frame = [&B.0[..], &A.0, &[0x89, 0x15]].concat();
     frame.extend_from_slice(&[0x6a, 0xbc, 0xde, 0xf0, 0, 20, 0x1b, 63]);
@@ -188,11 +190,11 @@ fn roce_v1_frame() -> Vec<u8> {
 }
 
 #[test]
-fn roce_v1_is_known_and_its_icrc_is_verified() {
+fn roce_v1_frame_is_recognised_and_its_icrc_verified() {
     let good = roce_v1_frame();
     let content = |frame: &[u8]| read(frame).unwrap().content;
     assert_eq!(content(&good), Content::RoceV1 { intact: true });
-    // Traffic class, flow label, hop limit and the BTH's byte 4 do not count.
+    // The ICRC does not cover traffic class, flow label, hop limit and byte 4 of the BTH.
     for (at, intact) in
         [(14, true), (15, true), (17, true), (21, true), (58, true), (30, false), (54, false), (69, false)]
     {
@@ -214,7 +216,7 @@ fn roce_v1_is_known_and_its_icrc_is_verified() {
 }
 
 #[test]
-fn a_frame_cut_short_anywhere_is_truncated() {
+fn frame_cut_at_any_length_is_truncated() {
     for hex in [ARP_REQUEST, RXE_V4, RXE_V6, SOLICIT, ADVERT] {
         let whole = unhex(hex);
         for len in 0..whole.len() {
@@ -225,13 +227,13 @@ fn a_frame_cut_short_anywhere_is_truncated() {
 }
 
 #[test]
-fn udp_checksums_are_checked_if_there_and_the_pseudo_sum_completes_to_one() {
+fn present_udp_checksum_is_verified_and_pseudo_sum_completes_to_a_valid_one() {
     for hex in [RXE_V4, RXE_V6] {
         let mut frame = unhex(hex);
         let r = roce(&frame);
         let udp_at = r.payload.start - 8;
         let udp_len = (frame.len() - udp_at) as u16;
-        // What hardware does: the field holds the pseudo header's sum, and the whole is summed up.
+        // As in hardware: the field holds the sum of the pseudo-header, and everything is summed up.
         let pseudo = udp_pseudo_sum(&r.flow, udp_len);
         frame[udp_at + 6..udp_at + 8].copy_from_slice(&pseudo.to_be_bytes());
         let sum = etherparse::checksum::Sum16BitWords::new().add_slice(&frame[udp_at..]);
@@ -246,12 +248,12 @@ fn udp_checksums_are_checked_if_there_and_the_pseudo_sum_completes_to_one() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn parser_does_not_panic_on_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = read(&bytes);
     }
 
     #[test]
-    fn no_damage_makes_it_panic(
+    fn parser_does_not_panic_on_corrupt_frames(
         which in 0usize..7,
         hits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         cut in any::<prop::sample::Index>(),
@@ -269,7 +271,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_written_reads_back(
+    fn encoded_frame_decodes_to_the_same_packet(
         v6 in any::<bool>(), src in any::<u128>(), dst in any::<u128>(), src_port in any::<u16>(),
         traffic_class in any::<u8>(), hop_limit in any::<u8>(), label in 0u32..1 << 20, id in any::<u16>(),
         payload in proptest::collection::vec(any::<u8>(), 0..300),
@@ -290,7 +292,7 @@ proptest! {
     }
 }
 
-/// As Linux 6.18 sent them: on joining and leaving 239.1.2.3 and ff15::7, and as the querier of a bridge.
+/// Frames sent by Linux 6.18 on joining and leaving 239.1.2.3 and ff15::7, and as the querier of a bridge.
 const IGMP_LEFT: &str = "01005e000016525400770002080046c00028000040000102f9aa0a4d0002e0000016940400002200e9f9000000010300\
     0000ef010203";
 const IGMP2: &str =
@@ -315,7 +317,7 @@ const MLD1_QUERY: &str = "33330000000152540077000286dd6000000000200001fe80000000
     0000000000013a000502000000008200094b2710000000000000000000000000000000000000";
 
 #[test]
-fn reports_are_what_linux_sends() {
+fn membership_reports_equal_those_of_linux() {
     let report = |group: &str, standing, old| {
         let src = if group.contains(':') { "fe80::5054:ff:fe77:2" } else { "10.77.0.2" };
         let mut out = Vec::new();
@@ -331,7 +333,8 @@ fn reports_are_what_linux_sends() {
         assert_eq!(report(group, Standing::Left, false), unhex(left));
         assert_eq!(report(group, Standing::Joined, true), unhex(old_joined));
         assert_eq!(report(group, Standing::Left, true), unhex(old_left));
-        // The older versions do not tell an answer from news; the present ones by the record's type alone.
+        // The previous versions do not distinguish a response from a new membership; the current ones do so
+        // by the record type alone.
         assert_eq!(report(group, Standing::Member, true), unhex(old_joined));
         let (answer, news) = (report(group, Standing::Member, false), unhex(joined));
         let differ: Vec<_> = answer.iter().zip(&news).filter(|(a, b)| a != b).collect();
@@ -340,7 +343,7 @@ fn reports_are_what_linux_sends() {
 }
 
 #[test]
-fn queries_are_read_and_nothing_else_of_the_kind() {
+fn only_valid_membership_queries_are_decoded() {
     let all_v4 = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     let all_v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     let queries = [
@@ -353,10 +356,10 @@ fn queries_are_read_and_nothing_else_of_the_kind() {
         let mut frame = unhex(frame);
         let content = |frame: &[u8]| read(frame).unwrap().content;
         assert_eq!(content(&frame), Content::GroupQuery(GroupQuery { group, old }));
-        // Padding of a short frame is no part of it.
+        // Padding of a short frame does not belong to the message.
         frame.resize(frame.len().max(60) + 4, 0);
         assert_eq!(content(&frame), Content::GroupQuery(GroupQuery { group, old }));
-        // A broken one, one from afar, one with a wrong checksum.
+        // Queries with a wrong type, a wrong checksum or a changed field are not valid.
         let message = if group.is_ipv4() { 38 } else { 62 };
         for at in [message, message + 2, message + 4] {
             let mut bad = frame.clone();
@@ -372,7 +375,7 @@ fn queries_are_read_and_nothing_else_of_the_kind() {
     for report in [IGMP, IGMP_LEFT, IGMP2, IGMP2_LEFT, MLD, MLD_LEFT, MLD1, MLD1_LEFT] {
         assert_eq!(read(&unhex(report)).unwrap().content, Content::Foreign);
     }
-    // About one group.
+    // A query for one group.
     let mut one = unhex(IGMP2_QUERY);
     one[42..46].copy_from_slice(&[239, 1, 2, 3]);
     let sum = etherparse::checksum::Sum16BitWords::new().add_slice(&[0x11, 100, 0, 0, 239, 1, 2, 3]);

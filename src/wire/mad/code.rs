@@ -1,8 +1,8 @@
-//! Identifiers and codes that the communication manager's messages carry.
+//! Identifiers and codes in the messages of the communication manager.
 
 use std::fmt;
 
-/// What one end calls a connection: each end picks its own, and every message names the recipient's.
+/// Communication ID of a connection. Each end chooses its own, and every message carries the recipient's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CommId(pub u32);
 
@@ -18,7 +18,7 @@ impl fmt::Display for CommId {
     }
 }
 
-/// What a client connects to: a port in a wider sense (IBA A3).
+/// Service ID, to which a client connects: the generalisation of a port (IBA A3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ServiceId(pub u64);
 
@@ -34,12 +34,12 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// Enhanced connection establishment: which vendor's options the ends may use between them.
+/// Enhanced connection establishment (ECE): vendor-specific options that both ends may use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ece {
-    /// The vendor, 24 bits; 0 is none.
+    /// Vendor ID, 24 bits; 0 if there is none.
     pub vendor_id: u32,
-    /// Its options, carried as the MAD's attribute modifier.
+    /// Vendor-specific options, carried as the attribute modifier of the MAD.
     pub options: u32,
 }
 
@@ -49,15 +49,15 @@ macro_rules! codes {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum $name {
             $($(#[$vdoc])* $variant,)*
-            /// Not assigned.
+            /// Code that is not assigned.
             Other($repr),
         }
 
         impl $name {
-            /// Every code that is assigned.
+            /// All assigned codes.
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
 
-            /// The number on the wire.
+            /// Returns the number on the wire.
             pub const fn code(self) -> $repr {
                 match self {
                     $($name::$variant => $code,)*
@@ -65,7 +65,7 @@ macro_rules! codes {
                 }
             }
 
-            /// What a number stands for.
+            /// Returns the meaning of a number.
             pub const fn from_code(code: $repr) -> $name {
                 match code {
                     $($code => $name::$variant,)*
@@ -86,145 +86,146 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a connection is refused (IBA 12.6.7.2; 35 with enhanced connection establishment).
+    /// Reason of a REJ (IBA 12.6.7.2; 35 with enhanced connection establishment).
     RejReason: u16 {
-        /// No queue pair.
+        /// No queue pair is available.
         NoQp = 1, "no queue pair available";
-        /// No end-to-end context.
+        /// No end-to-end context is available.
         NoEec = 2, "no end-to-end context available";
-        /// Out of something else.
+        /// Another resource is not available.
         NoResources = 3, "no resources available";
-        /// The sender has waited long enough. The information is its CA GUID, if it does not know our ID.
+        /// The sender's timeout has expired. The additional information is its CA GUID, if it does not know
+        /// the recipient's ID.
         Timeout = 4, "timeout";
-        /// It does not do that.
+        /// The request is not supported.
         UnsupportedRequest = 5, "unsupported request";
-        /// It knows no such connection.
+        /// The communication ID is unknown.
         InvalidCommId = 6, "invalid communication ID";
-        /// The IDs do not belong together.
+        /// The communication IDs do not belong to the same connection.
         InvalidCommInstance = 7, "invalid communication instance";
-        /// Nobody listens.
+        /// No listener has the service ID.
         InvalidServiceId = 8, "invalid service ID";
-        /// Not this transport.
+        /// The transport service is not supported.
         InvalidTransport = 9, "invalid transport service type";
-        /// The queue pair is of a connection that the peer still has.
+        /// The queue pair belongs to a connection that the peer still has.
         StaleConnection = 10, "stale connection";
-        /// No such reliable datagram channel.
+        /// The reliable datagram channel does not exist.
         NoRdc = 11, "RDC does not exist";
-        /// The primary path's remote GID; the information is the right one.
+        /// The remote GID of the primary path is rejected; the additional information is the correct one.
         PrimaryGid = 12, "primary remote port GID rejected";
-        /// The primary path's remote LID.
+        /// The remote LID of the primary path is rejected.
         PrimaryLid = 13, "primary remote port LID rejected";
-        /// The primary path's service level.
+        /// The service level of the primary path is invalid.
         PrimarySl = 14, "invalid primary SL";
-        /// The primary path's traffic class.
+        /// The traffic class of the primary path is invalid.
         PrimaryTrafficClass = 15, "invalid primary traffic class";
-        /// The primary path's hop limit.
+        /// The hop limit of the primary path is invalid.
         PrimaryHopLimit = 16, "invalid primary hop limit";
-        /// The primary path's rate.
+        /// The rate of the primary path is invalid.
         PrimaryRate = 17, "invalid primary packet rate";
-        /// The alternate path's remote GID; the information is the right one.
+        /// The remote GID of the alternate path is rejected; the additional information is the correct one.
         AlternateGid = 18, "alternate remote port GID rejected";
-        /// The alternate path's remote LID.
+        /// The remote LID of the alternate path is rejected.
         AlternateLid = 19, "alternate remote port LID rejected";
-        /// The alternate path's service level.
+        /// The service level of the alternate path is invalid.
         AlternateSl = 20, "invalid alternate SL";
-        /// The alternate path's traffic class.
+        /// The traffic class of the alternate path is invalid.
         AlternateTrafficClass = 21, "invalid alternate traffic class";
-        /// The alternate path's hop limit.
+        /// The hop limit of the alternate path is invalid.
         AlternateHopLimit = 22, "invalid alternate hop limit";
-        /// The alternate path's rate.
+        /// The rate of the alternate path is invalid.
         AlternateRate = 23, "invalid alternate packet rate";
-        /// Ask elsewhere: another port and another manager.
+        /// The request should be sent to another port and another communication manager.
         PortAndCmRedirection = 24, "port and CM redirection";
-        /// Ask elsewhere: another port.
+        /// The request should be sent to another port.
         PortRedirection = 25, "port redirection";
-        /// The path MTU is too large; the information is the code of the largest.
+        /// The path MTU is too large; the additional information is the code of the largest one.
         InvalidMtu = 26, "invalid path MTU";
-        /// Too few READs and atomics at once.
+        /// The peer accepts too few READs and atomics at once.
         InsufficientResponderResources = 27, "insufficient responder resources";
-        /// The program said no.
+        /// The application rejected the connection.
         Consumer = 28, "consumer reject";
-        /// The receiver-not-ready retry count.
+        /// The RNR retry count is rejected.
         RnrRetryCount = 29, "RNR retry count reject";
-        /// The communication ID is in use between the two.
+        /// The communication ID is already in use between the two ends.
         DuplicateCommId = 30, "duplicate local communication ID";
-        /// Another version of the message class.
+        /// The version of the management class is not supported.
         InvalidClassVersion = 31, "invalid class version";
-        /// The primary path's flow label.
+        /// The flow label of the primary path is invalid.
         PrimaryFlowLabel = 32, "invalid primary flow label";
-        /// The alternate path's flow label.
+        /// The flow label of the alternate path is invalid.
         AlternateFlowLabel = 33, "invalid alternate flow label";
-        /// The vendor's options.
+        /// The vendor-specific options are not supported.
         VendorOption = 35, "vendor option not supported";
     }
 }
 
 codes! {
-    /// The answer to a service ID resolution request (IBA 12.11.2.1).
+    /// Status of a service ID resolution response (IBA 12.11.2.1).
     SidrStatus: u8 {
-        /// Here is the queue pair.
+        /// The queue pair number and the queue key are valid.
         Valid = 0, "QPN and Q_Key are valid";
-        /// Nobody serves that.
+        /// The service ID is not supported.
         Unsupported = 1, "service ID not supported";
-        /// The program said no.
+        /// The application rejected the request.
         Rejected = 2, "rejected by service provider";
-        /// No queue pair.
+        /// No queue pair is available.
         NoQp = 3, "no QP available";
-        /// Ask elsewhere.
+        /// The request should be redirected.
         Redirected = 4, "request should be redirected";
-        /// Another version of the message class.
+        /// The version of the management class is not supported.
         UnsupportedVersion = 5, "version not supported";
     }
 }
 
 codes! {
-    /// The answer to an offered alternate path (IBA 12.8.2.1).
+    /// Status of the response to a LAP (IBA 12.8.2.1).
     AprStatus: u8 {
         /// The path is loaded.
         Loaded = 0, "alternate path information is loaded";
-        /// It knows no such connection.
+        /// The communication ID is unknown.
         InvalidCommId = 1, "invalid communication ID";
-        /// It has no alternate paths.
+        /// The recipient does not support alternate paths.
         Unsupported = 2, "alternate paths not supported";
-        /// The program said no.
+        /// The application rejected the path.
         Rejected = 3, "alternate path rejected";
-        /// Ask elsewhere.
+        /// The request should be redirected.
         Redirected = 4, "alternate path redirection";
-        /// It is the path in use.
+        /// The path is the one in use.
         IsCurrent = 5, "alternate path is the one in use";
-        /// Not the queue pair of the connection.
+        /// The queue pair is not that of the connection.
         InvalidQpn = 6, "invalid QPN or EECN";
-        /// The remote LID.
+        /// The remote LID is rejected.
         InvalidLid = 7, "alternate remote port LID rejected";
-        /// The remote GID.
+        /// The remote GID is rejected.
         InvalidGid = 8, "alternate remote port GID rejected";
-        /// The flow label.
+        /// The flow label is rejected.
         InvalidFlowLabel = 9, "alternate flow label rejected";
-        /// The traffic class.
+        /// The traffic class is rejected.
         InvalidTrafficClass = 10, "alternate traffic class rejected";
-        /// The hop limit.
+        /// The hop limit is rejected.
         InvalidHopLimit = 11, "alternate hop limit rejected";
-        /// The rate.
+        /// The rate is rejected.
         InvalidRate = 12, "alternate packet rate rejected";
-        /// The service level.
+        /// The service level is rejected.
         InvalidSl = 13, "alternate SL rejected";
     }
 }
 
 codes! {
-    /// Which message a REJ answers (IBA 12.6.7.1).
+    /// Message that a REJ rejects (IBA 12.6.7.1).
     Rejected: u8 {
         /// A REQ.
         Req = 0, "REQ";
         /// A REP.
         Rep = 1, "REP";
-        /// None: the sender itself gives up.
+        /// No message: the sender itself abandons the connection.
         None = 2, "no message";
     }
 }
 
 codes! {
-    /// Which message an MRA acknowledges (IBA 12.6.6.1).
+    /// Message whose receipt an MRA acknowledges (IBA 12.6.6.1).
     Acknowledged: u8 {
         /// A REQ.
         Req = 0, "REQ";
@@ -236,7 +237,7 @@ codes! {
 }
 
 codes! {
-    /// The service of the queue pair in a REQ (IBA 12.6.5), where XRC stands for the extended types.
+    /// Transport service of the queue pair in a REQ (IBA 12.6.5); XRC is one of the extended types.
     TransportService: u8 {
         /// Reliable connection.
         Rc = 0, "reliable connection";
@@ -244,7 +245,7 @@ codes! {
         Uc = 1, "unreliable connection";
         /// Reliable datagram.
         Rd = 2, "reliable datagram";
-        /// One of the extended types, which another field tells.
+        /// An extended transport, specified by another field.
         Extended = 3, "extended transport";
     }
 }

@@ -1,18 +1,20 @@
-//! How a message's fields lie in its 232 bytes: by byte, bit from the left and width, as the specification's tables have them.
+//! Encoding of the fields in the 232 bytes of a message: by byte, bit from the left and width, as in the
+//! tables of the specification.
 
 use super::code::{
     Acknowledged, AprStatus, CommId, RejReason, Rejected, ServiceId, SidrStatus, TransportService,
 };
 use crate::wire::{AckTimeout, Gid, Mtu, PKey, Psn, QKey, Qpn};
 
-/// Bytes of a message behind the MAD's header.
+/// Length of a message behind the header of the MAD, in bytes.
 pub(super) const DATA_LEN: usize = 232;
 pub(super) const DATA_BITS: usize = DATA_LEN * 8;
 
-/// The data of a MAD.
+/// Data of a MAD behind its header.
 pub(super) type Data = [u8; DATA_LEN];
 
-/// `width` bits from bit `at` on, counted from the first byte's highest. At most 64, within eight bytes or beginning at one.
+/// Returns `width` bits from bit `at` on, counted from the highest bit of the first byte. `width` is at most
+/// 64; the field lies within eight bytes, or begins at a byte boundary.
 fn bits(data: &Data, at: usize, width: usize) -> u64 {
     let end = (at + width).div_ceil(8);
     let word = data[at / 8..end].iter().fold(0, |word: u64, b| word << 8 | u64::from(*b));
@@ -33,7 +35,7 @@ const fn mask(width: usize) -> u64 {
     u64::MAX >> (64 - width)
 }
 
-/// A value that a message carries.
+/// Value that a message carries in a field.
 pub(super) trait Field: Sized {
     fn read(data: &Data, at: usize, width: usize) -> Self;
     fn write(&self, data: &mut Data, at: usize, width: usize);
@@ -117,7 +119,7 @@ mod tests {
         assert_eq!(data[..4], [0xf0, 0, 0, 0xff]);
         set_bits(&mut data, 8, 64, 0x0102_0304_0506_0708);
         assert_eq!(data[..10], [0xf0, 1, 2, 3, 4, 5, 6, 7, 8, 0xff]);
-        // What does not fit the width is cut off, and spills nowhere.
+        // Bits beyond the width are discarded, and do not reach the neighbouring fields.
         set_bits(&mut data, 75, 3, 0xff);
         set_bits(&mut data, 72, 3, 0);
         assert_eq!(data[9], 0x1f);

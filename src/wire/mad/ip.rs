@@ -1,54 +1,55 @@
-//! The RDMA IP CM service (IBA annex A11): an IP address and port as a service ID and a header in the private data.
+//! RDMA IP CM service (IBA annex A11): IP port as a service ID, and IP addresses as a header in the private
+//! data.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::ServiceId;
 
-/// Bytes of the header that the private data of a REQ and a SIDR_REQ begin with.
+/// Length of the header at the start of the private data of a REQ and a SIDR_REQ, in bytes.
 pub const HEADER_LEN: usize = 36;
 
-/// The port spaces of `rdma_cm`: which ports are apart.
+/// Port spaces of `rdma_cm`. The ports of different spaces are independent.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u16)]
 pub enum PortSpace {
     /// IP over InfiniBand: multicast groups shared with the network stack.
     Ipoib = 0x0002,
-    /// Connections: the ports of TCP.
+    /// Connections, with the ports of TCP.
     Tcp = 0x0106,
-    /// Datagrams: the ports of UDP.
+    /// Datagrams, with the ports of UDP.
     Udp = 0x0111,
-    /// Service IDs as such.
+    /// Native service IDs.
     Ib = 0x013f,
 }
 
 impl PortSpace {
-    /// Every one.
+    /// All port spaces.
     pub const ALL: [PortSpace; 4] = [PortSpace::Ipoib, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
 
-    /// The number that `rdma_cm` has for it.
+    /// Returns the number of the port space in `rdma_cm`.
     pub const fn code(self) -> u16 {
         self as u16
     }
 
-    /// The port space of a number.
+    /// Returns the port space of a number.
     pub fn from_code(code: u16) -> Option<PortSpace> {
         PortSpace::ALL.into_iter().find(|s| s.code() == code)
     }
 
-    /// The service that a port of this space is.
+    /// Returns the service ID of a port in this space.
     pub const fn service(self, port: u16) -> ServiceId {
         ServiceId((self as u64) << 16 | port as u64)
     }
 }
 
 impl ServiceId {
-    /// The port that it stands for, if it is one of IP's.
+    /// Returns the port space and the port that the service ID represents, if it is one of an IP port.
     pub fn ip_port(self) -> Option<(PortSpace, u16)> {
         let space = u16::try_from(self.0 >> 16).ok().and_then(PortSpace::from_code)?;
         Some((space, self.0 as u16))
     }
 
-    /// The services of the same port in every port space, or only this one if it has no IP port.
+    /// Returns the service IDs of the same port in every port space, or only this one if it has no IP port.
     pub fn of_same_port(self) -> impl Iterator<Item = ServiceId> {
         let port = self.ip_port().map(|(_, port)| port);
         let all = port.into_iter().flat_map(|port| PortSpace::ALL.map(|space| space.service(port)));
@@ -56,34 +57,34 @@ impl ServiceId {
     }
 }
 
-/// Addresses of both ends of a connection. Zeros stand for no address (a wildcard).
+/// Addresses of both ends of a connection. An address of zeros is a wildcard.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IpHeader {
-    /// Address and port of the one who asks.
+    /// Address and port of the client.
     pub source: SocketAddr,
-    /// The address that it asks for; its port is in the service ID.
+    /// Address of the server, whose port is in the service ID.
     pub destination: IpAddr,
 }
 
-/// Why private data does not begin with a header.
+/// Reason for which private data does not begin with a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IpHeaderError {
-    /// Too short.
+    /// The private data is too short.
     #[error("{0} bytes of private data hold no IP header, which has {HEADER_LEN}")]
     Length(usize),
-    /// Another version of the header.
+    /// The version of the header is not known.
     #[error("version {}.{} of the IP header, and only 0.0 is known", .0 >> 4, .0 & 0xf)]
     Version(u8),
-    /// Neither IPv4 nor IPv6.
+    /// The address family is neither IPv4 nor IPv6.
     #[error("IP version {0} is neither 4 nor 6")]
     IpVersion(u8),
 }
 
 impl IpHeader {
-    /// The header at the front of private data.
+    /// Decodes the header at the start of private data.
     ///
     /// # Errors
-    /// [`IpHeaderError`]
+    /// [`IpHeaderError`] if the data is too short, or its version or address family is unknown.
     pub fn parse(private_data: &[u8]) -> Result<IpHeader, IpHeaderError> {
         let Some(bytes) = private_data.first_chunk::<HEADER_LEN>() else {
             return Err(IpHeaderError::Length(private_data.len()));
@@ -94,7 +95,7 @@ impl IpHeader {
         let version = bytes[1] >> 4;
         let address = |at: usize| -> Result<IpAddr, IpHeaderError> {
             match version {
-                // An IPv4 address is the last word of its field.
+                // An IPv4 address is in the last word of its field.
                 4 => Ok(Ipv4Addr::from(*bytes[at + 12..].first_chunk().expect("36 bytes")).into()),
                 6 => Ok(Ipv6Addr::from(*bytes[at..].first_chunk().expect("36 bytes")).into()),
                 other => Err(IpHeaderError::IpVersion(other)),
@@ -104,7 +105,7 @@ impl IpHeader {
         Ok(IpHeader { source: SocketAddr::new(address(4)?, port), destination: address(20)? })
     }
 
-    /// Its bytes. If one address is IPv6, both are written so.
+    /// Encodes the header. If one address is IPv6, both are encoded as IPv6.
     pub fn bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         let (source, destination) = (self.source.ip(), self.destination);
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_service_ids() {
+    fn ports_map_to_service_ids_and_back() {
         assert_eq!(PortSpace::Tcp.service(0x1c06), ServiceId(0x0000_0000_0106_1c06));
         assert_eq!(PortSpace::Udp.service(7174).ip_port(), Some((PortSpace::Udp, 7174)));
         assert_eq!(ServiceId(0x1_0106_1c06).ip_port(), None);
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_survive_and_mixed_ones_become_ipv6() {
+    fn headers_round_trip_and_mixed_families_become_ipv6() {
         for (source, destination) in [("10.0.0.1:7", "10.0.0.2"), ("[fd00::1]:65535", "fd00::2")] {
             let header =
                 IpHeader { source: source.parse().unwrap(), destination: destination.parse().unwrap() };
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_told() {
+    fn invalid_ip_header_is_refused_with_its_error() {
         let good =
             IpHeader { source: "10.0.0.1:7".parse().unwrap(), destination: "10.0.0.2".parse().unwrap() };
         let mut bytes = good.bytes();

@@ -1,7 +1,8 @@
-//! Management datagrams of the communication manager (IBA 13.4, 12.6 to 12.11): bytes to messages and back.
+//! Management datagrams (MADs) of the communication manager (IBA 13.4, 12.6 to 12.11): decoding and encoding.
 //!
-//! A [`Mad`] is a header and a [`Message`]; the messages are plain structs made from the specification's tables. [`ip`] is
-//! what `rdma_cm` adds: ports as service IDs, and addresses in the private data.
+//! A [`Mad`] is a header and a [`Message`]; the messages are plain structs generated from the tables of the
+//! specification. [`ip`] implements the additions of `rdma_cm`: ports as service IDs, and addresses in the
+//! private data.
 
 mod code;
 mod field;
@@ -14,9 +15,9 @@ pub use code::{
 use field::Field;
 pub use message::{Apr, Drep, Dreq, Lap, Mra, PathInfo, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 
-/// Bytes of a MAD.
+/// Length of a MAD in bytes.
 pub const MAD_LEN: usize = 256;
-/// Bytes of its header.
+/// Length of the header of a MAD in bytes.
 pub const MAD_HEADER_LEN: usize = 24;
 
 const BASE_VERSION: u8 = 1;
@@ -24,76 +25,78 @@ const CLASS: u8 = 0x07;
 const CLASS_VERSION: u8 = 2;
 const METHOD_SEND: u8 = 0x03;
 
-/// A datagram of the communication manager.
+/// Management datagram of the communication manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mad {
-    /// Which exchange it is of: an answer has that of what it answers.
+    /// Transaction ID: a response has that of its request.
     pub transaction: u64,
-    /// The attribute modifier: the options of [`Ece`], in REQ, REP and SIDR_REP.
+    /// Attribute modifier: the options of [`Ece`], in REQ, REP and SIDR_REP.
     pub modifier: u32,
-    /// What it says.
+    /// Message in the data of the MAD.
     pub message: Message,
 }
 
-/// Why bytes are no MAD of the communication manager.
+/// Reason for which bytes are not a MAD of the communication manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MadError {
-    /// A MAD has [`MAD_LEN`] bytes.
+    /// The length is not [`MAD_LEN`].
     #[error("{0} bytes are no MAD, which has {MAD_LEN}")]
     Length(usize),
-    /// Base version.
+    /// The base version is not known.
     #[error("MAD base version {0}, and only {BASE_VERSION} is known")]
     BaseVersion(u8),
-    /// Another management class.
+    /// The management class is not that of the communication manager.
     #[error("management class {0:#04x} is not the communication manager's, {CLASS:#04x}")]
     Class(u8),
-    /// Another version of the class.
+    /// The version of the management class is not known.
     #[error("version {0} of the communication management class, and only {CLASS_VERSION} is known")]
     ClassVersion(u8),
-    /// The communication manager's messages are all sent, none asked for or answered as an attribute is.
+    /// The method is not Send, which is the only one of the communication manager: its messages do not get or
+    /// set attributes.
     #[error("method {0:#04x} where communication management has only Send, {METHOD_SEND:#04x}")]
     Method(u8),
-    /// No such message.
+    /// The attribute is not a message of the communication manager.
     #[error("attribute {0:#06x} is no message of communication management")]
     Attribute(u16),
 }
 
-/// The recipient of a message.
+/// Recipient of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Recipient {
-    /// The listener of a service.
+    /// Listener of a service ID.
     Service(ServiceId),
-    /// The end of a connection, or of a service ID resolution, that has this ID. 0 in a REJ of one that never learned it.
+    /// End of a connection, or of a service ID resolution, with this ID; 0 in a REJ whose sender never
+    /// learned the ID.
     Connection(CommId),
 }
 
 macro_rules! message {
     ($($(#[$doc:meta])* $name:ident = $attribute:literal, $text:literal;)*) => {
-        /// A message of the communication manager.
+        /// Message of the communication manager.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[allow(clippy::large_enum_variant, reason = "they are all of the size of a MAD")]
         pub enum Message {
             $($(#[$doc])* $name($name),)*
         }
 
-        /// Which message.
+        /// Kind of a message.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         pub enum MessageKind {
             $($(#[$doc])* $name,)*
         }
 
         impl MessageKind {
-            /// Every message.
+            /// All kinds.
             pub const ALL: &'static [MessageKind] = &[$(MessageKind::$name),*];
 
-            /// As the specification writes it.
+            /// Returns the name in the specification.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(MessageKind::$name => $text,)*
                 }
             }
 
-            /// The attribute ID.
+            /// Returns the attribute ID.
             pub const fn attribute(self) -> u16 {
                 match self {
                     $(MessageKind::$name => $attribute,)*
@@ -102,7 +105,7 @@ macro_rules! message {
         }
 
         impl Message {
-            /// Which it is.
+            /// Returns the kind of the message.
             pub const fn kind(&self) -> MessageKind {
                 match self {
                     $(Message::$name(_) => MessageKind::$name,)*
@@ -157,7 +160,7 @@ message! {
 }
 
 impl Message {
-    /// The recipient, by which a process is found where several share QP1.
+    /// Returns the recipient, which selects a process if several share QP1.
     pub fn recipient(&self) -> Recipient {
         Recipient::Connection(match self {
             Message::Req(m) => return Recipient::Service(m.service),
@@ -176,10 +179,11 @@ impl Message {
 }
 
 impl Mad {
-    /// The message in `bytes`. Reserved fields may be anything, as may be what the message does not use of its values.
+    /// Decodes the MAD in `bytes`. Reserved fields, and bits that the message does not use, may have any
+    /// value.
     ///
     /// # Errors
-    /// [`MadError`]
+    /// [`MadError`] if the length, a field of the header or the attribute is not that of a known message.
     pub fn parse(bytes: &[u8]) -> Result<Mad, MadError> {
         let Ok(bytes) = <&[u8; MAD_LEN]>::try_from(bytes) else {
             return Err(MadError::Length(bytes.len()));
@@ -201,7 +205,7 @@ impl Mad {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the MAD.
     pub fn bytes(&self) -> [u8; MAD_LEN] {
         let mut bytes = [0; MAD_LEN];
         let (header, data) = bytes.split_at_mut(MAD_HEADER_LEN);
@@ -215,24 +219,24 @@ impl Mad {
 }
 
 impl Rep {
-    /// The vendor of the sender's [`Ece`].
+    /// Returns the vendor ID of the sender's [`Ece`].
     pub fn vendor_id(&self) -> u32 {
         u32::from_be_bytes([0, self.vendor_id_high, self.vendor_id_middle, self.vendor_id_low])
     }
 
-    /// Sets the vendor, of which 24 bits count.
+    /// Sets the vendor ID, of which 24 bits are significant.
     pub fn set_vendor_id(&mut self, vendor: u32) {
         [_, self.vendor_id_high, self.vendor_id_middle, self.vendor_id_low] = vendor.to_be_bytes();
     }
 }
 
 impl SidrRep {
-    /// The vendor of the sender's [`Ece`].
+    /// Returns the vendor ID of the sender's [`Ece`].
     pub fn vendor_id(&self) -> u32 {
         u32::from(self.vendor_id_high) << 8 | u32::from(self.vendor_id_low)
     }
 
-    /// Sets the vendor, of which 24 bits count.
+    /// Sets the vendor ID, of which 24 bits are significant.
     pub fn set_vendor_id(&mut self, vendor: u32) {
         (self.vendor_id_high, self.vendor_id_low) = ((vendor >> 8) as u16, vendor as u8);
     }
@@ -241,7 +245,7 @@ impl SidrRep {
 macro_rules! info {
     ($($name:ident)*) => {
         $(impl $name {
-            /// The part of `info` that counts.
+            /// Returns the significant part of `info`.
             pub fn info(&self) -> &[u8] {
                 &self.info[..usize::from(self.info_len).min(self.info.len())]
             }

@@ -1,9 +1,11 @@
+//! Tests of the codec of the communication manager's messages.
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::wire::{Mtu, Qpn};
 
-/// A MAD of a kind whose data are these.
+/// Returns a MAD of a kind with this data.
 fn mad(kind: MessageKind, data: &[u8]) -> [u8; MAD_LEN] {
     let mut bytes = [0; MAD_LEN];
     bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
@@ -16,11 +18,12 @@ fn zeros(bytes: &[u8]) -> u32 {
     bytes.iter().map(|b| b.count_zeros()).sum()
 }
 
-/// Of all ones, every bit that a table gives a meaning is written again: what is lost is what the tables reserve.
+/// Decodes messages of all ones and encodes them again: only the bits that the tables reserve are lost.
 #[test]
 fn fields_cover_all_but_the_reserved_bits() {
     let reserved = |kind| match kind {
-        // Words, and bytes beside 24 bits; six bits beside each flow label, three beside each SL and each timeout.
+        // Reserved words, and bytes beside fields of 24 bits; six bits beside each flow label, three beside
+        // each SL and each timeout.
         MessageKind::Req => 8 + 32 + 2 * (6 + 3 + 3),
         MessageKind::Mra => 6 + 3,
         MessageKind::Rej => 6 + 1,
@@ -41,7 +44,7 @@ fn fields_cover_all_but_the_reserved_bits() {
 
 proptest! {
     #[test]
-    fn what_is_read_is_written_to_what_reads_the_same(
+    fn decoded_message_encodes_to_an_equivalent_one(
         kind in proptest::sample::select(MessageKind::ALL),
         data in proptest::collection::vec(any::<u8>(), 232),
         transaction: u64,
@@ -54,18 +57,18 @@ proptest! {
         prop_assert_eq!((read.transaction, read.modifier, read.message.kind()), (transaction, modifier, kind));
         let again = read.bytes();
         prop_assert_eq!(Mad::parse(&again), Ok(read));
-        // Nothing is set that was not.
+        // No bit is set that was clear.
         prop_assert!(again.iter().zip(&bytes).all(|(new, old)| new & !old == 0));
     }
 
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn parser_does_not_panic_on_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = Mad::parse(&bytes);
     }
 }
 
 #[test]
-fn what_is_no_message_is_told() {
+fn invalid_mad_is_refused_with_its_error() {
     let good = mad(MessageKind::Rtu, &[0; 232]);
     let with = |at: usize, value: u8| {
         let mut bytes = good;
@@ -82,7 +85,7 @@ fn what_is_no_message_is_told() {
 }
 
 #[test]
-fn codes_are_told_apart_and_none_is_lost() {
+fn codes_round_trip_including_unassigned_ones() {
     for code in 0..=u16::MAX {
         assert_eq!(RejReason::from_code(code).code(), code);
     }
@@ -96,7 +99,7 @@ fn codes_are_told_apart_and_none_is_lost() {
 }
 
 #[test]
-fn a_vendor_is_in_pieces_between_other_fields() {
+fn vendor_id_is_split_between_other_fields() {
     let mut rep = Rep { qpn: Qpn::new(0x12_3456), ..Rep::default() };
     rep.set_vendor_id(0xab_cdef);
     assert_eq!(rep.vendor_id(), 0xab_cdef);
@@ -108,7 +111,7 @@ fn a_vendor_is_in_pieces_between_other_fields() {
 }
 
 #[test]
-fn recipients() {
+fn recipient_is_the_service_or_the_remote_id() {
     let service = ServiceId(7);
     let req = Req { service, mtu: Some(Mtu::Mtu1024), ..Req::default() };
     assert_eq!(Message::from(req).recipient(), Recipient::Service(service));
@@ -119,7 +122,7 @@ fn recipients() {
 }
 
 #[test]
-fn a_length_of_information_beyond_the_field_is_cut() {
+fn information_length_beyond_the_field_is_truncated() {
     let rej = Rej { info_len: 127, ..Rej::default() };
     assert_eq!(rej.info().len(), 72);
     assert_eq!(Apr { info_len: 255, ..Apr::default() }.info().len(), 72);
