@@ -1,5 +1,5 @@
-//! Packets that have arrived together: each is checked, and handed to the queue pair that it is for. What follows for the
-//! same one goes with it.
+//! Dispatch of received bursts: checks each packet and passes it to its queue pair, together with the packets
+//! behind it that are for the same queue pair.
 
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
@@ -8,28 +8,29 @@ use crate::transport::{Counters, Instant, RxBurst, SrqId, TxQueue, Via};
 use crate::wire::icrc::Verifier;
 use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 
-/// What is left of a burst.
+/// Unprocessed part of a received burst.
 pub(super) struct Arrivals<'a> {
     burst: RxBurst<'a>,
     rest: &'a [u8],
-    /// Of the next packet.
+    /// Index of the next packet.
     index: u16,
-    /// The verifier has seen one of them.
+    /// The verifier has checked a packet of the burst.
     begun: bool,
 }
 
 impl<'a> Arrivals<'a> {
-    /// All of `burst`, which has the packets from number `first` on of that in which they were sent.
+    /// Returns all packets of `burst`, the first of which was packet `first` of the burst as sent.
     fn new(burst: &RxBurst<'a>, first: u16) -> Arrivals<'a> {
         Arrivals { burst: *burst, rest: burst.data, index: first, begun: false }
     }
 
-    /// None of `burst`.
+    /// Returns an empty remainder of `burst`.
     pub fn none(burst: &RxBurst<'a>) -> Arrivals<'a> {
         Arrivals { rest: &[], ..Arrivals::new(burst, 0) }
     }
 
-    /// Whether the next is one that a queue pair takes that has taken `packet`, as both came by the same path.
+    /// Reports whether the next packet is for the queue pair that has accepted `packet`. Both have come by
+    /// the same path.
     #[inline]
     fn goes_on(&self, packet: &Packet<'_>) -> bool {
         let (Some(bytes), before) = (self.rest.first_chunk::<BTH_LEN>(), packet.bth()) else { return false };
@@ -38,11 +39,12 @@ impl<'a> Arrivals<'a> {
         dest_qp == before.dest_qp
             && pkey == before.pkey
             && transport == packet.row().transport
-            // Each of these names a shared receive queue, and a queue pair takes requests or responses.
+            // XRC packets each name a shared receive queue, and an XRC queue pair takes either requests or
+            // responses.
             && transport != Transport::Xrc
     }
 
-    /// The next, if it is a packet, and whole; if not, it is counted.
+    /// Returns the next packet if it is well-formed and its ICRC is valid; otherwise counts it as dropped.
     #[inline]
     fn next(&mut self, verifier: &mut Verifier, c: &mut Counters) -> Option<Packet<'a>> {
         let (bytes, rest) = self.rest.split_at(self.rest.len().min(self.burst.segment.max(1)));
@@ -74,7 +76,8 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// The queue pair that a packet is for, if it takes that, and by which path it came; if not, why is counted.
+/// Returns the queue pair that a packet is for, and the path it came by, if the queue pair accepts it;
+/// otherwise counts the packet as dropped.
 #[inline]
 fn admit<'t>(
     table: &'t mut QpTable,
@@ -112,13 +115,12 @@ fn admit<'t>(
 }
 
 impl Nic {
-    /// Takes in packets that arrived together. What they call for leaves with the next
-    /// [`transmit`](Self::transmit).
+    /// Processes a received burst. Its responses are sent by the next [`transmit`](Self::transmit).
     pub fn handle_burst(&mut self, now: Instant, burst: &RxBurst<'_>, memory: &Table, tx: &mut TxQueue) {
         self.handle_part(now, burst, 0, memory, tx);
     }
 
-    /// Handles a part of a burst: `burst` has the packets from number `first` of it on.
+    /// Processes a part of a burst: `burst` contains the packets from index `first` on.
     pub fn handle_part(
         &mut self,
         now: Instant,
@@ -138,13 +140,13 @@ impl Nic {
                 entry.stirred = false;
                 self.peers.settle(entry, self.config.tuning.window);
                 self.schedule.touch(entry);
-                // Progress brings the timeout of a peer that was silent down again.
+                // Progress shortens the timeout again that an ACK timeout had extended.
                 self.schedule.arm(entry);
             }
         }
     }
 
-    /// Deals with a packet, and with those that follow it to the same queue pair.
+    /// Processes a packet, and those that follow it to the same queue pair.
     fn handle_packet(
         &mut self,
         now: Instant,
@@ -164,12 +166,12 @@ impl Nic {
         match (to_group, dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
             (false, false) => self.hand_to(dest, now, packet, arrivals, memory, tx),
             (true, true) => self.hand_to_group(now, &arrivals.burst, packet, memory, tx),
-            // A group's address and the multicast QP go together, for datagrams only (IBA 9.6, 10.5.2).
+            // A group address and the multicast QPN go together, and for datagrams only (IBA 9.6, 10.5.2).
             _ => c.rx_not_multicast += 1,
         }
     }
 
-    /// Gives a packet to a queue pair that it is for, and those behind it that go with it.
+    /// Passes a packet to queue pair `dest`, with the packets behind it that are for the same queue pair.
     pub(super) fn hand_to(
         &mut self,
         dest: Qpn,
@@ -184,7 +186,8 @@ impl Nic {
         let Some((entry, via)) = admitted else { return };
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-        // With two paths each packet may change which is which; and each that manages the port is looked at.
+        // With an alternate path, each packet may cause a migration; and each packet to QP1 is checked by
+        // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
         entry.qp.handle_packet(packet, &flow, via, &mut env);
         while one_path && arrivals.goes_on(packet) {

@@ -1,3 +1,5 @@
+//! Completion queues.
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -6,79 +8,79 @@ use super::cq_ring::{Entry, Place, Ring};
 use crate::transport::{Completion, CqId, Instant, WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
-/// No completion raises an event; below the others, of which the larger is the wider wish.
+/// Arming state: no completion raises an event. Ordered: the larger value covers more completions.
 const NOT_ARMED: u8 = 0;
 const SOLICITED: u8 = 1;
 const ANY: u8 = 2;
 
-/// Which completions raise an event.
+/// Completions that raise an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notify {
-    /// The next one.
+    /// The next completion.
     Any,
-    /// The next that the peer marked as solicited, or that is an error.
+    /// The next completion that is solicited or an error.
     Solicited,
 }
 
-/// A listener to the events of a completion queue.
+/// Listener for the events of a completion queue.
 pub trait CqListener: Send + Sync {
-    /// The event that was asked for by [`CompletionQueue::arm`]; called once for each.
+    /// Called once for each event that was armed with [`CompletionQueue::arm`].
     fn completion(&self);
 }
 
-/// What became of a completion.
+/// Result of adding a completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pushed {
-    /// It waits in the queue.
+    /// The completion is in the queue.
     Stored,
-    /// The queue was full.
+    /// The queue has overflowed: it was full, and the completion is lost.
     Lost {
-        /// For the first time.
+        /// This is the first overflow of the queue.
         first: bool,
     },
 }
 
-/// A completion queue: filled by the NIC, emptied by the application, from any thread and without a lock.
+/// Completion queue: filled by the NIC, polled by the application, from any thread and without locks.
 pub struct CompletionQueue {
     id: CqId,
     ring: Ring,
-    /// A completion that finds it full takes the place of the oldest.
+    /// A completion that finds the queue full replaces the oldest.
     overwrites: bool,
     overflow: AtomicBool,
-    /// Which completion raises an event: 0 for none.
+    /// Arming state: the completions that raise an event.
     armed: AtomicU8,
-    /// Completions up to the last that raised one.
+    /// Number of completions up to the last event.
     told: AtomicU64,
     listener: OnceLock<Arc<dyn CqListener>>,
 }
 
-/// A completion and when it was put into its queue.
+/// Completion with the time at which it was added to its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stamped {
-    /// What ended.
+    /// The completion.
     pub completion: Completion,
-    /// By the NIC's clock.
+    /// Time by the clock of the NIC.
     pub at: Instant,
 }
 
-/// The queue was full when a completion came, so completions are missing.
+/// The completion queue has overflowed, so completions are missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the completion queue of {capacity} entries has overflowed")]
 pub struct CqOverflow {
-    /// Its size.
+    /// Capacity of the queue.
     pub capacity: usize,
 }
 
 impl CompletionQueue {
-    /// A queue for `capacity` completions, at least one.
+    /// Creates a queue for `capacity` completions, at least one.
     ///
     /// # Panics
-    /// Above 2^31.
+    /// If `capacity` exceeds 2^31.
     pub fn new(capacity: usize) -> CompletionQueue {
         CompletionQueue::numbered(CqId::default(), capacity)
     }
 
-    /// [`new`](Self::new) with a number, by which events name it.
+    /// Creates a queue like [`new`](Self::new), with the handle that events refer to.
     pub fn numbered(id: CqId, capacity: usize) -> CompletionQueue {
         CompletionQueue {
             id,
@@ -91,48 +93,49 @@ impl CompletionQueue {
         }
     }
 
-    /// This queue, but a completion that finds it full takes the place of the oldest; none counts as lost.
+    /// Makes the queue overwrite: a completion that finds it full replaces the oldest, and no overflow is
+    /// reported.
     pub fn overwriting(mut self) -> CompletionQueue {
         self.overwrites = true;
         self
     }
 
-    /// Its number.
+    /// Handle of the queue.
     pub fn id(&self) -> CqId {
         self.id
     }
 
-    /// Entries that it holds at most.
+    /// Maximum number of entries.
     pub fn capacity(&self) -> usize {
         self.ring.capacity()
     }
 
-    /// Changes how many entries it holds; those that wait stay. Nothing may be [pushed](Self::push) meanwhile.
+    /// Changes the capacity; queued entries stay. No completion may be [pushed](Self::push) at the same time.
     ///
     /// # Errors
-    /// How many wait, if those are more.
+    /// Number of queued entries, if it exceeds `capacity`.
     pub fn resize(&self, capacity: usize) -> Result<(), usize> {
         self.ring.resize(capacity)
     }
 
-    /// Sets who is told; once, at creation.
+    /// Sets the listener. Called once, at creation.
     pub fn set_listener(&self, listener: Arc<dyn CqListener>) {
         // The verbs layer calls this once, before the queue is shared; a second call would lose its listener.
         let first = self.listener.set(listener).is_ok();
         debug_assert!(first, "a completion queue has one listener");
     }
 
-    /// Entries waiting.
+    /// Number of queued entries.
     pub fn len(&self) -> usize {
         self.ring.len()
     }
 
-    /// Whether none is waiting.
+    /// Reports whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds a completion at the time `now`.
+    /// Adds a completion with the time `now`.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
         let entry = pack(&Stamped { completion, at: now });
         let place = loop {
@@ -141,7 +144,7 @@ impl CompletionQueue {
                 None if !self.overwrites => {
                     return Pushed::Lost { first: !self.overflow.swap(true, Ordering::AcqRel) };
                 }
-                // Another shard may be about to fill the oldest.
+                // Another shard may be about to fill the oldest entry.
                 None if self.ring.pop().is_none() => std::thread::yield_now(),
                 None => {}
             }
@@ -152,7 +155,7 @@ impl CompletionQueue {
         Pushed::Stored
     }
 
-    /// Raises an event, of all that waits.
+    /// Raises an event, which covers all queued completions.
     fn tell(&self) {
         self.told.store(self.ring.count(), Ordering::Relaxed);
         if let Some(listener) = self.listener.get() {
@@ -160,16 +163,16 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether a completion that was just added raises an event; if so, no other does.
+    /// Reports whether a completion just added raises an event, and disarms the queue if so.
     fn is_awaited(&self, completion: &Completion, place: Place) -> bool {
-        // Against the order in `arm`: whoever arms and then finds the queue empty is seen here.
+        // Pairs with the fence in `arm`: a thread that arms and then finds the queue empty is seen here.
         fence(Ordering::SeqCst);
         loop {
             let wish = self.armed.load(Ordering::Relaxed);
             let wanted = match wish {
                 NOT_ARMED => false,
-                // Behind this one may be another shard's that was asked for, which nobody could take before this one was
-                // there: whoever armed then has seen an empty queue.
+                // Another shard's solicited completion may be behind this one. It could not be polled before
+                // this one was filled, so a thread that armed then has seen an empty queue.
                 SOLICITED => {
                     completion.solicited
                         || completion.status != WcStatus::Success
@@ -187,13 +190,13 @@ impl CompletionQueue {
         }
     }
 
-    /// Moves up to `max` completions to the end of `out`; returns how many.
+    /// Moves up to `max` completions to the end of `out` and returns their number.
     ///
     /// # Errors
-    /// [`CqOverflow`] once all entries from before the overflow are taken.
+    /// [`CqOverflow`] once all completions from before the overflow have been polled.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
         let before = out.len();
-        // What comes meanwhile is for the next time, or a call might never end.
+        // Completions that arrive meanwhile are left for the next call; otherwise a call might never end.
         let max = max.min(self.len());
         while out.len() - before < max
             && let Some(entry) = self.ring.pop()
@@ -209,7 +212,7 @@ impl CompletionQueue {
     /// Takes the oldest completion with its time.
     ///
     /// # Errors
-    /// As [`poll`](Self::poll).
+    /// [`CqOverflow`] as for [`poll`](Self::poll).
     pub fn take(&self) -> Result<Option<Stamped>, CqOverflow> {
         match self.ring.pop() {
             None => self.check_overflow().map(|()| None),
@@ -218,31 +221,31 @@ impl CompletionQueue {
     }
 
     fn check_overflow(&self) -> Result<(), CqOverflow> {
-        // In this order: those that were lost came after a queue that was full.
+        // The order matters: completions were lost only after the queue was full.
         match self.overflow.load(Ordering::Acquire) && self.is_empty() {
             true => Err(CqOverflow { capacity: self.capacity() }),
             false => Ok(()),
         }
     }
 
-    /// Asks for one event at the next completion of that kind. A completion that is already there raises
-    /// none: poll once more after arming, as in verbs.
+    /// Arms one event for the next completion of this kind. A completion that is already queued raises none:
+    /// poll once more after arming, as in verbs.
     pub fn arm(&self, notify: Notify) {
         let wish = match notify {
             Notify::Solicited => SOLICITED,
             Notify::Any => ANY,
         };
-        // Asking for any completion is the wider wish; it stays until an event answers it.
+        // `ANY` covers more than `SOLICITED` and stays until an event is raised.
         self.armed.fetch_max(wish, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 
-    /// [`arm`](Self::arm) as hardware does it: a completion that came while nothing was asked for, and still waits, raises
-    /// the event at once. One that has raised an event before does not do so again.
+    /// Arms the queue like hardware: in addition to [`arm`](Self::arm), a queued completion that was added
+    /// while the queue was not armed raises the event at once, unless an event has covered it before.
     pub fn arm_with_missed(&self, notify: Notify) {
         self.arm(notify);
         if notify == Notify::Any && self.ring.waits_behind(self.told.load(Ordering::Relaxed)) {
-            // Whoever adds another one meanwhile may be raising it.
+            // A thread that adds another completion meanwhile may already be raising the event.
             let taken = self.armed.compare_exchange(ANY, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_ok() {
                 self.tell();
@@ -250,19 +253,19 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether the next completion, or the next of a kind, raises an event.
+    /// Reports whether the queue is armed.
     pub fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed) != NOT_ARMED
     }
 
-    /// Forgets the completions of a queue pair that is gone, as destroying it does in verbs. Nothing may be
-    /// [pushed](Self::push) meanwhile.
+    /// Removes the completions of a destroyed queue pair, as in verbs. No completion may be
+    /// [pushed](Self::push) at the same time.
     pub fn purge(&self, qpn: Qpn) {
         self.ring.retain(|entry| unpack(entry).completion.qpn != qpn);
     }
 }
 
-/// An entry of the ring.
+/// Encodes a completion as an entry of the ring.
 fn pack(stamped: &Stamped) -> Entry {
     let Stamped { completion: c, at } = stamped;
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -279,7 +282,7 @@ fn pack(stamped: &Stamped) -> Entry {
     ]
 }
 
-/// The completion of an entry of the ring.
+/// Decodes an entry of the ring.
 fn unpack(entry: &Entry) -> Stamped {
     let [wr_id, at, what, lengths, extras, qpns, rest] = *entry;
     let (low, high) = (|word: u64| word as u32, |word: u64| (word >> 32) as u32);
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_comes_out_as_it_went_in() {
+    fn completion_survives_the_ring_unchanged() {
         let all_ones = Completion {
             wr_id: u64::MAX,
             status: WcStatus::RnrRetryExcErr,
@@ -361,7 +364,7 @@ mod tests {
             over_ipv4: true,
             pkey_index: u16::MAX,
         };
-        // Each field by itself, so that none takes another's place.
+        // Sets each field by itself, so that no field replaces another.
         let one_by_one: [fn(&mut Completion, &Completion); 13] = [
             |c, o| c.wr_id = o.wr_id,
             |c, o| c.status = o.status,
@@ -396,9 +399,10 @@ mod tests {
         assert_eq!(queue.take(), Ok(None));
     }
 
-    /// One shard has claimed a place and is kept from filling it while another fills the next with what is asked for.
+    /// One shard has claimed a place and is delayed while another fills the next place with a solicited
+    /// completion.
     #[test]
-    fn what_was_asked_for_is_told_of_though_it_could_not_be_taken_at_first() {
+    fn solicited_completion_behind_an_unfilled_place_still_raises_the_event() {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
         queue.set_listener(rung.clone());
         let solicited = Completion { solicited: true, ..EMPTY };
@@ -412,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overflow_is_told_once_all_before_it_are_taken() {
+    fn overflow_is_reported_after_the_earlier_completions_are_polled() {
         let queue = CompletionQueue::new(2);
         for _ in 0..2 {
             assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Stored);
@@ -426,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_overwrites_keeps_the_newest() {
+    fn overwriting_queue_keeps_the_newest_completions() {
         let queue = CompletionQueue::new(2).overwriting();
         for wr_id in 0..5 {
             assert_eq!(queue.push(Instant(1), Completion { wr_id, ..EMPTY }), Pushed::Stored);
@@ -437,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_answers_the_wish_for_solicited_completions() {
+    fn error_raises_the_event_armed_for_solicited_completions() {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
         queue.set_listener(rung.clone());
         queue.arm(Notify::Solicited);
@@ -452,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_unasked_is_told_of_once_when_it_is_asked_for_as_of_hardware() {
+    fn completion_before_arming_raises_one_event_when_armed_like_hardware() {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
         queue.set_listener(rung.clone());
         let rings = || rung.0.load(Ordering::Relaxed);

@@ -1,30 +1,33 @@
-//! The ring behind a completion queue: filled and emptied from any thread, without a lock.
+//! Lock-free ring of a completion queue, filled and emptied from any thread.
 //!
-//! A reader copies the oldest entry first and claims it after, by moving the head on; a copy of what somebody
-//! else has claimed meanwhile is thrown away. So a slot is free as soon as its entry is claimed, and who fills the ring
-//! waits for nobody who was stopped while emptying it. All of it is atomic words, which makes a torn copy harmless.
+//! A reader copies the oldest entry first and then claims it by advancing the head; if another reader has
+//! claimed the entry meanwhile, the copy is discarded. A slot is therefore free as soon as its entry is
+//! claimed, and a writer never waits for a reader that was preempted. All slots consist of atomic words, so a
+//! torn copy is harmless.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-/// What one entry holds.
+/// Content of one entry.
 pub(super) type Entry = [u64; 7];
 
-/// An entry, and before it for which position it was filled: that position plus 1, as memory starts with zeros.
+/// Words of a slot: first the position it was filled for, plus 1 because memory starts as zeros; then the
+/// entry.
 const SLOT: usize = 8;
 type Slot = [AtomicU64; SLOT];
 
-/// So that none lies in two lines of the cache.
+/// Size and alignment of a slot, so that no slot spans two cache lines.
 const SLOT_BYTES: usize = size_of::<Slot>();
 
-/// Where the oldest entry is. One word, so that claiming it fails if any of this has changed.
+/// Position of the oldest entry, and the storage class. One word, so that a claim fails if any of it has
+/// changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Head(u64);
 
 impl Head {
-    /// Nobody empties the ring for the moment: its entries are being moved.
+    /// The entries are being moved; readers must wait.
     const FROZEN: u64 = 1;
     const CLASSES: usize = 32;
 
@@ -32,12 +35,12 @@ impl Head {
         Head(position << 6 | (class as u64) << 1)
     }
 
-    /// Entries that were ever put in before it.
+    /// Number of entries ever added before the oldest.
     fn position(self) -> u64 {
         self.0 >> 6
     }
 
-    /// The storage in use has 2 to the power of this slots.
+    /// Storage class: the storage in use has 2 to the power of this slots.
     fn class(self) -> usize {
         (self.0 >> 1) as usize % Head::CLASSES
     }
@@ -47,21 +50,22 @@ impl Head {
     }
 }
 
-/// Where an entry was put.
+/// Position of an added entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place(u64);
 
+/// Lock-free multi-producer, multi-consumer ring of bounded, changeable capacity.
 #[derive(Debug)]
 pub(super) struct Ring {
     head: CachePadded<AtomicU64>,
     /// Position of the next entry.
     tail: CachePadded<AtomicU64>,
     capacity: AtomicUsize,
-    /// By class. What was in use stays as long as the ring, for those who still look into it.
+    /// Storage by class. Former storage lives as long as the ring, because readers may still access it.
     storage: [OnceLock<Storage>; Head::CLASSES],
 }
 
-/// Slots from the first aligned word on.
+/// Slots of one class, from the first aligned word on.
 #[derive(Debug)]
 struct Storage {
     words: Box<[AtomicU64]>,
@@ -70,7 +74,7 @@ struct Storage {
 
 impl Storage {
     fn new(class: usize) -> Storage {
-        // Zeros from the system take no memory before they are used.
+        // Zeroed memory from the system is not backed by pages before it is used.
         let words: Box<[AtomicU64]> = bytemuck::zeroed_slice_box((SLOT << class) + SLOT - 1);
         let first = words.as_ptr().addr().next_multiple_of(SLOT_BYTES) - words.as_ptr().addr();
         Storage { words, first: first / size_of::<AtomicU64>() }
@@ -85,7 +89,7 @@ impl Ring {
             capacity: AtomicUsize::new(capacity),
             storage: [const { OnceLock::new() }; Head::CLASSES],
         };
-        // At once, as hardware does: a ring that grew on the way would do so on the data path.
+        // Allocated at once, as hardware does; a ring that grew on demand would allocate on the data path.
         ring.slots(class_of(capacity));
         ring
     }
@@ -108,36 +112,37 @@ impl Ring {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Entries waiting.
+    /// Number of queued entries.
     pub fn len(&self) -> usize {
         let tail = self.tail.load(Ordering::Acquire);
         tail.saturating_sub(self.head().position()) as usize
     }
 
-    /// How many were ever put in.
+    /// Number of entries ever added.
     pub fn count(&self) -> u64 {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Whether an entry waits that is not among the first `count`.
+    /// Reports whether an entry is queued that is not among the first `count` ever added.
     pub fn waits_behind(&self, count: u64) -> bool {
         self.head().position().max(count) < self.count()
     }
 
-    /// Puts an entry in, and says where. `None` if the ring is full.
+    /// Adds an entry and returns its position. `None` if the ring is full.
     pub fn push(&self, entry: &Entry) -> Option<Place> {
         let (place, class) = self.claim()?;
         self.fill((place, class), entry);
         Some(place)
     }
 
-    /// The place for an entry, which nobody passes before it is filled, and the class of its storage.
+    /// Claims the position for an entry, which readers do not pass until it is filled. Returns it with the
+    /// class of its storage.
     pub fn claim(&self) -> Option<(Place, usize)> {
-        // Acquired: the head is looked at after it, or the ring might seem fuller than it ever was.
+        // Acquire: the head must be loaded after the tail, or the ring might seem fuller than it ever was.
         let mut tail = self.tail.load(Ordering::Acquire);
         loop {
             let head = self.head();
-            // A tail that is out of date may lie behind the head: then it is not taken below.
+            // A stale tail may be less than the head; the exchange below then fails.
             if tail.saturating_sub(head.position()) >= self.capacity() as u64 {
                 return None;
             }
@@ -148,14 +153,14 @@ impl Ring {
         }
     }
 
-    /// Puts an entry in its place.
+    /// Fills a claimed position.
     pub fn fill(&self, (place, class): (Place, usize), entry: &Entry) {
         let [filled_for, words @ ..] = self.slot(class, place.0);
         words.iter().zip(entry).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
         filled_for.store(place.0 + 1, Ordering::Release);
     }
 
-    /// Whether nothing was put in after that.
+    /// Reports whether nothing was added after this position.
     pub fn is_last(&self, place: Place) -> bool {
         self.tail.load(Ordering::Relaxed) == place.0 + 1
     }
@@ -176,7 +181,7 @@ impl Ring {
             }
             let entry = std::array::from_fn(|i| words[i].load(Ordering::Relaxed));
             let next = Head::new(position + 1, class);
-            // Released: what fills this slot next comes after it was read.
+            // Release: the slot is refilled only after it was read here.
             let claim = self.head.compare_exchange(head.0, next.0, Ordering::AcqRel, Ordering::Relaxed);
             if claim.is_ok() {
                 debug_assert_eq!(filled_for, position + 1, "nobody fills a slot whose entry was not claimed");
@@ -185,11 +190,12 @@ impl Ring {
         }
     }
 
-    /// Takes out all entries that are not to be kept; the others stay in their order. Nothing may be put in meanwhile.
+    /// Removes all entries that `keep` rejects; the others stay in order. No entry may be added at the same
+    /// time.
     pub fn retain(&self, keep: impl Fn(&Entry) -> bool) {
         let (head, tail) = (self.freeze(), self.tail.load(Ordering::Acquire));
         let class = head.class();
-        // Those that stay move up to the tail.
+        // The remaining entries move towards the tail.
         let mut first = tail;
         for position in (head.position()..tail).rev() {
             let entry = self.entry(class, position);
@@ -202,13 +208,13 @@ impl Ring {
         self.thaw(Head::new(first, class));
     }
 
-    /// Changes how many entries it takes. Nothing may be put in meanwhile.
+    /// Changes the capacity. No entry may be added at the same time.
     ///
     /// # Errors
-    /// How many are waiting, if those are more.
+    /// Number of queued entries, if it exceeds `capacity`.
     pub fn resize(&self, capacity: usize) -> Result<(), usize> {
         let class = class_of(capacity);
-        // Before anybody waits.
+        // Allocates before readers have to wait.
         self.slots(class);
         let (head, tail) = (self.freeze(), self.tail.load(Ordering::Acquire));
         let waiting = (tail - head.position()) as usize;
@@ -234,7 +240,7 @@ impl Ring {
         std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
     }
 
-    /// Keeps everybody from emptying it until [`thaw`](Self::thaw).
+    /// Blocks readers until [`thaw`](Self::thaw). Returns the head.
     fn freeze(&self) -> Head {
         loop {
             let head = self.head();
@@ -253,13 +259,13 @@ impl Ring {
     }
 }
 
-/// Which storage has room for so many.
+/// Returns the storage class for `capacity` entries.
 fn class_of(capacity: usize) -> usize {
     assert!(capacity <= MOST, "a ring holds {MOST} entries at most, not {capacity}");
     capacity.next_power_of_two().trailing_zeros() as usize
 }
 
-/// The most that a ring holds.
+/// Maximum capacity of a ring.
 pub(super) const MOST: usize = 1 << (Head::CLASSES - 1);
 
 #[cfg(test)]
@@ -295,7 +301,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_queue_with_a_limit_does(
+        fn ring_behaves_like_a_bounded_queue(
             mut capacity in 1usize..20, steps in prop::collection::vec(step(), 1..400),
         ) {
             let (ring, mut model, mut next) = (Ring::new(capacity), VecDeque::new(), 0);
@@ -329,10 +335,10 @@ mod tests {
         }
     }
 
-    /// Two fill it and two empty it while a fifth takes some out and makes it larger and smaller, which keeps
-    /// the first two away as the locks of shards do.
+    /// Two threads fill the ring and two empty it while a fifth removes entries and resizes it. The fifth
+    /// excludes the first two with locks, as the locks of shards do.
     #[test]
-    fn threads_lose_nothing_take_nothing_twice_and_see_it_in_order() {
+    fn concurrent_threads_lose_and_duplicate_no_entry_and_see_them_in_order() {
         const EACH: u64 = 200_000;
         const DOOMED: u64 = 2;
         let ring = Ring::new(64);
@@ -340,7 +346,7 @@ mod tests {
         let (done, taken_out) = (AtomicBool::new(false), AtomicU64::new(0));
         let fill = |who: usize| {
             for n in 0..EACH {
-                // Bit 0: who. Every 16th is one that may be taken out: bit 1.
+                // Bit 0 is the index of the thread. Bit 1 marks every 16th entry, which may be removed.
                 let value = n << 2 | if n % 16 == 0 { DOOMED } else { 0 } | who as u64;
                 loop {
                     let lock = locks[who].lock().unwrap();

@@ -1,3 +1,5 @@
+//! Event hub: queues of asynchronous events for several readers.
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +9,7 @@ use parking_lot::Mutex;
 use crate::transport::{AsyncEvent, CqId, SrqId};
 use crate::wire::Qpn;
 
-/// Events kept for a reader. Nobody has to read them: only the newest are.
+/// Maximum number of events kept per reader. A program need not read them, so only the newest are kept.
 const MAX_EVENTS: usize = 4096;
 
 /// A listener for the event queue: notified when it becomes non-empty or empty.
@@ -16,16 +18,16 @@ pub trait EventListener: Send + Sync + fmt::Debug {
     fn waiting(&self, any: bool);
 }
 
-/// A reader of asynchronous events: those of the queues that are its own, and those of the port.
+/// Reader of asynchronous events: those of its own queues, and those of the port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct EventReader(u32);
 
 impl EventReader {
-    /// The one that is always there. It has the events of every queue that nobody else owns.
+    /// The reader that always exists. Receives the events of every queue that no other reader owns.
     pub const FIRST: EventReader = EventReader(0);
 }
 
-/// What an event may be about, other than the port.
+/// Object that an event concerns, other than the port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EventSubject {
     /// A queue pair.
@@ -44,14 +46,14 @@ impl EventSubject {
     }
 }
 
-/// The asynchronous events that nobody has taken yet, for each of their readers; clones are the same.
+/// Event hub: queued asynchronous events per reader. Clones share one hub.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Arc<Mutex<Board>>);
 
 #[derive(Debug)]
 struct Board {
     readers: Vec<Waiting>,
-    /// Of what is not the first reader's.
+    /// Owners of the objects that do not belong to the first reader.
     owners: HashMap<EventSubject, EventReader>,
     next_reader: u32,
 }
@@ -63,7 +65,7 @@ impl Default for Board {
     }
 }
 
-/// Those for one reader.
+/// Queued events of one reader.
 #[derive(Debug)]
 struct Waiting {
     reader: EventReader,
@@ -72,12 +74,12 @@ struct Waiting {
 }
 
 impl Events {
-    /// Sets who is told of the first reader's.
+    /// Sets the listener of the first reader.
     pub(super) fn set_listener(&self, listener: Arc<dyn EventListener>) {
         self.0.lock().readers[0].listener = Some(listener);
     }
 
-    /// One more reader, with who is told when some wait for it.
+    /// Adds a reader with its listener.
     pub fn add_reader(&self, listener: Arc<dyn EventListener>) -> EventReader {
         let board = &mut *self.0.lock();
         let reader = EventReader(board.next_reader);
@@ -86,12 +88,13 @@ impl Events {
         reader
     }
 
-    /// One that is not the first, with its events. It owns nothing any more.
+    /// Removes a reader other than the first, with its queued events. Events of objects that it still owns
+    /// are dropped from then on.
     pub fn remove_reader(&self, reader: EventReader) {
         self.0.lock().readers.retain(|waiting| waiting.reader != reader);
     }
 
-    /// From now on the events of a queue are a reader's.
+    /// Assigns the future events of an object to a reader.
     pub fn own(&self, subject: EventSubject, reader: EventReader) {
         if reader != EventReader::FIRST {
             self.0.lock().owners.insert(subject, reader);
@@ -105,19 +108,19 @@ impl Events {
         readers.iter_mut().filter(|w| only.is_none_or(|only| only == w.reader)).for_each(|w| w.add(event));
     }
 
-    /// The oldest for a reader that it has not taken.
+    /// Takes the oldest queued event of a reader.
     pub fn next(&self, reader: EventReader) -> Option<AsyncEvent> {
         let board = &mut *self.0.lock();
         let waiting = board.readers.iter_mut().find(|w| w.reader == reader)?;
         waiting.change(VecDeque::pop_front)
     }
 
-    /// Whether there are some for a reader.
+    /// Reports whether events are queued for a reader.
     pub fn has_some(&self, reader: EventReader) -> bool {
         self.0.lock().readers.iter().any(|w| w.reader == reader && !w.queue.is_empty())
     }
 
-    /// Drops those that are about a queue that is gone.
+    /// Drops the queued events and the owner of a destroyed object.
     pub(super) fn forget(&self, gone: EventSubject) {
         let Board { readers, owners, .. } = &mut *self.0.lock();
         let owner = owners.remove(&gone).unwrap_or_default();
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_told_of_the_first_and_of_the_last() {
+    fn listener_is_notified_of_first_event_queued_and_last_event_taken() {
         let told = Arc::new(Told::default());
         let events = Events::default();
         events.set_listener(told.clone());
@@ -185,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn clones_are_one_queue() {
+    fn clones_share_one_queue() {
         let events = Events::default();
         let clone = events.clone();
         clone.raise(AsyncEvent::PortError);
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reader_has_the_events_of_its_own_queues_and_of_the_port() {
+    fn reader_gets_events_of_its_own_queues_and_of_the_port() {
         let told = Arc::new(Told::default());
         let events = Events::default();
         let second = events.add_reader(told.clone());
@@ -215,13 +218,13 @@ mod tests {
         events.forget(EventSubject::Qp(ours));
         assert_eq!(*told.0.lock().unwrap(), [true, false]);
         assert_eq!(events.next(second), None);
-        // A number that comes again is not the second's any more.
+        // After the number is reused, its events do not belong to the second reader any more.
         events.raise(AsyncEvent::QpFatal(ours));
         assert_eq!(events.next(FIRST), Some(AsyncEvent::QpFatal(ours)));
     }
 
     #[test]
-    fn who_is_gone_is_told_nothing() {
+    fn removed_reader_gets_no_events_and_first_reader_does_not_inherit_them() {
         let events = Events::default();
         let (second, third) =
             (events.add_reader(Arc::new(Told::default())), events.add_reader(Arc::new(Told::default())));
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_are_kept() {
+    fn full_event_queue_keeps_the_newest_events() {
         let events = Events::default();
         (0..=MAX_EVENTS as u32).for_each(|n| events.raise(AsyncEvent::QpFatal(Qpn::new(n))));
         assert_eq!(events.next(FIRST), Some(AsyncEvent::QpFatal(Qpn::new(1))));

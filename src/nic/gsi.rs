@@ -1,5 +1,6 @@
-//! QP1, the general services queue pair: the datagrams that manage a port (MADs) come to it, those of the connection
-//! manager among them. It is a datagram queue pair with a number, a queue key and two rules of its own.
+//! QP1, the general services interface (GSI): the queue pair that receives management datagrams (MADs), among
+//! them those of the connection manager. It is a UD queue pair with a fixed number, a fixed queue key and two
+//! additional rules.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use crate::wire::mad::MAD_LEN;
 use crate::wire::{PKey, Packet, Qpn};
 
 impl Nic {
-    /// Makes QP1 in RESET, a datagram queue pair. `None` if there is one.
+    /// Creates QP1 in RESET, as a UD queue pair. `None` if it exists already.
     pub fn create_gsi(
         &mut self,
         init: &QpInit,
@@ -24,8 +25,8 @@ impl Nic {
     }
 }
 
-/// Whether a packet is one for QP1: as long as all MADs are, and of any partition that the port is in, not of one only
-/// (IBA 10.9.4). QP1 is of that one until it has taken the packet.
+/// Checks a packet to QP1: it must have the length of a MAD and may be of any partition of the port, not only
+/// of one (IBA 10.9.4). QP1 joins that partition until it has processed the packet.
 pub(super) fn admit(entry: &mut Entry, packet: &Packet<'_>, pkeys: &[PKey], c: &mut Counters) -> Option<()> {
     if packet.payload().len() != MAD_LEN {
         c.rx_dropped_message += 1;
@@ -39,7 +40,8 @@ pub(super) fn admit(entry: &mut Entry, packet: &Packet<'_>, pkeys: &[PKey], c: &
     Some(())
 }
 
-/// QP1 has taken a packet. What it sends is of the first partition, the default one.
+/// Returns QP1 to the first (default) partition, which its own packets are of, after it has processed a
+/// packet.
 pub(super) fn settle(entry: &mut Entry, pkeys: &[PKey]) {
     entry.qp.enter_partition(0, pkeys[0]);
 }

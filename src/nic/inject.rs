@@ -6,9 +6,9 @@ use crate::transport::{AsyncEvent, CqId, Instant, QpState, TxQueue};
 use crate::wire::Qpn;
 
 impl Nic {
-    /// Raises an event as if its cause had occurred: an error of a queue pair moves it to ERR, an error of a completion
-    /// queue moves all queue pairs that complete to it to ERR. Queue pairs fail at the next
-    /// [`transmit`](Self::transmit). False if the NIC has no such object; then nothing is raised.
+    /// Raises an event as if its cause had occurred: an error of a queue pair moves it to ERR, an error of a
+    /// completion queue moves all queue pairs that complete to it to ERR. Queue pairs fail at the next
+    /// [`transmit`](Self::transmit). Returns false, and raises nothing, if the NIC has no such object.
     ///
     /// `DeviceFatal` and the events of the port concern the link too, so they are not injected here: see
     /// [`fail`](Self::fail) and [`set_port_up`](Self::set_port_up).

@@ -1,7 +1,7 @@
 //! One NIC: its queue pairs, completion queues, counters and limits, and the dispatch of packets to them.
 //!
-//! Still sans-I/O: [`Nic::handle_burst`] takes packets in, [`Nic::transmit`] fills a [`TxQueue`], and
-//! [`Nic::next_deadline`] says when [`Nic::handle_timeouts`] wants to be called.
+//! The NIC is sans-I/O: [`Nic::handle_burst`] processes received packets, [`Nic::transmit`] fills a
+//! [`TxQueue`], and [`Nic::next_deadline`] is the time for the next call of [`Nic::handle_timeouts`].
 #![forbid(unsafe_code)]
 
 mod arrival;
@@ -44,20 +44,20 @@ use schedule::Schedule;
 use srq::SrqTable;
 use table::{Entry, QpTable};
 
-/// What a NIC is made with.
+/// Configuration of a NIC.
 #[derive(Clone, Debug)]
 pub struct NicConfig {
-    /// Limits and habits.
+    /// Limits and quirks.
     pub personality: Personality,
-    /// Window and timer settings.
+    /// Window and timer parameters.
     pub tuning: Tuning,
-    /// GIDs and UDP source port.
+    /// GID table and UDP source port.
     pub port: PortAddresses,
-    /// Seeds the queue pair numbers.
+    /// Seed of the queue pair numbers.
     pub seed: u64,
 }
 
-/// One NIC, without its link and its threads.
+/// A NIC without its link and its threads.
 #[derive(Debug)]
 pub struct Nic {
     config: NicConfig,
@@ -72,11 +72,11 @@ pub struct Nic {
     verifier: Verifier,
     pkeys: Vec<PKey>,
     port_up: bool,
-    /// The link is gone for good.
+    /// The device has failed: its link is permanently gone.
     failed: bool,
 }
 
-/// What a step of a queue pair borrows beside the queue pair.
+/// Buffers and counters that a step of a queue pair borrows for its step context.
 #[derive(Debug, Default)]
 struct Scratch {
     counters: Counters,
@@ -109,35 +109,36 @@ impl Scratch {
     }
 }
 
-/// No queue pair of that number.
+/// No queue pair has this number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("there is no QP {0}")]
 pub struct UnknownQp(pub Qpn);
 
-/// A partition key table that does not do.
+/// A partition key table of an unsuitable length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{given} partition keys: it must be {needed} (the highest index in use) to {max}")]
 pub struct PKeyTableSize {
-    /// Entries given.
+    /// Number of entries given.
     pub given: usize,
-    /// Entries that queue pairs refer to.
+    /// Minimum number of entries, by the indices that queue pairs use.
     pub needed: usize,
-    /// The personality's limit.
+    /// Limit of the personality.
     pub max: usize,
 }
 
-/// The NIC has as many queue pairs as its personality allows.
+/// The NIC has the maximum number of queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("all {0} QPs are in use")]
 pub struct TooManyQps(pub u32);
 
 impl Nic {
-    /// A NIC without queue pairs.
+    /// Creates a NIC without queue pairs.
     pub fn new(config: NicConfig) -> Nic {
         Nic::shard(config, ShardId::WHOLE)
     }
 
-    /// One of several that make up one NIC. The limits are of each: whoever has them all is to see to their sum.
+    /// Creates one shard of a NIC. The limits apply to each shard; the owner of all shards enforces them for
+    /// their sum.
     pub fn shard(config: NicConfig, shard: ShardId) -> Nic {
         Nic {
             table: QpTable::new(shard, config.personality.limits.max_qp, config.seed),
@@ -156,47 +157,48 @@ impl Nic {
         }
     }
 
-    /// Whether the ICRCs of the FLUSHes that it sends cover their headers twice.
+    /// Reports whether the NIC sends FLUSHes whose ICRC covers their headers twice.
     pub fn sends_flush_icrc_twice(&self) -> bool {
         self.config.personality.habits.flush_icrc_twice
     }
 
-    /// From now on its asynchronous events are in one queue with another's; to be called before there are any.
+    /// Shares the event queue of another shard. Must be called before the first event.
     pub fn share_events(&mut self, with: &Nic) {
         self.reports.events = with.reports.events.clone();
     }
 
-    /// An event of the whole NIC, which one shard tells of.
+    /// Raises an event that concerns the whole NIC; only the first shard does.
     fn announce(&mut self, event: AsyncEvent) {
         if self.shard.is_first() {
             self.reports.events.raise(event);
         }
     }
 
-    /// Packets for other shards have come here, and were handed over.
+    /// Counts packets received by this shard and handed over to another.
     pub fn count_handed_over(&mut self, packets: u64) {
         self.state.counters.rx_handed_over += packets;
     }
 
-    /// What it was made with.
+    /// Configuration that the NIC was created with.
     pub fn config(&self) -> &NicConfig {
         &self.config
     }
 
-    /// What it has counted.
+    /// Counters of the NIC.
     pub fn counters(&self) -> &Counters {
         &self.state.counters
     }
 
-    /// How many queue pairs it can have at once: what its personality allows, as far as there are numbers.
+    /// Maximum number of queue pairs: the limit of the personality, or of the available numbers if that is
+    /// lower.
     pub fn max_qp(&self) -> u32 {
         self.table.max()
     }
 
-    /// Makes a queue pair in RESET.
+    /// Creates a queue pair in RESET.
     ///
     /// # Errors
-    /// [`TooManyQps`].
+    /// [`TooManyQps`] if the NIC has the maximum number of queue pairs.
     pub fn create_qp(
         &mut self,
         init: &QpInit,
@@ -210,8 +212,8 @@ impl Nic {
         Ok(qpn)
     }
 
-    /// Removes a queue pair; its outstanding work ends without completions, as in verbs, and its events go with
-    /// it. Its queues, if it was there.
+    /// Destroys a queue pair; its outstanding work requests end without completions, as in verbs, and its
+    /// pending events are dropped. Returns its completion queues, or `None` if there is no such queue pair.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Option<(Arc<CompletionQueue>, Arc<CompletionQueue>)> {
         self.multicast.forget(qpn);
         self.reports.events.forget(EventSubject::Qp(qpn));
@@ -223,7 +225,7 @@ impl Nic {
     /// Changes attributes and state of a queue pair.
     ///
     /// # Errors
-    /// [`UnknownQp`] outside, [`ModifyError`] inside.
+    /// Outer: [`UnknownQp`]. Inner: [`ModifyError`].
     pub fn modify_qp(
         &mut self,
         now: Instant,
@@ -261,7 +263,7 @@ impl Nic {
         Ok(result)
     }
 
-    /// The attributes of a queue pair.
+    /// Returns the attributes of a queue pair.
     ///
     /// # Errors
     /// [`UnknownQp`].
@@ -269,15 +271,15 @@ impl Nic {
         self.table.get(qpn).map(|e| (e.qp.query(), &e.qp)).ok_or(UnknownQp(qpn))
     }
 
-    /// The state of a queue pair.
+    /// Returns the state of a queue pair; `None` if there is no such queue pair.
     pub fn qp_state(&self, qpn: Qpn) -> Option<QpState> {
         self.table.get(qpn).map(|e| e.qp.state())
     }
 
-    /// Posts a send work request; it leaves with the next [`transmit`](Self::transmit).
+    /// Posts a send work request, which the next [`transmit`](Self::transmit) sends.
     ///
     /// # Errors
-    /// [`UnknownQp`] outside, [`PostError`] inside.
+    /// Outer: [`UnknownQp`]. Inner: [`PostError`].
     pub fn post_send(
         &mut self,
         now: Instant,
@@ -287,10 +289,11 @@ impl Nic {
         self.post_send_list(now, qpn, std::slice::from_ref(wr)).map(|posted| posted.map_err(|e| e.error))
     }
 
-    /// Posts send work requests one after the other.
+    /// Posts send work requests in order, up to the first that is rejected.
     ///
     /// # Errors
-    /// [`UnknownQp`] outside, [`PostBatchError`] of the first that is refused inside; those before it are posted.
+    /// Outer: [`UnknownQp`]. Inner: [`PostBatchError`] of the first that is rejected; those before it are
+    /// posted.
     pub fn post_send_list(
         &mut self,
         now: Instant,
@@ -314,7 +317,7 @@ impl Nic {
     /// Posts send work requests, all or none.
     ///
     /// # Errors
-    /// [`UnknownQp`] outside, [`PostBatchError`] of the first that is refused inside.
+    /// Outer: [`UnknownQp`]. Inner: [`PostBatchError`] of the first that is rejected.
     pub fn post_send_all<'w>(
         &mut self,
         now: Instant,
@@ -333,7 +336,7 @@ impl Nic {
         Ok(result)
     }
 
-    /// Whether what was posted to be sent by a queue pair may wait for company without loss.
+    /// Reports whether the posted sends of a queue pair may wait for batching without a loss of throughput.
     pub fn may_gather(&self, qpn: Qpn) -> bool {
         self.table.get(qpn).is_some_and(|entry| entry.qp.may_gather())
     }
@@ -341,7 +344,7 @@ impl Nic {
     /// Posts a receive work request.
     ///
     /// # Errors
-    /// [`UnknownQp`] outside, [`PostError`] inside.
+    /// Outer: [`UnknownQp`]. Inner: [`PostError`].
     pub fn post_recv(
         &mut self,
         now: Instant,
@@ -357,6 +360,7 @@ impl Nic {
         Ok(result)
     }
 
+    /// Queues the queue pairs with delayed acknowledgements for transmission.
     fn release_acknowledgements(&mut self) {
         while let Some(qpn) = self.schedule.next_held() {
             if let Some(entry) = self.table.get_mut(qpn) {
@@ -368,19 +372,21 @@ impl Nic {
         }
     }
 
-    /// Whether acknowledgements wait since [`transmit_urgent`](Self::transmit_urgent).
+    /// Reports whether acknowledgements are delayed since [`transmit_urgent`](Self::transmit_urgent).
     pub fn has_held_acknowledgements(&self) -> bool {
         self.schedule.has_held()
     }
 
-    /// Fills `tx` with what is due, QP after QP, as far as one turn goes. True if there is more.
+    /// Fills `tx` with the packets that are due, QP after QP, until the turn is full. Returns true if there
+    /// are more.
     pub fn transmit(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         self.release_acknowledgements();
         self.transmit_urgent(now, memory, tx)
     }
 
-    /// [`transmit`](Self::transmit) without acknowledgements of queue pairs that have nothing else to send: they wait for a
-    /// request to travel with, or for the next [`transmit`](Self::transmit).
+    /// Transmits like [`transmit`](Self::transmit), but delays the acknowledgements of queue pairs that have
+    /// nothing else to send: they are sent together with a request, or by the next
+    /// [`transmit`](Self::transmit).
     pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
         while !tx.is_full()
@@ -411,16 +417,18 @@ impl Nic {
         self.wants_to_transmit_urgently()
     }
 
-    /// The queue pair whose turn it is, and whether that is because there is room for it again: those have waited longer.
+    /// Returns the queue pair whose turn it is, and whether it is a window waiter. Window waiters have waited
+    /// longer, so they come first.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
         let woken = self.peers.next_woken().map(|qpn| (qpn, true));
         woken.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))
     }
 
-    /// Acts on all timers that have expired at `now`.
+    /// Handles all timers that have expired at `now`.
     pub fn handle_timeouts(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
         while let Some((at, qpn)) = self.schedule.next_expired(now) {
-            // An earlier one has taken this one's place: putting it back would keep both for ever.
+            // Superseded by an earlier heap entry for the queue pair: putting this one back would keep both
+            // forever.
             let Some(entry) = self.table.get_mut(qpn).filter(|e| e.timer_at == Some(at)) else { continue };
             entry.timer_at = None;
             if entry.qp.next_deadline().is_some_and(|at| at <= now) {
@@ -435,24 +443,24 @@ impl Nic {
         }
     }
 
-    /// When [`handle_timeouts`](Self::handle_timeouts) wants to be called. It may find that nothing has
-    /// expired yet.
+    /// Time at which [`handle_timeouts`](Self::handle_timeouts) must be called. The call may find that
+    /// nothing has expired yet.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.schedule.next_deadline()
     }
 
-    /// Whether [`transmit`](Self::transmit) has something to do.
+    /// Reports whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
         self.wants_to_transmit_urgently() || self.schedule.has_held()
     }
 
-    /// Whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
+    /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
     pub fn wants_to_transmit_urgently(&self) -> bool {
         self.schedule.has_ready() || self.peers.has_woken()
     }
 
-    /// The link has taken all packets that were transmitted: what nobody will acknowledge is complete, and its
-    /// memory is the application's again.
+    /// Completes the work requests of unreliable services once the link has accepted all transmitted packets:
+    /// their memory belongs to the application again.
     pub fn emitted(&mut self, now: Instant) {
         if self.reports.emitted.is_empty() {
             return;
@@ -466,16 +474,16 @@ impl Nic {
                 self.schedule.enqueue(entry);
             }
         }
-        // Its room is used again.
+        // Keeps the allocation.
         self.reports.emitted = emitted;
     }
 
-    /// The partition keys, by index.
+    /// Partition key table of the port.
     pub fn pkeys(&self) -> &[PKey] {
         &self.pkeys
     }
 
-    /// How long the partition key table has to be, for what queue pairs refer to.
+    /// Minimum length of the partition key table, by the indices that queue pairs use.
     pub fn pkeys_needed(&self) -> usize {
         let highest = |e: &Entry| {
             let (path, alternate) = e.qp.pkey_indices();
@@ -484,10 +492,12 @@ impl Nic {
         self.table.iter().map(highest).max().unwrap_or(1)
     }
 
-    /// Changes the partition key table, as a subnet manager does: queue pairs go on with what is at their index.
+    /// Replaces the partition key table, as a subnet manager does; queue pairs continue with the keys at
+    /// their indices.
     ///
     /// # Errors
-    /// [`PKeyTableSize`] if a queue pair's index would lie outside, or it is longer than the personality allows.
+    /// [`PKeyTableSize`] if an index of a queue pair would be out of range, or the table exceeds the
+    /// personality's limit.
     pub fn set_pkeys(&mut self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
         let needed = self.pkeys_needed();
         let max = usize::from(self.config.personality.limits.max_pkeys);
@@ -502,13 +512,13 @@ impl Nic {
         Ok(())
     }
 
-    /// Makes a shared receive queue. `None` if all of the device are in use.
+    /// Creates a shared receive queue. `None` if the device has no more of them.
     pub fn create_srq(&mut self, pd: PdId, caps: RecvCaps) -> Option<SrqId> {
         self.srqs.insert(pd, None, caps, self.config.personality.limits.max_srq)
     }
 
-    /// Makes a shared receive queue for the targets of an XRC domain; `cq` is where its receives complete. `None` if
-    /// all of the device are in use.
+    /// Creates a shared receive queue for the targets of an XRC domain, whose receives complete to `cq`.
+    /// `None` if the device has no more of them.
     pub fn create_xrc_srq(
         &mut self,
         pd: PdId,
@@ -519,18 +529,18 @@ impl Nic {
         self.srqs.insert(pd, Some((domain, cq)), caps, self.config.personality.limits.max_srq)
     }
 
-    /// Removes a shared receive queue that no queue pair uses.
+    /// Destroys a shared receive queue that no queue pair uses.
     pub fn destroy_srq(&mut self, id: SrqId) {
         self.reports.events.forget(EventSubject::Srq(id));
         self.srqs.remove(id);
     }
 
-    /// A shared receive queue.
+    /// Returns a shared receive queue.
     pub fn srq(&self, id: SrqId) -> Option<&SharedReceives> {
         self.srqs.get(id)
     }
 
-    /// Runs `f` with a shared receive queue; what it reports goes to the event queue.
+    /// Runs `f` with a shared receive queue; events that it reports go to the event queue.
     pub fn with_srq<R>(
         &mut self,
         id: SrqId,
@@ -545,58 +555,61 @@ impl Nic {
         Some(result)
     }
 
-    /// The oldest asynchronous event that the first reader, which may be the only one, has not taken.
+    /// Takes the oldest asynchronous event of the first reader, which may be the only one.
     pub fn next_event(&mut self) -> Option<AsyncEvent> {
         self.reports.events.next(EventReader::FIRST)
     }
 
-    /// Its asynchronous events.
+    /// Event hub of the NIC.
     pub fn events(&self) -> &Events {
         &self.reports.events
     }
 
-    /// For tests that no timer may disturb.
+    /// Mutable tuning parameters, for tests that no timer may disturb.
     #[cfg(test)]
     pub(crate) fn tuning_mut(&mut self) -> &mut Tuning {
         &mut self.config.tuning
     }
 
-    /// Sets who is told when events of the first reader wait; once, at creation.
+    /// Sets the listener that is notified when events of the first reader are queued. Called once, at
+    /// creation.
     pub fn set_event_listener(&mut self, listener: Arc<dyn EventListener>) {
         self.reports.events.set_listener(listener);
     }
 
-    /// Forgets the events of a completion queue that is gone.
+    /// Drops the pending events of a destroyed completion queue.
     pub fn forget_cq(&mut self, id: CqId) {
         self.reports.events.forget(EventSubject::Cq(id));
     }
 
-    /// Whether the port carries packets.
+    /// Reports whether the port is active, that is, carries packets.
     pub fn port_is_up(&self) -> bool {
         self.port_up && !self.failed
     }
 
-    /// The port carries packets from now on, or none: queue pairs stay as they are, and lose what they send.
+    /// Sets the port up or down. Queue pairs keep their states; while the port is down, their packets are
+    /// lost.
     pub fn set_port_up(&mut self, up: bool) {
         if std::mem::replace(&mut self.port_up, up) != up && !self.failed {
             self.announce(if up { AsyncEvent::PortActive } else { AsyncEvent::PortError });
         }
     }
 
-    /// The port's addresses are these from now on: those that it had keep their index. Queue pairs and address
-    /// handles keep the address that they were set up with.
+    /// Replaces the GIDs of the port; GIDs that remain keep their index. Queue pairs and address handles keep
+    /// the address that they were set up with.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         if self.config.port.replace_gids(gids) {
             self.announce(AsyncEvent::GidChange);
         }
     }
 
-    /// Whether [`fail`](Self::fail) was called: from then on posting and modifying are refused.
+    /// Reports whether the device has failed ([`fail`](Self::fail)): posting and modifying are then rejected.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// The link is gone for good: all queue pairs go to ERR, and whoever reads events is told. To be called once.
+    /// Fails the device because its link is permanently gone: all queue pairs go to ERR, and the event
+    /// readers are notified. Must be called only once.
     pub fn fail(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) {
         self.failed = true;
         let used = self.table.iter().filter(|e| e.qp.state() != QpState::Reset);
@@ -607,21 +620,21 @@ impl Nic {
 
     fn move_to_err(&mut self, now: Instant, qpn: Qpn, memory: &Table, tx: &mut TxQueue) {
         let to_err = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
-        // Every state has this transition, so nothing is refused.
+        // Every state has this transition, so it cannot be rejected.
         let _ = self.change_qp(now, qpn, &to_err, memory, tx);
     }
 
-    /// Numbers of all queue pairs.
+    /// Iterates over the numbers of all queue pairs.
     pub fn qpns(&self) -> impl Iterator<Item = Qpn> + '_ {
         self.table.iter().map(|e| e.qp.qpn())
     }
 }
 
-/// What queue pairs reported, on its way to completion queues and whoever reads events.
+/// Delivery of effects to completion queues and the event hub.
 #[derive(Debug, Default)]
 struct Reports {
     events: Events,
-    /// For when the link has the packets of this turn.
+    /// Completions that wait until the link has accepted the packets of this turn.
     emitted: Vec<(Arc<CompletionQueue>, Completion)>,
 }
 
@@ -636,14 +649,14 @@ impl Reports {
     fn deliver_all(&mut self, now: Instant, out: &mut Vec<Output>, entry: &mut Entry, srqs: &SrqTable) {
         for output in out.drain(..) {
             let stored = match output {
-                // Behind those that wait for the link: completions of a queue are in its order.
+                // After those that wait for the link, because the completions of a send queue are ordered.
                 Output::Sent(c) if self.emitted.iter().any(|(_, e)| e.qpn == c.qpn) => {
                     self.emitted.push((entry.send_cq.clone(), c));
                     true
                 }
                 Output::Sent(c) => self.complete(now, &entry.send_cq, c),
                 Output::Received(c) => self.complete(now, &entry.recv_cq, c),
-                // Gone with its queue: nobody waits for it.
+                // The completion of a destroyed shared receive queue is dropped.
                 Output::ReceivedFrom(srq, c) => srqs.cq(srq).is_none_or(|cq| self.complete(now, cq, c)),
                 Output::Emitted(c) => {
                     self.emitted.push((entry.send_cq.clone(), c));
@@ -658,7 +671,7 @@ impl Reports {
         }
     }
 
-    /// False if the queue was full.
+    /// Adds a completion to its queue. Returns false if the queue has overflowed.
     fn complete(&mut self, now: Instant, cq: &CompletionQueue, completion: Completion) -> bool {
         let pushed = cq.push(now, completion);
         if pushed == (Pushed::Lost { first: true }) {

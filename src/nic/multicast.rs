@@ -1,4 +1,4 @@
-//! Multicast groups: which datagram queue pairs are attached to which (IBA 10.5.2).
+//! Multicast groups: attachments of UD queue pairs to groups (IBA 10.5.2).
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,32 +8,32 @@ use crate::memory::Table;
 use crate::transport::{Instant, QpType, RxBurst, TxQueue};
 use crate::wire::{Gid, Packet, Qpn};
 
-/// Why a queue pair was not attached to a group, or not detached.
+/// Reason why a queue pair was not attached to a group, or not detached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MulticastError {
-    /// The GID names one port.
+    /// The GID is not a multicast GID.
     #[error(
         "{0} is no multicast GID: those are ff00::/8 and, for IPv4, ::ffff:224.0.0.0 to ::ffff:239.255.255.255"
     )]
     NotMulticast(Gid),
-    /// A connected queue pair has one peer.
+    /// The service is not UD; connected queue pairs have exactly one peer.
     #[error("a {0:?} QP cannot be in a multicast group: only UD can")]
     Service(QpType),
-    /// The device's groups are all in use.
+    /// All multicast groups of the device are in use.
     #[error("QPs are attached to all {0} multicast groups that the device has")]
     TooManyGroups(u32),
-    /// The group is full.
+    /// The group has the maximum number of queue pairs.
     #[error("{0} QPs are attached to the group already, as many as the device allows")]
     GroupFull(u32),
-    /// The device has no more room for attachments.
+    /// All attachments of the device are in use.
     #[error("all {0} attachments of QPs to multicast groups that the device has are in use")]
     TooManyAttachments(u32),
-    /// It is not in the group.
+    /// The queue pair is not attached to the group.
     #[error("the QP is not attached to {0}")]
     NotAttached(Gid),
 }
 
-/// The groups and their members, in the order in which they were attached.
+/// Multicast groups and their members, in order of attachment.
 #[derive(Debug, Default)]
 pub(crate) struct MulticastTable {
     groups: HashMap<Gid, Vec<Qpn>>,
@@ -43,7 +43,7 @@ pub(crate) struct MulticastTable {
 }
 
 impl MulticastTable {
-    /// Attaches a queue pair, once however often it is asked for. Whether it is the first of its group.
+    /// Attaches a queue pair; attaching it again has no effect. Returns whether it is the first of its group.
     pub fn attach(&mut self, qpn: Qpn, gid: Gid, limits: &Limits) -> Result<bool, MulticastError> {
         let members = self.groups.get(&gid).map_or(&[][..], Vec::as_slice);
         if members.contains(&qpn) {
@@ -64,7 +64,7 @@ impl MulticastTable {
         Ok(first)
     }
 
-    /// Detaches a queue pair. Whether it was the last of its group.
+    /// Detaches a queue pair. Returns whether it was the last of its group.
     pub fn detach(&mut self, qpn: Qpn, gid: Gid) -> Result<bool, MulticastError> {
         let absent = MulticastError::NotAttached(gid);
         let members = self.groups.get_mut(&gid).ok_or(absent)?;
@@ -78,7 +78,7 @@ impl MulticastTable {
         Ok(last)
     }
 
-    /// Detaches a queue pair from all its groups. Those that it was the last of.
+    /// Detaches a queue pair from all its groups. Returns the groups that are now empty.
     pub fn detach_all(&mut self, qpn: Qpn) -> Vec<Gid> {
         let mut of: Vec<Gid> =
             self.groups.iter().filter(|(_, m)| m.contains(&qpn)).map(|(g, _)| *g).collect();
@@ -87,24 +87,24 @@ impl MulticastTable {
         of
     }
 
-    /// Forgets a queue pair that is destroyed.
+    /// Removes all state of a destroyed queue pair.
     pub fn forget(&mut self, qpn: Qpn) {
         self.detach_all(qpn);
         self.without_loopback.remove(&qpn);
     }
 
-    /// The queue pairs of a group.
+    /// Returns the queue pairs of a group.
     pub fn members(&self, gid: Gid) -> &[Qpn] {
         self.groups.get(&gid).map_or(&[], Vec::as_slice)
     }
 }
 
 impl Nic {
-    /// Attaches a UD queue pair to a multicast group; one that is attached stays so. Whether it is the first of the
-    /// group: then the link has to join.
+    /// Attaches a UD queue pair to a multicast group; attaching it again has no effect. Returns whether it is
+    /// the first of the group: then the link must join the group.
     ///
     /// # Errors
-    /// [`UnknownQp`] outside, [`MulticastError`] inside.
+    /// Outer: [`UnknownQp`]. Inner: [`MulticastError`].
     pub fn attach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<Result<bool, MulticastError>, UnknownQp> {
         let qp_type = self.table.get(qpn).ok_or(UnknownQp(qpn))?.qp.qp_type();
         Ok(if !gid.is_multicast() {
@@ -116,25 +116,27 @@ impl Nic {
         })
     }
 
-    /// Detaches a queue pair from a multicast group. Whether it was the last of the group: then the link may leave.
+    /// Detaches a queue pair from a multicast group. Returns whether it was the last of the group: then the
+    /// link may leave the group.
     ///
     /// # Errors
-    /// [`MulticastError::NotAttached`].
+    /// [`MulticastError::NotAttached`] if the queue pair is not attached to the group.
     pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<bool, MulticastError> {
         self.multicast.detach(qpn, gid)
     }
 
-    /// Detaches a queue pair from all its multicast groups, as destroying it does. Those that it was the last of.
+    /// Detaches a queue pair from all its multicast groups, as destroying it does. Returns the groups that
+    /// are now empty.
     pub fn detach_all(&mut self, qpn: Qpn) -> Vec<Gid> {
         self.multicast.detach_all(qpn)
     }
 
-    /// A queue pair does not receive the messages that it sends to its groups, until it is destroyed.
+    /// Stops a queue pair from receiving the messages that it sends to its groups, until it is destroyed.
     pub fn block_multicast_loopback(&mut self, qpn: Qpn) {
         self.multicast.without_loopback.insert(qpn);
     }
 
-    /// Every member of the group has a copy, and its own reasons to drop it (IBA 10.5.2).
+    /// Passes a packet to every member of its group, each of which may accept or drop it (IBA 10.5.2).
     pub(super) fn hand_to_group(
         &mut self,
         now: Instant,
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_each_member_once_in_order() {
+    fn group_has_each_member_once_in_order_of_attachment() {
         let mut t = MulticastTable::default();
         let [a, b] = [Qpn::new(7), Qpn::new(3)];
         assert_eq!(t.attach(a, group(1), &LIMITS), Ok(true));
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_hold_and_what_is_refused_leaves_no_trace() {
+    fn rejected_attachment_leaves_multicast_table_unchanged() {
         let mut t = MulticastTable::default();
         let [a, b, c] = [1, 2, 3].map(Qpn::new);
         t.attach(a, group(1), &LIMITS).unwrap();
@@ -204,7 +206,7 @@ mod tests {
         t.attach(b, group(1), &LIMITS).unwrap();
         assert_eq!(t.attach(c, group(1), &LIMITS), Err(MulticastError::GroupFull(2)));
         assert_eq!(t.attach(c, group(2), &LIMITS), Err(MulticastError::TooManyAttachments(3)));
-        // One that is there already takes no more room.
+        // Attaching a member again takes no more room.
         assert_eq!(t.attach(b, group(1), &LIMITS), Ok(false));
         assert_eq!(t.members(group(2)), [a]);
         t.detach(a, group(2)).unwrap();
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_goes_leaves_all_its_groups() {
+    fn detach_all_returns_the_groups_that_are_empty() {
         let mut t = MulticastTable::default();
         let limits = Personality::STRICT.limits;
         let [a, b] = [1, 2].map(Qpn::new);

@@ -1,23 +1,26 @@
+//! Addresses of a port and the paths from it.
+
 use std::net::IpAddr;
 
 use crate::transport::{AddressError, AddressVector};
 use crate::wire::{Flow, Gid, Qpn};
 
-/// The addresses of a NIC's port.
+/// Addresses of a NIC's port.
 #[derive(Clone, Debug, Default)]
 pub struct PortAddresses {
-    /// The GID table. An entry of zeros is none.
+    /// GID table. An entry of zeros is empty.
     pub gids: Vec<Gid>,
-    /// The UDP source port of all packets, where the link cannot choose.
+    /// UDP source port of all packets, if the link requires a fixed one.
     pub src_port: Option<u16>,
 }
 
-/// Source ports of RoCEv2 are from the dynamic range, so that routers spread flows by them (annex A17.9.2).
+/// Start of the dynamic port range. RoCEv2 takes its source ports from this range, so that routers spread
+/// flows by them (annex A17.9.2).
 const DYNAMIC_PORTS: u32 = 0xc000;
 
 impl PortAddresses {
-    /// Takes `gids` for the table: those that were there keep their index, holes are zero and filled again.
-    /// Whether anything has changed.
+    /// Replaces the GIDs by `gids`: GIDs that remain keep their index, the others leave empty entries, which
+    /// new GIDs fill. Returns whether anything has changed.
     pub(super) fn replace_gids(&mut self, gids: &[Gid]) -> bool {
         let before = self.gids.clone();
         for ours in self.gids.iter_mut().filter(|ours| !gids.contains(ours)) {
@@ -34,39 +37,40 @@ impl PortAddresses {
         self.gids != before
     }
 
-    /// The GID at `index`, if there is one.
+    /// Returns the GID at `index`; `None` if there is none.
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.gids.get(index).copied().filter(|gid| *gid != Gid::default())
     }
 
-    /// Those that are set, and their indices.
+    /// Iterates over the non-empty entries, with their indices.
     fn set_gids(&self) -> impl DoubleEndedIterator<Item = (usize, Gid)> {
         self.gids.iter().copied().enumerate().filter(|(_, gid)| *gid != Gid::default())
     }
 
-    /// The index of the GID for peers of which nothing is known: the first, but a link-local one only if all are.
+    /// Index of the GID to use if nothing is known of the peer: the first that is not link-local, or else the
+    /// first.
     pub fn main_gid(&self) -> Option<usize> {
         let routable = self.set_gids().find(|(_, gid)| !is_link_local(*gid));
         routable.or_else(|| self.set_gids().next()).map(|(i, _)| i)
     }
 
-    /// The index of the GID to talk to a peer from: of its IP version, and of its scope if there is one; of those the one
-    /// that has the longest prefix in common with it (RFC 6724, section 5, rules 2 and 8), the first of equals.
+    /// Index of the source GID for a peer: of the same IP version, preferably of the same scope, then with
+    /// the longest common prefix (RFC 6724, section 5, rules 2 and 8); the first of equals.
     pub fn gid_towards(&self, peer: Gid) -> Option<usize> {
         let v4 = peer.ip().is_ipv4();
         let fits = |gid: Gid| {
             let prefix = (u128::from_be_bytes(gid.0) ^ u128::from_be_bytes(peer.0)).leading_zeros();
             (is_link_local(gid) == is_link_local(peer), prefix)
         };
-        // Backwards, as the last of equals is taken.
+        // Reversed, because `max_by_key` returns the last of equals.
         let same_version = self.set_gids().rev().filter(|(_, gid)| gid.ip().is_ipv4() == v4);
         same_version.max_by_key(|(_, gid)| fits(*gid)).map(|(i, _)| i)
     }
 
-    /// The path of packets from `src` to `dst` by an address vector.
+    /// Resolves an address vector to the path of packets from QP `src` to QP `dst`.
     ///
     /// # Errors
-    /// [`AddressError`] where our GID is missing or of the other IP version.
+    /// [`AddressError`] if the local GID does not exist or is of the other IP version.
     pub fn flow(&self, av: &AddressVector, src: Qpn, dst: Qpn) -> Result<Flow, AddressError> {
         let index = av.sgid_index;
         let count = self.gids.len();
@@ -82,7 +86,8 @@ impl PortAddresses {
             src_port,
             traffic_class: av.traffic_class,
             hop_limit: match av.hop_limit {
-                // As IP does by default: to a host anywhere, to a group on this wire only (RFC 1112, 6.1).
+                // Defaults of IP: any distance for a host, the local network only for a group (RFC 1112,
+                // 6.1).
                 0 if to.is_multicast() => 1,
                 0 => 64,
                 given => given,
@@ -92,13 +97,13 @@ impl PortAddresses {
     }
 }
 
-/// Of IPv6 on one link.
+/// Reports whether a GID is an IPv6 link-local address.
 fn is_link_local(gid: Gid) -> bool {
     matches!(gid.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// By the flow label where one is given, else by both queue pairs, so that both directions have the same
-/// (annex A17.9.3.1).
+/// Returns the UDP source port: from the flow label if it is not 0, otherwise from both queue pair numbers,
+/// so that both directions use the same port (annex A17.9.3.1).
 fn dynamic_port(flow_label: u32, src: Qpn, dst: Qpn) -> u16 {
     let folded = match flow_label & 0xf_ffff {
         0 => {
@@ -119,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_talked_to_from_the_gid_that_is_most_like_it() {
+    fn source_gid_is_the_one_most_similar_to_the_peer() {
         let gids = ["fe80::1", "10.0.0.1", "192.168.7.1", "fd00:1::1", "2001:db8::1", "fd00:2::1"];
         let mut port = PortAddresses { gids: gids.map(gid).to_vec(), src_port: None };
         for (peer, index) in [
@@ -134,10 +139,10 @@ mod tests {
             assert_eq!(port.gid_towards(gid(peer)), Some(index), "{peer}");
         }
         assert_eq!(port.main_gid(), Some(1));
-        // One that it has no more.
+        // A GID that the port has lost.
         port.gids[1] = Gid::default();
         assert_eq!((port.gid_towards(gid("10.0.0.9")), port.main_gid()), (Some(2), Some(2)));
-        // With nothing else, what there is.
+        // The only GID that is left.
         port.gids.truncate(1);
         assert_eq!((port.gid_towards(gid("fd00::9")), port.main_gid()), (Some(0), Some(0)));
         assert_eq!(port.gid_towards(gid("10.0.0.9")), None);

@@ -1,4 +1,5 @@
-//! What is in flight to each peer, all queue pairs together: its link has one receive buffer for them all.
+//! Per-peer window: flight cost of all queue pairs to a peer, whose link has one receive buffer for all of
+//! them.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -6,14 +7,15 @@ use std::net::IpAddr;
 use super::table::Entry;
 use crate::wire::Qpn;
 
-/// Flight costs by peer address, and the queue pairs that wait for room.
+/// Flight cost by peer address, and the window waiters: queue pairs that wait for room in the window of their
+/// peer.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     by_address: HashMap<IpAddr, usize>,
     peers: Vec<Peer>,
-    /// Places in `peers` that are not in use.
+    /// Unused indices in `peers`.
     free: Vec<usize>,
-    /// Those that were found room.
+    /// Window waiters whose peer has room again.
     woken: VecDeque<Qpn>,
 }
 
@@ -21,37 +23,37 @@ pub(super) struct Peers {
 struct Peer {
     address: IpAddr,
     queue_pairs: usize,
-    /// Flight cost of what all of them have sent and the peer has not acknowledged.
+    /// Flight cost of everything sent to the peer and not acknowledged.
     in_flight: u64,
-    /// Those that had to stop for what the others have in flight, first come, first served.
+    /// Window waiters: queue pairs blocked by the per-peer window, in order of arrival.
     waiting: VecDeque<Qpn>,
 }
 
-/// A queue pair's part in what is in flight to its peer.
+/// Share of a queue pair in the per-peer window.
 #[derive(Debug, Default)]
 pub(super) struct Share {
     peer: Option<usize>,
     in_flight: u64,
-    /// It is among the waiting or the woken.
+    /// The queue pair is in `waiting` or `woken`.
     waits: bool,
 }
 
 impl Peers {
-    /// Flight cost of what other queue pairs have on the way to the same peer.
+    /// Flight cost that other queue pairs have in flight to the same peer.
     pub fn others(&self, share: &Share) -> u64 {
         share.peer.map_or(0, |at| self.peers[at].in_flight - share.in_flight)
     }
 
-    /// After any step of a queue pair but its turn to send: what it has in flight now counts for the peer that it is
-    /// connected to now, and one that waits may have the room up to `window`.
+    /// Updates the account of a queue pair after any step except its turn to send, for the peer that it is
+    /// connected to now; wakes one window waiter if less than `window` is in flight.
     pub fn settle(&mut self, entry: &mut Entry, window: usize) {
         if let Some(at) = self.account(entry, window) {
             self.wake_one(at, window);
         }
     }
 
-    /// [`settle`](Self::settle) after the turn of a queue pair to send: if the turn ended for want of room, the queue pair
-    /// waits for the next.
+    /// Updates the account like [`settle`](Self::settle), after the turn of a queue pair to send. If the
+    /// per-peer window blocked the turn, the queue pair becomes a window waiter.
     pub fn settle_turn(&mut self, entry: &mut Entry, window: usize) {
         let Some(at) = self.account(entry, window) else { return };
         if !entry.qp.is_crowded_out() {
@@ -62,7 +64,7 @@ impl Peers {
         }
     }
 
-    /// A queue pair has no peer any more, and one that waits may have its room.
+    /// Removes a queue pair from the account of its peer; wakes one window waiter if there is room.
     pub fn remove(&mut self, entry: &mut Entry, window: usize) {
         let Share { peer, in_flight, waits } = std::mem::take(&mut entry.share);
         let Some(at) = peer else { return };
@@ -81,7 +83,7 @@ impl Peers {
         self.wake_one(at, window);
     }
 
-    /// The next that has room; it is to have its turn.
+    /// Takes the next window waiter that has room; the caller gives it a turn.
     pub fn next_woken(&mut self) -> Option<Qpn> {
         self.woken.pop_front()
     }
@@ -131,7 +133,7 @@ impl Peers {
 }
 
 impl Share {
-    /// It has its turn.
+    /// Records that the queue pair has its turn and waits no longer.
     pub fn wake(&mut self) {
         self.waits = false;
     }

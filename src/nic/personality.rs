@@ -1,75 +1,79 @@
+//! Personalities: limits and quirks of device classes.
+
 use std::time::Duration;
 
 use crate::transport::{EarlySends, Habits};
 use crate::wire::NakCode;
 
-/// What a NIC has at most.
+/// Limits of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub max_qp: u32,
-    /// Work requests of a queue.
+    /// Maximum number of work requests per queue.
     pub max_qp_wr: u32,
-    /// Scatter/gather elements of a work request.
+    /// Maximum number of scatter/gather elements per work request.
     pub max_sge: u32,
-    /// Inline bytes of a work request.
+    /// Maximum number of inline bytes per work request.
     pub max_inline: u32,
-    /// Shared receive queues.
+    /// Maximum number of shared receive queues.
     pub max_srq: u32,
-    /// Receives in one of them.
+    /// Maximum number of receives per shared receive queue.
     pub max_srq_wr: u32,
-    /// Scatter/gather elements of such a receive.
+    /// Maximum number of scatter/gather elements per receive of a shared receive queue.
     pub max_srq_sge: u32,
-    /// Completion queues.
+    /// Maximum number of completion queues.
     pub max_cq: u32,
-    /// Entries of a completion queue.
+    /// Maximum number of entries per completion queue.
     pub max_cqe: u32,
-    /// Completion vectors: threads that raise the events of completion queues.
+    /// Number of completion vectors: threads that raise the events of completion queues.
     pub num_comp_vectors: u32,
-    /// Regions and memory windows, together.
+    /// Maximum number of memory regions and memory windows together.
     pub max_mr: u32,
-    /// Bytes of a region.
+    /// Maximum length of a memory region in bytes.
     pub max_mr_size: u64,
-    /// Bytes of device memory.
+    /// Size of the device memory in bytes.
     pub max_dm_size: u64,
-    /// Protection domains.
+    /// Maximum number of protection domains.
     pub max_pd: u32,
-    /// Partition keys of a port.
+    /// Maximum number of partition keys per port.
     pub max_pkeys: u16,
-    /// Multicast groups that queue pairs are attached to.
+    /// Maximum number of multicast groups with attached queue pairs.
     pub max_mcast_grp: u32,
-    /// Queue pairs attached to one of them.
+    /// Maximum number of queue pairs attached to one multicast group.
     pub max_mcast_qp_attach: u32,
-    /// Attachments of queue pairs to groups, all together.
+    /// Maximum number of attachments to multicast groups in total.
     pub max_total_mcast_qp_attach: u32,
-    /// READs and atomics in flight of a queue pair, each way.
+    /// Maximum number of READs and atomics in flight per queue pair, in each direction.
     pub max_qp_rd_atom: u32,
 }
 
-/// A class of device, as data: what it allows and how it behaves.
+/// Personality of a NIC: the limits and quirks of a class of devices.
 ///
-/// [`DEFAULT`](Self::DEFAULT) is what a NIC has unless another is chosen ([`ContextOptions`](crate::verbs::ContextOptions),
-/// `--personality`, `URXE_PERSONALITY`). All that differs:
+/// [`DEFAULT`](Self::DEFAULT) applies unless another is chosen
+/// ([`ContextOptions`](crate::verbs::ContextOptions), `--personality`, `URXE_PERSONALITY`). The table lists
+/// all differences:
 ///
 #[doc = include_str!("personality.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Personality {
-    /// Its name.
+    /// Name of the personality.
     pub name: &'static str,
-    /// What it has at most.
+    /// Limits of the NIC.
     pub limits: Limits,
-    /// The shortest retransmission timeout, whatever a QP asks for.
+    /// Lower bound of the local ACK timeout, whatever a QP is configured with.
     pub min_timeout: Duration,
-    /// How it behaves.
+    /// Quirks of the device.
     pub habits: Habits,
 }
 
 impl Personality {
-    /// By the specification, with generous limits, and as lenient as devices are with what is posted.
+    /// Conformance to the specification with generous limits, but as lenient as devices are with posted work
+    /// requests.
     pub const DEFAULT: Personality =
         Personality { name: "default", habits: Habits::LENIENT, ..Personality::STRICT };
 
-    /// By the letter of the specification, with generous limits.
+    /// Strict conformance to the specification, with generous limits.
     pub const STRICT: Personality = Personality {
         name: "strict",
         limits: Limits {
@@ -97,7 +101,7 @@ impl Personality {
         habits: Habits::STRICT,
     };
 
-    /// The kernel's soft-RoCE, as Linux 6.1 has it.
+    /// Soft-RoCE of the Linux kernel (rxe), as of Linux 6.1.
     pub const RXE: Personality = Personality {
         name: "rxe",
         limits: Limits {
@@ -139,7 +143,7 @@ impl Personality {
         },
     };
 
-    /// A ConnectX-5 and its successors.
+    /// ConnectX-5 and later devices (mlx5).
     pub const MLX5: Personality = Personality {
         name: "mlx5",
         limits: Limits {
@@ -163,7 +167,8 @@ impl Personality {
             max_total_mcast_qp_attach: 240 << 21,
             max_qp_rd_atom: 16,
         },
-        // Measured by others: whatever is asked for, it does not retransmit before half a second.
+        // Measured by others: the device does not retransmit before half a second, whatever the configured
+        // timeout.
         min_timeout: Duration::from_millis(500),
         habits: Habits {
             empty_regions_at_page_boundaries: false,
@@ -173,16 +178,16 @@ impl Personality {
         },
     };
 
-    /// All that there are.
+    /// All personalities.
     pub const ALL: [Personality; 4] =
         [Personality::DEFAULT, Personality::STRICT, Personality::MLX5, Personality::RXE];
 
-    /// The one of a name.
+    /// Returns the personality with this name.
     pub fn named(name: &str) -> Option<Personality> {
         Personality::ALL.into_iter().find(|p| p.name == name)
     }
 
-    /// The limits and habits by name: the rows of the table above.
+    /// Returns limits and quirks with their names: the rows of the table above.
     pub fn properties(&self) -> Vec<(&'static str, String)> {
         fn of<T: ToString>(name: &'static str, value: T) -> (&'static str, String) {
             (name, value.to_string())

@@ -1,3 +1,5 @@
+//! Scheduling of queue pairs: ready list, delayed acknowledgements and timers.
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -5,22 +7,22 @@ use super::table::Entry;
 use crate::transport::{Instant, Pending};
 use crate::wire::Qpn;
 
-/// Which queue pairs have something to send, and which wait for a time.
+/// Queue pairs that have something to send, and queue pairs that wait for a timer.
 ///
-/// Timers mostly move later, with every acknowledgement; their heap entry then stays and is put back when it
-/// comes up, so that a busy queue pair touches the heap once a timeout, not once a packet.
+/// Most timers only move later, with every acknowledgement. Their heap entry then stays and is re-armed when
+/// it expires, so that a busy queue pair accesses the heap once per timeout instead of once per packet.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     ready: VecDeque<Qpn>,
-    /// Those with nothing but an acknowledgement, which may wait for a request to travel with.
+    /// Queue pairs with delayed acknowledgements, which are sent together with a request if possible.
     held: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
-    /// Those that have taken packets of the burst that is being handled.
+    /// Dirty list: queue pairs that have accepted packets of the current burst.
     stirred: VecDeque<Qpn>,
 }
 
 impl Schedule {
-    /// Makes room for so many queue pairs, so that nothing grows while they work.
+    /// Reserves memory for this many queue pairs, so that nothing is allocated while they work.
     pub fn reserve(&mut self, queue_pairs: usize) {
         for queue in [&mut self.ready, &mut self.held, &mut self.stirred] {
             queue.reserve(queue_pairs.saturating_sub(queue.len()));
@@ -28,7 +30,7 @@ impl Schedule {
         self.timers.reserve(queue_pairs.saturating_sub(self.timers.len()));
     }
 
-    /// After any step of a queue pair: notes what it may have to send.
+    /// Schedules a queue pair for what it may have to send. Called after every step.
     pub fn touch(&mut self, entry: &mut Entry) {
         if entry.lost {
             self.enqueue(entry);
@@ -45,7 +47,8 @@ impl Schedule {
         }
     }
 
-    /// A queue pair has taken a packet: [`touch`](Self::touch) and [`arm`](Self::arm) it when the burst is through.
+    /// Marks a queue pair dirty after a packet: [`touch`](Self::touch) and [`arm`](Self::arm) follow at the
+    /// end of the burst.
     pub fn stir(&mut self, entry: &mut Entry) {
         if !entry.stirred {
             entry.stirred = true;
@@ -53,12 +56,12 @@ impl Schedule {
         }
     }
 
-    /// One of those that have taken packets.
+    /// Takes a queue pair from the dirty list.
     pub fn next_stirred(&mut self) -> Option<Qpn> {
         self.stirred.pop_front()
     }
 
-    /// One of those with an acknowledgement.
+    /// Takes a queue pair with a delayed acknowledgement.
     pub fn next_held(&mut self) -> Option<Qpn> {
         self.held.pop_front()
     }
@@ -67,6 +70,7 @@ impl Schedule {
         !self.held.is_empty()
     }
 
+    /// Appends a queue pair to the ready list.
     pub fn enqueue(&mut self, entry: &mut Entry) {
         if !entry.queued {
             entry.queued = true;
@@ -74,7 +78,7 @@ impl Schedule {
         }
     }
 
-    /// Sees to it that the heap comes up in time for the queue pair's deadline.
+    /// Ensures that a heap entry expires no later than the queue pair's deadline.
     pub fn arm(&mut self, entry: &mut Entry) {
         let Some(deadline) = entry.qp.next_deadline() else { return };
         if entry.timer_at.is_none_or(|at| deadline < at) {
@@ -91,7 +95,7 @@ impl Schedule {
         !self.ready.is_empty()
     }
 
-    /// The next that has come up, and when it was due.
+    /// Takes the next expired heap entry: its time and its queue pair.
     pub fn next_expired(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
         let Reverse((at, _)) = self.timers.peek()?;
         if *at > now {

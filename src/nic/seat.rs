@@ -1,9 +1,10 @@
-//! Which queue pair numbers are whose, where several processes share an address.
+//! Leases on QPN partitions, for processes that share an address.
 
 use crate::wire::Qpn;
 
-/// A [part](Qpn::part) of the queue pair numbers: those that begin with its index. Several NICs may then have the same address, and whoever
-/// hands out packets knows whose they are.
+/// QPN partition ([`Qpn::part`]) that a NIC may use: all queue pair numbers with the partition's index in the
+/// highest bits. It lets several NICs share one address, because the owner of a packet follows from its
+/// destination QPN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Seat {
     index: u8,
@@ -11,31 +12,32 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// All numbers.
+    /// All queue pair numbers.
     pub const WHOLE: Seat = Seat { index: 0, bits: 0 };
 
-    /// How many bits of a number say whose it is.
+    /// Number of QPN bits that identify the partition.
     pub const BITS: u32 = Qpn::PART_BITS;
 
-    /// How many there are.
+    /// Number of partitions.
     pub const COUNT: usize = 1 << Seat::BITS;
 
-    /// Number `index` of [`COUNT`](Self::COUNT). The first has the management queue pairs, QP0 and QP1.
+    /// Returns partition `index` of [`COUNT`](Self::COUNT); `None` if it is out of range. The first contains
+    /// the management queue pairs, QP0 and QP1.
     pub fn new(index: usize) -> Option<Seat> {
         (index < Seat::COUNT).then_some(Seat { index: index as u8, bits: Seat::BITS as u8 })
     }
 
-    /// The highest bits of its numbers.
+    /// Highest bits of the queue pair numbers.
     pub fn index(self) -> u32 {
         self.index.into()
     }
 
-    /// How many bits those are: none if it has all numbers.
+    /// Number of those bits: 0 if the NIC has all queue pair numbers.
     pub fn bits(self) -> u32 {
         self.bits.into()
     }
 
-    /// Whether a number is of it, by the number's first byte.
+    /// Reports whether a queue pair number is of this partition, by the first byte of the number.
     pub fn has(self, qpn: u8) -> bool {
         u32::from(qpn) >> (8 - self.bits()) == self.index()
     }
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_of_one_seat() {
+    fn qpn_belongs_to_exactly_one_partition() {
         for first in 0..=255_u8 {
             let of: Vec<usize> = (0..Seat::COUNT).filter(|i| Seat::new(*i).unwrap().has(first)).collect();
             assert_eq!(of, [usize::from(first) >> 2]);

@@ -1,9 +1,9 @@
-//! Which queue pairs are whose, where several NICs of this crate make up one.
+//! Shard identity: the queue pair numbers of each of the NICs that make up one device.
 
 use super::Seat;
 
-/// A NIC's place among those that make up one device. Each has the queue pairs whose numbers end in its index, of those that
-/// the device has.
+/// Identity of a NIC among the shards of one device. A shard has the queue pair numbers that end in its
+/// index, of those that the device may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShardId {
     index: u8,
@@ -12,49 +12,50 @@ pub struct ShardId {
 }
 
 impl ShardId {
-    /// The only one.
+    /// The only shard of a device with all queue pair numbers.
     pub const WHOLE: ShardId = ShardId { index: 0, count: 1, seat: Seat::WHOLE };
 
-    /// As many as there may be.
+    /// Maximum number of shards.
     pub const MAX_COUNT: usize = 64;
 
-    /// Number `index` of `count`, which must be a power of two up to [`MAX_COUNT`](Self::MAX_COUNT).
+    /// Returns shard `index` of `count`; `None` if `count` is not a power of two up to
+    /// [`MAX_COUNT`](Self::MAX_COUNT) or `index` is out of range.
     pub fn new(index: usize, count: usize) -> Option<ShardId> {
         let fits = count.is_power_of_two() && count <= ShardId::MAX_COUNT && index < count;
         fits.then_some(ShardId { index: index as u8, count: count as u8, seat: Seat::WHOLE })
     }
 
-    /// This shard of a device that has not all numbers.
+    /// Returns this shard of a device that uses only the QPN partition `seat`.
     pub fn seated(self, seat: Seat) -> ShardId {
         ShardId { seat, ..self }
     }
 
-    /// The numbers that the device has.
+    /// QPN partition of the device.
     pub fn seat(self) -> Seat {
         self.seat
     }
 
-    /// The lowest bits of its queue pairs' numbers.
+    /// Lowest bits of the queue pair numbers.
     pub fn index(self) -> u32 {
         self.index.into()
     }
 
-    /// How many bits those are.
+    /// Number of those bits.
     pub fn bits(self) -> u32 {
         self.count.trailing_zeros()
     }
 
-    /// Whether it is the one that speaks for all.
+    /// Reports whether this is the first shard, which raises the events of the whole device.
     pub fn is_first(self) -> bool {
         self.index == 0
     }
 
-    /// Whether there are no others.
+    /// Reports whether this is the only shard.
     pub fn is_alone(self) -> bool {
         self.count == 1
     }
 
-    /// The shard that has a queue pair, by the last byte of its number.
+    /// Returns the index of the shard of a queue pair, by the last byte of the queue pair number.
     pub fn of(self, qpn: u8) -> usize {
         usize::from(qpn & (self.count - 1))
     }
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_powers_of_two() {
+    fn shard_count_must_be_a_power_of_two() {
         for (index, count, fits) in
             [(0, 1, true), (63, 64, true), (1, 1, false), (0, 3, false), (0, 0, false)]
         {

@@ -1,13 +1,16 @@
+//! Table of shared receive queues.
+
 use std::sync::Arc;
 
 use super::{CompletionQueue, ShardId};
 use crate::memory::PdId;
 use crate::transport::{RecvCaps, SharedReceives, SrqId, XrcdId};
 
-/// The shared receive queues by number.
+/// Shared receive queues by number.
 ///
-/// A number is, in its lower 16 bits, the shard and a slot above it and, above them, a count that moves on whenever the
-/// slot is used again: XRC packets for a queue that is gone do not reach its successor.
+/// The lower 16 bits of a number contain the shard and above it the slot. The higher bits are a generation
+/// count that advances whenever the slot is reused, so that XRC packets for a destroyed queue do not reach
+/// its successor.
 #[derive(Debug)]
 pub(super) struct SrqTable {
     shard: ShardId,
@@ -19,7 +22,8 @@ pub(super) struct SrqTable {
 struct Slot {
     round: u8,
     queue: Option<SharedReceives>,
-    /// Where the receives of an XRC queue complete; those of others do where their queue pair says.
+    /// Completion queue of an XRC queue's receives; receives of other queues complete to the CQ of their
+    /// queue pair.
     cq: Option<Arc<CompletionQueue>>,
 }
 
@@ -30,7 +34,7 @@ impl SrqTable {
         SrqTable { shard, slots: Vec::new(), free: Vec::new() }
     }
 
-    /// `None` if there are `max` already.
+    /// Creates a queue. `None` if there are `max` already.
     pub fn insert(
         &mut self,
         pd: PdId,
@@ -67,7 +71,7 @@ impl SrqTable {
         self.slots.get_mut(index)?.queue.as_mut().filter(|q| q.id() == id)
     }
 
-    /// Where the receives of an XRC queue complete.
+    /// Completion queue for the receives of an XRC queue.
     pub fn cq(&self, id: SrqId) -> Option<&Arc<CompletionQueue>> {
         self.get(id).and_then(|_| self.slots[self.index(id)].cq.as_ref())
     }

@@ -1,3 +1,5 @@
+//! Table of queue pairs.
+
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -6,24 +8,24 @@ use super::{CompletionQueue, Seat, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::{Permutation, Qpn};
 
-/// A queue pair and what the NIC keeps beside it.
+/// Queue pair with its scheduling state.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub qp: QueuePair,
     pub send_cq: Arc<CompletionQueue>,
     pub recv_cq: Arc<CompletionQueue>,
     pub srq: Option<SrqId>,
-    /// It is in the list of those that have something to send.
+    /// The queue pair is in the ready list.
     pub queued: bool,
-    /// It is in the list of those that have but an acknowledgement to send.
+    /// The queue pair is in the list of delayed acknowledgements.
     pub held: bool,
-    /// It has taken packets of the burst that is being handled.
+    /// The queue pair is dirty: it has accepted packets of the current burst.
     pub stirred: bool,
-    /// A completion of it was lost: it is to fail at its next turn.
+    /// A completion of the queue pair was lost to an overflow: the queue pair fails at its next turn.
     pub lost: bool,
-    /// What it has in flight, among all that its peer is sent.
+    /// Share in the per-peer window.
     pub share: Share,
-    /// The earliest entry of the timer heap that is for it.
+    /// Earliest entry for the queue pair in the timer heap.
     pub timer_at: Option<Instant>,
 }
 
@@ -49,11 +51,12 @@ impl Entry {
     }
 }
 
-/// The queue pairs by number.
+/// Queue pairs by number.
 ///
-/// A number is the shard in its lowest bits, a slot above and, above that, a count that moves on whenever the slot is
-/// used again: packets for a queue pair that is gone do not reach its successor. Slot and count are permuted by a key, so
-/// that no number can be guessed from another. Where the device has not all numbers, its seat is in the highest bits.
+/// A number contains the shard in its lowest bits, the slot above and, above that, a generation count that
+/// advances whenever the slot is reused, so that packets for a destroyed queue pair do not reach its
+/// successor. Slot and count are permuted with a key, so that no number can be guessed from another. If the
+/// device has only a QPN partition, the partition's index is in the highest bits.
 #[derive(Debug)]
 pub(super) struct QpTable {
     shard: ShardId,
@@ -64,30 +67,31 @@ pub(super) struct QpTable {
     max: u32,
     slot_bits: u32,
     permutation: Permutation,
-    /// The slot of the last lookup. Lookups of one queue pair come in runs, and the permutation is 5 to 8 % of the
-    /// instructions of an 8-byte WRITE if each lookup inverts it.
+    /// Slot of the last lookup. Lookups of one queue pair come in series, and inverting the permutation for
+    /// each would take 5 to 8 % of the instructions of an 8-byte WRITE.
     recent: Cell<usize>,
 }
 
 #[derive(Debug)]
 struct Slot {
+    /// Generation count of the slot.
     round: u32,
-    /// The number of the queue pair that is in the slot, or was last.
+    /// Number of the current queue pair of the slot, or of the last one.
     qpn: Qpn,
     entry: Option<Box<Entry>>,
 }
 
-/// QP0 and QP1 are the management queue pairs.
+/// Number of reserved queue pair numbers: QP0 and QP1 are the management queue pairs.
 const RESERVED: u32 = Permutation::FIRST;
 
-/// Bits of a number.
+/// Number of bits of a queue pair number.
 const QPN_BITS: u32 = 24;
 
-/// Seat, slot and shard together take no more bits than this, or, without a seat, than the slots of a NIC of one shard do:
-/// some of the 24 are to count.
+/// Maximum number of bits for partition, slot and shard together, so that some of the 24 remain for the
+/// generation count. Without a partition, the slots of a NIC with one shard may take more.
 const MAX_INDEX_BITS: u32 = 20;
 
-/// The bits of a slot, and how many slots a NIC that may have `max` queue pairs has of them.
+/// Returns the number of slot bits, and the number of slots, of a NIC with up to `max` queue pairs.
 fn slots(shard: ShardId, max: u32) -> (u32, u32) {
     let whole = (max + RESERVED).next_power_of_two().trailing_zeros();
     let most = match shard.seat() {
@@ -95,11 +99,11 @@ fn slots(shard: ShardId, max: u32) -> (u32, u32) {
         seat => MAX_INDEX_BITS - seat.bits(),
     };
     let bits = whole.min(most - shard.bits());
-    // The last with the highest count would be the number that stands for multicast.
+    // The last slot is not used: with the highest count, its number would be the multicast QPN.
     (bits, max.min((1 << bits) - RESERVED - 1))
 }
 
-/// The bits of slot and count.
+/// Returns the number of bits of slot and generation count.
 fn index_bits(shard: ShardId) -> u32 {
     QPN_BITS - shard.seat().bits() - shard.bits()
 }
@@ -107,7 +111,8 @@ fn index_bits(shard: ShardId) -> u32 {
 impl QpTable {
     pub fn new(shard: ShardId, max: u32, seed: u64) -> QpTable {
         let (slot_bits, max) = slots(shard, max);
-        // Different NICs number differently, or a packet that reaches the wrong one might be taken.
+        // Each NIC numbers differently, so that a packet that reaches the wrong NIC is not accepted by
+        // chance.
         let permutation = Permutation::new(index_bits(shard), seed);
         QpTable {
             shard,
@@ -128,11 +133,12 @@ impl QpTable {
         Qpn::new(self.shard.seat().index() << (QPN_BITS - self.shard.seat().bits()) | low)
     }
 
-    /// How many queue pairs there can be at once.
+    /// Maximum number of queue pairs.
     pub fn max(&self) -> u32 {
         self.max
     }
 
+    /// Adds a queue pair with a new number. `None` if the table is full.
     pub fn insert(&mut self, make: impl FnOnce(Qpn) -> Entry) -> Option<Qpn> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -148,7 +154,7 @@ impl QpTable {
         Some(qpn)
     }
 
-    /// Puts QP1 in its place, which is no slot; false if it is taken.
+    /// Adds QP1, which has no slot. Returns false if it exists already.
     pub fn insert_gsi(&mut self, entry: Entry) -> bool {
         let free = self.gsi.is_none();
         if free {
@@ -157,7 +163,7 @@ impl QpTable {
         free
     }
 
-    /// Queue pairs that there have been at once.
+    /// Maximum number of queue pairs that have existed at the same time.
     pub fn slots(&self) -> usize {
         self.slots.len() + usize::from(self.gsi.is_some())
     }
@@ -172,7 +178,7 @@ impl QpTable {
         Some(slot)
     }
 
-    /// The slot that a number would be in.
+    /// Returns the slot that a number maps to, whether or not it is in use.
     fn place(&self, qpn: Qpn) -> Option<usize> {
         let index = qpn.get() >> self.shard.bits() & ((1 << index_bits(self.shard)) - 1);
         let slot = self.permutation.invert(index)? & ((1 << self.slot_bits) - 1);
@@ -236,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_bits_of_a_number_are_the_shard() {
+    fn lowest_bits_of_a_qpn_are_the_shard() {
         for (count, max) in [(1, 100), (2, 100), (64, 65_536), (64, (1 << 20) - 16)] {
             for index in [0, count - 1] {
                 let shard = ShardId::new(index, count).unwrap();
@@ -255,14 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_bits_of_a_number_are_the_seat() {
+    fn highest_bits_of_a_qpn_are_the_partition() {
         for (seat, count, max) in [(1, 1, 65_536), (63, 1, (1 << 20) - 16), (5, 4, 65_536), (0, 32, 10)] {
             let seat = Seat::new(seat).unwrap();
             let shard = ShardId::new(count - 1, count).unwrap().seated(seat);
             let mut table = QpTable::new(shard, max, 0xffff_ffff);
             assert!(table.max() >= 10.min(max) && table.max() <= 1 << 14, "{}", table.max());
             let mut seen = std::collections::HashSet::new();
-            // More often than the count has values, so that it begins anew.
+            // Enough rounds for the generation count to wrap.
             for _ in 0..8 {
                 let qpns: Vec<Qpn> = std::iter::from_fn(|| insert(&mut table)).collect();
                 assert_eq!(qpns.len(), table.max() as usize);
@@ -278,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_says_so() {
+    fn insert_into_a_full_table_fails() {
         let mut table = QpTable::new(ShardId::new(1, 2).unwrap(), 3, 0);
         assert_eq!(
             (0..4).map(|_| insert(&mut table).is_some()).collect::<Vec<_>>(),

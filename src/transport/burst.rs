@@ -1,4 +1,5 @@
-//! What leaves a NIC in one turn: packets, run together into bursts that the kernel can segment.
+//! Transmit queue of a NIC for one turn: packets, grouped into bursts that the kernel can segment (GSO, USO),
+//! and received bursts.
 
 use std::ops::Range;
 
@@ -6,35 +7,35 @@ use crate::memory::{Faulted, HostSlice};
 use crate::wire::icrc::{self, Icrc, Prefixes};
 use crate::wire::{BTH_LEN, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, pad_count};
 
-/// The ICRC of payloads up to this long is made in one go with that of their headers.
+/// Maximum payload length for which headers and payload get their ICRC in a single pass.
 const SHORT: usize = 512;
 
-/// How large a burst a link takes.
+/// Maximum size of a burst that a link accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BurstLimits {
-    /// UDP payload bytes of a whole burst.
+    /// UDP payload bytes of a burst.
     pub bytes: usize,
-    /// Packets.
+    /// Number of packets of a burst.
     pub packets: usize,
 }
 
 impl BurstLimits {
-    /// What UDP_SEGMENT and USO take in one call.
+    /// Limits of one call with UDP_SEGMENT or USO.
     pub const SEGMENTED: BurstLimits = BurstLimits { bytes: 65_000, packets: 64 };
     /// One packet at a time.
     pub const SINGLE: BurstLimits = BurstLimits { bytes: usize::MAX, packets: 1 };
 }
 
-/// Where the payload of a packet is.
+/// Location of a packet's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// In bytes of our own: inline data, responses to atomics.
+    /// Bytes of the NIC: inline data, responses to atomics.
     Bytes(&'a [u8]),
-    /// In user memory. The ICRC is of what is copied, so the application may write there at any time.
+    /// User memory. The ICRC covers the copy, so the application may write there at any time.
     Host(&'a [HostSlice]),
 }
 
-/// A piece of a burst.
+/// A contiguous part of a burst.
 #[derive(Clone, Copy, Debug)]
 enum Stored {
     Arena { start: u32, len: u32 },
@@ -44,33 +45,37 @@ enum Stored {
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     flow: Flow,
-    /// Of the destinations: who receives goes by the first packet, and others may have another part.
+    /// QPN partition of the destinations: a receiver that distributes bursts looks only at the first packet,
+    /// so all packets must be of one partition.
     part: u8,
-    /// UDP payload bytes of every packet but the last, which may have fewer.
+    /// UDP payload bytes of every packet except the last, which may be shorter.
     segment: usize,
     packets: usize,
     bytes: usize,
-    /// Index of its first piece.
+    /// Index of the first piece.
     first_piece: usize,
-    /// A packet shorter than `segment` has closed it.
+    /// A packet shorter than `segment` has ended the burst.
     closed: bool,
 }
 
-/// Bytes of a turn: few enough to be in a core's own cache still when the kernel reads them.
+/// Bytes of a turn: few enough to be still in the core's cache when the kernel reads them.
 const TURN: usize = 256 << 10;
-/// Bytes of a turn whose packets are copied when they leave: the copy has to be there too when the receiver reads it.
+/// Bytes of a turn with deferred ICRC: the copy made at transmission must fit the cache too until the
+/// receiver reads it.
 const UNSEALED_TURN: usize = 128 << 10;
 
-/// The packets of one turn. Its buffers are reused, so that a warmed-up NIC allocates nothing.
+/// Packets of one turn. The buffers are reused, so that a NIC does not allocate once it is warmed up.
 ///
-/// Payload is copied beside its headers, in one pass with its ICRC. To have the kernel gather it from user memory would
-/// save nothing: that costs it as much for each slice as the copy takes, and user memory changes under it.
+/// Payload is copied next to its headers, in one pass with the ICRC. Letting the kernel gather it from user
+/// memory would save nothing: each slice costs the kernel as much as the copy, and user memory may change
+/// meanwhile.
 #[derive(Debug)]
 pub struct TxQueue {
     limits: BurstLimits,
-    /// Long payload is copied, and gets its ICRC, when it leaves.
+    /// Deferred ICRC: long payload is copied, and its ICRC computed, at transmission.
     unsealed: bool,
-    /// Bytes of our own, those in use first. The rest is kept as it is: to clear it would cost more than to fill it.
+    /// Packet bytes, `used` of them in use. The remainder is not cleared, which would cost more than filling
+    /// it.
     arena: Vec<u8>,
     used: usize,
     pieces: Vec<Stored>,
@@ -78,14 +83,15 @@ pub struct TxQueue {
     packets: usize,
     bytes: usize,
     prefixes: Prefixes,
-    /// How many bursts there were when one was asked for: as many now, and it was of the same flow.
+    /// Number of bursts at the last use of `prefixes`: if unchanged, that use was for the same flow.
     prefixed: usize,
-    /// See [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
+    /// ICRC of a FLUSH covers the headers twice, see
+    /// [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
     flush_icrc_twice: bool,
 }
 
 impl TxQueue {
-    /// An empty queue for a link with these limits.
+    /// Creates an empty queue for a link with these limits.
     pub fn new(limits: BurstLimits) -> TxQueue {
         TxQueue {
             limits,
@@ -102,17 +108,19 @@ impl TxQueue {
         }
     }
 
-    /// See [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
+    /// Selects whether the ICRC of a FLUSH covers the headers twice, see
+    /// [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
     pub fn set_flush_icrc_twice(&mut self, twice: bool) {
         self.flush_icrc_twice = twice;
     }
 
-    /// A queue for a link that only ever copies: packets get their ICRCs by [`TxBurst::copy_to`], in the same pass.
+    /// Creates a queue with deferred ICRC, for a link that always copies: [`TxBurst::copy_to`] computes the
+    /// ICRCs in the same pass.
     pub fn unsealed(limits: BurstLimits) -> TxQueue {
         TxQueue { unsealed: true, ..TxQueue::new(limits) }
     }
 
-    /// Whether it is time for the link to take what there is.
+    /// Reports whether the turn is full, so that the link should transmit.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.bytes >= self.turn()
@@ -122,12 +130,12 @@ impl TxQueue {
         if self.unsealed { UNSEALED_TURN } else { TURN }
     }
 
-    /// How many packets with so much payload it takes until then.
+    /// Returns the number of packets with `payload` bytes that fit until the turn is full.
     pub fn room_for(&self, payload: usize) -> usize {
         self.turn().saturating_sub(self.bytes) / payload + 1
     }
 
-    /// Forgets all packets and keeps the buffers.
+    /// Removes all packets but keeps the buffers.
     pub fn clear(&mut self) {
         self.used = 0;
         self.pieces.clear();
@@ -137,40 +145,40 @@ impl TxQueue {
         self.bytes = 0;
     }
 
-    /// Whether there is no packet.
+    /// Reports whether the queue has no packet.
     pub fn is_empty(&self) -> bool {
         self.packets == 0
     }
 
-    /// Packets queued.
+    /// Number of packets queued.
     pub fn packets(&self) -> usize {
         self.packets
     }
 
-    /// UDP payload bytes queued.
+    /// Number of UDP payload bytes queued.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds a packet, with padding and ICRC, to the running burst or to a new one.
+    /// Adds a packet, with padding and ICRC, to the current burst or to a new one.
     ///
-    /// `headers.bth.pad` is to be 0: the pad count is set here.
-    /// No packet is added if the user memory is not there: [`push_host`](Self::push_host) says so.
+    /// `headers.bth.pad` must be 0: the pad count is set here. No packet is added if the user memory cannot
+    /// be read; [`push_host`](Self::push_host) reports that.
     #[inline]
     pub fn push(&mut self, flow: &Flow, headers: Headers, payload: Payload<'_>) {
         let _ = self.add(flow, &headers, payload);
     }
 
-    /// [`push`](Self::push) with payload in user memory.
+    /// Adds a packet like [`push`](Self::push), with payload in user memory.
     ///
     /// # Errors
-    /// [`Faulted`] if that memory cannot be read; then nothing is added.
+    /// [`Faulted`] if that memory cannot be read; then no packet is added.
     #[inline]
     pub fn push_host(&mut self, flow: &Flow, headers: Headers, slices: &[HostSlice]) -> Result<(), Faulted> {
         self.add(flow, &headers, Payload::Host(slices))
     }
 
-    /// Not by value: there are a hundred bytes of headers.
+    /// Adds a packet. The headers are passed by reference because they take a hundred bytes.
     fn add(&mut self, flow: &Flow, headers: &Headers, payload: Payload<'_>) -> Result<(), Faulted> {
         let payload_len = match payload {
             Payload::Bytes(b) => b.len(),
@@ -180,7 +188,7 @@ impl TxQueue {
         let header_len = headers.len();
         let packet_len = header_len + payload_len + pad + ICRC_LEN;
         let twice = self.flush_icrc_twice && headers.bth.opcode == Opcode::FLUSH;
-        // A burst of its own: nothing that cuts a burst apart then has to change such an ICRC.
+        // A burst of its own, so that middleware that splits bursts never has to adjust such an ICRC.
         let part = if twice { ALONE } else { part_of(headers.bth.dest_qp) };
         let index = self.join_burst(flow, part, packet_len);
 
@@ -223,7 +231,7 @@ impl TxQueue {
         Ok(())
     }
 
-    /// Takes back the packet that was begun last, whose bytes were to lie in the arena from `start` on.
+    /// Removes the packet begun last, whose bytes were to be in the arena from `start` on.
     #[cold]
     fn take_back(&mut self, start: usize, packet_len: usize) {
         self.used = start;
@@ -239,8 +247,9 @@ impl TxQueue {
         self.prefixed = 0;
     }
 
-    /// Adds packets that take `each` bytes of `data` after the other, a multiple of 4, and the PSNs from that in `headers`
-    /// on. Returns how many: fewer where user memory cannot be read.
+    /// Adds packets with consecutive PSNs from that in `headers` on, each with the next `each` bytes of
+    /// `data`. `each` must be a multiple of 4. Returns the number of packets, which is lower if user memory
+    /// cannot be read.
     pub fn push_run(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
         let mut count = 0;
         let packet_len = headers.len() + each + ICRC_LEN;
@@ -263,7 +272,7 @@ impl TxQueue {
         count
     }
 
-    /// Adds a packet whose place is made, with a long payload in user memory.
+    /// Adds a packet that has already joined a burst, with a long payload in user memory.
     #[inline]
     fn push_long(
         &mut self,
@@ -276,7 +285,8 @@ impl TxQueue {
     ) -> Result<(), Faulted> {
         let header_len = headers.len();
         if self.unsealed {
-            // Memory that goes away between now and the copy spoils the ICRC, and the packet is asked for again.
+            // If the memory is unmapped before the copy, the ICRC is invalidated and the peer requests a
+            // retransmission.
             if let Err(e) = slices.iter().try_for_each(|slice| slice.probe()) {
                 self.take_back(self.used, packet_len);
                 return Err(e);
@@ -313,18 +323,19 @@ impl TxQueue {
         Ok(())
     }
 
-    /// The ICRC over what is in front of a packet and these bytes of it, which begin with its BTH.
+    /// Computes the ICRC over the headers before the BTH and these bytes of the packet, which begin with the
+    /// BTH.
     #[inline]
     fn icrc_after(&mut self, flow: &Flow, index: u16, packet_len: usize, bytes: Range<usize>) -> Icrc {
         let prefix = match std::mem::replace(&mut self.prefixed, self.bursts.len()) == self.bursts.len() {
             true => self.prefixes.of_next(flow, packet_len),
             false => self.prefixes.of(flow, packet_len),
         };
-        // The links count identifications up from 0 in every burst, with don't-fragment set.
+        // Links number the identifications from 0 in every burst, with don't-fragment set.
         prefix.after_headers(index, IpIdent::DONT_FRAGMENT, &self.arena[bytes])
     }
 
-    /// Takes `len` bytes of the arena, of any value, and returns where they begin.
+    /// Allocates `len` bytes of the arena, with arbitrary content, and returns their offset.
     #[inline]
     fn take(&mut self, len: usize) -> usize {
         let start = self.used;
@@ -335,9 +346,9 @@ impl TxQueue {
         start
     }
 
-    /// Adds a whole packet (BTH to ICRC) that stood at `index` of another burst. Its ICRC is made to fit
-    /// its new place; one that did not hold before does not hold after. Then the byte at `flip`, if any,
-    /// is altered. For middleware that breaks the bursts it is given.
+    /// Adds a complete packet (BTH to ICRC) that was at `index` of another burst, and adjusts its ICRC to the
+    /// new index; a wrong ICRC stays wrong. Then corrupts the byte at `flip`, if any. For middleware that
+    /// splits bursts.
     pub fn push_raw(&mut self, flow: &Flow, index: u16, packet: &[u8], flip: Option<usize>) {
         let flush = packet.first() == Some(&Opcode::FLUSH.0);
         let part = if flush { ALONE } else { part_of_first(packet) };
@@ -346,7 +357,7 @@ impl TxQueue {
         let copy = start..self.used;
         self.arena[copy.clone()].copy_from_slice(packet);
         let body = packet.len().saturating_sub(ICRC_LEN);
-        // What is no packet has no ICRC to mend.
+        // Anything too short for a packet has no ICRC to adjust.
         if body >= BTH_LEN && index != new_index {
             let mut mend = icrc::compute(flow, index, IpIdent::DONT_FRAGMENT, packet);
             mend ^= icrc::compute(flow, new_index, IpIdent::DONT_FRAGMENT, packet);
@@ -359,24 +370,24 @@ impl TxQueue {
         self.add_arena_piece(start);
     }
 
-    /// Adds a whole burst of another queue as it is: for middleware that takes a queue apart.
+    /// Adds a whole burst of another queue unchanged, for middleware that takes a queue apart.
     ///
     /// # Panics
-    /// If its bytes are still to be [copied](TxBurst::bytes).
+    /// If the ICRC of the burst is [deferred](TxBurst::bytes).
     pub fn push_burst(&mut self, burst: &TxBurst<'_>) {
         let TxBurst { flow, segment, packets, bytes, .. } = *burst;
         let start = self.take(bytes);
         self.arena[start..self.used].copy_from_slice(burst.bytes());
         self.packets += packets;
         self.bytes += bytes;
-        // Closed, as its packets keep their places in it.
+        // Closed, because its packets keep their indices.
         let first_piece = self.pieces.len();
         let part = part_of_first(burst.bytes());
         self.bursts.push(Burst { flow, part, segment, packets, bytes, first_piece, closed: true });
         self.pieces.push(Stored::Arena { start: start as u32, len: bytes as u32 });
     }
 
-    /// Makes room in the last burst or begins one; returns the packet's index in it.
+    /// Adds a packet to the last burst or begins a new one; returns the index of the packet in its burst.
     #[inline(always)]
     fn join_burst(&mut self, flow: &Flow, part: u8, packet_len: usize) -> u16 {
         self.packets += 1;
@@ -408,7 +419,7 @@ impl TxQueue {
         0
     }
 
-    /// Adds the arena from `start` on to the running burst, joined to its last piece where they touch.
+    /// Adds the arena from `start` on to the current burst, merged with its last piece if they are adjacent.
     fn add_arena_piece(&mut self, start: usize) {
         let len = (self.used - start) as u32;
         let first = self.bursts.last().map_or(0, |b| b.first_piece);
@@ -419,7 +430,7 @@ impl TxQueue {
         }
     }
 
-    /// The bursts, in the order in which their first packets were pushed.
+    /// Iterates over the bursts, in the order in which their first packets were pushed.
     pub fn bursts(&self) -> impl ExactSizeIterator<Item = TxBurst<'_>> {
         self.bursts.iter().enumerate().map(|(i, b)| {
             let end = self.bursts.get(i + 1).map_or(self.pieces.len(), |n| n.first_piece);
@@ -435,24 +446,25 @@ impl TxQueue {
     }
 }
 
-/// No part: packets to QP1, each of which may be for another process there, so that it is a burst of its own.
+/// Partition value for packets to QP1: each may be for another process at the peer, so each is a burst of its
+/// own.
 const ALONE: u8 = u8::MAX;
 
-/// What all destinations of a burst have in common.
+/// Returns the QPN partition that all destinations of a burst must share.
 #[inline]
 fn part_of(dest: Qpn) -> u8 {
     if dest == Qpn::GSI { ALONE } else { dest.part() }
 }
 
-/// [`part_of`] the destination of the first packet.
+/// Returns the partition ([`part_of`]) of the first packet's destination.
 fn part_of_first(packets: &[u8]) -> u8 {
-    /// The last word of a BTH but one has the number in its lowest bytes.
+    /// Offset of the BTH word whose low bytes are the destination QPN.
     const DEST_QP: usize = 4;
     let word = packets.get(DEST_QP..).and_then(|rest| rest.first_chunk());
     word.map_or(0, |word| part_of(Qpn::new(u32::from_be_bytes(*word))))
 }
 
-/// Writes headers and the pad count.
+/// Writes the headers and the pad count.
 #[inline]
 fn emit(headers: &Headers, pad: usize, packet: &mut [u8]) {
     headers.emit(packet);
@@ -461,23 +473,23 @@ fn emit(headers: &Headers, pad: usize, packet: &mut [u8]) {
     }
 }
 
-/// A run of packets of one flow, all of `segment` bytes but the last, which may be shorter.
+/// Burst of packets of one flow, all of `segment` bytes except the last, which may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct TxBurst<'a> {
-    /// Addresses, source port, traffic class.
+    /// Addresses, source port and traffic class.
     pub flow: Flow,
-    /// UDP payload bytes of every packet but the last.
+    /// UDP payload bytes of every packet except the last.
     pub segment: usize,
-    /// Packets.
+    /// Number of packets.
     pub packets: usize,
-    /// UDP payload bytes of all of them.
+    /// UDP payload bytes of all packets.
     pub bytes: usize,
     arena: &'a [u8],
     pieces: &'a [Stored],
 }
 
 impl<'a> TxBurst<'a> {
-    /// The bytes of all packets, packet `i` from `i * segment` on, unless they are still to be copied.
+    /// Returns the bytes of all packets, packet `i` from `i * segment` on; `None` if the ICRC is deferred.
     pub fn as_bytes(&self) -> Option<&'a [u8]> {
         match *self.pieces {
             [Stored::Arena { start, len }] => Some(&self.arena[start as usize..][..len as usize]),
@@ -485,16 +497,15 @@ impl<'a> TxBurst<'a> {
         }
     }
 
-    /// The bytes of all packets, packet `i` from `i * segment` on.
+    /// Returns the bytes of all packets, packet `i` from `i * segment` on.
     ///
     /// # Panics
-    /// If they are still to be copied, as in a queue for a link that [only does
-    /// that](TxQueue::unsealed).
+    /// If the ICRC is deferred, as in a queue for a link that [always copies](TxQueue::unsealed).
     pub fn bytes(&self) -> &'a [u8] {
         self.as_bytes().expect("a link that does not copy gets packets that are whole")
     }
 
-    /// Appends the bytes of all packets to `out`: packet `i` starts `i * segment` bytes in.
+    /// Appends the bytes of all packets to `out`, packet `i` at `i * segment`.
     pub fn copy_to(&self, out: &mut Vec<u8>) {
         match self.as_bytes() {
             Some(bytes) => out.extend_from_slice(bytes),
@@ -505,7 +516,7 @@ impl<'a> TxBurst<'a> {
         }
     }
 
-    /// Copies the packets one after the other, with their ICRCs.
+    /// Returns a copier that emits the packets one by one, with their ICRCs.
     pub fn copier(&self) -> Copier<'a> {
         Copier {
             flow: self.flow,
@@ -520,24 +531,25 @@ impl<'a> TxBurst<'a> {
     }
 }
 
-/// The packets of a burst, copied as they are asked for.
+/// Copies the packets of a burst one by one.
 #[derive(Debug)]
 pub struct Copier<'a> {
     flow: Flow,
     segment: usize,
-    /// Bytes to come.
+    /// Number of remaining bytes.
     left: usize,
-    /// Of the next packet.
+    /// Index of the next packet.
     index: u16,
     prefixes: Prefixes,
     arena: &'a [u8],
     pieces: std::slice::Iter<'a, Stored>,
-    /// Of the piece begun.
+    /// Unread bytes of the current piece.
     rest: &'a [u8],
 }
 
 impl Copier<'_> {
-    /// Appends the next packet to `out`; payload that has no ICRC yet gets it on the way. False behind the last.
+    /// Appends the next packet to `out` and computes its ICRC if that is deferred. Returns false after the
+    /// last packet.
     pub fn copy_next(&mut self, out: &mut Vec<u8>) -> bool {
         let packet_len = self.left.min(self.segment);
         if packet_len == 0 {
@@ -550,7 +562,7 @@ impl Copier<'_> {
         if self.rest.is_empty() {
             self.gather(|_| {});
         }
-        // Headers, or all of a packet.
+        // The headers, or the complete packet.
         let (first, later) = self.rest.split_at(self.rest.len().min(packet_len));
         out.extend_from_slice(first);
         self.rest = later;
@@ -572,14 +584,14 @@ impl Copier<'_> {
             icrc.update(pad);
             out.extend_from_slice(pad);
         }
-        // The receiver must not take the zeros for the sender's bytes.
+        // The receiver must not accept the zeros as the sender's data.
         let value = if gone { !icrc.value() } else { icrc.value() };
         out.extend_from_slice(&value.to_le_bytes());
         self.rest = &later[ICRC_LEN..];
         true
     }
 
-    /// Gives away the user memory that comes next, up to bytes of our own.
+    /// Passes the next slices of user memory to `each`, up to the next piece of the arena.
     #[inline]
     fn gather(&mut self, mut each: impl FnMut(HostSlice)) {
         for piece in self.pieces.by_ref() {
@@ -594,21 +606,21 @@ impl Copier<'_> {
     }
 }
 
-/// A run of packets as they arrived: equal in size but the last.
+/// Received burst: packets of equal size except the last.
 #[derive(Clone, Copy, Debug)]
 pub struct RxBurst<'a> {
-    /// Addresses, source port, traffic class as on the wire.
+    /// Addresses, source port and traffic class, as on the wire.
     pub flow: Flow,
-    /// What is known of the IPv4 identification.
+    /// Known part of the IPv4 identification.
     pub ident: IpIdent,
-    /// UDP payload bytes of every packet but the last.
+    /// UDP payload bytes of every packet except the last.
     pub segment: usize,
-    /// The UDP payloads, one after the other.
+    /// UDP payloads, concatenated.
     pub data: &'a [u8],
 }
 
 impl<'a> RxBurst<'a> {
-    /// The packets, each with its index in the burst.
+    /// Iterates over the packets, each with its index in the burst.
     pub fn packets(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         self.data.chunks(self.segment.max(1)).enumerate().map(|(i, p)| (i as u16, p))
     }
@@ -640,12 +652,12 @@ mod tests {
         let shapes: Vec<_> = q.bursts().map(|b| (b.packets, b.segment, b.bytes)).collect();
         assert_eq!(shapes, [(3, 116, 116 * 2 + 56), (2, 116, 232), (1, 116, 116)]);
         assert_eq!(q.packets(), 6);
-        // Small payloads and headers of one burst are one slice.
+        // Headers and small payloads of one burst are contiguous.
         assert!(q.bursts().all(|b| b.as_bytes().is_some()));
     }
 
     #[test]
-    fn destinations_of_several_parts_share_no_burst() {
+    fn destinations_in_different_qpn_partitions_share_no_burst() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         let qpns = [0x04_0011, 0x04_0012, 0x08_0011, 0x0b_ffff, 0x04_0011].map(Qpn::new);
         for dest_qp in qpns {
@@ -654,7 +666,7 @@ mod tests {
             q.push(&flow(1), h, Payload::Bytes(&p));
         }
         assert_eq!(q.bursts().map(|b| b.packets).collect::<Vec<_>>(), [2, 2, 1]);
-        // Nor when middleware puts them together.
+        // Middleware that puts the packets together again keeps the partitions apart too.
         let mut again = TxQueue::new(BurstLimits::SEGMENTED);
         for burst in q.bursts() {
             let (mut bytes, mut index) = (Vec::new(), 0);
@@ -668,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn flush_with_its_headers_covered_twice_has_a_burst_of_its_own_and_keeps_its_icrc() {
+    fn flush_with_headers_covered_twice_gets_its_own_burst_and_keeps_its_icrc() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         q.set_flush_icrc_twice(true);
         for opcode in [Opcode(4), Opcode::FLUSH, Opcode::FLUSH, Opcode(4)] {
@@ -709,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_packets_verify_at_their_new_place_if_they_did_at_the_old_one() {
+    fn raw_packet_verifies_at_new_index_if_it_did_at_old_index() {
         let mut q = TxQueue::new(BurstLimits::SEGMENTED);
         for _ in 0..4 {
             let (h, p) = send(20);
@@ -740,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn clear_keeps_nothing_but_the_buffers() {
+    fn clear_removes_all_packets() {
         let mut q = TxQueue::new(BurstLimits::SINGLE);
         let (h, p) = send(10);
         q.push(&flow(1), h, Payload::Bytes(&p));

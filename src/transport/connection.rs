@@ -1,3 +1,5 @@
+//! State that requester and responder of a queue pair share.
+
 use super::migration::Alternate;
 use super::{Habits, MigrationState, QpInit, QpState, QpType, XrcdId};
 use crate::memory::{Access, Accessor, PdId};
@@ -6,14 +8,14 @@ use crate::wire::{
     RnrTimer, Transport,
 };
 
-/// What requester and responder of a queue pair share: identity and attributes.
+/// Identity and attributes of a queue pair, shared by requester and responder.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub qp_type: QpType,
     pub qpn: Qpn,
     pub pd: PdId,
     pub state: QpState,
-    /// Every send makes a completion, whatever its flags say.
+    /// Every send generates a completion, whatever its flags say.
     pub signal_all: bool,
     made_with: QpInit,
     pub access: Access,
@@ -22,7 +24,7 @@ pub(super) struct Connection {
     pub port: u8,
     pub qkey: QKey,
     pub av: Option<super::AddressVector>,
-    /// Towards the peer; there from RTR on.
+    /// Path to the peer; set from RTR on.
     pub flow: Option<Flow>,
     pub migration: MigrationState,
     pub alternate: Option<Alternate>,
@@ -69,7 +71,7 @@ impl Connection {
         }
     }
 
-    /// As it was made (RESET).
+    /// Restores the attributes that the queue pair was created with (RESET).
     pub fn reset(&mut self) {
         let init = self.made_with;
         *self = Connection::new(&init, self.qpn);
@@ -83,7 +85,7 @@ impl Connection {
         self.made_with.domain
     }
 
-    /// The accessor of memory through this queue pair.
+    /// Returns the accessor that memory accesses through this queue pair use.
     pub fn accessor(&self) -> Accessor {
         Accessor { pd: self.pd, qpn: self.qpn }
     }
@@ -97,7 +99,7 @@ impl Connection {
         }
     }
 
-    /// The base header of a packet to the peer.
+    /// Builds the base transport header (BTH) of a packet to the peer.
     pub fn bth(&self, operation: Operation, position: Position, extra: HeaderSet, psn: Psn) -> Bth {
         let opcode = Opcode::find(self.transport(), operation, position, extra)
             .expect("the table has a row for everything a requester or responder of the service sends");
@@ -111,13 +113,13 @@ impl Connection {
         }
     }
 
-    /// The headers of a packet without extensions.
+    /// Builds the headers of a packet, with empty extension headers.
     #[inline]
     pub fn headers(&self, operation: Operation, position: Position, extra: HeaderSet, psn: Psn) -> Headers {
         Headers { bth: self.bth(operation, position, extra, psn), ..Headers::default() }
     }
 }
 
-/// The queue pair cannot go on: to the error state.
+/// Fatal failure: the queue pair must enter the error state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fatal;

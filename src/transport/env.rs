@@ -1,43 +1,44 @@
-//! What a queue pair is given for one step.
+//! Step context of a queue pair: inputs, effects, tuning and counters.
 
 use std::time::Duration;
 
 use super::{AsyncEvent, Completion, Instant, SharedReceives, SrqId, TxQueue};
 use crate::memory::{HostSlice, Table};
 
-/// What a queue pair reports.
+/// Effect of a step that the NIC carries out for the queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Output {
-    /// For the send completion queue.
+    /// Completion for the send completion queue.
     Sent(Completion),
-    /// For the send completion queue, once the link has taken the packets of this turn: nobody will acknowledge them.
+    /// Completion for the send completion queue once the link has accepted the packets of this turn, because
+    /// no acknowledgement will follow.
     Emitted(Completion),
-    /// For the receive completion queue.
+    /// Completion for the receive completion queue.
     Received(Completion),
-    /// For the completion queue of a shared receive queue of XRC.
+    /// Completion for the completion queue of an XRC shared receive queue.
     ReceivedFrom(SrqId, Completion),
-    /// For the asynchronous event queue.
+    /// Event for the asynchronous event queue.
     Event(AsyncEvent),
 }
 
-/// How a NIC behaves where the specification leaves it open.
+/// Tuning parameters of a NIC, which the specification leaves open.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tuning {
-    /// Bytes that are kept in flight to one peer, headers counted: what its receive buffer holds.
+    /// Per-peer window: bytes in flight to one peer, headers included; what the peer's receive buffer holds.
     pub window: usize,
-    /// The longest part of a READ that is asked for at once: a longer one goes out as several requests,
-    /// so that its responses do not overrun our own receive buffer.
+    /// Longest part of a READ that one request covers, in bytes. A longer READ is sent as several requests,
+    /// so that its responses do not overrun the local receive buffer.
     pub read_chunk: u32,
-    /// The shortest retransmission timeout, whatever the QP asks for.
+    /// Lower bound of the local ACK timeout, whatever the QP is configured with.
     pub min_timeout: Duration,
-    /// How long a request may be in flight, at most, before an acknowledgement is asked for; a quarter of the
-    /// timeout if that is less.
+    /// Longest time that a request is in flight before an acknowledgement is requested; a quarter of the
+    /// local ACK timeout if that is shorter.
     pub max_ack_silence: Duration,
-    /// Packets that one QP sends before the next one has its turn.
+    /// Number of packets that one QP sends before the next one has its turn.
     pub turn: usize,
-    /// Whether UC and UD send no more in a millisecond than the window: for peers whose receive buffer overflows.
+    /// Paces UC and UD to one window per millisecond, for peers whose receive buffer overflows.
     pub pace_unacknowledged: bool,
-    /// How soon, at the earliest, an answer that is late, as answers have been so far, is asked for again.
+    /// Lower bound of the retransmission/probe timeout (RTO/PTO).
     pub min_patience: Duration,
 }
 
@@ -57,19 +58,19 @@ impl Default for Tuning {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What a NIC counts; names as in the kernel's `hw_counters` where those have one.
+        /// Counters of a NIC, named as in the kernel's `hw_counters` where those have an equivalent.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Counters {
-            /// Packets dropped for their form: no whole packet of an assigned opcode.
+            /// Number of packets dropped as malformed: not a complete packet of an assigned opcode.
             pub fn rx_malformed(&self) -> u64 {
                 self.rx_truncated + self.rx_bad_pad + self.rx_bad_version + self.rx_reserved_opcode
             }
 
-            /// Names and values, in order.
+            /// Iterates over names and values, in declaration order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
@@ -96,7 +97,7 @@ counters! {
     rdma_sends,
     /// Messages completed as a responder.
     rdma_recvs,
-    /// Requests that came again.
+    /// Duplicate requests.
     duplicate_request,
     /// Requests ahead of the expected PSN.
     out_of_seq_request,
@@ -106,85 +107,85 @@ counters! {
     rcvd_rnr_err,
     /// RNR NAKs sent.
     send_rnr_err,
-    /// Requester timeouts.
+    /// Local ACK timeouts of the requester.
     local_ack_timeout_err,
-    /// Packets sent again after a loss or a timeout.
+    /// Packets retransmitted after a loss or a timeout.
     retransmitted_pkts,
-    /// Packets sent again only to ask for an acknowledgement.
+    /// Tail loss probes: packets retransmitted only to request an acknowledgement.
     ack_probe,
-    /// Times that the requester went back to an earlier PSN.
+    /// Go-backs of the requester to an earlier PSN (go-back-N).
     requester_retry,
-    /// Responses missing: a later one came first.
+    /// Missing responses, detected because a later response arrived (implied NAK).
     implied_nak_seq_err,
-    /// Work requests given up after all retries.
+    /// Work requests failed because the retry count was exhausted.
     retry_exceeded_err,
-    /// Work requests given up as the peer never was ready to receive.
+    /// Work requests failed because the RNR retry count was exhausted.
     retry_rnr_exceeded_err,
-    /// NAKs for invalid requests sent.
+    /// NAKs sent for invalid requests.
     resp_invalid_request,
-    /// NAKs for refused accesses sent.
+    /// NAKs sent for denied memory accesses.
     resp_remote_access_err,
-    /// NAKs for failures of our own sent.
+    /// NAKs sent for local failures.
     resp_local_err,
-    /// Fatal NAKs received.
+    /// NAKs received that are fatal to the QP.
     req_remote_err,
-    /// Responses that fit nothing outstanding.
+    /// Responses that match no outstanding request.
     unexpected_response,
-    /// Dropped: the ICRC is wrong.
+    /// Dropped: wrong ICRC.
     rx_icrc_err,
     /// Dropped: too short for a packet, or for the headers and padding of its opcode.
     rx_truncated,
-    /// Dropped: not a multiple of 4 bytes, so the pad count is wrong.
+    /// Dropped: length not a multiple of 4 bytes, so the pad count is wrong.
     rx_bad_pad,
-    /// Dropped: a transport header version that is not 0.
+    /// Dropped: transport header version other than 0.
     rx_bad_version,
-    /// Dropped: an opcode that is not assigned.
+    /// Dropped: unassigned opcode.
     rx_reserved_opcode,
     /// Dropped: no such QP, or not of this service.
     rx_unknown_qp,
-    /// Dropped: a multicast address without the multicast QP or the other way round, or no datagram.
+    /// Dropped: multicast address without the multicast QPN or the reverse, or not a datagram.
     rx_not_multicast,
-    /// Dropped: to a multicast group that no QP is attached to.
+    /// Dropped: multicast group without attached QP.
     rx_unknown_group,
-    /// Dropped: not from the address that the QP is connected to.
+    /// Dropped: source address other than that of the connected peer.
     rx_wrong_source,
-    /// Dropped: the partition key is not the QP's.
+    /// Dropped: partition key mismatch.
     rx_pkey_violation,
-    /// Dropped: the queue key is not the QP's.
+    /// Dropped: queue key mismatch.
     rx_qkey_violation,
-    /// Dropped: an unreliable message that found no receive, or none that is long enough.
+    /// Dropped: unreliable message without a receive, or without one that is long enough.
     rx_no_receive,
-    /// Dropped: an unreliable message that is not whole, or not allowed.
+    /// Dropped: unreliable message that is incomplete or not allowed.
     rx_dropped_message,
-    /// Dropped: the QP is not ready to receive.
+    /// Dropped: QP not ready to receive.
     rx_wrong_state,
     /// Congestion notification packets received.
     cnp_handled,
-    /// Packets that came to one shard of the NIC and were handed over to another.
+    /// Packets handed over from the receiving shard of the NIC to another.
     rx_handed_over,
 }
 
-/// The world as a queue pair sees it in one step.
+/// Step context: everything that a queue pair sees and affects in one step.
 #[derive(Debug)]
 pub struct Env<'a> {
-    /// The time.
+    /// Current time.
     pub now: Instant,
-    /// The NIC's regions.
+    /// Memory table of the NIC.
     pub memory: &'a Table,
-    /// The shared receive queue of the queue pair, if it has one.
+    /// Shared receive queue of the queue pair, if it has one.
     pub srq: Option<&'a mut SharedReceives>,
-    /// Where packets go.
+    /// Queue for packets to transmit.
     pub tx: &'a mut TxQueue,
-    /// Where completions and events go.
+    /// List for the effects: completions and events.
     pub out: &'a mut Vec<Output>,
-    /// A buffer for gathering, empty between uses.
+    /// Scratch buffer for gathering, empty between uses.
     pub scratch: &'a mut Vec<HostSlice>,
-    /// A buffer for inline data, empty between uses.
+    /// Scratch buffer for inline data, empty between uses.
     pub bytes: &'a mut Vec<u8>,
-    /// The NIC's counters.
+    /// Counters of the NIC.
     pub counters: &'a mut Counters,
-    /// The NIC's habits.
+    /// Tuning parameters of the NIC.
     pub tuning: &'a Tuning,
-    /// Flight cost of what other queue pairs have on the way to the same peer.
+    /// Flight cost of what other queue pairs have in flight to the same peer.
     pub others_in_flight: u64,
 }

@@ -1,47 +1,51 @@
+//! Asynchronous events.
+
 use super::{CqId, SrqId};
 use crate::wire::Qpn;
 
-/// What happened beside completions (IBA 11.6.3), with the names and numbers of verbs.
+/// Asynchronous event (IBA 11.6.3), with the names and numbers of verbs.
 ///
-/// A port of InfiniBand has three more, which RoCE has no cause for, as it has neither LIDs nor a subnet
-/// manager: `IBV_EVENT_LID_CHANGE` (11), `IBV_EVENT_SM_CHANGE` (13) and `IBV_EVENT_CLIENT_REREGISTER` (17).
-/// `IBV_EVENT_WQ_FATAL` (19) is of the work queues of raw Ethernet.
+/// An InfiniBand port has three more that do not apply to RoCE, which has neither LIDs nor a subnet manager:
+/// `IBV_EVENT_LID_CHANGE` (11), `IBV_EVENT_SM_CHANGE` (13) and `IBV_EVENT_CLIENT_REREGISTER` (17).
+/// `IBV_EVENT_WQ_FATAL` (19) belongs to the work queues of raw Ethernet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AsyncEvent {
-    /// A completion queue was full when a completion came: that one is lost, and its QP is in the error state.
+    /// A completion queue overflowed: the completion is lost, and its QP is in the error state.
     CqError(CqId),
-    /// The QP went to the error state through no request of its peer: a completion of it found its completion queue full
-    /// (after [`CqError`](Self::CqError)), or its responder could not execute a valid request on local resources
-    /// (IBA 11.6.3.4). An error that a completion reports, such as a failed send, raises no event.
+    /// The QP went to the error state for a reason other than a request of its peer: its completion queue
+    /// overflowed (after [`CqError`](Self::CqError)), or its responder could not execute a valid request on
+    /// local resources (IBA 11.6.3.4). An error that a completion reports, such as a failed send, raises no
+    /// event.
     QpFatal(Qpn),
-    /// The responder refused an invalid request.
+    /// The responder rejected an invalid request.
     QpRequestError(Qpn),
-    /// The responder refused an access to memory.
+    /// The responder denied a memory access.
     QpAccessError(Qpn),
-    /// The first packet reached a QP that is ready to receive.
+    /// The first packet reached a QP in RTR.
     CommunicationEstablished(Qpn),
-    /// The send queue of a QP in SQD has nothing in flight any more.
+    /// The send queue of a QP in SQD has drained: nothing is in flight any more.
     SqDrained(Qpn),
-    /// The QP goes on by its alternate path (IBA 17.2.8).
+    /// The QP has migrated to its alternate path (IBA 17.2.8).
     PathMigrated(Qpn),
-    /// The alternate path of the QP that a peer asks for is not there (IBA 17.2.8).
+    /// The peer has migrated to a path that is not the QP's alternate path (IBA 17.2.8).
     PathMigrateError(Qpn),
-    /// The device has failed or was removed: all QPs are in the error state. Creating, modifying and posting are refused;
-    /// polling, events, queries and destruction go on.
+    /// The device has failed or was removed: all QPs are in the error state. Creating, modifying and posting
+    /// are rejected; polling, events, queries and destruction still work.
     DeviceFatal,
-    /// The port carries packets again.
+    /// The port is active: it carries packets again.
     PortActive,
-    /// The port carries no packets.
+    /// The port is down: it carries no packets.
     PortError,
     /// The partition key table has changed.
     PKeyChange,
-    /// No receive can be taken from a shared receive queue any more (IBA 11.6.3). Hardware fetches receives
-    /// from the application's memory, and that may fail; here they are the NIC's own, so nothing raises it. A
-    /// receive that names memory it may not have is an error of the QP whose message took it.
+    /// A shared receive queue can no longer supply receives (IBA 11.6.3). Hardware fetches receives from the
+    /// application's memory, which may fail; this NIC owns its receives, so nothing raises the event. A
+    /// receive whose elements name inaccessible memory is an error of the QP whose message consumed it.
     SrqError(SrqId),
-    /// Fewer receives are left in a shared receive queue than its limit.
+    /// A shared receive queue has fewer receives left than its limit.
     SrqLimit(SrqId),
-    /// A QP on a shared receive queue is in the error state and has had its last receive (IBA 10.2.9.5).
+    /// A QP with a shared receive queue is in the error state and has consumed its last receive (IBA
+    /// 10.2.9.5).
     LastWqeReached(Qpn),
     /// The GID table has changed.
     GidChange,
@@ -69,17 +73,17 @@ impl AsyncEvent {
         }
     }
 
-    /// Its number in `enum ibv_event_type`.
+    /// Number in `enum ibv_event_type`.
     pub const fn code(self) -> u32 {
         self.row().0
     }
 
-    /// Its name in `enum ibv_event_type`.
+    /// Name in `enum ibv_event_type`.
     pub const fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// The QP that it is about, if it is about one.
+    /// QP that the event concerns, if any.
     pub const fn qpn(self) -> Option<Qpn> {
         match self {
             AsyncEvent::QpFatal(qpn)
@@ -94,12 +98,12 @@ impl AsyncEvent {
         }
     }
 
-    /// The CQ that it is about, if it is about one.
+    /// CQ that the event concerns, if any.
     pub const fn cq(self) -> Option<CqId> {
         if let AsyncEvent::CqError(id) = self { Some(id) } else { None }
     }
 
-    /// The shared receive queue that it is about, if it is about one.
+    /// Shared receive queue that the event concerns, if any.
     pub const fn srq(self) -> Option<SrqId> {
         if let AsyncEvent::SrqError(id) | AsyncEvent::SrqLimit(id) = self { Some(id) } else { None }
     }

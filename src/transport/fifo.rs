@@ -1,13 +1,15 @@
+//! Queue with stable indices, used by the send and receive queues.
+
 use std::collections::VecDeque;
 
-/// A queue whose entries keep their index while others leave before them.
+/// A queue whose entries keep their index while entries before them are removed.
 ///
-/// It grows as it is used, up to what its user allows, and never shrinks: an idle queue pair is small and a
-/// busy one allocates nothing.
+/// The queue grows on demand, up to the limit that its user enforces, and never shrinks: an idle queue pair
+/// is small and a busy one does not allocate.
 #[derive(Debug)]
 pub(super) struct Fifo<T> {
     items: VecDeque<T>,
-    /// Index of the front.
+    /// Index of the front entry.
     start: u64,
 }
 
@@ -22,12 +24,12 @@ impl<T> Fifo<T> {
         self.items.len()
     }
 
-    /// Index of the front, or of the next entry if it is empty.
+    /// Index of the front entry, or of the next entry if the queue is empty.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Index of the next entry.
+    /// Index of the next entry to be pushed.
     pub fn end(&self) -> u64 {
         self.start + self.items.len() as u64
     }
@@ -42,9 +44,9 @@ impl<T> Fifo<T> {
         Some(item)
     }
 
-    /// Drops the first `n`.
+    /// Drops the first `n` entries.
     pub fn release(&mut self, n: usize) {
-        // One is what there mostly is, and quick.
+        // One entry is the common case, and faster this way.
         match n {
             1 => drop(self.items.pop_front()),
             _ => drop(self.items.drain(..n)),
@@ -52,7 +54,7 @@ impl<T> Fifo<T> {
         self.start += n as u64;
     }
 
-    /// Drops what came from index `end` on; the next entry has that index.
+    /// Drops the entries from index `end` on; the next entry gets that index.
     pub fn truncate(&mut self, end: u64) {
         self.items.truncate(end.saturating_sub(self.start) as usize);
     }
@@ -65,18 +67,18 @@ impl<T> Fifo<T> {
         self.items.get(index.checked_sub(self.start)? as usize)
     }
 
-    /// `n` entries from `index` on, which must all be there.
+    /// Returns `n` entries from `index` on, which must all exist.
     pub fn range(&self, index: u64, n: usize) -> impl Iterator<Item = &T> {
         let from = (index - self.start) as usize;
         self.items.range(from..from + n)
     }
 
-    /// All entries, the front first.
+    /// Iterates over all entries from the front.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.items.iter_mut()
     }
 
-    /// Drops all; the next entry's index is as it would have been.
+    /// Drops all entries; the next entry gets the same index as without the call.
     pub fn clear(&mut self) {
         self.start = self.end();
         self.items.clear();

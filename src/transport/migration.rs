@@ -1,10 +1,11 @@
-//! Automatic path migration (IBA 17.2.8): a second path, armed by both ends, that takes over where the first fails.
+//! Automatic path migration (IBA 17.2.8): an alternate path, armed by both ends, that takes over when the
+//! primary fails.
 
 use super::qp::QueuePair;
 use super::{AlternatePath, AsyncEvent, Env, MigrationState, ModifyError, Output, QpAttr};
 use crate::wire::{Flow, PKey};
 
-/// The second path of a connection.
+/// Alternate path of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Alternate {
     pub path: AlternatePath,
@@ -12,23 +13,24 @@ pub(super) struct Alternate {
     pub pkey: PKey,
 }
 
-/// How a packet came.
+/// Path classification of a received packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Via {
-    /// By the path in use.
+    /// Path in use.
     Primary,
-    /// By the other one.
+    /// Alternate path.
     Alternate,
 }
 
 impl QueuePair {
-    /// Whether it has another path that it may go over to.
+    /// Reports whether an alternate path is loaded.
     #[inline]
     pub fn has_alternate(&self) -> bool {
         self.conn.alternate.is_some()
     }
 
-    /// How a packet from the peer came, if by a path of the connection. The alternate one counts while it is armed.
+    /// Classifies the path of a packet from the peer; `None` if it is not a path of the connection. The
+    /// alternate path counts only while it is armed.
     pub fn via(&self, flow: &Flow) -> Option<Via> {
         let fits = |ours: &Flow| ours.dst == flow.src && ours.src == flow.dst;
         if self.conn.flow.as_ref().is_some_and(fits) {
@@ -38,7 +40,7 @@ impl QueuePair {
         self.conn.alternate.filter(|a| armed && fits(&a.flow)).map(|_| Via::Alternate)
     }
 
-    /// The partition key of a path.
+    /// Returns the partition key of a path.
     pub fn pkey_via(&self, via: Via) -> PKey {
         match (via, &self.conn.alternate) {
             (Via::Alternate, Some(a)) => a.pkey,
@@ -46,17 +48,19 @@ impl QueuePair {
         }
     }
 
-    /// Indices into the port's partition key table that it refers to: the path's, and the alternate one's.
+    /// Returns the indices into the port's partition key table: of the primary path and of the alternate
+    /// path.
     pub fn pkey_indices(&self) -> (u16, Option<u16>) {
         (self.conn.pkey_index, self.conn.alternate.map(|a| a.path.pkey_index))
     }
 
-    /// Goes over to the partition at another index, for one packet: QP1 is in all that the port is in.
+    /// Switches to the partition at another index for one packet: QP1 is a member of all partitions of the
+    /// port.
     pub fn enter_partition(&mut self, index: u16, key: PKey) {
         (self.conn.pkey_index, self.conn.pkey) = (index, key);
     }
 
-    /// Sets the keys that the table has at its indices.
+    /// Refreshes the partition keys of both paths from the table.
     pub fn set_pkeys(&mut self, key: impl Fn(u16) -> PKey) {
         self.conn.pkey = key(self.conn.pkey_index);
         if let Some(a) = &mut self.conn.alternate {
@@ -64,7 +68,7 @@ impl QueuePair {
         }
     }
 
-    /// What a `modify` asks of migration, before anything of it is done.
+    /// Checks the migration attributes of a `modify` before any of it is applied.
     pub(super) fn check_migration(&self, attr: &QpAttr) -> Result<(), ModifyError> {
         let Some(to) = attr.path_mig_state else { return Ok(()) };
         let from = self.conn.migration;
@@ -77,7 +81,7 @@ impl QueuePair {
         }
     }
 
-    /// What a `modify` that was checked asks of migration.
+    /// Applies the migration attributes of a checked `modify`.
     pub(super) fn set_migration(&mut self, to: MigrationState, env: &mut Env<'_>) {
         if to == MigrationState::Migrated && self.conn.migration == MigrationState::Armed {
             self.migrate(env);
@@ -85,7 +89,7 @@ impl QueuePair {
         self.conn.migration = to;
     }
 
-    /// Goes over to the alternate path.
+    /// Migrates to the alternate path and retransmits everything unacknowledged on it.
     pub(super) fn migrate(&mut self, env: &mut Env<'_>) {
         let Some(Alternate { path, flow, pkey }) = self.conn.alternate.take() else { return };
         let conn = &mut self.conn;
@@ -96,7 +100,7 @@ impl QueuePair {
         self.requester.begin_again(&self.conn, env);
     }
 
-    /// What a packet's MigReq says. Whether the packet is to be taken.
+    /// Handles the MigReq bit of a packet. Returns whether to accept the packet.
     pub(super) fn note_migration(&mut self, migrated: bool, via: Via, env: &mut Env<'_>) -> bool {
         match (self.conn.migration, via, migrated) {
             (MigrationState::Rearm, Via::Primary, false) => {
@@ -107,7 +111,7 @@ impl QueuePair {
                 self.migrate(env);
                 true
             }
-            // The peer has gone over to a path that is not our alternate one.
+            // The peer has migrated to a path that is not the alternate path.
             (MigrationState::Armed, Via::Primary, true) => {
                 env.out.push(Output::Event(AsyncEvent::PathMigrateError(self.conn.qpn)));
                 false

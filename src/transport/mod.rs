@@ -1,8 +1,8 @@
-//! The sans-I/O heart: bytes and instants in; bytes, deadlines and completions out.
+//! The sans-I/O core: bytes and instants in; bytes, deadlines and completions out.
 //!
-//! A [`QueuePair`] is a requester and a responder over one connection. It is given an [`Env`] for each step:
-//! the time, the NIC's memory table, a [`TxQueue`] to put packets in and a list for what it reports. No
-//! socket, no thread, no clock, no lock.
+//! A [`QueuePair`] is a requester and a responder over one connection. Each step gets an [`Env`] (step
+//! context): the time, the NIC's memory table, a [`TxQueue`] for packets and a list for effects ([`Output`]).
+//! There are no sockets, threads, clocks or locks in here.
 #![forbid(unsafe_code)]
 
 mod burst;

@@ -1,36 +1,38 @@
-//! The pace of a queue pair: requests leave no faster than its rate limit, and where nobody acknowledges them no faster
-//! than the peer's receive buffer is likely to be emptied.
+//! Pacing of a queue pair: requests do not exceed its rate limit and, without acknowledgements, not the rate
+//! at which the peer is likely to empty its receive buffer.
 
 use std::time::Duration;
 
 use super::{Instant, Tuning};
 use crate::wire::Mtu;
 
-/// So much goes out at once at most, as long as that is a packet.
+/// Time whose traffic may be sent at once; a single packet is always allowed.
 const BURST: Duration = Duration::from_micros(100);
 
-/// Time that was lost, to a late timer or for want of data, and may be made up for.
+/// Maximum idle time, lost to a late timer or lack of data, that may be made up for.
 const CATCH_UP: Duration = Duration::from_millis(1);
 
-/// Bytes in a millisecond that any peer takes.
+/// Bytes per millisecond that every peer is assumed to receive.
 const LEAST: usize = 64 << 10;
 
+/// Pacer of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// The rate limit in kbit/s; 0 for none.
+    /// Rate limit in kbit/s; 0 for none.
     limit: u32,
-    /// What was sent takes until then.
+    /// Time at which the rate permits everything sent so far.
     until: Option<Instant>,
-    /// Something waits for that.
+    /// Packets wait for the pacer.
     waiting: bool,
 }
 
-/// Bits in a millisecond, which are kbit/s.
+/// Rate in bits per millisecond, that is, kbit/s.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rate(u64);
 
 impl Rate {
-    /// With nobody to push back: what may be in flight to a peer, a millisecond. Its buffer holds several times that.
+    /// Default rate of services without acknowledgements: the window that one peer may have in flight, per
+    /// millisecond. The peer's buffer holds several times that.
     pub fn unacknowledged(tuning: &Tuning) -> Rate {
         Rate(tuning.window.max(LEAST) as u64 * 8)
     }
@@ -45,22 +47,22 @@ impl Rate {
 }
 
 impl Pace {
-    /// Sets the rate limit: kbit/s, or 0 for none.
+    /// Sets the rate limit in kbit/s; 0 for none.
     pub fn set(&mut self, limit: u32) {
         *self = Pace { limit, ..Pace::default() };
     }
 
-    /// The rate limit.
+    /// Rate limit in kbit/s; 0 for none.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// The limit, or `default` if there is none.
+    /// Returns the rate limit, or `default` if there is none.
     pub fn rate(&self, default: Option<Rate>) -> Option<Rate> {
         if self.limit == 0 { default } else { Some(Rate(self.limit.into())) }
     }
 
-    /// Packets that may go now.
+    /// Returns the number of packets that may be sent now.
     pub fn allows(&mut self, rate: Rate, now: Instant, mtu: Mtu) -> usize {
         let owed = self.until.map_or(Duration::ZERO, |until| until.since(now));
         let room = rate.bytes_in(BURST.saturating_sub(owed)) as usize / mtu.bytes();
@@ -69,7 +71,7 @@ impl Pace {
         packets
     }
 
-    /// So many bytes have gone.
+    /// Charges `bytes` sent.
     pub fn spend(&mut self, rate: Rate, now: Instant, bytes: usize) {
         if bytes == 0 {
             return;
@@ -79,12 +81,12 @@ impl Pace {
         self.until = Some(from + rate.time_of(bytes));
     }
 
-    /// When what waits may go.
+    /// Time at which the waiting packets may be sent.
     pub fn deadline(&self) -> Option<Instant> {
         self.until.filter(|_| self.waiting)
     }
 
-    /// Acts on a deadline that has passed.
+    /// Handles a deadline that has passed.
     pub fn expire(&mut self, now: Instant) {
         self.waiting &= self.until.is_some_and(|until| until > now);
     }

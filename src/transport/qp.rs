@@ -1,3 +1,5 @@
+//! Queue pairs: state changes, posting, packets and timers.
+
 use super::connection::{Connection, Fatal};
 use super::migration::{Alternate, Via};
 use super::pace::{Pace, Rate};
@@ -13,37 +15,37 @@ use super::{
 use crate::memory::PdId;
 use crate::wire::{Flow, Mtu, Packet, Qpn, Transport};
 
-/// What a queue pair is made with.
+/// Creation parameters of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpInit {
-    /// The service.
+    /// Service type.
     pub qp_type: QpType,
-    /// Its protection domain.
+    /// Protection domain.
     pub pd: PdId,
     /// Limits of the send queue.
     pub send: SendCaps,
-    /// Limits of the receive queue.
+    /// Limits of the receive queue; unused with a shared receive queue.
     pub recv: RecvCaps,
-    /// Every send makes a completion (`sq_sig_all`).
+    /// Generates a completion for every send (`sq_sig_all`).
     pub signal_all: bool,
-    /// The shared queue that its receives come from; [`Env::srq`] is that one at every step.
+    /// Shared receive queue to take receives from; [`Env::srq`] is this queue in every step.
     pub srq: Option<SrqId>,
-    /// The XRC domain that it is of, instead of a protection domain (XRC target).
+    /// XRC domain of the queue pair, instead of a protection domain (XRC target).
     pub domain: Option<XrcdId>,
-    /// The port's MTU: what a datagram holds.
+    /// MTU of the port, which limits datagrams.
     pub port_mtu: Mtu,
-    /// How the device behaves.
+    /// Quirks of the device.
     pub habits: Habits,
 }
 
-/// What a queue pair has to send.
+/// Kind of packets that a queue pair has to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
     /// Nothing.
     Nothing,
-    /// An acknowledgement, which may wait a moment for something to travel with.
+    /// An acknowledgement, which may be delayed to be sent together with other packets.
     Acknowledgement,
-    /// Something that somebody waits for.
+    /// Packets that must not be delayed.
     Urgent,
 }
 
@@ -56,12 +58,12 @@ pub struct QueuePair {
     pace: Pace,
     /// A packet has arrived since RTR.
     established: bool,
-    /// Somebody wants to know when the send queue has drained.
+    /// The application has requested an event when the send queue has drained.
     drain_notify: bool,
 }
 
 impl QueuePair {
-    /// A queue pair in RESET.
+    /// Creates a queue pair in RESET.
     pub fn new(qpn: Qpn, init: &QpInit) -> QueuePair {
         QueuePair {
             conn: Connection::new(init, qpn),
@@ -73,37 +75,37 @@ impl QueuePair {
         }
     }
 
-    /// Its number.
+    /// Number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.conn.qpn
     }
 
-    /// Its state.
+    /// State of the queue pair.
     pub fn state(&self) -> QpState {
         self.conn.state
     }
 
-    /// Its service.
+    /// Service type of the queue pair.
     pub fn qp_type(&self) -> QpType {
         self.conn.qp_type
     }
 
-    /// Whether packets of a service and kind are for it.
+    /// Reports whether the queue pair accepts packets of a transport service: requests or responses.
     pub fn takes(&self, transport: Transport, requests: bool) -> bool {
         self.conn.transport() == transport && self.conn.qp_type.takes(requests)
     }
 
-    /// Its path, from RTR on, if it has one peer.
+    /// Path to the peer, set from RTR on; `None` if the service is not connected.
     pub fn flow(&self) -> Option<&Flow> {
         self.conn.flow.as_ref()
     }
 
-    /// Flight cost of what it has sent and its peer has not acknowledged.
+    /// Flight cost of everything sent and not acknowledged; 0 for an unreliable service.
     pub fn in_flight(&self) -> u64 {
         if self.conn.qp_type.is_reliable() { self.requester.in_flight(self.conn.mtu) } else { 0 }
     }
 
-    /// Whether what was posted to be sent may wait for company.
+    /// Reports whether posted sends may wait for batching.
     pub fn may_gather(&self) -> bool {
         self.conn.state == QpState::Rts
             && self.conn.qp_type.is_reliable()
@@ -111,13 +113,13 @@ impl QueuePair {
             && self.requester.may_gather(self.conn.mtu)
     }
 
-    /// Whether its last turn ended for what other queue pairs have in flight to the same peer.
+    /// Reports whether the last turn was blocked by the per-peer window.
     pub fn is_crowded_out(&self) -> bool {
         self.requester.is_crowded_out()
     }
 
-    /// Changes attributes and state, as the table of [`state`] allows. `path` turns an address vector into
-    /// a flow; what is flushed comes out of `env`.
+    /// Changes attributes and state as the table in [`state`] allows. `path` resolves an address vector to a
+    /// flow; flushed work requests are reported through `env`.
     ///
     /// # Errors
     /// [`ModifyError`]; then nothing has changed.
@@ -191,12 +193,12 @@ impl QueuePair {
         }
     }
 
-    /// Whether the send queue of a QP in SQD still has something in flight.
+    /// Reports whether the queue pair is in SQD and still has something in flight.
     pub fn is_draining(&self) -> bool {
         self.conn.state == QpState::Sqd && !self.requester.is_drained()
     }
 
-    /// The queue pair cannot go on: a completion of it was lost.
+    /// Moves the queue pair to the error state because its completion queue overflowed.
     pub fn fail(&mut self, env: &mut Env<'_>) {
         if !matches!(self.conn.state, QpState::Reset | QpState::Err) {
             env.out.push(Output::Event(AsyncEvent::QpFatal(self.conn.qpn)));
@@ -204,7 +206,7 @@ impl QueuePair {
         }
     }
 
-    /// The attributes as they are now.
+    /// Returns the current attributes.
     pub fn query(&self) -> QpAttr {
         let c = &self.conn;
         QpAttr {
@@ -232,10 +234,11 @@ impl QueuePair {
         }
     }
 
-    /// Takes a send work request; `path` turns a destination into a flow. In ERR and SQE it is flushed at once.
+    /// Posts a send work request; `path` resolves a destination to a flow. In ERR and SQE the work request is
+    /// flushed at once.
     ///
     /// # Errors
-    /// [`PostError`]; then it was not taken, but for [`EarlySends::RefusedAndHeld`].
+    /// [`PostError`]; then the work request is not queued, except with [`EarlySends::RefusedAndHeld`].
     pub fn post_send(
         &mut self,
         wr: &SendWr<'_>,
@@ -255,7 +258,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes a send work request before RTS, if devices of this class do.
+    /// Posts a send work request before RTS, if devices of this class allow it.
     #[cold]
     fn post_early(
         &mut self,
@@ -271,7 +274,7 @@ impl QueuePair {
         if early == EarlySends::Held { Ok(()) } else { refused }
     }
 
-    /// Puts a send work request into the send queue.
+    /// Queues a send work request.
     #[inline(always)]
     fn enqueue(
         &mut self,
@@ -284,7 +287,8 @@ impl QueuePair {
         }
     }
 
-    /// Puts a send work request that cannot be carried out into the send queue, if devices of this class do.
+    /// Queues a send work request that cannot be executed, if devices of this class report that with a
+    /// completion.
     #[cold]
     fn enqueue_to_fail(&mut self, wr: &SendWr<'_>, error: PostError) -> Result<(), PostError> {
         let fails_later = matches!(error, PostError::Unsupported(..) | PostError::HandlePd { .. })
@@ -293,10 +297,10 @@ impl QueuePair {
         if fails_later { self.requester.post_to_fail(wr, &self.conn) } else { Err(error) }
     }
 
-    /// Takes send work requests in: all of them or, if one is refused, none.
+    /// Posts send work requests: all of them or, if one is rejected, none.
     ///
     /// # Errors
-    /// [`PostBatchError`] of the first that was refused.
+    /// [`PostBatchError`] of the first that is rejected.
     pub fn post_send_all<'w>(
         &mut self,
         wrs: impl Iterator<Item = SendWr<'w>>,
@@ -305,7 +309,7 @@ impl QueuePair {
     ) -> Result<(), PostBatchError> {
         let mark = self.requester.mark();
         for (index, wr) in wrs.enumerate() {
-            // Where it flushes at once it refuses nothing: `out` never has a part of a batch.
+            // A state that flushes at once rejects nothing, so `out` never contains part of a batch.
             if let Err(error) = self.post_send(&wr, &path, out) {
                 self.requester.roll_back(&mark);
                 return Err(PostBatchError { index, error });
@@ -314,7 +318,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The path of a datagram; none for a connected service.
+    /// Resolves the path of a datagram; `None` for a connected service.
     #[inline]
     fn path_of(
         &self,
@@ -327,7 +331,7 @@ impl QueuePair {
         }
         match (conn.qp_type, &wr.to) {
             (QpType::Rc | QpType::Uc, None) | (QpType::XrcSend, Some(Destination::Srq(_))) => Ok(None),
-            // What has no packets goes nowhere.
+            // A local operation has no packets and so no destination.
             (QpType::XrcSend, None) if wr.op.is_local() => Ok(None),
             (QpType::Ud, Some(Destination::Qp { pd, .. })) if *pd != conn.pd => {
                 Err(PostError::HandlePd { handle: *pd, qp: conn.pd })
@@ -339,10 +343,10 @@ impl QueuePair {
         }
     }
 
-    /// Takes a receive work request. In ERR it is flushed at once.
+    /// Posts a receive work request. In ERR it is flushed at once.
     ///
     /// # Errors
-    /// [`PostError`]; then it was not taken.
+    /// [`PostError`]; then the work request is not queued.
     pub fn post_recv(&mut self, wr: &RecvWr<'_>, out: &mut Vec<Output>) -> Result<(), PostError> {
         if self.conn.qp_type == QpType::XrcSend {
             return Err(PostError::Unsupported(QpType::XrcSend, WcOpcode::Recv));
@@ -360,7 +364,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes a packet in, which came by `flow` and whose ICRC, service, source and partition are checked.
+    /// Processes a packet received by `flow` whose ICRC, service, source and partition have been checked.
     pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, via: Via, env: &mut Env<'_>) {
         let request = packet.row().operation.is_request();
         let ready = if request {
@@ -392,11 +396,12 @@ impl QueuePair {
         self.note_drained(env);
     }
 
-    /// Sends what is due, and says whether more could go at once. At most `budget` packets of each side, or the answer
-    /// to a long READ would keep our own requests waiting.
+    /// Sends what is due and returns whether more could be sent at once. Requester and responder send at most
+    /// `budget` packets each, so that the response to a long READ does not delay requests.
     pub fn transmit(&mut self, budget: usize, env: &mut Env<'_>) -> bool {
         let mut more = false;
-        // An acknowledgement goes behind requests: shorter than they are, it then ends their burst.
+        // A lone acknowledgement follows the requests: being shorter, it ends their burst instead of
+        // splitting it.
         let acknowledge_last = !self.responder.has_urgent_replies();
         if acknowledge_last {
             more |= self.transmit_requests(budget, env);
@@ -437,7 +442,7 @@ impl QueuePair {
                 self.note_drained(env);
                 more
             }
-            // Without a connection to lose, only the send queue stops (IBA 10.3.1.7).
+            // An unreliable service moves only the send queue to the error state (IBA 10.3.1.7).
             Err(Fatal) if !self.conn.qp_type.is_reliable() && self.conn.habits().send_queue_errors => {
                 self.conn.state = QpState::Sqe;
                 self.requester.flush(&self.conn, env);
@@ -450,7 +455,7 @@ impl QueuePair {
         }
     }
 
-    /// Acts on timers that have expired at `env.now`.
+    /// Handles the timers that have expired at `env.now`.
     pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
         if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
             self.pace.expire(env.now);
@@ -460,18 +465,19 @@ impl QueuePair {
         }
     }
 
-    /// When `handle_timeout` has something to do.
+    /// Time at which `handle_timeout` has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
         let sends = matches!(self.conn.state, QpState::Rts | QpState::Sqd);
         let own = self.requester.next_deadline();
-        // Hardly any has a rate; and of the others the compiler would compare what nobody has set, as memcheck has it.
+        // Few queue pairs have a rate limit; without this branch the compiler compares an unset deadline,
+        // which memcheck reports.
         match self.pace.deadline().filter(|_| sends) {
             None => own,
             paced => earliest([own, paced]),
         }
     }
 
-    /// What `transmit` may have to send.
+    /// Kind of packets that `transmit` may have to send.
     pub fn pending(&self) -> Pending {
         if self.requester.has_unsent() || self.responder.has_urgent_replies() {
             Pending::Urgent
@@ -482,7 +488,7 @@ impl QueuePair {
         }
     }
 
-    /// The retries are used up, and there is another path to try.
+    /// Migrates if the path has failed: the retries are used up, and an alternate path is armed.
     fn migrate_if_due(&mut self, env: &mut Env<'_>) {
         if self.requester.gives_path_up() {
             self.migrate(env);

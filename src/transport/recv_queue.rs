@@ -1,4 +1,4 @@
-//! The receive queue.
+//! Receive queue of a queue pair, or of a shared receive queue.
 
 use super::fifo::Fifo;
 use super::send_queue::gather;
@@ -8,21 +8,21 @@ use crate::memory::{Access, AccessError, Accessor, Table};
 /// Limits of a receive queue, fixed at creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RecvCaps {
-    /// Work requests.
+    /// Maximum number of outstanding work requests.
     pub max_wr: u32,
-    /// Scatter/gather elements of each.
+    /// Maximum number of scatter/gather elements per work request.
     pub max_sge: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct RecvWqe {
     wr_id: u64,
-    /// Bytes that its elements hold.
+    /// Capacity of the elements in bytes.
     len: u64,
     sges: usize,
 }
 
-/// Receives that are posted: of one queue pair, or shared by several.
+/// Queue of posted receives, owned by one queue pair or shared by several.
 #[derive(Debug)]
 pub(super) struct RecvQueue {
     pub caps: RecvCaps,
@@ -30,11 +30,12 @@ pub(super) struct RecvQueue {
     sges: Fifo<Sge>,
 }
 
-/// A receive that a message has taken out of its queue. It is used again and again, for its buffer's sake.
+/// A receive that a message has removed from its queue. Reused for every message, so that its buffer is not
+/// allocated again.
 #[derive(Debug, Default)]
 pub(super) struct Receive {
     pub wr_id: u64,
-    /// Bytes that its elements hold.
+    /// Capacity of the elements in bytes.
     pub len: u64,
     sges: Vec<Sge>,
 }
@@ -44,7 +45,7 @@ impl RecvQueue {
         RecvQueue { caps, wqes: Fifo::default(), sges: Fifo::default() }
     }
 
-    /// Takes a work request in; `taken` of those before are out of the queue and not complete.
+    /// Queues a work request; `taken` earlier ones have left the queue and are not complete.
     pub fn post(&mut self, wr: &RecvWr<'_>, taken: usize) -> Result<(), PostError> {
         if self.wqes.len() + taken >= self.caps.max_wr as usize {
             return Err(PostError::QueueFull(self.caps.max_wr));
@@ -62,12 +63,12 @@ impl RecvQueue {
         self.wqes.len()
     }
 
-    /// Bytes that the oldest holds.
+    /// Capacity of the oldest receive in bytes.
     pub fn front_len(&self) -> Option<u64> {
         self.wqes.front().map(|w| w.len)
     }
 
-    /// Moves the oldest out, if there is one.
+    /// Moves the oldest receive to `into`. Returns false if the queue is empty.
     pub fn take(&mut self, into: &mut Receive) -> bool {
         let Some(wqe) = self.wqes.pop() else { return false };
         (into.wr_id, into.len) = (wqe.wr_id, wqe.len);
@@ -84,7 +85,7 @@ impl RecvQueue {
 }
 
 impl Receive {
-    /// Stores `data` at byte `at` of the buffers, all of it or, on an error, a part.
+    /// Stores `data` at byte `at` of the buffers. On an error, a part may have been stored.
     pub fn scatter(&self, at: u32, data: &[u8], by: Accessor, memory: &Table) -> Result<(), AccessError> {
         let mut rest = data;
         gather(self.sges.iter(), at, data.len() as u32, |sge, addr, n| {

@@ -1,4 +1,4 @@
-//! The send queue: work requests from their posting until they are complete.
+//! Send queue: work requests from posting to completion.
 
 use super::connection::Connection;
 use super::fifo::Fifo;
@@ -7,14 +7,15 @@ use super::{Destination, PostError, SendFlags, SendWr, Sge, SrqId, WrData, WrOp}
 use crate::memory::{AccessError, Accessor, Faulted, HostSlice, Table};
 use crate::wire::{Flow, Mtu, Psn, QKey, Qpn};
 
-/// What a packet costs beside its payload in the account of bytes in flight.
+/// Flight cost of a packet beyond its payload.
 const HEADER_COST: u64 = 128;
 
-/// What a packet costs at least: a socket buffer keeps hardly less for a short one that came alone (measured
-/// with the udp link, [`crate::link::udp::MIN_CHARGE`]).
+/// Minimum flight cost of a packet: a socket buffer charges hardly less for a short packet that arrives alone
+/// (measured with the udp link, [`crate::link::udp::MIN_CHARGE`]).
 const LEAST_COST: u64 = 1024;
 
-/// Flight cost of a packet with `payload` bytes.
+/// Returns the flight cost of a packet with `payload` bytes: its estimated share of the peer's receive
+/// buffer.
 pub(super) const fn packet_cost(payload: u64) -> u64 {
     let cost = payload + HEADER_COST;
     if cost < LEAST_COST { LEAST_COST } else { cost }
@@ -23,15 +24,15 @@ pub(super) const fn packet_cost(payload: u64) -> u64 {
 /// Limits of a send queue, fixed at creation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendCaps {
-    /// Work requests.
+    /// Maximum number of outstanding work requests.
     pub max_wr: u32,
-    /// Scatter/gather elements of each.
+    /// Maximum number of scatter/gather elements per work request.
     pub max_sge: u32,
-    /// Inline bytes of each.
+    /// Maximum number of inline bytes per work request.
     pub max_inline: u32,
 }
 
-/// The place of a work request in the stream of packets: its message number, PSNs and flight cost.
+/// Position of a work request in the packet stream: message number, PSNs and flight cost.
 struct Place {
     number: u32,
     first_psn: Psn,
@@ -39,34 +40,34 @@ struct Place {
     cost_before: u64,
 }
 
-/// A posted send work request.
+/// Queued send work request.
 #[derive(Debug)]
 pub(super) struct SendWqe {
     pub wr_id: u64,
-    /// Its number among the messages since the connection began, 24 bits.
+    /// Message number since the connection began, 24 bits.
     pub number: u32,
     pub op: WrOp,
     pub flags: SendFlags,
-    /// Completes with LOC_QP_OP_ERR in its turn: the queue pair cannot do it.
+    /// Completes with LOC_QP_OP_ERR in its turn, because the queue pair does not support the operation.
     pub fails: bool,
-    /// Where to, if it is a datagram: index of that in the queue of destinations.
+    /// Index of the destination in the queue of destinations; `None` if not a datagram.
     to: Option<u64>,
-    /// The peer's shared receive queue, if it is of XRC.
+    /// Shared receive queue of the peer (XRC).
     pub srq: Option<SrqId>,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub len: u32,
     source: Source,
-    /// Scatter/gather elements, or inline bytes if it is those.
+    /// Number of scatter/gather elements, or of inline bytes.
     count: u32,
-    /// PSN of its first packet; for a READ, of the first response.
+    /// PSN of the first packet; for a READ, of the first response.
     pub first_psn: Psn,
-    /// PSNs that it takes; none if it is about our own keys.
+    /// Number of PSNs; 0 for a local operation.
     pub packets: u32,
-    /// Flight cost of everything posted before it since the queue was made.
+    /// Flight cost of everything posted before, since the queue was created.
     cost_before: u64,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Datagram {
     pub flow: Flow,
@@ -74,7 +75,7 @@ pub(super) struct Datagram {
     pub qkey: QKey,
 }
 
-/// Where its data begins, by index.
+/// Index at which the data of a work request begins.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Sges(u64),
@@ -82,28 +83,28 @@ enum Source {
 }
 
 impl SendWqe {
-    /// Whether it is a datagram.
+    /// Reports whether this is a datagram.
     pub fn is_datagram(&self) -> bool {
         self.to.is_some()
     }
 
-    /// The PSN behind its last packet.
+    /// PSN after the last packet.
     pub fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
     }
 
-    /// Whether it is not begun before all work requests before it are complete.
+    /// Reports whether execution waits until all earlier work requests are complete.
     pub fn waits_for_all(&self) -> bool {
         matches!(self.op, WrOp::LocalInv(_))
     }
 
-    /// Flight cost of all packets before its `packet`-th.
+    /// Flight cost of everything posted before packet `packet` of this work request.
     pub fn cost_at(&self, packet: u32, mtu: Mtu) -> u64 {
         self.cost_before + message_cost(self.len, self.packets, packet, mtu)
     }
 }
 
-/// Flight cost of the first `n` of the `packets` packets of a message.
+/// Returns the flight cost of the first `n` of the `packets` packets of a message.
 fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
     if packets == 0 {
         return 0;
@@ -113,7 +114,7 @@ fn message_cost(len: u32, packets: u32, n: u32, mtu: Mtu) -> u64 {
     if n < packets { cost } else { cost + packet_cost(len as u64 - full * mtu.bytes() as u64) }
 }
 
-/// A place in a send queue to go back to.
+/// Position in a send queue to roll back to.
 #[derive(Debug)]
 pub(super) struct Mark {
     wqes: u64,
@@ -134,9 +135,9 @@ pub(super) struct SendQueue {
     destinations: Fifo<Datagram>,
     /// PSN of the next work request to be posted.
     pub next_psn: Psn,
-    /// Messages posted since the connection began, 24 bits.
+    /// Number of messages posted since the connection began, 24 bits.
     pub messages: u32,
-    /// Flight cost of everything posted since the queue was made.
+    /// Flight cost of everything posted since the queue was created.
     pub cost: u64,
 }
 
@@ -154,7 +155,7 @@ impl SendQueue {
         }
     }
 
-    /// Takes a work request in and gives it its PSNs; one that `fails` has none.
+    /// Queues a work request and assigns its PSNs; one that `fails` gets none.
     pub fn post(
         &mut self,
         wr: &SendWr<'_>,
@@ -235,10 +236,10 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Gives a work request its number, PSNs and cost, behind all that have theirs.
+    /// Assigns a work request its message number, PSNs and flight cost, after all assigned so far.
     #[inline]
     fn place(&mut self, op: &WrOp, len: u32, is_datagram: bool, fails: bool, mtu: Mtu) -> Place {
-        // A datagram is one packet, or fails.
+        // A datagram has one packet; a longer one fails.
         let packets = match op {
             op if op.is_local() || fails => 0,
             WrOp::Atomic { .. } => 1,
@@ -255,7 +256,8 @@ impl SendQueue {
         place
     }
 
-    /// The connection begins (RTS): what was posted before gets its place in it. The cost of all before that.
+    /// Begins the connection (RTS): assigns positions to the work requests posted before. Returns the flight
+    /// cost of everything before them.
     pub fn begin(&mut self, conn: &Connection) -> u64 {
         (self.next_psn, self.messages) = (conn.sq_psn, 0);
         self.cost = self.wqes.front().map_or(self.cost, |wqe| wqe.cost_before);
@@ -271,14 +273,14 @@ impl SendQueue {
         before
     }
 
-    /// The place behind all that is posted.
+    /// Returns the position after everything posted.
     pub fn mark(&self) -> Mark {
         let (wqes, sges, inline) = (self.wqes.end(), self.sges.end(), self.inline.end());
         let SendQueue { next_psn, messages, cost, .. } = *self;
         Mark { wqes, sges, inline, destinations: self.destinations.end(), next_psn, messages, cost }
     }
 
-    /// Forgets what was posted since `mark`, of which nothing may have been sent yet.
+    /// Removes what was posted since `mark`, of which nothing may have been sent yet.
     pub fn roll_back(&mut self, mark: &Mark) {
         self.wqes.truncate(mark.wqes);
         self.sges.truncate(mark.sges);
@@ -304,7 +306,7 @@ impl SendQueue {
         self.wqes.end()
     }
 
-    /// Takes the oldest out.
+    /// Removes the oldest work request.
     pub fn retire(&mut self) {
         let Some(wqe) = self.wqes.front() else { return };
         let count = wqe.count as usize;
@@ -318,19 +320,20 @@ impl SendQueue {
         self.wqes.release(1);
     }
 
-    /// Where a work request goes, if it is a datagram.
+    /// Returns the destination of a work request; `None` if it is not a datagram.
     pub fn destination(&self, wqe: &SendWqe) -> Option<&Datagram> {
         wqe.to.and_then(|index| self.destinations.get(index))
     }
 
-    /// Whether a work request's data is inline; if so, appends bytes `at..at + len` of it to `out`.
+    /// Appends bytes `at..at + len` of a work request's inline data to `out`. Returns false if its data is
+    /// not inline.
     pub fn inline_data(&self, wqe: &SendWqe, at: u32, len: u32, out: &mut Vec<u8>) -> bool {
         let Source::Inline(first) = wqe.source else { return false };
         out.extend(self.inline.range(first + at as u64, len as usize));
         true
     }
 
-    /// Appends the memory of bytes `at..at + len` of a work request's message to `out`.
+    /// Appends the memory slices of bytes `at..at + len` of a work request's message to `out`.
     pub fn gather(
         &self,
         wqe: &SendWqe,
@@ -346,7 +349,7 @@ impl SendQueue {
             && len > 0
             && let Some(sge) = self.sges.get(first)
         {
-            // Of one element: the message lies in it as it is.
+            // A single element: the message is contiguous in it.
             out.push(memory.local(by, sge.lkey, sge.addr.wrapping_add(at.into()), len, access)?);
             return Ok(());
         }
@@ -357,7 +360,8 @@ impl SendQueue {
         })
     }
 
-    /// Stores `data` at byte `at` of a work request's memory: all of it, or nothing where a part is not accessible by its key.
+    /// Stores `data` at byte `at` of a work request's memory: all of it, or nothing if a part is not
+    /// accessible with its key.
     pub fn scatter(
         &self,
         wqe: &SendWqe,
@@ -418,7 +422,7 @@ mod tests {
     use crate::wire::RKey;
 
     #[test]
-    fn a_roll_back_leaves_the_queue_as_it_was() {
+    fn roll_back_restores_the_queue() {
         let init = QpInit {
             qp_type: QpType::Rc,
             pd: PdId(1),

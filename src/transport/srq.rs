@@ -1,86 +1,88 @@
+//! Shared receive queues.
+
 use super::recv_queue::{Receive, RecvCaps, RecvQueue};
 use super::{AsyncEvent, Output, PostError, RecvWr};
 use crate::memory::PdId;
 
-/// A shared receive queue's handle, unique in its NIC: 24 bits, as XRC packets name it.
+/// Handle of a shared receive queue, unique in its NIC: 24 bits, as in XRC packets.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SrqId(pub u32);
 
-/// An XRC domain's handle, unique in its NIC.
+/// Handle of an XRC domain, unique in its NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct XrcdId(pub u32);
 
-/// Receives that several queue pairs share: each message takes the oldest.
+/// Shared receive queue: receives that several queue pairs share; each message consumes the oldest.
 #[derive(Debug)]
 pub struct SharedReceives {
     id: SrqId,
     pd: PdId,
-    /// The XRC domain whose queue pairs use it, by its number.
+    /// XRC domain whose queue pairs use the queue.
     domain: Option<XrcdId>,
     queue: RecvQueue,
-    /// An event is due, once, when fewer than this are left; 0 for none (IBA 10.2.9.3).
+    /// Limit below which one event is raised; 0 for none (IBA 10.2.9.3).
     limit: u32,
 }
 
 impl SharedReceives {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub fn new(id: SrqId, pd: PdId, domain: Option<XrcdId>, caps: RecvCaps) -> SharedReceives {
         SharedReceives { id, pd, domain, queue: RecvQueue::new(caps), limit: 0 }
     }
 
-    /// Its handle.
+    /// Handle of the queue.
     pub fn id(&self) -> SrqId {
         self.id
     }
 
-    /// Its XRC domain, if it is for XRC.
+    /// XRC domain of the queue; `None` if the queue is not for XRC.
     pub fn domain(&self) -> Option<XrcdId> {
         self.domain
     }
 
-    /// Its protection domain: that of the keys in its receives.
+    /// Protection domain of the queue, which the keys in its receives belong to.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Its limits.
+    /// Limits of the queue.
     pub fn caps(&self) -> RecvCaps {
         self.queue.caps
     }
 
-    /// The limit that is armed, or 0.
+    /// Armed limit; 0 for none.
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Receives that no message has taken.
+    /// Number of receives that no message has consumed.
     pub fn len(&self) -> usize {
         self.queue.len()
     }
 
-    /// Whether there are none.
+    /// Reports whether the queue has no receives.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes a receive in.
+    /// Queues a receive.
     ///
     /// # Errors
-    /// [`PostError`]; then it was not taken.
+    /// [`PostError`]; then the receive is not queued.
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.queue.post(wr, 0)
     }
 
-    /// Asks for one event when fewer than `limit` receives are left; it may be due at once.
+    /// Arms one event for when fewer than `limit` receives are left; raises it at once if that is already so.
     pub fn arm(&mut self, limit: u32, out: &mut Vec<Output>) {
         self.limit = limit;
         self.check_limit(out);
     }
 
-    /// Makes room for `max_wr` receives.
+    /// Changes the capacity to `max_wr` receives.
     ///
     /// # Errors
-    /// How many are in it, if those are more.
+    /// Number of queued receives, if it exceeds `max_wr`.
     pub fn resize(&mut self, max_wr: u32) -> Result<(), usize> {
         if self.len() > max_wr as usize {
             return Err(self.len());

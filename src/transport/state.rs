@@ -1,4 +1,4 @@
-//! The states of a queue pair, and the table of what `modify` may do.
+//! States of a queue pair, and the table of permitted `modify` transitions.
 
 use std::fmt;
 use std::ops::BitOr;
@@ -7,7 +7,7 @@ use super::WrOp;
 use crate::memory::Access;
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RnrTimer};
 
-/// The service of a queue pair.
+/// Service type of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpType {
     /// Reliable connection.
@@ -16,19 +16,20 @@ pub enum QpType {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// The sending end of an extended reliable connection (initiator).
+    /// Initiator of an extended reliable connection: the sending end.
     XrcSend,
-    /// Its receiving end (target), which serves the shared receive queues of its XRC domain.
+    /// Target of an extended reliable connection: the receiving end, which serves the shared receive queues
+    /// of its XRC domain.
     XrcRecv,
 }
 
 impl QpType {
-    /// Whether it has one peer.
+    /// Reports whether the service has exactly one peer.
     pub const fn is_connected(self) -> bool {
         !matches!(self, QpType::Ud)
     }
 
-    /// Whether it has this operation (IBA table 45).
+    /// Reports whether the service supports an operation (IBA table 45).
     pub const fn offers(self, op: &WrOp) -> bool {
         match op {
             _ if matches!(self, QpType::XrcRecv) => false,
@@ -40,12 +41,12 @@ impl QpType {
         }
     }
 
-    /// Whether its packets are acknowledged.
+    /// Reports whether the service acknowledges packets.
     pub const fn is_reliable(self) -> bool {
         matches!(self, QpType::Rc | QpType::XrcSend | QpType::XrcRecv)
     }
 
-    /// Whether it takes packets of a kind: requests, or responses.
+    /// Reports whether the service accepts requests (`requests`) or responses.
     pub const fn takes(self, requests: bool) -> bool {
         match self {
             QpType::Rc | QpType::Uc | QpType::Ud => true,
@@ -55,21 +56,21 @@ impl QpType {
     }
 }
 
-/// The state of a queue pair, with the numbers of verbs.
+/// State of a queue pair, with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum QpState {
-    /// Fresh, or back to it: nothing is kept.
+    /// Initial state; nothing is kept.
     #[default]
     Reset = 0,
-    /// Takes receives, drops packets.
+    /// Initialized: receives can be posted, packets are dropped.
     Init = 1,
-    /// Ready to receive: the responder works.
+    /// Ready to receive: the responder is active.
     Rtr = 2,
-    /// Ready to send: both work.
+    /// Ready to send: requester and responder are active.
     Rts = 3,
-    /// Send queue drained: starts no new work request.
+    /// Send queue drained: no new work request is started.
     Sqd = 4,
-    /// Send queue error (not for RC): sends are flushed, receives go on.
+    /// Send queue error (not for RC): sends are flushed, receives continue.
     Sqe = 5,
     /// Error: all work is flushed.
     Err = 6,
@@ -89,46 +90,46 @@ impl fmt::Display for QpState {
     }
 }
 
-/// Where a queue pair's packets go.
+/// Address of a peer: the path that packets take.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AddressVector {
-    /// The peer's GID.
+    /// GID of the peer.
     pub dgid: Gid,
-    /// Which of our GIDs is the source.
+    /// Index of the local GID that is the source.
     pub sgid_index: u8,
-    /// Hop limit (TTL); 0 is taken as 64.
+    /// Hop limit (TTL); 0 means 64.
     pub hop_limit: u8,
     /// Traffic class (ToS).
     pub traffic_class: u8,
-    /// Flow label, 20 bits; also picks the UDP source port if it is not 0.
+    /// Flow label, 20 bits; also determines the UDP source port unless it is 0.
     pub flow_label: u32,
 }
 
 impl AddressVector {
-    /// To `dgid` from GID 0, all else default.
+    /// Returns the address of `dgid` from GID 0, with defaults for all other fields.
     pub fn to(dgid: Gid) -> AddressVector {
         AddressVector { dgid, sgid_index: 0, hop_limit: 64, traffic_class: 0, flow_label: 0 }
     }
 }
 
-/// A second path to the peer, for automatic path migration.
+/// Alternate path to the peer, for automatic path migration.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AlternatePath {
-    /// Where packets go then.
+    /// Address vector of the path.
     pub av: AddressVector,
-    /// Index into the P_Key table then.
+    /// Index into the partition key table.
     pub pkey_index: u16,
-    /// Local ACK timeout then.
+    /// Local ACK timeout on the path.
     pub timeout: AckTimeout,
 }
 
-/// How far path migration is (IBA 17.2.8), with the numbers of verbs.
+/// State of path migration (IBA 17.2.8), with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum MigrationState {
-    /// There is no other path, or it is the one in use now.
+    /// No alternate path is loaded, or the QP has migrated to it.
     #[default]
     Migrated = 0,
-    /// The alternate path is loaded; the peer's is not, as far as is known.
+    /// An alternate path is loaded; the peer has not been seen to have loaded its own.
     Rearm = 1,
     /// Both ends may migrate.
     Armed = 2,
@@ -136,21 +137,21 @@ pub enum MigrationState {
 
 macro_rules! attributes {
     ($($(#[$doc:meta])* $field:ident: $ty:ty, $flag:ident = $bit:expr, $name:literal;)*) => {
-        /// The attributes that one `modify` sets; those that are `None` stay.
+        /// Attributes that one `modify` sets; those that are `None` keep their values.
         #[derive(Clone, Copy, PartialEq, Debug, Default)]
         pub struct QpAttr {
             $($(#[$doc])* pub $field: Option<$ty>,)*
         }
 
         impl QpAttr {
-            /// Which attributes are given.
+            /// Returns the set of attributes that are given.
             pub fn mask(&self) -> AttrMask {
                 let mut mask = AttrMask(0);
                 $(if self.$field.is_some() { mask.0 |= AttrMask::$flag.0; })*
                 mask
             }
 
-            /// Those of a set, and the state.
+            /// Keeps the attributes of a set, and the state; clears the others.
             pub fn only(self, of: AttrMask) -> QpAttr {
                 let of = of | AttrMask::STATE;
                 QpAttr { $($field: self.$field.filter(|_| of.0 & AttrMask::$flag.0 != 0),)* }
@@ -164,52 +165,52 @@ macro_rules! attributes {
     };
 }
 
-/// A set of attributes, with the bit values of verbs.
+/// Set of attributes, with the bit values of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct AttrMask(pub u32);
 
 attributes! {
-    /// The state to go to.
+    /// State to change to.
     state: QpState, STATE = 0, "state";
-    /// The state that the caller believes the QP is in.
+    /// State that the caller assumes the QP to be in.
     cur_state: QpState, CUR_STATE = 1, "cur_state";
-    /// Raise [`crate::transport::AsyncEvent::SqDrained`] once the send queue has drained.
+    /// Raises [`crate::transport::AsyncEvent::SqDrained`] once the send queue has drained.
     sqd_notify: bool, EN_SQD_ASYNC_NOTIFY = 2, "en_sqd_async_notify";
-    /// What peers may do: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC.
+    /// Operations permitted to peers: REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC.
     access: Access, ACCESS_FLAGS = 3, "access";
-    /// Index into the P_Key table.
+    /// Index into the partition key table.
     pkey_index: u16, PKEY_INDEX = 4, "pkey_index";
-    /// The port, 1.
+    /// Port number, always 1.
     port: u8, PORT = 5, "port";
-    /// The queue key that datagrams to this QP must have.
+    /// Queue key that datagrams to this QP must carry.
     qkey: QKey, QKEY = 6, "qkey";
-    /// Where packets go.
+    /// Path of the packets.
     av: AddressVector, AV = 7, "av";
-    /// Payload bytes a packet.
+    /// Path MTU: payload bytes per packet.
     path_mtu: Mtu, PATH_MTU = 8, "path_mtu";
     /// Local ACK timeout.
     timeout: AckTimeout, TIMEOUT = 9, "timeout";
-    /// Retries after a timeout or a sequence error, 0..=7.
+    /// Number of retries after a timeout or a sequence error, 0..=7.
     retry_cnt: u8, RETRY_CNT = 10, "retry_cnt";
-    /// Retries after a receiver-not-ready, 0..=7; 7 is for ever.
+    /// Number of retries after an RNR NAK, 0..=7; 7 means infinite.
     rnr_retry: u8, RNR_RETRY = 11, "rnr_retry";
-    /// The first PSN that the peer sends.
+    /// First PSN that the peer sends.
     rq_psn: Psn, RQ_PSN = 12, "rq_psn";
-    /// READs and atomics in flight towards the peer.
+    /// Maximum number of READs and atomics in flight to the peer.
     max_rd_atomic: u8, MAX_RD_ATOMIC = 13, "max_rd_atomic";
-    /// Where packets go after a migration.
+    /// Alternate path, used after a migration.
     alt_path: AlternatePath, ALT_PATH = 14, "alt_path";
-    /// What the peer waits after our receiver-not-ready.
+    /// RNR timer: the time that the peer waits after an RNR NAK of this QP.
     min_rnr_timer: RnrTimer, MIN_RNR_TIMER = 15, "min_rnr_timer";
-    /// The first PSN that we send.
+    /// First PSN that this QP sends.
     sq_psn: Psn, SQ_PSN = 16, "sq_psn";
-    /// READs and atomics in flight from the peer.
+    /// Maximum number of READs and atomics in flight from the peer.
     max_dest_rd_atomic: u8, MAX_DEST_RD_ATOMIC = 17, "max_dest_rd_atomic";
-    /// REARM once the alternate path is loaded; MIGRATED to go over to it now.
+    /// REARM once the alternate path is loaded; MIGRATED to migrate to it now.
     path_mig_state: MigrationState, PATH_MIG_STATE = 18, "path_mig_state";
-    /// The peer's QP.
+    /// QP number of the peer.
     dest_qpn: Qpn, DEST_QPN = 20, "dest_qpn";
-    /// The most that requests are sent at, in kbit/s with headers; 0 for no limit.
+    /// Rate limit of requests in kbit/s, headers included; 0 for no limit.
     rate_limit: u32, RATE_LIMIT = 25, "rate_limit";
 }
 
@@ -224,7 +225,7 @@ impl AttrMask {
         AttrMask(self.0 & !other.0)
     }
 
-    /// Whether no attribute is in it.
+    /// Reports whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -251,14 +252,14 @@ impl fmt::Debug for AttrMask {
     }
 }
 
-/// One allowed transition.
+/// A permitted state transition.
 #[derive(Clone, Copy, Debug)]
 pub struct Transition {
-    /// The service.
+    /// Service type that the transition applies to.
     pub qp_type: QpType,
-    /// From.
+    /// State before the transition.
     pub from: QpState,
-    /// To.
+    /// State after the transition.
     pub to: QpState,
     /// Attributes that must be given.
     pub required: AttrMask,
@@ -266,7 +267,8 @@ pub struct Transition {
     pub optional: AttrMask,
 }
 
-/// Every transition but those to RESET and ERR, which are open from every state (IBA 10.3.1, table 96).
+/// All transitions except those to RESET and ERR, which are permitted from every state (IBA 10.3.1, table
+/// 96).
 pub const TRANSITIONS: &[Transition] = {
     use AttrMask as A;
     use QpState::*;
@@ -388,108 +390,109 @@ pub const TRANSITIONS: &[Transition] = {
     ]
 };
 
-/// Why `modify` did not happen. Nothing has changed.
+/// Reason why `modify` failed; nothing has changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ModifyError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed and changes no queue pair: close the context and open another")]
     DeviceFatal,
-    /// No such edge in the table.
+    /// The table has no such transition.
     #[error("a {qp_type:?} QP cannot go from {from} to {to}")]
     Transition {
-        /// The service.
+        /// Service type of the QP.
         qp_type: QpType,
-        /// The present state.
+        /// Current state.
         from: QpState,
-        /// The state asked for.
+        /// Requested state.
         to: QpState,
     },
-    /// `cur_state` is not the state.
+    /// `cur_state` is not the current state.
     #[error("cur_state says {claimed}, the QP is in {actual}")]
     CurState {
-        /// As given.
+        /// State given as `cur_state`.
         claimed: QpState,
-        /// As it is.
+        /// Current state.
         actual: QpState,
     },
     /// Required attributes are not given.
     #[error("going from {from} to {to} needs {missing}")]
     Missing {
-        /// The present state.
+        /// Current state.
         from: QpState,
-        /// The state asked for.
+        /// Requested state.
         to: QpState,
-        /// What is missing.
+        /// Missing attributes.
         missing: AttrMask,
     },
-    /// Attributes are given that this transition does not take.
+    /// Attributes are given that this transition does not accept.
     #[error("going from {from} to {to} does not take {excess}")]
     NotAllowed {
-        /// The present state.
+        /// Current state.
         from: QpState,
-        /// The state asked for.
+        /// Requested state.
         to: QpState,
-        /// What is too much.
+        /// Excess attributes.
         excess: AttrMask,
     },
-    /// A value out of range.
+    /// A value is out of range.
     #[error("{name} is {value}, it must be at most {max}")]
     Value {
-        /// The attribute.
+        /// Name of the attribute.
         name: &'static str,
-        /// As given.
+        /// Given value.
         value: u32,
-        /// The limit.
+        /// Largest permitted value.
         max: u32,
     },
-    /// The address vector does not fit the port.
+    /// The address vector is not usable on the port.
     #[error("no path: {0}")]
     Address(AddressError),
-    /// A QP rearms with an alternate path only, and is armed by its peer.
+    /// The migration state cannot be set: REARM needs an alternate path, and only the peer's packets set
+    /// ARMED.
     #[error("path migration cannot go from {from:?} to {to:?}{why}")]
     Migration {
-        /// The present state.
+        /// Current migration state.
         from: MigrationState,
-        /// The state asked for.
+        /// Requested migration state.
         to: MigrationState,
-        /// What is missing.
+        /// Reason, as the end of the message.
         why: &'static str,
     },
 }
 
-/// Why an address vector cannot be used.
+/// Reason why an address vector cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
-    /// No such GID of ours.
+    /// The port has no GID at this index.
     #[error("the port has {count} GIDs, there is no index {index}")]
     GidIndex {
-        /// Asked for.
+        /// Requested index.
         index: u8,
-        /// Entries.
+        /// Number of GIDs of the port.
         count: usize,
     },
-    /// IPv4 to IPv6 or the other way.
+    /// One GID is IPv4 and the other IPv6.
     #[error("GID {index} of ours is {ours}, the peer's is {peer}: the IP versions differ")]
     Family {
-        /// Our GID's index.
+        /// Index of the local GID.
         index: u8,
-        /// Our GID.
+        /// Local GID.
         ours: Gid,
-        /// The peer's GID.
+        /// GID of the peer.
         peer: Gid,
     },
 }
 
-/// The attributes that a transition takes, needed or not.
+/// Returns the attributes that a transition accepts, required and optional.
 pub fn taken(qp_type: QpType, from: QpState, to: QpState) -> AttrMask {
     let edge = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
     edge.map_or(AttrMask::NONE, |t| t.required | t.optional)
 }
 
-/// Checks a `modify` against the table; returns the state it leads to.
+/// Checks a `modify` against the table of transitions; returns the new state.
 ///
 /// # Errors
-/// [`ModifyError`], by the first rule that is broken.
+/// [`ModifyError`] for the first violated rule.
 pub fn check(qp_type: QpType, from: QpState, attr: &QpAttr) -> Result<QpState, ModifyError> {
     let to = attr.state.unwrap_or(from);
     if let Some(claimed) = attr.cur_state
@@ -536,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_of_states_is_allowed_exactly_as_the_table_says() {
+    fn state_transitions_match_the_table_exactly() {
         use QpState::*;
         let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Err];
         for (qp_type, from) in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv]
@@ -568,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_missing_and_what_is_too_much() {
+    fn modify_errors_name_missing_and_excess_attributes() {
         let attr = QpAttr { pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
         let err = check(QpType::Rc, QpState::Reset, &attr).unwrap_err();
         assert_eq!(err.to_string(), "going from RESET to INIT needs access");

@@ -1,21 +1,23 @@
+//! Monotonic time of the state machines.
+
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// Nanoseconds since an epoch of the driver's choosing: the machine's monotonic clock, or a simulation's.
+/// Nanoseconds since an epoch of the driver's choice: that of the monotonic clock, or of a simulation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// The time since `earlier`; zero if it is later.
+    /// Time since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// The earliest of some instants: of timers, nearly all of which are mostly off.
+/// Returns the earliest of some instants, typically timers of which nearly all are unset.
 #[inline]
 pub fn earliest<const N: usize>(instants: [Option<Instant>; N]) -> Option<Instant> {
-    // Off is later than all. As numbers, which needs no branches: every packet asks this.
+    // Unset counts as latest. Comparing numbers needs no branches, and this runs for every packet.
     let never = u64::MAX;
     let first = instants.into_iter().fold(never, |first, at| first.min(at.map_or(never, |at| at.0)));
     (first != never).then_some(Instant(first))

@@ -1,4 +1,4 @@
-//! Work requests as an application posts them, and the completions that answer them.
+//! Work requests as posted by an application, and their completions.
 
 use std::fmt;
 
@@ -6,31 +6,31 @@ use crate::memory::{Access, AtomicOp, Bind, FastReg, PdId, WindowKind};
 use crate::wire::opcode::HeaderSet;
 use crate::wire::{Feth, LKey, Operation, QKey, Qpn, RKey};
 
-/// The longest message: 2^31 bytes (IBA 9.4.1).
+/// Maximum message length: 2^31 bytes (IBA 9.4.1).
 pub const MAX_MESSAGE: u64 = 1 << 31;
 
-/// A scatter/gather element: a run of bytes of a registered region. Laid out as C's `struct ibv_sge`.
+/// Scatter/gather element: a range of a registered region. Has the layout of C's `struct ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct Sge {
-    /// First byte, as the region's addresses count.
+    /// Address of the first byte, in the address space of the region.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// The region.
+    /// Local key of the region.
     pub lkey: LKey,
 }
 
-/// What a send work request does.
+/// Operation of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WrOp {
-    /// Sends to the peer's next receive.
+    /// Sends a message to the peer's next receive.
     Send,
     /// SEND with four bytes of immediate data for the receive's completion.
     SendWithImm(u32),
-    /// SEND that invalidates an rkey at the peer: of a window of type 2, or of a fast region.
+    /// SEND that invalidates an rkey at the peer: of a type 2 memory window, or of a fast-registered region.
     SendWithInv(RKey),
-    /// Writes to the peer's memory.
+    /// RDMA WRITE: writes to the peer's memory.
     Write {
         /// Address at the peer.
         va: u64,
@@ -43,77 +43,78 @@ pub enum WrOp {
         va: u64,
         /// Key of the peer's region.
         rkey: RKey,
-        /// The four bytes.
+        /// Immediate data.
         imm: u32,
     },
-    /// Reads the peer's memory.
+    /// RDMA READ: reads the peer's memory.
     Read {
         /// Address at the peer.
         va: u64,
         /// Key of the peer's region.
         rkey: RKey,
     },
-    /// An atomic on 8 bytes of the peer's memory; the old value comes back.
+    /// Atomic operation on 8 bytes of the peer's memory; returns the old value.
     Atomic {
         /// Address at the peer, a multiple of 8.
         va: u64,
         /// Key of the peer's region.
         rkey: RKey,
-        /// What to do.
+        /// Operation to perform.
         op: AtomicOp,
     },
-    /// Stores 8 bytes in the peer's memory, all at once.
+    /// ATOMIC WRITE: stores 8 bytes in the peer's memory atomically.
     AtomicWrite {
         /// Address at the peer, a multiple of 8.
         va: u64,
         /// Key of the peer's region.
         rkey: RKey,
-        /// The bytes.
+        /// Bytes to store.
         value: [u8; 8],
     },
-    /// Completes when all earlier WRITEs to the range are placed so.
+    /// FLUSH: completes once all earlier WRITEs to the range have the requested placement.
     Flush {
-        /// First byte at the peer.
+        /// Address of the first byte at the peer.
         va: u64,
         /// Key of the peer's region.
         rkey: RKey,
-        /// Bytes.
+        /// Length of the range in bytes.
         len: u32,
-        /// What placed means.
+        /// Requested placement.
         placement: Placement,
-        /// The whole region, wherever the range is.
+        /// Flushes the whole region, whatever the range.
         whole_region: bool,
     },
     /// Binds a memory window.
     BindMw(Bind),
-    /// Opens a part of a fast region.
+    /// Fast registration of a range of a memory region (REG_MR).
     RegMr(FastReg),
-    /// Closes a window of type 2 or a fast region of ours, once all work requests before this one are complete.
+    /// Invalidates a local type 2 memory window or fast-registered region, once all earlier work requests are
+    /// complete.
     LocalInv(RKey),
 }
 
-/// What a FLUSH waits for.
+/// Placement type of a FLUSH.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Placement {
-    /// Everybody at the peer sees the data.
+    /// Global visibility: everything at the peer sees the data.
     pub global: bool,
-    /// It outlasts a loss of power, as far as the memory does.
+    /// Persistence: the data survives a loss of power, as far as the memory does.
     pub persistent: bool,
 }
 
 impl Placement {
-    /// As a FETH has it.
+    /// Encodes the placement as in a FETH.
     pub const fn bits(self) -> u32 {
         (if self.global { Feth::GLOBAL } else { 0 }) | (if self.persistent { Feth::PERSISTENT } else { 0 })
     }
 
-    /// What peers must be allowed to do for it.
+    /// Access flags that the peer's region must grant.
     pub const fn access(self) -> Access {
         let global = if self.global { Access::FLUSH_GLOBAL.0 } else { 0 };
         Access(global | if self.persistent { Access::FLUSH_PERSISTENT.0 } else { 0 })
     }
 
-    /// From a FETH. `None` for none, or one that is reserved.
+    /// Decodes the placement of a FETH; `None` if it is empty or reserved.
     pub const fn from_bits(bits: u32) -> Option<Placement> {
         match bits {
             1..=3 => {
@@ -125,7 +126,8 @@ impl Placement {
 }
 
 impl WrOp {
-    /// What its packets do, and what of ImmDt and IETH the last one carries. `None` if it has no packets.
+    /// Returns the operation of the packets, and the immediate or invalidate header (ImmDt, IETH) of the last
+    /// one. `None` for a local operation, which has no packets.
     pub fn on_wire(self) -> Option<(Operation, HeaderSet)> {
         Some(match self {
             WrOp::Send => (Operation::Send, HeaderSet::NONE),
@@ -144,7 +146,8 @@ impl WrOp {
         })
     }
 
-    /// Whether it has a response of its own, so that an acknowledgement alone does not complete it.
+    /// Reports whether the operation has a response of its own, so that an acknowledgement does not complete
+    /// it.
     pub const fn awaits_response(self) -> bool {
         matches!(
             self,
@@ -152,32 +155,32 @@ impl WrOp {
         )
     }
 
-    /// Whether it takes a receive at the peer.
+    /// Reports whether the operation consumes a receive at the peer.
     pub const fn takes_receive(self) -> bool {
         matches!(self, WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_) | WrOp::WriteWithImm { .. })
     }
 
-    /// Whether its response brings data to its scatter/gather elements.
+    /// Reports whether the response stores data in the scatter/gather elements.
     pub const fn brings_data(self) -> bool {
         matches!(self, WrOp::Read { .. } | WrOp::Atomic { .. })
     }
 
-    /// Whether it is about keys of our own memory and has no packets.
+    /// Reports whether this is a local operation, which has no packets.
     pub const fn is_local(self) -> bool {
         matches!(self, WrOp::BindMw(_) | WrOp::RegMr(_) | WrOp::LocalInv(_))
     }
 
-    /// Whether it takes scatter/gather elements or inline data.
+    /// Reports whether the operation takes scatter/gather elements or inline data.
     pub const fn has_data(self) -> bool {
         !self.is_local() && !matches!(self, WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
     }
 
-    /// What its scatter/gather elements must allow.
+    /// Access flags that the regions of the scatter/gather elements must grant.
     pub const fn local_access(self) -> Access {
         if self.brings_data() { Access::LOCAL_WRITE } else { Access::LOCAL_READ }
     }
 
-    /// The opcode of its completion.
+    /// Returns the opcode of the completion.
     pub const fn completion_opcode(self) -> WcOpcode {
         match self {
             WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_) => WcOpcode::Send,
@@ -194,35 +197,35 @@ impl WrOp {
     }
 }
 
-/// How a send work request behaves.
+/// Flags of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendFlags {
-    /// Make a completion on success too (errors always make one).
+    /// Generates a completion on success too (errors always generate one).
     pub signaled: bool,
-    /// Raise a solicited event at the peer's completion queue.
+    /// Requests a solicited event at the peer's completion queue.
     pub solicited: bool,
-    /// Wait for all earlier READs and atomics of this queue.
+    /// Waits for all earlier READs and atomics of this queue.
     pub fence: bool,
 }
 
 impl SendFlags {
-    /// Just signaled.
+    /// Signalled, without solicited event and fence.
     pub const SIGNALED: SendFlags = SendFlags { signaled: true, solicited: false, fence: false };
 }
 
-/// Where the data of a send work request is.
+/// Data of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WrData<'a> {
-    /// In registered memory.
+    /// Scatter/gather elements in registered memory.
     Sges(&'a [Sge]),
-    /// Here; copied while posting, so that it may change at once.
+    /// Inline data, copied while posting, so that the buffer can be reused at once.
     Inline(&'a [u8]),
-    /// Inline data in several pieces, which go out one behind the other.
+    /// Inline data in several pieces, which are concatenated.
     InlineList(&'a [&'a [u8]]),
 }
 
 impl<'a> WrData<'a> {
-    /// The pieces of inline data.
+    /// Returns the pieces of inline data.
     pub(super) fn inline(&self) -> &[&'a [u8]] {
         match self {
             WrData::Sges(_) => &[],
@@ -231,7 +234,7 @@ impl<'a> WrData<'a> {
         }
     }
 
-    /// Whether there is none.
+    /// Reports whether there are no elements and no inline bytes.
     pub fn is_empty(&self) -> bool {
         match self {
             WrData::Sges(sges) => sges.is_empty(),
@@ -243,113 +246,114 @@ impl<'a> WrData<'a> {
 /// A send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendWr<'a> {
-    /// Comes back in the completion.
+    /// Identifier that the completion returns.
     pub wr_id: u64,
-    /// What to do.
+    /// Operation to perform.
     pub op: WrOp,
-    /// With which data.
+    /// Data to send, or the destination of response data.
     pub data: WrData<'a>,
-    /// How.
+    /// Flags of the work request.
     pub flags: SendFlags,
-    /// Where to, for a UD queue pair, or an XRC one; others have their peer.
+    /// Destination, for UD and XRC queue pairs; others send to their peer.
     pub to: Option<Destination>,
 }
 
-/// What a work request says of its destination, where that is not the queue pair's peer.
+/// Destination of a work request that is not implied by the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {
-    /// Where a datagram goes.
+    /// Destination of a datagram.
     Qp {
-        /// Protection domain of the address handle; must be the QP's.
+        /// Protection domain of the address handle; must be that of the QP.
         pd: PdId,
-        /// The path.
+        /// Address vector of the peer.
         av: super::AddressVector,
-        /// The peer's QP.
+        /// QP number of the peer.
         qpn: Qpn,
-        /// The peer's queue key. With its highest bit set, our QP's own goes out instead (IBA 10.2.5).
+        /// Queue key of the peer. If its highest bit is set, the QP's own queue key is sent instead (IBA
+        /// 10.2.5).
         qkey: QKey,
     },
-    /// The peer's shared receive queue, for an XRC queue pair: its receives, and its protection domain.
+    /// Shared receive queue of the peer (XRC), which supplies the receives and the protection domain.
     Srq(super::SrqId),
 }
 
 /// A receive work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecvWr<'a> {
-    /// Comes back in the completion.
+    /// Identifier that the completion returns.
     pub wr_id: u64,
-    /// Where a SEND's data goes, element after element.
+    /// Buffers for the data of a SEND, filled in order.
     pub sges: &'a [Sge],
 }
 
 impl<'a> RecvWr<'a> {
-    /// A receive into `sges`, filled in order. Without elements it takes messages without data.
+    /// Creates a receive into `sges`, filled in order. Without elements it accepts messages without data.
     pub const fn new(wr_id: u64, sges: &'a [Sge]) -> RecvWr<'a> {
         RecvWr { wr_id, sges }
     }
 
-    /// A receive of a message without data: an empty SEND, or a WRITE with immediate.
+    /// Creates a receive for a message without data: an empty SEND, or a WRITE with immediate.
     pub const fn empty(wr_id: u64) -> RecvWr<'static> {
         RecvWr { wr_id, sges: &[] }
     }
 }
 
-/// Why none of several work requests was taken, which are posted together or not at all.
+/// Reason why a batch of work requests was not posted; a batch is posted as a whole or not at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("nothing was posted: work request {index} of the batch was refused: {error}")]
 pub struct PostBatchError {
-    /// The first that was refused.
+    /// Index of the first work request that was rejected.
     pub index: usize,
-    /// Why.
+    /// Reason why it was rejected.
     pub error: PostError,
 }
 
-/// How a work request ended, with the numbers of verbs.
+/// Status of a completed work request, with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error, strum::FromRepr)]
 #[repr(u32)]
 pub enum WcStatus {
-    /// Done.
+    /// Success.
     #[error("success")]
     Success = 0,
-    /// A message longer than the receive's buffers.
+    /// Message longer than the buffers of the receive.
     #[error("local length error")]
     LocLenErr = 1,
-    /// The QP cannot do this.
+    /// Operation that the QP does not support or permit.
     #[error("local QP operation error")]
     LocQpOpErr = 2,
-    /// A local key, range or permission is wrong.
+    /// Local key, range or permission violation.
     #[error("local protection error")]
     LocProtErr = 4,
-    /// The QP went to the error state before this was done.
+    /// Flushed: the QP went to the error state before the work request was complete.
     #[error("work request flushed")]
     WrFlushErr = 5,
-    /// A window was not bound, a region not opened, a key not invalidated (memory management operation error).
+    /// Memory management operation error: a failed window bind, fast registration or invalidation.
     #[error("memory management operation error")]
     MwBindErr = 6,
-    /// A response that makes no sense.
+    /// Malformed response.
     #[error("bad response error")]
     BadRespErr = 7,
-    /// The responder's own memory refused a remote operation.
+    /// Access violation at the responder during a remote operation.
     #[error("local access error")]
     LocAccessErr = 8,
-    /// The peer says the request is invalid.
+    /// The peer rejected the request as invalid.
     #[error("remote invalid request error")]
     RemInvReqErr = 9,
-    /// The peer's memory refuses: key, range or permission.
+    /// The peer denied the memory access: key, range or permission violation.
     #[error("remote access error")]
     RemAccessErr = 10,
-    /// The peer failed.
+    /// The peer failed to execute the request.
     #[error("remote operation error")]
     RemOpErr = 11,
-    /// The peer did not answer within the retries.
+    /// The peer did not respond within the retry count.
     #[error("transport retry counter exceeded")]
     RetryExcErr = 12,
-    /// The peer had no receive posted within the retries.
+    /// The peer posted no receive within the RNR retry count.
     #[error("RNR retry counter exceeded")]
     RnrRetryExcErr = 13,
 }
 
-/// What kind of work request ended, with the numbers of verbs.
+/// Kind of a completed work request, with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, strum::FromRepr)]
 #[repr(u32)]
 pub enum WcOpcode {
@@ -363,19 +367,19 @@ pub enum WcOpcode {
     CompSwap = 3,
     /// A fetch-and-add.
     FetchAdd = 4,
-    /// A memory window bound.
+    /// A memory window bind.
     BindMw = 5,
-    /// A key invalidated.
+    /// A local invalidation.
     LocalInv = 6,
     /// A FLUSH.
     Flush = 8,
     /// An ATOMIC WRITE.
     AtomicWrite = 9,
-    /// A fast registration; verbs has no number for it, so the first of those that are left to drivers.
+    /// A fast registration. Verbs assigns no number, so this is the first of those reserved for drivers.
     RegMr = 135,
-    /// A receive, by a SEND.
+    /// A receive that a SEND consumed.
     Recv = 128,
-    /// A receive, by a WRITE with immediate.
+    /// A receive that a WRITE with immediate consumed.
     RecvRdmaWithImm = 129,
 }
 
@@ -401,106 +405,107 @@ impl fmt::Display for WcOpcode {
 /// A work completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// The work request's.
+    /// Identifier of the work request.
     pub wr_id: u64,
-    /// How it ended. On an error only `wr_id`, `status`, `qpn` and `vendor_err` count.
+    /// Result. On an error only `wr_id`, `status`, `qpn` and `vendor_err` are valid.
     pub status: WcStatus,
-    /// What it was.
+    /// Kind of work request.
     pub opcode: WcOpcode,
-    /// Bytes received, read or swapped; for sends the message's length. A UD receive counts the 40 bytes of
-    /// the routing header too.
+    /// Number of bytes received, read or swapped; for sends the length of the message. Includes the 40 bytes
+    /// of the routing header for a UD receive.
     pub byte_len: u32,
-    /// The immediate data, if some came.
+    /// Immediate data, if the message carried any.
     pub imm: Option<u32>,
-    /// The key of ours that the SEND invalidated, if it did.
+    /// Local key that the SEND invalidated, if any.
     pub invalidated: Option<RKey>,
-    /// The QP.
+    /// Number of the QP.
     pub qpn: Qpn,
-    /// The peer's QP.
+    /// Number of the peer's QP.
     pub src_qpn: Qpn,
-    /// Says more about an error than the status: an implementation's own number, 0 for none.
+    /// Vendor error code, which details the status; 0 for none.
     pub vendor_err: u32,
-    /// The peer asked for a solicited event.
+    /// The peer requested a solicited event.
     pub solicited: bool,
-    /// The first 40 bytes of the receive are the routing header (UD).
+    /// The first 40 bytes of the receive hold the routing header (UD).
     pub grh: bool,
-    /// That header is IPv4's, in the last 20 of them, not IPv6's (UD).
+    /// The routing header is an IPv4 header, in the last 20 of the 40 bytes, not an IPv6 header (UD).
     pub over_ipv4: bool,
-    /// Index of the partition key that the message came with.
+    /// Index of the partition key of the message.
     pub pkey_index: u16,
 }
 
-/// A completion queue's handle, unique in its context.
+/// Handle of a completion queue, unique in its context.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CqId(pub u32);
 
-/// Why a work request was not taken. The queue is as before.
+/// Reason why a work request was not posted; the queue is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
     #[error("the device has failed and takes no work requests: close the context and open another")]
     DeviceFatal,
-    /// The QP's state does not take it.
+    /// The QP's state does not permit posting.
     #[error("the QP is in state {0}, which takes no such work request")]
     State(super::QpState),
-    /// All slots hold work requests that are not complete.
+    /// The queue is full: all slots hold incomplete work requests.
     #[error("the queue is full: all {0} work requests are outstanding")]
     QueueFull(u32),
-    /// More elements than the queue was made for.
+    /// More scatter/gather elements than the queue was created for.
     #[error("{got} scatter/gather elements, the queue takes {max}")]
     TooManySges {
-        /// Given.
+        /// Number of elements given.
         got: usize,
-        /// The queue's limit.
+        /// Limit of the queue.
         max: u32,
     },
-    /// More inline data than the queue was made for.
+    /// More inline data than the queue was created for.
     #[error("{got} bytes inline, the queue takes {max}")]
     InlineTooLong {
-        /// Given.
+        /// Number of bytes given.
         got: usize,
-        /// The queue's limit.
+        /// Limit of the queue.
         max: u32,
     },
-    /// READs and atomics bring data back, so there is nothing to send inline.
+    /// READs and atomics return data, so they have nothing to send inline.
     #[error("{0:?} cannot have inline data")]
     InlineNotAllowed(WcOpcode),
-    /// Above 2^31 bytes.
+    /// The message exceeds 2^31 bytes.
     #[error("{0} bytes exceed the longest message, 2^31")]
     TooLong(u64),
-    /// Atomics take exactly 8 bytes.
+    /// The elements of an atomic do not hold 8 bytes (see
+    /// [`Habits::long_atomics`](super::Habits::long_atomics)).
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
-    /// What has no data was given some.
+    /// The operation has no data, but elements or inline bytes were given.
     #[error("{0:?} takes no scatter/gather elements and no inline data")]
     NoData(WcOpcode),
-    /// `bind_mw` is for windows of type 1.
+    /// `bind_mw` binds type 1 memory windows only.
     #[error("a window of {0:?} is bound by a work request, not by bind_mw")]
     WindowKind(WindowKind),
-    /// A FLUSH for nothing.
+    /// A FLUSH without a placement type.
     #[error("a FLUSH is to global visibility, to persistence, or both")]
     NoPlacement,
-    /// The service does not have this operation.
+    /// The service does not support this operation.
     #[error("a {0:?} QP has no {1:?}")]
     Unsupported(super::QpType, WcOpcode),
-    /// A UD work request says to which QP it goes, an XRC one to which shared receive queue; others say nothing.
+    /// The destination does not fit the service: UD takes a QP, XRC a shared receive queue, others none.
     #[error("a UD work request names a QP, an XRC one a shared receive queue, others name no destination")]
     Destination,
-    /// The address handle is of another protection domain.
+    /// The address handle is of another protection domain than the QP.
     #[error("the address handle is of {handle:?}, the QP of {qp:?}")]
     HandlePd {
-        /// The handle's domain.
+        /// Protection domain of the handle.
         handle: PdId,
-        /// The QP's.
+        /// Protection domain of the QP.
         qp: PdId,
     },
-    /// The address vector does not fit the port.
+    /// The address vector is not usable on the port.
     #[error("no path: {0}")]
     Address(super::AddressError),
-    /// Receives of a QP with a shared receive queue are posted there.
+    /// The QP has a shared receive queue, where its receives are to be posted.
     #[error("the QP has a shared receive queue: post the receive there")]
     SharedQueue,
-    /// The QP was set up without READ and atomic resources.
+    /// The QP was configured without READ and atomic resources.
     #[error("READs and atomics need max_rd_atomic above 0")]
     NoReadResources,
 }

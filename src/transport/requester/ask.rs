@@ -1,85 +1,91 @@
-//! When a request asks for an acknowledgement (AckReq).
+//! Acknowledgement requests (AckReq) and tail loss probes.
 //!
-//! Asked for is what somebody waits for: completions, room in the window and in the send queue. The rest goes
-//! without, as acknowledgements cost both sides as much as short messages do. If then nothing follows, the last
-//! packet is sent once more, asking: a *probe*, long before the timeout.
+//! A packet requests an acknowledgement if something depends on it: a completion, room in the congestion
+//! window or room in the send queue. All other packets go without, because an acknowledgement costs both
+//! sides as much as a short message. If no packet follows them, the last packet is retransmitted with AckReq:
+//! a tail loss probe (TLP, [`Probe`]), sent long before the local ACK timeout.
 //!
-//! When an answer does not come in the time that answers take, the oldest packet in flight is sent once more and
-//! then the last. If the peer has the oldest it says how far it has come; if not, it takes it now. And that something
-//! is missing before the last it says of that: for each gap once, which may have been lost the first time. So all
-//! losses show long before the timeout, and a peer that is only slow is sent no more than these two.
+//! If no acknowledgement arrives within the probe timeout (PTO), the oldest packet in flight is
+//! retransmitted, then the newest. A peer that already has the oldest acknowledges how far it has come;
+//! otherwise it accepts it now. The newest makes the peer report a gap before it: a responder sends one
+//! sequence error NAK per gap, and the first may have been lost. So every loss is detected long before the
+//! local ACK timeout, and a peer that is merely slow receives no more than these two packets.
 
 use std::time::Duration;
 
 use crate::transport::{Instant, Tuning, earliest};
 use crate::wire::{AckTimeout, Mtu};
 
-/// An acknowledgement is asked for in every such part of the window, so that it never closes, and of the send
-/// queue, so that it never is full of what is done.
+/// Minimum number of acknowledgement requests per window, so that it never closes, and per send queue, so
+/// that it never fills with completed work requests.
 const PARTS: u32 = 4;
 
-/// ... and however wide the window, in every so many full packets: a slow peer far behind shows that it is alive
-/// before the timer expires, and rxe asks as often.
+/// Maximum distance between two acknowledgement requests in full packets, however wide the window: a slow
+/// peer that lags far behind shows that it is alive before the local ACK timer expires. rxe requests as
+/// often.
 const ASK_PACKETS: u64 = 64;
 
-/// Doublings of the wait for an answer: then the local ACK timeout is near, if not over.
+/// Limit of the exponential backoff of the probe timeout, in doublings; beyond it the local ACK timeout is
+/// near or has expired.
 const MAX_DOUBLINGS: u32 = 10;
 
-/// Whether a packet between these flight costs ends a part of the link's window. By its place alone.
+/// Reports whether a packet from `start_cost` to `end_cost` crosses the end of a part of the link's window.
+/// Depends on the packet's position alone.
 pub(super) fn is_marked(start_cost: u64, end_cost: u64, window: usize, mtu: Mtu) -> bool {
     let part = part_bits(window, mtu);
     start_cost >> part != end_cost >> part
 }
 
-/// The most flight cost from `start_cost` on that ends no part.
+/// Returns the largest flight cost from `start_cost` on that does not cross the end of a part.
 pub(super) fn until_mark(start_cost: u64, window: usize, mtu: Mtu) -> u64 {
     !start_cost & ((1 << part_bits(window, mtu)) - 1)
 }
 
-/// Parts are powers of two: every packet asks for them. This is which.
+/// Returns the binary logarithm of the size of a part. Parts are powers of two because every packet is
+/// checked against them.
 fn part_bits(window: usize, mtu: Mtu) -> u32 {
     (window as u64 / u64::from(PARTS)).clamp(1, ASK_PACKETS * mtu.bytes() as u64).ilog2()
 }
 
-/// Whether the `index`-th work request ends a part of a send queue of `max_wr`.
+/// Reports whether the `index`-th work request ends a part of a send queue of `max_wr`.
 pub(super) fn fills_a_part(index: u64, max_wr: u32) -> bool {
     let part = 1u64 << (max_wr / PARTS).max(1).ilog2();
     index & (part - 1) == part - 1
 }
 
-/// A packet that is sent again as it stands, asking.
+/// Probe (tail loss probe, TLP): a retransmission of one packet in flight, with AckReq.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Probe {
-    /// Of those in flight, the one to be acknowledged first; behind it goes the newest.
+    /// The oldest packet in flight, followed by the newest.
     Oldest,
-    /// The last one sent.
+    /// The newest packet in flight.
     Newest,
 }
 
-/// What the peer is asked, and when it is asked again.
+/// Acknowledgement requests of a requester, the probe timer and its exponential backoff.
 #[derive(Debug, Default)]
 pub(super) struct Ask {
-    /// What went out without asking since the last packet that asked.
+    /// Packets sent without AckReq since the last packet with AckReq.
     unasked: Option<Unasked>,
-    /// Until when an answer should have come.
+    /// Expiry of the probe timeout (PTO) for the requested acknowledgement.
     answer: Option<Instant>,
-    /// Answers that were late since the last one came.
+    /// Consecutive probe timeouts; the exponent of the backoff.
     missed: u32,
-    /// A probe that waits to be sent.
+    /// Probe that is to be sent.
     due: Option<Probe>,
 }
 
-/// When the first packet of it is to be asked for.
+/// Times by which the first packet without AckReq needs an acknowledgement request.
 #[derive(Debug, Clone, Copy)]
 struct Unasked {
-    /// By whatever goes out then.
+    /// Time from which the next packet that completes a work request carries AckReq.
     overdue: Instant,
-    /// By a probe.
+    /// Time at which a probe is sent.
     deadline: Instant,
 }
 
 impl Ask {
-    /// A packet that asks for nothing was sent.
+    /// Records a packet sent without AckReq, and starts the probe timer unless it runs.
     pub fn unasked(&mut self, now: Instant, timeout: AckTimeout, tuning: &Tuning) {
         if self.unasked.is_none() {
             let delay = delay(timeout, tuning);
@@ -87,7 +93,8 @@ impl Ask {
         }
     }
 
-    /// One that asks was sent; `patience`, if it is known, is how long the answer takes.
+    /// Records a packet sent with AckReq. `patience` is the probe timeout (RTO/PTO), `None` before the first
+    /// RTT sample.
     pub fn asked(&mut self, now: Instant, patience: Option<Duration>) {
         (self.unasked, self.due) = (None, None);
         if self.answer.is_none() {
@@ -95,7 +102,8 @@ impl Ask {
         }
     }
 
-    /// An answer has come, and more are to come.
+    /// Restarts the probe timer, if it runs, when an acknowledgement has arrived and more are outstanding;
+    /// resets the backoff.
     pub fn answered(&mut self, now: Instant, patience: Option<Duration>) {
         self.missed = 0;
         if self.answer.is_some() {
@@ -103,22 +111,23 @@ impl Ask {
         }
     }
 
-    /// Twice as long each time: a peer that is only slow is not to be buried in packets.
+    /// Arms the probe timer with exponential backoff, so that a peer that is merely slow is not flooded with
+    /// probes.
     fn wait(&mut self, now: Instant, patience: Option<Duration>) {
         self.answer = patience.map(|patience| now + patience * (1 << self.missed.min(MAX_DOUBLINGS)));
     }
 
-    /// Nothing is in flight.
+    /// Stops all timers and resets the backoff: nothing is in flight.
     pub fn settled(&mut self) {
         *self = Ask::default();
     }
 
-    /// All that is in flight is to be sent again.
+    /// Stops all timers but keeps the backoff: go-back-N retransmits everything in flight.
     pub fn rewound(&mut self) {
         *self = Ask { missed: self.missed, ..Ask::default() };
     }
 
-    /// When a probe is to be sent, if nothing comes until then.
+    /// Time at which the next probe is due if nothing arrives before.
     pub fn deadline(&self) -> Option<Instant> {
         if self.due.is_some() {
             return None;
@@ -126,40 +135,42 @@ impl Ask {
         earliest([self.unasked.map(|unasked| unasked.deadline), self.answer])
     }
 
-    /// Whether a packet that goes now should ask, to save the probe.
+    /// Reports whether the next suitable packet should carry AckReq, to save a probe.
     pub fn is_overdue(&self, now: Instant) -> bool {
         self.unasked.is_some_and(|unasked| unasked.overdue <= now)
     }
 
-    /// A deadline has passed, and a probe is due for it.
+    /// Schedules the probe for a deadline that has passed: the oldest packet after a probe timeout, which
+    /// counts for the backoff, otherwise the newest.
     pub fn expire(&mut self, now: Instant) {
         let late = self.answer.take_if(|at| *at <= now).is_some();
         self.missed += u32::from(late);
         self.due = Some(if late { Probe::Oldest } else { Probe::Newest });
     }
 
-    /// A packet is to be sent again.
+    /// Schedules a probe.
     pub fn probe(&mut self, probe: Probe) {
         self.due = Some(probe);
     }
 
-    /// Whether something is in flight that nobody asked for.
+    /// Reports whether a packet is in flight for which no acknowledgement has been requested.
     pub fn is_pending(&self) -> bool {
         self.unasked.is_some()
     }
 
-    /// Whether an answer should come, and it is known when.
+    /// Reports whether an acknowledgement is outstanding and its probe timer runs.
     pub fn awaits_answer(&self) -> bool {
         self.answer.is_some()
     }
 
-    /// The probe that is to be sent.
+    /// Returns the probe that is to be sent.
     pub fn due(&self) -> Option<Probe> {
         self.due
     }
 }
 
-/// Well before the local ACK timeout, if there is one.
+/// Returns the time after which a probe requests an acknowledgement: well before the local ACK timeout, if
+/// there is one.
 fn delay(timeout: AckTimeout, tuning: &Tuning) -> Duration {
     match timeout.duration() {
         Some(t) => tuning.max_ack_silence.min(t.max(tuning.min_timeout) / 4),

@@ -1,4 +1,4 @@
-//! From the send queue to packets.
+//! Builds request packets from the send queue.
 
 use std::ops::Range;
 
@@ -10,23 +10,23 @@ use crate::transport::send_queue::{SendWqe, packet_cost};
 use crate::transport::{Env, Instant, Output, Payload, QpState, Tuning, WcStatus, WrOp};
 use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position, Reth};
 
-/// PSNs that may be in flight: less than half of the space, or old and new could not be told apart
-/// (IBA 9.7.2).
+/// Maximum number of PSNs in flight: less than half of the PSN space, or old and new PSNs could not be
+/// distinguished (IBA 9.7.2).
 pub(super) const MAX_PSNS: u32 = 1 << 22;
 
-/// Why no packet went out.
+/// Reason why no packet was sent.
 pub(super) enum Stop {
-    /// Nothing to do until something arrives or expires.
+    /// Nothing to do until a packet arrives or a timer expires.
     Idle,
-    /// The newest packet in flight is to be asked for first.
+    /// A probe must first request an acknowledgement of the newest packet in flight.
     Probe,
-    /// The work request failed here.
+    /// The work request failed locally.
     Failed(WcStatus),
 }
 
 impl Requester {
-    /// Sends what window, depth limits and fences allow, at most `budget` packets. `Ok(true)` if the budget
-    /// was all that stopped it.
+    /// Sends what congestion window, depth limits and fences allow, at most `budget` packets. Returns
+    /// `Ok(true)` if only the budget or a full transmit queue ended it.
     pub fn transmit(
         &mut self,
         conn: &Connection,
@@ -64,7 +64,7 @@ impl Requester {
         Ok(self.has_unsent())
     }
 
-    /// A work request that failed here completes once all before it are complete.
+    /// Completes the work request that failed locally, once all before it are complete.
     pub(super) fn settle_failure(
         &mut self,
         conn: &Connection,
@@ -93,7 +93,8 @@ impl Requester {
         if !conn.qp_type.is_reliable() {
             return self.emit(conn, env);
         }
-        // Never sent before: what was begun is brought to its end, and sent again, in SQD too.
+        // A message that was never sent before. In SQD, messages already begun are finished and
+        // retransmitted.
         let fresh = packet == 0 && !psn.is_before(self.frontier);
         if self.pause.is_some()
             || self.failed.is_some()
@@ -105,8 +106,8 @@ impl Requester {
             return Err(Stop::Idle);
         }
 
-        // Beyond the peer's credits a message goes alone: its first packet, and the rest once that was received
-        // (IBA 9.7.7.2.5).
+        // A message beyond the peer's end-to-end credit limit is sent alone: its first packet once everything
+        // before it is acknowledged, the rest once the first is acknowledged (IBA 9.7.7.2.5).
         let limited = wqe.op.takes_receive() && self.credit.excludes(wqe.number);
         let is_alone =
             || if packet == 0 { self.unacked == psn } else { self.unacked.is_after(wqe.first_psn) };
@@ -123,7 +124,8 @@ impl Requester {
         if !begins && flight > window || psn.since(self.unacked) as u32 + psns > MAX_PSNS {
             return Err(Stop::Idle);
         }
-        // With nothing in flight it may send something, but only into room that is there.
+        // A QP with nothing in flight may overdraw the per-peer window with one request, but only while the
+        // window has room.
         let others = env.others_in_flight;
         if others > 0 && flight + others > whole && !(begins && others < whole) {
             self.crowded_out = true;
@@ -164,7 +166,8 @@ impl Requester {
         Ok(())
     }
 
-    /// Sends a packet that nobody will acknowledge: the last of a message completes it.
+    /// Sends a packet of an unreliable service, which is never acknowledged; the last packet of a message
+    /// completes it.
     fn emit(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Cursor { wqe: index, packet } = self.cursor;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
@@ -186,7 +189,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Whether the packet before the `end`-th of a work request asks for an acknowledgement.
+    /// Reports whether the packet that extends to PSN `end` (exclusive) of a work request carries AckReq.
     fn asks(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, now: Instant) -> bool {
         end == wqe.packets
             && (wqe.flags.signaled
@@ -197,7 +200,7 @@ impl Requester {
                 || self.ask.is_overdue(now))
     }
 
-    /// The packet to send again for a probe, if there is one.
+    /// Returns the position of the packet to retransmit for a probe, if such a packet is in flight.
     pub(super) fn place_of(&self, probe: Probe) -> Option<Cursor> {
         match probe {
             Probe::Oldest => self.unacked.is_before(self.next_psn()).then(|| self.position_of_unacked()),
@@ -210,8 +213,9 @@ impl Requester {
         }
     }
 
-    /// Which packet goes once more for the probe that is due, so that a loss shows which nothing else would show, and
-    /// the queue empties though nobody waits for a completion. None if it is not in flight any more.
+    /// Returns the packet to retransmit for the probe that is due, or `None` if it is no longer in flight.
+    /// The probe detects a loss that no later packet reveals, and empties the send queue if no thread waits
+    /// for a completion.
     fn next_probe(&mut self, probe: Probe, env: &mut Env<'_>) -> Option<Cursor> {
         let at = self.place_of(probe);
         self.ask.asked(env.now, self.rtt.patience(env.tuning));
@@ -222,14 +226,14 @@ impl Requester {
         at
     }
 
-    /// Sends a packet in flight once more, asking for an acknowledgement.
+    /// Retransmits one packet in flight with AckReq.
     fn send_again(&self, at: Cursor, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let Some(wqe) = self.queue.get(at.wqe) else { return Ok(()) };
         let psns = psns_at(wqe, at.packet, conn, env.tuning);
         self.push(wqe, at.packet..at.packet + psns, true, conn, env)
     }
 
-    /// Builds the packet that takes the PSNs `part` of a work request.
+    /// Builds the packet for the PSNs `part` of a work request; `ask` sets AckReq.
     fn push(
         &self,
         wqe: &SendWqe,
@@ -280,9 +284,11 @@ impl Requester {
     }
 }
 
-/// PSNs that the request which begins at the `packet`-th of a work request takes: one, but for a READ those of all its
-/// responses. The parts of a READ have fixed ends: what is asked for again must lie in one request that the responder
-/// remembers, so a remainder never reaches into the next part.
+/// Returns the number of PSNs of the request that begins at the `packet`-th PSN of a work request: one, or
+/// for a READ those of all its responses.
+///
+/// The parts of a READ end at fixed positions: a repeated request must lie within one request that the
+/// responder remembers, so a remainder never reaches into the next part.
 fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u32 {
     match wqe.op {
         WrOp::Read { .. } => {
@@ -293,7 +299,7 @@ fn psns_at(wqe: &SendWqe, packet: u32, conn: &Connection, tuning: &Tuning) -> u3
     }
 }
 
-/// `None` for what has no packets.
+/// Builds the headers of a request packet; `None` for a local operation, which has no packets.
 #[inline]
 pub(super) fn request_headers(
     conn: &Connection,
@@ -335,7 +341,7 @@ pub(super) fn request_headers(
     if let Some(srq) = wqe.srq {
         h.xrceth = srq.0;
     }
-    // Solicited events are for what takes a receive at the peer (IBA 9.2.3).
+    // Solicited events apply to messages that consume a receive at the peer (IBA 9.2.3).
     let takes_receive = operation == Operation::Send || extra == HeaderSet::IMMDT;
     h.bth.solicited = wqe.flags.solicited && position.ends() && takes_receive;
     Some(h)

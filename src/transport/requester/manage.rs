@@ -1,5 +1,5 @@
-//! Work requests on the keys of our own memory: nothing goes out, so they are done when the cursor reaches them, and
-//! complete in their turn.
+//! Local operations (LOCAL_INV, BIND_MW, REG_MR): work requests without packets. They are executed when the
+//! cursor reaches them and complete in order.
 
 use super::build::Stop;
 use super::{Cursor, Requester};
@@ -7,17 +7,17 @@ use crate::transport::connection::Connection;
 use crate::transport::{Completion, Env, Output, QpState, WcStatus, WrOp};
 
 impl Requester {
-    /// Does the one at the cursor, unless it was done before we went back.
+    /// Executes the local operation at the cursor, unless it was executed before a go-back.
     pub(super) fn manage(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
         let index = self.cursor.wqe;
         let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
         if index >= self.managed {
-            // A pause, or a failure, has the cursor at another.
+            // RNR wait and local failure need no check here: the cursor is then at a different work request.
             if conn.state == QpState::Sqd || wqe.flags.fence && !self.reads.is_empty() {
                 return Err(Stop::Idle);
             }
             if wqe.waits_for_all() && index != self.queue.start() {
-                // Nobody may have asked for the acknowledgement that this now waits for.
+                // The acknowledgement that LOCAL_INV waits for may not have been requested yet.
                 return Err(if self.ask.is_pending() { Stop::Probe } else { Stop::Idle });
             }
             let done = match wqe.op {
@@ -35,7 +35,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Completes those that are done and have none before them.
+    /// Completes the executed local operations at the front of the send queue.
     pub(super) fn retire_managed(
         &mut self,
         conn: &Connection,

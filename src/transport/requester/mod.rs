@@ -1,9 +1,11 @@
-//! The requester: builds requests from the send queue and completes them by the responses.
+//! The requester: builds requests from the send queue and completes them on responses.
 //!
-//! [`build`] sends what the window allows, [`run`] many packets at once where they are alike, [`manage`] does what has no
-//! packets, [`ask`] knows when the peer is to acknowledge, [`response`] takes
-//! acknowledgements and data in, [`retry`] goes back after a loss. The cursor is the next packet to send; `unacked` the
-//! oldest that the peer has not acknowledged; between them lies what is in flight.
+//! [`build`] sends what the congestion window allows, [`run`] sends packets in bulk, [`manage`] executes
+//! local operations, [`ask`] requests acknowledgements and sends tail loss probes, [`response`] processes
+//! acknowledgements, NAKs and response data, [`retry`] recovers from losses (go-back-N, timers), [`rtt`]
+//! estimates the round-trip time and the retransmission timeout (RTO), [`window`] is the congestion window.
+//! `cursor` is the next packet to send (snd_nxt), `unacked` the oldest unacknowledged PSN (snd_una),
+//! `frontier` the highest PSN sent plus one (snd_max).
 
 mod ask;
 mod build;
@@ -22,10 +24,10 @@ use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
 use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendWr, WcStatus, earliest};
 use crate::wire::{Flow, Mtu, Psn};
 
-/// Flight cost that keeps a peer busy while as much again is gathered to be sent at once.
+/// Flight cost that keeps a peer busy while as much again is batched.
 const GATHERED: u64 = 128 << 10;
 
-/// The packet of a work request.
+/// Position of a packet: work request and packet within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cursor {
     wqe: u64,
@@ -35,47 +37,49 @@ struct Cursor {
 #[derive(Debug)]
 pub(super) struct Requester {
     queue: SendQueue,
+    /// Next packet to send (snd_nxt).
     cursor: Cursor,
-    /// The oldest PSN that is not acknowledged; for a READ, the next response.
+    /// Oldest unacknowledged PSN (snd_una); for a READ, the next response.
     unacked: Psn,
-    /// One behind the newest PSN ever sent.
+    /// Highest PSN sent plus one (snd_max).
     frontier: Psn,
-    /// Last PSNs of the READs and atomics in flight, oldest first.
+    /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,
-    /// The packet that the peer last was not ready to receive.
+    /// PSN of the packet that the peer RNR-NAKed last.
     refused: Option<Psn>,
-    /// After an RNR NAK, the refused work request: it alone is retransmitted until it is acknowledged.
+    /// The RNR-NAKed work request, until it is acknowledged: only it is retransmitted after the RNR wait.
     rnr_probe: Option<u64>,
-    /// Waiting until then after a receiver-not-ready.
+    /// End of the RNR wait.
     pause: Option<Instant>,
-    /// When the local ACK timeout expires.
+    /// Expiry of the local ACK timer.
     timer: Option<Instant>,
-    /// Timeouts since the peer was last heard of.
+    /// Consecutive local ACK timeouts.
     silent: u32,
     retries_left: u8,
     rnr_retries_left: u8,
+    /// Congestion window.
     window: window::Window,
-    /// Flight cost of all that the peer has acknowledged.
+    /// Flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
-    /// The last turn ended for what other queue pairs have in flight.
+    /// The last turn was blocked by the per-peer window, which other queue pairs use up.
     crowded_out: bool,
-    /// The missing response for which requests were already sent again.
+    /// Missing response for which requests have already been retransmitted.
     gap: Option<Psn>,
-    /// PSNs before this one were sent before.
+    /// PSNs before this one have been sent before: sending them is a retransmission.
     resend_until: Psn,
-    /// A work request that failed here, to be completed when it is the oldest.
+    /// Work request that failed locally, to be completed once it is the oldest.
     failed: Option<(u64, WcStatus)>,
-    /// One behind the newest work request on our own keys that was carried out: going back does not repeat it.
+    /// Index after the newest executed local operation; a go-back does not repeat it.
     managed: u64,
-    /// Posted before RTS and not followed by a post in RTS: nothing leaves.
+    /// Work requests were posted before RTS, and none since: nothing is sent.
     is_held: bool,
-    /// The retries are used up, but there is another path.
+    /// The path has failed (migration): the retries are used up, but an alternate path is armed.
     gives_path_up: bool,
-    /// Up to which message the peer has receives, as far as it says.
+    /// End-to-end credit limit that the peer has advertised.
     credit: Limit,
-    /// What the peer was asked for.
+    /// Acknowledgement requests and tail loss probes.
     ask: ask::Ask,
-    /// How long it takes to answer.
+    /// Round-trip time estimator.
     rtt: rtt::Rtt,
 }
 
@@ -109,7 +113,7 @@ impl Requester {
         }
     }
 
-    /// Ready to send, the first packet with `conn.sq_psn`.
+    /// Enters RTS; the first packet gets the PSN `conn.sq_psn`.
     pub fn start(&mut self, conn: &Connection) {
         self.acked_cost = self.queue.begin(conn);
         self.credit = Limit::default();
@@ -122,7 +126,7 @@ impl Requester {
         self.reset_retries(conn);
     }
 
-    /// Takes a work request in.
+    /// Queues a work request.
     pub fn post(&mut self, wr: &SendWr<'_>, flow: Option<Flow>, conn: &Connection) -> Result<(), PostError> {
         if wr.op.awaits_response()
             && conn.max_rd_atomic == 0
@@ -142,39 +146,39 @@ impl Requester {
         Ok(())
     }
 
-    /// Takes a work request in that completes with LOC_QP_OP_ERR in its turn.
+    /// Queues a work request that completes with LOC_QP_OP_ERR in its turn.
     pub fn post_to_fail(&mut self, wr: &SendWr<'_>, conn: &Connection) -> Result<(), PostError> {
         self.queue.post(wr, None, true, conn)?;
         self.is_held = false;
         Ok(())
     }
 
-    /// Sends nothing until the next post.
+    /// Holds back everything until the next post.
     pub fn hold(&mut self) {
         self.is_held = true;
     }
 
-    /// The place behind all that is posted.
+    /// Returns the position after everything posted.
     pub fn mark(&self) -> Mark {
         self.queue.mark()
     }
 
-    /// Forgets what was posted since `mark`, before anything was sent.
+    /// Removes what was posted since `mark`, of which nothing may have been sent.
     pub fn roll_back(&mut self, mark: &Mark) {
         self.queue.roll_back(mark);
     }
 
-    /// Whether there are posted packets that were never sent, or are to be sent again.
+    /// Reports whether something is to be sent: posted packets, retransmissions or a probe.
     pub fn has_unsent(&self) -> bool {
         self.cursor.wqe < self.queue.end() && !self.is_held || self.ask.due().is_some()
     }
 
-    /// Whether nothing is in flight, nor begun.
+    /// Reports whether no message is partly sent and nothing is in flight.
     pub fn is_drained(&self) -> bool {
         self.cursor.packet == 0 && !self.unacked.is_before(self.frontier) && self.failed.is_none()
     }
 
-    /// Flight cost of what was sent, since the last going back if there was one, and is not acknowledged.
+    /// Flight cost of what is sent, since the last go-back if any, and not acknowledged.
     pub fn in_flight(&self, mtu: Mtu) -> u64 {
         let sent = match self.queue.get(self.cursor.wqe) {
             Some(wqe) => wqe.cost_at(self.cursor.packet, mtu),
@@ -183,8 +187,8 @@ impl Requester {
         sent - self.acked_cost
     }
 
-    /// Whether what was posted may wait for company: an answer is on its way that brings the next turn, with so much in
-    /// flight that the peer is busy until then.
+    /// Reports whether posted work may wait for batching: an acknowledgement is outstanding that triggers the
+    /// next turn, and enough is in flight to keep the peer busy until then.
     pub fn may_gather(&self, mtu: Mtu) -> bool {
         let unsent = (self.queue.cost - self.acked_cost).saturating_sub(self.in_flight(mtu));
         self.ask.awaits_answer()
@@ -193,11 +197,12 @@ impl Requester {
             && unsent < GATHERED
     }
 
+    /// Reports whether the last turn was blocked by the per-peer window.
     pub fn is_crowded_out(&self) -> bool {
         self.crowded_out
     }
 
-    /// The PSN of the next packet to send.
+    /// PSN of the next packet to send.
     pub fn next_psn(&self) -> Psn {
         match self.queue.get(self.cursor.wqe) {
             Some(wqe) => wqe.first_psn + self.cursor.packet,
@@ -205,11 +210,12 @@ impl Requester {
         }
     }
 
+    /// Time of the earliest timer: RNR wait, local ACK timeout or probe.
     pub fn next_deadline(&self) -> Option<Instant> {
         earliest([self.pause, self.timer, self.ask.deadline()])
     }
 
-    /// Completes all work requests as flushed, in order.
+    /// Completes all work requests with WR_FLUSH_ERR, in order.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
         while let Some(wqe) = self.queue.front() {
             env.out.push(Output::Sent(Completion {
@@ -221,12 +227,13 @@ impl Requester {
         self.quiesce();
     }
 
-    /// Forgets all work requests without a completion (RESET).
+    /// Drops all work requests without a completion (RESET).
     pub fn clear(&mut self) {
         self.queue.clear();
         self.quiesce();
     }
 
+    /// Stops all timers and clears what is in flight.
     fn quiesce(&mut self) {
         self.cursor = Cursor { wqe: self.queue.end(), packet: 0 };
         self.acked_cost = self.queue.cost;
@@ -243,7 +250,7 @@ impl Requester {
         self.rnr_retries_left = conn.rnr_retry;
     }
 
-    /// Completes the oldest work request with an error; the queue pair is done for.
+    /// Completes the oldest work request with an error; the queue pair must enter the error state.
     fn fail_oldest(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) -> Fatal {
         if let Some(wqe) = self.queue.front() {
             let opcode = wqe.op.completion_opcode();
@@ -254,7 +261,7 @@ impl Requester {
     }
 }
 
-/// A completion that says no more than that `wr_id` failed.
+/// Returns a completion that contains only the failure of `wr_id`.
 pub(super) fn failure(conn: &Connection, wr_id: u64, status: WcStatus) -> Completion {
     Completion {
         wr_id,

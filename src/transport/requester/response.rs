@@ -1,4 +1,4 @@
-//! Acknowledgements, READ responses and atomic results.
+//! Processes acknowledgements, READ responses and atomic responses.
 
 use super::{Cursor, Fatal, Requester};
 use crate::transport::connection::Connection;
@@ -6,26 +6,27 @@ use crate::transport::credits::Limit;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
-/// FLUSH and ATOMIC WRITE are answered as a READ of nothing (annex A19.4.3).
+/// Reports whether an operation is answered with READ responses: FLUSH and ATOMIC WRITE are answered like a
+/// READ of zero bytes (annex A19.4.3).
 const fn is_answered_like_a_read(op: WrOp) -> bool {
     matches!(op, WrOp::Read { .. } | WrOp::AtomicWrite { .. } | WrOp::Flush { .. })
 }
 
-/// Why an acknowledgement stopped short of the PSN that it names.
+/// Reach of an acknowledgement.
 #[derive(PartialEq, Eq)]
 enum Acked {
-    /// It did not.
+    /// Everything up to the acknowledged PSN.
     All,
-    /// A READ or atomic before it has no response yet: that response is lost (IBA 9.7.5.2.8).
+    /// Everything before a READ or atomic that has no response yet: that response is lost (IBA 9.7.5.2.8).
     UntilRead,
 }
 
 impl Requester {
-    /// Takes a response in.
+    /// Processes a response packet.
     pub fn handle(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         let psn = packet.bth().psn;
         if psn.is_before(self.unacked) || !psn.is_before(self.frontier) {
-            // Old news, or an answer to what was never asked (a ghost).
+            // A duplicate, or a response to a request that was never sent (a ghost).
             env.counters.unexpected_response += 1;
             return Ok(());
         }
@@ -58,7 +59,7 @@ impl Requester {
         self.settle_failure(conn, env)
     }
 
-    /// Everything up to `last` has arrived at the peer.
+    /// Acknowledges everything up to and including `last`.
     fn acknowledge(&mut self, last: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<Acked, Fatal> {
         let before = self.unacked;
         let mut acked = Acked::All;
@@ -81,17 +82,19 @@ impl Requester {
         Ok(acked)
     }
 
-    /// The oldest work request is done.
+    /// Completes the oldest work request.
     fn complete_oldest(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.retire(conn, Output::Sent, env);
     }
 
-    /// Retires the oldest request; `report` makes the output of its completion. Requests that were done early go behind it.
+    /// Retires the oldest work request and the local operations behind it that are already executed. `report`
+    /// wraps the completion in an effect.
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         self.retire_one(conn, report, env);
         self.retire_managed(conn, report, env);
     }
 
+    /// Retires the oldest work request and reports its completion if it is signalled.
     pub(super) fn retire_one(
         &mut self,
         conn: &Connection,
@@ -112,16 +115,18 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// `unacked` has moved on: retries start afresh, and so does the timer.
+    /// Handles progress of `unacked` (snd_una): grows the congestion window, resets the retry counters and
+    /// restarts the timers.
     fn progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
         while self.reads.front().is_some_and(|last| last.is_before(self.unacked)) {
             self.reads.pop_front();
         }
-        // After going back, an acknowledgement of the first sending may overtake the cursor.
+        // After a go-back, an acknowledgement of the first transmission may overtake the cursor.
         if self.next_psn().is_before(self.unacked) || self.cursor.wqe < self.queue.start() {
             self.cursor = self.position_of_unacked();
         }
-        // It has arrived before, though it could not be sent again.
+        // A work request that failed on retransmission has succeeded if its first transmission is
+        // acknowledged.
         self.failed = self.failed.filter(|(index, _)| *index >= self.queue.start());
         self.rnr_probe = self.rnr_probe.filter(|index| *index >= self.queue.start());
         self.gap = None;
@@ -132,7 +137,8 @@ impl Requester {
             self.ask.answered(env.now, self.rtt.patience(env.tuning));
         }
         if self.resend_until.is_before(self.unacked) {
-            // Kept within reach: half the PSN space later it would read as ahead again.
+            // Keeps `resend_until` within half of the PSN space, beyond which it would compare as ahead
+            // again.
             self.resend_until = self.unacked;
         }
         let acked = match self.queue.front() {
@@ -145,7 +151,7 @@ impl Requester {
         self.arm_timer(conn, env);
     }
 
-    /// Where `unacked` is in the queue.
+    /// Returns the position of `unacked` (snd_una) in the send queue.
     pub(super) fn position_of_unacked(&self) -> Cursor {
         match self.queue.front() {
             Some(wqe) => {
@@ -155,8 +161,8 @@ impl Requester {
         }
     }
 
-    /// A response to a READ or atomic at `psn` also acknowledges all before it. Whether that leaves `psn` as
-    /// the next one expected; if not, a response in between is missing.
+    /// Acknowledges everything before `psn`, which a response to a READ or atomic and a NAK do implicitly.
+    /// Returns whether `psn` is then the oldest unacknowledged PSN; if not, a response in between is missing.
     fn reach(&mut self, psn: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<bool, Fatal> {
         if psn != self.unacked && self.acknowledge(psn.prev(), conn, env)? == Acked::UntilRead {
             self.implied_nak(conn, env)?;
@@ -182,7 +188,7 @@ impl Requester {
         let mtu = conn.mtu.bytes() as u32;
         let offset = psn.since(wqe.first_psn) as u32 * mtu;
         let expected = (wqe.len - offset).min(mtu);
-        // The opcode's position is not compared: a READ that was asked for again from the middle may be
+        // The position in the opcode is not checked: a READ that is requested again from the middle may be
         // answered as a new message (FIRST) or as the rest of the old one (rxe: MIDDLE).
         if data.len() != expected as usize {
             return Err(self.fail_oldest(WcStatus::BadRespErr, conn, env));
@@ -222,6 +228,7 @@ impl Requester {
         Ok(())
     }
 
+    /// Handles an RNR NAK: goes back to the RNR-NAKed packet and starts the RNR wait.
     fn receiver_not_ready(
         &mut self,
         psn: Psn,
@@ -230,11 +237,11 @@ impl Requester {
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
         env.counters.rcvd_rnr_err += 1;
-        // While it waits nothing is sent, so a second one is a copy of the first.
+        // Nothing is sent during the RNR wait, so a second RNR NAK is a duplicate of the first.
         if !self.reach(psn, conn, env)? || self.pause.is_some() {
             return Ok(());
         }
-        // 7 retries without end (IBA 9.7.5.2.8).
+        // An RNR retry count of 7 means infinite (IBA 9.7.5.2.8).
         if conn.rnr_retry != 7 {
             if self.rnr_retries_left == 0 {
                 env.counters.retry_rnr_exceeded_err += 1;
@@ -242,8 +249,9 @@ impl Requester {
             }
             self.rnr_retries_left -= 1;
         }
-        // It did arrive: only silence and losses use up the other retries. rxe sends a sequence error for each
-        // packet train behind an RNR NAK, so with a short RNR timer they would run out while it is not ready.
+        // The packet did arrive: only timeouts and losses use up the retry count. rxe sends a sequence error
+        // NAK for each packet train behind an RNR NAK, so with a short RNR timer the retries would run out
+        // during the RNR wait.
         (self.retries_left, self.silent) = (conn.retry_cnt, 0);
         (self.refused, self.rnr_probe) = (Some(psn), Some(self.queue.start()));
         self.go_back(env);
@@ -251,6 +259,8 @@ impl Requester {
         Ok(())
     }
 
+    /// Handles a NAK: retransmits after a sequence error, and fails the oldest work request for any other
+    /// code.
     fn negative(
         &mut self,
         psn: Psn,
@@ -274,19 +284,21 @@ impl Requester {
             return Ok(());
         }
         let Some(status) = status else {
-            // Already going back to it: rxe, for one, follows an RNR NAK with this for the packets behind.
+            // Already going back to this PSN: rxe, for example, sends this NAK after an RNR NAK for the
+            // packets behind it.
             if self.is_back() {
                 return Ok(());
             }
-            // A NAK for the packet that an RNR NAK refused: nothing was lost, so it is sent again without narrowing the window.
+            // A sequence error NAK for the RNR-NAKed packet is not a loss: retransmits without reducing the
+            // congestion window.
             return if self.refused == Some(psn) { self.retry(conn, env) } else { self.recover(conn, env) };
         };
         env.counters.req_remote_err += 1;
         Err(self.fail_oldest(status, conn, env))
     }
 
-    /// A response overtook one that must come before it: that one is lost, and asked for again at once, but
-    /// only once for all the responses that are behind it on the wire.
+    /// Handles a missing response (implied NAK): a later response has overtaken it. Its request is
+    /// retransmitted at once, but only once for all responses that are behind it on the wire.
     fn implied_nak(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.gap == Some(self.unacked) || self.is_back() {
             return Ok(());

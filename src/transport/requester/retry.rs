@@ -1,4 +1,4 @@
-//! Going back after a loss, and the timers.
+//! Loss recovery: go-back-N retransmission and the retransmission timers.
 
 use super::ask::Probe;
 use super::{Fatal, Requester};
@@ -6,13 +6,15 @@ use crate::transport::connection::Connection;
 use crate::transport::{Env, MigrationState, WcStatus};
 
 impl Requester {
-    /// A packet was lost: narrows the window and [retries](Self::retry).
+    /// Recovers from a packet loss: reduces the congestion window and [retransmits](Self::retry).
     pub(super) fn recover(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         self.window.shrink(&self.rtt, conn.mtu, env.tuning);
         self.retry(conn, env)
     }
 
-    /// Sends again from the oldest packet that is not acknowledged, if retries are left.
+    /// Retransmits from the oldest unacknowledged packet on (go-back-N) if retries are left. Otherwise
+    /// reports the path failed if an alternate path is armed, or fails the oldest work request with
+    /// RETRY_EXC_ERR.
     pub(super) fn retry(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.retries_left == 0 && conn.migration == MigrationState::Armed {
             self.gives_path_up = true;
@@ -27,12 +29,12 @@ impl Requester {
         Ok(())
     }
 
-    /// Whether the path has failed; said once.
+    /// Returns and clears the flag that the path has failed (migration).
     pub fn gives_path_up(&mut self) -> bool {
         std::mem::take(&mut self.gives_path_up)
     }
 
-    /// By another path: all that is not acknowledged once more, with all retries.
+    /// Retransmits everything unacknowledged over another path, with the full number of retries.
     pub fn begin_again(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.reset_retries(conn);
         if self.unacked.is_before(self.frontier) {
@@ -40,6 +42,9 @@ impl Requester {
         }
     }
 
+    /// Go-back-N: moves the cursor (snd_nxt) back to the oldest unacknowledged PSN (snd_una), so that
+    /// everything in flight is retransmitted; stops the timers and discards the RTT measurement (Karn's
+    /// algorithm).
     pub(super) fn go_back(&mut self, env: &mut Env<'_>) {
         env.counters.requester_retry += 1;
         self.cursor = self.position_of_unacked();
@@ -48,19 +53,19 @@ impl Requester {
         self.timer = None;
         self.ask.rewound();
         self.rtt.forget();
-        // Found again when the cursor comes back to it.
+        // Detected again when the cursor returns to it.
         self.failed = None;
     }
 
-    /// Whether the oldest packet in flight is also the next to be sent: another reason to go back is no news
-    /// and costs no retry.
+    /// Reports whether the oldest packet in flight is also the next to send: then another reason to go back
+    /// carries no new information and costs no retry.
     pub(super) fn is_back(&self) -> bool {
         self.next_psn() == self.unacked
     }
 
-    /// Starts the local ACK timeout anew while something is in flight. It is half as long again once it has expired
-    /// (IBA 9.7.6.1.3 allows up to four times as long): a peer that is only slow gets time to work off what it was sent before,
-    /// and retry exhaustion stays within 1.5 times the nominal time, timeout × (retries + 1).
+    /// Restarts the local ACK timer while something is in flight. The timeout is 1.5 times as long after an
+    /// expiry (IBA 9.7.6.1.3 allows up to four times): a peer that is merely slow gets time to process what
+    /// it was sent, and retry exhaustion stays within 1.5 times the nominal time, timeout * (retries + 1).
     pub(super) fn arm_timer(&mut self, conn: &Connection, env: &Env<'_>) {
         let in_flight = self.unacked.is_before(self.frontier);
         self.timer = match conn.timeout.duration() {
@@ -72,19 +77,21 @@ impl Requester {
         };
     }
 
-    /// Has a packet or two sent once more; READs and atomics, where nothing else is in flight, from what is missing of
-    /// the oldest on: rxe forgets the parts of a READ before the one that it was asked for last.
+    /// Handles a probe timeout (PTO): schedules a probe, or goes back to the oldest missing response if only
+    /// READs and atomics are in flight, because rxe forgets the parts of a READ before the one requested
+    /// last.
     fn late_answer(&mut self, env: &mut Env<'_>) {
         self.ask.expire(env.now);
         if self.place_of(Probe::Newest).is_none() {
             let timer = self.timer;
             self.go_back(env);
-            // No retry is spent, and none is gained.
+            // The local ACK timer keeps running: this go-back neither costs a retry nor postpones the
+            // timeout.
             self.timer = timer;
         }
     }
 
-    /// Acts on what has expired.
+    /// Handles the timers that have expired: RNR wait, probe timeout and local ACK timeout.
     pub fn handle_timeout(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.pause.is_some_and(|until| until <= env.now) {
             self.pause = None;

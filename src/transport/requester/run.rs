@@ -1,4 +1,4 @@
-//! The middle of a long message: packets that differ in nothing but their PSNs and data leave in one run.
+//! Bulk send: the middle packets of a long message, which differ only in PSN and payload, are sent together.
 
 use super::build::{MAX_PSNS, request_headers};
 use super::{Cursor, Requester, ask};
@@ -7,13 +7,15 @@ use crate::transport::connection::Connection;
 use crate::transport::send_queue::packet_cost;
 use crate::wire::Position;
 
-/// Fewer packets than this go one by one.
+/// Minimum number of packets of a bulk send; fewer are sent one by one.
 const LEAST: u64 = 2;
 
 impl Requester {
-    /// Sends what follows at the cursor, which is within a message, as far as it is not its end, was never sent before,
-    /// and neither asks for an acknowledgement nor has anything to wait for: each packet as it would leave alone. How
-    /// many that were, if there were any.
+    /// Sends the middle packets of the message at the cursor in one batch, each exactly as it would be sent
+    /// alone. Returns their number, or `None` if a bulk send is not possible.
+    ///
+    /// Retransmissions are not sent in bulk. The batch ends before the last packet of the message, a packet
+    /// that requests an acknowledgement, and a packet that must wait.
     pub(super) fn send_run(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Option<usize> {
         let Cursor { wqe: index, packet } = self.cursor;
         let wqe = self.queue.get(index)?;
@@ -31,7 +33,7 @@ impl Requester {
         let mtu = conn.mtu.bytes();
         let (start, each) = (wqe.cost_at(packet, conn.mtu), packet_cost(mtu as u64));
         let flight = start.checked_sub(self.acked_cost)?;
-        // The one that closes the window asks, and so does the one that ends a part of it.
+        // The packet that closes the congestion window and the one that ends a part of it carry AckReq.
         let others = env.others_in_flight;
         let window = self.window.size(env.tuning).min((env.tuning.window as u64).saturating_sub(others));
         let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
@@ -49,7 +51,7 @@ impl Requester {
         env.scratch.clear();
         let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
         let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.flow) else { return None };
-        // Where memory cannot be read, the next packet alone is what fails.
+        // If memory is not readable, the packets before are sent, and `send_one` fails the next one.
         let count = env.tx.push_run(flow, headers, *data, mtu) as u32;
         if count == 0 {
             return None;

@@ -1,45 +1,48 @@
-//! How much may be in flight: what the link says that the peer takes, less where packets get lost.
+//! Congestion window: the per-peer window of the link, reduced where packets are lost.
 
 use super::rtt::Rtt;
 use crate::transport::Tuning;
 use crate::transport::send_queue::packet_cost;
 use crate::wire::Mtu;
 
-/// A window goes again for each loss: it is at most such a part of what arrives between two.
+/// Upper bound of the window as a fraction (1/`PART`) of the data delivered between two losses, because
+/// go-back-N retransmits a whole window per loss.
 const PART: u64 = 10;
 
-/// So many packets keep both ends busy: fewer are less than that part only where losses are nearer than two windows.
+/// Packets that keep both ends busy. The bound by [`PART`] does not go below them, unless losses are less
+/// than two such windows apart.
 const ENOUGH: u64 = 48;
 
-/// Packets that may be in flight however many got lost.
+/// Smallest congestion window, in packets, however many were lost.
 const LEAST: u64 = 2;
 
-/// A window in flight cost. A loss takes a quarter of it, and half if nothing has arrived since the last one: a
-/// queue on the way was full, and going back to the lost packet with all that fitted before would fill it again,
-/// with what the peer has to drop. It grows by half of what arrives, as far as it pays where losses are by chance.
+/// Congestion window, in flight cost. A loss reduces it by a quarter, or by half if nothing has been
+/// acknowledged since the previous loss: a queue on the path was full, and going back to the lost packet with
+/// the whole previous window would overflow it again. The window grows by half of the acknowledged data, up
+/// to the size that pays off at the measured rate of random losses.
 #[derive(Debug)]
 pub(super) struct Window {
     size: u64,
-    /// What arrives between two losses, smoothed; `None` before the first.
+    /// Data delivered between two losses, smoothed; `None` before the first loss.
     interval: Option<u64>,
-    /// What has arrived since the last.
+    /// Data acknowledged since the last loss.
     arrived: u64,
-    /// What was on the way when the last was noticed, but for what waited in queues: less would leave the way empty.
+    /// Bandwidth-delay product estimate at the last loss; a smaller window would leave the path idle.
     pipe: u64,
 }
 
 impl Window {
-    /// As wide as the link lets it be.
+    /// Creates a congestion window that only the link's window limits.
     pub fn new() -> Window {
         Window { size: u64::MAX, interval: None, arrived: 0, pipe: 0 }
     }
 
-    /// Its size now.
+    /// Current size in flight cost, at most [`Tuning::window`].
     pub fn size(&self, tuning: &Tuning) -> u64 {
         self.size.min(tuning.window as u64)
     }
 
-    /// A packet was lost.
+    /// Reduces the window after a packet loss.
     pub fn shrink(&mut self, rtt: &Rtt, mtu: Mtu, tuning: &Tuning) {
         let stuck = self.interval.is_some() && self.arrived == 0;
         let (size, whole) = (self.size(tuning), tuning.window as u64);
@@ -54,7 +57,7 @@ impl Window {
         self.resize(if stuck { size / 2 } else { size / 4 * 3 }, mtu);
     }
 
-    /// So much has arrived.
+    /// Grows the window by half of the flight cost that was acknowledged.
     pub fn grow(&mut self, acked: u64, mtu: Mtu) {
         self.arrived += acked;
         self.resize(self.size.saturating_add(acked / 2), mtu);
@@ -62,7 +65,7 @@ impl Window {
 
     fn resize(&mut self, size: u64, mtu: Mtu) {
         let Some(interval) = self.interval else { return };
-        // The one that has not ended counts where it is longer.
+        // The current, unfinished interval counts if it raises the average.
         let interval = interval.max((7 * interval + self.arrived) / 8);
         let packet = packet_cost(mtu.bytes() as u64);
         let enough = (ENOUGH * packet).min(interval / 2);
@@ -84,7 +87,7 @@ mod tests {
         Tuning { window: 400 * PACKET as usize, ..Tuning::default() }
     }
 
-    /// One loss behind each so many packets, until the window is settled; how many packets it holds before the next.
+    /// Returns the window, in packets, that results from one loss after each `packets` delivered packets.
     fn settled(packets: u64) -> u64 {
         let (mut w, tuning) = (Window::new(), tuning());
         for _ in 0..200 {
@@ -96,16 +99,16 @@ mod tests {
     }
 
     #[test]
-    fn it_is_at_most_a_tenth_of_what_arrives_between_losses() {
+    fn congestion_window_is_at_most_a_tenth_of_the_data_between_losses() {
         assert_eq!(Window::new().size(&tuning()), tuning().window as u64);
         let windows = [1 << 30, 4100, 1000, 500, 100, 40, 10, 1].map(settled);
         assert_eq!(windows, [400, 400, 100, 50, 48, 20, 5, 2]);
     }
 
     #[test]
-    fn losses_with_nothing_between_narrow_it_down_to_two_packets() {
+    fn losses_without_progress_shrink_congestion_window_to_two_packets() {
         let (mut w, tuning, mut rtt) = (Window::new(), tuning(), Rtt::default());
-        // A long way, and no queue on it: for this alone it need not be narrow.
+        // A long path without a queue: the path alone does not require a small window.
         rtt.sent(Psn::new(1), Instant(0));
         rtt.answered(Psn::new(2), Instant(1_000_000));
         let mut size = || {
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn it_keeps_the_way_filled() {
+    fn congestion_window_stays_above_bandwidth_delay_product() {
         let (mut w, tuning, mut rtt) = (Window::new(), tuning(), Rtt::default());
         rtt.sent(Psn::new(1), Instant(0));
         rtt.answered(Psn::new(2), Instant(1_000_000));

@@ -1,5 +1,5 @@
-//! The checks of a request, in the order of the specification (IBA 9.7.4.1, figure 87): PSN, opcode
-//! sequence, opcode valid for the QP, resources, length, key and range. They change nothing.
+//! Checks of a request in the order of the specification (IBA 9.7.4.1, figure 87): PSN, opcode sequence,
+//! opcode valid for the QP, resources, length, key and range. The checks change nothing.
 
 use super::refusal::Refusal;
 use super::{Message, Responder, accessor};
@@ -11,7 +11,7 @@ use crate::wire::{Operation, Packet, Position, Reth};
 type Verdict = Result<(), Refusal>;
 
 impl Responder {
-    /// What is wrong with a request; if nothing is, all of the memory that its RETH names.
+    /// Validates a request. Returns the memory that its RETH or atomic header names, or the reason for a NAK.
     pub(super) fn check(
         &self,
         packet: &Packet<'_>,
@@ -28,7 +28,8 @@ impl Responder {
         check_access(packet, conn, env)
     }
 
-    /// First and Only where no message is open; Middle and Last only in one of the same kind.
+    /// Checks the opcode sequence: First and Only if no message is open; Middle and Last only in a message of
+    /// the same kind.
     fn check_sequence(&self, packet: &Packet<'_>) -> Verdict {
         let row = packet.row();
         let fits = match self.message {
@@ -39,7 +40,8 @@ impl Responder {
         fits.then_some(()).ok_or(Refusal::Invalid)
     }
 
-    /// An XRC packet names a shared receive queue of the target's domain, the same in all of a message.
+    /// Checks the shared receive queue of an XRC packet: it must be of the target's domain, and the same for
+    /// all packets of a message.
     fn check_srq(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let Some(number) = packet.xrceth() else { return Ok(()) };
         let named = env.srq.as_ref().filter(|s| s.id().0 == number && s.domain() == conn.domain());
@@ -48,11 +50,11 @@ impl Responder {
         fits.then_some(()).ok_or(Refusal::Invalid)
     }
 
-    /// READ and atomic depth; a receive for SENDs and immediates.
+    /// Checks resources: READ and atomic depth, and a receive for SENDs and immediates.
     fn check_resources(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let operation = packet.row().operation;
         if operation.takes_read_resource() {
-            // Answers that are sent again do not count: the requester may have had the first ones since.
+            // Replays do not count: the requester may have received the original responses meanwhile.
             let waiting = self.replies.iter().filter(|r| r.is_fresh_result()).count();
             if waiting >= conn.max_dest_rd_atomic as usize && conn.habits().checks_depth {
                 return Err(Refusal::Invalid);
@@ -126,8 +128,8 @@ fn check_psn(ahead: i32) -> Verdict {
     if ahead > 0 { Err(Refusal::OutOfSequence) } else { Ok(()) }
 }
 
-/// What the service does not have, or the QP was not set up for, is an invalid request (IBA table 58,
-/// "unsupported").
+/// Checks that the service supports the operation and the QP permits it; otherwise it is an invalid request
+/// (IBA table 58, "unsupported").
 fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
     let needed = match packet.row().operation {
         Operation::Send => Access::LOCAL_READ,
@@ -140,7 +142,7 @@ fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
     conn.access.allows(needed).then_some(()).ok_or(Refusal::Invalid)
 }
 
-/// The whole range that a request announces, before any of it is touched.
+/// Checks access to the whole range that a request announces, before any of it is accessed.
 fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result<HostSlice, Refusal> {
     let by = accessor(conn, env);
     let range =
@@ -162,14 +164,14 @@ fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result
     }
 }
 
-/// What a FLUSH asks for: the placement, and whether of the whole region. `None` if it is none, or asks for what is
-/// reserved.
+/// Returns the placement type of a FLUSH and whether it covers the whole region. `None` if the packet is no
+/// FLUSH or uses reserved values.
 pub(super) fn flush_of(packet: &Packet<'_>) -> Option<(Placement, bool)> {
     let feth = packet.feth()?;
     Some((Placement::from_bits(feth.placement())?, feth.whole_region()?))
 }
 
-/// The memory that a FLUSH names.
+/// Returns the memory that a FLUSH names.
 pub(super) fn flush_range(
     env: &Env<'_>,
     by: Accessor,

@@ -1,4 +1,4 @@
-//! Execution of a request that has passed its checks.
+//! Execution of requests that have passed their checks.
 
 use super::check::{flush_of, flush_range};
 use super::refusal::Refusal;
@@ -10,8 +10,9 @@ use crate::transport::{Completion, Env, QpType, WcOpcode, WcStatus};
 use crate::wire::{Operation, Packet, Position};
 
 impl Responder {
-    /// The middle of a WRITE, which is most of what long messages are: takes it in if it passes all checks. If not, false,
-    /// and nothing has happened; what is wrong is for [`check`](Self::check) to say.
+    /// Fast path for the middle packets of a WRITE, the bulk of long messages: executes the packet if it
+    /// passes all checks. Otherwise returns false and changes nothing; [`check`](Self::check) then finds the
+    /// reason.
     #[inline]
     pub(super) fn continue_write(
         &mut self,
@@ -22,7 +23,7 @@ impl Responder {
         let (bth, row, data) = (packet.bth(), packet.row(), packet.payload());
         let Some(Message::Write { reth, received }) = self.message else { return false };
         let now = received as usize + data.len();
-        // Each packet of XRC names a queue.
+        // XRC is excluded because each of its packets names a shared receive queue.
         if conn.qp_type != QpType::Rc
             || (row.operation, row.position) != (Operation::Write, Position::Middle)
             || bth.psn != self.expected
@@ -47,8 +48,8 @@ impl Responder {
         true
     }
 
-    /// Does what the packet asks for, in the memory that its check found `named`. Fails only where memory that was
-    /// there then, or that the receive names, is not accessible; nothing is acknowledged then.
+    /// Executes a checked request in the memory `named` that its check found. Fails only if that memory, or
+    /// that of the receive, is no longer accessible; then nothing is acknowledged.
     pub(super) fn execute(
         &mut self,
         packet: &Packet<'_>,
@@ -110,7 +111,8 @@ impl Responder {
         let (reth, received, target) = match (packet.reth(), self.message) {
             (Some(reth), _) => (reth, 0, named),
             (None, Some(Message::Write { reth, received })) => {
-                // The key is looked up for each packet: the region may have gone since the first.
+                // The key is looked up for each packet, because the region may have been deregistered since
+                // the first.
                 let (va, len) = (reth.va.wrapping_add(received as u64), data.len() as u32);
                 let found = env.memory.remote(accessor(conn, env), reth.rkey, va, len, Access::REMOTE_WRITE);
                 (reth, received, found.map_err(|_| Refusal::Access)?)
@@ -195,7 +197,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Everybody sees what a WRITE stored as soon as it is executed, so only persistence is left to do.
+    /// Executes a FLUSH. A WRITE is globally visible as soon as it is executed, so only persistence remains
+    /// to be done.
     fn execute_flush(
         &mut self,
         packet: &Packet<'_>,
@@ -213,7 +216,7 @@ impl Responder {
         Ok(())
     }
 
-    /// A request that is answered by the word that it is done.
+    /// Records and acknowledges a request without result data (FLUSH, ATOMIC WRITE).
     fn done(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         let psn = packet.bth().psn;
         self.finish_message(env);
@@ -227,7 +230,8 @@ impl Responder {
         env.counters.rdma_recvs += 1;
     }
 
-    /// Keeps as many as the requester may have in flight: older ones it cannot ask for again.
+    /// Remembers a READ or atomic for replays: as many as the requester may have in flight, because it cannot
+    /// repeat older ones.
     fn remember(&mut self, resource: Resource, conn: &Connection) {
         while self.resources.len() >= conn.max_dest_rd_atomic as usize && self.resources.pop_front().is_some()
         {
@@ -247,7 +251,7 @@ impl Responder {
         self.receives.complete(completion, env);
     }
 
-    /// What a receive's completion says of the packet that ended its message.
+    /// Returns the completion of a receive, with what the last packet of its message contributes.
     pub(super) fn received(&self, packet: &Packet<'_>, opcode: WcOpcode, conn: &Connection) -> Completion {
         Completion {
             opcode,

@@ -1,8 +1,9 @@
-//! The responder: checks requests in the specification's order, executes them and answers.
+//! The responder: checks requests in the order of the specification, executes them and responds.
 //!
-//! [`check`] says what a request is worth without changing anything; [`refusal`] is the table of what each
-//! verdict leads to; [`execute`] does it; [`reply`] turns the queue of answers into packets. [`unreliable`] is what
-//! UC and UD make of the same checks and executions: nothing is answered, and what is wrong is dropped.
+//! [`check`] validates a request without changing anything; [`refusal`] is the table of NAK reasons (error
+//! classes) and their consequences; [`execute`] executes the request; [`reply`] turns the queue of replies
+//! into packets. [`unreliable`] applies the same checks and execution to UC and UD, which have no responses:
+//! faulty packets are dropped.
 
 mod check;
 mod execute;
@@ -21,18 +22,19 @@ use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
 use receives::Receives;
 use refusal::Refusal;
 
-/// Packets ahead of the expected one up to which a request shows a loss by itself. Further ahead it takes two requests that
-/// are no further apart than that, and beyond `FURTHEST` nothing does: the requester's timeout finds such a loss.
+/// Maximum distance ahead of the expected PSN at which a single request proves a loss. Further ahead, two
+/// requests no further apart than that are required, and beyond `FURTHEST` no request does: the requester's
+/// timeout detects such a loss.
 ///
-/// A NAK makes the requester send all that is in flight again. Without these limits 50,000 requests a second of any PSN from
-/// a third party took three quarters of the throughput.
+/// A NAK makes the requester retransmit everything in flight. Without these limits, 50,000 requests a second
+/// with arbitrary PSNs from a third party cost three quarters of the throughput.
 const NEAR: i32 = 1 << 8;
 const FURTHEST: i32 = 1 << 14;
 
-/// A message that has begun and not ended.
+/// A message that has begun but not ended.
 #[derive(Debug, Clone, Copy)]
 enum Message {
-    /// Into the receive that it took.
+    /// Received into the receive that it consumed.
     Send {
         received: u32,
     },
@@ -42,7 +44,7 @@ enum Message {
     },
 }
 
-/// A READ or atomic that was executed, kept in case it is asked for again.
+/// An executed READ or atomic, kept for the replay of a duplicate.
 #[derive(Debug, Clone, Copy)]
 struct Resource {
     first: Psn,
@@ -57,14 +59,14 @@ enum ResourceKind {
     Atomic {
         original: u64,
     },
-    /// A FLUSH or ATOMIC WRITE: that it is done is all there is to say again.
+    /// A FLUSH or ATOMIC WRITE, whose replay contains no result.
     Done,
 }
 
-/// An answer that is due, in the order of the requests.
+/// A pending response. Responses are in the order of the requests.
 #[derive(Debug, Clone, Copy)]
 enum Reply {
-    /// Positive or negative.
+    /// An ACK, NAK or RNR NAK.
     Acknowledge {
         psn: Psn,
         syndrome: Syndrome,
@@ -76,17 +78,18 @@ enum Reply {
         msn: u32,
         again: bool,
     },
-    /// To a FLUSH or ATOMIC WRITE.
+    /// The acknowledgement of a FLUSH or ATOMIC WRITE.
     Done {
         psn: Psn,
         msn: u32,
         again: bool,
     },
-    /// The next response is packet `next` of the message `reth`, whose first has PSN `first`.
+    /// READ responses: the next one is packet `next` of the message `reth`, whose first packet has PSN
+    /// `first`.
     Read {
         first: Psn,
         reth: Reth,
-        /// The protection domain of the memory.
+        /// Protection domain of the memory.
         pd: PdId,
         next: u32,
         msn: u32,
@@ -95,7 +98,8 @@ enum Reply {
 }
 
 impl Reply {
-    /// Whether it is the first answer to a READ or atomic.
+    /// Reports whether this is the first response to a READ or atomic, not the replay of a duplicate
+    /// (`again`).
     fn is_fresh_result(&self) -> bool {
         matches!(
             self,
@@ -105,6 +109,7 @@ impl Reply {
         )
     }
 
+    /// Last PSN of the response.
     fn psn(&self, conn: &Connection) -> Psn {
         match *self {
             Reply::Acknowledge { psn, .. } | Reply::Atomic { psn, .. } | Reply::Done { psn, .. } => psn,
@@ -116,16 +121,16 @@ impl Reply {
 #[derive(Debug)]
 pub(super) struct Responder {
     receives: Receives,
-    /// The next PSN in order.
+    /// Expected PSN: the next one in order.
     expected: Psn,
-    /// Messages executed, 24 bits.
+    /// Message sequence number (MSN): messages executed, 24 bits.
     msn: u32,
     message: Option<Message>,
-    /// The shared receive queue that the running message names (XRC).
+    /// Shared receive queue that the current message names (XRC).
     message_srq: Option<SrqId>,
-    /// A NAK or RNR NAK is out for the expected PSN; what comes behind it is dropped in silence (C9-113).
+    /// A NAK or RNR NAK was sent for the expected PSN; requests behind it are dropped silently (C9-113).
     nak_outstanding: bool,
-    /// PSN of the last request that was ahead of the expected one.
+    /// PSN of the last request that was ahead of the expected PSN.
     last_ahead: Psn,
     resources: VecDeque<Resource>,
     replies: VecDeque<Reply>,
@@ -146,7 +151,7 @@ impl Responder {
         }
     }
 
-    /// Ready to receive, the first packet with `conn.rq_psn`.
+    /// Enters RTR; the first packet is expected to have the PSN `conn.rq_psn`.
     pub fn start(&mut self, conn: &Connection) {
         self.expected = conn.rq_psn;
         self.msn = 0;
@@ -160,7 +165,7 @@ impl Responder {
         !self.replies.is_empty()
     }
 
-    /// Whether there is more to answer than that all has arrived.
+    /// Reports whether a reply other than a single acknowledgement is pending.
     pub fn has_urgent_replies(&self) -> bool {
         match self.replies.front() {
             None | Some(Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. }) => self.replies.len() > 1,
@@ -168,19 +173,19 @@ impl Responder {
         }
     }
 
-    /// The next PSN in order.
+    /// Expected PSN: the next one in order.
     pub fn expected(&self) -> Psn {
         self.expected
     }
 
-    /// Completes all receives as flushed, in order. Answers that are due still go out.
+    /// Completes all receives with WR_FLUSH_ERR, in order. Pending replies are still sent.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.receives.flush(conn, env);
         self.message = None;
         self.resources.clear();
     }
 
-    /// Forgets everything (RESET).
+    /// Drops everything (RESET).
     pub fn clear(&mut self) {
         self.receives.clear();
         self.message = None;
@@ -189,7 +194,7 @@ impl Responder {
         self.replies.clear();
     }
 
-    /// Takes a request in, which came by `flow`.
+    /// Processes a request received by `flow`.
     pub fn handle(
         &mut self,
         packet: &Packet<'_>,
@@ -230,7 +235,7 @@ impl Responder {
                 Ok(())
             }
             Err(refusal) => {
-                // A WRITE with immediate whose memory is not accessible uses up its receive (IBA 11.6.2).
+                // A WRITE with immediate to inaccessible memory consumes its receive (IBA 11.6.2).
                 let of_receive =
                     refusal.is_of_receive() || refusal == Refusal::Access && packet.imm().is_some();
                 self.refuse(refusal, of_receive, conn, env)
@@ -238,15 +243,16 @@ impl Responder {
         }
     }
 
-    /// Whether a request that is ahead of the expected PSN shows that packets were lost. If not, it is dropped as if it had been
-    /// lost too.
+    /// Reports whether a request ahead of the expected PSN proves a loss. If not, it is dropped as if it had
+    /// been lost too.
     fn shows_loss(&mut self, psn: Psn, ahead: i32) -> bool {
         let behind = psn.since(std::mem::replace(&mut self.last_ahead, psn));
         ahead <= NEAR || ahead <= FURTHEST && (1..=NEAR).contains(&behind)
     }
 
-    /// Acts on a refusal as its row of the table says. With `of_receive` the oldest receive fails too, although no
-    /// message of several packets has taken it.
+    /// Handles a request that is not executed, as the table of consequences says: replies with its NAK and,
+    /// if it is fatal, fails the queue pair. With `of_receive` the oldest receive fails too, although no
+    /// message of several packets has consumed it.
     fn refuse(
         &mut self,
         refusal: Refusal,
@@ -275,15 +281,16 @@ impl Responder {
         Err(Fatal)
     }
 
-    /// A request that was executed before (IBA 9.7.4.1): acknowledged again, answered again from memory, or,
-    /// an atomic, from the saved result. Nothing is executed twice.
+    /// Handles a duplicate request (IBA 9.7.4.1): acknowledges it again, or replays its response from memory
+    /// or, for an atomic, from the saved result. Nothing is executed twice.
     fn duplicate(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) {
         env.counters.duplicate_request += 1;
         let psn = packet.bth().psn;
         match packet.row().operation {
             Operation::Send | Operation::Write => {
-                // All up to the newest, but not past a READ or atomic behind this packet: the requester has
-                // not seen its answer, and would read such an acknowledgement as the loss of it.
+                // Acknowledges everything executed, but not past a READ or atomic behind this packet: the
+                // requester has not received its response and would take such an acknowledgement for the loss
+                // of that response.
                 let inside = |r: &&Resource| r.first.is_after(psn) && r.first.is_before(self.expected);
                 match self.resources.iter().find(inside) {
                     Some(r) => self.acknowledge(r.first.prev(), r.msn.wrapping_sub(1) & 0xff_ffff, conn),
@@ -297,12 +304,13 @@ impl Responder {
                     _ => None,
                 });
                 let Some((resource, reth, pd)) = known else { return };
-                // It may begin in the middle, where the requester misses something, and end before the end.
+                // The repeated READ may begin in the middle, where the requester misses a response, and may
+                // end early.
                 let skipped = psn.since(resource.first) as u64 * conn.mtu.bytes() as u64;
                 let same = asked.rkey == reth.rkey
                     && asked.va == reth.va.wrapping_add(skipped)
                     && asked.dma_len as u64 + skipped <= reth.dma_len as u64;
-                // An answer of which all that is asked for is still to be sent will do.
+                // A pending reply that still covers everything requested suffices.
                 let last = psn + (conn.mtu.packets(asked.dma_len) - 1);
                 let due = self.replies.iter().any(|r| match *r {
                     Reply::Read { first, next, .. } => !psn.is_before(first + next) && r.psn(conn) == last,
@@ -338,13 +346,13 @@ impl Responder {
         }
     }
 
-    /// The requester has gone back to `psn` and will send all from there again: answers that are due for it
-    /// and what follows would only come twice.
+    /// Drops pending replies from `psn` on: the requester went back to `psn` and retransmits everything from
+    /// there, so they would be sent twice.
     fn forget_replies_from(&mut self, psn: Psn, conn: &Connection) {
         self.replies.retain(|r| r.psn(conn).is_before(psn));
     }
 
-    /// All up to `psn` has arrived; joined to an acknowledgement that has not left yet.
+    /// Acknowledges everything up to `psn`, coalesced with an acknowledgement that has not been sent yet.
     fn acknowledge(&mut self, psn: Psn, msn: u32, conn: &Connection) {
         let ack = Reply::Acknowledge { psn, syndrome: Syndrome::ACK, msn };
         match self.replies.back_mut().filter(|_| conn.habits().coalesces_acks) {
@@ -360,8 +368,8 @@ fn contains(r: &Resource, psn: Psn) -> bool {
     !psn.is_before(r.first) && !psn.is_after(r.last)
 }
 
-/// The accessor of a request's memory: the queue pair in its protection domain, or in that of the shared receive queue
-/// that an XRC packet names.
+/// Returns the accessor for the memory of a request: the queue pair with its own protection domain, or with
+/// that of the shared receive queue that an XRC packet names.
 fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     match (conn.qp_type, &env.srq) {
         (QpType::XrcRecv, Some(srq)) => Accessor { pd: srq.pd(), ..conn.accessor() },
@@ -369,10 +377,10 @@ fn accessor(conn: &Connection, env: &Env<'_>) -> Accessor {
     }
 }
 
-/// Whether a responder works in a state.
+/// Reports whether the responder is active in a state.
 pub(super) fn is_receiving(state: QpState) -> bool {
     matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
 }
 
-/// The kind of an asynchronous event, of whichever QP.
+/// Constructor of an asynchronous event of a queue pair.
 type EventOf = fn(crate::wire::Qpn) -> AsyncEvent;

@@ -1,4 +1,4 @@
-//! Where a responder has its receives from: a queue of its own, or one that it shares.
+//! Source of a responder's receives: its own queue or a shared receive queue.
 
 use crate::memory::{AccessError, Accessor};
 use crate::transport::connection::Connection;
@@ -10,13 +10,14 @@ use crate::transport::{AsyncEvent, Completion, Env, Output, PostError, RecvWr, S
 #[derive(Debug)]
 pub(super) struct Receives {
     own: RecvQueue,
-    /// Receives come from the queue in [`Env::srq`].
+    /// Receives are taken from the queue in [`Env::srq`].
     shared: bool,
-    /// Taken out of the queue by a message.
+    /// Receive removed from the queue by the current message.
     current: Receive,
-    /// The XRC queue that `current` is from: its completions go where that queue's go.
+    /// XRC shared receive queue that `current` is from; completions go to the CQ of that queue.
     from: Option<SrqId>,
-    /// `current` is in use: its message is not complete, or was given up and left it to the next.
+    /// `current` is in use: its message is incomplete, or was dropped and left the receive to the next
+    /// message.
     taken: bool,
 }
 
@@ -32,8 +33,8 @@ impl Receives {
         self.own.post(wr, self.taken as usize)
     }
 
-    /// The credit code of what is there, with that of the running message. A shared queue's are nobody's alone
-    /// (IBA 9.7.7.2).
+    /// Returns the credit code of the available receives, including that of the current message. A shared
+    /// receive queue advertises no credits, because its receives belong to no single QP (IBA 9.7.7.2).
     pub fn credits(&self, conn: &Connection) -> u8 {
         if self.shared || !conn.habits().credits {
             return credits::NONE;
@@ -41,7 +42,7 @@ impl Receives {
         credits::code(self.own.len() + self.taken as usize)
     }
 
-    /// Bytes that the receive of the running message holds, or that of the next.
+    /// Capacity in bytes of the receive of the current message, or of the next receive.
     pub fn len_of_next(&self, env: &Env<'_>) -> Option<u64> {
         if self.taken {
             return Some(self.current.len);
@@ -52,7 +53,7 @@ impl Receives {
         }
     }
 
-    /// Sees to it that there is a receive in use, if there is one at all.
+    /// Takes a receive from the queue unless one is in use. Returns false if there is none.
     fn take(&mut self, env: &mut Env<'_>) -> bool {
         if !self.taken {
             self.taken = match &mut env.srq {
@@ -66,7 +67,7 @@ impl Receives {
         self.taken
     }
 
-    /// Stores bytes of the running message.
+    /// Stores a part of the current message.
     pub fn scatter(
         &mut self,
         at: u32,
@@ -81,7 +82,7 @@ impl Receives {
         self.current.scatter(at, data, Accessor { pd, ..conn.accessor() }, env.memory)
     }
 
-    /// Completes the receive in use, or the next, as `completion` says, but for its number.
+    /// Completes the receive in use, or the next one, with `completion` except for its `wr_id`.
     pub fn complete(&mut self, completion: Completion, env: &mut Env<'_>) {
         if self.take(env) {
             self.taken = false;
@@ -93,18 +94,18 @@ impl Receives {
         }
     }
 
-    /// Completes it with an error.
+    /// Completes the receive in use, or the next one, with an error.
     pub fn fail(&mut self, status: WcStatus, conn: &Connection, env: &mut Env<'_>) {
         self.complete(Completion { opcode: WcOpcode::Recv, ..failure(conn, 0, status) }, env);
     }
 
-    /// Completes all that are the queue pair's own as flushed, in order.
+    /// Completes all receives that the queue pair owns with WR_FLUSH_ERR, in order.
     pub fn flush(&mut self, conn: &Connection, env: &mut Env<'_>) {
         if self.shared {
             if self.taken {
                 self.fail(WcStatus::WrFlushErr, conn, env);
             }
-            // An XRC target has no queue of its own to be the last of.
+            // An XRC target has no queue of its own, so no last receive.
             if conn.domain().is_none() {
                 env.out.push(Output::Event(AsyncEvent::LastWqeReached(conn.qpn)));
             }
@@ -115,7 +116,7 @@ impl Receives {
         }
     }
 
-    /// Forgets all that are the queue pair's own.
+    /// Drops all receives that the queue pair owns.
     pub fn clear(&mut self) {
         self.own.clear();
         self.taken = false;

@@ -1,41 +1,41 @@
-//! What a responder refuses, and what each refusal leads to: the error classes of IBA 9.9.3 in one table.
+//! NAK reasons of a responder and their consequences: the error classes of IBA 9.9.3 in one table.
 
 use super::EventOf;
 use crate::transport::connection::Connection;
 use crate::transport::{AsyncEvent, Counters, WcStatus};
 use crate::wire::{NakCode, Syndrome};
 
-/// Why a request is not executed.
+/// Reason why a request is not executed (NAK reason, error class).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// A PSN before it is missing.
+    /// An earlier PSN is missing.
     OutOfSequence,
-    /// No receive is posted for it.
+    /// No receive is posted (RNR).
     NotReady,
-    /// Wrong order, length, opcode or too many at once.
+    /// Wrong opcode sequence, length or opcode, or too many outstanding requests.
     Invalid,
-    /// Longer than the receive's buffers.
+    /// The message exceeds the buffers of the receive.
     TooLong,
-    /// Key, range or permission of the memory that it names.
+    /// Key, range or permission violation of the memory that the request names.
     Access,
-    /// The receive's own elements name memory that they may not.
+    /// The elements of the receive name memory that the QP may not access.
     LocalProtection,
-    /// The memory that it names cannot do an atomic, or cannot be made persistent.
+    /// The memory cannot be accessed, cannot execute an atomic or cannot be made persistent.
     Operational,
-    /// The message has arrived, but the key that it invalidates may not be (class J).
+    /// The message has arrived, but the key that it invalidates cannot be invalidated (class J).
     Invalidation,
 }
 
-/// What a refusal leads to.
+/// Consequence of a NAK reason.
 pub(super) struct Consequence {
     pub syndrome: Syndrome,
     pub counter: fn(&mut Counters) -> &mut u64,
-    /// The QP goes to the error state.
+    /// Failure of the QP, which enters the error state.
     pub fatal: Option<FatalConsequence>,
 }
 
 pub(super) struct FatalConsequence {
-    /// Of the receive in use, where there is one.
+    /// Completion status of the receive in use, if any.
     pub receive_status: WcStatus,
     pub event: Option<EventOf>,
 }
@@ -74,7 +74,7 @@ impl Refusal {
                 counter: |c| &mut c.resp_local_err,
                 fatal: fatal(WcStatus::LocProtErr, None),
             },
-            // The peer has done its part: it gets its acknowledgement.
+            // The request was executed, so it is acknowledged.
             Refusal::Invalidation => Consequence {
                 syndrome: Syndrome::ACK,
                 counter: |c| &mut c.resp_remote_access_err,
@@ -88,12 +88,12 @@ impl Refusal {
         }
     }
 
-    /// Whether only the first of a run is answered.
+    /// Reports whether only the first request of a series is NAKed.
     pub fn is_once_per_gap(self) -> bool {
         self == Refusal::OutOfSequence
     }
 
-    /// Whether the oldest receive was in use though no message of several packets had begun.
+    /// Reports whether the oldest receive is affected although no message of several packets has begun.
     pub fn is_of_receive(self) -> bool {
         matches!(self, Refusal::TooLong | Refusal::LocalProtection | Refusal::Invalidation)
     }

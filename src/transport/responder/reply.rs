@@ -1,4 +1,4 @@
-//! From answers that are due to packets.
+//! Sends pending replies.
 
 use super::refusal::Refusal;
 use super::{Fatal, Reply, Responder};
@@ -8,14 +8,14 @@ use crate::transport::{Env, Payload};
 use crate::wire::{Aeth, AtomicAckEth, HeaderSet, Headers, Operation, Position, Psn, Reth, Syndrome};
 
 impl Responder {
-    /// Sends answers, at most `budget` packets. `Ok(true)` if some are left.
+    /// Sends pending replies, at most `budget` packets. Returns `Ok(true)` if some are left.
     pub fn transmit(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Result<bool, Fatal> {
-        // Most turns have none.
+        // Most turns have no replies.
         let Some(flow) = conn.flow.filter(|_| self.has_replies()) else { return Ok(false) };
         let ack = Syndrome::Ack { credits: self.receives.credits(conn) };
         for _ in 0..budget {
             let Some(reply) = self.replies.front_mut() else { return Ok(false) };
-            // Acknowledgements are short, and waited for by who fills it.
+            // Acknowledgements are short, and the requester that fills the queue waits for them.
             if env.tx.is_full() && matches!(reply, Reply::Read { .. }) {
                 break;
             }
@@ -33,7 +33,7 @@ impl Responder {
                     self.replies.pop_front();
                 }
                 Reply::Done { psn, msn, .. } => {
-                    // As a READ of nothing (annex A19.4.3).
+                    // Answered like a READ of zero bytes (annex A19.4.3).
                     let h = answer(conn, Operation::ReadResponse, Position::Only, psn, ack, msn);
                     env.tx.push(&flow, h, Payload::Bytes(&[]));
                     self.replies.pop_front();
@@ -43,16 +43,17 @@ impl Responder {
                     *next += 1;
                     let sent = send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, env);
                     if let Err(refusal) = sent {
-                        // Nobody may wait for it any more: a key is closed once its READs are done, and the request may
-                        // have been on its way since before. Only requests with the expected PSN are refused.
+                        // A replay may no longer be expected: the application may invalidate the key once its
+                        // READs are complete, while a duplicate request is still in flight. Only requests
+                        // with the expected PSN are NAKed.
                         if again {
                             self.replies.pop_front();
                             continue;
                         }
-                        // The region has gone since the request was accepted.
+                        // The region was deregistered after the request was accepted.
                         self.replies.clear();
                         (self.expected, self.nak_outstanding) = (first + at, false);
-                        // The READ is not done after all; a SEND that has begun since is none of its business.
+                        // The READ counts as not executed; a SEND that has begun since is not affected.
                         (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
                         return self.refuse(refusal, false, conn, env).map(|()| false);
                     }
@@ -65,12 +66,13 @@ impl Responder {
         Ok(self.has_replies())
     }
 
-    /// The application ends the conversation: what was done is acknowledged still, or the peer would take it for lost. A READ
-    /// is not answered any more, nor what came after it.
+    /// Ends the responder when the application moves the QP to RESET or ERR: executed requests are still
+    /// acknowledged, or the peer would take them for lost. READs, and all requests behind them, get no
+    /// response.
     pub fn conclude(&mut self, conn: &Connection, env: &mut Env<'_>) {
         let read = self.replies.iter().position(|reply| matches!(reply, Reply::Read { .. }));
         self.replies.truncate(read.unwrap_or(self.replies.len()));
-        // Only READs can be refused here.
+        // Only READs can fail here.
         let _ = self.transmit(conn, usize::MAX, env);
         self.replies.clear();
     }
@@ -89,7 +91,7 @@ fn answer(
     h
 }
 
-/// Response `at` of `count` to a READ.
+/// Sends response `at` of the `count` responses to a READ.
 #[allow(clippy::too_many_arguments, reason = "the fields of one response, used in one place")]
 fn send_read_response(
     conn: &Connection,

@@ -1,4 +1,4 @@
-//! UC and UD: nobody is told what is wrong, so it is dropped and counted (IBA 9.8.2, 9.8.3).
+//! Responder of UC and UD: without responses, faulty packets are dropped and counted (IBA 9.8.2, 9.8.3).
 
 use super::refusal::Refusal;
 use super::{Fatal, Responder};
@@ -7,8 +7,8 @@ use crate::transport::{Completion, Env, WcOpcode, WcStatus};
 use crate::wire::{Flow, Operation, Packet, grh};
 
 impl Responder {
-    /// UC: a message is whole or it is not there. Behind a gap the next one to begin is taken; a receive that the
-    /// broken one had taken serves it.
+    /// Processes a UC packet. A message is received completely or not at all: after a gap, the next message
+    /// that begins is accepted, and uses the receive of the broken one.
     pub(super) fn handle_unreliable(
         &mut self,
         packet: &Packet<'_>,
@@ -27,7 +27,7 @@ impl Responder {
         let Err(refusal) = verdict else { return Ok(()) };
         self.message = None;
         match refusal {
-            // The receive itself is at fault.
+            // The receive itself is faulty.
             Refusal::LocalProtection => {
                 self.receives.fail(WcStatus::LocProtErr, conn, env);
                 return Err(Fatal);
@@ -38,7 +38,7 @@ impl Responder {
         Ok(())
     }
 
-    /// UD: every packet is a message, from anyone who knows the queue key.
+    /// Processes a UD packet, which is a complete message from any sender that knows the queue key.
     pub(super) fn handle_datagram(
         &mut self,
         packet: &Packet<'_>,
@@ -63,8 +63,9 @@ impl Responder {
         };
         let byte_len = (grh::LEN + data.len()) as u32;
         if u64::from(byte_len) > room {
-            // Dropped silently, responder class D (IBA 9.9.3): the receive has not been taken yet, so it stays in the QP's own
-            // queue and in a shared one alike, and no sender that knows the queue key can end the QP.
+            // Dropped silently, responder class D (IBA 9.9.3): no receive has been consumed yet, neither of
+            // the QP's own queue nor of a shared one, so a sender that knows the queue key cannot bring the
+            // QP down.
             env.counters.rx_no_receive += 1;
             return Ok(());
         }
