@@ -9,10 +9,11 @@ use crate::wire::AckTimeout;
 use crate::wire::mad::{Acknowledged, Apr, AprStatus, CommId, Lap, Mad, MessageKind, Mra};
 
 impl Cm {
-    /// Offers the peer another path (LAP); one at a time.
+    /// Offers an alternate path to the peer (LAP); one offer at a time.
     ///
     /// # Errors
-    /// [`CmError`], if the connection is not established or an offer is not answered yet, or if it does not fit a message.
+    /// [`CmError`], if the connection is not established, an offer is not answered yet, or the data do not
+    /// fit a message.
     pub fn load_alternate(
         &mut self,
         now: Instant,
@@ -49,7 +50,7 @@ impl Cm {
         Ok(())
     }
 
-    /// The peer offers another path.
+    /// Handles a LAP: the peer offers an alternate path.
     pub(super) fn on_lap(&mut self, id: CommId, arrival: &Arrival, transaction: u64, lap: &Lap) {
         let index = self.gid_index(lap.remote_gid, arrival.from.sgid_index);
         let service_timeout = self.config.service_timeout;
@@ -59,7 +60,7 @@ impl Cm {
             cm.answer_once(to, transaction, Apr { local: id, remote, status, ..Apr::default() });
         };
         match conn.offer {
-            // Both offer at once: each waits for its own.
+            // Both ends offer at the same time: each waits for the answer to its own offer.
             Offer::Sent { .. } => return self.counters.unexpected += 1,
             Offer::Received { transaction: of } if of == transaction => {
                 let message = Acknowledged::Lap;
@@ -96,10 +97,10 @@ impl Cm {
         self.emit(id, Event::AlternateOffered { path, private_data: Box::new(lap.private_data) });
     }
 
-    /// Answers the peer's offer of another path (APR).
+    /// Answers the peer's offer of an alternate path (APR).
     ///
     /// # Errors
-    /// [`CmError`], if there is none, or if the data do not fit a message.
+    /// [`CmError`], if there is no offer, or if the data do not fit a message.
     pub fn answer_alternate(
         &mut self,
         _now: Instant,
@@ -121,7 +122,7 @@ impl Cm {
         Ok(())
     }
 
-    /// The peer asks for patience with our offer. Once.
+    /// Handles the peer's request for more time (MRA) to answer our offer. Only the first one counts.
     pub(super) fn on_mra_of_lap(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.bounded(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };
@@ -135,7 +136,7 @@ impl Cm {
         self.emit(id, Event::Delayed { service_timeout: mra.service_timeout, private_data });
     }
 
-    /// The peer answers our offer.
+    /// Handles an APR: the peer answers our offer.
     pub(super) fn on_apr(&mut self, id: CommId, transaction: u64, apr: &Apr) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         match conn.offer {

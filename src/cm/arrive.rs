@@ -1,4 +1,5 @@
-//! What arrives: whose it is, and what the table of states makes of it.
+//! Received messages: finds the connection that a message is for, and takes the step that the state table
+//! assigns.
 
 use super::connection::Answer;
 use super::state::{Step, step};
@@ -11,7 +12,7 @@ use crate::wire::mad::{
 };
 
 impl Cm {
-    /// Takes in a MAD that arrived at QP1. What is no message of the communication manager is counted.
+    /// Handles a MAD received on QP1. A MAD that is not a valid CM message is counted and dropped.
     pub fn handle_mad(&mut self, now: Instant, arrival: &Arrival, mad: &[u8]) {
         if arrival.src_qpn != Qpn::GSI {
             self.counters.wrong_qpn += 1;
@@ -39,10 +40,11 @@ impl Cm {
         }
     }
 
-    /// The connection that a message is for.
+    /// Finds the connection that a message is for.
     fn find(&self, arrival: &Arrival, message: &Message) -> Option<CommId> {
         match (message.recipient(), message) {
-            // From a client that gives up before it has learned our ID: it says which adapter it is (IBA 12.6.7.2).
+            // A client that gives up before it has learned our ID identifies itself by its CA GUID (IBA
+            // 12.6.7.2).
             (Recipient::Connection(CommId(0)), Message::Rej(rej)) if rej.reason == RejReason::Timeout => {
                 let ca_guid = u64::from_be_bytes(*rej.info().first_chunk()?);
                 self.by_remote.get(&((ca_guid, arrival.from.dgid), rej.local)).copied()
@@ -52,7 +54,7 @@ impl Cm {
         }
     }
 
-    /// Whether a message comes from where the connection's peer is, and has its ID.
+    /// Reports whether a message comes from the address and communication ID of the connection's peer.
     fn is_from_peer(&self, id: CommId, arrival: &Arrival, message: &Message) -> bool {
         let Some(conn) = self.connections.get(&id) else { return false };
         let claims = match message {
@@ -63,7 +65,8 @@ impl Cm {
             Message::Drep(m) => m.local,
             Message::Lap(m) => m.local,
             Message::Apr(m) => m.local,
-            // Who refuses a request need not have an ID of its own; to a connection that one is late.
+            // A server that rejects a REQ need not have a communication ID. Once a reply has arrived, such a
+            // REJ is late and must carry the ID of the peer.
             Message::Rej(m) if m.message == Rejected::Req && conn.state.is_asking() => conn.remote,
             Message::Rej(m) => m.local,
             Message::Req(_) | Message::SidrReq(_) | Message::SidrRep(_) => conn.remote,
@@ -72,7 +75,7 @@ impl Cm {
         conn.to.dgid == arrival.from.dgid && same_id
     }
 
-    /// Answers what is for a connection that is not there, if its sender would wait for an answer.
+    /// Answers a message for an unknown connection, if its sender waits for a response.
     fn answer_stranger(&mut self, arrival: &Arrival, mad: &Mad) {
         let answer = match &mad.message {
             Message::Lap(m) => {
@@ -86,7 +89,7 @@ impl Cm {
         }
     }
 
-    /// Does what the table says.
+    /// Takes the step of the state table.
     pub(super) fn take_step(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad) {
         let Some(state) = self.connections.get(&id).map(|c| c.state) else { return };
         let Some(step) = step(state, mad.message.kind()) else {
@@ -116,8 +119,8 @@ impl Cm {
         }
     }
 
-    /// A message came again: what was answered is said again. If nothing was, as the program has not made up its mind, the
-    /// peer is asked for patience.
+    /// Handles a duplicate message: replays the response, or requests more time (MRA) if there is none
+    /// because the program has not decided yet.
     fn answer_again(&mut self, id: CommId, transaction: u64, message: &Message) {
         self.counters.duplicates += 1;
         let service_timeout = self.config.service_timeout;
@@ -143,7 +146,7 @@ impl Cm {
             (State::TimeWait, Message::Dreq(_)) => {
                 self.answer_once(to, transaction, Drep { local: id, remote, private_data: [0; 224] });
             }
-            // A request that was a connection, and is none any more.
+            // Late duplicate of a request whose connection has ended already.
             (State::TimeWait, Message::Req(_)) => {
                 let rej = super::server::refusal(id, remote, Rejected::Req, RejReason::StaleConnection, &[]);
                 self.answer_once(to, transaction, rej);
@@ -152,7 +155,7 @@ impl Cm {
         }
     }
 
-    /// The peer has our request or reply, and asks for patience.
+    /// Handles an MRA: the peer has received our request or reply, and requests more time.
     fn on_mra(&mut self, now: Instant, id: CommId, mra: &Mra) {
         let service_timeout = self.bounded(mra.service_timeout);
         let Some(conn) = self.connections.get_mut(&id) else { return };

@@ -1,4 +1,4 @@
-//! What the queue pair of a connection needs, state by state.
+//! Attributes that the queue pair of a connection needs for its state transitions.
 
 use super::{Cm, CmError, ConnId, State};
 use crate::transport::state::TRANSITIONS;
@@ -7,7 +7,7 @@ use crate::wire::RnrTimer;
 
 use super::connection::{Connection, ack_timeout};
 
-/// States of a connection of which the peer's queue pair is known.
+/// States of a connection in which the peer's queue pair is known.
 const KNOWN: [State; 8] = [
     State::ReqRcvd,
     State::DelayingReq,
@@ -20,8 +20,8 @@ const KNOWN: [State; 8] = [
 ];
 
 impl Cm {
-    /// What the queue pair needs to go from INIT to RTR. Its alternate path has P_Key index 0. At a server that has not answered
-    /// yet, without the PSN, which its reply says.
+    /// Returns the attributes of the transition from INIT to RTR. The alternate path uses P_Key index 0. At a
+    /// server that has not accepted yet, the receive PSN is missing, because the reply determines it.
     ///
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.
@@ -35,7 +35,7 @@ impl Cm {
             dest_qpn: Some(ends.remote_qpn),
             rq_psn: ends.qp.map(|qp| qp.psn),
             max_dest_rd_atomic: Some(ends.responder_resources),
-            // As rdma_cm: who posts no receives is given the most time.
+            // Code 0 is the longest RNR NAK delay, and the value that rdma_cm uses.
             min_rnr_timer: Some(RnrTimer::new(0)),
             alt_path: self.alternate_path(conn),
             ..QpAttr::default()
@@ -43,7 +43,7 @@ impl Cm {
         Ok(attr.only(attributes(ends.qp_type, QpState::Init, QpState::Rtr, AttrMask::ALT_PATH)))
     }
 
-    /// What the queue pair needs to go from RTR to RTS.
+    /// Returns the attributes of the transition from RTR to RTS.
     ///
     /// # Errors
     /// [`CmError`], in a state in which the peer's queue pair is not known.
@@ -78,7 +78,7 @@ impl Cm {
     }
 }
 
-/// The attributes that a transition requires, and one that it may have.
+/// Returns the attributes that a transition requires, plus an optional one.
 fn attributes(qp_type: QpType, from: QpState, to: QpState, optional: AttrMask) -> AttrMask {
     let row = TRANSITIONS.iter().find(|t| (t.qp_type, t.from, t.to) == (qp_type, from, to));
     row.map_or(optional, |row| row.required | optional)

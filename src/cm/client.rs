@@ -1,4 +1,4 @@
-//! The client's side: REQ out, REP in, RTU out.
+//! The client's side of the handshake: sends REQ, receives REP, sends RTU.
 
 use super::connection::{Connection, Ends, Patience, ack_timeout, time_of};
 use super::engine::padded;
@@ -9,14 +9,15 @@ use crate::wire::mad::{
     CommId, Ece, Mad, MessageKind, PathInfo, RejReason, Rejected, Rep, Req, Rtu, TransportService,
 };
 
-/// Where RoCE has no LIDs (IBA A16.4.3): whichever.
+/// Value of the LID fields on RoCE, which has no LIDs (IBA A16.4.3).
 const PERMISSIVE_LID: u16 = 0xffff;
 
 impl Cm {
-    /// Asks a server for a connection (REQ).
+    /// Requests a connection from a server (REQ).
     ///
     /// # Errors
-    /// [`CmError`], if the request does not fit a message, or there are too many.
+    /// [`CmError`], if the request does not fit a message, the source GID is unset, the queue pair type has
+    /// no connections, or there are too many connections.
     pub fn connect(&mut self, now: Instant, request: &Request<'_>) -> Result<ConnId, CmError> {
         let (transport, extended_transport) = match request.qp_type {
             QpType::Rc => (TransportService::Rc, 0),
@@ -79,14 +80,14 @@ impl Cm {
         self.connections.insert(id, conn);
         if request.peer_to_peer {
             self.crossing.insert((request.service, request.path.av.dgid, id));
-            // The peer may have been the first.
+            // The peer's request may have arrived first, and wait for a listener.
             self.vacancies.fill(|service| service == request.service);
         }
         self.ask(now, id, &Mad { transaction, modifier: request.ece.options, message: req.into() });
         Ok(ConnId(id))
     }
 
-    /// Whether there is room for another connection.
+    /// Fails if there is no room for another connection.
     pub(super) fn admit(&self) -> Result<(), CmError> {
         match self.live() {
             live if live >= self.config.max_connections => Err(CmError::TooMany(live)),
@@ -94,7 +95,7 @@ impl Cm {
         }
     }
 
-    /// A path as messages tell of it.
+    /// Converts a path to the form that messages carry.
     pub(super) fn path_info(&self, path: &Path) -> Result<PathInfo, CmError> {
         let av = &path.av;
         let hop_limit = if av.hop_limit == 0 { 64 } else { av.hop_limit };
@@ -113,9 +114,9 @@ impl Cm {
         })
     }
 
-    /// The server accepts.
+    /// Handles a REP: the server accepts.
     pub(super) fn on_rep(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad, rep: &Rep) {
-        // A target of XRC has its number where others have an end-to-end context (IBA A14).
+        // An XRC target is identified by the EE context field (IBA A14).
         let is_xrc = self.connections.get(&id).is_some_and(|c| c.ends.qp_type == QpType::XrcSend);
         let rep = &Rep { qpn: if is_xrc { Qpn::new(rep.eecn) } else { rep.qpn }, ..*rep };
         if let Err(reason) = self.check_rep(now, id, arrival, rep) {
@@ -133,7 +134,7 @@ impl Cm {
         (conn.remote, conn.remote_guid) = (rep.local, rep.ca_guid);
         let ends = &mut conn.ends;
         (ends.remote_qpn, ends.remote_psn) = (rep.qpn, rep.psn);
-        // What the peer asks at once we answer, and the other way round.
+        // Our responder resources are the peer's initiator depth, and vice versa.
         (ends.responder_resources, ends.initiator_depth) = (rep.initiator_depth, rep.responder_resources);
         ends.rnr_retry_count = rep.rnr_retry_count;
         ends.ack_timeout = ack_timeout(ends.path.packet_life, rep.target_ack_delay);
@@ -159,7 +160,7 @@ impl Cm {
         self.emit(id, Event::Accepted(Box::new(accepted)));
     }
 
-    /// Whether a reply can be: not with a queue pair that cannot have a connection, or has one.
+    /// Validates a REP: its queue pair must be one that can have a connection, and must not have another one.
     fn check_rep(&mut self, now: Instant, id: CommId, arrival: &Arrival, rep: &Rep) -> Result<(), RejReason> {
         if matches!(rep.qpn, Qpn::GSI | Qpn::MULTICAST) {
             self.counters.refused += 1;
@@ -174,10 +175,10 @@ impl Cm {
         Ok(())
     }
 
-    /// The client's queue pair is in RTS (RTU): data may flow.
+    /// Sends an RTU: the client's queue pair is in RTS, and data may flow.
     ///
     /// # Errors
-    /// [`CmError`], in another state than REP received.
+    /// [`CmError`], in a state other than REP received, or if the data do not fit a message.
     pub fn ready(&mut self, _now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), CmError> {
         let private_data = padded(private_data)?;
         let conn = self.conn(id, &[State::RepRcvd, State::DelayingRep], "be ready to use")?;

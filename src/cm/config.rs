@@ -1,39 +1,42 @@
+//! Configuration of a connection manager.
+
 use std::time::Duration;
 
 use crate::wire::mad::CommId;
 use crate::wire::{AckTimeout, Gid, Mtu};
 
-/// What a connection manager is made with: facts of its NIC, and bounds.
+/// Configuration of a connection manager: properties of its NIC, and limits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CmConfig {
-    /// The channel adapter: by it, and the communication ID, peers tell connections apart.
+    /// GUID of the channel adapter. Peers tell connections apart by this GUID and the communication ID.
     pub ca_guid: u64,
-    /// The NIC's GIDs by index; unset entries are of no use.
+    /// GIDs of the NIC by index; unset entries cannot be used.
     pub gids: Vec<Gid>,
-    /// The largest path MTU of the port: requests for a larger one are refused.
+    /// Largest path MTU of the port; requests for a larger one are rejected.
     pub max_mtu: Mtu,
-    /// How long the NIC takes to acknowledge, at most.
+    /// Maximum time that the NIC takes to send an acknowledgement.
     pub ack_delay: AckTimeout,
-    /// The communication IDs that may be given out.
+    /// Range of communication IDs to allocate from.
     pub ids: CommIds,
-    /// Connections at once, those in time-wait not counted.
+    /// Maximum number of connections, requests and resolutions; those in time-wait do not count.
     pub max_connections: usize,
-    /// Requests at once that a listener has and nobody has answered, whatever backlog it asks for.
+    /// Maximum number of unanswered requests of a listener, whatever backlog it asks for.
     pub max_backlog: usize,
-    /// Connections in time-wait; the oldest goes if there are more.
+    /// Maximum number of connections in time-wait; beyond it the oldest one ends early.
     pub max_time_wait: usize,
-    /// Answers that wait for [`poll_transmit`](super::Cm::poll_transmit) and belong to no connection; what is above is dropped.
+    /// Number of MADs queued for [`poll_transmit`](super::Cm::poll_transmit) from which on responses to
+    /// received messages are dropped.
     pub max_answers: usize,
-    /// What a peer that repeats itself is told that an answer may take (MRA), while the program makes up its mind.
+    /// Response time announced to a peer that retransmits while the program has not decided (MRA).
     pub service_timeout: AckTimeout,
-    /// The longest that a peer may have us wait for it, each time.
+    /// Upper bound of each timeout that a peer may request of us.
     pub max_timeout: AckTimeout,
-    /// The shortest time-wait, whatever the path says.
+    /// Minimum duration of time-wait, whatever the path requires.
     pub min_time_wait: Duration,
 }
 
 impl CmConfig {
-    /// Of a NIC with these GIDs; bounds as they suit a server.
+    /// Creates the configuration of a NIC with these GIDs, with limits suitable for a server.
     pub fn new(ca_guid: u64, gids: Vec<Gid>) -> CmConfig {
         CmConfig {
             ca_guid,
@@ -52,20 +55,21 @@ impl CmConfig {
     }
 }
 
-/// The communication IDs whose highest `bits` bits are `prefix`: where several processes share QP1, each has its own.
+/// The communication IDs whose highest `bits` bits are `prefix`: processes that share QP1 use disjoint
+/// ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommIds {
-    /// The value of the highest bits.
+    /// Value of the highest bits.
     pub prefix: u32,
-    /// How many those are, 0..=16.
+    /// Number of prefix bits, 0..=16.
     pub bits: u32,
 }
 
 impl CommIds {
-    /// Every ID.
+    /// Range of all IDs.
     pub const ALL: CommIds = CommIds { prefix: 0, bits: 0 };
 
-    /// The ID of these whose other bits are those of `low`.
+    /// Returns the ID of this range with the remaining bits of `low`.
     pub(super) const fn id(self, low: u32) -> CommId {
         let free = u32::MAX.unbounded_shr(self.bits);
         CommId(low & free | (self.prefix as u64).unbounded_shl(32 - self.bits) as u32)

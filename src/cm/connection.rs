@@ -1,3 +1,5 @@
+//! State of one connection or service ID resolution, and the timeouts derived from its path.
+
 use std::time::Duration;
 
 use super::{ListenerId, LocalQp, Path, State};
@@ -5,25 +7,25 @@ use crate::transport::{AddressVector, Instant, QpType};
 use crate::wire::mad::{CommId, MAD_LEN, MessageKind, ServiceId};
 use crate::wire::{AckTimeout, Gid, Psn, Qpn};
 
-/// Identity of the other end: its channel adapter, at one of its addresses. Adapters with several are told apart as if they were as
-/// many, and so are those that wrongly have one number.
+/// Identity of the other end: CA GUID and GID. A channel adapter with several addresses counts as several
+/// peers, and adapters that wrongly share a GUID are told apart by address.
 pub(super) type Peer = (u64, Gid);
 
-/// A connection, or a service ID resolution, from the first message to the end of time-wait.
+/// A connection or a service ID resolution, from its first message to the end of time-wait.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub state: State,
-    /// No program cares for it any more: nothing of it is reported.
+    /// Whether the program has released the connection; no events are reported any more.
     pub released: bool,
-    /// The listener whose backlog it is in.
+    /// The listener whose backlog holds this request.
     pub waits_at: Option<ListenerId>,
     pub service: ServiceId,
-    /// Where its messages go, and come from.
+    /// Address vector to the peer; messages from another GID are dropped.
     pub to: AddressVector,
-    /// The peer's ID; 0 while it is not known.
+    /// Communication ID of the peer; 0 while unknown.
     pub remote: CommId,
     pub remote_guid: u64,
-    /// Of the messages that make the connection.
+    /// Transaction ID of the messages that establish the connection.
     pub transaction: u64,
     pub wait: Patience,
     pub repeat: Option<Repeat>,
@@ -34,11 +36,11 @@ pub(super) struct Connection {
     pub ends: Ends,
 }
 
-/// The two queue pairs, and what they have agreed on.
+/// The two queue pairs and the parameters negotiated for them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     pub qp_type: QpType,
-    /// Ours; none yet at a server that has not answered.
+    /// Our queue pair; `None` at a server that has not accepted yet.
     pub qp: Option<LocalQp>,
     pub remote_qpn: Qpn,
     pub remote_psn: Psn,
@@ -51,14 +53,14 @@ pub(super) struct Ends {
     pub ack_timeout: AckTimeout,
 }
 
-/// How long an answer may take, and how often is asked for it.
+/// Response timeout and number of retransmissions of messages that expect a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub response: Duration,
     pub retries: u8,
 }
 
-/// A message that wants an answer.
+/// A message that expects a response and is retransmitted.
 #[derive(Debug)]
 pub(super) struct Repeat {
     pub kind: MessageKind,
@@ -66,16 +68,16 @@ pub(super) struct Repeat {
     pub left: u8,
 }
 
-/// What was answered last, should the question come again.
+/// The last response, kept to be replayed if the message that it answers is retransmitted.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// To which message.
+    /// Kind of the message that it answers.
     pub to: MessageKind,
     pub with: MessageKind,
     pub mad: Box<[u8; MAD_LEN]>,
 }
 
-/// The last question whether the peer still has an established connection.
+/// The last probe whether the peer still has an established connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub transaction: u64,
@@ -86,24 +88,25 @@ pub(super) struct Probe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Offer {
     None,
-    /// By us. `delayed`: the peer has asked for patience.
+    /// Offered by us. `delayed`: the peer has requested more time (MRA).
     Sent {
         transaction: u64,
         delayed: bool,
     },
-    /// By the peer, and the program has it.
+    /// Offered by the peer and reported to the program.
     Received {
         transaction: u64,
     },
 }
 
-/// The time of a 5-bit code: 4.096 µs · 2^code. 0 is the shortest, and not for ever as in a queue pair.
+/// Converts a 5-bit timeout code: 4.096 µs * 2^code. Code 0 is the shortest time, not infinity as in a queue
+/// pair.
 pub(super) const fn time_of(code: AckTimeout) -> Duration {
     Duration::from_nanos(4096 << code.code())
 }
 
-/// The local ACK timeout for a path there and back and a peer's delay, as a code: the sum of two powers of two, rounded to one
-/// (IBA 12.7.34).
+/// Returns the code of the local ACK timeout, from the packet lifetime of a path and the ACK delay of a peer:
+/// the sum of the round trip and the delay, both powers of two, rounded to a power of two (IBA 12.7.34).
 pub(super) fn ack_timeout(packet_life: AckTimeout, ack_delay: AckTimeout) -> AckTimeout {
     let (there_and_back, delay) = (packet_life.code() + 1, ack_delay.code());
     let (larger, smaller) = (there_and_back.max(delay), there_and_back.min(delay));
@@ -111,7 +114,7 @@ pub(super) fn ack_timeout(packet_life: AckTimeout, ack_delay: AckTimeout) -> Ack
 }
 
 impl Ends {
-    /// Ends of which only the path is known.
+    /// Creates the ends of a connection of which only the path is known.
     pub fn of(path: Path) -> Ends {
         Ends {
             qp_type: QpType::Ud,
@@ -130,7 +133,7 @@ impl Ends {
 }
 
 impl Connection {
-    /// One of which the rest is to be filled in.
+    /// Creates a connection with the given fields, for struct update syntax.
     pub fn new(state: State, to: AddressVector, ends: Ends) -> Connection {
         Connection {
             state,
@@ -151,17 +154,17 @@ impl Connection {
         }
     }
 
-    /// The other end, once its adapter is known.
+    /// Returns the identity of the peer; meaningful once its CA GUID is known.
     pub fn peer(&self) -> Peer {
         (self.remote_guid, self.to.dgid)
     }
 
-    /// In time-wait: nothing is left of it but packets that may be on their way.
+    /// Reports whether the connection is in time-wait: only its late packets may still be in flight.
     pub fn is_over(&self) -> bool {
         self.state == State::TimeWait
     }
 
-    /// How long packets may live once nobody sends any more.
+    /// Returns how long packets of the connection may stay in flight after the last transmission.
     pub fn time_wait(&self) -> Duration {
         time_of(self.ends.ack_timeout)
     }
@@ -172,9 +175,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ack_timeout_is_the_next_power_of_two_where_both_count() {
+    fn ack_timeout_is_rounded_up_when_round_trip_and_delay_are_comparable() {
         let of = |life, delay| ack_timeout(AckTimeout::new(life), AckTimeout::new(delay)).code();
-        // As the kernel's, of a path life of a second and rxe's delay.
+        // The kernel's value for a packet lifetime of one second and rxe's ACK delay.
         assert_eq!(of(18, 15), 19);
         assert_eq!(of(14, 15), 16);
         assert_eq!(of(10, 15), 15);

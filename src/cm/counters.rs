@@ -1,51 +1,54 @@
+//! Counters of a connection manager.
+
 use crate::wire::mad::MessageKind;
 
-/// What a connection manager has seen and done.
+/// Counters of a connection manager.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CmCounters {
-    /// Messages in, by [`MessageKind`] in its order.
+    /// Messages received, indexed by [`MessageKind`].
     pub received: [u64; MessageKind::ALL.len()],
-    /// Messages out, repetitions among them, by [`MessageKind`] in its order.
+    /// Messages sent, including retransmissions, indexed by [`MessageKind`].
     pub sent: [u64; MessageKind::ALL.len()],
-    /// No MAD of the communication manager.
+    /// Received MADs that are not valid CM messages.
     pub malformed: u64,
-    /// Not from QP1.
+    /// Received MADs that do not come from QP1.
     pub wrong_qpn: u64,
-    /// From another GID, or with another communication ID, than the connection's peer has.
+    /// Messages from a GID or with a communication ID other than those of the connection's peer.
     pub wrong_peer: u64,
-    /// For a connection that is not there.
+    /// Messages for an unknown connection.
     pub unknown: u64,
-    /// For a connection whose state has no use for it.
+    /// Messages that are not expected in the state of their connection.
     pub unexpected: u64,
-    /// Messages that came again.
+    /// Duplicate messages.
     pub duplicates: u64,
-    /// Messages that were sent again as no answer came.
+    /// Retransmissions for lack of a response.
     pub repeated: u64,
-    /// Exchanges that ended without an answer.
+    /// Exchanges that ended without a response.
     pub unanswered: u64,
-    /// Requests for services that nobody serves.
+    /// Requests for a service without a listener.
     pub no_service: u64,
-    /// Requests that a listener's backlog had no room for.
+    /// Requests rejected because the listener's backlog was full.
     pub backlog_full: u64,
-    /// Requests above the most connections at once.
+    /// Requests rejected because the number of connections had reached its maximum.
     pub too_many: u64,
-    /// Requests that made no sense: transport, MTU or GID.
+    /// Requests and replies rejected as invalid: transport, MTU, GID or queue pair.
     pub refused: u64,
-    /// Requests and replies with the queue pair of a connection that is there.
+    /// Requests and replies rejected as stale: the peer's queue pair or communication ID already has a
+    /// connection.
     pub stale: u64,
-    /// Answers that were not sent as too many waited.
+    /// Responses dropped because too many MADs were queued.
     pub answers_dropped: u64,
-    /// Time-waits that ended early as there were too many.
+    /// Time-waits that ended early because there were too many.
     pub time_waits_cut: u64,
 }
 
 impl CmCounters {
-    /// Messages of a kind that came in.
+    /// Returns the number of messages of a kind that were received.
     pub fn received(&self, kind: MessageKind) -> u64 {
         self.received[kind as usize]
     }
 
-    /// Messages of a kind that went out.
+    /// Returns the number of messages of a kind that were sent.
     pub fn sent(&self, kind: MessageKind) -> u64 {
         self.sent[kind as usize]
     }

@@ -1,12 +1,12 @@
-//! Simultaneous connect (IBA 12.10.4): both ends ask each other for the same service at the same time, and one connection
-//! comes of it.
+//! Simultaneous (peer-to-peer) connect (IBA 12.10.4): both ends request the same service from each other at
+//! the same time, and one connection results.
 
 use super::server::refusal;
 use super::{Arrival, Cm};
 use crate::wire::mad::{CommId, Mad, Rejected, Req};
 
 impl Cm {
-    /// Our request that a peer's request crosses.
+    /// Finds our request that a peer's request crosses.
     pub(super) fn find_crossing(&self, req: &Req, arrival: &Arrival) -> Option<CommId> {
         let (service, gid) = (req.service, arrival.from.dgid);
         let range = (service, gid, CommId(0))..=(service, gid, CommId(u32::MAX));
@@ -14,14 +14,15 @@ impl Cm {
             let conn = self.connections.get(id);
             conn.is_some_and(|c| c.state.is_asking())
         };
-        // A request that comes back to its own sender crosses nothing.
+        // A request that returns to its own sender does not cross itself.
         let is_itself = |id: &CommId| *id == req.local && self.config.ca_guid == req.ca_guid;
         self.crossing.range(range).map(|(_, _, id)| *id).find(|id| waits(id) && !is_itself(id))
     }
 
-    /// Of two requests that cross, that of the larger adapter counts, or of the larger queue pair of one adapter (and, should
-    /// hosts have the same number for theirs, of the larger address). Who has it stays the client and takes no notice of the
-    /// other; the other becomes a server, and its program is asked.
+    /// Resolves two requests that cross: the one from the larger CA GUID counts; if both are equal, the one
+    /// with the larger queue pair number (or the larger GID, if hosts wrongly share a GUID). The winner stays
+    /// the client and ignores the other request. The loser becomes the server, and the request is reported to
+    /// its program.
     pub(super) fn on_crossing(&mut self, id: CommId, arrival: &Arrival, mad: &Mad, req: &Req) {
         let Some(ours) = self.connections.get(&id) else { return };
         let (our_qpn, our_gid) = (ours.ends.qp.map(|qp| qp.qpn), self.gid(ours.to.sgid_index));

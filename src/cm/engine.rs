@@ -1,4 +1,4 @@
-//! What every exchange is made of: sending, repeating, answering, reporting, time-wait.
+//! Building blocks of every exchange: send, retransmit, reply, report, time-wait.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::transport::{AddressVector, Instant};
 use crate::wire::Gid;
 use crate::wire::mad::{CommId, MAD_LEN, Mad, Message, MessageKind};
 
-/// `bytes` in a message's private data, zeros behind them.
+/// Pads `bytes` with zeros to the length of a private data field.
 pub(super) fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
     let mut whole = [0; N];
     let Some(front) = whole.get_mut(..bytes.len()) else {
@@ -20,25 +20,26 @@ pub(super) fn padded<const N: usize>(bytes: &[u8]) -> Result<[u8; N], CmError> {
     Ok(whole)
 }
 
-/// Additional information, and how much of it counts.
+/// Pads additional rejection information to its field, and returns the number of valid bytes with it.
 pub(super) fn information(bytes: &[u8]) -> Result<([u8; 72], u8), CmError> {
     let info = padded(bytes).map_err(|_| CmError::Info(bytes.len()))?;
     Ok((info, bytes.len() as u8))
 }
 
 impl Cm {
-    /// A number for an exchange that we begin.
+    /// Draws the transaction ID of an exchange that we begin.
     pub(super) fn new_transaction(&mut self, id: CommId) -> u64 {
         u64::from(self.random.next_u32()) << 32 | u64::from(id.0)
     }
 
-    /// Sends what a program or a deadline has called for.
+    /// Sends a message that a program or a deadline has caused.
     pub(super) fn send(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
         self.counters.sent[kind as usize] += 1;
         self.outbox.push_back(Outgoing { to, mad });
     }
 
-    /// Sends what the peer has called for, unless so much waits that it would only grow: then it is as if lost.
+    /// Sends a response to a received message. Drops it, as if it were lost, when the outbox already holds
+    /// `max_answers` MADs: a flood must not make the outbox grow.
     pub(super) fn answer(&mut self, to: AddressVector, mad: [u8; MAD_LEN], kind: MessageKind) {
         if self.outbox.len() >= self.config.max_answers {
             self.counters.answers_dropped += 1;
@@ -47,13 +48,14 @@ impl Cm {
         }
     }
 
-    /// An answer that nothing is kept of.
+    /// Sends a response of which no copy is kept for replay.
     pub(super) fn answer_once(&mut self, to: AddressVector, transaction: u64, message: impl Into<Message>) {
         let mad = Mad { transaction, modifier: 0, message: message.into() };
         self.answer(to, mad.bytes(), mad.message.kind());
     }
 
-    /// Sends a message until it is answered.
+    /// Sends a message that expects a response, and retransmits it until the response arrives or the retries
+    /// are exhausted.
     pub(super) fn ask(&mut self, now: Instant, id: CommId, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let bytes = mad.bytes();
@@ -64,7 +66,7 @@ impl Cm {
         self.send(to, bytes, mad.message.kind());
     }
 
-    /// Sends an answer, and keeps it should the question `to` come again.
+    /// Sends a response, and keeps it for replay if the message of kind `to` is retransmitted.
     pub(super) fn reply(&mut self, id: CommId, to: MessageKind, mad: &Mad) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let bytes = mad.bytes();
@@ -73,7 +75,7 @@ impl Cm {
         self.send(peer, bytes, mad.message.kind());
     }
 
-    /// The question is answered: it is not repeated.
+    /// Stops the retransmission of the pending message and clears the deadline.
     pub(super) fn settle(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get_mut(&id) {
             conn.repeat = None;
@@ -81,7 +83,7 @@ impl Cm {
         self.arm(id, None);
     }
 
-    /// Sets the deadline of a connection, or none.
+    /// Sets or clears the deadline of a connection.
     pub(super) fn arm(&mut self, id: CommId, deadline: Option<Instant>) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         let timers = if conn.is_over() { &mut self.time_waits } else { &mut self.timers };
@@ -93,20 +95,20 @@ impl Cm {
         }
     }
 
-    /// Reports something, if a program cares.
+    /// Queues an event, unless the program has released the connection.
     pub(super) fn emit(&mut self, id: CommId, event: Event) {
         if self.connections.get(&id).is_none_or(|c| !c.released) {
             self.events.push_back((ConnId(id), event));
         }
     }
 
-    /// The last thing that is reported.
+    /// Queues the last event of a connection, and forgets the connection.
     pub(super) fn end(&mut self, id: CommId, event: Event) {
         self.emit(id, event);
         self.forget(id);
     }
 
-    /// Nothing is kept.
+    /// Removes a connection from all tables.
     pub(super) fn forget(&mut self, id: CommId) {
         self.settle(id);
         self.leave_backlog(id);
@@ -117,14 +119,14 @@ impl Cm {
         self.crossing.remove(&(conn.service, conn.to.dgid, id));
     }
 
-    /// Nobody's queue pair: another connection may have it.
+    /// Frees the peer's queue pair, so that another connection may use it.
     pub(super) fn unlink_qp(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get(&id) {
             self.by_qpn.retain_not((conn.peer(), conn.ends.remote_qpn), id);
         }
     }
 
-    /// A request that a program has answered, or taken, is in nobody's backlog.
+    /// Removes a request from its listener's backlog, as a program has answered or taken it or it has ended.
     pub(super) fn leave_backlog(&mut self, id: CommId) {
         let Some(listener) = self.connections.get_mut(&id).and_then(|c| c.waits_at.take()) else { return };
         if let Some(listener) = self.listeners.get_mut(&listener) {
@@ -132,7 +134,8 @@ impl Cm {
         }
     }
 
-    /// The connection ends; its ID stays for as long as packets of it may be on their way.
+    /// Puts a connection in time-wait: its ID stays in use as long as its packets may be in flight, and for
+    /// `at_least`.
     pub(super) fn enter_time_wait(&mut self, now: Instant, id: CommId, at_least: Duration) {
         self.settle(id);
         self.leave_backlog(id);
@@ -151,7 +154,7 @@ impl Cm {
         }
     }
 
-    /// Nobody cares any more: no event comes, nor one that waits.
+    /// Marks a connection as released: no further events are reported, and the queued ones are discarded.
     pub(super) fn disown(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get_mut(&id) {
             conn.released = true;
@@ -159,22 +162,22 @@ impl Cm {
         self.events.retain(|(of, _)| of.0 != id);
     }
 
-    /// Which connections are not in time-wait.
+    /// Returns the number of connections, requests and resolutions that are not in time-wait.
     pub(super) fn live(&self) -> usize {
         self.connections.len() - self.time_waits.len()
     }
 
-    /// An ID for a new connection.
+    /// Allocates the ID of a new connection.
     pub(super) fn new_id(&mut self) -> CommId {
         self.pool.pick(|id| self.connections.contains_key(&id))
     }
 
-    /// One of our GIDs.
+    /// Returns one of our GIDs, if it is set.
     pub(super) fn gid(&self, index: u8) -> Option<Gid> {
         self.config.gids.get(usize::from(index)).copied().filter(|g| !g.is_unset())
     }
 
-    /// The index of one of our GIDs; of two that are alike, `hint` if it is one.
+    /// Returns the index of one of our GIDs; prefers `hint` if the table has duplicates.
     pub(super) fn gid_index(&self, gid: Gid, hint: u8) -> Option<u8> {
         if gid.is_unset() {
             return None;
@@ -185,7 +188,7 @@ impl Cm {
         self.config.gids.iter().position(|g| *g == gid).and_then(|i| u8::try_from(i).ok())
     }
 
-    /// The connection of an ID, for what a program may do in some states.
+    /// Returns the connection with an ID if it is in one of `states`; `action` names the call in the error.
     pub(super) fn conn(
         &mut self,
         id: ConnId,
@@ -200,9 +203,9 @@ impl Cm {
     }
 }
 
-/// Maps whose keys may have gone over to another connection.
+/// Maps in which a key may by now belong to another connection.
 pub(super) trait RetainNot<K> {
-    /// Removes a key, if it still stands for `id`.
+    /// Removes a key if it still maps to `id`.
     fn retain_not(&mut self, key: K, id: CommId);
 }
 

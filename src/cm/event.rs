@@ -1,166 +1,172 @@
-//! What the connection manager reports.
+//! Events that the connection manager reports to the program.
 
 use super::{ListenerId, Path};
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{AprStatus, Ece, RejReason, ServiceId, SidrStatus};
 use crate::wire::{AckTimeout, PKey, Psn, QKey, Qpn};
 
-/// Something happened to a connection, a request for one, or a service ID resolution.
+/// An event of a connection, a connection request or a service ID resolution.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A client asks: a new connection, for `accept`, `reject` or `delay`.
+    /// A client requests a connection, which `accept`, `reject` or `delay` answers.
     Requested(Box<Requested>),
-    /// The server accepts. The queue pair goes to RTS (`rtr`, `rts`); then `ready`, or `reject`.
+    /// The server accepts. The queue pair is to be brought to RTS (`rtr`, `rts`), followed by `ready` or
+    /// `reject`.
     Accepted(Box<Accepted>),
-    /// The client is ready: the connection is made. Its private data, of RTU.
+    /// The client is ready and the connection is established. Carries the private data of the RTU.
     Established(Box<[u8; 224]>),
-    /// The peer refuses, or gave up. The connection is at its end.
+    /// The peer rejects or has given up. Last event of the connection.
     Rejected(Box<Rejection>),
-    /// No answer, for as long and as often as was agreed. The connection is at its end.
+    /// The peer has not responded within the agreed timeouts and retries. Last event of the connection.
     Unreachable,
-    /// The peer has the message and asks for patience (MRA).
+    /// The peer has received the message and requests more time (MRA).
     Delayed {
-        /// How long its answer may take from now on.
+        /// Time that the peer's response may take from now on.
         service_timeout: AckTimeout,
-        /// Its private data.
+        /// Private data of the MRA.
         private_data: Box<[u8; 222]>,
     },
-    /// The peer wants to disconnect: the queue pair goes to ERR; `disconnect` answers. Its private data, of DREQ.
+    /// The peer disconnects: the queue pair is to be moved to ERR, and `disconnect` confirms. Carries the
+    /// private data of the DREQ.
     DisconnectRequested(Box<[u8; 220]>),
-    /// The peer has answered our wish to disconnect, or never did. The connection is in time-wait.
+    /// The peer has confirmed our disconnect, or does not respond to it, or has ended the connection. The
+    /// connection is in time-wait.
     Disconnected {
-        /// The private data of DREP; `None` if none came.
+        /// Private data of the DREP; `None` if none was received.
         private_data: Option<Box<[u8; 224]>>,
     },
-    /// Time-wait is over: no packet of the old connection is on its way any more, and the queue pair may be used again.
+    /// Time-wait is over: no packet of the old connection is in flight any more, and the queue pair may be
+    /// reused.
     TimeWaitOver,
-    /// The peer offers another path (LAP): `answer_alternate`.
+    /// The peer offers an alternate path (LAP), which `answer_alternate` answers.
     AlternateOffered {
-        /// As we see it.
+        /// The offered path, from our side.
         path: Path,
-        /// Its private data.
+        /// Private data of the LAP.
         private_data: Box<[u8; 168]>,
     },
-    /// The peer's answer to the path that we offered (APR).
+    /// The peer answers the alternate path that we offered (APR).
     AlternateAnswered {
-        /// What became of it.
+        /// Whether the peer has loaded the path, or why not.
         status: AprStatus,
-        /// What would have been right, by the status.
+        /// Additional information; its meaning depends on the status.
         info: Box<[u8]>,
-        /// Its private data.
+        /// Private data of the APR.
         private_data: Box<[u8; 148]>,
     },
-    /// No answer to the path that we offered; the connection goes on.
+    /// The peer has not answered the alternate path that we offered; the connection persists.
     AlternateUnanswered,
-    /// A client asks for the queue pair of a datagram service: `sidr_reply`.
+    /// A client requests the queue pair of a datagram service, which `sidr_reply` answers.
     SidrRequested(Box<SidrRequested>),
-    /// The answer to our question. It is at its end.
+    /// The peer has answered our service ID resolution. Last event of the resolution.
     SidrAnswered(Box<SidrAnswered>),
 }
 
-/// What a client asks for, as the server sees it.
+/// A connection request, from the server's side.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Requested {
-    /// The listener; `None` where both asked at once (peer to peer) and the request replaces our own of this connection.
+    /// The listener; `None` if the request crosses our own peer-to-peer request of this connection and
+    /// replaces it.
     pub listener: Option<ListenerId>,
-    /// The service.
+    /// Requested service.
     pub service: ServiceId,
-    /// The service of the queue pairs.
+    /// Transport service of the queue pairs.
     pub qp_type: QpType,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The first PSN that we are to send.
+    /// First PSN that we send.
     pub remote_psn: Psn,
-    /// Whether it has a shared receive queue.
+    /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// The path to the peer.
+    /// Path to the peer.
     pub path: Path,
-    /// Another one.
+    /// Alternate path to the peer.
     pub alternate: Option<Path>,
-    /// READs and atomics that we should answer at once: as many as the peer would ask.
+    /// Maximum number of inbound RDMA READs and atomics in flight to provide for: as many as the peer wants
+    /// to initiate.
     pub responder_resources: u8,
-    /// READs and atomics that we may ask at once: as many as the peer answers.
+    /// Maximum number of outbound RDMA READs and atomics in flight: as many as the peer has resources for.
     pub initiator_depth: u8,
-    /// The peer does end-to-end flow control.
+    /// Whether the peer implements end-to-end flow control.
     pub flow_control: bool,
-    /// The queue pair's retries.
+    /// Retry count of the queue pair, 0..=7.
     pub retry_count: u8,
-    /// The queue pair's retries after a receiver-not-ready.
+    /// RNR retry count of the queue pair, 0..=7.
     pub rnr_retry_count: u8,
-    /// The peer's channel adapter.
+    /// CA GUID of the peer.
     pub ca_guid: u64,
-    /// Options of a vendor.
+    /// Vendor options of enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// Of the peer's program.
+    /// Private data from the peer's program.
     pub private_data: [u8; 92],
 }
 
-/// How a server accepts, as the client sees it.
+/// The acceptance of a request, from the client's side.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Accepted {
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The first PSN that we are to send.
+    /// First PSN that we send.
     pub remote_psn: Psn,
-    /// Whether it has a shared receive queue.
+    /// Whether the peer's queue pair has a shared receive queue.
     pub srq: bool,
-    /// READs and atomics that we should answer at once.
+    /// Maximum number of inbound RDMA READs and atomics in flight to provide for.
     pub responder_resources: u8,
-    /// READs and atomics that we may ask at once.
+    /// Maximum number of outbound RDMA READs and atomics in flight.
     pub initiator_depth: u8,
-    /// The peer does end-to-end flow control.
+    /// Whether the peer implements end-to-end flow control.
     pub flow_control: bool,
-    /// The queue pair's retries after a receiver-not-ready.
+    /// RNR retry count of the queue pair, 0..=7.
     pub rnr_retry_count: u8,
-    /// The peer has loaded the alternate path of the request.
+    /// Whether the peer has loaded the alternate path of the request.
     pub failover: bool,
-    /// The peer's channel adapter.
+    /// CA GUID of the peer.
     pub ca_guid: u64,
-    /// Options of a vendor.
+    /// Vendor options of enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// Of the peer's program.
+    /// Private data from the peer's program.
     pub private_data: [u8; 196],
 }
 
-/// Why not.
+/// The rejection of a connection request or reply.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rejection {
-    /// The code.
+    /// Reason code.
     pub reason: RejReason,
-    /// What would have been right, by the reason.
+    /// Additional information, such as an acceptable value; its meaning depends on the reason.
     pub info: Box<[u8]>,
-    /// Of the peer's program.
+    /// Private data from the peer's program.
     pub private_data: [u8; 148],
 }
 
-/// A question for the queue pair of a datagram service.
+/// A request for the queue pair of a datagram service (SIDR_REQ).
 #[derive(Clone, PartialEq, Debug)]
 pub struct SidrRequested {
     /// The listener.
     pub listener: ListenerId,
-    /// The service.
+    /// Requested service.
     pub service: ServiceId,
-    /// The partition.
+    /// Partition key of the request.
     pub pkey: PKey,
-    /// Back to the peer.
+    /// Address vector back to the peer.
     pub from: AddressVector,
-    /// Of the peer's program.
+    /// Private data from the peer's program.
     pub private_data: [u8; 216],
 }
 
-/// The answer to one.
+/// The response to a service ID resolution (SIDR_REP).
 #[derive(Clone, PartialEq, Debug)]
 pub struct SidrAnswered {
-    /// Whether the rest is valid.
+    /// Whether the queue pair is valid, or why there is none.
     pub status: SidrStatus,
-    /// The queue pair.
+    /// Number of the queue pair that serves the datagrams.
     pub qpn: Qpn,
-    /// The key that its datagrams need.
+    /// Q_Key that datagrams to the queue pair must carry.
     pub qkey: QKey,
-    /// Options of a vendor.
+    /// Vendor options of enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// What would have been right, by the status.
+    /// Additional information; its meaning depends on the status.
     pub info: Box<[u8]>,
-    /// Of the peer's program.
+    /// Private data from the peer's program.
     pub private_data: [u8; 136],
 }

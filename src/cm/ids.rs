@@ -1,3 +1,5 @@
+//! Allocation of communication IDs.
+
 use rand_pcg::Pcg32;
 use rand_pcg::rand_core::Rng;
 
@@ -5,7 +7,8 @@ use super::CommIds;
 use crate::wire::Permutation;
 use crate::wire::mad::CommId;
 
-/// Gives out communication IDs: each of the range once before one comes again, in an order that is not easily guessed.
+/// Allocates communication IDs in an order that is hard to guess: an ID recurs only after all others of the
+/// range.
 #[derive(Debug)]
 pub(super) struct IdPool {
     range: CommIds,
@@ -20,7 +23,7 @@ impl IdPool {
         IdPool { range, next: random.next_u32(), permutation }
     }
 
-    /// The next ID that is not taken. There is one: far fewer than the range may be.
+    /// Returns the next free ID. There is one, because far fewer IDs are in use than the range holds.
     pub fn pick(&mut self, is_taken: impl Fn(CommId) -> bool) -> CommId {
         loop {
             self.next = self.next.wrapping_add(1);
@@ -28,7 +31,7 @@ impl IdPool {
                 continue;
             };
             let id = self.range.id(low);
-            // 0, which stands for an ID that is not known, is not among them.
+            // The permutation excludes 0, which stands for an unknown ID.
             if !is_taken(id) {
                 return id;
             }
@@ -43,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_have_their_prefix_and_come_again_only_after_all_others() {
+    fn ids_have_prefix_and_do_not_recur_before_range_is_exhausted() {
         let range = CommIds { prefix: 0x2a, bits: 6 };
         let mut pool = IdPool::new(range, &mut Pcg32::new(1, 1));
         let ids: BTreeSet<CommId> = (0..100_000).map(|_| pool.pick(|_| false)).collect();
@@ -58,11 +61,11 @@ mod tests {
     }
 
     #[test]
-    fn without_a_prefix_all_bits_are_free() {
+    fn ids_without_prefix_use_all_bits() {
         let mut pool = IdPool::new(CommIds::ALL, &mut Pcg32::new(3, 1));
         let ids: Vec<u32> = (0..64).map(|_| pool.pick(|_| false).0).collect();
         assert!(ids.iter().fold(0, |a, b| a | b) == u32::MAX && ids.iter().fold(u32::MAX, |a, b| a & b) == 0);
-        // Those that are given out say nothing of the next: no distance between two comes twice.
+        // Known IDs do not reveal the next one: hardly any two have the same distance.
         let steps: BTreeSet<u32> = ids.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
         assert!(steps.len() > 60, "{}", steps.len());
     }

@@ -1,4 +1,4 @@
-//! How connections end: DREQ and DREP, REJ, giving up, and being forgotten by the program.
+//! The end of connections: DREQ and DREP, REJ, the final timeout, and release by the program.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::wire::{AckTimeout, Qpn};
 
 use super::connection::{Offer, Probe};
 
-/// The shortest time between two probes of a connection.
+/// Minimum time between two probes of a connection.
 pub(super) const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Cm {
-    /// Disconnects (DREQ), or answers the peer that wants to (DREP). What is about to be a connection is refused (REJ). The
-    /// queue pair's sends should be at their end.
+    /// Disconnects (DREQ), or confirms the peer's disconnect (DREP). A connection that is not established yet
+    /// is rejected (REJ). The sends of the queue pair should be complete.
     ///
-    /// Disconnecting twice is as once.
+    /// A second call has no effect.
     ///
     /// # Errors
     /// [`CmError`], in a state without a connection, or if the data do not fit a message.
@@ -58,9 +58,9 @@ impl Cm {
         self.ask(now, id, &Mad { transaction, modifier: 0, message: dreq.into() });
     }
 
-    /// Asks the peer whether it still has an established connection: with a DREQ that names a queue pair which the peer cannot
-    /// have in it. A peer that has the connection ignores the DREQ; one that does not know it answers with a DREP
-    /// (IBA 12.9.7, 12.6.11). At most once per [`PROBE_INTERVAL`].
+    /// Probes whether the peer still has an established connection, with a DREQ that names a queue pair which
+    /// the peer cannot have in it. A peer that has the connection ignores the DREQ; one that does not know it
+    /// responds with a DREP (IBA 12.9.7, 12.6.11). Sends at most one probe per [`PROBE_INTERVAL`].
     pub(super) fn probe(&mut self, now: Instant, id: CommId) {
         let transaction = self.new_transaction(id);
         let Some(conn) = self.connections.get_mut(&id) else { return };
@@ -73,7 +73,8 @@ impl Cm {
         self.answer_once(to, transaction, dreq);
     }
 
-    /// The peer does not know the connection, if this answers our probe: nobody else can know its transaction.
+    /// Ends the connection if a DREP answers our probe, as the peer does not know the connection then. No
+    /// other host can know the probe's transaction ID.
     pub(super) fn on_probe_answered(&mut self, now: Instant, id: CommId, transaction: u64) {
         let probe = self.connections.get(&id).and_then(|conn| conn.probe);
         if probe.is_some_and(|probe| probe.transaction == transaction) {
@@ -91,7 +92,7 @@ impl Cm {
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
-    /// The peer wants to disconnect.
+    /// Handles a DREQ: the peer disconnects.
     pub(super) fn on_dreq(&mut self, id: CommId, transaction: u64, dreq: &Dreq) {
         let Some(conn) = self.connections.get_mut(&id) else { return };
         if conn.ends.qp.is_none_or(|qp| qp.qpn != dreq.remote_qpn) {
@@ -102,25 +103,25 @@ impl Cm {
         conn.transaction = transaction;
         conn.offer = Offer::None;
         self.settle(id);
-        // The peer has its queue pair back.
+        // The peer may use its queue pair for another connection from now on.
         self.unlink_qp(id);
         self.emit(id, Event::DisconnectRequested(Box::new(dreq.private_data)));
     }
 
-    /// The peer agrees, or is gone anyway.
+    /// Ends a connection: the peer has confirmed the disconnect, has rejected, or is gone.
     pub(super) fn left(&mut self, now: Instant, id: CommId, private_data: Option<Box<[u8; 224]>>) {
         if let Some(conn) = self.connections.get_mut(&id) {
-            // That was of a connection which is none any more.
+            // The kept response belongs to the connection that has ended.
             conn.answer = None;
         }
         self.emit(id, Event::Disconnected { private_data });
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
-    /// Refuses a request or a reply (REJ). No event comes any more.
+    /// Rejects a request or a reply (REJ). No further events are reported.
     ///
     /// # Errors
-    /// [`CmError`], once there is a connection, or if the data do not fit a message.
+    /// [`CmError`], once the connection is established, or if the data do not fit a message.
     pub fn reject(
         &mut self,
         now: Instant,
@@ -137,7 +138,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Sends a REJ, and stays to say it again should the question come again.
+    /// Sends a REJ, and enters time-wait to replay it if the rejected message is retransmitted.
     fn send_rej(
         &mut self,
         now: Instant,
@@ -158,15 +159,15 @@ impl Cm {
         let patience = conn.wait.response;
         let mad = Mad { transaction: conn.transaction, modifier: 0, message: rej.into() };
         self.reply(id, question, &mad);
-        // Until the peer would ask again, and once more.
+        // Covers two retransmission intervals of the peer.
         self.enter_time_wait(now, id, 2 * patience);
         Ok(())
     }
 
-    /// Tells the peer that we have waited long enough.
+    /// Notifies the peer that our retries are exhausted (REJ with reason timeout).
     pub(super) fn send_timeout(&mut self, id: CommId) {
         let Some(conn) = self.connections.get(&id) else { return };
-        // A peer whose ID we never learned finds the connection by our adapter.
+        // A peer whose ID we never learned identifies the connection by our CA GUID.
         let ca_guid = self.config.ca_guid.to_be_bytes();
         let (to, transaction) = (conn.to, conn.transaction);
         let rej = super::server::refusal(id, conn.remote, Rejected::None, RejReason::Timeout, &ca_guid);
@@ -174,10 +175,10 @@ impl Cm {
         self.send(to, mad.bytes(), MessageKind::Rej);
     }
 
-    /// Asks the peer for patience (MRA): with the answer to its request, its reply or its alternate path.
+    /// Requests more time from the peer (MRA) for the answer to its request, reply or alternate path.
     ///
     /// # Errors
-    /// [`CmError`], in a state in which the peer waits for nothing, or if the data do not fit a message.
+    /// [`CmError`], in a state in which the peer expects no response, or if the data do not fit a message.
     pub fn delay(
         &mut self,
         _now: Instant,
@@ -211,8 +212,8 @@ impl Cm {
         Ok(())
     }
 
-    /// No program cares for it any more: in any state, what is right towards the peer is done, and no event comes, nor any
-    /// that waits.
+    /// Releases a connection that no program needs any more: ends it towards the peer as its state requires.
+    /// No further events are reported, and the queued ones are discarded.
     pub fn release(&mut self, now: Instant, id: ConnId) {
         use State as S;
         let Some(state) = self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state) else {
@@ -225,7 +226,7 @@ impl Cm {
                 self.forget(id.0);
             }
             S::ReqRcvd | S::DelayingReq | S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep => {
-                // Without data, it fits.
+                // Without private data the message always fits.
                 let _ = self.send_rej(now, id.0, RejReason::Consumer, &[], &[]);
             }
             S::Established => self.send_dreq(now, id.0, [0; 220]),

@@ -1,10 +1,12 @@
-//! The InfiniBand connection manager (IBA chapter 12), sans I/O: MADs and instants in; MADs, deadlines and events out.
+//! The InfiniBand connection manager (IBA chapter 12), sans I/O: takes MADs and instants, produces MADs,
+//! deadlines and events.
 //!
-//! A [`Cm`] is of one NIC. Whoever drives it hands it what arrives at QP1 ([`Cm::handle_mad`]), sends what it wants sent
-//! ([`Cm::poll_transmit`]), calls it when a deadline is over ([`Cm::poll_timeout`], [`Cm::handle_timeout`]), and acts on its events
-//! ([`Cm::poll_event`]). It moves no queue pair: [`Cm::rtr`] and [`Cm::rts`] say what one needs.
+//! A [`Cm`] serves one NIC. Its driver passes MADs received on QP1 to [`Cm::handle_mad`], sends the MADs that
+//! [`Cm::poll_transmit`] returns, calls [`Cm::handle_timeout`] at the deadline that [`Cm::poll_timeout`]
+//! returns, and acts on the events from [`Cm::poll_event`]. The connection manager does not modify queue
+//! pairs: [`Cm::rtr`] and [`Cm::rts`] return the attributes that a queue pair needs.
 //!
-//! A connection, from both sides:
+//! The handshake from both sides:
 //!
 //! | client | server |
 //! | --- | --- |
@@ -17,8 +19,9 @@
 //! | [`Event::Disconnected`] | |
 //! | [`Event::TimeWaitOver`] | [`Event::TimeWaitOver`] |
 //!
-//! Every message that wants an answer is repeated until there is one, or none is to be hoped for; every message that came
-//! twice is answered twice. Whatever a peer sends, what is kept for it is bounded.
+//! Every message that expects a response is retransmitted until the response arrives or the retries are
+//! exhausted; every duplicate of a received message is answered again. The state kept for a peer is bounded,
+//! whatever it sends.
 #![forbid(unsafe_code)]
 
 mod alternate;
@@ -63,7 +66,7 @@ use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{CommId, MAD_LEN, ServiceId};
 use crate::wire::{Gid, Qpn};
 
-/// A connection, a request for one, or a service ID resolution: its local communication ID.
+/// Identifier of a connection, a connection request or a service ID resolution: the local communication ID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ConnId(pub CommId);
 
@@ -73,25 +76,25 @@ impl fmt::Display for ConnId {
     }
 }
 
-/// A listener.
+/// Identifier of a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ListenerId(u64);
 
-/// How a MAD came.
+/// Origin of a received MAD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
-    /// Back to its sender, from the GID that it was sent to.
+    /// Address vector back to the sender, with the GID that the MAD was sent to as source.
     pub from: AddressVector,
-    /// The sender's queue pair: messages come from QP1, and answers go to it.
+    /// Queue pair of the sender: messages come from QP1, and responses go to QP1.
     pub src_qpn: Qpn,
 }
 
-/// A MAD to send: from QP1 to QP1, with the Q_Key of both.
+/// A MAD to send from QP1 to QP1, with the Q_Key of both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outgoing {
-    /// Where to.
+    /// Destination.
     pub to: AddressVector,
-    /// Its bytes.
+    /// Bytes of the MAD.
     pub mad: [u8; MAD_LEN],
 }
 
@@ -102,23 +105,24 @@ pub struct Cm {
     pool: IdPool,
     random: Pcg32,
     connections: BTreeMap<CommId, Connection>,
-    /// By the peer and its ID, once known.
+    /// Connections by peer and the peer's communication ID, once that is known.
     by_remote: BTreeMap<(Peer, CommId), CommId>,
-    /// By the peer and its queue pair; those that end have none.
+    /// Connections by peer and the peer's queue pair. A connection that the peer has ended, or that is in
+    /// time-wait, has no entry.
     by_qpn: BTreeMap<(Peer, Qpn), CommId>,
-    /// Service ID resolutions, by who asks and its name for the question.
+    /// Service ID resolutions by the requester's GID and request ID.
     by_asker: BTreeMap<(Gid, CommId), CommId>,
-    /// Our requests that a request of the peer may cross.
+    /// Our peer-to-peer requests, which a request of the peer may cross (IBA 12.10.4).
     crossing: BTreeSet<(ServiceId, Gid, CommId)>,
     listeners: BTreeMap<ListenerId, Listener>,
-    /// Those of one service.
+    /// Listeners for a single service ID.
     services: BTreeMap<ServiceId, ListenerId>,
-    /// Those of many.
+    /// Listeners for a range of service IDs.
     masked: Vec<ListenerId>,
     last_listener: u64,
     vacancies: Vacancies,
     timers: BTreeSet<(Instant, CommId)>,
-    /// Of connections in time-wait, each of which has one.
+    /// Deadlines of the connections in time-wait, one for each.
     time_waits: BTreeSet<(Instant, CommId)>,
     outbox: VecDeque<Outgoing>,
     events: VecDeque<(ConnId, Event)>,
@@ -126,7 +130,8 @@ pub struct Cm {
 }
 
 impl Cm {
-    /// One without connections. What it picks by chance comes from `seed`.
+    /// Creates a connection manager without connections. Communication IDs and transaction IDs are derived
+    /// from `seed`.
     pub fn new(config: CmConfig, seed: u64) -> Cm {
         let mut random = Pcg32::new(seed, 0xca);
         let pool = IdPool::new(config.ids, &mut random);
@@ -152,37 +157,37 @@ impl Cm {
         }
     }
 
-    /// What it was made with, with the GIDs as they are now.
+    /// Returns the configuration, with the current GIDs.
     pub fn config(&self) -> &CmConfig {
         &self.config
     }
 
-    /// The NIC's GIDs are others now.
+    /// Replaces the GID table after the NIC's GIDs have changed.
     pub fn set_gids(&mut self, gids: Vec<Gid>) {
         self.config.gids = gids;
     }
 
-    /// The next MAD to send.
+    /// Removes and returns the next MAD to send.
     pub fn poll_transmit(&mut self) -> Option<Outgoing> {
         self.outbox.pop_front()
     }
 
-    /// What happened next.
+    /// Removes and returns the next event.
     pub fn poll_event(&mut self) -> Option<(ConnId, Event)> {
         self.events.pop_front()
     }
 
-    /// The state of a connection that is not released.
+    /// Returns the state of a connection, or `None` if it is unknown or released.
     pub fn state(&self, id: ConnId) -> Option<State> {
         self.connections.get(&id.0).filter(|c| !c.released).map(|c| c.state)
     }
 
-    /// How many connections, requests and resolutions there are, and how many of the former are in time-wait.
+    /// Returns the number of connections, requests and resolutions, and how many of them are in time-wait.
     pub fn population(&self) -> (usize, usize) {
         (self.connections.len(), self.time_waits.len())
     }
 
-    /// What it has seen and done.
+    /// Returns the counters.
     pub fn counters(&self) -> &CmCounters {
         &self.counters
     }

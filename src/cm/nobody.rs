@@ -1,9 +1,10 @@
-//! What a port says to who wants what nobody has there: a service that no program serves, or a connection that is gone. Also
-//! said where no one connection manager is to say it.
+//! Responses of a port to unmatched messages: for a service without a listener, or for a connection that no
+//! longer exists. Also used by the broker (steward), for addresses that several processes share.
 
 use crate::wire::mad::{Drep, Message, Rej, RejReason, Rejected, SidrRep, SidrStatus};
 
-/// The answer to a message that is for nobody; `None` if it gets none, and whoever repeats it gives up.
+/// Returns the response to an unmatched message, or `None` if it gets none and its sender runs into a
+/// timeout.
 pub(crate) fn answer(message: &Message) -> Option<Message> {
     Some(match message {
         Message::Req(req) => {
@@ -19,7 +20,7 @@ pub(crate) fn answer(message: &Message) -> Option<Message> {
             let message = Rejected::Rep;
             Rej { local: rep.remote, remote: rep.local, message, reason, ..Rej::default() }.into()
         }
-        // Gone is what the peer wants it to be.
+        // The connection is gone, as the peer requests.
         Message::Dreq(dreq) => Drep { local: dreq.remote, remote: dreq.local, ..Drep::default() }.into(),
         _ => return None,
     })

@@ -1,81 +1,82 @@
-//! What a program gives the connection manager.
+//! Parameters of calls to the connection manager.
 
 use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::{Ece, ServiceId, SidrStatus};
 use crate::wire::{AckTimeout, Mtu, PKey, Psn, QKey, Qpn};
 
-/// How long a peer may take to answer, 4.3 s, and how often it is asked again, as `rdma_cm` has it.
+/// Response timeout of CM messages, 4.3 s, and number of retransmissions, both as in `rdma_cm`.
 pub(super) const RESPONSE_TIMEOUT: AckTimeout = AckTimeout::new(20);
 const MAX_CM_RETRIES: u8 = 15;
 
 /// A path to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Path {
-    /// Where packets go, and from which of our GIDs.
+    /// Address vector: destination, and index of the source GID.
     pub av: AddressVector,
-    /// The path MTU.
+    /// Path MTU.
     pub mtu: Mtu,
-    /// How long a packet takes at most, as a code: 18 is a second.
+    /// Maximum lifetime of a packet, as a timeout code: 18 is one second.
     pub packet_life: AckTimeout,
-    /// The partition.
+    /// Partition key.
     pub pkey: PKey,
 }
 
 impl Path {
-    /// To where `av` says, all else as `rdma_cm` has it on RoCE.
+    /// Creates a path to the destination of `av`, with the other values that `rdma_cm` uses on RoCE.
     pub const fn to(av: AddressVector, mtu: Mtu) -> Path {
         Path { av, mtu, packet_life: AckTimeout::new(18), pkey: PKey::DEFAULT }
     }
 }
 
-/// Our queue pair.
+/// The local queue pair of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalQp {
-    /// Its number.
+    /// Number of the queue pair.
     pub qpn: Qpn,
-    /// The first PSN that the peer is to send to it.
+    /// First PSN that the peer sends to it.
     pub psn: Psn,
-    /// Its receives come from a shared queue.
+    /// Whether its receives come from a shared receive queue.
     pub srq: bool,
 }
 
-/// What a client asks for.
+/// Parameters of a connection request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request<'a> {
-    /// The service.
+    /// Requested service.
     pub service: ServiceId,
-    /// The service of the queue pairs: all but UD, which [`SidrRequest`] is for.
+    /// Transport service of the queue pairs: any but UD, which [`SidrRequest`] is for.
     pub qp_type: QpType,
     /// Our queue pair.
     pub qp: LocalQp,
-    /// The path.
+    /// Path to the peer.
     pub path: Path,
-    /// Another one, for automatic path migration.
+    /// Alternate path, for automatic path migration.
     pub alternate: Option<Path>,
-    /// READs and atomics that we answer at once.
+    /// Maximum number of inbound RDMA READs and atomics in flight.
     pub responder_resources: u8,
-    /// READs and atomics that we ask at once.
+    /// Maximum number of outbound RDMA READs and atomics in flight.
     pub initiator_depth: u8,
-    /// End-to-end flow control.
+    /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// The queue pairs' retries, 0..=7.
+    /// Retry count of both queue pairs, 0..=7.
     pub retry_count: u8,
-    /// The peer's retries after our receiver-not-ready, 0..=7.
+    /// RNR retry count of the peer: its retries after an RNR NAK of ours, 0..=7.
     pub rnr_retry_count: u8,
-    /// How long the peer may take to answer a message, and we.
+    /// Maximum time that the peer, or we, may take to respond to a CM message.
     pub response_timeout: AckTimeout,
-    /// How often a message is repeated, 0..=15.
+    /// Maximum number of retransmissions of a CM message, 0..=15.
     pub max_cm_retries: u8,
-    /// Options of a vendor.
+    /// Vendor options of enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// The peer may ask us for the same at the same time, and one connection comes of it (IBA 12.10.4).
+    /// Whether the peer may request the same service from us at the same time, for one connection (IBA
+    /// 12.10.4).
     pub peer_to_peer: bool,
-    /// For the peer's program: up to 92 bytes.
+    /// Private data for the peer's program, up to 92 bytes.
     pub private_data: &'a [u8],
 }
 
 impl<'a> Request<'a> {
-    /// A reliable connection to `service`, all else as `rdma_cm` has it.
+    /// Creates a request for a reliable connection to `service`, with the other values that `rdma_cm` uses.
     pub fn new(service: ServiceId, qp: LocalQp, path: Path, private_data: &'a [u8]) -> Request<'a> {
         Request {
             service,
@@ -97,63 +98,63 @@ impl<'a> Request<'a> {
     }
 }
 
-/// How a server accepts.
+/// Parameters of the acceptance of a connection request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reply<'a> {
     /// Our queue pair.
     pub qp: LocalQp,
-    /// READs and atomics that we answer at once.
+    /// Maximum number of inbound RDMA READs and atomics in flight.
     pub responder_resources: u8,
-    /// READs and atomics that we ask at once.
+    /// Maximum number of outbound RDMA READs and atomics in flight.
     pub initiator_depth: u8,
-    /// End-to-end flow control.
+    /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// The peer's retries after our receiver-not-ready, 0..=7.
+    /// RNR retry count of the peer: its retries after an RNR NAK of ours, 0..=7.
     pub rnr_retry_count: u8,
-    /// The alternate path of the request, if there was one, is loaded.
+    /// Whether the alternate path of the request, if there was one, is loaded.
     pub failover: bool,
-    /// Options of a vendor.
+    /// Vendor options of enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// For the peer's program: up to 196 bytes.
+    /// Private data for the peer's program, up to 196 bytes.
     pub private_data: &'a [u8],
 }
 
-/// A question for the queue pair of a datagram service.
+/// Parameters of a request for the queue pair of a datagram service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrRequest<'a> {
-    /// The service.
+    /// Requested service.
     pub service: ServiceId,
-    /// Where to ask.
+    /// Path to the server.
     pub path: Path,
-    /// How long the peer may take to answer.
+    /// Maximum time that the peer may take to respond.
     pub response_timeout: AckTimeout,
-    /// How often the question is repeated, 0..=15.
+    /// Maximum number of retransmissions, 0..=15.
     pub max_cm_retries: u8,
-    /// For the peer's program: up to 216 bytes.
+    /// Private data for the peer's program, up to 216 bytes.
     pub private_data: &'a [u8],
 }
 
 impl<'a> SidrRequest<'a> {
-    /// For `service`, all else as `rdma_cm` has it.
+    /// Creates a request for `service`, with the other values that `rdma_cm` uses.
     pub fn new(service: ServiceId, path: Path, private_data: &'a [u8]) -> SidrRequest<'a> {
         let (response_timeout, max_cm_retries) = (RESPONSE_TIMEOUT, MAX_CM_RETRIES);
         SidrRequest { service, path, response_timeout, max_cm_retries, private_data }
     }
 }
 
-/// The answer to one.
+/// Parameters of the response to a service ID resolution.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SidrReply<'a> {
-    /// [`SidrStatus::Valid`], or why not.
+    /// [`SidrStatus::Valid`], or the reason of the rejection.
     pub status: SidrStatus,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub qpn: Qpn,
-    /// The key that its datagrams need.
+    /// Q_Key that datagrams to the queue pair must carry.
     pub qkey: QKey,
-    /// Options of a vendor.
+    /// Vendor options of enhanced connection establishment (ECE).
     pub ece: Ece,
-    /// Up to 72 bytes, by the status.
+    /// Additional information, up to 72 bytes; its meaning depends on the status.
     pub info: &'a [u8],
-    /// For the peer's program: up to 136 bytes.
+    /// Private data for the peer's program, up to 136 bytes.
     pub private_data: &'a [u8],
 }

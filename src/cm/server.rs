@@ -1,4 +1,4 @@
-//! The server's side: REQ in, REP out, RTU in.
+//! The server's side of the handshake: receives REQ, sends REP, receives RTU.
 
 use super::connection::{Answer, Connection, Ends, Patience, Peer, time_of};
 use super::engine::{information, padded};
@@ -10,14 +10,14 @@ use crate::wire::mad::{
 };
 use crate::wire::{AckTimeout, Mtu, Qpn};
 
-/// A listener for a service.
+/// A listener for a service ID or a range of them.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub service: ServiceId,
-    /// Which bits of the service count.
+    /// Mask of the service ID bits that must match.
     pub mask: u64,
     pub backlog: usize,
-    /// Requests that no program has taken.
+    /// Number of requests that no program has answered or taken.
     pub waiting: usize,
 }
 
@@ -27,10 +27,10 @@ impl Listener {
     }
 }
 
-/// Why a request is refused, and what would have been right.
+/// Reason to reject a request, and additional information: a value that would be acceptable.
 type Refusal = (RejReason, Vec<u8>);
 
-/// A REJ; `info` is at most 72 bytes, or cut.
+/// Builds a REJ; `info` beyond 72 bytes is cut.
 pub(super) fn refusal(
     local: CommId,
     remote: CommId,
@@ -43,12 +43,13 @@ pub(super) fn refusal(
 }
 
 impl Cm {
-    /// Serves `service`, by connections and service ID resolution. Bits that `mask` has clear may be anything.
+    /// Listens for connection requests and service ID resolutions of `service`. Service ID bits that are
+    /// clear in `mask` are ignored.
     ///
-    /// `backlog` is how many requests may wait that no program has answered, or [taken](Self::taken).
+    /// `backlog` is the maximum number of requests that no program has answered or [taken](Self::taken).
     ///
     /// # Errors
-    /// [`CmError::Taken`], by another listener here.
+    /// [`CmError::Taken`] if another listener here serves an overlapping range.
     pub fn listen(&mut self, service: ServiceId, mask: u64, backlog: usize) -> Result<ListenerId, CmError> {
         let clashes = |other: &Listener| (other.service.0 ^ service.0) & other.mask & mask == 0;
         let taken = match mask {
@@ -70,8 +71,9 @@ impl Cm {
         Ok(id)
     }
 
-    /// Ends a listener. Requests that nobody has polled yet are rejected; those that were are connections by now. Those that
-    /// come in the next second wait that long for another listener.
+    /// Ends a listener. Requests whose event is not polled yet are rejected; those already polled stay as
+    /// connections. A listener for a single service leaves a grace period of one second: requests that arrive
+    /// within it wait until its end for another listener.
     pub fn unlisten(&mut self, now: Instant, listener: ListenerId) {
         let Some(ended) = self.listeners.remove(&listener) else { return };
         self.masked.retain(|l| *l != listener);
@@ -97,7 +99,8 @@ impl Cm {
         self.services.get(&service).copied().or_else(masked)
     }
 
-    /// Whether a listener has room for another request.
+    /// Reports whether a listener's backlog and the connection table have room for another request, and
+    /// counts if not.
     pub(super) fn has_room(&mut self, listener: ListenerId) -> bool {
         let full = self.listeners.get(&listener).is_none_or(|l| l.waiting >= l.backlog);
         let too_many = self.live() >= self.config.max_connections;
@@ -106,7 +109,7 @@ impl Cm {
         !full && !too_many
     }
 
-    /// A client asks.
+    /// Handles a connection request (REQ).
     pub(super) fn on_req(&mut self, now: Instant, arrival: &Arrival, mad: &Mad, req: &Req) {
         let peer = (req.ca_guid, arrival.from.dgid);
         if let Some(id) = self.by_remote.get(&(peer, req.local)).copied() {
@@ -146,11 +149,11 @@ impl Cm {
         self.report_request(id, Some(listener), mad, req);
     }
 
-    /// A request whose ID we know.
+    /// Handles a REQ with a known communication ID: a duplicate, or a reuse of the ID.
     fn on_req_again(&mut self, now: Instant, id: CommId, arrival: &Arrival, mad: &Mad, req: &Req) {
         let Some(conn) = self.connections.get(&id) else { return };
         if conn.ends.remote_qpn != req.qpn || conn.service != req.service {
-            // Not the same again: the peer gave its ID to another before we could forget the first.
+            // Not a duplicate: the peer has reused its ID before the first connection was forgotten here.
             self.counters.stale += 1;
             let rej = refusal(CommId(0), req.local, Rejected::Req, RejReason::StaleConnection, &[]);
             self.answer_once(arrival.from, mad.transaction, rej);
@@ -159,13 +162,14 @@ impl Cm {
         }
     }
 
-    /// Whether the peer's queue pair has a connection already, as we see it: then that one is gone at the peer, and ends here
-    /// (IBA 12.9.8.3.1). An established connection ends only once the peer has confirmed that it is gone, as anybody who can
-    /// send from the peer's address could have made the message up.
+    /// Reports whether the peer's queue pair already has a connection here. Such a connection no longer
+    /// exists at the peer, and ends here too (IBA 12.9.8.3.1). An established connection ends only after the
+    /// peer has confirmed the loss (see `probe`), because any host that can send from the peer's address
+    /// could have forged the message.
     pub(super) fn is_stale(&mut self, now: Instant, peer: Peer, qpn: Qpn) -> bool {
         let Some(old) = self.by_qpn.get(&(peer, qpn)).copied() else { return false };
         match self.connections.get(&old).map(|c| c.state) {
-            // That the peer has ended it is what we have been waiting to hear.
+            // The reuse of the queue pair tells that the peer has ended the connection, as our DREQ requests.
             Some(State::DreqSent) => {
                 self.left(now, old, None);
                 return false;
@@ -176,19 +180,20 @@ impl Cm {
         true
     }
 
-    /// Notes that the peer's queue pair has this connection. Numbers of the management's stand for none.
+    /// Records that the peer's queue pair has this connection. Numbers up to that of QP1 stand for no queue
+    /// pair.
     pub(super) fn link_qp(&mut self, id: CommId) {
         if let Some(conn) = self.connections.get(&id).filter(|c| c.ends.remote_qpn > Qpn::GSI) {
             self.by_qpn.insert((conn.peer(), conn.ends.remote_qpn), id);
         }
     }
 
-    /// The connection that a request asks for, if it can be.
+    /// Validates a request, and returns the connection that it asks for.
     pub(super) fn check_req(&self, arrival: &Arrival, mad: &Mad, req: &Req) -> Result<Connection, Refusal> {
         let qp_type = match (req.transport, req.extended_transport) {
             (TransportService::Rc, _) => QpType::Rc,
             (TransportService::Uc, _) => QpType::Uc,
-            // Of the pair, the client has the initiator.
+            // The client has the XRC initiator, so the server has the target.
             (TransportService::Extended, 1) => QpType::XrcRecv,
             _ => return Err((RejReason::InvalidTransport, vec![])),
         };
@@ -230,7 +235,7 @@ impl Cm {
         })
     }
 
-    /// What a peer wants us to wait, within reason.
+    /// Limits a timeout that a peer requests to the configured maximum.
     pub(super) fn bounded(&self, timeout: AckTimeout) -> AckTimeout {
         AckTimeout::new(timeout.code().min(self.config.max_timeout.code()))
     }
@@ -273,7 +278,7 @@ impl Cm {
         self.emit(id, Event::Requested(Box::new(requested)));
     }
 
-    /// A program has taken a request over: it is in its listener's backlog no more, though not answered.
+    /// Removes a request from its listener's backlog: a program has taken it over, but not answered it.
     pub fn taken(&mut self, id: ConnId) {
         self.leave_backlog(id.0);
     }
@@ -281,7 +286,7 @@ impl Cm {
     /// Accepts a request (REP).
     ///
     /// # Errors
-    /// [`CmError`], in another state than REQ received, or if the reply does not fit a message.
+    /// [`CmError`], in a state other than REQ received, or if the reply does not fit a message.
     pub fn accept(&mut self, now: Instant, id: ConnId, reply: &Reply<'_>) -> Result<(), CmError> {
         let private_data = padded(reply.private_data)?;
         let (ca_guid, target_ack_delay) = (self.config.ca_guid, self.config.ack_delay);
@@ -290,7 +295,8 @@ impl Cm {
         let ends = &mut conn.ends;
         ends.qp = Some(reply.qp);
         (ends.responder_resources, ends.initiator_depth) = (reply.responder_resources, reply.initiator_depth);
-        // 0 loaded, 2 rejected; without one, nobody asks.
+        // Failover Accepted field: 0 = loaded, 2 = rejected. Ignored by the client if its request has no
+        // alternate path.
         let failover = if ends.alternate.is_some() && !reply.failover { 2 } else { 0 };
         if !reply.failover {
             ends.alternate = None;
@@ -312,7 +318,8 @@ impl Cm {
             ..Rep::default()
         };
         if ends.qp_type == QpType::XrcRecv {
-            // Where a service of end-to-end contexts has its context (IBA A14); its receives are of shared queues.
+            // An XRC target is identified by the EE context field (IBA A14), and its receives come from
+            // shared queues.
             (rep.qpn, rep.eecn, rep.srq) = (Qpn::new(0), reply.qp.qpn.get(), true);
         }
         rep.set_vendor_id(reply.ece.vendor_id);
@@ -324,7 +331,7 @@ impl Cm {
         Ok(())
     }
 
-    /// The client is ready.
+    /// Handles an RTU: the client is ready.
     pub(super) fn on_rtu(&mut self, id: CommId, rtu: &Rtu) {
         self.settle(id);
         if let Some(conn) = self.connections.get_mut(&id) {
@@ -333,11 +340,12 @@ impl Cm {
         self.emit(id, Event::Established(Box::new(rtu.private_data)));
     }
 
-    /// Data came to the server's queue pair before the RTU did, which is as good (IBA 12.9.7.2). `true` if the connection was
-    /// not established before; then no [`Event::Established`] comes.
+    /// Establishes the connection because data arrived at the server's queue pair before the RTU, which is
+    /// equivalent (IBA 12.9.7.2). Returns `true` if the connection was not established before; no
+    /// [`Event::Established`] follows in that case.
     ///
     /// # Errors
-    /// [`CmError`], in another state than REP sent or established.
+    /// [`CmError`], in a state other than REP sent or established.
     pub fn establish(&mut self, _now: Instant, id: ConnId) -> Result<bool, CmError> {
         let states = [State::RepSent, State::RepDelayed, State::Established];
         let conn = self.conn(id, &states, "note that data came")?;

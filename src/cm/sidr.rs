@@ -1,4 +1,4 @@
-//! Service ID resolution (IBA 12.11): which queue pair serves datagrams?
+//! Service ID resolution (IBA 12.11): finds the queue pair that serves datagrams.
 
 use std::time::Duration;
 
@@ -11,10 +11,11 @@ use crate::transport::Instant;
 use crate::wire::mad::{CommId, Ece, Mad, MessageKind, SidrRep, SidrReq, SidrStatus};
 
 impl Cm {
-    /// Asks for the queue pair of a datagram service (SIDR_REQ).
+    /// Requests the queue pair of a datagram service (SIDR_REQ).
     ///
     /// # Errors
-    /// [`CmError`], if the data do not fit a message, or there are too many.
+    /// [`CmError`], if the data do not fit a message, the source GID is unset, or there are too many
+    /// connections.
     pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest<'_>) -> Result<ConnId, CmError> {
         let private_data = padded(request.private_data)?;
         let path = request.path;
@@ -37,14 +38,14 @@ impl Cm {
         Ok(ConnId(id))
     }
 
-    /// A client asks.
+    /// Handles a SIDR_REQ.
     pub(super) fn on_sidr_req(&mut self, now: Instant, arrival: &Arrival, mad: &Mad, req: &SidrReq) {
         let key = (arrival.from.dgid, req.request);
         if let Some(id) = self.by_asker.get(&key).copied() {
             if self.connections.get(&id).is_some_and(|c| c.service == req.service) {
                 return self.take_step(now, id, arrival, mad);
             }
-            // Its name for that question is free again, and so is ours.
+            // The requester has reused its request ID for another service.
             self.by_asker.remove(&key);
         }
         let refuse = |cm: &mut Cm, status| {
@@ -81,10 +82,10 @@ impl Cm {
         self.emit(id, Event::SidrRequested(Box::new(requested)));
     }
 
-    /// Answers such a question (SIDR_REP). No event comes any more.
+    /// Answers a SIDR_REQ (SIDR_REP). No further events are reported.
     ///
     /// # Errors
-    /// [`CmError`], in another state than SIDR_REQ received, or if the data do not fit a message.
+    /// [`CmError`], in a state other than SIDR_REQ received, or if the data do not fit a message.
     pub fn sidr_reply(&mut self, now: Instant, id: ConnId, reply: &SidrReply<'_>) -> Result<(), CmError> {
         let (info, info_len) = information(reply.info)?;
         let private_data = padded(reply.private_data)?;
@@ -116,7 +117,7 @@ impl Cm {
         self.enter_time_wait(now, id, Duration::ZERO);
     }
 
-    /// The answer to our question.
+    /// Handles a SIDR_REP to our request.
     pub(super) fn on_sidr_rep(&mut self, id: CommId, mad: &Mad, rep: &SidrRep) {
         let answered = SidrAnswered {
             status: rep.status,

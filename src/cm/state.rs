@@ -1,44 +1,44 @@
-//! The states of a connection, and the table of what a message does in each (IBA 12.9.7).
+//! The states of a connection, and the table of the step that a message causes in each (IBA 12.9.7).
 
 use std::fmt;
 
 use crate::wire::mad::MessageKind;
 
-/// Where a connection is (IBA 12.9.7), or a service ID resolution (12.11).
+/// State of a connection (IBA 12.9.7) or of a service ID resolution (12.11).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum State {
-    /// Client: the request is sent.
+    /// Client: REQ sent.
     ReqSent,
-    /// Client: the server has the request and asks for patience.
+    /// Client: REQ sent, and the server has requested more time (MRA).
     ReqDelayed,
-    /// Server: a request is there for the program.
+    /// Server: REQ received and reported to the program.
     ReqRcvd,
-    /// Server: it was told that the answer may take.
+    /// Server: REQ received, and more time requested from the client (MRA).
     DelayingReq,
-    /// Server: the reply is sent.
+    /// Server: REP sent.
     RepSent,
-    /// Server: the client has the reply and asks for patience.
+    /// Server: REP sent, and the client has requested more time (MRA).
     RepDelayed,
-    /// Client: the reply is there for the program.
+    /// Client: REP received and reported to the program.
     RepRcvd,
-    /// Client: the server was told that it may take.
+    /// Client: REP received, and more time requested from the server (MRA).
     DelayingRep,
-    /// Data flows.
+    /// The connection is established.
     Established,
-    /// We want to disconnect.
+    /// DREQ sent.
     DreqSent,
-    /// The peer wants to disconnect.
+    /// DREQ received and reported to the program.
     DreqRcvd,
-    /// Packets of the old connection may still be on their way.
+    /// The connection has ended, but packets of it may still be in flight.
     TimeWait,
-    /// The question is sent.
+    /// SIDR_REQ sent.
     SidrReqSent,
-    /// A question is there for the program.
+    /// SIDR_REQ received and reported to the program.
     SidrReqRcvd,
 }
 
 impl State {
-    /// Every state.
+    /// All states.
     pub const ALL: [State; 14] = [
         State::ReqSent,
         State::ReqDelayed,
@@ -56,7 +56,7 @@ impl State {
         State::SidrReqRcvd,
     ];
 
-    /// A client whose request is not answered yet.
+    /// Reports whether this is a client whose request is not answered yet.
     pub(super) const fn is_asking(self) -> bool {
         matches!(self, State::ReqSent | State::ReqDelayed)
     }
@@ -83,44 +83,45 @@ impl fmt::Display for State {
     }
 }
 
-/// What a message of the peer does.
+/// Action that a message from the peer causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// It came before: what was answered is said again, or that the answer takes its time (MRA).
+    /// The message is a duplicate: replays the response or requests more time (MRA).
     AnswerAgain,
-    /// The server accepts.
+    /// The server accepts (REP).
     TakeReply,
-    /// The client is ready.
+    /// The client is ready (RTU).
     Establish,
-    /// The peer asks for patience.
+    /// The peer requests more time (MRA).
     Wait,
-    /// The peer refuses or has given up, and data has never flowed.
+    /// The peer rejects or has given up before any data could flow: the connection ends without time-wait.
     End,
-    /// Data may have flowed, and now the peer is gone: time-wait.
+    /// The peer has ended a connection on which data may have flowed: the connection enters time-wait.
     Leave,
-    /// The peer wants to disconnect.
+    /// The peer disconnects (DREQ): reported to the program.
     AskToLeave,
-    /// The peer does not know the connection, if that is the answer to a [probe](super::Cm::probe).
+    /// The peer does not know the connection, if the DREP answers a [probe](super::Cm::probe).
     LeaveIfProbed,
-    /// Both want to disconnect.
+    /// Both ends disconnect at the same time.
     LeaveBoth,
-    /// The peer offers another path.
+    /// The peer offers an alternate path (LAP).
     Offer,
-    /// The peer asks for patience with the path that we offered.
+    /// The peer requests more time for the alternate path that we offered (MRA).
     WaitForOffer,
-    /// The peer answers the path that we offered.
+    /// The peer answers the alternate path that we offered (APR).
     AnswerOffer,
-    /// The queue pair of a datagram service.
+    /// The peer answers a service ID resolution (SIDR_REP).
     Resolve,
 }
 
-/// What a message does in a state. `None`: nothing, it is late or makes no sense.
+/// Returns the step that a message causes in a state, or `None` if it is late or makes no sense and is
+/// ignored.
 pub(super) const fn step(state: State, message: MessageKind) -> Option<Step> {
     use MessageKind as M;
     use State as S;
     Some(match (state, message) {
         (S::ReqSent | S::ReqDelayed, M::Rep) => Step::TakeReply,
-        // Once is enough: a peer could have us wait for ever.
+        // Only one MRA counts; otherwise a peer could extend the wait for ever.
         (S::ReqSent | S::RepSent, M::Mra) => Step::Wait,
         (S::ReqSent | S::ReqDelayed | S::ReqRcvd | S::DelayingReq, M::Rej) => Step::End,
         (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep, M::Rej) => Step::End,
@@ -131,7 +132,7 @@ pub(super) const fn step(state: State, message: MessageKind) -> Option<Step> {
         (S::RepSent | S::RepDelayed, M::Rtu) => Step::Establish,
         (S::RepRcvd | S::DelayingRep | S::Established | S::TimeWait, M::Rep) => Step::AnswerAgain,
 
-        // Before the RTU too, which may be lost: who disconnects was ready.
+        // Also before the RTU, which may be lost: a client that disconnects was ready.
         (S::RepSent | S::RepDelayed | S::RepRcvd | S::DelayingRep | S::Established, M::Dreq) => {
             Step::AskToLeave
         }

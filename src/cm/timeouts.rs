@@ -1,4 +1,4 @@
-//! Deadlines: what is not answered is asked again, and given up in the end.
+//! Deadlines: retransmits what is not answered, and gives up when the retries are exhausted.
 
 use super::connection::Offer;
 use super::{Cm, Event, State};
@@ -6,13 +6,13 @@ use crate::transport::{Instant, earliest};
 use crate::wire::mad::CommId;
 
 impl Cm {
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// Returns the next instant at which [`handle_timeout`](Self::handle_timeout) must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let [next, time_wait] = [&self.timers, &self.time_waits].map(|timers| timers.first().map(|t| t.0));
         earliest([next, time_wait, self.vacancies.deadline()])
     }
 
-    /// Acts on deadlines that are over.
+    /// Handles all deadlines up to `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(&(at, id)) = self.timers.first()
             && at <= now
@@ -57,7 +57,7 @@ impl Cm {
                 conn.offer = Offer::None;
                 self.emit(id, Event::AlternateUnanswered);
             }
-            // These wait for a program, without a deadline, or are in time-wait.
+            // These states wait for the program without a deadline, or are in time-wait.
             State::ReqRcvd
             | State::DelayingReq
             | State::RepRcvd

@@ -1,7 +1,8 @@
-//! Services that nobody serves at the moment, but soon will.
+//! Pending listeners: requests for a service whose listener is expected shortly are queued for a grace
+//! period.
 //!
-//! Programs tell their clients a port before they listen on it, or end their listener and listen again on the same port. A
-//! client that is faster than that would be refused; so requests for such a service wait a little for its listener.
+//! Programs tell their clients a port before they listen on it, or end a listener and listen on the same port
+//! again. A client that is faster would be rejected; instead, its request waits for the listener.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,13 +12,14 @@ use crate::transport::Instant;
 use crate::wire::Gid;
 use crate::wire::mad::{CommId, Mad, Message, Req, ServiceId};
 
-/// How long a service stays vacant: after that it is absent.
+/// Grace period in which a service's listener is expected; requests are rejected after it.
 const VACANCY: Duration = Duration::from_secs(1);
 
-/// Services that are remembered, and requests that wait, at most; what comes above finds an absent service.
+/// Maximum number of services in their grace period, and of queued requests. A request beyond it is rejected
+/// like one for an unknown service.
 const MOST: usize = 256;
 
-/// The vacant services, and who wants them.
+/// Services in their grace period, and the requests queued for them.
 #[derive(Debug, Default)]
 pub(super) struct Vacancies {
     until: BTreeMap<ServiceId, Instant>,
@@ -42,13 +44,15 @@ impl Vacancies {
         }
     }
 
-    /// Ends the wait for these services: somebody listens, or asks for the same.
+    /// Ends the grace period of the services that `is_served` selects: a listener, or a peer-to-peer request,
+    /// now exists.
     pub fn fill(&mut self, is_served: impl Fn(ServiceId) -> bool) {
         self.until.retain(|service, _| !is_served(*service));
         self.waiting.iter_mut().filter(|w| is_served(w.service)).for_each(|w| w.until = Instant(0));
     }
 
-    /// Keeps a request, once however often it comes; `false` if the service is not vacant.
+    /// Queues a request, once for all its retransmissions. Returns `false` if the service has no grace period
+    /// or the queue is full.
     fn keep(&mut self, now: Instant, service: ServiceId, arrival: &Arrival, mad: &Mad) -> bool {
         let Some(until) = self.until.get(&service).copied().filter(|until| *until > now) else {
             return false;
@@ -64,7 +68,7 @@ impl Vacancies {
         has_room
     }
 
-    /// Drops the request of a client that gives up.
+    /// Drops the queued request of a client that gives up.
     pub fn withdraw(&mut self, from: Gid, id: CommId) {
         let asks = |mad: &Mad| matches!(&mad.message, Message::Req(req) if req.local == id);
         self.waiting.retain(|w| w.arrival.from.dgid != from || !asks(&w.mad));
@@ -74,7 +78,7 @@ impl Vacancies {
         self.waiting.iter().map(|w| w.until).min()
     }
 
-    /// Removes and returns the requests that have waited long enough, in the order of arrival.
+    /// Removes and returns the requests whose wait is over, in the order of arrival.
     fn take_due(&mut self, now: Instant) -> Vec<Waiting> {
         let (due, rest) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.until <= now);
         self.waiting = rest;
@@ -83,14 +87,14 @@ impl Vacancies {
 }
 
 impl Cm {
-    /// A listener for a service is likely to come soon: a program has taken its port.
+    /// Starts the grace period of a service: a program has bound its port, and is likely to listen soon.
     pub fn expect_listener(&mut self, now: Instant, service: ServiceId) {
         if self.find_listener(service).is_none() {
             self.vacancies.open(now, service);
         }
     }
 
-    /// A request that finds no listener waits for one, or is refused.
+    /// Queues a request that finds no listener, or rejects it.
     pub(super) fn wait_for_listener(
         &mut self,
         now: Instant,
@@ -103,7 +107,7 @@ impl Cm {
         }
     }
 
-    /// Requests whose service is there now, or was not there in time.
+    /// Handles the queued requests whose service is available now or whose grace period has ended.
     pub(super) fn end_waits(&mut self, now: Instant) {
         if self.vacancies.deadline().is_none_or(|at| at > now) {
             return;
@@ -120,7 +124,7 @@ impl Cm {
         }
     }
 
-    /// Nobody serves what a request is for.
+    /// Rejects a request for a service without a listener.
     fn refuse_absent(&mut self, arrival: &Arrival, mad: &Mad) {
         self.counters.no_service += 1;
         if let Some(answer) = nobody::answer(&mad.message) {

@@ -1,4 +1,4 @@
-//! Alternate paths.
+//! Alternate paths: LAP and APR.
 
 use super::bench::*;
 use crate::cm::*;
@@ -26,7 +26,7 @@ fn apr(bench: &mut Bench) -> Apr {
 }
 
 #[test]
-fn an_offer_is_answered() {
+fn lap_ends_with_the_apr_of_its_transaction() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.load_alternate(bench.now, id, &path(), b"that?").unwrap();
@@ -49,7 +49,7 @@ fn an_offer_is_answered() {
 }
 
 #[test]
-fn the_peers_offer_goes_to_the_program() {
+fn lap_of_peer_is_reported_and_answered_once_per_transaction() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.inject_as(&arrival(), 0x10, lap(id));
@@ -71,7 +71,7 @@ fn the_peers_offer_goes_to_the_program() {
 }
 
 #[test]
-fn an_offer_that_cannot_be_is_refused() {
+fn invalid_lap_is_rejected_with_its_reason() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.inject(Lap { remote_qpn: Qpn::new(9), ..lap(id) });
@@ -82,7 +82,7 @@ fn an_offer_that_cannot_be_is_refused() {
     assert_eq!(apr(&mut bench).status, AprStatus::InvalidGid);
     bench.inject(Lap { remote: CommId(12345), ..lap(id) });
     assert_eq!(apr(&mut bench).status, AprStatus::InvalidCommId);
-    // Both offer at once: each waits for its own answer.
+    // Both ends offer at the same time: each waits for the answer to its own offer.
     bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
     bench.sent_one();
     bench.inject(lap(id));

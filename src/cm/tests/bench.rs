@@ -1,4 +1,4 @@
-//! One manager and a scripted peer, in virtual time.
+//! Test fixture: one connection manager and a scripted peer, in virtual time.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub fn peer_gid() -> Gid {
 }
 
 pub fn config() -> CmConfig {
-    // Of a table whose first entries are of other addresses.
+    // The first entries of the GID table are other addresses.
     CmConfig::new(OUR_GUID, vec![gid(101), Gid::default(), our_gid()])
 }
 
@@ -64,7 +64,7 @@ pub fn reply(private_data: &[u8]) -> Reply<'_> {
     }
 }
 
-/// A request of the peer.
+/// Returns a request from the peer.
 pub fn req() -> Req {
     let mut req = Req {
         local: PEER_ID,
@@ -90,7 +90,7 @@ pub fn req() -> Req {
     req
 }
 
-/// A reply of the peer to a request of ours.
+/// Returns a reply from the peer to a request of ours.
 pub fn rep(to: ConnId) -> Rep {
     Rep {
         local: PEER_ID,
@@ -106,7 +106,7 @@ pub fn rep(to: ConnId) -> Rep {
     }
 }
 
-/// How long the peer waits for an answer of ours, and we for one of its.
+/// Response timeout of the peer and of ours: the interval between retransmissions.
 pub fn response_time() -> Duration {
     Duration::from_nanos(4096 << 20) + 2 * Duration::from_nanos(4096 << 18)
 }
@@ -125,7 +125,7 @@ impl Bench {
         Bench { cm: Cm::new(config, 7), now: Instant(1_000_000) }
     }
 
-    /// One that listens to [`SERVICE`].
+    /// Creates a fixture that listens to [`SERVICE`].
     pub fn listening() -> Bench {
         let mut bench = Bench::new();
         bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
@@ -141,7 +141,7 @@ impl Bench {
         self.cm.handle_mad(self.now, arrival, &mad.bytes());
     }
 
-    /// All that was sent, each to the peer.
+    /// Returns all messages sent, and asserts that each is addressed to the peer.
     pub fn sent(&mut self) -> Vec<Message> {
         self.sent_mads().into_iter().map(|m| m.message).collect()
     }
@@ -155,7 +155,7 @@ impl Bench {
             .collect()
     }
 
-    /// The one message that was sent.
+    /// Returns the only message sent.
     #[track_caller]
     pub fn sent_one(&mut self) -> Message {
         let sent = self.sent();
@@ -163,7 +163,7 @@ impl Bench {
         sent[0]
     }
 
-    /// The one REJ that was sent.
+    /// Returns the only message sent, which must be a REJ.
     #[track_caller]
     pub fn sent_rej(&mut self) -> Rej {
         match self.sent_one() {
@@ -176,7 +176,7 @@ impl Bench {
         std::iter::from_fn(|| self.cm.poll_event()).map(|(_, e)| e).collect()
     }
 
-    /// The one event that there is, and of which connection.
+    /// Returns the only pending event, with its connection.
     #[track_caller]
     pub fn event(&mut self) -> (ConnId, Event) {
         let event = self.cm.poll_event().expect("an event");
@@ -189,7 +189,7 @@ impl Bench {
         assert_eq!((self.events(), self.sent()), (vec![], vec![]));
     }
 
-    /// Lets time pass, and acts on every deadline at its time.
+    /// Advances time, and handles every deadline when it is due.
     pub fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.cm.poll_timeout().filter(|at| *at <= end) {
@@ -200,14 +200,14 @@ impl Bench {
         self.now = end;
     }
 
-    /// A client whose request is out.
+    /// Creates a client that has sent its request.
     pub fn asked(&mut self) -> ConnId {
         let id = self.cm.connect(self.now, &request(b"hello")).unwrap();
         assert!(matches!(self.sent_one(), Message::Req(_)));
         id
     }
 
-    /// A client whose connection is made.
+    /// Creates a client with an established connection.
     pub fn client(&mut self) -> ConnId {
         let id = self.asked();
         self.inject(rep(id));
@@ -217,7 +217,7 @@ impl Bench {
         id
     }
 
-    /// A server that has a request.
+    /// Creates a server that has received a request.
     pub fn requested(&mut self) -> ConnId {
         self.inject(req());
         let (id, event) = self.event();
@@ -225,7 +225,7 @@ impl Bench {
         id
     }
 
-    /// A server whose reply is out.
+    /// Creates a server that has sent its reply.
     pub fn accepted(&mut self) -> ConnId {
         let id = self.requested();
         self.cm.accept(self.now, id, &reply(b"welcome")).unwrap();
@@ -233,7 +233,7 @@ impl Bench {
         id
     }
 
-    /// A server whose connection is made.
+    /// Creates a server with an established connection.
     pub fn server(&mut self) -> ConnId {
         let id = self.accepted();
         self.inject(crate::wire::mad::Rtu { local: PEER_ID, remote: id.0, ..Default::default() });
@@ -250,7 +250,7 @@ impl Bench {
 }
 
 impl Cm {
-    /// That its tables agree with each other.
+    /// Asserts that the tables are consistent with each other.
     #[track_caller]
     pub(in crate::cm) fn check(&self) {
         let is_there =

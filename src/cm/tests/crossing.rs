@@ -1,4 +1,4 @@
-//! Both ends ask at once.
+//! Simultaneous (peer-to-peer) connect.
 
 use super::bench::*;
 use crate::cm::*;
@@ -14,7 +14,7 @@ fn asked(config: CmConfig) -> (Bench, ConnId) {
 }
 
 #[test]
-fn the_smaller_adapter_becomes_the_server() {
+fn smaller_ca_guid_becomes_the_server() {
     let (mut bench, id) = asked(config());
     bench.inject(req());
     let (of, Event::Requested(requested)) = bench.event() else { panic!() };
@@ -28,7 +28,7 @@ fn the_smaller_adapter_becomes_the_server() {
 }
 
 #[test]
-fn the_larger_adapter_stays_the_client() {
+fn larger_ca_guid_stays_the_client() {
     let (mut bench, id) = asked(CmConfig { ca_guid: PEER_GUID + 1, ..config() });
     bench.inject(req());
     bench.quiet();
@@ -36,13 +36,13 @@ fn the_larger_adapter_stays_the_client() {
     assert!(matches!(bench.event(), (_, Event::Accepted(_))));
     bench.cm.ready(bench.now, id, b"").unwrap();
     assert!(matches!(bench.sent_one(), Message::Rtu(_)));
-    // The other's request, late.
+    // The losing request arrives late.
     bench.inject(req());
     bench.quiet();
 }
 
 #[test]
-fn of_one_adapter_the_queue_pair_decides() {
+fn equal_ca_guids_are_decided_by_queue_pair_then_address() {
     let config = || CmConfig { ca_guid: PEER_GUID, ..config() };
     let (mut bench, _) = asked(config());
     bench.inject(Req { qpn: Qpn::new(OUR_QPN.get() + 1), ..req() });
@@ -51,28 +51,28 @@ fn of_one_adapter_the_queue_pair_decides() {
     bench.inject(Req { qpn: Qpn::new(OUR_QPN.get() - 1), ..req() });
     bench.quiet();
     assert_eq!(bench.cm.state(id), Some(State::ReqSent));
-    // Hosts that wrongly have one number are not both clients: 10.0.0.2 is the larger.
+    // Hosts that wrongly share a GUID do not both become clients: 10.0.0.2 is the larger address.
     let (mut bench, _) = asked(config());
     bench.inject(Req { qpn: OUR_QPN, ..req() });
     assert!(matches!(bench.event(), (_, Event::Requested(_))));
 }
 
 #[test]
-fn a_client_that_is_no_peer_is_not_asked() {
+fn request_does_not_cross_one_that_is_not_peer_to_peer() {
     let mut bench = Bench::new();
     let id = bench.asked();
     bench.inject(req());
     assert_eq!(bench.sent_rej().reason, RejReason::InvalidServiceId);
     assert_eq!(bench.cm.state(id), Some(State::ReqSent));
-    // Nor one of another service, or of another host.
+    // A request for another service does not cross either.
     let (mut bench, _) = asked(config());
     bench.inject(Req { service: ServiceId(1), ..req() });
     bench.sent_rej();
 }
 
-/// Two managers that ask each other at once have one connection, whoever's message comes first.
+/// A simultaneous connect of two managers makes one connection, whichever request is sent first.
 #[test]
-fn two_managers_make_one_connection() {
+fn simultaneous_connect_makes_one_connection() {
     for order in 0..2 {
         let mut world = super::lossy::World::new(1, super::lossy::Faults::NONE);
         world.cross(order);
@@ -83,9 +83,9 @@ fn two_managers_make_one_connection() {
     }
 }
 
-/// Two queue pairs of one NIC that ask each other: neither takes its own request for the other's.
+/// Two queue pairs of one NIC connect to each other: neither takes its own request for that of the other.
 #[test]
-fn a_nic_may_ask_itself() {
+fn simultaneous_connect_within_one_nic_makes_one_connection() {
     for qpns in [[0x10, 0x20], [0x20, 0x10]] {
         let mut cm = Cm::new(config(), 7);
         let av = AddressVector { sgid_index: 2, ..AddressVector::to(our_gid()) };

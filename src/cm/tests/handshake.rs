@@ -1,4 +1,4 @@
-//! How connections are made, or are not.
+//! The handshake: connections are established or rejected.
 
 use super::bench::*;
 use crate::cm::*;
@@ -7,7 +7,7 @@ use crate::wire::mad::*;
 use crate::wire::{AckTimeout, Mtu, Qpn};
 
 #[test]
-fn a_client_asks_is_accepted_and_is_ready() {
+fn client_handshake_sends_req_and_rtu() {
     let mut bench = Bench::new();
     let id = bench.cm.connect(bench.now, &request(b"hello")).unwrap();
     let asked = bench.sent_mads();
@@ -24,20 +24,20 @@ fn a_client_asks_is_accepted_and_is_ready() {
     bench.inject(rep);
     let (_, Event::Accepted(accepted)) = bench.event() else { panic!() };
     assert_eq!((accepted.remote_qpn, &accepted.private_data[..3]), (PEER_QPN, &b"hi\0"[..]));
-    // What one end answers at once the other asks at once.
+    // The responder resources of one end are the initiator depth of the other.
     assert_eq!((accepted.responder_resources, accepted.initiator_depth), (2, 7));
     assert_eq!((accepted.ca_guid, accepted.ece.vendor_id), (PEER_GUID, 0xabcdef));
 
     let rtr = bench.cm.rtr(id).unwrap();
     assert_eq!((rtr.state, rtr.dest_qpn), (Some(QpState::Rtr), Some(PEER_QPN)));
     assert_eq!((rtr.path_mtu, rtr.max_dest_rd_atomic), (Some(Mtu::Mtu1024), Some(2)));
-    // Each side says what the other begins with.
+    // Each side chooses the first PSN that the other sends.
     assert_eq!((rtr.av, rtr.rq_psn), (Some(arrival().from), Some(our_qp().psn)));
     let rts = bench.cm.rts(id).unwrap();
     assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(rep.psn), Some(7)));
     assert_eq!((rts.retry_cnt, rts.rnr_retry, rts.timeout), (Some(7), Some(4), Some(AckTimeout::new(19))));
 
-    // The peer's delay counts, and not ours.
+    // The timeout depends on the peer's ACK delay, not on ours.
     let mut other = Bench::new();
     let slow = other.asked();
     other.inject(Rep { target_ack_delay: AckTimeout::new(21), ..super::bench::rep(slow) });
@@ -53,7 +53,7 @@ fn a_client_asks_is_accepted_and_is_ready() {
 }
 
 #[test]
-fn a_server_is_asked_accepts_and_is_established() {
+fn server_handshake_sends_rep_and_is_established_by_rtu() {
     let mut bench = Bench::listening();
     let mut req = req();
     req.private_data[91] = 9;
@@ -63,7 +63,7 @@ fn a_server_is_asked_accepts_and_is_established() {
     assert_eq!((requested.responder_resources, requested.initiator_depth), (2, 7));
     assert_eq!((requested.path.av.dgid, requested.path.av.sgid_index), (peer_gid(), 2));
     assert_eq!((requested.path.mtu, requested.private_data[91]), (Mtu::Mtu1024, 9));
-    // Before it accepts, it may have its queue pair in RTS but for the PSN that it expects.
+    // The attributes up to RTS are known before the server accepts, except the PSN that it expects.
     let (rtr, rts) = (bench.cm.rtr(id).unwrap(), bench.cm.rts(id).unwrap());
     assert_eq!((rtr.rq_psn, rts.sq_psn, rts.max_rd_atomic), (None, Some(req.psn), Some(7)));
 
@@ -88,10 +88,10 @@ fn a_server_is_asked_accepts_and_is_established() {
 }
 
 #[test]
-fn messages_that_come_twice_are_answered_twice() {
+fn duplicate_messages_are_answered_again() {
     let mut bench = Bench::listening();
     let id = bench.requested();
-    // The program has not answered: the peer is asked for patience, once and for each time more.
+    // The program has not answered: each duplicate is answered with an MRA.
     for _ in 0..2 {
         bench.inject(req());
         let Message::Mra(mra) = bench.sent_one() else { panic!() };
@@ -122,7 +122,7 @@ fn messages_that_come_twice_are_answered_twice() {
 }
 
 #[test]
-fn a_rejection_is_told_with_all_that_it_says() {
+fn rejection_is_reported_with_reason_info_and_data() {
     let mut bench = Bench::new();
     let id = bench.asked();
     let mut rej = Rej {
@@ -143,7 +143,7 @@ fn a_rejection_is_told_with_all_that_it_says() {
 }
 
 #[test]
-fn a_program_rejects_and_says_so_again() {
+fn rejection_is_replayed_for_duplicates() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     bench.cm.reject(bench.now, id, RejReason::Consumer, b"info", b"go away").unwrap();
@@ -153,7 +153,7 @@ fn a_program_rejects_and_says_so_again() {
         (rej.reason, rej.info(), &rej.private_data[..7]),
         (RejReason::Consumer, &b"info"[..], &b"go away"[..])
     );
-    // It was lost: the peer asks again, and the program is not bothered again.
+    // The REJ was lost: the retransmitted request is answered without another event.
     bench.pass(response_time());
     bench.inject(req());
     assert_eq!(bench.sent_rej(), rej);
@@ -162,7 +162,7 @@ fn a_program_rejects_and_says_so_again() {
     bench.quiet();
     bench.empty();
 
-    // A reply too.
+    // A reply can be rejected, too.
     let id = bench.asked();
     bench.inject(rep(id));
     assert_eq!(bench.events().len(), 1);
@@ -174,7 +174,7 @@ fn a_program_rejects_and_says_so_again() {
 }
 
 #[test]
-fn data_establishes_a_connection_whose_rtu_is_late() {
+fn data_before_rtu_establishes_the_connection() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     assert_eq!(bench.cm.establish(bench.now, id), Ok(true));
@@ -185,7 +185,7 @@ fn data_establishes_a_connection_whose_rtu_is_late() {
 }
 
 #[test]
-fn patience_is_given_once() {
+fn second_mra_does_not_extend_the_wait() {
     let mut bench = Bench::new();
     let id = bench.asked();
     let mra = Mra {
@@ -197,7 +197,7 @@ fn patience_is_given_once() {
     };
     bench.inject(mra);
     assert!(matches!(bench.event(), (_, Event::Delayed { .. })));
-    // 17 seconds on top of what was agreed.
+    // 17 seconds in addition to the agreed time.
     let service = std::time::Duration::from_nanos(4096 << 22);
     bench.pass(service);
     bench.inject(mra);
@@ -207,7 +207,7 @@ fn patience_is_given_once() {
     bench.inject(rep(id));
     assert!(matches!(bench.event(), (_, Event::Accepted(_))));
 
-    // A server waits for a client too.
+    // A server waits for its client, too.
     let mut bench = Bench::listening();
     let id = bench.accepted();
     bench.inject(Mra { remote: id.0, message: Acknowledged::Rep, ..mra });
@@ -218,7 +218,7 @@ fn patience_is_given_once() {
 }
 
 #[test]
-fn a_program_asks_for_patience() {
+fn program_requests_more_time_with_mra() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     bench.cm.delay(bench.now, id, AckTimeout::new(18), b"wait").unwrap();
@@ -232,7 +232,7 @@ fn a_program_asks_for_patience() {
 }
 
 #[test]
-fn one_service_has_one_listener_and_a_mask_many() {
+fn overlapping_listeners_are_refused() {
     let mut bench = Bench::listening();
     assert_eq!(bench.cm.listen(SERVICE, u64::MAX, 1), Err(CmError::Taken(SERVICE)));
     let range = ServiceId(0x0106_2000);
@@ -253,7 +253,7 @@ fn one_service_has_one_listener_and_a_mask_many() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn invalid_parameters_are_refused_and_change_nothing() {
     let mut bench = Bench::listening();
     let too_long = [0; 93];
     assert_eq!(
@@ -275,7 +275,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn every_service_of_queue_pairs_has_its_code_and_its_attributes() {
+fn every_qp_type_has_its_transport_code_and_attributes() {
     for (qp_type, transport, extended) in [
         (QpType::Rc, TransportService::Rc, 0),
         (QpType::Uc, TransportService::Uc, 0),
@@ -285,7 +285,7 @@ fn every_service_of_queue_pairs_has_its_code_and_its_attributes() {
         let id = bench.cm.connect(bench.now, &Request { qp_type, ..request(b"") }).unwrap();
         let Message::Req(ours) = bench.sent_one() else { panic!() };
         assert_eq!((ours.transport, ours.extended_transport), (transport, extended));
-        // A target of XRC has its number elsewhere.
+        // The number of an XRC target is in another field.
         let is_xrc = qp_type == QpType::XrcSend;
         let target = Rep { qpn: Qpn::new(0), eecn: PEER_QPN.get(), ..rep(id) };
         bench.inject(if is_xrc { target } else { rep(id) });
@@ -309,7 +309,7 @@ fn every_service_of_queue_pairs_has_its_code_and_its_attributes() {
 }
 
 #[test]
-fn an_alternate_path_goes_along_and_may_be_declined() {
+fn alternate_path_in_req_is_loaded_or_declined() {
     let mut bench = Bench::new();
     let mut other = path();
     other.av =
@@ -334,7 +334,7 @@ fn an_alternate_path_goes_along_and_may_be_declined() {
 }
 
 #[test]
-fn ids_are_of_the_processs_part() {
+fn communication_ids_have_the_prefix_of_the_process() {
     let ids = CommIds { prefix: 5, bits: 6 };
     let mut bench = Bench::with(CmConfig { ids, ..config() });
     for _ in 0..100 {

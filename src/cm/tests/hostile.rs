@@ -1,4 +1,4 @@
-//! Peers that mean no good, or do not know what they do.
+//! Malicious and faulty peers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::wire::mad::*;
 use crate::wire::{Gid, Mtu, Qpn};
 
 #[test]
-fn what_is_no_message_is_counted_and_dropped() {
+fn invalid_mads_are_counted_and_dropped() {
     let mut bench = Bench::listening();
     let good = Mad { transaction: 1, modifier: 0, message: req().into() }.bytes();
     bench.cm.handle_mad(bench.now, &arrival(), &good[..255]);
@@ -25,7 +25,7 @@ fn what_is_no_message_is_counted_and_dropped() {
 }
 
 #[test]
-fn requests_that_cannot_be_are_refused_with_what_would_be_right() {
+fn invalid_requests_are_rejected_with_reason_and_acceptable_value() {
     let refused = |req: Req| {
         let mut bench = Bench::with(CmConfig { max_mtu: Mtu::Mtu2048, ..config() });
         bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
@@ -54,7 +54,7 @@ fn requests_that_cannot_be_are_refused_with_what_would_be_right() {
 }
 
 #[test]
-fn a_flood_of_requests_fills_the_backlog_and_no_more() {
+fn request_flood_is_bounded_by_the_backlog() {
     let mut bench = Bench::new();
     bench.cm.listen(SERVICE, u64::MAX, 100).unwrap();
     let (mut rejected, mut requested) = (0, 0);
@@ -73,7 +73,7 @@ fn a_flood_of_requests_fills_the_backlog_and_no_more() {
 }
 
 #[test]
-fn a_request_that_a_program_has_taken_makes_room() {
+fn taken_request_frees_its_place_in_the_backlog() {
     let mut bench = Bench::with(CmConfig { max_connections: 3, ..config() });
     bench.cm.listen(SERVICE, u64::MAX, 1).unwrap();
     let ask = |bench: &mut Bench, i: u32| {
@@ -86,7 +86,7 @@ fn a_request_that_a_program_has_taken_makes_room() {
         bench.cm.taken(id);
         bench.cm.taken(id);
     }
-    // Room there is, but for how many may be in all.
+    // The backlog has room, but the number of connections has reached its maximum.
     assert_eq!(ask(&mut bench, 4), None);
     assert_eq!(bench.cm.counters().too_many, 1);
     assert_eq!(bench.cm.connect(bench.now, &request(b"")), Err(CmError::TooMany(3)));
@@ -94,7 +94,7 @@ fn a_request_that_a_program_has_taken_makes_room() {
 }
 
 #[test]
-fn answers_to_a_flood_that_nobody_sends_are_dropped() {
+fn responses_are_dropped_when_the_outbox_is_full() {
     let mut bench = Bench::with(CmConfig { max_answers: 10, ..config() });
     for i in 0..1000 {
         bench.inject(Req { local: CommId(i + 1), ..req() });
@@ -105,7 +105,7 @@ fn answers_to_a_flood_that_nobody_sends_are_dropped() {
 }
 
 #[test]
-fn messages_for_connections_that_are_not_there() {
+fn messages_for_unknown_connections_are_answered_if_sender_waits() {
     let mut bench = Bench::new();
     let (local, remote) = (PEER_ID, CommId(0x4242));
     bench.inject(Rtu { local, remote, ..Rtu::default() });
@@ -125,7 +125,7 @@ fn messages_for_connections_that_are_not_there() {
 }
 
 #[test]
-fn a_reply_from_elsewhere_is_none() {
+fn reply_from_wrong_peer_is_dropped() {
     let mut bench = Bench::new();
     let id = bench.asked();
     bench.inject_as(&arrival_from(gid(66)), 1, rep(id));
@@ -134,13 +134,13 @@ fn a_reply_from_elsewhere_is_none() {
     assert_eq!(bench.cm.counters().wrong_peer, 2);
     bench.inject(rep(id));
     assert_eq!(bench.events().len(), 1);
-    // Nor one by another name, now that the peer's is known.
+    // A reply with another communication ID is dropped, because the peer's ID is known now.
     bench.inject(Rep { local: CommId(3), ..rep(id) });
     bench.quiet();
 }
 
 #[test]
-fn a_reply_with_a_queue_pair_that_cannot_be_ends_the_attempt() {
+fn reply_with_invalid_queue_pair_is_rejected_and_ends_the_attempt() {
     for qpn in [Qpn::GSI, Qpn::MULTICAST] {
         let mut bench = Bench::new();
         let id = bench.asked();
@@ -151,23 +151,24 @@ fn a_reply_with_a_queue_pair_that_cannot_be_ends_the_attempt() {
     }
 }
 
-/// A queue pair has one connection: a peer that has a new one with it has lost the old (IBA 12.9.8.3.1).
+/// A queue pair has one connection: a peer that requests a new one with it has lost the old one (IBA
+/// 12.9.8.3.1).
 #[test]
-fn stale_connections_are_refused_and_end() {
+fn requests_with_queue_pair_of_a_connection_are_stale() {
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Req { local: CommId(0x8888), ..req() });
     let transaction = sent_probe(&mut bench, old);
     bench.inject_as(&arrival(), transaction, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
     assert!(matches!(bench.event(), (of, Event::Disconnected { .. }) if of == old));
-    // Its next attempt finds the queue pair free.
+    // The peer's next attempt finds the queue pair free.
     bench.inject(Req { local: CommId(0x8889), ..req() });
     assert_eq!(bench.events().len(), 1);
-    // A replay of the first request is none.
+    // A replay of the first request is stale.
     bench.inject(req());
     assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
 
-    // Another host that claims the same adapter ends nothing, and is another.
+    // Another host with the same CA GUID is a different peer, and does not affect the connection.
     let mut bench = Bench::listening();
     let old = bench.server();
     let mut theirs = req();
@@ -176,7 +177,7 @@ fn stale_connections_are_refused_and_end() {
     assert_eq!(bench.cm.state(old), Some(State::Established));
     assert!(matches!(bench.event(), (id, Event::Requested(_)) if id != old));
 
-    // Nor does a queue pair whose connection the peer has ended itself.
+    // A queue pair whose connection the peer has ended is free, and the old connection stays as it is.
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.inject(Dreq { local: PEER_ID, remote: old.0, remote_qpn: OUR_QPN, ..Dreq::default() });
@@ -184,7 +185,7 @@ fn stale_connections_are_refused_and_end() {
     bench.inject(Req { local: CommId(0x8888), ..req() });
     assert!(matches!(bench.event(), (id, Event::Requested(_)) if id != old));
     assert_eq!(bench.cm.state(old), Some(State::DreqRcvd));
-    // And one that we want to end is at its end.
+    // A connection that waits for a DREP ends at the new request.
     let mut bench = Bench::listening();
     let old = bench.server();
     bench.cm.disconnect(bench.now, old, b"").unwrap();
@@ -196,7 +197,7 @@ fn stale_connections_are_refused_and_end() {
     );
     assert_eq!(bench.cm.state(old), Some(State::TimeWait));
 
-    // A reply with the queue pair of another connection is one, too.
+    // A reply with the queue pair of another connection is stale, too.
     let mut bench = Bench::new();
     bench.client();
     let id = bench.asked();
@@ -209,7 +210,8 @@ fn stale_connections_are_refused_and_end() {
     bench.cm.check();
 }
 
-/// That the peer was asked whether it still has a connection, and its new request refused; the transaction of the former.
+/// Asserts that the peer was probed for a connection and its new request rejected; returns the transaction ID
+/// of the probe.
 fn sent_probe(bench: &mut Bench, old: ConnId) -> u64 {
     let sent = bench.sent_mads();
     let [probe, rej] = sent[..] else { panic!("{sent:?}") };
@@ -227,7 +229,7 @@ fn forged_req_with_queue_pair_of_established_connection_leaves_it_established() 
     let old = bench.server();
     bench.inject(Req { local: CommId(0x8000), ..req() });
     sent_probe(&mut bench, old);
-    // 500 more in the same second: each is refused, and the peer is not asked again.
+    // 500 more in the same second: each is rejected, and no further probe is sent.
     for n in 1..500 {
         bench.inject(Req { local: CommId(0x8000 + n), ..req() });
         assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
@@ -235,7 +237,7 @@ fn forged_req_with_queue_pair_of_established_connection_leaves_it_established() 
     // A DREP with a transaction ID other than the probe's changes nothing.
     bench.inject_as(&arrival(), 0xbad, Drep { local: PEER_ID, remote: old.0, ..Drep::default() });
     assert_eq!((bench.events(), bench.cm.state(old)), (vec![], Some(State::Established)));
-    // The peer never answers, and all the time that an exchange may take passes.
+    // The peer never responds, for longer than an exchange may take.
     bench.pass(Duration::from_secs(120));
     assert_eq!((bench.events(), bench.cm.state(old)), (vec![], Some(State::Established)));
     bench.inject(Req { local: CommId(0x9000), ..req() });
@@ -267,7 +269,7 @@ fn probe_is_ignored_by_peer_that_has_the_connection_and_answered_by_one_that_has
 }
 
 #[test]
-fn transactions_and_ids_of_a_connection_manager_are_not_in_sequence() {
+fn transaction_ids_are_not_sequential() {
     let mut bench = Bench::new();
     let mads: Vec<Mad> = (0..16)
         .map(|_| {
@@ -280,16 +282,16 @@ fn transactions_and_ids_of_a_connection_manager_are_not_in_sequence() {
 }
 
 #[test]
-fn an_id_that_the_peer_gives_to_another_connection_is_stale() {
+fn request_that_reuses_a_communication_id_is_stale() {
     let mut bench = Bench::listening();
     bench.server();
     bench.inject(Req { qpn: Qpn::new(0x999), ..req() });
     assert_eq!(bench.sent_rej().reason, RejReason::StaleConnection);
 }
 
-/// Every message in every state: the tables agree afterwards, and all ends in time.
+/// For every pair of messages in each of six states: the tables stay consistent, and everything ends in time.
 #[test]
-fn any_message_in_any_state_leaves_the_tables_in_order() {
+fn any_message_in_any_state_keeps_tables_consistent() {
     type Begin = (bool, fn(&mut Bench) -> ConnId);
     let states: [Begin; 6] = [
         (false, Bench::asked),
@@ -318,7 +320,7 @@ fn any_message_in_any_state_leaves_the_tables_in_order() {
     }
 }
 
-/// A message of a kind that claims to be of the connection.
+/// Returns a message of a kind that claims to belong to the connection.
 fn addressed(kind: MessageKind, id: ConnId) -> Message {
     let (local, remote) = (PEER_ID, id.0);
     match kind {
@@ -345,7 +347,7 @@ fn addressed(kind: MessageKind, id: ConnId) -> Message {
 }
 
 #[test]
-fn time_that_stands_still_or_is_at_its_end_does_no_harm() {
+fn time_at_its_maximum_or_running_backwards_is_harmless() {
     let mut bench = Bench::new();
     bench.now = Instant(u64::MAX);
     let id = bench.asked();

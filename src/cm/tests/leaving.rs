@@ -15,11 +15,11 @@ fn drep(to: ConnId) -> Drep {
     Drep { local: PEER_ID, remote: to.0, ..Drep::default() }
 }
 
-/// As long as the path and the peer's delay say.
+/// Time-wait, as derived from the path and the peer's ACK delay.
 const TIME_WAIT: Duration = Duration::from_nanos(4096 << 19);
 
 #[test]
-fn who_disconnects_is_answered_and_waits() {
+fn disconnecting_side_receives_drep_and_enters_time_wait() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.disconnect(bench.now, id, b"bye").unwrap();
@@ -42,12 +42,12 @@ fn who_disconnects_is_answered_and_waits() {
 }
 
 #[test]
-fn who_is_asked_answers_and_answers_again() {
+fn dreq_is_answered_again_for_each_duplicate() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.inject_as(&arrival(), 0x99, dreq(id));
     assert!(matches!(bench.event(), (of, Event::DisconnectRequested(_)) if of == id));
-    // The program takes its time.
+    // The program has not confirmed yet.
     bench.inject_as(&arrival(), 0x99, dreq(id));
     bench.quiet();
     bench.cm.disconnect(bench.now, id, b"bye").unwrap();
@@ -59,32 +59,32 @@ fn who_is_asked_answers_and_answers_again() {
     bench.pass(TIME_WAIT);
     assert_eq!(bench.event(), (id, Event::TimeWaitOver));
     bench.empty();
-    // Long gone: it is still answered, or the peer would ask on and on.
+    // The connection is forgotten, and a DREQ is still answered; otherwise the peer would retransmit it.
     bench.inject(dreq(id));
     let Message::Drep(answer) = bench.sent_one() else { panic!() };
     assert_eq!((answer.local, answer.remote), (id.0, PEER_ID));
 }
 
 #[test]
-fn both_disconnect_at_once() {
+fn simultaneous_disconnect_ends_the_connection() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
     bench.sent_one();
     bench.inject(dreq(id));
     assert!(matches!(bench.sent_one(), Message::Drep(_)));
-    // It wants what we want: that is as good as its answer, which may never come if it has gone since.
+    // The peer's DREQ counts as the response to ours, which may never come if the peer has gone since.
     assert!(matches!(bench.event(), (_, Event::Disconnected { private_data: None })));
     assert_eq!(bench.cm.state(id), Some(State::TimeWait));
     bench.inject(drep(id));
     bench.quiet();
-    // Our answer was lost: in time-wait it is said again.
+    // Our DREP was lost: the DREQ is answered again in time-wait.
     bench.inject(dreq(id));
     assert!(matches!(bench.sent_one(), Message::Drep(_)));
 }
 
 #[test]
-fn what_made_a_connection_makes_none_after_its_end() {
+fn duplicate_handshake_messages_after_the_end_make_no_connection() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
@@ -104,7 +104,7 @@ fn what_made_a_connection_makes_none_after_its_end() {
 }
 
 #[test]
-fn a_client_may_leave_before_its_rtu_has_come() {
+fn dreq_before_rtu_is_accepted() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     bench.inject(dreq(id));
@@ -114,7 +114,7 @@ fn a_client_may_leave_before_its_rtu_has_come() {
 }
 
 #[test]
-fn a_dreq_for_another_queue_pair_is_none() {
+fn dreq_with_wrong_queue_pair_or_sender_is_dropped() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.inject(Dreq { remote_qpn: Qpn::new(5), ..dreq(id) });
@@ -126,10 +126,11 @@ fn a_dreq_for_another_queue_pair_is_none() {
 }
 
 #[test]
-fn a_rejection_ends_a_connection() {
+fn rejection_ends_an_established_connection() {
     let mut bench = Bench::new();
     let id = bench.client();
-    // Of a listener that was full for one copy of the request and not for the other: too late.
+    // A listener may have rejected one copy of the request for lack of room and accepted the other: the REJ
+    // is late.
     bench.inject(Rej { remote: id.0, reason: RejReason::NoResources, ..Rej::default() });
     bench.quiet();
     bench.inject(Rej { local: PEER_ID, remote: id.0, message: Rejected::None, ..Rej::default() });
@@ -138,7 +139,7 @@ fn a_rejection_ends_a_connection() {
 }
 
 #[test]
-fn disconnecting_what_is_not_connected_yet_refuses_it() {
+fn disconnect_before_established_sends_rej() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
@@ -149,9 +150,10 @@ fn disconnecting_what_is_not_connected_yet_refuses_it() {
     assert!(bench.cm.disconnect(bench.now, id, b"").is_err());
 }
 
-/// In each state, what the peer hears when a program forgets its connection; no event comes, and in the end nothing is kept.
+/// For each state: the messages sent to the peer when a program releases its connection. No events follow,
+/// and no state is left in the end.
 #[test]
-fn forgetting_a_connection_is_told_to_the_peer() {
+fn release_notifies_the_peer_in_each_state() {
     type Story = (&'static str, bool, fn(&mut Bench) -> ConnId, &'static [MessageKind]);
     use MessageKind as K;
     let stories: [Story; 10] = [
@@ -231,7 +233,7 @@ fn forgetting_a_connection_is_told_to_the_peer() {
 }
 
 #[test]
-fn a_client_that_gives_up_before_it_knows_the_server_says_who_it_is() {
+fn timeout_rej_before_reply_identifies_client_by_ca_guid() {
     let mut client = Bench::new();
     let id = client.asked();
     client.cm.release(client.now, id);
@@ -239,7 +241,7 @@ fn a_client_that_gives_up_before_it_knows_the_server_says_who_it_is() {
     assert_eq!((rej.local, rej.remote, rej.reason), (id.0, CommId(0), RejReason::Timeout));
     assert_eq!(rej.info(), OUR_GUID.to_be_bytes());
 
-    // And a server finds out whose request it was.
+    // The server finds the request that the REJ belongs to.
     let mut server = Bench::listening();
     let id = server.requested();
     let mut rej = Rej { info_len: 8, local: PEER_ID, reason: RejReason::Timeout, ..Rej::default() };
@@ -254,7 +256,7 @@ fn a_client_that_gives_up_before_it_knows_the_server_says_who_it_is() {
 }
 
 #[test]
-fn time_waits_are_bounded() {
+fn time_waits_beyond_the_maximum_end_early() {
     let mut bench = Bench::with(CmConfig { max_time_wait: 10, ..config() });
     for i in 0..100 {
         let id = bench.asked();

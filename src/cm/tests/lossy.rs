@@ -1,4 +1,4 @@
-//! Two managers and programs that use them, over a network that loses, repeats and delays.
+//! Two connection managers and their programs, over a network that loses, duplicates and delays messages.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::transport::{AddressVector, Instant};
 use crate::wire::mad::{CommId, RejReason};
 use crate::wire::{Mtu, Psn, Qpn};
 
-/// In 1/256, but for the longest delay.
+/// Fault rates of the network and the programs in 1/256; `delay` is the maximum delay.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub lose: u8,
     pub repeat: u8,
     pub delay: Duration,
-    /// Of programs: to refuse, to forget a connection at any event.
+    /// Rates at which a program rejects a request, and releases a connection on any event.
     pub refuse: u8,
     pub forget: u8,
 }
@@ -29,11 +29,11 @@ impl Faults {
         Faults { lose: 0, repeat: 0, delay: Duration::from_micros(10), refuse: 0, forget: 0 };
 }
 
-/// What a program knows of a connection.
+/// State of a connection as its program knows it.
 #[derive(Debug, Default)]
 pub struct Progress {
     pub established: bool,
-    /// How it ended, in the program's view.
+    /// Outcome of the connection, as reported to the program.
     pub ended: Option<&'static str>,
     pub forgotten: bool,
 }
@@ -46,7 +46,7 @@ pub struct World {
     faults: Faults,
     flying: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     flown: u64,
-    /// Programs disconnect at their time.
+    /// Times at which programs disconnect.
     leaving: BTreeMap<(Instant, u64), (usize, ConnId)>,
     next_qpn: u32,
 }
@@ -92,7 +92,7 @@ impl World {
         self.collect();
     }
 
-    /// Both ask each other at once; `order` says whose message is the first.
+    /// Starts a simultaneous connect from both sides; side `order` sends first.
     pub fn cross(&mut self, order: usize) {
         for side in [order, 1 - order] {
             let request = Request { peer_to_peer: true, ..self.request(side) };
@@ -102,7 +102,7 @@ impl World {
         self.collect();
     }
 
-    /// Puts what is sent on the wire, and lets programs act, until there is nothing more.
+    /// Moves sent messages onto the network and delivers events to the programs, until both are drained.
     fn collect(&mut self) {
         loop {
             let mut idle = true;
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// A program's answer to an event.
+    /// Lets a program react to an event.
     fn act(&mut self, side: usize, id: ConnId, event: Event) {
         if let Event::Requested(_) = event {
             let progress = self.ends[side].entry(id.0).or_default();
@@ -179,7 +179,7 @@ impl World {
         self.leaving.insert((at, self.flown), (side, id));
     }
 
-    /// Goes on until there is nothing left to do. `false` if that takes more than a day.
+    /// Runs until nothing is left to do. Panics if that takes more than a day of virtual time.
     pub fn run_until_idle(&mut self) {
         loop {
             let timers = self.cms.each_ref().map(|cm| cm.poll_timeout());
@@ -204,7 +204,8 @@ impl World {
         }
     }
 
-    /// Every end that a program has not forgotten has ended, once; and nothing is left.
+    /// Asserts that every connection which its program has not released has ended, and that the tables are
+    /// empty.
     fn all_ended(&self) {
         for side in &self.ends {
             for (id, progress) in side {
@@ -231,9 +232,10 @@ fn play(seed: u64, faults: Faults, connections: usize) -> World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever the network and the programs do, every end ends once, and nothing is kept.
+    /// Whatever the network and the programs do, every connection ends once on each side, and no state is
+    /// left.
     #[test]
-    fn every_connection_ends(
+    fn every_connection_ends_once_under_any_faults(
         seed: u64,
         lose: u8,
         repeat in 0..100_u8,
@@ -245,9 +247,9 @@ proptest! {
         play(seed >> 1, Faults { lose, repeat, delay, refuse, forget }, 6);
     }
 
-    /// What a network loses now and then is made good for.
+    /// Occasional losses are recovered by retransmission.
     #[test]
-    fn losses_are_made_good_for(seed: u64, lose in 0..70_u8, repeat in 0..100_u8, delay in 1..1_000_000_u64) {
+    fn losses_are_retransmitted(seed: u64, lose in 0..70_u8, repeat in 0..100_u8, delay in 1..1_000_000_u64) {
         let delay = Duration::from_micros(delay);
         let faults = Faults { lose, repeat, delay, ..Faults::NONE };
         let world = play(seed >> 1, faults, 6);
@@ -260,7 +262,7 @@ proptest! {
 }
 
 #[test]
-fn a_seed_plays_the_same_again() {
+fn same_seed_reproduces_the_same_run() {
     let faults = Faults { lose: 60, repeat: 60, delay: Duration::from_secs(3), refuse: 20, forget: 20 };
     let story = |seed| {
         let world = play(seed, faults, 10);
@@ -271,7 +273,7 @@ fn a_seed_plays_the_same_again() {
 }
 
 #[test]
-fn thousands_of_connections_in_sequence_and_a_thousand_at_once_leave_nothing() {
+fn thousands_of_connections_leave_no_state_behind() {
     let mut world = play(1, Faults::NONE, 1000);
     assert!(world.ends.iter().flatten().all(|(_, p)| p.established));
     for i in 0..10_000 {

@@ -1,3 +1,5 @@
+//! Tests of the connection manager.
+
 mod alternate;
 mod bench;
 mod crossing;

@@ -30,7 +30,7 @@ pub fn answer(private_data: &[u8]) -> SidrReply<'_> {
 }
 
 #[test]
-fn a_question_and_its_answer() {
+fn sidr_request_is_resolved_once() {
     let mut bench = Bench::new();
     let id = bench.cm.sidr_request(bench.now, &question(b"who?")).unwrap();
     let Message::SidrReq(req) = bench.sent_one() else { panic!() };
@@ -44,7 +44,7 @@ fn a_question_and_its_answer() {
         ..SidrRep::default()
     };
     rep.info[0] = 4;
-    // From elsewhere it is none.
+    // A response from another host is dropped.
     bench.inject_as(&arrival_from(gid(9)), 1, rep);
     bench.quiet();
     bench.inject(rep);
@@ -57,7 +57,7 @@ fn a_question_and_its_answer() {
 }
 
 #[test]
-fn a_server_answers_and_answers_again() {
+fn duplicate_sidr_request_gets_the_same_response() {
     let mut bench = Bench::listening();
     bench.inject_as(&arrival(), 0x9, asked());
     let (id, Event::SidrRequested(requested)) = bench.event() else { panic!() };
@@ -75,7 +75,7 @@ fn a_server_answers_and_answers_again() {
     assert_eq!((rep.service, &rep.private_data[..3]), (SERVICE, &b"me\0"[..]));
     bench.inject_as(&arrival(), 0x9, asked());
     assert_eq!(bench.sent_mads(), sent);
-    // Another host's question of the same name is another.
+    // The same request ID from another host is a different request.
     bench.inject_as(&arrival_from(gid(9)), 0x9, asked());
     assert_eq!(bench.events().len(), 1);
     assert_eq!(bench.cm.sidr_reply(bench.now, id, &answer(b"")), Err(CmError::Unknown(id)));
@@ -84,7 +84,7 @@ fn a_server_answers_and_answers_again() {
 }
 
 #[test]
-fn a_name_that_is_used_again_is_another_question() {
+fn reused_request_id_for_another_service_is_a_new_request() {
     let mut bench = Bench::listening();
     bench.cm.listen(ServiceId(5), u64::MAX, 1).unwrap();
     bench.inject(asked());
@@ -94,7 +94,7 @@ fn a_name_that_is_used_again_is_another_question() {
 }
 
 #[test]
-fn who_serves_nothing_says_so() {
+fn sidr_request_without_listener_or_program_is_rejected() {
     let mut bench = Bench::new();
     bench.inject(asked());
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
@@ -110,7 +110,7 @@ fn who_serves_nothing_says_so() {
 }
 
 #[test]
-fn questions_fill_the_backlog_too() {
+fn sidr_requests_count_towards_the_backlog() {
     let mut bench = Bench::new();
     let listener = bench.cm.listen(SERVICE, u64::MAX, 2).unwrap();
     for i in 0..3 {
@@ -118,7 +118,7 @@ fn questions_fill_the_backlog_too() {
     }
     let Message::SidrRep(rep) = bench.sent_one() else { panic!() };
     assert_eq!((rep.status, rep.request), (SidrStatus::NoQp, CommId(2)));
-    // Nobody has seen the others: with their listener, they are refused.
+    // The queued requests are not polled yet, so they are rejected with their listener.
     bench.cm.unlisten(bench.now, listener);
     assert_eq!(bench.sent().len(), 2);
     assert_eq!(bench.events(), []);

@@ -1,4 +1,4 @@
-//! A peer that is dead, in each state: each exchange ends within its time, and is told.
+//! An unresponsive peer in each state: every exchange ends within its time and is reported.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use super::bench::*;
 use crate::cm::*;
 use crate::wire::mad::*;
 
-/// What is sent while nobody answers: `kind` as often as was agreed, each time after the agreed time; then `last`.
+/// Asserts that without a response `kind` is retransmitted `times` times at the agreed interval, followed by
+/// `last`.
 fn repeats(bench: &mut Bench, kind: MessageKind, times: u32, last: &[MessageKind]) {
     for i in 0..times {
         bench.pass(response_time() - Duration::from_nanos(1));
@@ -21,20 +22,20 @@ fn repeats(bench: &mut Bench, kind: MessageKind, times: u32, last: &[MessageKind
 }
 
 #[test]
-fn a_request_without_an_answer() {
+fn unanswered_req_is_retransmitted_then_unreachable() {
     let mut bench = Bench::new();
     let id = bench.asked();
     repeats(&mut bench, MessageKind::Req, 15, &[MessageKind::Rej]);
     assert_eq!(bench.event(), (id, Event::Unreachable));
     bench.empty();
-    // A reply that comes after all is told that it is too late.
+    // A reply that arrives after all is rejected as too late.
     bench.inject(rep(id));
     let rej = bench.sent_rej();
     assert_eq!((rej.reason, rej.remote, rej.local), (RejReason::InvalidCommId, PEER_ID, id.0));
 }
 
 #[test]
-fn a_reply_without_an_answer() {
+fn unanswered_rep_is_retransmitted_then_unreachable() {
     let mut bench = Bench::listening();
     let id = bench.accepted();
     repeats(&mut bench, MessageKind::Rep, 3, &[MessageKind::Rej]);
@@ -43,7 +44,7 @@ fn a_reply_without_an_answer() {
 }
 
 #[test]
-fn a_request_whose_client_is_gone_waits_for_the_program() {
+fn unanswered_request_waits_for_the_program_without_deadline() {
     let mut bench = Bench::listening();
     let id = bench.requested();
     bench.pass(Duration::from_secs(100_000));
@@ -54,11 +55,11 @@ fn a_request_whose_client_is_gone_waits_for_the_program() {
 }
 
 #[test]
-fn patience_that_is_used_up() {
+fn mra_timeout_is_bounded_and_then_retries_are_exhausted() {
     let mut bench = Bench::new();
     let id = bench.asked();
     let mra = Mra { local: PEER_ID, remote: id.0, message: Acknowledged::Req, ..Mra::default() };
-    // A peer that asks for hours has minutes.
+    // A peer that requests hours is granted minutes.
     bench.inject(Mra { service_timeout: crate::wire::AckTimeout::new(31), ..mra });
     assert_eq!(bench.events().len(), 1);
     bench.pass(Duration::from_nanos(4096 << 24) + 16 * response_time());
@@ -70,7 +71,7 @@ fn patience_that_is_used_up() {
 }
 
 #[test]
-fn a_client_that_wants_hours_for_each_answer_has_minutes() {
+fn response_timeout_of_client_is_bounded() {
     let mut bench = Bench::listening();
     let long = crate::wire::AckTimeout::new(31);
     let mut slow = Req { local_response_timeout: long, ..req() };
@@ -78,13 +79,13 @@ fn a_client_that_wants_hours_for_each_answer_has_minutes() {
     bench.inject(slow);
     let (id, _) = bench.event();
     bench.cm.accept(bench.now, id, &reply(b"")).unwrap();
-    // Four times that and a path there and back, each as long as is bearable.
+    // Four attempts, each with a response time and a round trip of the maximum length.
     bench.pass(4 * 3 * Duration::from_nanos(4096 << 24));
     assert_eq!(bench.event(), (id, Event::Unreachable));
 }
 
 #[test]
-fn a_connection_whose_peer_does_not_answer_that_it_ends() {
+fn unanswered_dreq_ends_in_time_wait() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.disconnect(bench.now, id, b"").unwrap();
@@ -97,7 +98,7 @@ fn a_connection_whose_peer_does_not_answer_that_it_ends() {
 }
 
 #[test]
-fn a_question_without_an_answer() {
+fn unanswered_sidr_req_is_retransmitted_then_unreachable() {
     let mut bench = Bench::new();
     let id = bench.cm.sidr_request(bench.now, &super::sidr::question(b"")).unwrap();
     bench.sent_one();
@@ -107,7 +108,7 @@ fn a_question_without_an_answer() {
 }
 
 #[test]
-fn an_alternate_path_without_an_answer_leaves_the_connection() {
+fn unanswered_lap_keeps_the_connection_established() {
     let mut bench = Bench::new();
     let id = bench.client();
     bench.cm.load_alternate(bench.now, id, &path(), b"").unwrap();
@@ -119,7 +120,7 @@ fn an_alternate_path_without_an_answer_leaves_the_connection() {
 }
 
 #[test]
-fn an_established_connection_is_nobodys_timer() {
+fn established_connection_has_no_deadline() {
     let mut bench = Bench::listening();
     let id = bench.server();
     bench.pass(Duration::from_secs(1_000_000));
@@ -127,7 +128,7 @@ fn an_established_connection_is_nobodys_timer() {
     assert_eq!(bench.cm.state(id), Some(State::Established));
 }
 
-/// A connection, or resolution, in each state, as the messages of a peer have brought it there.
+/// Creates a connection or a resolution in `state`, by the messages that lead to it.
 fn begun(state: State) -> (Bench, ConnId) {
     use State as S;
     let server = matches!(
@@ -196,7 +197,7 @@ fn begun(state: State) -> (Bench, ConnId) {
     (bench, id)
 }
 
-/// What an event is called here.
+/// Returns the name of an event in these tests.
 fn name(event: &Event) -> &'static str {
     match event {
         Event::Unreachable => "unreachable",
@@ -206,12 +207,13 @@ fn name(event: &Event) -> &'static str {
     }
 }
 
-/// Wherever a peer falls silent, what waits for it ends with an event within the time that was agreed; and what waits for the
-/// program ends so once that has acted. Nothing is left.
+/// Whatever the state in which a peer stops responding: an exchange that waits for the peer ends with an
+/// event within the agreed time, and one that waits for the program ends so after the program has acted. No
+/// state is left.
 #[test]
-fn a_peer_that_falls_silent_in_any_state() {
+fn silent_peer_in_any_state_ends_the_exchange_in_time() {
     use State as S;
-    /// What the program does about it, if it is its turn.
+    /// Action of the program, if the state waits for it.
     type Act = Option<fn(&mut Bench, ConnId)>;
     let leave: Act = Some(|b, id| b.cm.disconnect(b.now, id, b"").unwrap());
     let accept: Act = Some(|b, id| b.cm.accept(b.now, id, &reply(b"")).unwrap());
@@ -221,7 +223,8 @@ fn a_peer_that_falls_silent_in_any_state() {
     });
     let answer: Act = Some(|b, id| b.cm.sidr_reply(b.now, id, &super::sidr::answer(b"")).unwrap());
     for state in State::ALL {
-        // Attempts after the first, and whether the peer has asked for patience once.
+        // The action, the number of retransmissions, and the expected events. The wait below also covers one
+        // MRA.
         let (act, attempts, told): (Act, u32, &[&str]) = match state {
             S::ReqSent | S::ReqDelayed | S::SidrReqSent => (None, 15, &["unreachable"]),
             S::RepSent | S::RepDelayed => (None, 3, &["unreachable"]),
@@ -231,12 +234,12 @@ fn a_peer_that_falls_silent_in_any_state() {
             S::DreqSent => (None, 15, &["disconnected", "time-wait over"]),
             S::DreqRcvd => (leave, 0, &["time-wait over"]),
             S::TimeWait => (None, 0, &["time-wait over"]),
-            // The program is told no more of what it has answered.
+            // No events are reported of a request that the program has answered.
             S::SidrReqRcvd => (answer, 0, &[]),
         };
         let (mut bench, id) = begun(state);
         if let Some(act) = act {
-            // A day, and it is still the program's turn.
+            // The exchange still waits for the program after a day.
             bench.pass(Duration::from_secs(86_400));
             bench.quiet();
             act(&mut bench, id);

@@ -1,4 +1,4 @@
-//! Services without a listener for the moment.
+//! Pending listeners: requests in the grace period of a service.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ fn refused(message: &Message) -> Option<RejReason> {
 }
 
 #[test]
-fn who_comes_between_two_listeners_is_served_by_the_second() {
+fn request_between_two_listeners_is_served_by_the_second() {
     let mut bench = Bench::new();
     let first = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
     bench.cm.unlisten(bench.now, first);
     bench.inject(req());
-    // It comes once, however often it was sent.
+    // Retransmissions are queued only once.
     bench.inject(req());
     bench.inject(SidrReq { request: CommId(7), service: SERVICE, ..SidrReq::default() });
     bench.pass(MOMENT);
@@ -44,11 +44,11 @@ fn who_comes_between_two_listeners_is_served_by_the_second() {
 }
 
 #[test]
-fn who_comes_before_the_first_listener_is_served_if_one_is_expected() {
+fn request_before_expected_listener_is_served_by_it() {
     let mut bench = Bench::new();
     bench.cm.expect_listener(bench.now, SERVICE);
     bench.inject(req());
-    // Of a mask, too.
+    // A listener for a range of services takes the request, too.
     let listener = bench.cm.listen(ServiceId(SERVICE.0 & !0xff), !0xff, 16).unwrap();
     bench.pass(Duration::ZERO);
     let (_, Event::Requested(requested)) = bench.event() else { panic!() };
@@ -56,7 +56,7 @@ fn who_comes_before_the_first_listener_is_served_if_one_is_expected() {
 }
 
 #[test]
-fn who_gives_up_waits_no_more() {
+fn queued_request_is_dropped_when_its_client_gives_up() {
     let mut bench = Bench::new();
     bench.cm.expect_listener(bench.now, SERVICE);
     bench.inject(req());
@@ -72,7 +72,7 @@ fn who_gives_up_waits_no_more() {
 }
 
 #[test]
-fn a_vacancy_ends_and_other_services_have_none() {
+fn queued_request_is_rejected_at_the_end_of_the_grace_period() {
     let mut bench = Bench::new();
     let listener = bench.cm.listen(SERVICE, u64::MAX, 16).unwrap();
     bench.cm.unlisten(bench.now, listener);
@@ -82,7 +82,7 @@ fn a_vacancy_ends_and_other_services_have_none() {
     bench.inject(SidrReq { request: CommId(7), service: SERVICE, ..SidrReq::default() });
     bench.pass(2 * MOMENT);
     assert_eq!(bench.sent(), []);
-    // A second after the listener ended, not after the request came.
+    // The grace period is a second from the end of the listener, not from the arrival of the request.
     bench.pass(2 * MOMENT);
     let sent = bench.sent();
     let [rej, Message::SidrRep(rep)] = &sent[..] else { panic!("{sent:?}") };
@@ -94,7 +94,7 @@ fn a_vacancy_ends_and_other_services_have_none() {
 }
 
 #[test]
-fn no_more_wait_than_there_is_room_for() {
+fn number_of_queued_requests_is_bounded() {
     let mut bench = Bench::new();
     bench.cm.expect_listener(bench.now, SERVICE);
     for i in 0..1000 {
@@ -104,7 +104,7 @@ fn no_more_wait_than_there_is_room_for() {
     assert!(at_once.iter().all(|m| refused(m) == Some(RejReason::InvalidServiceId)));
     bench.pass(Duration::from_secs(1));
     assert_eq!((at_once.len(), bench.sent().len()), (744, 256));
-    // Nor are more services remembered.
+    // The number of services in their grace period is bounded, too.
     for i in 0..1000 {
         bench.cm.expect_listener(bench.now, ServiceId(i));
     }

@@ -1,4 +1,4 @@
-//! Addresses: which device has one, and which leads to one.
+//! Address resolution: finds the device that has an address, and the device that leads to one.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -11,14 +11,14 @@ use crate::link::route::source_towards;
 use crate::transport::AddressVector;
 use crate::wire::{AckTimeout, Gid, PKey};
 
-/// How long a packet may be under way: 4.096 µs · 2^this is 34 ms. The queue pairs of both sides wait for an
-/// acknowledgement twice as long and a bit, and packets of a connection may be late for as long.
+/// Maximum packet lifetime of a path: 4.096 µs * 2^13 = 34 ms. The queue pairs of both sides wait for an
+/// acknowledgement for a bit more than twice this time, and time-wait allows as long for late packets.
 const PACKET_LIFE: AckTimeout = AckTimeout::new(13);
 
-/// How many of the ports that are free here are tried, until one is free in all processes on the address.
+/// Maximum number of locally free ports that are tried until one is free in all processes on the address.
 const PORTS_TO_TRY: usize = 1000;
 
-/// A way to somewhere.
+/// A route to a destination: device, source GID index and destination GID.
 struct Way {
     device: usize,
     sgid_index: u8,
@@ -35,7 +35,7 @@ impl State {
         };
         for _ in 1..PORTS_TO_TRY {
             match self.bind_and_claim(number, addr, device) {
-                // Another process has it: any other port is as good.
+                // Another process has the port, but any other one will do.
                 Err(IdError::Claim { source: ClaimError::Taken { .. }, .. }) if addr.port() == 0 => {}
                 other => return other,
             }
@@ -55,7 +55,7 @@ impl State {
 
     fn bind(&mut self, number: u64, addr: SocketAddr, device: Option<usize>) -> Result<(), IdError> {
         let id = self.id_mut(number)?;
-        // An IPv4 address is none of IPv6's anyway.
+        // A bind to an IPv4 address never includes IPv6.
         let claim = Claim { id: number, reuse: id.reuse_addr, af_only: id.af_only || addr.is_ipv4() };
         let space = id.space;
         let port = self.ports.bind(space, addr, claim)?;
@@ -76,7 +76,7 @@ impl State {
         }
     }
 
-    /// Binds it to any port of all devices, unless it is bound.
+    /// Binds the id to any port on all devices, unless it is bound already.
     pub fn bind_if_idle(&mut self, number: u64) -> Result<(), IdError> {
         match self.id(number)?.phase {
             Phase::Idle => self.bind_addr(number, (Ipv4Addr::UNSPECIFIED, 0).into()),
@@ -84,8 +84,8 @@ impl State {
         }
     }
 
-    /// The device that has an address, and the index of the GID. Where none is on the loopback, the first one stands for
-    /// that: what goes to it stays in the machine.
+    /// Returns the device that has an address, and the index of its GID. If no device has a loopback address,
+    /// the first device stands in for the loopback, because packets to its own address stay in the machine.
     fn device_of(&self, ip: IpAddr) -> Option<(usize, u8)> {
         let mut all = self.devices.iter().enumerate();
         let found = all.find_map(|(i, device)| Some((i, device.gid_index(ip)?)));
@@ -101,7 +101,7 @@ impl State {
         self.there().find_map(|(i, device)| Some((i, index(device)?)))
     }
 
-    /// The devices that are not gone.
+    /// Returns the devices that are not lost.
     fn there(&self) -> impl Iterator<Item = (usize, &Device)> {
         self.devices.iter().enumerate().filter(|(_, device)| !device.is_lost)
     }
@@ -155,7 +155,8 @@ impl State {
         Ok(())
     }
 
-    /// The GID that stands for an address, seen from a device: its own for the loopback if it is not on that, and for none.
+    /// Returns the destination GID of an address as seen from a device: the device's own GID for the
+    /// unspecified address, and for a loopback address unless that GID is on the loopback itself.
     fn gid_from(&self, device: usize, sgid_index: u8, dst: IpAddr) -> Gid {
         let own = self.devices[device].gid(sgid_index);
         match dst.is_unspecified() || dst.is_loopback() && !own.ip().is_loopback() {
@@ -164,8 +165,9 @@ impl State {
         }
     }
 
-    /// The way to an address from any device: one that has the address itself, or else the address that the system would
-    /// send from, or else, where the system knows nothing of the devices' addresses, one most like it.
+    /// Returns the route to an address: from the device that has the address itself, else from the address
+    /// that the system's routes select, else, if the system does not know the devices' addresses, from the
+    /// GID most similar to the destination.
     fn way_to(&self, dst: SocketAddr) -> Option<Way> {
         let ip = dst.ip().to_canonical();
         let routed = || {
@@ -196,7 +198,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes the path as it is given.
+    /// Sets the path to the given one, if the device has it.
     pub fn set_path(&mut self, number: u64, path: &Path) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("set_path", &[Phase::AddrResolved])?;
@@ -209,7 +211,7 @@ impl State {
         self.resolve_route(number)
     }
 
-    /// The path of an id whose peer is known.
+    /// Returns the path of an id whose peer is known.
     pub fn path(&self, id: &Id) -> Option<cm::Path> {
         let (device, to) = (&self.devices[id.device?], id.to?);
         let av = AddressVector { traffic_class: id.tos, ..to };
@@ -217,7 +219,7 @@ impl State {
         Some(cm::Path { av, mtu, packet_life, pkey: device.pkey() })
     }
 
-    /// The path as a path record.
+    /// Returns the path as a path record.
     pub fn path_record(&self, id: &Id) -> Option<Path> {
         let path = self.path(id)?;
         Some(Path {
@@ -239,7 +241,7 @@ impl Device {
         self.context.query_pkey(0).unwrap_or_default()
     }
 
-    /// Where a path leads, if this device has it.
+    /// Validates a path, and converts it to an address vector of this device.
     fn address_vector(&self, path: &Path) -> Result<AddressVector, IdError> {
         let [src, dst] = [path.sgid, path.dgid].map(Gid::ip);
         let sgid_index = self.gid_index(src).ok_or(IdError::NoDevice(src))?;

@@ -1,4 +1,4 @@
-//! Alternate paths of connections: where packets go once the path in use has failed (IBA 12.8, 17.2.8).
+//! Alternate paths of connections, used once the primary path has failed (IBA 12.8, 17.2.8).
 
 use std::net::IpAddr;
 
@@ -29,18 +29,19 @@ impl State {
         Ok(())
     }
 
-    /// The peer offers another path: it is taken where there is a queue pair to load it into.
+    /// Handles the peer's offer of an alternate path: accepts it if a queue pair is attached that can load
+    /// it.
     pub fn on_alternate(&mut self, number: u64, index: usize, connection: ConnId, path: &cm::Path) {
         let status = match self.arm(number, path.av) {
             Ok(()) => AprStatus::Loaded,
             Err(_) => AprStatus::Unsupported,
         };
         let device = &mut self.devices[index];
-        // It is gone if its peer has given up already.
+        // Fails if the connection is gone, because its peer has given up.
         let _ = device.cm.answer_alternate(device.now(), connection, status, &[], &[]);
     }
 
-    /// The peer's answer to the path that we offered; `None` if there is none.
+    /// Handles the peer's answer to our offer; `None` if the peer does not respond.
     pub fn on_alternate_answered(&mut self, number: u64, answer: Option<AprStatus>) {
         let Some(av) = self.id_mut(number).ok().and_then(|id| id.alternate.take()) else { return };
         let status = match answer {
@@ -53,7 +54,7 @@ impl State {
         }
     }
 
-    /// Has the attached queue pair go over to a path as soon as the one in use fails.
+    /// Loads a path into the attached queue pair, which migrates to it as soon as the primary path fails.
     fn arm(&self, number: u64, av: AddressVector) -> Result<(), IdError> {
         let id = self.id(number)?;
         let (index, connection) = id.connection("load_alternate")?;

@@ -1,11 +1,11 @@
-//! What becomes of ids when an address of their device goes, or the device does.
+//! Effect on ids when their device loses an address or is lost itself.
 
 use super::state::{Id, Phase, State};
 use super::{CmEventKind, EventParam};
 use crate::transport::{AddressVector, AsyncEvent};
 
 impl State {
-    /// Acts on what a device has told of itself.
+    /// Handles the asynchronous events of a device.
     pub fn heed_device(&mut self, index: usize) {
         while let Some(event) = self.devices[index].next_event() {
             match event {
@@ -16,13 +16,13 @@ impl State {
         }
     }
 
-    /// The ids of a device.
+    /// Returns the ids of a device.
     fn ids_on(&self, index: usize) -> Vec<u64> {
         self.ids().filter(|(_, id)| id.device == Some(index)).map(|(number, _)| number).collect()
     }
 
-    /// Ids whose address is no longer the device's are told. They stay as they are: what of theirs can still be ended is for
-    /// their program to end, and the address may come back.
+    /// Reports `AddrChange` to ids whose address the device no longer has. The ids keep their state: it is
+    /// for the program to end what can still be ended, and the address may come back.
     fn on_addresses(&mut self, index: usize) {
         let device = &mut self.devices[index];
         let now = device.context.gids();
@@ -43,7 +43,7 @@ impl State {
                 id.lost = before.get(own).copied();
                 id.report(CmEventKind::AddrChange, 0, EventParam::None);
             }
-            // It may come back to another place.
+            // The address may come back at another index.
             let at = id.lost.and_then(|lost| now.iter().position(|gid| *gid == lost));
             if let Some(index) = at.and_then(|at| u8::try_from(at).ok()) {
                 id.lost = None;
@@ -52,7 +52,8 @@ impl State {
         }
     }
 
-    /// The device is gone: so are its addresses, and the connections of its ids, of which nothing more is told.
+    /// Handles the loss of a device: its addresses and the connections of its ids are gone, and its ids
+    /// report nothing more after `DeviceRemoval`.
     fn on_loss(&mut self, index: usize) {
         let device = &mut self.devices[index];
         device.is_lost = true;

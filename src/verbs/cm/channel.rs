@@ -1,4 +1,4 @@
-//! Event channels.
+//! Event channels: queues of events, with a file descriptor to wait on.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,7 +17,8 @@ use super::{CmEvent, CmEventKind, CmId, EventParam};
 use crate::verbs::WaitError;
 use crate::verbs::wait::{step_until, until_readable};
 
-/// Where the events of ids arrive. Its descriptor is readable while there is one. Cheap to clone.
+/// A queue to which the events of ids are delivered. Its descriptor is readable while an event is pending.
+/// Cheap to clone.
 #[derive(Clone)]
 pub struct EventChannel(Arc<Inner>);
 
@@ -29,26 +30,26 @@ struct Inner {
 #[derive(Default)]
 struct Queue {
     events: VecDeque<Queued>,
-    /// The last manager that an id here is of.
+    /// Manager of the id that was last assigned to this channel.
     manager: Weak<Owner>,
 }
 
-/// An event that nobody has taken yet: it keeps no id alive but one that nobody has seen.
+/// A pending event. It keeps no id alive, except a new one that the program has not seen yet.
 pub(super) struct Queued {
     pub id: Subject,
     pub listen_id: Option<WeakId>,
     pub kind: CmEventKind,
     pub status: i32,
     pub param: EventParam,
-    /// Of a connection request.
+    /// Backlog entry of a connection request.
     pub waiting: Option<Waiting>,
 }
 
-/// A connection request that nobody has taken, among those of its listener.
+/// Entry of a pending connection request in the backlog of its listener; dropping it frees the place.
 pub(super) struct Waiting(Arc<AtomicUsize>);
 
 impl Waiting {
-    /// One more, unless there are as many as there may be.
+    /// Adds an entry, unless the backlog is full.
     pub fn new(of: &Arc<AtomicUsize>, backlog: usize) -> Option<Waiting> {
         let below = |n: usize| (n < backlog).then_some(n + 1);
         of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, below).ok()?;
@@ -64,9 +65,9 @@ impl Drop for Waiting {
 
 /// The id that an event concerns.
 pub(super) enum Subject {
-    /// Of an id that comes with it.
+    /// A new id, which the event owns.
     New(CmId),
-    /// Of one that the program has.
+    /// An id that the program has.
     Known(WeakId),
 }
 
@@ -83,7 +84,7 @@ impl Queued {
     }
 
     fn event(self) -> Option<CmEvent> {
-        // It is taken: it waits no more.
+        // The request is taken: frees its place in the backlog.
         drop(self.waiting);
         let id = match self.id {
             Subject::New(id) => id,
@@ -98,22 +99,23 @@ impl Queued {
 }
 
 impl EventChannel {
-    /// A channel.
+    /// Creates a channel.
     ///
     /// # Errors
-    /// If the system has no descriptor left.
+    /// If the system is out of file descriptors.
     pub fn new() -> io::Result<EventChannel> {
-        // A semaphore: each event takes one, so the descriptor stays readable for the rest.
+        // In semaphore mode each event takes one count, so the descriptor stays readable for the remaining
+        // events.
         let readable = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
         Ok(EventChannel(Arc::new(Inner { readable, queue: Mutex::default() })))
     }
 
-    /// The oldest event, if there is one. Never waits.
+    /// Removes and returns the oldest event, if there is one. Never waits.
     pub fn try_event(&self) -> Option<CmEvent> {
         self.take_first(|_| true)
     }
 
-    /// The oldest connection request to a listener.
+    /// Removes and returns the oldest connection request to a listener.
     pub(super) fn try_request(&self, listener: u64) -> Option<CmEvent> {
         self.take_first(|e| e.kind == CmEventKind::ConnectRequest && e.listener() == Some(listener))
     }
@@ -125,14 +127,15 @@ impl EventChannel {
             let queued = queue.events.remove(at)?;
             self.uncount();
             drop(queue);
-            // The id may be gone since; what is left of the event then goes without the lock, as that may end another id.
+            // The id may have ended in the meantime. The event is then dropped without the lock, because the
+            // drop may end another id.
             if let Some(event) = queued.event() {
                 return Some(event);
             }
         }
     }
 
-    /// Waits for an event; for ever if no timeout is given.
+    /// Waits for an event, without limit if no timeout is given.
     ///
     /// # Errors
     /// [`WaitError::TimedOut`], [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time.
@@ -140,17 +143,17 @@ impl EventChannel {
         self.get_event_by(timeout, || self.try_event())
     }
 
-    /// [`get_event`](Self::get_event) for an event that `take` takes, which is asked whenever there may be one: for
-    /// readers that take turns.
+    /// Waits like [`get_event`](Self::get_event) for an event that `take` returns. `take` is called whenever
+    /// an event may be pending, so that several readers can take turns.
     ///
     /// # Errors
-    /// As of [`get_event`](Self::get_event).
+    /// The errors of [`get_event`](Self::get_event).
     pub fn get_event_by(
         &self,
         timeout: Option<Duration>,
         take: impl FnMut() -> Option<CmEvent>,
     ) -> Result<CmEvent, WaitError> {
-        // Without keeping the manager alive, whose last id another thread may drop meanwhile.
+        // The wait must not keep the manager alive, as another thread may drop its last id in the meantime.
         let manager = self.0.queue.lock().manager.upgrade();
         let fabric = manager.as_ref().and_then(|manager| manager.virtual_fabric());
         if let Some(manager) = manager {
@@ -162,27 +165,27 @@ impl EventChannel {
         }
     }
 
-    /// An id of this manager is on it.
+    /// Records the manager of an id that uses this channel.
     pub(super) fn serve(&self, manager: &Arc<Owner>) {
         self.0.queue.lock().manager = Arc::downgrade(manager);
     }
 
     pub(super) fn push(&self, event: Queued) {
-        // Counted under the lock: a count without its event would make a reader wait that was told not to.
+        // Counted under the lock: with a count but no event, a reader that was notified would have to wait.
         let mut queue = self.0.queue.lock();
         queue.events.push_back(event);
-        // Only a full counter could refuse; then the descriptor is readable anyway.
+        // Only a full counter could make this fail, and then the descriptor is readable anyway.
         let _ = self.0.readable.write(1);
     }
 
-    /// Takes out the events of an id, and requests to it. The caller drops them without any lock, as that ends the ids that
-    /// came with them.
+    /// Removes the events of an id, and the requests to it. The caller must drop them without holding a lock,
+    /// because that ends the new ids that they own.
     #[must_use]
     pub(super) fn withdraw(&self, number: u64) -> Vec<Queued> {
         self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
     }
 
-    /// Hands the events of an id over to another channel.
+    /// Moves the events of an id to another channel.
     pub(super) fn hand_over(&self, number: u64, to: &EventChannel) {
         self.split_off(|e| e.is_of(number) || e.listener() == Some(number))
             .into_iter()
@@ -197,7 +200,7 @@ impl EventChannel {
         taken
     }
 
-    /// One for each event; so it never waits.
+    /// Decrements the count of the descriptor. Does not block, because each event has one count.
     fn uncount(&self) {
         let _ = self.0.readable.read();
     }
@@ -208,7 +211,8 @@ impl EventChannel {
 }
 
 impl AsFd for EventChannel {
-    /// For polling only: reading from it would take events away. It is a blocking descriptor (no `O_NONBLOCK`).
+    /// Returns the descriptor for polling only: reading from it would consume events. It is in blocking mode
+    /// (no `O_NONBLOCK`).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.readable.as_fd()
     }

@@ -1,4 +1,4 @@
-//! Connections: the handshake from both sides, and its end.
+//! Connections: the handshake from both sides, and the disconnect.
 
 use super::event::Connection;
 use super::param::{ConnParam, MAX_RD_ATOMIC};
@@ -9,7 +9,7 @@ use crate::transport::AsyncEvent;
 use crate::wire::mad::RejReason;
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 
-/// Bytes of private data that a message holds.
+/// Size of the private data field of each message, in bytes.
 const REQ_DATA: usize = 92;
 const SIDR_REQ_DATA: usize = 216;
 const REP_DATA: usize = 196;
@@ -22,7 +22,7 @@ fn check_len(private_data: &[u8], max: usize) -> Result<(), IdError> {
 }
 
 impl Id {
-    /// Its queue pair: the attached one, or what the program says of its own.
+    /// Returns the queue pair of the id: the attached one, or that which the program has described.
     pub fn local_qp(&self, param: &ConnParam) -> Result<LocalQp, IdError> {
         match (&self.qp, param.qp_num) {
             (Some(qp), _) => Ok(LocalQp { qpn: qp.qpn, psn: self.psn, srq: qp.has_srq }),
@@ -31,7 +31,7 @@ impl Id {
         }
     }
 
-    /// The private data of a request: who asks for whom, then the program's.
+    /// Builds the private data of a request: the IP addressing header, followed by the program's data.
     pub fn request_data(&self, param: &ConnParam) -> Result<Vec<u8>, IdError> {
         let (Some(source), Some(destination)) = (self.local, self.peer) else { return Err(IdError::Ended) };
         let max = if self.is_datagram() { SIDR_REQ_DATA } else { REQ_DATA } - HEADER_LEN;
@@ -42,8 +42,8 @@ impl Id {
 }
 
 impl State {
-    /// How many READs and atomics an id takes and asks for at once: as many as the device does, or as the peer wants, if
-    /// the program leaves it to us.
+    /// Returns the responder resources and the initiator depth of an id: the program's values, or by default
+    /// the device's limit, bounded by what the peer has requested.
     fn depths(&self, id: &Id, param: &ConnParam) -> Result<(u8, u8), IdError> {
         let device = id.device.ok_or(IdError::Ended)?;
         let limit = self.devices[device].max_rd_atomic();
@@ -63,7 +63,7 @@ impl State {
         self.request(number, param, false)
     }
 
-    /// Asks the peer, who may be asking for the same at the same time.
+    /// Sends a connection request; with `peer_to_peer`, the peer may send one at the same time.
     pub fn request(&mut self, number: u64, param: &ConnParam, peer_to_peer: bool) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("connect", &[Phase::RouteResolved])?;
@@ -102,7 +102,7 @@ impl State {
             return self.reply(number, param);
         }
         let (index, connection) = id.connection("accept")?;
-        // Before the queue pair changes its state, which cannot be undone.
+        // Checked before the queue pair changes its state, which cannot be undone.
         check_len(&param.private_data, REP_DATA)?;
         let (responder_resources, initiator_depth) = self.depths(id, param)?;
         let reply = Reply {
@@ -115,7 +115,7 @@ impl State {
             ece: id.ece,
             private_data: &param.private_data,
         };
-        // The peer may send as soon as it has the reply.
+        // The queue pair must be ready first, because the peer may send as soon as it receives the reply.
         self.make_ready(number, Some((responder_resources, initiator_depth)))?;
         let device = &mut self.devices[index];
         device.cm.accept(device.now(), connection, &reply)?;
@@ -139,7 +139,7 @@ impl State {
         Ok(())
     }
 
-    /// The program's own queue pair is ready.
+    /// Completes the handshake of a queue pair that the program drives.
     pub fn establish(&mut self, number: u64) -> Result<(), IdError> {
         let id = self.id(number)?;
         id.require("establish", &[Phase::Responded])?;
@@ -162,7 +162,7 @@ impl State {
         let (index, connection) = id.connection("disconnect")?;
         let device = &mut self.devices[index];
         match device.cm.disconnect(device.now(), connection, &[]) {
-            // Both have ended it.
+            // Both sides have disconnected already.
             Err(CmError::State { .. }) if over => {}
             other => other?,
         }
@@ -183,7 +183,7 @@ impl State {
         Ok(())
     }
 
-    /// The peer accepts.
+    /// Handles the peer's acceptance.
     pub fn on_accepted(&mut self, number: u64, accepted: &Accepted) {
         let Ok(id) = self.id_mut(number) else { return };
         id.remote_ece = accepted.ece;
@@ -216,7 +216,7 @@ impl State {
         }
     }
 
-    /// The queue pair does not go where it should: the peer is told, and the program.
+    /// Rejects the connection and reports the error, because the queue pair could not change its state.
     fn give_up(&mut self, number: u64, index: usize, connection: ConnId, why: &IdError) {
         let device = &mut self.devices[index];
         device.refuse(connection, RejReason::Consumer);
@@ -227,29 +227,30 @@ impl State {
         id.report(CmEventKind::ConnectError, -why.errno(), EventParam::None);
     }
 
-    /// The peer has said its last word of the handshake.
+    /// Handles the end of the handshake: the peer's RTU, or data instead of it.
     pub fn on_established(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if id.phase != Phase::Accepted {
             return;
         }
         id.phase = Phase::Connected;
-        // What an RTU may bring, `rdma_cm` neither sends nor tells of. Of two who have asked each other, this one has but the
-        // other's request.
+        // Private data of an RTU is neither sent nor reported by `rdma_cm`. In a simultaneous connect the
+        // accepting side reports the private data of the peer's request, the only message that it has from
+        // the peer.
         let param = id.peering.take().map_or(EventParam::None, |peering| {
             EventParam::Connection(Connection { private_data: peering.private_data, ..Connection::default() })
         });
         id.report(CmEventKind::Established, 0, param);
     }
 
-    /// The peer refuses, or gives up.
+    /// Handles a rejection or a timeout on the peer's side.
     pub fn on_rejected(&mut self, number: u64, rejection: &Rejection) {
         let of = Connection { private_data: rejection.private_data.to_vec(), ..Connection::default() };
         let status = rejection.reason.code().into();
         self.on_failed(number, CmEventKind::Rejected, status, EventParam::Connection(of));
     }
 
-    /// The peer does not answer.
+    /// Handles the lack of a response from the peer.
     pub fn on_unreachable(&mut self, number: u64) {
         self.on_failed(number, CmEventKind::Unreachable, -libc::ETIMEDOUT, EventParam::None);
     }
@@ -261,7 +262,7 @@ impl State {
         self.forget_connection(number);
     }
 
-    /// The connection manager knows it no more.
+    /// Releases the connection of an id in the protocol layer.
     pub fn forget_connection(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         if let (Some(index), Some(connection)) = (id.device, id.connection.take()) {
@@ -269,7 +270,8 @@ impl State {
         }
     }
 
-    /// One side has ended it. The queue pair goes on until the program agrees, who may have something left to receive.
+    /// Handles the disconnect of either side. The queue pair keeps running until the program disconnects too,
+    /// because there may be data left to receive.
     pub fn on_disconnected(&mut self, number: u64) {
         let Ok(id) = self.id_mut(number) else { return };
         id.phase = Phase::Ended;

@@ -1,4 +1,4 @@
-//! Datagrams: asking for the queue pair behind a port (SIDR), and answering.
+//! Datagram services: service ID resolution (SIDR) from both sides.
 
 use super::event::Datagram;
 use super::listen::{Asked, split};
@@ -11,7 +11,7 @@ use crate::wire::mad::SidrStatus;
 use crate::wire::{QKey, Qpn};
 
 impl State {
-    /// Asks the peer for its queue pair.
+    /// Requests the peer's queue pair (SIDR_REQ).
     pub fn ask(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
         let (Some(index), Some(path), Some(peer)) = (id.device, self.path(id), id.peer) else {
@@ -27,7 +27,7 @@ impl State {
         Ok(())
     }
 
-    /// A peer asks for the queue pair behind a port.
+    /// Handles a peer's request for the queue pair behind a port.
     pub fn on_question(&mut self, device: usize, connection: ConnId, request: &SidrRequested) {
         let (header, data) = split(&request.private_data);
         let (service, av) = (request.service, request.from);
@@ -44,13 +44,13 @@ impl State {
             Err(_) => {
                 let no = no(SidrStatus::Unsupported, &[]);
                 let device = &mut self.devices[device];
-                // It is gone if its peer has given up already.
+                // Fails if the request is gone, because its peer has given up.
                 let _ = device.cm.sidr_reply(device.now(), connection, &no);
             }
         }
     }
 
-    /// Tells the peer which queue pair it is.
+    /// Answers a request with the queue pair of the id.
     pub fn reply(&mut self, number: u64, param: &ConnParam) -> Result<(), IdError> {
         let id = self.id(number)?;
         let qpn = id.qp.as_ref().map(|qp| qp.qpn).or(param.qp_num).ok_or(IdError::NoQp)?;
@@ -67,7 +67,7 @@ impl State {
         self.answer(number, &reply, Phase::Connected)
     }
 
-    /// Tells the peer that there is none.
+    /// Rejects a request.
     pub fn refuse(&mut self, number: u64, private_data: &[u8]) -> Result<(), IdError> {
         self.answer(number, &no(SidrStatus::Rejected, private_data), Phase::Ended)
     }
@@ -82,7 +82,7 @@ impl State {
         Ok(())
     }
 
-    /// The peer's answer to our question.
+    /// Handles the response to our request.
     pub fn on_answer(&mut self, number: u64, answer: &SidrAnswered) {
         self.forget_connection(number);
         let Ok(id) = self.id_mut(number) else { return };

@@ -1,4 +1,5 @@
-//! Queue pairs: what they get on the way through their states, and who drives them there.
+//! Queue pair transitions: the attributes of each, and the transitions that the manager makes on attached
+//! queue pairs.
 
 use super::IdError;
 use super::param::UDP_QKEY;
@@ -10,8 +11,8 @@ use crate::verbs::Qp;
 use crate::verbs::qp::QpRemote;
 use crate::wire::RnrTimer;
 
-/// What a peer waits after our receiver-not-ready: 41 ms. Programs have few retries, as the kernel's connection manager lets
-/// it be 0.66 s.
+/// RNR NAK timer: the peer waits 41 ms after an RNR NAK of ours. Programs ask for few retries, because the
+/// kernel's connection manager sets the timer to 0.66 s.
 const MIN_RNR_TIMER: RnrTimer = RnrTimer::new(24);
 
 impl State {
@@ -35,7 +36,7 @@ impl State {
         Ok(())
     }
 
-    /// What a queue pair needs to go to a state from the one before.
+    /// Returns the attributes for the transition of a queue pair to `target` from the state before it.
     pub fn attributes(&self, number: u64, target: QpState) -> Result<QpAttr, IdError> {
         let id = self.id(number)?;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -57,7 +58,7 @@ impl State {
                 let attr = QpAttr {
                     state: Some(target),
                     path_mtu: attr.path_mtu.map(|mtu| mtu.min(device.context.0.mtu)),
-                    // Before it accepts, a server has not said yet which it will be.
+                    // The protocol layer does not know the receive PSN of a server before it accepts.
                     rq_psn: Some(id.psn),
                     min_rnr_timer: Some(MIN_RNR_TIMER),
                     ..attr
@@ -75,7 +76,8 @@ impl State {
         }
     }
 
-    /// Has the attached queue pair receive and send.
+    /// Moves the attached queue pair through RTR to RTS. `grants` overrides the responder resources and the
+    /// initiator depth.
     pub fn make_ready(&self, number: u64, grants: Option<(u8, u8)>) -> Result<(), IdError> {
         let id = self.id(number)?;
         let Some(qp) = &id.qp else { return Ok(()) };
@@ -85,7 +87,7 @@ impl State {
             rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.map(|_| responder_resources);
             rts.max_rd_atomic = rts.max_rd_atomic.map(|_| initiator_depth);
         }
-        // What a peer has to spare need not be used.
+        // The peer may offer more than this device supports.
         let most = id.device.map_or(0, |device| self.devices[device].max_rd_atomic());
         rtr.max_dest_rd_atomic = rtr.max_dest_rd_atomic.map(|n| n.min(most));
         rts.max_rd_atomic = rts.max_rd_atomic.map(|n| n.min(most));
@@ -95,16 +97,16 @@ impl State {
 }
 
 impl Id {
-    /// Has the attached queue pair give up all work.
+    /// Moves the attached queue pair to the error state, which flushes its work.
     pub fn fail_qp(&self) {
         let attr = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
         if let Some(qp) = self.qp.as_ref().filter(|_| !self.is_datagram()) {
-            // From every state, so only a queue pair that is gone would not go there.
+            // The transition is allowed in every state, so it fails only if the queue pair no longer exists.
             let _ = qp.modify(&attr);
         }
     }
 
-    /// It came to nothing, or is over.
+    /// Ends the id, whose connection is over or was never established.
     pub fn end(&mut self) {
         self.fail_qp();
         self.phase = Phase::Ended;

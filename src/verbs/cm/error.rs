@@ -1,4 +1,4 @@
-//! Why a call on an id failed.
+//! Errors of calls on an id.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,21 +7,21 @@ use crate::cm::CmError;
 use crate::transport::{ModifyError, QpState, QpType};
 use crate::verbs::{ClaimError, CreateError, OpenError};
 
-/// Why a call of the connection manager failed. What goes wrong later comes as an event.
+/// Error of a connection manager call. Later failures are reported as events.
 #[derive(Debug, thiserror::Error)]
 pub enum IdError {
-    /// Not now.
+    /// The phase of the id does not permit the call.
     #[error("{call} of an id that {state}")]
     State {
-        /// The call.
+        /// Name of the call.
         call: &'static str,
-        /// What the id is doing.
+        /// Phase of the id.
         state: &'static str,
     },
-    /// The port has another id.
+    /// Another id has the port.
     #[error("port {0} is taken: bind to another, or to 0 for any")]
     PortTaken(SocketAddr),
-    /// The port has another id, and one of the two is bound to all addresses.
+    /// Another id has the port, and one of the two is bound to the wildcard address.
     #[error(
         "port {0} is taken by an id with a wildcard address, or this is the wildcard: bind to another, or to 0 for any"
     )]
@@ -32,80 +32,80 @@ pub enum IdError {
     /// No device has the address.
     #[error("no device has the address {0}")]
     NoDevice(IpAddr),
-    /// Another process has the port.
+    /// The port could not be claimed, for example because another process has it.
     #[error("port {addr}: {source}")]
     Claim {
-        /// The port.
+        /// Address and port.
         addr: SocketAddr,
-        /// Why not.
+        /// Cause.
         source: ClaimError,
     },
-    /// No host has such an address.
+    /// The address cannot be that of a host.
     #[error("{0} is no host's address: a path leads to one host")]
     NoHost(IpAddr),
     /// Source and destination are of different IP versions.
     #[error("{src} and {dst} are of different IP versions")]
     Family {
-        /// The source.
+        /// Source address.
         src: IpAddr,
-        /// The destination.
+        /// Destination address.
         dst: IpAddr,
     },
-    /// Too much private data.
+    /// The private data do not fit the message.
     #[error("{given} bytes of private data, and there is room for {max}")]
     PrivateData {
-        /// As given.
+        /// Number of bytes given.
         given: usize,
-        /// What the message holds.
+        /// Number of bytes that the message holds.
         max: usize,
     },
-    /// There is no queue pair to connect.
+    /// The id has no queue pair to connect.
     #[error("no queue pair: attach one, or give its number")]
     NoQp,
-    /// The queue pair does not suit the id.
+    /// The transport service of the queue pair is not that of the id.
     #[error("a {qp:?} queue pair on an id of {id:?}")]
     QpType {
-        /// Of the queue pair.
+        /// Transport service of the queue pair.
         qp: QpType,
-        /// Of the id.
+        /// Transport service of the id.
         id: QpType,
     },
-    /// The queue pair is of another device than the id.
+    /// The queue pair belongs to a device other than the id's.
     #[error("the queue pair is of another device than the id")]
     OtherDevice,
-    /// There are no attributes for that.
+    /// The attributes for the transition to this state are not known.
     #[error("there are no attributes for {0} yet")]
     NoAttributes(QpState),
-    /// The queue pair could not change its state.
+    /// The state change of the queue pair failed.
     #[error("the queue pair: {0}")]
     Modify(#[from] ModifyError),
-    /// A value that is not possible.
+    /// A parameter is out of range.
     #[error("{name} cannot be {value}")]
     Value {
-        /// What.
+        /// Name of the parameter.
         name: &'static str,
-        /// As given.
+        /// Value given.
         value: u64,
     },
-    /// The group is joined already.
+    /// The multicast group is joined already.
     #[error("{0} is joined already")]
     Joined(IpAddr),
-    /// The address is no group, or was not joined.
+    /// The address is not a multicast group, or the group is not joined.
     #[error("{0} is no group, or not joined")]
     NoGroup(IpAddr),
-    /// The id was destroyed.
+    /// The id has been destroyed.
     #[error("the id has ended")]
     Ended,
-    /// A child of fork has but a copy of it, which does nothing.
+    /// The manager belongs to the parent process; its copy in a child of fork does nothing.
     #[error("the connection manager is of the process that this one was forked from")]
     Inherited,
-    /// The connection manager of the device refuses.
+    /// The protocol layer of the device refuses the call.
     #[error(transparent)]
     Protocol(#[from] CmError),
-    /// The device's QP1 could not be had.
+    /// The QP1 of the device could not be taken.
     #[error("the device's QP1: {0}")]
     Device(#[from] CreateError),
-    /// The device could not be opened for the manager.
+    /// The device could not be opened again for the manager.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// A system call failed.

@@ -1,4 +1,4 @@
-//! What an event channel brings.
+//! Events that an event channel delivers.
 
 use std::net::SocketAddr;
 
@@ -6,50 +6,51 @@ use super::CmId;
 use crate::transport::AddressVector;
 use crate::wire::{QKey, Qpn};
 
-/// What happened, with the numbers of `enum rdma_cm_event_type`.
+/// Kind of an event, with the numbers of `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u32)]
 pub enum CmEventKind {
-    /// The address has a device.
+    /// A device leads to the address.
     AddrResolved = 0,
-    /// It has none.
+    /// No device leads to the address.
     AddrError = 1,
-    /// The path is known.
+    /// The path to the address is known.
     RouteResolved = 2,
-    /// There is none.
+    /// There is no path to the address.
     RouteError = 3,
-    /// A peer wants to connect: the event has a new id for that.
+    /// A peer requests a connection; the event carries a new id for it.
     ConnectRequest = 4,
-    /// The peer accepts; the queue pair is the caller's to drive, who then calls [`CmId::establish`].
+    /// The peer accepts. The caller drives the queue pair to RTS, then calls [`CmId::establish`].
     ConnectResponse = 5,
-    /// Connecting went wrong on this side.
+    /// Establishing the connection failed on this side.
     ConnectError = 6,
-    /// The peer does not answer.
+    /// The peer does not respond.
     Unreachable = 7,
-    /// The peer refuses.
+    /// The peer rejects the connection.
     Rejected = 8,
-    /// Both can talk.
+    /// The connection is established.
     Established = 9,
     /// The connection has ended.
     Disconnected = 10,
-    /// The device is gone for good, and so is the id's connection: nothing is left but to destroy the id. Ids on all
-    /// addresses go on with other devices, and are not told.
+    /// The device of the id is gone for good, and with it the id's connection; the id can only be destroyed.
+    /// Ids on the wildcard address continue on the other devices, and do not report this event.
     DeviceRemoval = 11,
-    /// The group is joined.
+    /// The multicast group is joined.
     MulticastJoin = 12,
-    /// It cannot be, or is no more.
+    /// The multicast group could not be joined, or is lost.
     MulticastError = 13,
-    /// The address is no longer the device's: what the id sends does not leave. It is to be destroyed.
+    /// The device no longer has the address of the id, whose packets are not sent any more. The id should be
+    /// destroyed.
     AddrChange = 14,
-    /// The queue pair's number may be used again.
+    /// Time-wait is over, and the number of the queue pair may be reused.
     TimewaitExit = 15,
-    /// The path of [`CmId::load_alternate`] is loaded on both sides, with status 0; or it is not, with the peer's reason
-    /// (IBA 12.8.2.1) or a negative error number. librdmacm has no such event, nor the call that it answers.
+    /// Outcome of [`CmId::load_alternate`]: status 0 if both sides have loaded the path, otherwise the peer's
+    /// reason (IBA 12.8.2.1) or a negative error number. librdmacm has neither such an event nor the call.
     AlternatePath = 256,
 }
 
 impl CmEventKind {
-    /// Its name in `enum rdma_cm_event_type`.
+    /// Returns the name in `enum rdma_cm_event_type`.
     pub const fn name(self) -> &'static str {
         match self {
             CmEventKind::AddrResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
@@ -76,39 +77,39 @@ impl CmEventKind {
 /// An event of an id.
 #[derive(Clone, Debug)]
 pub struct CmEvent {
-    /// The id that the event concerns; of a connection request, the new id.
+    /// The id that the event concerns; for a connection request, the new id.
     pub id: CmId,
-    /// Of a connection request, the id that listens.
+    /// The listening id of a connection request.
     pub listen_id: Option<CmId>,
-    /// What happened.
+    /// Kind of the event.
     pub kind: CmEventKind,
-    /// Why, where something failed: a negative error number, or the reason of a reject.
+    /// Cause of a failure: a negative error number, or the reason of a rejection.
     pub status: i32,
-    /// What came with it.
+    /// Data that came with the event.
     pub param: EventParam,
 }
 
 impl CmEvent {
-    /// The peer's private data; empty if there is none.
+    /// Returns the peer's private data; empty if there is none.
     pub fn private_data(&self) -> &[u8] {
         self.param.private_data()
     }
 }
 
-/// What comes with an event.
+/// Data of an event.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum EventParam {
-    /// Nothing.
+    /// The event has no data.
     #[default]
     None,
-    /// Of connections.
+    /// Parameters of a connection.
     Connection(Connection),
-    /// Of datagrams.
+    /// Parameters of a datagram service or multicast group.
     Datagram(Datagram),
 }
 
 impl EventParam {
-    /// The peer's private data; empty if there is none.
+    /// Returns the peer's private data; empty if there is none.
     pub fn private_data(&self) -> &[u8] {
         match self {
             EventParam::Connection(of) => &of.private_data,
@@ -118,38 +119,39 @@ impl EventParam {
     }
 }
 
-/// What the peer of a connection asks for, or grants: seen from this side, so that an answer may repeat it.
+/// Connection parameters that the peer requests or grants, from this side, so that an acceptance can repeat
+/// them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Connection {
-    /// What the peer's program sent, with the zeros that fill up the message.
+    /// Private data from the peer's program, padded with zeros to the size of the message field.
     pub private_data: Vec<u8>,
-    /// READs and atomics that the peer will have in flight.
+    /// Maximum number of READs and atomics that the peer will have in flight.
     pub responder_resources: u8,
-    /// READs and atomics that the peer takes at a time.
+    /// Maximum number of READs and atomics that the peer accepts at a time.
     pub initiator_depth: u8,
-    /// End-to-end flow control.
+    /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// Retries after a timeout.
+    /// Number of retries after a timeout.
     pub retry_count: u8,
-    /// Retries after a receiver-not-ready.
+    /// Number of retries after an RNR NAK.
     pub rnr_retry_count: u8,
-    /// The peer's receives come from a shared queue.
+    /// Whether the peer's receives come from a shared receive queue.
     pub srq: bool,
-    /// The peer's queue pair.
+    /// Number of the peer's queue pair.
     pub qp_num: Qpn,
 }
 
-/// Where datagrams to a peer, or to a group, go.
+/// Destination of datagrams to a peer or a multicast group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Datagram {
-    /// What the peer's program sent, with the zeros that fill up the message.
+    /// Private data from the peer's program, padded with zeros to the size of the message field.
     pub private_data: Vec<u8>,
-    /// The path.
+    /// Address vector of the destination.
     pub address: AddressVector,
-    /// The queue pair there.
+    /// Number of the destination queue pair.
     pub qp_num: Qpn,
-    /// Its queue key.
+    /// Q_Key of the destination queue pair.
     pub qkey: QKey,
-    /// Of multicast, the group as it was given.
+    /// Address of the multicast group, as given to the join.
     pub group: Option<SocketAddr>,
 }

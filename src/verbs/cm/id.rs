@@ -1,4 +1,4 @@
-//! Ids: the calls.
+//! API calls on an id.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -13,8 +13,9 @@ use crate::transport::{AsyncEvent, QpAttr, QpState, QpType};
 use crate::verbs::{Context, Qp, WaitError};
 use crate::wire::{AckTimeout, Qpn};
 
-/// An id: a listener, a connection or a place for datagrams (`rdma_cm_id`). A handle, cheap to clone; once the last is gone,
-/// or after [`destroy`](Self::destroy), so is the id, with the events that nobody took.
+/// A communication identifier: a listener, a connection or a datagram endpoint (`rdma_cm_id`). The handle is
+/// cheap to clone. Dropping the last one, or [`destroy`](Self::destroy), ends the id and discards its pending
+/// events.
 #[derive(Clone)]
 pub struct CmId(Arc<Handle>);
 
@@ -29,7 +30,7 @@ impl Drop for Handle {
     }
 }
 
-/// An id that may have ended.
+/// Weak reference to an id, which may have ended.
 #[derive(Clone)]
 pub(super) struct WeakId {
     number: u64,
@@ -55,46 +56,48 @@ impl CmId {
         WeakId { number: self.0.number, handle: Arc::downgrade(&self.0) }
     }
 
-    /// Does something with all there is.
+    /// Runs `f` on the state of the manager.
     fn call<R>(&self, f: impl FnOnce(&mut State, u64) -> Result<R, IdError>) -> Result<R, IdError> {
         self.0.manager.call(|state| f(state, self.0.number))
     }
 
-    /// Asks something of it; `None` if it has ended.
+    /// Queries the id; returns `None` if it has ended.
     fn ask<R>(&self, f: impl FnOnce(&State, &Id) -> Option<R>) -> Option<R> {
         self.call(|state, number| Ok(f(state, state.id(number)?))).ok().flatten()
     }
 
-    /// Changes an option.
+    /// Changes an option of the id.
     fn set(&self, f: impl FnOnce(&mut Id) -> Result<(), IdError>) -> Result<(), IdError> {
         self.call(|state, number| f(state.id_mut(number)?))
     }
 
-    /// A number that no other id of its manager has, nor had.
+    /// Returns the number of the id, which is unique for the lifetime of its manager.
     pub fn number(&self) -> u64 {
         self.0.number
     }
 
-    /// Ends it in any state as suits that (`rdma_destroy_id`): a listener's waiting requests are rejected, a connection is
-    /// disconnected, a group is left. Its events that wait on the channel are gone. Other handles can do nothing any more.
+    /// Destroys the id in any state (`rdma_destroy_id`): rejects the waiting requests of a listener,
+    /// disconnects a connection, leaves multicast groups, and discards pending events. Calls on other handles
+    /// of the id fail afterwards.
     pub fn destroy(&self) {
-        // In a child of fork there is nothing to end.
+        // In a child of fork there is nothing to destroy.
         let _ = self.call(|state, number| {
             state.destroy(number);
             Ok(())
         });
     }
 
-    /// Binds it to an address and port; 0.0.0.0 or :: for all devices, port 0 for any.
+    /// Binds the id to an address and port: 0.0.0.0 or :: for all devices, port 0 for any free port.
     ///
     /// # Errors
-    /// [`IdError::PortTaken`], [`IdError::NoDevice`], [`IdError::State`].
+    /// [`IdError::PortTaken`], [`IdError::PortTakenByWildcard`], [`IdError::NoPort`], [`IdError::NoDevice`],
+    /// [`IdError::Claim`], [`IdError::State`].
     pub fn bind_addr(&self, addr: SocketAddr) -> Result<(), IdError> {
         self.call(|state, number| state.bind_addr(number, addr))
     }
 
-    /// Finds the device that leads to an address; `AddrResolved` or `AddrError` comes. Nobody is asked for that, so it comes
-    /// at once, whatever the timeout.
+    /// Finds the device that leads to an address, and reports `AddrResolved` or `AddrError`. Resolution is
+    /// local, so the event is reported at once and the timeout is ignored.
     ///
     /// # Errors
     /// [`IdError`].
@@ -107,8 +110,8 @@ impl CmId {
         self.call(|state, number| state.resolve_addr(number, src, dst))
     }
 
-    /// Finds the path to there; `RouteResolved` comes, or `RouteError` if the address that it would begin at is gone. Nobody
-    /// is asked for that, so it comes at once, whatever the timeout.
+    /// Finds the path to the resolved address, and reports `RouteResolved`, or `RouteError` if the source
+    /// address is gone. Resolution is local, so the event is reported at once and the timeout is ignored.
     ///
     /// # Errors
     /// [`IdError::State`] before the address is resolved.
@@ -116,18 +119,19 @@ impl CmId {
         self.call(|state, number| state.resolve_route(number))
     }
 
-    /// The path to the peer is this one, and is not looked for; `RouteResolved` comes, or what else
-    /// [`resolve_route`](Self::resolve_route) would say. It need not lead to the address that was resolved.
+    /// Sets the path to the peer instead of resolving it, and reports the same events as
+    /// [`resolve_route`](Self::resolve_route). The path need not lead to the address that was resolved.
     ///
     /// # Errors
-    /// [`IdError::State`] unless the address is resolved and the path is not; of a path that this device does not have
-    /// [`IdError::NoDevice`], [`IdError::NoHost`], [`IdError::Family`] or [`IdError::Value`].
+    /// [`IdError::State`] unless the address is resolved and the route is not; [`IdError::NoDevice`],
+    /// [`IdError::NoHost`], [`IdError::Family`] or [`IdError::Value`] for a path that this device does not
+    /// have.
     pub fn set_path(&self, path: &Path) -> Result<(), IdError> {
         self.call(|state, number| state.set_path(number, path))
     }
 
-    /// Takes connection requests, of which `backlog` may wait on the channel (0: as many as the manager allows); more are
-    /// rejected.
+    /// Listens for connection requests. At most `backlog` of them wait on the channel (0: as many as the
+    /// manager allows); further requests are rejected.
     ///
     /// # Errors
     /// [`IdError`].
@@ -135,7 +139,7 @@ impl CmId {
         self.call(|state, number| state.listen(number, backlog))
     }
 
-    /// Waits for the next connection request to this listener, past other events of the channel.
+    /// Waits for the next connection request to this listener, and leaves other events of the channel queued.
     ///
     /// # Errors
     /// [`WaitError`].
@@ -144,8 +148,9 @@ impl CmId {
         channel.get_event_by(timeout, || channel.try_request(self.number()))
     }
 
-    /// Asks the peer for a connection; of datagrams, for its queue pair. `Established` comes, or `ConnectResponse` where the
-    /// manager does not drive the queue pair, or `Rejected`, `Unreachable` or `ConnectError`.
+    /// Requests a connection, or the peer's queue pair for datagrams. The outcome is reported as
+    /// `Established` (`ConnectResponse` if the manager does not drive the queue pair), `Rejected`,
+    /// `Unreachable` or `ConnectError`.
     ///
     /// # Errors
     /// [`IdError`].
@@ -153,10 +158,11 @@ impl CmId {
         self.call(|state, number| state.connect(number, param))
     }
 
-    /// As [`connect`](Self::connect), to a peer that does the same at the same time: both ids are bound to one port number,
-    /// and ask each other for it. One connection comes of it, whoever's request is the first, and `Established` comes on both
-    /// sides, with the other's private data. The queue pair is attached. Who asks before the other does waits for that
-    /// for a second, if the other is bound, and is refused then, as nobody listens there.
+    /// Connects like [`connect`](Self::connect), to a peer that connects to this id at the same time: both
+    /// ids are bound to the same port number and request it from each other. One connection results,
+    /// whichever request is first, and `Established` is reported on both sides with the private data of the
+    /// other. A queue pair must be attached. A request that arrives before the peer's own call is held until
+    /// one second after the peer has bound its port, and is rejected then, because the port has no listener.
     ///
     /// # Errors
     /// [`IdError`].
@@ -164,17 +170,18 @@ impl CmId {
         self.call(|state, number| state.connect_peer(number, param))
     }
 
-    /// Offers the peer of a connection another path, from an address of the device to another one of the peer's. If the peer
-    /// takes it, the attached queue pairs of both sides go over to it as soon as packets are lost on the first.
-    /// `AlternatePath` comes with what has become of it; a manager takes what its queue pair can have.
+    /// Offers an alternate path to the peer, from an address of the device to another address of the peer. If
+    /// the peer accepts, the attached queue pairs of both sides migrate to it as soon as packets are lost on
+    /// the primary path. The outcome is reported as `AlternatePath`. A peer that uses this manager accepts
+    /// any path that its queue pair can load.
     ///
     /// # Errors
-    /// [`IdError`], if there is no connection, or one is offered already.
+    /// [`IdError`], if there is no connection, or an offer is not answered yet.
     pub fn load_alternate(&self, from: IpAddr, to: IpAddr) -> Result<(), IdError> {
         self.call(|state, number| state.load_alternate(number, from, to))
     }
 
-    /// Accepts the request that made this id; `Established` comes, but for datagrams.
+    /// Accepts the request that created this id; reports `Established`, except for datagrams.
     ///
     /// # Errors
     /// [`IdError`].
@@ -182,7 +189,7 @@ impl CmId {
         self.call(|state, number| state.accept(number, param))
     }
 
-    /// Refuses the request that made this id, or the peer's response to this id's.
+    /// Rejects the request that created this id, or the peer's reply to this id's request.
     ///
     /// # Errors
     /// [`IdError`].
@@ -190,7 +197,7 @@ impl CmId {
         self.reject_with(RejReason::Consumer, private_data)
     }
 
-    /// Refuses for another reason than that the program says no.
+    /// Rejects with a reason other than the consumer reject.
     ///
     /// # Errors
     /// [`IdError`].
@@ -198,7 +205,7 @@ impl CmId {
         self.call(|state, number| state.reject(number, reason, private_data))
     }
 
-    /// After `ConnectResponse`: the caller's queue pair is in RTS.
+    /// Completes the handshake after `ConnectResponse`: the caller's queue pair is in RTS.
     ///
     /// # Errors
     /// [`IdError`].
@@ -206,7 +213,8 @@ impl CmId {
         self.call(State::establish)
     }
 
-    /// Ends the connection, or agrees to its end: the attached queue pair goes to the error state, and `Disconnected` comes.
+    /// Disconnects, or confirms the peer's disconnect: moves the attached queue pair to the error state, and
+    /// reports `Disconnected`.
     ///
     /// # Errors
     /// [`IdError`].
@@ -214,8 +222,8 @@ impl CmId {
         self.call(State::disconnect)
     }
 
-    /// Tells of an asynchronous event of the queue pair: data that came before the peer's last word of the handshake is as
-    /// good as that.
+    /// Notifies the manager of an asynchronous event of the queue pair: data received before the peer's RTU
+    /// establishes the connection as the RTU does.
     ///
     /// # Errors
     /// [`IdError`].
@@ -223,17 +231,18 @@ impl CmId {
         self.call(|state, number| state.notify(number, event))
     }
 
-    /// From now on its events come on another channel, those that wait too.
+    /// Moves the id to another event channel, together with its pending events.
     ///
     /// # Errors
-    /// [`IdError::State`] if it has ended.
+    /// [`IdError::State`] if the id has ended.
     pub fn migrate(&self, channel: &EventChannel) -> Result<(), IdError> {
         channel.serve(&self.0.manager);
         self.call(|state, number| state.migrate(number, channel))
     }
 
-    /// Has the manager drive a queue pair: to INIT now (of datagrams to RTS), further as the handshake goes, to the error
-    /// state with a disconnect. It does not keep the queue pair alive; dropping that detaches it.
+    /// Attaches a queue pair, which the manager then drives: to INIT now (to RTS for datagrams), further in
+    /// the course of the handshake, and to the error state on disconnect. The manager does not keep the queue
+    /// pair alive; dropping the queue pair detaches it.
     ///
     /// # Errors
     /// [`IdError`].
@@ -241,32 +250,33 @@ impl CmId {
         self.call(|state, number| state.attach(number, qp))
     }
 
-    /// Leaves the queue pair alone from now on.
+    /// Detaches the queue pair; the manager no longer drives it.
     pub fn detach_qp(&self) {
-        // Of an id that has ended there is none.
+        // An id that has ended has no queue pair.
         let _ = self.set(|id| {
             id.qp = None;
             Ok(())
         });
     }
 
-    /// The number of the queue pair that the manager drives for it, or would if that were still there.
+    /// Returns the number of the attached queue pair, even if that no longer exists.
     pub fn attached_qp(&self) -> Option<Qpn> {
         self.ask(|_, id| id.qp.as_ref().map(|qp| qp.qpn))
     }
 
-    /// What a queue pair that the caller drives gets on its way to a state (`rdma_init_qp_attr`).
+    /// Returns the attributes for the transition of a queue pair that the caller drives to a state
+    /// (`rdma_init_qp_attr`).
     ///
     /// # Errors
-    /// [`IdError::NoAttributes`] if that is not known yet.
+    /// [`IdError::NoAttributes`] if they are not known yet.
     pub fn init_qp_attr(&self, target: QpState) -> Result<QpAttr, IdError> {
         self.call(|state, number| state.attributes(number, target))
     }
 
-    /// The traffic class of its packets (`RDMA_OPTION_ID_TOS`).
+    /// Sets the traffic class of the id's packets (`RDMA_OPTION_ID_TOS`).
     ///
     /// # Errors
-    /// [`IdError::State`] if it has ended.
+    /// [`IdError::State`] if the id has ended.
     pub fn set_tos(&self, tos: u8) -> Result<(), IdError> {
         self.set(|id| {
             id.tos = tos;
@@ -274,10 +284,10 @@ impl CmId {
         })
     }
 
-    /// Shares its port with others that do (`RDMA_OPTION_ID_REUSEADDR`).
+    /// Sets whether the port may be shared with other ids that have this option (`RDMA_OPTION_ID_REUSEADDR`).
     ///
     /// # Errors
-    /// [`IdError::State`] once it is bound.
+    /// [`IdError::State`] once the id is bound.
     pub fn set_reuse_addr(&self, on: bool) -> Result<(), IdError> {
         self.set(|id| {
             id.require("set_reuse_addr", &[Phase::Idle])?;
@@ -286,10 +296,10 @@ impl CmId {
         })
     }
 
-    /// Bound to ::, it takes no IPv4 (`RDMA_OPTION_ID_AFONLY`).
+    /// Sets whether an id bound to :: excludes IPv4 (`RDMA_OPTION_ID_AFONLY`).
     ///
     /// # Errors
-    /// [`IdError::State`] once it is bound.
+    /// [`IdError::State`] once the id is bound.
     pub fn set_af_only(&self, on: bool) -> Result<(), IdError> {
         self.set(|id| {
             id.require("set_af_only", &[Phase::Idle])?;
@@ -298,7 +308,7 @@ impl CmId {
         })
     }
 
-    /// The local ACK timeout of its queue pair, 4.096 µs · 2^this (`RDMA_OPTION_ID_ACK_TIMEOUT`).
+    /// Sets the local ACK timeout of the queue pair to 4.096 µs * 2^`code` (`RDMA_OPTION_ID_ACK_TIMEOUT`).
     ///
     /// # Errors
     /// [`IdError::Value`] above 31.
@@ -312,10 +322,11 @@ impl CmId {
         })
     }
 
-    /// What it says of enhanced connection establishment when it connects or accepts. This NIC has no use for it.
+    /// Sets the options of enhanced connection establishment (ECE) that the id sends when it connects or
+    /// accepts. This NIC does not use them.
     ///
     /// # Errors
-    /// [`IdError::State`] if it has ended.
+    /// [`IdError::State`] if the id has ended.
     pub fn set_ece(&self, ece: Ece) -> Result<(), IdError> {
         self.set(|id| {
             id.ece = ece;
@@ -323,53 +334,53 @@ impl CmId {
         })
     }
 
-    /// What the peer says of it.
+    /// Returns the ECE options that the peer has sent.
     pub fn remote_ece(&self) -> Ece {
         self.ask(|_, id| Some(id.remote_ece)).unwrap_or_default()
     }
 
-    /// The address that it is bound to.
+    /// Returns the local address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.ask(|_, id| id.local)
     }
 
-    /// The peer's.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.ask(|_, id| id.peer)
     }
 
-    /// Its device.
+    /// Returns the device of the id.
     pub fn context(&self) -> Option<Context> {
         self.ask(|state, id| Some(state.devices[id.device?].context.clone()))
     }
 
-    /// The index of its device among the manager's.
+    /// Returns the index of the id's device among those of the manager.
     pub fn device_index(&self) -> Option<usize> {
         self.ask(|_, id| id.device)
     }
 
-    /// Its port space.
+    /// Returns the port space.
     pub fn port_space(&self) -> Option<PortSpace> {
         self.ask(|_, id| Some(id.space))
     }
 
-    /// Its service.
+    /// Returns the transport service.
     pub fn qp_type(&self) -> Option<QpType> {
         self.ask(|_, id| Some(id.qp_type))
     }
 
-    /// The path to the peer.
+    /// Returns the path to the peer.
     pub fn path(&self) -> Option<Path> {
         self.ask(|state, id| state.path_record(id))
     }
 
-    /// Whether `Disconnected` has been reported, taken or not.
+    /// Reports whether `Disconnected` is queued or delivered, or will not be reported any more.
     pub(super) fn was_told_of_end(&self) -> bool {
         self.ask(|_, id| Some(id.told_of_end)).unwrap_or(true)
     }
 
-    /// Joins a group; `MulticastJoin` or `MulticastError` comes, with the group's path, queue pair number and queue key. An
-    /// attached queue pair is attached to the group too.
+    /// Joins a multicast group. `MulticastJoin` or `MulticastError` is reported, with the address vector,
+    /// queue pair number and Q_Key of the group. An attached queue pair is attached to the group too.
     ///
     /// # Errors
     /// [`IdError`].
@@ -377,7 +388,7 @@ impl CmId {
         self.call(|state, number| state.join_multicast(number, group, membership))
     }
 
-    /// Leaves it.
+    /// Leaves a multicast group.
     ///
     /// # Errors
     /// [`IdError::NoGroup`].

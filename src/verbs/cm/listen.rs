@@ -1,4 +1,4 @@
-//! Listeners, and the ids that requests to them make.
+//! Listeners, and the ids created for requests to them.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::transport::{AddressVector, QpType};
 use crate::wire::mad::ip::{HEADER_LEN, IpHeader};
 use crate::wire::mad::{RejReason, ServiceId};
 
-/// Requests that may wait to be taken where the program does not say, and at most.
+/// Maximum number of requests that wait to be taken, and the default if the program gives no backlog.
 const MAX_BACKLOG: usize = 1024;
 
-/// A service that ids of this process listen to, each at an address of its own.
+/// A service, and the ids of this process that listen to it, each at an address of its own.
 pub(super) struct Service {
     listener: ListenerId,
     members: Vec<u64>,
 }
 
-/// What a listener has.
+/// Backlog of a listening id.
 #[derive(Clone)]
 pub(super) struct Listening {
     backlog: usize,
@@ -30,21 +30,22 @@ pub(super) struct Listening {
 }
 
 impl Id {
-    /// The service that it is bound to.
+    /// Returns the service that the id is bound to.
     pub fn service(&self) -> Option<ServiceId> {
         Some(self.space.service(self.local?.port()))
     }
 
-    /// The devices that it is bound to, of so many.
+    /// Returns the indices of the devices that the id is bound to, out of `devices`.
     fn scope(&self, devices: usize) -> std::ops::Range<usize> {
         self.device.map_or(0..devices, |device| device..device + 1)
     }
 
-    /// Whether it listens to requests for an address, which came to another one that may stand for it.
+    /// Reports whether the id listens to requests for the address `asked` that arrived at `came_to`, which
+    /// may stand in for it.
     fn hears(&self, asked: IpAddr, came_to: IpAddr) -> bool {
         let Some(own) = self.local.map(|local| local.ip()) else { return false };
         match own.is_unspecified() {
-            // All of ::, but for those that are of IPv6 only, is all of IPv4 too.
+            // The wildcard address :: includes all of IPv4, unless the id is restricted to IPv6.
             true => own.is_ipv4() == came_to.is_ipv4() || own.is_ipv6() && !self.af_only,
             false => [asked, came_to].contains(&own.to_canonical()),
         }
@@ -52,7 +53,7 @@ impl Id {
 }
 
 impl State {
-    /// Has requests for what an id is bound to come to this process.
+    /// Claims the service that an id is bound to, so that requests for it are delivered to this process.
     pub fn claim(&mut self, number: u64) -> Result<(), IdError> {
         let devices = self.id(number)?.scope(self.devices.len());
         devices.into_iter().try_for_each(|device| self.claim_on(number, device))
@@ -66,7 +67,7 @@ impl State {
             return Ok(());
         }
         let address = Some(local.ip().to_canonical()).filter(|ip| !ip.is_unspecified());
-        // The loopback is claimed as the address that stands for it.
+        // A loopback address is claimed as the device address that stands in for it.
         let address = address.map(|ip| match to.gid_index(ip) {
             Some(_) => ip,
             None => to.context.gid_towards(ip.into()).map_or(ip, |index| to.gid(index).ip()),
@@ -115,7 +116,7 @@ impl State {
             found.members.push(number);
             return Ok(());
         }
-        // Each id has a bound of its own.
+        // The backlog is limited per id, not per service.
         let listener = device.cm.listen(service, u64::MAX, usize::MAX)?;
         device.services.insert(service, Service { listener, members: vec![number] });
         Ok(())
@@ -133,14 +134,15 @@ impl State {
         }
     }
 
-    /// Ends a listener, which is no more among the ids.
+    /// Ends a listener that is no longer among the ids.
     pub fn unlisten(&mut self, number: u64, id: &Id) {
         if let Some(service) = id.service() {
             self.unregister(service, number);
         }
     }
 
-    /// A device is new: who is bound to all is to it too. Where another process has the port there, only that one is.
+    /// Extends the ids on the wildcard address to a new device, except those whose port another process has
+    /// there.
     pub fn extend_listeners(&mut self, device: usize) {
         let on_all = |id: &Id| id.device.is_none() && id.local.is_some() && id.owns_port;
         let found: Vec<_> = self.ids().filter(|(_, id)| on_all(id)).map(|(number, _)| number).collect();
@@ -148,13 +150,13 @@ impl State {
             let claimed = self.claim_on(number, device).is_ok();
             let listening = self.id(number).ok().filter(|id| id.listening.is_some());
             if let (true, Some(service)) = (claimed, listening.and_then(Id::service)) {
-                // There is no such service on it yet, so nothing refuses.
+                // The new device has no listeners yet that could conflict.
                 let _ = self.register(device, service, number);
             }
         }
     }
 
-    /// Finds the listener to requests of a kind for an address.
+    /// Finds the id that listens for requests of a transport service at an address.
     fn listener(
         &self,
         device: usize,
@@ -200,7 +202,7 @@ impl State {
         }
     }
 
-    /// Makes an id for a request, or says why not.
+    /// Creates an id for a request, or returns the reason to reject it.
     pub fn admit(&mut self, asked: &Asked) -> Result<(CmId, Waiting, u64), RejReason> {
         let &Asked { device, connection, service, av, ref header, qp_type } = asked;
         let came_to = self.devices[device].gid(av.sgid_index).ip();
@@ -225,7 +227,7 @@ impl State {
             id.psn = psn;
         }
         self.devices[device].ids.insert(connection, new.number());
-        // Which the id bounds, not the service.
+        // The backlog is limited per id, not per service.
         self.devices[device].cm.taken(connection);
         Ok((new, waiting, listener))
     }
@@ -244,12 +246,12 @@ impl State {
     }
 }
 
-/// Of a service with two sides, the one for both.
+/// Maps both sides of a transport service (XRC initiator and target) to the initiator.
 fn side(qp_type: QpType) -> QpType {
     if qp_type == QpType::XrcRecv { QpType::XrcSend } else { qp_type }
 }
 
-/// A request, as both kinds have it.
+/// The fields that connection requests and service ID resolutions have in common.
 pub(super) struct Asked {
     pub device: usize,
     pub connection: ConnId,
@@ -259,7 +261,8 @@ pub(super) struct Asked {
     pub qp_type: QpType,
 }
 
-/// The header that the private data of requests begin with, and what is behind it; all of it if there is none.
+/// Splits the private data of a request into the IP addressing header and the program's data; without a valid
+/// header all of it is data.
 pub(super) fn split(private_data: &[u8]) -> (Option<IpHeader>, &[u8]) {
     match IpHeader::parse(private_data) {
         Ok(header) => (Some(header), &private_data[HEADER_LEN..]),

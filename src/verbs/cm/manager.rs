@@ -1,4 +1,4 @@
-//! A connection manager: its devices, and the thread that serves them.
+//! Connection managers: their devices, and the background thread that serves them.
 
 use std::fmt;
 use std::io;
@@ -26,16 +26,17 @@ use crate::link::process::Process;
 use crate::transport::QpType;
 use crate::verbs::{Context, ManagementPort};
 
-/// What makes and serves ids on some devices. Cheap to clone; it lives as long as an id of it.
+/// A connection manager, which creates and serves ids on a set of devices. Cheap to clone; it lives as long
+/// as any clone or any of its ids.
 #[derive(Clone)]
 pub struct ConnectionManager(Arc<Owner>);
 
 impl ConnectionManager {
-    /// A connection manager of these devices, of each of which it takes the QP1, so there is one for each. There may be
-    /// none at first.
+    /// Creates a connection manager for these devices, possibly none. It takes QP1 of each device, so a
+    /// device has at most one connection manager.
     ///
     /// # Errors
-    /// [`IdError::System`], [`IdError::Device`].
+    /// [`IdError::System`], or the errors of [`add_device`](Self::add_device).
     pub fn new(devices: Vec<Context>) -> Result<ConnectionManager, IdError> {
         let sleep = Sleep {
             wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
@@ -61,12 +62,13 @@ impl ConnectionManager {
         Ok(manager)
     }
 
-    /// Adds a device, on which ids that listen on any address do so from now on too; returns its index.
+    /// Adds a device and returns its index. Ids that listen on the wildcard address listen on it too.
     ///
     /// # Errors
-    /// [`IdError::Device`] if somebody else has its QP1, [`IdError::Open`] where the system has no descriptor left.
+    /// [`IdError::Device`] if the QP1 of the device is taken, [`IdError::Open`] if the system is out of file
+    /// descriptors.
     pub fn add_device(&self, device: Context) -> Result<usize, IdError> {
-        // With asynchronous events of its own, beside the program's.
+        // A second context receives asynchronous events of its own, beside those of the program.
         let port = Arc::new(device.reopen()?.management_port()?);
         let fabric = device.0.shards.virtual_fabric().map(|handle| handle.fabric().clone());
         let index = self.0.call(|state| state.add_device(device, port.clone()))?;
@@ -86,28 +88,27 @@ impl ConnectionManager {
         Ok(index)
     }
 
-    /// Its devices.
+    /// Returns the devices.
     pub fn devices(&self) -> Vec<Context> {
         self.0.call(|state| Ok(state.contexts())).unwrap_or_default()
     }
 
-    /// How many ids there are: those that programs have, and those of requests that nobody has taken.
+    /// Returns the number of ids: those that programs hold, and those of requests that are not taken yet.
     pub fn ids(&self) -> usize {
         self.0.call(|state| Ok(state.ids().count())).unwrap_or_default()
     }
 
-    /// How many connections and requests its devices keep, but for those of which nothing is left but packets that may be
-    /// late.
+    /// Returns the number of connections and requests of all devices, except those in time-wait.
     pub fn connections(&self) -> usize {
         self.0.call(|state| Ok(state.connections())).unwrap_or_default()
     }
 
-    /// What a device's connection manager has seen and done.
+    /// Returns the counters of a device's connection manager.
     pub fn counters(&self, device: usize) -> Option<CmCounters> {
         self.0.call(|state| Ok(state.devices.get(device).map(|device| *device.cm.counters()))).ok().flatten()
     }
 
-    /// An id (`rdma_create_id`).
+    /// Creates an id with the default transport service of its port space (`rdma_create_id`).
     ///
     /// # Errors
     /// [`IdError::Inherited`].
@@ -115,7 +116,7 @@ impl ConnectionManager {
         self.create_id_of(channel, space, usual_service(space))
     }
 
-    /// An id of another service than its port space's usual one.
+    /// Creates an id with the given transport service.
     ///
     /// # Errors
     /// [`IdError::Inherited`].
@@ -136,8 +137,8 @@ impl fmt::Debug for ConnectionManager {
     }
 }
 
-/// What programs have of it, by the manager and by ids. With this it ends, before whoever drops it goes on: its devices can
-/// then be opened anew.
+/// Owning part of a manager, which its handles and ids share. Dropping it ends the background thread before
+/// the drop returns, so that the devices can be opened again afterwards.
 pub(super) struct Owner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -165,34 +166,35 @@ impl Drop for Owner {
     fn drop(&mut self) {
         let Some(thread) = self.thread.get_mut().take() else { return };
         if !self.process.is_current() {
-            // To drop it would detach it, and a child may have another thread in its place.
+            // Dropping the handle would detach the thread, and in a child of fork the thread's ID may be that
+            // of another one.
             std::mem::forget(thread);
             return;
         }
         self.sleep.stopping.store(true, Ordering::SeqCst);
         self.sleep.wake();
-        // A request that comes now may make it the last on the thread itself.
+        // The thread itself may drop the last reference, while it handles a request; it cannot join itself.
         if thread.as_pthread_t() != pthread_self() {
             let _ = thread.join();
         }
     }
 }
 
-/// What its ids share.
+/// State that the ids of a manager and its background thread share.
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Ids whose last handle is gone. Not in `state`, which may be locked where that happens.
+    /// Ids whose last handle was dropped. Kept outside `state`, which may be locked at that point.
     retired: Mutex<Vec<u64>>,
     sleep: Sleep,
-    /// Where time is virtual, who drives it.
+    /// The fabric that drives the manager in virtual time.
     fabric: OnceLock<Fabric>,
     process: Process,
 }
 
 impl Shared {
-    /// Does something with all there is, and what follows from that.
+    /// Runs `f` on the locked state, then sends the messages and reports the events that result.
     pub fn call<R>(&self, f: impl FnOnce(&mut State) -> Result<R, IdError>) -> Result<R, IdError> {
-        // The lock may be another thread's for ever that a child of fork does not have.
+        // In a child of fork the lock may be held for ever, by a thread that does not exist there.
         if !self.process.is_current() {
             return Err(IdError::Inherited);
         }
@@ -203,8 +205,8 @@ impl Shared {
         result
     }
 
-    /// Sends and reports what there is to, then unlocks. What goes with ids that ended is dropped without the lock: it may
-    /// be the last handle of others. Returns when there is more to do.
+    /// Sends and reports what is pending, then unlocks. The remains of ended ids are dropped without the
+    /// lock, because they may hold the last handles of other ids. Returns the time until the next deadline.
     fn finish<'s>(&'s self, mut state: MutexGuard<'s, State>) -> Option<Duration> {
         loop {
             self.end_retired(&mut state);
@@ -216,7 +218,7 @@ impl Shared {
             if self.retired.lock().is_empty() {
                 return left;
             }
-            // Whoever has it looks again before he is done.
+            // A thread that holds the lock checks `retired` again before it finishes.
             match self.state.try_lock() {
                 Some(again) => state = again,
                 None => return left,
@@ -224,13 +226,14 @@ impl Shared {
         }
     }
 
-    /// Ends the ids that nobody has any more.
+    /// Destroys the ids whose last handle was dropped.
     fn end_retired(&self, state: &mut State) {
         let retired = std::mem::take(&mut *self.retired.lock());
         retired.into_iter().for_each(|number| state.destroy(number));
     }
 
-    /// The last handle of an id is gone.
+    /// Queues an id for destruction after its last handle was dropped, and destroys it now if the state is
+    /// not locked.
     pub fn retire(&self, number: u64) {
         if !self.process.is_current() {
             return;
@@ -241,12 +244,12 @@ impl Shared {
         }
     }
 
-    /// One look at the devices; returns when the next is due.
+    /// Serves the devices once; returns the time until the next deadline.
     fn turn(&self) -> Option<Duration> {
         self.finish(self.state.lock())
     }
 
-    /// Until its owner is gone.
+    /// Serves the devices until the owner stops the thread.
     fn run(&self) {
         while !self.sleep.stopping.load(Ordering::SeqCst) {
             let left = self.turn();
@@ -254,12 +257,13 @@ impl Shared {
         }
     }
 
-    /// The fabric whose steps drive it, where time is virtual.
+    /// Returns the fabric whose steps drive the manager, if time is virtual.
     pub fn virtual_fabric(&self) -> Option<Fabric> {
         self.fabric.get().cloned()
     }
 
-    /// For one who is about to wait for an event: the devices' own threads are to look at once again.
+    /// Hands the devices back to their background threads at once, for a caller that is about to wait for an
+    /// event.
     pub fn stop_polling(&self) {
         for port in self.sleep.ports.lock().iter() {
             port.context().0.shards.stop_polling_all();
@@ -272,7 +276,7 @@ impl Driver for Shared {
         self.state.try_lock().map(|state| self.finish(state)).is_some()
     }
 
-    /// Only real time needs that.
+    /// Does nothing: only drivers in real time need a wake-up.
     fn wake(&self) {}
 
     fn next_deadline(&self) -> Option<crate::transport::Instant> {
@@ -280,11 +284,11 @@ impl Driver for Shared {
     }
 }
 
-/// What the thread sleeps on.
+/// State that the background thread sleeps on.
 struct Sleep {
     wake: EventFd,
     ports: Mutex<Vec<Arc<ManagementPort>>>,
-    /// When it wakes by itself.
+    /// Instant at which the thread wakes on its own; `None` without a deadline and while it is awake.
     until: Mutex<Option<Instant>>,
     stopping: AtomicBool,
 }
@@ -294,7 +298,7 @@ impl Sleep {
         let _ = self.wake.write(1);
     }
 
-    /// For other threads than the one that sleeps.
+    /// Wakes the thread if it would sleep for longer than `left`. Called by other threads.
     fn no_longer_than(&self, left: Option<Duration>) {
         let Some(at) = left.map(|left| Instant::now() + left) else { return };
         let mut until = self.until.lock();
@@ -305,17 +309,17 @@ impl Sleep {
     }
 
     fn sleep(&self, left: Option<Duration>) {
-        // Whoever found it earlier meanwhile has woken it, too.
+        // A thread that has found an earlier deadline in the meantime has also written to `wake`.
         *self.until.lock() = left.map(|left| Instant::now() + left);
         let ports = self.ports.lock().clone();
         let of_ports = ports.iter().flat_map(|port| [port.as_fd(), port.context().event_fd()]);
         let fds = [self.wake.as_fd()].into_iter().chain(of_ports);
         let mut fds: Vec<PollFd<'_>> = fds.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         if ppoll(&mut fds, left.map(TimeSpec::from), None).is_err() {
-            // It fails for want of memory only; a short rest is better than a loop.
+            // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
             std::thread::sleep(Duration::from_millis(1));
         }
-        // From here on it does not know of what others find.
+        // From here on a deadline found by another thread must wake this one, which has not seen it.
         *self.until.lock() = None;
         let _ = self.wake.read();
     }

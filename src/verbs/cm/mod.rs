@@ -1,13 +1,15 @@
-//! The connection manager's API: connections by IP address and port, as librdmacm has it.
+//! The connection manager API: connections by IP address and port, modelled on librdmacm.
 //!
-//! A [`ConnectionManager`] has some devices, and makes [`CmId`]s, whose events come on [`EventChannel`]s. An id listens, or
-//! resolves an address and connects; each connection that a peer asks for is an id of its own. A queue pair that is
-//! [attached](CmId::attach_qp) to an id goes through its states as the handshake does.
+//! A [`ConnectionManager`] has a set of devices and creates [`CmId`]s, whose events are delivered to
+//! [`EventChannel`]s. An id listens, or resolves an address and connects; each incoming connection request
+//! creates an id of its own. A queue pair that is [attached](CmId::attach_qp) to an id is moved through its
+//! states by the handshake.
 //!
-//! In real time a thread answers what peers send. On a fabric in virtual time the fabric's steps do, and
-//! [`EventChannel::get_event`] makes them.
+//! In real time a background thread handles the messages of peers. On a fabric in virtual time the steps of
+//! the fabric do, and [`EventChannel::get_event`] runs them.
 //!
-//! Programs that would rather wait than take events have [`Listener`] and [`ConnectionManager::connect`]:
+//! [`Listener`] and [`ConnectionManager::connect`] are a blocking interface for programs that do not need
+//! events:
 //!
 //! ```
 //! use std::time::Duration;

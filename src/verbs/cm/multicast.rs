@@ -1,4 +1,4 @@
-//! Multicast groups of ids.
+//! Multicast group membership of ids.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,17 +10,17 @@ use crate::transport::AddressVector;
 use crate::verbs::qp::QpRemote;
 use crate::wire::{Gid, Qpn};
 
-/// A group that an id has joined.
+/// A multicast group that an id has joined.
 pub(super) struct Group {
     ip: IpAddr,
-    /// The queue pair that was attached to it.
+    /// Whether the id's queue pair is attached to the group.
     attached: bool,
 }
 
 impl Group {
     pub fn leave(self, qp: Option<&QpRemote>) {
         if let Some(qp) = qp.filter(|_| self.attached) {
-            // A queue pair that is gone has left it.
+            // A queue pair that no longer exists has left the group.
             let _ = qp.detach_mcast(self.ip.into());
         }
     }

@@ -1,10 +1,10 @@
-//! What calls on an id take: connection parameters, options.
+//! Parameters of calls on an id: connection parameters, group membership and paths.
 
 use crate::transport::QpType;
 use crate::wire::mad::ip::PortSpace;
 use crate::wire::{Gid, Mtu, PKey, QKey, Qpn};
 
-/// The service that ids of a port space have unless they say otherwise.
+/// Returns the default transport service of a port space.
 pub(super) fn usual_service(space: PortSpace) -> QpType {
     match space {
         PortSpace::Tcp | PortSpace::Ib => QpType::Rc,
@@ -12,38 +12,40 @@ pub(super) fn usual_service(space: PortSpace) -> QpType {
     }
 }
 
-/// The queue key of datagrams among ids (`RDMA_UDP_QKEY`).
+/// Q_Key of datagrams between ids (`RDMA_UDP_QKEY`).
 pub const UDP_QKEY: QKey = QKey(0x0123_4567);
 
-/// As many READs and atomics as the device does, or when accepting as the request asks for (`RDMA_MAX_RESP_RES`,
-/// `RDMA_MAX_INIT_DEPTH`).
+/// Stands for the device's maximum of READs and atomics, bounded by the request when accepting
+/// (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
 pub const MAX_RD_ATOMIC: u8 = 0xff;
 
-/// What one side of a connection asks for, or grants (`struct rdma_conn_param`).
+/// Parameters that one side of a connection requests or grants (`struct rdma_conn_param`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnParam {
-    /// Bytes for the peer's program.
+    /// Private data for the peer's program.
     pub private_data: Vec<u8>,
-    /// READs and atomics of the peer's that it takes at a time, or [`MAX_RD_ATOMIC`].
+    /// Maximum number of the peer's READs and atomics accepted at a time, or [`MAX_RD_ATOMIC`].
     pub responder_resources: u8,
-    /// READs and atomics that it has in flight at a time, or [`MAX_RD_ATOMIC`].
+    /// Maximum number of READs and atomics in flight to the peer, or [`MAX_RD_ATOMIC`].
     pub initiator_depth: u8,
-    /// End-to-end flow control.
+    /// Whether end-to-end flow control is in use.
     pub flow_control: bool,
-    /// Retries after a timeout, 0..=7. The side that connects says it for both.
+    /// Number of retries after a timeout, 0..=7. The connecting side sets it for both.
     pub retry_count: u8,
-    /// Retries after a receiver-not-ready, 0..=7: those that the peer is to make.
+    /// Number of retries that the peer makes after an RNR NAK, 0..=7.
     pub rnr_retry_count: u8,
-    /// Receives come from a shared queue. Not looked at where the manager drives the queue pair.
+    /// Whether receives come from a shared receive queue. Ignored if the manager drives the queue pair.
     pub srq: bool,
-    /// The queue pair, where the manager does not drive it.
+    /// Number of the queue pair, if the manager does not drive it.
     pub qp_num: Option<Qpn>,
-    /// The queue key that datagrams to it must have: [`UDP_QKEY`] unless given.
+    /// Q_Key that datagrams to the queue pair must carry; defaults to that of the attached queue pair, else
+    /// [`UDP_QKEY`].
     pub qkey: Option<QKey>,
 }
 
 impl Default for ConnParam {
-    /// No private data, as many READs as the device does, 7 retries each.
+    /// Returns parameters without private data, with the device's maximum of READs and atomics and 7 retries
+    /// of each kind.
     fn default() -> Self {
         ConnParam {
             private_data: Vec::new(),
@@ -60,34 +62,34 @@ impl Default for ConnParam {
 }
 
 impl ConnParam {
-    /// The default with bytes for the peer's program.
+    /// Creates default parameters with private data for the peer's program.
     pub fn with_data(private_data: &[u8]) -> ConnParam {
         ConnParam { private_data: private_data.to_vec(), ..ConnParam::default() }
     }
 }
 
-/// How a multicast group is joined.
+/// Membership in a multicast group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Membership {
-    /// To send and to receive.
+    /// Member that sends and receives.
     #[default]
     Full,
-    /// To send only.
+    /// Member that only sends.
     SendOnly,
 }
 
-/// The path of a connection, as a path record has it.
+/// The path of a connection, with the fields of a path record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
-    /// Ours.
+    /// Source GID.
     pub sgid: Gid,
-    /// The peer's.
+    /// Destination GID.
     pub dgid: Gid,
-    /// Which entry of the GID table ours is.
+    /// Index of the source GID in the GID table.
     pub sgid_index: u8,
-    /// The partition.
+    /// Partition key.
     pub pkey: PKey,
-    /// Payload bytes a packet.
+    /// Path MTU: payload bytes per packet.
     pub mtu: Mtu,
     /// Traffic class (ToS).
     pub traffic_class: u8,
@@ -95,6 +97,6 @@ pub struct Path {
     pub hop_limit: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// How long a packet can be under way: 4.096 µs · 2^this.
+    /// Maximum packet lifetime, as a code: 4.096 µs * 2^code.
     pub packet_life_time: u8,
 }

@@ -1,4 +1,4 @@
-//! Peers that ask each other at the same time, and have one connection of it (IBA 12.10.4).
+//! Simultaneous (peer-to-peer) connect (IBA 12.10.4): two ids request each other, and one connection results.
 
 use super::listen::split;
 use super::state::{Phase, State};
@@ -6,10 +6,10 @@ use super::{ConnParam, IdError};
 use crate::cm::{ConnId, Requested};
 use crate::wire::mad::RejReason;
 
-/// What one of two peers has asked with, should it turn out to be the one who answers.
+/// State of a peer-to-peer request, for the case that this side becomes the server.
 pub(super) struct Peering {
     param: ConnParam,
-    /// The other's private data, once its request has come.
+    /// Private data of the peer's request, once that has arrived.
     pub private_data: Vec<u8>,
 }
 
@@ -27,7 +27,8 @@ impl State {
         Ok(())
     }
 
-    /// The other's request counts, and not our own: it is answered at once, as this side wants the same.
+    /// Accepts the peer's request, which replaces our own. The program is not asked, because it wants the
+    /// same connection.
     pub fn on_crossed(&mut self, index: usize, connection: ConnId, request: &Requested) {
         let answered = match self.devices[index].ids.get(&connection).copied() {
             Some(number) => self.answer_peer(number, request),

@@ -1,4 +1,4 @@
-//! Ports of the port spaces: which id is bound to what.
+//! Port allocation in the port spaces: which id is bound to which address and port.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,17 +6,17 @@ use std::ops::RangeInclusive;
 
 use super::{IdError, PortSpace};
 
-/// Those that are given out where the caller asks for any (RFC 6335, dynamic ports), as most systems do.
+/// Range of the ports allocated when the caller asks for any (RFC 6335, dynamic ports), as on most systems.
 const EPHEMERAL: RangeInclusive<u16> = 49152..=65535;
 
-/// A request for a port.
+/// A request to bind a port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// The id.
+    /// Number of the id.
     pub id: u64,
-    /// It shares with others that do.
+    /// Whether the port may be shared with other ids that permit it too.
     pub reuse: bool,
-    /// On ::, it is not on 0.0.0.0.
+    /// Whether a bind to :: excludes 0.0.0.0.
     pub af_only: bool,
 }
 
@@ -27,7 +27,7 @@ struct Owner {
 }
 
 impl Owner {
-    /// Whether both cannot have one port.
+    /// Reports whether the addresses of both overlap, so that they conflict on one port.
     fn excludes(&self, claim: &Claim, ip: IpAddr) -> bool {
         if self.claim.af_only && claim.af_only && self.ip.is_ipv4() != ip.is_ipv4() {
             return false;
@@ -35,7 +35,8 @@ impl Owner {
         self.ip.is_unspecified() || ip.is_unspecified() || self.ip == ip
     }
 
-    /// The kernel's `rdma_cm` has an error of its own where one of the two is the wildcard.
+    /// Returns the error of a conflict: like the kernel's `rdma_cm`, a separate one if either side is the
+    /// wildcard address.
     fn conflict(&self, addr: SocketAddr) -> IdError {
         match self.ip.is_unspecified() || addr.ip().to_canonical().is_unspecified() {
             true => IdError::PortTakenByWildcard(addr),
@@ -44,21 +45,23 @@ impl Owner {
     }
 }
 
-/// The ports that are bound.
+/// The bound ports.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     owners: HashMap<(PortSpace, u16), Vec<Owner>>,
-    /// Moves on with each that is given out, so that none comes again soon.
+    /// Position of the next port to allocate. It advances with every allocation, so that a port is not reused
+    /// soon.
     next: u16,
 }
 
 impl Ports {
-    /// Where ports that nobody chooses begin. Not where those of another process do, which may have the same address.
+    /// Sets the first port to allocate. Processes should differ in it, because they may have the same
+    /// address.
     pub fn begin_at(&mut self, next: u16) {
         self.next = next;
     }
 
-    /// Binds an id; returns the port, which is one of the ephemeral ones if `addr` has port 0.
+    /// Binds an id, and returns the port: one of the ephemeral range if `addr` has port 0.
     pub fn bind(&mut self, space: PortSpace, addr: SocketAddr, claim: Claim) -> Result<u16, IdError> {
         if addr.port() == 0 {
             return self.bind_any(space, addr.ip(), claim);
@@ -77,7 +80,7 @@ impl Ports {
         for _ in EPHEMERAL {
             let port = EPHEMERAL.start() + self.next % EPHEMERAL.len() as u16;
             self.next = self.next.wrapping_add(1);
-            // Nobody shares a port that he did not choose.
+            // An allocated port is never shared.
             if self.owners.get(&(space, port)).is_none_or(Vec::is_empty) {
                 return self.bind(space, SocketAddr::new(ip, port), claim);
             }
@@ -85,7 +88,8 @@ impl Ports {
         Err(IdError::NoPort(ip))
     }
 
-    /// Refuses an id that is bound and cannot listen: one that listens is the only one at its address, whoever shares.
+    /// Fails if a bound id cannot listen: a listener must be the only id at its address, even if the port is
+    /// shared.
     pub fn check_listen(&self, space: PortSpace, addr: SocketAddr, claim: &Claim) -> Result<(), IdError> {
         let owners = self.owners.get(&(space, addr.port())).map_or(&[][..], Vec::as_slice);
         let mut others = owners.iter().filter(|owner| owner.claim.id != claim.id);
@@ -95,7 +99,7 @@ impl Ports {
         }
     }
 
-    /// Gives back what an id has.
+    /// Releases the port of an id.
     pub fn release(&mut self, space: PortSpace, port: u16, id: u64) {
         if let Some(owners) = self.owners.get_mut(&(space, port)) {
             owners.retain(|owner| owner.claim.id != id);
@@ -119,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_one_id_for_each_address() {
+    fn port_has_one_id_per_address() {
         let mut ports = Ports::default();
         let bind = |ports: &mut Ports, addr, c| ports.bind(PortSpace::Tcp, at(addr), c).map_err(drop);
         assert_eq!(bind(&mut ports, "10.0.0.1:7", claim(1)), Ok(7));
@@ -133,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn ip_versions_are_apart_where_both_say_so() {
+    fn ip_versions_do_not_conflict_if_both_ids_are_af_only() {
         let mut ports = Ports::default();
         let only = |id| Claim { af_only: true, ..claim(id) };
         ports.bind(PortSpace::Tcp, at("0.0.0.0:7"), only(1)).unwrap();
@@ -142,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_port_does_not_listen_there_beside_others() {
+    fn id_on_shared_port_cannot_listen_beside_other_ids() {
         let mut ports = Ports::default();
         let shares = |id| Claim { reuse: true, ..claim(id) };
         ports.bind(PortSpace::Tcp, at("10.0.0.1:7"), shares(1)).unwrap();
@@ -155,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn any_port_is_one_that_nobody_has_until_none_is_left() {
+    fn port_zero_binds_unused_ephemeral_port_until_none_is_left() {
         let mut ports = Ports::default();
         let (mut seen, any) = (std::collections::HashSet::new(), at("10.0.0.1:0"));
         for id in 0..EPHEMERAL.len() as u64 {

@@ -1,4 +1,4 @@
-//! Connections for programs that wait for them: a listener, what comes to it, and sessions.
+//! Blocking connection interface: listeners, incoming connections and sessions.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,32 +9,32 @@ use super::{
 };
 use crate::verbs::{Context, CreateError, Qp, WaitError};
 
-/// Why there is no session.
+/// Error of establishing or ending a session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// A call failed.
     #[error(transparent)]
     Id(#[from] IdError),
-    /// The queue pair could not be made.
+    /// The queue pair could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
-    /// The answer did not come in time.
+    /// The wait for the peer failed or timed out.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// The peer refuses.
+    /// The peer rejects the connection.
     #[error("the peer refuses: {reason}")]
     Refused {
-        /// Why.
+        /// Reason of the rejection.
         reason: RejReason,
-        /// What its program says.
+        /// Private data from the peer's program.
         private_data: Vec<u8>,
     },
-    /// Something else happened.
+    /// Another event arrived than the expected one.
     #[error("{} with status {status}", .kind.name())]
     Failed {
-        /// What.
+        /// Kind of the event.
         kind: CmEventKind,
-        /// The event's.
+        /// Status of the event.
         status: i32,
     },
 }
@@ -51,14 +51,14 @@ impl SessionError {
     }
 }
 
-/// Takes connections at a port, on a channel of its own.
+/// A listener that accepts connections at a port, with an event channel of its own.
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
 }
 
 impl Listener {
-    /// Listens at an address, or at all with 0.0.0.0 or ::; port 0 is any.
+    /// Listens at an address: 0.0.0.0 or :: for all devices, port 0 for any free port.
     ///
     /// # Errors
     /// [`IdError`].
@@ -69,12 +69,12 @@ impl Listener {
         Ok(Listener { id })
     }
 
-    /// Its address and port.
+    /// Returns the address and port of the listener.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local_addr()
     }
 
-    /// The next one who wants to connect.
+    /// Waits for the next connection request.
     ///
     /// # Errors
     /// [`WaitError`].
@@ -84,7 +84,7 @@ impl Listener {
     }
 }
 
-/// One who wants to connect. Dropping it refuses.
+/// An incoming connection request. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct Incoming {
     id: CmId,
@@ -92,22 +92,22 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// What the peer's program says, with the zeros that fill up the message.
+    /// Returns the private data from the peer's program, padded with zeros to the size of the message field.
     pub fn private_data(&self) -> &[u8] {
         self.param.private_data()
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.id.peer_addr()
     }
 
-    /// Where the queue pair is to be made.
+    /// Returns the device on which the queue pair is to be created.
     pub fn context(&self) -> Option<Context> {
         self.id.context()
     }
 
-    /// Accepts with a queue pair, and waits until the peer is ready.
+    /// Accepts the connection with a queue pair, and waits until the peer is ready.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -120,7 +120,7 @@ impl Incoming {
         Ok(Session { id: self.id, channel, qp, private_data: self.param.private_data().to_vec() })
     }
 
-    /// Refuses.
+    /// Rejects the connection.
     ///
     /// # Errors
     /// [`IdError`].
@@ -129,7 +129,7 @@ impl Incoming {
     }
 }
 
-/// A connection. Dropping it ends it.
+/// An established connection. Dropping it disconnects.
 #[derive(Debug)]
 pub struct Session {
     id: CmId,
@@ -139,8 +139,8 @@ pub struct Session {
 }
 
 impl ConnectionManager {
-    /// Connects to a port, with a queue pair that `qp` makes on the device which leads there, and waits until both are
-    /// ready.
+    /// Connects to a port and waits until both sides are ready. `qp` creates the queue pair, on the device
+    /// that leads to the port.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -166,30 +166,31 @@ impl ConnectionManager {
 }
 
 impl Session {
-    /// Its queue pair.
+    /// Returns the queue pair.
     pub fn qp(&self) -> &Qp {
         &self.qp
     }
 
-    /// What the peer's program said when it connected or accepted, with the zeros that fill up the message.
+    /// Returns the private data that the peer's program sent with its request or acceptance, padded with
+    /// zeros to the size of the message field.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// The id behind it.
+    /// Returns the underlying id.
     pub fn id(&self) -> &CmId {
         &self.id
     }
 
-    /// Waits until the peer has ended it.
+    /// Waits until the peer disconnects.
     ///
     /// # Errors
-    /// [`SessionError::Wait`].
+    /// [`SessionError::Wait`], or [`SessionError::Failed`] if another event arrives.
     pub fn wait_for_end(&self, timeout: Duration) -> Result<(), SessionError> {
         expect(&self.channel, CmEventKind::Disconnected, timeout).map(drop)
     }
 
-    /// Ends it, or agrees to its end, and waits until the peer has answered or is given up.
+    /// Disconnects, or confirms the peer's disconnect, and waits until the peer has responded or is given up.
     ///
     /// # Errors
     /// [`SessionError`].
@@ -206,7 +207,7 @@ fn established(channel: &EventChannel, timeout: Duration) -> Result<CmEvent, Ses
     expect(channel, CmEventKind::Established, timeout)
 }
 
-/// The next event, if it is of that kind.
+/// Waits for the next event, and fails if it is of another kind.
 fn expect(channel: &EventChannel, kind: CmEventKind, timeout: Duration) -> Result<CmEvent, SessionError> {
     let event = channel.get_event(Some(timeout))?;
     if event.kind == kind { Ok(event) } else { Err(SessionError::of(&event)) }

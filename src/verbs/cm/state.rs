@@ -1,4 +1,5 @@
-//! All that a manager knows: its devices and its ids. Calls, packets and deadlines change it, one at a time.
+//! State of a connection manager: its devices and ids. API calls, received MADs and deadlines modify it,
+//! under one lock.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,36 +21,36 @@ use crate::verbs::{Context, ManagementPort, ServiceClaim};
 use crate::wire::mad::{RejReason, ServiceId};
 use crate::wire::{AckTimeout, Gid, Mtu, Psn};
 
-/// See the module.
+/// State of a connection manager.
 pub(super) struct State {
     manager: Weak<Owner>,
     pub devices: Vec<Device>,
     ids: HashMap<u64, Id>,
     last: u64,
     pub ports: Ports,
-    /// What is to be dropped without the lock.
+    /// Events to be dropped after the lock is released.
     garbage: Vec<Queued>,
 }
 
-/// A device.
+/// A device, with its QP1 and protocol state.
 pub(super) struct Device {
     pub context: Context,
     port: Arc<ManagementPort>,
     pub cm: Cm,
-    /// Its addresses, as far as it has told of them.
+    /// GIDs of the device, as of the last GID change event.
     pub gids: Vec<Gid>,
-    /// It is gone for good.
+    /// Whether the device is gone for good.
     pub is_lost: bool,
-    /// The number of the id that has a connection.
+    /// Number of the id that owns each connection.
     pub ids: HashMap<ConnId, u64>,
     pub services: HashMap<ServiceId, Service>,
-    /// What this process has claimed, which ids that share a port share.
+    /// Services that this process has claimed; ids that share a port share the claim.
     pub claims: HashMap<(ServiceId, Option<IpAddr>), Weak<ServiceClaim>>,
-    /// More messages may be there than the last turn took.
+    /// Whether more MADs may be pending than the last turn has taken.
     is_behind: bool,
 }
 
-/// What an id is doing.
+/// Phase of the life of an id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     Idle,
@@ -57,16 +58,16 @@ pub(super) enum Phase {
     Listening,
     AddrResolved,
     RouteResolved,
-    /// It has asked, and waits for the answer.
+    /// The connection request is sent.
     Connecting,
-    /// The peer accepts; the program is to say that its queue pair is ready.
+    /// The peer accepts, and the program is to report that its queue pair is ready.
     Responded,
-    /// The peer has asked, and waits for the answer.
+    /// The peer has requested a connection, which is not answered yet.
     Requested,
-    /// It has accepted, and waits for the peer's last word.
+    /// The program has accepted, and the peer has not confirmed yet (RTU).
     Accepted,
     Connected,
-    /// One side has ended it, or it came to nothing.
+    /// One side has disconnected, or the connection was never established.
     Ended,
 }
 
@@ -88,11 +89,11 @@ impl Phase {
     }
 }
 
-/// Messages that a device gives in a turn: a peer that never pauses is not to keep programs from their ids, nor
-/// deadlines from being met.
+/// Maximum number of MADs taken from a device per turn, so that a peer that sends without pause delays
+/// neither API calls nor deadlines.
 const MADS: usize = 128;
 
-/// An id.
+/// State of an id.
 pub(super) struct Id {
     pub handle: WeakId,
     pub channel: EventChannel,
@@ -101,20 +102,21 @@ pub(super) struct Id {
     pub phase: Phase,
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
-    /// The port is its own, not its listener's.
+    /// Whether the id has bound the port itself, as opposed to an id made for a request to a listener.
     pub owns_port: bool,
     pub claims: Vec<Arc<ServiceClaim>>,
     pub device: Option<usize>,
     pub to: Option<AddressVector>,
-    /// Of the path, as the program has given it: payload bytes a packet, and how long one can be under way.
+    /// Path MTU and packet lifetime of the path that the program has set.
     pub given: Option<(Mtu, AckTimeout)>,
     pub connection: Option<ConnId>,
     pub listening: Option<Listening>,
     pub groups: Vec<Group>,
     pub qp: Option<QpRemote>,
-    /// The first PSN that the peer is to send.
+    /// First PSN that the peer sends.
     pub psn: Psn,
-    /// As many as the peer would ask, and as it takes at once: bounds of what an answer grants.
+    /// Inbound and outbound depth that the peer has requested: upper bounds of what an acceptance grants by
+    /// default.
     pub asked: (u8, u8),
     pub tos: u8,
     pub reuse_addr: bool,
@@ -122,18 +124,18 @@ pub(super) struct Id {
     pub ack_timeout: Option<AckTimeout>,
     pub ece: Ece,
     pub remote_ece: Ece,
-    /// The program was told that the connection has ended.
+    /// Whether `Disconnected` has been reported, or is not to be reported any more.
     pub told_of_end: bool,
-    /// Its address, while its device does not have it.
+    /// GID of the id, while its device does not have it.
     pub lost: Option<Gid>,
-    /// The path that the peer was offered and has not answered yet.
+    /// Alternate path that is offered to the peer and not answered yet.
     pub alternate: Option<AddressVector>,
-    /// It asks a peer that asks it.
+    /// State of a simultaneous (peer-to-peer) connect.
     pub peering: Option<Peering>,
 }
 
 impl Id {
-    /// Fails unless it is in one of some phases.
+    /// Fails unless the id is in one of `phases`.
     pub fn require(&self, call: &'static str, phases: &[Phase]) -> Result<(), IdError> {
         if phases.contains(&self.phase) {
             return Ok(());
@@ -141,25 +143,25 @@ impl Id {
         Err(IdError::State { call, state: self.phase.text() })
     }
 
-    /// Whether it is for datagrams.
+    /// Reports whether the id is for datagrams.
     pub fn is_datagram(&self) -> bool {
         self.qp_type == QpType::Ud
     }
 
-    /// Reports something.
+    /// Queues an event on the id's channel.
     pub fn report(&self, kind: CmEventKind, status: i32, param: EventParam) {
         let id = Subject::Known(self.handle.clone());
         self.channel.push(Queued { id, listen_id: None, kind, status, param, waiting: None });
     }
 
-    /// Its connection.
+    /// Returns the device index and connection of the id.
     pub fn connection(&self, call: &'static str) -> Result<(usize, ConnId), IdError> {
         let none = IdError::State { call, state: self.phase.text() };
         self.device.zip(self.connection).ok_or(none)
     }
 }
 
-/// The vendor's part of a GUID.
+/// Vendor part (OUI) of a GUID.
 const VENDOR: u64 = 0xffff_ff00_0000_0000;
 
 impl Device {
@@ -167,7 +169,8 @@ impl Device {
         let attr = context.query_device();
         let gids = context.gids();
         let (prefix, bits) = port.comm_id_prefix();
-        // The vendor's part is the device's. The rest is random: who knows the address is not to know the peers' tables.
+        // Only the vendor part is that of the device. The rest is random: knowledge of the address must not
+        // reveal the key by which peers look up our connections.
         let ca_guid = attr.node_guid & VENDOR | context.draw() & !VENDOR;
         let config = CmConfig {
             max_mtu: context.0.mtu,
@@ -184,19 +187,19 @@ impl Device {
         self.context.0.shards.clock().now()
     }
 
-    /// When it is to be looked at though nothing comes.
+    /// Returns the next instant at which the device must be served even if no MAD arrives.
     fn deadline(&self) -> Option<Instant> {
         let is_due = self.is_behind || self.port.context().has_event();
         if is_due { Some(self.now()) } else { self.cm.poll_timeout() }
     }
 
-    /// The index of the GID that is an address.
+    /// Returns the index of the GID of an address.
     pub fn gid_index(&self, ip: IpAddr) -> Option<u8> {
         let gid = Gid::from(ip.to_canonical());
         u8::try_from(self.gids.iter().position(|own| *own == gid)?).ok()
     }
 
-    /// Its addresses.
+    /// Returns the IP addresses of the device.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.gids.iter().filter(|gid| !gid.is_unset()).map(|gid| gid.ip())
     }
@@ -205,34 +208,35 @@ impl Device {
         self.gids.get(usize::from(index)).copied().unwrap_or_default()
     }
 
-    /// What has happened to it.
+    /// Removes and returns the next asynchronous event of the device.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         self.port.context().next_event()
     }
 
-    /// Refuses a request, or the answer to one of ours.
+    /// Rejects a request, or the reply to a request of ours.
     pub fn refuse(&mut self, connection: ConnId, reason: RejReason) {
-        // It is gone if its peer has given up already.
+        // Fails if the connection is gone, because its peer has given up.
         let _ = self.cm.reject(self.now(), connection, reason, &[], &[]);
     }
 
-    /// Lets go of a connection: no id has it any more.
+    /// Releases a connection that no id owns any more.
     pub fn release(&mut self, connection: ConnId) {
         self.ids.remove(&connection);
         self.cm.release(self.now(), connection);
     }
 
-    /// READs and atomics that a queue pair can have in flight, or take at a time.
+    /// Returns the maximum number of READs and atomics of a queue pair in flight, in either direction.
     pub fn max_rd_atomic(&self) -> u8 {
         self.context.0.limits.max_qp_rd_atom.min(u8::MAX.into()) as u8
     }
 
-    /// The first PSN of a connection, by chance.
+    /// Draws the random first PSN of a connection.
     pub fn draw_psn(&self) -> Psn {
         Psn::new(self.context.draw() as u32)
     }
 
-    /// Sends what the connection manager wants sent. What cannot be sent now it sends again, as from any loss.
+    /// Sends the pending MADs. A MAD that cannot be sent is treated as lost, and retransmitted by the
+    /// protocol.
     fn send(&mut self) {
         while let Some(out) = self.cm.poll_transmit() {
             let _ = self.port.send(&out.to, &out.mad);
@@ -255,7 +259,7 @@ impl State {
         populations.map(|(all, in_time_wait)| all - in_time_wait).sum()
     }
 
-    /// Adds a device; who listens on all does so on it too.
+    /// Adds a device; ids that listen on the wildcard address listen on it too.
     pub fn add_device(&mut self, context: Context, port: Arc<ManagementPort>) -> Result<usize, IdError> {
         if self.devices.is_empty() {
             self.ports.begin_at(context.draw() as u16);
@@ -309,7 +313,7 @@ impl State {
         handle
     }
 
-    /// An id that came with a request.
+    /// Creates an id for a request to a listener.
     pub fn create_for(&mut self, listener: u64, qp_type: QpType) -> Option<CmId> {
         let manager = self.manager.upgrade()?;
         let (channel, space) = self.ids.get(&listener).map(|id| (id.channel.clone(), id.space))?;
@@ -328,7 +332,7 @@ impl State {
         self.ids.iter().map(|(number, id)| (*number, id))
     }
 
-    /// Ends an id.
+    /// Destroys an id.
     pub fn destroy(&mut self, number: u64) {
         let Some(mut id) = self.ids.remove(&number) else { return };
         if let (Some(device), Some(connection)) = (id.device, id.connection) {
@@ -357,7 +361,7 @@ impl State {
         Ok(())
     }
 
-    /// Takes in what has come, acts on deadlines, sends.
+    /// Handles received MADs and deadlines, and sends the resulting messages.
     pub fn turn(&mut self) {
         for index in 0..self.devices.len() {
             self.heed_device(index);
@@ -379,7 +383,7 @@ impl State {
         }
     }
 
-    /// Acts on what a device's connection manager has to say, until that is all.
+    /// Handles all events of a device's connection manager, and sends its MADs.
     fn settle(&mut self, index: usize) {
         while let Some((connection, event)) = self.devices[index].cm.poll_event() {
             self.on_event(index, connection, event);
@@ -411,17 +415,17 @@ impl State {
             }
             (Event::AlternateUnanswered, Some(number)) => self.on_alternate_answered(number, None),
             (Event::SidrAnswered(answer), Some(number)) => self.on_answer(number, &answer),
-            // To wait longer is the connection manager's own affair.
+            // The connection manager extends the response timeout on its own.
             (Event::Delayed { .. }, Some(_)) => {}
         }
     }
 
-    /// When there is something to do though nothing comes.
+    /// Returns the next instant at which there is work even if no MAD arrives.
     pub fn deadline(&self) -> Option<Instant> {
         self.devices.iter().filter_map(Device::deadline).min()
     }
 
-    /// How long until then.
+    /// Returns the time until the next deadline.
     pub fn time_left(&self) -> Option<Duration> {
         let left = |device: &Device| Some(device.deadline()?.since(device.now()));
         self.devices.iter().filter_map(left).min()
