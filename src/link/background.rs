@@ -1,15 +1,18 @@
+//! Background threads of the library.
+
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-/// A thread that takes none of the program's signals, which are for the program's own threads, but for those that come of what
-/// the thread itself does: a blocked one ends the process though there is a handler for it.
+/// Spawns a thread that leaves the program's signals to the program's own threads. SIGSEGV and SIGBUS stay
+/// unblocked: the thread's own actions raise them, and a blocked one would end the process even though there
+/// is a handler.
 pub(crate) fn spawn<T: Send + 'static>(
     name: String,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
-    // A thread inherits the mask.
+    // A new thread inherits the signal mask of its creator.
     let mut others = SigSet::all();
     others.remove(Signal::SIGSEGV);
     others.remove(Signal::SIGBUS);

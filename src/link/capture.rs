@@ -1,7 +1,7 @@
-//! What a link carries, written to a pcapng file as it happens.
+//! Capture of the packets of a link to a pcapng file.
 //!
-//! Packets are IP packets (link type RAW), each with its direction and, where a fault struck it, a comment.
-//! Several links can share a [`CaptureFile`]; each is an interface of its own in it.
+//! Packets are IP packets (link type RAW), each with its direction and, if a fault was applied to it, a
+//! comment. Several links can share a [`CaptureFile`], in which each is a separate interface.
 #![forbid(unsafe_code)]
 
 mod output;
@@ -27,73 +27,73 @@ use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, IpIdent, frame};
 use output::Output;
 
-/// Which clock the packets' times are of.
+/// Clock of the timestamps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timestamps {
-    /// The wall clock's.
+    /// The wall clock.
     Wall,
-    /// The instants that the link is called with, as of a simulation, since the epoch.
+    /// The instants passed to the link, as in a simulation, taken as time since the epoch.
     Virtual,
 }
 
-/// Why a capture does not work, or stopped to.
+/// Error of a capture.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// The file cannot be made.
+    /// The file cannot be created.
     #[error("cannot write the capture file {path}: {source}; name a file in a directory you may write to")]
     Create {
         /// The file.
         path: PathBuf,
-        /// The system's word.
+        /// The underlying system error.
         source: io::Error,
     },
-    /// The output took no header.
+    /// The header could not be written.
     #[error("cannot write the capture: {0}")]
     Write(io::Error),
     /// Some packets could not be written.
     #[error("{name} lacks {lost} packets: {source}; the others are intact")]
     Incomplete {
-        /// The capture.
+        /// Name of the capture.
         name: String,
-        /// Packets that are missing so far.
+        /// Number of packets missing so far.
         lost: u64,
-        /// The error of the first failure.
+        /// Error of the first failed write.
         source: io::Error,
     },
 }
 
-/// Comments that wait for their packet, beyond which the oldest go: packets may never come.
+/// Maximum number of pending comments. The oldest are dropped, because their packets may never arrive.
 const MAX_NOTES: usize = 1024;
 
-/// A pcapng file that links write to. Clones are the same file.
+/// A pcapng file that links write to. Clones refer to the same file.
 ///
-/// It is flushed when the last of its links and clones is gone.
+/// The file is flushed when the last of its links and clones is dropped.
 #[derive(Clone)]
 pub struct CaptureFile(Arc<Mutex<Inner>>);
 
-/// Bytes of packets that are written at once.
+/// Number of buffered bytes above which packets are written out.
 const BUFFER: usize = 256 << 10;
 
 struct Inner {
     name: String,
     output: Output,
-    /// Makes the blocks, and holds those of packets until they are written.
+    /// Encodes the blocks, and buffers those of packets until they are written out.
     writer: PcapNgWriter<Vec<u8>>,
-    /// Packets in there.
+    /// Number of buffered packets.
     buffered: u64,
-    /// Blocks that packets refer to, until they are written.
+    /// Interface blocks that packets refer to, until they are written.
     head: Vec<u8>,
     timestamps: Timestamps,
     interfaces: u32,
-    /// Packets that could not be written.
+    /// Number of packets that could not be written.
     lost: u64,
     /// The first write error since the last call that reported one.
     error: Option<io::Error>,
-    /// Is called at the first write error.
+    /// Called at the first write error.
     listener: Option<Listener>,
-    /// A stream that failed: nothing more is written.
+    /// Set after a stream has failed: nothing more is written.
     stopped: bool,
-    /// A packet as it goes to the file.
+    /// Scratch buffer for the packet to be written.
     frame: Vec<u8>,
 }
 
@@ -111,7 +111,7 @@ fn io_error(error: PcapError) -> io::Error {
 }
 
 impl CaptureFile {
-    /// Creates (or replaces) a file.
+    /// Creates a file, or replaces an existing one.
     ///
     /// # Errors
     /// [`CaptureError::Create`], also if another process captures to this file.
@@ -122,8 +122,8 @@ impl CaptureFile {
         CaptureFile::start(output, path.display().to_string(), timestamps).map_err(create)
     }
 
-    /// Begins a file of this process alone, where several processes were given the same name: that file if it is empty,
-    /// else one with the PID in its name. Returns its name too.
+    /// Creates a file for this process alone if several processes were given the same name: that file if it
+    /// is empty, otherwise one with the PID in its name. Also returns the name of the file.
     ///
     /// # Errors
     /// [`CaptureError::Create`].
@@ -136,7 +136,7 @@ impl CaptureFile {
         Ok((file, own))
     }
 
-    /// Empties a file whose name processes will pass to [`create_own`](Self::create_own).
+    /// Empties a file whose name is then passed to [`create_own`](Self::create_own) by several processes.
     ///
     /// # Errors
     /// [`CaptureError::Create`].
@@ -145,7 +145,7 @@ impl CaptureFile {
         output::clear(path).map_err(|source| CaptureError::Create { path: path.to_owned(), source })
     }
 
-    /// Writes to anything: standard output, a pipe to Wireshark, memory.
+    /// Writes the capture to any writer: standard output, a pipe to Wireshark, memory.
     ///
     /// # Errors
     /// [`CaptureError::Write`].
@@ -172,28 +172,28 @@ impl CaptureFile {
             stopped: false,
             frame: Vec::new(),
         };
-        // So that a bad output shows now.
+        // Written at once, so that an unusable output is detected here.
         inner.output.append(inner.writer.get_ref())?;
         inner.writer.get_mut().clear();
         Ok(CaptureFile(Arc::new(Mutex::new(inner))))
     }
 
-    /// Has `listener` called at the first write that fails.
+    /// Sets the function that is called at the first failed write.
     pub fn on_failure(&self, listener: impl FnOnce(&CaptureError) + Send + 'static) {
         lock(&self.0).listener = Some(Box::new(listener));
     }
 
-    /// Captures a link from now on, under `name`.
+    /// Captures a link from now on, as an interface called `name`.
     pub fn capture<L: Link>(&self, link: L, name: &str) -> Capture<L> {
         let interface = lock(&self.0).add_interface(name, &link.info().name);
         CaptureHandle { file: self.clone(), interface, notes: Arc::default() }.capture(link)
     }
 
-    /// Writes out what is buffered, from now on and again and again as long as the file is there: for programs that may
-    /// end without a word.
+    /// Writes out buffered packets periodically for as long as the file exists, for programs that may end
+    /// without a flush.
     ///
     /// # Errors
-    /// [`CaptureError::Write`] if there can be no thread for that.
+    /// [`CaptureError::Write`] if the thread cannot be created.
     pub fn flush_every(&self, period: Duration) -> Result<(), CaptureError> {
         let file = Arc::downgrade(&self.0);
         let run = move || {
@@ -206,7 +206,7 @@ impl CaptureFile {
         background::spawn("urxe-capture".into(), run).map(drop).map_err(CaptureError::Write)
     }
 
-    /// Writes out what is buffered.
+    /// Writes out buffered packets.
     ///
     /// # Errors
     /// [`CaptureError::Incomplete`] if packets were lost since the last call.
@@ -261,7 +261,7 @@ impl Inner {
         block.options = vec![
             InterfaceDescriptionOption::IfName(Cow::Owned(name.to_owned())),
             InterfaceDescriptionOption::IfDescription(Cow::Owned(description.to_owned())),
-            // Powers of ten: nanoseconds.
+            // The timestamp resolution as a power of ten: nanoseconds.
             InterfaceDescriptionOption::IfTsResol(9),
         ];
         let packets = self.writer.get_ref().len();
@@ -282,7 +282,7 @@ impl Inner {
 
     fn write(&mut self, interface: u32, at: Duration, packet: &Captured<'_>, comment: Option<String>) {
         let too_long = packet.data.len() + packet.flow.header_len() > u16::MAX as usize;
-        // No link can carry such a packet, and no IP header describe it.
+        // No link can carry such a packet, and no IP header can describe it.
         if too_long || packet.flow.src.is_ipv4() != packet.flow.dst.is_ipv4() {
             return;
         }
@@ -324,12 +324,12 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // An error can be returned to nobody; a caller that needs it has flushed before.
+        // `drop` cannot return an error; a caller that needs it has called `flush` before.
         self.write_out();
     }
 }
 
-/// Puts other flags into the IPv4 header at the start of `frame`, and the checksum right again.
+/// Sets the flags of the IPv4 header at the start of `frame` and updates the checksum.
 fn set_flags(frame: &mut [u8], flags: u16) {
     let header = &mut frame[..20];
     header[6..8].copy_from_slice(&flags.to_be_bytes());
@@ -340,7 +340,7 @@ fn set_flags(frame: &mut [u8], flags: u16) {
     header[10..12].copy_from_slice(&(!(folded as u16)).to_be_bytes());
 }
 
-/// Identification and flags as far as they are known: else what every urxe sends.
+/// Returns identification and flags, by default those that urxe itself sends.
 fn numbers(ident: IpIdent) -> (u16, u16) {
     match ident {
         IpIdent::Exact { id, flags } => (id, flags),
@@ -360,14 +360,15 @@ struct Captured<'a> {
 /// A comment that waits for its packet.
 struct Note {
     direction: Direction,
-    /// Of a packet that does not get here: it is written with its comment all the same.
+    /// The packet, if a fault dropped it: it may never reach the capture, and is then written with its
+    /// comment.
     dropped: Option<(Flow, IpIdent, Vec<u8>)>,
-    /// What the packet is known by.
+    /// The BTH, which identifies the packet.
     bth: Vec<u8>,
     text: String,
 }
 
-/// What a running capture can be told, from anywhere.
+/// Handle to a running capture, usable from any thread.
 #[derive(Clone)]
 pub struct CaptureHandle {
     file: CaptureFile,
@@ -376,21 +377,22 @@ pub struct CaptureHandle {
 }
 
 impl CaptureHandle {
-    /// As [`CaptureFile::flush`].
+    /// Writes out buffered packets like [`CaptureFile::flush`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`CaptureFile::flush`].
     pub fn flush(&self) -> Result<(), CaptureError> {
         self.file.flush()
     }
 
-    /// Captures another link as the same interface: that of another shard.
+    /// Captures another link as the same interface, for the link of another shard.
     pub fn capture<L: Link>(&self, link: L) -> Capture<L> {
         Capture { inner: link, handle: self.clone(), scratch: Vec::new() }
     }
 
-    /// Comments the packet that a fault struck: for the observer of a [`super::faults::Faults`] that wraps
-    /// this capture or is wrapped by it. A dropped packet that does not come by here is written too.
+    /// Adds a comment to the packet that a fault was applied to. Call it from the observer of a
+    /// [`super::faults::Faults`] that wraps this capture or is wrapped by it. A dropped packet that does not
+    /// reach the capture is written too.
     pub fn comment(&self, event: &FaultEvent<'_>) {
         let mut notes = lock(&self.notes);
         if notes.len() == MAX_NOTES {
@@ -407,7 +409,7 @@ impl CaptureHandle {
         });
     }
 
-    /// The comments for a packet, joined.
+    /// Removes and returns the comments for a packet, joined.
     fn take_notes(&self, direction: Direction, data: &[u8]) -> Option<String> {
         let mut notes = lock(&self.notes);
         if notes.is_empty() {
@@ -429,7 +431,7 @@ impl CaptureHandle {
         inner.write(self.interface, at, packet, comment);
     }
 
-    /// Writes packets that were dropped before they got here.
+    /// Writes the packets that were dropped before they reached the capture.
     fn write_dropped(&self, direction: Direction, now: Instant) {
         if lock(&self.notes).is_empty() {
             return;
@@ -450,9 +452,9 @@ impl CaptureHandle {
 
 /// A link whose packets are captured.
 ///
-/// Each packet is written after it was passed on, so that what happens to it further on can be noted in
-/// its comment: wrap a link as `Faults<Capture<L>>` to see what is on the wire, as `Capture<Faults<L>>` to
-/// see what the NIC sees.
+/// Each packet is written after it was passed on, so that faults applied to it further on appear in its
+/// comment. Wrap a link as `Faults<Capture<L>>` to capture what is on the wire, and as `Capture<Faults<L>>`
+/// to capture what the NIC sees.
 pub struct Capture<L> {
     inner: L,
     handle: CaptureHandle,
@@ -460,7 +462,7 @@ pub struct Capture<L> {
 }
 
 impl<L: Link> Capture<L> {
-    /// What the capture can be told while the link is inside a NIC.
+    /// Returns a handle that is usable while the link is inside a NIC.
     pub fn handle(&self) -> CaptureHandle {
         self.handle.clone()
     }
@@ -527,7 +529,7 @@ mod tests {
     use crate::transport::Payload;
     use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
-    /// A writer that stays readable; it breaks when more than `room` bytes are written.
+    /// A writer whose contents stay readable; it fails when more than `room` bytes are written.
     #[derive(Clone)]
     struct Shelf(Arc<Mutex<Vec<u8>>>, usize);
 
@@ -648,14 +650,14 @@ mod tests {
         assert_eq!(rows, [row(0, sent, 0, 8), row(0, sent, 1, 9), row(1, came, 0, 8), row(1, came, 1, 9)]);
     }
 
-    /// (interface, PSN, whether the ICRC holds, comment) of 1..=4 sent with faults on both sides.
+    /// Sends 1..=4 with faults on both sides; returns (interface, PSN, whether the ICRC is valid, comment).
     fn with_faults(at_nic: bool) -> Vec<(u32, u32, bool, String)> {
         let (shelf, file) = shelf(usize::MAX);
         let (a, b) = pair();
         let tx: Vec<_> = ["drop=2", "corrupt=3"].map(|r| r.parse().unwrap()).into();
         let rx: Vec<_> = ["rx:drop=1"].map(|r| r.parse().unwrap()).into();
         let (mut a, mut b): (Box<dyn Link>, Box<dyn Link>) = if at_nic {
-            // The capture is made last, so the observers find its handle in a cell.
+            // The capture is created last, so the observers get its handle through a cell.
             let cells: [Arc<Mutex<Option<CaptureHandle>>>; 2] = Default::default();
             let wrap = |link, rules, cell: &Arc<Mutex<Option<CaptureHandle>>>, name| {
                 let told = cell.clone();
@@ -682,23 +684,23 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_comments_wherever_the_capture_stands() {
+    fn faults_become_comments_at_the_wire_and_at_the_nic() {
         let dropped = || "fault drop=2, packet 2".to_owned();
         let spoiled = || "fault corrupt=3, packet 3".to_owned();
         let refused = || "fault rx:drop=1, packet 1".to_owned();
         let no = String::new;
-        // On the wire: the dropped one never was there, and is added.
+        // At the wire: the dropped packet never arrives there, and is added.
         let tx = [(0, 1, true, no()), (0, 3, false, spoiled()), (0, 4, true, no()), (0, 2, true, dropped())];
         let rx = [(1, 1, true, refused()), (1, 3, false, no()), (1, 4, true, no())];
         assert_eq!(with_faults(false), [&tx[..], &rx[..]].concat());
-        // At the NIC: all that it sent, as it sent it.
+        // At the NIC: all packets as the NIC sent them.
         let tx = [(0, 1, true, no()), (0, 2, true, dropped()), (0, 3, true, spoiled()), (0, 4, true, no())];
         let rx = [(1, 3, false, no()), (1, 4, true, no()), (1, 1, true, refused())];
         assert_eq!(with_faults(true), [&tx[..], &rx[..]].concat());
     }
 
     #[test]
-    fn identification_and_flags_are_the_received_ones() {
+    fn set_flags_updates_the_header_checksum() {
         let mut frame = Vec::new();
         let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 1);
         frame::append_ip_udp(&mut frame, &flow, 0x1234, 16);
@@ -709,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_once_and_stop_nothing_but_the_capture() {
+    fn write_errors_are_reported_once_and_stop_only_the_capture() {
         let missing = Path::new("/nonexistent/dir/x.pcapng");
         let error = CaptureFile::create(missing, Timestamps::Wall).err().unwrap();
         assert!(error.to_string().starts_with("cannot write the capture file /nonexistent/dir/x.pcapng"));

@@ -1,11 +1,13 @@
+//! Reproducible random number generator for fault injection and simulated links.
+
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::Rng;
 
-/// Reproducible chance: the same seed and stream draw the same for ever.
+/// A random number generator that always draws the same sequence for the same seed and stream.
 #[derive(Clone, Debug)]
 pub(super) struct Chance(Pcg64Mcg);
 
-/// SplitMix64's finaliser: neighbouring seeds and streams get unrelated generators.
+/// Finaliser of SplitMix64: adjacent seeds and streams give unrelated generators.
 fn mix(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -18,13 +20,13 @@ impl Chance {
         Chance(Pcg64Mcg::new((mix(seed ^ stream) as u128) << 64 | mix(stream) as u128))
     }
 
-    /// True with probability `p`. At 0 it draws nothing, so that turning one knob on changes no more of a
-    /// run than it must.
+    /// Performs a Bernoulli trial: returns true with probability `p`. Draws no number if `p` is 0, so that
+    /// enabling one option changes as little as possible of a reproducible run.
     pub fn hit(&mut self, p: f64) -> bool {
         p > 0.0 && ((self.0.next_u64() >> 11) as f64) / ((1u64 << 53) as f64) < p
     }
 
-    /// Evenly one of 0..n.
+    /// Draws an integer uniformly from 0..n.
     pub fn below(&mut self, n: u64) -> u64 {
         ((self.0.next_u64() as u128 * n as u128) >> 64) as u64
     }

@@ -1,19 +1,21 @@
+//! Queue of frames in one contiguous buffer.
+
 use std::collections::VecDeque;
 
-/// Frames in a row, in one buffer that is reused: no allocation once it has grown to its usual size.
+/// FIFO of frames in one reused buffer, which does not allocate once it has grown to its usual size.
 #[derive(Debug, Default)]
 pub(crate) struct FrameQueue {
     bytes: Vec<u8>,
-    /// Where the first frame starts.
+    /// Offset of the first frame.
     head: usize,
     lens: VecDeque<usize>,
 }
 
-/// What has been consumed is moved out of the way only in lumps of this size.
+/// Number of consumed bytes above which the buffer may be compacted.
 const COMPACT_ABOVE: usize = 256 * 1024;
 
 impl FrameQueue {
-    /// Appends a frame that `write` adds to the end of the buffer it gets.
+    /// Appends a frame, which `write` adds to the end of the given buffer.
     pub fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if self.lens.is_empty() {
             self.bytes.clear();
@@ -41,7 +43,7 @@ impl FrameQueue {
         }
     }
 
-    /// Drops the first `n` bytes, which may end within a frame.
+    /// Removes the first `n` bytes, which may end within a frame.
     pub fn consume(&mut self, n: usize) {
         self.head += n;
         let mut left = n;
@@ -55,7 +57,7 @@ impl FrameQueue {
         }
     }
 
-    /// All frames, one after the other.
+    /// Returns all frames, concatenated.
     pub fn as_bytes(&self) -> &[u8] {
         if self.lens.is_empty() { &[] } else { &self.bytes[self.head..] }
     }
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_out_as_they_went_in() {
+    fn frames_leave_in_order_and_unchanged() {
         let mut q = FrameQueue::default();
         let mut next = 0u32;
         for i in 0..5000u32 {

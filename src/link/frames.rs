@@ -1,4 +1,4 @@
-//! Ethernet frames over a unix socket, as QEMU's `-netdev dgram` and `-netdev stream` speak them.
+//! Ethernet frames over a Unix socket, compatible with `-netdev dgram` and `-netdev stream` of QEMU.
 
 mod socket;
 #[cfg(test)]
@@ -25,52 +25,53 @@ use crate::wire::Mac;
 use crate::wire::frame::{self, Checksums};
 use socket::Socket;
 
-/// What waits for a slow peer before a sender is held back.
+/// Bytes queued for a slow peer above which a sender is blocked.
 const BACKLOG_BYTES: usize = 4 << 20;
-/// How long a sender is held back before its packets are lost.
+/// Time for which a sender is blocked before its packets are dropped.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Frames handed over in one call of `receive`.
+/// Frames delivered in one call of `receive`.
 const BATCH: usize = 64;
-/// Frames that are read while a sender is held back.
+/// Maximum number of frames that are read while a sender is blocked.
 const RX_BACKLOG: usize = 4096;
-/// How long a lost listener is left alone.
+/// Interval between attempts to connect to a listener that is gone.
 const RECONNECT: Duration = Duration::from_millis(200);
 
-/// Where frames go.
+/// The Unix socket that carries the frames.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FramesWire {
-    /// Unix datagrams, one frame each. A frame to a socket that is not there is lost.
+    /// Unix datagrams, one frame each. A frame to a socket that does not exist is dropped.
     Dgram {
-        /// Bound by this side.
+        /// Path that this side binds.
         local: PathBuf,
-        /// Bound by the other.
+        /// Path that the peer binds.
         remote: PathBuf,
     },
-    /// A unix stream with a length before each frame; one peer at a time connects here.
+    /// The listening side of a Unix stream, with a length before each frame. It accepts one peer at a time.
     Listen(PathBuf),
-    /// The connecting side. It connects again whenever the listener has gone and come back.
+    /// The connecting side. It reconnects whenever the listener has been closed and bound again.
     Connect(PathBuf),
 }
 
-/// What a [`FramesLink`] is to be: `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24`, `frames:listen:PATH,ip=…`,
-/// `frames:connect:PATH,ip=…`, with any of `ip=` (again), `mac=`, `gw=`, `vlan=`, `pcp=` and `mtu=`.
+/// Configuration of a [`FramesLink`]: `frames:dgram:LOCAL,REMOTE,ip=10.77.0.1/24`,
+/// `frames:listen:PATH,ip=...`, `frames:connect:PATH,ip=...`, with any of `ip=` (repeatable), `mac=`, `gw=`,
+/// `vlan=`, `pcp=` and `mtu=`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FramesConfig {
-    /// The socket.
+    /// Unix socket that carries the frames.
     pub wire: FramesWire,
-    /// MAC and addresses on it.
+    /// MAC and addresses of the host stack on the socket.
     pub station: StationConfig,
-    /// The largest IP packet, 1500 unless said.
+    /// Largest IP packet in bytes, 1500 by default.
     pub mtu: usize,
 }
 
-/// A link that could not be opened.
+/// Error on opening a link.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open {wire}: {source}{}", hint(.wire, .source))]
 pub struct FramesError {
-    /// Which.
+    /// The socket that could not be opened.
     pub wire: FramesWire,
-    /// Why.
+    /// The underlying system error.
     pub source: io::Error,
 }
 
@@ -124,26 +125,26 @@ impl FromStr for FramesConfig {
     }
 }
 
-/// Ethernet frames over a unix socket.
+/// A link that carries Ethernet frames over a Unix socket.
 #[derive(Debug)]
 pub struct FramesLink {
     info: LinkInfo,
     station: Station,
     socket: Socket,
-    /// Holds whatever the socket is at the moment, so that what others poll on never changes.
+    /// Contains the current socket, so that the descriptor that callers poll never changes.
     epoll: Epoll,
     interest: EpollFlags,
     tx: FrameQueue,
     rx: FrameQueue,
     local: Loopback,
     counters: LinkCounters,
-    /// Nothing moved for as long as patience lasts: hold nobody back until something does.
+    /// Set when the peer took nothing for [`PATIENCE`]; no sender is blocked again until it takes something.
     stalled: bool,
     reconnect_at: Instant,
 }
 
 impl FramesLink {
-    /// Opens the socket. The other side need not be there yet, except where it is the listener.
+    /// Opens the socket. The peer need not exist yet, except that [`FramesWire::Connect`] needs its listener.
     ///
     /// # Errors
     /// [`FramesError`] if the path cannot be bound or connected to.
@@ -179,12 +180,12 @@ impl FramesLink {
         open().map_err(|source| FramesError { wire: wire.clone(), source })
     }
 
-    /// The station behind the link, to ping from.
+    /// Returns the host stack behind the link, for instance to send a ping.
     pub fn station(&mut self) -> &mut Station {
         &mut self.station
     }
 
-    /// Watches the socket for what matters now.
+    /// Registers interest in the events of the socket that matter in its current state.
     fn watch(&mut self) -> io::Result<()> {
         let Some(fd) = self.socket.fd() else {
             self.interest = EpollFlags::empty();
@@ -198,7 +199,7 @@ impl FramesLink {
             return Ok(());
         }
         let mut event = EpollEvent::new(wanted, 0);
-        // After a (re)connection it is another socket, which the epoll does not know yet.
+        // After a (re)connect the socket is a new one, which the epoll instance does not contain yet.
         if self.interest.is_empty() || self.epoll.modify(fd, &mut event).is_err() {
             match self.epoll.add(fd, event) {
                 Err(nix::errno::Errno::EEXIST) => self.epoll.modify(fd, &mut event)?,
@@ -209,7 +210,7 @@ impl FramesLink {
         Ok(())
     }
 
-    /// Queues the frames of a burst, or counts them as lost.
+    /// Queues the frames of a burst, or counts them as dropped.
     fn queue_burst(&mut self, now: Instant, burst: &TxBurst<'_>) {
         let flow = burst.flow;
         if self.station.owns(flow.dst) {
@@ -259,7 +260,7 @@ impl FramesLink {
         }
     }
 
-    /// Waits a little where the backlog is full; whether it stays so.
+    /// Blocks for a limited time while the backlog is full. Returns whether it is still full.
     fn held_back(&mut self) -> bool {
         if self.tx.byte_len() < BACKLOG_BYTES {
             return false;
@@ -280,8 +281,8 @@ impl FramesLink {
         self.tx.byte_len() >= BACKLOG_BYTES
     }
 
-    /// Waits until the peer takes more, and goes on reading meanwhile: two that only wait for each other
-    /// to read would do so for ever.
+    /// Waits until the peer takes more data, and keeps reading meanwhile: two peers that each only wait for
+    /// the other to read would deadlock.
     fn wait_writable(&mut self, at_most: Duration) {
         let Some(fd) = self.socket.fd() else { return };
         let mut flags = PollFlags::POLLOUT;
@@ -309,7 +310,7 @@ impl FramesLink {
 }
 
 impl Drop for FramesLink {
-    /// The last packets, acknowledgements mostly, get a moment to leave.
+    /// Gives the last packets, mostly acknowledgements, up to [`PATIENCE`] to be sent.
     fn drop(&mut self) {
         let start = std::time::Instant::now();
         self.flush();
@@ -359,7 +360,7 @@ impl Link for FramesLink {
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         self.station.join(now, group)?;
         self.flush();
-        // Without it, what the socket has no room for now leaves with the next packet.
+        // If this fails, frames that the socket has no room for now are sent with the next packet.
         let _ = self.watch();
         Ok(())
     }

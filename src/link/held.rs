@@ -1,21 +1,23 @@
+//! Frames that wait for the resolution of their next hop.
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use super::frame_queue::FrameQueue;
 use crate::wire::Mac;
 
-/// Frames without a destination MAC, and whose MAC each waits for.
+/// Queue of frames without a destination MAC, each with the next hop whose MAC it needs.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     frames: FrameQueue,
     waits_for: VecDeque<IpAddr>,
 }
 
-/// Bytes that wait at most, for all neighbours together.
+/// Maximum number of queued bytes, for all next hops together.
 pub(crate) const MAX_HELD_BYTES: usize = 1 << 20;
 
 impl Held {
-    /// Keeps a frame that `write` appends; without room, does not call it and says false.
+    /// Queues a frame that `write` appends. Without room, returns false and does not call `write`.
     pub fn push(&mut self, hop: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let room = self.frames.byte_len() < MAX_HELD_BYTES;
         if room {
@@ -25,12 +27,12 @@ impl Held {
         room
     }
 
-    /// Next hops whose MAC the frames wait for.
+    /// Returns the next hops whose MACs the queued frames need.
     pub fn hops(&self) -> impl Iterator<Item = IpAddr> {
         self.waits_for.iter().copied()
     }
 
-    /// Moves all that waited for `hop` to `out`, with its MAC filled in.
+    /// Moves all frames for `hop` to `out` with the MAC filled in.
     pub fn release(&mut self, hop: IpAddr, mac: Mac, out: &mut FrameQueue) {
         self.take(hop, |frame| {
             out.push_with(|out| {
@@ -40,7 +42,7 @@ impl Held {
         });
     }
 
-    /// Drops all that waited for `hop`; returns how many that was.
+    /// Drops all frames for `hop` and returns their number.
     pub fn give_up(&mut self, hop: IpAddr) -> u64 {
         let mut gone = 0;
         self.take(hop, |_| gone += 1);
@@ -51,7 +53,7 @@ impl Held {
         if !self.waits_for.contains(&hop) {
             return;
         }
-        // Once round, so that the others stay in order.
+        // Rotates the queue once, which keeps the order of the other frames.
         for _ in 0..self.waits_for.len() {
             let (Some(waits_for), Some(frame)) = (self.waits_for.pop_front(), self.frames.front()) else {
                 return;

@@ -1,35 +1,37 @@
-//! The interfaces of this machine (network namespace), with their addresses in the order of a GID table.
+//! The network interfaces of this machine (network namespace), with their addresses in the order of a GID
+//! table.
 #![forbid(unsafe_code)]
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// An interface that is up and has an address.
+/// A network interface that is up and has an address.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its index.
+    /// Interface index.
     pub index: u32,
-    /// Its MAC address, zeros where it has none.
+    /// MAC address, all zeros if the interface has none.
     pub mac: [u8; 6],
-    /// Whether it leads nowhere but to this machine.
+    /// Whether this is a loopback interface.
     pub is_loopback: bool,
-    /// Whether its cable is plugged in.
+    /// Whether the interface has a carrier.
     pub has_carrier: bool,
-    /// Its addresses, as the GID table of a device on it has them: link-local IPv6 first, then IPv4, then other IPv6, each
-    /// in the system's order. So has the kernel's rxe, and programs know the index of the GID that they want.
+    /// The addresses, in the order of the GID table of a device on the interface: link-local IPv6 first, then
+    /// IPv4, then other IPv6, each in the order of the system. The kernel's rxe uses the same order, and
+    /// programs rely on the index of a GID.
     pub addresses: Vec<IpAddr>,
 }
 
-/// All of them, in the system's order but the loopback last.
+/// Returns all interfaces in the order of the system, except that loopback ones are last.
 pub fn interfaces() -> Vec<Interface> {
     let with_addresses = pnet_datalink::interfaces().into_iter().filter(|i| i.is_up() && !i.ips.is_empty());
     let mut all: Vec<Interface> = with_addresses
         .map(|i| {
             let mut addresses: Vec<IpAddr> = i.ips.iter().map(|net| net.ip()).collect();
             addresses.sort_by_key(place_in_gid_table);
-            // One address may be there more than once, with several prefixes.
+            // An address can be listed more than once, with several prefixes.
             let mut seen = HashSet::new();
             addresses.retain(|ip| seen.insert(*ip));
             let (is_loopback, has_carrier) = (i.is_loopback(), i.is_running());
@@ -42,28 +44,31 @@ pub fn interfaces() -> Vec<Interface> {
 }
 
 impl Interface {
-    /// The address that stands for it: its first that means something without its name, or its first.
+    /// Returns the primary address: the first one that is valid without the interface name (not link-local),
+    /// otherwise the first one.
     pub fn main_address(&self) -> IpAddr {
         main_address(&self.addresses).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
     }
 
-    /// Whether it has an address that means something without its name.
+    /// Reports whether any address is valid without the interface name (not link-local).
     pub fn is_routable(&self) -> bool {
         !self.addresses.iter().all(is_link_local)
     }
 
-    /// Whether packets to `ip` are for it. All of 127.0.0.0/8 belongs to the loopback, though it lists one address.
+    /// Reports whether packets to `ip` are for this interface. All of 127.0.0.0/8 belongs to the loopback
+    /// interface, although it lists one address only.
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.addresses.contains(&ip) || self.is_loopback && ip.is_ipv4() && ip.is_loopback()
     }
 }
 
-/// The address that stands for a device which has all of these: its first that is not of one link, or its first.
+/// Returns the primary address of a device with these addresses: the first one that is not link-local,
+/// otherwise the first one.
 pub fn main_address(addresses: &[IpAddr]) -> Option<IpAddr> {
     addresses.iter().find(|ip| !is_link_local(ip)).or(addresses.first()).copied()
 }
 
-/// Sorts addresses as kernel devices have them in their GID tables.
+/// Returns the sort key that orders addresses as in the GID table of a kernel device.
 pub(super) fn place_in_gid_table(ip: &IpAddr) -> u8 {
     match ip {
         ip if is_link_local(ip) => 0,
@@ -72,7 +77,8 @@ pub(super) fn place_in_gid_table(ip: &IpAddr) -> u8 {
     }
 }
 
-/// Of IPv6: one of IPv4 means something without an interface.
+/// Reports whether `ip` is a link-local IPv6 address. Link-local IPv4 addresses do not count: they are valid
+/// without an interface.
 fn is_link_local(ip: &IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
@@ -82,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_is_the_last_and_owns_all_of_its_net() {
+    fn loopback_is_last_and_owns_its_whole_network() {
         let all = interfaces();
         let last = all.last().expect("every machine has a loopback interface");
         assert!(last.is_loopback && last.main_address() == Ipv4Addr::LOCALHOST, "{all:?}");

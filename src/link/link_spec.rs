@@ -1,4 +1,4 @@
-//! Which link, as its text says: `udp:10.0.0.1`, `packet:eth0`.
+//! Textual specification of a link: `udp:10.0.0.1`, `packet:eth0`.
 
 use std::error::Error;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::str::FromStr;
 use super::udp::{Sharing, UdpLink, UdpLinkError, UdpOptions};
 use super::{FramesConfig, FramesError, FramesLink, Link, PacketConfig, PacketError, PacketLink, SpecError};
 
-/// Why a link that was chosen by its text was not opened.
+/// Error on opening the link that a specification names.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The udp link could not be bound.
+    /// The UDP link could not be bound.
     #[error("{}{}", .0, .0.source().map_or(String::new(), |cause| format!(": {cause}")))]
     Udp(#[from] UdpLinkError),
     /// The packet link could not be opened.
@@ -20,37 +20,38 @@ pub enum BindError {
     /// The frames link could not be opened.
     #[error(transparent)]
     Frames(#[from] FramesError),
-    /// A fabric is no port.
+    /// The specification names a fabric, which is not a port.
     #[error("a fabric is within one process; this is a port")]
     Fabric,
-    /// More than one shard where there can be but one.
+    /// More than one shard for a link that supports only one.
     #[error("several shards need a udp or packet link, and this is {link}")]
     Shards {
-        /// Which.
+        /// The link.
         link: LinkSpec,
     },
 }
 
-/// An interface's name has fewer bytes than IFNAMSIZ.
+/// Longest name of an interface, in bytes: IFNAMSIZ less the terminating zero.
 const MAX_NAME: usize = 15;
 
-/// Which link: `fabric`, `udp[:ADDR]`, `udp:IF`, `packet:IF` or `frames:…`.
+/// Specification of a link: `fabric`, `udp[:ADDR]`, `udp:IF`, `packet:IF` or `frames:...`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkSpec {
     /// In memory, within this process.
     Fabric,
-    /// A plain UDP socket, on this address or the machine's first.
+    /// A plain UDP socket on this address, or on the [default address](default_address) of the machine.
     Udp(Option<IpAddr>),
-    /// Plain UDP sockets on an interface: on all its addresses, or on one that others may have too.
+    /// Plain UDP sockets on an interface: on all its addresses, or on one address that other interfaces may
+    /// have too.
     UdpOn {
-        /// Its name.
+        /// Name of the interface.
         interface: String,
-        /// The one address; unless given, all.
+        /// The only address to use; `None` for all addresses of the interface.
         address: Option<IpAddr>,
     },
     /// A packet socket on an interface.
     Packet(PacketConfig),
-    /// Ethernet frames over a unix socket.
+    /// Ethernet frames over a Unix socket.
     Frames(FramesConfig),
 }
 
@@ -73,9 +74,9 @@ impl FromStr for LinkSpec {
     }
 }
 
-/// An address, an interface, or one of an interface.
+/// Parses an address, an interface, or an address with its interface.
 fn udp(place: &str) -> Result<LinkSpec, String> {
-    // fd00::1 as it is, or in brackets as in a URL.
+    // IPv6 addresses are accepted plain (fd00::1) or in brackets as in a URL.
     let bare = place.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(place);
     if let Ok(ip) = bare.parse() {
         return Ok(LinkSpec::Udp(Some(ip)));
@@ -114,7 +115,7 @@ impl fmt::Display for LinkSpec {
 }
 
 impl LinkSpec {
-    /// The VLAN that its station is in.
+    /// Returns the VLAN ID of the link's host stack.
     pub fn vlan(&self) -> Option<u16> {
         let station = match self {
             LinkSpec::Packet(config) => config.station.as_ref(),
@@ -124,12 +125,12 @@ impl LinkSpec {
         station.and_then(|s| s.vlan).map(|tag| tag.id)
     }
 
-    /// Whether it can be opened with more than one shard.
+    /// Reports whether the link can be opened with more than one shard.
     pub fn has_shards(&self) -> bool {
         matches!(self, LinkSpec::Udp(_) | LinkSpec::UdpOn { .. } | LinkSpec::Packet(_))
     }
 
-    /// Whether its addresses are urxe's alone, and the kernel knows nothing of them.
+    /// Reports whether the link has a host stack of its own, whose addresses the kernel does not know.
     pub fn is_station(&self) -> bool {
         match self {
             LinkSpec::Packet(config) => config.station.as_ref().is_some_and(|s| !s.addresses.is_empty()),
@@ -138,15 +139,16 @@ impl LinkSpec {
         }
     }
 
-    /// Opens it, a link for each shard.
+    /// Opens the link, once for each shard.
     ///
     /// # Errors
-    /// [`BindError`]; always for the fabric, of which ports are made.
+    /// [`BindError`]; always for the fabric, whose ports are created otherwise (`Fabric::port`).
     pub fn bind(&self, shards: usize) -> Result<Vec<Box<dyn Link>>, BindError> {
         self.bind_with(shards, None, true)
     }
 
-    /// [`bind`](Self::bind) beside other processes that share the address, if it is a udp link.
+    /// Opens the link like [`bind`](Self::bind), but shares the address with other processes if it is a UDP
+    /// link.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -154,8 +156,9 @@ impl LinkSpec {
         self.bind_with(shards, Some(sharing), true)
     }
 
-    /// Either of these, and without `offload` each packet goes to and comes from the kernel by itself, so that another
-    /// program's capture of the interface shows packets as they are on the wire.
+    /// Opens the link like [`bind`](Self::bind) or, with `sharing`, like [`bind_shared`](Self::bind_shared).
+    /// Without `offload` every packet is passed to and from the kernel separately, so that another program's
+    /// capture of the interface shows the packets as they are on the wire.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -207,7 +210,8 @@ fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
     links.into_iter().map(|link| Box::new(link) as _).collect()
 }
 
-/// The first IPv4 address that is no loopback one, or 127.0.0.1.
+/// Returns the first IPv4 address of an interface that is up, other than loopback and link-local addresses;
+/// 127.0.0.1 if there is none.
 pub fn default_address() -> IpAddr {
     let interfaces = pnet_datalink::interfaces();
     let addresses = interfaces.iter().filter(|i| i.is_up()).flat_map(|i| &i.ips).map(|n| n.ip());
@@ -221,7 +225,7 @@ mod tests {
     use crate::wire::frame::VlanTag;
 
     #[test]
-    fn links_read_as_they_are_written() {
+    fn link_specs_round_trip_through_text() {
         let udp = |ip: &str| LinkSpec::Udp(Some(ip.parse().unwrap()));
         assert_eq!("fabric".parse(), Ok(LinkSpec::Fabric));
         assert_eq!("udp".parse(), Ok(LinkSpec::Udp(None)));
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_links_say_why() {
+    fn bad_link_specs_explain_the_error() {
         let why = |text: &str| text.parse::<LinkSpec>().unwrap_err();
         assert!(why("ib0").contains("no link 'ib0'"));
         for text in ["", "10.0.0.300", "a-name-of-16-byte", "eth0/24", "fe80::1%", "10.0.0%eth0"] {

@@ -1,21 +1,23 @@
+//! Loopback of packets that a link sends to its own addresses or groups.
+
 use super::RxBurst;
 use super::frame_queue::FrameQueue;
 use crate::transport::TxBurst;
 use crate::wire::{Flow, IpIdent};
 use std::collections::VecDeque;
 
-/// Packets to an address of the link's own: they go round here, as in a NIC's own loopback.
+/// Queue of packets that a link delivers to itself, like the loopback of a hardware NIC.
 #[derive(Debug, Default)]
 pub(crate) struct Loopback {
     data: FrameQueue,
     heads: VecDeque<(Flow, usize)>,
 }
 
-/// What waits here at most.
+/// Maximum number of queued bytes.
 const MAX_BYTES: usize = 16 << 20;
 
 impl Loopback {
-    /// Takes a burst, or refuses it for want of room.
+    /// Queues a burst; returns false if there is no room.
     pub fn push(&mut self, burst: &TxBurst<'_>) -> bool {
         if self.data.byte_len() + burst.bytes > MAX_BYTES {
             return false;
@@ -25,7 +27,7 @@ impl Loopback {
         true
     }
 
-    /// Hands over up to `max` bursts; returns how many packets that was.
+    /// Delivers up to `max` bursts and returns the number of packets.
     pub fn deliver(&mut self, max: usize, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         let mut packets = 0;
         for _ in 0..max {

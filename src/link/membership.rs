@@ -1,17 +1,17 @@
-//! Multicast groups of a link: why one cannot be joined, and how the kernel is asked to.
+//! Multicast membership of a link: the error type, and the socket options that make the kernel join a group.
 
 use std::io;
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Why a link did not join a multicast group.
+/// Reason why a link did not join a multicast group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// The address is a host's.
+    /// The address is not a multicast address.
     #[error("{0} is no multicast address: those are in 224.0.0.0/4 and ff00::/8")]
     NotMulticast(IpAddr),
-    /// The link has no address of the group's family.
+    /// The link has no address of the IP version of the group.
     #[error("the link has no address of the IP version of {0}, so it cannot join it")]
     NoAddress(IpAddr),
     /// A system call failed.
@@ -19,7 +19,7 @@ pub enum JoinError {
     System {
         /// The group.
         group: IpAddr,
-        /// The system's error.
+        /// The underlying system error.
         source: io::Error,
     },
 }
@@ -33,18 +33,18 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Makes the kernel join a group on an interface for as long as the socket is open: it reports the membership by
-/// IGMP or MLD, and has the hardware let the group's packets through.
+/// Makes the kernel join a group on an interface for as long as the socket is open. The kernel reports the
+/// membership by IGMP or MLD and configures the hardware to accept packets to the group.
 pub(super) fn join(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
     change(socket, group, ifindex, libc::IP_ADD_MEMBERSHIP, libc::IPV6_ADD_MEMBERSHIP)
 }
 
-/// The opposite, where the socket stays.
+/// Makes the kernel leave a group while the socket stays open.
 pub(super) fn leave(socket: &impl AsFd, group: IpAddr, ifindex: u32) -> io::Result<()> {
     change(socket, group, ifindex, libc::IP_DROP_MEMBERSHIP, libc::IPV6_DROP_MEMBERSHIP)
 }
 
-/// Has what an IPv4 socket sends to groups leave by an interface.
+/// Sets the interface by which an IPv4 socket sends multicast packets.
 pub(super) fn set_interface_v4(socket: &impl AsFd, ifindex: u32) -> io::Result<()> {
     set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request_v4(Ipv4Addr::UNSPECIFIED, ifindex))
 }
@@ -70,10 +70,11 @@ fn change(socket: &impl AsFd, group: IpAddr, ifindex: u32, v4: i32, v6: i32) -> 
     }
 }
 
-/// `T` is what the option takes, a plain struct.
+/// Sets a socket option whose value is the plain struct `T`.
 fn set<T: Copy>(socket: &impl AsFd, level: i32, name: i32, value: &T) -> io::Result<()> {
     let (fd, len) = (socket.as_fd().as_raw_fd(), size_of::<T>() as libc::socklen_t);
-    // SAFETY: the pointer and length are of one live value, which the kernel only reads.
+    // SAFETY: the pointer and the length describe `value`, which is borrowed for the call; the kernel only
+    // reads it.
     match unsafe { libc::setsockopt(fd, level, name, std::ptr::from_ref(value).cast(), len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

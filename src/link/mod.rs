@@ -1,10 +1,11 @@
-//! How packets leave a NIC and reach it: in bursts, over sockets or memory.
+//! Links: the layer that carries packets in bursts between a NIC and a socket or a memory queue.
 //!
-//! A [`Link`] takes the [`TxQueue`] of a turn whole and hands over what arrived as [`RxBurst`]s. Every link
-//! keeps two promises about IPv4: don't-fragment is set, and the identification of packet `i` of a burst is
-//! `i`. The ICRC, which covers both, is made and checked by the NIC above, never by a link.
+//! A [`Link`] takes the whole [`TxQueue`] of one NIC turn and delivers received packets as [`RxBurst`]s.
+//! Every link guarantees two properties of the IPv4 headers that it sends: the don't-fragment flag is set,
+//! and packet `i` of a burst has the identification `i`. The ICRC covers both. The NIC above computes and
+//! checks the ICRC; a link never does.
 
-/// The methods of [`Link`] that whatever wraps a link passes on as they are: `pass_on!(self => self.inner)`.
+/// Forwards the methods of [`Link`] that a middleware link does not change: `pass_on!(self => self.inner)`.
 macro_rules! pass_on {
     ($self:ident => $inner:expr) => {
         fn join(&mut $self, now: Instant, group: std::net::IpAddr) -> Result<(), $crate::link::JoinError> {
@@ -94,61 +95,61 @@ pub use packet::{PacketConfig, PacketError, PacketLink};
 pub use spec::{MAX_MTU, MIN_MTU, SpecError};
 pub use wrapping::Wrapping;
 
-/// What a link is like.
+/// Properties of a link.
 #[derive(Clone, Debug)]
 pub struct LinkInfo {
-    /// A short name for people: `udp 127.0.0.1`, `packet eth0`.
+    /// A short name for display: `udp 127.0.0.1`, `packet eth0`.
     pub name: String,
-    /// Its IP addresses, the GID table in order.
+    /// The IP addresses, in the order of the GID table.
     pub addresses: Vec<IpAddr>,
-    /// Its MAC address, zeros where it has none.
+    /// The MAC address, all zeros if the link has none.
     pub mac: [u8; 6],
-    /// The VLAN that it is in, where it is the link that tags frames.
+    /// VLAN ID of the link, if the link itself tags its frames.
     pub vlan: Option<u16>,
-    /// The largest IP packet.
+    /// Largest IP packet, in bytes.
     pub mtu: usize,
-    /// The UDP source port of all it sends, where it cannot choose.
+    /// UDP source port of all packets that the link sends; `None` if it can choose the port per packet.
     pub src_port: Option<u16>,
-    /// How large a burst it takes.
+    /// Largest burst that the link accepts.
     pub burst: BurstLimits,
-    /// Bytes that a peer of the same kind can have in its receive buffer unread: what may be in flight. Short
-    /// packets take more than their length ([`udp::MIN_CHARGE`]).
+    /// Bytes that a peer of the same kind can hold unread in its receive buffer: the limit of the data in
+    /// flight to it. Short packets are charged with more than their length ([`udp::MIN_CHARGE`]).
     pub window: usize,
 }
 
-/// Packets that a link saw and did not hand over, or could not send, by cause.
+/// Packets that a link received but did not deliver, or could not send, by cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LinkCounters {
-    /// Frames that are no RoCEv2 packet for this link (and no neighbour discovery either).
+    /// Frames that are neither RoCEv2 packets for this link nor neighbour discovery.
     pub rx_foreign: u64,
-    /// RoCEv1 packets, whose ICRC holds: only RoCEv2 is spoken here.
+    /// RoCEv1 packets with a valid ICRC; only RoCEv2 is supported.
     pub rx_roce_v1: u64,
-    /// RoCEv1 packets whose ICRC is wrong.
+    /// RoCEv1 packets with an invalid ICRC.
     pub rx_roce_v1_corrupt: u64,
-    /// Frames that end too early, or whose lengths do not go together.
+    /// Frames that are truncated or have inconsistent lengths.
     pub rx_truncated: u64,
-    /// IPv4 packets with options, which RoCEv2 does not have.
+    /// IPv4 packets with options, which RoCEv2 does not allow.
     pub rx_ip_options: u64,
-    /// Parts of IP packets that were cut.
+    /// Fragments of IP packets.
     pub rx_fragments: u64,
-    /// Frames with a wrong IP, UDP or ICMP checksum.
+    /// Frames with an invalid IP, UDP or ICMP checksum.
     pub rx_bad_checksum: u64,
-    /// Frames that are wrong in another way.
+    /// Frames that are malformed in another way.
     pub rx_malformed: u64,
-    /// Packets (or coalesced runs of them) that came when the receive buffer was full.
+    /// Packets, or coalesced runs of packets, that arrived while the receive buffer was full.
     pub rx_overflow: u64,
-    /// Packets that the kernel or a full queue refused.
+    /// Packets that the kernel or a full queue rejected.
     pub tx_dropped: u64,
-    /// Packets above the MTU of the path.
+    /// Packets larger than the path MTU.
     pub tx_oversized: u64,
-    /// Packets to where no route leads, or where nobody listens.
+    /// Packets to a destination without a route or without a listener.
     pub tx_unreachable: u64,
     /// Packets to an address whose MAC is not known (yet).
     pub tx_unresolved: u64,
 }
 
 impl LinkCounters {
-    /// A frame was dropped for its form.
+    /// Counts a frame that was dropped because of a parse error.
     pub(crate) fn count(&mut self, why: &FrameError) {
         *match why {
             FrameError::Truncated { .. }
@@ -163,12 +164,12 @@ impl LinkCounters {
         } += 1;
     }
 
-    /// A RoCEv1 packet was dropped.
+    /// Counts a RoCEv1 packet that was dropped; `intact` tells whether its ICRC is valid.
     pub(crate) fn count_roce_v1(&mut self, intact: bool) {
         *(if intact { &mut self.rx_roce_v1 } else { &mut self.rx_roce_v1_corrupt }) += 1;
     }
 
-    /// Names and values, in order.
+    /// Iterates over the counters as pairs of name and value, in declaration order.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("link_rx_foreign", self.rx_foreign),
@@ -222,89 +223,95 @@ impl AddAssign for LinkCounters {
     }
 }
 
-/// A way for packets to leave a NIC and to reach it.
+/// A path for packets out of a NIC and into it.
 pub trait Link: Send {
-    /// What it is like.
+    /// Returns the properties of the link.
     fn info(&self) -> &LinkInfo;
 
-    /// Sends all bursts, in order. A packet that cannot leave now is lost and counted: the transport
-    /// recovers, as from any loss.
+    /// Sends all bursts, in order. A packet that cannot be sent now is dropped and counted, and the transport
+    /// recovers as from any loss.
     ///
     /// # Errors
-    /// Only where the link itself is gone (socket closed, interface removed).
+    /// Only if the link itself is gone (socket closed, interface removed).
     fn transmit(&mut self, now: Instant, queue: &TxQueue) -> io::Result<()>;
 
-    /// Whether it takes the bytes of a queue by [`crate::transport::TxBurst::copy_to`] and in no other way: then they
-    /// may be without ICRCs until then.
+    /// Reports whether the link reads the bytes of a queue only by [`crate::transport::TxBurst::copy_to`].
+    /// The computation of the ICRCs can then be deferred until that call.
     fn only_copies(&self) -> bool {
         false
     }
 
-    /// Hands what has arrived to `sink`, a bounded batch of it, and returns how many packets that was:
-    /// 0 when there was none. Never waits.
+    /// Passes a bounded batch of received packets to `sink` and returns the number of packets, 0 if there
+    /// were none. Never blocks.
     ///
     /// # Errors
-    /// Only where the link itself is gone.
+    /// Only if the link itself is gone.
     fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
 
-    /// Joins a multicast group: from now on its packets arrive, those that this link sends itself among them. Joining
-    /// again changes nothing. (A socket that this takes is of the calling thread's network namespace.)
+    /// Joins a multicast group: packets to the group are received from now on, including those that this link
+    /// sends itself. Joining a group again has no effect. A socket that this needs is opened in the network
+    /// namespace of the calling thread.
     ///
     /// # Errors
-    /// [`JoinError`]; then it is not joined.
+    /// [`JoinError`]; the group is then not joined.
     fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError>;
 
-    /// Leaves a multicast group; nothing happens if it was not joined.
+    /// Leaves a multicast group; has no effect if it was not joined.
     fn leave(&mut self, group: IpAddr);
 
-    /// The queue pair numbers whose packets it gets: not all, where others have the same address.
+    /// Returns the QPN partition whose packets this link receives: not the whole range if other processes
+    /// share the address.
     fn seat(&self) -> Seat {
         Seat::WHOLE
     }
 
-    /// Has requests for a service of the connection manager's come here, as sent to one of the link's addresses or to any of
-    /// them; for where others have the same addresses. All come anyway where none has.
+    /// Directs connection management requests for a service to this link, for those sent to one of its
+    /// addresses or (`None`) to any of them. This matters only if other processes share the addresses;
+    /// otherwise the link receives all requests anyway.
     ///
     /// # Errors
-    /// [`ClaimError`]; then nothing has changed.
+    /// [`ClaimError`]; nothing has then changed.
     fn claim(&mut self, _service: ServiceId, _address: Option<IpAddr>) -> Result<(), ClaimError> {
         Ok(())
     }
 
-    /// Ends such a claim.
+    /// Undoes [`claim`](Self::claim) for the same service and address.
     fn release(&mut self, _service: ServiceId, _address: Option<IpAddr>) {}
 
-    /// When it wants `receive` to be called though nothing is readable: a delayed delivery, an ARP retry.
+    /// Returns the time at which `receive` has to be called even if no descriptor is readable: for a delayed
+    /// delivery or an ARP retry.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Readable when there may be something to receive. `None` where whoever sends also wakes the receiver.
+    /// Returns a descriptor that is readable when packets may have arrived. `None` if the sender wakes the
+    /// receiver itself.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Readable when there may be packets to groups, if they do not come on [`poll_fd`](Self::poll_fd); the descriptor
-    /// stays the same.
+    /// Returns a descriptor that is readable when multicast packets may have arrived, if those do not arrive
+    /// on [`poll_fd`](Self::poll_fd). The descriptor never changes.
     fn group_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// All that is to be watched, where it has more sockets than these: whoever sleeps until something comes sleeps on it.
+    /// Returns all descriptors that a sleeping thread has to wait on. Links with more sockets than these two
+    /// override it.
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         self.poll_fd().into_iter().chain(self.group_fd()).collect()
     }
 
-    /// Whether its port carries packets: the cable is plugged in, the interface is up.
+    /// Reports whether the port carries packets: the cable is plugged in and the interface is up.
     fn is_up(&mut self) -> bool {
         true
     }
 
-    /// Readable when [`is_up`](Self::is_up) is to be asked again. `None` where nothing changes, or whoever changes
-    /// it also tells.
+    /// Returns a descriptor that is readable when [`is_up`](Self::is_up) may have changed. `None` if it never
+    /// changes, or if the code that changes it also sends a notification.
     fn state_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// What it dropped so far.
+    /// Returns the counters of dropped packets.
     fn counters(&self) -> LinkCounters {
         LinkCounters::default()
     }

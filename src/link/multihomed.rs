@@ -1,4 +1,4 @@
-//! Several links of one interface, each with addresses of its own, as the one link of a NIC with all of them.
+//! Combines several links of one interface, each with its own addresses, into the link of one NIC.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -11,37 +11,40 @@ use crate::nic::Seat;
 use crate::transport::{BurstLimits, Instant, TxQueue};
 use crate::wire::mad::ServiceId;
 
-/// A link of which nothing was sent and nothing came for so long falls asleep, unless it is the one used last.
+/// Time without traffic after which a member is considered asleep, unless it is the one used last.
 const AWAKE: Duration = Duration::from_millis(10);
 
-/// Every so often, one that sleeps is looked at. Whoever polls looks at those that are awake each time: to look at all would
-/// cost a system call for every address that nobody uses, as much as the poll itself.
+/// Interval at which one sleeping member is polled. Members that are awake are polled every time. Polling all
+/// of them would cost a system call for every unused address, as much as the poll itself.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Links that are one: what is sent goes by the one that has the source's address, and what comes to any is received.
+/// A link composed of others: bursts are sent by the member that has their source address, and packets of all
+/// members are received.
 pub struct Multihomed<L> {
-    /// In the order of their addresses.
+    /// The members, in the order of their addresses.
     members: Vec<Member<L>>,
     info: LinkInfo,
-    /// The member that was used last.
+    /// Index of the member that was used last.
     last: usize,
-    /// The one that sleeps to be looked at next, or one behind it.
+    /// Round-robin position among the sleeping members.
     next: usize,
+    /// Time at which sleeping members were last due for polling.
     looked: Instant,
-    /// What goes by one member, where a turn has packets for several.
+    /// Scratch queue for the bursts of one member, if a turn has packets for several.
     part: TxQueue,
-    /// Packets from addresses that none has.
+    /// Packets dropped because no member has their source address.
     foreign: u64,
 }
 
 struct Member<L> {
     link: L,
-    /// When something was sent or received by it.
+    /// Time of the last packet sent or received.
     used: Instant,
 }
 
 impl<L: Link> Multihomed<L> {
-    /// Joins links of one interface: the state of the first one's port is that of all. `None` without any.
+    /// Combines links of one interface; the port state of the first one is that of all. Returns `None` for an
+    /// empty list.
     pub fn new(name: String, links: Vec<L>) -> Option<Multihomed<L>> {
         let infos = || links.iter().map(Link::info);
         let first = infos().next()?;
@@ -64,13 +67,14 @@ impl<L: Link> Multihomed<L> {
         Some(Multihomed { members, info, last: 0, next: 0, looked: Instant(0), part, foreign: 0 })
     }
 
-    /// The member that has an address.
+    /// Returns the index of the member that has an address.
     fn owner_of(&self, ip: IpAddr) -> Option<usize> {
         let owns = |i: &usize| self.members[*i].link.info().addresses.contains(&ip);
         Some(self.last).filter(owns).or_else(|| (0..self.members.len()).find(owns))
     }
 
-    /// The member that is in groups of an IP version; one alone, or their packets would come twice.
+    /// Returns the index of the member that joins the groups of an IP version. There is only one, since
+    /// packets to a group would otherwise be received twice.
     fn member_for(&self, group: IpAddr) -> Option<usize> {
         let has_version =
             |m: &Member<L>| m.link.info().addresses.iter().any(|ip| ip.is_ipv4() == group.is_ipv4());
@@ -87,7 +91,7 @@ impl<L: Link> Multihomed<L> {
         i == self.last || now.since(self.members[i].used) < AWAKE
     }
 
-    /// How many of those that sleep are to be looked at now: one for each [`NAP`] that has gone by.
+    /// Returns the number of sleeping members to poll now: one for each [`NAP`] that has passed.
     fn due(&mut self, now: Instant) -> usize {
         let naps = now.since(self.looked).as_nanos() / NAP.as_nanos();
         if naps > 0 {
@@ -120,7 +124,8 @@ impl<L: Link> Link for Multihomed<L> {
             }
             return Ok(());
         }
-        // Copied apart: two addresses are seldom busy in one turn, and their bytes are in the cache still.
+        // The bursts are copied apart: packets of two addresses are rare in one turn, and their bytes are
+        // still in the cache.
         let mut part = std::mem::replace(&mut self.part, TxQueue::new(self.info.burst));
         let mut left = queue.packets();
         let mut outcome = Ok(());
@@ -242,15 +247,15 @@ mod tests {
     const PEER: &str = "192.0.2.9";
     const US: u64 = 1000;
 
-    /// What a link was asked for, and what it is to hand over.
+    /// Calls that a scripted link has received, and the packets that it delivers.
     #[derive(Default)]
     struct Script {
         looks: usize,
         incoming: VecDeque<Vec<u8>>,
-        /// Length of the first packet and number of packets of each burst, and the bytes of all.
+        /// Length of the first packet, number of packets and all bytes of each burst.
         sent: Vec<(usize, usize, Vec<u8>)>,
         groups: Vec<IpAddr>,
-        /// What another process has, and what this one has.
+        /// Services that another process has; `claimed` lists those of this one.
         taken: Vec<ServiceId>,
         claimed: Vec<ServiceId>,
     }
@@ -315,7 +320,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// A link of some with an address each, and what those were asked for.
+    /// Combines scripted links with one address each; returns it and the scripts.
     fn joined(addresses: &[&str]) -> (Multihomed<Scripted>, Vec<Arc<Mutex<Script>>>) {
         let scripts: Vec<Arc<Mutex<Script>>> = addresses.iter().map(|_| Arc::default()).collect();
         let links = addresses.iter().zip(&scripts).enumerate().map(|(i, (address, script))| Scripted {
@@ -348,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_what_all_can_be() {
+    fn info_has_all_addresses_and_the_smallest_limits() {
         let (mut link, _) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let info = link.info().clone();
         assert_eq!(info.addresses, ["fe80::1", "10.0.0.1", "fd00::1"].map(ip));
@@ -359,13 +364,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_goes_by_the_link_with_its_address() {
+    fn bursts_leave_by_the_member_with_their_source_address() {
         let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1"]);
         let mut queue = TxQueue::new(link.info().burst);
         let packet = |i: u8, len| vec![i; len];
         queue.push_raw(&flow("10.0.0.1"), 0, &packet(1, 100), None);
         link.transmit(Instant(0), &queue).unwrap();
-        // Two runs of one address with the other's between them, and one that nobody has.
+        // Two bursts of one address with one of the other between them, and one of an unknown address.
         queue.push_raw(&flow("10.0.0.1"), 1, &packet(2, 40), None);
         queue.push_raw(&flow("fe80::1"), 0, &packet(3, 64), None);
         queue.push_raw(&flow("10.0.0.7"), 0, &packet(4, 64), None);
@@ -380,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn who_polls_does_not_pay_for_addresses_that_nobody_uses() {
+    fn idle_members_are_polled_only_every_nap() {
         let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
         scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
         let start = 1_000_000 * US;
@@ -393,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_to_an_address_that_slept_comes_soon_and_the_next_ones_at_once() {
+    fn sleeping_member_receives_within_a_nap_and_then_stays_awake() {
         let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1"]);
         let mut now = 1_000_000 * US;
         scripts[1].lock().unwrap().incoming.push_back(vec![0; 64]);
@@ -404,7 +409,7 @@ mod tests {
             now += US;
         }
         assert!(Duration::from_nanos(now - since) <= NAP, "{} ns", now - since);
-        // Now both are awake, until one was not used for long.
+        // Both are awake now, until one is idle for long enough.
         looks(&scripts);
         for packets in [0, 1, 0] {
             if packets > 0 {
@@ -420,7 +425,7 @@ mod tests {
             receive(&mut link, later + i * US);
         }
         assert_eq!(looks(&scripts), [10, 0], "the one that was used last stays awake");
-        // To send is to use, too: the answer is waited for.
+        // Sending keeps a member awake too, since a reply is expected.
         let mut queue = TxQueue::new(link.info().burst);
         queue.push_raw(&flow("10.0.0.1"), 0, &[0; 64], None);
         link.transmit(Instant(later + 11 * US), &queue).unwrap();
@@ -429,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_claimed_at_one_address_or_at_all_or_not_at_all() {
+    fn service_is_claimed_at_one_or_all_addresses_and_rolled_back_on_error() {
         let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let claimed = || scripts.iter().map(|s| s.lock().unwrap().claimed.clone()).collect::<Vec<_>>();
         let [one, all, other] = [1, 2, 3].map(ServiceId);
@@ -446,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_joined_by_one_link_of_its_ip_version() {
+    fn group_is_joined_by_one_member_of_its_ip_version() {
         let (mut link, scripts) = joined(&["fe80::1", "10.0.0.1", "fd00::1"]);
         let groups = || scripts.iter().map(|s| s.lock().unwrap().groups.clone()).collect::<Vec<_>>();
         let (v4, v6) = (ip("224.0.77.1"), ip("ff0e::77"));

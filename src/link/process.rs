@@ -1,5 +1,5 @@
-//! Which process this is: a child of fork has a copy of all that its parent had, but none of its threads, and none of its
-//! [`OwnFd`]s. And what its signals do.
+//! Identity of the process across fork, and its signal handlers. A child of fork has a copy of the memory of
+//! its parent, but none of its threads and none of its [`OwnFd`]s.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -7,25 +7,28 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// Forks between the process that the program began as and this one.
+/// Number of forks between the original process of the program and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A process, among those that have a copy of the same memory.
+/// A process among those that have copies of the same memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Process(u32);
 
 impl Process {
-    /// This one.
+    /// Returns the current process.
     pub fn current() -> Process {
         static REGISTERED: Once = Once::new();
         REGISTERED.call_once(|| {
-            // SAFETY: the handler does nothing but count, and close. Where there is no room for it, children pass for their parents.
+            // SAFETY: `count` has the required signature, lives as long as the program, does not unwind, and
+            // calls only atomic operations and `close`, which are allowed in a child of fork. If there is no
+            // memory to register it, a child is taken for its parent.
             unsafe { libc::pthread_atfork(None, None, Some(count)) };
         });
         Process(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether it is this one. As cheap as can be: asked with every turn of a NIC.
+    /// Reports whether this is the current process. Kept as cheap as possible, because every turn of a NIC
+    /// calls it.
     #[inline]
     pub fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
@@ -38,20 +41,21 @@ extern "C" fn count() {
         let fd = slot.load(Ordering::Relaxed);
         if fd != NONE {
             slot.store(NONE, Ordering::Relaxed);
-            // SAFETY: this process's copy of a descriptor, which its owner leaves alone where it is a copy.
+            // SAFETY: `fd` is this process's copy of a descriptor that an `OwnFd` owns; that `OwnFd` does not
+            // close it in another process than its own, so the descriptor is closed once.
             unsafe { libc::close(fd) };
         }
     }
 }
 
-/// Descriptors that children of fork are to have no copies of. Without a lock, which a thread could have while another one
-/// forks.
+/// Descriptors that are closed in children of fork. The table is lock-free because another thread could hold
+/// a lock at the time of the fork.
 static OWN: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096];
 
 const NONE: i32 = -1;
 
-/// A descriptor that a child of fork has no copy of; what else is closed with the last copy ends with this one. Should there be
-/// too many, children have copies as of any.
+/// A descriptor that is closed in children of fork, so that whatever ends with the last copy of the
+/// descriptor ends with this one. If the table is full, children keep a copy as of any other descriptor.
 #[derive(Debug)]
 pub(crate) struct OwnFd {
     fd: ManuallyDrop<OwnedFd>,
@@ -78,29 +82,32 @@ impl AsFd for OwnFd {
 impl Drop for OwnFd {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            // In a child it is closed, and the number may be another's.
+            // In a child the descriptor is closed already, and its number may be in use for another one.
             if !self.process.is_current() {
                 return;
             }
             slot.store(NONE, Ordering::Relaxed);
         }
-        // SAFETY: it is dropped once, here.
+        // SAFETY: `drop` runs once, nothing else drops `self.fd`, and it is not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.fd) };
     }
 }
 
-/// Whether a call that a signal has interrupted is to go on, as far as can be told: `poll` and its like never do, and do not
-/// say which signal it was. So it is if all that this process handles are handled so that calls go on afterwards
-/// (`SA_RESTART`), and any is: whoever handled it otherwise may have taken itself away.
+/// Reports whether a call that a signal has interrupted should be restarted, as far as that can be
+/// determined. `poll` and similar calls are never restarted by the kernel and do not tell which signal it
+/// was. The call is therefore restarted if at least one signal has a handler and all handlers are installed
+/// with `SA_RESTART`; without any handler it is not, because a handler without the flag may have removed
+/// itself.
 pub fn signals_restart_calls() -> bool {
-    /// They come of what a thread does itself, which does not wait meanwhile.
+    /// Signals that a thread raises by its own actions; a waiting thread does not raise them.
     const OWN_DOING: [libc::c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL];
     let mut any = false;
     let all = (1..=libc::SIGRTMAX()).filter(|signal| !OWN_DOING.contains(signal)).all(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only asks; the struct has room for what is there.
+        // SAFETY: with a null new action the call only writes the current action to `action`, which has room
+        // for it and is initialised: with zeros, then by the call.
         let action = unsafe {
-            // The C library keeps a few for itself.
+            // The C library reserves a few signals for itself.
             if libc::sigaction(signal, ptr::null(), action.as_mut_ptr()) != 0 {
                 return true;
             }
@@ -118,17 +125,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_another_process() {
+    fn forked_child_is_another_process() {
         let parent = Process::current();
-        // SAFETY: the child does nothing but compare and end.
+        // SAFETY: the child only compares and exits; it touches no lock or allocator.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let own = Process::current();
-            // SAFETY: it ends here, without what a test's process does at its end.
+            // SAFETY: `_exit` takes no pointers and skips the exit handlers of the test process.
             unsafe { libc::_exit(i32::from(parent.is_current() || !own.is_current())) };
         }
         let mut status = -1;
-        // SAFETY: the call writes to `status`.
+        // SAFETY: the pointer is to `status`, a live integer, which the call writes.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
         assert!(parent.is_current());

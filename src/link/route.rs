@@ -1,4 +1,4 @@
-//! Which of this machine's addresses leads to another.
+//! Source address selection: the local address that the routing table uses towards a destination.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::system_udp;
 
-/// The source address that the system gives to packets for `dst`, by its routes. Nothing is sent.
+/// Returns the source address that the system selects for packets to `dst` by its routes. Sends nothing.
 ///
 /// # Errors
-/// The system's, if no route leads there.
+/// The error of the system if there is no route to `dst`.
 pub fn source_towards(dst: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = system_udp::bound((any, 0).into())?;
-    // A destination has a port; which one makes no difference.
+    // `connect` needs a port; its value does not affect the route.
     let mut dst = dst;
     dst.set_port(dst.port().max(1));
     socket.connect(dst)?;
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_leads_to_itself() {
+    fn loopback_destination_has_loopback_source() {
         let towards = |ip: [u8; 4]| source_towards(SocketAddr::new(ip.into(), 4791)).unwrap();
         assert_eq!(towards([127, 0, 0, 1]), Ipv4Addr::LOCALHOST);
         assert!(towards([127, 3, 4, 5]).is_loopback());

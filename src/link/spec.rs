@@ -1,4 +1,4 @@
-//! The options that a link's text takes: `ip=10.77.0.1/24,mac=52:54:00:77:00:01,mtu=4500`.
+//! Options in the textual specification of a link: `ip=10.77.0.1/24,mac=52:54:00:77:00:01,mtu=4500`.
 
 use std::net::IpAddr;
 
@@ -6,67 +6,68 @@ use super::station::{AddressError, IfAddr, StationConfig};
 use crate::wire::frame::VlanTag;
 use crate::wire::{Mac, MacError};
 
-/// The smallest IP packet size that every IPv6 link must carry; RoCE's smallest MTU fits too.
+/// Smallest accepted MTU, in bytes: the size that every IPv4 host must accept (RFC 791), enough for RoCE's
+/// smallest MTU.
 pub const MIN_MTU: usize = 576;
-/// What fits an IP packet.
+/// Largest accepted MTU, in bytes: the largest IP packet.
 pub const MAX_MTU: usize = 65_535;
 
-/// What is wrong with the text that describes a link.
+/// Error in the textual specification of a link.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SpecError {
-    /// It is of another kind.
+    /// The text is not of the expected form.
     #[error("{text:?} is not of the form {form}")]
     Form {
-        /// As given.
+        /// The text as given.
         text: String,
-        /// How it should look.
+        /// The expected form.
         form: &'static str,
     },
-    /// An option that there is not.
+    /// An unknown option.
     #[error("unknown option {option:?}: there are ip=, mac=, gw=, vlan=, pcp= and mtu=")]
     UnknownOption {
-        /// As given.
+        /// The option as given.
         option: String,
     },
-    /// An option that is given twice.
+    /// An option that is given more than once.
     #[error("option {option}= is given twice")]
     Twice {
-        /// Its name.
+        /// Name of the option.
         option: &'static str,
     },
-    /// No address where one is needed.
+    /// No address, although the link needs one.
     #[error("no address: add at least one ip=ADDRESS/PREFIX, as ip=10.77.0.1/24 or ip=fd00::1/64")]
     NoAddress,
-    /// A station's option where there is no station.
+    /// An option of the host stack, but no address for a host stack.
     #[error("mac=, gw= and vlan= describe a station of its own: give its address too, as ip=10.77.0.1/24")]
     StationWithoutAddress,
-    /// A bad address.
+    /// An invalid address.
     #[error("ip=: {0}")]
     Address(#[from] AddressError),
-    /// A bad router.
+    /// An invalid gateway address.
     #[error("gw={0}: not an IP address")]
     Gateway(String),
-    /// A bad MAC.
+    /// An invalid MAC address.
     #[error("mac=: {0}")]
     Mac(#[from] MacError),
-    /// A MAC that no station may have.
+    /// A MAC address that is multicast or all zeros.
     #[error("mac={0} names a group or nobody: a station's MAC has an even first byte")]
     MacNotUnicast(Mac),
-    /// A bad VLAN.
+    /// An invalid VLAN ID.
     #[error("vlan={0}: not a VLAN from 1 to 4094")]
     Vlan(String),
-    /// A bad priority.
+    /// An invalid priority (PCP).
     #[error("pcp={0}: not a priority from 0 to 7")]
     Priority(String),
-    /// A priority without the tag that carries it.
+    /// A priority without the VLAN tag that carries it.
     #[error("pcp= is a part of the VLAN tag: give the VLAN too, as vlan=5")]
     PriorityWithoutVlan,
-    /// A bad MTU.
+    /// An invalid MTU.
     #[error("mtu={0}: not a number of bytes from {MIN_MTU} to {MAX_MTU}")]
     Mtu(String),
 }
 
-/// The options as given.
+/// The parsed options.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Options {
     pub addresses: Vec<IfAddr>,
@@ -124,7 +125,7 @@ impl Options {
         Ok(out)
     }
 
-    /// The station that the options describe; `None` without an address.
+    /// Returns the configuration of the host stack that the options describe; `None` if there is no address.
     pub fn station(&self) -> Option<StationConfig> {
         (!self.addresses.is_empty()).then(|| StationConfig {
             mac: self.mac.unwrap_or_else(|| StationConfig::derived_mac(&self.addresses)),

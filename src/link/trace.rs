@@ -1,4 +1,4 @@
-//! Every packet of a link, told to a callback as it passes.
+//! Middleware that passes every packet of a link to a callback.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -8,28 +8,30 @@ use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
-/// A packet that passes.
+/// A packet in transit.
 #[derive(Clone, Copy, Debug)]
 pub struct Traced<'a> {
-    /// When.
+    /// The time.
     pub at: Instant,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Addresses, source port, traffic class.
+    /// Addresses, source port and traffic class.
     pub flow: Flow,
-    /// What is known of its identification: with `index`, what its ICRC covers of it.
+    /// The known part of the IPv4 identification; with `index` added, it is what the ICRC of the packet
+    /// covers.
     pub ident: IpIdent,
-    /// Its place in the burst.
+    /// Index of the packet in its burst.
     pub index: u16,
-    /// BTH to ICRC.
+    /// The bytes from BTH to ICRC.
     pub bytes: &'a [u8],
 }
 
-/// Is told of every packet.
+/// Callback for every packet.
 pub type Tracer = Box<dyn FnMut(&Traced<'_>) + Send>;
 
-/// A link whose packets are told. Those sent are told after they were handed on, so that a fault further
-/// on is known by then; those received before the NIC has them.
+/// A link whose packets are passed to a callback. Sent packets are traced after the inner link has taken
+/// them, so that faults injected there are known by then; received packets are traced before the NIC gets
+/// them.
 pub struct Trace<L> {
     inner: L,
     tracer: Tracer,
@@ -37,7 +39,7 @@ pub struct Trace<L> {
 }
 
 impl<L: Link> Trace<L> {
-    /// Wraps a link.
+    /// Wraps a link; `tracer` is called for every packet.
     pub fn new(inner: L, tracer: impl FnMut(&Traced<'_>) + Send + 'static) -> Trace<L> {
         Trace { inner, tracer: Box::new(tracer), scratch: Vec::new() }
     }
@@ -90,7 +92,7 @@ mod tests {
     use crate::wire::{Packet, icrc};
 
     #[test]
-    fn both_directions_are_told_and_verify() {
+    fn packets_of_both_directions_are_traced_with_valid_icrcs() {
         let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
         let told = Arc::new(Mutex::new(Vec::new()));
         let log = told.clone();

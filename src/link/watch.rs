@@ -1,4 +1,4 @@
-//! Whether interfaces are up, as the kernel tells of it (rtnetlink, RFC 3549).
+//! Link state monitor of interfaces (rtnetlink, RFC 3549).
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -9,17 +9,17 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
 };
 
-/// nlmsghdr: length, type, flags, sequence number, port.
+/// Length of nlmsghdr: length, type, flags, sequence number, port.
 const HEADER: usize = 16;
-/// ifinfomsg: family, type, index, flags, change mask.
+/// Length of ifinfomsg: family, type, index, flags, change mask.
 const BODY: usize = 16;
 const CARRIES: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
-/// Some interfaces, of the network namespace that it was opened in.
+/// Link state monitor of some interfaces of the network namespace that it was opened in.
 #[derive(Debug)]
 pub(crate) struct Watch {
     netlink: OwnedFd,
-    /// By their indices.
+    /// Interfaces by index, with their last known state.
     interfaces: Vec<(u32, State)>,
 }
 
@@ -31,7 +31,7 @@ enum State {
 }
 
 impl Watch {
-    /// What these interfaces are like, from now on.
+    /// Starts to monitor these interfaces.
     pub fn open(interfaces: impl IntoIterator<Item = u32>) -> io::Result<Watch> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let netlink = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
@@ -42,15 +42,15 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Whether one of them carries packets, by what has been told so far.
+    /// Processes the pending messages and reports whether at least one interface carries packets.
     pub fn is_up(&mut self) -> bool {
         let mut buffer = [0; 16 << 10];
         loop {
             match recv(self.netlink.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                 Ok(n) => self.hear(&buffer[..n]),
                 Err(Errno::EINTR) => {}
-                // More was told than there was room for: all anew. That fails for want of memory only, and then
-                // the next change tells.
+                // The receive buffer has overflowed: the state of all interfaces is requested again. That
+                // fails only for lack of memory; the next change is then reported as usual.
                 Err(Errno::ENOBUFS) => drop(self.ask()),
                 Err(_) => break,
             }
@@ -58,12 +58,12 @@ impl Watch {
         self.interfaces.iter().any(|(_, state)| *state == State::Up)
     }
 
-    /// Whether all of them were removed, by what [`is_up`](Self::is_up) has taken note of.
+    /// Reports whether all interfaces were removed, as of the last call of [`is_up`](Self::is_up).
     pub fn is_gone(&self) -> bool {
         self.interfaces.iter().all(|(_, state)| *state == State::Gone)
     }
 
-    /// Has the kernel tell of each interface as it is.
+    /// Requests the current state of each interface from the kernel.
     fn ask(&self) -> io::Result<()> {
         for (index, _) in &self.interfaces {
             let mut request = [0; HEADER + BODY];
@@ -87,7 +87,8 @@ impl Watch {
                 continue;
             };
             let [family, _, _, _, index @ .., _, _, _, _, _, _, _, _] = *body;
-            // Else it is a bridge's word of its port, which says of one that leaves it that it is deleted.
+            // Messages of another family come from a bridge about its ports; it reports a port that leaves it
+            // as deleted.
             if libc::c_int::from(family) != libc::AF_UNSPEC {
                 continue;
             }
@@ -120,14 +121,14 @@ mod tests {
         message[4..6].copy_from_slice(&kind.to_ne_bytes());
         message[20..24].copy_from_slice(&index.to_ne_bytes());
         message[24..28].copy_from_slice(&(flags as u32).to_ne_bytes());
-        // Behind a message that is about something else, padded.
+        // The message follows another, padded one about something else.
         let other = [&21u32.to_ne_bytes()[..], &[0; 20]].concat();
         watch.hear(&[other, message].concat());
         watch.is_up()
     }
 
     #[test]
-    fn an_interface_is_up_if_one_of_them_has_a_carrier() {
+    fn watch_is_up_while_any_interface_has_a_carrier() {
         let mut w = Watch::open([1 << 30, 1 << 29]).unwrap();
         let (up, running) = (libc::IFF_UP, libc::IFF_UP | libc::IFF_RUNNING);
         assert!(told(&mut w, libc::RTM_NEWLINK, 1 << 30, up, 0));
@@ -136,7 +137,7 @@ mod tests {
         assert!(told(&mut w, libc::RTM_NEWLINK, 1 << 29, running, 8));
         assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 29, running, 8), "an interface that is gone");
         assert!(!w.is_gone());
-        // It leaves a bridge.
+        // An interface that leaves a bridge.
         let mut leaves = vec![0; HEADER + BODY];
         leaves[..4].copy_from_slice(&((HEADER + BODY) as u32).to_ne_bytes());
         leaves[4..6].copy_from_slice(&libc::RTM_DELLINK.to_ne_bytes());
@@ -145,7 +146,7 @@ mod tests {
         w.hear(&leaves);
         assert!(!w.is_gone());
         assert!(!told(&mut w, libc::RTM_DELLINK, 1 << 30, 0, 8) && w.is_gone());
-        // Cut short, or nonsense.
+        // Truncated and invalid messages.
         for bytes in [&[][..], &[1; 3], &[0; 16], &[0xff; 64]] {
             w.hear(bytes);
         }

@@ -1,23 +1,24 @@
-//! What is put around a link: a capture of every packet, and faults by rule.
+//! Middleware around a link: capture of every packet, and fault injection by rule.
 
 use super::Link;
 use super::capture::{CaptureFile, CaptureHandle};
 use super::faults::{FaultCounters, Faults, Rule};
 
-/// A capture and faults for the links of NICs.
+/// Capture and fault injection for the links of NICs.
 #[derive(Clone, Default)]
 pub struct Wrapping {
-    /// Where every packet of both directions goes.
+    /// Capture file for every packet of both directions.
     pub capture: Option<CaptureFile>,
-    /// What disturbs packets.
+    /// Rules of the faults to inject.
     pub faults: Vec<Rule>,
-    /// Draws the accidents.
+    /// Seed of the random number generators that the rules with a probability use.
     pub seed: u64,
 }
 
 impl Wrapping {
-    /// Capture at the wire, faults between it and the NIC, each fault a comment in the capture. All are links of one NIC,
-    /// which has this name in the capture. And what the faults count.
+    /// Wraps the links of one NIC, which has this name in the capture. The capture is at the wire and the
+    /// faults are between the capture and the NIC; each fault is a comment in the capture. Returns the
+    /// wrapped links and the counters of the faults.
     pub fn around(&self, links: Vec<Box<dyn Link>>, name: &str) -> (Vec<Box<dyn Link>>, Vec<FaultCounters>) {
         let (mut interface, mut counters) = (None, Vec::new());
         let links =

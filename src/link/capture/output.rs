@@ -1,4 +1,4 @@
-//! Where the blocks of a capture go, and which file a process takes.
+//! Output of a capture: a file or a stream, and the choice of the file of each process.
 
 use std::ffi::OsString;
 use std::fs::{File, FileType, TryLockError};
@@ -6,9 +6,9 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Takes whole blocks or nothing, so that a file is readable after a failed write.
+/// Output that takes whole blocks or nothing, so that a file is readable after a failed write.
 pub(super) enum Output {
-    /// A regular file, and the length of the blocks in it.
+    /// A regular file and the total length of the blocks in it.
     File(File, u64),
     Stream(Box<dyn Write + Send>),
 }
@@ -19,7 +19,8 @@ impl Output {
         Ok(if is_regular { Output::File(file, 0) } else { Output::Stream(Box::new(file)) })
     }
 
-    /// Whether a later write can succeed after a failed one: a stream may have taken a part of a block.
+    /// Reports whether a write can succeed after a failed one. In a stream it cannot: the stream may contain
+    /// a partial block.
     pub fn survives_errors(&self) -> bool {
         matches!(self, Output::File(..))
     }
@@ -35,7 +36,7 @@ impl Output {
                 Err(e) => {
                     let repaired = file.set_len(*len).and_then(|()| file.seek(SeekFrom::Start(*len)));
                     if repaired.is_err() {
-                        // Blocks behind a torn one would not be readable.
+                        // Blocks after a partial one would not be readable.
                         *self = Output::Stream(Box::new(io::sink()));
                     }
                     Err(e)
@@ -51,7 +52,8 @@ fn open(path: &Path) -> io::Result<(File, FileType)> {
     Ok((file, kind))
 }
 
-/// The lock of a file, which its process keeps until it closes the file. Devices such as `/dev/null` need none.
+/// Locks a file until its process closes it; returns false if another process has the lock. Devices such as
+/// `/dev/null` need no lock.
 fn lock(file: &File, kind: FileType) -> io::Result<bool> {
     if kind.is_char_device() {
         return Ok(true);
@@ -59,7 +61,7 @@ fn lock(file: &File, kind: FileType) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
-        // Some file systems have no locks: there a file is as free as any.
+        // Some file systems do not support locks; their files are treated as unlocked.
         Err(TryLockError::Error(e))
             if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOLCK)) =>
         {
@@ -85,9 +87,9 @@ pub(super) fn replace(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Empties a file for the processes that will [`claim`] it, unless one writes to it.
+/// Empties a file for the processes that will [`claim`] it, unless a process writes to it.
 pub(super) fn clear(path: &Path) -> io::Result<()> {
-    // The reader of a pipe would see its end if it were opened and closed here.
+    // The reader of a pipe would see end of file if the pipe were opened and closed here.
     if std::fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         return Ok(());
     }
@@ -95,7 +97,8 @@ pub(super) fn clear(path: &Path) -> io::Result<()> {
     if kind.is_file() && lock(&file, kind)? { file.set_len(0) } else { Ok(()) }
 }
 
-/// The file of this name if it is empty and no other process writes to it; else a new one with the PID in its name.
+/// Returns the file of this name if it is empty and no other process writes to it, otherwise a new one with
+/// the PID in its name.
 pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
     let (file, kind) = open(path)?;
     let locked = lock(&file, kind)?;
@@ -105,7 +108,7 @@ pub(super) fn claim(path: &Path, pid: u32) -> io::Result<(File, PathBuf)> {
     if locked && file.metadata()?.len() == 0 {
         return Ok((file, path.to_owned()));
     }
-    // A name in /dev/fd stands for a file elsewhere.
+    // A name in /dev/fd refers to a file elsewhere.
     let path = path.canonicalize()?;
     let mut number = 0;
     loop {
@@ -146,7 +149,7 @@ mod tests {
         let path = dir.path().join("a.b.pcapng");
         let (mut first, name) = claim(&path, 7).unwrap();
         assert_eq!(name, path);
-        // Before the first has written, while it writes, and after it has closed the file.
+        // Claims before the first process has written, while it writes, and after it has closed the file.
         let (_second, name) = claim(&path, 8).unwrap();
         assert_eq!(name.file_name().unwrap(), "a.b-8.pcapng");
         assert!(replace(&path).unwrap_err().to_string().contains("another process"));

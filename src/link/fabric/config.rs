@@ -1,40 +1,44 @@
+//! Configuration of a fabric, and the errors of creating or changing one.
+
 use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::transport::AsyncEvent;
 
-/// What a fabric, or one direction through it, does to packets. The default does nothing: bursts arrive
-/// whole and at once.
+/// Impairments that a fabric, or one direction through it, applies to packets. The default applies none:
+/// bursts arrive whole and immediately.
 ///
-/// All that is random is drawn from a generator of each direction's own, so what happens to the packets
-/// from one port to another depends on the seed and on those packets alone.
+/// Each direction has its own random number generator, so what happens to the packets from one port to
+/// another depends on the seed and on those packets alone.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FabricConfig {
-    /// The largest IP packet; larger ones are lost. 256..=65535.
+    /// Largest IP packet in bytes, 256..=65535; larger ones are lost.
     pub mtu: usize,
-    /// Unread bytes that a port tells its peers to stay below ([`crate::link::LinkInfo::window`]).
+    /// Number of unread bytes that a port asks its peers to stay below ([`crate::link::LinkInfo::window`]).
     pub window: usize,
-    /// Where the random generators start.
+    /// Seed of the random number generators.
     pub seed: u64,
-    /// Time that every packet travels.
+    /// One-way latency of every packet.
     pub latency: Duration,
-    /// Up to how much longer a packet may take, evenly spread. It never reorders: see `reorder` for that.
+    /// Maximum additional delay of a packet, uniformly distributed. Jitter never reorders packets; see
+    /// `reorder` for that.
     pub jitter: Duration,
-    /// Bits a second of the wire to each port, counted over IP packets. `None`: unlimited, so no queue.
+    /// Bandwidth of the wire to each port in bits per second, counted over IP packets. `None`: unlimited,
+    /// without a queue.
     pub bandwidth: Option<u64>,
-    /// Bytes that may wait for that wire; what comes on top is dropped. `None`: unlimited.
+    /// Maximum length in bytes of the queue for that wire; packets beyond it are dropped. `None`: unlimited.
     pub queue_bytes: Option<usize>,
-    /// With more than this many bytes waiting, ECN-capable packets are marked "congestion experienced".
+    /// Queue length in bytes above which ECN-capable packets are marked "congestion experienced".
     pub ecn_threshold: Option<usize>,
     /// Probability that a packet is lost.
     pub loss: f64,
     /// Probability that a packet arrives twice.
     pub duplicate: f64,
-    /// Probability that a packet is held up by `reorder_by` while those behind it pass.
+    /// Probability that a packet is delayed by `reorder_by` while later packets pass it.
     pub reorder: f64,
-    /// How long that is.
+    /// Delay of reordered packets.
     pub reorder_by: Duration,
-    /// Probability that one bit of a packet flips, where the ICRC sees it.
+    /// Probability that one bit of a packet is flipped, where the ICRC detects it.
     pub corrupt: f64,
 }
 
@@ -59,10 +63,10 @@ impl Default for FabricConfig {
 }
 
 impl FabricConfig {
-    /// Whether it is possible.
+    /// Checks that the configuration is valid.
     ///
     /// # Errors
-    /// [`FabricError`] that names the first field that is not.
+    /// [`FabricError`] that names the first invalid field.
     pub fn check(&self) -> Result<(), FabricError> {
         let chances = [
             ("loss", self.loss),
@@ -94,20 +98,20 @@ impl FabricConfig {
         Ok(())
     }
 
-    /// Whether every packet meets the same fate, so that bursts travel whole.
+    /// Reports whether all packets are treated alike, so that bursts travel whole.
     pub(super) fn is_uniform(&self) -> bool {
         self.jitter.is_zero()
             && self.bandwidth.is_none()
             && [self.loss, self.duplicate, self.reorder, self.corrupt].iter().all(|p| *p == 0.0)
     }
 
-    /// Whether it does nothing at all.
+    /// Reports whether packets arrive unimpaired and without delay.
     pub(super) fn is_instant(&self) -> bool {
         self.is_uniform() && self.latency.is_zero()
     }
 }
 
-/// Why a fabric cannot be made or changed as asked.
+/// Reason why a fabric cannot be created or changed as requested.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum FabricError {
     /// A probability outside 0..=1.
@@ -115,10 +119,10 @@ pub enum FabricError {
     Probability {
         /// The field of [`FabricConfig`].
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: f64,
     },
-    /// An MTU that IP does not have.
+    /// An MTU outside 256..=65535.
     #[error("an MTU of {0} bytes: give one between 256 and 65535")]
     Mtu(usize),
     /// A zero that would stop all traffic.
@@ -136,24 +140,24 @@ pub enum FabricError {
     /// A port without an address.
     #[error("a port needs at least one address: take one from Fabric::auto_address")]
     NoAddress,
-    /// Another port (or the same one) has it.
+    /// Another port has the address, or it was given twice.
     #[error("{0} is taken on this fabric: give every port addresses of its own")]
     AddressInUse(IpAddr),
-    /// Not an address that a port can have.
+    /// Not a unicast address.
     #[error("{0} is no unicast address: a port needs one that packets can be sent to")]
     NotUnicast(IpAddr),
-    /// No port has it.
+    /// No port has the address.
     #[error("no port of this fabric has the address {0}: create the port first")]
     UnknownAddress(IpAddr),
     /// The port has no open context.
     #[error("no context is open on the port with the address {0}: open one with Context::on_port")]
     NoDevice(IpAddr),
-    /// An injected event names an object that is not there.
+    /// An injected event refers to an object that does not exist.
     #[error("the NIC at {address} has no object that {event:?} could be about")]
     NoObject {
         /// An address of the NIC.
         address: IpAddr,
-        /// As given.
+        /// The injected event.
         event: AsyncEvent,
     },
 }

@@ -1,4 +1,4 @@
-//! Driving the NICs behind the ports: in real time by the thread that sent, in virtual time by the fabric.
+//! Drives the NICs behind the ports: in real time on the thread that sent, in virtual time by the fabric.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -12,56 +12,60 @@ use super::port::PortShared;
 use super::{Fabric, lock};
 use crate::transport::{AsyncEvent, Instant, RxBurst};
 
-/// Turns that one kick runs on the caller's thread. Two NICs that answer each other for ever must not
-/// hold it: what is left is woken, to go on on threads of its own.
+/// Maximum number of turns that one kick runs on the caller's thread, so that two NICs that respond to each
+/// other forever do not hold it. The remaining drivers are woken to continue on their own threads.
 const INLINE_TURNS: usize = 64;
 
-/// Steps at one instant of virtual time after which a simulation counts as stuck.
+/// Number of steps at one instant of virtual time after which a simulation counts as stuck.
 const STEPS_PER_INSTANT: u32 = 1_000_000;
 
-/// Hands bursts to who takes them, one after the other.
+/// Function that passes bursts to the receiver, one after the other.
 pub type Handover<'a> = dyn FnMut(&mut dyn FnMut(RxBurst<'_>)) + 'a;
 
-/// What runs a NIC: takes input from its port, serves timers, sends.
+/// Driver of a NIC: takes input from its port, serves timers, sends.
 pub trait Driver: Send + Sync {
-    /// Tries to run one turn. False if someone else is running it, who then looks again for what came
-    /// meanwhile before it is done.
+    /// Tries to run one turn. Returns false if another thread is running the NIC; that thread checks for new
+    /// input before it finishes.
     fn try_drive(&self) -> bool;
 
-    /// Takes packets straight from the sender, past its port, if nobody else runs it now and nothing stands between the
-    /// port and it: `give` hands them over. It is asked for from within another NIC's turn, and must not wait. What it
-    /// has to answer it sends in a turn that the fabric asks it for. False if it took nothing.
+    /// Takes packets directly from the sender, bypassing the port, if no other thread is running the NIC and
+    /// nothing stands between it and the port; `give` passes the packets. Called from within another NIC's
+    /// turn, so it must not block. Responses are sent in a turn that the fabric requests. Returns false if no
+    /// packets were taken.
     fn try_take(&self, _now: Instant, _give: &mut Handover<'_>) -> bool {
         false
     }
 
-    /// Has a thread of the driver's own run a turn soon. It is called from within other NICs' turns: it
-    /// must not wait for any lock that a turn holds.
+    /// Makes a thread of the driver's own run a turn soon. Called from within other NICs' turns, so it must
+    /// not wait for any lock that a turn holds.
     fn wake(&self);
 
-    /// The earliest instant at which it wants to run without input.
+    /// Returns the earliest time at which the driver wants to run without input.
     fn next_deadline(&self) -> Option<Instant>;
 
-    /// The port was plugged in, or out. Called on the thread of whoever did that.
+    /// Notifies the driver that the port was plugged in or unplugged. Called on the thread that did so.
     fn port_up(&self, _up: bool) {}
 
-    /// The device is lost for the reason `why`, as when an adapter is unplugged. Called on the thread of whoever did that.
+    /// Notifies the driver that the device is lost for the reason `why`, as when an adapter is unplugged.
+    /// Called on the thread that removed it.
     fn device_lost(&self, _why: io::Error) {}
 
-    /// Raises an asynchronous event of the NIC, with the effect that it reports. False if the NIC has no such object.
+    /// Raises an asynchronous event of the NIC, with the effect that the event reports. Returns false if the
+    /// NIC has no such object.
     fn inject_event(&self, _event: AsyncEvent) -> bool {
         false
     }
 
-    /// The port has these addresses from now on. Called on the thread of whoever did that.
+    /// Notifies the driver that the port has these addresses from now on. Called on the thread that changed
+    /// them.
     fn addresses_changed(&self, _addresses: &[IpAddr]) {}
 }
 
-/// The ports that got input and whose drivers have not been asked to look since.
+/// Queue of the ports that have received input and whose drivers have not checked for it since.
 #[derive(Default)]
 pub(super) struct Ready {
     ports: Mutex<VecDeque<Arc<PortShared>>>,
-    /// Their number, to be read without the lock.
+    /// Length of the queue, readable without the lock.
     len: AtomicUsize,
 }
 
@@ -82,7 +86,7 @@ impl Ready {
         let port = ports.pop_front()?;
         self.len.store(ports.len(), Ordering::SeqCst);
         drop(ports);
-        // Before the driver looks: what comes from now on puts the port in again.
+        // Cleared before the driver checks for input, so that later input queues the port again.
         port.queued.store(false, Ordering::SeqCst);
         Some(port)
     }
@@ -95,11 +99,11 @@ impl Ready {
 }
 
 thread_local! {
-    /// The fabric whose kick runs on this thread, by address; 0 for none.
+    /// Address of the fabric whose kick runs on this thread; 0 for none.
     static KICKING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Resets the mark of a running kick, by panic too.
+/// Guard that clears `KICKING`, after a panic too.
 struct Kicking;
 
 impl Drop for Kicking {
@@ -109,7 +113,8 @@ impl Drop for Kicking {
 }
 
 impl Fabric {
-    /// Tells of deliveries to `port` that moved its earliest from `before` to `earliest`.
+    /// Announces deliveries to `port` that changed the time of its first one from `before` to `earliest`:
+    /// queues the port if that is due, or wakes its driver if it is now earlier.
     pub(super) fn announce(&self, port: &Arc<PortShared>, now: Instant, before: u64, earliest: u64) {
         if self.is_virtual() || earliest == u64::MAX {
             return;
@@ -123,7 +128,7 @@ impl Fabric {
         }
     }
 
-    /// Has the driver of `port` run a turn at the next kick, input or not.
+    /// Makes the driver of `port` run a turn in the next kick, with or without input.
     pub(super) fn have_run(&self, port: &Arc<PortShared>) {
         port.again.store(true, Ordering::SeqCst);
         self.ready().push(port);
@@ -135,9 +140,10 @@ impl Fabric {
         }
         match KICKING.get() {
             0 => {}
-            // The loop further down this stack takes up the new input.
+            // The outer kick on this thread's stack handles the new input.
             running if running == self.identity() => return,
-            // A NIC of another fabric acts from within a turn of this one: no room to run here.
+            // Called from within a turn of another fabric's kick: wakes the drivers instead of nesting their
+            // turns.
             _ => return self.wake_ready(),
         }
         let mut turns = 0;
@@ -156,7 +162,7 @@ impl Fabric {
                 KICKING.set(self.identity());
                 kicking = Some(Kicking);
             }
-            // Whoever else runs it looks again, so a refusal leaves nothing behind.
+            // A driver that runs on another thread checks again, so no input is left behind if it refuses.
             if driver.try_drive() && port.has_input(self) {
                 self.ready().push(&port);
             }
@@ -173,14 +179,14 @@ impl Fabric {
         }
     }
 
-    /// Virtual time: goes to the earliest instant at which a packet arrives or a driver's timer is due,
-    /// and runs the drivers concerned once, in the order of their ports. Returns the new time, or `None`
-    /// when nothing is pending (and always in real time).
+    /// Virtual time: advances to the earliest time at which a packet arrives or a driver's timer is due, and
+    /// runs the drivers concerned once, in the order of their ports. Returns the new time, or `None` if
+    /// nothing is pending (and always in real time).
     pub fn step(&self) -> Option<Instant> {
         self.step_until(Instant(u64::MAX))
     }
 
-    /// As [`step`](Self::step), if that is not after `limit`.
+    /// Like [`step`](Self::step), unless the new time would be after `limit`.
     fn step_until(&self, limit: Instant) -> Option<Instant> {
         let _one_at_a_time = self.stepping()?;
         let now = self.now();
@@ -195,7 +201,8 @@ impl Fabric {
                     let at = arrival.into_iter().chain(driver.next_deadline()).min();
                     wanted.extend(at.map(|at| (at.max(now), Some(driver))));
                 }
-                // Read by hand: an arrival counts until its time has come.
+                // A port without a driver is read by its owner: an arrival is pending until its time has
+                // come.
                 None => wanted.extend(arrival.filter(|at| *at > now).map(|at| (at, None))),
             }
         }
@@ -225,10 +232,10 @@ impl Fabric {
         }
     }
 
-    /// Virtual time: lets `time` pass, with all that happens meanwhile.
+    /// Virtual time: advances by `time` and runs everything that is due meanwhile.
     ///
     /// # Panics
-    /// If a driver asks to run over and over without time passing: a fault of that driver.
+    /// If a driver keeps asking to run without time passing, which is a fault of that driver.
     pub fn advance(&self, time: Duration) {
         let end = self.now() + time;
         if let Some(at) = self.run_to(end) {
@@ -237,7 +244,7 @@ impl Fabric {
         self.set_time(end);
     }
 
-    /// Steps up to `end`; returns the instant at which it got stuck, if it did.
+    /// Steps up to `end`; returns the instant at which the simulation got stuck, if it did.
     fn run_to(&self, end: Instant) -> Option<Instant> {
         let (mut last, mut repeats) = (None, 0);
         while let Some(at) = self.step_until(end) {
@@ -250,13 +257,13 @@ impl Fabric {
         None
     }
 
-    /// Virtual time: has what is driven by what NICs have received, and has no port of its own, run with every step, behind
-    /// the NICs.
+    /// Virtual time: adds an auxiliary driver, which reacts to what NICs have received but has no port of its
+    /// own. It runs in every step, after the NICs.
     pub fn accompany(&self, companion: Weak<dyn Driver>) {
         lock(&self.0.companions).push(companion);
     }
 
-    /// Those that are still there.
+    /// Returns the auxiliary drivers that still exist.
     fn companions(&self) -> Vec<Arc<dyn Driver>> {
         let mut companions = lock(&self.0.companions);
         companions.retain(|companion| companion.strong_count() > 0);
@@ -277,18 +284,18 @@ impl Fabric {
     }
 }
 
-/// How a run of virtual time ended.
+/// Result of running virtual time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// Nothing is pending.
     Idle,
-    /// Something is, after the limit.
+    /// The limit is reached and something is still pending.
     Limit,
-    /// A driver keeps asking to run at this instant, and time does not pass: a fault of that driver.
+    /// A driver keeps asking to run at this instant without time passing, which is a fault of that driver.
     Stuck(Instant),
 }
 
-/// What drives a port, reachable while the port itself is inside a NIC's lock.
+/// Handle for driving a port, reachable while the port itself is inside a NIC's lock.
 #[derive(Clone)]
 pub struct FabricHandle {
     fabric: Fabric,
@@ -300,7 +307,7 @@ impl FabricHandle {
         FabricHandle { fabric, port }
     }
 
-    /// Names the driver of this port's NIC; it replaces the one before.
+    /// Attaches the driver of this port's NIC, in place of the previous one.
     pub fn attach(&self, driver: Weak<dyn Driver>) {
         *lock(&self.port.driver) = Some(driver);
         if !self.fabric.is_virtual()
@@ -311,20 +318,21 @@ impl FabricHandle {
         }
     }
 
-    /// Whether something can be received now.
+    /// Reports whether a delivery can be received now.
     pub fn has_input(&self) -> bool {
         self.port.has_input(&self.fabric)
     }
 
-    /// Whether something is on its way that can only be received later, when nobody may be there to drive.
+    /// Reports whether a delivery is on its way that can only be received later, when possibly no thread
+    /// drives the NIC.
     pub fn awaits_input(&self) -> bool {
         !matches!(self.port.earliest.load(Ordering::SeqCst), 0 | u64::MAX)
     }
 
-    /// Real time: runs, on this thread, the drivers of all ports that have input, and of those that get
-    /// some thereby. For a driver to call after each turn, once it has let go of its lock; from within
-    /// another kick on this thread it returns at once, as that one goes on with what is new. It leaves
-    /// what is not done after 64 turns to the drivers' own threads. In virtual time it does nothing.
+    /// Real time: runs, on this thread, the drivers of all ports that have input, and of those that get input
+    /// as a result. A driver calls it after each turn, once it has released its lock; within another kick on
+    /// this thread it returns immediately, because that kick handles the new input. After 64 turns, the
+    /// remaining work is left to the drivers' own threads. In virtual time it has no effect.
     pub fn kick(&self) {
         if self.port.has_input(&self.fabric) && !self.fabric.is_virtual() {
             self.fabric.ready().push(&self.port);
@@ -332,8 +340,8 @@ impl FabricHandle {
         self.fabric.kick();
     }
 
-    /// For a driver with more to send: within a kick on this thread it has another turn, once those that have input
-    /// until now have had theirs, and the caller is to return. False outside.
+    /// Requests another turn for a driver that has more to send: within a kick on this thread, the driver
+    /// gets it after the ports queued so far, and the caller should return. Returns false outside of a kick.
     pub fn wants_turn(&self) -> bool {
         let within = KICKING.get() == self.fabric.identity();
         if within {
@@ -342,7 +350,7 @@ impl FabricHandle {
         within
     }
 
-    /// The fabric of the port, whose time its NIC runs on.
+    /// Returns the fabric of the port, whose time the NIC runs on.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }

@@ -1,3 +1,5 @@
+//! Inbox of a port: the packets on their way to it, and the buffers that hold them.
+
 use super::model::{Egress, FabricCounters, Schedule};
 use crate::transport::Instant;
 use crate::wire::{Flow, IpIdent};
@@ -17,25 +19,25 @@ impl Delivery {
     }
 }
 
-/// All that senders change about a port, behind its lock.
+/// State of a port that senders change, protected by the port's lock.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     pub schedule: Schedule<Delivery>,
-    /// Of all that is in the schedule.
+    /// Number of bytes in the schedule.
     pub bytes: usize,
-    /// The wire to this port.
+    /// Wire to this port.
     pub egress: Egress,
-    /// Buffers that the port has read and senders may fill again.
+    /// Buffers that the port has read and that senders may reuse.
     pub pool: Pool,
     pub counters: FabricCounters,
 }
 
-/// What a receiver takes in one turn, so that it gets around to sending.
+/// Limits of a batch that a receiver takes in one turn, so that it gets to send in between.
 const BATCH_BYTES: usize = 1 << 20;
 const BATCH_DELIVERIES: usize = 64;
 
 impl Inbox {
-    /// Moves what is due at `now`, up to a batch, to the end of `out`.
+    /// Moves the deliveries that are due at `now`, up to a batch, to the end of `out`.
     pub fn take_due(&mut self, now: Instant, out: &mut Vec<Delivery>) {
         let mut bytes = 0;
         while bytes < BATCH_BYTES && out.len() < BATCH_DELIVERIES {
@@ -46,20 +48,21 @@ impl Inbox {
         self.bytes -= bytes;
     }
 
-    /// When the first delivery is due, as [`super::port::PortShared`] publishes it.
+    /// Returns the time at which the first delivery is due, in the form that [`super::port::PortShared`]
+    /// publishes.
     pub fn earliest(&self) -> u64 {
         self.schedule.earliest().map_or(u64::MAX, |at| at.0)
     }
 }
 
-/// Free buffers by size, so that an ACK does not sit in the buffer of a megabyte WRITE. The one last used
-/// is used next, as it is the warmest in the cache.
+/// Free buffers by size class, so that an ACK does not occupy the buffer of a megabyte WRITE. The most
+/// recently used one is reused first, as it is most likely in the cache.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     classes: [Vec<Vec<u8>>; CLASSES.len()],
 }
 
-/// Size of a buffer, and how many are kept.
+/// Size of a buffer in bytes, and the maximum number of free ones, for each class.
 const CLASSES: [(usize, usize); 3] = [(1 << 10, 1024), (16 << 10, 256), (256 << 10, 32)];
 
 impl Pool {
@@ -67,7 +70,7 @@ impl Pool {
         CLASSES.iter().position(|(size, _)| len <= *size).unwrap_or(CLASSES.len() - 1)
     }
 
-    /// An empty buffer with room for `len` bytes.
+    /// Returns an empty buffer with room for `len` bytes.
     pub fn take(&mut self, len: usize) -> Vec<u8> {
         let class = Pool::class_for(len);
         match self.classes[class].pop() {
@@ -79,7 +82,7 @@ impl Pool {
         }
     }
 
-    /// Keeps a buffer for later, unless there are enough.
+    /// Keeps a buffer for reuse, unless its class is full.
     pub fn put(&mut self, buffer: Vec<u8>) {
         let fits = CLASSES.iter().rposition(|(size, _)| *size <= buffer.capacity());
         if let Some(class) = fits
@@ -89,7 +92,7 @@ impl Pool {
         }
     }
 
-    /// Takes the warmest buffer over from `other` for each size that has run out here.
+    /// Takes the most recently used buffer of `other` for each class that is empty here.
     pub fn refill(&mut self, other: &mut Pool) {
         for (mine, theirs) in self.classes.iter_mut().zip(&mut other.classes) {
             if mine.is_empty() {

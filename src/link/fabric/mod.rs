@@ -1,10 +1,11 @@
-//! A switch in memory: NICs of one process on links that cost nothing, or as much as one wishes.
+//! In-memory switch that connects NICs of one process, with or without impairments.
 //!
-//! [`Fabric::new`] carries bursts whole: it hands them to a NIC that nobody runs at the moment, and keeps them in one
-//! copy for one that is busy. [`Fabric::with`] adds latency, a bandwidth with a
-//! queue, and accidents ([`FabricConfig`]). Both run on the machine's clock. [`Fabric::virtual_time`] runs
-//! on one of its own, which only [`Fabric::step`] and its kin advance: a simulation in one thread that
-//! replays to the same bytes from its seed.
+//! [`Fabric::new`] carries bursts whole: it passes them directly to a NIC that is not running at the moment,
+//! and keeps them in a single copy for one that is. [`Fabric::with`] adds latency, a bandwidth with a queue,
+//! and random loss, duplication, reordering and corruption ([`FabricConfig`]). Both run on the machine's
+//! clock. [`Fabric::virtual_time`] has a clock of its own, which only [`Fabric::step`],
+//! [`Fabric::run_until_idle`] and [`Fabric::advance`] move: a single-threaded simulation that replays byte by
+//! byte from its seed.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -31,26 +32,28 @@ use crate::transport::{AsyncEvent, Instant};
 use drive::Ready;
 use port::PortShared;
 
-/// A panic of another thread leaves nothing here half done, so its poison means nothing.
+/// Locks a mutex and ignores poisoning: a panic of another thread leaves no state here half changed.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A switch in memory. Clones are the same switch.
+/// In-memory switch. Clones refer to the same switch.
 #[derive(Clone)]
 pub struct Fabric(Arc<Shared>);
 
 struct Shared {
-    /// The virtual time; `None` is real time.
+    /// Virtual time in nanoseconds; `None` in real time.
     clock: Option<AtomicU64>,
     config: FabricConfig,
     ports: Mutex<Ports>,
-    /// Grows with every change of `ports`, for the routes that senders keep.
+    /// Incremented with every change of `ports`, to invalidate the routes that senders cache.
     generation: AtomicU64,
     ready: Ready,
+    /// Auxiliary drivers, which have no port.
     companions: Mutex<Vec<Weak<dyn Driver>>>,
+    /// Held during a step of virtual time.
     stepping: Mutex<()>,
-    /// Of packets that no port's own counters have.
+    /// Counters of packets that the counters of no current port include.
     counters: Mutex<FabricCounters>,
 }
 
@@ -65,7 +68,7 @@ struct Ports {
 }
 
 impl Ports {
-    /// Whether a port can have these addresses: `own` the one that may have them already.
+    /// Checks that a port can have these addresses. `own` is the port that may have some of them already.
     fn check(&self, addresses: &[IpAddr], own: Option<u32>) -> Result<(), FabricError> {
         if addresses.is_empty() {
             return Err(FabricError::NoAddress);
@@ -90,25 +93,25 @@ impl Default for Fabric {
 }
 
 impl Fabric {
-    /// A fabric in real time that does nothing to packets.
+    /// Creates a fabric in real time that does not impair packets.
     pub fn new() -> Fabric {
         Fabric::build(FabricConfig::default(), None)
     }
 
-    /// A fabric in real time.
+    /// Creates a fabric in real time.
     ///
     /// # Errors
-    /// As [`FabricConfig::check`] has them.
+    /// See [`FabricConfig::check`].
     pub fn with(config: FabricConfig) -> Result<Fabric, FabricError> {
         config.check()?;
         Ok(Fabric::build(config, None))
     }
 
-    /// A fabric with a clock of its own, at 0, that only [`step`](Self::step),
-    /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) move.
+    /// Creates a fabric in virtual time. Its clock starts at 0, and only [`step`](Self::step),
+    /// [`run_until_idle`](Self::run_until_idle) and [`advance`](Self::advance) move it.
     ///
     /// # Errors
-    /// As [`FabricConfig::check`] has them.
+    /// See [`FabricConfig::check`].
     pub fn virtual_time(config: FabricConfig) -> Result<Fabric, FabricError> {
         config.check()?;
         Ok(Fabric::build(config, Some(AtomicU64::new(0))))
@@ -127,33 +130,33 @@ impl Fabric {
         }))
     }
 
-    /// The time: virtual, or since the first fabric of this process asked for it.
+    /// Returns the current time: virtual, or since the first call in this process.
     pub fn now(&self) -> Instant {
         match &self.0.clock {
             Some(clock) => Instant(clock.load(Ordering::SeqCst)),
             None => {
                 static EPOCH: OnceLock<std::time::Instant> = OnceLock::new();
                 let epoch = EPOCH.get_or_init(std::time::Instant::now);
-                // From 1 on: 0 is "at once" among deliveries.
+                // Starts at 1, because 0 means "immediately" for deliveries.
                 Instant(1 + epoch.elapsed().as_nanos() as u64)
             }
         }
     }
 
-    /// Whether time is virtual.
+    /// Reports whether time is virtual.
     pub fn is_virtual(&self) -> bool {
         self.0.clock.is_some()
     }
 
-    /// What it does to packets where no direction has a configuration of its own.
+    /// Returns the configuration of all directions that have none of their own.
     pub fn config(&self) -> &FabricConfig {
         &self.0.config
     }
 
-    /// Plugs in a port with these addresses.
+    /// Creates a port with these addresses.
     ///
     /// # Errors
-    /// If there is none, or one is no unicast address or taken.
+    /// If there is no address, or one is not a unicast address or is taken.
     pub fn port(&self, addresses: &[IpAddr]) -> Result<FabricPort, FabricError> {
         let mut ports = lock(&self.0.ports);
         ports.check(addresses, None)?;
@@ -167,8 +170,8 @@ impl Fabric {
         Ok(FabricPort::new(self.clone(), shared, addresses))
     }
 
-    /// An IPv6 (ULA) and an IPv4 address (of 198.18.0.0/15, for benchmarks: never on the Internet) that
-    /// were not handed out before.
+    /// Returns an IPv6 (ULA) and an IPv4 address (of 198.18.0.0/15, for benchmarks and never on the Internet)
+    /// that were not returned before.
     pub fn auto_address(&self) -> [IpAddr; 2] {
         let mut ports = lock(&self.0.ports);
         loop {
@@ -184,12 +187,12 @@ impl Fabric {
         }
     }
 
-    /// Gives the direction from the port with one address to the port with another a configuration of its
-    /// own, and with it a wire of its own if it has a bandwidth. Its random generator starts anew; what is
-    /// on its way arrives as it would have. `window` is not read.
+    /// Gives the direction from the port with address `from` to the port with address `to` a configuration of
+    /// its own, and with it a separate wire if it has a bandwidth. The random number generator of the
+    /// direction restarts; packets on their way are not affected. `window` is ignored.
     ///
     /// # Errors
-    /// If the configuration is not possible, or no port has one of the addresses.
+    /// If the configuration is invalid, or no port has one of the addresses.
     pub fn set_path(&self, from: IpAddr, to: IpAddr, config: FabricConfig) -> Result<(), FabricError> {
         config.check()?;
         let mut ports = lock(&self.0.ports);
@@ -201,8 +204,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Pulls the cable of the port with this address, or plugs it in again: meanwhile it neither sends nor
-    /// receives. Its NIC is told, and raises `PortError` or `PortActive`.
+    /// Unplugs the cable of the port with this address, or plugs it in. While unplugged, the port neither
+    /// sends nor receives. The NIC is notified and raises `PortError` or `PortActive`.
     ///
     /// # Errors
     /// [`FabricError::UnknownAddress`].
@@ -216,11 +219,11 @@ impl Fabric {
         Ok(())
     }
 
-    /// Gives the port with one address these instead of all that it has, as the system may do to an interface.
-    /// Its NIC is told: it raises `GidChange`, and an address that stays keeps its index.
+    /// Replaces all addresses of the port that has the address `of`, as the system may do to an interface.
+    /// The NIC is notified and raises `GidChange`; an address that stays keeps its index.
     ///
     /// # Errors
-    /// As [`port`](Self::port) has them, and [`FabricError::UnknownAddress`].
+    /// See [`port`](Self::port); also [`FabricError::UnknownAddress`].
     pub fn set_addresses(&self, of: IpAddr, addresses: &[IpAddr]) -> Result<(), FabricError> {
         let port = self.port_of(of)?;
         let mut ports = lock(&self.0.ports);
@@ -235,9 +238,9 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes the device behind the port with this address, as when an adapter is unplugged: its queue pairs go to ERR,
-    /// its contexts get [`AsyncEvent::DeviceFatal`], and from then on only destroying its objects, polling and reading
-    /// what they hold succeed. The address is free again.
+    /// Removes the device behind the port with this address, like unplugging an adapter: its queue pairs go
+    /// to ERR, its contexts get [`AsyncEvent::DeviceFatal`], and from then on only destroying its objects,
+    /// polling and reading what they hold succeed. The address is free again.
     ///
     /// # Errors
     /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`].
@@ -247,15 +250,16 @@ impl Fabric {
         Ok(())
     }
 
-    /// Raises an asynchronous event of the NIC behind the port with this address, with the effect that the event
-    /// reports: `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR, `CqError` all queue pairs that
-    /// complete to the queue, `DeviceFatal` is [`remove_device`](Self::remove_device), `PortError` and `PortActive` are
-    /// [`set_port_up`](Self::set_port_up), which raises nothing where the port is in that state already. All others are
-    /// raised without an effect.
+    /// Raises an asynchronous event of the NIC behind the port with this address, with the effect that the
+    /// event reports: `QpFatal`, `QpRequestError` and `QpAccessError` move the queue pair to ERR, `CqError`
+    /// moves all queue pairs that complete to the queue, `DeviceFatal` is
+    /// [`remove_device`](Self::remove_device), `PortError` and `PortActive` are
+    /// [`set_port_up`](Self::set_port_up), which raises no event if the port is in that state already. All
+    /// others are raised without an effect.
     ///
     /// # Errors
-    /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`], and [`FabricError::NoObject`] if the NIC has no such
-    /// queue pair or shared receive queue, or no queue pair completes to the completion queue.
+    /// [`FabricError::UnknownAddress`], [`FabricError::NoDevice`], and [`FabricError::NoObject`] if the NIC
+    /// has no such queue pair or shared receive queue, or no queue pair completes to the completion queue.
     pub fn inject_event(&self, address: IpAddr, event: AsyncEvent) -> Result<(), FabricError> {
         match event {
             AsyncEvent::DeviceFatal => self.remove_device(address),
@@ -276,7 +280,7 @@ impl Fabric {
         port.cloned().ok_or(FabricError::UnknownAddress(address))
     }
 
-    /// What happened to packets so far.
+    /// Returns the packet counters so far.
     pub fn counters(&self) -> FabricCounters {
         let ports = self.ports();
         let mut sum = *lock(&self.0.counters);
@@ -302,19 +306,19 @@ impl Fabric {
         &self.0.ready
     }
 
-    /// The right to step; none in real time.
+    /// Acquires the right to step; `None` in real time.
     fn stepping(&self) -> Option<MutexGuard<'_, ()>> {
         self.is_virtual().then(|| lock(&self.0.stepping))
     }
 
-    /// Virtual time only; it never goes back.
+    /// Moves virtual time forward to `at`, never back.
     fn set_time(&self, at: Instant) {
         if let Some(clock) = &self.0.clock {
             clock.fetch_max(at.0, Ordering::SeqCst);
         }
     }
 
-    /// All ports, in the order in which they were plugged in.
+    /// Returns all ports in the order of their creation.
     fn ports(&self) -> Vec<Arc<PortShared>> {
         lock(&self.0.ports).by_id.values().cloned().collect()
     }
@@ -323,7 +327,8 @@ impl Fabric {
         f(&mut lock(&self.0.counters));
     }
 
-    /// The ports that packets from port `from` to `dst` reach, each with what its direction has of its own.
+    /// Returns the ports that packets from port `from` to `dst` reach, each with the configuration of the
+    /// direction if it has one of its own.
     fn targets(&self, from: u32, dst: IpAddr) -> Vec<(Arc<PortShared>, Option<FabricConfig>)> {
         let ports = lock(&self.0.ports);
         let up = |id: &u32| ports.by_id.get(id).is_some_and(|port| port.up.load(Ordering::SeqCst));
@@ -358,7 +363,7 @@ impl Fabric {
         self.changed();
     }
 
-    /// Unplugs a port.
+    /// Removes a port and keeps its counters.
     fn remove(&self, port: &PortShared, counters: &FabricCounters) {
         let mut ports = lock(&self.0.ports);
         ports.by_id.remove(&port.id);

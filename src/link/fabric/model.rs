@@ -1,4 +1,4 @@
-//! What the switch does to packets, as a pure function of its seed: no clock, no thread, no bytes.
+//! Model of the switch, a pure function of its seed: no clock, no threads, no packet contents.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,28 +9,29 @@ use crate::link::chance::Chance;
 use crate::transport::Instant;
 use crate::wire::Ecn;
 
-/// What happened to packets, summed over all that a fabric saw.
+/// Packet counters, summed over everything that a fabric has carried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FabricCounters {
-    /// Put on their way to a port, copies included.
+    /// Packets put on their way to a port, duplicates included.
     pub carried: u64,
-    /// Lost at random.
+    /// Packets lost at random.
     pub lost: u64,
-    /// Copies made.
+    /// Duplicates created.
     pub duplicated: u64,
-    /// Held up so that others pass.
+    /// Packets delayed so that others pass them.
     pub reordered: u64,
-    /// Altered in one bit.
+    /// Packets with one bit flipped.
     pub corrupted: u64,
-    /// Marked "congestion experienced".
+    /// Packets marked "congestion experienced".
     pub marked: u64,
-    /// Dropped at the end of a full queue, the model's or a port's that nobody reads.
+    /// Packets dropped at the end of a full queue: that of the model, or the inbox of a port that is not
+    /// read.
     pub queue_full: u64,
-    /// Dropped as larger than the MTU.
+    /// Packets dropped because they exceed the MTU.
     pub too_big: u64,
-    /// Dropped as nobody has the destination address.
+    /// Packets dropped because no port has the destination address.
     pub unknown: u64,
-    /// On their way to a port whose cable was pulled meanwhile.
+    /// Packets that were on their way to a port when its cable was unplugged.
     pub unplugged: u64,
 }
 
@@ -49,60 +50,62 @@ impl FabricCounters {
     }
 }
 
-/// The outside of a burst: all that its fate depends on.
+/// Dimensions of a burst, on which alone the model's decisions depend.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// UDP payload bytes of every packet but the last.
     pub segment: usize,
-    /// Packets.
+    /// Number of packets.
     pub packets: usize,
-    /// UDP payload bytes of all of them.
+    /// UDP payload bytes of all packets.
     pub bytes: usize,
-    /// Bytes of IP and UDP headers.
+    /// Length of the IP and UDP headers, in bytes.
     pub header_len: usize,
-    /// The ECN field that all of them carry.
+    /// ECN field of all packets.
     pub ecn: Ecn,
 }
 
 impl Shape {
-    /// UDP payload bytes of packet `i`.
+    /// Returns the number of UDP payload bytes of packet `i`.
     pub fn len_of(&self, i: usize) -> usize {
         self.segment.min(self.bytes - i * self.segment)
     }
 }
 
-/// A verdict: packets `first..first + count` of the burst arrive together.
+/// Decision of the model: packets `first..first + count` of the burst arrive together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
-    /// When they arrive.
+    /// Time of arrival.
     pub at: Instant,
-    /// The first one's index.
+    /// Index of the first packet.
     pub first: u16,
-    /// How many.
+    /// Number of packets.
     pub count: u16,
-    /// Whether the switch marks them.
+    /// Whether the switch marks them "congestion experienced".
     pub mark: bool,
-    /// The bit of the UDP payload that flips, in the one packet that this is.
+    /// Bit of the UDP payload to flip. The run is then a single packet.
     pub flip: Option<u32>,
 }
 
-/// The wire to a port, and the queue before it.
+/// Wire to a port, with the queue in front of it.
 #[derive(Clone, Debug, Default)]
 pub struct Egress {
-    /// When the last bit of the queue will have left, in picoseconds: at 400 Gb/s a byte takes 20 of them.
+    /// Time at which the last bit of the queue will have left, in picoseconds: at 400 Gb/s a byte takes 20 of
+    /// them.
     busy_until: u128,
 }
 
+/// Picoseconds per nanosecond.
 const PICOS: u128 = 1000;
 
 impl Egress {
-    /// Bytes that wait at `now`.
+    /// Returns the number of bytes queued at `now`.
     fn backlog(&self, now: Instant, bandwidth: u64) -> u128 {
         let wait = self.busy_until.saturating_sub(now.0 as u128 * PICOS);
         wait * bandwidth as u128 / (8 * PICOS * 1_000_000_000)
     }
 
-    /// Sends `bytes` behind all that wait; returns when they are through.
+    /// Queues `bytes`; returns the time at which they will have left.
     fn send(&mut self, now: Instant, bandwidth: u64, bytes: usize) -> Instant {
         let takes = bytes as u128 * 8 * PICOS * 1_000_000_000 / bandwidth as u128;
         self.busy_until = self.busy_until.max(now.0 as u128 * PICOS) + takes;
@@ -110,32 +113,32 @@ impl Egress {
     }
 }
 
-/// One direction through the switch: the state of its random generator and of its order.
+/// One direction through the switch: its random number generator and the order of its packets.
 #[derive(Clone, Debug)]
 pub struct Path {
     config: FabricConfig,
     chance: Chance,
-    /// When the last packet arrives that keeps the order.
+    /// Arrival time of the last packet that keeps the order.
     last: Instant,
-    /// A queue of this direction's own, where it has a configuration of its own.
+    /// Separate queue, if the direction has a configuration of its own.
     own: Option<Egress>,
 }
 
 impl Path {
-    /// The direction between two ports by their numbers. With `own_queue` it shares the destination's
-    /// wire with nobody.
+    /// Creates the direction between two ports, by their numbers. With `own_queue`, it does not share the
+    /// destination's wire with other directions.
     pub fn new(config: FabricConfig, from: u32, to: u32, own_queue: bool) -> Path {
         let chance = Chance::new(config.seed, (from as u64) << 32 | to as u64);
         Path { chance, config, last: Instant(0), own: own_queue.then(Egress::default) }
     }
 
-    /// Its configuration.
+    /// Returns the configuration of the direction.
     pub fn config(&self) -> &FabricConfig {
         &self.config
     }
 
-    /// Decides on every packet of a burst that reaches the switch at `now`; appends to `runs` what
-    /// arrives, in the order of the packets. `shared` is the destination's wire.
+    /// Decides about every packet of a burst that reaches the switch at `now`, and appends the arrivals to
+    /// `runs`, in the order of the packets. `shared` is the destination's wire.
     pub fn offer(
         &mut self,
         now: Instant,
@@ -145,7 +148,7 @@ impl Path {
         count: &mut FabricCounters,
     ) {
         if self.config.is_uniform() {
-            // Behind what an earlier configuration may still have on its way.
+            // Keeps the order: not before any earlier packet of this direction.
             self.last = self.last.max(now + self.config.latency);
             count.carried += shape.packets as u64;
             runs.push(Run { at: self.last, first: 0, count: shape.packets as u16, mark: false, flip: None });
@@ -210,7 +213,8 @@ impl Path {
         }
     }
 
-    /// A bit of a packet whose change the ICRC reveals: any but those of BTH byte 4, which it skips.
+    /// Picks a random bit of a packet whose change the ICRC detects: any except those of BTH byte 4, which
+    /// the ICRC does not cover.
     fn bit_under_icrc(&mut self, len: usize) -> u32 {
         let byte = self.chance.below(len.max(2) as u64 - 1) as u32;
         let byte = if byte >= 4 { byte + 1 } else { byte };
@@ -222,7 +226,7 @@ fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Appends a run, as part of the last one where both arrive together.
+/// Appends a run, merged with the last one if both arrive together.
 fn add_run(runs: &mut Vec<Run>, run: Run) {
     if let Some(last) = runs.last_mut()
         && last.at == run.at
@@ -237,12 +241,12 @@ fn add_run(runs: &mut Vec<Run>, run: Run) {
     runs.push(run);
 }
 
-/// What is on its way to one port, handed out in the order of time, then of arrival at the switch.
+/// Items on their way to one port, returned in order of time, then of arrival at the switch.
 #[derive(Debug)]
 pub struct Schedule<T> {
-    /// In order as they came, which is nearly all.
+    /// Items pushed in order of time, as nearly all are.
     line: VecDeque<Entry<T>>,
-    /// Those that came after one that is due later.
+    /// Items pushed after one that is due later.
     others: BinaryHeap<Entry<T>>,
     next: u64,
 }
@@ -272,7 +276,7 @@ impl<T> PartialOrd for Entry<T> {
     }
 }
 impl<T> Ord for Entry<T> {
-    /// The earlier is the greater, as the heap hands out its greatest.
+    /// Reversed, because the heap returns its greatest entry first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
     }
@@ -285,7 +289,7 @@ impl<T> Default for Schedule<T> {
 }
 
 impl<T> Schedule<T> {
-    /// Adds something that is due at `at`.
+    /// Adds an item that is due at `at`.
     pub fn push(&mut self, at: Instant, what: T) {
         let entry = Entry { at, seq: self.next, what };
         self.next += 1;
@@ -295,13 +299,13 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Adds something that is due at once, and behind all that came in order before it.
+    /// Adds an item that is due immediately, but behind all items that were pushed in order.
     pub fn push_now(&mut self, what: T) {
         let at = self.line.back().map_or(Instant(0), |back| back.at);
         self.push(at, what);
     }
 
-    /// When the first is due.
+    /// Returns the time at which the first item is due.
     pub fn earliest(&self) -> Option<Instant> {
         match (self.line.front(), self.others.peek()) {
             (Some(a), Some(b)) => Some(a.at.min(b.at)),
@@ -310,7 +314,7 @@ impl<T> Schedule<T> {
         }
     }
 
-    /// Takes the first, if it is due at `now`.
+    /// Removes and returns the first item, if it is due at `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<T> {
         let from_others = match (self.line.front(), self.others.peek()) {
             (Some(a), Some(b)) => b.key() < a.key(),

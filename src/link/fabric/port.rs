@@ -1,3 +1,5 @@
+//! Port of a fabric, which is the link of a NIC.
+
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
@@ -13,24 +15,26 @@ use crate::link::{JoinError, Link, LinkCounters, LinkInfo, RxBurst};
 use crate::transport::{BurstLimits, Instant, TxBurst, TxQueue};
 use crate::wire::{Flow, IpIdent};
 
-/// How large a burst travels in one piece: two of them and their source stay in a core's own cache.
+/// Maximum size of a burst that travels in one piece: two of them and their source stay in a core's private
+/// cache.
 const LIMITS: BurstLimits = BurstLimits { bytes: 256 << 10, packets: 256 };
 
-/// Bytes on the way to one port beyond which more are dropped: a peer that is never driven must not eat
-/// all memory.
+/// Limit of the bytes on the way to one port, beyond which packets are dropped: a peer that is never driven
+/// must not exhaust the memory.
 const INBOX_LIMIT: usize = 64 << 20;
 
-/// The part of a port that senders and the fabric see.
+/// Part of a port that senders and the fabric access.
 pub(super) struct PortShared {
     pub id: u32,
-    /// Whether its cable is plugged in.
+    /// Whether the cable is plugged in.
     pub up: AtomicBool,
     pub inbox: Mutex<Inbox>,
-    /// When the first delivery is due: 0 at once, `u64::MAX` there is none. Written under the inbox's lock.
+    /// Time at which the first delivery is due: 0 for immediately, `u64::MAX` for none. Written under the
+    /// inbox's lock.
     pub earliest: AtomicU64,
-    /// Whether it stands in the fabric's list of ports whose drivers have work.
+    /// Whether the port is in the fabric's queue of ports whose drivers have work.
     pub queued: AtomicBool,
-    /// Whether its driver is to have a turn though there be no input.
+    /// Whether the driver is to run a turn even without input.
     pub again: AtomicBool,
     pub driver: Mutex<Option<Weak<dyn Driver>>>,
 }
@@ -48,7 +52,7 @@ impl PortShared {
         }
     }
 
-    /// Whether something can be received; asks the clock only if something is on its way.
+    /// Reports whether a delivery can be received; reads the clock only if one is on its way.
     pub fn has_input(&self, fabric: &Fabric) -> bool {
         match self.earliest.load(Ordering::SeqCst) {
             0 => true,
@@ -57,41 +61,41 @@ impl PortShared {
         }
     }
 
-    /// Whether its driver is to have the turn that it stands in the list for.
+    /// Reports whether the driver is to run the turn that the port is queued for.
     pub fn has_work(&self, fabric: &Fabric) -> bool {
         self.again.swap(false, Ordering::SeqCst) || self.has_input(fabric)
     }
 
-    /// The attached driver, while it lives.
+    /// Returns the attached driver, if it still exists.
     pub fn driver(&self) -> Option<Arc<dyn Driver>> {
         lock(&self.driver).as_ref().and_then(Weak::upgrade)
     }
 }
 
-/// Where packets to one address go.
+/// Destination of packets to one address.
 struct Target {
     port: Arc<PortShared>,
     /// Index into the sender's paths.
     path: usize,
 }
 
-/// A NIC's connection to a [`Fabric`]. Dropping it takes its addresses off the fabric.
+/// Port of a [`Fabric`], the link of a NIC. Dropping it removes its addresses from the fabric.
 ///
 /// Drive it with the fabric's own time, [`Fabric::now`], and call [`FabricHandle::kick`] after every turn.
 pub struct FabricPort {
     fabric: Fabric,
     shared: Arc<PortShared>,
     info: LinkInfo,
-    /// The fabric's generation that `routes` is good for.
+    /// Generation of the fabric for which `routes` is valid.
     generation: u64,
     routes: HashMap<IpAddr, Vec<Target>>,
-    /// By the destination's number.
+    /// Directions to other ports, by the number of the destination port.
     paths: Vec<(u32, Path)>,
-    /// Buffers to send in.
+    /// Free buffers for sending.
     spare: Pool,
-    /// For packets that are handed over at once.
+    /// Buffer for packets that are handed over directly.
     scratch: Vec<u8>,
-    /// What a turn receives.
+    /// Deliveries received in a turn.
     batch: Vec<Delivery>,
     runs: Vec<Run>,
     counters: LinkCounters,
@@ -126,12 +130,12 @@ impl FabricPort {
         }
     }
 
-    /// What drives this port, reachable while the port itself is inside a NIC's lock.
+    /// Returns the handle for driving this port, reachable while the port itself is inside a NIC's lock.
     pub fn handle(&self) -> FabricHandle {
         FabricHandle::new(self.fabric.clone(), self.shared.clone())
     }
 
-    /// Forgets routes that are out of date.
+    /// Drops the cached routes if the fabric has changed.
     fn refresh(&mut self) {
         let generation = self.fabric.generation();
         if self.generation != generation {
@@ -140,7 +144,7 @@ impl FabricPort {
         }
     }
 
-    /// Fills in the route to an address that has not been sent to yet.
+    /// Looks up the route to an address that is not cached.
     fn resolve(&mut self, dst: IpAddr) {
         if self.routes.contains_key(&dst) {
             return;
@@ -214,7 +218,8 @@ impl FabricPort {
                     let flow = flow_of(burst, &run);
                     inbox.bytes += burst.bytes;
                     let delivery = Delivery { flow, ident, segment: burst.segment, data: whole };
-                    // In real time without latency it is "at once", whatever anybody's clock says.
+                    // Immediate delivery in real time without latency, independent of the clock readings of
+                    // sender and receiver.
                     if path.config().is_instant() && !self.fabric.is_virtual() {
                         inbox.schedule.push_now(delivery);
                     } else {
@@ -239,14 +244,16 @@ impl FabricPort {
     }
 }
 
-/// Packets that are handed over at a time when nothing waits in between: sender, scratch and receiver then find them in
-/// the core's first cache.
+/// Number of packets per step of a direct hand-over: with so few, sender, scratch buffer and receiver find
+/// them in the core's first-level cache.
 const AT_ONCE: usize = 4;
 
-/// Hands a burst to the NIC behind a port at once, if that can be: then it is copied once, from the sender's memory by
-/// way of `scratch`, where its ICRCs are made and checked, to the receiver's.
+/// Hands a burst directly to the NIC behind a port; returns false if that is not possible. The burst is
+/// copied once, from the sender's memory through `scratch`, where its ICRCs are computed and checked, to the
+/// receiver's.
 fn hand_over(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut Vec<u8>) -> bool {
-    // What came before is before it, be it in the inbox or, as the driver then refuses, in a turn.
+    // Keeps the order: earlier packets are in the inbox, or in a running turn, in which case the driver
+    // refuses.
     if !port.up.load(Ordering::SeqCst) || port.earliest.load(Ordering::SeqCst) != u64::MAX {
         return false;
     }
@@ -269,13 +276,13 @@ fn hand_over(now: Instant, burst: &TxBurst<'_>, port: &PortShared, scratch: &mut
     })
 }
 
-/// The flow of the packets of a run, marked where the switch does.
+/// Returns the flow of a run, with the switch's congestion mark.
 fn flow_of(burst: &TxBurst<'_>, run: &Run) -> Flow {
     let mark = if run.mark { 3 } else { 0 };
     Flow { traffic_class: burst.flow.traffic_class | mark, ..burst.flow }
 }
 
-/// The packets of a run in a buffer of their own.
+/// Copies the packets of a run to a buffer of their own.
 fn cut(burst: &TxBurst<'_>, run: &Run, whole: &[u8], spare: &mut Pool) -> Delivery {
     let start = run.first as usize * burst.segment;
     let end = (start + run.count as usize * burst.segment).min(whole.len());
@@ -303,7 +310,7 @@ impl Link for FabricPort {
         Ok(())
     }
 
-    /// In virtual time packets keep to the turns that they always had.
+    /// False in virtual time, where deferred ICRCs would change how packets are divided into turns.
     fn only_copies(&self) -> bool {
         !self.fabric.is_virtual()
     }
@@ -312,7 +319,7 @@ impl Link for FabricPort {
         let mut now = now;
         let earliest = self.shared.earliest.load(Ordering::SeqCst);
         if earliest > now.0 && !self.fabric.is_virtual() {
-            // The sender's clock reading may be a little younger than the receiver's.
+            // The sender's clock reading may be slightly later than the receiver's.
             now = if earliest == u64::MAX { now } else { self.fabric.now() };
         }
         if earliest > now.0 {
@@ -326,7 +333,7 @@ impl Link for FabricPort {
         }
         let mut packets = 0;
         if !self.shared.up.load(Ordering::SeqCst) {
-            // What was on its way when the cable was pulled.
+            // Packets that were on their way when the cable was unplugged.
             let lost: usize = self.batch.iter().map(Delivery::packets).sum();
             self.fabric.count(|c| c.unplugged += lost as u64);
             self.batch.clear();
@@ -357,7 +364,7 @@ impl Link for FabricPort {
         }
     }
 
-    /// None: a sender's kick drives or wakes the receiver.
+    /// `None`, because the sender's kick drives or wakes the receiver.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

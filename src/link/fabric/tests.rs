@@ -1,3 +1,5 @@
+//! Tests of the fabric: impairments, virtual time, and driving across threads.
+
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -11,7 +13,7 @@ use crate::wire::{Bth, Ecn, Flow, Headers, Opcode, Packet, Psn, icrc};
 
 const US: Duration = Duration::from_micros(1);
 
-/// A packet as it was received.
+/// A packet as received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Got {
     at: u64,
@@ -53,7 +55,7 @@ fn read(port: &mut FabricPort, now: Instant) -> Vec<Got> {
     }
 }
 
-/// Two ports on a fabric in virtual time, and the address of the second.
+/// Creates two ports on a fabric in virtual time; returns the IPv4 address of the second too.
 fn pair(config: FabricConfig) -> (Fabric, FabricPort, FabricPort, IpAddr) {
     let fabric = Fabric::virtual_time(config).unwrap();
     let a = fabric.port(&fabric.auto_address()).unwrap();
@@ -62,7 +64,7 @@ fn pair(config: FabricConfig) -> (Fabric, FabricPort, FabricPort, IpAddr) {
     (fabric, a, b, to)
 }
 
-/// Sends `n` packets of 100 bytes in bursts and logs what arrives.
+/// Sends `n` packets of 100 bytes in bursts; returns those that arrive, with the counters.
 fn run(config: FabricConfig, n: u32) -> (Vec<Got>, FabricCounters) {
     let (fabric, mut a, mut b, to) = pair(config);
     a.transmit(fabric.now(), &queue(&a, to, 0..n, 100)).unwrap();
@@ -78,7 +80,7 @@ fn psns(got: &[Got]) -> Vec<u32> {
 }
 
 #[test]
-fn a_plain_fabric_delivers_bursts_whole_and_at_once() {
+fn plain_fabric_delivers_bursts_whole_and_immediately() {
     let fabric = Fabric::new();
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     let mut b = fabric.port(&fabric.auto_address()).unwrap();
@@ -100,7 +102,7 @@ fn a_plain_fabric_delivers_bursts_whole_and_at_once() {
 }
 
 #[test]
-fn latency_moves_whole_bursts() {
+fn latency_delays_whole_bursts() {
     let (fabric, mut a, mut b, to) = pair(FabricConfig { latency: 5 * US, ..Default::default() });
     a.transmit(fabric.now(), &queue(&a, to, 0..10, 8)).unwrap();
     assert_eq!(read(&mut b, fabric.now()), []);
@@ -121,7 +123,7 @@ fn bandwidth_spaces_packets_by_their_size() {
 }
 
 #[test]
-fn a_full_queue_drops_its_tail() {
+fn full_queue_drops_the_tail() {
     let config =
         FabricConfig { bandwidth: Some(1_000_000_000), queue_bytes: Some(10 * 160), ..Default::default() };
     let (got, counters) = run(config, 25);
@@ -130,11 +132,11 @@ fn a_full_queue_drops_its_tail() {
 }
 
 #[test]
-fn a_long_queue_marks_congestion() {
+fn queue_above_the_threshold_marks_congestion() {
     let config =
         FabricConfig { bandwidth: Some(1_000_000_000), ecn_threshold: Some(3 * 160), ..Default::default() };
     let (got, counters) = run(config, 10);
-    // Packets 0..=3 find at most three others before them.
+    // Packets 0..=3 find at most three others in the queue.
     assert!(got.iter().all(|g| (g.ecn == Ecn::Ce) == (g.psn > 3) && g.intact), "{got:?}");
     assert_eq!(counters.marked, 6);
 }
@@ -152,7 +154,7 @@ fn two_senders_share_the_wire_to_a_port() {
 }
 
 #[test]
-fn loss_takes_its_share() {
+fn configured_fraction_of_packets_is_lost() {
     let (got, counters) = run(FabricConfig { loss: 0.1, seed: 1, ..Default::default() }, 10_000);
     assert_eq!(counters.lost, 953);
     assert_eq!(got.len() as u64, 10_000 - counters.lost);
@@ -161,7 +163,7 @@ fn loss_takes_its_share() {
 }
 
 #[test]
-fn chances_hold_over_many_seeds() {
+fn loss_rate_holds_over_many_seeds() {
     let lost = |seed| run(FabricConfig { loss: 0.1, seed, ..Default::default() }, 1000).1.lost;
     let counts: Vec<u64> = (0..200).map(lost).collect();
     let mean = counts.iter().sum::<u64>() as f64 / 200.0;
@@ -180,7 +182,7 @@ fn duplicates_follow_their_originals() {
 }
 
 #[test]
-fn reordered_packets_come_later_and_the_rest_keeps_its_order() {
+fn reordered_packets_arrive_later_and_the_rest_keeps_its_order() {
     let config = FabricConfig { reorder: 0.05, reorder_by: 9 * US, seed: 3, ..Default::default() };
     let (got, counters) = run(config, 1000);
     assert_eq!(counters.reordered, 41);
@@ -218,7 +220,7 @@ fn every_corrupt_packet_fails_its_icrc() {
 }
 
 #[test]
-fn a_seed_replays_to_the_same_log() {
+fn same_seed_replays_to_the_same_log() {
     let config = |seed| FabricConfig {
         seed,
         latency: 10 * US,
@@ -235,7 +237,7 @@ fn a_seed_replays_to_the_same_log() {
     let first = run(config(7), 2000);
     assert_eq!(first, run(config(7), 2000));
     assert_ne!(first.0, run(config(8), 2000).0);
-    // Golden: this must not change with a version of anything.
+    // Golden values: they must not change with a version of any dependency.
     let expected = FabricCounters {
         carried: 385,
         lost: 31,
@@ -251,7 +253,7 @@ fn a_seed_replays_to_the_same_log() {
 }
 
 #[test]
-fn a_direction_can_differ_from_the_rest() {
+fn direction_can_have_its_own_configuration() {
     let (fabric, mut a, mut b, to) = pair(FabricConfig::default());
     let back = a.info().addresses[1];
     fabric.set_path(back, to, FabricConfig { loss: 1.0, ..Default::default() }).unwrap();
@@ -289,7 +291,7 @@ fn groups_reach_their_members() {
 }
 
 #[test]
-fn addresses_are_one_ports_alone_and_free_again_after_it() {
+fn address_belongs_to_one_port_until_that_is_dropped() {
     let fabric = Fabric::new();
     let ip: IpAddr = "10.0.0.1".parse().unwrap();
     let port = fabric.port(&[ip]).unwrap();
@@ -308,7 +310,7 @@ fn addresses_are_one_ports_alone_and_free_again_after_it() {
 }
 
 #[test]
-fn too_large_a_packet_is_lost_and_counted() {
+fn packet_above_the_mtu_is_lost_and_counted() {
     let (fabric, mut a, mut b, to) = pair(FabricConfig { mtu: 1500, ..Default::default() });
     a.transmit(fabric.now(), &queue(&a, to, 0..1, 1440)).unwrap();
     a.transmit(fabric.now(), &queue(&a, to, 1..2, 1441)).unwrap();
@@ -317,7 +319,7 @@ fn too_large_a_packet_is_lost_and_counted() {
 }
 
 #[test]
-fn a_port_that_nobody_reads_takes_no_more_than_its_limit() {
+fn unread_port_drops_packets_beyond_its_limit() {
     let fabric = Fabric::new();
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     let b = fabric.port(&fabric.auto_address()).unwrap();
@@ -331,7 +333,7 @@ fn a_port_that_nobody_reads_takes_no_more_than_its_limit() {
 }
 
 #[test]
-fn impossible_configurations_say_what_is_wrong() {
+fn invalid_configuration_error_names_the_cause() {
     let bad = |config: FabricConfig| Fabric::with(config).err().unwrap().to_string();
     let text = bad(FabricConfig { loss: 5.0, ..Default::default() });
     assert_eq!(text, "loss is 5, but a probability is between 0 and 1: write 1 % as 0.01");
@@ -341,16 +343,18 @@ fn impossible_configurations_say_what_is_wrong() {
     assert!(bad(FabricConfig { queue_bytes: Some(9), ..Default::default() }).contains("queue_bytes"));
 }
 
-/// A NIC that answers every packet with PSN `n > 0` by one with `n - 1`, and sends a first one at a time.
+/// NIC that responds to every packet of PSN `n > 0` with a packet of PSN `n - 1`, and sends initial packets
+/// at given times.
 struct Toy {
     inner: Mutex<ToyInner>,
     handle: FabricHandle,
-    /// It takes packets straight from the sender.
+    /// Whether it takes packets directly from the sender.
     open: AtomicBool,
-    /// Turns that it wants beside those for input, and those it had.
+    /// Number of turns that it wants beside those for input.
     more: AtomicUsize,
+    /// Number of turns that it has run.
     turns: AtomicUsize,
-    /// Somebody wants a turn since the last one began.
+    /// Whether a turn was requested since the last one began.
     asked: AtomicBool,
     woken: AtomicUsize,
     wakes: Option<Sender<()>>,
@@ -471,7 +475,7 @@ fn virtual_time_runs_drivers_by_their_timers_and_input() {
 }
 
 #[test]
-fn a_kick_runs_the_other_side_inline() {
+fn kick_runs_the_receiving_driver_inline() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
@@ -483,7 +487,7 @@ fn a_kick_runs_the_other_side_inline() {
 }
 
 #[test]
-fn packets_go_past_the_port_only_where_none_waits_there() {
+fn packets_bypass_the_port_only_if_none_is_queued_there() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
@@ -503,13 +507,13 @@ fn packets_go_past_the_port_only_where_none_waits_there() {
     b.open.store(true, Ordering::SeqCst);
     send(0);
     assert_eq!(seen(), [(true, 0)], "behind the one that waits");
-    // B has its turn, and is free for the next.
+    // B runs its turn and can take packets directly again.
     a.handle.kick();
     assert_eq!(seen(), [(true, 0), (false, 0), (false, 0)]);
     send(0);
     assert_eq!(seen().last(), Some(&(true, 0)));
     assert_eq!(fabric.counters().carried, 4);
-    // With something in between, never; nor while the cable is out.
+    // Never with latency in between, nor while the cable is unplugged.
     let slow = FabricConfig { latency: US, ..Default::default() };
     fabric.set_path(address(&a), address(&b), slow).unwrap();
     send(0);
@@ -519,7 +523,7 @@ fn packets_go_past_the_port_only_where_none_waits_there() {
 }
 
 #[test]
-fn who_wants_more_turns_within_a_kick_has_them() {
+fn driver_gets_the_extra_turns_it_requests_within_a_kick() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
@@ -528,13 +532,13 @@ fn who_wants_more_turns_within_a_kick_has_them() {
     }
     a.inner.lock().unwrap().start.push((Instant(0), address(&b), 0));
     assert!(a.try_drive());
-    // A was outside, and goes on by itself.
+    // A is outside of the kick and continues by itself.
     let left = [&a, &b].map(|toy| (toy.turns.load(Ordering::SeqCst), toy.more.load(Ordering::SeqCst)));
     assert_eq!(left, [(1, 2), (3, 0)]);
 }
 
 #[test]
-fn endless_answers_do_not_hold_the_caller() {
+fn endless_responses_do_not_hold_the_caller() {
     let fabric = Fabric::new();
     let log = Log::default();
     let (a, b) = (toy(&fabric, &log, None), toy(&fabric, &log, None));
@@ -545,7 +549,7 @@ fn endless_answers_do_not_hold_the_caller() {
 }
 
 #[test]
-fn a_driver_that_never_gets_done_is_reported() {
+fn driver_that_never_becomes_idle_is_reported_as_stuck() {
     struct Restless;
     impl Driver for Restless {
         fn try_drive(&self) -> bool {
@@ -608,7 +612,7 @@ fn many_threads_leave_no_input_behind() {
         let toy = toy(&fabric, &log, Some(tx));
         let driven = Arc::downgrade(&toy);
         toys.push(toy);
-        // No time-out: a missed wake-up would be for ever.
+        // No timeout: a lost wake-up would block forever.
         std::thread::spawn(move || {
             while rx.recv().is_ok() {
                 let Some(toy) = driven.upgrade() else { return };
@@ -640,7 +644,7 @@ fn many_threads_leave_no_input_behind() {
 }
 
 #[test]
-fn two_threads_lose_nothing() {
+fn two_threads_lose_no_packets() {
     let fabric = Fabric::new();
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     let mut b = fabric.port(&fabric.auto_address()).unwrap();

@@ -1,6 +1,6 @@
-//! Accidents on purpose: a link that loses, doubles, swaps, spoils and delays packets by rule.
+//! Fault injection: a link that drops, duplicates, reorders, corrupts and delays packets by rule.
 //!
-//! Bursts that no rule strikes pass through untouched.
+//! Bursts that no rule matches pass through unchanged.
 #![forbid(unsafe_code)]
 
 mod rule;
@@ -21,66 +21,66 @@ use super::{Link, LinkInfo, RxBurst};
 use crate::transport::{Instant, TxQueue};
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent};
 
-/// How long a packet waits for a next one to follow. Without this limit the last packet before a silence
-/// would be lost, not reordered.
+/// Time for which a reordered packet waits for a following one. Without this limit, the last packet before a
+/// pause would be lost instead of reordered.
 const HOLD_LIMIT: Duration = Duration::from_millis(5);
 
-/// A fault as it happens.
+/// An injected fault.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultEvent<'a> {
-    /// When.
+    /// Time of the fault.
     pub at: Instant,
-    /// The rule that struck.
+    /// The rule that was applied.
     pub rule: &'a Rule,
-    /// How many packets the rule has been about, this one included.
+    /// Number of packets that the filter of the rule has matched, including this one.
     pub count: u64,
-    /// The packet's path.
+    /// Addresses, source port and traffic class of the packet.
     pub flow: Flow,
-    /// What is known of its identification.
+    /// The known part of the IPv4 identification.
     pub ident: IpIdent,
-    /// The packet, BTH to ICRC, as it was before.
+    /// The packet from BTH to ICRC, before the fault.
     pub packet: &'a [u8],
 }
 
-/// Is told of every fault.
+/// Callback for every injected fault.
 pub type Observer = Box<dyn FnMut(&FaultEvent<'_>) + Send>;
 
-/// Faults of one direction so far.
+/// Number of faults injected in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounts {
-    /// Packets lost.
+    /// Packets dropped.
     pub dropped: u64,
-    /// Packets doubled.
+    /// Packets duplicated.
     pub duplicated: u64,
-    /// Packets swapped with the next.
+    /// Packets swapped with the following one.
     pub reordered: u64,
-    /// Packets spoiled.
+    /// Packets corrupted.
     pub corrupted: u64,
     /// Packets delayed.
     pub delayed: u64,
 }
 
-/// Counters of a rule so far.
+/// Counters of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "cli", derive(serde::Serialize))]
 pub struct RuleCount {
     /// The rule as it was written.
     pub rule: String,
-    /// Packets that it is about.
+    /// Packets that match the filter of the rule.
     pub matched: u64,
-    /// Those of them that it disturbed.
+    /// Packets that the rule disturbed.
     pub struck: u64,
 }
 
 impl RuleCount {
-    /// A warning, if the rule matched nothing.
+    /// Returns a warning if the rule matched no packet.
     pub fn warning(&self) -> Option<String> {
         let rule = &self.rule;
         (self.matched == 0)
             .then(|| format!("warning: fault rule '{rule}' matched no packet and had no effect"))
     }
 
-    /// The counts of several links with the same rules, added up.
+    /// Returns the sums of the counters of several links that have the same rules.
     pub fn sum<'a>(links: impl IntoIterator<Item = &'a FaultCounters>) -> Vec<RuleCount> {
         let mut sum: Vec<RuleCount> = Vec::new();
         for link in links {
@@ -104,7 +104,7 @@ impl fmt::Display for RuleCount {
     }
 }
 
-/// The counts of a [`Faults`] link, readable from anywhere.
+/// Handle to the counters of a [`Faults`] link, usable from any thread.
 #[derive(Clone, Debug)]
 pub struct FaultCounters(Arc<[Counter]>);
 
@@ -121,7 +121,7 @@ impl FaultCounters {
         FaultCounters(rules.iter().map(counter).collect())
     }
 
-    /// Counters of each rule, in the order of the rules.
+    /// Returns the counters of each rule, in the order of the rules.
     pub fn rules(&self) -> impl Iterator<Item = RuleCount> {
         self.0.iter().map(|Counter { rule, matched, struck }| RuleCount {
             rule: rule.to_string(),
@@ -130,7 +130,7 @@ impl FaultCounters {
         })
     }
 
-    /// Of one direction.
+    /// Returns the counters of one direction.
     pub fn get(&self, direction: Direction) -> FaultCounts {
         let mut counts = FaultCounts::default();
         for Counter { rule, struck, .. } in self.0.iter().filter(|c| c.rule.direction == direction) {
@@ -147,17 +147,17 @@ impl FaultCounters {
     }
 }
 
-/// A rule and how far it has counted.
+/// A rule and its counter.
 struct Counting {
     rule: Rule,
-    /// The index among all rules.
+    /// Index among all rules.
     index: usize,
     count: u64,
     chance: Chance,
 }
 
 impl Counting {
-    /// Whether the rule strikes this packet.
+    /// Counts the packet if it matches the filter, and reports whether the rule applies to it.
     fn strikes(&mut self, packet: &[u8]) -> bool {
         if !self.rule.is_about(packet) {
             return false;
@@ -171,7 +171,7 @@ impl Counting {
     }
 }
 
-/// All that strikes one packet.
+/// The faults that apply to one packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Verdict {
     drop: bool,
@@ -181,18 +181,18 @@ struct Verdict {
     delay: Option<Duration>,
 }
 
-/// A packet alone, with what is known of its identification.
+/// A single packet, with its IPv4 identification.
 #[derive(Clone, Copy)]
 struct Single<'a> {
     flow: Flow,
-    /// Exact.
+    /// Always exact, never unknown.
     ident: IpIdent,
     data: &'a [u8],
-    /// The byte to alter.
+    /// Offset of the byte to corrupt.
     flip: Option<usize>,
 }
 
-/// A packet kept back.
+/// A copy of a packet that is held back.
 struct Held {
     flow: Flow,
     ident: IpIdent,
@@ -210,13 +210,13 @@ impl Held {
     }
 }
 
-/// One direction: its rules and what they keep back.
+/// The rules of one direction, and the packets that they hold back.
 struct Lane {
     rules: Vec<Counting>,
     verdicts: Vec<Verdict>,
-    /// Waits for the next packet, or until the instant.
+    /// Packet to be reordered, which waits for the next packet or until the instant.
     swap: Option<(Instant, Held)>,
-    /// By when they go on, then by when they came.
+    /// Delayed packets by due time, then by order of arrival.
     delayed: BTreeMap<(Instant, u64), Held>,
     delays: u64,
 }
@@ -226,7 +226,7 @@ impl Lane {
         self.rules.is_empty() && self.swap.is_none()
     }
 
-    /// Decides on a packet, counts and tells.
+    /// Determines the faults of a packet, updates the counters and calls the observer.
     fn judge(
         &mut self,
         now: Instant,
@@ -260,7 +260,7 @@ impl Lane {
         verdict
     }
 
-    /// Carries a verdict out: hands on to `emit` what goes on now.
+    /// Applies a verdict: passes the packets that continue now to `emit`.
     fn apply(
         &mut self,
         now: Instant,
@@ -274,7 +274,7 @@ impl Lane {
         let flip = verdict.corrupt.then(|| spoil_at(packet.data.len()));
         let packet = Single { flip: flip.or(packet.flip), ..packet };
         if verdict.duplicate {
-            // One of the two goes on at once, whatever happens to the other.
+            // One of the two copies continues at once, whatever happens to the other.
             emit(packet);
         }
         if let Some(by) = verdict.delay {
@@ -292,7 +292,7 @@ impl Lane {
         }
     }
 
-    /// Hands on what has been kept back long enough; returns how many packets that was.
+    /// Emits the held packets that are due and returns their number.
     fn release(&mut self, now: Instant, emit: &mut dyn FnMut(Single<'_>)) -> usize {
         let mut released = 0;
         if let Some((_, held)) = self.swap.take_if(|(until, _)| *until <= now) {
@@ -315,28 +315,28 @@ impl Lane {
     }
 }
 
-/// The byte to spoil: behind the BTH, as the ICRC does not cover all of that.
+/// Returns the offset of the byte to corrupt: behind the BTH, because the ICRC does not cover the whole BTH.
 fn spoil_at(len: usize) -> usize {
     (BTH_LEN + len.saturating_sub(BTH_LEN + ICRC_LEN) / 2).min(len.saturating_sub(1))
 }
 
-/// A link that has accidents by rule.
+/// A link that injects faults by rule.
 pub struct Faults<L> {
     inner: L,
     tx: Lane,
     rx: Lane,
     counters: FaultCounters,
     observer: Option<Observer>,
-    /// The bursts as they go out after a fault.
+    /// The bursts to send after faults were applied.
     queue: TxQueue,
-    /// A burst as it was to go out; a received packet as it is spoiled.
+    /// Copy of a burst to send, or of a received packet to corrupt.
     scratch: Vec<u8>,
 }
 
 impl<L: Link> Faults<L> {
-    /// Wraps a link. `seed` is where the rules with a probability start.
+    /// Wraps a link. `seed` initialises the random number generators of the rules with a probability.
     ///
-    /// A packet that several rules strike has all of it done; one that is dropped is just dropped.
+    /// If several rules apply to a packet, all their faults are applied; a dropped packet is only dropped.
     pub fn new(inner: L, rules: Vec<Rule>, seed: u64) -> Faults<L> {
         let counters = FaultCounters::new(&rules);
         let counting = |(i, rule)| Counting { rule, index: i, count: 0, chance: Chance::new(seed, i as u64) };
@@ -355,19 +355,19 @@ impl<L: Link> Faults<L> {
         }
     }
 
-    /// These faults, with an observer that is called for every fault.
+    /// Returns this link with an observer that is called for every fault.
     #[must_use]
     pub fn observed(mut self, observer: impl FnMut(&FaultEvent<'_>) + Send + 'static) -> Faults<L> {
         self.observer = Some(Box::new(observer));
         self
     }
 
-    /// The counts, to be read from anywhere.
+    /// Returns a handle to the counters, usable from any thread.
     pub fn fault_counters(&self) -> FaultCounters {
         self.counters.clone()
     }
 
-    /// Sends what was kept back and is due.
+    /// Sends the held packets that are due.
     fn release_tx(&mut self, now: Instant) -> io::Result<()> {
         if self.tx.next_deadline().is_none_or(|at| at > now) {
             return Ok(());
@@ -449,16 +449,16 @@ impl<L: Link> Link for Faults<L> {
     }
 }
 
-/// The identification of packet `i` of a burst.
+/// Returns the identification of packet `i` of a burst.
 fn ident_of(burst: IpIdent, i: u16) -> IpIdent {
     match burst {
         IpIdent::Exact { id, flags } => IpIdent::Exact { id: id.wrapping_add(i), flags },
-        // What the ICRC check assumes of one that is not visible.
+        // The ICRC check assumes the same of an identification that is not visible.
         IpIdent::Unknown => IpIdent::Exact { id: i, flags: IpIdent::DONT_FRAGMENT },
     }
 }
 
-/// Passes a received burst on: what no verdict touches in as long runs as can be.
+/// Delivers a received burst: packets without a fault in runs as long as possible.
 fn receive_struck(
     now: Instant,
     burst: &RxBurst<'_>,
@@ -495,14 +495,14 @@ fn receive_struck(
     lane.verdicts = verdicts;
 }
 
-/// Puts one packet into a queue.
+/// Appends one packet to a queue.
 fn push(queue: &mut TxQueue, s: Single<'_>) {
     if let IpIdent::Exact { id, .. } = s.ident {
         queue.push_raw(&s.flow, id, s.data, s.flip);
     }
 }
 
-/// Hands one packet to the NIC.
+/// Delivers one packet to the NIC, corrupted if requested.
 fn hand_over(s: Single<'_>, scratch: &mut Vec<u8>, sink: &mut dyn FnMut(RxBurst<'_>)) {
     let mut data = s.data;
     if let Some(at) = s.flip {

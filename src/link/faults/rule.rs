@@ -1,3 +1,5 @@
+//! Rules of fault injection, and their textual form.
+
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -5,12 +7,12 @@ use std::time::Duration;
 
 use crate::wire::{Opcode, Packet, Psn, Qpn};
 
-/// Which way a packet goes, seen from the NIC.
+/// Direction of a packet, seen from the NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
-    /// Out.
+    /// Transmit.
     Tx,
-    /// In.
+    /// Receive.
     Rx,
 }
 
@@ -23,18 +25,18 @@ impl fmt::Display for Direction {
     }
 }
 
-/// What is done to a packet.
+/// Fault that is applied to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// It is lost.
+    /// The packet is lost.
     Drop,
-    /// It comes twice.
+    /// The packet is delivered twice.
     Duplicate,
-    /// It comes behind the next one.
+    /// The packet is delivered after the next one.
     Reorder,
-    /// One byte of it changes, so that its ICRC fails.
+    /// One byte of the packet is changed, so that its ICRC check fails.
     Corrupt,
-    /// It comes so much later, behind whatever comes meanwhile.
+    /// The packet is delivered this much later, after those that arrive meanwhile.
     Delay(Duration),
 }
 
@@ -50,10 +52,10 @@ impl fmt::Display for Action {
     }
 }
 
-/// Which of the packets that a rule is about it strikes.
+/// Which of the packets that match the filter of a rule it applies to.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum When {
-    /// The n-th alone, from 1.
+    /// Only the n-th, counted from 1.
     Nth(u64),
     /// The n-th, the 2n-th and so on.
     Every(u64),
@@ -63,26 +65,26 @@ pub enum When {
 
 type Filter = Arc<dyn Fn(&Packet<'_>) -> bool + Send + Sync>;
 
-/// One thing that goes wrong, and when.
+/// A fault and the packets that it applies to.
 ///
-/// On the command line: `[tx:|rx:]ACTION=WHEN[,opcode=N|NAME][,psn=N][,qp=N]` (`tx` if nothing is said), with
-/// the actions `drop`, `dup`, `reorder`, `corrupt` and `delay` (which takes `,by=2ms` too), and for when
-/// `3`, `every:13` or `p:0.01`.
+/// On the command line: `[tx:|rx:]ACTION=WHEN[,opcode=N|NAME][,psn=N][,qp=N]` (default `tx`), with the
+/// actions `drop`, `dup`, `reorder`, `corrupt` and `delay` (which also needs `,by=2ms`), and `3`, `every:13`
+/// or `p:0.01` for WHEN.
 #[derive(Clone)]
 pub struct Rule {
-    /// Which way the packets go.
+    /// Direction of the packets.
     pub direction: Direction,
-    /// What is done to them.
+    /// The fault.
     pub action: Action,
-    /// To which of those that pass the filter.
+    /// Which of the packets that match the filter.
     pub when: When,
     filter: Option<Filter>,
-    /// As it was written, where it was.
+    /// The rule in its textual form, as written if it was parsed.
     text: String,
 }
 
 impl Rule {
-    /// A rule about all packets of a direction.
+    /// Creates a rule that matches all packets of a direction.
     pub fn new(direction: Direction, action: Action, when: When) -> Rule {
         let text = match when {
             When::Nth(n) => format!("{direction}:{action}={n}"),
@@ -92,7 +94,8 @@ impl Rule {
         Rule { direction, action, when, filter: None, text }
     }
 
-    /// This rule about, and counting, only packets that `filter` is true for (besides earlier filters).
+    /// Restricts the rule to packets for which `filter` is true, in addition to earlier filters. Only these
+    /// are counted.
     #[must_use]
     pub fn only(mut self, filter: impl Fn(&Packet<'_>) -> bool + Send + Sync + 'static) -> Rule {
         self.filter = Some(match self.filter.take() {
@@ -102,7 +105,7 @@ impl Rule {
         self
     }
 
-    /// Whether the rule is about a packet (BTH to ICRC).
+    /// Reports whether a packet (BTH to ICRC) matches the filter.
     pub(super) fn is_about(&self, bytes: &[u8]) -> bool {
         match &self.filter {
             Some(filter) => Packet::parse(bytes).is_ok_and(|p| filter(&p)),
@@ -123,13 +126,13 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// Why a text is no fault rule.
+/// Parse error of a fault rule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("fault rule '{rule}': {why}")]
 pub struct RuleError {
-    /// The text.
+    /// The rule as given.
     pub rule: String,
-    /// What is wrong with it and what to write instead.
+    /// The error, and what to write instead.
     pub why: String,
 }
 
@@ -207,8 +210,8 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The opcodes of a number, or of a name as Wireshark and `urxe demo` print it: `rc-send-only`, of all services
-/// `send-only`, or its beginning, `send`.
+/// Parses an opcode: a number, or a name as Wireshark and `urxe demo` print it (`rc-send-only`), without the
+/// service for all services (`send-only`), or a prefix of a name (`send`).
 fn opcodes(text: &str) -> Result<Vec<Opcode>, String> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         return Ok(vec![Opcode(number("opcode", text, 0xff)? as u8)]);
@@ -234,7 +237,7 @@ fn words(name: &str) -> Vec<String> {
     words.filter(|word| !word.is_empty() && word != "rdma").map(short).collect()
 }
 
-/// A decimal number, or a hexadecimal one after 0x.
+/// Parses a decimal number, or a hexadecimal one after 0x.
 fn number(key: &str, text: &str, max: u64) -> Result<u64, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
@@ -260,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_read_as_they_are_written() {
+    fn rules_round_trip_through_text() {
         let shape = |text: &str| {
             let rule: Rule = text.parse().unwrap();
             assert_eq!(rule.to_string(), text);
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn opcodes_are_numbers_names_or_the_beginnings_of_names() {
+    fn opcodes_are_numbers_names_or_prefixes_of_names() {
         let codes = |text: &str| opcodes(text).unwrap().iter().map(|o| o.0).collect::<Vec<_>>();
         assert_eq!(codes("0x0a"), [0x0a]);
         assert_eq!(codes("RC SEND Only"), [0x04]);
@@ -293,14 +296,14 @@ mod tests {
         for bad in ["", "-", "sned", "only"] {
             assert!(opcodes(bad).unwrap_err().contains(&format!("no opcode '{bad}'")));
         }
-        // Every opcode has a name that means just it.
+        // The full name of an opcode means that opcode only.
         for opcode in (0..=0xff).map(Opcode).filter(|opcode| opcode.row().is_valid()) {
             assert_eq!(opcodes(&opcode.to_string()), Ok(vec![opcode]));
         }
     }
 
     #[test]
-    fn bad_rules_say_why() {
+    fn bad_rules_explain_the_error() {
         let why = |text: &str| text.parse::<Rule>().unwrap_err().to_string();
         assert_eq!(why("drop=0"), "fault rule 'drop=0': '0' is no packet to count to: they count from 1");
         assert!(why("lose=3").contains("'lose' is no action"));

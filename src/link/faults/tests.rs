@@ -1,3 +1,5 @@
+//! Tests of fault injection over the fabric.
+
 use std::sync::{Arc, Mutex};
 
 use super::*;
@@ -5,7 +7,7 @@ use crate::link::fabric::{Fabric, FabricConfig, FabricPort};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, Opcode, Packet, Psn, icrc};
 
-/// The PSNs of all that arrives; a negative one has a wrong ICRC.
+/// Returns the PSNs of all packets that arrive; a negative one stands for an invalid ICRC.
 fn read(link: &mut dyn Link, now: Instant) -> Vec<i64> {
     let mut got = Vec::new();
     link.receive(now, &mut |burst| {
@@ -35,7 +37,8 @@ fn pair() -> (Fabric, FabricPort, FabricPort) {
     (fabric, a, b)
 }
 
-/// What arrives of 1..=n when sent in one queue through `rules` at the sender or at the receiver.
+/// Returns what arrives of 1..=n if sent in one queue, with `rules` at the sender or, equally, at the
+/// receiver.
 fn through(rules: &[&str], n: u32) -> Vec<i64> {
     let both = [Direction::Tx, Direction::Rx].map(|direction| {
         let rules = rules.iter().map(|r| format!("{direction}:{r}").parse().unwrap()).collect();
@@ -56,7 +59,7 @@ fn through(rules: &[&str], n: u32) -> Vec<i64> {
 }
 
 #[test]
-fn every_fault_does_what_its_name_says() {
+fn each_action_disturbs_the_matched_packets() {
     assert_eq!(through(&[], 4), [1, 2, 3, 4]);
     assert_eq!(through(&["drop=3"], 6), [1, 2, 4, 5, 6]);
     assert_eq!(through(&["drop=1"], 3), [2, 3]);
@@ -73,14 +76,14 @@ fn every_fault_does_what_its_name_says() {
 }
 
 #[test]
-fn chance_is_the_seeds() {
+fn random_faults_repeat_with_the_same_seed() {
     let lost = |n| n - through(&["drop=p:0.1"], n).len() as u32;
     assert_eq!(lost(200), lost(200));
     assert!((5..40).contains(&lost(200)), "{}", lost(200));
 }
 
 #[test]
-fn delayed_packets_come_when_their_time_has_come() {
+fn delayed_packet_is_delivered_at_its_deadline() {
     for direction in ["tx", "rx"] {
         let rules = vec![format!("{direction}:delay=2,by=3us").parse().unwrap()];
         let (_fabric, a, b) = pair();
@@ -98,7 +101,7 @@ fn delayed_packets_come_when_their_time_has_come() {
 }
 
 #[test]
-fn a_swap_waits_for_the_next_turn_but_not_for_ever() {
+fn reordered_packet_waits_for_the_next_one_up_to_the_hold_limit() {
     let (_fabric, a, mut b) = pair();
     let mut a = Faults::new(a, vec!["reorder=every:2".parse().unwrap()], 0);
     send(&mut a, &b, Instant(0), 1..3);
@@ -112,7 +115,7 @@ fn a_swap_waits_for_the_next_turn_but_not_for_ever() {
 }
 
 #[test]
-fn faults_are_counted_and_told() {
+fn faults_are_counted_and_observed() {
     let (_fabric, a, mut b) = pair();
     let told = Arc::new(Mutex::new(Vec::new()));
     let log = told.clone();
@@ -137,7 +140,7 @@ fn faults_are_counted_and_told() {
 }
 
 #[test]
-fn untouched_bursts_stay_whole() {
+fn bursts_without_faults_pass_whole() {
     let (_fabric, a, b) = pair();
     let mut a = Faults::new(a, vec!["drop=1000".parse().unwrap()], 0);
     let mut b = Faults::new(b, vec!["rx:drop=1000".parse().unwrap()], 0);

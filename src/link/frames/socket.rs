@@ -1,4 +1,4 @@
-//! The unix socket under a [`FramesLink`](super::FramesLink): datagrams, or a stream with lengths.
+//! The Unix socket under a [`FramesLink`](super::FramesLink): datagrams, or a stream with length prefixes.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,18 +10,18 @@ use std::path::{Path, PathBuf};
 use super::FramesWire;
 use crate::link::frame_queue::FrameQueue;
 
-/// The largest frame: an IP packet of 64 KiB with its Ethernet header and two tags.
+/// Largest frame, in bytes: an IP packet of 64 KiB with its Ethernet header and two VLAN tags.
 const MAX_FRAME: usize = 65_535 + 22;
 
-/// Bytes of the length before each frame of a stream.
+/// Bytes of the length prefix of each frame in a stream.
 const LENGTH: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Socket {
     kind: Kind,
-    /// The path that is ours to remove.
+    /// The path that this side has bound and removes on drop.
     bound: Option<PathBuf>,
-    /// Read, and not yet whole frames (stream), or room for one (datagram).
+    /// Bytes read that are not yet whole frames (stream), or room for one frame (datagram).
     buffer: Vec<u8>,
     filled: usize,
 }
@@ -58,7 +58,7 @@ impl Socket {
         Ok(Socket { kind, bound, buffer: vec![0; room], filled: 0 })
     }
 
-    /// Whether anybody may be at the other end.
+    /// Reports whether a peer may be connected.
     pub fn is_connected(&self) -> bool {
         match &self.kind {
             Kind::Dgram { .. } => true,
@@ -66,12 +66,12 @@ impl Socket {
         }
     }
 
-    /// Whether it is a side that has to try again by itself.
+    /// Reports whether this is a connecting side that has lost its connection.
     pub fn wants_reconnect(&self) -> bool {
         matches!(self.kind, Kind::Connect { stream: None, .. })
     }
 
-    /// What to wait on now: the connection, or the listener while there is none.
+    /// Returns the descriptor to wait on: the connection, or the listener while there is none.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.kind {
             Kind::Dgram { socket, .. } => Some(socket.as_fd()),
@@ -81,7 +81,7 @@ impl Socket {
         }
     }
 
-    /// Adds a frame in the form that goes out.
+    /// Queues a frame in its wire format.
     pub fn queue(&self, tx: &mut FrameQueue, write: impl FnOnce(&mut Vec<u8>)) {
         if let Kind::Dgram { .. } = self.kind {
             return tx.push_with(write);
@@ -95,7 +95,7 @@ impl Socket {
         });
     }
 
-    /// Takes a connection if one is there to be had. Whether it did.
+    /// Accepts or makes a connection, if possible. Returns whether there is a new one.
     pub fn connect(&mut self) -> bool {
         let new = match &mut self.kind {
             Kind::Listen { listener, stream: stream @ None } => {
@@ -122,8 +122,8 @@ impl Socket {
         self.filled = 0;
     }
 
-    /// Sends until the other side is full or nothing is left. Returns how many frames were lost because
-    /// nobody was there to take them.
+    /// Sends until the peer's buffer is full or the queue is empty. Returns the number of frames dropped
+    /// because no peer was connected.
     pub fn flush(&mut self, tx: &mut FrameQueue) -> u64 {
         let lost = match &mut self.kind {
             Kind::Dgram { socket, remote, connected } => {
@@ -143,7 +143,7 @@ impl Socket {
         frames
     }
 
-    /// Reads frames into `rx` until it holds `max` or there are no more.
+    /// Reads frames into `rx` until it holds `max` frames or no more are available.
     pub fn fill(&mut self, rx: &mut FrameQueue, max: usize) {
         let result = match &mut self.kind {
             Kind::Dgram { socket, .. } => {
@@ -169,7 +169,7 @@ impl Drop for Socket {
     }
 }
 
-/// Removes a socket that a process has left behind; one that somebody still listens to stays.
+/// Removes a socket file that a process has left behind, unless a process still listens on it.
 fn clear_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.file_type().is_socket() => match connect(path) {
@@ -183,7 +183,7 @@ fn clear_stale(path: &Path, connect: impl FnOnce(&Path) -> io::Result<()>) -> io
 fn send_datagrams(socket: &UnixDatagram, remote: &Path, connected: &mut bool, tx: &mut FrameQueue) -> u64 {
     let mut lost = 0;
     while let Some(frame) = tx.front() {
-        // Connected, so that a poll tells when the peer's queue (10 frames) has room.
+        // A connected socket makes `poll` report when the peer's queue (10 frames) has room.
         let fresh = !*connected;
         if fresh {
             *connected = socket.connect(remote).is_ok();
@@ -207,7 +207,7 @@ fn receive_datagrams(socket: &UnixDatagram, buffer: &mut [u8], rx: &mut FrameQue
     while rx.len() < max {
         match socket.recv(buffer) {
             Ok(n) => rx.push(&buffer[..n]),
-            // A reset tells that the peer was closed: a new one may come under its name.
+            // ECONNRESET means that the peer has closed its socket; a new peer may bind the same path.
             Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionReset) => {}
             Err(_) => return,
         }

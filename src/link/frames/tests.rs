@@ -1,3 +1,5 @@
+//! Tests of the configuration and the errors of a [`FramesLink`].
+
 use super::*;
 
 fn parse(s: &str) -> Result<FramesConfig, SpecError> {
@@ -5,7 +7,7 @@ fn parse(s: &str) -> Result<FramesConfig, SpecError> {
 }
 
 #[test]
-fn the_text_says_socket_and_station() {
+fn config_text_names_socket_and_station() {
     let c = parse("frames:dgram:/tmp/a,/tmp/b,ip=10.77.0.1/24,ip=fd77::1/64,mac=52:54:00:77:00:01,mtu=4500")
         .unwrap();
     assert_eq!(c.wire, FramesWire::Dgram { local: "/tmp/a".into(), remote: "/tmp/b".into() });
@@ -14,13 +16,13 @@ fn the_text_says_socket_and_station() {
     assert_eq!((c.station.mac.to_string().as_str(), c.mtu), ("52:54:00:77:00:01", 4500));
     let c = parse("frames:listen:/tmp/x,ip=10.77.0.1,gw=10.77.0.254").unwrap();
     assert_eq!(c.wire, FramesWire::Listen("/tmp/x".into()));
-    // Its own, and the same every time.
+    // The MAC is derived from the address, so it is the same on every run.
     assert_eq!((c.station.mac.to_string().as_str(), c.mtu), ("52:58:0a:4d:00:01", 1500));
     assert_eq!(c.station.gateways, ["10.77.0.254".parse::<std::net::IpAddr>().unwrap()]);
 }
 
 #[test]
-fn what_is_wrong_with_the_text_is_said() {
+fn bad_config_text_explains_the_error() {
     for (text, says) in [
         ("udp:1", "is not of the form"),
         ("frames:tap:x,ip=10.0.0.1", "is not of the form"),
@@ -43,7 +45,7 @@ fn what_is_wrong_with_the_text_is_said() {
 }
 
 #[test]
-fn a_link_that_cannot_be_opened_says_what_to_do() {
+fn failed_open_suggests_a_remedy() {
     let open = |s: &str| FramesLink::open(parse(s).unwrap()).unwrap_err().to_string();
     assert!(open("frames:connect:/nonexistent/x,ip=10.0.0.1").contains("start the listening side first"));
     assert!(open("frames:listen:/nonexistent/x,ip=10.0.0.1").contains("make the directory"));

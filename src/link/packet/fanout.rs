@@ -1,8 +1,8 @@
-//! The sockets of one NIC's shards as a group: the kernel looks at a frame once, however many they are, and gives it to
-//! one of them (`PACKET_FANOUT`, see packet(7)).
+//! Fanout group of the sockets of one NIC's shards: the kernel examines each frame once, however many sockets
+//! there are, and passes it to one of them (`PACKET_FANOUT`, see packet(7)).
 //!
-//! That is the one that has the frame's queue pair, and for all else the first. What concerns several they pass on among
-//! themselves: see [`Kin::share`](super::kin::Kin::share).
+//! That is the socket of the shard that has the frame's queue pair; all other frames go to the first. The
+//! links pass on frames that several of them need: see [`Kin::share`](super::kin::Kin::share).
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -13,17 +13,19 @@ use super::filter;
 use super::socket::RawSocket;
 use crate::nic::ShardId;
 
-/// From linux/if_packet.h, which libc has only in part. By a classic BPF program:
+/// Constant of linux/if_packet.h that libc lacks: distribution by a classic BPF program.
 const PACKET_FANOUT_CBPF: c_int = 6;
-/// The kernel finds a number for the group that nobody else has.
+/// Flag that makes the kernel choose an unused number for the group.
 const PACKET_FANOUT_FLAG_UNIQUEID: c_int = 0x2000;
-/// Without what this host sends. Kernels before 6.10 do not know it, and leave it to the sockets' filters.
+/// Flag that excludes outgoing frames. Kernels before 6.10 ignore it; there the filters of the sockets drop
+/// these frames.
 const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_int = 0x4000;
 
-/// Makes these, which are bound and receive nothing yet, a group, in the order of their shards.
+/// Makes a fanout group of sockets that are bound and receive nothing yet, in the order of their shards.
 ///
 /// # Errors
-/// Those of the kernel, or of what stands in for it; then some may be in the group, which they leave only by being closed.
+/// The error of the kernel, or of a substitute for it. Some sockets may then be in the group, which they
+/// leave only by being closed.
 pub(super) fn join<'a>(sockets: impl ExactSizeIterator<Item = &'a RawSocket>) -> io::Result<()> {
     let count = sockets.len();
     let mut group = None;

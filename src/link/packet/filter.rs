@@ -1,5 +1,6 @@
-//! The classic BPF program before a packet socket: only RoCEv2 for this link gets through, and what a
-//! station has to answer. And the one that says whose a frame is where sockets [fan out](super::fanout).
+//! Classic BPF programs of packet sockets: the socket filter, which accepts only RoCEv2 packets for the link
+//! and the requests that a host stack has to reply to, and the program that selects the shard of a frame in a
+//! [fanout group](super::fanout).
 
 use std::net::IpAddr;
 
@@ -11,15 +12,15 @@ use libc::{
 use crate::nic::ShardId;
 use crate::wire::{Mac, ROCE_PORT};
 
-/// Above this, the addresses are left to userspace: jumps span 255 instructions at most.
+/// Above this number the addresses are checked in user space, because jumps span 255 instructions at most.
 const MAX_ADDRESSES: usize = 16;
 
-/// Recipients whose frames pass.
+/// Recipient whose frames are accepted.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted<'a> {
-    /// The interface itself, where the kernel answers its neighbours.
+    /// The interface itself; the kernel replies to its neighbours.
     Interface(&'a [IpAddr]),
-    /// A station with a MAC of its own on a promiscuous interface, and the VLAN that it is in.
+    /// A host stack with its own MAC and VLAN on a promiscuous interface.
     Station(Mac, Option<u16>),
 }
 
@@ -33,7 +34,7 @@ fn load(size: u32, at: u32) -> sock_filter {
     op(BPF_LD | size | BPF_ABS, at)
 }
 
-/// Loads what the kernel knows beside the bytes.
+/// Loads an ancillary value of the kernel, which is not part of the frame.
 fn load_extra(what: i32) -> sock_filter {
     load(BPF_W, (SKF_AD_OFF + what) as u32)
 }
@@ -50,47 +51,49 @@ fn drop_it() -> sock_filter {
     op(BPF_RET | BPF_K, 0)
 }
 
-/// Does `then` if the accumulator is `k`, and goes on behind it otherwise.
+/// Executes `then` if the accumulator equals `k`; otherwise continues after it.
 fn if_eq(out: &mut Block, k: u32, then: Block) {
     let skip = u8::try_from(then.len()).expect("blocks are kept below 256 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 0, jf: skip, k });
     out.extend(then);
 }
 
-/// Goes on only if the accumulator is `k`.
+/// Continues only if the accumulator equals `k`; otherwise drops the frame.
 fn require(out: &mut Block, k: u32) {
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: 1, jf: 0, k });
     out.push(drop_it());
 }
 
-/// Does `then`, which ends nowhere or drops, unless the accumulator is `k`, and goes on behind it.
+/// Executes `then` unless the accumulator equals `k`. Continues after it if `then` does not end the program.
 fn unless_eq(out: &mut Block, k: u32, then: Block) {
     let skip = u8::try_from(then.len()).expect("blocks are kept below 256 instructions");
     out.push(sock_filter { code: (BPF_JMP | BPF_JEQ | BPF_K) as u16, jt: skip, jf: 0, k });
     out.extend(then);
 }
 
-/// Where the last byte of the destination's number is, from the UDP header on.
+/// Offset of the last byte of the destination QPN, from the start of the UDP header.
 const DEST_QP_LOW: u32 = 8 + 7;
 
-/// Goes on only if the queue pair, whose last byte `byte` loads, is the shard's.
+/// Continues only if the queue pair, whose last byte the instruction `byte` loads, belongs to the shard.
 fn require_shard(byte: sock_filter, shard: ShardId) -> Block {
     let mut p = vec![byte, mask((1 << shard.bits()) - 1)];
     require(&mut p, shard.index());
     p
 }
 
-/// The program for an Ethernet interface, and one shard of a NIC: what is not to a queue pair but to the station as such
-/// is the first one's, answers to questions are everyone's, and so is what comes to groups.
+/// Returns the filter program of one shard of a NIC on an Ethernet interface. The first shard receives the
+/// requests to the host stack itself, which are for no queue pair; all shards receive replies and multicast
+/// packets.
 pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
     let mut p = Block::new();
-    // The kernel has taken the tag off. VLAN 0 is only a priority; others have interfaces or stations of their own.
+    // The kernel has removed the tag. VLAN 0 carries only a priority; other VLANs have their own interfaces
+    // or stations.
     let vlan = if let Wanted::Station(_, vlan) = wanted { vlan } else { None };
     p.push(load_extra(SKF_AD_VLAN_TAG));
     p.push(mask(0xfff));
     require(&mut p, vlan.unwrap_or(0).into());
     p.push(load_extra(SKF_AD_PKTTYPE));
-    // The sockets are not told of these, but a fanout of them is before Linux 6.10.
+    // The sockets ignore outgoing frames by option, but a fanout group of them does not before Linux 6.10.
     if_eq(&mut p, libc::PACKET_OUTGOING.into(), vec![drop_it()]);
     match wanted {
         Wanted::Interface(_) => if_eq(&mut p, libc::PACKET_OTHERHOST.into(), vec![drop_it()]),
@@ -119,14 +122,14 @@ pub(super) fn program(wanted: Wanted<'_>, shard: ShardId) -> Vec<sock_filter> {
     if_eq(&mut p, 0x0800, ip);
     let ip = ipv6(wanted, shard);
     if_eq(&mut p, 0x86dd, ip);
-    // RoCEv1 is only counted.
+    // RoCEv1 packets are only counted.
     if_eq(&mut p, 0x8915, vec![if shard.is_first() { accept() } else { drop_it() }]);
     p.push(drop_it());
     p
 }
 
-/// The program that says which of `1 << bits` shards a frame goes to where the kernel asks once for all: the one that has
-/// its queue pair, and for what is not to one the first. It sees a frame from its network header on.
+/// Returns the fanout program, which selects one of `1 << bits` shards for a frame: that of its queue pair,
+/// or the first one if the frame is for no queue pair. The program sees a frame from its network header on.
 pub(super) fn shard_of(bits: u32) -> Vec<sock_filter> {
     let first = || op(BPF_RET | BPF_K, 0);
     let index = || [mask((1 << bits) - 1), op(BPF_RET | BPF_A, 0)];
@@ -153,14 +156,14 @@ fn ipv4(wanted: Wanted<'_>, shard: ShardId) -> Block {
     let mut p = vec![load(BPF_B, 14 + 9)];
     if let Wanted::Station(..) = wanted {
         if_eq(&mut p, 1, vec![if shard.is_first() { accept() } else { drop_it() }]);
-        // Of IGMP, queries.
+        // Of IGMP, only queries are accepted.
         let mut igmp = vec![op(BPF_LDX | BPF_B | BPF_MSH, 14), op(BPF_LD | BPF_B | BPF_IND, 14)];
         require(&mut igmp, 0x11);
         igmp.push(accept());
         if_eq(&mut p, 2, igmp);
     }
     require(&mut p, 17);
-    // Only a first fragment has ports.
+    // Only the first fragment contains the ports.
     p.push(load(BPF_H, 14 + 6));
     p.push(mask(0x1fff));
     require(&mut p, 0);
@@ -198,7 +201,7 @@ fn ipv6(wanted: Wanted<'_>, shard: ShardId) -> Block {
         }
         icmp.push(accept());
         if_eq(&mut p, 58, icmp);
-        // Behind hop-by-hop options of 8 bytes, MLD queries.
+        // MLD queries follow a hop-by-hop options header of 8 bytes.
         let mut mld = vec![load(BPF_H, 14 + 40)];
         require(&mut mld, 58 << 8);
         mld.push(load(BPF_B, 14 + 40 + 8));
@@ -221,7 +224,7 @@ fn ipv6(wanted: Wanted<'_>, shard: ShardId) -> Block {
             let IpAddr::V6(own) = own else { continue };
             let mut words = own.octets();
             let mut matches = vec![accept()];
-            // From the last word back, each inside the match of the one before.
+            // From the last word backwards, each comparison nested in the match of the word before.
             for i in (0..4).rev() {
                 let (chunk, _) = words[i * 4..].split_first_chunk_mut::<4>().expect("16 bytes are 4 words");
                 let mut block = vec![load(BPF_W, DST + i as u32 * 4)];
@@ -250,7 +253,7 @@ mod tests {
         result(program, frame, vlan, kind) != 0
     }
 
-    /// As the kernel runs it: reads beyond the packet end it with 0.
+    /// Runs a program like the kernel does: a read beyond the packet ends the program with 0.
     fn result(program: &[sock_filter], frame: &[u8], vlan: u32, kind: u32) -> u32 {
         let (mut a, mut x, mut pc) = (0u32, 0u32, 0);
         loop {
@@ -267,7 +270,7 @@ mod tests {
                 c if c == BPF_LD | BPF_W | BPF_ABS && i.k == (SKF_AD_OFF + SKF_AD_PKTTYPE) as u32 => {
                     Some(kind)
                 }
-                // Here only where the frame starts with its network header.
+                // Used only by programs that see the frame from its network header on.
                 c if c == BPF_LD | BPF_W | BPF_ABS && i.k == (SKF_AD_OFF + SKF_AD_PROTOCOL) as u32 => Some(
                     [0x0806, 0x0800, 0x86dd]
                         [[4, 6].iter().position(|v| frame[0] >> 4 == *v).map_or(0, |i| i + 1)],
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_gets_rocev2_for_its_addresses_and_groups() {
+    fn interface_accepts_rocev2_for_its_addresses_and_groups() {
         let addresses: Vec<IpAddr> =
             ["10.0.0.1", "10.0.0.2", "fd00::1", "fe80::2"].iter().map(|a| a.parse().unwrap()).collect();
         let p = program(Wanted::Interface(&addresses), ShardId::WHOLE);
@@ -336,13 +339,13 @@ mod tests {
         later_fragment[21] = 1;
         assert!(!run(&p, &later_fragment, 0, 0));
         assert!(!run(&p, &packet("fd00::1", OWN)[..50], 0, 0));
-        // Too many to tell apart here: all get through.
+        // Too many addresses for the filter: packets to any address are accepted.
         let many = vec!["10.0.0.1".parse().unwrap(); MAX_ADDRESSES + 1];
         assert!(run(&program(Wanted::Interface(&many), ShardId::WHOLE), &packet("10.0.0.3", OWN), 0, 0));
     }
 
     #[test]
-    fn a_station_in_a_vlan_gets_that_vlan_only() {
+    fn station_in_a_vlan_accepts_only_that_vlan() {
         let p = program(Wanted::Station(OWN, Some(5)), ShardId::WHOLE);
         let frame = packet("10.0.0.1", OWN);
         for (vlan, takes) in [(5, true), (7 << 13 | 5, true), (0, false), (7 << 13, false), (6, false)] {
@@ -351,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_station_gets_what_it_has_to_answer() {
+    fn station_accepts_rocev2_and_requests_to_it() {
         let p = program(Wanted::Station(OWN, None), ShardId::WHOLE);
         assert!(run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OTHERHOST.into()));
         assert!(!run(&p, &packet("10.0.0.1", OWN), 0, libc::PACKET_OUTGOING.into()));
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_station_gets_group_queries_and_no_reports() {
+    fn station_accepts_group_queries_but_not_reports() {
         let mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
         let igmp = |kind: u8, options: usize| {
             let mut frame = packet("224.0.0.1", mac);
@@ -407,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shard_has_its_queue_pairs_and_all_have_the_groups() {
+    fn shard_accepts_its_queue_pairs_and_all_groups() {
         let own: Vec<IpAddr> = ["10.0.0.1", "fd00::1"].iter().map(|a| a.parse().unwrap()).collect();
         for wanted in [Wanted::Interface(&own), Wanted::Station(OWN, None)] {
             for qpn in [0x10_u8, 0x11, 0x12, 0xff] {
@@ -431,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn one_program_finds_the_shard_that_has_the_queue_pair() {
+    fn fanout_program_selects_the_shard_of_the_queue_pair() {
         for bits in [1, 2, 6] {
             let p = shard_of(bits);
             let shard = |frame: &[u8]| result(&p, &frame[14..], 0, 0);
@@ -451,7 +454,7 @@ mod tests {
                         assert_eq!(shard(&frame), 0, "protocol {other}");
                     }
                     frame[protocol] = 17;
-                    // The kernel takes the first where a frame is too short.
+                    // The kernel selects the first shard if a frame is too short.
                     assert_eq!(shard(&frame[..at]), 0);
                 }
             }
@@ -475,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_shard_answers_and_all_hear_answers() {
+    fn first_shard_accepts_requests_and_all_accept_replies() {
         let [first, second] =
             [0, 1].map(|i| program(Wanted::Station(OWN, None), ShardId::new(i, 2).unwrap()));
         for request in [true, false] {

@@ -1,4 +1,4 @@
-//! MACs as the kernel knows them: its routes and its neighbour table, asked by netlink.
+//! Next-hop resolution by the routes and the neighbour table of the kernel, queried by netlink.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,24 +14,24 @@ use crate::link::system_udp;
 use crate::transport::Instant;
 use crate::wire::{Mac, ROCE_PORT};
 
-/// How long an answer of the kernel is good.
+/// Time for which a result of the kernel is cached.
 const KEEP: Duration = Duration::from_secs(5);
-/// How long a neighbour that the kernel is asking for is left alone.
+/// Interval between queries for a neighbour that the kernel is resolving.
 const AGAIN: Duration = Duration::from_millis(5);
-/// When packets stop waiting; the kernel itself asks three times, a second apart.
+/// Time after which queued packets are dropped; the kernel itself sends three requests, a second apart.
 const GIVE_UP: Duration = Duration::from_secs(3);
-/// A datagram to here makes the kernel look for a neighbour; nobody minds it.
+/// Destination port (discard) of the datagrams that make the kernel resolve a neighbour.
 const DISCARD_PORT: u16 = 9;
-/// How many answers are remembered.
+/// Maximum number of cached results.
 const MAX_CACHED: usize = 4096;
 
 const RTM_GETROUTE: u16 = 26;
 const RTA_DST: u16 = 1;
 const NDA_DST: u16 = 1;
-/// nlmsghdr; and behind it rtmsg and ndmsg, which happen to be equally long.
+/// Length of nlmsghdr. It is followed by rtmsg or ndmsg, which are equally long.
 const NLMSG_LEN: usize = 16;
 const BODY_LEN: usize = 12;
-/// The neighbour states whose MAC can be used (NUD_*).
+/// Neighbour states whose MAC is usable (NUD_*).
 const USABLE: u16 = libc::NUD_REACHABLE
     | libc::NUD_STALE
     | libc::NUD_DELAY
@@ -43,15 +43,16 @@ const USABLE: u16 = libc::NUD_REACHABLE
 pub(super) struct KernelNeighbours {
     netlink: OwnedFd,
     ifindex: u32,
-    /// A loopback has no MACs: all zeros.
+    /// Whether this is a loopback interface, where all MACs are zeros.
     pub loopback: bool,
-    /// Whether the interface has IPv4 and IPv6 addresses.
+    /// Whether the interface has IPv4 addresses, and IPv6 ones.
     families: [bool; 2],
-    /// The groups that the kernel is in for us, as long as these are open: it reports them, and has the hardware let
-    /// their packets through. Nothing is read from them.
+    /// Sockets whose only purpose is the membership of the kernel in multicast groups, while they are open:
+    /// the kernel reports it and configures the hardware to accept the packets. Nothing is read from them.
     groups: HashMap<IpAddr, UdpSocket>,
     nudge: [Option<UdpSocket>; 2],
-    /// Bound so that the kernel sends nobody a port unreachable. What they get is filtered away.
+    /// Sockets bound to the RoCE port so that the kernel sends no ICMP port unreachable. A filter drops their
+    /// packets.
     _guards: Vec<UdpSocket>,
     cache: HashMap<IpAddr, Cached>,
     held: Held,
@@ -64,22 +65,23 @@ pub(super) struct KernelNeighbours {
 struct Cached {
     mac: Option<Mac>,
     until: Instant,
-    /// When it was first asked for in vain.
+    /// Start of the resolution, if it had no result so far.
     since: Instant,
 }
 
 impl KernelNeighbours {
     pub fn new(name: &str, ifindex: u32, loopback: bool, addresses: &[IpAddr]) -> io::Result<Self> {
-        // SAFETY: no memory is involved.
+        // SAFETY: the call takes no pointers.
         let fd = unsafe {
             libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
         };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is fresh and nobody else's.
+        // SAFETY: `socket` has just returned this valid descriptor, and nothing else owns it.
         let netlink = unsafe { OwnedFd::from_raw_fd(fd) };
-        // The kernel answers within the call; this only keeps a surprise from blocking for ever.
+        // The kernel replies within the call; the timeout only prevents blocking for ever in an unexpected
+        // case.
         let wait = libc::timeval { tv_sec: 0, tv_usec: 100_000 };
         sys::set_option(netlink.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait)?;
         let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
@@ -89,11 +91,11 @@ impl KernelNeighbours {
             sys::bind_to_device(socket.as_raw_fd(), name).ok()?;
             Some(socket)
         });
-        // Where another has the port already, that one keeps the kernel quiet.
+        // If another socket has the port already, that one prevents the ICMP errors.
         let guard = |ip: &IpAddr| {
             let socket = system_udp::bound(socket_addr(*ip, ROCE_PORT, ifindex)).ok()?;
             sys::drop_all(socket.as_raw_fd()).ok()?;
-            // A run is then dropped whole, instead of being cut first.
+            // With GRO enabled, a super-packet is dropped whole instead of being segmented first.
             let on: libc::c_int = 1;
             let _ = sys::set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &on);
             Some(socket)
@@ -115,7 +117,7 @@ impl KernelNeighbours {
         })
     }
 
-    /// The MAC for packets to `dst`; if the kernel has none, it is made to look for it.
+    /// Returns the MAC for packets to `dst`; if the kernel has none, makes it resolve the address.
     pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         if self.loopback {
             return Some(Mac::default());
@@ -134,7 +136,7 @@ impl KernelNeighbours {
         if self.cache.len() >= MAX_CACHED {
             self.cache.clear();
         }
-        // One nudge sets the kernel to work for as long as packets wait.
+        // One datagram makes the kernel continue for as long as packets wait.
         let asked = before.filter(|c| c.mac.is_none() && now.since(c.since) <= GIVE_UP);
         if !sure && asked.is_none() {
             self.nudge(dst);
@@ -145,7 +147,7 @@ impl KernelNeighbours {
         mac
     }
 
-    /// Has the kernel join a multicast group on the interface.
+    /// Makes the kernel join a multicast group on the interface.
     pub fn join(&mut self, group: IpAddr) -> Result<(), JoinError> {
         if !group.is_multicast() {
             return Err(JoinError::NotMulticast(group));
@@ -158,7 +160,7 @@ impl KernelNeighbours {
         }
         let any =
             if group.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
-        // A socket each: one may only be in so many groups.
+        // One socket per group, because the number of memberships per socket is limited.
         let socket = || {
             let socket = system_udp::bound((any, 0).into())?;
             sys::drop_all(socket.as_raw_fd())?;
@@ -178,7 +180,8 @@ impl KernelNeighbours {
         self.groups.contains_key(&group)
     }
 
-    /// Keeps a frame for which [`resolve`](Self::resolve) had no MAC. Without room false, and it is counted.
+    /// Queues a frame for which [`resolve`](Self::resolve) had no MAC. Without room, counts it and returns
+    /// false.
     pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let kept = self.held.push(dst, write);
         self.waiting |= kept;
@@ -186,7 +189,7 @@ impl KernelNeighbours {
         kept
     }
 
-    /// Looks again for whom frames wait: they move to the outbox, or are given up.
+    /// Queries again the next hops of queued frames, which are moved to the outbox or dropped.
     pub fn handle_timeout(&mut self, now: Instant) {
         while self.waiting {
             let due = |ip: &IpAddr| self.cache.get(ip).is_none_or(|c| c.until <= now || c.mac.is_some());
@@ -209,14 +212,14 @@ impl KernelNeighbours {
         self.held.hops().map(|ip| self.cache.get(&ip).map_or(Instant::default(), |c| c.until)).min()
     }
 
-    /// Makes the kernel find out, or find out anew, where `dst` is.
+    /// Makes the kernel resolve `dst`, or confirm its entry.
     fn nudge(&self, dst: IpAddr) {
         if let Some(socket) = &self.nudge[usize::from(dst.is_ipv6())] {
             let _ = socket.send_to(&[], socket_addr(dst, DISCARD_PORT, self.ifindex));
         }
     }
 
-    /// The next hop to `dst` through this interface.
+    /// Returns the next hop to `dst` through this interface.
     fn next_hop(&self, dst: IpAddr) -> Option<IpAddr> {
         let mut body = [0; BODY_LEN];
         body[0] = family(dst);
@@ -232,7 +235,7 @@ impl KernelNeighbours {
         }
     }
 
-    /// The MAC of a neighbour, and whether the kernel is sure of it.
+    /// Returns the MAC of a neighbour if it is usable, and whether the entry is usable and not stale.
     fn neighbour(&self, hop: IpAddr) -> (Option<Mac>, bool) {
         let mut body = [0; BODY_LEN];
         body[0] = family(hop);
@@ -247,7 +250,8 @@ impl KernelNeighbours {
         (mac.filter(|_| state & USABLE != 0), state & USABLE & !libc::NUD_STALE != 0)
     }
 
-    /// Sends a request and returns the body of the answer, at least [`BODY_LEN`] bytes; `None` if it is an error.
+    /// Sends a request and returns the body of the response, at least [`BODY_LEN`] bytes; `None` for an
+    /// error.
     fn ask<'b>(&self, request: &Request, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         let fd = self.netlink.as_raw_fd();
         sys::send(fd, &request.bytes).ok()?;
@@ -300,7 +304,7 @@ fn ip_of(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// A netlink request in the making.
+/// A netlink request under construction.
 struct Request {
     bytes: Vec<u8>,
 }
@@ -329,7 +333,7 @@ impl Request {
     }
 }
 
-/// The attributes behind the body of an answer.
+/// Iterates over the attributes that follow the body of a response.
 fn attributes(reply: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut rest = reply.get(BODY_LEN..).unwrap_or_default();
     std::iter::from_fn(move || {

@@ -1,5 +1,6 @@
-//! The packet links of one NIC's shards: what one sends to a group is for the others that are in it too, the last
-//! that leaves tells the network, and what only one is given but several have to know is passed on.
+//! The group of packet links that serve the shards of one NIC. Packets that one link sends to a multicast
+//! group are passed to the other members, only the last member that leaves a group reports that to the
+//! network, and frames that the kernel gives to one link but several need are passed on.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
@@ -19,52 +20,52 @@ use crate::nic::ShardId;
 use crate::transport::TxBurst;
 use crate::wire::frame::{Checksums, Content, Frame};
 
-/// A link's place among them.
+/// Membership of one link in the group.
 #[derive(Debug)]
 pub(super) struct Kin {
     own: usize,
     shared: Arc<Shared>,
-    /// Whether the kernel gives each frame to only one of them.
+    /// Whether the kernel gives each frame to only one of the links.
     pub fans_out: bool,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// Members of each group, a bit for each link.
+    /// Members of each multicast group, as a bit set of links.
     members: Mutex<HashMap<IpAddr, u64>>,
     inboxes: Box<[Inbox]>,
 }
 
-/// What the others have for one.
+/// Inbox of one link, which the other links fill.
 #[derive(Debug)]
 struct Inbox {
     waiting: AtomicBool,
     passed: Mutex<Passed>,
-    /// Readable while there are some.
+    /// Readable while the inbox is not empty.
     readable: EventFd,
 }
 
-/// What waits for a link.
+/// Contents of an inbox.
 #[derive(Debug, Default)]
 pub(super) struct Passed {
-    /// What the others have sent to groups.
+    /// Bursts that other links have sent to multicast groups.
     pub bursts: Loopback,
-    /// What they have received.
+    /// Frames that other links have received.
     pub frames: Frames,
 }
 
-/// Frames with what the kernel has said of them.
+/// Queue of frames with the metadata of the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     bytes: FrameQueue,
     heads: VecDeque<(Shape, Checksums)>,
 }
 
-/// Bytes of frames that wait at most.
+/// Maximum number of queued bytes of frames.
 const MAX_BYTES: usize = 4 << 20;
 
 impl Frames {
-    /// False if there is no room.
+    /// Appends a frame; returns false if there is no room.
     fn push(&mut self, frame: &RxFrame<'_>) -> bool {
         let fits = self.bytes.byte_len() + frame.bytes.len() <= MAX_BYTES;
         if fits {
@@ -85,7 +86,7 @@ impl Frames {
     }
 }
 
-/// The links that a frame concerns beside the one that was given it.
+/// Set of links that need a frame, apart from the one that has received it.
 enum Concern {
     Nobody,
     Everybody,
@@ -96,7 +97,7 @@ impl Concern {
     fn of(frame: &Frame) -> Concern {
         match &frame.content {
             Content::Roce(roce) if roce.flow.dst.is_multicast() => Concern::Members(roce.flow.dst),
-            // Each has its own neighbours, and its own groups to tell of.
+            // Each link has its own neighbour cache and its own groups to report.
             Content::Arp(arp) if !arp.request => Concern::Everybody,
             Content::NeighborAdvert(_) | Content::GroupQuery(_) => Concern::Everybody,
             _ => Concern::Nobody,
@@ -105,7 +106,7 @@ impl Concern {
 }
 
 impl Kin {
-    /// The places of `count` links.
+    /// Creates the memberships of `count` links.
     pub fn new(count: usize) -> io::Result<Vec<Kin>> {
         let inbox = |_| {
             let readable = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
@@ -116,7 +117,7 @@ impl Kin {
         Ok((0..count).map(|own| Kin { own, shared: shared.clone(), fans_out: false }).collect())
     }
 
-    /// Its place as that of a shard.
+    /// Returns the shard of this link.
     pub fn shard(&self) -> Option<ShardId> {
         ShardId::new(self.own, self.shared.inboxes.len())
     }
@@ -125,7 +126,7 @@ impl Kin {
         *self.shared.members.lock().entry(group).or_default() |= 1 << self.own;
     }
 
-    /// Whether nobody is in the group any more.
+    /// Leaves a multicast group. Returns whether it has no members left.
     pub fn leave(&self, group: IpAddr) -> bool {
         let mut members = self.shared.members.lock();
         let Some(set) = members.get_mut(&group) else { return true };
@@ -137,14 +138,15 @@ impl Kin {
         last
     }
 
-    /// Gives what is sent to a group to the others that are in it. How many packets found no room.
+    /// Passes a burst to the other members of its multicast group. Returns the number of packets dropped for
+    /// lack of room.
     pub fn pass(&self, burst: &TxBurst<'_>) -> u64 {
         let lost = self.give(self.members(burst.flow.dst), |passed| passed.bursts.push(burst));
         lost as u64 * burst.packets as u64
     }
 
-    /// Gives a frame that this link has received to the others that it concerns and that have not. How many of them had no
-    /// room.
+    /// Passes a frame that this link has received to the other links that need it and have not received it.
+    /// Returns the number of links that had no room.
     pub fn share(&self, frame: &Frame, received: &RxFrame<'_>) -> u64 {
         if !self.fans_out {
             return 0;
@@ -157,21 +159,23 @@ impl Kin {
         self.give(to, |passed| passed.frames.push(received)) as u64
     }
 
-    /// Members of a group, a bit for each link.
+    /// Returns the members of a multicast group, as a bit set of links.
     fn members(&self, group: IpAddr) -> u64 {
         self.shared.members.lock().get(&group).copied().unwrap_or(0)
     }
 
-    /// Has `push` put something into the inboxes of those of the others whose bits are set; how many of them refused.
+    /// Calls `push` on the inboxes of the other links in the bit set `to`; returns how many of them had no
+    /// room.
     fn give(&self, to: u64, push: impl Fn(&mut Passed) -> bool) -> usize {
         let others =
             self.shared.inboxes.iter().enumerate().filter(|(i, _)| *i != self.own && to & 1 << i != 0);
         let refused = others.filter(|(_, inbox)| {
-            // Held until its owner can read of it, or he might miss one or the other.
+            // Locked until the descriptor is readable, so that the owner does not miss the entry or the
+            // notification.
             let mut passed = inbox.passed.lock();
             let pushed = push(&mut passed);
             if pushed && !inbox.waiting.swap(true, Ordering::AcqRel) {
-                // Only a full counter could refuse, and then it is readable.
+                // Fails only if the counter is at its maximum, and then the descriptor is readable anyway.
                 let _ = inbox.readable.write(1);
             }
             !pushed
@@ -179,20 +183,20 @@ impl Kin {
         refused.count()
     }
 
-    /// What the others have for this link, if there is anything.
+    /// Returns the contents of this link's inbox, if there are any.
     pub fn take(&self) -> Option<Passed> {
         let inbox = &self.shared.inboxes[self.own];
         if !inbox.waiting.load(Ordering::Acquire) {
             return None;
         }
-        // Taken out whole: whoever deals with it may send, and wait for nobody.
+        // The contents are moved out, so that the lock is not held while the link processes them and sends.
         let mut passed = inbox.passed.lock();
         inbox.waiting.store(false, Ordering::Release);
         let _ = inbox.readable.read();
         Some(std::mem::take(&mut *passed))
     }
 
-    /// Readable when there is something to [`take`](Self::take).
+    /// Returns a descriptor that is readable when [`take`](Self::take) returns something.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.shared.inboxes[self.own].readable.as_fd()
     }

@@ -1,8 +1,8 @@
-//! RoCEv2 on a real interface, by a packet socket: beside the kernel, on the interface's own addresses, or
-//! as a station of its own.
+//! RoCEv2 on a network interface by a packet socket, either beside the kernel on the interface's own
+//! addresses or as a separate host stack.
 //!
-//! Runs of packets go to the kernel whole and are cut by it, or by the hardware; where it refuses, they
-//! go one by one.
+//! Bursts are passed to the kernel as GSO super-packets, which the kernel or the hardware segments. If the
+//! kernel rejects them, packets are sent one by one.
 
 mod fanout;
 mod filter;
@@ -35,81 +35,82 @@ use kernel::KernelNeighbours;
 use kin::Kin;
 use socket::{RawSocket, Run, RxFrame, Shape, TxBatch, TxMessage};
 
-/// What a [`PacketLink`] is to be: `packet:eth0` on the interface's own addresses,
-/// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a station of its own on it. Further options:
-/// `gw=`, `vlan=`, `pcp=` (station), `mtu=` (below the interface's), `offload=off` (one packet a frame), `fanout=off`
-/// (several shards: each filters for itself).
+/// Configuration of a [`PacketLink`]: `packet:eth0` on the interface's own addresses,
+/// `packet:eth0,ip=10.77.0.9/24,mac=52:54:00:77:00:09` as a separate host stack on it. Further options:
+/// `gw=`, `vlan=`, `pcp=` (host stack only), `mtu=` (at most that of the interface), `offload=off` (one
+/// packet per frame), `fanout=off` (with several shards, every socket filters for itself).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PacketConfig {
-    /// The interface.
+    /// Name of the interface.
     pub interface: String,
-    /// MAC and addresses of its own; `None` for those of the interface.
+    /// MAC and addresses of the separate host stack; `None` to use those of the interface.
     pub station: Option<StationConfig>,
-    /// The largest IP packet; `None` for that of the interface.
+    /// Largest IP packet in bytes; `None` for the MTU of the interface.
     pub mtu: Option<usize>,
-    /// Whether the kernel may be given, and may give, runs of packets.
+    /// Whether super-packets may be passed to the kernel and accepted from it.
     pub offload: bool,
-    /// Whether the kernel may be asked to look at each frame once for all shards.
+    /// Whether the kernel may distribute frames to the shards (`PACKET_FANOUT`), so that it examines each
+    /// frame only once.
     pub fanout: bool,
 }
 
-/// A link that could not be opened.
+/// Error on opening a packet link.
 #[derive(Debug, thiserror::Error)]
 pub enum PacketError {
-    /// No such interface.
+    /// The interface does not exist.
     #[error("there is no interface {name:?}: there are {there}")]
     NoInterface {
-        /// As given.
+        /// Name as given.
         name: String,
-        /// Those that there are.
+        /// Names of the existing interfaces.
         there: String,
     },
-    /// Not up.
+    /// The interface is down.
     #[error("interface {name} is down: bring it up (ip link set {name} up)")]
     Down {
-        /// Which.
+        /// Name of the interface.
         name: String,
     },
-    /// Not Ethernet.
+    /// The interface is not Ethernet.
     #[error("interface {name} has no MAC address: packet links need Ethernet; use `--link udp`")]
     NotEthernet {
-        /// Which.
+        /// Name of the interface.
         name: String,
     },
-    /// No address to use.
+    /// The interface has no IP address.
     #[error(
         "interface {name} has no IP address: give it one (ip addr add 10.77.0.1/24 dev {name}), or make the \
          link a station of its own (packet:{name},ip=10.77.0.1/24)"
     )]
     NoAddress {
-        /// Which.
+        /// Name of the interface.
         name: String,
     },
-    /// No capability.
+    /// The process lacks CAP_NET_RAW.
     #[error(
         "a packet socket on {name} needs CAP_NET_RAW: run as root, grant it (setcap cap_net_raw+ep PROGRAM), \
          or use `--link udp`, which needs no privilege"
     )]
     NotPermitted {
-        /// Which.
+        /// Name of the interface.
         name: String,
     },
-    /// Too small an MTU.
+    /// The MTU of the interface is too small.
     #[error("interface {name} has an MTU of {mtu}, and RoCEv2 needs {MIN_MTU}: ip link set {name} mtu 1500")]
     Mtu {
-        /// Which.
+        /// Name of the interface.
         name: String,
-        /// As it is.
+        /// MTU of the interface, in bytes.
         mtu: usize,
     },
-    /// Anything else.
+    /// Any other error of the system.
     #[error("cannot {what} on interface {name}: {source}")]
     Io {
-        /// Which.
+        /// Name of the interface.
         name: String,
-        /// What was to be done.
+        /// The operation that failed.
         what: &'static str,
-        /// Why not.
+        /// The underlying system error.
         source: io::Error,
     },
 }
@@ -147,27 +148,28 @@ impl FromStr for PacketConfig {
     }
 }
 
-/// A packet socket on an interface.
+/// A link by a packet socket on an interface.
 #[derive(Debug)]
 pub struct PacketLink {
     info: LinkInfo,
     mac: Mac,
-    /// The tag of each frame that is sent.
+    /// VLAN tag of each sent frame.
     vlan: Option<VlanTag>,
     neighbours: Neighbours,
     socket: RawSocket,
-    /// UDP payload bytes of a packet of the last run that came without word of them.
+    /// UDP payload bytes per packet of the last super-packet whose segment size the kernel did not report.
     likely_segment: usize,
     batch: TxBatch,
     local: Loopback,
-    /// Those of the other shards.
+    /// Membership in the group of the NIC's packet links, if there are several shards.
     kin: Option<Kin>,
     counters: LinkCounters,
-    /// None where the system does not tell of its interfaces.
+    /// Link state monitor; `None` if the system does not report the state of interfaces, or another shard
+    /// monitors it.
     watch: Option<Watch>,
 }
 
-/// The source of neighbours' MACs.
+/// Source of the MACs of neighbours.
 #[derive(Debug)]
 enum Neighbours {
     Kernel(Box<KernelNeighbours>),
@@ -196,7 +198,7 @@ impl Neighbours {
         }
     }
 
-    /// `last` unless another link of the same NIC stays.
+    /// Leaves a group; `last` is false while another link of the same NIC stays a member.
     fn leave(&mut self, group: IpAddr, last: bool) {
         match self {
             Neighbours::Kernel(k) => k.leave(group),
@@ -212,12 +214,13 @@ impl Neighbours {
         }
     }
 
-    /// Whether the interface itself brings back what is sent to groups.
+    /// Reports whether the interface is a loopback one, which itself returns packets that are sent to groups.
     fn is_loopback(&self) -> bool {
         matches!(self, Neighbours::Kernel(k) if k.loopback)
     }
 
-    /// Whether what is sent to `dst` belongs to ourselves too. A loopback interface brings it back by itself.
+    /// Reports whether packets to `dst` have to be looped back by this link. A loopback interface does that
+    /// itself.
     fn loops_back(&self, dst: IpAddr) -> bool {
         match self {
             Neighbours::Kernel(k) => k.is_member(dst) && !self.is_loopback(),
@@ -272,7 +275,7 @@ fn find_interface(name: &str) -> Result<NetworkInterface, PacketError> {
     }
 }
 
-/// Makes an error of what an interface has refused.
+/// Returns a function that converts an error of an operation on an interface.
 fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
     let name = name.to_owned();
     move |source| match source.kind() {
@@ -281,12 +284,12 @@ fn failed(name: &str, what: &'static str) -> impl Fn(io::Error) -> PacketError {
     }
 }
 
-/// The socket or link that has received a frame.
+/// Source of a received frame.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
-    /// The link's own socket, in this place.
+    /// The link's own socket, with the index of the frame.
     Socket(usize),
-    /// That of another shard.
+    /// The link of another shard.
     Kin(RxFrame<'a>),
 }
 
@@ -294,7 +297,7 @@ impl PacketLink {
     /// Opens a packet socket on the interface.
     ///
     /// # Errors
-    /// [`PacketError`], which says what the interface or the process lacks.
+    /// [`PacketError`], which tells what the interface or the process lacks.
     pub fn open(config: PacketConfig) -> Result<PacketLink, PacketError> {
         let link = PacketLink::open_one(config, None)?;
         link.start(ShardId::WHOLE)?;
@@ -302,8 +305,8 @@ impl PacketLink {
     }
 
     /// Opens `count` packet sockets, for the shards of one NIC
-    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)): each has the packets of the queue pairs whose
-    /// numbers end in its place. `count` is rounded up to a power of two, of 64 at most.
+    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)). Each shard receives the packets of the
+    /// queue pairs whose numbers end in its index. `count` is rounded up to a power of two and limited to 64.
     ///
     /// # Errors
     /// See [`open`](Self::open).
@@ -319,14 +322,15 @@ impl PacketLink {
                 links.iter().try_for_each(|link| link.start(ShardId::WHOLE))?;
                 return Ok(links);
             }
-            // Refused, and there is no way out of a fanout but to begin again.
+            // The kernel has rejected the fanout group. A socket leaves one only by being closed, so all are
+            // opened again.
         }
         let links = PacketLink::open_all(&config, count)?;
         links.iter().try_for_each(|link| link.start(link.shard()))?;
         Ok(links)
     }
 
-    /// Links of one NIC that receive nothing yet.
+    /// Opens the links of one NIC, which do not receive anything yet.
     fn open_all(config: &PacketConfig, count: usize) -> Result<Vec<PacketLink>, PacketError> {
         let kin = Kin::new(count).map_err(|source| PacketError::Io {
             name: config.interface.clone(),
@@ -336,7 +340,7 @@ impl PacketLink {
         kin.into_iter().map(|kin| PacketLink::open_one(config.clone(), Some(kin))).collect()
     }
 
-    /// A link that receives nothing yet.
+    /// Opens a link that does not receive anything yet.
     fn open_one(config: PacketConfig, kin: Option<Kin>) -> Result<PacketLink, PacketError> {
         let first = kin.as_ref().and_then(Kin::shard).is_none_or(ShardId::is_first);
         let PacketConfig { interface: name, station, mtu, offload, .. } = config;
@@ -351,7 +355,7 @@ impl PacketLink {
             None => return Err(PacketError::NotEthernet { name }),
         };
         let failed = |what| failed(&name, what);
-        // Asking for the MTU needs a socket: any will do.
+        // Reading the MTU needs a socket of any kind.
         let probe = system_udp::bound(([0, 0, 0, 0], 0).into()).map_err(failed("open a socket"))?;
         let interface_mtu = sys::interface_mtu(std::os::fd::AsRawFd::as_raw_fd(&probe), &name)
             .map_err(failed("read the MTU"))?
@@ -368,7 +372,7 @@ impl PacketLink {
             None => {
                 let mut own: Vec<_> =
                     interface.ips.iter().map(|n| IfAddr { ip: n.ip(), prefix: n.prefix() }).collect();
-                // As a GID table has them.
+                // The order of a GID table.
                 own.sort_by_key(|a| place_in_gid_table(&a.ip));
                 let addresses: Vec<_> = own.iter().map(|a| a.ip).collect();
                 if addresses.is_empty() {
@@ -403,7 +407,7 @@ impl PacketLink {
             local: Loopback::default(),
             kin,
             counters: LinkCounters::default(),
-            // The first one tells for all.
+            // One monitor suffices for all shards.
             watch: first.then(|| Watch::open([interface.index]).ok()).flatten(),
         })
     }
@@ -412,7 +416,7 @@ impl PacketLink {
         self.kin.as_ref().and_then(Kin::shard).unwrap_or(ShardId::WHOLE)
     }
 
-    /// Starts to receive what the shard is to have of what the socket gets.
+    /// Starts to receive the frames of the given shard from those that the socket gets.
     fn start(&self, shard: ShardId) -> Result<(), PacketError> {
         let wanted = match self.neighbours {
             Neighbours::Station(_) => Wanted::Station(self.mac, self.info.vlan),
@@ -422,17 +426,17 @@ impl PacketLink {
         self.socket.admit(&filter::program(wanted, shard)).map_err(failed(name, "start to receive"))
     }
 
-    /// Whether runs of packets go to the kernel whole: until it has refused one.
+    /// Reports whether super-packets are passed to the kernel: false once it has rejected one.
     pub fn offloads(&self) -> bool {
         self.socket.vnet
     }
 
-    /// Whether the kernel looks at a frame once for all shards, and gives it to the one that has its queue pair.
+    /// Reports whether the kernel examines each frame once and passes it to the shard of its queue pair.
     pub fn fans_out(&self) -> bool {
         self.kin.as_ref().is_some_and(|kin| kin.fans_out)
     }
 
-    /// Adds a burst to the batch, or deals with it otherwise.
+    /// Adds a burst to the batch, loops it back, queues it for resolution, or counts it as dropped.
     fn add_burst(&mut self, now: Instant, index: usize, burst: &TxBurst<'_>) {
         let flow = burst.flow;
         if self.info.addresses.contains(&flow.dst) {
@@ -453,7 +457,8 @@ impl PacketLink {
             self.counters.tx_dropped += kin.pass(burst);
         }
         match self.neighbours.resolve(now, flow.dst) {
-            // The kernel is not asked to cut runs of tagged frames: the tag is in the bytes, which not all devices look behind.
+            // Bursts of tagged frames are not passed as super-packets: the tag is part of the frame, and not
+            // all devices parse beyond it.
             Some(to) if self.socket.vnet && burst.packets > 1 && self.vlan.is_none() => {
                 self.add_run(to, index, burst)
             }
@@ -462,7 +467,7 @@ impl PacketLink {
         }
     }
 
-    /// Adds a burst that the kernel is to cut.
+    /// Adds a burst as a super-packet that the kernel segments.
     fn add_run(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own) = (burst.flow, self.mac);
         let udp_end = ETHERNET_LEN + flow.header_len();
@@ -470,7 +475,7 @@ impl PacketLink {
         let info = TxMessage { burst: index, packets: burst.packets, run: true, to };
         self.batch.begin(info, true, Some(run), |out| {
             frame::append_headers(out, to, own, &flow, 0, burst.bytes);
-            // The kernel completes it, in every packet.
+            // The pseudo-header sum, which the kernel completes in every packet.
             let at = out.len() - 2;
             let sum = frame::udp_pseudo_sum(&flow, burst.bytes as u16 + 8);
             out[at..].copy_from_slice(&sum.to_be_bytes());
@@ -478,7 +483,7 @@ impl PacketLink {
         self.batch.data(burst.bytes());
     }
 
-    /// Adds a burst packet by packet.
+    /// Adds the packets of a burst one by one.
     fn add_packets(&mut self, to: Mac, index: usize, burst: &TxBurst<'_>) {
         let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         let info = TxMessage { burst: index, packets: 1, run: false, to };
@@ -495,7 +500,7 @@ impl PacketLink {
         }
     }
 
-    /// Keeps the packets of a burst until the next hop's MAC is known.
+    /// Queues the packets of a burst until the MAC of the next hop is known.
     fn hold_burst(&mut self, burst: &TxBurst<'_>) {
         let (flow, own, tag) = (burst.flow, self.mac, self.vlan);
         for (id, packet) in (0..).zip(burst.bytes().chunks(burst.segment)) {
@@ -510,7 +515,8 @@ impl PacketLink {
         }
     }
 
-    /// Sends the batch, or all before the message that is returned: a run that the kernel has refused.
+    /// Sends the batch. If the kernel rejects a super-packet, stops there and returns the index of its
+    /// message.
     fn send_batch(&mut self) -> io::Result<Option<usize>> {
         let mut next = 0;
         while next < self.batch.info.len() {
@@ -520,7 +526,7 @@ impl PacketLink {
             match error.raw_os_error() {
                 Some(libc::ENODEV | libc::ENXIO) => return Err(error),
                 Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EIO) if message.run => return Ok(Some(sent)),
-                // A full queue now is full for the rest as well.
+                // A queue that is full now is full for the remaining messages as well.
                 Some(libc::EAGAIN | libc::ENOBUFS | libc::ENETDOWN) => {
                     let rest = self.batch.info[sent..].iter().map(|m| m.packets as u64).sum::<u64>();
                     self.counters.tx_dropped += rest;
@@ -539,7 +545,8 @@ impl PacketLink {
         Ok(None)
     }
 
-    /// Sends the bursts of the batch from this message on, which is the first of its burst, packet by packet.
+    /// Sends the bursts of the batch from message `first` on, which must be the first of its burst, packet by
+    /// packet.
     fn send_in_packets(&mut self, first: usize, queue: &TxQueue) -> io::Result<()> {
         let mut bursts: Vec<_> = self.batch.info[first..].iter().map(|m| (m.burst, m.to)).collect();
         bursts.dedup();
@@ -552,7 +559,7 @@ impl PacketLink {
         self.send_batch().map(drop)
     }
 
-    /// Sends what the station or the neighbour look-up has to send.
+    /// Sends the pending frames of the host stack or of the kernel's neighbour resolution.
     fn flush_outbox(&mut self) -> io::Result<()> {
         while self.neighbours.outbox().is_some() {
             self.batch.clear();
@@ -576,7 +583,7 @@ impl PacketLink {
             return 0;
         }
         let frame = match frame::parse(received.bytes, received.checksums) {
-            // The kernel has taken the tag off, and the filter has looked at it.
+            // The kernel has removed the tag, and the filter has checked it.
             Ok(frame) if self.vlan.is_some() => Frame { vlan: [self.info.vlan, None], ..frame },
             Ok(frame) => frame,
             Err(e) => {
@@ -618,7 +625,7 @@ impl PacketLink {
     }
 }
 
-/// What a frame is where the kernel does the talking with neighbours.
+/// Classifies a frame if the kernel handles the protocols between neighbours.
 fn read_beside_kernel(frame: Frame, ours: impl Fn(IpAddr) -> bool) -> Outcome {
     match frame.content {
         Content::Roce(roce) if ours(roce.flow.dst) => Outcome::Packet(roce),
@@ -678,7 +685,7 @@ impl Link for PacketLink {
         if let Some(kin) = &self.kin {
             kin.join(group);
         }
-        // A report that does not leave is told again.
+        // A report that cannot be sent is repeated later.
         let _ = self.flush_outbox();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The raw socket: many frames a call, in both directions, with what the kernel calls a virtio-net header.
+//! The packet socket: sends and receives many frames per call, with virtio-net headers as metadata.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -10,65 +10,65 @@ use super::sys;
 use crate::wire::Mac;
 use crate::wire::frame::Checksums;
 
-/// Bytes of a virtio-net header.
+/// Length of a virtio-net header, in bytes.
 pub(super) const VNET_LEN: usize = 10;
-/// The checksum field holds the pseudo header's sum; the rest is for whoever sends.
+/// The checksum field contains the pseudo-header sum, which the sender has to complete.
 const VNET_NEEDS_CSUM: u8 = 1;
 const VNET_DATA_VALID: u8 = 2;
 const VNET_GSO_NONE: u8 = 0;
-/// A run of UDP datagrams of equal size.
+/// A super-packet of UDP datagrams of equal size.
 const VNET_GSO_UDP_L4: u8 = 5;
 
-/// From linux/if_packet.h, which libc has only in part.
+/// Constants of linux/if_packet.h that libc lacks.
 const PACKET_IGNORE_OUTGOING: c_int = 23;
 const PACKET_FANOUT_DATA: c_int = 22;
-/// PACKET_VNET_HDR is older: kernels that have it alone (before Linux 6.4) may know no runs of UDP in these headers, and
-/// drop those that they should tell of.
+/// The older PACKET_VNET_HDR is not used: kernels that have only that option (before Linux 6.4) may not
+/// support UDP super-packets in these headers, and drop those that they cannot describe.
 const PACKET_VNET_HDR_SZ: c_int = 24;
 
-/// Messages in one sending call.
+/// Messages per sending call.
 const TX_MESSAGES: usize = 64;
-/// Messages in one receiving call. Many runs would push each other out of the cache.
+/// Messages per receiving call. More super-packets would evict each other from the cache.
 const RX_MESSAGES: usize = 16;
-/// The largest IP packet and an Ethernet header with two tags.
+/// Largest frame, in bytes: the largest IP packet and an Ethernet header with two tags.
 const MAX_FRAME: usize = 65_535 + 22;
-/// What is asked for; the kernel may give less.
+/// Requested buffer sizes, in bytes; the kernel may grant less.
 const RCVBUF: c_int = 16 << 20;
 const SNDBUF: c_int = 4 << 20;
-/// How long a full send queue is waited for.
+/// Time to wait for room in a full send queue, in milliseconds.
 const PATIENCE_MS: u8 = 20;
 
 #[derive(Debug)]
 pub(super) struct RawSocket {
     fd: OwnedFd,
     ifindex: u32,
-    /// Whether each message starts with a virtio-net header: without one, the kernel takes no runs of packets, and
-    /// does not say how long the packets are of one that it gives.
+    /// Whether each message starts with a virtio-net header. Without one, the kernel accepts no super-packets
+    /// and does not report the segment size of those that it delivers.
     pub vnet: bool,
     rx: RxBuffers,
 }
 
-/// What the kernel says of a received frame.
+/// A received frame with the metadata of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RxFrame<'a> {
     pub bytes: &'a [u8],
     pub shape: Shape,
     pub checksums: Checksums,
-    /// Larger than the buffer, or a run of something else.
+    /// Whether the frame is larger than the buffer, or a super-packet of another protocol.
     pub unusable: bool,
 }
 
-/// How many packets a frame is.
+/// Whether a frame is one packet or a super-packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Shape {
     Single,
-    /// A run, with so many UDP payload bytes in each but the last.
+    /// A super-packet with this many UDP payload bytes in each packet but the last.
     Run(usize),
-    /// The kernel does not say.
+    /// Not reported by the kernel.
     Unknown,
 }
 
-/// What a buffer has to hold.
+/// Size of a receive buffer.
 const RX_ROOM: usize = VNET_LEN + MAX_FRAME;
 
 #[derive(Debug)]
@@ -78,8 +78,9 @@ struct RxBuffers {
     messages: Vec<mmsghdr>,
 }
 
-// SAFETY: the pointers in `iov` and `messages` are to the heap blocks of this very struct, which never
-// grow after `new`, so they stay good in whatever thread it is.
+// SAFETY: the pointers in `iov` and `messages` point to heap blocks that this struct owns and that are not
+// reallocated after `new`. Moving the struct to another thread leaves these blocks in place and moves their
+// ownership with it.
 unsafe impl Send for RxBuffers {}
 
 impl RxBuffers {
@@ -97,28 +98,28 @@ impl RxBuffers {
 }
 
 fn message(iov: *mut iovec, count: usize) -> mmsghdr {
-    // SAFETY: a msghdr of zeros is a valid one without name, control data and flags.
+    // SAFETY: zero is valid for every field of a msghdr: no name, no buffers, no control data and no flags.
     let mut hdr: msghdr = unsafe { std::mem::zeroed() };
     hdr.msg_iov = iov;
     hdr.msg_iovlen = count;
     mmsghdr { msg_hdr: hdr, msg_len: 0 }
 }
 
-/// Has each message start with a virtio-net header of this length; 0 for none.
+/// Sets the length of the virtio-net header at the start of each message; 0 for none.
 fn set_vnet_len(fd: RawFd, len: usize) -> io::Result<()> {
     sys::set_option(fd, libc::SOL_PACKET, PACKET_VNET_HDR_SZ, &(len as c_int))
 }
 
 impl RawSocket {
-    /// A socket that receives nothing, until it is [bound](Self::bind) and [admits](Self::admit) something.
+    /// Opens a socket that receives nothing until it is [bound](Self::bind) and [admits](Self::admit) frames.
     pub fn open(ifindex: u32, vnet: bool) -> io::Result<RawSocket> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: no memory is involved.
+        // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is fresh and nobody else's.
+        // SAFETY: `socket` has just returned this valid descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let raw = fd.as_raw_fd();
         sys::drop_all(raw)?;
@@ -128,54 +129,56 @@ impl RawSocket {
         for (forced, asked, bytes) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SNDBUF)]
         {
-            // Beyond the system's limit only with CAP_NET_ADMIN.
+            // Exceeding the system's limit needs CAP_NET_ADMIN.
             sys::set_option(raw, libc::SOL_SOCKET, forced, &bytes)
                 .or_else(|_| sys::set_option(raw, libc::SOL_SOCKET, asked, &bytes))?;
         }
         Ok(RawSocket { fd, ifindex, vnet, rx: RxBuffers::new() })
     }
 
-    /// The kernel has refused a run, which will not change: does without from now on. What waits unread loses nothing.
+    /// Disables super-packets for good, since the kernel has rejected one. Frames in the receive queue are
+    /// not lost.
     pub fn refuse_runs(&mut self) -> io::Result<()> {
         self.vnet = false;
         set_vnet_len(self.fd.as_raw_fd(), 0)
     }
 
-    /// Sets an option of packet sockets.
+    /// Sets a packet socket option.
     pub fn set_packet_option(&self, name: c_int, value: &c_int) -> io::Result<()> {
         sys::set_option(self.fd.as_raw_fd(), libc::SOL_PACKET, name, value)
     }
 
-    /// The value of an option of packet sockets.
+    /// Returns the value of a packet socket option.
     pub fn packet_option(&self, name: c_int) -> io::Result<c_int> {
         sys::get_option(self.fd.as_raw_fd(), libc::SOL_PACKET, name)
     }
 
-    /// Has the group of sockets that it is in share out frames by this program.
+    /// Sets the program by which the fanout group of this socket distributes frames.
     pub fn fan_out(&self, program: &[sock_filter]) -> io::Result<()> {
         sys::set_program(self.fd.as_raw_fd(), libc::SOL_PACKET, PACKET_FANOUT_DATA, program)
     }
 
-    /// Lets through what this program accepts.
+    /// Attaches the filter, which starts the reception of the frames that it accepts.
     pub fn admit(&self, filter: &[sock_filter]) -> io::Result<()> {
         sys::attach_filter(self.fd.as_raw_fd(), filter)
     }
 
-    /// Ties it to the interface; to what is not for the interface too, if `promiscuous`.
+    /// Binds the socket to the interface; with `promiscuous`, frames to other hosts are received too.
     pub fn bind(&self, promiscuous: bool) -> io::Result<()> {
         let raw = self.fd.as_raw_fd();
-        // SAFETY: a sockaddr_ll of zeros is a valid one.
+        // SAFETY: a sockaddr_ll consists of integers only, for which zero is valid.
         let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         addr.sll_family = libc::AF_PACKET as u16;
         addr.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
         addr.sll_ifindex = self.ifindex as c_int;
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: the pointer and length are of one live address, which the kernel only reads.
+        // SAFETY: the pointer and the length describe `addr`, which lives through the call; the kernel only
+        // reads it.
         if unsafe { libc::bind(raw, (&raw const addr).cast(), len) } < 0 {
             return Err(io::Error::last_os_error());
         }
         if !promiscuous {
-            // The kernel's own memberships let groups through.
+            // The kernel's own memberships make the interface accept multicast frames.
             return Ok(());
         }
         let membership = libc::packet_mreq {
@@ -191,18 +194,21 @@ impl RawSocket {
         self.fd.as_fd()
     }
 
-    /// Bytes of packets that may wait unread: half of the buffer is what the kernel counts for itself.
+    /// Returns the number of packet bytes that may wait unread: a quarter of the buffer size that the kernel
+    /// reports, half of which the kernel counts for its own overhead.
     pub fn window(&self) -> usize {
         let bytes = sys::get_option(self.fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
         (bytes.max(0) as usize / 4).max(64 * 1024)
     }
 
-    /// Reads what is there, a bounded lot of it; [`received`](Self::received) gives it out.
+    /// Reads a bounded batch of frames and returns their number; [`received`](Self::received) returns each of
+    /// them.
     pub fn receive(&mut self) -> io::Result<usize> {
         let count = self.rx.messages.len() as u32;
         loop {
-            // SAFETY: each message has one slice, of `room` bytes of `memory` that only it has; both
-            // vectors are as `RxBuffers::new` left them but for lengths and flags.
+            // SAFETY: each message has one slice, of `RX_ROOM` bytes of `memory` that no other message has;
+            // both vectors are as `RxBuffers::new` left them except for lengths and flags, and `&mut self`
+            // excludes other accesses.
             let n = unsafe {
                 libc::recvmmsg(
                     self.fd.as_raw_fd(),
@@ -218,9 +224,9 @@ impl RawSocket {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                // EINVAL: a frame that a virtio-net header cannot tell of; the kernel has dropped it.
+                // EINVAL: a frame that no virtio-net header can describe; the kernel has dropped it.
                 Some(libc::EAGAIN | libc::EINVAL) => return Ok(0),
-                // Down is no end: it may come up again. Gone is.
+                // An interface that is down may come up again; one that is gone is an error.
                 Some(libc::ENETDOWN) if sys::interface_exists(self.fd.as_raw_fd(), self.ifindex) => {
                     return Ok(0);
                 }
@@ -229,7 +235,7 @@ impl RawSocket {
         }
     }
 
-    /// Frame `i` of the last [`receive`](Self::receive).
+    /// Returns frame `i` of the last [`receive`](Self::receive).
     pub fn received(&self, i: usize) -> RxFrame<'_> {
         let message = &self.rx.messages[i];
         let bytes = &self.rx.memory[i * RX_ROOM..][..(message.msg_len as usize).min(RX_ROOM)];
@@ -252,16 +258,17 @@ impl RawSocket {
         RxFrame { bytes, shape, checksums, unusable: unusable || shape == Shape::Unknown }
     }
 
-    /// Sends the messages of a batch from `first` on. Returns how many went, and why not more.
+    /// Sends the messages of a batch from `first` on. Returns the index of the first message not sent, and
+    /// the error if there is one.
     pub fn send(&self, batch: &mut TxBatch, first: usize) -> (usize, Option<io::Error>) {
         let messages = batch.finish();
         let mut sent = first;
         let mut patient = true;
         while sent < messages.len() {
             let rest = &mut messages[sent..];
-            // SAFETY: `finish` has made each message point to slices of live memory, the batch's own and the
-            // transmit queue's, which are borrowed for as long as the batch is filled. The kernel only reads
-            // them.
+            // SAFETY: `finish` has made each message point to slices of live memory: those of the batch,
+            // which is borrowed for the call, and those of the transmit queue, which is borrowed for as long
+            // as the batch is filled. The kernel only reads them.
             let n = unsafe {
                 libc::sendmmsg(
                     self.fd.as_raw_fd(),
@@ -289,40 +296,42 @@ impl RawSocket {
     }
 }
 
-/// Messages in the making, each of headers and slices. Its buffers are reused.
+/// Batch of messages to send, each made of headers and payload slices. The buffers are reused.
 #[derive(Debug, Default)]
 pub(super) struct TxBatch {
     heads: Vec<u8>,
     iov: Vec<iovec>,
-    /// Slices of `heads`, whose place is only known when it has stopped growing.
+    /// Slices of `heads` as index in `iov` and offset: their addresses are known only when `heads` has
+    /// stopped growing.
     head_iov: Vec<(usize, usize)>,
     starts: Vec<usize>,
     pub info: Vec<TxMessage>,
     messages: Vec<mmsghdr>,
 }
 
-// SAFETY: its pointers are used only between `clear` and the sending call that follows, within one call
-// of `transmit`; in between they are leftovers that nobody follows.
+// SAFETY: the pointers are dereferenced only between `clear` and the sending call that follows, within one
+// call of a method of the link. Pointers left over after that are never dereferenced, in whatever thread the
+// batch is.
 unsafe impl Send for TxBatch {}
 
-/// What a message is.
+/// Description of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TxMessage {
-    /// The burst of the queue that it is (part) of.
+    /// Index in the queue of the burst that the message carries, or a packet of.
     pub burst: usize,
-    /// How many packets.
+    /// Number of packets.
     pub packets: usize,
-    /// Whether the kernel has to cut it.
+    /// Whether this is a super-packet that the kernel has to segment.
     pub run: bool,
     /// MAC of the next hop.
     pub to: Mac,
 }
 
-/// A run of packets for the kernel to cut.
+/// A super-packet for the kernel to segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub segment: usize,
-    /// Where the IP and the UDP header end, from the start of the frame.
+    /// Offsets of the ends of the IP and the UDP header from the start of the frame.
     pub ip_end: usize,
     pub udp_end: usize,
 }
@@ -340,7 +349,7 @@ impl TxBatch {
         self.info.len() >= TX_MESSAGES
     }
 
-    /// Starts a message; `write` appends its headers.
+    /// Begins a message; `write` appends its headers.
     pub fn begin(&mut self, info: TxMessage, vnet: bool, run: Option<Run>, write: impl FnOnce(&mut Vec<u8>)) {
         let at = self.heads.len();
         if vnet {
@@ -351,7 +360,7 @@ impl TxBatch {
                 head[2..4].copy_from_slice(&(run.udp_end as u16).to_ne_bytes());
                 head[4..6].copy_from_slice(&(run.segment as u16).to_ne_bytes());
                 head[6..8].copy_from_slice(&(run.ip_end as u16).to_ne_bytes());
-                // The checksum's place in the UDP header.
+                // Offset of the checksum in the UDP header.
                 head[8..10].copy_from_slice(&6u16.to_ne_bytes());
             }
             self.heads.extend_from_slice(&head);
@@ -363,12 +372,12 @@ impl TxBatch {
         self.info.push(info);
     }
 
-    /// Adds what follows the headers of the message begun last.
+    /// Appends payload to the message that was begun last.
     pub fn data(&mut self, bytes: &[u8]) {
         self.iov.push(iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
     }
 
-    /// Makes the messages point to their slices, now that nothing moves any more.
+    /// Sets the pointers of the messages to their slices, now that the buffers no longer move.
     fn finish(&mut self) -> &mut [mmsghdr] {
         let heads = self.heads.as_mut_ptr();
         for (i, at) in &self.head_iov {

@@ -1,3 +1,5 @@
+//! Tests of the configuration and the errors of a [`PacketLink`].
+
 use super::*;
 
 fn parse(s: &str) -> Result<PacketConfig, SpecError> {
@@ -5,7 +7,7 @@ fn parse(s: &str) -> Result<PacketConfig, SpecError> {
 }
 
 #[test]
-fn the_text_says_interface_or_station() {
+fn config_text_names_interface_or_station() {
     let c = parse("packet:eth0").unwrap();
     assert_eq!(
         (c.interface.as_str(), c.station, c.mtu, c.offload, c.fanout),
@@ -22,7 +24,7 @@ fn the_text_says_interface_or_station() {
 }
 
 #[test]
-fn what_is_wrong_with_the_text_is_said() {
+fn bad_config_text_explains_the_error() {
     for (text, says) in [
         ("packet:", "is not of the form"),
         ("eth0", "is not of the form"),
@@ -37,7 +39,7 @@ fn what_is_wrong_with_the_text_is_said() {
 }
 
 #[test]
-fn a_missing_interface_is_told_with_those_there_are() {
+fn missing_interface_error_lists_existing_interfaces() {
     let message = PacketLink::open(parse("packet:nonesuch0").unwrap()).unwrap_err().to_string();
     assert!(message.contains("nonesuch0") && message.contains("lo"), "{message}");
 }

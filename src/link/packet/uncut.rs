@@ -1,26 +1,27 @@
-//! What a frame that is a run of packets does not say of them; their ICRCs do.
+//! Segment size and identifications of a GSO super-packet, found by the ICRCs of its packets.
 #![forbid(unsafe_code)]
 
 use crate::wire::{BTH_LEN, Flow, ICRC_LEN, IpIdent, MAX_HEADERS_LEN, Mtu, icrc};
 
-/// The longest UDP payload of a packet.
+/// Longest UDP payload of a packet, in bytes.
 const MAX_LEN: usize = MAX_HEADERS_LEN + Mtu::Mtu4096.bytes() + ICRC_LEN;
 
-/// UDP payload bytes of the first packet in `data`: what makes its ICRC hold. All of it if nothing does.
+/// Returns the UDP payload bytes of the first packet in `data`: the length at which its ICRC is valid, or all
+/// of `data` if there is none.
 ///
-/// Without virtio-net headers a packet socket is not told. The likely length is tried first, as one run is like the other;
-/// trying all takes some 100 µs.
+/// Without virtio-net headers a packet socket does not report the segment size. The likely length is tried
+/// first, because successive super-packets are mostly alike; trying all lengths takes about 100 us.
 pub(super) fn segment(flow: &Flow, ident: IpIdent, data: &[u8], likely: usize) -> usize {
     let holds = |len: &usize| data.get(..*len).is_some_and(|packet| icrc::verify(flow, ident, 0, packet));
-    // Packets are padded to words.
+    // Packets are padded to a multiple of four bytes.
     let lengths = (BTH_LEN + ICRC_LEN..=MAX_LEN).step_by(4);
     [data.len(), likely].into_iter().chain(lengths).find(holds).unwrap_or(data.len())
 }
 
-/// What is known of the identifications of a run whose first packet has `first`.
+/// Returns the identifications of a super-packet whose first packet has `first`.
 ///
-/// They count up from it where the sender's kernel left the cutting to somebody else. Where the receiver's kernel has
-/// joined packets, they are as they were.
+/// The numbers count up from `first` if the sender's kernel left the segmentation to others. If the
+/// receiver's kernel has merged packets (GRO), the identifications can be any, and are unknown.
 pub(super) fn ident(flow: &Flow, first: IpIdent, data: &[u8], segment: usize) -> IpIdent {
     match data.chunks(segment.max(1)).enumerate().next_back() {
         Some((i @ 1.., last)) if !icrc::verify(flow, first, i as u16, last) => IpIdent::Unknown,
@@ -47,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_packet_is_found_by_its_icrc() {
+    fn segment_size_is_found_by_icrc() {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
             let flow = Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 4000);
             let ident = if flow.dst.is_ipv4() { IpIdent::SENT } else { IpIdent::Unknown };
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_packets_have_any_identification() {
+    fn merged_packets_have_unknown_identifications() {
         let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 4000);
         let counting = run(&flow, &[100, 100, 50]);
         assert_eq!(ident(&flow, IpIdent::SENT, &counting, 116), IpIdent::SENT);
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_corrupt_is_left_whole() {
+    fn corrupt_frame_is_not_split() {
         let flow = Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 4000);
         let mut data = run(&flow, &[1000; 9]);
         data[12] ^= 1;

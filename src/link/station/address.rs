@@ -1,37 +1,39 @@
+//! Interface addresses: an IP address with the prefix length of its network.
+
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// An address and how much of it says which network it is in.
+/// An IP address and the prefix length of its network.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct IfAddr {
     /// The address.
     pub ip: IpAddr,
-    /// Leading bits that all on the same wire share.
+    /// Number of leading bits that all addresses of the network share.
     pub prefix: u8,
 }
 
-/// A text that is no interface address.
+/// Error in the text of an interface address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AddressError {
-    /// No IP address.
+    /// Invalid IP address.
     #[error("{0:?} is no IP address: write 10.77.0.1/24 or fd00::1/64")]
     Ip(String),
-    /// No prefix length, or too long a one.
+    /// Invalid or too large prefix length.
     #[error("{text:?}: the prefix length must be a number from 0 to {max}")]
     Prefix {
-        /// What was given.
+        /// The text as given.
         text: String,
-        /// The longest of that family.
+        /// Largest prefix length of the IP version.
         max: u8,
     },
-    /// A group or nobody's address.
+    /// A multicast, broadcast or unspecified address.
     #[error("{0} cannot be a station's address: it names a group or nobody")]
     NotUnicast(IpAddr),
 }
 
 impl IfAddr {
-    /// Whether `ip` is of the same network.
+    /// Reports whether `ip` is in the same network.
     pub fn contains(&self, ip: IpAddr) -> bool {
         match (self.ip, ip) {
             (IpAddr::V4(own), IpAddr::V4(ip)) => {
@@ -46,7 +48,7 @@ impl IfAddr {
         }
     }
 
-    /// Whether `ip` names everybody in this IPv4 network.
+    /// Reports whether `ip` is the broadcast address of this IPv4 network.
     pub fn is_broadcast(&self, ip: IpAddr) -> bool {
         let IpAddr::V4(v4) = ip else { return false };
         let host = u32::MAX.checked_shr(u32::from(self.prefix)).unwrap_or(0);
@@ -63,7 +65,7 @@ impl fmt::Display for IfAddr {
 impl FromStr for IfAddr {
     type Err = AddressError;
 
-    /// `10.77.0.1/24`, `fd00::1/64`; without a prefix length, /24 and /64.
+    /// Parses `10.77.0.1/24` or `fd00::1/64`; the default prefix length is 24 for IPv4 and 64 for IPv6.
     fn from_str(s: &str) -> Result<IfAddr, AddressError> {
         let (ip, prefix) = match s.split_once('/') {
             Some((ip, prefix)) => (ip, Some(prefix)),

@@ -1,3 +1,5 @@
+//! Multicast memberships of a station, and their reports by IGMP and MLD.
+
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -6,16 +8,16 @@ use crate::transport::Instant;
 use crate::wire::Mac;
 use crate::wire::frame::{GroupQuery, GroupReport, Standing};
 
-/// When a new membership is told again, in case the first report was lost (RFC 3376, 8.11).
+/// Delay after which the report of a new membership is repeated, in case the first was lost (RFC 3376, 8.11).
 pub const REPEAT: Duration = Duration::from_secs(1);
 
-/// The multicast groups that a station is in, and what it owes the routers about them.
+/// The multicast groups that a station has joined, and the reports that are due.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     joined: BTreeSet<IpAddr>,
-    /// Those to be told again.
+    /// Memberships whose report is to be repeated, with the time.
     again: VecDeque<(Instant, IpAddr)>,
-    /// Whether the last query was of the version before, for IPv4 and IPv6.
+    /// Whether the last query was of the previous protocol version (IGMPv2, MLDv1), for IPv4 and IPv6.
     old: [bool; 2],
 }
 
@@ -24,7 +26,7 @@ impl Groups {
         self.joined.contains(&group)
     }
 
-    /// Joins. Whether that is new.
+    /// Joins a group. Returns whether it was not joined before.
     pub fn join(&mut self, now: Instant, group: IpAddr) -> bool {
         let new = self.joined.insert(group);
         if new {
@@ -33,13 +35,13 @@ impl Groups {
         new
     }
 
-    /// Leaves. Whether it was in it.
+    /// Leaves a group. Returns whether it was joined.
     pub fn leave(&mut self, group: IpAddr) -> bool {
         self.again.retain(|(_, other)| *other != group);
         self.joined.remove(&group)
     }
 
-    /// Takes note of a query; the groups to answer with.
+    /// Records the version of a query and returns the groups to report in response.
     pub fn asked(&mut self, query: &GroupQuery) -> Vec<IpAddr> {
         self.old[usize::from(query.group.is_ipv6())] = query.old;
         let meant = |group: &&IpAddr| {
@@ -49,7 +51,7 @@ impl Groups {
         self.joined.iter().filter(meant).copied().collect()
     }
 
-    /// One whose membership is to be told again now.
+    /// Returns a group whose report is to be repeated now.
     pub fn due(&mut self, now: Instant) -> Option<IpAddr> {
         let (at, group) = *self.again.front()?;
         (at <= now).then(|| {
@@ -62,19 +64,20 @@ impl Groups {
         self.again.front().map(|(at, _)| *at)
     }
 
-    /// What to say of a group; nothing of those that everybody is in.
+    /// Returns the report for a group; `None` for groups that are never reported.
     pub fn report(&self, src: IpAddr, group: IpAddr, standing: Standing) -> Option<GroupReport> {
         let old = self.old[usize::from(group.is_ipv6())];
         let everybodys = match group {
             IpAddr::V4(ip) => ip == Ipv4Addr::new(224, 0, 0, 1),
-            // All nodes, and what never leaves its host (RFC 3810, 6).
+            // All nodes, and groups of a scope that does not leave the host (RFC 3810, 6).
             IpAddr::V6(ip) => ip == Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1) || ip.octets()[1] & 0xf <= 1,
         };
         (!everybodys).then_some(GroupReport { src, group, standing, old })
     }
 }
 
-/// The link-local address that a MAC makes (RFC 4291, appendix A): routers heed no other source of MLD.
+/// Returns the link-local address derived from a MAC (RFC 4291, appendix A): routers ignore MLD from any
+/// other source.
 pub(super) fn link_local(mac: Mac) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac.0;
     let word = |high, low| u16::from_be_bytes([high, low]);

@@ -1,8 +1,9 @@
-//! A host on Ethernet in small: enough to be reached and to reach others, and no I/O.
+//! Host stack on Ethernet, without I/O: just enough of ARP, NDP, ICMP, IGMP and MLD to be reached and to
+//! reach others.
 //!
-//! It answers ARP, neighbour solicitations and pings for its addresses, finds the MACs of others, keeps
-//! what cannot leave yet for want of one, tells routers and switches which multicast groups it is in, and says
-//! of every frame whether it is a RoCEv2 packet for it.
+//! The station replies to ARP requests, neighbour solicitations and pings for its addresses, resolves the
+//! MACs of others, queues frames whose next hop is not resolved yet, reports its multicast memberships to
+//! routers and switches, and determines for every frame whether it is a RoCEv2 packet for it.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -29,60 +30,61 @@ use crate::wire::frame::{
 };
 use crate::wire::{Mac, solicited_node};
 
-/// Frames of its own that wait to be fetched.
+/// Maximum number of its own frames that wait to be sent.
 const MAX_OUTBOX: usize = 1024;
 
-/// Identity of a station.
+/// Configuration of a station.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StationConfig {
-    /// Its MAC.
+    /// MAC address.
     pub mac: Mac,
-    /// Its addresses, with the prefix that is on the wire.
+    /// IP addresses, each with its on-link prefix.
     pub addresses: Vec<IfAddr>,
-    /// Routers to all that is not on the wire: the first of each family counts.
+    /// Routers to all off-link destinations; the first of each IP version is used.
     pub gateways: Vec<IpAddr>,
-    /// The tag of all its frames; without one it is in no VLAN.
+    /// VLAN tag of all frames; `None` if the station is not in a VLAN.
     pub vlan: Option<VlanTag>,
 }
 
-/// What came of a frame.
+/// Result of handling a received frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// RoCEv2 for an address of the station, or a group that it is in.
+    /// RoCEv2 packet to an address of the station or to a group that it has joined.
     Packet(RoceFrame),
-    /// An answer to [`Station::ping`].
+    /// Reply to [`Station::ping`].
     EchoReply {
-        /// The station that answered.
+        /// The host that replied.
         from: IpAddr,
         /// Identifier.
         id: u16,
         /// Sequence number.
         seq: u16,
     },
-    /// RoCEv1, which it does not speak.
+    /// RoCEv1 packet, which is not supported.
     RoceV1 {
-        /// Whether its ICRC holds.
+        /// Whether the ICRC is valid.
         intact: bool,
     },
-    /// The station has dealt with it.
+    /// The station has processed the frame itself.
     Handled,
-    /// Not for the station, or nothing that it knows.
+    /// The frame is not for the station, or of an unknown kind.
     Foreign,
-    /// Cut short, broken or unsupported.
+    /// The frame is truncated, malformed or unsupported.
     Malformed(FrameError),
 }
 
-/// The mini host.
+/// The host stack of one link.
 #[derive(Debug)]
 pub struct Station {
     config: StationConfig,
     neighbours: Neighbours,
     groups: Groups,
     outbox: FrameQueue,
-    /// What cannot leave yet.
+    /// Frames whose next hop is not resolved yet.
     held: Held,
     unresolved: u64,
-    /// Sender of the last packet: the next one mostly has the same, and needs no look-up.
+    /// Address, MAC and time of the last packet's sender. The next packet mostly has the same sender, which
+    /// then needs no look-up.
     last_heard: Option<(IpAddr, Mac, Instant)>,
 }
 
@@ -93,7 +95,7 @@ enum Hop {
 }
 
 impl Station {
-    /// A station that has heard of nobody yet.
+    /// Creates a station that knows no neighbours yet.
     pub fn new(config: StationConfig) -> Station {
         Station {
             config,
@@ -106,15 +108,15 @@ impl Station {
         }
     }
 
-    /// Identity of the station.
+    /// Returns the configuration of the station.
     pub fn config(&self) -> &StationConfig {
         &self.config
     }
 
-    /// Joins a multicast group, and tells the routers and switches of it.
+    /// Joins a multicast group and reports that to routers and switches.
     ///
     /// # Errors
-    /// [`JoinError`] if it is no group, or the station has no address of its family.
+    /// [`JoinError`] if `group` is not a multicast address, or the station has no address of its IP version.
     pub fn join(&mut self, now: Instant, group: IpAddr) -> Result<(), JoinError> {
         if !group.is_multicast() {
             return Err(JoinError::NotMulticast(group));
@@ -128,39 +130,39 @@ impl Station {
         Ok(())
     }
 
-    /// Leaves a multicast group, and says so.
+    /// Leaves a multicast group and reports that.
     pub fn leave(&mut self, group: IpAddr) {
         if self.groups.leave(group) {
             self.report(group, Standing::Left);
         }
     }
 
-    /// Leaves a multicast group in which another with the same addresses stays.
+    /// Leaves a multicast group without a report: another station with the same addresses stays a member.
     pub(crate) fn leave_quietly(&mut self, group: IpAddr) {
         self.groups.leave(group);
     }
 
-    /// Whether it has joined this group.
+    /// Reports whether the station has joined this group.
     pub fn is_member(&self, group: IpAddr) -> bool {
         self.groups.contains(group)
     }
 
-    /// The VLAN that it is in.
+    /// Returns the VLAN ID of the station.
     pub fn vlan_id(&self) -> Option<u16> {
         self.config.vlan.map(|tag| tag.id)
     }
 
-    /// Whether `ip` is one of its addresses.
+    /// Reports whether `ip` is an address of the station.
     pub fn owns(&self, ip: IpAddr) -> bool {
         self.config.addresses.iter().any(|a| a.ip == ip)
     }
 
-    /// Packets that were given up because their next hop did not answer, or had no room to wait.
+    /// Returns the number of packets dropped because their next hop did not reply or the queue was full.
     pub fn unresolved(&self) -> u64 {
         self.unresolved
     }
 
-    /// Reads a frame, answers it if it asks for one, and says what it was.
+    /// Parses a frame, replies to it if it is a request, and returns what it was.
     pub fn handle_frame(&mut self, now: Instant, bytes: &[u8], checksums: Checksums) -> Outcome {
         match frame::parse(bytes, checksums) {
             Ok(frame) => self.handle(now, bytes, frame),
@@ -168,9 +170,9 @@ impl Station {
         }
     }
 
-    /// Handles a frame that is parsed already.
+    /// Handles a frame that is already parsed.
     pub(crate) fn handle(&mut self, now: Instant, bytes: &[u8], frame: Frame) -> Outcome {
-        // VLAN 0 is no VLAN, only a priority.
+        // VLAN 0 carries only a priority (IEEE 802.1Q).
         let mut vlans = frame.vlan.iter().flatten().copied().filter(|id| *id != 0);
         let elsewhere = vlans.next() != self.vlan_id() || vlans.next().is_some();
         if elsewhere || !(frame.dst == self.config.mac || frame.dst.is_multicast()) {
@@ -202,8 +204,9 @@ impl Station {
         }
     }
 
-    /// The MAC for packets to `dst`: of itself, its router or its group. `None` if nobody has said yet; then
-    /// the question is on its way, and [`hold`](Self::hold) keeps the packet until there is an answer.
+    /// Returns the MAC for packets to `dst`: that of the host, of its router or of the multicast group. If it
+    /// is not known yet, returns `None` and sends a request; [`hold`](Self::hold) queues packets until the
+    /// reply.
     pub fn resolve(&mut self, now: Instant, dst: IpAddr) -> Option<Mac> {
         match self.next_hop(dst) {
             Hop::Group(mac) => Some(mac),
@@ -218,9 +221,10 @@ impl Station {
         }
     }
 
-    /// Keeps a frame to `dst` that [`resolve`](Self::resolve) knows no MAC for; `write` appends it, with
-    /// any destination MAC. It leaves by [`poll_transmit`](Self::poll_transmit) or counts as unresolved.
-    /// Without a route or room it counts as that at once: false, and `write` was not called.
+    /// Queues a frame to `dst` for which [`resolve`](Self::resolve) knows no MAC; `write` appends it, with
+    /// any destination MAC. The frame is sent by [`poll_transmit`](Self::poll_transmit) or counted as
+    /// unresolved. Without a route or room it is counted at once: the result is false and `write` is not
+    /// called.
     pub fn hold(&mut self, dst: IpAddr, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         match self.next_hop(dst) {
             Hop::Host(hop) if self.held.push(hop, write) => true,
@@ -231,7 +235,7 @@ impl Station {
         }
     }
 
-    /// Sends an echo request. False if there is no address or route to send it from.
+    /// Sends an echo request. Returns false if there is no source address or no route.
     pub fn ping(&mut self, now: Instant, dst: IpAddr, id: u16, seq: u16, data: &[u8]) -> bool {
         let Some(src) = self.source_for(dst) else { return false };
         let mac = self.resolve(now, dst);
@@ -253,22 +257,24 @@ impl Station {
         true
     }
 
-    /// The next frame of its own to send, if there is one; [`transmitted`](Self::transmitted) then drops it.
+    /// Returns the next frame of the station to send, if any; [`transmitted`](Self::transmitted) then removes
+    /// it.
     pub fn poll_transmit(&self) -> Option<&[u8]> {
         self.outbox.front()
     }
 
-    /// The frame of [`poll_transmit`](Self::poll_transmit) is sent.
+    /// Removes the frame of [`poll_transmit`](Self::poll_transmit), which has been sent.
     pub fn transmitted(&mut self) {
         self.outbox.pop();
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) has to be called.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.neighbours.next_deadline().into_iter().chain(self.groups.next_deadline()).min()
     }
 
-    /// Asks again where nobody answered, and gives up where nobody has for long.
+    /// Repeats requests without a reply and gives up resolutions that have used all attempts; repeats group
+    /// reports.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(due) = self.neighbours.expire(now) {
             match due {
@@ -303,7 +309,7 @@ impl Station {
         link_local || self.config.addresses.iter().any(|a| a.contains(ip))
     }
 
-    /// Its own address to speak to `dst` from: of the same network if there is one.
+    /// Returns the source address for packets to `dst`: one of the same network if possible.
     fn source_for(&self, dst: IpAddr) -> Option<IpAddr> {
         let mut same_family = self.config.addresses.iter().filter(|a| a.ip.is_ipv4() == dst.is_ipv4());
         let nearest = same_family.clone().find(|a| a.contains(dst));
@@ -323,7 +329,7 @@ impl Station {
         }
     }
 
-    /// Tells routers and switches of a group.
+    /// Queues a report about a group for routers and switches.
     fn report(&mut self, group: IpAddr, standing: Standing) {
         let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
         let src = match group {
@@ -337,14 +343,14 @@ impl Station {
     }
 
     fn handle_group_query(&mut self, query: &GroupQuery) -> Outcome {
-        // At once: one station does not swamp the router that asks.
+        // The reply is sent without a random delay: a single station does not flood the router that queries.
         for group in self.groups.asked(query) {
             self.report(group, Standing::Member);
         }
         Outcome::Handled
     }
 
-    /// Asks for the MAC of a neighbour.
+    /// Queues a request for the MAC of a neighbour.
     fn ask(&mut self, ask: Ask) {
         match (ask.ip, self.source_for(ask.ip)) {
             (IpAddr::V4(target_ip), Some(IpAddr::V4(sender_ip))) => self.emit(|out, own| {
@@ -361,12 +367,12 @@ impl Station {
                 let ns = NeighborSolicit { src, dst, target, source_mac: Some(own) };
                 frame::append_neighbor_solicit(out, to, own, &ns);
             }),
-            // No address of that family to ask from: the attempts run out.
+            // No source address of that IP version: the attempts run out.
             _ => {}
         }
     }
 
-    /// A packet came from `ip`: that is as good as an answer, if it is on this wire.
+    /// Learns the sender of a packet if it is on-link: a packet is as good as a reply.
     fn heard(&mut self, now: Instant, ip: IpAddr, mac: Mac) {
         if let Some((last_ip, last_mac, when)) = self.last_heard
             && (last_ip, last_mac) == (ip, mac)
@@ -394,7 +400,8 @@ impl Station {
 
     fn handle_arp(&mut self, now: Instant, arp: &Arp) -> Outcome {
         let for_us = self.owns(arp.target_ip.into());
-        // RFC 826: refresh what is known; take up who speaks to us.
+        // RFC 826: a known entry is updated by any message; a new one is added only if the target is this
+        // station.
         self.learn(now, arp.sender_ip.into(), arp.sender_mac, !for_us);
         if arp.request && for_us && arp.sender_ip != arp.target_ip {
             let (ip, asker) = (arp.target_ip, *arp);
@@ -420,7 +427,7 @@ impl Station {
         if let (false, Some(mac)) = (probe, ns.source_mac) {
             self.learn(now, ns.src.into(), mac, false);
         }
-        // Who checks that the address is free has none to be answered at: everybody hears it.
+        // A duplicate address probe has no source address to reply to, so the reply goes to all nodes.
         let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         let (dst, to) = match Mac::of_group(all_nodes.into()) {
             Some(group) if probe => (all_nodes, group),
@@ -443,7 +450,7 @@ impl Station {
 
     fn handle_advert(&mut self, now: Instant, na: &NeighborAdvert) -> Outcome {
         if let Some(mac) = na.target_mac {
-            // Without the flag it must not replace another MAC (RFC 4861, 7.2.5).
+            // Without the override flag an advertisement must not replace a different MAC (RFC 4861, 7.2.5).
             let known = self.neighbours.mac(na.target.into());
             if na.replace || known.is_none() || known == Some(mac) {
                 self.learn(now, na.target.into(), mac, true);
@@ -454,8 +461,8 @@ impl Station {
 }
 
 impl StationConfig {
-    /// A MAC that is the station's own: locally administered, made from its first address, so that it stays
-    /// the same from run to run.
+    /// Returns a locally administered MAC derived from the first address, so that it is the same on every
+    /// run.
     pub fn derived_mac(addresses: &[IfAddr]) -> Mac {
         let ip = addresses.first().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |a| a.ip);
         let tail = match ip {

@@ -1,3 +1,5 @@
+//! Neighbour cache of a station: MACs, pending resolutions and retries.
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -5,27 +7,27 @@ use std::time::Duration;
 use crate::transport::Instant;
 use crate::wire::Mac;
 
-/// How long a neighbour's MAC is believed without hearing from it.
+/// Time for which a MAC is trusted without traffic from the neighbour.
 pub const FRESH: Duration = Duration::from_secs(30);
-/// How long an answer may take before the question is put again.
+/// Time to wait for a reply before a request is repeated.
 pub const RETRY: Duration = Duration::from_millis(250);
-/// How often it is put: for three seconds, as Linux does.
+/// Maximum number of requests: three seconds in all, as on Linux.
 pub const TRIES: u8 = 12;
-/// How many neighbours are remembered.
+/// Maximum number of cached neighbours.
 pub const MAX_NEIGHBOURS: usize = 4096;
 
-/// The MAC of each neighbour, the neighbours that are being asked for, and those that did not answer.
+/// Neighbour cache, including entries that are being resolved.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
     entries: BTreeMap<IpAddr, Entry>,
-    /// Entries with a question open.
+    /// Number of entries with a pending request.
     asking: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     mac: Option<Mac>,
-    /// When it was last heard of.
+    /// Time of the last sign of the neighbour.
     heard: Instant,
     question: Option<Question>,
 }
@@ -36,7 +38,7 @@ struct Question {
     again: Instant,
 }
 
-/// A question to put on the wire: to the MAC that was known, or to everybody.
+/// A request to send: unicast to the known MAC, otherwise multicast or broadcast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ask {
     pub ip: IpAddr,
@@ -44,7 +46,7 @@ pub(super) struct Ask {
 }
 
 impl Neighbours {
-    /// The MAC of `ip`, and a question if it is unknown or not heard of for long.
+    /// Returns the MAC of `ip`, and a request to send if the MAC is unknown or stale.
     pub fn lookup(&mut self, now: Instant, ip: IpAddr) -> (Option<Mac>, Option<Ask>) {
         if !self.entries.contains_key(&ip) {
             self.make_room();
@@ -59,7 +61,7 @@ impl Neighbours {
         (entry.mac, Some(Ask { ip, mac: entry.mac }))
     }
 
-    /// Takes note of a MAC. `only_known`: not of an address that nobody cared for so far. Whether it was noted.
+    /// Learns a MAC; with `only_known`, only for an address that has an entry. Returns whether it was stored.
     pub fn learn(&mut self, now: Instant, ip: IpAddr, mac: Mac, only_known: bool) -> bool {
         if let Some(entry) = self.entries.get_mut(&ip) {
             self.asking -= usize::from(entry.question.is_some());
@@ -73,12 +75,13 @@ impl Neighbours {
         !only_known
     }
 
-    /// Whether `ip` is known and no question about it is open.
+    /// Returns the MAC of `ip` if it is known, even if it is stale.
     pub fn mac(&self, ip: IpAddr) -> Option<Mac> {
         self.entries.get(&ip).and_then(|e| e.mac)
     }
 
-    /// A question that is due again, or the address of a neighbour that is given up.
+    /// Returns a request that is due for repetition, or the address of a neighbour whose resolution has
+    /// failed.
     pub fn expire(&mut self, now: Instant) -> Option<Result<Ask, IpAddr>> {
         if self.asking == 0 {
             return None;
@@ -90,7 +93,8 @@ impl Neighbours {
         if question.tries < TRIES {
             question.tries += 1;
             question.again = now + RETRY;
-            // The old MAC may be gone: the last attempts ask everybody.
+            // The known MAC may be outdated: after the first quarter of the attempts, requests go to all
+            // hosts.
             let mac = entry.mac.filter(|_| question.tries <= TRIES / 4);
             return Some(Ok(Ask { ip, mac }));
         }
@@ -106,7 +110,8 @@ impl Neighbours {
         self.entries.values().filter_map(|e| e.question.map(|q| q.again)).min()
     }
 
-    /// Forgets whoever was heard of longest ago if there is no room for one more.
+    /// If the cache is full, evicts the entry that was not refreshed for the longest time. Entries that are
+    /// being resolved are evicted last.
     fn make_room(&mut self) {
         if self.entries.len() < MAX_NEIGHBOURS {
             return;

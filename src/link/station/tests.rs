@@ -1,3 +1,5 @@
+//! Tests of the station, some with frames that Linux sent.
+
 use std::time::Duration;
 
 use super::*;
@@ -8,7 +10,7 @@ use crate::wire::frame::append_frame;
 const OWN: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
 const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 1]);
 
-/// As Linux 6.1 sent them.
+/// Frames as sent by Linux 6.1.
 const ARP_REQUEST: &str =
     "ffffffffffff525400770001 0806 0001080006040001 525400770001 0a4d0001 000000000000 0a4d0002";
 const ARP_REPLY: &str =
@@ -61,19 +63,19 @@ fn handle(s: &mut Station, ms: u64, frame: &[u8]) -> Outcome {
 }
 
 #[test]
-fn answers_as_linux_does() {
+fn arp_and_ndp_replies_match_those_of_linux() {
     let mut s = station();
     assert_eq!(handle(&mut s, 0, &unhex(ARP_REQUEST)), Outcome::Handled);
     assert_eq!(handle(&mut s, 0, &unhex(SOLICIT)), Outcome::Handled);
     assert_eq!(drain(&mut s), [unhex(ARP_REPLY), unhex(ADVERT)]);
-    // Who asked is known from then on.
+    // The senders of the requests are known from then on.
     assert_eq!(s.resolve(at(1), ip("10.77.0.1")), Some(PEER));
     assert_eq!(s.resolve(at(1), ip("fe80::5054:ff:fe77:1")), Some(PEER));
     assert_eq!(s.next_deadline(), None);
 }
 
 #[test]
-fn an_address_check_is_answered_to_all() {
+fn duplicate_address_probe_is_answered_to_all_nodes() {
     let mut s = station();
     let probe = NeighborSolicit {
         src: Ipv6Addr::UNSPECIFIED,
@@ -93,7 +95,7 @@ fn an_address_check_is_answered_to_all() {
 }
 
 #[test]
-fn asks_keeps_and_lets_go_on_the_answer() {
+fn queued_frame_is_sent_when_its_neighbour_replies() {
     let mut s = station();
     assert_eq!(s.resolve(at(0), ip("10.77.0.1")), None);
     s.hold(ip("10.77.0.1"), |out| out.extend_from_slice(&packet("10.77.0.2", "10.77.0.1", Mac::default())));
@@ -104,7 +106,7 @@ fn asks_keeps_and_lets_go_on_the_answer() {
     request[28..32].copy_from_slice(&[10, 77, 0, 2]);
     request[38..42].copy_from_slice(&[10, 77, 0, 1]);
     assert_eq!(drain(&mut s), std::slice::from_ref(&request));
-    // Asked once, however many packets there are.
+    // Only one request is sent, however many packets wait.
     assert_eq!(s.resolve(at(1), ip("10.77.0.1")), None);
     assert!(drain(&mut s).is_empty());
     let mut reply = unhex(ARP_REPLY);
@@ -119,7 +121,7 @@ fn asks_keeps_and_lets_go_on_the_answer() {
 }
 
 #[test]
-fn gives_up_after_its_tries() {
+fn resolution_fails_after_all_tries() {
     let mut s = station();
     for dst in ["10.77.0.3", "fd77::3"] {
         assert_eq!(s.resolve(at(0), ip(dst)), None);
@@ -131,13 +133,13 @@ fn gives_up_after_its_tries() {
         asked += drain(&mut s).len();
     }
     assert_eq!((asked, s.unresolved()), (2 * TRIES as usize, 2));
-    // The next packet starts over.
+    // The next packet starts a new resolution.
     assert_eq!(s.resolve(at(9000), ip("10.77.0.3")), None);
     assert_eq!(drain(&mut s).len(), 1);
 }
 
 #[test]
-fn a_stale_neighbour_is_used_while_it_is_asked_and_moves() {
+fn stale_mac_is_used_while_probed_and_replaced_by_a_new_one() {
     let mut s = station();
     handle(&mut s, 0, &unhex(ARP_REQUEST));
     drain(&mut s);
@@ -158,7 +160,7 @@ fn a_stale_neighbour_is_used_while_it_is_asked_and_moves() {
     handle(&mut s, later + 1, &frame);
     assert_eq!(s.resolve(at(later + 2), ip("10.77.0.1")), Some(moved));
     assert_eq!(s.next_deadline(), None);
-    // A stranger's announcement is nothing to remember.
+    // An announcement of an unknown host is ignored.
     let stranger = Arp { sender_ip: "10.77.0.8".parse().unwrap(), ..arp };
     frame.clear();
     frame::append_arp(&mut frame, Mac::BROADCAST, &stranger);
@@ -167,16 +169,16 @@ fn a_stale_neighbour_is_used_while_it_is_asked_and_moves() {
 }
 
 #[test]
-fn groups_routers_and_nowhere() {
+fn groups_resolve_to_macs_and_off_link_hosts_to_the_router() {
     let mut s = station();
     assert_eq!(s.resolve(at(0), ip("239.1.2.3")), Some(Mac([1, 0, 0x5e, 1, 2, 3])));
     assert_eq!(s.resolve(at(0), ip("ff0e::9")), Some(Mac([0x33, 0x33, 0, 0, 0, 9])));
     assert_eq!(s.resolve(at(0), ip("10.77.0.255")), Some(Mac::BROADCAST));
     assert!(drain(&mut s).is_empty());
-    // Beyond the network: the router is asked for.
+    // The destination is off-link: the request is for the router.
     assert_eq!(s.resolve(at(0), ip("8.8.8.8")), None);
     assert_eq!(drain(&mut s)[0][38..42], [10, 77, 0, 254]);
-    // No router for IPv6.
+    // There is no router for IPv6.
     assert_eq!(s.resolve(at(0), ip("2001:db8::1")), None);
     s.hold(ip("2001:db8::1"), |out| out.extend_from_slice(&[0; 60]));
     assert!(drain(&mut s).is_empty());
@@ -184,7 +186,7 @@ fn groups_routers_and_nowhere() {
 }
 
 #[test]
-fn what_waits_is_bounded() {
+fn queued_frames_are_bounded() {
     let mut s = station();
     s.resolve(at(0), ip("10.77.0.1"));
     let n = MAX_HELD_BYTES / 4096 + 10;
@@ -195,7 +197,7 @@ fn what_waits_is_bounded() {
 }
 
 #[test]
-fn packets_are_for_the_station_or_not_and_teach_who_sent_them() {
+fn packets_are_classified_by_destination_and_teach_the_sender() {
     let mut s = station();
     let ours = packet("10.77.0.1", "10.77.0.2", OWN);
     let Outcome::Packet(roce) = handle(&mut s, 0, &ours) else { panic!() };
@@ -205,7 +207,7 @@ fn packets_are_for_the_station_or_not_and_teach_who_sent_them() {
     assert_eq!(handle(&mut s, 0, &group), Outcome::Foreign);
     s.join(at(0), ip("239.1.2.3")).unwrap();
     assert!(matches!(handle(&mut s, 0, &group), Outcome::Packet(_)));
-    // Another group of the same MAC.
+    // Another group that maps to the same MAC.
     let same_mac = packet("10.77.0.1", "238.129.2.3", Mac([1, 0, 0x5e, 1, 2, 3]));
     assert_eq!(handle(&mut s, 0, &same_mac), Outcome::Foreign);
     s.leave(ip("239.1.2.3"));
@@ -226,7 +228,7 @@ fn packets_are_for_the_station_or_not_and_teach_who_sent_them() {
 }
 
 #[test]
-fn pings_and_is_pinged() {
+fn echo_requests_are_sent_and_answered() {
     for (own, peer) in [("10.77.0.2", "10.77.0.1"), ("fd77::2", "fd77::1")] {
         let mut a = station();
         let mut b = Station::new(StationConfig {
@@ -249,7 +251,7 @@ fn pings_and_is_pinged() {
 }
 
 #[test]
-fn the_table_of_neighbours_is_bounded() {
+fn neighbour_cache_is_bounded() {
     let mut s = Station::new(StationConfig {
         mac: OWN,
         addresses: vec!["10.0.0.1/8".parse().unwrap()],
@@ -264,7 +266,7 @@ fn the_table_of_neighbours_is_bounded() {
     assert_eq!(s.resolve(at(9999), ip("10.1.0.0")), None);
 }
 
-/// As the querier of a bridge of Linux 6.18 sent them: IGMPv3, IGMPv2, MLDv2, MLDv1.
+/// Queries as sent by the querier of a bridge of Linux 6.18: IGMPv3, IGMPv2, MLDv2, MLDv1.
 const QUERIES: [&str; 4] = [
     "01005e000001525400770002080046c00024000040000102041300000000e0000001940400001164ec980000000002030000",
     "01005e000001525400770002080046c00020000040000102041700000000e0000001940400001164ee9b00000000",
@@ -286,7 +288,7 @@ fn reports(reports: &[(&str, Standing, bool)]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn memberships_are_told_twice_and_when_asked_for_and_when_they_end() {
+fn memberships_are_reported_twice_on_query_and_on_leave() {
     use Standing::{Joined, Left, Member};
     let mut s = station();
     let [v4, v6] = ["239.1.2.3", "ff15::7"];
@@ -301,7 +303,7 @@ fn memberships_are_told_twice_and_when_asked_for_and_when_they_end() {
     assert_eq!(drain(&mut s), reports(&[(v4, Joined, false), (v6, Joined, false)]));
     assert_eq!(s.next_deadline(), None);
 
-    // Asked in either version, it answers in that one and stays with it.
+    // The response is of the version of the query, and later reports keep that version.
     for (query, group, old) in [(0, v4, false), (1, v4, true), (2, v6, false), (3, v6, true)] {
         assert_eq!(handle(&mut s, 2000, &unhex(QUERIES[query])), Outcome::Handled);
         assert_eq!(drain(&mut s), reports(&[(group, Member, old)]));
@@ -312,14 +314,14 @@ fn memberships_are_told_twice_and_when_asked_for_and_when_they_end() {
     assert_eq!(drain(&mut s), reports(&[(v4, Left, true), (v6, Left, true)]));
     handle(&mut s, 2001, &unhex(QUERIES[0]));
     assert!(drain(&mut s).is_empty());
-    // One that ends before it was told again is not told again.
+    // A membership that ends before its report is repeated is not reported again.
     s.join(at(3000), ip(v4)).unwrap();
     s.leave(ip(v4));
     assert_eq!(s.next_deadline(), None);
 }
 
 #[test]
-fn groups_that_everybody_is_in_are_not_reported() {
+fn all_nodes_and_host_local_groups_are_not_reported() {
     let mut s = station();
     for group in ["224.0.0.1", "ff02::1", "ff01::7"] {
         s.join(at(0), ip(group)).unwrap();
@@ -333,24 +335,24 @@ fn groups_that_everybody_is_in_are_not_reported() {
 }
 
 #[test]
-fn a_station_joins_groups_of_its_families() {
+fn group_needs_an_address_of_its_ip_version() {
     let only_v6 =
         StationConfig { addresses: vec!["fd77::2/64".parse().unwrap()], ..station().config().clone() };
     let mut s = Station::new(only_v6);
     assert!(matches!(s.join(at(0), ip("239.1.2.3")), Err(JoinError::NoAddress(_))));
     assert!(matches!(s.join(at(0), ip("fd77::1")), Err(JoinError::NotMulticast(_))));
-    // Without a link-local address it reports from the one that its MAC makes.
+    // Without a link-local address, the source of the report is the one derived from the MAC.
     s.join(at(0), ip("ff15::7")).unwrap();
     assert_eq!(drain(&mut s), reports(&[("ff15::7", Standing::Joined, false)]));
 }
 
-/// The frame with an 802.1Q tag of this control information.
+/// Returns the frame with an 802.1Q tag that has this control information.
 fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
     [&frame[..12], &[0x81, 0x00], &tci.to_be_bytes(), &frame[12..]].concat()
 }
 
 #[test]
-fn station_in_a_vlan_tags_what_it_sends_and_takes_its_own_vlan_only() {
+fn vlan_station_tags_its_frames_and_accepts_only_its_vlan() {
     let vlan = Some(VlanTag { id: 5, priority: 3 });
     let mut s = Station::new(StationConfig { vlan, ..station().config().clone() });
     let request = unhex(ARP_REQUEST);
@@ -360,11 +362,11 @@ fn station_in_a_vlan_tags_what_it_sends_and_takes_its_own_vlan_only() {
         assert_eq!(handle(&mut s, 0, &elsewhere), Outcome::Foreign);
     }
     assert!(drain(&mut s).is_empty());
-    // The priority of what comes does not matter.
+    // The priority of received frames is ignored.
     assert_eq!(handle(&mut s, 0, &tagged(&request, 7 << 13 | 5)), Outcome::Handled);
     let replies = drain(&mut s);
     assert_eq!(replies, [tagged(&unhex(ARP_REPLY), 3 << 13 | 5)]);
-    // The frames held for a neighbour's answer, and the request itself, carry one tag each.
+    // Both the frame queued for resolution and the request carry exactly one tag.
     let mut s = Station::new(StationConfig { vlan, ..station().config().clone() });
     assert!(s.ping(at(0), ip("10.77.0.1"), 1, 1, b"x"));
     let question = drain(&mut s);
@@ -379,7 +381,7 @@ fn station_in_a_vlan_tags_what_it_sends_and_takes_its_own_vlan_only() {
 }
 
 #[test]
-fn untagged_station_ignores_vlans_and_takes_priority_tags() {
+fn untagged_station_drops_vlans_and_accepts_priority_tags() {
     let mut s = station();
     let request = unhex(ARP_REQUEST);
     assert_eq!(handle(&mut s, 0, &tagged(&request, 5)), Outcome::Foreign);
@@ -389,7 +391,7 @@ fn untagged_station_ignores_vlans_and_takes_priority_tags() {
 
 proptest::proptest! {
     #[test]
-    fn no_damage_makes_it_panic(
+    fn damaged_frames_do_not_panic(
         which in 0usize..8,
         hits in proptest::collection::vec((0usize..90, proptest::prelude::any::<u8>()), 0..4),
     ) {

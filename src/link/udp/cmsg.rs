@@ -1,18 +1,19 @@
-//! Socket addresses and control messages as the bytes the kernel reads and writes, in buffers that are reused.
+//! Socket addresses and control messages in the kernel's byte layout, in reusable buffers.
 
 use std::mem::size_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A `sockaddr_in` or `sockaddr_in6`.
+/// Socket address: a `sockaddr_in` or a `sockaddr_in6`.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Name([u8; Name::ROOM]);
 
 impl Name {
-    /// Room for the larger of the two.
+    /// Size of the larger of the two, in bytes.
     pub const ROOM: usize = size_of::<libc::sockaddr_in6>();
 
-    /// The address and the bytes it takes. `scope` is the interface of a link-local address, else 0.
+    /// Encodes an address and a port; returns the length in bytes too. `scope` is the interface index for an
+    /// address that needs one, 0 otherwise.
     pub fn new(ip: IpAddr, port: u16, scope: u32) -> (Name, usize) {
         let mut b = [0; Name::ROOM];
         b[2..4].copy_from_slice(&port.to_be_bytes());
@@ -31,7 +32,7 @@ impl Name {
         (Name(b), len)
     }
 
-    /// Address and port.
+    /// Returns the address and the port; `None` if the family is neither IPv4 nor IPv6.
     pub fn get(&self) -> Option<(IpAddr, u16)> {
         let b = &self.0;
         let port = u16::from_be_bytes([b[2], b[3]]);
@@ -56,10 +57,10 @@ const fn align(len: usize) -> usize {
     len.next_multiple_of(size_of::<usize>())
 }
 
-/// A `cmsghdr`: length as a `size_t`, level and type as `int`s.
+/// Size of a `cmsghdr`: length as a `size_t`, level and type as `int`s.
 const HEADER: usize = align(size_of::<usize>() + 8);
 
-/// Room for the control messages of one datagram.
+/// Buffer for the control messages of one datagram.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct Control {
@@ -68,19 +69,19 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Segment size, traffic class, hop limit and packet info together take 112 bytes.
+    /// Size of the buffer in bytes. Segment size, traffic class, hop limit and packet info together take 112.
     pub const ROOM: usize = 128;
 
     pub const fn new() -> Control {
         Control { bytes: [0; Control::ROOM], len: 0 }
     }
 
-    /// Bytes of the messages put so far.
+    /// Returns the number of bytes of the messages added so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Adds a message.
+    /// Appends a control message.
     pub fn put(&mut self, level: i32, kind: i32, data: &[u8]) {
         let b = &mut self.bytes[self.len..];
         b[..size_of::<usize>()].copy_from_slice(&(HEADER + data.len()).to_ne_bytes());
@@ -90,10 +91,11 @@ impl Control {
         self.len += align(HEADER + data.len());
     }
 
-    /// Has the kernel send from this address, by this interface (0: whichever leads there).
+    /// Sets the source address and the outgoing interface of a datagram (0: the routing table chooses).
     pub fn put_source(&mut self, ip: IpAddr, ifindex: u32) {
         match ip {
-            // in_pktinfo: interface index, source address, and an address that only receivers get.
+            // in_pktinfo: interface index, source address, and a destination address that the kernel sets
+            // only on receive.
             IpAddr::V4(ip) => {
                 let mut info = [0; 12];
                 info[..4].copy_from_slice(&ifindex.to_ne_bytes());
@@ -110,7 +112,7 @@ impl Control {
         }
     }
 
-    /// The messages in the first `len` bytes, as the kernel wrote them.
+    /// Iterates over the messages that the kernel wrote to the first `len` bytes, as level, type and data.
     pub fn messages(&self, len: usize) -> impl Iterator<Item = (i32, i32, &[u8])> {
         let mut rest = &self.bytes[..len.min(Control::ROOM)];
         std::iter::from_fn(move || {
@@ -134,7 +136,7 @@ impl Control {
     }
 }
 
-/// The number in a message's data: one byte or an `int`, as the kernel pleases.
+/// Decodes the number in a message's data, which the kernel writes as one byte or as an `int`.
 pub(super) fn number(data: &[u8]) -> Option<i32> {
     match data {
         [b] => Some(i32::from(*b)),
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_what_they_were_made_of() {
+    fn name_decodes_to_its_address_and_port() {
         for ip in ["127.1.2.3", "fd00::17"] {
             let ip = ip.parse().unwrap();
             assert_eq!(Name::new(ip, 4791, 0).0.get(), Some((ip, 4791)));
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn control_messages_come_back_in_order() {
+    fn control_messages_decode_in_order() {
         let mut c = Control::new();
         c.put(1, 2, &7i32.to_ne_bytes());
         c.put(3, 4, &[9]);
@@ -164,7 +166,7 @@ mod tests {
         let got: Vec<_> = c.messages(c.len()).map(|(l, k, d)| (l, k, d.len(), number(d))).collect();
         assert_eq!(got[..2], [(1, 2, 4, Some(7)), (3, 4, 1, Some(9))]);
         assert_eq!((got[2].2, got.len()), (20, 3));
-        // A length that makes no sense ends the list.
+        // A malformed length ends the iteration.
         c.bytes[..8].fill(0);
         assert_eq!(c.messages(c.len()).count(), 0);
     }

@@ -1,5 +1,5 @@
-//! Multicast groups. A socket that is bound to a host's address gets nothing that is sent to a group, so each group
-//! has a socket of its own, bound to it; a wildcard socket is in its groups itself.
+//! Multicast groups of a link. A socket bound to a unicast address receives no multicast packets, so each
+//! group has a socket of its own, bound to the group's address; a wildcard socket joins groups itself.
 
 use std::io;
 use std::net::IpAddr;
@@ -14,23 +14,25 @@ use crate::link::{LinkCounters, RxBurst};
 
 /// A group that the link has joined.
 struct Group {
-    /// What its socket is bound to.
+    /// Bind address of the group's socket.
     local: Local,
-    /// None with a wildcard.
+    /// Socket of the group; `None` if the link's own wildcard socket has joined it.
     socket: Option<OwnedFd>,
 }
 
+/// Multicast groups of a link.
 #[derive(Default)]
 pub(super) struct Groups {
     joined: Vec<Group>,
-    /// Made for the first group.
+    /// Receiver for the group sockets, created with the first group.
     receiver: Option<Receiver>,
-    /// Of sockets that are closed.
+    /// Datagrams dropped by group sockets that are closed by now.
     overflow: u64,
 }
 
 impl Groups {
-    /// Joins a group with the link's own socket, where that is a wildcard, or a new one, which `epoll` then watches.
+    /// Joins a group with the link's own socket if that is a wildcard, otherwise with a new socket, which is
+    /// added to `epoll`.
     pub fn join(
         &mut self,
         group: IpAddr,
@@ -64,19 +66,19 @@ impl Groups {
         Ok(())
     }
 
-    /// Leaves a group: its socket is closed, and with it out of the epoll.
+    /// Leaves a group. Closing its socket also removes it from the epoll set.
     pub fn leave(&mut self, group: IpAddr, own: (&OwnedFd, &Local)) {
         let Some(at) = self.joined.iter().position(|g| g.local.ip == group) else { return };
         match self.joined.swap_remove(at).socket {
             Some(socket) => self.overflow += socket::overflowed(&socket),
             None => own.1.interface_indices().for_each(|index| {
-                // Not joined on that one, if it fails.
+                // Fails if the group was not joined on this interface.
                 let _ = membership::leave(own.0, group, index);
             }),
         }
     }
 
-    /// Reads from the sockets of all groups.
+    /// Receives from the sockets of all groups.
     pub fn receive(&mut self, sink: &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize> {
         let mut packets = 0;
         if let Some(receiver) = &mut self.receiver {
@@ -89,7 +91,7 @@ impl Groups {
         Ok(packets)
     }
 
-    /// What they dropped.
+    /// Returns the counters of all group sockets, closed ones included.
     pub fn counters(&self) -> LinkCounters {
         let mut all = self.receiver.as_ref().map(|r| r.counters).unwrap_or_default();
         let sockets = self.joined.iter().filter_map(|g| g.socket.as_ref());
@@ -98,7 +100,7 @@ impl Groups {
     }
 }
 
-/// Joins on every interface that can be; the error if none can.
+/// Joins on every interface where this is possible; fails if there is none.
 fn join_everywhere(socket: &OwnedFd, group: IpAddr, local: &Local) -> io::Result<()> {
     let mut outcome = Err(io::Error::from_raw_os_error(libc::ENODEV));
     for index in local.interface_indices() {

@@ -1,5 +1,6 @@
-//! Addresses of a named interface: all of them as one link, with a socket for each, as a wildcard would take those of other
-//! interfaces too; or one that other interfaces may have as well.
+//! Binding by interface name: either all addresses of the interface as one link, with a socket for each (a
+//! wildcard socket would also take packets for other interfaces), or one address that other interfaces may
+//! have too.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -8,9 +9,10 @@ use std::{fs, thread};
 use super::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Interface, Multihomed, interfaces};
 
-/// How long to wait for the kernel, which may find that somebody else has an address (DAD, RFC 4862): it takes a second for
-/// its question after up to another one.
+/// Maximum time to wait for duplicate address detection (DAD, RFC 4862): the kernel waits for up to a second
+/// before its probe, and another second for a response.
 const DAD: Duration = Duration::from_secs(3);
+/// Interval between checks.
 const DAD_STEP: Duration = Duration::from_millis(10);
 
 /// `IFA_F_DADFAILED` and `IFA_F_TENTATIVE` of linux/if_addr.h.
@@ -18,7 +20,8 @@ const DAD_FAILED: u32 = 0x08;
 const TENTATIVE: u32 = 0x40;
 
 impl UdpOptions {
-    /// These options for addresses of a named interface, once the kernel uses them; other interfaces may have them too.
+    /// Returns these options for addresses of the named interface, which other interfaces may have too. Waits
+    /// up to three seconds for duplicate address detection.
     ///
     /// # Errors
     /// If there is no such interface.
@@ -29,7 +32,7 @@ impl UdpOptions {
 
 impl UdpLink {
     /// Binds UDP port 4791 of every address of an interface, for the shards of one NIC as
-    /// [`bind_shards`](Self::bind_shards) does. The GID table has them in the order of
+    /// [`bind_shards`](Self::bind_shards) does. The GID table has the order of
     /// [`Interface::addresses`](crate::link::Interface::addresses).
     ///
     /// # Errors
@@ -45,13 +48,13 @@ impl UdpLink {
     }
 }
 
-/// The addresses of an interface, and how to bind them.
+/// Returns the addresses of an interface and the options to bind them with.
 pub(super) fn find(name: &str, options: &UdpOptions) -> Result<(Vec<IpAddr>, UdpOptions), UdpLinkError> {
     let options = UdpOptions { interface: Some(name.to_owned()), ..options.clone() };
     Ok((settled(name)?.addresses, options))
 }
 
-/// For each shard one link of all its addresses, of the links of each address.
+/// Combines the links of each address (one per shard) into one link of all addresses for each shard.
 pub(super) fn join(
     name: &str,
     by_address: Vec<Vec<UdpLink>>,
@@ -61,7 +64,7 @@ pub(super) fn join(
         by_shard.resize_with(links.len(), Vec::new);
         for (shard, mut link) in by_shard.iter_mut().zip(links) {
             if !shard.is_empty() {
-                // The first one's port is that of all.
+                // The first link monitors the state of the port for all addresses.
                 link.watch = None;
             }
             shard.push(link);
@@ -75,14 +78,15 @@ fn missing(name: &str) -> UdpLinkError {
     UdpLinkError::NoInterface { name: name.to_owned() }
 }
 
-/// An interface, once the kernel uses its addresses. To leave out those that it does not use yet would give the others
-/// indices in the GID table that depend on the moment. Where it takes longer (no cable is plugged in), they are in the table
-/// all the same, and what is sent from them until then is lost.
+/// Returns an interface once none of its addresses is tentative. Without the tentative ones, the GID indices
+/// of the others would depend on timing. If duplicate address detection takes longer, or does not proceed
+/// without carrier, the tentative addresses are included, and packets sent from them are lost until it
+/// completes.
 fn settled(name: &str) -> Result<Interface, UdpLinkError> {
     let deadline = Instant::now() + DAD;
     loop {
         let found = interfaces().into_iter().find(|i| i.name == name).ok_or_else(|| missing(name))?;
-        // Not /proc/net, which is that of the first thread's network namespace.
+        // Not /proc/net, which shows the network namespace of the main thread.
         let list = fs::read_to_string("/proc/thread-self/net/if_inet6").unwrap_or_default();
         if !found.has_carrier || !has_tentative(&list, found.index) || Instant::now() >= deadline {
             return Ok(found);
@@ -91,8 +95,9 @@ fn settled(name: &str) -> Result<Interface, UdpLinkError> {
     }
 }
 
-/// Whether the kernel's list of IPv6 addresses has one of an interface that it asks the network about. Each line has address,
-/// interface index, prefix length, scope, flags, all as hexadecimal numbers, and the interface's name.
+/// Reports whether the kernel's list of IPv6 addresses has a tentative address of an interface. Each line has
+/// address, interface index, prefix length, scope and flags, all as hexadecimal numbers, and the interface's
+/// name.
 fn has_tentative(list: &str, index: u32) -> bool {
     list.lines().any(|line| {
         let mut numbers = line.split_whitespace().skip(1).map(|field| u32::from_str_radix(field, 16));
@@ -107,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_that_are_asked_about_are_told_apart() {
+    fn only_tentative_addresses_of_the_interface_are_detected() {
         let list = "fe8000000000000000fc00fffe000001 11 40 20 80     eth0\n\
                     fd000000000000000000000000000002 12 40 00 c0     eth1\n\
                     fe8000000000000000fc00fffe000002 13 40 20 c8     eth2\n\

@@ -1,9 +1,9 @@
 //! RoCEv2 through a plain UDP socket: no root, no capability, no interface of its own.
 //!
-//! The kernel makes the IP and UDP headers, so the ICRC, which covers them, is a matter of knowing what it
-//! will write: an unconnected socket that never fragments sends identification 0 with don't-fragment set,
-//! and 0, 1, 2… in the segments of one call. What arrives hides its identification; the ICRC gives it away
-//! ([`crate::wire::icrc::identify`]).
+//! The kernel builds the IP and UDP headers, which the ICRC covers, so the sender has to predict them: an
+//! unconnected socket that never fragments sends identification 0 with don't-fragment set, and 0, 1, 2... in
+//! the segments of one call. A received datagram does not show its identification;
+//! [`crate::wire::icrc::identify`] derives it from the ICRC.
 
 mod cmsg;
 mod groups;
@@ -41,17 +41,18 @@ use socket::Opened;
 pub use steward::Sharing;
 use steward::{Claims, Tenancy};
 
-/// How to set up a [`UdpLink`].
+/// Options of a [`UdpLink`].
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Bytes of receive and of send buffer to ask for. An unprivileged process gets at most
+    /// Size in bytes requested for the receive and send buffers. An unprivileged process gets at most
     /// `net.core.rmem_max` and `wmem_max`.
     pub buffer: usize,
-    /// Whether to have the kernel segment and coalesce, if it can: ten times as fast.
+    /// Whether to let the kernel segment and coalesce (UDP GSO and GRO) if it can, which is ten times as
+    /// fast.
     pub segmentation: bool,
-    /// The interface whose address it is, where several may have the same one, as link-local ones of IPv6. Then the
-    /// address may also be one that the kernel does not use yet, while it looks for others that have it (DAD): what is
-    /// sent until then is lost.
+    /// The interface that has the address, needed where several may have the same one, as with IPv6
+    /// link-local addresses. With it, the address may also be tentative (duplicate address detection, DAD,
+    /// still runs); packets sent from it before DAD completes are lost.
     pub interface: Option<String>,
 }
 
@@ -61,71 +62,72 @@ impl Default for UdpOptions {
     }
 }
 
-/// Why there is no [`UdpLink`].
+/// Reason why a [`UdpLink`] could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum UdpLinkError {
-    /// Someone else has the port.
+    /// Another process or the kernel has the port.
     #[error("UDP port 4791 of {ip} is taken by {owner}; stop that, or use another address of this machine")]
     Taken {
-        /// The address asked for.
+        /// The requested address.
         ip: IpAddr,
-        /// The process or module that holds the port.
+        /// The process or kernel module that holds the port.
         owner: PortOwner,
     },
-    /// The address is not one of this machine.
+    /// The address is not assigned to this machine.
     #[error("{ip} is no address of this machine (network namespace); `ip address` lists those it has")]
     NotLocal {
-        /// The address asked for.
+        /// The requested address.
         ip: IpAddr,
     },
-    /// The steward that shares the address gives this process no part of it.
+    /// The broker (`steward`) that shares the address refused this process a QPN partition.
     #[error("{why}")]
     Refused {
-        /// The address asked for.
+        /// The requested address.
         ip: IpAddr,
-        /// The error as a number.
+        /// Reason as an errno value.
         errno: i32,
-        /// And in words.
+        /// Reason as text.
         why: String,
     },
-    /// There is no such interface, or it is of no use.
+    /// The interface does not exist, is down or has no IP address.
     #[error("no interface '{name}' is up and has an IP address; `ip address` lists those there are")]
     NoInterface {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// A system call failed that should not.
+    /// An unexpected system call failure.
     #[error("no UDP link on {ip}: {what} failed")]
     System {
-        /// The address asked for.
+        /// The requested address.
         ip: IpAddr,
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// What a socket is bound to.
+/// Bind address of a socket.
 struct Local {
     ip: IpAddr,
     wildcard: bool,
-    /// Addresses of this machine that it takes packets for, and the index of the interface of each.
+    /// Addresses for which the socket receives packets, each with the index of its interface.
     interfaces: Vec<(IpAddr, u32)>,
 }
 
 impl Local {
-    /// The interface to which a destination belongs that means nothing without one: that of the source.
+    /// Returns the scope ID of the destination: the source's interface where the destination is ambiguous
+    /// without one, 0 otherwise.
     fn scope_of(&self, flow: &Flow) -> u32 {
         if socket::needs_scope(flow.dst) { self.interface_of(flow.src) } else { 0 }
     }
 
-    /// The interface that has an address; 0 if none has.
+    /// Returns the index of the interface that has an address, 0 if none has.
     fn interface_of(&self, ip: IpAddr) -> u32 {
         self.interfaces.iter().find(|(own, _)| *own == ip).map_or(0, |(_, index)| *index)
     }
 
-    /// The interfaces, each once.
+    /// Iterates over the distinct interface indices.
     fn interface_indices(&self) -> impl Iterator<Item = u32> {
         let mut indices: Vec<u32> = self.interfaces.iter().map(|(_, index)| *index).collect();
         indices.sort_unstable();
@@ -134,7 +136,7 @@ impl Local {
     }
 }
 
-/// A [`Link`] over UDP port 4791 of one address, or of all (of one family) by a wildcard.
+/// A [`Link`] over UDP port 4791 of one address, or of all addresses of one family (wildcard).
 pub struct UdpLink {
     socket: OwnedFd,
     info: LinkInfo,
@@ -142,31 +144,34 @@ pub struct UdpLink {
     sender: Sender,
     receiver: Receiver,
     groups: Groups,
-    /// Watches the sockets of the groups, so that what others poll on never changes. Not the link's own: a watcher
-    /// costs the kernel a wake-up for every datagram, even when nobody sleeps.
+    /// Epoll set of the group sockets, so that the descriptors that a caller polls never change. The link's
+    /// own socket is not in it: membership costs the kernel a wake-up per datagram, even when no thread
+    /// sleeps.
     epoll: Epoll,
     options: UdpOptions,
-    /// Where the address is shared.
+    /// Lease on a QPN partition where the address is shared.
     tenancy: Option<Arc<Tenancy>>,
-    /// Services of QP1, where the address is shared.
+    /// Registry of the services for QP1 where the address is shared.
     claims: Option<Claims>,
-    /// None where the system does not tell of its interfaces.
+    /// Link state monitor (rtnetlink). `None` if it is unavailable, no interface has the address, or the link
+    /// of another shard or address monitors the state for this one.
     watch: Option<Watch>,
 }
 
 impl UdpLink {
-    /// Binds UDP port 4791 of `ip`, which may be a wildcard.
+    /// Binds UDP port 4791 of `ip`, which may be the wildcard.
     ///
     /// # Errors
-    /// If the port is taken (one process an address), the address is not local, or the system is out of
-    /// something.
+    /// If the port is taken (an address belongs to one process), the address is not local, or the system is
+    /// out of resources.
     pub fn bind(ip: IpAddr, options: &UdpOptions) -> Result<UdpLink, UdpLinkError> {
         UdpLink::new(ip, options, socket::open(ip, options, false)?)
     }
 
-    /// Binds it with `count` sockets, for the shards of one NIC
-    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)): each has the packets of the queue pairs whose
-    /// numbers end in its place. `count` is rounded up to a power of two, of 64 at most.
+    /// Binds UDP port 4791 of `ip` with `count` sockets, one for each shard of a NIC
+    /// ([`Context::open_shards`](crate::verbs::Context::open_shards)). Each socket receives the packets for
+    /// the queue pairs whose numbers have the shard's index in their lowest bits. `count` is rounded up to a
+    /// power of two, of 64 at most.
     ///
     /// # Errors
     /// See [`bind`](Self::bind).
@@ -174,7 +179,7 @@ impl UdpLink {
         let opened = steer::open(ip, options, count.next_power_of_two().min(ShardId::MAX_COUNT))?;
         let mut links: Vec<UdpLink> =
             opened.into_iter().map(|opened| UdpLink::new(ip, options, opened)).collect::<Result<_, _>>()?;
-        // The first one's port is that of all.
+        // The first link monitors the state of the port for all shards.
         links.iter_mut().skip(1).for_each(|link| link.watch = None);
         Ok(links)
     }
@@ -182,7 +187,8 @@ impl UdpLink {
     fn new(ip: IpAddr, options: &UdpOptions, opened: Opened) -> Result<UdpLink, UdpLinkError> {
         let mut addresses: Vec<IpAddr> = opened.locals.iter().map(|l| l.ip).collect();
         if ip.is_unspecified() {
-            // The first GID is what programs use that do not choose: not a loopback one.
+            // Programs that do not choose a GID use the first one, which therefore should not be a loopback
+            // address.
             addresses.sort_by_key(IpAddr::is_loopback);
         } else if addresses.is_empty() {
             addresses.push(ip);
@@ -190,7 +196,7 @@ impl UdpLink {
         let system = |e: Errno| UdpLinkError::System { ip, what: "making an epoll", source: e.into() };
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system)?;
         let watch = Watch::open(opened.locals.iter().map(|l| l.index)).ok();
-        // Some addresses are of no interface (AnyIP): nothing brings those down.
+        // Some local addresses belong to no interface (AnyIP), so there is no link state to monitor.
         let watch = watch.filter(|_| !opened.locals.is_empty());
         Ok(UdpLink {
             info: LinkInfo {
@@ -220,7 +226,7 @@ impl UdpLink {
         })
     }
 
-    /// From now on it has services of QP1.
+    /// Attaches the registry of services for QP1 and polls its sockets through the group epoll.
     fn add_claims(&mut self, claims: Claims) -> io::Result<()> {
         self.epoll.add(&claims, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         self.claims = Some(claims);
@@ -244,34 +250,38 @@ impl UdpLink {
     }
 }
 
-/// What a packet takes of [`LinkInfo::window`] at the least: a shorter one costs the kernel hardly less.
+/// Smallest share of [`LinkInfo::window`] to account for a packet, in bytes: the kernel charges a shorter
+/// packet hardly less.
 pub const MIN_CHARGE: usize = 1024;
 
-/// What may be in flight to a receive buffer that the kernel says is `rcvbuf` bytes.
+/// Returns the window, in bytes, for a receive buffer whose size the kernel reports as `rcvbuf`.
 ///
-/// The kernel charges a packet with the memory it takes, not its length. Measured on Linux 6.18, loopback,
-/// as length over charge:
+/// The kernel charges a packet for the memory it occupies, not for its length. Measured on Linux 6.18,
+/// loopback, as length over charge:
 ///
 /// | payload            | 4096 | 2048 | 1024 | 512  | 256  | 64   | 8    |
 /// | ------------------ | ---- | ---- | ---- | ---- | ---- | ---- | ---- |
 /// | singly             | 0.48 | 0.46 | 0.45 | 0.41 | 0.21 | 0.10 | 0.03 |
 /// | in bursts of 15    | 0.97 | 0.96 | 0.95 | 0.90 | 0.83 | 0.59 | 0.30 |
 ///
-/// (In a burst, 830 bytes are shared by all; a single packet has them and a power of two to itself.) Up to a
-/// quarter of the buffer stays charged with what has been read already. So with 0.45 of three quarters a
-/// whole window of full packets fits even if none is coalesced; shorter ones need [`MIN_CHARGE`].
+/// (The packets of a burst share 830 bytes of overhead; a single packet has this overhead to itself and is
+/// rounded up to a power of two.) Up to a quarter of the buffer stays charged for data that has already been
+/// read. With a ratio of 0.45 and three quarters of the buffer, a whole window of full packets fits even if
+/// none is coalesced; shorter packets need [`MIN_CHARGE`].
 ///
-/// A buffer beyond twice [`UdpOptions::buffer`] (the kernel doubles what it is asked for) is for what nobody acknowledges.
+/// A buffer beyond twice [`UdpOptions::buffer`] (the kernel doubles the requested size) does not enlarge the
+/// window: the excess is for unacknowledged traffic (UC and UD).
 fn window(rcvbuf: usize) -> usize {
     rcvbuf / 3
 }
 
-/// Whether packets that were joined on the way are not all of one seat: the kernel went by the first.
+/// Reports whether a coalesced datagram contains packets for another QPN partition: the kernel selects the
+/// socket by the first packet.
 fn has_strangers(burst: &RxBurst<'_>, seat: Seat) -> bool {
     burst.data.len() > burst.segment && burst.packets().any(|(_, packet)| !seat.has(steer::seat_byte(packet)))
 }
 
-/// Whether an error says that there is no way to the peer, or nobody there.
+/// Reports whether an error means that there is no route to the peer, or that no process receives there.
 fn is_unreachable(code: i32) -> bool {
     matches!(
         code,

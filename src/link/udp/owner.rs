@@ -1,24 +1,24 @@
-//! The owner of the socket that has a port, for the error message about a port that is taken.
+//! Finds the owner of a UDP port, for the error message about a port that is taken.
 
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
 
-/// The owner of a UDP port.
+/// Owner of a UDP port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PortOwner {
     /// A process.
     Process {
-        /// Its id.
+        /// Process ID.
         pid: u32,
-        /// Its short name.
+        /// Command name of the process (comm).
         name: String,
     },
-    /// A process of this user, which we may not look into.
+    /// A process of this user ID, which the calling process may not inspect.
     User(u32),
-    /// The kernel itself: rdma_rxe.
+    /// The kernel itself (rdma_rxe).
     Kernel,
-    /// A socket that is gone by now or in a way not listed.
+    /// A socket that is closed by now or not listed in /proc.
     Unknown,
 }
 
@@ -33,22 +33,24 @@ impl fmt::Display for PortOwner {
     }
 }
 
-/// Those of this thread's network namespace. A wildcard IPv6 socket may hold an IPv4 port too.
+/// Socket tables of this thread's network namespace. Both are searched, as a wildcard IPv6 socket may hold an
+/// IPv4 port too.
 const LISTS: [&str; 2] = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"];
 
-/// A line of /proc/net/udp.
+/// Owner fields of a line of /proc/net/udp.
 struct Entry {
     uid: u32,
     inode: u64,
 }
 
 impl PortOwner {
-    /// How many sockets are in the way of `ip` on `port`.
+    /// Returns the number of sockets that conflict with binding `ip` and `port`.
     pub(super) fn count(ip: IpAddr, port: u16) -> usize {
         Self::users(ip, port).len()
     }
 
-    /// The user of each of the sockets in the way of `ip` on `port`, as this user namespace knows it.
+    /// Returns the user ID, as seen in this user namespace, of each socket that conflicts with binding `ip`
+    /// and `port`.
     pub(super) fn users(ip: IpAddr, port: u16) -> Vec<u32> {
         let lists = LISTS.iter().filter_map(|list| fs::read_to_string(list).ok());
         let users = |list: String| -> Vec<u32> {
@@ -57,7 +59,7 @@ impl PortOwner {
         lists.flat_map(users).collect()
     }
 
-    /// Looks for the socket that keeps `ip` from being bound to `port`.
+    /// Finds the owner of the first socket that conflicts with binding `ip` and `port`.
     pub fn find(ip: IpAddr, port: u16) -> PortOwner {
         let entry = LISTS
             .iter()
@@ -73,7 +75,7 @@ impl PortOwner {
     }
 }
 
-/// The socket of a line, if it is in the way of `ip` and `port`.
+/// Parses a line and returns its socket if that conflicts with binding `ip` and `port`.
 fn clashing(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
     let mut fields = line.split_ascii_whitespace();
     let (addr, at) = fields.nth(1)?.split_once(':')?;
@@ -81,7 +83,7 @@ fn clashing(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
         return None;
     }
     let bound = address(addr)?;
-    // A wildcard of another family only clashes if it is IPv6's, which may take IPv4 along.
+    // A wildcard of the other family conflicts only if it is IPv6, which may include IPv4.
     let wild = bound.is_unspecified() && (bound.is_ipv6() || ip.is_ipv4());
     let same_family = bound.is_ipv4() == ip.is_ipv4();
     if !(bound == ip || wild || ip.is_unspecified() && same_family) {
@@ -90,7 +92,7 @@ fn clashing(line: &str, ip: IpAddr, port: u16) -> Option<Entry> {
     Some(Entry { uid: fields.nth(5)?.parse().ok()?, inode: fields.nth(1)?.parse().ok()? })
 }
 
-/// The address as /proc prints it: 32-bit words in the machine's byte order.
+/// Parses an address as /proc prints it: 32-bit words in the machine's byte order.
 fn address(hex: &str) -> Option<IpAddr> {
     let word = |i: usize| -> Option<[u8; 4]> {
         Some(u32::from_str_radix(hex.get(i * 8..i * 8 + 8)?, 16).ok()?.to_ne_bytes())
@@ -108,7 +110,7 @@ fn address(hex: &str) -> Option<IpAddr> {
     }
 }
 
-/// The process that has the socket open, as far as we may see.
+/// Finds the process that has the socket open, among those that the calling process may inspect.
 fn holder(inode: u64) -> Option<(u32, String)> {
     let link = format!("socket:[{inode}]");
     fs::read_dir("/proc").ok()?.flatten().find_map(|process| {
@@ -128,7 +130,7 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn lines_of_proc_are_read() {
+    fn proc_net_udp_lines_are_parsed() {
         let v4 = "  77: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 21 2 0 0";
         let ip = |s: &str| s.parse().unwrap();
         let entry = clashing(v4, ip("127.0.0.1"), 4791).unwrap();

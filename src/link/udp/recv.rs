@@ -1,4 +1,5 @@
-//! Datagrams to bursts: coalesced by the kernel, into a few buffers that are reused.
+//! Receive side: datagrams, coalesced by the kernel (GRO), are read into a few reused buffers and passed on
+//! as bursts.
 
 use std::io;
 use std::mem::zeroed;
@@ -10,21 +11,23 @@ use super::cmsg::{Control, Name, number};
 use crate::link::{LinkCounters, RxBurst};
 use crate::wire::{Flow, IpIdent};
 
-/// What the largest coalesced datagram fits into.
+/// Size of a buffer, in bytes: the largest coalesced datagram fits.
 const BUFFER: usize = 65_536;
-/// Datagrams to one system call at most. More would push each other out of the cache.
+/// Maximum number of datagrams per system call. With more, their buffers would evict each other from the
+/// cache.
 const DEPTH: usize = 8;
-/// Errors of earlier sends that one turn reads off the socket.
+/// Maximum number of pending socket errors, from earlier sends, that one turn reads.
 const MAX_ERRORS: usize = 16;
 
 pub(super) struct Receiver {
     data: Vec<u8>,
     names: [Name; DEPTH],
     controls: [Control; DEPTH],
-    /// How many datagrams to ask for: one as long as they come singly, which is the quicker system call
-    /// for whoever waits for that one; twice as many when as many have come twice running.
+    /// Number of datagrams to request per call: one as long as they arrive singly, since the call for a
+    /// single datagram is faster and a thread may wait for that one; doubled after two calls in a row that
+    /// returned as many as requested.
     ask: usize,
-    /// Whether the last call gave all that was asked for.
+    /// Whether the last call returned as many datagrams as requested.
     full: bool,
     pub counters: LinkCounters,
 }
@@ -65,7 +68,7 @@ impl Receiver {
             match error.raw_os_error().unwrap_or_default() {
                 libc::EINTR => {}
                 libc::EAGAIN | libc::ENOMEM | libc::ENOBUFS => break 0,
-                // What ICMP said of something sent before.
+                // An ICMP error for a packet sent earlier.
                 code if super::is_unreachable(code) && errors < MAX_ERRORS => {
                     errors += 1;
                     self.counters.tx_unreachable += 1;
@@ -94,13 +97,14 @@ impl Receiver {
         Ok(packets)
     }
 
-    /// Receives one datagram: less to set up and a leaner system call than [`call_many`](Self::call_many).
+    /// Receives one datagram, with less setup and a cheaper system call than [`call_many`](Self::call_many).
     fn call_one(&mut self, socket: &OwnedFd) -> io::Result<Arrived> {
         let mut slice = slice_of(&mut self.data[..BUFFER]);
         let mut header = header(&mut self.names[0], &mut slice, &mut self.controls[0]);
-        // The C library's own recvmsg is a cancellation point, which costs as much again as an empty-handed call.
-        // SAFETY: the header points at a name, a buffer and control room that live in `self`, each with its
-        // true size.
+        // The C library's own recvmsg is a cancellation point, which adds the cost of another call that finds
+        // nothing.
+        // SAFETY: the header points to `slice` and to an address, a data and a control buffer of `self`, each
+        // with its true size; all are exclusively borrowed and outlive the call.
         let len = unsafe {
             libc::syscall(libc::SYS_recvmsg, socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT)
         };
@@ -110,7 +114,7 @@ impl Receiver {
         }
     }
 
-    /// Receives up to `arrived.len()` datagrams.
+    /// Receives up to `arrived.len()` datagrams, at most DEPTH.
     fn call_many(&mut self, socket: &OwnedFd, arrived: &mut [Arrived]) -> io::Result<usize> {
         // SAFETY: all zeros is a valid mmsghdr and a valid iovec: null pointers and zero lengths.
         let (mut headers, mut slices): ([libc::mmsghdr; DEPTH], [libc::iovec; DEPTH]) = unsafe { zeroed() };
@@ -120,8 +124,9 @@ impl Receiver {
             h.msg_hdr = header(name, slice, control);
         }
         let (fd, room, flags) = (socket.as_raw_fd(), arrived.len(), libc::MSG_DONTWAIT);
-        // SAFETY: all DEPTH headers point at names, buffers and control room that live in `self`, each with
-        // its true size, and `arrived` has no more than DEPTH.
+        // SAFETY: all DEPTH headers point to entries of `slices` and to address, data and control buffers of
+        // `self`, each with its true size; all are exclusively borrowed and outlive the call. `arrived` is
+        // part of an array of DEPTH, so `room` does not exceed the number of headers.
         let n =
             unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), room as _, flags as _, std::ptr::null_mut()) };
         let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
@@ -131,7 +136,8 @@ impl Receiver {
         Ok(n)
     }
 
-    /// What is in buffer `i`; `None` if it is not whole.
+    /// Returns the datagram in buffer `i` as a burst; `None` if it is empty, truncated, or lacks usable
+    /// metadata.
     fn burst(&self, i: usize, arrived: &Arrived, local: &Local) -> Option<RxBurst<'_>> {
         if arrived.len == 0 || arrived.truncated {
             return None;
@@ -146,7 +152,7 @@ impl Receiver {
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                     flow.traffic_class = number(data)? as u8;
                 }
-                // in_pktinfo: the header's destination is its last field; in6_pktinfo: the first.
+                // in_pktinfo ends with the header's destination address; in6_pktinfo begins with it.
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     dst = Some(IpAddr::from(*data.get(8..)?.first_chunk::<4>()?));
                 }
@@ -162,7 +168,7 @@ impl Receiver {
     }
 }
 
-/// What the kernel says of a datagram beside its bytes.
+/// Metadata that the kernel returns with a datagram.
 #[derive(Clone, Copy, Default)]
 struct Arrived {
     len: usize,

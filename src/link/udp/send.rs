@@ -1,4 +1,4 @@
-//! Bursts to system calls: one message a burst, segmented by the kernel, many messages a call.
+//! Send side: one message per burst, segmented by the kernel (GSO), and several messages per system call.
 
 use std::io;
 use std::mem::zeroed;
@@ -12,40 +12,42 @@ use crate::link::LinkCounters;
 use crate::transport::{TxBurst, TxQueue};
 use crate::wire::{Flow, ICRC_LEN, IpIdent, ROCE_PORT, icrc};
 
-/// Messages to one system call.
+/// Maximum number of messages per system call.
 const BATCH: usize = 64;
-/// Destinations remembered as not taking segmentation.
+/// Maximum number of destinations remembered as not supporting segmentation.
 const MAX_PLAIN: usize = 64;
-/// How often a full socket is waited for in one turn, and for how long each time.
+/// Maximum number of waits for a full socket in one turn.
 const WAITS: u32 = 3;
+/// Duration of one wait, in milliseconds.
 const WAIT_MS: i32 = 1;
-/// So many turns that want the same of the socket, and not what it does, are a habit: then it does that of itself.
+/// Number of consecutive turns that request the same header fields, different from the socket's, after which
+/// they become the socket's own.
 const HABIT: u32 = 16;
 
 pub(super) struct Sender {
     bursts: Batch,
     singles: Batch,
-    /// Packets whose ICRCs are made anew.
+    /// Buffer for packets whose ICRCs are recomputed.
     scratch: Vec<u8>,
-    /// Where the kernel refuses to segment: its interface cannot, or IPsec is on the way.
+    /// Destinations for which the kernel refuses to segment: the interface cannot, or IPsec is on the path.
     pub plain_to: Vec<IpAddr>,
     segments: bool,
     /// Waits left in this turn.
     waits: u32,
-    /// What the socket puts into headers of itself.
+    /// Header fields that the socket sets by default.
     pub usual: Marks,
-    /// What the last turns wanted instead, and how many.
+    /// Header fields that the last turns requested instead, and the number of those turns.
     wanted: (Marks, u32),
     pub counters: LinkCounters,
 }
 
-/// What an error means for a message.
+/// Consequence of a send error for a message.
 enum Verdict {
-    /// Try again.
+    /// Retry.
     Again,
-    /// The kernel will not segment on the way to this destination.
+    /// The kernel does not segment on the path to this destination.
     NotSegmented,
-    /// Given up, and counted.
+    /// Dropped and counted.
     Lost,
 }
 
@@ -89,8 +91,8 @@ impl Sender {
         self.flush(socket, local, queue)
     }
 
-    /// Has the socket put of itself into headers what it is told with each message anyway: programs have one hop limit for
-    /// all they send, and a message that needs no word of it costs less.
+    /// Makes header fields that consecutive turns request the socket's default: programs use one hop limit
+    /// for all their packets, and a message without control data costs less.
     fn learn(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) {
         let is_ipv4 = local.ip.is_ipv4();
         let Some(burst) = queue.bursts().next().filter(|burst| burst.flow.dst.is_ipv4() == is_ipv4) else {
@@ -107,13 +109,14 @@ impl Sender {
             self.wanted.1 = 0;
             match socket::set_marks(socket, is_ipv4, marks) {
                 Ok(()) => self.usual = marks,
-                // Some classes are not for everybody; half of it is nothing either.
+                // Some traffic classes need a privilege. Restores the old fields, in case only one of the two
+                // was set.
                 Err(_) => drop(socket::set_marks(socket, is_ipv4, self.usual)),
             }
         }
     }
 
-    /// Sends what `bursts` holds and empties it.
+    /// Sends the messages in `bursts` and clears it.
     fn flush(&mut self, socket: &OwnedFd, local: &Local, queue: &TxQueue) -> io::Result<()> {
         self.bursts.prepare();
         let mut at = 0;
@@ -140,9 +143,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends each packet of a burst as a datagram of its own, and says whether any has left.
+    /// Sends each packet of a burst as a separate datagram; returns whether any was sent.
     ///
-    /// They all get identification 0, so the ICRCs, made for 0, 1, 2…, are made anew.
+    /// All of them get identification 0, so over IPv4 the ICRCs computed for identifications 1, 2... are
+    /// recomputed.
     fn send_singly(&mut self, socket: &OwnedFd, local: &Local, burst: &TxBurst<'_>) -> io::Result<bool> {
         self.scratch.clear();
         burst.copy_to(&mut self.scratch);
@@ -170,7 +174,8 @@ impl Sender {
         Ok(any)
     }
 
-    /// What an error means for a message of so many packets.
+    /// Classifies the error of sending a message of `packets` packets and counts those that are lost. Waits
+    /// for room if the socket is full and waits are left.
     fn judge(&mut self, socket: &OwnedFd, error: io::Error, packets: usize) -> io::Result<Verdict> {
         let n = packets as u64;
         match error.raw_os_error().unwrap_or_default() {
@@ -178,7 +183,7 @@ impl Sender {
             libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM if self.waits > 0 => {
                 self.waits -= 1;
                 let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-                // SAFETY: one pollfd, which outlives the call.
+                // SAFETY: `poll` is a single pollfd, as the count of 1 says, and outlives the call.
                 unsafe { libc::poll(&mut poll, 1, WAIT_MS) };
                 return Ok(Verdict::Again);
             }
@@ -194,8 +199,8 @@ impl Sender {
     }
 }
 
-/// Sends a lone packet that needs nothing of all the rest, by the leanest system call: somebody waits for it.
-/// Whether it has left; if not, the long way finds out why.
+/// Sends a single packet that needs none of the batching, by the cheapest system call, as its latency
+/// matters. Returns whether it was sent; if not, the general path determines the reason.
 fn send_lone(socket: &OwnedFd, local: &Local, usual: Marks, queue: &TxQueue) -> bool {
     let mut bursts = queue.bursts();
     let (Some(burst), None) = (bursts.next(), bursts.next()) else { return false };
@@ -203,7 +208,7 @@ fn send_lone(socket: &OwnedFd, local: &Local, usual: Marks, queue: &TxQueue) -> 
     if burst.packets != 1 {
         return false;
     }
-    // What the socket sends of its own accord.
+    // The flow of packets that the socket sends without control messages.
     let plain = Flow {
         traffic_class: flow.traffic_class,
         hop_limit: flow.hop_limit,
@@ -215,8 +220,8 @@ fn send_lone(socket: &OwnedFd, local: &Local, usual: Marks, queue: &TxQueue) -> 
     let (name, name_len) = Name::new(flow.dst, ROCE_PORT, local.scope_of(flow));
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let (name, name_len) = (name.as_ptr(), name_len as libc::socklen_t);
-    // No cancellation point of the C library, which costs.
-    // SAFETY: `bytes` and the name, both with their true lengths, outlive the call.
+    // Avoids the C library's wrapper, a cancellation point, which costs time.
+    // SAFETY: the data and the address are valid for reads of the lengths passed, and outlive the call.
     unsafe {
         let (data, fd) = (bytes.as_ptr(), socket.as_raw_fd());
         libc::syscall(libc::SYS_sendto, fd, data, bytes.len(), flags, name, name_len) >= 0
@@ -229,11 +234,11 @@ struct Message {
     name_len: usize,
     control: Control,
     packets: usize,
-    /// Which burst of the queue it is.
+    /// Index of its burst in the queue.
     burst: usize,
 }
 
-/// Messages for one system call. The vectors keep their capacity; the pointers in them are good from
+/// Messages for one system call. The vectors keep their capacity; the raw pointers in them are valid from
 /// `add` to `clear`, within one turn.
 #[derive(Default)]
 struct Batch {
@@ -242,13 +247,13 @@ struct Batch {
     headers: Vec<libc::mmsghdr>,
 }
 
-// SAFETY: the raw pointers are used only between `add` and `clear`, within one call that holds the
-// Sender exclusively; in between calls there are none.
+// SAFETY: the raw pointers are dereferenced only between `add` and `clear`, within one call that has
+// exclusive access to the `Sender`. Between calls the vectors are empty, except after a fatal socket error.
 unsafe impl Send for Batch {}
 
 impl Batch {
-    /// Adds a message: the bytes of a burst, which has its place in the queue, or of a packet of its own. They must stay
-    /// where they are until `clear`.
+    /// Adds a message: the bytes of a burst, which comes with its index in the queue, or of a single packet.
+    /// The bytes must stay valid and in place until `clear`.
     fn add(
         &mut self,
         local: &Local,
@@ -267,7 +272,7 @@ impl Batch {
         }
         put_headers(&mut control, flow, usual.to(flow.dst));
         if flow.src != local.ip {
-            // Groups are on every interface: theirs is the source's.
+            // Groups exist on every interface: selects the interface of the source address.
             let ifindex = if flow.dst.is_multicast() { local.interface_of(flow.src) } else { 0 };
             control.put_source(flow.src, ifindex);
         }
@@ -276,7 +281,7 @@ impl Batch {
         self.messages.push(Message { name, name_len, control, packets, burst });
     }
 
-    /// Points the headers at the messages, which move no more.
+    /// Points the headers to the messages, which must not move afterwards.
     fn prepare(&mut self) {
         for (m, slice) in self.messages.iter().zip(&self.slices) {
             // SAFETY: all zeros is a valid mmsghdr: null pointers and zero lengths.
@@ -294,18 +299,19 @@ impl Batch {
         }
     }
 
-    /// Sends messages from `at` on. How many have left, and the error that stopped the one behind them;
-    /// an error is told only when it is the first thing to happen.
+    /// Sends the messages from index `at` on. Returns the number of messages sent, and an error only if the
+    /// first one failed: after a partial success, the kernel reports none.
     fn send(&mut self, socket: &OwnedFd, at: usize) -> (usize, io::Result<()>) {
         let (fd, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         let sent = match &mut self.headers[at..] {
-            // SAFETY: the header was pointed by `prepare` at a name, slices and control messages that live
-            // in `self`, and the slices at bytes that their lenders keep for this turn (`add`).
+            // SAFETY: `prepare` pointed the header to an address, an iovec and control messages in vectors of
+            // `self` that have not changed since, and the iovec points to bytes that stay in place until
+            // `clear` (see `add`).
             [one] => match unsafe { libc::sendmsg(fd, &one.msg_hdr, flags) } {
                 -1 => -1,
                 _ => 1,
             },
-            // SAFETY: as above, for as many headers as there are.
+            // SAFETY: as above, for all `many.len()` headers.
             many => unsafe { libc::sendmmsg(fd, many.as_mut_ptr(), many.len() as _, flags as _) },
         };
         match usize::try_from(sent) {
@@ -321,8 +327,8 @@ impl Batch {
     }
 }
 
-/// What differs from what the socket puts of itself. The flow label stays the kernel's choice: setting one needs a
-/// lease of it, and the ICRC does not cover it.
+/// Adds control messages for the header fields that differ from the socket's defaults. The kernel chooses the
+/// flow label: setting one needs a lease of it, and the ICRC does not cover it.
 fn put_headers(control: &mut Control, flow: &Flow, usual: Marks) {
     let marks = Marks::of(flow);
     let (level, tos, ttl) = Marks::names(flow.dst.is_ipv4());

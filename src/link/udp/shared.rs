@@ -1,4 +1,4 @@
-//! Links of an address that other processes have too.
+//! Links on an address that several processes share through the broker (`steward`).
 
 use std::io;
 use std::net::IpAddr;
@@ -11,12 +11,13 @@ use crate::nic::Seat;
 use crate::wire::Qpn;
 
 impl UdpLink {
-    /// Has a part of UDP port 4791 of `ip`, beside other processes that do the same: the numbers of queue pairs begin with
-    /// what the part is ([`Link::seat`](crate::link::Link::seat)). A link for each of `count` shards (1, 2, 4 … 32) of one
-    /// NIC, as of [`bind_shards`](Self::bind_shards).
+    /// Binds a part of UDP port 4791 of `ip`, beside other processes that do the same: the queue pair numbers
+    /// are those of the QPN partition that [`Link::seat`](crate::link::Link::seat) returns. Returns a link
+    /// for each of `count` shards (1, 2, 4 ... 32) of one NIC, like [`bind_shards`](Self::bind_shards).
     ///
     /// # Errors
-    /// See [`bind`](Self::bind); and if all parts are taken, or those who share do not share with this user.
+    /// See [`bind`](Self::bind). Also fails if all partitions are taken, or if the processes that share the
+    /// address do not share it with this user.
     pub fn bind_shared(
         ip: IpAddr,
         options: &UdpOptions,
@@ -26,7 +27,8 @@ impl UdpLink {
         Ok(share(&[ip], options, count, sharing)?.swap_remove(0))
     }
 
-    /// [`bind_shared`](Self::bind_shared) for every address of an interface; see [`bind_interface`](Self::bind_interface).
+    /// Binds every address of an interface like [`bind_shared`](Self::bind_shared); see
+    /// [`bind_interface`](Self::bind_interface).
     ///
     /// # Errors
     /// See [`bind_shared`](Self::bind_shared).
@@ -41,7 +43,7 @@ impl UdpLink {
     }
 }
 
-/// The links of each address, one for each shard.
+/// Returns the links of each address, one for each shard.
 fn share(
     ips: &[IpAddr],
     options: &UdpOptions,
@@ -55,14 +57,14 @@ fn share(
         let links = sockets.into_iter().enumerate().map(|(i, socket)| {
             let mut link = UdpLink::new(*ip, options, socket::adopt(*ip, socket, options)?)?;
             link.tenancy = Some(tenancy.clone());
-            // QP1 is of one shard.
+            // Only the shard that has QP1 receives requests for services.
             if i == Qpn::GSI.get() as usize & (count - 1) {
                 let names = Names::of(tenancy.has_shared_names()).map_err(failed(*ip))?;
                 let claims = Claims::new(Place::new(*ip, options), names, tenancy.any_user());
                 link.add_claims(claims.map_err(failed(*ip))?).map_err(failed(*ip))?;
             }
             if i > 0 {
-                // The first one's port is that of all.
+                // The first link monitors the state of the port for all shards.
                 link.watch = None;
             }
             Ok(link)

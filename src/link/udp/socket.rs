@@ -1,4 +1,4 @@
-//! The socket: its options, its buffers, and what the machine says of its address.
+//! Setup of the UDP socket: options, buffers, and properties of its local address.
 
 use std::io;
 use std::mem::size_of;
@@ -13,13 +13,13 @@ use super::{UdpLinkError, UdpOptions};
 use crate::link::{membership, system_udp};
 use crate::wire::{Flow, ROCE_PORT};
 
-/// The hop limit of [`crate::wire::Flow::new`]: what a socket begins with.
+/// Hop limit that a socket starts with, the same as in [`crate::wire::Flow::new`].
 const HOP_LIMIT: u8 = 64;
 
-/// From linux/in6.h, which libc does not have.
+/// `IPV6_MULTICAST_ALL` of linux/in6.h, which libc lacks.
 const IPV6_MULTICAST_ALL: libc::c_int = 29;
 
-/// What a socket puts into the headers of what it sends, unless a message says otherwise.
+/// Header fields that a socket sets in the packets it sends, unless a control message overrides them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Marks {
     pub traffic_class: u8,
@@ -27,22 +27,24 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// What a socket begins with.
+    /// Header fields of a newly opened socket.
     pub const PLAIN: Marks = Marks { traffic_class: 0, hop_limit: HOP_LIMIT };
 
-    /// What a flow is to have. A hop limit of 0 would never leave the machine, and the kernel refuses it.
+    /// Returns the header fields that a flow requests. A hop limit of 0 becomes the default: the kernel
+    /// refuses it, as such a packet would never leave the machine.
     pub fn of(flow: &Flow) -> Marks {
         let hop_limit = if flow.hop_limit == 0 { HOP_LIMIT } else { flow.hop_limit };
         Marks { traffic_class: flow.traffic_class, hop_limit }
     }
 
-    /// What becomes of them on the way to `dst`: groups have a hop limit of their own.
+    /// Returns the header fields that packets to `dst` get: a socket has a separate hop limit for multicast,
+    /// which stays at the default.
     pub fn to(self, dst: IpAddr) -> Marks {
         if dst.is_multicast() { Marks { hop_limit: HOP_LIMIT, ..self } } else { self }
     }
 
-    /// What sockets and messages call them: the level, the traffic class, the hop limit. Of a socket it is
-    /// [`libc::IPV6_UNICAST_HOPS`] instead.
+    /// Returns the option level and the option names of traffic class and hop limit, as used in control
+    /// messages. The socket option for the IPv6 hop limit is [`libc::IPV6_UNICAST_HOPS`] instead.
     pub fn names(is_ipv4: bool) -> (libc::c_int, libc::c_int, libc::c_int) {
         match is_ipv4 {
             true => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
@@ -51,7 +53,7 @@ impl Marks {
     }
 }
 
-/// Has a socket put these into headers from now on.
+/// Sets the header fields of the packets that a socket sends from now on.
 pub(super) fn set_marks(socket: &OwnedFd, is_ipv4: bool, marks: Marks) -> io::Result<()> {
     let (level, class, limit) = Marks::names(is_ipv4);
     set(socket, level, class, marks.traffic_class.into())?;
@@ -60,28 +62,29 @@ pub(super) fn set_marks(socket: &OwnedFd, is_ipv4: bool, marks: Marks) -> io::Re
 
 /// An address of this machine.
 pub(super) struct Local {
-    /// The address; may be link-local.
+    /// The address, possibly link-local.
     pub ip: IpAddr,
-    /// Its interface.
+    /// Name of its interface.
     pub interface: String,
-    /// The interface's index.
+    /// Index of its interface.
     pub index: u32,
 }
 
-/// What was opened.
+/// A bound socket with its properties.
 pub(super) struct Opened {
     pub socket: OwnedFd,
-    /// The addresses it takes packets for.
+    /// Local addresses for which the socket receives packets.
     pub locals: Vec<Local>,
-    /// The smallest MTU of their interfaces.
+    /// Smallest MTU of their interfaces, in bytes.
     pub mtu: usize,
-    /// Whether the kernel segments and coalesces.
+    /// Whether the kernel segments bursts on sending (UDP GSO).
     pub segments: bool,
-    /// What the kernel accounts received packets against.
+    /// Size of the receive buffer in bytes, as the kernel accounts received packets against it.
     pub rcvbuf: usize,
 }
 
-/// Opens and binds; `shared` beside sockets of ours that are there already.
+/// Opens and binds a socket, with `shared` in the reuseport group of sockets that this process has bound
+/// already.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Opened, UdpLinkError> {
     let fail = |what| move |source| UdpLinkError::System { ip, what, source };
     let locals = locals(ip, options.interface.as_deref());
@@ -106,7 +109,7 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
         share(&socket).map_err(fail("sharing UDP port 4791"))?;
     }
     if options.interface.is_some() && ip.is_ipv6() {
-        // Without it, an address that the kernel still looks for duplicates of could not be bound.
+        // Allows binding an address for which duplicate address detection still runs.
         set(&socket, libc::IPPROTO_IPV6, libc::IPV6_FREEBIND, 1)
             .map_err(fail("binding an address that is not used yet"))?;
     }
@@ -120,7 +123,8 @@ pub(super) fn open(ip: IpAddr, options: &UdpOptions, shared: bool) -> Result<Ope
     Ok(Opened { socket, locals, mtu, segments, rcvbuf })
 }
 
-/// What there is to know of a socket of this address that another process has opened.
+/// Adopts a socket of this address that another process opened: resets its header fields and reads its
+/// properties.
 pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result<Opened, UdpLinkError> {
     set_marks(&socket, ip.is_ipv4(), Marks::PLAIN).map_err(|source| UdpLinkError::System {
         ip,
@@ -128,7 +132,7 @@ pub(super) fn adopt(ip: IpAddr, socket: OwnedFd, options: &UdpOptions) -> Result
         source,
     })?;
     let read = |level, name| get::<libc::c_int>(&socket, level, name);
-    // Whether what comes is joined is another matter, which the processes that share the address decide.
+    // Coalescing stays as it is: the processes that share the address decide about it.
     let segments = options.segmentation && read(libc::SOL_UDP, libc::UDP_SEGMENT).is_ok();
     let rcvbuf = read(libc::SOL_SOCKET, libc::SO_RCVBUF);
     let failed = |source| UdpLinkError::System { ip, what: "reading the receive buffer's size", source };
@@ -142,25 +146,26 @@ fn smallest_mtu(socket: &OwnedFd, locals: &[Local]) -> usize {
     locals.iter().filter_map(|l| mtu(socket, &l.interface).ok()).min().unwrap_or(1500)
 }
 
-/// Throws away what waits to be received: it was for somebody else. Who keeps sending does not keep this from ending.
+/// Discards the queued datagrams, which were for another process. Bounded, so that a continuous sender cannot
+/// keep this from ending.
 pub(super) fn drain(socket: &OwnedFd) {
-    /// More than fit into a buffer.
+    /// More datagrams than fit into a receive buffer.
     const MOST: usize = 1 << 20;
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     for _ in 0..MOST {
-        // SAFETY: nothing is written to a buffer of no bytes.
+        // SAFETY: the buffer has length 0, so the kernel writes nothing through the null pointer.
         if unsafe { libc::recv(socket.as_raw_fd(), std::ptr::null_mut(), 0, flags) } < 0 {
             return;
         }
     }
 }
 
-/// Has the kernel hand over datagrams as they came, not joined.
+/// Makes the kernel deliver datagrams as received, not coalesced (GRO).
 pub(super) fn stop_coalescing(socket: &OwnedFd) -> io::Result<()> {
     set(socket, libc::SOL_UDP, libc::UDP_GRO, 0)
 }
 
-/// The addresses that a socket bound to `ip` takes packets for, of one interface or all.
+/// Returns the addresses for which a socket bound to `ip` receives packets, on one interface or on all.
 fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
     let mut found: Vec<Local> = pnet_datalink::interfaces()
         .into_iter()
@@ -169,7 +174,7 @@ fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
             let (interface, index) = (i.name, i.index);
             i.ips.into_iter().map(move |net| (net, interface.clone(), index))
         })
-        // All of 127/8 is local, though an interface names but one address of it.
+        // All of 127/8 is local, although an interface lists only one address of it.
         .filter(|(net, _, _)| match ip.is_unspecified() {
             true => net.is_ipv4() == ip.is_ipv4(),
             false => net.ip() == ip || ip.is_loopback() && net.ip().is_loopback() && net.contains(ip),
@@ -185,36 +190,38 @@ fn locals(ip: IpAddr, interface: Option<&str>) -> Vec<Local> {
     found
 }
 
-/// Lets others of ours be bound to the same.
+/// Allows further sockets of this user to bind the same address and port (SO_REUSEPORT).
 pub(super) fn share(socket: &OwnedFd) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
 }
 
-/// Opens the socket of a multicast group, joined and bound to it, on an interface. Others of this machine may have the
-/// same: each gets all of it.
+/// Opens the socket of a multicast group, joined and bound to it on one interface. Other sockets of this
+/// machine may join the same group; each receives all of its packets.
 pub(super) fn open_group(group: IpAddr, ifindex: u32, options: &UdpOptions) -> io::Result<OwnedFd> {
     let socket = new_socket(group)?;
     configure(&socket, group)?;
     if options.segmentation {
-        // Without it, packets come singly.
+        // Without GRO, packets arrive singly.
         let _ = set(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
     grow(&socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, options.buffer)?;
     set(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-    // IPv6 would otherwise give it the group's packets from every interface on which anybody has joined.
+    // An IPv6 socket would otherwise receive the group's packets from every interface on which any process
+    // has joined it.
     set(&socket, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, ifindex as libc::c_int)?;
     bind(&socket, group, if needs_scope(group) { ifindex } else { 0 })?;
     membership::join(&socket, group, ifindex)?;
     Ok(socket)
 }
 
-/// Whether an address means something only together with an interface: IPv6 on one link or interface.
+/// Reports whether an address is ambiguous without an interface: IPv6 link-local, or multicast of
+/// interface-local or link-local scope.
 pub(super) fn needs_scope(ip: IpAddr) -> bool {
     let IpAddr::V6(ip) = ip else { return false };
     ip.is_unicast_link_local() || ip.is_multicast() && ip.octets()[1] & 0xf <= 2
 }
 
-/// Has what is sent to groups leave by an interface.
+/// Sets the interface through which multicast packets leave.
 fn set_multicast_interface(socket: &OwnedFd, ip: IpAddr, ifindex: u32) -> io::Result<()> {
     match ip {
         IpAddr::V4(_) => membership::set_interface_v4(socket, ifindex),
@@ -226,8 +233,8 @@ fn new_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     system_udp::unbound(ip, SocketFlags::NONBLOCK)
 }
 
-/// Don't-fragment always, which is also what makes the kernel send identifications 0, 1, 2… in each burst;
-/// and the header fields of received packets that a NIC wants to know.
+/// Sets don't-fragment permanently, which also makes the kernel send identifications 0, 1, 2... in each
+/// burst, and requests the header fields of received packets that a NIC needs.
 fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
     let wildcard = ip.is_unspecified();
     if ip.is_ipv4() {
@@ -235,7 +242,8 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         set(libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
         set(libc::IP_TTL, HOP_LIMIT.into())?;
         set(libc::IP_MULTICAST_TTL, HOP_LIMIT.into())?;
-        // Of groups, only what this socket has joined: a wildcard would get whatever anybody has.
+        // Only groups that this socket has joined: a wildcard socket would otherwise receive every group that
+        // any process has joined.
         set(libc::IP_MULTICAST_ALL, 0)?;
         set(libc::IP_RECVTOS, 1)?;
         set(libc::IP_PKTINFO, wildcard.into())
@@ -249,55 +257,58 @@ fn configure(socket: &OwnedFd, ip: IpAddr) -> io::Result<()> {
         set6(IPV6_MULTICAST_ALL, 0)?;
         set6(libc::IPV6_RECVTCLASS, 1)?;
         set6(libc::IPV6_RECVPKTINFO, wildcard.into())?;
-        // Most RoCEv2 senders put no UDP checksum, which plain IPv6 does not allow.
+        // Most RoCEv2 senders omit the UDP checksum, which IPv6 does not allow by default.
         set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
     }
 }
 
-/// Times [`UdpOptions::buffer`] that a receive buffer is asked to hold. UC and UD have no acknowledgement: what a sender on this
-/// machine sends while the receiver waits for a processor must fit. Only what is unread takes memory.
+/// Requested size of a receive buffer as a multiple of [`UdpOptions::buffer`]. UC and UD have no
+/// acknowledgements, so the buffer must hold what a sender on this machine sends while the receiver waits for
+/// a processor. Only unread data occupies memory.
 const UNREAD: usize = 4;
 
-/// Sets the size of a receive buffer, and returns what it became.
+/// Sets the size of a receive buffer and returns the resulting size, in bytes.
 pub(super) fn set_receive_buffer(socket: &OwnedFd, bytes: usize) -> io::Result<usize> {
     grow(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
 }
 
-/// Makes a buffer as large as `wanted` or as the kernel allows, and returns what it became.
+/// Sets the size of a buffer to `wanted`, or to the maximum that the kernel allows, and returns the resulting
+/// size.
 fn grow(socket: &OwnedFd, force: i32, plain: i32, wanted: usize) -> io::Result<usize> {
     let value = i32::try_from(wanted).unwrap_or(i32::MAX / 2);
     if set(socket, libc::SOL_SOCKET, force, value).is_err() {
-        // Never fails: the kernel takes rmem_max or wmem_max if this is above.
+        // Never fails: the kernel clamps the value to rmem_max or wmem_max.
         set(socket, libc::SOL_SOCKET, plain, value)?;
     }
     get::<libc::c_int>(socket, libc::SOL_SOCKET, plain).map(|n| n as usize)
 }
 
-/// Datagrams that the kernel threw away for want of room in the receive buffer.
+/// Returns the number of datagrams that the kernel dropped because the receive buffer was full.
 pub(super) fn overflowed(socket: &OwnedFd) -> u64 {
-    /// SK_MEMINFO_DROPS: the last of nine numbers.
+    /// Index of SK_MEMINFO_DROPS, the last of the nine values of SO_MEMINFO.
     const DROPS: usize = 8;
     get::<[u32; 9]>(socket, libc::SOL_SOCKET, libc::SO_MEMINFO).map_or(0, |info| info[DROPS].into())
 }
 
-/// Bytes that were sent by a unix socket and that nobody has read yet, as memory; 0 if the system does not say.
+/// Returns the memory, in bytes, of datagrams that a Unix socket has sent and that are still unread; 0 if the
+/// kernel does not report it.
 pub(super) fn unread(socket: &OwnedFd) -> usize {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: the call writes an int, and `bytes` is one that outlives it.
+    // SAFETY: TIOCOUTQ writes one int, and `bytes` is an int that outlives the call.
     let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     if asked == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
 }
 
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
     let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the pointer is to an int that outlives the call, and `len` is its size.
+    // SAFETY: the kernel reads `len` bytes from `value`, an int of that size that outlives the call.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Types that any bytes are a value of.
+/// Types for which every bit pattern is a valid value.
 trait Plain: Default {}
 impl Plain for libc::c_int {}
 impl Plain for [u32; 9] {}
@@ -305,7 +316,8 @@ impl Plain for [u32; 9] {}
 fn get<T: Plain>(socket: &OwnedFd, level: i32, name: i32) -> io::Result<T> {
     let mut value = T::default();
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `value`, whose type takes any bytes.
+    // SAFETY: the kernel writes at most `len` bytes, the size of `T`, to `value`, and every bit pattern is a
+    // valid `T` (see `Plain`).
     match unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &mut len) } {
         0 => Ok(value),
         _ => Err(io::Error::last_os_error()),
@@ -314,25 +326,28 @@ fn get<T: Plain>(socket: &OwnedFd, level: i32, name: i32) -> io::Result<T> {
 
 fn bind(socket: &OwnedFd, ip: IpAddr, scope: u32) -> io::Result<()> {
     let (name, len) = Name::new(ip, ROCE_PORT, scope);
-    // SAFETY: `name` holds `len` bytes of socket address and outlives the call.
+    // SAFETY: the kernel reads `len` bytes of socket address from `name`, which holds as many and outlives
+    // the call.
     match unsafe { libc::bind(socket.as_raw_fd(), name.as_ptr().cast(), len as libc::socklen_t) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// The interface's MTU, asked of the socket: /sys may be that of another network namespace.
+/// Returns the MTU of an interface in bytes. Queried through the socket, as /sys may show another network
+/// namespace.
 fn mtu(socket: &OwnedFd, interface: &str) -> io::Result<usize> {
     // SAFETY: all zeros is a valid ifreq: an empty name and a union of plain numbers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // One byte less than there is room for, so that a zero ends it.
+    // Copies one byte less than there is room for, so that the name stays NUL-terminated.
     let room = request.ifr_name.len() - 1;
     for (to, from) in request.ifr_name[..room].iter_mut().zip(interface.bytes()) {
         *to = from as libc::c_char;
     }
-    // SAFETY: SIOCGIFMTU reads the name of an ifreq and writes its `ifru_mtu`.
+    // SAFETY: SIOCGIFMTU reads the NUL-terminated name of the ifreq and writes its `ifru_mtu`; `request`
+    // outlives the call.
     match unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } {
-        // SAFETY: the call has succeeded, so this is the union's field that was written.
+        // SAFETY: the call has succeeded, so `ifru_mtu` is the field of the union that the kernel wrote.
         0 => Ok(unsafe { request.ifr_ifru.ifru_mtu } as usize),
         _ => Err(io::Error::last_os_error()),
     }

@@ -1,4 +1,5 @@
-//! Several sockets of one address and port: the kernel gives each its queue pairs' packets.
+//! Packet steering over several sockets of one address and port: a BPF program in the kernel selects the
+//! socket by the destination QPN (SO_ATTACH_REUSEPORT_CBPF).
 
 use std::io;
 use std::mem::size_of_val;
@@ -16,28 +17,31 @@ use crate::nic::Seat;
 use crate::wire::Qpn;
 use crate::wire::mad::MessageKind;
 
-/// Where the first byte of the destination's number is in a UDP payload.
+/// Offset of the highest byte of the destination QPN in a UDP payload.
 const DEST_QP_HIGH: u32 = 5;
 
-/// Where the last byte of the destination's number is in a UDP payload.
+/// Offset of the lowest byte of the destination QPN in a UDP payload.
 const DEST_QP_LOW: u32 = 7;
 
-/// Where the word is in a UDP payload that has the destination's number in its lowest three bytes.
+/// Offset of the 32-bit word in a UDP payload whose lowest three bytes are the destination QPN.
 const DEST_QP_WORD: u32 = 4;
 
-/// Where a MAD begins, behind BTH and DETH, and what is where in it: its class, its attribute, and of the connection
-/// manager's messages the recipient's ID, which in a SIDR_REP is that of the request.
+/// Offset of a MAD in a UDP payload, behind BTH and DETH.
 const MAD: u32 = 20;
+/// Offset of the management class.
 const MAD_CLASS: u32 = MAD + 1;
+/// Offset of the attribute ID.
 const MAD_ATTRIBUTE: u32 = MAD + 16;
+/// Offset of the request ID in a SIDR_REP, which is the recipient's ID.
 const SIDR_REQUEST_ID: u32 = MAD + 24;
+/// Offset of the remote communication ID, the recipient's, in the other CM messages.
 const REMOTE_COMM_ID: u32 = MAD + 28;
 
-/// The class of the connection manager's MADs.
+/// Management class of the communication manager (CM).
 const CM_CLASS: u32 = 7;
 
-/// Opens `count` sockets, a power of two: a packet goes to the one whose place is in the lowest bits of its destination
-/// QP. Of packets that were joined on the way, the first decides.
+/// Opens `count` sockets, a power of two. A packet goes to the socket whose index is in the lowest bits of
+/// the destination QPN; of coalesced packets, the first decides.
 pub(super) fn open(ip: IpAddr, options: &UdpOptions, count: usize) -> Result<Vec<Opened>, UdpLinkError> {
     let all = open_group(ip, options, count)?;
     if count > 1 {
@@ -50,14 +54,16 @@ pub(super) fn failed(ip: IpAddr, source: io::Error) -> UdpLinkError {
     UdpLinkError::System { ip, what: "spreading packets over several sockets", source }
 }
 
-/// Opens `count` sockets, of which the kernel chooses by itself for now.
+/// Opens `count` sockets, in a reuseport group if there are several. Until a program is attached, the kernel
+/// distributes the packets by itself.
 pub(super) fn open_group(
     ip: IpAddr,
     options: &UdpOptions,
     count: usize,
 ) -> Result<Vec<Opened>, UdpLinkError> {
-    // The first as if it were the only one: so whoever has the port, shared or not, is told of. Who comes later is
-    // refused too, unless he says that he shares and is of the same user; he then gets nothing.
+    // Opens the first socket like an only one, so that any other owner of the port, sharing or not, is
+    // detected and reported. Later binds by other programs fail too, except those of the same user that set
+    // SO_REUSEPORT; their sockets then receive nothing.
     let first = socket::open(ip, options, false)?;
     if count == 1 {
         return Ok(vec![first]);
@@ -74,7 +80,8 @@ fn op(code: u32, k: u32) -> sock_filter {
     sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 
-/// For each packet the place of a socket, in the order in which they were bound: that of the shard.
+/// Returns the program that selects for each packet the socket by its index in bind order, which is the
+/// shard's.
 fn by_shard(count: u32) -> [sock_filter; 3] {
     [
         op(BPF_LD | BPF_B | BPF_ABS, DEST_QP_LOW),
@@ -83,16 +90,17 @@ fn by_shard(count: u32) -> [sock_filter; 3] {
     ]
 }
 
-/// Goes on if the accumulator is `k`, and skips the next instructions otherwise.
+/// Continues if the accumulator equals `k`; otherwise skips the next `skip` instructions.
 fn if_eq(k: u32, skip: u8) -> sock_filter {
     sock_filter { jf: skip, ..op(BPF_JMP | BPF_JEQ | BPF_K, k) }
 }
 
-/// A program that selects the socket by seat, and within several seats of one process (first seat and number) by shard.
+/// Returns the program that selects the socket by QPN partition and, for a process with several partitions
+/// (first partition and count in `several`), by shard among those.
 ///
-/// A MAD's seat is in the ID that it names of the recipient's; one that names none, but a service, is the steward's, and so
-/// are those that are not the connection manager's. To look behind the end of a packet ends the program as the first seat
-/// does.
+/// The partition of a MAD is in the communication ID of its recipient. MADs that name a service instead of an
+/// ID go to the broker in partition 0, and so do those of other management classes. A load beyond the end of
+/// a packet ends the program with 0, which also selects the broker.
 pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
     let load = |size: u32, at: u32| op(BPF_LD | size | BPF_ABS, at);
     let to_steward = op(BPF_RET | BPF_K, 0);
@@ -109,7 +117,7 @@ pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
         load(BPF_B, SIDR_REQUEST_ID),
         op(BPF_JMP | BPF_JA, 1),
         load(BPF_B, REMOTE_COMM_ID),
-        // To where a queue pair's number has it.
+        // Moves the byte to the position of the highest byte of a QPN.
         op(BPF_ALU | BPF_LSH | BPF_K, 16),
     ];
     let mut program = vec![
@@ -118,7 +126,8 @@ pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
         if_eq(Qpn::GSI.get(), mad.len() as u8),
     ];
     program.extend(mad);
-    // Nothing more is read for data: what is not in a packet's head takes the kernel a call.
+    // Data packets have needed a single load so far: a load outside a packet's linear part costs the kernel a
+    // call.
     program.push(op(BPF_ALU | BPF_RSH | BPF_K, 24 - Seat::BITS));
     for &(seat, count) in several {
         let then = [
@@ -134,7 +143,8 @@ pub(super) fn by_seat(several: &[(usize, usize)]) -> Vec<sock_filter> {
     program
 }
 
-/// The byte of a packet that has its seat in its highest bits, as the program of [`by_seat`] finds it; 0 for the steward's.
+/// Returns the byte of a packet that has its QPN partition in the highest bits, by the rules of the program
+/// of [`by_seat`]; 0 for packets to the broker.
 pub(super) fn seat_byte(packet: &[u8]) -> u8 {
     let at = |at: u32| packet.get(at as usize).copied().unwrap_or(0);
     let attribute = u16::from_be_bytes([at(MAD_ATTRIBUTE), at(MAD_ATTRIBUTE + 1)]);
@@ -152,7 +162,8 @@ pub(super) fn attach(socket: &OwnedFd, program: &[sock_filter]) -> io::Result<()
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
     let (fd, len) = (socket.as_raw_fd(), size_of_val(&filter) as libc::socklen_t);
     let name = libc::SO_ATTACH_REUSEPORT_CBPF;
-    // SAFETY: `filter` and the program that it points to outlive the call, and the kernel only reads them.
+    // SAFETY: the kernel reads `len` bytes of `filter` and the `filter.len` instructions it points to; both
+    // outlive the call, and the kernel only reads them.
     match unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const filter).cast(), len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,3 +1,5 @@
+//! Tests of [`UdpLink`] over loopback, and over veth pairs in network namespaces.
+
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -11,14 +13,14 @@ use crate::memory::{Access, Accessor, HostSlice, PdId, Span, Table};
 use crate::transport::Payload;
 use crate::wire::{Bth, Headers, IpIdent, Opcode, Packet, icrc};
 
-// Every test has addresses of its own in 127/8, so that they run side by side.
+// Every test has its own addresses in 127/8, so that tests can run in parallel.
 
 fn ip(s: &str) -> IpAddr {
     s.parse().unwrap()
 }
 
-/// A link that was dropped may have its port a moment longer: a process that another test starts has all our descriptors
-/// until it is another program.
+/// Binds a link, with retries: the port of a dropped link may stay in use for a moment, because a child
+/// process that another test starts has all descriptors until it executes a program.
 fn link(addr: &str) -> UdpLink {
     let start = Clock::now();
     loop {
@@ -48,12 +50,13 @@ fn payload(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + seed * 7 + i / 256) as u8).collect()
 }
 
-/// Registered memory full of a pattern, with the table that vouches for it.
+/// Registers memory filled with a pattern; returns it with its table and a slice of all of it.
 fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
     let mut memory = payload(len, 5).into_boxed_slice();
     let mut table = Table::new();
     let addr = memory.as_mut_ptr().expose_provenance();
-    // SAFETY: the memory is returned beside the table, lives as long in every test, and nothing writes it.
+    // SAFETY: the memory is returned beside the table and lives as long in every test, and nothing writes to
+    // it.
     let info = unsafe { table.register(PdId(1), Span { addr, len, iova: addr as u64, access: Access::ALL }) }
         .unwrap();
     let slice = table
@@ -68,14 +71,14 @@ fn region(len: usize) -> (Box<[u8]>, Table, HostSlice) {
     (memory, table, slice)
 }
 
-/// A burst as it arrived: flow, segment size, and packets.
+/// A received burst: flow, segment size, and packets.
 struct Got {
     flow: Flow,
     segment: usize,
     packets: Vec<Vec<u8>>,
 }
 
-/// Receives until there have been `packets`, or nothing more for a while. Every ICRC must hold.
+/// Receives until `packets` have arrived, or none for a while. Every ICRC must be correct.
 fn receive(link: &mut UdpLink, packets: usize) -> Vec<Got> {
     let (mut got, mut count, mut last) = (Vec::new(), 0, Clock::now());
     while count < packets && last.elapsed() < Duration::from_millis(300) {
@@ -104,13 +107,13 @@ fn data(packet: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn a_burst_from_user_memory_arrives_whole() {
+fn burst_from_user_memory_arrives_whole() {
     let (mut a, mut b) = (link("127.10.0.1"), link("127.10.0.2"));
     let (memory, _table, all) = region(15 * 4096 - 96);
     let mut q = TxQueue::new(a.info.burst);
     let (mut rest, mut psn) = (all, 0);
     while !rest.is_empty() {
-        // Two pieces of memory a packet, as of two scatter-gather elements.
+        // Two pieces of memory per packet, as from two scatter-gather elements.
         let (one, behind) = rest.split_at(rest.len().min(4096));
         let (head, tail) = one.split_at(1000);
         q.push(&flow(&a, &b), headers(psn), Payload::Host(&[head, tail]));
@@ -131,7 +134,7 @@ fn a_burst_from_user_memory_arrives_whole() {
 }
 
 #[test]
-fn many_bursts_go_in_one_turn_and_in_order() {
+fn many_bursts_are_sent_in_one_turn_and_in_order() {
     let (mut a, mut b, mut c) = (link("127.11.0.1"), link("127.11.0.2"), link("127.11.0.3"));
     let mut q = TxQueue::new(a.info.burst);
     for i in 0..300 {
@@ -163,21 +166,23 @@ fn ecn_and_dscp_arrive() {
         (0..packets).for_each(|i| q.push(&flow, headers(i), Payload::Bytes(&[1; 300])));
         a.transmit(Instant(0), &q).unwrap();
         let got = receive(&mut b, packets as usize);
-        // The hop limit is not asked for: it costs a control message for each packet, and nothing needs it.
+        // The hop limit is not requested on receive: it costs a control message per packet, and no code needs
+        // it.
         let flow = Flow { hop_limit: 64, ..flow };
         assert_eq!((got.len(), got[0].flow), (1, flow));
     }
 }
 
-/// Traffic class and hop limit of the next datagram, of a socket that asks for them.
+/// Returns traffic class and hop limit of the next datagram, on a socket with IP_RECVTOS and IP_RECVTTL.
 fn marks(socket: &UdpSocket) -> (u8, u8) {
     let (mut data, mut control) = ([0u8; 512], Control::new());
     let mut slice = libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: data.len() };
-    // SAFETY: all zeros is a valid msghdr.
+    // SAFETY: all zeros is a valid msghdr: null pointers and zero lengths.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&raw mut slice, 1);
     (header.msg_control, header.msg_controllen) = (control.as_mut_ptr(), Control::ROOM as _);
-    // SAFETY: all that the header points to outlives the call, with its true lengths.
+    // SAFETY: the header points to `slice`, `data` and `control`, with their true lengths; all outlive the
+    // call.
     assert!(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) } > 0);
     let found: Vec<_> =
         control.messages(header.msg_controllen).map(|(_, kind, data)| (kind, data[0])).collect();
@@ -186,13 +191,13 @@ fn marks(socket: &UdpSocket) -> (u8, u8) {
 }
 
 #[test]
-fn headers_are_what_each_flow_wants_whatever_the_socket_has_learned() {
+fn each_flow_gets_its_header_fields_whatever_the_socket_defaults() {
     let mut a = link("127.12.1.1");
     let b = UdpSocket::bind("127.12.1.2:4791").unwrap();
     b.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     for name in [libc::IP_RECVTOS, libc::IP_RECVTTL] {
         let on: libc::c_int = 1;
-        // SAFETY: the pointer is to an int, whose size is told, and which outlives the call.
+        // SAFETY: the kernel reads an int from `on`, whose size is passed and which outlives the call.
         let set = unsafe {
             libc::setsockopt(
                 b.as_raw_fd(),
@@ -220,21 +225,21 @@ fn headers_are_what_each_flow_wants_whatever_the_socket_has_learned() {
     for packets in [1, 3] {
         for (class, limit) in [(0, 255), (0x68, 255), (0, 64), (2, 3)] {
             let marks = Marks { traffic_class: class, hop_limit: limit };
-            // More often than it takes for a habit.
+            // More often than it takes for the socket to adopt the fields.
             let all: Vec<_> = (0..20).map(|_| arrives(&to(class, limit), packets)).collect();
             assert!(all.iter().all(|(came, _)| *came == (class, limit)), "{all:?}");
             assert!(
                 all[19].1 == marks && (all[0].1 != marks || marks == Marks::PLAIN),
                 "{packets} of {marks:?}"
             );
-            // Another one in between.
+            // Other header fields in between.
             assert_eq!(arrives(&to(5 << 2, 77), packets).0, (5 << 2, 77));
             assert_eq!(arrives(&to(0, 0), packets).0, (0, 64));
         }
     }
 }
 
-/// What identification every packet of a five-packet burst was sent with.
+/// Sends a burst of five packets; returns the IPv4 identification and flags that each was sent with.
 fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
     let mut q = TxQueue::new(BurstLimits::SEGMENTED);
     (0..5).for_each(|i| q.push(&flow(a, b), headers(i), Payload::Bytes(&payload(1024, i as usize))));
@@ -244,25 +249,26 @@ fn identifications(a: &mut UdpLink, b: &mut UdpLink) -> Vec<(u16, u16)> {
 }
 
 #[test]
-fn identifications_count_up_in_a_burst_and_don_t_fragment_is_set() {
+fn identifications_count_up_in_a_burst_with_dont_fragment_set() {
     let df = IpIdent::DONT_FRAGMENT;
     let (mut a, mut b) = (link("127.13.0.1"), without_segmentation("127.13.0.2"));
-    // What the ICRCs were made for. The kernel segments before a socket that does not coalesce.
+    // The identifications that the ICRCs were computed for. The kernel segments before a socket that does not
+    // coalesce.
     assert_eq!(identifications(&mut a, &mut b), [(0, df), (1, df), (2, df), (3, df), (4, df)]);
-    // Packets of their own all have identification 0, and ICRCs that say so.
+    // Packets sent singly all have identification 0, and ICRCs computed for it.
     assert_eq!(identifications(&mut b, &mut a), [(0, df); 5]);
     assert_eq!(b.info.burst, BurstLimits::SINGLE);
 }
 
 #[test]
-fn where_segmentation_is_refused_packets_go_one_by_one() {
+fn packets_are_sent_singly_where_segmentation_is_refused() {
     let (mut a, mut b) = (link("127.19.0.1"), link("127.19.0.2"));
     a.sender.plain_to.push(ip("127.19.0.2"));
     assert_eq!(identifications(&mut a, &mut b), [(0, IpIdent::DONT_FRAGMENT); 5]);
 }
 
 #[test]
-fn packets_above_the_mtu_are_no_reason_to_stop_segmenting() {
+fn packets_above_the_mtu_do_not_disable_segmentation() {
     in_namespace(&[], || {
         let run = |args: &[&str]| assert!(Command::new("ip").args(args).status().unwrap().success());
         run(&["link", "set", "lo", "mtu", "1500"]);
@@ -302,7 +308,7 @@ fn packets_of_many_slices_arrive_whole() {
 }
 
 #[test]
-fn what_cannot_leave_is_counted_and_the_rest_leaves() {
+fn unsendable_packets_are_counted_and_the_rest_is_sent() {
     let (mut a, mut b) = (link("127.15.0.1"), link("127.15.0.2"));
     let good = flow(&a, &b);
     let mut q = TxQueue::new(a.info.burst);
@@ -315,12 +321,12 @@ fn what_cannot_leave_is_counted_and_the_rest_leaves() {
     a.transmit(Instant(0), &q).unwrap();
     assert_eq!(receive(&mut b, 2).iter().map(|g| g.packets.len()).sum::<usize>(), 2);
     let c = a.counters();
-    // Kernels differ in what they call a source address that is not theirs.
+    // Kernels differ in the error for a source address that is not local.
     assert_eq!((c.tx_oversized, c.tx_dropped + c.tx_unreachable), (1, 3));
 }
 
 #[test]
-fn a_taken_port_and_a_foreign_address_are_said_clearly() {
+fn taken_port_and_non_local_address_give_specific_errors() {
     let _a = link("127.16.0.1");
     let error = UdpLink::bind(ip("127.16.0.1"), &UdpOptions::default()).err().unwrap();
     let UdpLinkError::Taken { owner: PortOwner::Process { pid, .. }, .. } = &error else {
@@ -334,7 +340,7 @@ fn a_taken_port_and_a_foreign_address_are_said_clearly() {
 }
 
 #[test]
-fn an_empty_datagram_is_malformed() {
+fn empty_datagram_is_counted_as_malformed() {
     let mut a = link("127.17.0.1");
     let other = UdpSocket::bind("127.17.0.2:0").unwrap();
     other.send_to(&[], "127.17.0.1:4791").unwrap();
@@ -347,8 +353,8 @@ fn an_empty_datagram_is_malformed() {
     assert_eq!(a.receive(Instant(0), &mut |_| panic!("nothing is left")).unwrap(), 0);
 }
 
-/// Sends a window's worth that nobody reads meanwhile, in packets of this much payload; says how many of how many
-/// arrived.
+/// Sends a window's worth of packets with this payload, which are not read meanwhile; returns how many
+/// arrived, and how many were sent.
 fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, usize) {
     let (flow, bytes) = (flow(a, b), vec![9; payload]);
     let most = b.info.window / (payload + 16).max(MIN_CHARGE);
@@ -362,9 +368,9 @@ fn unread_window(a: &mut UdpLink, b: &mut UdpLink, payload: usize) -> (usize, us
 }
 
 #[test]
-fn a_window_fits_unread_and_an_overflow_is_counted() {
+fn unread_window_fits_the_receive_buffer_and_overflow_is_counted() {
     for (i, segmentation) in [true, false].into_iter().enumerate() {
-        // What an unprivileged process gets on a stock system.
+        // The limit for an unprivileged process on a stock system.
         let options = UdpOptions { buffer: 212_992, segmentation, interface: None };
         let bind = |host: usize| UdpLink::bind(ip(&format!("127.18.{i}.{host}")), &options).unwrap();
         let (mut a, mut b) = (bind(1), bind(2));
@@ -373,19 +379,20 @@ fn a_window_fits_unread_and_an_overflow_is_counted() {
             assert_eq!(arrived, sent, "payload {payload}, segmentation {segmentation}");
         }
         assert_eq!(b.counters().rx_overflow, 0);
-        // More than any receive buffer that it may have been given.
+        // More than any receive buffer that the kernel may have granted.
         b.info.window *= 40;
         let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
         assert!(arrived < sent);
-        // Of a coalesced run the kernel may count each packet or the run.
+        // For a coalesced run, the kernel may count each packet or the run.
         let lost = b.counters().rx_overflow;
         assert!((1..=(sent - arrived) as u64).contains(&lost), "{lost} of {}", sent - arrived);
     }
 }
 
 #[test]
-fn eight_windows_fit_unread_where_the_system_grants_the_receive_buffer() {
-    // UC and UD send no more than a window in a millisecond: for so many milliseconds the receiver may be away.
+fn eight_unread_windows_fit_if_the_system_grants_the_receive_buffer() {
+    // UC and UD send no more than a window per millisecond: the receiver may be away for this many
+    // milliseconds.
     const WINDOWS: usize = 8;
     let options = UdpOptions { buffer: 212_992, segmentation: true, interface: None };
     let bind = |host| UdpLink::bind(ip(host), &options).unwrap();
@@ -397,18 +404,19 @@ fn eight_windows_fit_unread_where_the_system_grants_the_receive_buffer() {
     b.info.window *= WINDOWS;
     let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
     assert_eq!((arrived, b.counters().rx_overflow), (sent, 0));
-    // They do not fit into a buffer that is only for what is acknowledged.
+    // They do not fit into a buffer sized for acknowledged traffic only.
     super::socket::set_receive_buffer(&b.socket, options.buffer).unwrap();
     let (arrived, sent) = unread_window(&mut a, &mut b, 4096);
     assert!(arrived < sent && b.counters().rx_overflow > 0);
 }
 
-/// Runs `test` in a network namespace of its own, with these addresses on its loopback; not at all where
-/// making one needs a privilege that we lack.
+/// Runs `test` in a network namespace of its own, with these addresses on its loopback; skips it where the
+/// privilege to create one is missing.
 fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
     thread::scope(|s| {
         s.spawn(|| {
-            // SAFETY: no pointers; only this thread changes its namespace, and it ends here.
+            // SAFETY: `unshare` takes no pointers, and only this thread, which ends here, changes its
+            // namespace.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return eprintln!("skipped: no network namespace: {}", io::Error::last_os_error());
             }
@@ -417,7 +425,7 @@ fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
             for address in addresses {
                 run(&["addr", "add", address, "dev", "lo"]);
             }
-            // The kernel makes an IPv6 address's local route a little later than the address.
+            // The kernel creates the local route of an IPv6 address slightly later than the address.
             let local = |ip: &str| {
                 let args = ["route", "get", ip, "from", ip];
                 let told = Command::new("ip").args(args).output().unwrap().stdout;
@@ -436,7 +444,7 @@ fn in_namespace(addresses: &[&str], test: impl FnOnce() + Send) {
 }
 
 #[test]
-fn ipv6_works_the_same() {
+fn ipv6_link_sends_and_receives_like_ipv4() {
     in_namespace(&["fd00::1/128", "fd00::2/128"], || {
         let (mut a, mut b) = (link("fd00::1"), link("fd00::2"));
         assert_eq!((a.info.mtu, &a.info.name[..]), (65_536, "udp fd00::1"));
@@ -451,7 +459,7 @@ fn ipv6_works_the_same() {
         // rxe sends no UDP checksum over IPv6 either.
         let rxe = UdpSocket::bind("[fd00::2]:0").unwrap();
         let one: libc::c_int = 1;
-        // SAFETY: the pointer is to an int that outlives the call.
+        // SAFETY: the kernel reads an int of 4 bytes from `one`, which outlives the call.
         let rc = unsafe {
             let value = (&raw const one).cast();
             libc::setsockopt(rxe.as_raw_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, value, 4)
@@ -465,7 +473,7 @@ fn ipv6_works_the_same() {
         }
         assert_eq!(sizes, [(16, ip("fd00::2"))]);
 
-        // A namespace without a route to anywhere.
+        // The namespace has no route beyond its own addresses.
         q.clear();
         q.push(&Flow { dst: ip("fd77::1"), ..flow }, headers(0), Payload::Bytes(&[1; 8]));
         q.push(&Flow { dst: ip("10.0.0.1"), ..flow }, headers(0), Payload::Bytes(&[1; 8]));
@@ -492,10 +500,10 @@ fn link_local_addresses_find_their_interface() {
 }
 
 #[test]
-fn a_wildcard_sends_from_and_takes_any_address() {
+fn wildcard_link_sends_from_and_receives_at_any_address() {
     in_namespace(&["10.9.0.1/32", "10.9.0.2/32"], || {
         let mut any = UdpLink::bind_any_v4(&UdpOptions::default()).unwrap();
-        // The loopback address last.
+        // The loopback address comes last.
         assert_eq!(any.info.addresses, [ip("10.9.0.1"), ip("10.9.0.2"), ip("127.0.0.1")]);
         let flow = Flow::new(ip("10.9.0.2"), ip("10.9.0.1"), ROCE_PORT);
         let mut q = TxQueue::new(any.info.burst);
@@ -504,14 +512,14 @@ fn a_wildcard_sends_from_and_takes_any_address() {
         let got = receive(&mut any, 4);
         assert_eq!((got.len(), got[0].packets.len(), got[0].flow), (1, 4, flow));
 
-        // Both families at once, and a specific address is in the wildcard's way.
+        // Wildcards of both families coexist, but a wildcard conflicts with a specific address.
         UdpLink::bind_any_v6(&UdpOptions::default()).unwrap();
         let taken = UdpLink::bind(ip("10.9.0.1"), &UdpOptions::default()).err().unwrap();
         assert!(matches!(taken, UdpLinkError::Taken { owner: PortOwner::Process { .. }, .. }), "{taken}");
     });
 }
 
-/// Sends five packets to a group; how many each of the links receives.
+/// Sends five packets to a group; returns how many each of the links receives.
 fn to_group(from: &mut UdpLink, src: &str, group: &str, to: &mut [&mut UdpLink]) -> Vec<usize> {
     let flow = Flow::new(ip(src), ip(group), ROCE_PORT);
     let mut q = TxQueue::new(from.info.burst);
@@ -526,7 +534,7 @@ fn to_group(from: &mut UdpLink, src: &str, group: &str, to: &mut [&mut UdpLink])
 }
 
 #[test]
-fn a_group_reaches_those_who_joined_it_and_the_sender_only_then() {
+fn group_packets_reach_members_and_the_sender_only_if_it_joined() {
     let group = "239.40.0.1";
     let [mut a, mut b, mut c] = ["127.40.0.1", "127.40.0.2", "127.40.0.3"].map(link);
     for member in [&mut b, &mut c] {
@@ -536,7 +544,7 @@ fn a_group_reaches_those_who_joined_it_and_the_sender_only_then() {
     let is_readable = |link: &UdpLink| {
         let mut poll =
             libc::pollfd { fd: link.group_fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd, which outlives the call.
+        // SAFETY: `poll` is a single pollfd, as the count of 1 says, and outlives the call.
         unsafe { libc::poll(&mut poll, 1, 0) == 1 }
     };
     assert!(!is_readable(&b));
@@ -559,7 +567,7 @@ fn a_group_reaches_those_who_joined_it_and_the_sender_only_then() {
     );
     a.transmit(Instant(0), &q).unwrap();
     assert_eq!([receive(&mut a, 1).len(), receive(&mut b, 1).len(), receive(&mut c, 1).len()], [1, 1, 0]);
-    // Other groups, and the group's other ports, are nobody's.
+    // No packets of other groups arrive.
     assert_eq!(to_group(&mut b, "127.40.0.2", "239.40.0.2", &mut [&mut a]), [0]);
     assert_eq!([&a, &b, &c].map(|l| l.counters()), [LinkCounters::default(); 3]);
 
@@ -569,14 +577,14 @@ fn a_group_reaches_those_who_joined_it_and_the_sender_only_then() {
     assert!(matches!(refused, JoinError::NoAddress(_)), "{refused}");
 }
 
-/// Two interfaces with two addresses of each family each: 10.N.0.1, 10.N.0.2, fdN::1, fdN::2.
+/// Creates two interfaces with two addresses of each family each: 10.N.0.1, 10.N.0.2, fdN::1, fdN::2.
 fn two_wires(test: impl FnOnce() + Send) {
     in_namespace(&[], || {
         let run = |args: &str| {
             assert!(Command::new("ip").args(args.split(' ')).status().unwrap().success(), "ip {args}");
         };
         for n in [1, 2] {
-            // The other end only keeps this one up.
+            // The peer interface only keeps the other one up.
             run(&format!("link add d{n} type veth peer name e{n}"));
             run(&format!("link set e{n} addrgenmode none up"));
             run(&format!("link set d{n} up"));
@@ -590,7 +598,7 @@ fn two_wires(test: impl FnOnce() + Send) {
 }
 
 #[test]
-fn a_group_is_joined_on_the_interface_of_the_address() {
+fn group_is_joined_on_the_interface_of_the_bind_address() {
     two_wires(|| {
         for (net, groups) in [("10.", vec!["239.1.2.3", "224.0.0.200"]), ("fd0", vec!["ff15::7", "ff12::7"])]
         {
@@ -615,7 +623,7 @@ fn a_group_is_joined_on_the_interface_of_the_address() {
 }
 
 #[test]
-fn a_wildcard_is_in_a_group_everywhere() {
+fn wildcard_link_joins_a_group_on_every_interface() {
     two_wires(|| {
         for (any, own, groups) in [
             ("0.0.0.0", ["10.1.0.2", "10.2.0.2"], ["239.1.2.3", "239.1.2.4"]),
@@ -623,7 +631,7 @@ fn a_wildcard_is_in_a_group_everywhere() {
         ] {
             let mut any = link(any);
             any.join(Instant(0), ip(groups[0])).unwrap();
-            // Somebody at the other end of the second wire.
+            // A member at the other end of the second wire.
             let config = "packet:e2,ip=10.2.0.9/24,ip=fd02::9/64".parse().unwrap();
             let mut beyond = crate::link::PacketLink::open(config).unwrap();
             beyond.join(Instant(0), ip(groups[0])).unwrap();
@@ -644,7 +652,7 @@ fn a_wildcard_is_in_a_group_everywhere() {
                 }
                 assert_eq!(out == 3, src == own[1], "it leaves by the wire of {src}");
             }
-            // Not in what another of this machine has joined.
+            // Not in groups that another socket of this machine has joined.
             let other = UdpSocket::bind((any.local.ip, 0)).unwrap();
             match ip(groups[1]) {
                 IpAddr::V4(g) => other.join_multicast_v4(&g, &"10.1.0.1".parse().unwrap()).unwrap(),

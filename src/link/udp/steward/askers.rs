@@ -1,26 +1,28 @@
-//! The services that clients have asked for: a client that gives up before it has learned its server's ID names only its own.
+//! Recent REQs: a client that gives up before it has learned its server's communication ID names only its
+//! own.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use crate::wire::mad::{CommId, ServiceId};
 
-/// More than ask at a time. A server finds out by itself that a client is gone that is not known here any more.
+/// Maximum number of REQs remembered, more than are pending at a time. For a client that is no longer
+/// recorded, the server itself finds out that it is gone.
 const MOST: usize = 16_384;
 
-/// An address, and the ID that its connection manager has given.
+/// Address of a client, and the communication ID that its connection manager has assigned.
 type Asker = (IpAddr, CommId);
 
-/// The services that clients asked for last.
+/// Services of the most recent REQs, by client.
 #[derive(Default)]
 pub(super) struct Askers {
     services: HashMap<Asker, ServiceId>,
-    /// In the order in which they came.
+    /// Clients in order of arrival.
     order: VecDeque<Asker>,
 }
 
 impl Askers {
-    /// Notes what a client asks for.
+    /// Records the service that a client requests.
     pub fn note(&mut self, from: IpAddr, id: CommId, service: ServiceId) {
         if self.services.insert((from, id), service).is_some() {
             return;
@@ -33,7 +35,7 @@ impl Askers {
         }
     }
 
-    /// What a client has asked for.
+    /// Returns the service that a client has requested.
     pub fn find(&self, from: IpAddr, id: CommId) -> Option<ServiceId> {
         self.services.get(&(from, id)).copied()
     }
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_are_known_by_their_last_question() {
+    fn most_recent_clients_are_found_with_their_latest_service() {
         let (mut askers, ip) = (Askers::default(), IpAddr::from([10, 0, 0, 1]));
         let more = 100;
         for round in 0..2 {

@@ -1,7 +1,9 @@
-//! A process's side of QP1: the services that it has, and what asks for them.
+//! Service registry of a process on a shared address: the services it has registered, and the requests for
+//! them.
 //!
-//! A process that listens to a service binds a unix socket whose [name](Names) contains the service ID and the address. The
-//! name is unique, so one process has the service. The steward forwards requests for the service to that socket.
+//! A process that listens for a service binds a Unix socket whose [name](Names) contains the service ID and
+//! the address. The name is unique, so one process has the service. The broker forwards requests for the
+//! service to that socket.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -21,28 +23,30 @@ use crate::transport::Instant;
 use crate::wire::IpIdent;
 use crate::wire::mad::ServiceId;
 
-/// How often the sockets are looked at: whoever polls without a pause would else pay for a system call each time.
+/// Minimum interval between polls of the sockets. Without it, a thread that polls continuously would pay for
+/// a system call each time.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Sockets looked at, and datagrams taken from one of them, in a turn.
+/// Maximum number of sockets polled, and of datagrams received from each of them, in a turn.
 const BATCH: usize = 16;
 
-/// A service that this process has, by as many claims.
+/// A registered service, and how many claims on it there are.
 struct Service {
     socket: OwnFd,
     claims: usize,
 }
 
-/// The services of a process at one address.
+/// The services that a process has registered at one address.
 pub(in super::super) struct Claims {
     place: Place,
     names: Names,
     any_user: bool,
     services: HashMap<ServiceId, Service>,
-    /// Watches the sockets.
+    /// Epoll set of the sockets.
     epoll: Epoll,
+    /// Time of the last poll.
     looked: Instant,
-    /// What came from who is not to be trusted, or is no inquiry.
+    /// Number of datagrams dropped because their sender is not trusted or they are no forwarded MAD.
     foreign: u64,
 }
 
@@ -53,7 +57,8 @@ impl Claims {
         Ok(Claims { place, names, any_user, services, epoll, looked, foreign: 0 })
     }
 
-    /// Takes a service, if no other process has it. Who of this one has it is for the process to say.
+    /// Registers a service, unless another process has it. The process itself decides which of its listeners
+    /// has the service.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         if let Some(address) = address.filter(|address| *address != self.place.ip) {
             return Err(ClaimError::NotLocal { address });
@@ -92,19 +97,20 @@ impl Claims {
         Ok(socket)
     }
 
-    /// Lets go of one claim of it.
+    /// Releases one claim on a service, and the service with the last.
     pub fn release(&mut self, service: ServiceId) {
         let Some(claimed) = self.services.get_mut(&service) else { return };
         claimed.claims -= 1;
         if claimed.claims == 0 {
-            // A program that was started meanwhile may have a copy, which would keep it watched.
+            // A program started meanwhile may have a copy of the socket, which would keep it in the epoll
+            // set.
             let _ = self.epoll.delete(&claimed.socket);
             self.services.remove(&service);
             self.names.forget(&inquiry::name(&self.place, service));
         }
     }
 
-    /// Hands over what asks for one of them.
+    /// Passes received requests for the registered services to `sink`; returns their number.
     pub fn receive(&mut self, now: Instant, sink: &mut dyn FnMut(RxBurst<'_>)) -> usize {
         if self.services.is_empty() || now.since(self.looked) < NAP {
             return 0;
@@ -132,20 +138,21 @@ impl Claims {
         packets
     }
 
-    /// What was dropped.
+    /// Returns the number of datagrams dropped.
     pub fn foreign(&self) -> u64 {
         self.foreign
     }
 }
 
-/// Readable when something has come.
+/// Readable when a request has arrived.
 impl AsFd for Claims {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()
     }
 }
 
-/// Takes a datagram: its length and the user who sent it, if it is whole and the system says who. `None` without any.
+/// Receives a datagram: its length and the user ID of its sender, or `Some(None)` if it is truncated or comes
+/// without credentials. `None` if there is no datagram.
 fn take(socket: &OwnFd, bytes: &mut [u8]) -> Option<Option<(usize, u32)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -181,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_from_other_users_is_dropped_unless_all_are_welcome() {
+    fn datagrams_of_other_users_are_dropped_unless_any_user_is_trusted() {
         let own = nix::unistd::geteuid();
         let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 230, 1].into(), 4791);
         let inquiry = Inquiry { flow, packet: &[1; 280] }.bytes();
@@ -189,7 +196,7 @@ mod tests {
         let send = |claims: &Claims, uid: u32| {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            // Only root may say that it is another.
+            // Only root may send the credentials of another user.
             let who = UCred { uid: rustix::process::Uid::from_raw(uid), ..myself() };
             assert!(control.push(SendAncillaryMessage::ScmCredentials(who)));
             let name = inquiry::name(&claims.place, ServiceId(1));
@@ -220,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_the_processs_until_its_last_claim_is_gone() {
+    fn service_is_taken_until_its_last_claim_is_released() {
         let mut all = [(); 2].map(|()| claims("127.18.232.1", false));
         let (service, taken) = (ServiceId(1), |e| matches!(e, Err(ClaimError::Taken { .. })));
         let [one, other] = &mut all;
@@ -233,21 +240,23 @@ mod tests {
         assert!(taken(one.claim(service, None)));
     }
 
-    /// Its copy would keep the name taken.
+    /// A copy of the socket in the child would keep the name taken.
     #[test]
-    fn a_child_of_fork_has_none_of_its_parents_services() {
+    fn forked_child_does_not_keep_services_of_its_parent() {
         let mut all = [(); 2].map(|()| claims("127.18.233.1", false));
         let service = ServiceId(1);
         all[0].claim(service, None).unwrap();
-        // SAFETY: the child does nothing but wait until it is killed.
+        // SAFETY: the child calls nothing but `pause` until it is killed, so it takes no lock of another
+        // thread.
         let child = unsafe { libc::fork() };
         if child == 0 {
             loop {
-                // SAFETY: as above.
+                // SAFETY: `pause` takes no arguments and may be called at any time.
                 unsafe { libc::pause() };
             }
         }
-        // Its first thing was to close what is not its own; how soon it comes to that is the system's affair.
+        // The child's fork handler closes the descriptors that are not to be inherited; when it runs is up to
+        // the scheduler.
         all[0].release(service);
         let begun = std::time::Instant::now();
         let mut claimed = all[1].claim(service, None);
@@ -255,7 +264,8 @@ mod tests {
             std::thread::yield_now();
             claimed = all[1].claim(service, None);
         }
-        // SAFETY: the child is ours, and nobody else waits for it.
+        // SAFETY: no other thread waits for this child, so its ID is valid until `waitpid`, which accepts a
+        // null status.
         unsafe {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, std::ptr::null_mut(), 0);
@@ -264,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn many_services_share_a_look_and_one_without_any_looks_at_nothing() {
+    fn requests_for_many_services_arrive_and_none_after_release() {
         let mut claims = claims("127.18.231.1", false);
         let mut delivery = super::super::delivery::Delivery::new(claims.names.clone()).unwrap();
         let flow = Flow::new([127, 0, 0, 1].into(), [127, 18, 231, 1].into(), 4791);

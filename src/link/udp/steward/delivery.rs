@@ -1,4 +1,5 @@
-//! How inquiries reach processes: at once, or a little later, and never so that the steward waits for anybody.
+//! Mailboxes: delivers forwarded MADs to processes, immediately or a little later, without ever blocking the
+//! broker.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -11,56 +12,60 @@ use rustix::net::{SendFlags, sendto};
 use super::super::socket::unread;
 use super::{Names, datagram_socket};
 
-/// A socket takes but ten datagrams or so (`net.unix.max_dgram_qlen`): how many more are kept for one.
+/// Maximum number of datagrams queued for one socket, beyond the ten or so that the kernel queues
+/// (`net.unix.max_dgram_qlen`).
 const MOST_OF_ONE: usize = 4096;
 
-/// For all together: some megabytes.
+/// Maximum number of datagrams queued in total: some megabytes.
 const MOST: usize = 16_384;
 
-/// For how many sockets.
+/// Maximum number of sockets with queued datagrams.
 const MOST_SOCKETS: usize = 64;
 
-/// How long they are kept: whoever takes none for longer is stopped, and they will be sent again anyway.
+/// Time for which datagrams are queued: a process that accepts none for longer is stopped, and peers
+/// retransmit anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Bytes that one socket of ours has in those of others before it is replaced: who does not read is not to keep what is
-/// for others.
+/// Unread bytes of the sending socket above which its send buffer counts as full and it is replaced: a
+/// process that does not read must not hold up datagrams for others.
 const CLOGGED: usize = 64 << 10;
 
-/// How long a name that was somebody's a moment ago may be nobody's: programs end a listener and listen again.
+/// Grace period for a name that lost its owner a moment ago: programs close a listener and listen again.
 const VACANCY: Duration = Duration::from_secs(1);
 
-/// How long it is known that a name was somebody's, and of how many.
+/// Time for which a name is remembered to have had an owner.
 const MEMORY: Duration = Duration::from_secs(5);
+/// Maximum number of names remembered.
 const MOST_KNOWN: usize = 256;
 
-/// What came of a datagram.
+/// Result of sending a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// It is there, or will be.
+    /// Delivered or queued.
     Sent,
-    /// Nobody has that name.
+    /// No socket has the name.
     Nobody,
-    /// There was no room.
+    /// Dropped: there was no room, or sending failed.
     Lost,
 }
 
-/// Sends datagrams to names.
+/// Sends datagrams to named sockets.
 pub(super) struct Delivery {
     socket: OwnedFd,
     names: Names,
     waiting: HashMap<String, Waiting>,
-    /// When each of some names was somebody's.
+    /// Time at which each name last had an owner.
     known: HashMap<String, Instant>,
-    /// What has waited for somebody in vain, and for whom.
+    /// Datagrams that were not delivered within the grace period, with the names they were for.
     returned: Vec<(String, Vec<u8>)>,
     vacancy: Duration,
 }
 
+/// Datagrams queued for a name.
 struct Waiting {
-    /// When its socket took the last one, or the first one came.
+    /// Time at which the socket last accepted a datagram, or at which the first was queued.
     since: Instant,
-    /// When the name was found to be nobody's.
+    /// Time at which the name was found without an owner.
     vacant: Option<Instant>,
     datagrams: VecDeque<Vec<u8>>,
 }
@@ -78,11 +83,12 @@ impl Delivery {
         })
     }
 
-    /// Whether to [`retry`](Self::retry) soon.
+    /// Reports whether datagrams are queued, so that [`retry`](Self::retry) should be called soon.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
+    /// Sends a datagram to a name, or queues it if the socket is full or the name lost its owner recently.
     pub fn send(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         if !self.waiting.contains_key(name) {
             match self.try_send(name, &datagram) {
@@ -96,13 +102,14 @@ impl Delivery {
         self.keep(name, datagram)
     }
 
-    /// What nobody took of what is [sent](Outcome::Sent) to names that `is_one` knows, as the last
-    /// [`retry`](Self::retry) found.
+    /// Removes and returns the datagrams that were reported as [sent](Outcome::Sent) to names that `is_one`
+    /// accepts, but that no socket took, as the last [`retry`](Self::retry) found.
     pub fn returned(&mut self, is_one: impl Fn(&str) -> bool) -> Vec<Vec<u8>> {
         self.returned.extract_if(.., |(name, _)| is_one(name)).map(|(_, datagram)| datagram).collect()
     }
 
-    /// The name is somebody's, or will be: what is for it waits for a moment from now on.
+    /// Records that the name has, or will have, an owner: datagrams for it are queued for a grace period if
+    /// it has none.
     pub fn note(&mut self, name: &str) {
         if let Some(at) = self.known.get_mut(name) {
             *at = Instant::now();
@@ -120,7 +127,7 @@ impl Delivery {
         self.known.get(name).is_some_and(|at| at.elapsed() < MEMORY)
     }
 
-    /// Keeps it until its socket is there and has room, if that many can be kept.
+    /// Queues a datagram until the socket exists and has room, within the limits.
     fn keep(&mut self, name: &str, datagram: Vec<u8>) -> Outcome {
         let all: usize = self.waiting.values().map(|queue| queue.datagrams.len()).sum();
         if all >= MOST || self.waiting.len() >= MOST_SOCKETS && !self.waiting.contains_key(name) {
@@ -135,9 +142,9 @@ impl Delivery {
         Outcome::Sent
     }
 
-    /// Sends what there was no room for, as far as there is now.
+    /// Sends queued datagrams as far as there is room.
     pub fn retry(&mut self) {
-        // Of places that have been given up.
+        // Uncollected datagrams belong to addresses that are no longer served.
         self.returned.clear();
         let mut waiting = std::mem::take(&mut self.waiting);
         waiting.retain(|name, queue| {
@@ -171,12 +178,12 @@ impl Delivery {
         let name = self.names.address(name)?;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let outcome = match sendto(&self.socket, datagram, flags, &name) {
-            // A private name has a file as long as it is somebody's.
+            // A private name without a file has no owner either.
             Err(Errno::NOENT) => Err(Errno::CONNREFUSED),
             outcome => outcome,
         };
         if outcome == Err(Errno::AGAIN) && unread(&self.socket) > CLOGGED {
-            // What it has sent stays where it is.
+            // Datagrams that the old socket has sent stay queued at their receivers.
             self.socket = datagram_socket()?;
             return sendto(&self.socket, datagram, flags, &name).map(drop);
         }
@@ -190,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// A name that no other process has.
+    /// Returns a name that no other process uses.
     fn name(what: &str) -> String {
         format!("urxe-test/{}/{what}", std::process::id())
     }
@@ -218,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_socket_has_no_room_for_comes_later_in_order() {
+    fn datagrams_for_a_full_socket_are_delivered_later_in_order() {
         let mut delivery = Delivery::new(Names::Shared).unwrap();
         assert_eq!(delivery.send(&name("delivery/0"), datagram(0)), Outcome::Nobody);
         let name = name("delivery/1");
@@ -237,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_a_name_that_was_somebodys_waits_for_its_next_owner() {
+    fn datagrams_for_a_name_that_lost_its_owner_wait_for_the_next() {
         let (name, long, short) = (name("vacant/1"), Duration::from_secs(3600), Duration::from_millis(50));
         let mut delivery = Delivery { vacancy: long, ..Delivery::new(Names::Shared).unwrap() };
         let first = receiver(&name);
@@ -250,7 +257,7 @@ mod tests {
         let second = receiver(&name);
         delivery.retry();
         assert_eq!((drain(&second), delivery.is_waiting()), (vec![1, 2], false));
-        // If none comes, they come back, and the name is forgotten.
+        // Without a new owner, the datagrams are returned and the name is forgotten.
         drop(second);
         delivery.vacancy = short;
         let began = Instant::now();
@@ -259,13 +266,13 @@ mod tests {
         assert_eq!(delivery.returned(|other| other != name), Vec::<Vec<u8>>::new());
         assert_eq!(delivery.returned(|other| other == name), [datagram(3)]);
         assert_eq!(delivery.send(&name, datagram(4)), Outcome::Nobody);
-        // What nobody asks for is not kept.
+        // Returned datagrams that are not collected are dropped.
         give_up(&mut delivery, &name, datagram(5));
         delivery.retry();
         assert!(delivery.returned.is_empty());
     }
 
-    /// Sends to a name that was somebody's, until that comes to nothing.
+    /// Sends to a name that recently had an owner, until the grace period is over.
     fn give_up(delivery: &mut Delivery, name: &str, datagram: Vec<u8>) {
         delivery.note(name);
         assert_eq!(delivery.send(name, datagram), Outcome::Sent);
@@ -276,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_was_slow_before_it_went_has_as_long_to_come_back() {
+    fn slow_owner_that_goes_away_gets_the_full_grace_period() {
         let (name, vacancy) = (name("slow"), Duration::from_secs(5));
         let mut delivery = Delivery { vacancy, ..Delivery::new(Names::Shared).unwrap() };
         let slow = receiver(&name);
@@ -294,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_do_not_read_keep_nothing_from_others() {
+    fn receivers_that_do_not_read_do_not_block_others() {
         let mut delivery = Delivery::new(Names::Shared).unwrap();
         let names: Vec<String> = (0..200).map(|i| name(&format!("stopped/{i}"))).collect();
         let _stopped: Vec<OwnedFd> = names.iter().map(|name| receiver(name)).collect();
@@ -310,7 +317,7 @@ mod tests {
             assert_eq!(delivery.send(&awake, datagram(number)), Outcome::Sent);
             assert_eq!(drain(&socket), [number]);
         }
-        // And in the end they are given up.
+        // Eventually the datagrams are dropped.
         let began = Instant::now();
         while delivery.is_waiting() {
             delivery.retry();

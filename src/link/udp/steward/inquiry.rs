@@ -1,4 +1,5 @@
-//! A packet that asks for a service, on its way from the steward to the process that has claimed it.
+//! Forwarded MAD: a packet with a request for a service, on its way from the broker to the process that has
+//! registered the service.
 
 use std::net::IpAddr;
 
@@ -6,16 +7,16 @@ use super::Place;
 use crate::wire::mad::ServiceId;
 use crate::wire::{Flow, Gid};
 
-/// Begins every one: who expects another form takes none.
+/// First byte of every message: a receiver that expects another format drops it.
 const VERSION: u8 = 1;
 
-/// Version, traffic class, source port, source and destination.
+/// Size of the header: version, traffic class, source port, source and destination address.
 const HEAD: usize = 4 + 16 + 16;
 
-/// Longer than any packet with a MAD, and what stands before it.
+/// Size of a receive buffer: larger than any packet with a MAD and the header.
 pub(super) const ROOM: usize = 1024;
 
-/// The packet, BTH to ICRC, and how it came.
+/// The packet, from BTH to ICRC, and the flow on which it arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Inquiry<'a> {
     pub flow: Flow,
@@ -44,12 +45,12 @@ impl<'a> Inquiry<'a> {
     }
 }
 
-/// The name of the socket that takes those for a service.
+/// Returns the name of the socket that receives the requests for a service.
 pub(super) fn name(place: &Place, service: ServiceId) -> String {
     format!("{}{:016x}", of_place(place), service.0)
 }
 
-/// Whether a name is of a service at this place.
+/// Reports whether a name is of a service at this address.
 pub(super) fn is_at(place: &Place, name: &str) -> bool {
     name.starts_with(&of_place(place))
 }
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_reads_as_it_was_written_and_scraps_are_none() {
+    fn inquiry_round_trips_and_malformed_bytes_are_rejected() {
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fd00::2")] {
             let flow =
                 Flow { traffic_class: 0x68, ..Flow::new(src.parse().unwrap(), dst.parse().unwrap(), 0xc123) };

@@ -1,4 +1,4 @@
-//! The sockets of one address, and what keeps them.
+//! The sockets of one address, and the descriptor that keeps them open.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,8 @@ use super::{Place, message};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
 
-/// A descriptor that keeps all sockets of an address open, by a message with them that nobody takes.
+/// Descriptor keepalive: keeps all sockets of an address open, by a queued message that carries them and is
+/// never received.
 pub(super) struct Keeper(OwnedFd);
 
 impl Keeper {
@@ -28,7 +29,7 @@ impl Keeper {
         Keeper(fd)
     }
 
-    /// All of them, in the order in which they were bound.
+    /// Returns descriptors of all the sockets, in the order in which they were bound.
     pub fn sockets(&self) -> io::Result<Vec<OwnedFd>> {
         let all = message::receive(&self.0, true)?.map(|(_, sockets)| sockets).unwrap_or_default();
         if all.len() == Seat::COUNT {
@@ -38,7 +39,8 @@ impl Keeper {
         }
     }
 
-    /// Has the kernel deliver packets as they came instead of joined: joined ones go where the first belongs.
+    /// Makes the kernel deliver packets as received, not coalesced: a coalesced datagram goes where its first
+    /// packet belongs.
     pub fn stop_coalescing(&self) -> io::Result<()> {
         self.sockets()?.iter().try_for_each(socket::stop_coalescing)
     }
@@ -50,7 +52,7 @@ impl AsFd for Keeper {
     }
 }
 
-/// An address that a steward has.
+/// An address that the broker serves.
 pub(super) struct Held {
     pub place: Place,
     pub sockets: Vec<OwnedFd>,
@@ -59,7 +61,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Binds it anew.
+    /// Binds the sockets of an address.
     pub fn bind(place: Place) -> Result<Held, UdpLinkError> {
         let ip = place.ip;
         let opened = steer::open_group(ip, &place.options(), Seat::COUNT)?;
@@ -71,7 +73,7 @@ impl Held {
         Ok(Held { place, sockets, keeper, reception })
     }
 
-    /// Takes it over from a process that has a seat.
+    /// Takes over an address from a process that has a partition.
     pub fn take_over(place: Place, keeper: Keeper) -> io::Result<Held> {
         let sockets = keeper.sockets()?;
         let is_one = |socket: &OwnedFd| {

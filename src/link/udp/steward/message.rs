@@ -1,4 +1,4 @@
-//! What a process and the steward say to each other: a line of text each, with descriptors.
+//! Messages between a process and the broker: one line of text each, with descriptors.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,38 +14,39 @@ use rustix::net::{
 use super::Place;
 use crate::nic::Seat;
 
-/// Begins every line: who speaks another version is no help.
+/// First word of every line: peers of another version cannot be served.
 const VERSION: &str = "urxe-steward-2";
 
-/// Words for the users whose processes a steward serves: any user, or its own.
+/// Words for the users whose processes the broker serves: any user, or only its own.
 const ANY: &str = "any";
 const OWN: &str = "own";
 
-/// Descriptors in one message at most: the kernel's SCM_MAX_FD.
+/// Maximum number of descriptors in one message: the kernel's SCM_MAX_FD.
 const MAX_FDS: usize = 253;
 
-/// Bytes of a line at most.
+/// Maximum length of a line, in bytes.
 const MAX_LEN: usize = 8192;
 
-/// What a process asks for.
+/// Request of a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Request {
-    /// `None`: any seat that is free. Otherwise this one, which the process has already; the keepers of its addresses come
-    /// along, in their order.
+    /// Partition that the process already has, for a new broker; the keepers of its addresses come with the
+    /// request, in the order of `places`. `None` requests any free partition.
     pub seat: Option<usize>,
-    /// Shards, each with a seat of its own: those that follow.
+    /// Number of shards, a power of two. Each has a partition of its own, in consecutive order.
     pub shards: usize,
-    /// The addresses.
+    /// The addresses to share.
     pub places: Vec<Place>,
 }
 
-/// What the steward answers.
+/// Response of the broker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Answer {
-    /// The first seat that the process has. If it is new, the sockets come along: for each address those of all shards and
-    /// then the keeper. And whether the steward serves processes of any user, by whose names it sends requests on.
+    /// Granted: the first partition of the process, and whether the broker serves processes of any user,
+    /// whose names it then uses to forward requests. A new grant carries descriptors: a token for each shard,
+    /// then for each address the sockets of all shards and the keeper.
     Seated { seat: usize, any_user: bool },
-    /// Nothing, and why.
+    /// Refused, with the reason as an errno value and as text.
     Refused { errno: i32, why: String },
 }
 
@@ -84,8 +85,8 @@ impl FromStr for Request {
 }
 
 impl Request {
-    /// Whether all that answers it can be handed over at once: for each shard what keeps its seat, and for each address
-    /// sockets and the keeper.
+    /// Reports whether the descriptors of a grant fit in one message: a token for each shard, and for each
+    /// address the sockets and the keeper.
     pub fn fits_a_message(&self) -> bool {
         self.shards.saturating_add(self.places.len().saturating_mul(self.shards.saturating_add(1))) <= MAX_FDS
     }
@@ -137,7 +138,7 @@ fn check_version(word: Option<&str>) -> Result<(), String> {
     }
 }
 
-/// Sends a line and descriptors.
+/// Sends a line with descriptors.
 pub(super) fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -152,13 +153,13 @@ pub(super) fn send(to: impl AsFd, line: &impl fmt::Display, fds: &[BorrowedFd<'_
     Ok(())
 }
 
-/// Receives a line and descriptors; `None` at the end. With `peek` they stay there to be received again, as other
-/// descriptors of the same.
+/// Receives a line with descriptors; `None` at the end of the connection. With `peek`, the message stays
+/// queued and can be received again, with new descriptors of the same files.
 pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut text = [0; MAX_LEN];
-    // Whose descriptor it is decides whether it would wait; a look does not.
+    // A peek never blocks; otherwise the mode of the descriptor decides.
     let peek = if peek { RecvFlags::PEEK | RecvFlags::DONTWAIT } else { RecvFlags::empty() };
     let flags = RecvFlags::CMSG_CLOEXEC | peek;
     let got = loop {
@@ -174,7 +175,7 @@ pub(super) fn receive(from: impl AsFd, peek: bool) -> io::Result<Option<(String,
         }
     }
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        // For want of descriptors, as nobody sends more than there is room for.
+        // Treated as a lack of descriptors: no peer of this version sends more than there is room for.
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     let line = String::from_utf8_lossy(&text[..got.bytes]).into_owned();
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_read_as_they_are_written() {
+    fn lines_parse_to_the_messages_they_were_written_from() {
         let places = vec![place("10.0.0.1"), place("fe80::1%eth0")];
         for (seat, shards) in [(None, 1), (Some(5), 1), (Some(8), 8), (None, 32)] {
             let request = Request { seat, shards, places: places.clone() };
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_says_is_refused() {
+    fn malformed_lines_are_rejected() {
         for line in [
             "urxe-steward-2 join 3 10.0.0.1",
             "urxe-steward-2 join 1",

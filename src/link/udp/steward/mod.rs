@@ -1,22 +1,26 @@
-//! Several processes on one address.
+//! Broker (`urxe steward`) that shares one address between several processes.
 //!
-//! Only one socket can have UDP port 4791 of an address, or a group of them among which a program in the kernel chooses by
-//! the place that each was bound at. A small process, the *steward*, binds a whole group at once, one for each
-//! [`Seat`](crate::nic::Seat), and gives each process that comes the socket of a seat: the queue pair numbers of that
-//! process begin with its seat's, and so its packets find it. The first seat stays with the steward.
+//! UDP port 4791 of an address can belong to one socket only, or to a reuseport group of sockets among which
+//! a BPF program in the kernel selects by the order in which they were bound. The broker, a small daemon,
+//! binds a whole group at once, one socket for each [`Seat`](crate::nic::Seat) (QPN partition), and passes
+//! the socket of a partition to each process that connects. The queue pair numbers of that process begin with
+//! the partition's number, so its packets find it. The first partition stays with the broker.
 //!
-//! QP1, by which connections are made, is everybody's. What answers a process finds it by the ID that the process has
-//! given, which begins with its seat's number as queue pairs do: the program in the kernel looks at that instead. Only what
-//! asks for a service comes to the steward, who sends it on to the unix socket of who has claimed it. It keeps no
-//! list of them, but of who has asked for what lately: who gives up before he has an answer knows no ID to name.
+//! All processes share QP1, through which connections are established. A response finds its process by the
+//! communication ID that the process has assigned, which begins with its partition's number as queue pair
+//! numbers do: the BPF program looks at that ID instead. Only requests for a service go to the broker, which
+//! forwards them to the Unix socket of the process that has registered the service. The broker keeps no list
+//! of the services, but it remembers which client recently requested which service: a client that gives up
+//! before it gets a response knows no ID of the server to name.
 //!
-//! A place must not change while anybody has a socket: the kernel moves the last into the place of one that is closed. So
-//! all are kept open by everybody, in one descriptor, the *keeper*: a unix socket on which a message with all of them
-//! waits to be read. Whoever has the keeper has the group, and so a new steward takes over from any process that has a
-//! seat.
+//! The index of a socket in its group must not change while any process uses one: when a socket is closed,
+//! the kernel moves the last one to its index. Therefore every process keeps all of them open, through one
+//! descriptor, the *keeper*: a Unix socket with an unread message that carries them all. The keeper gives
+//! access to the whole group, so a new broker can take over from any process that has a partition.
 //!
-//! The steward listens on a unix socket that has the address in its name (`names`), which belongs to a network namespace
-//! as addresses do. It is started by who finds none, and ends when nobody has a seat any more.
+//! The broker listens on a Unix socket that has the address in its name (`names`), which belongs to a network
+//! namespace as addresses do. A process that finds no broker starts one; the broker ends when no process has
+//! a partition any more.
 
 mod askers;
 mod claims;
@@ -45,27 +49,28 @@ pub(super) use names::Names;
 pub use server::{ServeError, serve};
 pub(super) use tenancy::Tenancy;
 
-/// How to share an address with other processes.
+/// Options for sharing an address with other processes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sharing {
-    /// The `urxe` program, which is the steward when called as `urxe steward`.
+    /// The `urxe` program, which runs the broker when called as `urxe steward`.
     pub program: PathBuf,
-    /// Whether processes of any user are welcome, and a steward of any user is trusted.
+    /// Whether processes of any user may share the address, and a broker of any user is trusted.
     pub any_user: bool,
 }
 
-/// Whether what a process of this user says is trusted: it may do as this one may.
+/// Reports whether messages of a process of this user are trusted: root and the same user may do what this
+/// process may do anyway.
 fn is_trusted(user: u32, any_user: bool) -> bool {
     any_user || user == 0 || user == nix::unistd::geteuid().as_raw()
 }
 
-/// A socket for inquiries, which never waits.
+/// Opens a non-blocking Unix datagram socket for forwarded MADs.
 fn datagram_socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
 }
 
-/// An address, and the interface that has it, where that is known.
+/// Bind address: an IP address and the interface that has it, where that is known.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     ip: IpAddr,
@@ -74,16 +79,17 @@ pub(super) struct Place {
 
 impl Place {
     pub fn new(ip: IpAddr, options: &UdpOptions) -> Place {
-        // IPv4 is bound without.
+        // IPv4 addresses are bound without the interface.
         Place { ip, interface: options.interface.clone().filter(|_| ip.is_ipv6()) }
     }
 
-    /// How it is bound.
+    /// Returns the options to bind the address with.
     fn options(&self) -> UdpOptions {
         UdpOptions { interface: self.interface.clone(), ..UdpOptions::default() }
     }
 
-    /// What its steward's name has: the interface only where the address means nothing without.
+    /// Returns the part of socket names that identifies the address; includes the interface only where the
+    /// address is ambiguous without it.
     fn key(&self) -> String {
         match &self.interface {
             Some(interface) if socket::needs_scope(self.ip) => format!("{}%{interface}", self.ip),
@@ -91,12 +97,13 @@ impl Place {
         }
     }
 
-    /// The name that a steward of this address listens at.
+    /// Returns the name of the socket on which the broker of this address listens.
     fn name(&self) -> String {
         format!("urxe-steward/{}", self.key())
     }
 
-    /// The one of several addresses by which their steward is found: all that share any of them should come to the same.
+    /// Returns the primary address, by which the broker of several addresses is found: processes that share
+    /// any of them should come to the same broker.
     fn chief(places: &[Place]) -> Option<&Place> {
         places.iter().min_by_key(|place| (place.ip.is_ipv6(), socket::needs_scope(place.ip)))
     }

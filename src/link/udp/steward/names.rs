@@ -1,8 +1,8 @@
-//! Where the sockets of a steward and its processes are found.
+//! Names of the Unix sockets of the broker and its processes.
 //!
-//! Those of one user's processes are files in a directory that only this user can enter, so no other user can take a name
-//! or receive what is sent to it. Where processes of any user share an address, all of them are trusted, and the names are
-//! abstract: every user can take one.
+//! The sockets of one user's processes are files in a directory that only this user can enter, so no other
+//! user can take a name or receive what is sent to it. Where processes of any user share an address, all of
+//! them are trusted, and the names are abstract: every user can take one.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
@@ -15,32 +15,32 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with};
 
-/// A set of names.
+/// A namespace of sockets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in super::super) enum Names {
-    /// Sockets for the processes of one user, in this directory.
+    /// Socket files for the processes of one user, in this directory.
     Private(Arc<Path>),
-    /// Sockets for any process of the network namespace.
+    /// Abstract sockets for any process of the network namespace.
     Shared,
 }
 
 impl Names {
-    /// Those of this user in this thread's network namespace.
+    /// Returns the names of this user in this thread's network namespace.
     pub fn private() -> io::Result<Names> {
         Ok(Names::Private(directory(&places())?.into()))
     }
 
-    /// The names that a steward of this kind uses.
+    /// Returns the names used by a broker that serves any user, or only its own user.
     pub fn of(any_user: bool) -> io::Result<Names> {
         if any_user { Ok(Names::Shared) } else { Names::private() }
     }
 
-    /// Whether processes of any user can take them.
+    /// Reports whether processes of any user can take the names.
     pub fn are_shared(&self) -> bool {
         *self == Names::Shared
     }
 
-    /// The address of a socket of this name.
+    /// Returns the address of the socket with this name.
     pub fn address(&self, name: &str) -> Result<SocketAddrUnix, Errno> {
         match self {
             Names::Private(directory) => SocketAddrUnix::new(path(directory, name)),
@@ -48,8 +48,8 @@ impl Names {
         }
     }
 
-    /// Gives a name to a socket; `AddrInUse` if an open socket has it. The name is free again once no process has the socket
-    /// open any more.
+    /// Binds a socket to a name; `AddrInUse` if an open socket has it. The name is free again once no process
+    /// has the socket open any more.
     pub fn bind(&self, socket: &OwnedFd, name: &str) -> io::Result<()> {
         let address = self.address(name)?;
         let Names::Private(directory) = self else { return Ok(bind(socket, &address)?) };
@@ -64,7 +64,7 @@ impl Names {
         }
     }
 
-    /// Removes what is left of a name that nobody has any more.
+    /// Removes the file of a name if no process has its socket open.
     pub fn forget(&self, name: &str) {
         if let Names::Private(directory) = self
             && let Ok(address) = self.address(name)
@@ -76,7 +76,7 @@ impl Names {
         }
     }
 
-    /// Removes the sockets of the directory that no process has open: processes that are killed leave theirs.
+    /// Removes the socket files in the directory that no process has open: killed processes leave theirs.
     pub fn sweep(&self) {
         let Names::Private(directory) = self else { return };
         let Ok(_lock) = Lock::of(directory) else { return };
@@ -92,7 +92,7 @@ impl Names {
     }
 }
 
-/// The lock of a directory.
+/// Lock of a directory, held until dropped.
 struct Lock(File);
 
 impl Lock {
@@ -109,15 +109,16 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Closing the descriptor would leave the lock with a child that was forked meanwhile.
+        // Unlocks explicitly: after a mere close, a child that was forked meanwhile would still hold the
+        // lock.
         let _ = self.0.unlock();
     }
 }
 
-/// Bytes of `sun_path`, of which the last is a zero.
+/// Size of `sun_path` in bytes, including the terminating zero.
 const SUN_PATH: usize = 108;
 
-/// The file of a name: its hash (FNV-1a) where the name is too long for the address of a socket.
+/// Returns the file of a name; its hash (FNV-1a) where the name is too long for a socket address.
 fn path(directory: &Path, name: &str) -> PathBuf {
     let path = directory.join(name.replace('/', "-"));
     if path.as_os_str().len() < SUN_PATH {
@@ -127,19 +128,21 @@ fn path(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{:016x}", name.bytes().fold(0xcbf2_9ce4_8422_2325, step)))
 }
 
-/// Whether no process has the socket of this address open.
+/// Reports whether no process has the socket of this address open.
 fn is_dead(address: &SocketAddrUnix) -> io::Result<bool> {
-    // A socket that listens refuses this one for its type, so its owner is not disturbed.
+    // A listening socket refuses a datagram socket for its type, so its owner is not disturbed.
     let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
 }
 
-/// The directories in which this user's may be, the preferred one first. All processes of a user must come to the same at any
-/// time, so none depends on the environment, and `/run/user/UID`, which comes and goes with login sessions, is not among them.
+/// Returns the candidates for the directory of this user's sockets, the preferred one first. All processes of
+/// a user must choose the same one at any time, so none depends on the environment, and `/run/user/UID`,
+/// which comes and goes with login sessions, is not among them.
 fn places() -> Vec<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     let inode = |of: &str| fs::metadata(format!("/proc/thread-self/ns/{of}")).map_or(0, |at| at.ino());
-    // Two network namespaces may have the same address. In another user namespace the same number is another user.
+    // Two network namespaces may have the same address. In another user namespace, the same number is another
+    // user.
     let namespaces = format!("{:x}-{:x}", inode("user"), inode("net"));
     let mut places = Vec::new();
     let run = Path::new("/run");
@@ -150,7 +153,7 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// The first of these directories that can be made, or is there, as this user's own.
+/// Returns the first of these directories that exists or can be created as this user's own.
 fn directory(places: &[PathBuf]) -> io::Result<PathBuf> {
     let user = nix::unistd::geteuid().as_raw();
     for place in places {
@@ -158,7 +161,8 @@ fn directory(places: &[PathBuf]) -> io::Result<PathBuf> {
             return Ok(place.clone());
         }
     }
-    // Another user has taken the name of the last: one that cannot be foreseen is found by its owner.
+    // Another user has taken the name of the last candidate. Falls back to a directory with a random suffix,
+    // which its owner finds by searching.
     let Some((parent, name)) =
         places.last().and_then(|last| Some((last.parent()?, last.file_name()?.to_str()?)))
     else {
@@ -178,7 +182,7 @@ fn directory(places: &[PathBuf]) -> io::Result<PathBuf> {
     own()?.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
 }
 
-/// Makes a directory that is this user's alone.
+/// Creates a directory that only this user can access.
 fn make(directory: &Path, user: u32) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
@@ -187,7 +191,7 @@ fn make(directory: &Path, user: u32) -> io::Result<()> {
     }
 }
 
-/// Whether it is a directory of a user's, without these permissions of others.
+/// Reports whether the path is a directory of this user, without the permissions `others` for other users.
 fn is_private(directory: &Path, user: u32, others: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == user && m.mode() & others == 0)
 }
@@ -260,7 +264,8 @@ mod tests {
         names.bind(&other, &long('b')).unwrap();
     }
 
-    /// Objects that another user may have created there: a directory that others may enter, a link, a file.
+    /// Objects that another user may have created in place of the directory: a directory that others may
+    /// enter, a link, a file.
     #[test]
     fn squatted_directory_is_avoided_and_all_processes_come_to_the_same_one() {
         let squat: [fn(&Path); 3] = [

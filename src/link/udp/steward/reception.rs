@@ -1,5 +1,6 @@
-//! What comes to an address for nobody's seat: requests for services, which go to who has claimed them, and so does what
-//! takes one back. Where nobody has, the steward says so, for an address that has no one connection manager.
+//! Packets to a shared address that are for no process's partition: requests for services, and REJs that
+//! cancel a request, which are forwarded to the process that has registered the service. If none has, the
+//! broker itself responds, on behalf of an address without a single connection manager.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,10 +20,10 @@ use crate::wire::{
     Transport,
 };
 
-/// No clock is needed: a socket sends at once, and receives what is there.
+/// Dummy time: a socket sends immediately and receives what is queued, without a clock.
 const NOW: Instant = Instant(0);
 
-/// The socket of the seat that no process has.
+/// Receiver on the socket of partition 0, which belongs to no process.
 pub(super) struct Reception {
     link: UdpLink,
     verifier: Verifier,
@@ -35,17 +36,17 @@ impl Reception {
         let (ip, options) = (place.ip, place.options());
         let failed = |what| move |source: io::Error| UdpLinkError::System { ip, what, source };
         let socket = socket.try_clone().map_err(failed("keeping a socket"))?;
-        // Each that comes may be for another process.
+        // Each packet may be for a different process.
         socket::stop_coalescing(&socket).map_err(failed("taking packets singly"))?;
         let mut link = UdpLink::new(ip, &options, socket::adopt(ip, socket, &options)?)?;
-        // Nobody asks whether its port is up.
+        // The broker does not use the link state.
         link.watch = None;
         let answers = TxQueue::new(link.info().burst);
         Ok(Reception { link, verifier: Verifier::default(), answers, askers: Askers::default() })
     }
 
-    /// Takes some of what has come, and of what has come to sockets that processes have left: their peers know of
-    /// connections still.
+    /// Handles a batch of the packets received, including those at sockets of partitions that processes have
+    /// left: their peers may still believe in connections.
     pub fn serve<'s>(
         &mut self,
         place: &Place,
@@ -80,7 +81,7 @@ impl Reception {
                 refuse(&burst.flow, burst.ident, index, packet, mad);
             }
         };
-        // What a socket says of earlier sends, and what cannot be sent, is the loss of a datagram.
+        // Ignored errors: those of earlier sends, and failures to send, which count as lost datagrams.
         let _ = link.receive(NOW, &mut sort);
         for socket in left {
             let _ = link.receiver.receive(socket, &link.local, &mut sort);
@@ -92,14 +93,14 @@ impl Reception {
     }
 }
 
-/// Readable when something has come.
+/// Readable when a packet has arrived.
 impl AsFd for Reception {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.link.socket.as_fd()
     }
 }
 
-/// The connection manager's message in a packet for QP1.
+/// Returns the MAD in a packet for QP1, if it is a message of the connection manager.
 fn mad_of(packet: &[u8]) -> Option<Mad> {
     let packet = Packet::parse(packet).ok()?;
     let is_for_qp1 = packet.row().transport == Transport::Ud
@@ -108,8 +109,8 @@ fn mad_of(packet: &[u8]) -> Option<Mad> {
     Mad::parse(packet.payload()).ok().filter(|_| is_for_qp1)
 }
 
-/// The service whose process a message is for: one that it asks for, or that its sender has asked for, who gives up before
-/// he has learned any other ID.
+/// Returns the service whose process gets a message: the one that it requests or, in a REJ that names no ID
+/// of its recipient because the client gave up before it learned one, the one that its sender requested.
 fn service_of(askers: &mut Askers, flow: &Flow, message: &Message) -> Option<ServiceId> {
     match (message.recipient(), message) {
         (Recipient::Service(service), Message::Req(req)) => {
@@ -122,7 +123,7 @@ fn service_of(askers: &mut Askers, flow: &Flow, message: &Message) -> Option<Ser
     }
 }
 
-/// Adds a packet with a MAD, from the QP1 that a flow leads to back to that where it began.
+/// Queues a packet with a MAD from the QP1 that a flow leads to, back to the QP1 that the flow came from.
 fn push(queue: &mut TxQueue, flow: &Flow, mad: &Mad) {
     let opcode = Opcode::find(Transport::Ud, Operation::Send, Position::Only, HeaderSet::NONE);
     let bth = Bth {

@@ -1,4 +1,4 @@
-//! The steward itself.
+//! Server of the broker: accepts processes and grants them QPN partitions.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -21,38 +21,41 @@ use crate::link::udp::{PortOwner, UdpLinkError, steer};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
 
-/// How long it stays for nobody, and how long a process that has seats may take to come to a new steward.
+/// Time after which the broker ends without clients, time for processes that have partitions to register with
+/// a new broker, and time after which a connection without a request is closed.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a port may still be taken by who is going, and how often it is tried.
+/// Maximum time for a process that ends to release its port and its partitions.
 const GOING: Duration = Duration::from_millis(200);
+/// Interval between retries.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Milliseconds after which a socket that was full is tried again.
+/// Milliseconds after which sending to a full socket is retried.
 const SOON: u8 = 1;
 
-/// Processes that wait to be accepted.
+/// Maximum number of processes that wait to be accepted.
 const BACKLOG: i32 = 256;
 
-/// The part of all descriptors that connections without a request may take, and how many such connections are kept anyway.
+/// Divisor of the descriptor limit that yields the maximum number of connections without a request.
 const SILENT_PART: u64 = 4;
+/// Number of connections without a request that are kept in any case.
 const LEAST_SILENT: u64 = 8;
 
-/// Why there is no steward.
+/// Reason why the broker could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address is none.
+    /// The address is not valid.
     #[error("'{0}' is no address: write 10.0.0.1, fd00::1, or fe80::1%eth0")]
     Address(String),
-    /// There is one already.
+    /// Another broker serves the address.
     #[error("there is a steward of {0} already")]
     Another(String),
-    /// A system call failed that should not.
+    /// An unexpected system call failure.
     #[error("{what} failed: {source}")]
     System {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's error.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -61,8 +64,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServeErro
     move |source| ServeError::System { what, source: source.into() }
 }
 
-/// Is the steward of an address (`10.0.0.1`, `fe80::1%eth0`) until nobody needs one. With `any_user`, processes of other users
-/// are served too.
+/// Runs the broker of an address (`10.0.0.1`, `fe80::1%eth0`) until no process needs it. With `any_user`,
+/// processes of other users are served too.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -71,7 +74,7 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
     let place: Place = address.parse().map_err(|()| ServeError::Address(address.into()))?;
     let private = Names::private().map_err(system("making a directory for its socket"))?;
     let names = if any_user { Names::Shared } else { private.clone() };
-    // Processes of this user look for it by the private name, those of others by the shared one.
+    // Processes of this user look for the broker by the private name, those of other users by the shared one.
     let mut listeners = vec![listener(&private, &place)?];
     if any_user {
         listeners.push(listener(&Names::Shared, &place)?);
@@ -94,13 +97,13 @@ pub fn serve(address: &str, any_user: bool) -> Result<(), ServeError> {
         since: Instant::now(),
     };
     server.run(&listeners)?;
-    // The port is free before the name is: whoever takes that binds the port.
+    // Frees the port before the name: the next owner of the name binds the port.
     drop((server, listeners));
     private.sweep();
     Ok(())
 }
 
-/// A socket at which processes find the steward of an address.
+/// Opens a socket on which processes find the broker of an address.
 fn listener(names: &Names, place: &Place) -> Result<OwnedFd, ServeError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -113,8 +116,8 @@ fn listener(names: &Names, place: &Place) -> Result<OwnedFd, ServeError> {
     Ok(listener)
 }
 
-/// Raises the limit of descriptors as far as the system allows, and returns it: there are 64 for each address, all of which
-/// the keepers have in flight once more.
+/// Raises the descriptor limit as far as the system allows, and returns it: each address takes 64
+/// descriptors, and its keeper has as many in flight.
 fn make_room() -> u64 {
     match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((now, most)) => setrlimit(Resource::RLIMIT_NOFILE, most, most).map_or(now, |()| most),
@@ -125,37 +128,39 @@ fn make_room() -> u64 {
 struct Server {
     place: Place,
     any_user: bool,
-    /// Names of the sockets for seats and services.
+    /// Names of the sockets for partitions and services.
     names: Names,
     held: Vec<Held>,
     clients: Vec<Client>,
-    /// Of what comes for nobody's seat.
+    /// Forwards packets that are for no process's partition.
     delivery: Delivery,
-    /// Seats that processes had and that nobody has had since.
+    /// Partitions that processes have left and that were not granted since.
     left: Vec<usize>,
-    /// Those of which that is not sure yet: who is killed is not gone at once, and who only ends its connection not at all.
+    /// Partitions of disconnected processes that may still be in use: a killed process does not end
+    /// immediately, and a process may close only its connection.
     going: Vec<(Range<usize>, Instant)>,
-    /// The seat that was given last: one that has become free stays so for as long as there are others.
+    /// Partition granted last: one that becomes free is reused as late as possible.
     last: usize,
-    /// Orders the seats.
+    /// Random number for the order in which partitions are granted.
     chance: usize,
-    /// Connections without a request that are kept at most.
+    /// Maximum number of connections without a request.
     most_silent: usize,
+    /// Start time of the broker.
     since: Instant,
 }
 
-/// A process, for as long as it is connected.
+/// A connected process.
 struct Client {
     connection: OwnedFd,
     since: Instant,
-    /// The first seat, and how many.
+    /// First partition, and number of partitions.
     seats: Option<(usize, usize)>,
-    /// What it asked for while the port was taken.
+    /// Request that was made while the port was taken.
     waiting: Option<Request>,
 }
 
 impl Client {
-    /// Whether it has made no request that was granted or that waits.
+    /// Reports whether the process has made no request that was granted or is pending.
     fn is_silent(&self) -> bool {
         self.seats.is_none() && self.waiting.is_none()
     }
@@ -168,7 +173,7 @@ impl Server {
             let ready = self.wait(listeners).map_err(system("waiting"))?;
             while let Some(connection) = listeners.iter().find_map(accept) {
                 came = true;
-                // Nothing is received from whom this is not for.
+                // Receives nothing from processes of users that are not served.
                 match self.check_user(&connection) {
                     Ok(()) => self.clients.push(Client {
                         connection,
@@ -176,11 +181,11 @@ impl Server {
                         seats: None,
                         waiting: None,
                     }),
-                    // Whoever does not listen is told nothing.
+                    // Best effort: the process may have closed the connection.
                     Err(refusal) => drop(message::send(&connection, &refusal, &[])),
                 }
             }
-            // Those that were accepted just now come with the next turn.
+            // Connections accepted just now are read in the next turn.
             for i in (0..ready.len()).rev().filter(|i| ready[*i]) {
                 if !self.hear(i) {
                     self.clients.remove(i);
@@ -195,14 +200,14 @@ impl Server {
             }
             self.drop_silent();
             if self.clients.is_empty() && (came || self.since.elapsed() > PATIENCE) {
-                // Whoever has connected meanwhile finds nobody, and begins again.
+                // A process that has connected meanwhile gets no response and tries again.
                 return Ok(());
             }
         }
     }
 
-    /// Waits until somebody comes or says something, or something comes that is for nobody's seat, or what waits is to be
-    /// looked at; who said something.
+    /// Waits for a connection, a message, a packet for no process's partition, or the time of a retry;
+    /// returns which clients are readable.
     fn wait(&self, listeners: &[OwnedFd]) -> Result<Vec<bool>, Errno> {
         let mut fds: Vec<PollFd<'_>> =
             listeners.iter().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)).collect();
@@ -228,7 +233,7 @@ impl Server {
         Ok(fds[listeners.len()..][..self.clients.len()].iter().map(|fd| fd.any().unwrap_or(false)).collect())
     }
 
-    /// Reads what a client says; false if it is gone.
+    /// Handles a message of a client; returns false if the client is gone.
     fn hear(&mut self, i: usize) -> bool {
         let client = &mut self.clients[i];
         let Ok(Some((line, fds))) = message::receive(&client.connection, false) else {
@@ -238,7 +243,7 @@ impl Server {
             return false;
         };
         let answer = match line.parse().map_err(refused) {
-            // It has what it came for.
+            // The process already has its partitions.
             Ok(_) if self.clients[i].seats.is_some() => {
                 Some(Err(refused("one seat is enough for a connection")))
             }
@@ -251,7 +256,7 @@ impl Server {
         }
     }
 
-    /// Looks whether those who went are gone.
+    /// Checks which partitions of disconnected processes are free by now.
     fn note_left(&mut self) {
         let Server { place, names, left, going, .. } = self;
         going.retain(|(seats, since)| {
@@ -277,7 +282,7 @@ impl Server {
         Err(Answer::Refused { errno: libc::EACCES, why })
     }
 
-    /// Does as asked: `None` if that has to wait.
+    /// Handles a request; returns `None` if it has to wait.
     fn grant(&mut self, i: usize, request: Request, fds: Vec<OwnedFd>) -> Option<Result<(), Answer>> {
         if let Some(seat) = request.seat {
             return Some(self.welcome_back(i, seat, &request, fds));
@@ -296,12 +301,12 @@ impl Server {
             }
             Err(e) => refusal(&e),
         };
-        // What nobody else has asked for.
+        // Releases the addresses that only this request needed.
         self.held.truncate(before);
         Some(Err(why))
     }
 
-    /// Has an address, if it does not yet.
+    /// Binds an address, unless it is bound already.
     fn bind(&mut self, place: &Place) -> Result<(), UdpLinkError> {
         if self.held.iter().any(|held| held.place == *place) {
             return Ok(());
@@ -313,8 +318,8 @@ impl Server {
         Ok(())
     }
 
-    /// Closes connections that have been silent for too long, and the oldest of them where they are too many. A process whose
-    /// request was not read yet connects again.
+    /// Closes connections that have been without a request for too long, and the oldest of them if there are
+    /// too many. A process whose request was not read yet connects again.
     fn drop_silent(&mut self) {
         let silent = self.clients.iter().filter(|client| client.is_silent()).count();
         let mut excess = silent.saturating_sub(self.most_silent);
@@ -325,7 +330,7 @@ impl Server {
         });
     }
 
-    /// Tries again for those who wait.
+    /// Retries the pending requests.
     fn serve_waiting(&mut self) {
         for i in (0..self.clients.len()).rev() {
             if let Some(request) = self.clients[i].waiting.take()
@@ -337,12 +342,12 @@ impl Server {
         }
     }
 
-    /// Tells it; then it is for the client to go.
+    /// Sends a refusal; returns false if the client is gone. Closing the connection is left to the client.
     fn refuse(&mut self, i: usize, refusal: &Answer) -> bool {
         message::send(&self.clients[i].connection, refusal, &[]).is_ok()
     }
 
-    /// Gives it seats that nobody has.
+    /// Grants a client free partitions.
     fn seat(&mut self, i: usize, request: &Request) -> Result<(), Answer> {
         let count = request.shards;
         let (seat, tokens) = self.free_seats(count)?;
@@ -369,12 +374,13 @@ impl Server {
         Ok(())
     }
 
-    /// Seats that are free, with what keeps each from being so, in the process that has it: whether that knows this
-    /// steward or not.
+    /// Finds free partitions; returns the first and the tokens that mark them as taken. The process keeps the
+    /// tokens, so its partitions are not free even for a broker that does not know it.
     fn free_seats(&self, count: usize) -> Result<(usize, Vec<OwnedFd>), Answer> {
-        // In an order that nobody can foresee, as queue pairs' and connections' numbers begin with the seat's.
+        // The order is unpredictable, because the numbers of queue pairs and connections begin with the
+        // partition's.
         let turn = |seat: usize| (seat * (self.chance | 1)).wrapping_add(self.chance >> 8) % Seat::COUNT;
-        // The first is the steward's own.
+        // The first partition belongs to the broker.
         let mut all: Vec<usize> = (0..Seat::COUNT).step_by(count).filter(|first| *first > 0).collect();
         all.sort_by_key(|first| turn(*first));
         let (before, after): (Vec<usize>, Vec<usize>) =
@@ -399,7 +405,8 @@ impl Server {
         Err(Answer::Refused { errno: libc::EUSERS, why })
     }
 
-    /// A process that has seats comes to this steward, which may know nothing of its sockets yet.
+    /// Registers a process that already has partitions, and takes over its sockets if this broker does not
+    /// have them yet.
     fn welcome_back(
         &mut self,
         i: usize,
@@ -412,7 +419,7 @@ impl Server {
         }
         let (claimed, before) = (seat..seat + request.shards, self.held.len());
         let is_others = |(first, count): (usize, usize)| first < claimed.end && claimed.start < first + count;
-        // Whoever has a seat has what nobody else can have.
+        // A process that has a partition also holds its token, so that the token's name cannot be bound.
         let has_tokens = || {
             claimed.clone().all(|seat| {
                 token(&self.names, &self.place, seat).is_err_and(|e| e.kind() == io::ErrorKind::AddrInUse)
@@ -435,30 +442,32 @@ impl Server {
         self.clients[i].seats = Some((seat, request.shards));
         self.left.retain(|left| !claimed.contains(left));
         self.steer_if(true);
-        // Whoever cannot be told is found gone at the next look, or comes again.
+        // A process that cannot be reached is detected as gone by the next poll, or it connects again.
         let seated = Answer::Seated { seat, any_user: self.any_user };
         let _ = message::send(&self.clients[i].connection, &seated, &[]);
         Ok(())
     }
 
-    /// Those that have more than one seat.
+    /// Returns the clients that have more than one partition, as first partition and count.
     fn several(&self) -> Vec<(usize, usize)> {
         self.clients.iter().filter_map(|c| c.seats).filter(|(_, count)| *count > 1).collect()
     }
 
-    /// Has the kernel hand out packets by who has seats now.
+    /// Attaches the steering program for the current partitions, if `changed`.
     fn steer_if(&self, changed: bool) {
         if changed {
             let program = steer::by_seat(&self.several());
             for held in &self.held {
-                // It worked when the first socket was bound; there is nobody to tell of it now.
+                // Best effort: it worked when the first socket was bound, and there is no caller to report a
+                // failure to.
                 let _ = steer::attach(&held.sockets[0], &program);
             }
         }
     }
 }
 
-/// What a process has as long as it has a seat: a name that nobody else can have.
+/// Opens the token of a partition: a socket with a unique name, which a process keeps as long as it has the
+/// partition.
 fn token(names: &Names, place: &Place, seat: usize) -> io::Result<OwnedFd> {
     let token = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     names.bind(&token, &token_name(place, seat))?;
@@ -469,7 +478,7 @@ fn token_name(place: &Place, seat: usize) -> String {
     format!("urxe-seat/{}/{seat}", place.key())
 }
 
-/// The next that has come. Whom the system has no room for waits until it has.
+/// Accepts a pending connection. If the system is out of resources, the connection stays pending.
 fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     loop {
         match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -484,7 +493,8 @@ fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     }
 }
 
-/// How long a process waits for a port that is taken: those who have seats, if that is who has it, are to come.
+/// Returns how long a request waits for a port that is taken: if the sockets are those of processes that have
+/// partitions, these are expected to register.
 fn patience(ip: IpAddr) -> Duration {
     if PortOwner::count(ip, ROCE_PORT) < Seat::COUNT { GOING } else { PATIENCE }
 }
@@ -493,7 +503,7 @@ fn refused(why: impl Into<String>) -> Answer {
     Answer::Refused { errno: libc::EPROTO, why: why.into() }
 }
 
-/// What a client is told of an error: its text and what verbs makes of it.
+/// Converts an error to a response: its text, and the errno value that verbs report for it.
 fn refusal(e: &UdpLinkError) -> Answer {
     let errno = match e {
         UdpLinkError::Taken { .. } => libc::EADDRINUSE,

@@ -1,4 +1,4 @@
-//! Starting the steward from within any program.
+//! Starts the broker from within any program.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io;
@@ -7,8 +7,8 @@ use std::ptr;
 
 use super::Sharing;
 
-/// Starts a steward that outlives the process and is no child of it: a program that waits for its children, or is told
-/// of their ends, sees nothing. That it has begun does not say that it succeeds.
+/// Starts a broker that outlives this process and is not its child: a program that waits for its children, or
+/// handles SIGCHLD, does not notice it. Success means that the broker was started, not that it works.
 pub(super) fn start(sharing: &Sharing, any_user: bool, address: &str) -> io::Result<()> {
     if !sharing.program.is_file() {
         let why = format!("{} is no program", sharing.program.display());
@@ -28,43 +28,48 @@ pub(super) fn start(sharing: &Sharing, any_user: bool, address: &str) -> io::Res
         stack: second.as_mut_ptr_range().end.cast(),
     };
     let before = block_signals()?;
-    // SAFETY: the child calls nothing but the system, on what was prepared before and outlives it: this thread goes on when
-    // the child has ended.
+    // SAFETY: the child makes only system calls, with data prepared before. The data and the stacks outlive
+    // it and are not used otherwise: CLONE_VFORK suspends this thread until the child has ended.
     let child = unsafe { clone_silently(orphan, first.as_mut_ptr_range().end.cast(), &raw const launch) };
     let failure = io::Error::last_os_error();
-    // SAFETY: the call reads the mask, which `block_signals` has filled.
+    // SAFETY: the call reads a mask that `block_signals` has initialised, and accepts a null pointer for the
+    // old one.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut()) };
     if child == -1 { Err(failure) } else { wait_for(child) }
 }
 
-/// Bytes of a child's stack.
+/// Size of a child's stack, in bytes.
 const STACK: usize = 64 << 10;
 
 /// Arguments of the child processes.
 struct Launch {
     program: *const c_char,
     arguments: *const *const c_char,
-    /// The end of the grandchild's stack.
+    /// End of the grandchild's stack.
     stack: *mut c_void,
 }
 
 type Child = extern "C" fn(*mut c_void) -> c_int;
 
-/// Starts a child as vfork does, on a stack of its own. The exit signal is 0: the parent gets no SIGCHLD, and only a wait with
-/// `__WALL` or `__WCLONE` returns the child. No fork handler of the C library runs. Debuggers know these flags from
-/// posix_spawn; a child that shares no memory and has no exit signal is a thread to them.
+/// Starts a child as vfork does, on a stack of its own. The exit signal is 0: the parent gets no SIGCHLD, and
+/// only a wait with `__WALL` or `__WCLONE` returns the child. No fork handler of the C library runs.
+/// Debuggers know these flags from posix_spawn; a child that shares no memory and has no exit signal is a
+/// thread to them.
 ///
 /// # Safety
-/// The child, which shares all memory, may only make system calls; `stack` is the end of memory that nobody else uses.
+/// The child shares all memory and may only make system calls. `stack` must be the end of a block of memory
+/// that nothing else uses.
 unsafe fn clone_silently(child: Child, stack: *mut c_void, launch: *const Launch) -> c_int {
-    // SAFETY: as the caller says; the parent waits for the child, so what `launch` points to stays.
+    // SAFETY: the caller guarantees what the child does and that the stack is its own. CLONE_VFORK suspends
+    // the parent until the child has ended or executed a program, so `launch` stays valid.
     unsafe { libc::clone(child, stack, libc::CLONE_VM | libc::CLONE_VFORK, launch.cast_mut().cast()) }
 }
 
-/// Blocks all signals of this thread, so that none runs a handler of the program in a child with the same memory; those that
-/// were blocked before.
+/// Blocks all signals of this thread and returns the previous mask, so that no handler of the program runs in
+/// a child that shares its memory.
 fn block_signals() -> io::Result<libc::sigset_t> {
-    // SAFETY: a set of signals is plain data, and the calls fill what they are given.
+    // SAFETY: a `sigset_t` is plain data, for which zeros are valid, and the calls write only to the two
+    // local sets.
     let (before, failed) = unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
@@ -76,7 +81,7 @@ fn block_signals() -> io::Result<libc::sigset_t> {
 fn wait_for(child: c_int) -> io::Result<()> {
     let mut status = 0;
     loop {
-        // SAFETY: the call writes to `status`.
+        // SAFETY: the call writes to `status`, an int that outlives it.
         match unsafe { libc::waitpid(child, &mut status, libc::__WALL) } {
             -1 => match io::Error::last_os_error() {
                 e if e.kind() == io::ErrorKind::Interrupted => {}
@@ -88,23 +93,25 @@ fn wait_for(child: c_int) -> io::Result<()> {
     }
 }
 
-/// The child: starts a grandchild, which nobody waits for, and ends.
+/// Child: starts the grandchild, for which no process waits, and ends.
 extern "C" fn orphan(launch: *mut c_void) -> c_int {
     let launch: *const Launch = launch.cast();
-    // SAFETY: `start` has filled it, and waits.
+    // SAFETY: `launch` points to the `Launch` of `start`, whose thread is suspended until this child has
+    // ended, and the grandchild has the stack at `stack` to itself.
     let grandchild = unsafe { clone_silently(become_steward, (*launch).stack, launch) };
     c_int::from(grandchild == -1)
 }
 
-/// The grandchild: becomes the steward.
+/// Grandchild: executes the broker.
 extern "C" fn become_steward(launch: *mut c_void) -> c_int {
-    // SAFETY: `start` has filled it, and waits. The rest are system calls with numbers, and pointers to what ends with zeros
-    // and nulls.
+    // SAFETY: `launch` is valid as in `orphan`. Everything else is system calls with numbers, and with
+    // pointers to local data, to NUL-terminated strings and to null-terminated arrays of these.
     unsafe {
         let Launch { program, arguments, .. } = *launch.cast::<Launch>();
         libc::setsid();
-        // The program's handlers are not to run here. By the system call: this process shares the program's memory, where the
-        // preloaded library's `signal` notes the program's own actions.
+        // Resets all signal handlers: those of the program must not run here. By direct system call, because
+        // this process shares the program's memory, where the preloaded library's `signal` records the
+        // program's own actions.
         let default = [0usize; 4];
         for signal in 1..=64 {
             libc::syscall(
@@ -118,7 +125,7 @@ extern "C" fn become_steward(launch: *mut c_void) -> c_int {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut());
-        // Nothing of the program's stays open: a reader of its pipe is not to wait for the steward.
+        // Closes all descriptors of the program: a reader of its pipe must not have to wait for the broker.
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         for fd in 0..3 {
             libc::dup2(null, fd);
@@ -130,7 +137,8 @@ extern "C" fn become_steward(launch: *mut c_void) -> c_int {
             0 as libc::c_ulong,
         );
         libc::chdir(c"/".as_ptr());
-        // The surroundings that put a library under the program are not for the steward.
+        // The broker gets an empty environment, without the variables that preload a library into the
+        // program.
         let nothing: [*const c_char; 1] = [ptr::null()];
         libc::execve(program, arguments, nothing.as_ptr());
     }

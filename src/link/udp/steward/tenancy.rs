@@ -1,4 +1,4 @@
-//! A process's side: the seat that it has, for as long as it needs one.
+//! A process's side of the broker: the lease on its QPN partition.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,45 +23,46 @@ use crate::link::udp::{PortOwner, UdpLinkError};
 use crate::nic::Seat;
 use crate::wire::ROCE_PORT;
 
-/// How long a steward may take to come, and to answer.
+/// Maximum time for a broker to start and to respond.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long after one was started it is looked for before another is.
+/// Time to wait for a started broker before another one is started.
 const STARTING: Duration = Duration::from_secs(1);
 
-/// How long the port may be of another user's steward that nobody finds, where processes of any user share: the next one of
-/// theirs is on its way.
+/// Time for which the port may belong to another user's broker that is not found by name, where processes of
+/// any user share it: the next broker of that user is being started.
 const BETWEEN: Duration = Duration::from_millis(500);
 
-/// How often it is looked for.
+/// Interval between attempts to connect.
 const AGAIN: Duration = Duration::from_millis(2);
 
-/// The longest pause between looks at the owners of the port. Each takes the list of all UDP sockets.
+/// Longest interval between checks of the owners of the port. Each check reads the list of all UDP sockets.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// A seat, and what goes with it.
+/// Lease on a QPN partition, with the resources that belong to it.
 pub(in super::super) struct Tenancy {
     shared: Arc<Shared>,
     seat: Seat,
     watcher: Option<JoinHandle<OwnedFd>>,
-    /// A child has a copy of this, but not of the thread.
+    /// The process that owns the lease: a forked child has a copy of this struct, but not of the thread.
     process: Process,
-    /// Keep others from getting the seat.
+    /// Sockets whose names mark the partitions as taken.
     _tokens: Vec<OwnedFd>,
-    /// To the steward, for the end: closed after all else, or the steward would be gone and the port still be taken.
+    /// Connection to the broker, set at the end. Closed after everything else, because otherwise the broker
+    /// could end while the port is still taken.
     connection: Option<OwnedFd>,
 }
 
-/// What the thread that watches the steward needs.
+/// State shared with the thread that monitors the broker.
 struct Shared {
-    /// What to say to a new steward.
+    /// Request for a new broker.
     request: Request,
     keepers: Vec<Keeper>,
     sharing: Sharing,
-    /// The steward serves processes of any user.
+    /// Whether the broker serves processes of any user.
     any_user: bool,
     stop: EventFd,
-    /// Joined packets have turned out to be of several seats.
+    /// Whether coalesced packets for several partitions have been seen and coalescing has been disabled.
     mixed: AtomicBool,
 }
 
@@ -69,7 +70,7 @@ struct Shared {
 pub(in super::super) type Sockets = Vec<OwnedFd>;
 
 impl Tenancy {
-    /// Takes a seat of these addresses; their sockets come in the same order.
+    /// Obtains a partition of these addresses from the broker; the sockets are in the order of the addresses.
     pub fn join(
         places: Vec<Place>,
         shards: usize,
@@ -121,20 +122,21 @@ impl Tenancy {
         self.seat
     }
 
-    /// Whether its steward serves processes of any user.
+    /// Reports whether the broker serves processes of any user.
     pub fn has_shared_names(&self) -> bool {
         self.shared.any_user
     }
 
-    /// Whether processes of any user are trusted.
+    /// Reports whether processes of any user are trusted.
     pub fn any_user(&self) -> bool {
         self.shared.sharing.any_user
     }
 
-    /// Packets for several seats came as one, and those of others are lost. That is not to happen again.
+    /// Disables coalescing, after packets for several partitions arrived coalesced and those for other
+    /// processes were lost.
     pub fn stop_coalescing(&self) {
         if !self.shared.mixed.load(Ordering::Relaxed) {
-            // If it fails, peers send again what is lost, and the next of such a kind tries again.
+            // On failure, peers retransmit what is lost, and the next such datagram triggers another attempt.
             let stopped = self.shared.keepers.iter().try_for_each(Keeper::stop_coalescing).is_ok();
             self.shared.mixed.store(stopped, Ordering::Relaxed);
         }
@@ -144,7 +146,7 @@ impl Tenancy {
 impl Drop for Tenancy {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // To drop it would detach it, and a child may have another thread in its place.
+            // Dropping the handle would detach the thread, in whose place the child may have another one.
             std::mem::forget(self.watcher.take());
         } else {
             let _ = self.shared.stop.write(1);
@@ -154,22 +156,23 @@ impl Drop for Tenancy {
 }
 
 impl Shared {
-    /// Looks that there is a steward, until told to stop; the connection to the last.
+    /// Monitors the broker, and obtains a new one when it ends, until stopped; returns the last connection.
     fn watch(&self, mut connection: OwnedFd) -> OwnedFd {
         while self.wait_for_end(&connection) {
             let ip = self.request.places[0].ip;
-            // A new one is to serve whom the last one did.
+            // A new broker must serve the same users as the last one.
             match ask(&self.request, &self.keepers, &self.sharing, self.any_user, ip, &|| self.is_stopping())
             {
                 Ok(granted) => connection = granted.connection,
-                // Without one this process goes on as before; others that come later get no seat.
+                // Without a broker, this process continues as before; processes that start later get no
+                // partition.
                 Err(_) => break,
             }
         }
         connection
     }
 
-    /// Waits until the steward is gone; false if there is to be no other.
+    /// Waits until the broker ends; returns false if no other is needed.
     fn wait_for_end(&self, connection: &OwnedFd) -> bool {
         loop {
             let mut fds = [
@@ -184,7 +187,7 @@ impl Shared {
             if self.is_stopping() {
                 return false;
             }
-            // It says nothing unasked.
+            // The broker sends nothing without a request, so this is normally the end of the connection.
             if !matches!(message::receive(connection, false), Ok(Some(_))) {
                 return true;
             }
@@ -197,16 +200,17 @@ impl Shared {
     }
 }
 
-/// Resources that a steward has granted.
+/// Resources that the broker has granted.
 struct Granted {
     connection: OwnedFd,
     seat: usize,
     fds: Vec<OwnedFd>,
-    /// It serves processes of any user.
+    /// Whether the broker serves processes of any user.
     any_user: bool,
 }
 
-/// Asks the steward, which is started if there is none, to serve processes of any user or only of this one.
+/// Sends a request to the broker. Starts a broker if there is none, for processes of any user or only of this
+/// one.
 fn ask(
     request: &Request,
     keepers: &[Keeper],
@@ -225,7 +229,7 @@ fn ask(
     while begun.elapsed() < PATIENCE && !stopping() {
         match connect_to(chief, &private, sharing).map_err(system("connecting to the steward"))? {
             Some(connection) => {
-                // It may have ended just now: then another is needed.
+                // A broker that ended just now does not respond; then another one is needed.
                 let answer = converse(&connection, request, &fds);
                 if let Some((line, fds)) =
                     answer.map_err(system("asking the steward for a part of the port"))?
@@ -241,7 +245,8 @@ fn ask(
             None => {
                 look = Instant::now() + pause;
                 pause = (2 * pause).min(LONGEST_PAUSE);
-                // A process with a seat brings the port along for a new steward.
+                // A process that already has a partition brings the sockets of the port along for a new
+                // broker.
                 let stranger = if request.seat.is_none() { stranger(chief) } else { None };
                 match stranger {
                     Some(user) if !sharing.any_user || begun.elapsed() > BETWEEN => {
@@ -263,7 +268,7 @@ fn ask(
     Err(system("finding the steward that shares the address (`urxe steward`)")(why))
 }
 
-/// Sends a request; the answer, or `None` if the steward has ended without one.
+/// Sends a request and returns the response; `None` if the broker has ended without one.
 fn converse(
     connection: &OwnedFd,
     request: &Request,
@@ -271,12 +276,13 @@ fn converse(
 ) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
     match message::send(connection, request, fds) {
         Err(e) if !is_gone(&e) => return Err(e),
-        // A steward may refuse a process, and close, before it reads anything: its answer is there all the same.
+        // The broker may refuse a process, and close, before it reads anything: its response is queued all
+        // the same.
         _ => {}
     }
     for _ in 0..2 {
         match message::receive(connection, false) {
-            // The request was not read. The system says so once, before it hands over the answer.
+            // The request was not read. The kernel reports this once, before it returns the response.
             Err(e) if is_gone(&e) => {}
             other => return other,
         }
@@ -284,11 +290,11 @@ fn converse(
     Ok(None)
 }
 
-/// The user who shares this address, if that is another one.
+/// Returns the user who shares this address, if it is another user.
 fn stranger(place: &Place) -> Option<u32> {
     let users = PortOwner::users(place.ip, ROCE_PORT);
     let own = nix::unistd::geteuid().as_raw();
-    // A program that has the port alone is for the steward to find.
+    // A program that has the port alone is left for the broker to detect.
     users.first().copied().filter(|user| users.len() >= Seat::COUNT && *user != own)
 }
 
@@ -300,20 +306,20 @@ fn refusal(place: &Place, user: u32) -> String {
     )
 }
 
-/// Whether an error says that the other end is closed.
+/// Reports whether an error means that the peer has closed the connection.
 fn is_gone(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// Connects to the steward of a place: first by the name that only this user can have, then by the one that anybody can,
-/// where one that is not trusted is passed over. `None` without any.
+/// Connects to the broker of an address: first by the name that only this user can have, then by the name
+/// that any user can have, where an untrusted owner is skipped. Returns `None` if there is no broker.
 fn connect_to(place: &Place, private: &Names, sharing: &Sharing) -> io::Result<Option<OwnedFd>> {
     for names in [private, &Names::Shared] {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
             sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE))?;
         }
-        // The client does not wait for a process that owns an abstract name and accepts no connection.
+        // Does not block on a process that owns an abstract name and accepts no connection.
         if names.are_shared() && !sharing.any_user {
             rustix::io::ioctl_fionbio(&socket, true)?;
         }
@@ -357,7 +363,7 @@ mod tests {
         drop(theirs);
         let answer = converse(&ours, &request, &[]).unwrap().map(|(line, _)| line.parse());
         assert_eq!(answer, Some(Ok(refused)));
-        // Closed without a word.
+        // Closed without a response.
         let (ours, theirs) = pair();
         drop(theirs);
         assert!(converse(&ours, &request, &[]).unwrap().is_none());

@@ -1,3 +1,5 @@
+//! Tests of the broker: partitions, steering, and sharing of an address.
+
 use std::collections::HashSet;
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
@@ -12,7 +14,7 @@ use crate::transport::Instant;
 mod services;
 mod squatters;
 
-/// A steward in a thread; whoever has no such thread finds that this program is none.
+/// Runs a broker in a thread. The program that would start another one does not exist.
 fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeError>>) {
     let address = ip.to_owned();
     let serving = thread::spawn(move || serve(&address, false));
@@ -20,7 +22,7 @@ fn steward(ip: &str) -> (IpAddr, Sharing, thread::JoinHandle<Result<(), ServeErr
     let Names::Private(directory) = Names::private().unwrap() else { panic!("a private name") };
     let path = directory.join(name.replace('/', "-"));
     let path = path.display().to_string();
-    // The flag says that the socket listens; it has its name a moment before.
+    // The flag means that the socket listens, which it does slightly after it is bound.
     let listens = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         fields.get(3) == Some(&"00010000") && fields.last() == Some(&&*path)
@@ -36,7 +38,7 @@ fn join(ip: IpAddr, shards: usize, sharing: &Sharing) -> Result<Vec<UdpLink>, Ud
     UdpLink::bind_shared(ip, &UdpOptions::default(), shards, sharing)
 }
 
-/// The last bytes of the destinations of what a link has received.
+/// Returns the last byte of the destination QPN of each packet that a link has received.
 fn received(link: &mut UdpLink) -> Vec<u8> {
     let mut all = Vec::new();
     let mut note = |burst: RxBurst<'_>| all.extend(burst.packets().map(|(_, packet)| packet[7]));
@@ -44,7 +46,7 @@ fn received(link: &mut UdpLink) -> Vec<u8> {
     all
 }
 
-/// A packet as far as the kernel looks into it.
+/// Returns a packet with the part that the kernel's program examines.
 fn packet(qpn: u32) -> [u8; 20] {
     let mut packet = [0; 20];
     packet[4..8].copy_from_slice(&qpn.to_be_bytes());
@@ -52,7 +54,7 @@ fn packet(qpn: u32) -> [u8; 20] {
 }
 
 #[test]
-fn packets_find_the_process_and_the_shard_by_the_queue_pair() {
+fn packets_are_steered_to_process_and_shard_by_qpn() {
     let (ip, sharing, serving) = steward("127.18.200.1");
     let mut one = join(ip, 1, &sharing).unwrap();
     let mut four = join(ip, 4, &sharing).unwrap();
@@ -67,7 +69,7 @@ fn packets_find_the_process_and_the_shard_by_the_queue_pair() {
             from.send_to(&packet(seat.index() << 18 | 0x1200 | low), (ip, 4791)).unwrap();
         }
     }
-    // For a seat that nobody has, and for the steward. Seats are given out in random order.
+    // For a partition that no process has, and for the broker. Partitions are granted in random order.
     let vacant = (1..Seat::COUNT as u32).find(|index| seats.iter().all(|s| s.index() != *index)).unwrap();
     from.send_to(&packet(vacant << 18 | 9), (ip, 4791)).unwrap();
     from.send_to(&packet(1), (ip, 4791)).unwrap();
@@ -76,7 +78,7 @@ fn packets_find_the_process_and_the_shard_by_the_queue_pair() {
     for (shard, link) in four.iter_mut().enumerate() {
         assert_eq!(received(link), [shard as u8, shard as u8 + 4]);
     }
-    // Without the four, what is for them goes nowhere, and all else where it did.
+    // Without the four shards, packets for them arrive nowhere, and all others as before.
     drop(four);
     from.send_to(&packet(seats[1].index() << 18 | 3), (ip, 4791)).unwrap();
     from.send_to(&packet(seats[2].index() << 18 | 3), (ip, 4791)).unwrap();
@@ -87,7 +89,7 @@ fn packets_find_the_process_and_the_shard_by_the_queue_pair() {
 }
 
 #[test]
-fn there_are_so_many_seats_and_one_that_was_left_is_given_again_drained() {
+fn all_seats_can_be_taken_and_a_released_one_is_granted_again_drained() {
     let (ip, sharing, serving) = steward("127.18.201.1");
     let mut all: Vec<UdpLink> =
         (1..Seat::COUNT).map(|_| join(ip, 1, &sharing).unwrap().swap_remove(0)).collect();
@@ -97,7 +99,7 @@ fn there_are_so_many_seats_and_one_that_was_left_is_given_again_drained() {
     let left = all.remove(20).seat();
     let from = UdpSocket::bind("127.18.201.2:0").unwrap();
     from.send_to(&packet(left.index() << 18 | 5), (ip, 4791)).unwrap();
-    // The steward may not have heard yet.
+    // The broker may not have noticed the disconnect yet.
     let mut again = loop {
         match join(ip, 1, &sharing) {
             Ok(links) => break links,
@@ -114,7 +116,7 @@ fn there_are_so_many_seats_and_one_that_was_left_is_given_again_drained() {
 }
 
 #[test]
-fn a_port_that_somebody_has_alone_is_not_shared() {
+fn exclusively_bound_port_is_not_shared() {
     let (ip, sharing, serving) = steward("127.18.202.1");
     let owner = UdpLink::bind(ip, &UdpOptions::default()).unwrap();
     let why = join(ip, 1, &sharing).err().unwrap();
@@ -128,7 +130,7 @@ fn a_port_that_somebody_has_alone_is_not_shared() {
 }
 
 #[test]
-fn who_shares_has_the_port_and_a_second_steward_is_none() {
+fn shared_port_is_taken_and_a_second_steward_is_refused() {
     let (ip, sharing, serving) = steward("127.18.203.1");
     let links = join(ip, 1, &sharing).unwrap();
     let taken = UdpLink::bind(ip, &UdpOptions::default()).err().unwrap();
@@ -140,15 +142,15 @@ fn who_shares_has_the_port_and_a_second_steward_is_none() {
 }
 
 #[test]
-fn after_a_burst_of_several_seats_nothing_is_joined_any_more() {
+fn coalesced_burst_for_several_seats_disables_coalescing() {
     let (ip, sharing, serving) = steward("127.18.204.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
     let [a, b] = [0, 1].map(|i| all[i][0].seat().index() << 18);
-    // As an adapter's driver joins them: by sizes and ports, which are the same for all.
+    // Coalesced as an adapter's driver does: by sizes and ports, which are the same for all.
     let sender = UdpSocket::bind("127.18.204.2:0").unwrap();
     let (segment, len) = (20_i32, size_of::<i32>() as libc::socklen_t);
     let option = (&raw const segment).cast();
-    // SAFETY: the pointer is to an int that outlives the call, and `len` is its size.
+    // SAFETY: the kernel reads `len` bytes from `segment`, an int of that size that outlives the call.
     let set = unsafe { libc::setsockopt(sender.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, option, len) };
     assert_eq!(set, 0);
     let burst = |qpns: &[u32]| {

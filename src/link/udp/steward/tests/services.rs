@@ -1,4 +1,4 @@
-//! QP1 of a shared address: what finds which process.
+//! QP1 of a shared address: which process receives which message.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use crate::wire::mad::{
 const SOON: Duration = Duration::from_secs(10);
 const NEVER: Duration = Duration::from_millis(100);
 
-/// A process's device, with a part of the address.
+/// Opens the device of a process, with a partition of the address.
 fn member(ip: IpAddr, shards: usize, sharing: &Sharing) -> Context {
     let links = join(ip, shards, sharing).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// A device elsewhere, with its QP1.
+/// Opens a device at another address, with its QP1.
 fn outsider(ip: &str) -> ManagementPort {
     let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
     Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap()
@@ -31,7 +31,7 @@ fn to(ip: IpAddr) -> AddressVector {
     AddressVector::to(Gid::from(ip))
 }
 
-/// Sends a message, with a number to tell it by.
+/// Sends a message with a transaction ID to identify it by.
 fn send(from: &ManagementPort, ip: IpAddr, transaction: u64, message: impl Into<Message>) {
     let mad = Mad { transaction, modifier: 0, message: message.into() };
     from.send(&to(ip), &mad.bytes()).unwrap();
@@ -41,7 +41,7 @@ fn recv(port: &ManagementPort) -> Mad {
     Mad::parse(&port.recv(SOON).unwrap().bytes).unwrap()
 }
 
-/// An ID that a process gives.
+/// Returns a communication ID as the process assigns it.
 fn id_of(port: &ManagementPort, low: u32) -> CommId {
     let (value, bits) = port.comm_id_prefix();
     assert_eq!(bits, Seat::BITS);
@@ -53,7 +53,7 @@ fn request(service: u64) -> Req {
 }
 
 #[test]
-fn answers_find_the_process_that_they_name() {
+fn responses_reach_the_process_of_their_communication_id() {
     let (ip, sharing, serving) = steward("127.18.220.1");
     let [one, four, other] = [1, 4, 1].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &four, &other].map(|context| context.management_port().unwrap());
@@ -75,7 +75,7 @@ fn answers_find_the_process_that_they_name() {
             }
         }
     }
-    // Each to the others and to itself, as to anybody else.
+    // Each process sends to the others and to itself, as to any peer.
     for (i, from) in ports.iter().enumerate() {
         for port in &ports {
             send(from, ip, i as u64, Rtu { remote: id_of(port, 7), ..Rtu::default() });
@@ -88,7 +88,7 @@ fn answers_find_the_process_that_they_name() {
 }
 
 #[test]
-fn requests_find_who_has_claimed_the_service() {
+fn requests_reach_the_process_that_claimed_the_service() {
     let (ip, sharing, serving) = steward("127.18.221.1");
     let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &two].map(|context| context.management_port().unwrap());
@@ -111,14 +111,14 @@ fn requests_find_who_has_claimed_the_service() {
             send(&peer, ip, transaction, message);
             let got = port.recv(SOON).unwrap();
             assert_eq!(Mad::parse(&got.bytes).unwrap(), Mad { transaction, modifier: 0, message });
-            // As if it had come by itself: checked, and with the way back.
+            // As if received directly: checked, and with the address of the sender.
             assert_eq!(got.from.dgid, peer.context().query_gid(0).unwrap());
             port.send(&got.from, &Mad { transaction, modifier: 0, message: Rej::default().into() }.bytes())
                 .unwrap();
             assert_eq!(recv(&peer).transaction, transaction);
         }
     }
-    // Free again at once, and another's then.
+    // A released service is free immediately, also for another process.
     drop(claims.remove(0));
     claims.push(two.claim_service(ServiceId(0x106_1234), None).unwrap());
     send(&peer, ip, 3, request(0x106_1234));
@@ -129,7 +129,7 @@ fn requests_find_who_has_claimed_the_service() {
 }
 
 #[test]
-fn who_asks_for_what_nobody_has_is_told() {
+fn request_for_an_unclaimed_service_is_rejected() {
     let (ip, sharing, serving) = steward("127.18.222.1");
     let one = member(ip, 1, &sharing);
     let peer = outsider("127.18.222.2");
@@ -148,16 +148,16 @@ fn who_asks_for_what_nobody_has_is_told() {
     send(&peer, ip, 3, Dreq { local: CommId(7), remote: CommId(8), ..Dreq::default() });
     let Mad { transaction: 3, message: Message::Drep(drep), .. } = recv(&peer) else { panic!("no DREP") };
     assert_eq!((drep.local, drep.remote), (CommId(8), CommId(7)));
-    // What asks nothing is answered nothing.
+    // A message that requires no response gets none.
     send(&peer, ip, 4, Rtu { remote: CommId(8), ..Rtu::default() });
     assert_eq!(peer.recv(NEVER), Err(WaitError::TimedOut(NEVER)));
     drop(one);
     serving.join().unwrap().unwrap();
 }
 
-/// A client that gives up before it has an answer knows no ID of the server's.
+/// A client that gives up before it gets a response does not know the server's ID.
 #[test]
-fn who_takes_a_request_back_is_heard_by_who_has_it() {
+fn cancellation_reaches_the_process_that_got_the_request() {
     let (ip, sharing, serving) = steward("127.18.226.1");
     let [one, two] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let ports = [&one, &two].map(|context| context.management_port().unwrap());
@@ -168,7 +168,7 @@ fn who_takes_a_request_back_is_heard_by_who_has_it() {
         let (service, local, transaction) = (100 * (i as u64 + 1), CommId(5 + i as u32), 2 * i as u64);
         send(&peer, ip, transaction, Req { local, ..request(service) });
         assert_eq!(recv(port).transaction, transaction);
-        // Somebody else's is none of it, nor of a request that there was not.
+        // REJs of another client, or for a request that was never made, are not forwarded.
         send(&other, ip, 99, timeout(local));
         send(&peer, ip, 99, timeout(CommId(77)));
         send(&peer, ip, transaction + 1, timeout(local));
@@ -181,14 +181,14 @@ fn who_takes_a_request_back_is_heard_by_who_has_it() {
 }
 
 #[test]
-fn who_speaks_to_a_process_that_is_gone_is_told() {
+fn message_to_a_process_that_is_gone_is_answered_by_the_steward() {
     let (ip, sharing, serving) = steward("127.18.225.1");
     let [stays, goes] = [1, 2].map(|shards| member(ip, shards, &sharing));
     let port = goes.management_port().unwrap();
     let (gone, local) = (id_of(&port, 9), CommId(7));
     drop((port, goes));
     let peer = outsider("127.18.225.2");
-    // The steward may not have heard yet.
+    // The broker may not have noticed the disconnect yet.
     let answer = loop {
         send(&peer, ip, 1, Dreq { local, remote: gone, ..Dreq::default() });
         if let Ok(mad) = peer.recv(NEVER) {
@@ -207,7 +207,7 @@ fn who_speaks_to_a_process_that_is_gone_is_told() {
     };
     assert_eq!((rej.local, rej.remote, rej.message), (gone, local, Rejected::Rep));
     assert_eq!(rej.reason, RejReason::InvalidCommId);
-    // Whoever gets the seat next is spoken to himself.
+    // The next process that gets the partition receives the messages itself.
     let mut others: Vec<Context> = Vec::new();
     loop {
         let next = member(ip, 1, &sharing);
@@ -241,7 +241,7 @@ fn many_requests_at_once_all_arrive() {
 }
 
 #[test]
-fn the_program_and_this_crate_agree_whose_a_packet_is() {
+fn bpf_program_and_seat_byte_select_the_same_seat() {
     let mad = |qpn: u32, class: u8, attribute: u16, at: usize, id: u8| {
         let mut bytes = vec![0; 280];
         bytes[4..8].copy_from_slice(&qpn.to_be_bytes());

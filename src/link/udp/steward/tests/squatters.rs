@@ -1,4 +1,4 @@
-//! Programs that take names, send what is no message, or have all descriptors.
+//! Programs that take names, send malformed messages, pass unwanted descriptors, or send nothing.
 
 use rustix::net::{SendFlags, SocketAddrUnix, bind, connect, listen, send};
 
@@ -20,7 +20,7 @@ fn port_of(link: Box<dyn Link>) -> ManagementPort {
     Context::open(link, &ContextOptions::default()).unwrap().management_port().unwrap()
 }
 
-/// Every user can take an abstract name, and this is how a program of another version would.
+/// Every user can bind an abstract name; a program of another version would bind these.
 #[test]
 fn squatter_on_abstract_names_neither_blocks_an_address_nor_receives_requests() {
     let (address, service) = ("127.18.240.1", ServiceId(0x0106_1234));
@@ -84,7 +84,7 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
             assert!(!matches!(answer, Ok(Some(_))));
         }
     }
-    // Descriptors that nobody asked for, and a keeper that is none.
+    // Descriptors that were not requested, and a descriptor that is not a keeper.
     let connection = stream();
     connect(&connection, &address).unwrap();
     let nulls: Vec<OwnedFd> = (0..100).map(|_| datagram_socket().unwrap()).collect();
@@ -100,15 +100,15 @@ fn malformed_messages_are_refused_and_the_steward_goes_on() {
     serving.join().unwrap().unwrap();
 }
 
-/// A process ID does not prove ownership of a seat: only the socket that marks the seat does.
+/// A process ID does not prove ownership of a partition: only the socket that marks the partition does.
 #[test]
-fn seat_belongs_to_who_has_its_socket_and_not_to_a_process_id() {
+fn seat_belongs_to_the_owner_of_its_socket_and_not_to_a_process_id() {
     let (ip, sharing, serving) = steward("127.18.242.1");
     let one = join(ip, 1, &sharing).unwrap();
     let seat = one[0].seat().index();
     let place = Place::new(ip, &UdpOptions::default());
     let address = Names::private().unwrap().address(&place.name()).unwrap();
-    // A client with the same process ID claims a seat that this process owns.
+    // A client with the same process ID claims a partition that this process owns.
     let connection = stream();
     connect(&connection, &address).unwrap();
     message::send(&connection, &format!("urxe-steward-2 return {seat} 1 {ip}"), &[]).unwrap();
@@ -119,7 +119,7 @@ fn seat_belongs_to_who_has_its_socket_and_not_to_a_process_id() {
 }
 
 #[test]
-fn service_of_a_process_that_has_it_is_taken_for_others_of_the_user() {
+fn claimed_service_is_taken_for_other_processes_of_the_user() {
     let (ip, sharing, serving) = steward("127.18.243.1");
     let mut all = [join(ip, 1, &sharing).unwrap(), join(ip, 1, &sharing).unwrap()];
     let service = ServiceId(77);
