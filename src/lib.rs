@@ -1,18 +1,18 @@
 //! urxe: a software RoCEv2 NIC in userspace.
 //!
-//! The InfiniBand transport over UDP, with the verbs API on top: linked in a test it is a mock NIC, over a
-//! socket it talks to the kernel's rxe and to hardware. A map of the rooms, from the ground up; each leans
-//! only on those above it:
+//! Implements the InfiniBand transport over UDP, with the verbs API on top. Linked into a test it is a mock
+//! NIC; over a socket it interoperates with the kernel's rxe and with hardware. The modules, from the bottom
+//! up; each depends only on those above it in this table:
 //!
-//! | room | what it does |
+//! | module | contents |
 //! | --- | --- |
-//! | [`wire`] | bytes to headers and back: the opcode table, the ICRC |
-//! | [`memory`] | regions, keys and access checks; the one place that touches user memory |
+//! | [`wire`] | packet formats: parsing and building headers, the opcode table, the ICRC |
+//! | [`memory`] | regions, keys and access checks; the only module that accesses user memory |
 //! | [`transport`] | queue pairs, sans I/O: requester, responder, PSNs, timers, states |
-//! | [`nic`] | one NIC, still sans I/O: tables, counters, dispatch |
-//! | [`cm`] | the connection manager over QP1, sans I/O too |
-//! | [`link`] | how packets leave and arrive: fabric, UDP, packet sockets, frames; capture and faults |
-//! | [`verbs`] | the public API, and who drives a NIC |
+//! | [`nic`] | one NIC, sans I/O: tables, counters, dispatch |
+//! | [`cm`] | the connection manager over QP1, sans I/O |
+//! | [`link`] | packet transmission: fabric, UDP, packet sockets, frames; capture and fault injection |
+//! | [`verbs`] | the public API, and the driver that runs a NIC |
 //! | `cli` | the `urxe` command (feature `cli`, on by default) |
 //!
 //! Two connected NICs and an RDMA WRITE between them, with no network, no root and no hardware:
@@ -39,7 +39,7 @@
 //! ```
 //!
 //! [`verbs::Fabric::virtual_time`] runs the same program in one thread on a simulated clock, with latency,
-//! loss, duplication, reordering and corruption from a seed, and replays to the same bytes.
+//! loss, duplication, reordering and corruption determined by a seed; a replay produces the same bytes.
 
 #[cfg(feature = "cli")]
 pub mod cli;
@@ -51,7 +51,7 @@ pub mod transport;
 pub mod verbs;
 pub mod wire;
 
-/// Compiles and runs the README's examples as documentation tests.
+/// Holder of the README's examples, which are compiled and run as documentation tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

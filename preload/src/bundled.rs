@@ -1,6 +1,6 @@
-//! A copy of libibverbs that a program brings along under another name, as auditwheel names those in Python wheels. `urxe run`
-//! preloads urxe's library, whose symbols come first. The copy is used nevertheless by a program that looks its functions up in the
-//! copy alone (`dlsym` with its handle, RTLD_DEEPBIND).
+//! Warning about a copy of libibverbs that a program bundles under another name, as auditwheel does in Python
+//! wheels. `urxe run` preloads urxe's library, whose symbols come first. A program still uses its copy if it
+//! looks the functions up in the copy alone (`dlsym` with its handle, RTLD_DEEPBIND).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -8,28 +8,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::next::{errno, set_errno};
 
-/// libibverbs reads this file when it looks for devices.
+/// File that libibverbs reads when it looks for devices.
 const ASKED: &[u8] = b"/class/infiniband_verbs/abi_version";
 
-/// Warns once, if a program asks for the file that libibverbs reads and has such a copy loaded.
+/// Warns once, if the program opens the file that libibverbs reads and has such a copy loaded.
 pub fn warn_of_copy(name: &[u8]) {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !name.ends_with(ASKED) || DONE.swap(true, Ordering::Relaxed) {
         return;
     }
     let before = errno();
-    // SAFETY: the function takes what `dl_iterate_phdr` gives it.
+    // SAFETY: `warn_if_copy` has the signature that `dl_iterate_phdr` expects, and ignores the null data
+    // pointer.
     unsafe { libc::dl_iterate_phdr(Some(warn_if_copy), null_mut()) };
     set_errno(before);
 }
 
 unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _data: *mut c_void) -> c_int {
-    // SAFETY: the loader's description of an object, valid during the call.
+    // SAFETY: `dl_iterate_phdr` passes a pointer to the loader's description of an object, valid during the
+    // call.
     let name = unsafe { (*info).dlpi_name };
     if name.is_null() {
         return 0;
     }
-    // SAFETY: the loader's names end with a zero.
+    // SAFETY: the name is not null, and the loader's names are zero-terminated and stay valid during the
+    // call.
     let path = unsafe { CStr::from_ptr(name) }.to_bytes();
     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     if !file.starts_with(b"libibverbs-") {
@@ -43,7 +46,8 @@ unsafe extern "C" fn warn_if_copy(info: *mut libc::dl_phdr_info, _len: usize, _d
     ];
     let text =
         parts.map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-    // SAFETY: the parts are there for as long as the call.
+    // SAFETY: the vectors point to the bytes of `parts`, which outlive the call, and the count is that of
+    // `text`.
     unsafe { libc::writev(libc::STDERR_FILENO, text.as_ptr(), text.len() as c_int) };
     1
 }

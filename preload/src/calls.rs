@@ -1,4 +1,4 @@
-//! The C library's functions that take a file's name.
+//! Interposed functions of the C library that take a file name.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -7,8 +7,8 @@ use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 use crate::next::{Next, fail};
 use crate::redirect::redirect;
 
-/// Each line is a function: what comes before the name, what comes behind it, what it returns, and the directory in which a
-/// name without a slash in front is looked up.
+/// Defines an interposed function per line: arguments before the name, arguments after it, return type, and
+/// the directory against which a relative name is resolved.
 macro_rules! interpose {
     ($($name:ident($($before:ident: $b:ty),* ; $($after:ident: $a:ty),*) -> $ret:ty, $from:expr;)*) => {
         $(
@@ -17,7 +17,7 @@ macro_rules! interpose {
             }
 
             /// # Safety
-            /// As of the C library's.
+            /// As for the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($before: $b,)* path: *const c_char, $($after: $a),*) -> $ret {
                 let next = $name::NEXT.get();
@@ -25,25 +25,27 @@ macro_rules! interpose {
                     return fail(libc::ENOSYS);
                 }
                 type Function = unsafe extern "C" fn($($b,)* *const c_char, $($a),*) -> $ret;
-                // SAFETY: the function of this name takes these.
+                // SAFETY: the next library's function of this name has this signature.
                 let next: Function = unsafe { std::mem::transmute(next) };
-                // SAFETY: the caller's arguments, for the function that they are meant for.
+                // SAFETY: the caller's arguments satisfy the contract of the C library's function, to which
+                // they are passed with a valid name.
                 unsafe { redirect($from, path, |path| next($($before,)* path, $($after),*)) }
             }
         )*
 
-        /// Finds all that they are in front of.
+        /// Resolves the interposed functions of the next library.
         pub fn resolve_all() {
             $($name::NEXT.get();)*
         }
     };
 }
 
-/// What is passed on without a look.
+/// An argument that is passed on unchanged.
 type Pointer = *mut c_void;
 
-// `open` and its like take a mode only if they make a file, as variadic arguments. Those are passed as named ones are, on
-// all machines that this is built for, and one that was not given is not looked at.
+// `open` and similar functions take a mode only if they create a file, as a variadic argument. On all
+// architectures that this is built for, a variadic argument is passed like a named one, and the function
+// ignores a mode that was not given.
 interpose! {
     open(; flags: c_int, mode: mode_t) -> c_int, AT_FDCWD;
     open64(; flags: c_int, mode: mode_t) -> c_int, AT_FDCWD;
@@ -77,7 +79,7 @@ interpose! {
     fstatat(dir: c_int; out: Pointer, flags: c_int) -> c_int, dir;
     fstatat64(dir: c_int; out: Pointer, flags: c_int) -> c_int, dir;
     statx(dir: c_int; flags: c_int, mask: c_uint, out: Pointer) -> c_int, dir;
-    // What the above were before 2.33, in programs that were built then.
+    // Names of the above in programs that were built with glibc before 2.33.
     __xstat(version: c_int; out: Pointer) -> c_int, AT_FDCWD;
     __xstat64(version: c_int; out: Pointer) -> c_int, AT_FDCWD;
     __lxstat(version: c_int; out: Pointer) -> c_int, AT_FDCWD;

@@ -1,7 +1,8 @@
-//! Programs that look for RDMA devices in `/sys` and `/dev` themselves (UCX, NCCL, scripts) find urxe's: the C library's
-//! functions that take a file's name are here once more, and hand on what is asked of `/sys/class/infiniband`,
-//! `/sys/class/infiniband_verbs` and `/dev/infiniband` with the name of the same file in the tree that `URXE_SYSFS` names.
-//! Every other name goes to the C library as it came: no allocation, no lock, no system call, errno as it was.
+//! Lets programs that look for RDMA devices in `/sys` and `/dev` themselves (UCX, NCCL, scripts) find urxe's.
+//! The library interposes the C library's functions that take a file name, and redirects names in
+//! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` to the same file in the tree
+//! that `URXE_SYSFS` names. Every other name is passed to the C library unchanged, without an allocation, a
+//! lock or a system call, and with errno preserved.
 
 mod bundled;
 mod calls;
@@ -9,7 +10,8 @@ mod next;
 mod redirect;
 mod signals;
 
-/// Before the program runs: afterwards a signal handler, or a child between fork and exec, may be the first to ask.
+/// Resolves everything before the program runs: afterwards the first call may come from a signal handler, or
+/// from a child between fork and exec.
 extern "C" fn prepare() {
     calls::resolve_all();
     signals::resolve();

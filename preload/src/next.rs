@@ -1,10 +1,10 @@
-//! The functions that this library's are in front of.
+//! The functions that this library interposes, looked up in the next library.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The next library's function of a name: the C library's, or another's that is preloaded too.
+/// The next library's function of a name: the C library's, or that of another preloaded library.
 pub struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -16,7 +16,7 @@ impl Next {
         Next { name, found: AtomicPtr::new(null_mut()) }
     }
 
-    /// Where it is; null if there is none.
+    /// Returns the address of the function, or null if there is none.
     pub fn get(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
         if found.is_null() { self.find() } else { found }
@@ -25,7 +25,7 @@ impl Next {
     #[cold]
     fn find(&self) -> *mut c_void {
         let errno = errno();
-        // SAFETY: the name ends with a zero.
+        // SAFETY: `new` has checked that the name is zero-terminated.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         set_errno(errno);
         self.found.store(found, Ordering::Relaxed);
@@ -34,16 +34,16 @@ impl Next {
 }
 
 pub fn errno() -> c_int {
-    // SAFETY: each thread has its own, always.
+    // SAFETY: `__errno_location` returns a valid pointer to the calling thread's own variable.
     unsafe { *libc::__errno_location() }
 }
 
 pub fn set_errno(value: c_int) {
-    // SAFETY: each thread has its own, always.
+    // SAFETY: `__errno_location` returns a valid pointer to the calling thread's own variable.
     unsafe { *libc::__errno_location() = value }
 }
 
-/// What a function returns that failed.
+/// Return value of a function that failed.
 pub trait Failed {
     const FAILED: Self;
 }
@@ -60,15 +60,17 @@ impl<T> Failed for *mut T {
     const FAILED: *mut T = null_mut();
 }
 
-/// What the C library would have done with a name that is this long.
+/// Fails a call as the C library would: sets errno and returns the failure value.
 pub fn fail<R: Failed>(errno: c_int) -> R {
     set_errno(errno);
     R::FAILED
 }
 
-/// A text of the environment's, kept: programs write over theirs.
+/// Returns a copy of an environment variable, which is never freed, or null if it is not set. A copy is
+/// needed because programs overwrite their environment.
 pub fn kept(name: &CStr) -> *mut c_char {
-    // SAFETY: the name ends with a zero, and so does what is copied.
+    // SAFETY: the name is zero-terminated, and `getenv` returns null or a zero-terminated string, which is
+    // copied at once.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         if value.is_null() { null_mut() } else { libc::strdup(value) }

@@ -1,4 +1,4 @@
-//! Which names are of RDMA devices, and where those files are instead.
+//! Redirection of the file names of RDMA devices to a tree of files.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::MaybeUninit;
@@ -8,43 +8,47 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::bundled::warn_of_copy;
 use crate::next::{Failed, errno, fail, kept, set_errno};
 
-/// Directories of RDMA devices, and how much of their names goes before the tree's own: it has `class` and `dev`.
+/// Directories of RDMA devices, and the length of the prefix that is replaced by the tree's name: the tree
+/// has `class` and `dev`.
 const DIRECTORIES: [(&[u8], usize); 3] =
     [(b"/sys/class/infiniband", 4), (b"/sys/class/infiniband_verbs", 4), (b"/dev/infiniband", 0)];
 
-/// The longest name that the kernel takes, with its zero.
+/// Longest file name that the kernel accepts, including the terminating zero.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 
-/// The tree; empty if none is named.
+/// Returns the name of the tree, or an empty string if `URXE_SYSFS` is not set.
 pub fn tree() -> &'static CStr {
     static TREE: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
     let mut tree = TREE.load(Ordering::Acquire);
     if tree.is_null() {
         let own = kept(c"URXE_SYSFS");
         let own = if own.is_null() { c"".as_ptr().cast_mut() } else { own };
-        // Of several threads that ask first, the texts of all are the same; the one that counts stays for good.
+        // Several threads may get here first, all with copies of the same text; the stored one is never
+        // freed.
         tree = match TREE.compare_exchange(null_mut(), own, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => own,
             Err(first) => first,
         };
     }
-    // SAFETY: it ends with a zero and stays.
+    // SAFETY: the pointer is to a zero-terminated string that is never freed: a literal or a copy from
+    // `kept`.
     unsafe { CStr::from_ptr(tree) }
 }
 
-/// A name in one of the directories.
+/// A file name in one of the directories.
 struct Known {
-    /// It begins with a slash; otherwise it is of such a directory only as seen from the root.
+    /// Whether the name begins with a slash. A name without one is in such a directory only if it is relative
+    /// to the root.
     absolute: bool,
-    /// What follows the tree's own name, from its slash on.
+    /// The part after the prefix, from its slash on, which is appended to the name of the tree.
     rest: *const c_char,
 }
 
-/// Calls with the name of the same file in the tree, if `path` as seen from the directory `from` is of RDMA devices, else
-/// with `path` as it is.
+/// Runs `call` with the name of the same file in the tree if `path`, relative to the directory `from`, names
+/// an RDMA device; otherwise with `path` unchanged.
 ///
 /// # Safety
-/// `path` is null, or ends with a zero.
+/// `path` is null or zero-terminated.
 #[inline]
 pub unsafe fn redirect<R: Failed>(
     from: c_int,
@@ -54,19 +58,20 @@ pub unsafe fn redirect<R: Failed>(
     if path.is_null() {
         return call(path);
     }
-    // SAFETY: it ends with a zero.
+    // SAFETY: `path` is not null here, so the caller guarantees that it is zero-terminated.
     match unsafe { known(path) } {
         None => call(path),
-        // SAFETY: as above.
+        // SAFETY: `known` was derived from `path`, which is zero-terminated.
         Some(known) => unsafe { in_tree(from, path, known, call) },
     }
 }
 
 /// # Safety
-/// `path` ends with a zero.
+/// `path` is zero-terminated.
 #[inline]
 unsafe fn known(path: *const c_char) -> Option<Known> {
-    // SAFETY: the first byte is there, and what follows is looked at only while it is that of a name without zeros.
+    // SAFETY: the comparison stops at the first difference, and the compared names contain no zeros; the byte
+    // behind the name is read only if all of it matches. So no byte beyond the terminating zero is read.
     unsafe {
         let absolute = path.cast::<u8>().read() == b'/';
         let skipped = usize::from(!absolute);
@@ -75,16 +80,17 @@ unsafe fn known(path: *const c_char) -> Option<Known> {
                 name[skipped..].iter().enumerate().all(|(i, byte)| path.cast::<u8>().add(i).read() == *byte);
             let end = path.cast::<u8>().wrapping_add(name.len() - skipped);
             let is_it = same && matches!(end.read(), 0 | b'/');
-            // Without its slash, `dev/…` has nothing that could be the tree's.
+            // A name without its leading slash (`dev/...`) has no slash that could precede it in the tree's
+            // name.
             is_it.then(|| Known { absolute, rest: path.wrapping_add(before.saturating_sub(skipped)) })
         })
     }
 }
 
-/// Apart from the way that all other names go, as this needs much of the stack.
+/// Separate from the path of all other names, because this function needs much stack space.
 ///
 /// # Safety
-/// `known` is of `path`, which ends with a zero.
+/// `known` was derived from `path`, which is zero-terminated.
 #[cold]
 #[inline(never)]
 unsafe fn in_tree<R: Failed>(
@@ -97,7 +103,7 @@ unsafe fn in_tree<R: Failed>(
     if tree.is_empty() || !known.absolute && !is_root(from) {
         return call(path);
     }
-    // SAFETY: the rest of a path ends where it does.
+    // SAFETY: `known.rest` points into `path`, which is zero-terminated.
     let rest = unsafe { CStr::from_ptr(known.rest) }.to_bytes_with_nul();
     let slash: &[u8] = if rest.starts_with(b"/") { b"" } else { b"/" };
     let mut name = [MaybeUninit::<u8>::uninit(); PATH_MAX];
@@ -106,7 +112,7 @@ unsafe fn in_tree<R: Failed>(
     }
     let mut end = name.as_mut_ptr().cast::<u8>();
     for part in [tree, slash, rest] {
-        // SAFETY: all of them fit, as was just seen.
+        // SAFETY: the check above ensures that all parts fit into `name`, which they do not overlap.
         unsafe {
             copy_nonoverlapping(part.as_ptr(), end, part.len());
             end = end.add(part.len());
@@ -116,14 +122,15 @@ unsafe fn in_tree<R: Failed>(
     call(name.as_ptr().cast())
 }
 
-/// Whether names that begin with no slash are of the root directory: programs (hwloc) open that and go on from there.
+/// Reports whether relative names are resolved against the root directory: some programs (hwloc) open it and
+/// continue from there.
 fn is_root(from: c_int) -> bool {
     let before = errno();
     let look = |from: c_int, path: &CStr, flags: c_int| {
         let mut found = MaybeUninit::<libc::stat64>::uninit();
-        // SAFETY: the name ends with a zero, and there is room for the answer.
+        // SAFETY: the name is zero-terminated, and `found` has room for the result.
         let result = unsafe { libc::fstatat64(from, path.as_ptr(), found.as_mut_ptr(), flags) };
-        // SAFETY: it was filled in.
+        // SAFETY: the call succeeded, so it has filled in `found`.
         (result == 0).then(|| unsafe { found.assume_init() }).map(|found| (found.st_dev, found.st_ino))
     };
     let here = look(from, c"", libc::AT_EMPTY_PATH);

@@ -1,5 +1,6 @@
-//! `sigaction` and `signal`: the library that the program uses handles SIGSEGV and SIGBUS of its own accesses to the
-//! program's memory, and keeps the program's handlers behind its own. The program sets and sees those.
+//! Interposed `sigaction` and `signal`. The urxe library handles SIGSEGV and SIGBUS of its own accesses to
+//! the program's memory, and keeps the program's handlers behind its own; through these functions the program
+//! sets and sees its own handlers.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -13,10 +14,11 @@ use crate::next::{Next, fail};
 type Sigaction = unsafe extern "C" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
 static NEXT: Next = Next::new("sigaction\0");
-/// The program's actions for SIGSEGV and SIGBUS, once the library handles them.
+/// The library's function that manages the program's actions for SIGSEGV and SIGBUS; null until the library
+/// handles these signals.
 static ROUTE: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
-/// The library's function for the two signals.
+/// Registers the library's `sigaction` for the two signals.
 #[unsafe(no_mangle)]
 extern "C" fn urxe_route_fault_signals(to: Sigaction) {
     ROUTE.store(to as *mut (), Ordering::Release);
@@ -27,7 +29,7 @@ pub fn resolve() {
 }
 
 /// # Safety
-/// As of the C library's.
+/// As for the C library's function.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigaction(
     signal: c_int,
@@ -40,18 +42,20 @@ unsafe extern "C" fn sigaction(
     if function.is_null() {
         return fail(libc::ENOSYS);
     }
-    // SAFETY: both are such functions; the caller's arguments.
+    // SAFETY: `function` is not null and is a `sigaction`, the library's or the next one; the caller's
+    // arguments satisfy its contract.
     unsafe { std::mem::transmute::<*mut (), Sigaction>(function)(signal, new, old) }
 }
 
 /// Implements `signal` by `sigaction` with these flags.
 unsafe fn set(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_t {
-    // SAFETY: zeros are an action with an empty mask.
+    // SAFETY: zeros are a valid `sigaction` with an empty mask, and both pointers are to live local
+    // variables.
     unsafe {
         let mut new: libc::sigaction = MaybeUninit::zeroed().assume_init();
         let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
         (new.sa_sigaction, new.sa_flags) = (handler, flags);
-        // BSD's blocks the signal itself while its handler runs.
+        // BSD semantics: the signal itself is blocked while its handler runs.
         if flags & SA_NODEFER == 0 && libc::sigaddset(&mut new.sa_mask, signal) != 0 {
             return SIG_ERR;
         }
@@ -59,22 +63,24 @@ unsafe fn set(signal: c_int, handler: sighandler_t, flags: c_int) -> sighandler_
     }
 }
 
-/// Functions for the two signals; the rest is the C library's, which knows of `siginterrupt`.
+/// Defines the functions of the `signal` family. SIGSEGV and SIGBUS are handled here; all other signals go to
+/// the C library, which takes `siginterrupt` into account.
 macro_rules! signals {
     ($($name:ident: $flags:expr;)*) => {
         $(
             /// # Safety
-            /// As of the C library's.
+            /// As for the C library's function.
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name(signal: c_int, handler: sighandler_t) -> sighandler_t {
                 static NEXT: Next = Next::new(concat!(stringify!($name), "\0"));
                 let next = NEXT.get();
                 if matches!(signal, SIGSEGV | SIGBUS) && !ROUTE.load(Ordering::Acquire).is_null() || next.is_null() {
-                    // SAFETY: the caller's arguments.
+                    // SAFETY: the caller's arguments satisfy the contract of `signal`.
                     return unsafe { set(signal, handler, $flags) };
                 }
                 type Signal = unsafe extern "C" fn(c_int, sighandler_t) -> sighandler_t;
-                // SAFETY: the function of this name takes these.
+                // SAFETY: the next library's function of this name has this signature, and the caller's
+                // arguments satisfy its contract.
                 unsafe { std::mem::transmute::<*mut std::ffi::c_void, Signal>(next)(signal, handler) }
             }
         )*

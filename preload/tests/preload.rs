@@ -1,11 +1,11 @@
-//! Programs with the library under them: each function that it is in front of, and what must not change.
+//! Runs programs with the library preloaded, to test each interposed function and what must stay unchanged.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// What cargo has built, beside the tests.
+/// Returns the path of the library that cargo has built beside the tests.
 fn built() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let found = test.ancestors().map(|dir| dir.join("liburxe_preload.so")).find(|path| path.is_file());
@@ -23,7 +23,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// The program, and a tree for it.
+    /// Compiles the program and creates a tree for it.
     fn new(flags: &[&str]) -> Looks {
         let dir = tempfile::tempdir().unwrap();
         let out = Command::new("cc")
@@ -62,29 +62,29 @@ fn succeeds(command: &mut Command) {
 }
 
 #[test]
-fn every_function_finds_the_devices_and_leaves_the_rest_alone() {
+fn every_function_redirects_device_names_and_no_others() {
     let looks = Looks::new(&["-O1"]);
     succeeds(looks.program().env("URXE_SYSFS", looks.tree()));
 }
 
 #[test]
-fn without_a_tree_nothing_is_different() {
+fn nothing_changes_without_a_tree() {
     let looks = Looks::new(&[]);
     succeeds(&mut looks.program());
     succeeds(looks.program().env_remove("LD_PRELOAD"));
 }
 
 #[test]
-fn programs_with_checks_of_their_own_run() {
+fn fortified_and_sanitised_programs_run() {
     let looks = Looks::new(&["-O2", "-D_FORTIFY_SOURCE=2", "-fsanitize=address"]);
     let mut command = looks.program();
-    // As `urxe run` sets it.
+    // Set by `urxe run`, too.
     command.env("ASAN_OPTIONS", "verify_asan_link_order=0").env("URXE_SYSFS", looks.tree());
     succeeds(&mut command);
 }
 
 #[test]
-fn no_function_goes_untested() {
+fn every_exported_function_is_tested() {
     let out = Command::new("nm").args(["-D", "--defined-only"]).arg(built()).output();
     let out = text(&out.expect("nm (apt-get install binutils)"));
     let names: Vec<&str> = out.lines().filter_map(|line| line.split_whitespace().last()).collect();

@@ -1,53 +1,55 @@
+//! Devices under the names and attributes that libibverbs programs see.
+
 use std::net::IpAddr;
 
 use super::{devices, node_guid};
 use crate::link::{Interface, LinkSpec, PacketConfig, interfaces, main_address};
 use crate::wire::Gid;
 
-/// A device as programs of libibverbs see it: by a name that counts up, on one link, with one port. The library that they
-/// load, what `urxe run` writes down for them and `urxe devinfo` all take it from here, so that they say the same.
+/// A device as libibverbs programs see it: a numbered name, one link, one port. The library that they load,
+/// the tree that `urxe run` writes for them and `urxe devinfo` all use this type, so that they agree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Adapter {
-    /// Where its packets go.
+    /// Link that carries the packets.
     pub link: LinkSpec,
-    /// The interface that it is on; empty if none is known to the kernel.
+    /// Name of the network interface; empty if the kernel knows none.
     pub interface: String,
-    /// Whether that carries packets; an adapter of no interface always does.
+    /// Whether the interface has a carrier; true for an adapter without an interface.
     pub active: bool,
-    /// The MAC of its link, zeros for none.
+    /// MAC address of the link; zeros if there is none.
     pub mac: [u8; 6],
-    /// Its GID table; never empty.
+    /// GID table; never empty.
     pub gids: Vec<Gid>,
 }
 
-/// Why there are no adapters.
+/// Reason why the adapters cannot be listed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AdapterError {
-    /// Nothing has the address, or that name.
+    /// The machine has no such address or interface name.
     #[error("there is no link 'udp:{place}': there are udp, {}", have.join(", "))]
     NotLocal {
-        /// As asked for.
+        /// The requested address or name.
         place: String,
-        /// Links that there are.
+        /// Links that exist.
         have: Vec<String>,
     },
-    /// A packet link without an address.
+    /// The interface of a packet link has no address.
     #[error("interface {interface} has no address: add ip=ADDRESS/PREFIX to the link")]
     NoAddress {
-        /// Its interface.
+        /// Name of the interface.
         interface: String,
     },
-    /// A frames link without an address.
+    /// The specification of a frames link has no address.
     #[error("a frames link needs ip=ADDRESS/PREFIX")]
     Station,
-    /// A fabric is no port of a machine.
+    /// A fabric exists within one program only, so it is no adapter of the machine.
     #[error("a fabric is within one program: there are udp[:ADDR], udp:IF, packet:IF or frames:…")]
     Fabric,
 }
 
 impl Adapter {
-    /// Those of a link; without one, or for a udp link with no address, one for each of the [`devices`] of this machine. The
-    /// n-th is `urxe{n}`.
+    /// Lists the adapters of a link. Without a link, or for a UDP link without an address, lists one for each
+    /// of the [`devices`] of this machine. The n-th adapter is named `urxe{n}`.
     ///
     /// # Errors
     /// [`AdapterError`].
@@ -107,19 +109,19 @@ impl Adapter {
         Ok(Adapter { mac: of.mac, ..Adapter::over_udp(link, &of, &of.addresses) })
     }
 
-    /// The address that stands for it.
+    /// Returns the main address, which represents the adapter.
     pub fn address(&self) -> IpAddr {
         let addresses: Vec<IpAddr> = self.gids.iter().map(|gid| gid.ip()).collect();
         main_address(&addresses).unwrap_or(self.gids[0].ip())
     }
 
-    /// A number that no other device on the network has: what its NIC has when it is open.
+    /// Returns the node GUID, unique in the network; the NIC has the same one when it is open.
     pub fn guid(&self) -> u64 {
         node_guid(self.mac, &[self.address()])
     }
 }
 
-/// The interface of a name.
+/// Finds an interface by name.
 fn named<'a>(name: &str, there: &'a [Interface]) -> Result<&'a Interface, AdapterError> {
     let have = || there.iter().map(|i| format!("udp:{}", i.name)).collect();
     let missing = || AdapterError::NotLocal { place: name.to_owned(), have: have() };
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_loopback_address_is_of_the_loopback() {
+    fn any_loopback_address_belongs_to_lo() {
         let addresses = ["127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()).to_vec();
         let there = [Interface {
             name: "lo".into(),
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_station_brings_its_own_addresses() {
+    fn frames_link_gets_its_addresses_from_the_specification() {
         let link = "frames:dgram:/a,/b,ip=10.77.0.1/24,ip=fd00::1/64,mac=52:54:00:77:00:01".parse().unwrap();
         let all = Adapter::all(Some(&link)).unwrap();
         let gids: Vec<_> = all[0].gids.iter().map(|g| g.ip().to_string()).collect();

@@ -1,3 +1,5 @@
+//! Address handles, and the path back to the sender of a datagram.
+
 use super::{Context, CreateError, Pd};
 use crate::transport::{AddressVector, Completion, Destination};
 use crate::wire::{Flow, Gid, QKey, Qpn, grh};
@@ -10,10 +12,11 @@ pub struct Ah {
 }
 
 impl Pd {
-    /// An address handle.
+    /// Creates an address handle (`ibv_create_ah`).
     ///
     /// # Errors
-    /// [`CreateError::Address`] where the port has no such GID, or one of the other IP version.
+    /// [`CreateError::Address`] if the port has no such GID, or that GID is of another IP version than the
+    /// destination; [`CreateError::Gone`].
     pub fn create_ah(&self, av: &AddressVector) -> Result<Ah, CreateError> {
         let nowhere = Qpn::default();
         let context = self.context();
@@ -22,12 +25,12 @@ impl Pd {
         Ok(Ah { pd: self.clone(), av: *av })
     }
 
-    /// An address handle back to where a datagram came from; `header` is the first [`grh::LEN`] bytes of its
-    /// receive.
+    /// Creates an address handle for the sender of a datagram (`ibv_create_ah_from_wc`); `header` is the
+    /// first [`grh::LEN`] bytes of the receive buffer.
     ///
     /// # Errors
-    /// [`CreateError::NoGrh`] if the completion is of no datagram, or the header is none;
-    /// [`CreateError::Address`].
+    /// [`CreateError::NoGrh`] if the completion is not of a datagram, or the header is invalid or names no
+    /// address of the port; [`CreateError::Address`]; [`CreateError::Gone`].
     pub fn create_ah_from_wc(&self, wc: &Completion, header: &[u8; grh::LEN]) -> Result<Ah, CreateError> {
         let path = self.context().path_back(header).filter(|_| wc.grh).ok_or(CreateError::NoGrh)?;
         self.create_ah(&path)
@@ -35,8 +38,9 @@ impl Pd {
 }
 
 impl Context {
-    /// The path back to where a datagram came from; `header` is the first [`grh::LEN`] bytes of its receive. `None` if
-    /// they are no such header, or it came to no address of the port's.
+    /// Returns the path back to the sender of a datagram; `header` is the first [`grh::LEN`] bytes of the
+    /// receive buffer. `None` if they are no routing header, or the datagram was sent to an address that the
+    /// port does not have.
     pub fn path_back(&self, header: &[u8; grh::LEN]) -> Option<AddressVector> {
         let from = grh::flow(header)?;
         Some(AddressVector {
@@ -49,7 +53,8 @@ impl Context {
     }
 }
 
-/// The GID that a datagram came to; of one to a group, that from which its sender is answered.
+/// Returns the index of the GID that a datagram was sent to or, if that is a multicast group, of the GID that
+/// suits its sender.
 fn index_of(context: &Context, from: &Flow) -> Option<u8> {
     if from.dst.is_multicast() {
         return context.gid_towards(from.src.into());
@@ -58,17 +63,18 @@ fn index_of(context: &Context, from: &Flow) -> Option<u8> {
 }
 
 impl Ah {
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// The path.
+    /// Returns the path.
     pub fn address(&self) -> &AddressVector {
         &self.av
     }
 
-    /// A queue pair there, as the destination of a datagram; [`Qpn::MULTICAST`] where the path leads to a group.
+    /// Returns a queue pair at this address as the destination of a datagram; use [`Qpn::MULTICAST`] if the
+    /// path leads to a group.
     pub fn to(&self, qpn: Qpn, qkey: QKey) -> Destination {
         Destination::Qp { pd: self.pd.id(), av: self.av, qpn, qkey }
     }

@@ -1,4 +1,5 @@
-//! Completion events: a channel where they arrive, and their acknowledgement.
+//! Completion channels, which receive the events of completion queues, and the acknowledgement of those
+//! events.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,8 +14,8 @@ use parking_lot::{Condvar, Mutex};
 use super::cq::CqInner;
 use super::{AckError, Context, Cq, CreateError, WaitError};
 
-/// Where the events of completion queues arrive. Its descriptor is readable while there is one. Cheap to
-/// clone.
+/// A completion channel: the receiver of completion queue events. Its descriptor is readable while there is
+/// one. Cheap to clone.
 #[derive(Clone)]
 pub struct CompletionChannel(Arc<ChannelInner>);
 
@@ -26,55 +27,56 @@ struct ChannelInner {
 
 impl CompletionChannel {
     pub(super) fn new(context: Context) -> Result<CompletionChannel, CreateError> {
-        // A semaphore: each event read takes one, so the descriptor stays readable for the rest.
+        // A semaphore: each read takes one event, so the descriptor stays readable for the rest.
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE;
         let readable = EventFd::from_flags(flags).map_err(|e| CreateError::Channel(e as i32))?;
         Ok(CompletionChannel(Arc::new(ChannelInner { context, readable, events: Mutex::default() })))
     }
 
-    /// The context that it is of.
+    /// Returns the context that the channel belongs to.
     pub fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// The oldest event, if there is one. Never waits: poll the descriptor for that, or see
+    /// Returns the oldest event, if there is one. Never blocks: poll the descriptor to wait, or see
     /// [`get_event`](Self::get_event).
     pub fn next_event(&self) -> Option<CqEvent> {
         loop {
             let mut events = self.0.events.lock();
             let cq = events.pop_front()?;
-            // One count for each event; it cannot be empty.
+            // The counter has one count for each event, so it cannot be empty.
             let _ = self.0.readable.read();
             drop(events);
-            // A queue may be gone since.
+            // The queue may have been dropped meanwhile.
             if let Some(cq) = cq.upgrade() {
                 return Some(CqEvent::new(Cq(cq)));
             }
         }
     }
 
-    /// Waits for an event.
+    /// Blocks until there is an event and returns it (`ibv_get_cq_event`).
     ///
     /// # Errors
-    /// [`WaitError::TimedOut`]; [`WaitError::Idle`] in virtual time.
+    /// [`WaitError::TimedOut`]; [`WaitError::Interrupted`] by a signal; [`WaitError::Idle`] in virtual time.
     pub fn get_event(&self, timeout: Duration) -> Result<CqEvent, WaitError> {
         self.0.context.wait_for(self.as_fd(), timeout, || self.next_event())
     }
 
     pub(super) fn push(&self, cq: Weak<CqInner>) {
-        // Counted under the lock: a count without its event would make a reader wait that was told not to.
+        // Counted under the lock: if the count preceded its event, the descriptor would be readable although
+        // `next_event` returned none.
         let mut events = self.0.events.lock();
         events.push_back(cq);
-        // Only a full counter could refuse; then the descriptor is readable anyway.
+        // The write fails only when the counter is full, and then the descriptor is readable anyway.
         let _ = self.0.readable.write(1);
     }
 
-    /// Drops the events of queues that are gone.
+    /// Drops the events of queues that no longer exist.
     pub(super) fn sweep(&self) {
         self.0.events.lock().retain(|cq| {
             let alive = cq.strong_count() > 0;
             if !alive {
-                // One count for each event; it cannot be empty.
+                // The counter has one count for each event, so it cannot be empty.
                 let _ = self.0.readable.read();
             }
             alive
@@ -88,7 +90,7 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// For reactors that want a descriptor, such as `tokio::io::unix::AsyncFd`. Take the events with
+/// For reactors that need a descriptor, such as `tokio::io::unix::AsyncFd`. Take events with
 /// [`next_event`](CompletionChannel::next_event), not by reading from the descriptor.
 impl AsRawFd for CompletionChannel {
     fn as_raw_fd(&self) -> RawFd {
@@ -102,11 +104,11 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// An event of a completion queue, as which it can be used. It is acknowledged when it is dropped.
+/// An event of a completion queue; dereferences to the queue. Dropping it acknowledges the event.
 #[must_use = "dropping it acknowledges the event"]
 pub struct CqEvent {
     cq: Cq,
-    /// Somebody else acknowledges it.
+    /// Whether the caller has taken over the acknowledgement.
     handed_over: bool,
 }
 
@@ -116,8 +118,8 @@ impl CqEvent {
         CqEvent { cq, handed_over: false }
     }
 
-    /// The queue, with the duty to acknowledge the event later ([`Cq::ack_events`]): for callers whose interface
-    /// has the two apart, as `ibv_get_cq_event` and `ibv_ack_cq_events` are.
+    /// Returns the queue and leaves the acknowledgement to the caller ([`Cq::ack_events`]), for interfaces
+    /// that separate the two, such as `ibv_get_cq_event` and `ibv_ack_cq_events`.
     pub fn into_cq(mut self) -> Cq {
         self.handed_over = true;
         self.cq.clone()
@@ -145,7 +147,7 @@ impl fmt::Debug for CqEvent {
     }
 }
 
-/// Events of one queue that were taken off a channel, and how many of them are acknowledged.
+/// Counts of a queue's events that were taken off a channel, and of those that are acknowledged.
 #[derive(Default)]
 pub(super) struct Acks(Mutex<Counts>, Condvar);
 
@@ -161,7 +163,7 @@ impl Acks {
         counts.taken - counts.acknowledged
     }
 
-    /// False if that were more than there are.
+    /// Acknowledges `n` events, or returns false if there are fewer.
     fn acknowledge(&self, n: u64) -> bool {
         let mut counts = self.0.lock();
         let enough = n <= counts.taken - counts.acknowledged;
@@ -172,7 +174,8 @@ impl Acks {
         enough
     }
 
-    /// Waits until none is missing; how many are after that time.
+    /// Blocks until all events are acknowledged or the time is over; returns the number of unacknowledged
+    /// ones.
     pub fn wait(&self, timeout: Duration) -> u64 {
         let deadline = Instant::now() + timeout;
         let mut counts = self.0.lock();
@@ -182,15 +185,15 @@ impl Acks {
 }
 
 impl Cq {
-    /// Events that were taken off a channel and not acknowledged.
+    /// Returns the number of events that were taken off a channel and are not acknowledged.
     pub fn unacked_events(&self) -> u64 {
         self.0.acks.missing()
     }
 
-    /// Acknowledges `n` events that were taken with [`CqEvent::into_cq`].
+    /// Acknowledges `n` events that were taken with [`CqEvent::into_cq`] (`ibv_ack_cq_events`).
     ///
     /// # Errors
-    /// [`AckError`] if there are fewer; then none is acknowledged.
+    /// [`AckError`] if there are fewer unacknowledged events; then none is acknowledged.
     pub fn ack_events(&self, n: u64) -> Result<(), AckError> {
         if self.0.acks.acknowledge(n) {
             Ok(())

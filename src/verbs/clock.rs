@@ -1,3 +1,5 @@
+//! The clock of a NIC, real or virtual.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,22 +8,23 @@ use nix::time::{ClockId, clock_gettime};
 use crate::link::fabric::Fabric;
 use crate::transport::Instant;
 
-/// Where a NIC's time comes from.
+/// Source of a NIC's time.
 #[derive(Clone)]
 pub(super) enum Clock {
     /// The machine's monotonic clock.
     Real,
-    /// The fabric's, real or virtual.
+    /// The clock of a fabric, real or virtual.
     Fabric(Fabric),
 }
 
 impl Clock {
-    /// Nanoseconds from 1970 to this clock's beginning. Virtual time has but its own beginning. `known` is the offset measured
-    /// before, or 0.
+    /// Returns the nanoseconds from 1970 to this clock's origin, or 0 in virtual time, which has no other
+    /// origin. `known` holds the offset measured before, or 0, and is updated.
     ///
-    /// The wall clock and the monotonic clock run at the same rate, so the offset changes only when the wall clock is set. A
-    /// measurement gives the bounds between which it lies. The lower one is kept and only ever raised, unless the wall clock was
-    /// set back: times made with it do not go backwards.
+    /// The wall clock and the monotonic clock run at the same rate, so the offset changes only when the wall
+    /// clock is set. A measurement yields bounds between which the offset lies. The lower bound is kept and
+    /// only ever raised, unless the wall clock was set back, so that times computed with it do not go
+    /// backwards.
     pub fn wallclock_offset(&self, known: &AtomicU64) -> u64 {
         if matches!(self, Clock::Fabric(fabric) if fabric.is_virtual()) {
             return 0;
@@ -38,7 +41,7 @@ impl Clock {
         match self {
             Clock::Real => {
                 let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("Linux has this clock");
-                // Never 0, which stands for "not yet" where instants are kept in atomics.
+                // Never 0, which stands for "not yet" where instants are stored in atomics.
                 Instant(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64 + 1)
             }
             Clock::Fabric(fabric) => fabric.now(),

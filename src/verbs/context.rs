@@ -1,3 +1,5 @@
+//! Contexts: opening a device on a link, and its tables, counters and clock.
+
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -22,21 +24,24 @@ use crate::nic::{
 use crate::transport::{Counters, CqId, Habits, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
-/// Not host addresses: those differ from run to run, and a program should replay to the same packets.
+/// First address of the crate's own regions. Host addresses are not used, because they differ from run to run
+/// and a program should replay to the same packets.
 const FIRST_IOVA: u64 = 0x1000_0000;
 
-/// How a context is opened.
+/// Options for opening a context.
 #[derive(Clone, Debug)]
 pub struct ContextOptions {
-    /// Limits and habits of the NIC: those of [`Personality::DEFAULT`] unless chosen.
+    /// Limits and quirks of the NIC; [`Personality::DEFAULT`] unless chosen.
     pub personality: Personality,
-    /// Seeds queue pair numbers, keys, the connection manager's IDs and first PSNs. `None`: differently each time, but on
-    /// a fabric by the fabric's seed and the port's address, so that a program replays.
+    /// Seed of queue pair numbers, keys, the connection manager's IDs and first PSNs. `None` stands for a
+    /// random seed, or on a fabric for one derived from the fabric's seed and the port's address, so that a
+    /// program replays.
     pub seed: Option<u64>,
-    /// Bytes that a queue pair keeps in flight. `None`: what the link says its peers can hold.
+    /// Maximum number of bytes in flight to a peer. `None` stands for what the link says its peers can
+    /// buffer.
     pub window: Option<usize>,
-    /// The least local ACK timeout, whatever a queue pair asks for, so that a peer which is stopped for a while is not given
-    /// up. `None`: what the personality says.
+    /// Lower bound of the local ACK timeout, whatever a queue pair requests, so that a peer that is stopped
+    /// for a while is not given up. `None` stands for the personality's bound; a lower value has no effect.
     pub min_ack_timeout: Option<Duration>,
 }
 
@@ -46,14 +51,14 @@ impl Default for ContextOptions {
     }
 }
 
-/// An open device: one NIC on one link. Cheap to clone; the NIC lives as long as anything made from it.
+/// An open device: one NIC on one link. Cheap to clone; the NIC lives as long as anything created from it.
 #[derive(Clone)]
 pub struct Context(pub(super) Arc<Handle>);
 
-/// One opening of a device: what is made of it is its own.
+/// One opening of a device, which owns the objects created from it.
 pub(super) struct Handle {
     device: Arc<Inner>,
-    /// The reader of the asynchronous events of objects that were made of it.
+    /// Reader of the asynchronous events of this opening's objects.
     pub reader: EventReader,
     pub events: Arc<EventSignal>,
 }
@@ -73,7 +78,7 @@ impl Drop for Handle {
     }
 }
 
-/// A device for as long as somebody else has it open.
+/// Handle that does not keep the device open.
 #[derive(Clone)]
 pub struct WeakContext(Weak<Inner>);
 
@@ -84,7 +89,7 @@ pub(super) struct Inner {
     pub personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
-    /// Which numbers its queue pairs have.
+    /// QPN partition that the device's queue pairs are numbered from.
     pub seat: Seat,
     pub seed: u64,
     pub qps: Quota,
@@ -93,18 +98,18 @@ pub(super) struct Inner {
     pub cqs: Quota,
     next_pd: AtomicU32,
     next_cq: AtomicU32,
-    /// Where the next region of the crate's own memory begins, in the addresses that work requests use.
+    /// Address of the next region of the crate's own memory, as work requests use it.
     next_iova: AtomicU64,
-    /// Bytes of device memory that are given out.
+    /// Number of allocated bytes of device memory.
     pub dm_used: AtomicU64,
-    /// Draws first PSNs.
+    /// Position in the random sequence from which first PSNs are drawn.
     draws: AtomicU64,
-    /// Of all contexts.
+    /// Asynchronous events of all contexts of the device.
     pub asynchronous: Events,
 }
 
 impl Context {
-    /// A NIC on a link.
+    /// Opens a NIC on a link.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -112,20 +117,23 @@ impl Context {
         Self::build(vec![link], None, options)
     }
 
-    /// A NIC of several shards, each with a link, a lock, timers and a background thread of its own: threads whose queue
-    /// pairs are of different shards have nothing to wait for each other. Queue pairs go to the shards in turn, but those
-    /// on a shared receive queue to that one's, and all of XRC to the first.
+    /// Opens a NIC of several shards, each with a link, a lock, timers and a background thread of its own, so
+    /// that threads whose queue pairs are in different shards never wait for each other. Queue pairs are
+    /// assigned to the shards in turn, except that those on a shared receive queue go to its shard, and all
+    /// of XRC to the first.
     ///
-    /// The links must be made for this: 1, 2, 4 … 64 of them, as of
-    /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). What is in flight to a peer they share equally.
+    /// There must be 1, 2, 4 ... 64 links that belong together, as from
+    /// [`UdpLink::bind_shards`](crate::link::udp::UdpLink::bind_shards). Each shard gets an equal part of
+    /// what may be in flight to a peer.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`]; [`OpenError::Shards`] for another number of links.
     pub fn open_shards(links: Vec<Box<dyn Link>>, options: &ContextOptions) -> Result<Context, OpenError> {
         Self::build(links, None, options)
     }
 
-    /// A NIC on a new port of an in-memory fabric, with addresses of the fabric's choosing: the mock NIC.
+    /// Opens a NIC on a new port of an in-memory fabric, with an address that the fabric chooses: the mock
+    /// NIC.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -134,7 +142,8 @@ impl Context {
         Self::on_port(port, &ContextOptions::default(), |port| Box::new(port))
     }
 
-    /// A NIC on a port of a fabric; `wrap` may put a capture or faults around it.
+    /// Opens a NIC on a port of a fabric; `wrap` may put middleware around it, such as a capture or injected
+    /// faults.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -166,7 +175,7 @@ impl Context {
             Some(f) => f.fabric().config().seed ^ hash_of_address(info.addresses[0]),
             None => random_seed(),
         });
-        // A peer may have but one receive buffer for what all shards send.
+        // A peer may have only one receive buffer for the packets of all shards.
         let window = options.window.unwrap_or(info.window) / links.len();
         let config = NicConfig {
             personality: options.personality,
@@ -176,7 +185,7 @@ impl Context {
                 min_timeout: options
                     .min_ack_timeout
                     .map_or(options.personality.min_timeout, |t| t.max(options.personality.min_timeout)),
-                // A fabric drops what it is told to drop.
+                // On a fabric the only losses are the configured ones, so pacing would not avoid any.
                 pace_unacknowledged: fabric.is_none(),
                 ..Tuning::default()
             },
@@ -235,12 +244,12 @@ impl Context {
         Ok(Context(Arc::new(Handle { device: Arc::new(device), reader: EventReader::FIRST, events })))
     }
 
-    /// Opens the device once more, as a second `ibv_open_device` does: the same NIC, with the same limits for all. What is
-    /// made of one context does not go with what is made of the other, and each has the asynchronous events of its own
-    /// queues and those of the port.
+    /// Opens the device once more, like a second `ibv_open_device`: the same NIC, with limits shared by all
+    /// openings. Objects of one opening cannot be used with those of another, and each opening receives the
+    /// asynchronous events of its own queues and those of the port.
     ///
     /// # Errors
-    /// [`OpenError`] where the system has no descriptor left.
+    /// [`OpenError`] if no descriptor is left.
     pub fn reopen(&self) -> Result<Context, OpenError> {
         Context::of(self.0.device.clone())
     }
@@ -251,12 +260,12 @@ impl Context {
         Ok(Context(Arc::new(Handle { device, reader, events })))
     }
 
-    /// What does not keep the device open.
+    /// Returns a handle that does not keep the device open.
     pub fn downgrade(&self) -> WeakContext {
         WeakContext(Arc::downgrade(&self.0.device))
     }
 
-    /// Refuses to make anything for a device that has failed.
+    /// Returns [`CreateError::Gone`] if the device has failed, so that nothing more is created.
     pub(super) fn check_device(&self) -> Result<(), CreateError> {
         match self.0.shards.look(|nic| nic.has_failed()) {
             true => Err(CreateError::Gone),
@@ -264,34 +273,35 @@ impl Context {
         }
     }
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`].
+    /// [`CreateError::Exhausted`]; [`CreateError::Gone`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
         self.check_device()?;
         self.0.pds.take()?;
         Ok(Pd::new(self.clone(), self.0.next_pd.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// A completion queue of `capacity` entries.
+    /// Creates a completion queue of `capacity` entries.
     ///
     /// # Errors
-    /// [`CreateError::Value`].
+    /// [`CreateError::Value`] for 0 or above the device's limit; [`CreateError::Exhausted`];
+    /// [`CreateError::Gone`].
     pub fn create_cq(&self, capacity: usize) -> Result<Cq, CreateError> {
         self.create_cq_with(&CqOptions { capacity, ..CqOptions::default() })
     }
 
-    /// A completion queue whose events go to a channel.
+    /// Creates a completion queue of `capacity` entries whose events go to a channel.
     ///
     /// # Errors
-    /// [`CreateError`].
+    /// [`CreateError`]; [`CreateError::OtherContext`] if the channel belongs to another context.
     pub fn create_cq_on(&self, capacity: usize, channel: &CompletionChannel) -> Result<Cq, CreateError> {
         let channel = Some(channel.clone());
         self.create_cq_with(&CqOptions { capacity, channel, ..CqOptions::default() })
     }
 
-    /// A completion queue with more to choose.
+    /// Creates a completion queue with all options.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -299,44 +309,47 @@ impl Context {
         Cq::new(self.clone(), options)
     }
 
-    /// A completion channel: a file descriptor that is readable when a completion queue has an event.
+    /// Creates a completion channel: a file descriptor that is readable while completion queues have events.
     ///
     /// # Errors
-    /// [`CreateError::Channel`].
+    /// [`CreateError::Channel`]; [`CreateError::Gone`].
     pub fn create_channel(&self) -> Result<CompletionChannel, CreateError> {
         self.check_device()?;
         CompletionChannel::new(self.clone())
     }
 
-    /// An entry of the GID table.
+    /// Returns an entry of the GID table, or `None` beyond its end.
     pub fn query_gid(&self, index: usize) -> Option<Gid> {
         self.0.shards.look(|nic| nic.config().port.gid(index))
     }
 
-    /// The index of the GID for peers of which nothing is known: the first, but a link-local one only if all are.
+    /// Returns the index of the GID for peers of which nothing is known: the first one that is not
+    /// link-local, or the first one if all are.
     pub fn main_gid(&self) -> Option<u8> {
         self.0.shards.look(|nic| u8::try_from(nic.config().port.main_gid()?).ok())
     }
 
-    /// The index of the GID to talk to a peer from: of its IP version, and most like it. `None` if there is none of that
-    /// version.
+    /// Returns the index of the GID that suits a peer best: of its IP version, and then by scope and longest
+    /// common prefix. `None` if there is no GID of that version.
     pub fn gid_towards(&self, peer: Gid) -> Option<u8> {
         self.0.shards.look(|nic| u8::try_from(nic.config().port.gid_towards(peer)?).ok())
     }
 
-    /// The GID table: the port's addresses. An entry of zeros is that of an address that it had.
+    /// Returns the GID table, which holds the port's addresses. An entry of zeros belonged to a removed
+    /// address.
     pub fn gids(&self) -> Vec<Gid> {
         self.0.shards.look(|nic| nic.config().port.gids.clone())
     }
 
-    /// Changes the GID table, as the system does when it gives an interface other addresses, and raises
-    /// [`AsyncEvent::GidChange`](super::AsyncEvent::GidChange). What stays keeps its index. It is told to no link:
-    /// on a fabric, [`Fabric::set_addresses`] does that and this.
+    /// Changes the GID table, as the system does when it changes the addresses of an interface, and raises
+    /// [`AsyncEvent::GidChange`](super::AsyncEvent::GidChange). Addresses that stay keep their index. The
+    /// link is not notified; on a fabric, [`Fabric::set_addresses`] does that as well.
     pub fn set_gids(&self, gids: &[Gid]) {
         self.0.shards.look_at_all(|nics| nics.iter_mut().for_each(|nic| nic.set_gids(gids)));
     }
 
-    /// An entry of the partition key table; at first there is one, full membership of the default partition.
+    /// Returns an entry of the partition key table, or `None` beyond its end. Initially the table has one
+    /// entry, full membership of the default partition.
     pub fn query_pkey(&self, index: usize) -> Option<PKey> {
         self.0.shards.look(|nic| nic.pkeys().get(index).copied())
     }
@@ -345,7 +358,8 @@ impl Context {
     /// [`AsyncEvent::PKeyChange`](super::AsyncEvent::PKeyChange).
     ///
     /// # Errors
-    /// [`PKeyTableSize`]; then it has not changed.
+    /// [`PKeyTableSize`] if the table is above the device's limit, or does not contain an index that a queue
+    /// pair uses; then it has not changed.
     pub fn set_pkeys(&self, pkeys: &[PKey]) -> Result<(), PKeyTableSize> {
         self.0.shards.look_at_all(|nics| {
             let needed = nics.iter().map(|nic| nic.pkeys_needed()).max().unwrap_or(1);
@@ -357,41 +371,42 @@ impl Context {
         })
     }
 
-    /// The NIC's clock, in which completions are timed: nanoseconds from an arbitrary beginning, never backwards.
-    /// In virtual time it is the fabric's. (`ibv_query_rt_values_ex` in verbs.)
+    /// Returns the time of the NIC's clock, which stamps completions (`ibv_query_rt_values_ex`): nanoseconds
+    /// from an arbitrary origin, never decreasing. In virtual time it is the fabric's clock.
     pub fn clock(&self) -> u64 {
         self.0.shards.clock().now().0
     }
 
-    /// The link as it described itself when the context was opened.
+    /// Returns the link's description of itself when the context was opened.
     pub fn link_info(&self) -> &LinkInfo {
         &self.0.info
     }
 
-    /// What the NIC has counted.
+    /// Returns the NIC's counters. Waits for the locks of all shards.
     pub fn counters(&self) -> Counters {
         self.0.shards.counters()
     }
 
-    /// What the link has dropped, and why it is gone if it is.
+    /// Returns the link's counters of dropped packets and, once the link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         self.0.shards.link_state()
     }
 
-    /// Whether this is but a copy of what the process's parent has, as after a fork: no packet leaves it or comes to it, and
-    /// what is made of it changes nothing there. A device that is opened in the child is the child's own. What is of the
-    /// parent's is to be left alone or forgotten: a thread that the child does not have may have held its lock.
+    /// Reports whether this context is the copy that a child of fork has of its parent's. No packet is sent
+    /// or received by the copy, and objects created in it have no effect in the parent. A device that is
+    /// opened in the child is the child's own. Leave objects of the parent's context alone or forget them: a
+    /// thread that does not exist in the child may have held their lock.
     pub fn is_inherited(&self) -> bool {
         self.0.shards.are_inherited()
     }
 
-    /// Looks at the link once on this thread, as polling a completion queue does: for a program that polls
-    /// on memory.
+    /// Polls the link once on this thread, as polling a completion queue does, for a program that polls
+    /// memory.
     pub fn poll(&self) {
         self.0.shards.poll_all();
     }
 
-    /// A completion queue's number; after four thousand million of them numbers come again.
+    /// Returns the number for a new completion queue; numbers repeat after 2^32 queues.
     pub(super) fn next_cq(&self) -> CqId {
         CqId(self.0.next_cq.fetch_add(1, Ordering::Relaxed))
     }
@@ -400,17 +415,17 @@ impl Context {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether both are of one device, though perhaps opened twice.
+    /// Reports whether both contexts are of the same device, possibly opened twice.
     pub(super) fn is_same_device(&self, other: &Context) -> bool {
         Arc::ptr_eq(&self.0.device, &other.0.device)
     }
 
-    /// Addresses for a region of `len` bytes, page-aligned, with a gap behind it.
+    /// Returns the page-aligned start of an address range for a region of `len` bytes, with a gap behind it.
     pub(super) fn take_iova(&self, len: usize) -> u64 {
         self.0.next_iova.fetch_add((len as u64 | 0xfff) + 1 + 0x1000, Ordering::Relaxed)
     }
 
-    /// A number from the context's own sequence (splitmix64).
+    /// Returns the next number of the context's pseudorandom sequence (splitmix64).
     pub(super) fn draw(&self) -> u64 {
         let step = self.0.draws.fetch_add(1, Ordering::Relaxed) + 1;
         let mut z = self.0.seed.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -421,28 +436,29 @@ impl Context {
 }
 
 impl WeakContext {
-    /// The device, if it is still open.
+    /// Returns the device if it is still open.
     pub(super) fn get(&self) -> Option<Arc<Inner>> {
         self.0.upgrade()
     }
 
-    /// [`Context::reopen`], if the device is still open.
+    /// Like [`Context::reopen`]; returns `None` if the device is no longer open.
     ///
     /// # Errors
-    /// As of [`Context::reopen`].
+    /// As for [`Context::reopen`].
     pub fn reopen(&self) -> Option<Result<Context, OpenError>> {
         self.0.upgrade().map(Context::of)
     }
 
-    /// Sends the acknowledgements that still wait for something to travel with, if the device is open: for a process that
-    /// ends and leaves it so. Whoever is at the NIC is waited for that long and no longer.
+    /// Sends the delayed acknowledgements if the device is open, for a process that ends without closing it.
+    /// Waits up to `patience` for the lock of each shard, and skips a shard whose lock is held for longer.
     pub fn acknowledge(&self, patience: Duration) {
         if let Some(inner) = self.0.upgrade() {
             inner.shards.acknowledge(patience);
         }
     }
 
-    /// The device's counters, if it is open: for a process that ends. `None` too if a thread is in the NIC for longer than this.
+    /// Returns the device's counters, for a process that ends. `None` if the device is no longer open, or a
+    /// thread holds the lock of a shard for longer than `patience`.
     pub fn counters_within(&self, patience: Duration) -> Option<Counters> {
         self.0.upgrade()?.shards.counters_within(patience)
     }
@@ -460,13 +476,13 @@ impl fmt::Debug for Context {
     }
 }
 
-/// FNV-1a, the same in every run and on every machine.
+/// FNV-1a hash, the same in every run and on every machine.
 fn hash_of_address(ip: IpAddr) -> u64 {
     let step = |h: u64, b: u8| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3);
     Gid::from(ip).0.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// From the system's entropy: the standard library asks it for the keys of its hashers.
+/// Returns a seed from the system's entropy, which the standard library uses for the keys of its hashers.
 fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

@@ -1,3 +1,5 @@
+//! Completion queues: polling, waiting, notification and resizing.
+
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
@@ -20,31 +22,33 @@ pub(super) struct CqInner {
     context: Context,
     pub queue: Arc<CompletionQueue>,
     signal: Arc<Signal>,
-    /// Queues that complete to it: send, receive and, for XRC, shared receive queues.
+    /// Work queues that complete to this queue: send, receive and, for XRC, shared receive queues.
     pub users: Users,
     pub acks: Acks,
-    /// From the NIC's clock to the wall clock, as last measured for this queue; 0 at first.
+    /// Offset from the NIC's clock to the wall clock in nanoseconds, as last measured for this queue; 0
+    /// before the first measurement.
     pub wall_offset: AtomicU64,
 }
 
-/// What a completion queue is made with.
+/// Attributes with which a completion queue is created (`ibv_cq_init_attr_ex`).
 ///
-/// Verbs has `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` too, which does away with locking. Here the NIC itself may be
-/// another thread, so there is no such thing.
+/// Verbs also has `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, which omits locking. There is no counterpart here,
+/// because the NIC itself may run on another thread.
 #[derive(Clone, Debug, Default)]
 pub struct CqOptions {
-    /// Completions that it holds.
+    /// Number of completions that the queue holds, from 1 to [`super::Limits::max_cqe`].
     pub capacity: usize,
-    /// Where its events go.
+    /// Channel that receives the queue's events.
     pub channel: Option<CompletionChannel>,
-    /// Which of the device's vectors raises its events, below [`super::Limits::num_comp_vectors`].
+    /// Completion vector that raises the queue's events, below [`super::Limits::num_comp_vectors`].
     pub comp_vector: u32,
-    /// A completion that finds it full takes the place of the oldest: for those who do not read all. Else it is
-    /// lost, with an event, and its queue pair goes to the error state.
+    /// Whether a completion that finds the queue full replaces the oldest one, for applications that do not
+    /// read all of them. Otherwise the completion is lost, with an asynchronous event, and its queue pair
+    /// goes to the error state.
     pub ignore_overrun: bool,
 }
 
-/// Told by the NIC of the event that was asked for.
+/// Receiver of the notification that a completion raised the requested event.
 struct Signal {
     raised: Mutex<bool>,
     changed: Condvar,
@@ -92,25 +96,26 @@ impl Cq {
         Ok(Cq(cq))
     }
 
-    /// The context that it is of.
+    /// Returns the context that the queue belongs to.
     pub fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// Its handle, as events name it.
+    /// Returns the queue's handle, by which asynchronous events name it.
     pub fn id(&self) -> CqId {
         self.0.queue.id()
     }
 
-    /// Completions that it holds at most.
+    /// Returns the maximum number of completions in the queue.
     pub fn capacity(&self) -> usize {
         self.0.queue.capacity()
     }
 
-    /// Changes how many completions it holds; those that wait stay.
+    /// Changes the maximum number of completions in the queue; those already in it stay.
     ///
     /// # Errors
-    /// [`CreateError::Value`] above the device's limit, or below what waits.
+    /// [`CreateError::Value`] for 0, above the device's limit, or below the number of queued completions;
+    /// [`CreateError::Gone`].
     pub fn resize(&self, capacity: usize) -> Result<(), CreateError> {
         self.0.context.check_device()?;
         let max = self.0.context.0.limits.max_cqe as u64;
@@ -126,21 +131,21 @@ impl Cq {
         self.0.context.0.shards.without_completions(|| self.0.queue.resize(capacity)).map_err(refused)
     }
 
-    /// Moves up to `max` completions to the end of `out` and returns how many. Looks at the link first if
-    /// there are none, so that polling needs no other thread.
+    /// Moves up to `max` completions to the end of `out` and returns their number; never blocks. If the queue
+    /// is empty, polls the link first, so that a polling application needs no other thread.
     ///
     /// # Errors
-    /// [`CqOverflow`] once completions were lost.
+    /// [`CqOverflow`] once completions were lost and those from before are taken.
     pub fn poll(&self, max: usize, out: &mut Vec<Completion>) -> Result<usize, CqOverflow> {
         self.look_at_link();
         self.0.queue.poll(max, out)
     }
 
-    /// If there are no completions.
+    /// Polls the link on this thread if the queue is empty.
     pub(super) fn look_at_link(&self) {
         if self.0.queue.is_empty() {
             let (shards, of) = (&self.0.context.0.shards, self.0.users.shards());
-            // Who has asked for an event looks once more, and then waits for it.
+            // An application that has requested an event polls once more and then waits for it.
             match self.0.queue.is_armed() {
                 true => shards.look_once(of),
                 false => shards.poll(of),
@@ -148,27 +153,28 @@ impl Cq {
         }
     }
 
-    /// Asks for one event at the next completion. One that is already there raises none: poll once more
-    /// after asking.
+    /// Requests one event at the next completion (`ibv_req_notify_cq`). Completions that are already queued
+    /// raise none: poll once more after this call.
     pub fn req_notify(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm(notify);
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
-    /// [`req_notify`](Self::req_notify) as hardware does it: a completion that came unasked since the last event, and is
-    /// still there, raises the event at once.
-    /// There are programs (UCX) that do not poll once more. It is so for [`Notify::Any`] only.
+    /// Like [`req_notify`](Self::req_notify), but as hardware does it: a completion that was added without a
+    /// request since the last event, and is still queued, raises the event at once. Some programs (UCX) rely
+    /// on this and do not poll once more. Applies to [`Notify::Any`] only.
     pub fn req_notify_with_missed(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
         self.0.queue.arm_with_missed(notify);
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 
-    /// Waits for a completion, whatever its status.
+    /// Blocks until there is a completion, whatever its status, and returns it.
     ///
     /// # Errors
-    /// [`WaitError`] but `Failed`.
+    /// [`WaitError::TimedOut`]; [`WaitError::Overflow`] once completions were lost; [`WaitError::Idle`] in
+    /// virtual time.
     pub fn wait_any(&self, timeout: Duration) -> Result<Completion, WaitError> {
         let mut out = Vec::with_capacity(1);
         if self.poll(1, &mut out)? == 1 {
@@ -182,7 +188,7 @@ impl Cq {
         let deadline = Instant::now() + timeout;
         loop {
             self.req_notify(Notify::Any);
-            // Not `poll`: the background thread is to look at the link from now on.
+            // Not `Cq::poll`, which would keep the background thread from polling the link.
             if self.0.queue.poll(1, &mut out)? == 1 {
                 return Ok(out[0]);
             }
@@ -199,10 +205,11 @@ impl Cq {
         }
     }
 
-    /// Waits for a completion that is a success.
+    /// Blocks until there is a completion and returns it if it is successful.
     ///
     /// # Errors
-    /// [`WaitError`]; `Failed` holds a completion with an error.
+    /// [`WaitError::Failed`] with the completion if its status is an error; otherwise as
+    /// [`wait_any`](Self::wait_any).
     pub fn wait(&self, timeout: Duration) -> Result<Completion, WaitError> {
         let completion = self.wait_any(timeout)?;
         if completion.status == WcStatus::Success {
@@ -214,9 +221,9 @@ impl Cq {
 }
 
 impl Cq {
-    /// Lets go of the queue as `ibv_destroy_cq` does: not while queue pairs complete to it, and not before all
-    /// events taken off its channel are acknowledged, for which it waits. (Dropping the last handle waits for
-    /// nothing: queue pairs and [`super::CqEvent`]s hold handles of their own.)
+    /// Destroys the queue as `ibv_destroy_cq` does: fails while work queues complete to it, and waits up to
+    /// `timeout` until all events taken off its channel are acknowledged. (Dropping the last handle waits for
+    /// nothing, because queue pairs and [`super::CqEvent`]s hold handles of their own.)
     ///
     /// # Errors
     /// [`DestroyCqError`].
@@ -243,7 +250,7 @@ impl Drop for CqInner {
 }
 
 impl PartialEq for Cq {
-    /// Whether both are the same queue.
+    /// Reports whether both handles refer to the same queue.
     fn eq(&self, other: &Cq) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

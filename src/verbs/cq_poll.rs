@@ -1,4 +1,5 @@
-//! Extended polling: completions one at a time, read field by field, with the time of each.
+//! Extended polling (`ibv_start_poll`): completions one at a time, read field by field, each with a
+//! timestamp.
 
 use std::sync::OnceLock;
 
@@ -7,7 +8,7 @@ use crate::nic::Stamped;
 use crate::transport::{WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
-/// A round of polling a completion queue, as from `ibv_start_poll` to `ibv_end_poll`.
+/// One round of polling a completion queue, from `ibv_start_poll` to `ibv_end_poll`.
 ///
 /// ```
 /// # use urxe::verbs::*;
@@ -21,19 +22,19 @@ use crate::wire::{Qpn, RKey};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A completion has left the queue when it is shown. The queue is not locked between two of them, so posting,
-/// and polling from other threads, goes on meanwhile.
+/// A completion has left the queue when it is returned. The queue is not locked between two completions, so
+/// other threads may post and poll meanwhile.
 #[derive(Debug)]
 pub struct CqPoll<'q> {
     cq: &'q Cq,
     current: Option<Stamped>,
-    /// To the wall clock: one for all completions of the round.
+    /// Offset to the wall clock, the same for all completions of the round.
     wall_offset: OnceLock<u64>,
 }
 
 impl Cq {
-    /// Begins to poll. Looks at the link first if there are no completions, so that polling needs no other
-    /// thread.
+    /// Begins a round of polling. If the queue is empty, polls the link first, so that a polling application
+    /// needs no other thread.
     pub fn start_poll(&self) -> CqPoll<'_> {
         self.look_at_link();
         CqPoll { cq: self, current: None, wall_offset: OnceLock::new() }
@@ -41,27 +42,27 @@ impl Cq {
 }
 
 impl CqPoll<'_> {
-    /// Goes on to the next completion, if there is one.
+    /// Advances to the next completion and returns it, or `None` if the queue is empty.
     ///
     /// # Errors
-    /// [`CqOverflow`] once completions were lost.
+    /// [`CqOverflow`] once completions were lost and those from before are taken.
     pub fn next_poll(&mut self) -> Result<Option<Wc<'_>>, CqOverflow> {
         self.current = self.cq.0.queue.take()?;
         Ok(self.current())
     }
 
-    /// The completion that it is at.
+    /// Returns the current completion.
     pub fn current(&self) -> Option<Wc<'_>> {
         let CqPoll { cq, current, wall_offset } = self;
         current.as_ref().map(|entry| Wc { entry, cq, wall_offset })
     }
 
-    /// Ends the round; so does dropping it.
+    /// Ends the round; dropping it does the same.
     pub fn end_poll(self) {}
 }
 
-/// A completion being polled. If its status is no success, only [`wr_id`](Self::wr_id), [`qpn`](Self::qpn),
-/// [`vendor_err`](Self::vendor_err) and the times count beside it.
+/// A completion being polled. If its status is an error, only [`wr_id`](Self::wr_id), [`qpn`](Self::qpn),
+/// [`vendor_err`](Self::vendor_err) and the timestamps are valid beside it.
 #[derive(Clone, Copy)]
 pub struct Wc<'p> {
     entry: &'p Stamped,
@@ -70,94 +71,96 @@ pub struct Wc<'p> {
 }
 
 impl Wc<'_> {
-    /// The work request's.
+    /// Returns the ID of the work request.
     pub fn wr_id(&self) -> u64 {
         self.entry.completion.wr_id
     }
 
-    /// How it ended.
+    /// Returns the status of the work request.
     pub fn status(&self) -> WcStatus {
         self.entry.completion.status
     }
 
-    /// What it was.
+    /// Returns the completed operation.
     pub fn opcode(&self) -> WcOpcode {
         self.entry.completion.opcode
     }
 
-    /// An implementation's own number for an error.
+    /// Returns an implementation-specific error code.
     pub fn vendor_err(&self) -> u32 {
         self.entry.completion.vendor_err
     }
 
-    /// Bytes received, read or swapped; for sends the message's length.
+    /// Returns the number of bytes received, read or swapped; for sends, the length of the message.
     pub fn byte_len(&self) -> u32 {
         self.entry.completion.byte_len
     }
 
-    /// The immediate data, if some came.
+    /// Returns the immediate data, if the message had any.
     pub fn imm(&self) -> Option<u32> {
         self.entry.completion.imm
     }
 
-    /// The key of ours that the SEND invalidated, if it did.
+    /// Returns the local key that a SEND with invalidate has invalidated, if any.
     pub fn invalidated_rkey(&self) -> Option<RKey> {
         self.entry.completion.invalidated
     }
 
-    /// The QP.
+    /// Returns the number of the local queue pair.
     pub fn qpn(&self) -> Qpn {
         self.entry.completion.qpn
     }
 
-    /// The peer's QP.
+    /// Returns the number of the peer's queue pair.
     pub fn src_qpn(&self) -> Qpn {
         self.entry.completion.src_qpn
     }
 
-    /// What else came with it.
+    /// Returns which optional fields the completion has.
     pub fn wc_flags(&self) -> WcFlags {
         let c = &self.entry.completion;
         WcFlags { grh: c.grh, with_imm: c.imm.is_some(), with_inv: c.invalidated.is_some() }
     }
 
-    /// Whether the routing header, if there is one, is IPv4's.
+    /// Reports whether the routing header, if there is one, is an IPv4 header.
     pub fn over_ipv4(&self) -> bool {
         self.entry.completion.over_ipv4
     }
 
-    /// Index of the partition key that the message came with.
+    /// Returns the index of the partition key that the message was sent with.
     pub fn pkey_index(&self) -> u16 {
         self.entry.completion.pkey_index
     }
 
-    /// When it was put into the queue: ticks of the NIC's clock ([`super::Context::clock`]), which are
-    /// nanoseconds.
+    /// Returns the time at which the completion was added to the queue, in nanoseconds of the NIC's clock
+    /// ([`super::Context::clock`]).
     pub fn completion_timestamp(&self) -> u64 {
         self.entry.at.0
     }
 
-    /// Time of the completion in nanoseconds since 1970; in virtual time that of the fabric's clock, which starts at 0. It
-    /// does not go backwards from one completion of a queue to the next, unless the wall clock is set back between two rounds.
+    /// Returns the time of the completion in nanoseconds since 1970; in virtual time, the time of the
+    /// fabric's clock, which starts at 0. It does not go backwards from one completion of a queue to the
+    /// next, unless the wall clock is set back between two rounds.
     pub fn completion_wallclock_ns(&self) -> u64 {
         let clock = self.cq.context().0.shards.clock();
         self.entry.at.0 + self.wall_offset.get_or_init(|| clock.wallclock_offset(&self.cq.0.wall_offset))
     }
 }
 
-/// What comes with a completion, `enum ibv_wc_flags`.
+/// Optional fields of a completion (`enum ibv_wc_flags`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WcFlags {
-    /// The first 40 bytes of the receive are the routing header.
+    /// Whether the first 40 bytes of the receive buffer hold the routing header.
     pub grh: bool,
-    /// There is immediate data.
+    /// Whether there is immediate data.
     pub with_imm: bool,
-    /// A key was invalidated.
+    /// Whether a key was invalidated.
     pub with_inv: bool,
 }
 
 impl WcFlags {
-    /// With the numbers of verbs: 1 for `IBV_WC_GRH`, 2 for `IBV_WC_WITH_IMM`, 8 for `IBV_WC_WITH_INV`.
+    /// Returns the flags with the bit values of verbs: 1 for `IBV_WC_GRH`, 2 for `IBV_WC_WITH_IMM`, 8 for
+    /// `IBV_WC_WITH_INV`.
     pub const fn bits(self) -> u32 {
         self.grh as u32 | (self.with_imm as u32) << 1 | (self.with_inv as u32) << 3
     }

@@ -1,3 +1,5 @@
+//! Devices that this machine offers without privileges.
+
 use std::net::IpAddr;
 
 use super::{Context, ContextOptions, OpenError, node_guid};
@@ -5,36 +7,38 @@ use crate::link::udp::{UdpLink, UdpLinkError, UdpOptions};
 use crate::link::{Interface, LinkSpec, interfaces};
 use crate::wire::Gid;
 
-/// A device that this machine offers without any privilege: an interface, over the udp link.
+/// A device that this machine offers without any privilege: a network interface, over the UDP link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
-    /// Its name: `urxe0`, `urxe1`…
+    /// Name of the device: `urxe0`, `urxe1`, ...
     pub name: String,
-    /// Its interface, whose addresses are its GIDs.
+    /// Network interface, whose addresses are the device's GIDs.
     pub interface: Interface,
 }
 
-/// Why a device was not opened.
+/// Reason why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The socket could not be had.
+    /// The socket could not be bound.
     #[error(transparent)]
     Link(#[from] UdpLinkError),
-    /// The context could not be opened on it.
+    /// The context could not be opened on the link.
     #[error(transparent)]
     Open(#[from] OpenError),
 }
 
-/// The devices of this machine, one for each interface that is up; the loopback only where there is nothing else.
+/// Returns the devices of this machine, one for each interface that is up; the loopback interface only if
+/// there is no other.
 ///
-/// Other links (in-memory fabrics, raw sockets, frames) are made by their own constructors and opened with
+/// Other links (in-memory fabrics, raw sockets, frames) are created by their own constructors and opened with
 /// [`Context::open`] or [`Context::on_fabric`].
 pub fn devices() -> Vec<Device> {
     number(interfaces())
 }
 
 fn number(mut interfaces: Vec<Interface>) -> Vec<Device> {
-    // With nothing but a link-local address, it is an end of something (a bridge, a container) more often than a network.
+    // An interface with only a link-local address is more often an internal end (of a bridge, of a container)
+    // than a network.
     interfaces.retain(Interface::is_routable);
     if interfaces.iter().any(|i| !i.is_loopback) {
         interfaces.retain(|i| !i.is_loopback);
@@ -44,35 +48,35 @@ fn number(mut interfaces: Vec<Interface>) -> Vec<Device> {
 }
 
 impl Device {
-    /// Its GIDs, if all its addresses can be had.
+    /// Returns the GIDs, provided that all addresses can be bound.
     pub fn gids(&self) -> impl Iterator<Item = Gid> {
         self.interface.addresses.iter().map(|ip| Gid::from(*ip))
     }
 
-    /// Its link.
+    /// Returns the specification of the link.
     pub fn link(&self) -> LinkSpec {
         LinkSpec::UdpOn { interface: self.interface.name.clone(), address: None }
     }
 
-    /// Its node GUID, which an open context's [`query_device`](Context::query_device) has too.
+    /// Returns the node GUID, the same as in [`query_device`](Context::query_device) of an open context.
     pub fn node_guid(&self) -> u64 {
         node_guid([0; 6], &self.interface.addresses)
     }
 
-    /// The address that stands for it.
+    /// Returns the main address of the interface.
     pub fn address(&self) -> IpAddr {
         self.interface.main_address()
     }
 
-    /// Opens it: binds UDP port 4791 of its addresses.
+    /// Opens the device: binds UDP port 4791 of its addresses.
     ///
     /// # Errors
-    /// [`DeviceError`], for instance if another process has the port.
+    /// [`DeviceError`], for instance if another process has bound the port.
     pub fn open(&self, options: &ContextOptions) -> Result<Context, DeviceError> {
         self.open_shards(1, options)
     }
 
-    /// [`open`](Self::open) with several shards; see [`Context::open_shards`].
+    /// Like [`open`](Self::open), with several shards; see [`Context::open_shards`].
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -92,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_numbered_and_the_loopback_is_for_where_there_is_nothing_else() {
+    fn interfaces_are_numbered_and_loopback_is_the_fallback() {
         let lo = interface("lo", true, &["127.0.0.1", "::1"]);
         let veth = interface("veth0", false, &["fe80::1"]);
         let eth = ["eth0", "eth1"].map(|name| interface(name, false, &["fe80::1", "10.0.0.1"]));

@@ -1,3 +1,5 @@
+//! Device memory (`ibv_alloc_dm`).
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,8 +8,8 @@ use std::sync::atomic::Ordering;
 use super::{Context, CreateError, MemoryAccessError, Pd, RawMr};
 use crate::memory::{Access, Buffer, Span};
 
-/// Memory of the device (`ibv_alloc_dm`): plain memory here, counted against the device's little store. Cheap to
-/// clone; it lives as long as any region of it.
+/// Device memory (`ibv_alloc_dm`): here host memory, counted against the device's limit. Cheap to clone; it
+/// lives as long as any region of it.
 #[derive(Clone)]
 pub struct Dm(Arc<DmInner>);
 
@@ -16,7 +18,7 @@ struct DmInner {
     buffer: Buffer,
 }
 
-/// A region of device memory. Its addresses count from 0. Dropping it deregisters.
+/// A region of device memory. Its addresses count from 0. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct DmMr {
     raw: RawMr,
@@ -24,11 +26,11 @@ pub struct DmMr {
 }
 
 impl Context {
-    /// `len` zero bytes of device memory.
+    /// Allocates `len` zero bytes of device memory.
     ///
     /// # Errors
-    /// [`CreateError::Value`] for none, or more than the device has; [`CreateError::Exhausted`] for more than is
-    /// left.
+    /// [`CreateError::Value`] for 0 or more than the device has; [`CreateError::Exhausted`] for more than is
+    /// left; [`CreateError::Gone`].
     pub fn alloc_dm(&self, len: usize) -> Result<Dm, CreateError> {
         self.check_device()?;
         let max = self.0.limits.max_dm_size;
@@ -45,28 +47,28 @@ impl Context {
 }
 
 impl Dm {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.buffer.len()
     }
 
-    /// Whether there are none.
+    /// Reports whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies from it (`ibv_memcpy_from_dm`).
+    /// Copies the bytes from `offset` on into all of `out` (`ibv_memcpy_from_dm`).
     ///
     /// # Errors
-    /// [`MemoryAccessError`] outside.
+    /// [`MemoryAccessError`] outside the memory.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), MemoryAccessError> {
         self.0.buffer.read(offset, out)
     }
 
-    /// Copies to it (`ibv_memcpy_to_dm`).
+    /// Copies all of `bytes` to `offset` (`ibv_memcpy_to_dm`).
     ///
     /// # Errors
-    /// [`MemoryAccessError`] outside.
+    /// [`MemoryAccessError`] outside the memory.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryAccessError> {
         self.0.buffer.write(offset, bytes)
     }
@@ -85,8 +87,8 @@ impl fmt::Debug for Dm {
 }
 
 impl Pd {
-    /// A region of a part of device memory. Its addresses count from 0, so `access` must say
-    /// [`Access::ZERO_BASED`].
+    /// Registers a part of device memory (`ibv_reg_dm_mr`). The region's addresses count from 0, so `access`
+    /// must have [`Access::ZERO_BASED`].
     ///
     /// # Errors
     /// [`CreateError`].
@@ -106,17 +108,18 @@ impl Pd {
                 max,
             });
         }
-        // One of nothing is allowed, and good for nothing.
+        // An empty part is allowed, although it is of no use.
         self.check(range.len().max(1), access)?;
         let span = Span { addr: dm.0.buffer.addr() + range.start, len: range.len(), iova: 0, access };
-        // SAFETY: the region holds the device memory, and deregisters before it lets go.
+        // SAFETY: the `DmMr` holds a reference to the device memory, and drops `raw`, which deregisters,
+        // before it.
         let raw = unsafe { self.register(span) }?;
         Ok(DmMr { raw, dm: dm.clone() })
     }
 }
 
 impl DmMr {
-    /// The device memory that it is of.
+    /// Returns the device memory that the region is part of.
     pub fn dm(&self) -> &Dm {
         &self.dm
     }

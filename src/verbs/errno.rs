@@ -1,8 +1,8 @@
-//! What a program of libibverbs sees as `errno` where this crate has an error type. One row for each cause.
+//! The `errno` value that libibverbs programs get for each error type of this crate, one row per cause.
 //!
-//! The rules behind it, as providers of hardware have them: a value that is wrong in itself or at this time is
-//! `EINVAL`; something that is used up, a full queue too, `ENOMEM`; something that others still use `EBUSY`; a
-//! device that is gone `EIO`; and nothing yet, for calls that do not wait, `EAGAIN`.
+//! The rules are those of hardware providers: `EINVAL` for a value that is invalid by itself or at this time;
+//! `ENOMEM` for an exhausted resource, including a full queue; `EBUSY` for an object that is still in use;
+//! `EIO` for a lost device; and `EAGAIN` for a non-blocking call without a result.
 
 use std::error::Error;
 use std::io;
@@ -23,11 +23,11 @@ use crate::link::BindError;
 use crate::link::fabric::FabricError;
 use crate::link::udp::UdpLinkError;
 
-/// `type { cause => number, … }`: each a method `errno`.
+/// Implements `errno` for each type, from rows of the form `type { cause => number, ... }`.
 macro_rules! table {
     ($($(#[$doc:meta])* $error:ident { $($cause:pat => $number:expr,)+ })+) => {
         $(impl $error {
-            /// What a program of libibverbs sees as `errno`.
+            /// Returns the `errno` value that libibverbs programs get for this error.
             $(#[$doc])*
             pub fn errno(&self) -> i32 {
                 match self { $($cause => $number,)+ }
@@ -93,7 +93,7 @@ table! {
         | Self::NotInvalidatable { .. } => EINVAL,
         Self::InUse { .. } | Self::WindowsBound { .. } => EBUSY,
     }
-    /// Of calls; what a work request names is answered by its completion.
+    /// Applies to calls only: an access error of a work request is reported by its completion.
     AccessError {
         Self::UnknownKey { .. } => ENOENT,
         Self::WrongPd { .. } | Self::WrongQp { .. } | Self::Permission { .. } => EPERM,
@@ -127,7 +127,8 @@ table! {
     CqOverflow {
         Self { .. } => EOVERFLOW,
     }
-    /// A completion with an error is no error of the call: verbs hands it out with its status.
+    /// A completion with an error status is not an error of the call in verbs, which returns it with its
+    /// status.
     WaitError {
         Self::TimedOut(_) => ETIMEDOUT,
         Self::Interrupted => EINTR,
@@ -168,7 +169,7 @@ table! {
         Self::NoGid { .. } => ENETUNREACH,
         Self::Modify(e) => e.errno(),
     }
-    /// Of what fails later an event has the number.
+    /// For failures after the call has returned, an event carries the number.
     IdError {
         Self::State { .. }
         | Self::Family { .. }
@@ -214,7 +215,7 @@ fn of_protocol(e: &CmError) -> i32 {
     }
 }
 
-/// The system's number behind an error, or that there is no such device.
+/// Returns the system's error number among the causes of an error, or `ENODEV` if there is none.
 fn of_cause(e: &(dyn Error + 'static)) -> i32 {
     match (e.downcast_ref::<io::Error>(), e.source()) {
         (Some(system), _) => system.raw_os_error().unwrap_or(EIO),
@@ -244,9 +245,9 @@ mod tests {
     use crate::transport::{QpState, QpType, WcOpcode};
     use crate::verbs::*;
 
-    /// The numbers are those of Linux, which are part of what programs were built with.
+    /// The numbers are those of Linux, which programs were compiled with.
     #[test]
-    fn numbers_of_linux() {
+    fn errno_numbers_are_those_of_linux() {
         let full = PostError::QueueFull(4);
         let path = AddressError::GidIndex { index: 1, count: 1 };
         let modify = ModifyError::Value { name: "x", value: 1, max: 0 };
@@ -309,9 +310,9 @@ mod tests {
         }
     }
 
-    /// What a call that fails gives, not what the type could.
+    /// Checks the errors of failing calls, not only the table.
     #[test]
-    fn a_full_queue_is_out_of_memory_and_a_wrong_state_invalid() {
+    fn full_queue_gives_enomem_and_wrong_state_einval() {
         let (a, _b) = Fabric::virtual_time(FabricConfig::default()).unwrap().pair().unwrap();
         let small = SendCaps { max_wr: 1, max_sge: 1, max_inline: 0 };
         let qp = a.pd.create_qp(&a.cq, &a.cq, &QpOptions { send: small, ..QpOptions::default() }).unwrap();

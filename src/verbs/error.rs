@@ -1,3 +1,5 @@
+//! Error types of the verbs API.
+
 use std::io;
 use std::time::Duration;
 
@@ -7,7 +9,7 @@ use crate::nic::{CqOverflow, MulticastError, TooManyQps};
 use crate::transport::{AddressError, Completion, ModifyError, PostError, QpType};
 use crate::wire::Mtu;
 
-/// Why a context was not opened.
+/// Reason why a context could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The link has no IP address, so there is no GID.
@@ -16,15 +18,15 @@ pub enum OpenError {
     /// The link's packets are too small for the smallest path MTU.
     #[error("{name} carries IP packets of at most {mtu} bytes, too few for a path MTU of 256")]
     MtuTooSmall {
-        /// The link.
+        /// Name of the link.
         name: String,
-        /// Its IP MTU.
+        /// Largest IP packet of the link, in bytes.
         mtu: usize,
     },
-    /// There cannot be so many shards.
+    /// A NIC cannot have this number of shards.
     #[error("a NIC has 1, 2, 4, 8, 16, 32 or 64 shards, not {0}")]
     Shards(usize),
-    /// A system call failed: an eventfd or the background thread.
+    /// A system call failed: creating an eventfd or the background thread.
     #[error("cannot set up the NIC's wake-up: {0}")]
     System(#[from] io::Error),
     /// The fabric refused the port.
@@ -32,59 +34,60 @@ pub enum OpenError {
     Fabric(#[from] crate::link::fabric::FabricError),
 }
 
-/// Why an object was not created.
+/// Reason why an object could not be created.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CreateError {
-    /// A size above the device's limit, or zero where there must be something.
+    /// A size is above the device's limit or below the minimum.
     #[error("{name} is {value}, it must be {min} to {max}")]
     Value {
-        /// Which size.
+        /// Name of the size.
         name: &'static str,
-        /// As given.
+        /// The given value.
         value: u64,
-        /// The least.
+        /// Minimum.
         min: u64,
         /// The device's limit.
         max: u64,
     },
-    /// All of this kind are in use.
+    /// All objects of this kind are in use.
     #[error("all {max} {kind} of the device are in use")]
     Exhausted {
-        /// Plural name.
+        /// Name of the kind, in the plural.
         kind: &'static str,
         /// The device's limit.
         max: u32,
     },
-    /// REMOTE_WRITE and REMOTE_ATOMIC write, so they need LOCAL_WRITE (IBA 11.2.8.2).
+    /// REMOTE_WRITE or REMOTE_ATOMIC is given without LOCAL_WRITE, which they need because they write (IBA
+    /// 11.2.8.2).
     #[error("{0:?} lets peers write and needs LOCAL_WRITE too")]
     AccessNeedsLocalWrite(Access),
-    /// An XRC target is made in its domain, and nothing else is.
+    /// An XRC target queue pair is requested outside its domain, or another type inside one.
     #[error("an XRC target is made by Xrcd::create_target_qp, and nothing else is")]
     XrcTarget,
-    /// A queue pair that never receives.
+    /// A queue pair of a type that never receives cannot have a shared receive queue.
     #[error("a {0:?} QP receives nothing, so it has no shared receive queue")]
     NoReceives(QpType),
-    /// Permissions that do not go together, or do not exist.
+    /// Permissions that are unknown or cannot be combined.
     #[error("access {access:?}: {why}")]
     Access {
-        /// As given.
+        /// The given permissions.
         access: Access,
-        /// What is wrong with it.
+        /// Explanation of the conflict.
         why: &'static str,
     },
-    /// Windows are bound to the region.
+    /// The table of keys refused the change, for example because windows are bound to the region.
     #[error(transparent)]
     Management(#[from] ManagementError),
-    /// Two objects that must be of one context are not.
+    /// Objects of different contexts cannot be used together; holds the kind of the object.
     #[error("the {0} is of another context")]
     OtherContext(&'static str),
     /// The address vector does not fit the port.
     #[error("no path: {0}")]
     Address(#[from] AddressError),
-    /// There is no way back to the sender of what is no datagram.
+    /// The receive is not of a datagram with a routing header, so there is no path back to the sender.
     #[error("the receive has no routing header of a datagram to this port")]
     NoGrh,
-    /// An eventfd could not be made; the system's error number.
+    /// An eventfd could not be created; holds the system's error number.
     #[error("cannot make a completion channel: {}", io::Error::from_raw_os_error(*.0))]
     Channel(i32),
     /// The device has failed ([`AsyncEvent::DeviceFatal`](super::AsyncEvent::DeviceFatal)).
@@ -98,29 +101,29 @@ impl From<TooManyQps> for CreateError {
     }
 }
 
-/// Why a queue pair was not connected.
+/// Reason why a queue pair could not be connected.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The port cannot carry this path MTU.
     #[error("path MTU {asked:?} is above the port's, {active:?}")]
     Mtu {
-        /// As asked for.
+        /// The requested path MTU.
         asked: Mtu,
-        /// The port's.
+        /// The port's active MTU.
         active: Mtu,
     },
-    /// None of our GIDs is of the IP version of the peer's.
+    /// The port has no GID of the IP version of the peer's GID.
     #[error("the peer's GID is {peer}, and the port has no GID of that IP version")]
     NoGid {
-        /// The peer's.
+        /// GID of the peer.
         peer: crate::wire::Gid,
     },
-    /// A transition failed.
+    /// A state transition failed.
     #[error(transparent)]
     Modify(#[from] ModifyError),
 }
 
-/// Why a queue pair was not attached to a multicast group.
+/// Reason why a queue pair could not be attached to a multicast group.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The NIC refused: the queue pair or the group is of the wrong kind, or a limit is reached.
@@ -131,13 +134,13 @@ pub enum AttachError {
     Join(#[from] JoinError),
 }
 
-/// Why a completion queue was not destroyed.
+/// Reason why a completion queue could not be destroyed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DestroyCqError {
-    /// Queue pairs complete to it.
+    /// Work queues complete to it; holds their number.
     #[error("{0} work queues complete to it: destroy their queue pairs, and shared receive queues, first")]
     InUse(u32),
-    /// Events were taken off its channel.
+    /// Events were taken off its channel and not acknowledged in time; holds their number.
     #[error("{0} events were taken and not acknowledged")]
     Unacknowledged(u64),
 }
@@ -146,41 +149,41 @@ pub enum DestroyCqError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{given} events acknowledged, but only {unacked} were taken and not acknowledged yet")]
 pub struct AckError {
-    /// As given.
+    /// The given number of events.
     pub given: u64,
-    /// Those that there are.
+    /// Number of unacknowledged events.
     pub unacked: u64,
 }
 
-/// Why waiting brought nothing.
+/// Reason why a wait ended without a result.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WaitError {
-    /// None came in time.
+    /// The timeout expired; holds its length.
     #[error("nothing came within {0:?}")]
     TimedOut(Duration),
-    /// A signal was handled by one who does not want calls to go on afterwards (without `SA_RESTART`).
+    /// A signal interrupted the wait, and the program has a handler without `SA_RESTART`, or none at all.
     #[error("a signal interrupted the wait")]
     Interrupted,
-    /// Virtual time: nothing is pending on the fabric that could bring one.
+    /// In virtual time, the fabric has nothing pending that could end the wait.
     #[error("nothing is under way on the fabric that could bring anything")]
     Idle,
-    /// Completions were lost.
+    /// The completion queue has overflowed, so completions were lost.
     #[error(transparent)]
     Overflow(#[from] CqOverflow),
-    /// It came, with an error.
+    /// The completion has an error status.
     #[error("work request {} failed: {}", .0.wr_id, .0.status)]
     Failed(Completion),
 }
 
-/// Why a work request, or one of a list, was not posted.
+/// Reason why a work request of a list was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("work request {index} of the list was not posted: {error}")]
 pub struct PostListError {
-    /// The first that was not; those before it were.
+    /// Index of the first work request that was not posted; those before it were posted.
     pub index: usize,
-    /// Why.
+    /// Reason why it was not posted.
     pub error: PostError,
 }
 
-/// An access to a region's memory failed.
+/// Error of an access outside a region's memory.
 pub type MemoryAccessError = OutOfBuffer;

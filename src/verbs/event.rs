@@ -1,4 +1,4 @@
-//! Asynchronous events: taking them, waiting for them, and a descriptor that tells of them.
+//! Asynchronous events: taking them, waiting for them, and a descriptor that signals them.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +10,8 @@ use super::{Context, WaitError};
 use crate::nic::EventListener;
 use crate::transport::AsyncEvent;
 
-/// A descriptor that is readable while events wait.
+/// Receiver of a notification when asynchronous events are queued: a descriptor that is readable while there
+/// are any.
 #[derive(Debug)]
 pub(super) struct EventSignal(EventFd);
 
@@ -22,33 +23,34 @@ impl EventSignal {
 
 impl EventListener for EventSignal {
     fn waiting(&self, any: bool) {
-        // One of both alternately, so the counter is never full, nor empty when it is read.
+        // Writes and reads of 1 alternate, so the counter is never full when written, nor empty when read.
         let _ = if any { self.0.write(1).map(|_| ()) } else { self.0.read().map(|_| ()) };
     }
 }
 
 impl Context {
-    /// The oldest asynchronous event that nobody has taken. Events of a queue pair, completion queue or shared
-    /// receive queue go with it.
+    /// Returns the oldest asynchronous event that has not been taken; never blocks (`ibv_get_async_event` on
+    /// a non-blocking descriptor). Dropping a queue pair, completion queue or shared receive queue drops its
+    /// events.
     pub fn next_event(&self) -> Option<AsyncEvent> {
         self.0.asynchronous.next(self.0.reader)
     }
 
-    /// Whether there is one.
+    /// Reports whether an asynchronous event is queued.
     pub(super) fn has_event(&self) -> bool {
         self.0.asynchronous.has_some(self.0.reader)
     }
 
-    /// Waits for an asynchronous event.
+    /// Blocks until there is an asynchronous event and returns it.
     ///
     /// # Errors
-    /// [`WaitError::TimedOut`]; [`WaitError::Idle`] in virtual time.
+    /// [`WaitError::TimedOut`]; [`WaitError::Interrupted`] by a signal; [`WaitError::Idle`] in virtual time.
     pub fn wait_event(&self, timeout: Duration) -> Result<AsyncEvent, WaitError> {
         self.wait_for(self.event_fd(), timeout, || self.next_event())
     }
 
-    /// A descriptor that is readable while asynchronous events wait. For polling only: reading from it would take
-    /// that away.
+    /// Returns a descriptor that is readable while asynchronous events are queued. Use it for polling only:
+    /// reading from it would clear the signal.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.0.events.0.as_fd()
     }

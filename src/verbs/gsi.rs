@@ -1,5 +1,5 @@
-//! The general services interface: management datagrams (MADs), which go from the QP1 of a port to that of another, and
-//! the services that programs are reached by.
+//! General services interface: management datagrams (MADs) between the QP1s of ports, and the registration of
+//! the services at which programs are reached.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,35 +19,37 @@ use crate::transport::{
 use crate::wire::mad::{MAD_LEN, ServiceId};
 use crate::wire::{QKey, Qpn, grh};
 
-/// MADs that may wait to be received; more are lost, as datagrams are, and counted.
+/// Number of MADs that can be queued for reception; further ones are dropped and counted, as datagrams are.
 const RECEIVES: u32 = 2048;
 
-/// MADs that may wait to be sent.
+/// Number of MADs that can be queued for sending.
 const SENDS: u32 = 1024;
 
-/// What a MAD takes where it is received: behind the routing header that datagrams have.
+/// Number of bytes of a receive buffer: a MAD behind the routing header of a datagram.
 const SLOT: usize = grh::LEN + MAD_LEN;
 
-/// A management datagram that has arrived.
+/// A received management datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mad {
-    /// The datagram.
+    /// Contents of the datagram.
     pub bytes: [u8; MAD_LEN],
-    /// The path back to its sender.
+    /// Path back to the sender.
     pub from: AddressVector,
-    /// The queue pair that sent it: QP1, but for peers that do things their own way.
+    /// Number of the queue pair that sent it: QP1, except for non-compliant peers.
     pub src_qpn: Qpn,
-    /// Index of the partition key that it came with.
+    /// Index of the partition key that the datagram was sent with.
     pub pkey_index: u16,
 }
 
-/// The QP1 of a device, by which it is managed: a device has one, for one who speaks for all.
+/// The QP1 of a device, which carries its management datagrams. A device has only one, so one component
+/// serves all of its programs.
 ///
-/// Where several processes have the address, each has what is for it: answers to what it has sent, as its
-/// [identifiers](Self::comm_id_prefix) tell, and requests for services that it has [claimed](Context::claim_service).
+/// If several processes share the address, each receives only its own datagrams: responses to what it has
+/// sent, recognised by their [identifiers](Self::comm_id_prefix), and requests for services that it has
+/// [claimed](Context::claim_service).
 pub struct ManagementPort {
     qp: Qp,
-    /// Of receives; sends complete to nobody, but when the device is gone.
+    /// Completion queue of the receives; sends are unsignaled and complete here only when the device is lost.
     cq: Cq,
     channel: CompletionChannel,
     slots: Mr,
@@ -57,7 +59,8 @@ impl Context {
     /// Takes the device's QP1.
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`] if somebody has it, [`CreateError`] for what it is made of.
+    /// [`CreateError::Exhausted`] if it is in use; otherwise [`CreateError`] of the objects that it consists
+    /// of.
     pub fn management_port(&self) -> Result<ManagementPort, CreateError> {
         ManagementPort::new(&self.alloc_pd()?)
     }
@@ -89,14 +92,14 @@ impl ManagementPort {
         Ok(port)
     }
 
-    /// The device.
+    /// Returns the context of the device.
     pub fn context(&self) -> &Context {
         self.qp.pd().context()
     }
 
-    /// What the communication IDs (and the request IDs of SIDR) of this process begin with, so that what peers send to
-    /// them comes here and not to another process: a value, and how many of the highest bits that is. None where no
-    /// others have the address.
+    /// Returns the prefix that this process's communication IDs (and SIDR request IDs) must have, so that the
+    /// responses of peers reach this process and not another one: its value, and its length in bits from the
+    /// highest. The length is 0 if no other process shares the address.
     pub fn comm_id_prefix(&self) -> (u32, u32) {
         let seat: Seat = self.context().0.seat;
         (seat.index(), seat.bits())
@@ -105,7 +108,8 @@ impl ManagementPort {
     /// Sends a datagram to the QP1 of a port. It may be lost on the way.
     ///
     /// # Errors
-    /// [`PostError`]: the device has no such GID, or it cannot send as fast as this; then it is not sent.
+    /// [`PostError`] if the device has no such GID, or cannot send as fast as requested; then nothing is
+    /// sent.
     pub fn send(&self, to: &AddressVector, mad: &[u8; MAD_LEN]) -> Result<(), PostError> {
         let pd = self.qp.pd().id();
         self.qp.post_send(&SendWr {
@@ -117,7 +121,8 @@ impl ManagementPort {
         })
     }
 
-    /// The datagram that has waited longest. If there is none, the port's descriptor becomes readable when there is one.
+    /// Returns the datagram that has waited longest; never blocks. If there is none, the port's descriptor
+    /// becomes readable when one may have arrived.
     pub fn try_recv(&self) -> Option<Mad> {
         loop {
             if let Some(mad) = self.take() {
@@ -131,10 +136,10 @@ impl ManagementPort {
         }
     }
 
-    /// Waits for a datagram.
+    /// Blocks until there is a datagram and returns it.
     ///
     /// # Errors
-    /// [`WaitError::TimedOut`], [`WaitError::Interrupted`]; [`WaitError::Idle`] in virtual time.
+    /// [`WaitError::TimedOut`]; [`WaitError::Interrupted`] by a signal; [`WaitError::Idle`] in virtual time.
     pub fn recv(&self, timeout: Duration) -> Result<Mad, WaitError> {
         self.context().wait_for(self.as_fd(), timeout, || self.try_recv())
     }
@@ -143,16 +148,16 @@ impl ManagementPort {
         self.cq.0.queue.is_armed()
     }
 
-    /// The oldest that is there and that can be answered.
+    /// Takes the oldest datagram that has a path back to its sender.
     fn take(&self) -> Option<Mad> {
         self.cq.look_at_link();
         loop {
-            // It has room for all that can complete, so nothing is ever lost.
+            // The queue has room for everything that can complete, so it never overflows.
             let completion = self.cq.0.queue.take().ok().flatten()?.completion;
-            // Only what ends with the device has another status, and only receives succeed.
+            // Only receives succeed; other statuses occur only when the device fails.
             if completion.status == WcStatus::Success {
                 let mad = self.read(&completion);
-                // Refused only when the device is gone.
+                // Fails only when the device is lost.
                 let _ = self.offer(completion.wr_id);
                 if mad.is_some() {
                     return mad;
@@ -161,7 +166,7 @@ impl ManagementPort {
         }
     }
 
-    /// What was received; `None` if it came to an address that the port has no more.
+    /// Reads a received datagram; `None` if the port no longer has the address that it was sent to.
     fn read(&self, completion: &Completion) -> Option<Mad> {
         let mut slot = [0; SLOT];
         self.slots.read(completion.wr_id as usize * SLOT, &mut slot).ok()?;
@@ -174,14 +179,14 @@ impl ManagementPort {
         })
     }
 
-    /// Has the next datagram received into a slot.
+    /// Posts a receive into a slot.
     fn offer(&self, slot: u64) -> Result<(), PostError> {
         let start = slot as usize * SLOT;
         self.qp.post_recv(&RecvWr { wr_id: slot, sges: &[self.slots.sge(start..start + SLOT)] })
     }
 }
 
-/// Readable when a datagram may have come since [`ManagementPort::try_recv`] found none.
+/// Readable when a datagram may have arrived since [`ManagementPort::try_recv`] found none.
 impl AsFd for ManagementPort {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
@@ -194,7 +199,7 @@ impl fmt::Debug for ManagementPort {
     }
 }
 
-/// Requests for a service come to this process as long as this lives.
+/// Registration of a service: while it lives, requests for the service arrive at this process.
 #[derive(Debug)]
 #[must_use = "dropping it ends the claim"]
 pub struct ServiceClaim {
@@ -204,11 +209,13 @@ pub struct ServiceClaim {
 }
 
 impl Context {
-    /// Has requests (REQ, SIDR_REQ) for a service, as sent to one address of the device or to any of them, come to this
-    /// process's QP1. Where no other process has the device's addresses they do anyway, and nothing is refused.
+    /// Registers a service, so that requests for it (REQ, SIDR_REQ), sent to one address of the device or to
+    /// any of them, arrive at this process's QP1. Without another process that shares the device's addresses
+    /// they do so anyway, and no claim is refused.
     ///
     /// # Errors
-    /// [`ClaimError::Taken`] if another process has claimed it.
+    /// [`ClaimError::Taken`] if another process has claimed the service; [`ClaimError::System`] if the device
+    /// is lost.
     pub fn claim_service(
         &self,
         service: ServiceId,

@@ -1,9 +1,9 @@
 //! The public API: contexts, protection domains, regions, completion queues and queue pairs.
 //!
-//! Names and semantics are those of libibverbs. Objects keep what they are made from alive: a [`Qp`] holds
-//! its [`Pd`] and [`Cq`]s, so there is no order of destruction to get wrong. Everything is `Send + Sync`.
+//! Names and semantics are those of libibverbs. Objects keep alive what they are created from: a [`Qp`] holds
+//! its [`Pd`] and [`Cq`]s, so they may be dropped in any order. All objects are `Send + Sync`.
 //!
-//! A thread that polls drives the NIC; when no thread polls, a background thread does.
+//! A thread that polls drives the NIC; while no thread polls, a background thread does.
 
 mod adapter;
 mod ah;

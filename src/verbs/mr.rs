@@ -1,3 +1,5 @@
+//! Protection domains and memory regions.
+
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,8 +24,8 @@ impl Drop for PdInner {
     }
 }
 
-/// A protection domain: regions and queue pairs of different domains have nothing to do with each other.
-/// Cheap to clone; it lives as long as anything made in it.
+/// A protection domain: objects of different domains cannot be used together. Cheap to clone; it lives as
+/// long as anything created in it.
 #[derive(Clone, Debug)]
 pub struct Pd(Arc<PdInner>);
 
@@ -38,7 +40,7 @@ impl Pd {
         Pd(Arc::new(PdInner { context, id: PdId(id) }))
     }
 
-    /// The context that it is of.
+    /// Returns the context that the domain belongs to.
     pub fn context(&self) -> &Context {
         &self.0.context
     }
@@ -47,8 +49,9 @@ impl Pd {
         self.0.id
     }
 
-    /// A region of `len` zero bytes of its own, also none: then only accesses of length 0 succeed with its keys. Its
-    /// addresses are the context's choice, not those in host memory, or count from 0 with [`Access::ZERO_BASED`].
+    /// Registers a region of `len` newly allocated zero bytes. With `len` 0, only accesses of length 0
+    /// succeed with its keys. The region's addresses are chosen by the context and are not those in host
+    /// memory; with [`Access::ZERO_BASED`] they count from 0.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -57,7 +60,8 @@ impl Pd {
         self.reg_mr_at(len, self.0.context.take_iova(len), access)
     }
 
-    /// [`reg_mr`](Self::reg_mr) with the first address given, whatever the access says.
+    /// Like [`reg_mr`](Self::reg_mr), with `iova` as the address of the first byte, unless `access` has
+    /// [`Access::ZERO_BASED`].
     ///
     /// # Errors
     /// [`CreateError`].
@@ -70,33 +74,36 @@ impl Pd {
         let buffer = Buffer::zeroed(len);
         self.check_empty(buffer.addr(), len)?;
         let span = Span { addr: buffer.addr(), len, iova, access };
-        // SAFETY: the buffer is owned by the `Mr`, which deregisters before it frees.
+        // SAFETY: the `Mr` owns the buffer and drops `raw`, which deregisters, before it; the buffer's bytes
+        // are accessed by copying only.
         let raw = unsafe { self.register(span) }?;
         Ok(Mr { raw, buffer })
     }
 
-    /// A region of memory that is not the crate's own, with `addr` as the address that peers use.
+    /// Registers a region of memory that the caller owns, with `addr` as the address that peers use.
     ///
     /// # Safety
     /// The `len` bytes at `addr` must stay readable, and writable if `access` allows any writing, until the
-    /// `RawMr` is dropped. Peers and the NIC read and write them at any time meanwhile, as DMA would: no
-    /// `&mut` to them may be relied upon, and `&` only where nothing writes. With [`Access::ON_DEMAND`] what is not mapped is
-    /// refused when it is used.
+    /// `RawMr` is dropped. Peers and the NIC read and write them at any time meanwhile, as with DMA: the
+    /// caller must not rely on any `&mut` to them, and on `&` only where nothing writes. With
+    /// [`Access::ON_DEMAND`] they may be unmapped, and an access to an unmapped page fails.
     ///
-    /// On x86-64 a signal handler for SIGSEGV and SIGBUS makes an error of the work request of what is unmapped or protected all
-    /// the same, and hands every other fault to the handler that was there before. The first call installs it, for the process.
+    /// On x86-64 a handler for SIGSEGV and SIGBUS turns an access to memory that is unmapped or protected
+    /// nevertheless into an error of the work request, and passes every other fault to the handler that was
+    /// installed before. The first call installs it for the whole process.
     ///
     /// # Errors
     /// [`CreateError`].
     pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<RawMr, CreateError> {
-        // SAFETY: as the caller vouches.
+        // SAFETY: this function has the same contract, which the caller upholds.
         unsafe { self.reg_mr_raw_iova(addr, len, addr.addr() as u64, access) }
     }
 
-    /// [`reg_mr_raw`](Self::reg_mr_raw) with the first address that peers use given.
+    /// Like [`reg_mr_raw`](Self::reg_mr_raw), with `iova` as the address that peers use, unless `access` has
+    /// [`Access::ZERO_BASED`].
     ///
     /// # Safety
-    /// As of [`reg_mr_raw`](Self::reg_mr_raw).
+    /// As for [`reg_mr_raw`](Self::reg_mr_raw).
     ///
     /// # Errors
     /// [`CreateError`].
@@ -110,15 +117,17 @@ impl Pd {
         self.check(len.max(1), access)?;
         self.check_empty(addr.addr(), len)?;
         survive_faults();
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped.
         unsafe { self.register(Span { addr: addr.expose_provenance(), len, iova, access }) }
     }
 
-    /// A region of all the process's memory as it is mapped at each use: implicit on-demand paging
-    /// (`ibv_reg_mr` with address 0 and length `SIZE_MAX`). What is not mapped is refused when it is used.
+    /// Registers all memory of the process as it is mapped at each use: implicit on-demand paging
+    /// (`ibv_reg_mr` with address 0 and length `SIZE_MAX`). `access` must have [`Access::ON_DEMAND`]. An
+    /// access to an unmapped page fails.
     ///
     /// # Safety
-    /// A holder of its key can read all memory of the process, and write it if `access` allows any writing.
+    /// Anyone with the region's key can read all memory of the process, and write it if `access` allows any
+    /// writing.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -128,19 +137,19 @@ impl Pd {
             return Err(CreateError::Access { access, why: "an implicit region needs ON_DEMAND" });
         }
         survive_faults();
-        // SAFETY: the caller vouches for what comes of it.
+        // SAFETY: the caller accepts that the key gives access to all memory of the process.
         let info = self.insert(|table| unsafe { table.register_implicit(self.0.id, access) })?;
         Ok(RawMr { pd: self.clone(), addr: 0, len: usize::MAX, info, is_gone: false })
     }
 
-    /// Brings in the pages of elements that are of regions on demand, as using them would (`ibv_advise_mr`); `for_writing` if
-    /// the NIC is to write them.
+    /// Faults in the pages of elements in on-demand regions, as their use would (`ibv_advise_mr`); for
+    /// writing by the NIC if `for_writing` is true.
     ///
     /// # Errors
-    /// [`AccessError`] of the first element that could not be used so.
+    /// [`AccessError`] of the first element that could not be accessed.
     pub fn prefetch(&self, sges: &[Sge], for_writing: bool) -> Result<(), AccessError> {
         let needed = if for_writing { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
-        // No queue pair asks; only windows, which are for peers, mind which.
+        // The access is not on behalf of a queue pair; only windows, which are for peers, check its number.
         let by = Accessor { pd: self.id(), qpn: Qpn::new(0) };
         self.with_table(|table| {
             sges.iter().try_for_each(|sge| table.local(by, sge.lkey, sge.addr, sge.length, needed).map(drop))
@@ -162,7 +171,7 @@ impl Pd {
         Ok(())
     }
 
-    /// Whether a region without bytes may begin at `addr` in host memory.
+    /// Checks whether a region of length 0 may begin at `addr` in host memory.
     fn check_empty(&self, addr: usize, len: usize) -> Result<(), CreateError> {
         let Limits { max_mr_size: max, .. } = self.0.context.0.limits;
         let everywhere = self.0.context.0.habits.empty_regions_at_page_boundaries;
@@ -178,16 +187,16 @@ impl Pd {
     }
 
     /// # Safety
-    /// As [`reg_mr_raw`](Self::reg_mr_raw).
+    /// As for [`reg_mr_raw`](Self::reg_mr_raw).
     pub(super) unsafe fn register(&self, span: Span) -> Result<RawMr, CreateError> {
         let iova = if span.access.allows(Access::ZERO_BASED) { 0 } else { span.iova };
         let span = Span { iova, ..span };
-        // SAFETY: the caller vouches for the memory until the `RawMr` is dropped, which deregisters.
+        // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped, which deregisters it.
         let info = self.insert(|table| unsafe { table.register(self.0.id, span) })?;
         Ok(RawMr { pd: self.clone(), addr: iova, len: span.len, info, is_gone: false })
     }
 
-    /// A new entry in the table of keys.
+    /// Adds an entry to the table of keys, within the device's limit.
     pub(super) fn insert<T>(&self, make: impl FnOnce(&mut Table) -> Option<T>) -> Result<T, CreateError> {
         self.context().check_device()?;
         let max = self.0.context.0.limits.max_mr;
@@ -195,12 +204,13 @@ impl Pd {
         self.with_table(|table| if table.len() < max as usize { make(table) } else { None }).ok_or(full)
     }
 
-    /// Runs `f` with the table of keys; waits for the turn in progress, so nothing uses what is gone afterwards.
+    /// Runs `f` with the table of keys, after the turn in progress of every shard, so that nothing uses a
+    /// removed entry afterwards.
     pub(super) fn with_table<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
         self.0.context.0.shards.change_memory(f)
     }
 
-    /// A queue pair.
+    /// Creates a queue pair.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -208,7 +218,7 @@ impl Pd {
         Qp::new(self, send_cq, recv_cq, None, None, options)
     }
 
-    /// A queue pair that takes its receives from a shared queue; `options.recv` does not count.
+    /// Creates a queue pair that takes its receives from a shared receive queue; `options.recv` is ignored.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -222,7 +232,7 @@ impl Pd {
         Qp::new(self, send_cq, recv_cq, Some(srq), None, options)
     }
 
-    /// A shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -230,8 +240,8 @@ impl Pd {
         Srq::new(self, None, caps)
     }
 
-    /// A shared receive queue for the targets of an XRC domain, which name it by its number; its receives complete
-    /// on `cq`.
+    /// Creates a shared receive queue for the targets of an XRC domain, whose peers name it by its number;
+    /// its receives complete on `cq`.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -240,7 +250,7 @@ impl Pd {
     }
 }
 
-/// Memory at a peer: what a WRITE, READ or atomic is aimed at.
+/// Address of memory at a peer, for WRITEs, READs and atomics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteAddr {
     /// Address of the first byte.
@@ -249,43 +259,44 @@ pub struct RemoteAddr {
     pub rkey: RKey,
 }
 
-/// A registered region of memory that something else owns. Dropping it deregisters.
+/// A registered region of memory that is owned elsewhere. Dropping it deregisters it.
 pub struct RawMr {
     pd: Pd,
     addr: u64,
     len: usize,
     info: RegionInfo,
-    /// Deregistered: dropping it has nothing left to do.
+    /// Whether the region is deregistered already, so that dropping it does nothing.
     is_gone: bool,
 }
 
 impl RawMr {
-    /// Address of the first byte, for work requests and peers.
+    /// Returns the address of the first byte, for work requests and peers.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Reports whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The local key.
+    /// Returns the local key.
     pub fn lkey(&self) -> LKey {
         self.info.lkey
     }
 
-    /// The remote key.
+    /// Returns the remote key.
     pub fn rkey(&self) -> RKey {
         self.info.rkey
     }
 
-    /// Bytes `range` as a scatter/gather element. A range outside is refused when it is used.
+    /// Returns the bytes `range` as a scatter/gather element. A range outside the region fails when it is
+    /// used.
     pub fn sge(&self, range: Range<usize>) -> Sge {
         Sge {
             addr: self.addr + range.start as u64,
@@ -294,22 +305,22 @@ impl RawMr {
         }
     }
 
-    /// The byte at `offset`, for a peer to aim at.
+    /// Returns the address of the byte at `offset`, for a peer.
     pub fn remote(&self, offset: usize) -> RemoteAddr {
         RemoteAddr { va: self.addr + offset as u64, rkey: self.info.rkey }
     }
 }
 
 impl RawMr {
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// Deregisters, as dropping does, but not while windows are bound to it.
+    /// Deregisters the region, as dropping it does, but fails while windows are bound to it.
     ///
     /// # Errors
-    /// The region as it was, and [`ManagementError::WindowsBound`].
+    /// The unchanged region and [`ManagementError::WindowsBound`].
     pub fn dereg(self) -> Result<(), (RawMr, ManagementError)> {
         let mut this = self;
         let done = this.pd.with_table(|table| table.deregister(this.info.lkey));
@@ -317,14 +328,14 @@ impl RawMr {
         done.map_err(|e| (this, e))
     }
 
-    /// Registers anew, in another domain, with other permissions, other memory, or all of that. Other memory has new
-    /// keys.
+    /// Re-registers the region (`ibv_rereg_mr`) in another domain, with other memory, with other permissions,
+    /// or any combination. Other memory gets new keys.
     ///
     /// # Safety
-    /// As of [`Pd::reg_mr_raw`], for the memory that it has then.
+    /// As for [`Pd::reg_mr_raw`], for the memory that the region has afterwards.
     ///
     /// # Errors
-    /// [`CreateError`]; then nothing has changed.
+    /// [`CreateError`], for example while windows are bound to the region; then nothing has changed.
     pub unsafe fn rereg_raw(
         &mut self,
         pd: Option<&Pd>,
@@ -333,12 +344,12 @@ impl RawMr {
     ) -> Result<(), CreateError> {
         survive_faults();
         let translation = memory.map(|(addr, len)| (addr.expose_provenance(), len, addr.addr() as u64));
-        // SAFETY: as the caller vouches.
+        // SAFETY: this function has the same contract, which the caller upholds.
         unsafe { self.rereg_as(pd, translation, access) }
     }
 
     /// # Safety
-    /// As of [`rereg_raw`](Self::rereg_raw).
+    /// As for [`rereg_raw`](Self::rereg_raw).
     unsafe fn rereg_as(
         &mut self,
         pd: Option<&Pd>,
@@ -354,7 +365,7 @@ impl RawMr {
             self.pd.check_empty(addr, len)?;
         }
         let change = Reregistration { pd: pd.map(Pd::id), translation, access };
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller keeps the memory valid until the `RawMr` is dropped or registered anew.
         self.info = self.pd.with_table(|table| unsafe { table.reregister(self.info.lkey, &change) })?;
         if let Some((_, len, iova)) = translation {
             (self.addr, self.len) = (iova, len);
@@ -374,8 +385,8 @@ impl Drop for RawMr {
     }
 }
 
-/// A region that reads as zeros and takes all that is written to it, at every address; for the parts of a message
-/// that nobody wants. Dropping it deregisters.
+/// A null region: reads as zeros and discards what is written to it, at every address; for parts of a message
+/// that are not needed. Local use only. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct NullMr {
     pd: Pd,
@@ -383,10 +394,10 @@ pub struct NullMr {
 }
 
 impl Pd {
-    /// A null region.
+    /// Registers a null region (`ibv_alloc_null_mr`).
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`].
+    /// [`CreateError::Exhausted`]; [`CreateError::Gone`].
     pub fn alloc_null_mr(&self) -> Result<NullMr, CreateError> {
         let lkey = self.insert(|table| table.register_null(self.id()))?;
         Ok(NullMr { pd: self.clone(), lkey })
@@ -394,12 +405,12 @@ impl Pd {
 }
 
 impl NullMr {
-    /// `length` bytes of it.
+    /// Returns a scatter/gather element of `length` bytes of the region.
     pub fn sge(&self, length: u32) -> Sge {
         Sge { addr: 0, length, lkey: self.lkey }
     }
 
-    /// The local key; there is no remote one.
+    /// Returns the local key; there is no remote key.
     pub fn lkey(&self) -> LKey {
         self.lkey
     }
@@ -434,11 +445,11 @@ impl std::ops::Deref for Mr {
 }
 
 impl Mr {
-    /// Registers anew, in another domain, with other permissions, with `len` zero bytes of other memory, or all of
-    /// that. Other memory has new keys.
+    /// Re-registers the region in another domain, with `len` newly allocated zero bytes, with other
+    /// permissions, or any combination. Other memory gets new keys.
     ///
     /// # Errors
-    /// [`CreateError`]; then nothing has changed.
+    /// [`CreateError`], for example while windows are bound to the region; then nothing has changed.
     pub fn rereg(
         &mut self,
         pd: Option<&Pd>,
@@ -448,7 +459,8 @@ impl Mr {
         let buffer = len.map(Buffer::zeroed);
         let translation =
             buffer.as_ref().map(|b| (b.addr(), b.len(), self.raw.pd.context().take_iova(b.len())));
-        // SAFETY: the old buffer stays until the table has forgotten it, the new one as long as the region.
+        // SAFETY: the old buffer is dropped only after the table no longer refers to it; the new one lives as
+        // long as the region.
         unsafe { self.raw.rereg_as(pd, translation, access) }?;
         if let Some(buffer) = buffer {
             self.buffer = buffer;
@@ -456,7 +468,7 @@ impl Mr {
         Ok(())
     }
 
-    /// Copies the bytes at `offset` to all of `out`.
+    /// Copies the bytes from `offset` on into all of `out`.
     ///
     /// # Errors
     /// [`MemoryAccessError`] outside the region.
@@ -472,15 +484,15 @@ impl Mr {
         self.buffer.write(offset, bytes)
     }
 
-    /// A copy of all bytes.
+    /// Returns a copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.buffer.len()];
-        // In range by construction.
+        // In range: `out` has the length of the buffer.
         let _ = self.buffer.read(0, &mut out);
         out
     }
 
-    /// The region's memory, for polling on a byte or word.
+    /// Returns the region's memory, for polling a byte or word.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }

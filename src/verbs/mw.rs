@@ -1,3 +1,5 @@
+//! Memory windows and fast registration.
+
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -6,61 +8,63 @@ use crate::memory::{Access, Bind, Buffer, FastReg, RegionInfo, WindowKind};
 use crate::transport::WrOp;
 use crate::wire::{LKey, RKey};
 
-/// The key that the low byte of which is one higher.
+/// Returns the key with its low byte incremented, as `ibv_inc_rkey` does.
 fn next(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
 
-/// A memory window: opens a part of a region to peers while it is bound. Dropping it closes and frees it.
+/// A memory window: opens a part of a region to peers while it is bound. Dropping it unbinds and frees it.
 pub struct Mw {
     pd: Pd,
     kind: WindowKind,
-    /// The key that it got first: its handle.
+    /// Key at allocation, which identifies the window in the table.
     first: RKey,
     key: AtomicU32,
 }
 
 impl Pd {
-    /// A memory window, bound to nothing.
+    /// Allocates an unbound memory window (`ibv_alloc_mw`).
     ///
     /// # Errors
-    /// [`CreateError::Exhausted`].
+    /// [`CreateError::Exhausted`]; [`CreateError::Gone`].
     pub fn alloc_mw(&self, kind: WindowKind) -> Result<Mw, CreateError> {
         let first = self.insert(|table| table.alloc_window(self.id(), kind))?;
         Ok(Mw { pd: self.clone(), kind, first, key: AtomicU32::new(first.0) })
     }
 
-    /// `len` zero bytes of which work requests open a part at a time (fast registration).
+    /// Allocates a fast region of `len` zero bytes, of which work requests register a part at a time
+    /// ([`SendWr::reg_mr`]).
     ///
     /// # Errors
     /// [`CreateError`].
     pub fn alloc_mr(&self, len: usize) -> Result<FastMr, CreateError> {
         self.check(len, Access::LOCAL_WRITE)?;
         let buffer = Buffer::zeroed(len);
-        // SAFETY: the buffer is owned by the `FastMr`, which deregisters before it frees.
+        // SAFETY: the `FastMr` owns the buffer, and its `drop` revokes the registration before the buffer is
+        // freed.
         let first = self.insert(|table| unsafe { table.register_fast(self.id(), buffer.addr(), len) })?;
         Ok(FastMr { pd: self.clone(), first, key: AtomicU32::new(first.lkey.0), buffer })
     }
 }
 
 impl Mw {
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// What kind it is.
+    /// Returns the type of the window.
     pub fn kind(&self) -> WindowKind {
         self.kind
     }
 
-    /// The key of the last bind.
+    /// Returns the key of the last bind.
     pub fn rkey(&self) -> RKey {
         RKey(self.key.load(Ordering::Relaxed))
     }
 
-    /// The next key to bind a window of type 2 under (`ibv_inc_rkey`); [`rkey`](Self::rkey) says it too from now
-    /// on.
+    /// Returns the next key under which to bind a window of type 2 (`ibv_inc_rkey`); from now on
+    /// [`rkey`](Self::rkey) returns it too.
     pub fn next_rkey(&self) -> RKey {
         let step = |key| Some(next(key));
         let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
@@ -81,11 +85,12 @@ impl fmt::Debug for Mw {
 }
 
 impl Qp {
-    /// Binds a window of type 1 to a part of a region, or, with no bytes, to nothing; `bind.rkey` does not count.
-    /// The window has the key that is returned from now on (`ibv_bind_mw`).
+    /// Posts a bind of a window of type 1 to a part of a region or, with length 0, an unbind (`ibv_bind_mw`).
+    /// `bind.rkey` is ignored: returns the key that the window has from now on.
     ///
     /// # Errors
-    /// [`PostError`]; a window of type 2 is bound by [`SendWr::bind_mw`].
+    /// [`PostError`]; [`PostError::WindowKind`] for a window of type 2, which is bound by
+    /// [`SendWr::bind_mw`].
     pub fn bind_mw(&self, mw: &Mw, wr_id: u64, bind: &Bind, flags: SendFlags) -> Result<RKey, PostError> {
         if mw.kind != WindowKind::Type1 {
             return Err(PostError::WindowKind(mw.kind));
@@ -98,55 +103,57 @@ impl Qp {
 }
 
 impl<'a> SendWr<'a> {
-    /// Binds a window.
+    /// Creates a bind of a memory window of type 2; for one of type 1, see [`Qp::bind_mw`].
     pub fn bind_mw(wr_id: u64, bind: Bind) -> SendWr<'a> {
         Self::new(wr_id, WrOp::BindMw(bind), &[])
     }
 
-    /// Opens a part of a fast region.
+    /// Creates a fast registration of a part of a fast region.
     pub fn reg_mr(wr_id: u64, reg: FastReg) -> SendWr<'a> {
         Self::new(wr_id, WrOp::RegMr(reg), &[])
     }
 
-    /// Closes a window of type 2 or a fast region of ours.
+    /// Creates a local invalidate of a memory window of type 2 or of a fast region.
     pub fn local_inv(wr_id: u64, rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::LocalInv(rkey), &[])
     }
 }
 
-/// Memory of which work requests open a part at a time. Dropping it closes and frees it.
+/// A fast region: memory of which work requests register a part at a time. Dropping it invalidates and frees
+/// it.
 pub struct FastMr {
     pd: Pd,
-    /// The key that it got first: its handle.
+    /// Keys at allocation, which identify the region in the table.
     first: RegionInfo,
     key: AtomicU32,
     buffer: Buffer,
 }
 
 impl FastMr {
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// What to post to open `len` bytes from `offset` on, under a new key and with `iova` as their first address.
+    /// Returns the parameters of a fast registration of `len` bytes from `offset` on, under a new key and
+    /// with `iova` as the address of the first byte; post it with [`SendWr::reg_mr`].
     pub fn reg(&self, offset: u64, len: u64, iova: u64, access: Access) -> FastReg {
         let step = |key| Some(next(key));
         let old = self.key.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step);
         FastReg { key: LKey(next(old.unwrap_or_else(|key| key))), offset, len, iova, access }
     }
 
-    /// The local key of the last registration.
+    /// Returns the local key of the last call of [`reg`](Self::reg).
     pub fn lkey(&self) -> LKey {
         LKey(self.key.load(Ordering::Relaxed))
     }
 
-    /// The remote key of the last registration.
+    /// Returns the remote key of the last call of [`reg`](Self::reg).
     pub fn rkey(&self) -> RKey {
         RKey(self.lkey().0)
     }
 
-    /// Its memory.
+    /// Returns the region's memory.
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }

@@ -1,20 +1,22 @@
+//! Ready-made test topologies: two connected NICs, or a mesh, on a fabric.
+
 use super::{ConnectError, ConnectOptions, Context, Cq, CreateError, Fabric, OpenError, Pd, Qp, QpOptions};
 
-/// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for
-/// both directions, one connected queue pair.
+/// A NIC with the objects that nearly every test needs: one protection domain, one completion queue for both
+/// directions, one queue pair.
 #[derive(Debug)]
 pub struct Node {
     /// The device.
     pub context: Context,
-    /// Its domain.
+    /// Protection domain of the queue pair.
     pub pd: Pd,
-    /// 1024 entries, for sends and receives.
+    /// Completion queue of 1024 entries, for sends and receives.
     pub cq: Cq,
-    /// Connected to the other node.
+    /// Queue pair, connected to the other node by [`Fabric::pair`].
     pub qp: Qp,
 }
 
-/// Why there is no pair.
+/// Reason why the nodes could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// A context could not be opened.
@@ -29,7 +31,7 @@ pub enum PairError {
 }
 
 impl Node {
-    /// A node on an open context, its queue pair in RESET.
+    /// Creates a node on an open context, with its queue pair in RESET.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -41,28 +43,31 @@ impl Node {
     }
 }
 
-/// A NIC of a mesh: one protection domain, one completion queue for all, and a queue pair to each other NIC.
+/// A NIC of a mesh: one protection domain, one completion queue for all queue pairs, and a queue pair to each
+/// other NIC.
 #[derive(Debug)]
 pub struct MeshNode {
     /// The device.
     pub context: Context,
-    /// The protection domain of all queue pairs and regions.
+    /// Protection domain of all queue pairs.
     pub pd: Pd,
-    /// For sends and receives of all queue pairs: 1024 entries for each, up to the device's limit.
+    /// Completion queue for sends and receives of all queue pairs: 1024 entries per NIC of the mesh, up to
+    /// the device's limit.
     pub cq: Cq,
-    /// By index of the peer; none at its own.
+    /// Queue pairs by index of the peer; `None` at the NIC's own index.
     qps: Vec<Option<Qp>>,
 }
 
 impl MeshNode {
-    /// The queue pair to the NIC with index `peer` in the mesh. `None` for its own index and beyond the last.
+    /// Returns the queue pair to the NIC with index `peer` in the mesh; `None` for its own index and beyond
+    /// the last.
     pub fn qp(&self, peer: usize) -> Option<&Qp> {
         self.qps.get(peer)?.as_ref()
     }
 }
 
 impl Fabric {
-    /// `n` NICs on this fabric, each with a queue pair connected to each other one.
+    /// Creates `n` NICs on this fabric, each with a queue pair connected to every other one.
     ///
     /// # Errors
     /// [`PairError`].
@@ -88,7 +93,7 @@ impl Fabric {
         Ok(nodes)
     }
 
-    /// Two NICs on this fabric with connected queue pairs.
+    /// Creates two NICs on this fabric with connected queue pairs.
     ///
     /// # Errors
     /// [`PairError`].

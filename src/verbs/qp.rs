@@ -1,3 +1,5 @@
+//! Queue pairs: creation, state transitions, connection, posting, and multicast attachment.
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,21 +19,22 @@ use crate::transport::{
 };
 use crate::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn, RKey, RnrTimer};
 
-/// What a queue pair is made with.
+/// Attributes with which a queue pair is created (`ibv_qp_init_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpOptions {
-    /// The service.
+    /// Transport service.
     pub qp_type: QpType,
     /// Limits of the send queue.
     pub send: SendCaps,
-    /// Limits of the receive queue.
+    /// Limits of the receive queue; ignored with a shared receive queue and for XRC.
     pub recv: RecvCaps,
-    /// Every send makes a completion, whatever its flags say.
+    /// Whether every send work request generates a completion, whatever its flags (`sq_sig_all`).
     pub signal_all: bool,
 }
 
 impl Default for QpOptions {
-    /// RC, queues of 128, 4 scatter/gather elements, 256 bytes inline.
+    /// Returns options for RC with queues of 128 work requests, 4 scatter/gather elements and 256 inline
+    /// bytes.
     fn default() -> Self {
         QpOptions {
             qp_type: QpType::Rc,
@@ -42,45 +45,46 @@ impl Default for QpOptions {
     }
 }
 
-/// What a peer must know to connect: exchange it by any means.
+/// Address of a queue pair that its peer needs to connect; exchange it by any means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Endpoint {
-    /// Address.
+    /// GID of the port.
     pub gid: Gid,
-    /// Queue pair.
+    /// Number of the queue pair.
     pub qpn: Qpn,
-    /// The first PSN that it sends.
+    /// First PSN that the queue pair sends.
     pub psn: Psn,
 }
 
-/// How two queue pairs are connected. Both sides should agree on `mtu`, and one side's `max_rd_atomic` must
-/// not exceed the other's `max_dest_rd_atomic`.
+/// Attributes of a connection between two queue pairs. Both sides should agree on `mtu`, and one side's
+/// `max_rd_atomic` must not exceed the other's `max_dest_rd_atomic`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectOptions {
-    /// What the peer may do to our memory, where a region allows it too.
+    /// Accesses that the peer may make to local memory, where a region allows them too.
     pub access: Access,
-    /// Payload bytes a packet. `None`: the port's active MTU.
+    /// Path MTU: payload bytes per packet. `None` stands for the port's active MTU.
     pub mtu: Option<Mtu>,
-    /// Which of our GIDs. `None`: the one that [suits the peer](super::Context::gid_towards).
+    /// Index of the local GID. `None` stands for the one that [suits the peer](super::Context::gid_towards).
     pub sgid_index: Option<u8>,
     /// Traffic class (ToS).
     pub traffic_class: u8,
     /// Local ACK timeout.
     pub timeout: AckTimeout,
-    /// Retries after a timeout, 0..=7.
+    /// Number of retries after an ACK timeout, 0..=7.
     pub retry_cnt: u8,
-    /// Retries after a receiver-not-ready, 7 for ever.
+    /// Number of retries after an RNR NAK, 0..=7; 7 retries for ever.
     pub rnr_retry: u8,
-    /// What the peer waits after our receiver-not-ready.
+    /// Time that the peer waits after an RNR NAK from this queue pair.
     pub min_rnr_timer: RnrTimer,
-    /// READs and atomics in flight towards the peer.
+    /// Maximum number of RDMA READs and atomics in flight to the peer.
     pub max_rd_atomic: u8,
-    /// READs and atomics in flight from the peer.
+    /// Maximum number of RDMA READs and atomics in flight from the peer.
     pub max_dest_rd_atomic: u8,
 }
 
 impl Default for ConnectOptions {
-    /// All access, 67 ms timeout, 7 retries each, 0.64 ms RNR timer, 16 READs.
+    /// Returns options with all access, 67 ms ACK timeout, 7 retries, unlimited RNR retries, 0.64 ms RNR
+    /// timer and 16 READs in either direction.
     fn default() -> Self {
         ConnectOptions {
             access: Access::ALL,
@@ -97,10 +101,10 @@ impl Default for ConnectOptions {
     }
 }
 
-/// What a completion queue has in the NIC.
+/// Completion queue as the NIC holds it.
 type Queue = Arc<CompletionQueue>;
 
-/// A queue pair. Dropping it destroys it; outstanding work then ends without completions.
+/// A queue pair. Dropping it destroys it; outstanding work requests then end without completions.
 pub struct Qp {
     qpn: Qpn,
     psn: Psn,
@@ -110,20 +114,20 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
-    /// The room of the last session's work requests, for the next.
+    /// Buffers of the last session's work requests, kept for the next session.
     pub(super) spare_batch: AtomicCell<Option<Box<Batch>>>,
-    /// Until it is destroyed, after which another may have its number.
+    /// False once the queue pair is destroyed, after which another one may get its number.
     alive: Arc<Mutex<bool>>,
 }
 
-/// A queue pair for one who changes its state, and does not keep it alive.
+/// Handle that can change the state of a queue pair but does not keep it alive.
 #[derive(Clone)]
 pub(super) struct QpRemote {
     pub qpn: Qpn,
-    /// The first PSN that it sends.
+    /// First PSN that the queue pair sends.
     pub psn: Psn,
     pub qp_type: QpType,
-    /// Its receives come from a shared queue.
+    /// Whether receives come from a shared receive queue.
     pub has_srq: bool,
     context: WeakContext,
     shard: Arc<Shard>,
@@ -131,7 +135,8 @@ pub(super) struct QpRemote {
 }
 
 impl QpRemote {
-    /// As [`Qp::modify`], but completions of before stay; `None` if it is gone.
+    /// Like [`Qp::modify`], but earlier completions stay in their queues. Returns `None` if the queue pair is
+    /// destroyed.
     pub fn modify(&self, attr: &QpAttr) -> Option<Result<(), ModifyError>> {
         let alive = self.alive.lock();
         let modify =
@@ -139,20 +144,20 @@ impl QpRemote {
         alive.then(modify)?.ok()
     }
 
-    /// As [`Qp::query`]; `None` if it is gone.
+    /// Like [`Qp::query`]; returns `None` if the queue pair is destroyed.
     pub fn query(&self) -> Option<QpAttr> {
         let alive = self.alive.lock();
         alive.then(|| self.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr)))?.ok()
     }
 
-    /// As [`Qp::attach_mcast`]; `None` if it is gone.
+    /// Like [`Qp::attach_mcast`]; returns `None` if the queue pair is destroyed.
     pub fn attach_mcast(&self, gid: Gid) -> Option<Result<(), AttachError>> {
         let alive = self.alive.lock();
         let device = self.context.get().filter(|_| *alive)?;
         Some(device.shards.attach_mcast(&self.shard, self.qpn, gid, &device.limits))
     }
 
-    /// As [`Qp::detach_mcast`]; `None` if it is gone.
+    /// Like [`Qp::detach_mcast`]; returns `None` if the queue pair is destroyed.
     pub fn detach_mcast(&self, gid: Gid) -> Option<Result<(), MulticastError>> {
         let alive = self.alive.lock();
         let device = self.context.get().filter(|_| *alive)?;
@@ -184,7 +189,7 @@ impl Qp {
         }
         let shard = match (srq, options.qp_type) {
             (Some(srq), _) => srq.shard(),
-            // Domains span queue pairs, so one shard has them all.
+            // An XRC domain spans queue pairs, so one shard holds all of them.
             (None, QpType::XrcSend | QpType::XrcRecv) => context.0.shards.first(),
             (None, _) => context.0.shards.next_for_qp(),
         };
@@ -193,7 +198,7 @@ impl Qp {
         })
     }
 
-    /// QP1, of which a device has but one, for datagrams that manage its port.
+    /// Creates QP1, the general services queue pair that carries management datagrams; a device has only one.
     pub(super) fn new_gsi(pd: &Pd, cq: &Cq, options: &QpOptions) -> Result<Qp, CreateError> {
         let shard = pd.context().0.shards.of(Qpn::GSI);
         Qp::make(pd, shard, (cq, cq), None, None, options, |nic, init, send, recv| {
@@ -202,7 +207,7 @@ impl Qp {
         })
     }
 
-    /// One of a shard, which `create` puts there.
+    /// Creates a queue pair in `shard` with `create`, after checking the limits.
     fn make(
         pd: &Pd,
         shard: &Arc<Shard>,
@@ -269,7 +274,7 @@ impl Qp {
         })
     }
 
-    /// For one who drives it, and does not keep it alive.
+    /// Returns a handle for code that changes the queue pair's state but does not keep it alive.
     pub(super) fn remote(&self) -> QpRemote {
         QpRemote {
             qpn: self.qpn,
@@ -282,48 +287,50 @@ impl Qp {
         }
     }
 
-    /// Its number.
+    /// Returns the queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// Where its sends complete.
+    /// Returns the completion queue for send work requests.
     pub fn send_cq(&self) -> &Cq {
         &self.send_cq
     }
 
-    /// The shared queue that its receives come from, if it has none of its own.
+    /// Returns the shared receive queue, or `None` if the queue pair has a receive queue of its own.
     pub fn srq(&self) -> Option<&Srq> {
         self.srq.as_ref()
     }
 
-    /// Where its receives complete.
+    /// Returns the completion queue for receive work requests.
     pub fn recv_cq(&self) -> &Cq {
         &self.recv_cq
     }
 
-    /// What a peer must know, with the GID at `index`. `None` if there is no such GID.
+    /// Returns the address that a peer needs to connect, with the GID at `index`, or `None` if there is no
+    /// such GID.
     pub fn endpoint_at(&self, index: usize) -> Option<Endpoint> {
         let gid = self.pd.context().query_gid(index)?;
         Some(Endpoint { gid, qpn: self.qpn, psn: self.psn })
     }
 
-    /// What a peer must know, with the [main GID](super::Context::main_gid).
+    /// Returns the address that a peer needs to connect, with the [main GID](super::Context::main_gid).
     pub fn endpoint(&self) -> Endpoint {
-        // A context is not opened without an address; only a change can take all away.
+        // A context cannot be opened without an address; only a later change can remove all of them.
         let gid = self.pd.context().main_gid().and_then(|i| self.pd.context().query_gid(i.into()));
         Endpoint { gid: gid.unwrap_or_default(), qpn: self.qpn, psn: self.psn }
     }
 
-    /// Changes attributes and state. Completions of before that nobody took are gone with a change to RESET.
+    /// Changes attributes and state (`ibv_modify_qp`). A transition to RESET removes earlier completions of
+    /// this queue pair from its completion queues.
     ///
     /// # Errors
-    /// [`ModifyError`]; then nothing has changed.
+    /// [`ModifyError`] if the transition or an attribute is not allowed; then nothing has changed.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), ModifyError> {
         self.shard.with(|nic, now, memory, tx| {
             let result = nic.modify_qp(now, self.qpn, attr, memory, tx);
@@ -335,7 +342,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Takes what nobody took out of its completion queues.
+    /// Removes this queue pair's completions from its completion queues.
     fn purge(&self) {
         let (send, recv) = (&self.send_cq.0.queue, &self.recv_cq.0.queue);
         if send.is_empty() && recv.is_empty() {
@@ -349,28 +356,28 @@ impl Qp {
         });
     }
 
-    /// The attributes as they are.
+    /// Returns the current attributes (`ibv_query_qp`).
     pub fn query(&self) -> QpAttr {
         let found = self.shard.look(|nic| nic.query_qp(self.qpn).map(|(attr, _)| attr));
         found.expect("the NIC has the queue pair as long as its handle")
     }
 
-    /// The state.
+    /// Returns the current state.
     pub fn state(&self) -> QpState {
         self.query().state.unwrap_or_default()
     }
 
-    /// From RESET through INIT and RTR to RTS, towards `peer`.
+    /// Moves the queue pair from RESET through INIT and RTR to RTS, connected to `peer`.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError`]; transitions made before the failure remain.
     pub fn connect(&self, peer: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
         self.to_init(options.access)?;
         self.to_rtr(peer, options)?;
         self.to_rts(options)
     }
 
-    /// RESET to INIT.
+    /// Moves the queue pair from RESET to INIT.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -386,7 +393,7 @@ impl Qp {
         Ok(self.modify(&attr)?)
     }
 
-    /// INIT to RTR: from now on it answers the peer.
+    /// Moves the queue pair from INIT to RTR: from now on it responds to the peer.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -416,7 +423,7 @@ impl Qp {
         Ok(self.modify(&attr.only(taken(self.qp_type, QpState::Init, QpState::Rtr)))?)
     }
 
-    /// RTR to RTS: from now on it may send.
+    /// Moves the queue pair from RTR to RTS: from now on it may send.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -433,10 +440,10 @@ impl Qp {
         Ok(self.modify(&attr.only(taken(self.qp_type, QpState::Rtr, QpState::Rts)))?)
     }
 
-    /// From RESET to RTS, for datagrams that have this queue key.
+    /// Moves a datagram queue pair from RESET to RTS; it receives datagrams that have this queue key.
     ///
     /// # Errors
-    /// [`ConnectError`]; of a connected service too.
+    /// [`ConnectError`], also if the queue pair is of a connected service.
     pub fn activate(&self, qkey: QKey) -> Result<(), ConnectError> {
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         let (pkey_index, port) = (Some(0), Some(1));
@@ -445,29 +452,30 @@ impl Qp {
         Ok(self.modify(&QpAttr { sq_psn: Some(self.psn), ..to(QpState::Rts) })?)
     }
 
-    /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`): an IPv6 one of `ff00::/8`, or an IPv4 one
-    /// behind `::ffff:`. From now on, in a state that receives, it takes what is sent to [`Qpn::MULTICAST`] at the
-    /// group's GID with its queue key. The link joins the group (by IGMP or MLD on a real interface) with the first of
-    /// the NIC's queue pairs that is attached, and leaves it with the last.
+    /// Attaches a UD queue pair to a multicast group (`ibv_attach_mcast`), either an IPv6 one of `ff00::/8`
+    /// or an IPv4 one mapped behind `::ffff:`. From now on, in a state that receives, the queue pair gets
+    /// datagrams sent to [`Qpn::MULTICAST`] at the group's GID with its queue key. The link joins the group
+    /// (by IGMP or MLD on a real interface) with the first attached queue pair of the NIC, and leaves it with
+    /// the last.
     ///
-    /// A queue pair that is attached already stays so, and still has one copy of each message. It has its own messages
-    /// to the group too, as on hardware by default
-    /// ([`Qp::block_multicast_loopback`] ends that). Dropping it detaches it.
+    /// Attaching twice has no further effect: there is still one copy of each message. A queue pair receives
+    /// its own messages to the group too, as on hardware by default; [`Qp::block_multicast_loopback`]
+    /// disables that. Dropping the queue pair detaches it.
     ///
     /// # Errors
-    /// [`AttachError`]; then it is not attached.
+    /// [`AttachError`]; then the queue pair is not attached.
     pub fn attach_mcast(&self, gid: Gid) -> Result<(), AttachError> {
         let Inner { shards, limits, .. } = &**self.pd.context().0;
         shards.attach_mcast(&self.shard, self.qpn, gid, limits)
     }
 
-    /// Has it not receive the messages that it sends to its multicast groups itself (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
-    /// Other queue pairs of the NIC receive them.
+    /// Excludes this queue pair from receiving the messages that it sends to its own multicast groups
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`). Other queue pairs of the NIC still receive them.
     pub fn block_multicast_loopback(&self) {
         self.shard.hold(|engine, _| engine.nic.block_multicast_loopback(self.qpn));
     }
 
-    /// Detaches it from a multicast group (`ibv_detach_mcast`).
+    /// Detaches the queue pair from a multicast group (`ibv_detach_mcast`).
     ///
     /// # Errors
     /// [`MulticastError::NotAttached`].
@@ -475,18 +483,19 @@ impl Qp {
         self.pd.context().0.shards.detach_mcast(&self.shard, self.qpn, gid)
     }
 
-    /// Posts a send work request and sends what the window allows.
+    /// Posts a send work request and sends what the congestion window allows, or leaves it to be sent together
+    /// with later ones if a lot is in flight; never blocks for the peer.
     ///
     /// # Errors
-    /// [`PostError`]; then it was not taken.
+    /// [`PostError`]; then the work request was not posted.
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.post_send_list(std::slice::from_ref(wr)).map_err(|e| e.error)
     }
 
-    /// Posts several at once.
+    /// Posts several send work requests with one call.
     ///
     /// # Errors
-    /// [`PostListError`] names the first that was not taken.
+    /// [`PostListError`] names the first work request that was not posted; those before it were posted.
     pub fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.shard.post(self.qpn, |nic, now| {
             let posted = nic.post_send_list(now, self.qpn, wrs);
@@ -496,7 +505,7 @@ impl Qp {
         })
     }
 
-    /// Posts all or none.
+    /// Posts all of the work requests or none.
     pub(super) fn post_all<'w>(&self, wrs: impl Iterator<Item = SendWr<'w>>) -> Result<(), PostBatchError> {
         self.shard.post(self.qpn, |nic, now| {
             let posted = nic.post_send_all(now, self.qpn, wrs);
@@ -507,7 +516,7 @@ impl Qp {
     /// Posts a receive work request.
     ///
     /// # Errors
-    /// [`PostError`]; then it was not taken.
+    /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.shard
             .hold(|engine, now| engine.nic.post_recv(now, self.qpn, wr))
@@ -517,7 +526,7 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // What it owes the peer leaves first: an acknowledgement may still wait for company.
+        // Sends what is due to the peer first, because acknowledgements may still be delayed.
         self.shard.with(|_, _, _, _| ());
         let context = self.pd.context();
         let mut alive = self.alive.lock();
@@ -538,61 +547,63 @@ impl fmt::Debug for Qp {
     }
 }
 
-/// Signaled work requests in one line; change `flags` or `data` where something else is wanted.
+/// Constructors for signaled work requests; change `flags` or `data` for anything else.
 impl<'a> SendWr<'a> {
-    /// Any operation.
+    /// Creates a work request for any operation, with data in `sges` and no destination.
     pub fn new(wr_id: u64, op: WrOp, sges: &'a [Sge]) -> SendWr<'a> {
         SendWr { wr_id, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to: None }
     }
 
-    /// A SEND.
+    /// Creates a SEND.
     pub fn send(wr_id: u64, sges: &'a [Sge]) -> SendWr<'a> {
         Self::new(wr_id, WrOp::Send, sges)
     }
 
-    /// A SEND with immediate.
+    /// Creates a SEND with immediate data.
     pub fn send_with_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithImm(imm), sges)
     }
 
-    /// A SEND that closes what a key at the peer opens.
+    /// Creates a SEND with invalidate: it closes the memory window or fast region that `rkey` opens at the
+    /// peer.
     pub fn send_with_inv(wr_id: u64, sges: &'a [Sge], rkey: RKey) -> SendWr<'a> {
         Self::new(wr_id, WrOp::SendWithInv(rkey), sges)
     }
 
-    /// An RDMA WRITE.
+    /// Creates an RDMA WRITE.
     pub fn write(wr_id: u64, sges: &'a [Sge], to: RemoteAddr) -> SendWr<'a> {
         Self::new(wr_id, WrOp::Write { va: to.va, rkey: to.rkey }, sges)
     }
 
-    /// An RDMA WRITE with immediate.
+    /// Creates an RDMA WRITE with immediate data.
     pub fn write_with_imm(wr_id: u64, sges: &'a [Sge], to: RemoteAddr, imm: u32) -> SendWr<'a> {
         Self::new(wr_id, WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm }, sges)
     }
 
-    /// An RDMA READ.
+    /// Creates an RDMA READ into `sges`.
     pub fn read(wr_id: u64, sges: &'a [Sge], from: RemoteAddr) -> SendWr<'a> {
         Self::new(wr_id, WrOp::Read { va: from.va, rkey: from.rkey }, sges)
     }
 
-    /// A compare-and-swap; the old value goes to the 8 bytes of `sges`.
+    /// Creates an atomic compare-and-swap on 8 bytes; the original value is stored in the 8 bytes of `sges`.
     pub fn compare_swap(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, compare: u64, swap: u64) -> SendWr<'a> {
         let op = AtomicOp::CompareSwap { compare, swap };
         Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)
     }
 
-    /// Stores 8 bytes at a multiple of 8, all at once.
+    /// Creates an ATOMIC WRITE of 8 bytes at an address that is a multiple of 8.
     pub fn atomic_write(wr_id: u64, at: RemoteAddr, value: [u8; 8]) -> SendWr<'a> {
         Self::new(wr_id, WrOp::AtomicWrite { va: at.va, rkey: at.rkey, value }, &[])
     }
 
-    /// Completes when all earlier WRITEs to `len` bytes are placed so.
+    /// Creates a FLUSH, which completes when all earlier WRITEs to the `len` bytes at `at` have the given
+    /// placement.
     pub fn flush(wr_id: u64, at: RemoteAddr, len: u32, placement: Placement) -> SendWr<'a> {
         let op = WrOp::Flush { va: at.va, rkey: at.rkey, len, placement, whole_region: false };
         Self::new(wr_id, op, &[])
     }
 
-    /// A fetch-and-add; the old value goes to the 8 bytes of `sges`.
+    /// Creates an atomic fetch-and-add on 8 bytes; the original value is stored in the 8 bytes of `sges`.
     pub fn fetch_add(wr_id: u64, sges: &'a [Sge], at: RemoteAddr, add: u64) -> SendWr<'a> {
         let op = AtomicOp::FetchAdd(add);
         Self::new(wr_id, WrOp::Atomic { va: at.va, rkey: at.rkey, op }, sges)

@@ -1,4 +1,4 @@
-//! What a device and its port say of themselves.
+//! Attributes of a device and its port (`ibv_query_device_ex`, `ibv_query_port`).
 
 use std::net::IpAddr;
 use std::ops::BitOr;
@@ -10,68 +10,70 @@ use crate::nic::Limits;
 use crate::transport::MAX_MESSAGE;
 use crate::wire::{Gid, Mtu};
 
-/// What a device is and has at most: `ibv_device_attr_ex`. Reliable datagrams, raw packets and fast memory regions,
-/// which that has fields for too, are not there: their figures are 0.
+/// Attributes and limits of a device (`ibv_device_attr_ex`). Reliable datagrams, raw packets and fast memory
+/// regions (FMR), for which that structure has fields too, are not supported: their values are 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
-    /// A name for people.
+    /// Human-readable name.
     pub name: String,
-    /// The crate's version (`fw_ver`).
+    /// Version of this crate (`fw_ver`).
     pub version: &'static str,
-    /// The class of device that it behaves as.
+    /// Name of the personality, the class of device whose behaviour the NIC has.
     pub personality: &'static str,
-    /// EUI-64.
+    /// Node GUID, an EUI-64.
     pub node_guid: u64,
-    /// That of the whole system: the same, as each NIC is a system of its own.
+    /// System image GUID; equal to the node GUID, because each NIC is a system of its own.
     pub sys_image_guid: u64,
-    /// The maker's IEEE number: none, as for the kernel's software devices.
+    /// IEEE vendor ID; 0xffffff for none, as in the kernel's software devices.
     pub vendor_id: u32,
-    /// The maker's number of the product.
+    /// Vendor's part number.
     pub vendor_part_id: u32,
-    /// Version of the hardware, of which there is none.
+    /// Hardware version; 0, because there is no hardware.
     pub hw_ver: u32,
-    /// Sizes of memory pages that regions may have: a bit for each power of two.
+    /// Page sizes that regions may have: one bit for each power of two.
     pub page_size_cap: u64,
     /// Limits that depend on the personality.
     pub limits: Limits,
-    /// Memory windows, if there are no regions.
+    /// Maximum number of memory windows if there are no regions; the two share a limit.
     pub max_mw: u32,
-    /// Address handles. They take no room in the device, so this is what an `int` holds.
+    /// Maximum number of address handles. They take no room in the device, so this is the largest `int`.
     pub max_ah: u32,
-    /// Scatter/gather elements of an RDMA READ.
+    /// Maximum number of scatter/gather elements of an RDMA READ.
     pub max_sge_rd: u32,
-    /// READs and atomics in flight from peers, of all queue pairs together.
+    /// Maximum number of READs and atomics in flight from peers, over all queue pairs.
     pub max_res_rd_atom: u32,
-    /// What atomics are atomic against.
+    /// Scope within which atomic operations are atomic.
     pub atomic_cap: AtomicCap,
-    /// What else it can do.
+    /// Further capabilities.
     pub caps: DeviceCaps,
-    /// What it does with regions whose pages come and go.
+    /// On-demand paging capabilities.
     pub on_demand: OnDemand,
-    /// At which rates its queue pairs can be told to send.
+    /// Range of rates to which queue pairs can be paced.
     pub pacing: Pacing,
-    /// An acknowledgement may take 4.096 µs · 2^this longer than the wire.
+    /// Exponent of the acknowledgement delay: an acknowledgement may take up to 4.096 µs * 2^n in addition to
+    /// the time on the wire.
     pub local_ca_ack_delay: u8,
-    /// Ports.
+    /// Number of ports.
     pub phys_port_cnt: u8,
-    /// Ticks of its clock in a thousandth of a second: it counts nanoseconds ([`Context::clock`]).
+    /// Frequency of the clock in kHz; it counts nanoseconds ([`Context::clock`]).
     pub hca_core_clock_khz: u64,
-    /// The bits of a completion's time that count.
+    /// Mask of the valid bits of completion timestamps.
     pub completion_timestamp_mask: u64,
 }
 
 impl DeviceAttr {
-    /// What programs of libibverbs are told. FLUSH is not promised, which this release of the interface has no work request
-    /// for. And atomics are atomic against the processor's too, but no hardware says so, and UCX uses them only where less
-    /// is said.
+    /// Returns the attributes as they are reported to libibverbs programs. FLUSH is not reported, because
+    /// this release of the interface has no work request for it. Atomics are reported as atomic among the
+    /// device's own only: they are atomic with those of the processor too, but no hardware reports that, and
+    /// UCX uses them only if the lesser capability is reported.
     pub fn for_programs(self) -> DeviceAttr {
         let flush = DeviceCaps::FLUSH_GLOBAL.0 | DeviceCaps::FLUSH_PERSISTENT.0;
         DeviceAttr { caps: DeviceCaps(self.caps.0 & !flush), atomic_cap: AtomicCap::Hca, ..self }
     }
 }
 
-/// What a device does with regions on demand, with the bits of `ibv_odp_caps`: `IBV_ODP_SUPPORT` and
-/// `IBV_ODP_SUPPORT_IMPLICIT`, and `IBV_ODP_SUPPORT_SEND` and what follows for each service.
+/// On-demand paging capabilities of a device, with the bits of `ibv_odp_caps`: `IBV_ODP_SUPPORT` and
+/// `IBV_ODP_SUPPORT_IMPLICIT` in `general`, `IBV_ODP_SUPPORT_SEND` and the following ones for each service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[allow(missing_docs, reason = "services by their names")]
 pub struct OnDemand {
@@ -83,7 +85,7 @@ pub struct OnDemand {
 }
 
 impl OnDemand {
-    /// All that each service does.
+    /// All operations that each service supports.
     const ALL: OnDemand = {
         let (send, recv, write, read, atomic, srq_recv) = (1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5);
         let datagram = send | recv;
@@ -92,36 +94,36 @@ impl OnDemand {
     };
 }
 
-/// How slow queue pairs can be told to send (`ibv_packet_pacing_caps`).
+/// Range of rates to which queue pairs can be paced (`ibv_packet_pacing_caps`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pacing {
-    /// The lowest rate, in kilobits a second.
+    /// Lowest rate, in kilobits per second.
     pub least_kbps: u32,
-    /// The highest.
+    /// Highest rate, in kilobits per second.
     pub most_kbps: u32,
-    /// Those that heed it: a bit for each, by the numbers of `ibv_qp_type`.
+    /// Services that support pacing: one bit for each value of `ibv_qp_type`.
     pub services: u32,
 }
 
 impl Pacing {
-    /// RC, UC, UD and XRC's initiators at any rate.
+    /// Any rate for RC, UC, UD and XRC initiators.
     const ALL: Pacing =
         Pacing { least_kbps: 1, most_kbps: u32::MAX, services: 1 << 2 | 1 << 3 | 1 << 4 | 1 << 9 };
 }
 
-/// What an atomic operation is atomic against, with the numbers of verbs.
+/// Scope within which atomic operations are atomic, with the numbers of verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum AtomicCap {
-    /// There are none.
+    /// No atomic operations.
     None = 0,
-    /// Other atomics of this device.
+    /// Atomic among the atomic operations of this device.
     Hca = 1,
-    /// Those of the processor and of other devices too.
+    /// Atomic also with those of the processor and of other devices.
     Global = 2,
 }
 
-/// Abilities of a device, with the bits of `device_cap_flags_ex` (whose lower half is `device_cap_flags`).
+/// Capabilities of a device, with the bits of `device_cap_flags_ex` (whose lower half is `device_cap_flags`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceCaps(pub u64);
 
@@ -130,37 +132,37 @@ impl DeviceCaps {
     pub const BAD_PKEY_CNTR: DeviceCaps = DeviceCaps(1 << 1);
     /// Counts packets with a wrong queue key.
     pub const BAD_QKEY_CNTR: DeviceCaps = DeviceCaps(1 << 2);
-    /// Queue pairs can go on by an alternate path.
+    /// Queue pairs support automatic path migration to an alternate path.
     pub const AUTO_PATH_MIG: DeviceCaps = DeviceCaps(1 << 4);
     /// `modify` checks the current state if it is given.
     pub const CURR_QP_STATE_MOD: DeviceCaps = DeviceCaps(1 << 7);
-    /// Raises an event when the port comes up.
+    /// Raises an event when the port becomes active.
     pub const PORT_ACTIVE_EVENT: DeviceCaps = DeviceCaps(1 << 10);
     /// Has a system image GUID.
     pub const SYS_IMAGE_GUID: DeviceCaps = DeviceCaps(1 << 11);
-    /// Answers "receiver not ready" on RC.
+    /// Generates RNR NAKs on RC.
     pub const RC_RNR_NAK_GEN: DeviceCaps = DeviceCaps(1 << 12);
     /// Shared receive queues can be resized.
     pub const SRQ_RESIZE: DeviceCaps = DeviceCaps(1 << 13);
 
-    /// Has memory windows.
+    /// Supports memory windows.
     pub const MEM_WINDOW: DeviceCaps = DeviceCaps(1 << 17);
-    /// Has the extended reliable service.
+    /// Supports extended reliable connections (XRC).
     pub const XRC: DeviceCaps = DeviceCaps(1 << 20);
-    /// Has fast regions, SEND with invalidate and local invalidate.
+    /// Supports fast registration, SEND with invalidate and local invalidate.
     pub const MEM_MGT_EXTENSIONS: DeviceCaps = DeviceCaps(1 << 21);
-    /// Has windows of type 2A.
+    /// Supports memory windows of type 2A.
     pub const MEM_WINDOW_TYPE_2A: DeviceCaps = DeviceCaps(1 << 23);
-    /// Has windows of type 2B.
+    /// Supports memory windows of type 2B.
     pub const MEM_WINDOW_TYPE_2B: DeviceCaps = DeviceCaps(1 << 24);
-    /// Has FLUSH to global visibility.
+    /// Supports FLUSH with global visibility.
     pub const FLUSH_GLOBAL: DeviceCaps = DeviceCaps(1 << 38);
-    /// Has FLUSH to persistence.
+    /// Supports FLUSH with persistence.
     pub const FLUSH_PERSISTENT: DeviceCaps = DeviceCaps(1 << 39);
-    /// Has ATOMIC WRITE.
+    /// Supports ATOMIC WRITE.
     pub const ATOMIC_WRITE: DeviceCaps = DeviceCaps(1 << 40);
 
-    /// Whether it has all of `others`.
+    /// Reports whether all of `others` are included.
     pub fn has(self, others: DeviceCaps) -> bool {
         self.0 & others.0 == others.0
     }
@@ -173,78 +175,83 @@ impl BitOr for DeviceCaps {
     }
 }
 
-/// An acknowledgement may wait for the application's next call, or up to 16 ms for the background thread: 2^12 · 4.096 µs.
+/// An acknowledgement may be delayed until the application's next call, or up to 16 ms until the background
+/// thread sends it: 4.096 µs * 2^12.
 const ACK_DELAY: u8 = 12;
 
-/// Every size from that of the smallest page on.
+/// All sizes from the smallest page, 4096 bytes, on.
 const PAGE_SIZES: u64 = !0xfff;
 
-/// What a port is like.
+/// Attributes of a port (`ibv_port_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortAttr {
-    /// The port carries packets.
+    /// Whether the port carries packets.
     pub active: bool,
-    /// The largest path MTU whose packets the link carries.
+    /// Largest path MTU whose packets fit the link.
     pub active_mtu: Mtu,
-    /// The largest path MTU at all.
+    /// Largest path MTU that the NIC supports.
     pub max_mtu: Mtu,
-    /// Entries of the GID table: one for each address that the port has or had. Addresses that it gets later extend the table.
+    /// Number of entries of the GID table: one for each address that the port has or had. Addresses added
+    /// later extend the table.
     pub gid_table_len: usize,
-    /// Entries of the partition key table.
+    /// Number of entries of the partition key table.
     pub pkey_table_len: usize,
-    /// Bytes of the longest message.
+    /// Length of the longest message in bytes.
     pub max_msg_size: u64,
-    /// Packets with a wrong partition key so far.
+    /// Number of packets with a wrong partition key so far.
     pub bad_pkey_cntr: u64,
-    /// Packets with a wrong queue key so far.
+    /// Number of packets with a wrong queue key so far.
     pub qkey_viol_cntr: u64,
-    /// What stands for its address where programs know no GIDs ([`lid_of`]).
+    /// Substitute for a LID, for programs that know no GIDs ([`lid_of`]).
     pub lid: u16,
-    /// `port_cap_flags`: there is a connection manager, and GIDs are IP addresses.
+    /// Capability flags (`port_cap_flags`): `IBV_PORT_CM_SUP` and `IBV_PORT_IP_BASED_GIDS`.
     pub cap_flags: u32,
-    /// `IBV_WIDTH_4X`, of lanes of 25 Gb/s: software has no figure of its own, and programs size their windows by it.
+    /// Link width: `IBV_WIDTH_4X`, with lanes of 25 Gb/s. Software has no speed of its own, and programs size
+    /// their windows by this.
     pub active_width: u8,
-    /// The speed of a lane, with the number of verbs.
+    /// Speed of a lane, with the number of verbs.
     pub active_speed: u8,
 }
 
-/// What stands for an address where programs know no GIDs: its last 16 bits. RoCE has no LIDs, so this is good among
-/// neighbours whose addresses differ in nothing else.
+/// Returns a substitute for a LID, for programs that know no GIDs: the last 16 bits of the address. RoCE has
+/// no LIDs, so this works among neighbours whose addresses differ in nothing else.
 pub fn lid_of(gid: Gid) -> u16 {
     let [.., high, low] = gid.0;
     u16::from_be_bytes([high, low])
 }
 
-/// The state of a port, with the numbers of `enum ibv_port_state`.
+/// State of a port, with the numbers of `enum ibv_port_state`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum PortState {
-    /// It carries nothing.
+    /// The port carries no packets.
     Down = 1,
-    /// It carries packets.
+    /// The port carries packets.
     Active = 4,
 }
 
 impl PortAttr {
-    /// The port's state. (Ports of InfiniBand have three more, while a subnet manager sets them up.)
+    /// Returns the port's state. (InfiniBand ports have three more states, used while a subnet manager
+    /// configures them.)
     pub fn state(&self) -> PortState {
         if self.active { PortState::Active } else { PortState::Down }
     }
 
-    /// The number of its physical state: link up, or disabled.
+    /// Returns the number of the port's physical state: 5 for link up, 3 for disabled.
     pub fn phys_state(&self) -> u8 {
         if self.active { 5 } else { 3 }
     }
 }
 
-/// The node GUID of a device that is to be opened on a link with this MAC, or with zeros for none, and these addresses.
+/// Returns the node GUID of a device on a link with this MAC address, zeros for none, and these IP addresses.
 pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
     let [a, b, c, d, e, f] = mac;
     if mac != [0; 6] {
-        // EUI-64, as hardware makes it.
+        // EUI-64 of the MAC address, as hardware builds it.
         return u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
     }
-    // What no other device of the network has: its address, or the part of it that names the host.
+    // Without a MAC address, the IPv4 address or the last 32 bits of the IPv6 address make the GUID unique in
+    // the network.
     let host = match main_address(addresses) {
         Some(IpAddr::V4(ip)) => ip.to_bits(),
         Some(IpAddr::V6(ip)) => ip.to_bits() as u32,
@@ -254,7 +261,7 @@ pub fn node_guid(mac: [u8; 6], addresses: &[IpAddr]) -> u64 {
 }
 
 impl Context {
-    /// What the device is and has at most.
+    /// Returns the attributes and limits of the device.
     pub fn query_device(&self) -> DeviceAttr {
         let limits = self.0.limits;
         let guid = node_guid(self.0.info.mac, &self.0.info.addresses);
@@ -273,7 +280,7 @@ impl Context {
             max_ah: i32::MAX as u32,
             max_sge_rd: limits.max_sge,
             max_res_rd_atom: limits.max_qp.saturating_mul(limits.max_qp_rd_atom).min(i32::MAX as u32),
-            // Done with the processor's own atomic instructions.
+            // Atomics are executed with the processor's own atomic instructions.
             atomic_cap: AtomicCap::Global,
             caps: DeviceCaps::BAD_PKEY_CNTR
                 | DeviceCaps::BAD_QKEY_CNTR
@@ -300,7 +307,7 @@ impl Context {
         }
     }
 
-    /// The port. There is one, number 1.
+    /// Returns the attributes of the only port, number 1.
     pub fn query_port(&self) -> PortAttr {
         let counters = self.counters();
         self.0.shards.look(|nic| PortAttr {

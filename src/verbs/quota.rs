@@ -1,8 +1,10 @@
+//! Limits on the number of objects of a device.
+
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::CreateError;
 
-/// How many objects of a kind there are, and may be.
+/// Counter of the objects of one kind, with a limit.
 pub(super) struct Quota {
     kind: &'static str,
     used: AtomicU32,
@@ -14,14 +16,14 @@ impl Quota {
         Quota { kind, used: AtomicU32::new(0), max }
     }
 
-    /// One more, if there may be.
+    /// Counts one more object.
     pub fn take(&self) -> Result<(), CreateError> {
         let more = |used| (used < self.max).then_some(used + 1);
         let taken = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         taken.map(drop).map_err(|_| CreateError::Exhausted { kind: self.kind, max: self.max })
     }
 
-    /// One less.
+    /// Counts one object less.
     pub fn give_back(&self) {
         self.used.fetch_sub(1, Ordering::AcqRel);
     }

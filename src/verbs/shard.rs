@@ -1,4 +1,5 @@
-//! Driving a NIC: a thread with work drives it inline, if no other thread does; a background thread does the rest.
+//! Driver of a NIC shard: an application thread with work drives it inline unless another thread does
+//! already, and a background thread does the rest.
 
 use std::cell::Cell;
 use std::io;
@@ -29,103 +30,122 @@ use crate::wire::{Gid, Qpn};
 #[cfg(test)]
 mod tests;
 
-/// How long the background thread sleeps where it found the lock taken by who looks at the link.
+/// Time for which the background thread sleeps after it found the lock taken, while the link has to be
+/// polled.
 const BUSY: Duration = Duration::from_micros(200);
 
-/// How long the background thread sleeps where it found the lock taken by who sends on a fabric, and only timers can
-/// wait: they are no finer than that.
+/// Time for which the background thread sleeps after it found the lock taken, while only timers need it: on a
+/// fabric with no delayed packets under way the sending thread drives the receiving NIC. The timers are no
+/// finer than this.
 const REST: Duration = Duration::from_millis(1);
 
-/// A background thread that slept for less than this looks on for so long after each packet before it sleeps again: a
-/// wake-up costs both ends several microseconds, as much as a burst. Where nothing comes in that time it sleeps as
-/// before.
+/// Idle timeout: time for which the background thread keeps polling the link after each packet before it
+/// sleeps again, provided that its last sleep was shorter than this. A wake-up costs both ends several
+/// microseconds, as much as a burst. When no packet arrives in this time, the thread sleeps as before.
 const LINGER: Duration = Duration::from_micros(200);
 
-/// How long an acknowledgement waits for the application's next call where the background thread is not standing back.
+/// Time for which acknowledgements are delayed, waiting for the application's next call, before the
+/// background thread sends them, while it is not backing off for a polling application.
 const HELD: Duration = Duration::from_millis(4);
 
-/// How long the background thread holds acknowledgements of what an application waits for that polls for something else: it
-/// is about to answer, and takes them along. Its peer then finds both at once, in time for its own answer to do the same:
-/// so two that poll for their sends alone, and for the rest wait for memory to change, need no background thread.
+/// Time for which the background thread delays acknowledgements while the application is distrusted, that is,
+/// polls for something other than received packets. Such an application is about to respond, and its response
+/// carries the acknowledgements. The peer then receives both at once, in time for its own response to do the
+/// same: two applications that poll a completion queue only for their sends, and otherwise wait for memory to
+/// change, need no background thread.
 const ANSWER: Duration = Duration::from_micros(30);
 
-/// For how long a background thread does not look on where its core turned out to be somebody else's.
+/// Time for which the background thread does not busy-poll after it found that another thread occupies its
+/// core.
 const CROWDED: Duration = Duration::from_millis(100);
 
-/// To send this much takes long enough for an application that is at it to pass for absent.
+/// Number of bytes sent in one turn from which on the turn takes long enough that the application thread in
+/// it would be mistaken for absent.
 const LONG_TURN: usize = 128 << 10;
 
-/// How long a sibling whose inbox is full is given before it is looked at again.
+/// Time until a shard polls its link again after it found the inbox of another shard full.
 const FULL_FOR: Duration = Duration::from_micros(200);
 
-/// An application that polls may answer what it finds: acknowledgements of up to so many packets wait for its
-/// next call, to leave with the answer. A longer run is a stream, whose sender waits for them.
+/// Largest number of received packets whose acknowledgements are delayed until the application's next call. A
+/// polling application may respond to what it finds, and the acknowledgements then travel with the response.
+/// A longer burst is a stream, whose sender waits for the acknowledgements.
 const HOLD_PACKETS: usize = 4;
 
-/// For so many turns that bring packets, timers that have expired wait for what else the link holds: whoever was
-/// kept from the processor finds the answers there that it would ask for again.
+/// Maximum number of turns for which expired timers are deferred while each turn brings packets. After a
+/// thread was descheduled, the link already holds the responses whose absence would otherwise cause a
+/// retransmission.
 const LATE_TURNS: u32 = 64;
 
-/// Turns that one call drives inline while others keep ringing: then the background thread goes on.
+/// Number of turns that one call drives inline while other threads keep ringing the doorbell; after that the
+/// background thread continues.
 const INLINE_TURNS: usize = 64;
 
 thread_local! {
-    /// Whether this is a shard's background thread.
+    /// Whether the current thread is the background thread of a shard.
     static IN_BACKGROUND: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A NIC, its link, and the lock around both.
+/// A shard of a NIC: the engine and its link behind one lock, and the state with which threads agree on who
+/// drives it.
 pub(super) struct Shard {
     engine: Mutex<Engine>,
     pub clock: Clock,
     fabric: Option<FabricHandle>,
-    /// The link is a port of the fabric with nothing around it that is to see what arrives.
+    /// Whether the link is a bare port of the fabric, without middleware that has to see arriving packets.
     is_bare: bool,
-    /// Set by whoever wanted to drive and found the lock taken; its holder looks before it goes.
+    /// Set by a thread that wanted to drive and found the lock taken; the holder checks it after releasing
+    /// the lock.
     doorbell: AtomicBool,
-    /// How many wait for the lock who would not get it from a thread that takes it again at once.
+    /// Number of threads that wait for the lock and need a fair release, because another thread may take it
+    /// again at once.
     wanted: AtomicU32,
-    /// What comes is answered by an application that does not poll for it.
+    /// Whether the application responds to received packets without polling for them, as determined by the
+    /// background thread ([`Presence::is_distrusted`]).
     answers: AtomicBool,
-    /// When an application thread last polled, in the clock's nanoseconds.
+    /// Time at which an application thread last polled, in nanoseconds of the clock; 0 once the application
+    /// announced that it waits.
     polled: AtomicU64,
-    /// Until when the background thread sleeps; 0 while it is awake, or for a moment keeps off for who is at the NIC and
-    /// thereby serves the timers.
+    /// Time until which the background thread sleeps, in nanoseconds of the clock; 0 while it is awake or
+    /// while it yields to a thread that is using the NIC, which then serves the timers.
     sleeping_until: AtomicU64,
     siblings: Siblings,
     stopping: AtomicBool,
-    /// The process that the link belongs to: a child has the descriptors too, and would take its parent's packets.
+    /// The process that the link belongs to. A child of fork has the descriptors too, and would take packets
+    /// from its parent.
     process: Process,
-    /// Duplicates of the link's descriptors, to sleep on without the lock.
+    /// Duplicates of the link's descriptors, so that the background thread can sleep on them without the
+    /// lock.
     link_fds: Vec<OwnedFd>,
-    /// A duplicate of the descriptor of its port's state, for the background thread.
+    /// A duplicate of the link's port state descriptor, for the background thread.
     state_fd: Mutex<Option<OwnedFd>>,
 }
 
+/// The part of a shard that its lock protects.
 pub(super) struct Engine {
     pub nic: Nic,
     link: Attachment,
     tx: TxQueue,
-    /// The regions and windows, which all shards share: there to read with the lock of any, and to change with the locks
-    /// of all ([`Shards::change_memory`](super::shards::Shards::change_memory)).
+    /// The table of regions and windows, which all shards share: it may be read with the lock of any shard,
+    /// and is changed with the locks of all
+    /// ([`Shards::change_memory`](super::shards::Shards::change_memory)).
     pub memory: Arc<Table>,
-    /// What siblings have handed over, while it is dealt with.
+    /// Packets handed off by other shards, while they are processed.
     parcels: Parcels,
-    /// Turns since a timer expired that was not acted on.
+    /// Number of turns since a timer expired that has not been served.
     late: u32,
 }
 
-/// For how long acknowledgements may wait for something to travel with.
+/// How long a turn delays acknowledgements so that they can travel with a response.
 #[derive(Clone, Copy)]
 enum Hold {
     No,
-    /// For one turn.
+    /// For one turn: those that are already delayed are sent.
     Once,
-    /// For something to travel with.
+    /// Until a response carries them.
     Longer,
 }
 
-/// The link, or what is left of it.
+/// The link, or its final state after it was lost.
 enum Attachment {
     There(Box<dyn Link>),
     Gone { why: Arc<io::Error>, counters: LinkCounters },
@@ -159,7 +179,8 @@ impl Attachment {
 }
 
 impl Engine {
-    /// The link is gone for good, and with it the device.
+    /// Replaces the link by the reason for its loss and fails the device. Does nothing when the link is
+    /// already lost.
     fn lose_link(&mut self, why: Arc<io::Error>, now: Instant) {
         let Attachment::There(link) = &self.link else { return };
         self.link = Attachment::Gone { counters: link.counters(), why };
@@ -169,7 +190,8 @@ impl Engine {
 }
 
 impl Engine {
-    /// Attaches a queue pair to a multicast group, which the link joins if it is the first there.
+    /// Attaches a queue pair to a multicast group; the link joins the group with the first queue pair
+    /// attached to it.
     pub fn attach_mcast(&mut self, now: Instant, qpn: Qpn, gid: Gid) -> Result<(), AttachError> {
         let first =
             self.nic.attach_mcast(qpn, gid).expect("the NIC has the queue pair as long as its handle")?;
@@ -185,7 +207,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Detaches it; with the last one the link leaves the group.
+    /// Detaches a queue pair from a multicast group; the link leaves the group with the last queue pair
+    /// attached to it.
     pub fn detach_mcast(&mut self, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
         if self.nic.detach_mcast(qpn, gid)?
             && let Some(link) = self.link.get()
@@ -195,7 +218,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Has requests for a service come to the link.
+    /// Registers a service with the link, so that requests for it arrive here.
     pub fn claim(&mut self, service: ServiceId, address: Option<IpAddr>) -> Result<(), ClaimError> {
         match self.link.get() {
             Some(link) => link.claim(service, address),
@@ -203,14 +226,14 @@ impl Engine {
         }
     }
 
-    /// Ends such a claim.
+    /// Withdraws the registration of a service.
     pub fn release(&mut self, service: ServiceId, address: Option<IpAddr>) {
         if let Some(link) = self.link.get() {
             link.release(service, address);
         }
     }
 
-    /// Destroys a queue pair, which leaves its multicast groups.
+    /// Destroys a queue pair and detaches it from its multicast groups.
     pub fn destroy_qp(&mut self, qpn: Qpn) {
         for gid in self.nic.detach_all(qpn) {
             if let Some(link) = self.link.get() {
@@ -231,7 +254,7 @@ impl Shard {
         fabric: Option<FabricHandle>,
     ) -> io::Result<Shard> {
         let link_fds = link.fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect::<Result<_, _>>()?;
-        // One tells for all.
+        // The first shard watches the port state for all.
         let state_fd = link.state_fd().filter(|_| siblings.id().is_first());
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
@@ -263,27 +286,28 @@ impl Shard {
         })
     }
 
-    /// Its place among those of its NIC.
+    /// Returns the index of this shard within its NIC.
     pub fn index(&self) -> usize {
         self.siblings.id().index() as usize
     }
 
-    /// The fabric, if its time is virtual: then only the fabric drives.
+    /// Returns the fabric if its time is virtual; in that case only the fabric drives the NIC.
     pub fn virtual_fabric(&self) -> Option<&FabricHandle> {
         self.fabric.as_ref().filter(|f| f.fabric().is_virtual())
     }
 
-    /// An application thread is at it: where one polls, that is as good. A long turn would pass for its absence, and
-    /// the background thread take the data to another core's cache.
+    /// Counts a turn of an application thread as polling, if the application polls at all. Otherwise a long
+    /// turn would look like absence, and the background thread would take over and move the data to the cache
+    /// of another core.
     fn note_presence(&self, now: Instant) {
         let polled = self.polled.load(Ordering::Relaxed);
         if polled != 0 && !IN_BACKGROUND.get() {
-            // Unless somebody has just said that nobody polls any more.
+            // Fails if another thread has just announced that the application no longer polls.
             let _ = self.polled.compare_exchange(polled, now.0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// Runs `f` with the NIC, sends what came of it, and lets go.
+    /// Runs `f` with the NIC, sends what results from it and releases the lock.
     pub fn with<R>(&self, f: impl FnOnce(&mut Nic, Instant, &Table, &mut TxQueue) -> R) -> R {
         let now = self.clock.now();
         let mut engine = self.engine.lock();
@@ -294,8 +318,9 @@ impl Shard {
         result
     }
 
-    /// [`with`](Self::with) for posting requests of a queue pair. One that has a lot in flight gathers more: a call of the system
-    /// for several costs less than one for each.
+    /// Like [`with`](Self::with), for posting send requests of a queue pair. A queue pair with a lot in
+    /// flight batches further requests, because one system call for several packets costs less than one for
+    /// each.
     pub fn post<R>(&self, qpn: Qpn, f: impl FnOnce(&mut Nic, Instant) -> R) -> R {
         let now = self.clock.now();
         let mut engine = self.engine.lock();
@@ -311,7 +336,7 @@ impl Shard {
         result
     }
 
-    /// Sends all acknowledgements that wait for company.
+    /// Sends all delayed acknowledgements, unless another thread holds the lock for longer than `patience`.
     pub fn acknowledge(&self, patience: Duration) {
         if let Some(mut engine) = self.engine.try_lock_for(patience) {
             let now = self.clock.now();
@@ -320,7 +345,7 @@ impl Shard {
         }
     }
 
-    /// The NIC's counters, unless another thread holds its lock for longer than this.
+    /// Returns the NIC's counters, or `None` if another thread holds the lock for longer than `patience`.
     pub fn counters_within(&self, patience: Duration) -> Option<crate::transport::Counters> {
         let engine = self.engine.try_lock_for(patience)?;
         let counters = *engine.nic.counters();
@@ -328,7 +353,7 @@ impl Shard {
         Some(counters)
     }
 
-    /// Runs `f` with the NIC and its link; nothing is sent.
+    /// Runs `f` with the NIC and its link; sends nothing.
     pub fn hold<R>(&self, f: impl FnOnce(&mut Engine, Instant) -> R) -> R {
         let now = self.clock.now();
         let mut engine = self.engine.lock();
@@ -337,8 +362,8 @@ impl Shard {
         result
     }
 
-    /// The engine, for whoever gives it back by [`unlock`](Self::unlock), and wants it even while somebody polls
-    /// without a pause: such a one is asked to hand it over.
+    /// Acquires the lock soon even while another thread polls without a pause: a holder that releases it by
+    /// [`let_go`](Self::let_go) hands it over. The caller releases it by [`unlock`](Self::unlock).
     pub fn lock_soon(&self) -> MutexGuard<'_, Engine> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let engine = self.engine.lock();
@@ -346,7 +371,7 @@ impl Shard {
         engine
     }
 
-    /// Lets go of the engine, to who wants it soon if there is one.
+    /// Releases the lock, fairly if a thread waits in [`lock_soon`](Self::lock_soon).
     fn let_go(&self, engine: MutexGuard<'_, Engine>) {
         match self.wanted.load(Ordering::Relaxed) {
             0 => drop(engine),
@@ -354,12 +379,12 @@ impl Shard {
         }
     }
 
-    /// Runs `f` with the NIC; nothing is sent.
+    /// Runs `f` with the NIC; sends nothing.
     pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
         self.hold(|engine, _| f(&mut engine.nic))
     }
 
-    /// What the link dropped, and why it is gone if it is.
+    /// Returns the counters of the link and, once the link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let engine = self.engine.lock();
         let state = engine.link.state();
@@ -367,7 +392,7 @@ impl Shard {
         state
     }
 
-    /// For an application that polls: one look at the link on this thread.
+    /// Polls the link once on this thread, for an application that keeps polling.
     pub fn poll(&self) {
         if self.virtual_fabric().is_none() {
             let now = self.clock.now();
@@ -376,23 +401,27 @@ impl Shard {
         }
     }
 
-    /// [`poll`](Self::poll) for an application that will not poll again, so that the background thread goes on looking.
+    /// Like [`poll`](Self::poll) for an application that will not poll again, so the background thread keeps
+    /// polling.
     pub fn look_once(&self) {
         if self.virtual_fabric().is_none() {
             self.drive(self.clock.now(), false);
         }
     }
 
-    /// For an application that is about to wait: the background thread has to look from now on.
+    /// Announces that the application is about to wait, and wakes the background thread, which polls from now
+    /// on.
     pub fn stop_polling(&self) {
         self.polled.store(0, Ordering::Relaxed);
         self.wake_thread();
     }
 
-    /// Runs turns until nobody rings any more. False if someone else is running them.
+    /// Runs turns until no thread rings the doorbell any more. Returns false if another thread is running
+    /// them.
     fn drive(&self, mut now: Instant, hold: bool) -> bool {
         for _ in 0..INLINE_TURNS {
-            // Who polls looks again soon: ringing each time would keep the holder at it for nothing.
+            // A polling thread looks again soon: if it rang the doorbell each time, the holder would run
+            // turns for nothing.
             let engine = if hold { self.engine.try_lock() } else { self.try_engine() };
             let Some(mut engine) = engine else { return false };
             self.answer_doorbell();
@@ -401,7 +430,7 @@ impl Shard {
             let more = self.unlock(engine, now);
             if let Some(fabric) = &self.fabric {
                 fabric.kick();
-                // The peer takes what there is before more follows.
+                // The peer receives what was sent before this NIC sends more.
                 if more && fabric.wants_turn() {
                     return true;
                 }
@@ -415,37 +444,38 @@ impl Shard {
         true
     }
 
-    /// The engine, or word to whoever has it that there is more to do.
+    /// Tries to lock the engine; when it is taken, rings the doorbell, so that the holder runs another turn.
     fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
         self.engine.try_lock().or_else(|| {
             self.doorbell.store(true, Ordering::SeqCst);
-            // Its holder may have looked just before.
+            // The holder may have checked the doorbell just before it was set.
             fence(Ordering::SeqCst);
             self.engine.try_lock()
         })
     }
 
-    /// Resets the doorbell: the turn that follows serves all who rang until now.
+    /// Resets the doorbell: the turn that follows serves all threads that rang until now.
     fn answer_doorbell(&self) {
         if self.doorbell.load(Ordering::SeqCst) {
             self.doorbell.store(false, Ordering::SeqCst);
         }
     }
 
-    /// Whether someone found the lock taken; for its holder to ask once it has let go.
+    /// Reports whether a thread found the lock taken; the former holder calls this after releasing it.
     fn was_rung(&self) -> bool {
-        // Against the ringer's own order: it sets the bell, then tries the lock again.
+        // Pairs with the fence in `try_engine`, which sets the doorbell and then tries the lock again.
         fence(Ordering::SeqCst);
         self.doorbell.load(Ordering::SeqCst)
     }
 
-    /// Lets go of the engine, and looks whether someone rang meanwhile.
+    /// Releases the lock and serves the threads that rang the doorbell meanwhile.
     fn release(&self, engine: MutexGuard<'_, Engine>, now: Instant) {
         let more = self.unlock(engine, now);
         self.go_on(more);
     }
 
-    /// Lets go of the engine for who has to [`go_on`](Self::go_on) later; whether there is more to send.
+    /// Releases the lock for a caller that calls [`go_on`](Self::go_on) later, and returns whether there is
+    /// more to send.
     pub fn unlock(&self, engine: MutexGuard<'_, Engine>, now: Instant) -> bool {
         self.note_deadline(&engine, now);
         let more = engine.nic.wants_to_transmit_urgently();
@@ -453,7 +483,8 @@ impl Shard {
         more
     }
 
-    /// Does what whoever had the engine has left to do, and what others rang for meanwhile.
+    /// Does the work that is left after the lock was released: sends `more`, and serves the threads that rang
+    /// the doorbell. In virtual time the fabric does this.
     pub fn go_on(&self, more: bool) {
         if self.virtual_fabric().is_some() {
             return;
@@ -465,7 +496,7 @@ impl Shard {
         }
     }
 
-    /// Receives what is there, acts on timers, sends. Whether anything was received.
+    /// Runs one turn: receives packets, serves expired timers, sends. Returns whether packets were received.
     fn turn(&self, engine: &mut Engine, now: Instant, hold: Hold) -> bool {
         if let Some(why) = self.siblings.loss().filter(|_| engine.link.is_there()) {
             engine.lose_link(why.clone(), now);
@@ -538,15 +569,15 @@ impl Shard {
         }
     }
 
-    /// The link is gone, and with it those of the siblings, which are the same socket address or interface.
+    /// Fails the link and those of the sibling shards, which have the same socket address or interface.
     fn lose_link(&self, engine: &mut Engine, why: io::Error, now: Instant) {
         let why = Arc::new(why);
         engine.lose_link(why.clone(), now);
         self.siblings.lose_link(why);
     }
 
-    /// Wakes the background thread if the NIC now waits for something earlier than it knows of. Called under
-    /// the lock, as the thread notes its own sleep.
+    /// Wakes the background thread if the NIC's next deadline is earlier than the end of the thread's sleep.
+    /// Called under the lock, because the thread records its sleep under the lock.
     fn note_deadline(&self, engine: &Engine, now: Instant) {
         let sleeping = self.sleeping_until.load(Ordering::SeqCst);
         if sleeping != 0 && self.deadline(engine, now).is_some_and(|at| at.0 < sleeping) {
@@ -555,13 +586,13 @@ impl Shard {
     }
 
     fn deadline(&self, engine: &Engine, now: Instant) -> Option<Instant> {
-        // Held acknowledgements leave with the application's next call, or with the background thread.
+        // Delayed acknowledgements leave with the application's next call or with the background thread.
         let held = engine.nic.has_held_acknowledgements().then(|| now + HELD);
         earliest([engine.nic.next_deadline(), engine.link.next_deadline(), held])
     }
 
     fn wake_thread(&self) {
-        // Only a full counter could refuse, and then the thread has been woken already.
+        // The write fails only when the counter is full, and then the thread has been woken already.
         let _ = self.siblings.wake().write(1);
     }
 
@@ -571,9 +602,11 @@ impl Shard {
         self.wake_thread();
     }
 
-    /// The background thread: drives when nobody polls, sleeps when there is nothing to do. On a fabric whoever sends to a
-    /// NIC drives it, and the thread does what is left and what comes later: two threads that take turns would move all
-    /// data from core to core.
+    /// Runs the background thread: it drives the NIC while no application thread polls, and sleeps while
+    /// there is nothing to do.
+    ///
+    /// On a fabric the sending thread drives the receiving NIC, and this thread does only what is left over
+    /// or due later: two threads that alternate would move all data from core to core.
     pub fn run(&self) {
         let _guard = OnPanic(self);
         IN_BACKGROUND.set(true);
@@ -597,7 +630,7 @@ impl Shard {
                 _ => self.try_engine(),
             };
             let Some(mut engine) = engine else {
-                // Who has it does what there is to do now.
+                // The holder of the lock does what there is to do now.
                 let rest = if must_look { BUSY } else { REST };
                 self.sleep(now, Some(now + rest), false, &mut bed);
                 continue;
@@ -611,21 +644,23 @@ impl Shard {
             let received = self.turn(&mut engine, now, hold);
             let holds = engine.nic.has_held_acknowledgements();
             release_at = holds.then(|| release_at.unwrap_or(now + ANSWER));
-            // An application that says that it will wait has left nothing lying about.
+            // After the application announced that it waits, received packets are no evidence that it missed
+            // them.
             presence.missed(now, received && polled.0 != 0);
             if received {
                 heard = now;
             }
             let more = received && must_look || engine.nic.wants_to_transmit_urgently();
-            // A sibling has so much to do that the link is not read: it will be, when that one has had a moment.
+            // While another shard's inbox is full the link is not read; it is polled again a moment later.
             let full = self.siblings.are_full();
             let until = match more {
                 true => Some(Instant(1)),
                 false => earliest([self.deadline(&engine, now), full.then(|| now + FULL_FOR), release_at]),
             };
-            // Noted under the lock: whoever arms an earlier timer from now on sees it, and wakes us.
+            // Recorded under the lock: a thread that sets an earlier timer from now on sees it and wakes this
+            // thread.
             self.sleeping_until.store(until.map_or(u64::MAX, |at| at.0), Ordering::SeqCst);
-            // A descriptor that is gone for good may be readable for ever.
+            // The descriptor of a link that is lost may stay readable for ever.
             let watch = engine.link.is_there() && !full;
             self.let_go(engine);
             if let Some(fabric) = &self.fabric {
@@ -639,8 +674,8 @@ impl Shard {
                 std::thread::yield_now();
                 let after = self.clock.now();
                 if after.since(now) > LINGER {
-                    // Somebody spins on this core, and each time has it for a whole slice of the scheduler's; who sleeps is
-                    // let in when there is something.
+                    // Another thread spins on this core and gets a whole scheduler slice at each yield; a
+                    // sleeping thread is scheduled when a packet arrives.
                     crowded_until = after + CROWDED;
                     lingers = false;
                 }
@@ -652,7 +687,8 @@ impl Shard {
         }
     }
 
-    /// Sleeps until `until`, a wake-up, news of the port's state, or, with `watch`, until the link is readable.
+    /// Sleeps until `until`, a wake-up, a change of the port state or, with `watch`, until the link is
+    /// readable.
     fn sleep(&self, now: Instant, until: Option<Instant>, watch: bool, bed: &mut Bed<'_>) {
         let timeout = until.map(|at| TimeSpec::from(at.since(now)));
         let result = ppoll(bed.fds(watch), timeout, None);
@@ -660,18 +696,18 @@ impl Shard {
         self.sleeping_until.store(0, Ordering::SeqCst);
         match result {
             Ok(_) | Err(Errno::EINTR) => {}
-            // poll fails for want of memory only; a short rest is better than a loop.
+            // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
             Err(_) => std::thread::sleep(REST),
         }
-        // Empties the counter; it may not have been the cause.
+        // Clears the eventfd counter, which is empty if something else ended the sleep.
         let _ = self.siblings.wake().read();
         if news && !self.note_port_state() {
-            // Nobody reads it any more.
+            // The link is lost, so nothing reads the descriptor any more.
             bed.forget_state();
         }
     }
 
-    /// Asks the link whether its port is up. False if the link is gone.
+    /// Updates the NIC with the link's port state. Returns false if the link is lost.
     fn note_port_state(&self) -> bool {
         let mut engine = self.engine.lock();
         let Engine { nic, link, .. } = &mut *engine;
@@ -681,7 +717,7 @@ impl Shard {
     }
 }
 
-/// What a background thread sleeps on: the wake-up, the port's state, and behind them the link.
+/// Poll set of a background thread: the wake-up, the port state, and after them the link's descriptors.
 struct Bed<'a> {
     fds: Vec<PollFd<'a>>,
     wake: BorrowedFd<'a>,
@@ -691,7 +727,7 @@ struct Bed<'a> {
 impl<'a> Bed<'a> {
     fn new(wake: &'a impl AsFd, state: Option<&'a OwnedFd>, link: &'a [OwnedFd]) -> Bed<'a> {
         let wake = wake.as_fd();
-        // In place of a state that there is not, the wake-up once more.
+        // Without a port state descriptor, the wake-up descriptor takes its slot.
         let first = [wake, state.map_or(wake, AsFd::as_fd)].into_iter();
         let fds = first.chain(link.iter().map(AsFd::as_fd)).map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         Bed { fds: fds.collect(), wake, has_state: state.is_some() }
@@ -702,7 +738,7 @@ impl<'a> Bed<'a> {
         &mut self.fds[..count]
     }
 
-    /// Whether the port's state may have changed.
+    /// Reports whether the port state may have changed.
     fn has_news(&self) -> bool {
         self.has_state && self.fds[1].any() == Some(true)
     }
@@ -713,7 +749,8 @@ impl<'a> Bed<'a> {
     }
 }
 
-/// Nobody drives any more when the background thread panics, in a link: then the device is lost.
+/// Guard that fails the device when the background thread panics in a link, since nothing drives the NIC
+/// reliably afterwards.
 struct OnPanic<'a>(&'a Shard);
 
 impl Drop for OnPanic<'_> {
@@ -757,7 +794,7 @@ impl Driver for Shard {
         if !self.is_bare {
             return false;
         }
-        // Without waiting, as the caller holds the lock of its own NIC.
+        // Must not block: the caller holds the lock of its own NIC.
         let Some(mut engine) = self.engine.try_lock() else { return false };
         let Engine { nic, link, tx, memory, .. } = &mut *engine;
         let there = link.is_there();

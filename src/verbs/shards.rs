@@ -1,4 +1,4 @@
-//! The shards of a NIC: what is done with one of them, with all, or spread over them.
+//! The shards of a NIC: operations on one shard, on all shards, and on the objects spread over them.
 
 use std::io;
 use std::os::unix::thread::JoinHandleExt;
@@ -21,22 +21,23 @@ use crate::nic::{Limits, MulticastError, MulticastTable, Nic};
 use crate::transport::Counters;
 use crate::wire::{Gid, Qpn};
 
+/// All shards of a NIC and their background threads.
 pub(super) struct Shards {
     all: Box<[Arc<Shard>]>,
     threads: Vec<JoinHandle<()>>,
-    /// The process that the threads belong to.
+    /// The process that the threads belong to; a child of fork has none of them.
     process: Process,
     next_qp: AtomicUsize,
     next_srq: AtomicUsize,
-    /// Of all shards together, as the limits are.
+    /// Multicast attachments of all shards together, because the limits apply to the device.
     groups: Mutex<MulticastTable>,
 }
 
-/// Some of the shards, a bit for each.
+/// Set of shards, one bit for each index.
 pub(super) type ShardSet = u64;
 
 impl Shards {
-    /// Starts what drives them when nobody polls.
+    /// Starts one background thread per shard, except in virtual time, where the fabric drives.
     pub fn start(all: Vec<Arc<Shard>>) -> io::Result<Shards> {
         let mut shards = Shards {
             all: all.into(),
@@ -56,27 +57,29 @@ impl Shards {
         Ok(shards)
     }
 
-    /// Whether they are but a copy of what the process's parent has, which is for the parent to drive.
+    /// Reports whether this is the copy that a child of fork has of its parent's NIC, which the parent
+    /// drives.
     pub fn are_inherited(&self) -> bool {
         !self.process.is_current()
     }
 
-    /// The one that has what cannot be spread, and answers for what is the same everywhere.
+    /// Returns the shard that holds what cannot be spread over several, and that represents all where they
+    /// agree.
     pub fn first(&self) -> &Arc<Shard> {
         &self.all[0]
     }
 
-    /// The one that has a queue pair.
+    /// Returns the shard of a queue pair.
     pub fn of(&self, qpn: Qpn) -> &Arc<Shard> {
         &self.all[qpn.get() as usize & (self.all.len() - 1)]
     }
 
-    /// The one for the next queue pair.
+    /// Returns the shard for the next queue pair.
     pub fn next_for_qp(&self) -> &Arc<Shard> {
         self.next(&self.next_qp)
     }
 
-    /// The one for the next shared receive queue and the queue pairs on it.
+    /// Returns the shard for the next shared receive queue and the queue pairs on it.
     pub fn next_for_srq(&self) -> &Arc<Shard> {
         self.next(&self.next_srq)
     }
@@ -93,12 +96,12 @@ impl Shards {
         self.first().virtual_fabric()
     }
 
-    /// Runs `f` with what all shards have alike.
+    /// Runs `f` with state that is the same in all shards.
     pub fn look<R>(&self, f: impl FnOnce(&mut Nic) -> R) -> R {
         self.first().look(f)
     }
 
-    /// Runs `f` with all shards at once.
+    /// Runs `f` with the NICs of all shards, while all are locked.
     pub fn look_at_all<R>(&self, f: impl FnOnce(&mut [&mut Nic]) -> R) -> R {
         self.hold_all(|engines| {
             let mut nics: Vec<&mut Nic> = engines.iter_mut().map(|engine| &mut engine.nic).collect();
@@ -106,17 +109,18 @@ impl Shards {
         })
     }
 
-    /// Runs `f` while no shard completes anything.
+    /// Runs `f` while no shard can add a completion.
     pub fn without_completions<R>(&self, f: impl FnOnce() -> R) -> R {
         self.hold_all(|_| f())
     }
 
     /// Runs `f` with the locks of all shards.
     fn hold_all<R>(&self, f: impl FnOnce(&mut [MutexGuard<'_, Engine>]) -> R) -> R {
-        // In this order always, and nobody else waits for one with another.
+        // Always in this order, and no other thread waits for one shard's lock while it holds another, so
+        // this cannot deadlock.
         let mut engines: Vec<_> = self.all.iter().map(|shard| shard.lock_soon()).collect();
         let result = f(&mut engines);
-        // All of them, before any is driven.
+        // Release all locks before any shard is driven.
         let now = self.clock().now();
         let unlock = |(shard, engine): (&Arc<Shard>, _)| shard.unlock(engine, now);
         let more: Vec<bool> = self.all.iter().zip(engines).map(unlock).collect();
@@ -124,12 +128,13 @@ impl Shards {
         result
     }
 
-    /// Changes the regions and windows, for all shards at once: each has finished its turn, so nothing uses what is gone
-    /// afterwards.
+    /// Changes the table of regions and windows for all shards at once. Each shard has finished its turn, so
+    /// nothing uses a removed entry afterwards.
     pub fn change_memory<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
         self.hold_all(|engines| {
             let (first, others) = engines.split_first_mut().expect("a NIC has a shard");
-            // All but one give back their hold on it; what they have instead nobody sees.
+            // All shards but the first give up their reference; the placeholder is not used while all are
+            // locked.
             let nothing = Arc::new(Table::new());
             others.iter_mut().for_each(|engine| engine.memory = nothing.clone());
             let result =
@@ -139,27 +144,28 @@ impl Shards {
         })
     }
 
-    /// For an application that polls.
+    /// Polls these shards, for an application that keeps polling.
     pub fn poll(&self, some: ShardSet) {
         self.each(some, Shard::poll);
     }
 
-    /// For an application that looks once, and polls no more.
+    /// Polls these shards once, for an application that then waits.
     pub fn look_once(&self, some: ShardSet) {
         self.each(some, Shard::look_once);
     }
 
-    /// For an application that polls on what any of them may bring.
+    /// Polls all shards, for an application that waits for what any of them may bring.
     pub fn poll_all(&self) {
         self.poll(self.everyone());
     }
 
-    /// Sends all acknowledgements that wait for company.
+    /// Sends all delayed acknowledgements; skips a shard whose lock is held for longer than `patience`.
     pub fn acknowledge(&self, patience: Duration) {
         self.all.iter().for_each(|shard| shard.acknowledge(patience));
     }
 
-    /// The sum of all shards' counters; `None` if the lock of one is held for longer than this.
+    /// Returns the sum of all shards' counters, or `None` if the lock of a shard is held for longer than
+    /// `patience`.
     pub fn counters_within(&self, patience: Duration) -> Option<Counters> {
         self.all.iter().try_fold(Counters::default(), |mut sum, shard| {
             sum += shard.counters_within(patience)?;
@@ -167,12 +173,12 @@ impl Shards {
         })
     }
 
-    /// For an application that is about to wait for them.
+    /// Announces that the application is about to wait for these shards.
     pub fn stop_polling(&self, some: ShardSet) {
         self.each(some, Shard::stop_polling);
     }
 
-    /// For an application that is about to wait for any of them.
+    /// Announces that the application is about to wait for any shard.
     pub fn stop_polling_all(&self) {
         self.stop_polling(self.everyone());
     }
@@ -189,7 +195,7 @@ impl Shards {
         }
     }
 
-    /// What they have counted.
+    /// Returns the sum of all shards' counters.
     pub fn counters(&self) -> Counters {
         self.look_at_all(|nics| {
             let mut sum = Counters::default();
@@ -198,7 +204,7 @@ impl Shards {
         })
     }
 
-    /// What their links dropped, and why those are gone if they are.
+    /// Returns the sum of the links' counters and, once a link is lost, the reason.
     pub fn link_state(&self) -> (LinkCounters, Option<Arc<io::Error>>) {
         let mut sum = LinkCounters::default();
         let mut lost = None;
@@ -227,14 +233,14 @@ impl Shards {
         Ok(())
     }
 
-    /// Detaches it.
+    /// Detaches a queue pair of a shard from a multicast group.
     pub fn detach_mcast(&self, shard: &Shard, qpn: Qpn, gid: Gid) -> Result<(), MulticastError> {
         let mut groups = self.groups.lock();
         shard.hold(|engine, _| engine.detach_mcast(qpn, gid))?;
         groups.detach(qpn, gid).map(drop)
     }
 
-    /// Destroys a queue pair, which leaves its multicast groups.
+    /// Destroys a queue pair of a shard and detaches it from its multicast groups.
     pub fn destroy_qp(&self, shard: &Shard, qpn: Qpn) {
         let mut groups = self.groups.lock();
         shard.hold(|engine, _| engine.destroy_qp(qpn));
@@ -245,14 +251,15 @@ impl Shards {
 impl Drop for Shards {
     fn drop(&mut self) {
         if self.are_inherited() {
-            // To drop them would detach them, and a child may have other threads in their place.
+            // Dropping a handle would detach the thread, and in a child of fork the handle may refer to an
+            // unrelated thread.
             self.threads.drain(..).for_each(std::mem::forget);
             return;
         }
         self.all.iter().for_each(|shard| shard.stop());
         for thread in self.threads.drain(..) {
-            // The last handle may be dropped by a callback on the thread itself, which must not wait for itself.
-            // Not by `thread::current`, which a thread that is ending has no more.
+            // The last handle may be dropped by a callback on the background thread, which must not join
+            // itself. `thread::current` is not available in a thread that is ending, hence `pthread_self`.
             if thread.as_pthread_t() != pthread_self() {
                 let _ = thread.join();
             }
@@ -260,7 +267,7 @@ impl Drop for Shards {
     }
 }
 
-/// How many queues complete to a completion queue, and of which shards they are.
+/// Number of work queues that complete to a completion queue, and the set of their shards.
 pub(super) struct Users {
     by_shard: Mutex<Vec<u32>>,
     shards: AtomicU64,
@@ -271,10 +278,10 @@ impl Users {
         Users { by_shard: Mutex::default(), shards: AtomicU64::new(Users::NOBODY) }
     }
 
-    /// Without any, the first shard stands for the whole NIC.
+    /// Shard set of a completion queue without users: the first shard, which stands for the whole NIC.
     const NOBODY: ShardSet = 1;
 
-    /// Those that fill the queue.
+    /// Returns the shards that fill the completion queue.
     pub fn shards(&self) -> ShardSet {
         self.shards.load(Ordering::Acquire)
     }

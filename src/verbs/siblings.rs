@@ -1,7 +1,9 @@
-//! What the shards of a NIC have to do with each other: packets that came to the wrong one, and the end of the link.
+//! Cross-shard mailbox: packets that arrived at the wrong shard of a NIC, and the loss of a link, which
+//! concerns all shards.
 //!
-//! A socket is chosen by the first packet of a datagram that the kernel has joined from several, so those behind it may
-//! be another shard's. They are copied into that one's inbox: no shard ever waits for another's lock.
+//! The kernel selects a socket by the first packet of a datagram that it has coalesced from several (GRO), so
+//! the packets behind it may belong to another shard. They are copied into the inbox of that shard, so that
+//! no shard ever waits for another's lock.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,13 +16,13 @@ use crate::nic::{Seat, ShardId};
 use crate::transport::RxBurst;
 use crate::wire::{Flow, IpIdent};
 
-/// What may wait in an inbox before the others leave what comes in their sockets.
+/// Number of bytes in an inbox from which on the other shards stop reading their sockets.
 const FULL: usize = 4 << 20;
 
-/// Where the last byte of the destination's number is in a packet.
+/// Offset in a packet of the last byte of the destination QPN.
 const DEST_QP_LOW: usize = 7;
 
-/// A shard's place among its siblings.
+/// A shard's view of all shards of its NIC.
 pub(super) struct Siblings {
     id: ShardId,
     shared: Arc<Shared>,
@@ -28,39 +30,40 @@ pub(super) struct Siblings {
 
 struct Shared {
     inboxes: Box<[Inbox]>,
-    /// Shards whose inbox is full, a bit for each.
+    /// Shards whose inbox is full, one bit for each index.
     full: AtomicU64,
-    /// Why the link is gone.
+    /// Reason for the loss of the link.
     lost: OnceLock<Arc<io::Error>>,
 }
 
 struct Inbox {
-    /// Bytes that wait, so that looking into an empty one takes no lock.
+    /// Number of queued bytes, so that checking an empty inbox takes no lock.
     bytes: AtomicUsize,
     parcels: Mutex<Parcels>,
-    /// Wakes the shard's thread.
+    /// Wakes the background thread of the shard.
     wake: EventFd,
 }
 
-/// Runs of packets, copied.
+/// Copied packets, in runs.
 #[derive(Default)]
 pub(super) struct Parcels {
     data: Vec<u8>,
     runs: Vec<Run>,
 }
 
-/// Consecutive packets of a burst.
+/// Consecutive packets of a received burst, all for one shard.
 struct Run {
     flow: Flow,
     ident: IpIdent,
     segment: usize,
-    /// The number of its first packet in the burst that it is of.
+    /// Index of the run's first packet within the original burst.
     first: u16,
     len: usize,
 }
 
 impl Siblings {
-    /// The places of `count` shards of a device that has these numbers; `None` if there cannot be so many.
+    /// Creates the views for `count` shards of a device with the QPN partition `seat`. Returns `None` if a
+    /// NIC cannot have that many shards.
     pub fn new(count: usize, seat: Seat) -> io::Result<Option<Vec<Siblings>>> {
         let id = |i| Some(ShardId::new(i, count)?.seated(seat));
         let Some(ids) = (0..count.max(1)).map(id).collect::<Option<Vec<_>>>() else {
@@ -75,7 +78,7 @@ impl Siblings {
         Ok(Some(ids.into_iter().map(|id| Siblings { id, shared: shared.clone() }).collect()))
     }
 
-    /// Which one this is.
+    /// Returns the ID of this shard.
     pub fn id(&self) -> ShardId {
         self.id
     }
@@ -84,16 +87,16 @@ impl Siblings {
         &self.shared.inboxes[self.id.index() as usize]
     }
 
-    /// What wakes this one's thread.
+    /// Returns the eventfd that wakes this shard's thread.
     pub fn wake(&self) -> &EventFd {
         &self.inbox().wake
     }
 
-    /// Gives the packets of a burst that are this one's to `own`, in runs with the number of the first packet, and the
-    /// others to their shards. How many those were.
+    /// Passes this shard's packets of a burst to `own`, in runs with the index of the first packet, and
+    /// copies the others to the inboxes of their shards. Returns the number of packets handed over.
     #[inline]
     pub fn sort(&self, burst: &RxBurst<'_>, mut own: impl FnMut(&RxBurst<'_>, u16)) -> u64 {
-        // What comes to a group comes to each shard that has joined it.
+        // Every shard that has joined a multicast group receives its own copy.
         if self.id.is_alone() || burst.flow.dst.is_multicast() {
             own(burst, 0);
             return 0;
@@ -122,12 +125,14 @@ impl Siblings {
         handed_over
     }
 
-    /// The shard that has the packet at the start of `bytes`; this one if `bytes` are too short for a packet.
+    /// Returns the index of the shard that owns the packet at the start of `bytes`, or of this shard if there
+    /// are too few bytes.
     fn owner(&self, bytes: &[u8]) -> usize {
         bytes.get(DEST_QP_LOW).map_or(self.id.index() as usize, |qpn| self.id.of(*qpn))
     }
 
-    /// Takes what others have put into the inbox; how many packets that was. `spare` is room that is used again.
+    /// Passes the packets in this shard's inbox to `own` and returns their number. `spare` is a buffer that
+    /// is reused.
     #[inline]
     pub fn collect(&self, spare: &mut Parcels, own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
         if self.inbox().bytes.load(Ordering::Acquire) == 0 {
@@ -137,12 +142,12 @@ impl Siblings {
         spare.deal_out(own)
     }
 
-    /// Whether another one has so much in its inbox that this one should not read on.
+    /// Reports whether the inbox of another shard is so full that this shard must not read on.
     pub fn are_full(&self) -> bool {
         self.shared.full.load(Ordering::Relaxed) & !(1 << self.id.index()) != 0
     }
 
-    /// The link of one is gone, and with it the NIC.
+    /// Records the loss of a shard's link, and with it of the NIC, and wakes all shards.
     pub fn lose_link(&self, why: Arc<io::Error>) {
         if self.shared.lost.set(why).is_ok() {
             for inbox in &self.shared.inboxes {
@@ -151,7 +156,7 @@ impl Siblings {
         }
     }
 
-    /// Why it is gone, if it is.
+    /// Returns the reason for the loss of the link, if it is lost.
     pub fn loss(&self) -> Option<&Arc<io::Error>> {
         self.shared.lost.get()
     }
@@ -175,7 +180,7 @@ impl Shared {
         }
     }
 
-    /// Swaps what is in the inbox of its owner for `spare`.
+    /// Swaps the contents of the owner's inbox with `spare`.
     fn take(&self, owner: usize, spare: &mut Parcels) {
         let inbox = &self.inboxes[owner];
         let mut parcels = inbox.parcels.lock();
@@ -187,7 +192,8 @@ impl Shared {
 }
 
 impl Parcels {
-    /// Gives out all of it, and keeps the room; how many packets that was.
+    /// Passes all packets to `own`, empties the buffers but keeps their capacity, and returns the number of
+    /// packets.
     fn deal_out(&mut self, mut own: impl FnMut(&RxBurst<'_>, u16)) -> usize {
         let (mut packets, mut from) = (0, 0);
         for Run { flow, ident, segment, first, len } in self.runs.drain(..) {
@@ -203,7 +209,7 @@ impl Parcels {
 
 impl Inbox {
     fn wake(&self) {
-        // Only a full counter could refuse, and then the thread has been woken already.
+        // The write fails only when the counter is full, and then the thread has been woken already.
         let _ = self.wake.write(1);
     }
 }
@@ -216,7 +222,7 @@ mod tests {
         Siblings::new(count, Seat::WHOLE).unwrap().unwrap()
     }
 
-    /// A packet of 20 bytes (or fewer) for each destination.
+    /// Returns one packet per destination QPN byte, of 20 bytes each, the last one of `last` bytes.
     fn packets(to: &[u8], last: usize) -> Vec<u8> {
         let mut data: Vec<u8> = to.iter().flat_map(|qpn| [&[0; 7][..], &[*qpn], &[0; 12]].concat()).collect();
         data.truncate(data.len() - 20 + last);
@@ -228,7 +234,7 @@ mod tests {
         RxBurst { flow, ident: IpIdent::Unknown, segment: 20, data }
     }
 
-    /// Number of the first packet, and the destinations, of each run.
+    /// For each run, the index of the first packet and the destinations.
     type Runs = Vec<(u16, Vec<u8>)>;
 
     fn note(runs: &mut Runs) -> impl FnMut(&RxBurst<'_>, u16) {
@@ -236,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn each_has_its_own_packets_and_no_others() {
+    fn each_shard_gets_its_own_packets_and_no_others() {
         let all = siblings(4);
         let data = packets(&[0x10, 0x14, 0x11, 0x13, 0x17, 0x10], 8);
         let mut own = Runs::new();
@@ -253,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_and_scraps_stay_where_they_are() {
+    fn multicast_and_short_packets_are_not_handed_over() {
         let all = siblings(2);
         let data = packets(&[0xff, 0xff], 20);
         let mut own = Runs::new();
@@ -265,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_inbox_stops_the_others_until_it_is_emptied() {
+    fn full_inbox_stops_the_other_shards_until_it_is_emptied() {
         let all = siblings(2);
         let data = packets(&[1; 3000], 20);
         while !all[0].are_full() {
@@ -277,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_packets_or_loses_the_link_is_woken() {
+    fn hand_off_and_link_loss_wake_the_shards() {
         let all = siblings(2);
         let data = packets(&[1, 1], 20);
         for _ in 0..2 {

@@ -1,3 +1,5 @@
+//! Shared receive queues.
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,21 +14,22 @@ pub struct Srq(Arc<SrqInner>);
 
 struct SrqInner {
     pd: Pd,
-    /// Queue pairs on it are of the same.
+    /// Shard of this queue and of all queue pairs on it.
     shard: Arc<Shard>,
     id: SrqId,
-    /// Of an XRC queue, kept as long as it is.
+    /// Domain and completion queue of an XRC shared receive queue, which keeps both alive.
     xrc: Option<(Xrcd, Cq)>,
 }
 
-/// What a shared receive queue is like.
+/// Attributes of a shared receive queue (`ibv_srq_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqAttr {
     /// Limits of the queue.
     pub caps: RecvCaps,
-    /// Fewer receives than this raise [`super::AsyncEvent::SrqLimit`] once; 0 if no event is asked for.
+    /// Threshold for an event: fewer receives than this raise [`super::AsyncEvent::SrqLimit`] once; 0 if no
+    /// event is requested.
     pub limit: u32,
-    /// Receives in it.
+    /// Number of receives in the queue.
     pub len: usize,
 }
 
@@ -51,7 +54,8 @@ impl Srq {
             }
         }
         context.0.srqs.take()?;
-        // Packets of XRC name the queue, beside a queue pair that any of the domain may be.
+        // XRC packets name the shared receive queue and any target queue pair of the domain, so one shard
+        // holds all of them.
         let shard = if xrc.is_some() { context.0.shards.first() } else { context.0.shards.next_for_srq() };
         let made = shard.look(|nic| {
             let made = match xrc {
@@ -71,12 +75,12 @@ impl Srq {
         Ok(Srq(Arc::new(SrqInner { pd: pd.clone(), shard: shard.clone(), id, xrc })))
     }
 
-    /// Its XRC domain and the completion queue of its receives, if it is for XRC.
+    /// Returns the XRC domain and the completion queue for receives, if this is an XRC shared receive queue.
     pub fn xrc(&self) -> Option<(&Xrcd, &Cq)> {
         self.0.xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq))
     }
 
-    /// Its handle, as events and XRC work requests name it.
+    /// Returns the queue's handle, by which events and XRC work requests name it.
     pub fn id(&self) -> SrqId {
         self.0.id
     }
@@ -85,15 +89,15 @@ impl Srq {
         &self.0.shard
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.0.pd
     }
 
-    /// Posts a receive for whichever queue pair needs it first.
+    /// Posts a receive work request for the queue pair that needs one first.
     ///
     /// # Errors
-    /// [`PostError`]; then it was not taken.
+    /// [`PostError`]; then the work request was not posted.
     pub fn post_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.0.shard.look(|nic| match nic.has_failed() {
             true => Err(PostError::DeviceFatal),
@@ -103,15 +107,16 @@ impl Srq {
         })
     }
 
-    /// Asks for one event when fewer than `limit` receives are left; it is raised at once if that is so now.
+    /// Requests one event when fewer than `limit` receives are left; raises it at once if that is already so.
     pub fn arm_limit(&self, limit: u32) {
         self.with(|queue, out| queue.arm(limit, out));
     }
 
-    /// Changes how many receives it holds.
+    /// Changes the maximum number of receives in the queue.
     ///
     /// # Errors
-    /// [`CreateError::Value`] above the device's limit, or below what is in it.
+    /// [`CreateError::Value`] for 0, above the device's limit, or below the number of queued receives;
+    /// [`CreateError::Gone`].
     pub fn resize(&self, max_wr: u32) -> Result<(), CreateError> {
         self.0.pd.context().check_device()?;
         let max = self.0.pd.context().0.limits.max_srq_wr;
@@ -127,7 +132,7 @@ impl Srq {
         self.with(|queue, _| queue.resize(max_wr)).map_err(refused)
     }
 
-    /// What it is like now.
+    /// Returns the current attributes (`ibv_query_srq`).
     pub fn query(&self) -> SrqAttr {
         self.with(|queue, _| SrqAttr { caps: queue.caps(), limit: queue.limit(), len: queue.len() })
     }

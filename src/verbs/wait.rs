@@ -1,4 +1,4 @@
-//! Waiting: on a descriptor in real time, by letting time pass in virtual time.
+//! Blocking waits: on a descriptor in real time, by advancing the clock in virtual time.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::link::fabric::Fabric;
 use crate::link::process::signals_restart_calls;
 
 impl Context {
-    /// Waits until `take` brings something; `fd` becomes readable when it may.
+    /// Waits until `take` returns a value. In real time `fd` must become readable when it may.
     pub(super) fn wait_for<R>(
         &self,
         fd: BorrowedFd<'_>,
@@ -27,7 +27,9 @@ impl Context {
     }
 }
 
-/// Waits in real time until `take` brings something, for ever if no timeout is given; `fd` becomes readable when it may.
+/// Waits in real time until `take` returns a value, for ever without a timeout. `fd` must become readable
+/// when it may. Returns [`WaitError::Interrupted`] after a signal, unless all handlers of the program have
+/// `SA_RESTART`.
 pub(super) fn until_readable<R>(
     fd: BorrowedFd<'_>,
     timeout: Option<Duration>,
@@ -48,7 +50,7 @@ pub(super) fn until_readable<R>(
             (Ok(_), _) => {}
             (Err(Errno::EINTR), _) if !signals_restart_calls() => return Err(WaitError::Interrupted),
             (Err(Errno::EINTR), _) => {}
-            // poll fails for want of memory only; a short rest is better than a loop.
+            // ppoll fails only for lack of memory; a short sleep is better than a busy loop.
             (Err(_), _) => {
                 std::thread::sleep(left.unwrap_or(Duration::MAX).min(Duration::from_millis(1)));
             }
@@ -56,7 +58,8 @@ pub(super) fn until_readable<R>(
     }
 }
 
-/// Lets virtual time pass until `take` brings something.
+/// Advances virtual time until `take` returns a value; [`WaitError::Idle`] when the fabric has nothing left
+/// to do.
 pub(super) fn step_until<R>(
     fabric: &Fabric,
     timeout: Duration,

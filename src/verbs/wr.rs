@@ -1,4 +1,4 @@
-//! Send work requests that are put together call by call and posted at once, as by `ibv_wr_start` to
+//! Send work requests that are built call by call and posted at once, as from `ibv_wr_start` to
 //! `ibv_wr_complete`.
 
 use std::fmt;
@@ -9,7 +9,7 @@ use crate::memory::{AtomicOp, Bind, FastReg};
 use crate::transport::{Destination, Placement, PostBatchError, SendFlags, SendWr, Sge, SrqId, WrData, WrOp};
 use crate::wire::{QKey, Qpn, RKey};
 
-/// Work requests in the making, from [`Qp::wr_start`] to [`complete`](Self::complete) or
+/// A session that builds send work requests, from [`Qp::wr_start`] to [`complete`](Self::complete) or
 /// [`abort`](Self::abort). Dropping it posts nothing.
 ///
 /// ```
@@ -26,26 +26,27 @@ use crate::wire::{QKey, Qpn, RKey};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// It holds no lock: other threads may post meanwhile, and their work requests then come first.
+/// The session holds no lock: other threads may post meanwhile, and their work requests then come first.
 #[must_use = "nothing is posted before `complete`"]
 pub struct WrSession<'q> {
-    /// Of the work requests begun from now on.
+    /// ID of the work requests begun from now on.
     pub wr_id: u64,
-    /// Of the work requests begun from now on; at first signaled.
+    /// Flags of the work requests begun from now on; initially signaled.
     pub flags: SendFlags,
     qp: &'q Qp,
-    /// There until the session is dropped, which gives it back.
+    /// Collected work requests; `None` only once `drop` has returned the buffers to the queue pair.
     batch: Option<Box<Batch>>,
 }
 
-/// The work request begun last, which gets its data and destination here. One that gets no data has none; what
-/// is set again replaces what was there.
+/// The work request begun last, for setting its data and destination. Without data it has length 0; setting
+/// the data again replaces it.
 #[derive(Debug)]
 pub struct BegunWr<'s> {
     batch: &'s mut Batch,
 }
 
-/// What a session has collected. The queue pair keeps it for the next one, so that none allocates once warm.
+/// Work requests collected by a session. The queue pair keeps the buffers for the next session, so that
+/// sessions stop allocating after the first ones.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     wrs: Vec<Begun>,
@@ -62,7 +63,7 @@ struct Begun {
     data: Data,
 }
 
-/// Which part of the batch's lists a work request has.
+/// Part of the batch's lists that holds the data of a work request.
 #[derive(Clone, Debug)]
 enum Data {
     Sges(Range<usize>),
@@ -91,7 +92,7 @@ impl Batch {
 }
 
 impl Qp {
-    /// Begins to put send work requests together, which [`WrSession::complete`] posts.
+    /// Begins a session that builds send work requests, which [`WrSession::complete`] posts.
     pub fn wr_start(&self) -> WrSession<'_> {
         let batch = self.spare_batch.take().unwrap_or_default();
         WrSession { wr_id: 0, flags: SendFlags::SIGNALED, qp: self, batch: Some(batch) }
@@ -107,7 +108,7 @@ impl WrSession<'_> {
         self.batch.as_mut().expect("taken by drop only")
     }
 
-    /// Begins a work request, with the `wr_id` and `flags` of now.
+    /// Begins a work request with the current `wr_id` and `flags`.
     pub fn wr(&mut self, op: WrOp) -> BegunWr<'_> {
         let (wr_id, flags, batch) = (self.wr_id, self.flags, self.batch_mut());
         let at = batch.sges.len();
@@ -115,95 +116,98 @@ impl WrSession<'_> {
         BegunWr { batch }
     }
 
-    /// A SEND.
+    /// Begins a SEND.
     pub fn wr_send(&mut self) -> BegunWr<'_> {
         self.wr(WrOp::Send)
     }
 
-    /// A SEND with immediate.
+    /// Begins a SEND with immediate data.
     pub fn wr_send_imm(&mut self, imm: u32) -> BegunWr<'_> {
         self.wr(WrOp::SendWithImm(imm))
     }
 
-    /// An RDMA WRITE.
+    /// Begins an RDMA WRITE.
     pub fn wr_rdma_write(&mut self, to: RemoteAddr) -> BegunWr<'_> {
         self.wr(WrOp::Write { va: to.va, rkey: to.rkey })
     }
 
-    /// An RDMA WRITE with immediate.
+    /// Begins an RDMA WRITE with immediate data.
     pub fn wr_rdma_write_imm(&mut self, to: RemoteAddr, imm: u32) -> BegunWr<'_> {
         self.wr(WrOp::WriteWithImm { va: to.va, rkey: to.rkey, imm })
     }
 
-    /// An RDMA READ.
+    /// Begins an RDMA READ.
     pub fn wr_rdma_read(&mut self, from: RemoteAddr) -> BegunWr<'_> {
         self.wr(WrOp::Read { va: from.va, rkey: from.rkey })
     }
 
-    /// A compare-and-swap; the old value goes to 8 bytes of its element.
+    /// Begins an atomic compare-and-swap on 8 bytes; the original value is stored in the 8 bytes of its
+    /// element.
     pub fn wr_atomic_cmp_swp(&mut self, at: RemoteAddr, compare: u64, swap: u64) -> BegunWr<'_> {
         self.wr(WrOp::Atomic { va: at.va, rkey: at.rkey, op: AtomicOp::CompareSwap { compare, swap } })
     }
 
-    /// A fetch-and-add; the old value goes to 8 bytes of its element.
+    /// Begins an atomic fetch-and-add on 8 bytes; the original value is stored in the 8 bytes of its element.
     pub fn wr_atomic_fetch_add(&mut self, at: RemoteAddr, add: u64) -> BegunWr<'_> {
         self.wr(WrOp::Atomic { va: at.va, rkey: at.rkey, op: AtomicOp::FetchAdd(add) })
     }
 
-    /// A SEND that closes what a key at the peer opens.
+    /// Begins a SEND with invalidate: it closes the memory window or fast region that `rkey` opens at the
+    /// peer.
     pub fn wr_send_inv(&mut self, rkey: RKey) -> BegunWr<'_> {
         self.wr(WrOp::SendWithInv(rkey))
     }
 
-    /// Stores 8 bytes at once.
+    /// Begins an ATOMIC WRITE of 8 bytes.
     pub fn wr_atomic_write(&mut self, at: RemoteAddr, value: [u8; 8]) -> BegunWr<'_> {
         self.wr(WrOp::AtomicWrite { va: at.va, rkey: at.rkey, value })
     }
 
-    /// Waits until earlier WRITEs to `len` bytes are placed.
+    /// Begins a FLUSH, which completes when earlier WRITEs to the `len` bytes at `at` have the given
+    /// placement.
     pub fn wr_flush(&mut self, at: RemoteAddr, len: u32, placement: Placement) -> BegunWr<'_> {
         self.wr(WrOp::Flush { va: at.va, rkey: at.rkey, len, placement, whole_region: false })
     }
 
-    /// Binds a window of type 2.
+    /// Begins a bind of a memory window of type 2.
     pub fn wr_bind_mw(&mut self, bind: Bind) -> BegunWr<'_> {
         self.wr(WrOp::BindMw(bind))
     }
 
-    /// Opens a part of a fast region.
+    /// Begins a fast registration of a part of a fast region.
     pub fn wr_reg_mr(&mut self, reg: FastReg) -> BegunWr<'_> {
         self.wr(WrOp::RegMr(reg))
     }
 
-    /// Closes a window of type 2 or a fast region of ours.
+    /// Begins a local invalidate of a memory window of type 2 or of a fast region.
     pub fn wr_local_inv(&mut self, rkey: RKey) -> BegunWr<'_> {
         self.wr(WrOp::LocalInv(rkey))
     }
 
-    /// The work request begun last, if there is one.
+    /// Returns the work request begun last, if there is one.
     pub fn current(&mut self) -> Option<BegunWr<'_>> {
         (!self.is_empty()).then(|| BegunWr { batch: self.batch_mut() })
     }
 
-    /// Work requests begun.
+    /// Returns the number of work requests begun.
     pub fn len(&self) -> usize {
         self.batch().wrs.len()
     }
 
-    /// Whether there are none.
+    /// Reports whether no work request has been begun.
     pub fn is_empty(&self) -> bool {
         self.batch().wrs.is_empty()
     }
 
-    /// Posts all of them, or none.
+    /// Posts all work requests, or none (`ibv_wr_complete`).
     ///
     /// # Errors
-    /// [`PostBatchError`] of the first that is refused.
+    /// [`PostBatchError`] of the first work request that is refused; then none is posted.
     pub fn complete(self) -> Result<(), PostBatchError> {
         self.qp.post_all(self.batch().send_wrs())
     }
 
-    /// Posts nothing.
+    /// Ends the session without posting (`ibv_wr_abort`).
     pub fn abort(self) {}
 }
 
@@ -222,18 +226,18 @@ impl fmt::Debug for WrSession<'_> {
 
 impl BegunWr<'_> {
     fn set(&mut self, f: impl FnOnce(&mut Begun)) {
-        // There is one: that is what this stands for.
+        // Never empty: a `BegunWr` exists only after a work request was begun.
         if let Some(wr) = self.batch.wrs.last_mut() {
             f(wr);
         }
     }
 
-    /// Its data: one run of registered memory.
+    /// Sets the data to one range of registered memory.
     pub fn set_sge(self, sge: Sge) -> Self {
         self.set_sge_list(&[sge])
     }
 
-    /// Its data: several runs.
+    /// Sets the data to several ranges of registered memory.
     pub fn set_sge_list(mut self, sges: &[Sge]) -> Self {
         let start = self.batch.sges.len();
         self.batch.sges.extend_from_slice(sges);
@@ -242,12 +246,12 @@ impl BegunWr<'_> {
         self
     }
 
-    /// Its data, copied.
+    /// Sets the data to a copy of `data`.
     pub fn set_inline_data(self, data: &[u8]) -> Self {
         self.set_inline_data_list(&[data])
     }
 
-    /// Its data in several pieces, copied.
+    /// Sets the data to a copy of all `pieces`, one after the other.
     pub fn set_inline_data_list(mut self, pieces: &[&[u8]]) -> Self {
         let start = self.batch.inline.len();
         pieces.iter().for_each(|piece| self.batch.inline.extend_from_slice(piece));
@@ -256,26 +260,26 @@ impl BegunWr<'_> {
         self
     }
 
-    /// More of its data, copied behind the inline data that it has.
+    /// Appends a copy of `piece` to the inline data.
     pub fn add_inline_data(mut self, piece: &[u8]) -> Self {
         let at = self.batch.inline.len();
         self.batch.inline.extend_from_slice(piece);
         let end = self.batch.inline.len();
         self.set(|wr| {
-            // It was begun last, so its data is last too.
+            // The work request was begun last, so its data is at the end of the list.
             let start = if let Data::Inline(range) = &wr.data { range.start } else { at };
             wr.data = Data::Inline(start..end);
         });
         self
     }
 
-    /// The shared receive queue at the peer, of an XRC queue pair.
+    /// Sets the shared receive queue at the peer, for an XRC queue pair.
     pub fn set_xrc_srqn(mut self, srq: SrqId) -> Self {
         self.set(|wr| wr.to = Some(Destination::Srq(srq)));
         self
     }
 
-    /// Where a datagram goes.
+    /// Sets the destination of a datagram.
     pub fn set_ud_addr(mut self, ah: &Ah, qpn: Qpn, qkey: QKey) -> Self {
         let to = ah.to(qpn, qkey);
         self.set(|wr| wr.to = Some(to));

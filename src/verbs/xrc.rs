@@ -1,35 +1,38 @@
+//! Extended reliable connections (XRC): domains and target queue pairs.
+
 use std::fmt;
 use std::sync::Arc;
 
 use super::{Context, Cq, CreateError, Pd, Qp, QpOptions};
 use crate::transport::{Destination, QpType, SendWr, SrqId, XrcdId};
 
-/// An XRC domain: target queue pairs and the shared receive queues that they serve. Cheap to clone; it lives as long
-/// as anything made in it.
+/// An XRC domain: target queue pairs and the shared receive queues that they serve. Cheap to clone; it lives
+/// as long as anything created in it.
 #[derive(Clone)]
 pub struct Xrcd(Arc<XrcdInner>);
 
 struct XrcdInner {
     id: XrcdId,
-    /// Of targets, which have neither by themselves.
+    /// Protection domain and, below, completion queue of the target queue pairs, which use neither
+    /// themselves.
     pd: Pd,
     cq: Cq,
 }
 
 impl Context {
-    /// An XRC domain.
+    /// Opens an XRC domain (`ibv_open_xrcd`).
     ///
     /// # Errors
     /// [`CreateError`].
     pub fn open_xrcd(&self) -> Result<Xrcd, CreateError> {
         let (pd, cq) = (self.alloc_pd()?, self.create_cq(1)?);
-        // Its protection domain is its own, so that domain's number serves for both.
+        // The XRC domain has a protection domain of its own, so that domain's number identifies both.
         Ok(Xrcd(Arc::new(XrcdInner { id: XrcdId(pd.id().0), pd, cq })))
     }
 }
 
 impl Xrcd {
-    /// The context that it is of.
+    /// Returns the context that the domain belongs to.
     pub fn context(&self) -> &Context {
         self.0.pd.context()
     }
@@ -38,8 +41,9 @@ impl Xrcd {
         self.0.id
     }
 
-    /// The receiving end of an XRC connection. It has no work requests; what arrives completes the receives of the
-    /// shared receive queues that its packets name, in their protection domains.
+    /// Creates the receiving end of an XRC connection. It has no work requests: arriving messages complete
+    /// receives of the shared receive queues that their packets name, in the protection domains of those
+    /// queues.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -57,7 +61,7 @@ impl fmt::Debug for Xrcd {
 }
 
 impl<'a> SendWr<'a> {
-    /// This request to a shared receive queue at the peer (XRC).
+    /// Directs this request to a shared receive queue at the peer (XRC).
     pub fn to_srq(self, srq: SrqId) -> SendWr<'a> {
         SendWr { to: Some(Destination::Srq(srq)), ..self }
     }

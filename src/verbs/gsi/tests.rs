@@ -1,3 +1,5 @@
+//! Tests of the management port: exchange, loss, partitions and the descriptor.
+
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ fn on_udp(ip: &str, shards: usize) -> Context {
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// There and back by the path that it came by.
+/// Sends datagrams from `a` to `b` and back by the path that each was received with.
 fn exchange(a: &Context, b: &Context) {
     let (one, other) = (a.management_port().unwrap(), b.management_port().unwrap());
     assert_eq!((one.try_recv(), one.comm_id_prefix()), (None, (0, 0)));
@@ -47,7 +49,7 @@ fn exchange(a: &Context, b: &Context) {
 }
 
 #[test]
-fn a_datagram_goes_there_and_back_on_a_fabric() {
+fn mad_makes_a_round_trip_on_a_fabric() {
     let (_fabric, a, b) = on_fabric();
     exchange(&a, &b);
     let fabric = Fabric::new();
@@ -55,7 +57,7 @@ fn a_datagram_goes_there_and_back_on_a_fabric() {
 }
 
 #[test]
-fn a_datagram_goes_there_and_back_by_udp_whatever_the_shards() {
+fn mad_makes_a_round_trip_over_udp_whatever_the_shard_count() {
     exchange(&on_udp("127.18.210.1", 1), &on_udp("127.18.210.2", 1));
     exchange(&on_udp("127.18.211.1", 2), &on_udp("127.18.211.2", 4));
     if std::net::UdpSocket::bind("[::1]:0").is_ok() {
@@ -71,7 +73,7 @@ fn exchange_with_itself(context: &Context) {
 }
 
 #[test]
-fn a_device_has_one_qp1_and_gives_it_again() {
+fn second_management_port_is_refused_until_the_first_is_dropped() {
     let (_fabric, a, b) = on_fabric();
     let first = a.management_port().unwrap();
     let refused = a.reopen().unwrap().management_port().unwrap_err();
@@ -83,7 +85,7 @@ fn a_device_has_one_qp1_and_gives_it_again() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_lost_and_nothing_else() {
+fn mads_beyond_the_receive_queue_are_dropped_and_counted() {
     let (fabric, a, b) = on_fabric();
     let (from, to) = (a.management_port().unwrap(), b.management_port().unwrap());
     for i in 0..3 * RECEIVES {
@@ -100,13 +102,13 @@ fn more_than_there_is_room_for_is_lost_and_nothing_else() {
 }
 
 #[test]
-fn what_is_no_datagram_for_qp1_is_dropped_and_counted() {
+fn messages_of_wrong_length_or_qkey_are_dropped_and_counted() {
     let (fabric, a, b) = on_fabric();
     let to = b.management_port().unwrap();
     let (pd, cq) = (a.alloc_pd().unwrap(), a.create_cq(64).unwrap());
     let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
     let qp = pd.create_qp(&cq, &cq, &options).unwrap();
-    // Only such a queue pair sends with a key of which the highest bit is set (IBA 10.2.5).
+    // Only a queue pair with such a key sends a key whose highest bit is set (IBA 10.2.5).
     qp.activate(QKey::GSI).unwrap();
     let region = pd.reg_mr(4096, Access::LOCAL_WRITE).unwrap();
     let ah = pd.create_ah(&path(&a, &b)).unwrap();
@@ -127,7 +129,7 @@ fn what_is_no_datagram_for_qp1_is_dropped_and_counted() {
 }
 
 #[test]
-fn qp1_is_of_every_partition_of_the_port() {
+fn qp1_accepts_every_partition_key_of_the_port() {
     let (fabric, a, b) = on_fabric();
     let (one, other) = (a.management_port().unwrap(), b.management_port().unwrap());
     let send = |first| {
@@ -145,7 +147,7 @@ fn qp1_is_of_every_partition_of_the_port() {
     let got: Vec<_> = std::iter::from_fn(|| other.try_recv()).map(|m| (m.bytes[0], m.pkey_index)).collect();
     assert_eq!(got, [(1, 0), (2, 2), (3, 1)]);
     assert_eq!(b.counters().rx_pkey_violation, 1);
-    // It holds on to none of them, and answers from the first.
+    // QP1 is not tied to any of the keys, and sends with the first one.
     b.set_pkeys(&[PKey::DEFAULT]).unwrap();
     a.set_pkeys(&[PKey::DEFAULT]).unwrap();
     other.send(&path(&b, &a), &mad(5)).unwrap();
@@ -153,7 +155,7 @@ fn qp1_is_of_every_partition_of_the_port() {
 }
 
 #[test]
-fn the_descriptor_is_readable_while_there_may_be_datagrams() {
+fn descriptor_is_readable_while_there_may_be_mads() {
     let (a, b) = (on_udp("127.18.212.1", 1), on_udp("127.18.212.2", 1));
     let (from, to) = (a.management_port().unwrap(), b.management_port().unwrap());
     let is_readable = |limit: u16| {
@@ -175,7 +177,7 @@ fn the_descriptor_is_readable_while_there_may_be_datagrams() {
 }
 
 #[test]
-fn what_waits_when_the_port_goes_is_gone_and_the_device_stays() {
+fn queued_mads_are_lost_with_the_port_and_the_device_stays() {
     let (fabric, a, b) = on_fabric();
     let from = a.management_port().unwrap();
     let to = b.management_port().unwrap();
@@ -187,7 +189,7 @@ fn what_waits_when_the_port_goes_is_gone_and_the_device_stays() {
     assert_eq!(b.counters().rx_unknown_qp, 1);
     let to = b.management_port().unwrap();
     assert_eq!(to.try_recv(), None);
-    // Where nobody shares the address, whoever asks has every service.
+    // On an address that is not shared, any number of claims for a service succeed.
     let service = ServiceId(7);
     let claims = [b.claim_service(service, None).unwrap(), b.claim_service(service, None).unwrap()];
     drop(claims);

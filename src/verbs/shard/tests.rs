@@ -1,3 +1,5 @@
+//! Tests of who drives a shard, delayed acknowledgements and batching.
+
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -7,7 +9,7 @@ use crate::verbs::{
     Access, AckTimeout, ConnectOptions, Context, ContextOptions, Fabric, Node, Notify, RecvWr, SendWr,
 };
 
-/// Connected, on UDP.
+/// Returns two connected nodes on UDP links.
 fn pair(a: &str, b: &str) -> (Node, Node) {
     pair_with(a, b, &ConnectOptions::default())
 }
@@ -24,7 +26,7 @@ fn pair_with(a: &str, b: &str, options: &ConnectOptions) -> (Node, Node) {
 }
 
 #[test]
-fn who_polls_leaves_a_busy_nic_alone_and_who_looks_once_rings() {
+fn poll_skips_a_busy_nic_and_look_once_rings_the_doorbell() {
     let (a, _b) = Fabric::new().pair().unwrap();
     let shard = a.context.0.shards.first();
     let engine = shard.lock_soon();
@@ -36,7 +38,7 @@ fn who_polls_leaves_a_busy_nic_alone_and_who_looks_once_rings() {
 }
 
 #[test]
-fn who_asks_for_an_event_and_looks_once_more_is_not_taken_for_one_that_polls() {
+fn polling_once_more_after_req_notify_does_not_count_as_polling() {
     let (a, b) = Fabric::new().pair().unwrap();
     let polls = || a.context.0.shards.first().polled.load(Ordering::Relaxed) != 0;
     let look = || assert_eq!(a.cq.poll(1, &mut Vec::new()), Ok(0));
@@ -49,18 +51,18 @@ fn who_asks_for_an_event_and_looks_once_more_is_not_taken_for_one_that_polls() {
     a.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
     b.qp.post_send(&SendWr::send(2, &[])).unwrap();
     a.cq.wait(Duration::from_secs(10)).unwrap();
-    // The event has come: whoever polls now, polls.
+    // The event has been raised: a thread that polls now counts as polling.
     look();
     assert!(polls());
 }
 
 #[test]
-fn acknowledgements_wait_for_who_answers_however_long_the_message_was() {
+fn acks_are_delayed_for_a_responding_application_whatever_the_message_length() {
     let (a, b) = pair("127.88.7.1", "127.88.7.2");
     let len = 2 * HOLD_PACKETS * 4096;
     let (from, to) = (a.pd.reg_mr(len, Access::ALL).unwrap(), b.pd.reg_mr(len, Access::ALL).unwrap());
     let shard = b.context.0.shards.first();
-    // Whether what b owes for a message of so many bytes still waits when it has been received.
+    // Returns whether the acknowledgement of a message of `len` bytes is still delayed after b received it.
     let waits = |len: usize, hold: Hold, answers: bool| {
         let mut engine = shard.lock_soon();
         shard.answers.store(answers, Ordering::Relaxed);
@@ -68,7 +70,7 @@ fn acknowledgements_wait_for_who_answers_however_long_the_message_was() {
         from.write(len - 1, &[1]).unwrap();
         let sent = a.context.counters().sent_pkts;
         a.qp.post_send(&SendWr::write(1, &[from.sge(0..len)], to.remote(0))).unwrap();
-        // All of it is there, so that one turn finds it.
+        // Wait until every packet has been sent, so that one turn receives them all.
         while a.context.counters().sent_pkts < sent + len.div_ceil(4096) as u64 {
             a.context.poll();
         }
@@ -77,28 +79,30 @@ fn acknowledgements_wait_for_who_answers_however_long_the_message_was() {
         }
         let waits = engine.nic.has_held_acknowledgements();
         shard.release(engine, shard.clock.now());
-        // b's own thread does not keep it for ever.
+        // The background thread of b does not delay it for ever.
         a.cq.wait(Duration::from_secs(10)).unwrap();
         waits
     };
-    // A sender that was kept from its processor asks twice, and is answered at once.
+    // A sender that was descheduled requests an acknowledgement twice, and then it is sent at once; hence
+    // several attempts.
     let mostly_waits = |len, hold, answers| (0..10).any(|_| waits(len, hold, answers));
     assert!(!waits(8, Hold::No, false));
     assert!(mostly_waits(8, Hold::Once, false) && mostly_waits(8, Hold::Longer, false));
-    // Of a stream, whose sender waits for them, they go at once; but not to one whose answer is what it waits for.
+    // Acknowledgements of a stream, whose sender waits for them, are sent at once, except when the
+    // application is known to respond without polling.
     assert!(!waits(len, Hold::Once, false));
     assert!(mostly_waits(len, Hold::Once, true) && mostly_waits(len, Hold::Longer, true));
 }
 
 #[test]
-fn what_is_posted_behind_a_lot_in_flight_leaves_several_at_a_time_and_without_another_call() {
+fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() {
     const LEN: usize = 64 << 10;
-    // No timer of the sender expires while a thread waits for its processor.
+    // No timer of the sender may expire while a thread waits for the processor.
     let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
     let (a, b) = pair_with("127.88.8.1", "127.88.8.2", &options);
     a.context.0.shards.first().with(|nic, _, _, _| nic.tuning_mut().min_patience = Duration::from_secs(3600));
     let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());
-    // Without a turn, which a call would take.
+    // Reads the counter without running a turn, as a call would.
     let count = || {
         let shard = a.context.0.shards.first();
         let engine = shard.lock_soon();
@@ -106,13 +110,13 @@ fn what_is_posted_behind_a_lot_in_flight_leaves_several_at_a_time_and_without_an
         shard.let_go(engine);
         count
     };
-    // How many packets have left after each of five messages, while nobody answers.
+    // Returns how many packets have left after each of five messages, while the peer does not respond.
     let sent = || {
         to.write(5 * LEN - 1, &[0]).unwrap();
         from.write(LEN - 1, &[1]).unwrap();
         let sges = [from.sge(0..LEN)];
         let write = |n| SendWr::write(1, &sges, to.remote(n * LEN));
-        // How long answers take is known from here on.
+        // The first write yields a round-trip time measurement.
         a.qp.post_send(&write(0)).unwrap();
         a.cq.wait(Duration::from_secs(10)).unwrap();
         let shard = b.context.0.shards.first();
@@ -131,8 +135,9 @@ fn what_is_posted_behind_a_lot_in_flight_leaves_several_at_a_time_and_without_an
         }
         sent
     };
-    // Two are a lot; with the fourth there are two again, and the fifth waits. A turn of the background thread, which on a
-    // loaded machine comes late, sends what waits before that: then more have left, and the round does not count.
+    // Two messages are enough in flight to batch; the fourth makes two unsent ones, which leave together, and
+    // the fifth waits. On a loaded machine a late turn of the background thread may send the waiting message
+    // earlier: then more packets have left, and the round does not count.
     let expected = [16, 32, 32, 64, 64];
     let undisturbed = (0..1000).filter(|_| {
         let sent = sent();
