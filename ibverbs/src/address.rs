@@ -1,4 +1,4 @@
-//! Address handles, and paths as C writes them.
+//! Address handles (`ibv_ah`), and conversion of paths (`ibv_ah_attr`).
 
 use std::ffi::c_int;
 
@@ -19,13 +19,14 @@ export! {
         ibv_init_ah_from_wc = init_ah_from_wc;
 }
 
+/// An address handle with its C struct.
 #[repr(C)]
 pub struct Handle {
     c: Shown<ibv_ah>,
     pub ah: Ah,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_ah>` as the first field.
 unsafe impl Object for Handle {
     type C = ibv_ah;
 
@@ -34,7 +35,7 @@ unsafe impl Object for Handle {
     }
 }
 
-/// The neighbour that a LID stands for ([`urxe::verbs::lid_of`]).
+/// Returns the path to the neighbour that a LID stands for ([`urxe::verbs::lid_of`]).
 fn neighbour(context: &Context, lid: u16) -> Option<AddressVector> {
     let sgid_index = context.nic.main_gid().filter(|_| lid != 0)?;
     let Gid(mut bytes) = context.nic.query_gid(sgid_index.into())?;
@@ -42,7 +43,8 @@ fn neighbour(context: &Context, lid: u16) -> Option<AddressVector> {
     Some(AddressVector { dgid: Gid(bytes), sgid_index, hop_limit: 64, traffic_class: 0, flow_label: 0 })
 }
 
-/// The path of an address.
+/// Converts a path from its C struct; `None` if it has neither a GRH nor a LID that can stand for a
+/// neighbour.
 pub fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.is_global == 0 {
         return neighbour(context, attr.dlid);
@@ -57,7 +59,7 @@ pub fn path(context: &Context, attr: &ibv_ah_attr) -> Option<AddressVector> {
     })
 }
 
-/// The address of a path.
+/// Converts a path to its C struct.
 pub fn attr(path: &AddressVector) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
@@ -81,12 +83,12 @@ unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut 
     if !ProtectionDomain::is_known(pd) {
         return null(libc::EINVAL);
     }
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_create_ah` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };
-    // SAFETY: a domain that was given out, of an open context.
+    // SAFETY: `is_known` found a live domain at `pd`, whose context is open.
     let context = unsafe { Context::of((*pd).context) };
     let Some(path) = path(context, attr).filter(|_| attr.port_num == 1) else { return null(libc::EINVAL) };
-    // SAFETY: a domain that was given out.
+    // SAFETY: as above; the program must not deallocate the domain during the call.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.create_ah(&path) {
         Ok(ah) => {
@@ -97,16 +99,18 @@ unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut 
     }
 }
 
-/// The path back to where a datagram came from.
+/// Returns the path back to the sender of a datagram.
 ///
 /// # Safety
-/// All are the caller's own; `header` has the first 40 bytes of the receive.
+/// `wc` points to a readable completion. If that has the flag `WC_GRH`, `header` points to the first 40 bytes
+/// of its receive buffer.
 unsafe fn path_back(context: &Context, wc: *const ibv_wc, header: *const ibv_grh) -> Option<AddressVector> {
-    // SAFETY: the caller's struct.
+    // SAFETY: the caller passes a readable completion.
     if unsafe { (*wc).wc_flags } & WC_GRH == 0 {
         return None;
     }
-    // SAFETY: the caller vouches for 40 bytes.
+    // SAFETY: the completion has the flag, so the caller passes 40 readable bytes; they are copied from any
+    // alignment.
     let bytes: [u8; grh::LEN] = unsafe { header.cast::<[u8; grh::LEN]>().read_unaligned() };
     context.nic.path_back(&bytes)
 }
@@ -119,10 +123,11 @@ unsafe extern "C" fn init_ah_from_wc(
     out: *mut ibv_ah_attr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context, and as the caller vouches.
+    // SAFETY: `ibv_init_ah_from_wc` requires an open context, a readable completion and the GRH that belongs
+    // to it.
     match unsafe { path_back(Context::of(context), wc, header) }.filter(|_| port == 1) {
         Some(path) => {
-            // SAFETY: the caller's struct.
+            // SAFETY: `ibv_init_ah_from_wc` requires `out` to point to a writable struct.
             unsafe { *out = attr(&path) };
             0
         }
@@ -137,9 +142,10 @@ unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a domain that was given out, of an open context; and as the caller vouches.
+    // SAFETY: `ibv_create_ah_from_wc` requires a live domain, whose context is open, a readable completion
+    // and the GRH that belongs to it.
     match unsafe { path_back(Context::of((*pd).context), wc, header) }.filter(|_| port == 1) {
-        // SAFETY: a domain that was given out.
+        // SAFETY: `pd` is checked by `create_ah`, and the attributes are a local value.
         Some(path) => unsafe { create_ah(pd, &mut attr(&path)) },
         None => null(libc::EINVAL),
     }
@@ -147,11 +153,13 @@ unsafe extern "C" fn create_ah_from_wc(
 
 pub unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper), and its context is open, or a copy of the
+    // parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a handle that was given out, and its domain, which could not go while it was there.
+    // SAFETY: `c` is live as above, and the program gives up its pointer. The handle counted as a user of its
+    // domain, which therefore was not freed.
     unsafe {
         let pd = (*c).pd;
         drop(Handle::take(c));
@@ -160,7 +168,7 @@ pub unsafe extern "C" fn destroy_ah(c: *mut ibv_ah) -> c_int {
     0
 }
 
-/// MACs are the business of whoever owns the link.
+/// Returns `EOPNOTSUPP`: MAC addresses are resolved by the owner of the link.
 pub unsafe extern "C" fn resolve_eth_l2_from_gid(
     _context: *mut ibv_context,
     _attr: *mut ibv_ah_attr,

@@ -1,10 +1,11 @@
-//! Cancellation of threads (`pthread_cancel`).
+//! Thread cancellation (`pthread_cancel`).
 //!
-//! A thread that is cancelled is unwound from the system call that it is in. Only frames of plain data may be unwound so. Therefore
-//! cancellation is disabled while Rust code runs ([`disable`]), and a call that blocks is a loop of attempts ([`blocking`]): an
-//! attempt has returned, with its locks and handles, before the thread waits in a cancellation point for the next one. Such a call
-//! defers an asynchronous cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. In calls that do not block, threads of
-//! that type are not supported: POSIX lets them make no such calls.
+//! A cancelled thread is unwound from the system call that it is in, which is only allowed through frames of
+//! plain data. Therefore cancellation is disabled while Rust code runs ([`disable`]), and a blocking call is
+//! a loop of attempts ([`blocking`]): an attempt returns, and releases its locks and handles, before the
+//! thread waits in a cancellation point for the next one. Such a call also defers an asynchronous
+//! cancellation (`PTHREAD_CANCEL_ASYNCHRONOUS`) to these points. Calls that do not block do not support
+//! threads of that cancellation type, for which POSIX forbids such calls.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -30,51 +31,53 @@ const DISABLE: c_int = 1;
 /// `PTHREAD_CANCEL_DEFERRED`.
 const DEFERRED: c_int = 0;
 
-/// Disables cancellation of this thread until the guard is dropped: system calls inside are no cancellation points.
+/// Disables cancellation of this thread until the guard is dropped: system calls made meanwhile are no
+/// cancellation points.
 pub fn disable() -> Disabled {
     let mut before = 0;
-    // SAFETY: the integer is this function's.
+    // SAFETY: `DISABLE` is a valid state, and `before` is a writable local.
     unsafe { pthread_setcancelstate(DISABLE, &mut before) };
     Disabled(before)
 }
 
-/// See [`disable`].
+/// Guard of [`disable`], with the previous state.
 #[must_use = "cancellation is enabled again when it is dropped"]
 pub struct Disabled(c_int);
 
 impl Drop for Disabled {
     fn drop(&mut self) {
         let mut inside = 0;
-        // SAFETY: the state is the one that the thread had.
+        // SAFETY: the state is the valid one that `disable` read, and `inside` is a writable local.
         unsafe { pthread_setcancelstate(self.0, &mut inside) };
     }
 }
 
-/// The result of an attempt at a call.
+/// Result of an attempt at a blocking call.
 pub enum Step<T> {
     Done(T),
-    /// The next attempt follows when one of the descriptors is ready that [`Call`] was given.
+    /// The next attempt is made when a descriptor that was passed to [`Call`] is ready.
     Wait,
 }
 
-/// State of a blocking call between its attempts.
+/// State that a blocking call keeps between its attempts.
 pub struct Call {
-    /// The first attempt has done the steps that are not repeated.
+    /// Set once an attempt has done the steps that must not be repeated.
     pub begun: bool,
-    /// Bytes transferred so far.
+    /// Number of bytes transferred so far.
     pub done: usize,
-    /// The address of the object that the first attempt found.
+    /// Address of the object that the first attempt used.
     object: Option<usize>,
     deadline: Option<Option<Instant>>,
-    /// Why the last wait failed.
+    /// Error number of the last wait, if it failed.
     failure: Option<c_int>,
     one: pollfd,
-    /// Several descriptors, in `HELD`.
+    /// Pointer and length of a list of several descriptors in `HELD`, used instead of `one`.
     several: Option<(*mut pollfd, usize)>,
     timeout: Option<Duration>,
 }
 
-/// Descriptors and objects of a waiting call. If the thread is cancelled, the thread-local drops them when the thread ends.
+/// Descriptors and objects of a waiting call. They are thread-local, to be dropped at thread exit if the
+/// thread is cancelled.
 #[derive(Default)]
 struct Held {
     fds: Vec<pollfd>,
@@ -86,6 +89,7 @@ thread_local! {
 }
 
 impl Call {
+    /// Returns the state before the first attempt.
     pub fn new() -> Call {
         let one = pollfd { fd: -1, events: 0, revents: 0 };
         Call {
@@ -100,35 +104,35 @@ impl Call {
         }
     }
 
-    /// When the call times out: counted from the first attempt.
+    /// Returns the time at which the call times out, counted from the first attempt.
     pub fn deadline(&mut self, timeout: Option<Duration>) -> Option<Instant> {
         let from_now = || timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         *self.deadline.get_or_insert_with(from_now)
     }
 
-    /// Whether this is the object that the first attempt found: by the same number there may be another since.
+    /// Reports whether `object` is the one that the first attempt used: its number may denote another object
+    /// since.
     pub fn is_of<T>(&mut self, object: *const T) -> bool {
         *self.object.get_or_insert(object.addr()) == object.addr()
     }
 
-    /// Whether the call has waited, or has been asked to.
+    /// Reports whether the call has waited, or is about to.
     pub fn has_waited(&self) -> bool {
         self.several.is_some() || self.one.fd >= 0
     }
 
-    /// The error number of the last wait, told once: `EINTR`, or what the system lacks.
+    /// Takes the error number of the last wait: `EINTR`, or that of a lack of resources.
     pub fn take_failure(&mut self) -> Option<c_int> {
         self.failure.take()
     }
 
-    /// Waits for one descriptor after this attempt.
+    /// Makes the call wait for one descriptor after this attempt.
     pub fn wait_for(&mut self, fd: c_int, events: libc::c_short, timeout: Option<Duration>) {
         (self.one, self.several, self.timeout) = (pollfd { fd, events, revents: 0 }, None, timeout);
     }
 
-    /// Waits for several descriptors after this attempt; `other` is kept until the call waits
-    /// again or is done. False if the thread is ending, and
-    /// has no place for them.
+    /// Makes the call wait for several descriptors after this attempt. `other` is kept until the call waits
+    /// again or is done. Returns false if the thread is exiting and can store neither.
     pub fn wait_for_several(
         &mut self,
         fds: &[pollfd],
@@ -142,13 +146,13 @@ impl Call {
             let before = std::mem::replace(&mut held.other, other);
             (held.fds.as_mut_ptr(), held.fds.len(), before)
         });
-        // The earlier value is dropped after the borrow has ended: its destructor may wait too.
+        // The earlier value is dropped after the borrow has ended, because its destructor may wait too.
         let placed = placed.ok().map(|(fds, len, _)| (fds, len));
         (self.several, self.timeout) = (placed, timeout);
         placed.is_some()
     }
 
-    /// Waits, where the thread may be cancelled if its cancellation is enabled. Nothing in this frame is dropped.
+    /// Waits; if cancellation is enabled, the thread may be cancelled here. This frame has nothing to drop.
     fn wait(&mut self) {
         let (fds, len) = self.several.unwrap_or((&raw mut self.one, 1));
         let (time, has_time) = match self.timeout {
@@ -159,7 +163,9 @@ impl Call {
             None => (timespec { tv_sec: 0, tv_nsec: 0 }, false),
         };
         let time = if has_time { &raw const time } else { std::ptr::null() };
-        // SAFETY: the descriptors are in this struct, or in the thread's own list, which stays as it is until the next attempt.
+        // SAFETY: `fds` points to `len` descriptors: the one in this struct, which is borrowed, or the
+        // thread-local list, which does not change before the next attempt. `time` is null or a local, and a
+        // null mask is allowed.
         self.failure = unsafe {
             match ppoll(fds, len as nfds_t, time, std::ptr::null()) {
                 0.. => None,
@@ -168,7 +174,7 @@ impl Call {
         };
     }
 
-    /// Waits where the thread is not to be cancelled.
+    /// Waits with cancellation disabled.
     pub fn wait_undisturbed(&mut self) {
         let _uncancelled = disable();
         self.wait();
@@ -176,17 +182,18 @@ impl Call {
     }
 }
 
-/// The longest wait, in seconds: more than any program lasts, and within all types.
+/// Upper bound of a wait in seconds: longer than any program runs, and within the range of all types
+/// involved.
 const MOST: u64 = i32::MAX as u64;
 
-/// Drops what was kept for a wait.
+/// Drops the objects kept for a wait.
 fn release() {
-    // Dropped without the borrow.
+    // Taken out first and dropped without the borrow, as a destructor may wait too.
     let other = HELD.try_with(|held| held.borrow_mut().other.take());
     drop(other);
 }
 
-/// One attempt, with cancellation disabled. A panic ends the process here.
+/// Makes one attempt, with cancellation disabled. A panic ends the process here.
 #[allow(
     improper_ctypes_definitions,
     reason = "only Rust calls this; the ABI is the one that nothing unwinds through"
@@ -200,28 +207,31 @@ extern "C" fn attempt_once<T, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F, c
     step
 }
 
-/// Makes a call that may block: attempts until one has a result, and waits in between in a cancellation point. Everything in
-/// the caller's frame has to be plain data, as it is unwound without being dropped.
+/// Makes a call that may block: repeats the attempt until it has a result, and waits at a cancellation point
+/// in between. All values in the caller's frames must be plain data, because unwinding does not drop them.
 pub fn blocking<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: F) -> T {
     const { assert!(!std::mem::needs_drop::<F>()) };
     let mut attempt = ManuallyDrop::new(attempt);
     let mut kind = DEFERRED;
-    // SAFETY: the integer is this function's. The frames up to the program's own have nothing to drop.
+    // SAFETY: `DEFERRED` is a valid type and `kind` a writable local. If a pending cancellation takes effect
+    // here, the frames up to the program's own have nothing to drop.
     unsafe { pthread_setcanceltype(DEFERRED, &mut kind) };
     let result = attempt_until_done(&mut *attempt);
     if kind != DEFERRED {
         let mut inside = 0;
-        // SAFETY: as above: a thread that was cancelled meanwhile is unwound from here.
+        // SAFETY: `kind` is the valid type read above and `inside` a writable local. A thread that was
+        // cancelled meanwhile is unwound from here; as above, no frame has anything to drop.
         unsafe { pthread_setcanceltype(kind, &mut inside) };
     }
     result
 }
 
-/// See [`blocking`], from whose every instruction a thread of the asynchronous type may be unwound. So `blocking` must have nothing
-/// to drop, even as the compiler sees it before it knows the types: a function with cleanup can be unwound from its calls only.
+/// The loop of [`blocking`]. A thread of the asynchronous type may be unwound from any instruction of
+/// `blocking`, which must therefore have nothing to drop, even as the compiler sees it before it knows the
+/// types: a function with cleanup code can be unwound from its calls only.
 #[inline(never)]
 fn attempt_until_done<T: Copy, F: FnMut(&mut Call) -> Step<T>>(attempt: &mut F) -> T {
-    // SAFETY: the frames up to the program's own have nothing to drop.
+    // SAFETY: if the thread is unwound from here, the frames up to the program's own have nothing to drop.
     unsafe { pthread_testcancel() };
     let mut call = Call::new();
     loop {

@@ -1,4 +1,4 @@
-//! Completion channels.
+//! Completion channels (`ibv_comp_channel`).
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
@@ -21,14 +21,14 @@ export! {
         ibv_ack_cq_events = ack_cq_events;
 }
 
-/// How long each wait lasts at most; it is begun anew.
+/// Upper bound of a single wait, after which the wait is repeated.
 pub const LONG: Duration = Duration::from_secs(3600);
 
-/// Has a call wait for an event of this descriptor; or what it returns at once, if a signal has interrupted it.
+/// Makes a call wait for an event on a descriptor, or returns its result if a signal has interrupted it.
 pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
     match call.take_failure() {
         Some(libc::EINTR) if !signals_restart_calls() => Step::Done(minus_one(libc::EINTR)),
-        // The system lacks memory: a short rest is better than a loop.
+        // The system lacks memory: a short pause instead of a busy loop.
         Some(e) if e != libc::EINTR => {
             call.wait_for(-1, 0, Some(Duration::from_millis(1)));
             Step::Wait
@@ -40,6 +40,7 @@ pub fn wait_for_event(call: &mut Call, fd: c_int) -> Step<c_int> {
     }
 }
 
+/// A completion channel with its C struct.
 #[repr(C)]
 pub struct Channel {
     c: Shown<ibv_comp_channel>,
@@ -47,7 +48,7 @@ pub struct Channel {
     pub users: Users,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_comp_channel>` as the first field.
 unsafe impl Object for Channel {
     type C = ibv_comp_channel;
 
@@ -56,24 +57,26 @@ unsafe impl Object for Channel {
     }
 }
 
-/// As the kernel gives out descriptors: reading waits, until the program says otherwise (O_NONBLOCK).
+/// Makes a descriptor blocking, as the kernel's descriptors are until the program sets `O_NONBLOCK`.
 pub fn block(fd: c_int) {
-    // SAFETY: only flags of a descriptor are read and set.
+    // SAFETY: these `fcntl` commands only read and set status flags and take no pointer; a bad descriptor
+    // makes them fail.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK);
     }
 }
 
-/// Whether the program wants no call to wait for what comes by this descriptor.
+/// Reports whether the program has set `O_NONBLOCK`, so that calls must not wait for events of the
+/// descriptor.
 pub fn is_nonblocking(fd: c_int) -> bool {
-    // SAFETY: only flags of a descriptor are read.
+    // SAFETY: this `fcntl` command only reads status flags; a bad descriptor makes it fail.
     unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
 }
 
 pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_create_comp_channel` requires an open context.
     match unsafe { Context::of(context) }.nic.create_channel() {
         Ok(channel) => {
             let fd = channel.as_fd().as_raw_fd();
@@ -87,11 +90,13 @@ pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut 
 
 pub unsafe extern "C" fn destroy_comp_channel(c: *mut ibv_comp_channel) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper, or made by librdmacm here), and its context is
+    // open, or a copy of the parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a channel that was given out.
+    // SAFETY: `c` is live as above. Without users, no completion queue refers to the channel, and the program
+    // gives up its pointer.
     unsafe {
         if Channel::of(c).users.any() {
             return libc::EBUSY;
@@ -106,41 +111,47 @@ unsafe extern "C-unwind" fn get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `ibv_get_cq_event` requires a live channel and two writable pointers; the program does not
+    // destroy the channel during the call.
     blocking(|call| unsafe { next_cq_event(c, cq, cq_context, call) })
 }
 
+/// Makes an attempt at `ibv_get_cq_event`.
+///
+/// # Safety
+/// `c` is a live channel; `cq` and `cq_context` point to writable pointers.
 unsafe fn next_cq_event(
     c: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
     call: &mut Call,
 ) -> Step<c_int> {
-    // SAFETY: a channel that was given out.
+    // SAFETY: the caller passes a live channel.
     let channel = unsafe { Channel::of(c) };
-    // SAFETY: a plain integer.
+    // SAFETY: as above; `fd` was set when the channel was made.
     let fd = unsafe { (*c).fd };
-    // SAFETY: an open context, as its channel is.
+    // SAFETY: the context of a live channel stays open as long as the channel exists.
     let named = unsafe { &Context::of((*c).context).named };
     let address = loop {
         let event = match channel.channel.next_event() {
             Some(event) => event,
             None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
-            // Has the device driven while the thread waits.
+            // Announces the wait, so that the background thread drives the device meanwhile.
             None => match channel.channel.get_event(Duration::ZERO) {
                 Ok(event) => event,
                 Err(_) => return wait_for_event(call, fd),
             },
         };
-        // Taken, it is to be acknowledged, and a queue that still has its name waits for that. One that is being destroyed
-        // has no events any more.
+        // An event that is taken must be acknowledged, and destroying a queue whose number is still
+        // registered waits for that. The events of a queue that is already being destroyed are dropped.
         if let Some(address) = named.cqs.look_up(event.id(), |_| ()) {
             event.into_cq();
             break address;
         }
     };
     let found: *mut ibv_cq = queue_at(address);
-    // SAFETY: the caller's pointers; the queue is there, as it waits for its events.
+    // SAFETY: the caller passes writable pointers. The queue was registered after the event was taken, so its
+    // destruction waits for the acknowledgement of the event, which the program makes later.
     unsafe {
         *cq = found;
         *cq_context = (*found).cq_context;
@@ -150,7 +161,7 @@ unsafe fn next_cq_event(
 
 unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue that was given out.
-    // More than there are is the program's mistake, of which the call has no word.
+    // SAFETY: `ibv_ack_cq_events` requires a live queue: its destruction waits for these acknowledgements.
+    // Acknowledging more events than were taken is a program error that the call cannot report.
     let _ = unsafe { Queue::of(cq) }.cq.ack_events(count.into());
 }

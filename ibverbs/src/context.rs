@@ -1,4 +1,5 @@
-//! Contexts: an open device, with the tables of functions that the header's inline functions look into.
+//! Contexts (`ibv_context`): open devices, with the function tables that the inline functions of the header
+//! use.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -24,14 +25,16 @@ export! {
         ibv_import_device = import_device;
 }
 
+/// An open device with its C struct. It is not an [`Object`](crate::object::Object), as programs hold a
+/// pointer to the last field of the struct and not to the first.
 #[repr(C)]
 pub struct Context {
-    /// Its last field is what programs have a pointer to.
+    /// The extended C struct; programs hold a pointer to its last field, `context`.
     c: Shown<verbs_context>,
-    /// What was made of it.
+    /// Unused: the objects made from a context are not counted.
     pub users: Users,
     opening: Arc<Opening>,
-    /// What names its opening to `ibv_import_device`.
+    /// The descriptor behind `cmd_fd`, which identifies the opening to `ibv_import_device`.
     _file: OwnedFd,
 }
 
@@ -42,7 +45,7 @@ impl Deref for Context {
     }
 }
 
-/// Queues by what events call them.
+/// The queues of an opening by the number that events carry.
 #[derive(Default)]
 pub struct Named {
     pub qps: Names<Qpn>,
@@ -50,8 +53,9 @@ pub struct Named {
     pub srqs: Names<SrqId>,
 }
 
-/// Addresses of queues, as only C follows them. Who destroys a queue takes its name away first and then waits for the events
-/// that were given out: whoever finds the name after taking an event counts it before the name can go.
+/// Addresses of objects by number; [`queue_at`] turns them back into pointers. A thread that destroys an
+/// object removes its number first and then waits for the acknowledgement of returned events. A thread that
+/// has taken an event counts it during the lookup, and thus before the number can be removed.
 pub struct Names<K>(Mutex<HashMap<K, usize>>);
 
 impl<K> Default for Names<K> {
@@ -61,20 +65,23 @@ impl<K> Default for Names<K> {
 }
 
 impl<K: Eq + Hash> Names<K> {
+    /// Registers an object and exposes its address for [`queue_at`].
     pub fn add<C>(&self, name: K, c: *mut C) {
         self.0.lock().insert(name, c.expose_provenance());
     }
 
+    /// Removes an object, once no lookup is in progress.
     pub fn remove(&self, name: K) {
         self.0.lock().remove(&name);
     }
 
-    /// Tells the address of each, of which none can go meanwhile.
+    /// Calls `tell` with the address of each object. No number is removed, and so no object freed, meanwhile.
     pub fn each(&self, tell: impl FnMut(usize)) {
         self.0.lock().values().copied().for_each(tell);
     }
 
-    /// The address of a queue, after `found` was told it, while the queue cannot go.
+    /// Looks an object up and calls `found` with its address. The number is not removed, and so the object
+    /// not freed, before `found` returns.
     pub fn look_up(&self, name: K, found: impl FnOnce(usize)) -> Option<usize> {
         let names = self.0.lock();
         let address = names.get(&name).copied();
@@ -82,7 +89,8 @@ impl<K: Eq + Hash> Names<K> {
     }
 }
 
-/// Events of each queue that were given out and not acknowledged: it is not destroyed before.
+/// Number of events per queue that were returned to the program and are not acknowledged. A queue is not
+/// destroyed while it has some.
 #[derive(Default)]
 pub struct Unacked {
     counts: Mutex<HashMap<usize, u32>>,
@@ -90,10 +98,12 @@ pub struct Unacked {
 }
 
 impl Unacked {
+    /// Counts an event that is returned to the program.
     pub fn given(&self, queue: usize) {
         *self.counts.lock().entry(queue).or_default() += 1;
     }
 
+    /// Counts an acknowledged event.
     pub fn acknowledged(&self, queue: usize) {
         let mut counts = self.counts.lock();
         if let Some(count) = counts.get_mut(&queue) {
@@ -105,7 +115,7 @@ impl Unacked {
         self.changed.notify_all();
     }
 
-    /// Waits until none of `queue` is left.
+    /// Waits until all events of `queue` are acknowledged.
     pub fn wait(&self, queue: usize) {
         let mut counts = self.counts.lock();
         while counts.contains_key(&queue) {
@@ -115,34 +125,39 @@ impl Unacked {
 }
 
 impl Context {
-    /// Its own part of a program's pointer.
+    /// Returns the context behind the pointer that a program holds.
     ///
     /// # Safety
-    /// `c` comes from `open_device`, and was not closed.
+    /// `c` comes from `open_device` or `import_device`, and is not closed during `'a`.
     pub unsafe fn of<'a>(c: *mut ibv_context) -> &'a Context {
-        // SAFETY: the program's pointer is to the last field of the first one.
+        // SAFETY: `c` points to the field `context` of the `verbs_context` with which a boxed `Context`
+        // begins, so the subtraction stays inside that allocation and yields its start. Only shared
+        // references are made until `close_device`.
         unsafe { &*c.byte_sub(std::mem::offset_of!(verbs_context, context)).cast() }
     }
 
+    /// Returns the pointer that programs hold.
     pub fn as_c(&self) -> *mut ibv_context {
-        // SAFETY: only the place of a field is computed.
+        // SAFETY: `self.c` is a live, initialised struct, and only the address of its field is computed.
         unsafe { &raw mut (*self.c.get()).context }
     }
 }
 
-/// Whether what is of this context is the process's parent's: then it stays as it is, and who destroys it in the child has
-/// done so. The lock of a thread that the child does not have may be held for ever.
+/// Reports whether a context belongs to the parent of this process. Objects of such a context are left as
+/// they are, and destroying one in the child does nothing and succeeds: a thread that does not exist in the
+/// child may hold their locks for ever.
 ///
 /// # Safety
-/// A context that was opened, by this process or one that it is a child of.
+/// `context` was opened by this process or by a parent of it, and is not closed.
 pub unsafe fn is_inherited(context: *mut ibv_context) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an open context; after a fork, the child has a copy of its memory.
     unsafe { Context::of(context) }.nic.is_inherited()
 }
 
-/// A table that has nothing but what is said here.
+/// Returns a function table with only the functions that this library implements.
 fn table() -> verbs_context {
-    // SAFETY: all of it may be zeros, which are no functions.
+    // SAFETY: the struct consists of integers, raw pointers, optional function pointers and a mutex, for all
+    // of which zeros are valid.
     let empty: verbs_context = unsafe { std::mem::zeroed() };
     let ops = ibv_context_ops {
         alloc_mw: Some(region::alloc_mw),
@@ -182,7 +197,7 @@ fn table() -> verbs_context {
 
 pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a device of the list.
+    // SAFETY: `ibv_open_device` requires a device of the list; devices are never freed.
     let device = unsafe { <Device as crate::object::Object>::of(device) };
     let nic = match device.open() {
         Ok(nic) => nic,
@@ -197,10 +212,11 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
     }
 }
 
+/// Hands a new context of an opening to the program.
 fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
     let mut c = table();
     c.context.device = opening.device.as_c();
-    // Nothing listens there; programs only show it, or hand it to `ibv_import_device`.
+    // Nothing reads from this descriptor: programs only print it, or pass it to `ibv_import_device`.
     c.context.cmd_fd = file.as_raw_fd();
     c.context.async_fd = opening.nic.event_fd().as_raw_fd();
     crate::channel::block(c.context.async_fd);
@@ -214,33 +230,36 @@ fn give(file: OwnedFd, opening: Arc<Opening>) -> *mut ibv_context {
 
 pub unsafe extern "C" fn close_device(c: *mut ibv_context) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `ibv_close_device` requires an open context.
     if unsafe { is_inherited(c) } {
         return 0;
     }
-    // SAFETY: an open context.
+    // SAFETY: as above.
     let context: &Context = unsafe { Context::of(c) };
     context.device.note_retransmissions(&context.nic);
     let context: *const Context = context;
-    // SAFETY: made by `open_device`, and the program uses it no more. What is left of it keeps the NIC by itself.
+    // SAFETY: `give` leaked the box, and the program gives up its pointer with this call; the reference above
+    // is not used any more. Objects that are still there hold the NIC themselves.
     drop(unsafe { Box::from_raw(context.cast_mut()) });
     0
 }
 
-/// A context that shares objects with the one that the descriptor is of. The descriptor is its own from now on.
+/// Opens a context that shares objects with the one that the descriptor belongs to, and takes ownership of
+/// the descriptor.
 unsafe extern "C" fn import_device(cmd_fd: c_int) -> *mut ibv_context {
     let _uncancelled = crate::cancel::disable();
     let Some(opening) = opening::of(cmd_fd) else { return errno::null(libc::EINVAL) };
-    // SAFETY: it is open, and the program gives it away.
+    // SAFETY: `opening::of` found the descriptor open, and `ibv_import_device` transfers its ownership from
+    // the program.
     give(unsafe { OwnedFd::from_raw_fd(cmd_fd) }, opening)
 }
 
-/// Pointers that name a queue.
+/// Returns the key that stands for an object in [`Names`] and [`Unacked`].
 pub fn address_of<C>(c: *mut C) -> usize {
     c.addr()
 }
 
-/// The queue of an address.
+/// Returns the pointer to the object at an address from [`Names`].
 pub fn queue_at<C>(address: usize) -> *mut C {
     std::ptr::with_exposed_provenance_mut(address)
 }
@@ -253,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_does_not_go_while_its_queue_is_being_told() {
+    fn remove_waits_for_a_running_lookup() {
         let (names, mut queue) = (Names::default(), 5);
         names.add(SrqId(3), &raw mut queue);
         let (gone, heard) = mpsc::channel();
@@ -272,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_waits_until_all_its_events_are_acknowledged() {
+    fn wait_returns_once_all_events_of_the_queue_are_acknowledged() {
         let unacked = Unacked::default();
         (0..2).for_each(|_| unacked.given(1));
         unacked.given(2);

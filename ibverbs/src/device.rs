@@ -1,4 +1,4 @@
-//! Devices: one for each interface that is up, or what `URXE_LINK` names.
+//! Devices: one for each interface that is up, or the one that `URXE_LINK` names.
 
 use std::ffi::{CString, c_char, c_int};
 use std::io::ErrorKind;
@@ -30,10 +30,11 @@ const NODE_CA: c_int = 1;
 /// `IBV_TRANSPORT_IB`.
 const TRANSPORT_IB: c_int = 0;
 
+/// A device of the list, which lives as long as the process.
 #[repr(C)]
 pub struct Device {
     c: Shown<ibv_device>,
-    /// libmlx5 and libefa take what is behind for a pointer, to know their own devices by.
+    /// Zeros behind the C struct: libmlx5 and libefa read a pointer there to recognise their own devices.
     zeros: [u64; 128],
     pub adapter: Adapter,
     settings: Settings,
@@ -42,24 +43,25 @@ pub struct Device {
     disturbed: Mutex<Disturbed>,
 }
 
-/// Counters of the fault rules in `URXE_FAULTS`, for the report at exit.
+/// Statistics for the report of the fault rules in `URXE_FAULTS` at process exit.
 #[derive(Default)]
 struct Disturbed {
     process: u32,
     counters: Vec<FaultCounters>,
-    /// Packets that NICs retransmitted which are closed, and the last one when a context of it was last closed.
+    /// Packets that closed NICs retransmitted, and those of the current NIC as of the last time that one of
+    /// its contexts was closed.
     before: u64,
     last: u64,
 }
 
-/// The NIC that all contexts of a process share, if there are any, and whose it is: a child has a copy of its parent's that
-/// nothing drives.
+/// The NIC that all contexts of a process share while any is open, and the PID of that process: a forked
+/// child has a copy of its parent's NIC, which no thread drives.
 struct Opened {
     nic: WeakContext,
     process: u32,
 }
 
-/// Why a device was not opened.
+/// Reason for which a device could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenDeviceError {
     #[error(transparent)]
@@ -84,11 +86,12 @@ impl OpenDeviceError {
     }
 }
 
-/// The capture of all devices, and the process that has begun it.
+/// The capture file that all devices share, and the PID of the process that began it.
 static CAPTURE: Mutex<Option<(u32, CaptureFile)>> = Mutex::new(None);
 
-/// The capture of all devices of this process, begun when the first is opened. It is written out several times a second, so
-/// that little is missing if the program is killed, and when it exits, so that nothing is.
+/// Returns the capture file of this process, which is begun when the first device is opened. It is flushed
+/// several times a second, so that little is missing if the program is killed, and at exit, so that nothing
+/// is.
 fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     let Some(name) = &settings.capture else { return Ok(None) };
     let (mut capture, process) = (CAPTURE.lock(), std::process::id());
@@ -99,7 +102,7 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     }
     let named = PathBuf::from(name.replace("%p", &process.to_string()));
     let (file, own) = match CaptureFile::create_own(&named) {
-        // A pipe, which only one process can write to.
+        // The name is a pipe, to which only one process can write.
         Err(CaptureError::Create { source, .. }) if source.kind() == ErrorKind::ResourceBusy => {
             complain(&format!(
                 "process {process} is not captured: another one writes to {}",
@@ -114,17 +117,18 @@ fn capture(settings: &Settings) -> Result<Option<CaptureFile>, CaptureError> {
     }
     file.on_failure(|e| complain(&e.to_string()));
     file.flush_every(FLUSH)?;
-    // What a child has of its parent's is for the parent to write out.
+    // A forked child must not write out the data buffered by its parent, so the inherited handle is leaked.
     std::mem::forget(capture.replace((process, file.clone())));
     Ok(Some(file))
 }
 
-/// What is left to do when the process exits, with devices open perhaps: programs that are done seldom close them, and
-/// hardware has acknowledged what they have taken. A child inherits this from its parent.
+/// Registers the work to do at process exit, possibly with devices open: finished programs seldom close them,
+/// and hardware has acknowledged what it has received by then. A forked child inherits the registration.
 fn prepare_for_exit() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
-        // SAFETY: the function stays: the library is never unloaded.
+        // SAFETY: the function remains valid until the process ends, because the library is never unloaded
+        // (`-z nodelete`).
         let registered = unsafe { libc::atexit(exit) };
         debug_assert_eq!(registered, 0);
     });
@@ -133,7 +137,7 @@ fn prepare_for_exit() {
 extern "C" fn exit() {
     let _uncancelled = crate::cancel::disable();
     for device in all() {
-        // A child's copy of its parent's is for the parent.
+        // An inherited NIC is left to the parent.
         if let Some(opened) = device.nic.try_lock()
             && let Some(opened) = &*opened
             && opened.process == std::process::id()
@@ -145,11 +149,12 @@ extern "C" fn exit() {
     end_capture();
 }
 
-/// Says what each fault rule did in this process, if it has opened a device.
+/// Reports what each fault rule did in this process, if it has opened a device.
 fn report_faults() {
     let (mut counters, mut retransmitted, process) = (Vec::new(), 0, std::process::id());
     for device in all().iter().filter(|device| !device.settings.faults.is_empty()) {
-        // Without waiting for long: a thread that has a lock may never give it back, as this exit may be in the middle of its call.
+        // Locks are tried and waited for briefly only: their holder may never release them, as this exit may
+        // interrupt its call.
         let now = device.nic.try_lock().and_then(|nic| match &*nic {
             Some(opened) if opened.process == process => opened.nic.counters_within(AT_EXIT),
             _ => None,
@@ -171,10 +176,11 @@ fn report_faults() {
     rules.iter().filter_map(RuleCount::warning).for_each(|warning| complain(&warning));
 }
 
-/// How long an exit waits for whoever is at a NIC.
+/// Time for which an exit waits for a thread inside a NIC.
 const AT_EXIT: Duration = Duration::from_millis(10);
 
-/// Writes out what is captured, if this process began it: a child has no thread that would ever give up the locks.
+/// Flushes the capture, if this process began it: in a forked child, the locks may be held by a thread that
+/// does not exist.
 fn end_capture() {
     if let Some(capture) = CAPTURE.try_lock()
         && let Some((process, file)) = &*capture
@@ -185,20 +191,21 @@ fn end_capture() {
     }
 }
 
-/// How often a capture is written out.
+/// Interval between flushes of the capture.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// How long a NIC that is being closed may take to give up its port, in steps of a millisecond.
+/// Maximum time for a NIC that another thread is closing to release its port, in steps of a millisecond.
 const CLOSING: u32 = 100;
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_device>` as the first field.
 unsafe impl Object for Device {
     type C = ibv_device;
 }
 
 impl Device {
     fn new(index: usize, adapter: Adapter, settings: Settings) -> Device {
-        // SAFETY: all of an `ibv_device` may be zeros.
+        // SAFETY: `ibv_device` consists of integers, byte arrays and optional function pointers, for which
+        // zeros are valid.
         let mut c: ibv_device = unsafe { std::mem::zeroed() };
         (c.node_type, c.transport_type) = (NODE_CA, TRANSPORT_IB);
         let name = format!("urxe{index}");
@@ -208,25 +215,26 @@ impl Device {
         copy_text(&mut c.dev_path, &format!("{root}/class/infiniband_verbs/uverbs{index}"));
         copy_text(&mut c.ibdev_path, &format!("{root}/class/infiniband/{name}"));
         let interface = CString::new(adapter.interface.as_str()).unwrap_or_default();
-        // SAFETY: the name ends with a zero.
+        // SAFETY: `CString` is zero-terminated and outlives the call.
         let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
         let (c, nic) = (Shown::new(c), Mutex::default());
         Device { c, zeros: [0; 128], adapter, settings, ifindex, nic, disturbed: Mutex::default() }
     }
 
-    /// A context of its own on the device's NIC.
+    /// Opens a context on the device's NIC, which all contexts of the process share.
     pub fn open(&self) -> Result<Nic, OpenDeviceError> {
         let mut opened = self.nic.lock();
         let process = std::process::id();
         let before = opened.as_ref().filter(|o| o.process == process);
         if let Some(again) = before.and_then(|o| o.nic.reopen()).transpose()?
-            // One whose link is gone for good is of no use to a program that opens it to begin anew.
+            // A NIC whose link has failed for good is useless to a program that reopens the device to
+            // recover.
             && again.link_state().1.is_none()
         {
             return Ok(again);
         }
         let mut new = self.open_first();
-        // The last context of before may be closing in another thread.
+        // Another thread may still be closing the last context of the previous NIC.
         for _ in 0..before.map_or(0, |_| CLOSING) {
             if !matches!(&new, Err(e) if e.errno() == libc::EADDRINUSE) {
                 break;
@@ -268,7 +276,7 @@ impl Device {
         Ok(Nic::open_shards(links, &options)?)
     }
 
-    /// Keeps count of what a NIC retransmitted: it may be closed after this.
+    /// Records the retransmissions of a NIC, which may be closed after this.
     pub fn note_retransmissions(&self, nic: &Nic) {
         if !self.settings.faults.is_empty() {
             let counters = nic.counters();
@@ -276,19 +284,21 @@ impl Device {
         }
     }
 
+    /// Returns the pointer that programs have for this device.
     pub fn as_c(&'static self) -> *mut ibv_device {
         debug_assert!(self.zeros.iter().all(|word| *word == 0));
         self.c.get()
     }
 }
 
-/// Where programs look for what the kernel says of devices: in the tree that `urxe run` has made, if there is one.
+/// Returns the root of the sysfs tree in which programs look devices up: the one that `urxe run` has made, if
+/// there is one.
 pub fn sysfs() -> String {
     let named = ["URXE_SYSFS", "SYSFS_PATH"].into_iter().find_map(|name| variable(name).ok().flatten());
     named.map_or_else(|| "/sys".into(), |path| path.trim_end_matches('/').to_owned())
 }
 
-/// Copies text to a field of C's, which ends with a zero.
+/// Copies text to a C array, truncated to leave room for the terminating zero that the array already holds.
 pub fn copy_text(field: &mut [c_char], text: &str) {
     let room = field.len() - 1;
     for (to, from) in field.iter_mut().zip(text.bytes().take(room)) {
@@ -296,12 +306,12 @@ pub fn copy_text(field: &mut [c_char], text: &str) {
     }
 }
 
-/// What a program hears where it can hear no more than that something went wrong.
+/// Writes a line to standard error, where the C interface can report no more than that something failed.
 pub fn complain(text: &str) {
     eprintln!("urxe: {text}");
 }
 
-/// The devices; they stay for good.
+/// Returns the devices, which live as long as the process.
 pub fn all() -> &'static [Device] {
     static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
     DEVICES.get_or_init(|| {
@@ -325,19 +335,19 @@ pub fn all() -> &'static [Device] {
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let _uncancelled = crate::cancel::disable();
     let devices = all();
-    // From malloc, as programs free what they are given in their own ways.
-    // SAFETY: calloc takes any sizes.
+    // From `malloc`, as some programs free the list themselves.
+    // SAFETY: `calloc` has no preconditions; the result is checked for null.
     let list: *mut *mut ibv_device =
         unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) }.cast();
     if list.is_null() {
         return crate::errno::null(libc::ENOMEM);
     }
     for (i, device) in devices.iter().enumerate() {
-        // SAFETY: the list has room for all, and a null behind them.
+        // SAFETY: the list has an element for each device and a null after them, so index `i` is inside it.
         unsafe { *list.add(i) = device.as_c() };
     }
     if !count.is_null() {
-        // SAFETY: the caller's integer.
+        // SAFETY: `ibv_get_device_list` requires a non-null `count` to point to a writable integer.
         unsafe { *count = devices.len() as c_int };
     }
     list
@@ -345,22 +355,25 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: it is from `get_device_list`, or null.
+    // SAFETY: `ibv_free_device_list` requires a list from `get_device_list`, which `calloc` allocated, or
+    // null.
     unsafe { libc::free(list.cast()) };
 }
 
 unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: a device of the list.
+    // SAFETY: the program takes `device` from the list; devices are never freed. Only the address of a field
+    // is computed.
     unsafe { (&raw const (*device).name).cast() }
 }
 
 unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a device of the list.
+    // SAFETY: the program takes `device` from the list; devices are never freed.
     unsafe { Device::of(device) }.adapter.guid().to_be()
 }
 
-/// The kernel's number of a device, by which UCX asks it for more over netlink: the kernel knows none of these devices.
+/// Returns -1: the kernel's index, by which UCX asks for more over netlink, does not exist, as the kernel
+/// knows none of these devices.
 unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }

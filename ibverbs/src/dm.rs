@@ -1,4 +1,4 @@
-//! Memory of the device.
+//! Device memory (`ibv_dm`).
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -18,18 +18,19 @@ export! {
         ibv_unimport_dm = unimport_dm;
 }
 
-/// Programs write and read it in words, as devices have them.
+/// Granularity of copies in bytes: programs access device memory in words, as hardware demands.
 const WORD: usize = 4;
 
+/// Device memory with its C struct.
 #[repr(C)]
 pub struct DeviceMemory {
     c: Shown<ibv_dm>,
     dm: Dm,
-    /// Regions of it.
+    /// Number of regions of it.
     pub users: Users,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_dm>` as the first field.
 unsafe impl Object for DeviceMemory {
     type C = ibv_dm;
 
@@ -38,7 +39,7 @@ unsafe impl Object for DeviceMemory {
     }
 }
 
-/// Hands it to C under a number, by which it can be imported.
+/// Hands device memory to the program, with the handle by which it can be imported.
 fn give(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ibv_dm {
     let c = ibv_dm {
         context,
@@ -51,12 +52,13 @@ fn give(context: *mut ibv_context, dm: Dm, handle: u32, users: Users) -> *mut ib
 }
 
 impl DeviceMemory {
-    /// Says that one of its users is gone.
+    /// Removes one user. Frees imported memory that is unimported and has no users left.
     ///
     /// # Safety
-    /// It was given out and had that user.
+    /// `c` is live and had that user.
     pub unsafe fn leave(c: *mut ibv_dm) {
-        // SAFETY: it could not go while it had the user; unless it is there for its users alone, of which this was the last.
+        // SAFETY: the user that is removed kept the memory alive until here. If `remove` returns true,
+        // neither an import nor another user refers to it any more, so no other thread can reach it.
         unsafe {
             if DeviceMemory::of(c).users.remove() {
                 drop(DeviceMemory::take(c));
@@ -67,9 +69,9 @@ impl DeviceMemory {
 
 pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct, and an open context.
+    // SAFETY: `ibv_alloc_dm` requires `attr` to point to a readable struct, and an open context.
     let (attr, of) = unsafe { (&*attr, Context::of(context)) };
-    // Whatever alignment is asked for is there: addresses in it count from 0.
+    // Every requested alignment is met, as addresses in device memory start at 0.
     if attr.comp_mask != 0 {
         return null(libc::EINVAL);
     }
@@ -84,11 +86,13 @@ pub unsafe extern "C" fn alloc_dm(context: *mut ibv_context, attr: *mut ibv_allo
 
 pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper), and its context is open, or a copy of the
+    // parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: memory that was given out, of an open context.
+    // SAFETY: `c` and its context are live as above. Without users, no region refers to the memory, and the
+    // program gives up its pointer.
     unsafe {
         if DeviceMemory::of(c).users.any() {
             return libc::EBUSY;
@@ -99,7 +103,7 @@ pub unsafe extern "C" fn free_dm(c: *mut ibv_dm) -> c_int {
     0
 }
 
-/// Where a copy begins, if there may be one.
+/// Returns the first byte of a copy as an index, if offset and length are allowed.
 fn place(offset: u64, length: usize) -> Result<usize, c_int> {
     match usize::try_from(offset) {
         Ok(first) if first.is_multiple_of(WORD) && length.is_multiple_of(WORD) => Ok(first),
@@ -115,7 +119,8 @@ pub unsafe extern "C" fn memcpy_to_dm(
     length: usize,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: memory that was given out, and the program's own bytes.
+    // SAFETY: the `entry` wrapper found live memory at `c`; the program provides `length` readable bytes at
+    // `from`.
     let (dm, bytes) = unsafe { (&DeviceMemory::of(c).dm, crate::post::bytes(from, length)) };
     place(offset, length).and_then(|at| dm.write(at, bytes).map_err(|e| e.errno())).err().unwrap_or(0)
 }
@@ -130,7 +135,8 @@ pub unsafe extern "C" fn memcpy_from_dm(
     if length == 0 {
         return 0;
     }
-    // SAFETY: memory that was given out, and the program's own bytes, whatever is in them: they are only written.
+    // SAFETY: `ibv_memcpy_from_dm` requires live memory, and `length` writable bytes at `to` that are the
+    // caller's alone during the call. They may be uninitialised: they are only written.
     let (dm, out) =
         unsafe { (&DeviceMemory::of(c).dm, std::slice::from_raw_parts_mut(to.cast::<u8>(), length)) };
     place(offset, length).and_then(|at| dm.read(at, out).map_err(|e| e.errno())).err().unwrap_or(0)
@@ -144,7 +150,7 @@ pub unsafe extern "C" fn reg_dm_mr(
     access: c_uint,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: both were given out.
+    // SAFETY: `ibv_reg_dm_mr` requires a live domain and live device memory.
     let (domain, memory) = unsafe { (ProtectionDomain::of(pd), DeviceMemory::of(c)) };
     let range = usize::try_from(offset).ok().and_then(|first| Some(first..first.checked_add(length)?));
     let Some(range) = range else { return null(libc::EINVAL) };
@@ -159,7 +165,7 @@ pub unsafe extern "C" fn reg_dm_mr(
 
 unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_import_dm` requires an open context.
     match unsafe { Context::of(context) }.dms.get(handle) {
         Some(dm) => give(context, dm, handle, Users::of_import()),
         None => null(libc::ENOENT),
@@ -168,7 +174,8 @@ unsafe extern "C" fn import_dm(context: *mut ibv_context, handle: u32) -> *mut i
 
 unsafe extern "C" fn unimport_dm(c: *mut ibv_dm) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: memory that was imported, and is of this process.
+    // SAFETY: `ibv_unimport_dm` requires live, imported memory, whose import counts as the user that is
+    // removed. Its context is open, or a copy of the parent's after fork.
     unsafe {
         if !is_inherited((*c).context) {
             DeviceMemory::leave(c);

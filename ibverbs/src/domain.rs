@@ -17,23 +17,24 @@ export! {
         ibv_unimport_pd = unimport_pd;
 }
 
+/// A protection domain or a parent domain, with its C struct.
 #[repr(C)]
 pub struct ProtectionDomain {
     c: Shown<ibv_pd>,
     pub pd: Pd,
     pub users: Users,
-    /// Of a parent domain.
+    /// The components of a parent domain; `None` for a plain one.
     parts: Option<Parts>,
 }
 
-/// What a parent domain is made of.
+/// The domains that a parent domain consists of.
 pub struct Parts {
     pub pd: *mut ibv_pd,
-    /// Or null.
+    /// The thread domain, or null.
     pub td: *mut ibv_td,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_pd>` as the first field.
 unsafe impl Object for ProtectionDomain {
     type C = ibv_pd;
 
@@ -43,14 +44,16 @@ unsafe impl Object for ProtectionDomain {
 }
 
 impl ProtectionDomain {
+    /// Returns the context that the domain belongs to.
     pub fn context(&self) -> *mut ibv_context {
-        // SAFETY: set when it was made, and never changed.
+        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
+        // written again.
         unsafe { (*self.c.get()).context }
     }
 
-    /// Hands one to C under a number of its own.
+    /// Hands a new domain to the program, under a new handle.
     pub fn give_new(context: *mut ibv_context, pd: Pd, parts: Option<Parts>) -> *mut ibv_pd {
-        // SAFETY: an open context.
+        // SAFETY: both callers pass on the open context that the program named.
         let handle = unsafe { Context::of(context) }.pds.add(pd.clone());
         ProtectionDomain::give_numbered(ibv_pd { context, handle }, pd, parts, Users::default())
     }
@@ -59,12 +62,13 @@ impl ProtectionDomain {
         ProtectionDomain { c: Shown::new(c), pd, users, parts }.give()
     }
 
-    /// Says that one of its users is gone.
+    /// Removes one user from a domain. Frees an imported domain that is unimported and has no users left.
     ///
     /// # Safety
-    /// The domain was given out and had that user.
+    /// `c` is live and had that user.
     pub unsafe fn leave(c: *mut ibv_pd) {
-        // SAFETY: it could not go while it had the user; unless it is there for its users alone, of which this was the last.
+        // SAFETY: the user that is removed kept the domain alive until here. If `remove` returns true,
+        // neither an import nor another user refers to the domain any more, so no other thread can reach it.
         unsafe {
             if ProtectionDomain::of(c).users.remove() {
                 drop(ProtectionDomain::take(c));
@@ -75,7 +79,7 @@ impl ProtectionDomain {
 
 pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_alloc_pd` requires an open context.
     match unsafe { Context::of(context) }.nic.alloc_pd() {
         Ok(pd) => ProtectionDomain::give_new(context, pd, None),
         Err(e) => errno::null(e.errno()),
@@ -84,11 +88,13 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
 
 pub unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper, or made by this library), and its context is open,
+    // or a copy of the parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a domain that was given out, of an open context.
+    // SAFETY: `c` and its context are live as above. Without users, no object refers to the domain, and the
+    // program gives up its pointer. A parent domain held a use of each of its parts until here.
     unsafe {
         if ProtectionDomain::of(c).users.any() {
             return libc::EBUSY;
@@ -104,7 +110,7 @@ pub unsafe extern "C" fn dealloc_pd(c: *mut ibv_pd) -> c_int {
 
 unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_import_pd` requires an open context.
     match unsafe { Context::of(context) }.pds.get(handle) {
         Some(pd) => {
             let users = Users::of_import();
@@ -114,10 +120,11 @@ unsafe extern "C" fn import_pd(context: *mut ibv_context, handle: u32) -> *mut i
     }
 }
 
-/// Programs do this before they destroy what they have made in it.
+/// Ends an import. Programs call it before they destroy what they have made in the domain.
 unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a domain that was imported, and is of this process.
+    // SAFETY: `ibv_unimport_pd` requires a live, imported domain, whose import counts as the user that is
+    // removed. Its context is open, or a copy of the parent's after fork.
     unsafe {
         if !is_inherited((*c).context) {
             ProtectionDomain::leave(c);
@@ -125,25 +132,26 @@ unsafe extern "C" fn unimport_pd(c: *mut ibv_pd) {
     }
 }
 
-/// A file, by device and inode.
+/// Identity of a file: device and inode number.
 pub type File = (u64, u64);
 
-/// An XRC domain that was opened with a file, and how often.
+/// An XRC domain that was opened with a file, and the number of times it is open.
 pub struct Opened {
     xrcd: Xrcd,
     times: usize,
 }
 
+/// An XRC domain with its C struct.
 #[repr(C)]
 pub struct XrcDomain {
     c: Shown<ibv_xrcd>,
     pub xrcd: Xrcd,
-    /// By which others of this process open the same domain.
+    /// The file with which other calls of this process open the same domain; `None` for a private domain.
     file: Option<File>,
     pub users: Users,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_xrcd>` as the first field.
 unsafe impl Object for XrcDomain {
     type C = ibv_xrcd;
 
@@ -153,21 +161,25 @@ unsafe impl Object for XrcDomain {
 }
 
 impl XrcDomain {
+    /// Returns the context that the domain belongs to.
     pub fn context(&self) -> *mut ibv_context {
-        // SAFETY: set when it was made, and never changed.
+        // SAFETY: `self.c` is initialised; its `context` was set when the domain was made and is never
+        // written again.
         unsafe { (*self.c.get()).context }
     }
 }
 
-/// The file of a descriptor.
+/// Returns the identity of the file behind a descriptor, or `None` if the descriptor is not open.
 pub fn file_of(fd: c_int) -> Option<File> {
-    // SAFETY: all of it may be zeros.
+    // SAFETY: `stat` consists of integers, for which zeros are valid.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the call fills it.
+    // SAFETY: `stat` is a writable local of the type that `fstat` fills; a bad descriptor only makes the call
+    // fail.
     let done = unsafe { libc::fstat(fd, &mut stat) };
     (done == 0).then_some((stat.st_dev, stat.st_ino))
 }
 
+/// Opens the XRC domain of the file in `attr`, or a private one if the descriptor is -1.
 fn open(context: &Context, attr: &ibv_xrcd_init_attr) -> Result<(Xrcd, Option<File>), c_int> {
     let new = || context.nic.open_xrcd().map_err(|e| e.errno());
     if attr.fd == -1 {
@@ -195,14 +207,14 @@ pub unsafe extern "C" fn open_xrcd(
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     let _uncancelled = crate::cancel::disable();
-    /// FD and OFLAGS, both of which must be given.
+    /// Flags `FD` and `OFLAGS`, both of which are required.
     const NEEDED: u32 = 3;
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_open_xrcd` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };
     if attr.comp_mask != NEEDED {
         return errno::null(libc::EINVAL);
     }
-    // SAFETY: an open context.
+    // SAFETY: `ibv_open_xrcd` requires an open context.
     match open(unsafe { Context::of(context) }, attr) {
         Ok((xrcd, file)) => {
             XrcDomain { c: Shown::new(ibv_xrcd { context }), xrcd, file, users: Users::default() }.give()
@@ -213,11 +225,13 @@ pub unsafe extern "C" fn open_xrcd(
 
 pub unsafe extern "C" fn close_xrcd(c: *mut ibv_xrcd) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper), and its context is open, or a copy of the
+    // parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a domain that was given out, of an open context.
+    // SAFETY: `c` and its context are live as above. Without users, no object refers to the domain, and the
+    // program gives up its pointer with this call.
     unsafe {
         let domain = XrcDomain::of(c);
         if domain.users.any() {

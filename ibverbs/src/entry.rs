@@ -1,5 +1,5 @@
-//! Entries of the calls that return an error's number: they set `errno` to it as well, as calls of the kernel do. A call on an object
-//! is refused with `ENOENT` if the program has no such object, or has overwritten its handle.
+//! Entry points of the calls that return an error number: they also store it in `errno`, as system calls do.
+//! A call on an object fails with `ENOENT` if the program has no such object, or has overwritten its handle.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -39,7 +39,7 @@ export! {
     "IBVERBS_1.11": _ibv_query_gid_ex = query_gid_ex;
 }
 
-/// An error's number, which `errno` has from now on; or 0.
+/// Stores a non-zero error number in `errno`, and returns it.
 fn told(number: c_int) -> c_int {
     if number != 0 {
         set(number);
@@ -50,13 +50,14 @@ fn told(number: c_int) -> c_int {
 macro_rules! entries {
     ($($name:ident($first:ident: $pointer:ty $(, $argument:ident: $kind:ty)*) $(on $object:ty)? = $call:path;)*) => {$(
         /// # Safety
-        /// As of the call in `verbs.h`; the object may be gone.
+        /// The requirements of the call in `verbs.h`, except that the object may be destroyed already.
         pub unsafe extern "C" fn $name($first: $pointer $(, $argument: $kind)*) -> c_int {
             let _uncancelled = crate::cancel::disable();
             $(if !<$object>::is_known($first) {
                 return told(libc::ENOENT);
             })?
-            // SAFETY: the caller's; and the object is there.
+            // SAFETY: the caller meets the requirements of the C call, and the object is live where
+            // `is_known` was asked.
             told(unsafe { $call($first $(, $argument)*) })
         }
     )*};

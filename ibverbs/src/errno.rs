@@ -1,27 +1,27 @@
-//! How calls of C say that something went wrong.
+//! Error conventions of the C interface.
 #![allow(clippy::missing_safety_doc)]
 
 use std::ffi::c_int;
 
-/// Sets `errno`.
+/// Sets the calling thread's `errno`.
 pub fn set(errno: c_int) {
-    // SAFETY: the C library gives each thread a valid place.
+    // SAFETY: `__errno_location` returns a valid pointer to the calling thread's own `errno`.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// For calls that return a pointer: null, with `errno` set.
+/// Sets `errno` and returns null, for calls that return a pointer.
 pub fn null<T>(errno: c_int) -> *mut T {
     set(errno);
     std::ptr::null_mut()
 }
 
-/// For calls that return -1 with `errno` set.
+/// Sets `errno` and returns -1, for calls that report failure by -1.
 pub fn minus_one(errno: c_int) -> c_int {
     set(errno);
     -1
 }
 
-/// For calls that return the error's number, 0 for none.
+/// Returns the error number of `result`, or 0 for success, for calls that return the number itself.
 pub fn number<E>(result: Result<(), E>, errno: impl FnOnce(&E) -> c_int) -> c_int {
     result.map_or_else(|e| errno(&e), |()| 0)
 }

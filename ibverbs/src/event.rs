@@ -1,4 +1,4 @@
-//! Asynchronous events.
+//! Asynchronous events (`ibv_async_event`).
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -17,8 +17,9 @@ export! {
         ibv_ack_async_event = ack_async_event;
 }
 
-/// The address of the queue that an event is about, which from now on waits for its acknowledgement; the number of the
-/// port if it is about none. `None` where that queue is gone.
+/// Returns the address of the queue that an event concerns and counts the event, so that destroying the queue
+/// waits for its acknowledgement; or the port number if the event concerns no queue. `None` if the queue is
+/// gone.
 fn take_element(context: &Context, event: AsyncEvent) -> Option<usize> {
     let given = |address: usize| context.unacked.given(address);
     match (event.qpn(), event.cq(), event.srq()) {
@@ -30,35 +31,45 @@ fn take_element(context: &Context, event: AsyncEvent) -> Option<usize> {
 }
 
 unsafe extern "C-unwind" fn get_async_event(c: *mut ibv_context, out: *mut ibv_async_event) -> c_int {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `ibv_get_async_event` requires an open context, which the program does not close during the
+    // call, and a writable struct.
     blocking(|call| unsafe { next_async_event(c, out, call) })
 }
 
+/// Makes an attempt at `ibv_get_async_event`.
+///
+/// # Safety
+/// `c` is an open context; `out` points to a writable struct.
 unsafe fn next_async_event(c: *mut ibv_context, out: *mut ibv_async_event, call: &mut Call) -> Step<c_int> {
-    // SAFETY: an open context.
+    // SAFETY: the caller passes an open context.
     let context = unsafe { Context::of(c) };
-    // SAFETY: a plain integer.
+    // SAFETY: as above; `async_fd` was set when the context was opened.
     let fd = unsafe { (*c).async_fd };
     loop {
         let event = match context.nic.next_event() {
             Some(event) => event,
             None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
-            // Has the device driven while the thread waits.
+            // Announces the wait, so that the background thread drives the device meanwhile.
             None => match context.nic.wait_event(Duration::ZERO) {
                 Ok(event) => event,
                 Err(_) => return wait_for_event(call, fd),
             },
         };
         let Some(address) = take_element(context, event) else { continue };
-        // SAFETY: the caller's struct.
+        // SAFETY: the caller passes a writable struct.
         unsafe { *out = ibv_async_event { element: queue_at::<c_void>(address), event_type: event.code() } };
         return Step::Done(0);
     }
 }
 
-/// Whether events of this number are about a QP, a CQ or a shared receive queue, and the context of that.
+/// Returns the context of the QP, CQ or shared receive queue that an event concerns, or `None` for an event
+/// of the port or device.
+///
+/// # Safety
+/// `get_async_event` filled `event`, which is not acknowledged yet.
 unsafe fn owner(event: &ibv_async_event) -> Option<*mut ibv_context> {
-    // SAFETY: the event names a queue that is there until the event is acknowledged.
+    // SAFETY: the event type determines which struct `element` points to, and destroying that queue waits
+    // until the event is acknowledged.
     unsafe {
         match event.event_type {
             0 => Some((*event.element.cast::<ibv_cq>()).context),
@@ -71,7 +82,8 @@ unsafe fn owner(event: &ibv_async_event) -> Option<*mut ibv_context> {
 
 unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct, as `get_async_event` filled it.
+    // SAFETY: `ibv_ack_async_event` requires an event that `ibv_get_async_event` returned and that is not
+    // acknowledged yet; so its queue exists, and the context of that is open.
     unsafe {
         if let Some(context) = owner(&*event) {
             Context::of(context).unacked.acknowledged(address_of((*event).element));

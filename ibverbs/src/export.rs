@@ -1,4 +1,4 @@
-//! Names and versions: the functions here have Rust's names, and programs find them by C's.
+//! Symbol names and versions: exports the Rust functions of this crate under their C names.
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
@@ -14,9 +14,10 @@ macro_rules! jump {
     };
 }
 
-/// `"NODE": name = path, …;`: each function under its C name, in a version node of the library (`build.rs`).
+/// `"NODE": name = path, ...;`: exports each function under its C name, in a version node of the library
+/// (`build.rs`).
 ///
-/// A version belongs to a symbol of the assembler's, so each is a jump to the function.
+/// A symbol version can only be given to an assembler symbol, so each export is a jump to the Rust function.
 macro_rules! export {
     ($($node:literal: $($name:ident = $path:path),* $(,)?;)*) => {
         $($(std::arch::global_asm!(
@@ -24,7 +25,8 @@ macro_rules! export {
             concat!(".globl urxe_export_", stringify!($name)),
             concat!(".type urxe_export_", stringify!($name), ",@function"),
             concat!("urxe_export_", stringify!($name), ":"),
-            // For a thread that is unwound from here, as by an asynchronous cancellation.
+            // Call frame information, for a thread that is unwound from this instruction by an asynchronous
+            // cancellation.
             ".cfi_startproc",
             jump!(),
             ".cfi_endproc",

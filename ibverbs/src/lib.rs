@@ -1,8 +1,9 @@
-//! A drop-in `libibverbs.so.1` and `librdmacm.so.1`: the C interfaces of verbs and of the connection manager over
-//! [`urxe::verbs`], so that programs that were linked against them run on urxe as they are.
+//! A drop-in `libibverbs.so.1` and `librdmacm.so.1`: the C interfaces of verbs and of the RDMA connection
+//! manager over [`urxe::verbs`], so that programs linked against these libraries run on urxe unmodified.
 //!
-//! Each exported function is a thin one over its counterpart there. [`abi`] has the structs as C lays them out; `object`
-//! says how what C has a pointer to belongs to what Rust keeps; `export!` gives a function its name and version.
+//! Each exported function is a thin wrapper around its counterpart in [`urxe::verbs`]. [`abi`] defines the C
+//! structs, `object` ties each C struct to the Rust state behind it, and `export!` assigns the C symbol name
+//! and version.
 
 #[macro_use]
 mod export;

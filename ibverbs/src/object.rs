@@ -1,4 +1,13 @@
-//! What C has a pointer to: a struct of C's, and behind it what is Rust's.
+//! Objects of the C interface: the C struct that a program points to, followed by the Rust state behind it.
+//!
+//! The `SAFETY` comments of this crate rely on the contract of the C interface (`verbs.h`, `rdma_cma.h`, the
+//! man pages). A *live* object is one that a create, open or import call returned and that is not destroyed
+//! yet.
+//!
+//! - A pointer argument names a live object of the declared type, or is null where the call allows it.
+//! - The program does not destroy an object while another call uses it, nor before the objects made from it.
+//! - A struct, list or buffer argument is valid for the duration of the call, and no other thread accesses
+//!   it.
 
 use std::any::TypeId;
 use std::cell::UnsafeCell;
@@ -6,79 +15,92 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::known;
 
-/// What C has a pointer to.
+/// A Rust type whose first part is a C struct that programs hold pointers to.
 ///
 /// # Safety
-/// The type is `#[repr(C)]` and its first field is a `Shown<Self::C>`.
+/// The type is `#[repr(C)]` and its first field is a `Shown<C>`, where `C` is [`Self::C`] or a longer C
+/// struct that begins with it.
 pub unsafe trait Object: Sized + 'static {
-    /// C's struct.
+    /// The C struct that programs see.
     type C;
 
-    /// The handle in C's struct, 0 where the struct has none. `None` for objects that are not recorded ([`known`]).
+    /// Returns the `handle` field of the C struct, 0 for a struct without one. `None` means that objects of
+    /// this type are not recorded in [`known`].
     fn handle(_: &Self::C) -> Option<u32> {
         None
     }
 
-    /// Whether a program's pointer is to one of these that was given out and not taken back, with its handle as it was. The
-    /// pointer may be any.
+    /// Reports whether `c` points to a live object of this type whose `handle` field is unchanged. Any
+    /// pointer may be passed, also a dangling one.
     fn is_known(c: *mut Self::C) -> bool {
         let found = known::find(c.addr(), TypeId::of::<Self>());
-        // SAFETY: an object of this type is there.
+        // SAFETY: `known` has an entry of this type at `c`: `give` allocated the object and `take` has not
+        // freed it, so `c` points to an initialised `Self` that begins with a `Self::C`.
         found.is_some_and(|handle| Self::handle(unsafe { &*c }) == Some(handle))
     }
 
-    /// Its own part of C's pointer.
+    /// Returns the object that begins with the C struct `c`.
     ///
     /// # Safety
-    /// `c` comes from [`give`](Self::give) of this type, and was not taken back.
+    /// `c` comes from [`give`](Self::give) of this type and is not passed to [`take`](Self::take) during
+    /// `'a`.
     unsafe fn of<'a>(c: *mut Self::C) -> &'a Self {
-        // SAFETY: C's struct is the first field.
+        // SAFETY: `give` obtained `c` from a `Box<Self>`, whose address is that of its first field. Only
+        // shared references are made until `take`, and the C struct lies in an `UnsafeCell`.
         unsafe { &*c.cast() }
     }
 
-    /// Hands it to C.
+    /// Moves the object to the heap and returns a pointer to its C struct, for the program to hold.
     fn give(self) -> *mut Self::C {
         let c: *mut Self::C = Box::into_raw(Box::new(self)).cast();
-        // SAFETY: it was just made.
+        // SAFETY: the object was allocated on the line above and begins with the C struct; no other thread
+        // knows it yet.
         if let Some(handle) = Self::handle(unsafe { &*c }) {
             known::add(c.addr(), TypeId::of::<Self>(), handle);
         }
         c
     }
 
-    /// Has it back, to be dropped.
+    /// Takes the object back from the program, to be dropped.
     ///
     /// # Safety
-    /// As of [`of`](Self::of); and nobody uses it any more.
+    /// The requirements of [`of`](Self::of), and no other thread uses the object any more.
     unsafe fn take(c: *mut Self::C) -> Box<Self> {
         known::remove(c.addr());
-        // SAFETY: it was made by `give`.
+        // SAFETY: `give` made `c` with `Box::into_raw` of this type, and the caller gives up the only
+        // remaining use of it.
         unsafe { Box::from_raw(c.cast()) }
     }
 }
 
-/// C's struct: programs read and write it at any time.
+/// A cell for what lies in an [`Object`] and changes through raw pointers: the C struct, which programs read
+/// and write at any time, and state that a lock next to the cell guards.
 #[repr(transparent)]
 pub struct Shown<C>(UnsafeCell<C>);
 
 impl<C> Shown<C> {
+    /// Makes a cell.
     pub fn new(c: C) -> Shown<C> {
         Shown(UnsafeCell::new(c))
     }
 
+    /// Returns a pointer to the content, which is valid until the cell is moved or dropped.
     pub fn get(&self) -> *mut C {
         self.0.get()
     }
 }
 
-// SAFETY: what is in it belongs to the program, which minds its own threads; this library writes it only where libibverbs
-// does.
+// SAFETY: a shared `Shown` only gives out a raw pointer. Accesses through it are synchronised by the program,
+// whose threads follow the rules of libibverbs for C structs (this library writes them only where libibverbs
+// does), or by the lock next to the cell.
 unsafe impl<C> Sync for Shown<C> {}
-// SAFETY: the same.
+// SAFETY: as for `Sync`; the cell itself is bound to no thread, and the pointers in C structs are not used by
+// moving them.
 unsafe impl<C> Send for Shown<C> {}
 
-/// How many objects are made of one, which therefore has to stay. One that was imported has a user more until it is
-/// unimported, which programs may do before they destroy what they have made of it: then it goes with its last user.
+/// Number of users of an object: objects made from it, which prevent its destruction. An imported object has
+/// one more user until it is unimported, which programs may do before they destroy what they made from it:
+/// then the object is freed with its last user.
 #[derive(Default)]
 pub struct Users {
     count: AtomicUsize,
@@ -86,21 +108,25 @@ pub struct Users {
 }
 
 impl Users {
+    /// Returns the counter of an imported object, with the import itself as the first user.
     pub fn of_import() -> Users {
         Users { count: AtomicUsize::new(1), is_imported: true }
     }
 
+    /// Counts one more user.
     pub fn add(&self) {
         self.count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One less; whether the object is to go, which nobody else finds then.
+    /// Counts one user less. Returns whether the caller must free the object: an imported one without users,
+    /// which no other thread can reach any more.
     pub fn remove(&self) -> bool {
-        // Looked at first: where it is not the last, the object may be gone.
+        // Read before the decrement: after it, the thread that removes the last user may free the object.
         let is_imported = self.is_imported;
         self.count.fetch_sub(1, Ordering::AcqRel) == 1 && is_imported
     }
 
+    /// Reports whether the object has users, other than the import itself.
     pub fn any(&self) -> bool {
         self.count.load(Ordering::Acquire) > usize::from(self.is_imported)
     }

@@ -1,5 +1,6 @@
-//! What a context shares with those that are imported from it (`ibv_import_device` and what follows): the NIC, what events
-//! are about, and objects by number, for whoever has a copy of its descriptor. All within one process, as the NIC is.
+//! State that a context shares with those imported from it (`ibv_import_device` and the related calls): the
+//! NIC, the subjects of events, and objects by handle, for the holder of a copy of the context's descriptor.
+//! All within one process, like the NIC.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -13,13 +14,13 @@ use crate::context::{Named, Unacked};
 use crate::device::Device;
 use crate::domain::{File, Opened, file_of};
 
-/// One opening of a device, whose contexts it lasts as long as.
+/// One opening of a device, shared by its contexts and dropped with the last of them.
 pub struct Opening {
     pub device: &'static Device,
     pub nic: Nic,
-    /// The objects that events are about.
+    /// The queues that events can concern.
     pub named: Named,
-    /// Asynchronous events that were given out and not acknowledged.
+    /// Asynchronous events that were returned to the program and are not acknowledged.
     pub unacked: Unacked,
     /// XRC domains by the file that they were opened with.
     pub files: Mutex<HashMap<File, Opened>>,
@@ -28,7 +29,7 @@ pub struct Opening {
     pub dms: Numbered<Dm>,
 }
 
-/// What an imported region is used by.
+/// Keys and length of a region, which an importer needs.
 #[derive(Clone, Copy)]
 pub struct Keys {
     pub lkey: u32,
@@ -36,7 +37,7 @@ pub struct Keys {
     pub length: usize,
 }
 
-/// Objects by number.
+/// Objects by handle, which is never 0.
 pub struct Numbered<T>(Mutex<(u32, HashMap<u32, T>)>);
 
 impl<T> Default for Numbered<T> {
@@ -46,11 +47,11 @@ impl<T> Default for Numbered<T> {
 }
 
 impl<T: Clone> Numbered<T> {
-    /// Adds one; its number.
+    /// Adds an object and returns its handle.
     pub fn add(&self, object: T) -> u32 {
         let mut all = self.0.lock();
         let (last, objects) = &mut *all;
-        // After four thousand million of them numbers come again.
+        // The counter wraps around after 2^32 objects and then skips handles in use.
         while objects.contains_key(last) || *last == 0 {
             *last = last.wrapping_add(1);
         }
@@ -58,31 +59,34 @@ impl<T: Clone> Numbered<T> {
         *last
     }
 
+    /// Stores an object under a handle, in place of the one that had it.
     pub fn set(&self, number: u32, object: T) {
         self.0.lock().1.insert(number, object);
     }
 
+    /// Returns a copy of the object with a handle.
     pub fn get(&self, number: u32) -> Option<T> {
         self.0.lock().1.get(&number).cloned()
     }
 
+    /// Removes the object with a handle.
     pub fn remove(&self, number: u32) {
         self.0.lock().1.remove(&number);
     }
 }
 
-/// By the file that descriptors of contexts (`cmd_fd`) are of.
+/// Openings by the file behind the descriptor (`cmd_fd`) of their contexts.
 static OPENINGS: Mutex<Vec<(File, Weak<Opening>)>> = Mutex::new(Vec::new());
 
-/// A new one, and a descriptor that says whose it is and does nothing else.
+/// Creates an opening, and a descriptor that only serves to identify it.
 pub fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<Opening>), c_int> {
     let last = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-    // SAFETY: the name ends with a zero.
+    // SAFETY: the name is a zero-terminated literal.
     let fd = unsafe { libc::memfd_create(c"urxe".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
         return Err(last());
     }
-    // SAFETY: it was just made, for nobody else.
+    // SAFETY: `memfd_create` has just returned this descriptor, so nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let file = file_of(fd.as_raw_fd()).ok_or_else(last)?;
     let opening = Arc::new(Opening {
@@ -101,7 +105,7 @@ pub fn create(device: &'static Device, nic: Nic) -> Result<(OwnedFd, Arc<Opening
     Ok((fd, opening))
 }
 
-/// The one that a descriptor is of.
+/// Returns the opening that a descriptor identifies.
 pub fn of(fd: c_int) -> Option<Arc<Opening>> {
     let file = file_of(fd)?;
     let openings = OPENINGS.lock();
@@ -113,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_not_used_twice_at_a_time() {
+    fn handles_in_use_are_not_assigned_again() {
         let all = Numbered::default();
         let numbers = [all.add('a'), all.add('b')];
         assert_ne!(numbers[0], numbers[1]);

@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! Queue pairs (`ibv_qp`, `ibv_qp_ex`).
 
 use std::ffi::{c_int, c_uint};
 
@@ -33,19 +33,20 @@ export! {
 const XRC_SEND: c_uint = 9;
 const XRC_RECV: c_uint = 10;
 
+/// A queue pair (QP) with its C struct.
 #[repr(C)]
 pub struct Pair {
     c: Shown<ibv_qp_ex>,
-    /// Dropped before the queue pair from which it borrows.
+    /// Declared before `qp`, from which it borrows, to be dropped first.
     pub session: Session,
     pub qp: Qp,
-    /// What it was made with.
+    /// Attributes that the queue pair was made with, with the granted capacities.
     init: ibv_qp_init_attr,
-    /// Of an XRC target.
+    /// XRC domain of an XRC target; null for other types.
     xrcd: *mut ibv_xrcd,
 }
 
-// SAFETY: it is laid out so; C's first struct is a part of the second.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_qp_ex>` as the first field, and `ibv_qp_ex` begins with an `ibv_qp`.
 unsafe impl Object for Pair {
     type C = ibv_qp;
 
@@ -55,17 +56,18 @@ unsafe impl Object for Pair {
 }
 
 impl Pair {
-    /// Requests that its send queue holds.
+    /// Returns the capacity of the send queue in work requests.
     pub fn send_depth(&self) -> usize {
         self.init.cap.max_send_wr as usize
     }
 
-    /// Requests that its receive queue holds.
+    /// Returns the capacity of the receive queue in work requests.
     pub fn receive_depth(&self) -> usize {
         self.init.cap.max_recv_wr as usize
     }
 }
 
+/// Converts an `enum ibv_qp_type` to a supported service type.
 fn service(number: c_uint) -> Option<QpType> {
     Some(match number {
         2 => QpType::Rc,
@@ -77,13 +79,18 @@ fn service(number: c_uint) -> Option<QpType> {
     })
 }
 
+/// Converts an `enum ibv_qp_state`.
 pub fn state(number: c_uint) -> Option<QpState> {
     use QpState::*;
     [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|state| *state as u32 == number)
 }
 
-/// `pd` or `xrcd`, and for all but targets completion queues; `send_ops` where work requests are to be put together one call
-/// at a time.
+/// Creates a queue pair: an XRC target in `xrcd`, or any other type in `pd` with completion queues.
+/// `send_ops` are the operations that are posted through `ibv_wr_start` and its companions, if any. Returns
+/// null with `errno` set on failure.
+///
+/// # Safety
+/// The pointers are the program's arguments; live objects among them stay so during the call.
 unsafe fn make(
     pd: *mut ibv_pd,
     xrcd: *mut ibv_xrcd,
@@ -91,13 +98,15 @@ unsafe fn make(
     send_ops: Option<u64>,
 ) -> *mut ibv_qp {
     let Some(qp_type) = service(init.qp_type) else { return null(libc::EOPNOTSUPP) };
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
+    // condition variable, for all of which zeros are valid.
     let mut c: ibv_qp_ex = unsafe { std::mem::zeroed() };
     if send_ops.is_some_and(|wanted| !session::set_functions(&mut c, qp_type, wanted)) {
         return null(libc::EOPNOTSUPP);
     }
     let cap = &mut init.cap;
-    // What elements would take in a device's queue holds as many bytes of data, and some programs count on that.
+    // A hardware queue stores inline data in the space of the scatter/gather elements, and some programs rely
+    // on at least that much.
     const ELEMENT: u32 = size_of::<ibv_sge>() as u32;
     const ALWAYS: u32 = 16 * ELEMENT;
     cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge.saturating_mul(ELEMENT).min(ALWAYS));
@@ -111,7 +120,8 @@ unsafe fn make(
         recv: RecvCaps { max_wr: cap.max_recv_wr, max_sge: cap.max_recv_sge },
         signal_all: init.sq_sig_all != 0,
     };
-    // SAFETY: all were given out; what is null is told apart.
+    // SAFETY: `is_known` finds a live object before each use, other than for `srq` if that is null; the
+    // program must not destroy the objects during the call.
     let (made, context) = unsafe {
         if qp_type == QpType::XrcRecv {
             if !XrcDomain::is_known(xrcd) {
@@ -120,7 +130,7 @@ unsafe fn make(
             let domain = XrcDomain::of(xrcd);
             (domain.xrcd.create_target_qp(), domain.context())
         } else {
-            // An initiator has nothing to receive.
+            // An XRC initiator receives nothing and needs no completion queue for receives.
             let recv_cq = match init.recv_cq.is_null() && qp_type == QpType::XrcSend {
                 true => init.send_cq,
                 false => init.recv_cq,
@@ -145,7 +155,7 @@ unsafe fn make(
         Ok(qp) => qp,
         Err(e) => return null(e.errno()),
     };
-    // SAFETY: given out, where they are not null.
+    // SAFETY: the objects were found live above, and a null `srq` is excluded.
     unsafe {
         match qp_type {
             QpType::XrcRecv => XrcDomain::of(xrcd).users.add(),
@@ -172,14 +182,15 @@ unsafe fn make(
         events_completed: 0,
     };
     let c = Pair { c: Shown::new(c), session: Session::default(), qp, init: *init, xrcd }.give();
-    // SAFETY: an open context.
+    // SAFETY: the context of a domain stays open as long as the domain exists.
     unsafe { Context::of(context) }.named.qps.add(qpn, c);
     c
 }
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct, and what it names was given out.
+    // SAFETY: `ibv_create_qp` requires `init` to point to a struct that is the caller's alone during the
+    // call; `make` checks the objects that it names.
     unsafe { make(pd, std::ptr::null_mut(), &mut *init, None) }
 }
 
@@ -193,7 +204,8 @@ pub unsafe extern "C" fn create_qp_ex(
     const CREATE_FLAGS: u32 = 4;
     const SEND_OPS: u32 = 64;
     const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_create_qp_ex` requires `init` to point to a struct that is the caller's alone during the
+    // call.
     let init = unsafe { &mut *init };
     let (mask, flags) = (init.comp_mask, init.create_flags);
     let flags = if mask & CREATE_FLAGS != 0 { flags } else { 0 };
@@ -204,11 +216,11 @@ pub unsafe extern "C" fn create_qp_ex(
     let pd = if mask & PD != 0 { init.pd } else { std::ptr::null_mut() };
     let ibv_qp_init_attr_ex { qp_context, send_cq, recv_cq, cap, qp_type, sq_sig_all, .. } = *init;
     let mut plain = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
-    // SAFETY: what it names was given out.
+    // SAFETY: `make` checks the objects; those that `comp_mask` does not cover are passed as null.
     let made = unsafe { make(pd, xrcd, &mut plain, (mask & SEND_OPS != 0).then_some(init.send_ops_flags)) };
     init.cap = plain.cap;
     if !made.is_null() && flags != 0 {
-        // SAFETY: given out just now.
+        // SAFETY: `made` was returned by `make` and is not known to the program yet.
         unsafe { Pair::of(made) }.qp.block_multicast_loopback();
     }
     made
@@ -216,11 +228,14 @@ pub unsafe extern "C" fn create_qp_ex(
 
 pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper, or made by librdmacm here), and its context is
+    // open, or a copy of the parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a queue pair that was given out, and what it was made with, which could not go while it was there.
+    // SAFETY: `c` is live as above, and the program gives up its pointer. Its context, domain and shared
+    // receive queue are live too: the queue pair was counted among their users and prevented their
+    // destruction.
     unsafe {
         let context = Context::of((*c).context);
         let (pd, srq) = ((*c).pd, (*c).srq);
@@ -242,7 +257,7 @@ pub unsafe extern "C" fn destroy_qp(c: *mut ibv_qp) -> c_int {
     0
 }
 
-/// The attributes that the mask says are given; `None` if one has a value that there is not.
+/// Converts the attributes that `mask` selects; `None` if one has an invalid value.
 fn attributes(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAttr> {
     let given = |bit: u32| mask & 1 << bit != 0;
     macro_rules! take {
@@ -291,9 +306,9 @@ fn attributes(context: &Context, from: &ibv_qp_attr, mask: c_int) -> Option<QpAt
     })
 }
 
-/// Attributes as C has them, and the mask of those that are given.
+/// Converts attributes to the C struct, and returns the mask of those that are set.
 pub fn written(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers and GIDs, for which zeros are valid.
     let mut to: ibv_qp_attr = unsafe { std::mem::zeroed() };
     let mut mask = 0;
     macro_rules! put {
@@ -335,14 +350,14 @@ pub fn written(attr: &QpAttr) -> (ibv_qp_attr, c_int) {
     (to, mask)
 }
 
-/// Every attribute that there is: all bits to 20, and the rate limit.
+/// Mask of all known attributes: bits 0 to 20, and the rate limit.
 const KNOWN: c_int = 0x1f_ffff | 1 << 25;
-/// Capacities, which are fixed here.
+/// `IBV_QP_CAP`: capacities, which cannot be changed here.
 const CAP: c_int = 1 << 19;
 
-/// Attributes that programs give to both halves of XRC alike, and that Linux passes over where the half has no use for
-/// them: how many READs and atomics peers may have here and when they may try again, of an initiator; how many of its own
-/// and how often it tries again, of a target.
+/// Returns the mask of attributes to ignore. Programs pass them for both ends of XRC alike, and Linux ignores
+/// them for the end that has no use for them: limit of incoming READs and atomics and RNR timer for an
+/// initiator; limit of outgoing READs and atomics and retry counts for a target.
 fn passed_over(qp_type: c_uint) -> c_int {
     match qp_type {
         XRC_SEND => 1 << 17 | 1 << 15,
@@ -353,19 +368,20 @@ fn passed_over(qp_type: c_uint) -> c_int {
 
 pub unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out, and the caller's struct.
+    // SAFETY: the `entry` wrapper found a live queue pair at `c`; the C call requires `attr` to be readable.
     let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
     let mask = mask & !passed_over(pair.init.qp_type);
     if mask & !KNOWN != 0 || mask & CAP != 0 {
         return libc::EINVAL;
     }
-    // SAFETY: of an open context.
+    // SAFETY: the context of a live queue pair is open.
     let context = unsafe { Context::of((*c).context) };
     let Some(given) = attributes(context, attr, mask) else { return libc::EINVAL };
     match pair.qp.modify(&given) {
         Ok(()) => {
             if let Some(state) = given.state {
-                // SAFETY: a plain integer.
+                // SAFETY: `c` is live and the field is an aligned integer, which the program does not access
+                // during the call.
                 unsafe { (*c).state = state as u32 };
             }
             0
@@ -376,9 +392,9 @@ pub unsafe extern "C" fn modify_qp(c: *mut ibv_qp, attr: *mut ibv_qp_attr, mask:
 
 pub unsafe extern "C" fn modify_qp_rate_limit(c: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out, and the caller's struct.
+    // SAFETY: the `entry` wrapper found a live queue pair at `c`; the C call requires `attr` to be readable.
     let (pair, attr) = unsafe { (Pair::of(c), &*attr) };
-    // How much goes out at once is not the program's choice here.
+    // The burst size cannot be chosen here.
     if attr.comp_mask != 0 || attr.max_burst_sz != 0 || attr.typical_pkt_sz != 0 {
         return libc::EINVAL;
     }
@@ -395,12 +411,12 @@ pub unsafe extern "C" fn query_qp(
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out.
+    // SAFETY: the `entry` wrapper found a live queue pair at `c`.
     let pair = unsafe { Pair::of(c) };
     let has = pair.qp.query();
     let (attr, _) = written(&has);
     let attr = ibv_qp_attr { cur_qp_state: attr.qp_state, cap: pair.init.cap, ..attr };
-    // SAFETY: the caller's structs.
+    // SAFETY: `c` is live, and `ibv_query_qp` requires `out` and `init` to point to writable structs.
     unsafe {
         (*c).state = attr.qp_state;
         *out = attr;
@@ -411,37 +427,40 @@ pub unsafe extern "C" fn query_qp(
 
 pub unsafe extern "C" fn attach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out, and the caller's union.
+    // SAFETY: the `entry` wrapper found a live queue pair at `c`; the C call requires `gid` to be readable.
     let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
     crate::errno::number(pair.qp.attach_mcast(gid), |e| e.errno())
 }
 
 pub unsafe extern "C" fn detach_mcast(c: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out, and the caller's union.
+    // SAFETY: the `entry` wrapper found a live queue pair at `c`; the C call requires `gid` to be readable.
     let (pair, gid) = unsafe { (Pair::of(c), Gid((*gid).raw)) };
     crate::errno::number(pair.qp.detach_mcast(gid), |e| e.errno())
 }
 
-/// Only queue pairs that were made with `send_ops_flags` have one.
+/// Returns the extended struct, or null unless the queue pair was made with `send_ops_flags`.
 unsafe extern "C" fn qp_to_qp_ex(c: *mut ibv_qp) -> *mut ibv_qp_ex {
     let longer: *mut ibv_qp_ex = c.cast();
-    // SAFETY: every queue pair that was given out begins with the longer struct.
+    // SAFETY: `c` is live, and every `ibv_qp` of this library is the beginning of an `ibv_qp_ex`.
     if unsafe { (*longer).wr_start }.is_some() { longer } else { std::ptr::null_mut() }
 }
 
+/// Accepts only empty options: enhanced connection establishment (ECE) has none here.
 pub unsafe extern "C" fn set_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the caller's struct. None asked for is as good as what there is.
+    // SAFETY: `ibv_set_ece` requires `ece` to point to a readable struct. A vendor of 0 asks for no options,
+    // which is what there is.
     if unsafe { (*ece).vendor_id } == 0 { 0 } else { libc::EOPNOTSUPP }
 }
 
 unsafe extern "C" fn query_ece(_c: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_query_ece` requires `ece` to point to a writable struct.
     unsafe { *ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 } };
     0
 }
 
-/// Data is stored packet by packet, of which some may come twice.
+/// Returns 0, no order guaranteed: data is stored packet by packet, and retransmitted packets may be stored
+/// twice.
 unsafe extern "C" fn query_qp_data_in_order(_c: *mut ibv_qp, _op: c_uint, _flags: u32) -> c_int {
     0
 }

@@ -1,4 +1,4 @@
-//! Thread domains, and parent domains: a protection domain together with a thread domain.
+//! Thread domains, and parent domains, which combine a protection domain with a thread domain.
 
 use std::ffi::c_int;
 
@@ -8,14 +8,15 @@ use crate::domain::{Parts, ProtectionDomain};
 use crate::errno::null;
 use crate::object::{Object, Shown, Users};
 
-/// Says that one thread at a time uses what is made in it. Everything is locked here all the same.
+/// A thread domain: the program's promise that only one thread at a time uses the objects made in it. This
+/// library does not rely on it and locks in any case.
 #[repr(C)]
 pub struct ThreadDomain {
     c: Shown<ibv_td>,
     pub users: Users,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_td>` as the first field.
 unsafe impl Object for ThreadDomain {
     type C = ibv_td;
 
@@ -26,7 +27,7 @@ unsafe impl Object for ThreadDomain {
 
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_alloc_td` requires `attr` to point to a readable struct.
     if unsafe { (*attr).comp_mask } != 0 {
         return null(libc::EINVAL);
     }
@@ -35,11 +36,13 @@ pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_i
 
 pub unsafe extern "C" fn dealloc_td(c: *mut ibv_td) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper), and its context is open, or a copy of the
+    // parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a domain that was given out.
+    // SAFETY: `c` is live as above. Without users, no parent domain refers to it, and the program gives up
+    // its pointer.
     unsafe {
         if ThreadDomain::of(c).users.any() {
             return libc::EBUSY;
@@ -56,37 +59,39 @@ pub unsafe extern "C" fn alloc_parent_domain(
     let _uncancelled = crate::cancel::disable();
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 2;
-    /// `ALLOW_CC_UNPROTECTED_ALLOC`, of later headers: a driver's own memory may be shared with the host of a confidential guest.
+    /// `ALLOW_CC_UNPROTECTED_ALLOC` of later headers: the driver's own memory may be shared with the host of
+    /// a confidential guest.
     const UNPROTECTED: u32 = 4;
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_alloc_parent_domain` requires `attr` to point to a readable struct.
     let attr = unsafe { &*attr };
     let mask = attr.comp_mask;
-    // A program's own allocators are for what a driver keeps in the program's memory, of which there is nothing here.
+    // The program's allocators would serve driver structures kept in program memory, of which this library
+    // has none.
     let halved = mask & ALLOCATORS != 0 && (attr.alloc.is_none() || attr.free.is_none());
     let is_known = ProtectionDomain::is_known(attr.pd);
     if !is_known || mask & !(ALLOCATORS | PD_CONTEXT | UNPROTECTED) != 0 || halved {
         return null(libc::EINVAL);
     }
-    // SAFETY: a domain that was given out.
+    // SAFETY: `is_known` found a live domain, which the program must not deallocate during the call.
     let domain = unsafe { ProtectionDomain::of(attr.pd) };
     if domain.context() != context {
         return null(libc::EINVAL);
     }
     domain.users.add();
     if !attr.td.is_null() {
-        // SAFETY: a domain that was given out.
+        // SAFETY: a thread domain passed to `ibv_alloc_parent_domain` is live, or null.
         unsafe { ThreadDomain::of(attr.td) }.users.add();
     }
     ProtectionDomain::give_new(context, domain.pd.clone(), Some(Parts { pd: attr.pd, td: attr.td }))
 }
 
 impl Parts {
-    /// Lets go of what a parent domain is made of.
+    /// Removes the parent domain from the users of its components.
     ///
     /// # Safety
-    /// The parent domain is going.
+    /// The parent domain is being destroyed, so this is called once.
     pub unsafe fn leave(&self) {
-        // SAFETY: neither could go while the parent domain was there.
+        // SAFETY: the parent domain counted as a user of both components, which therefore were not freed.
         unsafe {
             ProtectionDomain::leave(self.pd);
             if !self.td.is_null() {

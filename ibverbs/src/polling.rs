@@ -1,4 +1,5 @@
-//! Extended completion queues: completions one at a time, field by field, through functions in the queue's struct.
+//! Extended completion queues: completions are read one at a time, field by field, through the function
+//! pointers in the C struct of the queue.
 
 use std::ffi::{c_int, c_uint};
 
@@ -13,16 +14,17 @@ use crate::queue::{self, Queue, header_kind};
 
 const MASK_FLAGS: u32 = 1;
 const MASK_PD: u32 = 2;
-/// Everything is locked here all the same.
+/// `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`: accepted and ignored, as the queue is locked in any case.
 const SINGLE_THREADED: u32 = 1;
 const IGNORE_OVERRUN: u32 = 2;
-/// All that a plain completion says, and its time in both forms.
+/// The supported `wc_flags`: all fields of a plain completion, and its timestamp in both forms.
 const FIELDS: u64 = 0x7f | 1 << 7 | 1 << 11;
 
-/// The round of polling that is going on: from `ibv_start_poll` to `ibv_end_poll` the queue's struct is one thread's.
+/// The polling round in progress. From `ibv_start_poll` to `ibv_end_poll`, the thread that holds `lock` has
+/// sole access to the cell below and to the C struct of the queue.
 pub struct Round {
     lock: RawMutex,
-    /// Borrows from the queue beside which it lies.
+    /// The round, which borrows from the [`Cq`](urxe::verbs::Cq) in the same [`Queue`].
     poll: Shown<Option<CqPoll<'static>>>,
 }
 
@@ -37,7 +39,7 @@ pub unsafe extern "C" fn create_cq_ex(
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_create_cq_ex` requires `init` to point to a readable struct.
     let init = unsafe { &*init };
     let flags = if init.comp_mask & MASK_FLAGS != 0 { init.flags } else { 0 };
     let known = flags & !(SINGLE_THREADED | IGNORE_OVERRUN) == 0;
@@ -49,11 +51,12 @@ pub unsafe extern "C" fn create_cq_ex(
     };
     let overruns = flags & IGNORE_OVERRUN != 0;
     let parent = if init.comp_mask & MASK_PD != 0 { init.parent_domain } else { std::ptr::null_mut() };
-    // SAFETY: an open context; and what it names was given out.
+    // SAFETY: `ibv_create_cq_ex` requires an open context; the channel and the parent domain are live or
+    // null. A parent domain that `comp_mask` does not cover is not used.
     unsafe { queue::make(context, cqe, init.cq_context, init.channel, vector, overruns, parent) }.cast()
 }
 
-/// The functions of a queue's struct.
+/// Sets the function pointers in the C struct of a queue.
 pub fn set_functions(c: &mut ibv_cq_ex) {
     c.start_poll = Some(start_poll);
     c.next_poll = Some(next_poll);
@@ -75,13 +78,17 @@ pub fn set_functions(c: &mut ibv_cq_ex) {
     c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
 }
 
-/// Goes on to the next completion: 0, `ENOENT` if there is none, or what is wrong with the queue.
+/// Moves on to the next completion. Returns 0, `ENOENT` if there is none, or the error of the queue.
+///
+/// # Safety
+/// `c` is the C struct of `queue`, in a round of this thread.
 unsafe fn advance(c: *mut ibv_cq_ex, queue: &Queue) -> c_int {
-    // SAFETY: the round is this thread's.
+    // SAFETY: the round is this thread's, so this is the only reference to the cell.
     let Some(poll) = (unsafe { &mut *queue.round.poll.get() }) else { return libc::EINVAL };
     match poll.next_poll() {
         Ok(Some(wc)) => {
-            // SAFETY: plain integers of the queue's struct, which is this thread's.
+            // SAFETY: `c` is the live C struct of the queue, and the program's other threads do not access it
+            // during the round.
             unsafe { ((*c).wr_id, (*c).status) = (wc.wr_id(), wc.status() as c_uint) };
             0
         }
@@ -92,21 +99,22 @@ unsafe fn advance(c: *mut ibv_cq_ex, queue: &Queue) -> c_int {
 
 unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct, if there is one.
+    // SAFETY: `ibv_start_poll` requires a non-null `attr` to point to a readable struct.
     if !attr.is_null() && unsafe { (*attr).comp_mask } != 0 {
         return libc::EINVAL;
     }
-    // SAFETY: a queue that was given out.
+    // SAFETY: `ibv_start_poll` requires a live queue. The program must not destroy it before the round has
+    // ended, so the reference and what borrows from it stay valid although they are `'static`.
     let queue: &'static Queue = unsafe { Queue::of(c.cast()) };
     queue.round.lock.lock();
-    // SAFETY: the round is this thread's; and the queue stays until the round has ended.
+    // SAFETY: the round lock is held, so no other thread accesses the cell; `c` is the C struct of `queue`.
     let result = unsafe {
         *queue.round.poll.get() = Some(queue.cq.start_poll());
         advance(c, queue)
     };
     if result != 0 {
-        // The program does not end what did not begin.
-        // SAFETY: a round has begun above.
+        // The program calls `ibv_end_poll` only after a successful start.
+        // SAFETY: the round began above on this thread.
         unsafe { end(queue) };
     }
     result
@@ -114,38 +122,46 @@ unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) 
 
 unsafe extern "C" fn next_poll(c: *mut ibv_cq_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue that was given out, in a round of this thread.
+    // SAFETY: `ibv_next_poll` may only follow a successful `ibv_start_poll` of the same thread, on a live
+    // queue.
     unsafe { advance(c, Queue::of(c.cast())) }
 }
 
 unsafe extern "C" fn end_poll(c: *mut ibv_cq_ex) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue that was given out, in a round of this thread.
+    // SAFETY: `ibv_end_poll` may only follow a successful `ibv_start_poll` of the same thread, on a live
+    // queue.
     unsafe { end(Queue::of(c.cast())) };
 }
 
+/// Ends the round and releases its lock.
+///
 /// # Safety
-/// A round of this thread is going on.
+/// A round of this thread is in progress.
 unsafe fn end(queue: &Queue) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the round is this thread's, which therefore holds the lock that guards the cell.
     unsafe {
         *queue.round.poll.get() = None;
         queue.round.lock.unlock();
     }
 }
 
-/// What `read` says of the completion that the round is at.
+/// Returns a field of the completion that the round is at, or the default value if there is none.
+///
+/// # Safety
+/// `c` is a live queue, in a round of this thread.
 unsafe fn of_current<T: Default>(c: *mut ibv_cq_ex, read: impl FnOnce(&Wc<'_>) -> T) -> T {
-    // SAFETY: a queue that was given out, in a round of this thread.
+    // SAFETY: the queue is live and the round is this thread's, so no other reference to the cell exists.
     let poll = unsafe { &*Queue::of(c.cast()).round.poll.get() };
     poll.as_ref().and_then(CqPoll::current).map_or_else(T::default, |wc| read(&wc))
 }
 
-/// Functions that read a field.
+/// Defines the C functions that read a field of the current completion.
 macro_rules! read {
     ($($name:ident: $kind:ty = $read:expr;)*) => {
         $(unsafe extern "C" fn $name(c: *mut ibv_cq_ex) -> $kind {
-            // SAFETY: a queue that was given out, in a round of this thread.
+            // SAFETY: the `ibv_wc_read_*` functions may only be called in a polling round of the calling
+            // thread, on a live queue.
             unsafe { of_current(c, $read) }
         })*
     };
@@ -168,6 +184,6 @@ read! {
 }
 
 unsafe extern "C" fn read_tm_info(_c: *mut ibv_cq_ex, out: *mut ibv_wc_tm_info) {
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_wc_read_tm_info` requires `out` to point to a writable struct.
     unsafe { *out = ibv_wc_tm_info { tag: 0, r#priv: 0 } };
 }

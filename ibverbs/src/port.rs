@@ -1,4 +1,4 @@
-//! What a device and its port say of themselves.
+//! Attributes of a device and its port, GIDs and P_Keys.
 
 use std::ffi::c_int;
 
@@ -25,35 +25,41 @@ export! {
 
 const LINK_LAYER_ETHERNET: u8 = 2;
 const QPF_GRH_REQUIRED: u8 = 1;
-/// `IBV_GID_TYPE_ROCE_V2`, and the same in `enum ibv_gid_type_sysfs`.
+/// `IBV_GID_TYPE_ROCE_V2`; [`SYSFS_ROCE_V2`] is the same in `enum ibv_gid_type_sysfs`.
 const ROCE_V2: u32 = 2;
 const SYSFS_ROCE_V2: u32 = 1;
-/// What libibverbs says of an empty place.
+/// Type that libibverbs reports for an empty table entry.
 const SYSFS_IB_ROCE_V1: u32 = 0;
-/// What the exported `ibv_query_port` writes: the struct as it was before `link_layer` had followers.
+/// Bytes that the exported `ibv_query_port` writes: the struct as it was before fields were added behind
+/// `link_layer`.
 const OLD_PORT_ATTR: usize = 48;
 
+/// Converts to `c_int`, with the largest value in place of those out of range.
 fn int(n: impl TryInto<c_int>) -> c_int {
     n.try_into().unwrap_or(c_int::MAX)
 }
 
-/// Copies the first `len` bytes of `value`; of a longer struct, which a later header has, the rest is zeros.
+/// Copies the first `len` bytes of `value`. A longer struct, which a later header has, is filled up with
+/// zeros.
 ///
 /// # Safety
-/// `to` has room for `len` bytes.
+/// `to` points to `len` writable bytes.
 unsafe fn copy_part<T>(value: &T, to: *mut T, len: usize) {
     let (to, known) = (to.cast::<u8>(), len.min(size_of::<T>()));
-    // SAFETY: both have so many bytes, and the first has `len`.
+    // SAFETY: `known` is at most the size of `T` and at most `len`, so both ranges are inside `value` and the
+    // caller's buffer, as are the `len - known` bytes behind. A reference and a buffer being written do not
+    // overlap.
     unsafe {
         std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to, known);
         to.add(known).write_bytes(0, len - known);
     }
 }
 
+/// Returns the attributes of the device, also in the C struct.
 fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
     let attr = context.nic.query_device().for_programs();
     let l = attr.limits;
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_text(&mut c.fw_ver, attr.version);
     let guid = context.device.adapter.guid().to_be();
@@ -96,9 +102,9 @@ fn device_attr(context: &Context) -> (DeviceAttr, ibv_device_attr) {
 
 unsafe extern "C" fn query_device(context: *mut ibv_context, out: *mut ibv_device_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_query_device` requires an open context.
     let (_, c) = device_attr(unsafe { Context::of(context) });
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_query_device` requires `out` to point to a writable struct.
     unsafe { *out = c };
     0
 }
@@ -110,13 +116,13 @@ pub unsafe extern "C" fn query_device_ex(
     len: usize,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct, if there is one.
+    // SAFETY: `ibv_query_device_ex` requires a non-null `input` to point to a readable struct.
     if !input.is_null() && unsafe { (*input).comp_mask } != 0 || len < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
     }
-    // SAFETY: an open context.
+    // SAFETY: `ibv_query_device_ex` requires an open context.
     let (attr, orig_attr) = device_attr(unsafe { Context::of(context) });
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers, for which zeros are valid.
     let zeros: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
     let c = ibv_device_attr_ex {
         orig_attr,
@@ -137,7 +143,7 @@ pub unsafe extern "C" fn query_device_ex(
         phys_port_cnt_ex: u32::from(attr.phys_port_cnt),
         ..zeros
     };
-    // SAFETY: the caller says how much room there is.
+    // SAFETY: `len` is the size of the caller's struct as its header defines it.
     unsafe { copy_part(&c, out, len) };
     0
 }
@@ -145,10 +151,11 @@ pub unsafe extern "C" fn query_device_ex(
 pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
     const RAW_CLOCK: u32 = 1;
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_query_rt_values_ex` requires `values` to point to a struct that is the caller's alone
+    // during the call.
     let values = unsafe { &mut *values };
     if values.comp_mask & RAW_CLOCK != 0 {
-        // SAFETY: an open context.
+        // SAFETY: `ibv_query_rt_values_ex` requires an open context.
         let ticks = unsafe { Context::of(context) }.nic.clock();
         values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as i64 };
     }
@@ -156,9 +163,10 @@ pub unsafe extern "C" fn query_rt_values(context: *mut ibv_context, values: *mut
     0
 }
 
+/// Returns the attributes of the port.
 fn port_attr(context: &Context) -> ibv_port_attr {
     let port = context.nic.query_port();
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers, for which zeros are valid.
     let zeros: ibv_port_attr = unsafe { std::mem::zeroed() };
     ibv_port_attr {
         state: port.state() as u32,
@@ -191,18 +199,20 @@ pub unsafe extern "C" fn query_port_of_any_size(
     if port != 1 {
         return libc::EINVAL;
     }
-    // SAFETY: an open context; the caller says how much room there is.
+    // SAFETY: `ibv_query_port` requires an open context, and `len` is the size of the caller's struct as its
+    // header defines it.
     unsafe { copy_part(&port_attr(Context::of(context)), out, len) };
     0
 }
 
 pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, out: *mut ibv_port_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context, and a struct of old.
+    // SAFETY: the exported `ibv_query_port` requires an open context, and a struct of at least
+    // `OLD_PORT_ATTR` bytes.
     unsafe { query_port_of_any_size(context, port, out, OLD_PORT_ATTR) }
 }
 
-/// A place in the table, which may be empty. `None` behind its end.
+/// Returns an entry of the GID table: `Some(None)` for an empty one, `None` for an index behind the end.
 fn gid(context: &Context, index: usize) -> Option<Option<Gid>> {
     let empty = || (index < context.nic.query_port().gid_table_len).then_some(None);
     match context.nic.query_gid(index) {
@@ -218,16 +228,17 @@ unsafe extern "C" fn query_gid(
     out: *mut ibv_gid,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_query_gid` requires an open context.
     let found = usize::try_from(index).ok().and_then(|i| gid(unsafe { Context::of(context) }, i));
     match found.filter(|_| port == 1) {
-        // SAFETY: the caller's union.
+        // SAFETY: `ibv_query_gid` requires `out` to point to a writable union.
         Some(gid) => unsafe { *out = ibv_gid { raw: gid.unwrap_or_default().0 } },
         None => return minus_one(libc::EINVAL),
     }
     0
 }
 
+/// Returns an entry of the GID table in the C struct, or `None` if it is empty.
 fn gid_entry(context: &Context, index: usize) -> Option<ibv_gid_entry> {
     let gid = ibv_gid { raw: gid(context, index)??.0 };
     let ndev_ifindex = context.device.ifindex;
@@ -246,12 +257,12 @@ pub unsafe extern "C" fn query_gid_ex(
     if flags != 0 {
         return libc::EOPNOTSUPP;
     }
-    // SAFETY: an open context.
+    // SAFETY: `ibv_query_gid_ex` requires an open context.
     let Some(entry) = gid_entry(unsafe { Context::of(context) }, index as usize).filter(|_| port == 1) else {
-        // What the kernel says of a place in the table where nothing is.
+        // The error of the kernel for an empty table entry.
         return if port == 1 { libc::ENODATA } else { libc::EINVAL };
     };
-    // SAFETY: the caller says how much room there is.
+    // SAFETY: `len` is the size of the caller's struct as its header defines it.
     unsafe { copy_part(&entry, out, len) };
     0
 }
@@ -267,7 +278,7 @@ unsafe extern "C" fn query_gid_table(
     if flags != 0 {
         return -(libc::EOPNOTSUPP as isize);
     }
-    // SAFETY: an open context.
+    // SAFETY: `ibv_query_gid_table` requires an open context.
     let context = unsafe { Context::of(context) };
     let entries: Vec<_> = (0..context.nic.gids().len()).filter_map(|i| gid_entry(context, i)).collect();
     if entries.len() > max {
@@ -275,7 +286,7 @@ unsafe extern "C" fn query_gid_table(
     }
     let mut count = 0;
     for entry in entries {
-        // SAFETY: there is room for `max` entries of this length.
+        // SAFETY: the caller provides `max` entries of `entry_len` bytes each, and `count` is below `max`.
         unsafe { copy_part(&entry, out.byte_add(count as usize * entry_len), entry_len) };
         count += 1;
     }
@@ -284,27 +295,27 @@ unsafe extern "C" fn query_gid_table(
 
 unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: u32, out: *mut u32) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_query_gid_type` requires an open context.
     let found = gid(unsafe { Context::of(context) }, index as usize);
     let Some(gid) = found.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
-    // SAFETY: the caller's integer.
+    // SAFETY: `ibv_query_gid_type` requires `out` to point to a writable integer.
     unsafe { *out = gid.map_or(SYSFS_IB_ROCE_V1, |_| SYSFS_ROCE_V2) };
     0
 }
 
 unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, out: *mut u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_query_pkey` requires an open context.
     let key = usize::try_from(index).ok().and_then(|i| unsafe { Context::of(context) }.nic.query_pkey(i));
     let Some(PKey(key)) = key.filter(|_| port == 1) else { return minus_one(libc::EINVAL) };
-    // SAFETY: the caller's integer.
+    // SAFETY: `ibv_query_pkey` requires `out` to point to a writable integer.
     unsafe { *out = key.to_be() };
     0
 }
 
 unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context.
+    // SAFETY: `ibv_get_pkey_index` requires an open context.
     let context = unsafe { Context::of(context) };
     let keys = (0..).map_while(|i| context.nic.query_pkey(i));
     let found = keys.into_iter().position(|other| other.0.to_be() == key).filter(|_| port == 1);

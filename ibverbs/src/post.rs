@@ -1,4 +1,4 @@
-//! Work requests, from C's lists to the NIC's.
+//! Posting of work requests: converts the lists of the C interface into the NIC's.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -23,7 +23,7 @@ const SEND_INLINE: u32 = 8;
 const QPT_UD: u32 = 4;
 const QPT_XRC_SEND: u32 = 9;
 
-/// Where a list is put together; reused, so that posting allocates nothing.
+/// Buffers in which a list is converted; reused per thread, so that posting allocates nothing.
 #[derive(Default)]
 struct Scratch {
     requests: Vec<SendWr<'static>>,
@@ -34,7 +34,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The flags of a work request.
+/// Converts the `send_flags` of a work request.
 pub fn flags(bits: u32) -> SendFlags {
     SendFlags {
         signaled: bits & SEND_SIGNALED != 0,
@@ -43,42 +43,52 @@ pub fn flags(bits: u32) -> SendFlags {
     }
 }
 
-/// A program's elements, which are laid out as the NIC's are.
+/// Returns the scatter/gather elements of a program, which have the layout of the NIC's [`Sge`].
 ///
 /// # Safety
-/// They stay as they are until the call ends, which the lifetime does not say.
+/// `list` has `count` readable elements, which stay valid and unchanged while the result is used: until the
+/// end of the C call, although the lifetime says `'static`.
 pub unsafe fn elements(list: *const ibv_sge, count: c_int) -> Result<&'static [Sge], c_int> {
     const { assert!(size_of::<ibv_sge>() == size_of::<Sge>() && align_of::<ibv_sge>() == align_of::<Sge>()) };
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: both are an address, a length and a key, in this order.
+        // SAFETY: the caller vouches for the elements. Both types are `#[repr(C)]` with an address, a length
+        // and a key in this order.
         Ok(count) if !list.is_null() => Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) }),
         _ => Err(libc::EINVAL),
     }
 }
 
-/// The program's own bytes, until the call ends.
+/// Returns the program's bytes at `addr`.
+///
+/// # Safety
+/// Unless `length` is 0, `addr` points to as many readable bytes, which are not written while the result is
+/// used.
 pub unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
     if length == 0 {
         return &[];
     }
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller vouches for `length` bytes, which are more than none.
     unsafe { std::slice::from_raw_parts(addr.cast(), length) }
 }
 
-/// The key that a window of type 2 is bound under: the index of the window, and the low byte that the request asks for.
+/// Returns the rkey under which a type 2 window is bound: the index of the window, with the low byte that the
+/// request asks for.
 ///
 /// # Safety
-/// A window that was given out, or null.
+/// `mw` is a live window, or null.
 pub unsafe fn window_key(mw: *const ibv_mw, asked: u32) -> Result<u32, c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: `mw` is null or live; the program does not write the C struct during the call.
     let window = unsafe { mw.as_ref() }.ok_or(libc::EINVAL)?;
     Ok(window.rkey & !0xff | asked & 0xff)
 }
 
-/// The part of a window's or region's that is bound.
+/// Converts the description of a binding.
+///
+/// # Safety
+/// `info.mr` is a live region, or null, which binds nothing.
 pub unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
-    // SAFETY: a region that was given out, or null: nothing is bound.
+    // SAFETY: the caller passes a live region, which begins with the C struct at `info.mr`.
     let region = if info.mr.is_null() { 0 } else { unsafe { Region::of(info.mr) }.lkey() };
     Bind {
         rkey: RKey(rkey),
@@ -89,9 +99,14 @@ pub unsafe fn bind(rkey: u32, info: &ibv_mw_bind_info) -> Bind {
     }
 }
 
-/// What a request does.
+/// Converts the opcode and its operands.
+///
+/// # Safety
+/// Pointers in `wr` that its opcode uses are valid as `ibv_post_send` requires.
 unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
-    // SAFETY: the opcode says which member of the unions is there.
+    // SAFETY: every union member consists of integers and raw pointers, for which any bytes are valid; the
+    // opcode selects those that are used. The window, region and elements behind the pointers are valid as
+    // the caller guarantees.
     unsafe {
         let (rdma, atomic) = (wr.wr.rdma, wr.wr.atomic);
         let imm = u32::from_be(wr.imm_data);
@@ -114,31 +129,41 @@ unsafe fn operation(wr: &ibv_send_wr) -> Result<WrOp, c_int> {
     }
 }
 
-/// The eight bytes of an ATOMIC WRITE, which C gives as inline data or as an element.
+/// Returns the eight bytes of an ATOMIC WRITE, which the C interface passes as one element or as inline data.
+///
+/// # Safety
+/// The elements of `wr` are readable, and so is the memory that they name.
 unsafe fn word(wr: &ibv_send_wr) -> Result<[u8; 8], c_int> {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller vouches for the elements, which are read before the C call returns.
     match unsafe { elements(wr.sg_list, wr.num_sge) }? {
         [sge] if sge.length == 8 => {
             let at: *const [u8; 8] = std::ptr::with_exposed_provenance(sge.addr as usize);
-            // SAFETY: the program's own memory.
+            // SAFETY: the element names eight readable bytes, whose address the program has passed as an
+            // integer and thus exposed. They are read at any alignment.
             Ok(unsafe { at.read_unaligned() })
         }
         _ => Err(libc::EINVAL),
     }
 }
 
-/// Where to, if the service asks.
+/// Returns the destination of a request, if the service type needs one.
+///
+/// # Safety
+/// The address handle in `wr` is live, or null, where the request has one.
 unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destination>, c_int> {
     match service {
-        // Opcodes other than SEND have no destination on UD: the union holds the members of another operation.
+        // Opcodes other than SEND have no destination on UD; the union then holds the operands of another
+        // operation.
         QPT_UD if !matches!(wr.opcode, 2 | 3) => Ok(None),
         QPT_UD => {
-            // SAFETY: of datagrams this member of the union is there.
+            // SAFETY: a SEND on UD uses this union member; it consists of integers and a raw pointer, for
+            // which any bytes are valid.
             let ud = unsafe { wr.wr.ud };
             if ud.ah.is_null() {
                 return Err(libc::EINVAL);
             }
-            // SAFETY: a handle that was given out.
+            // SAFETY: `ibv_post_send` requires the address handle of a datagram to be live, and null was
+            // excluded.
             let handle = unsafe { Handle::of(ud.ah) };
             Ok(Some(handle.ah.to(Qpn::new(ud.remote_qpn & 0xff_ffff), QKey(ud.remote_qkey))))
         }
@@ -148,11 +173,16 @@ unsafe fn destination(service: u32, wr: &ibv_send_wr) -> Result<Option<Destinati
 }
 
 impl Scratch {
-    /// Room for the inline pieces of the first requests of a list, which must not move while it is put together.
+    /// Reserves room for the inline pieces of the first `most` requests of a list, so that `pieces` does not
+    /// move while the list is converted.
+    ///
+    /// # Safety
+    /// `wr` is null or the head of a list that is readable during the call.
     unsafe fn reserve(&mut self, mut wr: *const ibv_send_wr, most: usize) {
         let mut pieces = 0_usize;
         for _ in 0..most {
-            // SAFETY: the program's list.
+            // SAFETY: the pointer comes from a list whose elements the caller guarantees to be readable, or
+            // is null at its end.
             let Some(request) = (unsafe { wr.as_ref() }) else { break };
             let inline = if request.send_flags & SEND_INLINE != 0 { request.num_sge } else { 0 };
             pieces = pieces.saturating_add(usize::try_from(inline).unwrap_or(0));
@@ -162,10 +192,13 @@ impl Scratch {
         self.pieces.reserve(pieces);
     }
 
+    /// Converts the data of a request.
+    ///
     /// # Safety
-    /// What is returned lives as long as the program's list and the pieces are left as they are.
+    /// The program's list, the memory that it names and `self.pieces` must stay unchanged while the result is
+    /// used, which borrows from them; `reserve` has made room for the pieces of `wr`.
     unsafe fn data(&mut self, wr: &ibv_send_wr) -> Result<WrData<'static>, c_int> {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller keeps the elements unchanged while the result is used.
         let sges = unsafe { elements(wr.sg_list, wr.num_sge) }?;
         if wr.opcode == 15 {
             return Ok(WrData::Sges(&[]));
@@ -177,7 +210,8 @@ impl Scratch {
             if sge.length == 0 {
                 return &[];
             }
-            // SAFETY: the program's own memory, which is copied before the call ends.
+            // SAFETY: `ibv_post_send` requires inline data to be readable during the call, and it is copied
+            // before the call ends.
             unsafe {
                 std::slice::from_raw_parts(
                     std::ptr::with_exposed_provenance(sge.addr as usize),
@@ -191,12 +225,17 @@ impl Scratch {
         let first = self.pieces.len();
         self.pieces.extend(sges.iter().map(piece));
         let pieces: *const [&'static [u8]] = &raw const self.pieces[first..];
-        // SAFETY: `reserve` made room for all, so they stay where they are.
+        // SAFETY: `reserve` made room for the pieces of all requests, so later ones do not move these;
+        // `pieces` is cleared only when no converted request is left.
         Ok(WrData::InlineList(unsafe { &*pieces }))
     }
 
+    /// Converts a request.
+    ///
+    /// # Safety
+    /// The requirements of [`data`](Self::data), [`operation`] and [`destination`].
     unsafe fn request(&mut self, service: u32, wr: &ibv_send_wr) -> Result<SendWr<'static>, c_int> {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller meets the requirements of the three functions.
         unsafe {
             Ok(SendWr {
                 wr_id: wr.wr_id,
@@ -215,23 +254,27 @@ pub unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out.
+    // SAFETY: `ibv_post_send` requires a live queue pair, and `qp_type` was set when it was made.
     let (pair, service) = unsafe { (Pair::of(c), (*c).qp_type) };
-    // No more than the queue holds and one can come of a list, which may be a circle.
+    // Upper bound of the requests taken from a list, which may be circular: one more than the queue holds,
+    // for the NIC to refuse.
     let most = pair.send_depth() + 1;
     let post = |scratch: &mut Scratch| {
         scratch.requests.clear();
-        // SAFETY: the program's list.
+        // SAFETY: `ibv_post_send` requires a list of readable work requests that ends with null (or is
+        // circular).
         unsafe { scratch.reserve(list, most) };
         let mut refused = None;
         let mut next = list;
-        // SAFETY: the program's list.
+        // SAFETY: as above: `next` is an element of the list, or null at its end.
         while let Some(wr) = unsafe { next.as_ref() } {
             if scratch.requests.len() == most {
                 refused = Some((next, libc::ENOMEM));
                 break;
             }
-            // SAFETY: it is as C's callers have to make it.
+            // SAFETY: the program keeps the list and the memory that it names valid and unchanged until this
+            // call returns; the converted requests are cleared before that, and `reserve` has counted their
+            // pieces.
             match unsafe { scratch.request(service, wr) } {
                 Ok(request) => scratch.requests.push(request),
                 Err(errno) => {
@@ -246,30 +289,35 @@ pub unsafe extern "C" fn post_send(
             accepted = e.index;
             let mut at = list;
             for _ in 0..e.index {
-                // SAFETY: it is that long.
+                // SAFETY: the request at `e.index` was converted from the list, so the list has as many
+                // elements before it.
                 at = unsafe { (*at).next };
             }
             refused = Some((at, e.errno()));
         }
-        // SAFETY: the program's list, of which these are the first.
+        // SAFETY: the accepted requests were converted from the first elements of the list, in this order.
         unsafe { show_keys(list, &scratch.requests[..accepted]) };
         scratch.requests.clear();
         let Some((at, errno)) = refused else { return 0 };
-        // SAFETY: the caller's pointer.
+        // SAFETY: `ibv_post_send` requires `bad` to point to a writable pointer.
         unsafe { *bad = at };
         errno
     };
-    // A thread that is ending may have lost it already.
+    // The thread-local value of an exiting thread may be destroyed already.
     SCRATCH
         .try_with(|scratch| post(&mut scratch.borrow_mut()))
         .unwrap_or_else(|_| post(&mut Scratch::default()))
 }
 
-/// Writes the keys that the windows of the accepted requests of a list have now into the structs of the windows.
+/// Stores the new rkeys of the windows that accepted requests bind in the C structs of these windows.
+///
+/// # Safety
+/// `list` begins with the requests that `accepted` was converted from, and their windows are live.
 unsafe fn show_keys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
     let mut next = list;
     for request in accepted {
-        // SAFETY: the list is as long as the requests, of which a bind names a window.
+        // SAFETY: the caller passes a list at least as long as `accepted`. A bind was accepted only with a
+        // window, and the program leaves the struct of that window alone during the call.
         unsafe {
             if let WrOp::BindMw(bind) = &request.op {
                 (*(*next).bind_mw.mw).rkey = bind.rkey.0;
@@ -279,18 +327,22 @@ unsafe fn show_keys(list: *mut ibv_send_wr, accepted: &[SendWr<'_>]) {
     }
 }
 
-/// Posts a list, which may be a circle: no more than the queue holds.
+/// Posts a list of receives, which may be circular: no more than the queue holds.
+///
+/// # Safety
+/// `list` is a readable list, as `ibv_post_recv` requires, and `bad` a writable pointer.
 unsafe fn post_receives(
     list: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     depth: impl FnOnce() -> usize,
     post: impl Fn(&RecvWr<'_>) -> Result<(), c_int>,
 ) -> c_int {
-    /// The depth of a shared queue changes, and is asked for only if a list is as long as this.
+    /// Length up to which the depth of the queue is not queried. The depth of a shared receive queue can
+    /// change, and its query is saved for short lists.
     const LONG: usize = 64;
     let (mut posted, mut most, mut depth) = (0, LONG, Some(depth));
     let mut next = list;
-    // SAFETY: the program's list.
+    // SAFETY: `next` is an element of the readable list, or null at its end.
     while let Some(wr) = unsafe { next.as_ref() } {
         if posted == most
             && let Some(depth) = depth.take()
@@ -299,12 +351,13 @@ unsafe fn post_receives(
         }
         let has_room = if posted < most { Ok(()) } else { Err(libc::ENOMEM) };
         posted += 1;
-        // SAFETY: it is as C's callers have to make it.
+        // SAFETY: the list's elements and their scatter lists stay valid until the call returns; `post`
+        // copies what it needs.
         let posted = has_room
             .and_then(|()| unsafe { elements(wr.sg_list, wr.num_sge) })
             .and_then(|sges| post(&RecvWr { wr_id: wr.wr_id, sges }));
         if let Err(errno) = posted {
-            // SAFETY: the caller's pointer.
+            // SAFETY: the caller passes a writable pointer.
             unsafe { *bad = next };
             return errno;
         }
@@ -319,7 +372,7 @@ pub unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out, and the program's list.
+    // SAFETY: `ibv_post_recv` requires a live queue pair, a readable list and a writable `bad`.
     unsafe {
         let pair = Pair::of(c);
         post_receives(list, bad, || pair.receive_depth(), |wr| pair.qp.post_recv(wr).map_err(|e| e.errno()))
@@ -332,7 +385,7 @@ pub unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue that was given out, and the program's list.
+    // SAFETY: `ibv_post_srq_recv` requires a live queue, a readable list and a writable `bad`.
     unsafe {
         let queue = SharedQueue::of(c);
         let depth = || queue.srq.query().caps.max_wr as usize;
@@ -342,7 +395,8 @@ pub unsafe extern "C" fn post_srq_recv(
 
 pub unsafe extern "C" fn bind_mw(c: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ibv_mw_bind) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair and a window that were given out, and the caller's struct.
+    // SAFETY: `ibv_bind_mw` requires a live queue pair, a live window and a readable struct, whose region is
+    // live or null.
     unsafe {
         let (pair, window, info) = (Pair::of(c), Window::of(mw), &*info);
         let bind = bind(0, &info.bind_info);

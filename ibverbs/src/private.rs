@@ -1,9 +1,10 @@
-//! What libraries of vendors ask of libibverbs. They have to load, as programs are linked against them, but none of their
-//! devices is here, so nothing of this is called but their registration.
+//! The private interface that vendor libraries (libmlx5, libefa) expect of libibverbs. Programs are linked
+//! against these libraries, so they have to load; as none of their devices exists here, only their
+//! registration function is ever called.
 
 use std::ffi::{c_int, c_void};
 
-// A variable that drivers look at.
+// A variable that providers read.
 std::arch::global_asm!(
     ".pushsection .data",
     ".globl urxe_export_verbs_allow_disassociate_destroy",

@@ -1,4 +1,4 @@
-//! Completion queues.
+//! Completion queues (`ibv_cq`, `ibv_cq_ex`).
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -19,21 +19,23 @@ export! {
         ibv_create_cq = create_cq;
 }
 
-/// The flag of a completion whose receive begins with a routing header.
+/// Flag of a completion whose receive buffer begins with a GRH (`IBV_WC_GRH`).
 pub const WC_GRH: u32 = WcFlags { grh: true, with_imm: false, with_inv: false }.bits();
 
+/// A completion queue with its C struct.
 #[repr(C)]
 pub struct Queue {
-    /// The longer struct, which begins as an `ibv_cq`.
+    /// The extended struct, which begins with the fields of `ibv_cq`.
     c: Shown<ibv_cq_ex>,
-    /// Dropped before the queue from which it borrows.
+    /// Declared before `cq`, from which it borrows, to be dropped first.
     pub round: Round,
     pub cq: Cq,
-    /// The parent domain that it was made in, or null.
+    /// The parent domain in which the queue was made, or null.
     parent: *mut ibv_pd,
 }
 
-// SAFETY: it is laid out so; C's first struct is a part of the second.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_cq_ex>` as the first field, and `ibv_cq_ex` begins with the fields of
+// `ibv_cq`.
 unsafe impl Object for Queue {
     type C = ibv_cq;
 
@@ -43,7 +45,7 @@ unsafe impl Object for Queue {
 }
 
 thread_local! {
-    /// Where completions are put before they are made C's; reused.
+    /// Buffer for completions before their conversion to `ibv_wc`; reused.
     static TAKEN: RefCell<Vec<Completion>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -55,12 +57,14 @@ unsafe extern "C" fn create_cq(
     comp_vector: c_int,
 ) -> *mut ibv_cq {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an open context, and a channel that was given out.
+    // SAFETY: `ibv_create_cq` requires an open context, and a channel that is live or null.
     unsafe { make(context, cqe, cq_context, channel, comp_vector, false, std::ptr::null_mut()) }
 }
 
+/// Creates a completion queue. Returns null with `errno` set on failure.
+///
 /// # Safety
-/// The context is open; the channel and the parent domain were given out, or are null.
+/// `context` is open; `channel` and `parent` are live or null.
 pub unsafe fn make(
     context: *mut ibv_context,
     cqe: c_int,
@@ -73,10 +77,10 @@ pub unsafe fn make(
     let (Ok(capacity), Ok(comp_vector)) = (usize::try_from(cqe), u32::try_from(comp_vector)) else {
         return errno::null(libc::EINVAL);
     };
-    // SAFETY: a channel that was given out, or null.
+    // SAFETY: the caller passes a live channel, and null was excluded.
     let of = (!channel.is_null()).then(|| unsafe { Channel::of(channel) });
     let options = CqOptions { capacity, channel: of.map(|c| c.channel.clone()), comp_vector, ignore_overrun };
-    // SAFETY: an open context.
+    // SAFETY: the caller passes an open context.
     let owner = unsafe { Context::of(context) };
     let cq = match owner.nic.create_cq_with(&options) {
         Ok(cq) => cq,
@@ -86,10 +90,11 @@ pub unsafe fn make(
         of.users.add();
     }
     if !parent.is_null() {
-        // SAFETY: a domain that was given out.
+        // SAFETY: the caller passes a live domain, and null was excluded.
         unsafe { ProtectionDomain::of(parent) }.users.add();
     }
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers, raw pointers, optional function pointers, a mutex and a
+    // condition variable, for all of which zeros are valid.
     let mut c: ibv_cq_ex = unsafe { std::mem::zeroed() };
     (c.context, c.channel, c.cq_context) = (context, channel, cq_context);
     (c.handle, c.cqe) = (cq.id().0, cq.capacity() as c_int);
@@ -103,12 +108,13 @@ pub unsafe fn make(
 
 pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue that was given out.
+    // SAFETY: the `entry` wrapper found a live queue at `c`.
     let queue = unsafe { Queue::of(c) };
     let Ok(capacity) = usize::try_from(cqe) else { return libc::EINVAL };
     match queue.cq.resize(capacity) {
         Ok(()) => {
-            // SAFETY: a plain integer of the queue's struct.
+            // SAFETY: `c` is live and the field is an aligned integer; the program does not read it while the
+            // queue is resized.
             unsafe { (*c).cqe = queue.cq.capacity() as c_int };
             0
         }
@@ -118,35 +124,37 @@ pub unsafe extern "C" fn resize_cq(c: *mut ibv_cq, cqe: c_int) -> c_int {
 
 pub unsafe extern "C" fn destroy_cq(c: *mut ibv_cq) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper, or made by librdmacm here), and its context is
+    // open, or a copy of the parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a queue that was given out, and what it was made with.
+    // SAFETY: `c` and its context are live as above, and `channel` was set when the queue was made.
     let (queue, owner, channel) = unsafe { (Queue::of(c), Context::of((*c).context), (*c).channel) };
     if let Err(e @ DestroyCqError::InUse(_)) = queue.cq.clone().destroy(Duration::ZERO) {
         return e.errno();
     }
     owner.named.cqs.remove(queue.cq.id());
-    // As libibverbs does, it waits for the events that were taken and not acknowledged.
+    // Like libibverbs, waits until all events that the program has taken are acknowledged.
     while queue.cq.clone().destroy(LONG).is_err() {}
     owner.unacked.wait(address_of(c));
     let parent = queue.parent;
-    // SAFETY: the program uses it no more.
+    // SAFETY: no queue pair uses the queue and no event refers to it; the program gives up its pointer, and
+    // the references above are not used any more.
     drop(unsafe { Queue::take(c) });
     if !parent.is_null() {
-        // SAFETY: the domain could not go while the queue was there.
+        // SAFETY: the queue counted as a user of the domain, which therefore was not freed.
         unsafe { ProtectionDomain::leave(parent) };
     }
     if !channel.is_null() {
-        // SAFETY: the channel could not go while the queue was there.
+        // SAFETY: the queue counted as a user of the channel, which therefore was not freed.
         unsafe { Channel::of(channel) }.users.remove();
     }
     0
 }
 
-/// What hardware says beside a completion of the routing header of a datagram: nothing if there is none, 2 for IPv4, 1 for
-/// IPv6. UCX asks here which of the 40 bytes to look at.
+/// Returns the header type that hardware stores in the SL field of a datagram's completion: 0 without a GRH,
+/// 1 for IPv6, 2 for IPv4. UCX decides by it which of the 40 bytes to read.
 pub fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
     match (grh, over_ipv4) {
         (false, _) => 0,
@@ -155,9 +163,10 @@ pub fn header_kind(grh: bool, over_ipv4: bool) -> u8 {
     }
 }
 
+/// Converts a completion to `ibv_wc`.
 fn work_completion(from: &Completion) -> ibv_wc {
     let flags = WcFlags { grh: from.grh, with_imm: from.imm.is_some(), with_inv: from.invalidated.is_some() };
-    // One place in C; no message has both.
+    // The two share a field in C; no message has both.
     let imm_data = from.imm.map_or(from.invalidated.map_or(0, |rkey| rkey.0), u32::to_be);
     ibv_wc {
         wr_id: from.wr_id,
@@ -178,29 +187,30 @@ fn work_completion(from: &Completion) -> ibv_wc {
 
 pub unsafe extern "C" fn poll_cq(c: *mut ibv_cq, max: c_int, out: *mut ibv_wc) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue that was given out.
+    // SAFETY: `ibv_poll_cq` requires a live queue.
     let queue = unsafe { Queue::of(c) };
     let Ok(max) = usize::try_from(max) else { return -libc::EINVAL };
     let poll = |taken: &mut Vec<Completion>| {
         taken.clear();
         let Ok(count) = queue.cq.poll(max, taken) else {
-            // Overrun: as of hardware, a negative number.
+            // The queue has overflowed: a negative number, as from hardware drivers.
             return -1;
         };
         for (i, completion) in taken.iter().enumerate() {
-            // SAFETY: the caller has room for `max`.
+            // SAFETY: `ibv_poll_cq` requires an array of `max` elements, and `poll` returns at most as many
+            // completions.
             unsafe { out.add(i).write(work_completion(completion)) };
         }
         count as c_int
     };
-    // A thread that is ending may have lost it already.
+    // The thread-local value of an exiting thread may be destroyed already.
     TAKEN.try_with(|taken| poll(&mut taken.borrow_mut())).unwrap_or_else(|_| poll(&mut Vec::new()))
 }
 
 pub unsafe extern "C" fn req_notify_cq(c: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let notify = if solicited_only != 0 { Notify::Solicited } else { Notify::Any };
-    // SAFETY: a queue that was given out, of an open context.
+    // SAFETY: `ibv_req_notify_cq` requires a live queue; its context stays open as long as the queue exists.
     let (cq, owner) = unsafe { (&Queue::of(c).cq, Context::of((*c).context)) };
     match owner.device.reports_missed_completions() {
         true => cq.req_notify_with_missed(notify),

@@ -1,4 +1,4 @@
-//! Memory regions and windows.
+//! Memory regions (`ibv_mr`) and memory windows (`ibv_mw`).
 
 use std::any::TypeId;
 use std::ffi::{c_int, c_uint, c_void};
@@ -34,20 +34,22 @@ export! {
     "IBVERBS_1.13": ibv_is_fork_initialized = is_fork_initialized;
 }
 
-/// `IBV_ACCESS_OPTIONAL_RANGE`: what a device may leave out.
+/// `IBV_ACCESS_OPTIONAL_RANGE`: access flags that a device may ignore.
 const OPTIONAL: u32 = 0x3ff0_0000;
 
+/// A memory region with its C struct.
 #[repr(C)]
 pub struct Region {
     c: Shown<ibv_mr>,
     mr: Mutex<Option<Registered>>,
-    /// The `ibv_pd` whose user it is.
+    /// The `ibv_pd` that counts the region among its users, which `ibv_rereg_mr` can change.
     pd: AtomicUsize,
 }
 
+/// The registration behind a region.
 enum Registered {
     Memory(RawMr, Access),
-    /// Dropped with it.
+    /// A null region, deregistered on drop.
     Null {
         _region: NullMr,
     },
@@ -55,11 +57,11 @@ enum Registered {
         region: DmMr,
         memory: *mut ibv_dm,
     },
-    /// Another has it.
+    /// An imported region, which the exporter has registered.
     Imported,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_mr>` as the first field.
 unsafe impl Object for Region {
     type C = ibv_mr;
 
@@ -69,23 +71,27 @@ unsafe impl Object for Region {
 }
 
 impl Region {
+    /// Returns the local key.
     pub fn lkey(&self) -> u32 {
-        // SAFETY: a plain word.
+        // SAFETY: `self.c` is initialised, and the field is an integer that only `ibv_rereg_mr` writes,
+        // during which the program does not use the region.
         unsafe { (*self.c.get()).lkey }
     }
 }
 
-/// The permissions that the device has.
+/// Converts access flags, without the optional ones that the device does not support.
 pub fn access(bits: c_uint) -> Access {
     let optional = bits & OPTIONAL & Access::RELAXED_ORDERING.0;
     Access(bits & !OPTIONAL | optional)
 }
 
-/// Bytes up to which every page of a region is looked at, which brings it in: 16,384 pages of 4 KiB, some milliseconds.
+/// Size up to which every page of a region is probed, which faults it in: 16,384 pages of 4 KiB, which takes
+/// some milliseconds.
 const BROUGHT_IN: usize = 64 << 20;
 
-/// Whether a device could pin the range: all of it is mapped; it can be read, which of a large one is looked at at both ends
-/// only, as it may be sparse; and it is writable at both ends if the device is to write it.
+/// Reports whether a device could pin the range: all of it is mapped, it is readable, and both its ends are
+/// writable if the device is to write it. Of a large range, which may be sparse, only both ends are probed
+/// for reading.
 fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
     let page = page_size();
     let first = addr - addr % page;
@@ -102,11 +108,16 @@ fn can_be_pinned(addr: usize, len: usize, access: Access) -> bool {
         && (!access.allows(Access::LOCAL_WRITE) || ends.iter().all(|at| is_writable(*at, page)))
 }
 
-/// Whether a page may be written, as far as the kernel can tell.
+/// Reports whether a page is writable, or the kernel cannot tell.
 fn is_writable(at: usize, page: usize) -> bool {
     may_write(at, page) || !knows_what_is_mapped()
 }
 
+/// Registers memory for `ibv_reg_mr` and its variants. Returns null with `errno` set on failure.
+///
+/// # Safety
+/// The requirements of `ibv_reg_mr`: the program keeps the memory valid as long as the region, which peers
+/// and the NIC access as DMA would; it does not deallocate the domain during the call.
 unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -117,7 +128,7 @@ unsafe fn register(
     if !ProtectionDomain::is_known(pd) {
         return errno::null(libc::EINVAL);
     }
-    // SAFETY: a domain that was given out.
+    // SAFETY: `is_known` found a live domain at `pd`, which the program must not deallocate during the call.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let access = access(bits);
     let whole_process = addr.is_null() && length == usize::MAX && access.allows(Access::ON_DEMAND);
@@ -128,7 +139,9 @@ unsafe fn register(
     if access.allows(Access::ON_DEMAND) && !knows_what_is_mapped() {
         return errno::null(libc::EOPNOTSUPP);
     }
-    // SAFETY: the program keeps the memory as long as the region, which is what registering means.
+    // SAFETY: the contract of `ibv_reg_mr` is that of these functions: the program keeps the memory mapped
+    // until it deregisters the region, and expects the NIC and peers to access it meanwhile. A region on
+    // demand is checked at each access.
     let registered = unsafe {
         match whole_process {
             true => domain.pd.reg_mr_implicit(access),
@@ -144,24 +157,26 @@ unsafe fn register(
     }
 }
 
-/// Hands a region to C under a number of its own.
+/// Hands a region to the program, under a new handle.
 fn give(pd: *mut ibv_pd, addr: *mut c_void, keys: Keys, mr: Registered) -> *mut ibv_mr {
-    // SAFETY: a domain that was given out, of an open context.
+    // SAFETY: every caller passes the live domain in which it has just registered the region; the domain's
+    // context is open.
     let (domain, context) = unsafe { (ProtectionDomain::of(pd), Context::of((*pd).context)) };
     domain.users.add();
     give_numbered(pd, addr, keys, context.mrs.add(keys), mr)
 }
 
+/// Hands a region to the program, under a given handle.
 fn give_numbered(pd: *mut ibv_pd, addr: *mut c_void, keys: Keys, handle: u32, mr: Registered) -> *mut ibv_mr {
     let Keys { lkey, rkey, length } = keys;
-    // SAFETY: a domain that was given out.
+    // SAFETY: every caller passes a live domain, whose `context` was set when it was made.
     let context = unsafe { (*pd).context };
     let c = ibv_mr { context, pd, addr, length, handle, lkey, rkey };
     let pd = AtomicUsize::new(pd.expose_provenance());
     Region { c: Shown::new(c), mr: Mutex::new(Some(mr)), pd }.give()
 }
 
-/// Hands a region of device memory to C.
+/// Hands a region of device memory to the program.
 pub fn give_of_device(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mut ibv_mr {
     let keys = Keys { lkey: region.lkey().0, rkey: region.rkey().0, length: region.len() };
     give(pd, std::ptr::null_mut(), keys, Registered::Device { region, memory })
@@ -169,7 +184,7 @@ pub fn give_of_device(pd: *mut ibv_pd, region: DmMr, memory: *mut ibv_dm) -> *mu
 
 unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets the requirements of `ibv_reg_mr`.
     unsafe { register(pd, addr, length, addr.addr() as u64, access as c_uint) }
 }
 
@@ -181,7 +196,7 @@ unsafe extern "C" fn reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova`, which are those of `ibv_reg_mr`.
     unsafe { register(pd, addr, length, iova, access as c_uint) }
 }
 
@@ -193,7 +208,7 @@ unsafe extern "C" fn reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as the caller vouches.
+    // SAFETY: the caller meets the requirements of `ibv_reg_mr_iova2`, which are those of `ibv_reg_mr`.
     unsafe { register(pd, addr, length, iova, access) }
 }
 
@@ -211,11 +226,12 @@ unsafe extern "C" fn reg_dmabuf_mr(
 
 pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a domain that was given out.
+    // SAFETY: `ibv_alloc_null_mr` requires a live domain.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_null_mr() {
         Ok(mr) => {
-            // Only the lkey is valid (ibv_alloc_null_mr(3)); mlx5 leaves the rkey 0, which names no region here either.
+            // Only the lkey is valid (ibv_alloc_null_mr(3)). As with mlx5, the rkey is 0, which names no
+            // region here either.
             let keys = Keys { lkey: mr.lkey().0, rkey: 0, length: usize::MAX };
             give(pd, std::ptr::null_mut(), keys, Registered::Null { _region: mr })
         }
@@ -235,9 +251,10 @@ unsafe extern "C" fn rereg_mr(
     const TRANSLATION: c_int = 1;
     const PD: c_int = 2;
     const ACCESS: c_int = 4;
-    /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself refuses the call.
+    /// `IBV_REREG_MR_ERR_INPUT`: libibverbs itself rejects the arguments.
     const INPUT: c_int = -1;
-    /// `IBV_REREG_MR_ERR_CMD`: the kernel would. The region is as it was all the same.
+    /// `IBV_REREG_MR_ERR_CMD`: the kernel would reject the command. Here, the region is unchanged
+    /// nevertheless.
     const COMMAND: c_int = -4;
     let refuse = |e| {
         errno::set(e);
@@ -251,7 +268,7 @@ unsafe extern "C" fn rereg_mr(
     if flags == 0 || !Region::is_known(c) || flags & PD != 0 && !ProtectionDomain::is_known(pd) {
         return refuse(libc::EINVAL);
     }
-    // SAFETY: a region that was given out.
+    // SAFETY: `is_known` found a live region at `c`, which the program must not deregister during the call.
     let region = unsafe { Region::of(c) };
     let mut mr = region.mr.lock();
     let Some(Registered::Memory(mr, of_before)) = &mut *mr else { return refuse(libc::EINVAL) };
@@ -266,22 +283,25 @@ unsafe extern "C" fn rereg_mr(
     if is_pinned && !was_pinned && !can_be_pinned(to, len, asked) {
         return refuse(libc::EFAULT);
     }
-    // SAFETY: a domain that was given out, if the flags say so.
+    // SAFETY: with this flag, `is_known` found a live domain at `pd`.
     let domain = (flags & PD != 0).then(|| unsafe { ProtectionDomain::of(pd) });
     let memory = (flags & TRANSLATION != 0).then_some((addr.cast(), length));
     let access = (flags & ACCESS != 0).then_some(asked);
-    // SAFETY: the program keeps the memory as long as the region.
+    // SAFETY: the contract of `ibv_rereg_mr`: the program keeps the new memory mapped until it deregisters
+    // the region, and expects the NIC and peers to access it meanwhile.
     if let Err(e) = unsafe { mr.rereg_raw(domain.map(|d| &d.pd), memory, access) } {
         return refuse(e.errno());
     }
     *of_before = asked;
-    // SAFETY: the region's struct, which the program does not use in the meantime.
+    // SAFETY: `c` is live; `ibv_rereg_mr` requires that the program does not use the region during the call,
+    // and the lock held above excludes other calls of this function.
     let shown = unsafe { &mut *c };
     (shown.lkey, shown.rkey) = (mr.lkey().0, mr.rkey().0);
     if let Some(domain) = domain {
         domain.users.add();
         let old = region.pd.swap(pd.expose_provenance(), Ordering::AcqRel);
-        // SAFETY: the domain that it was of, which could not go while it was.
+        // SAFETY: the region counted as a user of its previous domain, which therefore was not freed. The
+        // swap returns that domain once.
         unsafe { ProtectionDomain::leave(std::ptr::with_exposed_provenance_mut(old)) };
         shown.pd = pd;
     }
@@ -289,18 +309,19 @@ unsafe extern "C" fn rereg_mr(
         (shown.addr, shown.length) = (addr, length);
     }
     let keys = Keys { lkey: shown.lkey, rkey: shown.rkey, length: shown.length };
-    // SAFETY: an open context.
+    // SAFETY: the context of a live region is open.
     unsafe { Context::of(shown.context) }.mrs.set(shown.handle, keys);
     0
 }
 
 pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper), and its context is open, or a copy of the
+    // parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a region that was given out.
+    // SAFETY: `c` is live as above.
     let region = unsafe { Region::of(c) };
     let mut mr = region.mr.lock();
     match mr.take() {
@@ -312,13 +333,15 @@ pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
         }
         Some(Registered::Device { region, memory }) => {
             drop(region);
-            // SAFETY: the memory could not go while it was there.
+            // SAFETY: the region counted as a user of the device memory, which therefore was not freed.
             unsafe { DeviceMemory::leave(memory) };
         }
         Some(Registered::Null { .. } | Registered::Imported) | None => {}
     }
     drop(mr);
-    // SAFETY: its domain could not go while it was there; and the program uses the region no more.
+    // SAFETY: the region counted as a user of its domain, which therefore was not freed, and its context is
+    // open. The program gives up its pointer with this call; the lock guard is dropped, and `region` is not
+    // used after `take`.
     unsafe {
         ProtectionDomain::leave(std::ptr::with_exposed_provenance_mut(region.pd.load(Ordering::Acquire)));
         Context::of((*c).context).mrs.remove((*c).handle);
@@ -327,13 +350,14 @@ pub unsafe extern "C" fn dereg_mr(c: *mut ibv_mr) -> c_int {
     0
 }
 
+/// A memory window with its C struct.
 #[repr(C)]
 pub struct Window {
     c: Shown<ibv_mw>,
     pub mw: ManuallyDrop<Mw>,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_mw>` as the first field.
 unsafe impl Object for Window {
     type C = ibv_mw;
 
@@ -343,35 +367,39 @@ unsafe impl Object for Window {
 }
 
 impl Window {
-    /// Hands it to C, in memory of a window that was destroyed, if there is any.
+    /// Hands the window to the program, in the kept memory of a destroyed window if there is any.
     fn give_in_kept_place(self) -> *mut ibv_mw {
         let Some(place) = known::take_place(TypeId::of::<Window>()) else { return self.give() };
         let window: *mut Window = std::ptr::with_exposed_provenance_mut(place);
-        // SAFETY: the memory is of a window, and this was the only reference to it.
+        // SAFETY: `end` left the memory behind: a heap allocation of a `Window` whose content was dropped.
+        // `take_place` removed it from the registry, so this is the only reference to it.
         let c = unsafe {
             window.write(self);
             (*window).c.get()
         };
-        // SAFETY: it was just written.
+        // SAFETY: the struct was written above, and the program does not know it yet.
         known::add(place, TypeId::of::<Window>(), unsafe { (*c).handle });
         c
     }
 
-    /// Destroys what is Rust's. C's struct stays, as `ibv_dealloc_mw` in the header reads the context from it, even of a window
-    /// that was destroyed before.
+    /// Destroys the Rust part. The C struct is kept for reuse, as `ibv_dealloc_mw` in the header reads the
+    /// context from it, even for a window that is destroyed already.
     ///
     /// # Safety
-    /// The window is known, and nobody uses it any more.
+    /// `known` has an entry for the window, and no other thread uses it any more.
     unsafe fn end(c: *mut ibv_mw) {
         let window: *mut Window = c.cast();
         known::remove(c.addr());
-        // SAFETY: the window is removed once, as only a known one is.
+        // SAFETY: the window is live, as `known` has it, and `remove` ends that: `mw` is dropped exactly
+        // once.
         unsafe { ManuallyDrop::drop(&mut (*window).mw) };
         known::keep_place(window.expose_provenance(), TypeId::of::<Window>());
     }
 
+    /// Stores a new rkey in the C struct.
     pub fn set_rkey(&self, rkey: u32) {
-        // SAFETY: a plain word, which changes with each bind.
+        // SAFETY: `self.c` is initialised and the field is an aligned integer; the program leaves the struct
+        // alone while a call binds the window.
         unsafe { (*self.c.get()).rkey = rkey };
     }
 }
@@ -386,7 +414,7 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
     if !ProtectionDomain::is_known(pd) {
         return errno::null(libc::EINVAL);
     }
-    // SAFETY: a domain that was given out.
+    // SAFETY: `is_known` found a live domain at `pd`, which the program must not deallocate during the call.
     let domain = unsafe { ProtectionDomain::of(pd) };
     match domain.pd.alloc_mw(window) {
         Ok(mw) => {
@@ -401,11 +429,13 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw 
 
 pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` points to a window that is live (checked by the `entry` wrapper), and its context is open,
+    // or a copy of the parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a window that was given out, and its domain, which could not go while it was there.
+    // SAFETY: the window is live as above and the program gives up its pointer. It counted as a user of its
+    // domain, which therefore was not freed.
     unsafe {
         let pd = (*c).pd;
         Window::end(c);
@@ -414,7 +444,8 @@ pub unsafe extern "C" fn dealloc_mw(c: *mut ibv_mw) -> c_int {
     0
 }
 
-/// Nothing is pinned here, so a child has copies as of all its memory.
+/// Returns success: no memory is pinned here, so a forked child has copies of registered memory as of any
+/// other.
 unsafe extern "C" fn fork_init() -> c_int {
     0
 }
@@ -424,24 +455,25 @@ unsafe extern "C" fn fork_range(_base: *mut c_void, _size: usize) -> c_int {
 }
 
 unsafe extern "C" fn is_fork_initialized() -> c_uint {
-    /// `IBV_FORK_UNNEEDED`
+    /// `IBV_FORK_UNNEEDED`.
     const UNNEEDED: c_uint = 2;
     UNNEEDED
 }
 
 unsafe extern "C" fn import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a domain that was given out, of an open context.
+    // SAFETY: `ibv_import_mr` requires a live domain, whose context is open.
     let (domain, context) = unsafe { (ProtectionDomain::of(pd), Context::of((*pd).context)) };
     let Some(keys) = context.mrs.get(handle) else { return errno::null(libc::ENOENT) };
     domain.users.add();
-    // Only who registered it knows where it is.
+    // The address is unknown: only the exporter has it.
     give_numbered(pd, std::ptr::null_mut(), keys, handle, Registered::Imported)
 }
 
 unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a region that was imported, and its domain, which could not go while it was there.
+    // SAFETY: `ibv_unimport_mr` requires a live, imported region, which the program gives up. It counted as a
+    // user of its domain, which therefore was not freed.
     unsafe {
         let pd = (*c).pd;
         drop(Region::take(c));
@@ -449,7 +481,8 @@ unsafe extern "C" fn unimport_mr(c: *mut ibv_mr) {
     }
 }
 
-/// Brings in pages of regions on demand. What need not be there when the call returns is there all the same.
+/// Faults in pages of regions on demand. The work is always done when the call returns, with or without
+/// `IBV_ADVISE_MR_FLAG_FLUSH`.
 pub unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: c_uint,
@@ -465,14 +498,15 @@ pub unsafe extern "C" fn advise_mr(
     let for_writing = match advice {
         PREFETCH => false,
         PREFETCH_WRITE => true,
-        // Of pages that are there the NIC need not be told: it has no page table of its own.
+        // Mapped pages need no preparation: the NIC has no page table of its own.
         PREFETCH_NO_FAULT => return 0,
         _ => return libc::EOPNOTSUPP,
     };
     if flags & !FLUSH != 0 || count == 0 {
         return libc::EINVAL;
     }
-    // SAFETY: the caller's list, and a domain that was given out.
+    // SAFETY: the `entry` wrapper found a live domain at `pd`. `ibv_advise_mr` requires a list of `count`
+    // readable elements, which are used during the call only.
     let (sges, domain) = unsafe {
         let sges = c_int::try_from(count).map_err(|_| libc::EINVAL);
         (sges.and_then(|count| post::elements(list, count)), ProtectionDomain::of(pd))

@@ -1,4 +1,5 @@
-//! Work requests one call at a time (`ibv_wr_start` and what follows), through functions in the queue pair's struct.
+//! Work requests built by one call per part (`ibv_wr_start` and its companions), through the function
+//! pointers in the C struct of the queue pair.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,15 +13,15 @@ use crate::object::{Object, Shown};
 use crate::pair::Pair;
 use crate::post::{self, bytes};
 
-/// The session that is going on: from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort` the queue pair's struct is one
-/// thread's.
+/// The session in progress. From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`, the thread that holds
+/// `lock` has sole access to the cells below and to the C struct of the queue pair.
 pub struct Session {
     lock: RawMutex,
-    /// Borrows from the queue pair beside which it lies.
+    /// The session, which borrows from the [`Qp`](urxe::verbs::Qp) in the same [`Pair`].
     begun: Shown<Option<WrSession<'static>>>,
-    /// What was wrong with a call that had no way to say so.
+    /// The error of a call that returns nothing, reported by `ibv_wr_complete`.
     refused: Shown<Option<c_int>>,
-    /// Windows that the session binds, and their new keys.
+    /// Memory windows that the session binds, with their new rkeys.
     bound: Shown<Vec<(*mut ibv_mw, u32)>>,
 }
 
@@ -48,7 +49,7 @@ const BIND_MW: u64 = 1 << 8;
 const SEND_INV: u64 = 1 << 9;
 const ATOMIC_WRITE: u64 = 1 << 12;
 
-/// What each service has to offer.
+/// Returns the operations that a service type supports, as `send_ops_flags`.
 fn operations(service: QpType) -> u64 {
     let datagram = SEND | SEND_IMM;
     let unreliable = datagram | RDMA_WRITE | RDMA_WRITE_IMM | LOCAL_INV | BIND_MW | SEND_INV;
@@ -60,7 +61,8 @@ fn operations(service: QpType) -> u64 {
     }
 }
 
-/// Gives a queue pair's struct the functions for the operations that its maker asks for. False if it has not all of them.
+/// Sets the function pointers of the operations in `wanted` (`send_ops_flags`). Returns false if the service
+/// type does not support all of them.
 pub fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> bool {
     if wanted & !operations(service) != 0 {
         return false;
@@ -96,10 +98,11 @@ pub fn set_functions(c: &mut ibv_qp_ex, service: QpType, wanted: u64) -> bool {
 }
 
 unsafe extern "C" fn wr_start(c: *mut ibv_qp_ex) {
-    // SAFETY: a queue pair that was given out, which stays until the session has ended.
+    // SAFETY: `ibv_wr_start` requires a live queue pair. The program must not destroy it before the session
+    // has ended, so the reference and what borrows from it stay valid although they are `'static`.
     let pair: &'static Pair = unsafe { Pair::of(c.cast()) };
     pair.session.lock.lock();
-    // SAFETY: the session is this thread's.
+    // SAFETY: the session lock is held, so no other thread accesses the cells.
     unsafe {
         *pair.session.begun.get() = Some(pair.qp.wr_start());
         *pair.session.refused.get() = None;
@@ -107,9 +110,13 @@ unsafe extern "C" fn wr_start(c: *mut ibv_qp_ex) {
     }
 }
 
-/// Ends a session, if one is going on.
+/// Ends the session, if one is in progress, and releases its lock.
+///
+/// # Safety
+/// `c` is a live queue pair, with a session of this thread or with none.
 unsafe fn end(c: *mut ibv_qp_ex) -> Option<WrSession<'static>> {
-    // SAFETY: a queue pair that was given out, in a session of this thread or none.
+    // SAFETY: `c` is live as the caller guarantees. If the cell holds a session, this thread holds the lock
+    // and may access the cell and unlock.
     unsafe {
         let session = &Pair::of(c.cast()).session;
         (*session.begun.get()).take().inspect(|_| session.lock.unlock())
@@ -118,19 +125,21 @@ unsafe fn end(c: *mut ibv_qp_ex) -> Option<WrSession<'static>> {
 
 unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue pair that was given out, in a session of this thread or none.
+    // SAFETY: `c` is a live queue pair in a session that this thread started: `ibv_wr_complete` may only
+    // follow `ibv_wr_start`. The cells are this thread's until `end`.
     let (refused, bound) = unsafe {
         let session = &Pair::of(c.cast()).session;
         (*session.refused.get(), std::mem::take(&mut *session.bound.get()))
     };
-    // SAFETY: as the caller vouches.
+    // SAFETY: as above.
     match (unsafe { end(c) }, refused) {
         (None, _) => libc::EINVAL,
         (Some(_), Some(errno)) => errno,
         (Some(session), None) => match session.complete() {
             Ok(()) => {
                 for (mw, rkey) in bound {
-                    // SAFETY: the program's window, which it bound in this session.
+                    // SAFETY: `wr_bind_mw` took the window from the program in this session; the program must
+                    // not deallocate it before the request that binds it is posted.
                     unsafe { (*mw).rkey = rkey };
                 }
                 0
@@ -142,15 +151,19 @@ unsafe extern "C" fn wr_complete(c: *mut ibv_qp_ex) -> c_int {
 
 unsafe extern "C" fn wr_abort(c: *mut ibv_qp_ex) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as the caller vouches.
+    // SAFETY: `ibv_wr_abort` may only follow `ibv_wr_start` on the same thread, for a live queue pair.
     if let Some(session) = unsafe { end(c) } {
         session.abort();
     }
 }
 
-/// Begins a work request with the number and flags that the program has put into the struct.
+/// Begins a work request with the `wr_id` and flags that the program has stored in the C struct.
+///
+/// # Safety
+/// `c` is a live queue pair, in a session of this thread.
 unsafe fn begin(c: *mut ibv_qp_ex, add: impl FnOnce(&mut WrSession<'static>)) {
-    // SAFETY: a queue pair that was given out, in a session of this thread.
+    // SAFETY: `c` is live and the session is this thread's, so this is the only reference to the cell; the
+    // program does not write the C struct during the call.
     unsafe {
         if let Some(session) = &mut *Pair::of(c.cast()).session.begun.get() {
             (session.wr_id, session.flags) = ((*c).wr_id, post::flags((*c).wr_flags));
@@ -159,9 +172,12 @@ unsafe fn begin(c: *mut ibv_qp_ex, add: impl FnOnce(&mut WrSession<'static>)) {
     }
 }
 
-/// Says more of the work request that was begun last.
+/// Sets data or the destination of the work request that was begun last.
+///
+/// # Safety
+/// `c` is a live queue pair, in a session of this thread.
 unsafe fn set(c: *mut ibv_qp_ex, set: impl FnOnce(BegunWr<'_>)) {
-    // SAFETY: a queue pair that was given out, in a session of this thread.
+    // SAFETY: `c` is live and the session is this thread's, so this is the only reference to the cell.
     let session = unsafe { &mut *Pair::of(c.cast()).session.begun.get() };
     if let Some(begun) = session.as_mut().and_then(WrSession::current) {
         set(begun);
@@ -172,11 +188,12 @@ fn remote(rkey: u32, va: u64) -> RemoteAddr {
     RemoteAddr { va, rkey: RKey(rkey) }
 }
 
-/// Functions that begin a work request.
+/// Defines the C functions that begin a work request.
 macro_rules! operations {
     ($($name:ident($($argument:ident: $kind:ty),*) = $add:expr;)*) => {
         $(unsafe extern "C" fn $name(c: *mut ibv_qp_ex, $($argument: $kind),*) {
-            // SAFETY: as the caller vouches.
+            // SAFETY: the header's inline functions may only be called between `ibv_wr_start` and
+            // `ibv_wr_complete`, by the thread that started the session.
             unsafe { begin(c, |session| { let add: fn(&mut WrSession<'static>, $($kind),*) = $add; add(session, $($argument),*); }) };
         })*
     };
@@ -201,7 +218,8 @@ operations! {
 }
 
 unsafe extern "C" fn wr_atomic_write(c: *mut ibv_qp_ex, rkey: u32, va: u64, value: *const c_void) {
-    // SAFETY: eight bytes of the caller's, and as it vouches.
+    // SAFETY: `value` points to eight readable bytes (`ibv_wr_atomic_write`), at any alignment. The session
+    // is this thread's, as for every call in it.
     unsafe {
         let value: [u8; 8] = value.cast::<[u8; 8]>().read_unaligned();
         begin(c, |session| {
@@ -216,7 +234,8 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: a window that was given out, and the caller's struct with a region that was.
+    // SAFETY: `mw` and the region of `info` are live or null, and `info` is readable during the call
+    // (`ibv_wr_bind_mw`). The session is this thread's, so the cells are too.
     unsafe {
         let session = &Pair::of(c.cast()).session;
         let rkey = match post::window_key(mw, rkey) {
@@ -232,7 +251,8 @@ unsafe extern "C" fn wr_bind_mw(
 }
 
 unsafe extern "C" fn wr_set_ud_addr(c: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
-    // SAFETY: a handle that was given out, and as the caller vouches.
+    // SAFETY: `ah` is live until the request is posted (`ibv_wr_set_ud_addr`), and the session is this
+    // thread's.
     unsafe {
         let ah = &Handle::of(ah).ah;
         set(c, |begun| {
@@ -242,7 +262,7 @@ unsafe extern "C" fn wr_set_ud_addr(c: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(c: *mut ibv_qp_ex, srqn: u32) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `c` is a live queue pair in a session of this thread, as for every call of a session.
     unsafe {
         set(c, |begun| {
             begun.set_xrc_srqn(SrqId(srqn));
@@ -251,7 +271,8 @@ unsafe extern "C" fn wr_set_xrc_srqn(c: *mut ibv_qp_ex, srqn: u32) {
 }
 
 unsafe extern "C" fn wr_set_inline_data(c: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: the program provides `length` readable bytes at `addr`, which are copied during the call. The
+    // session is this thread's.
     unsafe {
         set(c, |begun| {
             begun.set_inline_data(bytes(addr, length));
@@ -260,7 +281,8 @@ unsafe extern "C" fn wr_set_inline_data(c: *mut ibv_qp_ex, addr: *mut c_void, le
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(c: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `list` has `count` readable elements, each of which names readable bytes; all are copied during
+    // the call. The session is this thread's.
     unsafe {
         let pieces = (0..count).map(|i| &*list.add(i)).map(|piece| bytes(piece.addr, piece.length));
         set(c, |begun| {
@@ -270,7 +292,7 @@ unsafe extern "C" fn wr_set_inline_data_list(c: *mut ibv_qp_ex, count: usize, li
 }
 
 unsafe extern "C" fn wr_set_sge(c: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `c` is a live queue pair in a session of this thread, as for every call of a session.
     unsafe {
         set(c, |begun| {
             begun.set_sge(Sge { addr, length, lkey: LKey(lkey) });
@@ -279,7 +301,8 @@ unsafe extern "C" fn wr_set_sge(c: *mut ibv_qp_ex, lkey: u32, addr: u64, length:
 }
 
 unsafe extern "C" fn wr_set_sge_list(c: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `list` has `count` readable elements, which are copied during the call. The session is this
+    // thread's, and with it the cell `refused`.
     unsafe {
         let count = c_int::try_from(count).map_err(|_| libc::EINVAL);
         match count.and_then(|count| post::elements(list, count)) {

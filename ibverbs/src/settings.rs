@@ -1,4 +1,4 @@
-//! What the program's surroundings ask for, by environment variables; `urxe run` sets them.
+//! Settings from environment variables, which `urxe run` sets.
 
 use std::env::{self, VarError};
 use std::ffi::{CStr, OsStr, c_void};
@@ -14,36 +14,37 @@ use urxe::link::udp::Sharing;
 use urxe::nic::ShardId;
 use urxe::verbs::Personality;
 
-/// What devices there are and what they are like.
+/// Configuration of the devices.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `URXE_LINK`. Without it, or if it is `udp`: a device for each interface, over UDP.
+    /// `URXE_LINK`. Without it, or if it is `udp`, there is a device for each interface, over UDP.
     pub link: Option<LinkSpec>,
-    /// `URXE_SHARDS`.
+    /// `URXE_SHARDS`: number of shards of a NIC.
     pub shards: usize,
-    /// `URXE_PERSONALITY`; `default` without it.
+    /// `URXE_PERSONALITY`; `default` if unset.
     pub personality: Personality,
-    /// `URXE_SEED`.
+    /// `URXE_SEED`: seed of the random number generator.
     pub seed: Option<u64>,
-    /// `URXE_CAPTURE`: a file's name, in which `%p` stands for the PID; if it is not empty, the process makes another.
+    /// `URXE_CAPTURE`: name of the capture file, in which `%p` stands for the PID. If that file is not empty,
+    /// the process creates another.
     pub capture: Option<String>,
-    /// `URXE_FAULTS`: rules with semicolons between them.
+    /// `URXE_FAULTS`: fault rules, separated by semicolons.
     pub faults: Vec<Rule>,
-    /// `URXE_OFFLOAD`: whether the kernel is given, and gives, runs of packets.
+    /// `URXE_OFFLOAD`: whether batches of packets are exchanged with the kernel (segmentation offload).
     pub offload: bool,
-    /// `URXE_MIN_ACK_TIMEOUT` in seconds.
+    /// `URXE_MIN_ACK_TIMEOUT`: lower bound of the local ACK timeout, given in seconds.
     pub min_ack_timeout: Option<Duration>,
-    /// How addresses are shared with other programs: by the `urxe` program that `URXE_PROGRAM` names or that is beside the
-    /// library, and if `URXE_ANY_USER` is 1, with those of any user. `None` where there is no such program: then they are
-    /// not.
+    /// How addresses are shared with other processes: through the `urxe` program that `URXE_PROGRAM` names or
+    /// that is found next to the library; with processes of any user if `URXE_ANY_USER` is 1. `None` if there
+    /// is no such program; then addresses are not shared.
     pub sharing: Option<Sharing>,
 }
 
 impl Settings {
-    /// Reads them.
+    /// Reads the settings from the environment.
     ///
     /// # Errors
-    /// A line that says which is wrong, and what it may be.
+    /// A line that names the invalid variable and its allowed values.
     pub fn read() -> Result<Settings, String> {
         let faults = variable("URXE_FAULTS")?.unwrap_or_default();
         let rules = faults.split(';').filter(|rule| !rule.is_empty());
@@ -73,14 +74,16 @@ impl Settings {
     }
 }
 
+/// Returns how addresses are shared, from `URXE_PROGRAM` and `URXE_ANY_USER`.
 fn sharing() -> Result<Option<Sharing>, String> {
-    // The steward is started in another directory.
+    // Made absolute, as the broker (`urxe steward`) is started in another directory.
     let named = variable("URXE_PROGRAM")?.map(|name| std::path::absolute(&name).unwrap_or(name.into()));
     let any_user = with("URXE_ANY_USER", "0 or 1", boolean)?;
     let any_user = any_user.unwrap_or(false);
     Ok(named.or_else(program_beside).map(|program| Sharing { program, any_user }))
 }
 
+/// Parses `0` or `1`.
 fn boolean(text: &str) -> Option<bool> {
     match text {
         "0" => Some(false),
@@ -89,12 +92,13 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// The program that was built or installed with this library.
+/// Finds the `urxe` program that was built or installed with this library.
 fn program_beside() -> Option<PathBuf> {
-    // SAFETY: all of it may be zeros.
+    // SAFETY: `Dl_info` consists of raw pointers, for which zeros are valid.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     let place: *const c_void = (&raw const HERE).cast();
-    // SAFETY: the call fills it in, with a name that stays as long as the library.
+    // SAFETY: `info` is a writable local. If the call succeeds, `dli_fname` is a zero-terminated string that
+    // stays valid while the library is loaded, which is as long as the process lives (`-z nodelete`).
     let name = unsafe {
         match libc::dladdr(place, &mut info) {
             0 => return None,
@@ -107,12 +111,13 @@ fn program_beside() -> Option<PathBuf> {
     places.iter().map(|place| directory.join(place)).find(|program| program.is_file())
 }
 
-/// Something of this library's, by whose address its file is found.
+/// A static of this library, whose address identifies the library's file.
 static HERE: u8 = 0;
 
-/// A variable that is set to something. Programs with more rights than who starts them (setuid) heed none.
+/// Returns the value of an environment variable, if it is set and not empty. A program that runs with more
+/// privileges than its caller (setuid) ignores all variables.
 pub fn variable(name: &str) -> Result<Option<String>, String> {
-    // SAFETY: the call has no requirement.
+    // SAFETY: `getauxval` takes an integer and has no preconditions.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return Ok(None);
     }
@@ -123,11 +128,12 @@ pub fn variable(name: &str) -> Result<Option<String>, String> {
     }
 }
 
+/// Parses a variable.
 fn parsed<T: FromStr<Err = String>>(name: &str) -> Result<Option<T>, String> {
     variable(name)?.map(|text| text.parse().map_err(|why| format!("{name}: {why}"))).transpose()
 }
 
-/// A variable as `parse` understands it, or a line that says what it may be.
+/// Parses a variable with `parse`; the error is a line that names the allowed values.
 fn with<T>(name: &str, choices: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<Option<T>, String> {
     let Some(text) = variable(name)? else { return Ok(None) };
     parse(&text).map(Some).ok_or_else(|| format!("{name} is '{text}': it may be {choices}"))

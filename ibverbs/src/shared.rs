@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! Shared receive queues (`ibv_srq`).
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -23,16 +23,17 @@ const LIMIT: c_int = 2;
 const SRQT_BASIC: c_uint = 0;
 const SRQT_XRC: c_uint = 1;
 
+/// A shared receive queue with its C struct.
 #[repr(C)]
 pub struct SharedQueue {
     c: Shown<ibv_srq>,
     pub srq: Srq,
-    /// Of an XRC queue.
+    /// XRC domain of an XRC shared receive queue; null for a basic one.
     xrcd: Shown<*mut ibv_xrcd>,
     pub users: Users,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<ibv_srq>` as the first field.
 unsafe impl Object for SharedQueue {
     type C = ibv_srq;
 
@@ -41,6 +42,11 @@ unsafe impl Object for SharedQueue {
     }
 }
 
+/// Creates a shared receive queue: an XRC one if `xrc` gives its XRC domain and completion queue. Returns
+/// null with `errno` set on failure.
+///
+/// # Safety
+/// The pointers are the program's arguments; live objects among them stay so during the call.
 unsafe fn make(
     pd: *mut ibv_pd,
     srq_context: *mut c_void,
@@ -51,12 +57,14 @@ unsafe fn make(
     if !ProtectionDomain::is_known(pd) || !xrc.is_none_or(is_known) {
         return null(libc::EINVAL);
     }
-    // SAFETY: a domain that was given out.
+    // SAFETY: `is_known` found a live `ProtectionDomain` at `pd`, which the program must not deallocate
+    // during the call.
     let domain = unsafe { ProtectionDomain::of(pd) };
     let caps = RecvCaps { max_wr: attr.max_wr, max_sge: attr.max_sge };
     let made = match xrc {
         None => domain.pd.create_srq(caps),
-        // SAFETY: both were given out.
+        // SAFETY: `is_known` found live objects of both types, which the program must not destroy during the
+        // call.
         Some((xrcd, cq)) => unsafe {
             domain.pd.create_xrc_srq(&XrcDomain::of(xrcd).xrcd, &Queue::of(cq).cq, caps)
         },
@@ -70,7 +78,7 @@ unsafe fn make(
     domain.users.add();
     let xrcd = xrc.map_or(std::ptr::null_mut(), |(xrcd, _)| xrcd);
     if !xrcd.is_null() {
-        // SAFETY: it was given out.
+        // SAFETY: as above: `is_known` found a live `XrcDomain` at `xrcd`.
         unsafe { XrcDomain::of(xrcd) }.users.add();
     }
     let id = srq.id();
@@ -85,14 +93,16 @@ unsafe fn make(
         events_completed: 0,
     };
     let c = SharedQueue { c: Shown::new(c), srq, xrcd: Shown::new(xrcd), users: Users::default() }.give();
-    // SAFETY: an open context.
+    // SAFETY: a domain's context was set from an open context when the domain was made, and the program
+    // closes the context only after the domain is gone.
     unsafe { Context::of(context) }.named.srqs.add(id, c);
     c
 }
 
 unsafe extern "C" fn create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct, and a domain that was given out.
+    // SAFETY: `ibv_create_srq` requires `init` to point to a struct that is the caller's alone during the
+    // call, and `make` checks `pd`.
     unsafe { make(pd, (*init).srq_context, &mut (*init).attr, None) }
 }
 
@@ -105,7 +115,8 @@ pub unsafe extern "C" fn create_srq_ex(
     const PD: u32 = 2;
     const XRCD: u32 = 4;
     const CQ: u32 = 8;
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_create_srq_ex` requires `init` to point to a struct that is the caller's alone during the
+    // call.
     let init = unsafe { &mut *init };
     let kind = if init.comp_mask & TYPE != 0 { init.srq_type } else { SRQT_BASIC };
     let xrc = match kind {
@@ -117,12 +128,13 @@ pub unsafe extern "C" fn create_srq_ex(
     if init.comp_mask & PD == 0 {
         return null(libc::EINVAL);
     }
-    // SAFETY: all were given out.
+    // SAFETY: `make` checks that the objects are live. Fields of `init` that its `comp_mask` does not cover
+    // are not passed.
     unsafe { make(init.pd, init.srq_context, &mut init.attr, xrc) }
 }
 
 pub unsafe extern "C" fn get_srq_num(c: *mut ibv_srq, out: *mut u32) -> c_int {
-    // SAFETY: a queue that was given out, and the caller's integer.
+    // SAFETY: `ibv_get_srq_num` requires a live queue and a writable integer.
     unsafe { *out = SharedQueue::of(c).srq.id().0 };
     0
 }
@@ -132,7 +144,7 @@ pub unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, ma
     if mask & !(MAX_WR | LIMIT) != 0 {
         return libc::EINVAL;
     }
-    // SAFETY: a queue that was given out, and the caller's struct.
+    // SAFETY: the `entry` wrapper found a live queue at `c`; the C call requires `attr` to be readable.
     let (srq, attr) = unsafe { (&SharedQueue::of(c).srq, &*attr) };
     let max_wr = if mask & MAX_WR != 0 { attr.max_wr } else { srq.query().caps.max_wr };
     if mask & LIMIT != 0 && attr.srq_limit > max_wr {
@@ -151,9 +163,9 @@ pub unsafe extern "C" fn modify_srq(c: *mut ibv_srq, attr: *mut ibv_srq_attr, ma
 
 pub unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: a queue that was given out.
+    // SAFETY: the `entry` wrapper found a live queue at `c`.
     let attr = unsafe { SharedQueue::of(c) }.srq.query();
-    // SAFETY: the caller's struct.
+    // SAFETY: `ibv_query_srq` requires `out` to point to a writable struct.
     unsafe {
         *out = ibv_srq_attr { max_wr: attr.caps.max_wr, max_sge: attr.caps.max_sge, srq_limit: attr.limit };
     }
@@ -162,11 +174,13 @@ pub unsafe extern "C" fn query_srq(c: *mut ibv_srq, out: *mut ibv_srq_attr) -> c
 
 pub unsafe extern "C" fn destroy_srq(c: *mut ibv_srq) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as below.
+    // SAFETY: `c` is live (checked by the `entry` wrapper, or made by librdmacm here), and its context is
+    // open, or a copy of the parent's after fork.
     if unsafe { is_inherited((*c).context) } {
         return 0;
     }
-    // SAFETY: a queue that was given out, and what it was made with, which could not go while it was there.
+    // SAFETY: `c` is live and the program stops using it with this call. Its context, protection domain and
+    // XRC domain are live too: this queue was counted among their users and prevented their destruction.
     unsafe {
         let queue = SharedQueue::of(c);
         if queue.users.any() {

@@ -1,4 +1,4 @@
-//! Names of numbers, and rates.
+//! Names of enumeration values, conversions of rates, and access to sysfs files.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -17,6 +17,7 @@ export! {
         mbps_to_ibv_rate = mbps_to_rate;
 }
 
+/// Returns the name of `number`, or `other` if it is outside the table.
 fn name(names: &[&'static CStr], number: c_int, other: &'static CStr) -> *const c_char {
     usize::try_from(number).ok().and_then(|i| names.get(i)).unwrap_or(&other).as_ptr()
 }
@@ -97,7 +98,7 @@ extern "C" fn wc_status_str(number: c_int) -> *const c_char {
     name(&NAMES, number, c"unknown")
 }
 
-/// `enum ibv_rate`, its multiple of 2.5 Gb/s if it is one, and Mb/s.
+/// Each `enum ibv_rate` value with its multiple of 2.5 Gb/s, if it is one, and its rate in Mb/s.
 const RATES: [(c_int, Option<c_int>, c_int); 23] = [
     (2, Some(1), 2_500),
     (5, Some(2), 5_000),
@@ -146,14 +147,16 @@ extern "C" fn get_sysfs_path() -> *const c_char {
         .as_ptr()
 }
 
-/// Reads a file's first line into `buffer`; how many bytes it has, -1 if there is none.
+/// Reads the first `size - 1` bytes of a file into `buffer`, without a newline at the end, and terminates
+/// them with a zero byte. Returns their number, or -1 if the file cannot be read.
 unsafe extern "C" fn read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
     buffer: *mut c_char,
     size: usize,
 ) -> c_int {
-    // SAFETY: the caller's texts, which end with a zero.
+    // SAFETY: `ibv_read_sysfs_file` requires both to be zero-terminated strings that stay valid during the
+    // call.
     let [dir, file] = unsafe { [dir, file].map(|text| CStr::from_ptr(text).to_string_lossy()) };
     let Ok(mut text) = std::fs::read(format!("{dir}/{file}")) else { return -1 };
     if size == 0 {
@@ -164,7 +167,8 @@ unsafe extern "C" fn read_sysfs_file(
         text.pop();
     }
     text.truncate(size - 1);
-    // SAFETY: the buffer has room for `size` bytes, which is more than are copied.
+    // SAFETY: the caller provides `size` writable bytes; `text` was truncated to `size - 1`, which leaves
+    // room for the zero. The freshly read vector does not overlap the buffer.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, text.len());
         *buffer.add(text.len()) = 0;

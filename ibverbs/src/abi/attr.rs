@@ -1,4 +1,4 @@
-//! Attributes: what programs ask for, and what they are told.
+//! Attribute structs: parameters of create and modify calls, and results of query calls.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -117,7 +117,8 @@ c_structs! {
         port_cap_flags2: u16,
     }
 
-    /// `element` is a pointer to a queue, or a port's number in its first four bytes.
+    /// `element` points to the queue that the event concerns, or holds the port number in its first four
+    /// bytes.
     ibv_async_event { element: *mut c_void, event_type: c_uint }
 
     ibv_td_init_attr { comp_mask: u32 }
@@ -150,7 +151,8 @@ c_structs! {
 
     ibv_tm_cap { max_num_tags: u32, max_ops: u32 }
 
-    /// Does not begin with an `ibv_srq_init_attr` of C's: `comp_mask` lies in what would be its padding.
+    /// Does not begin with a whole `ibv_srq_init_attr`: `comp_mask` lies in what would be the padding of that
+    /// struct.
     ibv_srq_init_attr_ex {
         srq_context: *mut c_void,
         attr: ibv_srq_attr,
@@ -187,7 +189,8 @@ c_structs! {
         rx_hash_fields_mask: u64,
     }
 
-    /// Does not begin with an `ibv_qp_init_attr` of C's: `comp_mask` lies in what would be its padding.
+    /// Does not begin with a whole `ibv_qp_init_attr`: `comp_mask` lies in what would be the padding of that
+    /// struct.
     ibv_qp_init_attr_ex {
         qp_context: *mut c_void,
         send_cq: *mut ibv_cq,

@@ -1,4 +1,4 @@
-//! The structs of `rdma/rdma_cma.h` and of `infiniband/sa.h`, which that includes.
+//! Structs of `rdma/rdma_cma.h` and of `infiniband/sa.h`, which it includes.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -51,7 +51,7 @@ c_structs! {
 
     rdma_ib_addr { sgid: ibv_gid, dgid: ibv_gid, pkey: u16 }
 
-    /// The two addresses are unions of every kind of address.
+    /// In C, each address is a union of the socket address types.
     rdma_addr { src_storage: sockaddr_storage, dst_storage: sockaddr_storage, addr: rdma_ib_addr }
 
     rdma_route { addr: rdma_addr, path_rec: *mut ibv_sa_path_rec, num_paths: c_int }
@@ -125,7 +125,7 @@ c_structs! {
     rdma_cm_join_mc_attr_ex { comp_mask: u32, join_flags: u32, addr: *mut sockaddr }
 }
 
-/// The nameless union in `rdma_cm_event.param`.
+/// The anonymous union `rdma_cm_event.param`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union EventParam {
@@ -133,7 +133,7 @@ pub union EventParam {
     pub ud: rdma_ud_param,
 }
 
-/// Fields inside the unions, with C's names for them.
+/// Fields inside unions: struct, C name of the field, and offset.
 pub const NESTED_CM: &[(&str, &str, usize)] = &[
     ("rdma_addr", "src_sin6", std::mem::offset_of!(rdma_addr, src_storage)),
     ("rdma_addr", "dst_sin", std::mem::offset_of!(rdma_addr, dst_storage)),

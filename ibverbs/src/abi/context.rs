@@ -1,4 +1,4 @@
-//! Devices and contexts, with the tables of functions that the header's inline functions call.
+//! Devices and contexts, with the function tables that the inline functions of the header call.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -12,7 +12,7 @@ use super::{
     ibv_values_ex, ibv_wc, ibv_xrcd, ibv_xrcd_init_attr,
 };
 
-/// A function that programs no longer call through the table, or that this library does not have.
+/// An entry of a function table that programs no longer use, or that this library does not implement.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
 c_structs! {
@@ -71,7 +71,8 @@ c_structs! {
         abi_compat: *mut c_void,
     }
 
-    /// Grows upwards: programs find it by the context that they have, which comes last, and ask `sz` what there is of it.
+    /// Grows at the front in later releases: programs find it by its last field, the context that they hold,
+    /// and read from `sz` how much of it exists.
     verbs_context {
         query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
         advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,

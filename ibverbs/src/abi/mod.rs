@@ -1,23 +1,24 @@
-//! The structs of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44 and later), as C lays them out. Names are C's.
+//! C structs of `infiniband/verbs.h` and `rdma/rdma_cma.h` (rdma-core 44 and later), under their C names and
+//! with the C layout.
 //!
-//! The headers are the contract; a test asks the C compiler for the place and size of every field.
+//! The headers are the reference: a test compares the offset and size of every field with the C compiler's.
 #![allow(non_camel_case_types, non_snake_case, missing_docs)]
 
-/// What the C compiler must agree with.
+/// Layout of a struct, for the comparison with the C compiler.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     pub name: &'static str,
     pub size: usize,
-    /// Name, offset and size of each field.
+    /// Name, offset and size in bytes of each field.
     pub fields: &'static [(&'static str, usize, usize)],
 }
 
-/// Structs as C has them, and `LAYOUTS` with the place of each field.
+/// Defines `#[repr(C)]` structs, and `LAYOUTS` with the offset and size of each field.
 macro_rules! c_structs {
     ($($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty),* $(,)? })*) => {
         $($(#[$meta])* #[repr(C)] #[derive(Clone, Copy)] pub struct $name { $(pub $field: $kind),* })*
 
-        /// Of this file's structs.
+        /// Layouts of the structs in this file.
         pub const LAYOUTS: &[$crate::abi::Layout] = &[$($crate::abi::Layout {
             name: stringify!($name),
             size: size_of::<$name>(),
@@ -38,7 +39,7 @@ pub use context::*;
 pub use object::*;
 pub use work::*;
 
-/// Of all structs.
+/// Layouts of all structs.
 pub const LAYOUTS: [&[Layout]; 5] =
     [attr::LAYOUTS, cm::LAYOUTS, context::LAYOUTS, object::LAYOUTS, work::LAYOUTS];
 

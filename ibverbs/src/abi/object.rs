@@ -1,4 +1,4 @@
-//! What calls give out pointers to. Programs read their fields, and keep pointers to them.
+//! Structs of the objects that create calls return. Programs read their fields and keep pointers to them.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -49,7 +49,7 @@ c_structs! {
         async_events_completed: u32,
     }
 
-    /// Begins as `ibv_cq` does.
+    /// Begins with the fields of `ibv_cq`.
     ibv_cq_ex {
         context: *mut ibv_context,
         channel: *mut ibv_comp_channel,

@@ -1,3 +1,5 @@
+//! Comparison of the struct layouts with those of the C compiler.
+//!
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -6,10 +8,10 @@ use super::cm::NESTED_CM;
 use super::work::NESTED;
 use super::{LAYOUTS, Layout};
 
-/// Of librdmacm, which includes that of libibverbs.
+/// The librdmacm header, which includes the libibverbs one.
 const HEADER: &str = "rdma/rdma_cma.h";
 
-/// Compiles and runs a C program with the installed header; what it printed.
+/// Compiles and runs a C program with the installed headers, and returns what it printed.
 fn run_c(program: &str) -> String {
     assert!(
         Path::new("/usr/include").join(HEADER).exists(),
@@ -32,7 +34,7 @@ fn structs() -> impl Iterator<Item = &'static Layout> {
 }
 
 #[test]
-fn every_field_is_where_the_c_compiler_has_it() {
+fn struct_layouts_match_the_c_compiler() {
     let mut program = format!(
         "#include <stddef.h>\n#include <stdio.h>\n#include <{HEADER}>\n\
          #define S(s) printf(#s \" %zu\\n\", sizeof(struct s));\n\

@@ -1,4 +1,4 @@
-//! Work requests and completions.
+//! Work requests, completions and GIDs.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -13,7 +13,7 @@ c_structs! {
 
     ibv_mw_bind { wr_id: u64, send_flags: c_uint, bind_info: ibv_mw_bind_info }
 
-    /// `imm_data` is `invalidate_rkey` too; `bind_mw` is `tso` too.
+    /// `imm_data` shares a union with `invalidate_rkey`, and `bind_mw` with `tso`.
     ibv_send_wr {
         wr_id: u64,
         next: *mut ibv_send_wr,
@@ -29,7 +29,7 @@ c_structs! {
 
     ibv_recv_wr { wr_id: u64, next: *mut ibv_recv_wr, sg_list: *mut ibv_sge, num_sge: c_int }
 
-    /// `imm_data` is `invalidated_rkey` too.
+    /// `imm_data` shares a union with `invalidated_rkey`.
     ibv_wc {
         wr_id: u64,
         status: c_uint,
@@ -60,14 +60,14 @@ c_structs! {
     }
 }
 
-/// A union of C; its other member is two words in network byte order.
+/// A union in C, whose other member is two words in network byte order.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-/// The nameless structs in `ibv_send_wr.wr`.
+/// The anonymous union `ibv_send_wr.wr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union SendWrTarget {
@@ -76,7 +76,7 @@ pub union SendWrTarget {
     pub ud: SendWrUd,
 }
 
-/// `wr.rdma`.
+/// The union member `wr.rdma`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SendWrRdma {
@@ -84,7 +84,7 @@ pub struct SendWrRdma {
     pub rkey: u32,
 }
 
-/// `wr.atomic`.
+/// The union member `wr.atomic`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SendWrAtomic {
@@ -94,7 +94,7 @@ pub struct SendWrAtomic {
     pub rkey: u32,
 }
 
-/// `wr.ud`.
+/// The union member `wr.ud`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SendWrUd {
@@ -103,7 +103,7 @@ pub struct SendWrUd {
     pub remote_qkey: u32,
 }
 
-/// `bind_mw`.
+/// The union member `bind_mw`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SendWrBind {
@@ -112,7 +112,7 @@ pub struct SendWrBind {
     pub bind_info: ibv_mw_bind_info,
 }
 
-/// Fields inside the unions, with C's names for them.
+/// Fields inside unions: struct, C name of the field, and offset.
 pub const NESTED: &[(&str, &str, usize)] = &[
     ("ibv_send_wr", "wr.rdma.remote_addr", WR + std::mem::offset_of!(SendWrRdma, remote_addr)),
     ("ibv_send_wr", "wr.rdma.rkey", WR + std::mem::offset_of!(SendWrRdma, rkey)),

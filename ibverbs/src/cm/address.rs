@@ -1,4 +1,4 @@
-//! Binding, and finding the way to a peer.
+//! Binding of ids, and resolution of addresses and routes.
 
 use std::ffi::c_int;
 use std::time::Duration;
@@ -16,15 +16,17 @@ export! {
         rdma_resolve_route = resolve_route;
 }
 
-/// A program's timeout in milliseconds.
+/// Converts a timeout in milliseconds; a negative one counts as 0.
 fn milliseconds(timeout: c_int) -> Duration {
     Duration::from_millis(timeout.max(0) as u64)
 }
 
+/// Binds an id to an address (`rdma_bind_addr`).
+///
 /// # Safety
-/// An id that was given out, and an address; or null.
+/// `c` is a live id, or null; `to` is a complete socket address, or null.
 pub unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller meets the requirements of both functions.
     let (id, to) = unsafe { (own(c)?, read(to)) };
     id.id.bind_addr(to.ok_or(libc::EINVAL)?).map_err(errno)?;
     id.refresh();
@@ -33,12 +35,14 @@ pub unsafe fn bind(c: *mut rdma_cm_id, to: *const sockaddr) -> Result<(), c_int>
 
 unsafe extern "C" fn bind_addr(c: *mut rdma_cm_id, to: *mut sockaddr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's.
+    // SAFETY: `rdma_bind_addr` requires a live id and a complete socket address; null is checked.
     done(unsafe { bind(c, to) })
 }
 
+/// Resolves the destination address and binds the id to a device (`rdma_resolve_addr`).
+///
 /// # Safety
-/// An id that was given out, and addresses; or null.
+/// `c` is a live id, or null; `src` and `dst` are complete socket addresses, or null.
 pub unsafe extern "C-unwind" fn resolve_addr(
     c: *mut rdma_cm_id,
     src: *mut sockaddr,
@@ -46,7 +50,7 @@ pub unsafe extern "C-unwind" fn resolve_addr(
     timeout: c_int,
 ) -> c_int {
     let begin = |id: &Id| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes complete socket addresses or null, valid during the whole call.
         let (to, from) = unsafe { (read(dst).ok_or(libc::EINVAL)?, read(src)) };
         if !src.is_null() && from.is_none() {
             return Err(libc::EINVAL);
@@ -54,14 +58,18 @@ pub unsafe extern "C-unwind" fn resolve_addr(
         id.id.resolve_addr(from, to, milliseconds(timeout)).map_err(errno)?;
         Ok(true)
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a live id or null. This frame holds pointers and integers only, with nothing
+    // to drop.
     unsafe { answered(c, begin) }
 }
 
+/// Resolves the path to the destination (`rdma_resolve_route`).
+///
 /// # Safety
-/// An id that was given out, or null.
+/// `c` is a live id, or null.
 pub unsafe extern "C-unwind" fn resolve_route(c: *mut rdma_cm_id, timeout: c_int) -> c_int {
     let begin = |id: &Id| id.id.resolve_route(milliseconds(timeout)).map_err(errno).map(|()| true);
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a live id or null. This frame holds a pointer and an integer only, with
+    // nothing to drop.
     unsafe { answered(c, begin) }
 }

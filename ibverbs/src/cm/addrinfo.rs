@@ -1,4 +1,5 @@
-//! `rdma_getaddrinfo`: names of hosts and services to addresses, with what kind of queue pair they are for.
+//! `rdma_getaddrinfo`: resolves host and service names to addresses, and chooses the queue pair type and port
+//! space.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr::null_mut;
@@ -14,7 +15,7 @@ export! {
         rdma_freeaddrinfo = freeaddrinfo;
 }
 
-/// Of `ai_flags`.
+/// Flags of `ai_flags`.
 pub const PASSIVE: c_int = 1;
 const NUMERIC_HOST: c_int = 2;
 const FAMILY: c_int = 8;
@@ -27,7 +28,7 @@ pub const PS_UDP: c_int = 0x0111;
 pub const RC: c_uint = 2;
 pub const UD: c_uint = 4;
 
-/// What is given out: C's struct, and what its pointers are to.
+/// A list element: the C struct, followed by the addresses that it points to.
 #[repr(C)]
 struct Entry {
     c: rdma_addrinfo,
@@ -35,7 +36,7 @@ struct Entry {
     dst: sockaddr_storage,
 }
 
-/// The kind of queue pair and the port space, each by the other where only one is given.
+/// Returns queue pair type and port space; either is derived from the other if only one is given.
 fn kind(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     let (qp_type, space) = hints.map_or((0, 0), |h| (h.ai_qp_type, h.ai_port_space));
     let datagrams = match qp_type {
@@ -49,27 +50,27 @@ fn kind(hints: Option<&rdma_addrinfo>) -> (c_int, c_int) {
     }
 }
 
-/// Copies an address.
+/// Copies an address; `None` if there is none, or it is too long.
 ///
 /// # Safety
-/// `from` has `len` bytes, or is null.
+/// `from` has `len` readable bytes, or is null.
 unsafe fn copied(from: *const sockaddr, len: socklen_t) -> Option<(sockaddr_storage, socklen_t)> {
     let count = len as usize;
     if from.is_null() || count == 0 || count > size_of::<sockaddr_storage>() {
         return None;
     }
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
-    // SAFETY: the caller vouches for the bytes, and there is room.
+    // SAFETY: the caller vouches for `count` bytes, and the local `storage` is at least as long.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut storage).cast(), count) };
     Some((storage, len))
 }
 
 type Address = Option<(sockaddr_storage, socklen_t)>;
 
-/// Hands an entry to C.
+/// Hands a list element to the program.
 fn give(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut rdma_addrinfo {
-    // SAFETY: all of it may be zeros.
+    // SAFETY: `Entry` consists of integers and raw pointers, for which zeros are valid.
     let mut entry: Box<Entry> = Box::new(unsafe { std::mem::zeroed() });
     if let Some((address, len)) = src {
         (entry.src, entry.c.ai_src_len) = (address, len);
@@ -85,12 +86,12 @@ fn give(flags: c_int, kind: (c_int, c_int), src: Address, dst: Address) -> *mut 
     Box::into_raw(entry).cast()
 }
 
-/// A list of the system's, freed when it goes.
+/// A list returned by the system's `getaddrinfo`, freed on drop.
 struct Found(*mut addrinfo);
 
 impl Drop for Found {
     fn drop(&mut self) {
-        // SAFETY: it is from `getaddrinfo`.
+        // SAFETY: the list comes from a successful `getaddrinfo`, and is freed here only.
         unsafe { libc::freeaddrinfo(self.0) };
     }
 }
@@ -102,14 +103,14 @@ unsafe extern "C" fn getaddrinfo(
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's struct, or null.
+    // SAFETY: `rdma_getaddrinfo` requires non-null hints to be readable during the call.
     let hints = unsafe { hints.as_ref() };
     if result.is_null() || node.is_null() && service.is_null() && hints.is_none() {
         return minus_one(libc::EINVAL);
     }
     let flags = hints.map_or(0, |h| h.ai_flags);
     let (passive, kind) = (flags & PASSIVE != 0, kind(hints));
-    // SAFETY: the caller's addresses.
+    // SAFETY: each address in the hints has the length given next to it, or is null.
     let [src, dst] = unsafe {
         [
             hints.and_then(|h| copied(h.ai_src_addr, h.ai_src_len)),
@@ -120,29 +121,31 @@ unsafe extern "C" fn getaddrinfo(
         if src.is_none() && dst.is_none() {
             return minus_one(libc::EINVAL);
         }
-        // SAFETY: the caller's pointer.
+        // SAFETY: `result` was checked for null, and points to a writable pointer.
         unsafe { *result = give(flags, kind, src, dst) };
         return 0;
     }
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let mut wanted: addrinfo = unsafe { std::mem::zeroed() };
     wanted.ai_flags = if passive { libc::AI_PASSIVE } else { 0 };
     wanted.ai_flags |= if flags & NUMERIC_HOST != 0 { libc::AI_NUMERICHOST } else { 0 };
     wanted.ai_family = hints.filter(|_| flags & FAMILY != 0).map_or(libc::AF_UNSPEC, |h| h.ai_family);
-    // Which of the services of a name: by TCP or by UDP; and each address once.
+    // Chooses between the TCP and the UDP port of a service name, and makes the system list each address
+    // once.
     wanted.ai_socktype = if kind.0 == UD as c_int { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
     let mut list = null_mut();
-    // SAFETY: the caller's texts, which end with a zero or are null.
+    // SAFETY: `node` and `service` are zero-terminated strings or null; `wanted` and `list` are locals.
     let code = unsafe { libc::getaddrinfo(node, service, &wanted, &mut list) };
     if code != 0 {
         return code;
     }
     let found = Found(list);
-    // The first, as librdmacm does: programs follow `ai_next`, and few expect there to be one.
-    // SAFETY: where the call succeeds there is one, with its address.
+    // Only the first address, like librdmacm: programs could follow `ai_next`, but few expect a second
+    // element.
+    // SAFETY: a successful call returns at least one element, with a complete address of `ai_addrlen` bytes.
     let address = unsafe { copied((*found.0).ai_addr, (*found.0).ai_addrlen) };
     let (src, dst) = if passive { (address, dst) } else { (src, address) };
-    // SAFETY: the caller's pointer.
+    // SAFETY: `result` was checked for null, and points to a writable pointer.
     unsafe { *result = give(flags, kind, src, dst) };
     0
 }
@@ -151,7 +154,8 @@ unsafe extern "C" fn freeaddrinfo(list: *mut rdma_addrinfo) {
     let _uncancelled = crate::cancel::disable();
     let mut next = list;
     while !next.is_null() {
-        // SAFETY: each was given out by `give`, and is not used any more.
+        // SAFETY: `rdma_freeaddrinfo` requires a list from `rdma_getaddrinfo`, each element of which `give`
+        // made from a box; the program does not use it any more.
         let entry = unsafe { Box::from_raw(next.cast::<Entry>()) };
         next = entry.c.ai_next;
     }
@@ -165,14 +169,15 @@ mod tests {
     use super::super::sockaddr;
     use super::*;
 
-    /// Code, kind of queue pair, port space, source and destination.
+    /// Return code, queue pair type, port space, source and destination.
     type Told = (c_int, c_int, c_int, Option<SocketAddr>, Option<SocketAddr>);
 
     fn ask(node: Option<&CStr>, service: Option<&CStr>, hints: Option<rdma_addrinfo>) -> Told {
         let text = |t: Option<&CStr>| t.map_or(std::ptr::null(), CStr::as_ptr);
         let hints = hints.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mut list = null_mut();
-        // SAFETY: all are valid or null; a list is read before it is freed.
+        // SAFETY: strings and hints are valid or null, `list` is a local, and the returned list is read
+        // before it is freed.
         unsafe {
             let code = getaddrinfo(text(node), text(service), hints, &mut list);
             if code != 0 {
@@ -192,7 +197,7 @@ mod tests {
     }
 
     fn hints(flags: c_int, qp_type: c_int, space: c_int) -> Option<rdma_addrinfo> {
-        // SAFETY: all of it may be zeros.
+        // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
         let zeros: rdma_addrinfo = unsafe { std::mem::zeroed() };
         Some(rdma_addrinfo { ai_flags: flags, ai_qp_type: qp_type, ai_port_space: space, ..zeros })
     }
@@ -202,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_a_destination_and_a_server_a_source() {
+    fn active_hints_yield_a_destination_and_passive_ones_a_source() {
         let client = ask(Some(c"192.0.2.9"), Some(c"7471"), None);
         assert_eq!(client, (0, 2, PS_TCP, None, at("192.0.2.9:7471")));
         let server = ask(Some(c"192.0.2.9"), Some(c"7471"), hints(PASSIVE, 0, PS_UDP));
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hints_addresses_are_kept() {
+    fn addresses_in_hints_are_kept() {
         let (mut mine, len) = sockaddr::write("192.0.2.1:0".parse().unwrap());
         let mut wanted = hints(0, UD as c_int, 0).unwrap();
         (wanted.ai_src_addr, wanted.ai_src_len) = ((&raw mut mine).cast(), len);
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_resolved_is_said() {
+    fn unresolvable_names_return_an_error_code() {
         assert_eq!(ask(None, None, None).0, -1);
         assert_eq!(ask(None, None, hints(0, 0, 0)).0, -1);
         assert_eq!(ask(Some(c"host.invalid"), None, hints(NUMERIC_HOST, 0, 0)).0, libc::EAI_NONAME);

@@ -1,8 +1,9 @@
-//! Event channels.
+//! Event channels (`rdma_event_channel`).
 //!
-//! Programs destroy one while another thread waits at it, or is about to (rping does, as it ends). Over a kernel that thread
-//! sleeps on, or finds the descriptor closed. So it is here: who waits has the channel for its own, and looks for it among those
-//! that there are.
+//! Some programs destroy a channel while another thread waits on it, or is about to (rping does, at its end).
+//! With the kernel's librdmacm, that thread keeps sleeping, or finds the descriptor closed. To allow the same
+//! here, a waiting thread holds a reference of its own and looks the channel up in a registry instead of
+//! following the pointer.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,28 +23,30 @@ export! {
         rdma_destroy_event_channel = destroy;
 }
 
-/// What is behind a program's pointer.
+/// The state behind a program's channel pointer.
 pub struct Channel {
     pub channel: EventChannel,
-    /// Held from the taking of an event until its id is known by name: the next one may be that id's.
+    /// Held from taking an event until its id is looked up by number, as the next event may concern the same
+    /// id.
     pub reading: Mutex<()>,
     pub process: &'static Process,
 }
 
-/// All that there are, by the programs' pointers.
+/// All channels, by the address that programs hold.
 static CHANNELS: Mutex<BTreeMap<usize, Arc<Channel>>> = Mutex::new(BTreeMap::new());
 
 impl Channel {
-    /// The channel of a pointer.
+    /// Returns the channel of a pointer, which may be dangling.
     ///
     /// # Errors
-    /// `EBADF` if there is none (any more), `ENODEV` if it is the parent's of this process.
+    /// `EBADF` if there is no such channel (any more), `ENODEV` if it belongs to the parent of this process.
     pub fn own(c: *mut rdma_event_channel) -> Result<Arc<Channel>, libc::c_int> {
         let channel = CHANNELS.lock().get(&c.addr()).cloned().ok_or(libc::EBADF)?;
         if channel.process.is_inherited() { Err(libc::ENODEV) } else { Ok(channel) }
     }
 }
 
+/// Creates a channel (`rdma_create_event_channel`).
 pub extern "C" fn create() -> *mut rdma_event_channel {
     let _uncancelled = crate::cancel::disable();
     let process = match Process::this() {
@@ -61,13 +64,15 @@ pub extern "C" fn create() -> *mut rdma_event_channel {
     }
 }
 
+/// Destroys a channel (`rdma_destroy_event_channel`); threads that wait on it keep its Rust part.
 pub unsafe extern "C" fn destroy(c: *mut rdma_event_channel) {
     let _uncancelled = crate::cancel::disable();
     let channel = match CHANNELS.lock().entry(c.addr()) {
-        // A child leaves its parent's as it is.
+        // A forked child does not destroy the channels of its parent.
         Entry::Occupied(entry) if !entry.get().process.is_inherited() => entry.remove(),
         _ => return,
     };
-    // SAFETY: `create` made it, and only who has removed it is here.
+    // SAFETY: `create` obtained `c` from a box and registered it. This thread has removed the entry, so no
+    // other one frees the box.
     drop((channel, unsafe { Box::from_raw(c) }));
 }

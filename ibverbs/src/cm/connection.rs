@@ -1,4 +1,4 @@
-//! Connections: listening, asking, answering, ending.
+//! Connections: listen, connect, accept, reject and disconnect.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,48 +22,50 @@ export! {
     "RDMACM_1.3": rdma_reject_ece = reject_ece;
 }
 
-/// For as many READs and atomics as there can be (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
+/// Requests the maximum number of READs and atomics (`RDMA_MAX_RESP_RES`, `RDMA_MAX_INIT_DEPTH`).
 const ALL: u8 = 0xff;
-/// Retries that a queue pair can make.
+/// Largest retry count of a queue pair.
 const MOST_RETRIES: u8 = 7;
 
-/// The caller's bytes.
+/// Copies the caller's bytes.
 ///
 /// # Safety
-/// `data` has `len` bytes, or is null.
+/// `data` has `len` readable bytes, or is null.
 unsafe fn bytes(data: *const c_void, len: u8) -> Vec<u8> {
     if data.is_null() || len == 0 {
         return Vec::new();
     }
-    // SAFETY: the caller's.
+    // SAFETY: `data` is not null, so the caller vouches for `len` bytes, which are copied at once.
     unsafe { std::slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec()
 }
 
-/// What a program asks for, or grants; `offered` is what the peer of a request has.
+/// Converts the parameters that a program requests or grants; `offered` are the limits in the peer's
+/// connection request.
 ///
 /// # Safety
-/// The caller's struct, or null.
+/// `from` points to a readable struct, whose private data is readable, or is null.
 unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>) -> Result<ConnParam, c_int> {
     let c = id.as_c();
-    // SAFETY: an id that was given out; the device of one that is bound stays open.
+    // SAFETY: `as_c` points to the C struct in `id`, and only the library writes these fields.
     let (verbs, qp) = unsafe { ((*c).verbs, (*c).qp) };
     if verbs.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: it is open.
+    // SAFETY: `verbs` is not null, so it is a context of `Process`, which stays open as long as the process
+    // lives.
     let most = unsafe { Context::of(verbs) }.nic.query_device().limits.max_qp_rd_atom;
     let most = most.min(u32::from(ALL - 1)) as u8;
-    // SAFETY: the caller's struct, or null.
+    // SAFETY: the caller passes a readable struct or null.
     let from = unsafe { from.as_ref() };
     let count = |asked: Option<u8>, offered: Option<u8>| match asked {
         Some(count) if count != ALL => (count <= most).then_some(count).ok_or(libc::EINVAL),
         _ => Ok(offered.map_or(most, |offered| offered.min(most))),
     };
-    // SAFETY: the caller's bytes.
+    // SAFETY: the private data has the length given next to it, or is null.
     let data = from.map(|p| unsafe { bytes(p.private_data, p.private_data_len) }).unwrap_or_default();
     let retries = |count: Option<u8>| count.unwrap_or(MOST_RETRIES).min(MOST_RETRIES);
     let external = from.filter(|_| qp.is_null());
-    // SAFETY: the program's queue pair.
+    // SAFETY: a queue pair in the id is live until `rdma_destroy_qp`, which clears the field.
     let has_srq = unsafe { !qp.is_null() && !(*qp).srq.is_null() };
     Ok(ConnParam {
         private_data: data,
@@ -84,7 +86,7 @@ unsafe fn param(id: &Id, from: *const rdma_conn_param, offered: Option<Offered>)
 unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let listen = || {
-        // SAFETY: an id that was given out, or null.
+        // SAFETY: `rdma_listen` requires a live id; null is checked.
         let id = unsafe { own(c) }?;
         if id.id.local_addr().is_none() {
             id.id.bind_addr(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))).map_err(errno)?;
@@ -98,7 +100,7 @@ unsafe extern "C" fn listen(c: *mut rdma_cm_id, backlog: c_int) -> c_int {
 
 unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
     let connect = |id: &Id| {
-        // SAFETY: the caller's struct.
+        // SAFETY: `rdma_connect` requires a readable struct or null.
         let mut param = unsafe { param(id, with, None) }?;
         let mut data = id.connect_data();
         data.append(&mut param.private_data);
@@ -106,32 +108,34 @@ unsafe extern "C-unwind" fn connect(c: *mut rdma_cm_id, with: *mut rdma_conn_par
         id.id.connect(&param).map_err(errno)?;
         Ok(true)
     };
-    // SAFETY: an id that was given out, or null.
+    // SAFETY: `rdma_connect` requires a live id; null is checked. This frame holds pointers only, with
+    // nothing to drop.
     unsafe { answered(c, connect) }
 }
 
 unsafe extern "C-unwind" fn accept(c: *mut rdma_cm_id, with: *mut rdma_conn_param) -> c_int {
     let accept = |id: &Id| {
-        // SAFETY: the caller's struct.
+        // SAFETY: `rdma_accept` requires a readable struct or null.
         let param = unsafe { param(id, with, id.offered()) }?;
         id.id.accept(&param).map_err(errno)?;
         id.note_state();
-        // Nothing more comes of a service that has told its queue pair.
+        // No event follows for a datagram service, which only communicates its queue pair.
         Ok(id.id.qp_type() != Some(QpType::Ud))
     };
-    // SAFETY: an id that was given out, or null.
+    // SAFETY: `rdma_accept` requires a live id; null is checked. This frame holds pointers only, with nothing
+    // to drop.
     unsafe { answered(c, accept) }
 }
 
 unsafe extern "C" fn reject(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an id that was given out, or null; and the caller's bytes.
+    // SAFETY: `rdma_reject` requires a live id and `len` readable bytes; null is checked for both.
     done(unsafe { own(c).and_then(|id| id.id.reject(&bytes(data, len)).map_err(errno)) })
 }
 
 unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: as of `reject`.
+    // SAFETY: `rdma_reject_ece` requires a live id and `len` readable bytes; null is checked for both.
     done(unsafe {
         own(c).and_then(|id| id.id.reject_with(RejReason::VendorOption, &bytes(data, len)).map_err(errno))
     })
@@ -140,9 +144,10 @@ unsafe extern "C" fn reject_ece(c: *mut rdma_cm_id, data: *const c_void, len: u8
 unsafe extern "C" fn establish(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let establish = || {
-        // SAFETY: an id that was given out, or null.
+        // SAFETY: `rdma_establish` requires a live id; null is checked.
         let id = unsafe { own(c) }?;
-        // SAFETY: the library's part of the struct. With a queue pair there is nothing left to do.
+        // With a queue pair of the id there is nothing left to do.
+        // SAFETY: `own` has checked `c`, and only the library writes this field.
         if unsafe { !(*c).qp.is_null() } {
             return Err(libc::EINVAL);
         }
@@ -157,7 +162,8 @@ unsafe extern "C-unwind" fn disconnect(c: *mut rdma_cm_id) -> c_int {
         id.note_state();
         Ok(true)
     };
-    // SAFETY: an id that was given out, or null.
+    // SAFETY: `rdma_disconnect` requires a live id; null is checked. This frame holds a pointer only, with
+    // nothing to drop.
     unsafe { answered(c, disconnect) }
 }
 
@@ -167,12 +173,13 @@ const ESTABLISHED: c_uint = 4;
 unsafe extern "C" fn notify(c: *mut rdma_cm_id, event: c_uint) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let notify = || {
-        // SAFETY: an id that was given out, or null.
+        // SAFETY: `rdma_notify` requires a live id; null is checked.
         let id = unsafe { own(c) }?;
         if event != ESTABLISHED {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the program's queue pair, if it is one of the id's.
+        // SAFETY: a queue pair in the id is live until `rdma_destroy_qp`, which clears the field; its number
+        // does not change.
         let qpn = unsafe { (*c).qp.as_ref() }.map_or(Qpn::new(0), |qp| Qpn::new(qp.qp_num));
         id.id.notify(AsyncEvent::CommunicationEstablished(qpn)).map_err(errno)
     };

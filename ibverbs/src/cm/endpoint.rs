@@ -1,4 +1,4 @@
-//! Ids that come with all that they need (`rdma_create_ep`).
+//! Endpoints: ids that are created together with their resources (`rdma_create_ep`).
 
 use std::ffi::{c_int, c_uint};
 
@@ -21,23 +21,27 @@ export! {
         rdma_get_request = get_request;
 }
 
-/// How long finding the way to a peer may take, in milliseconds.
+/// Timeout for each of address and route resolution, in milliseconds.
 const RESOLVING: c_int = 2000;
 
-/// A new id; of one that listens, bound and with all that it needs.
+/// Creates an id; for a passive one, also binds it and stores the attributes for its connections.
+///
+/// # Safety
+/// `to` and `init` are readable structs, or null; the addresses in `to` are complete.
 unsafe fn begin(
     out: *mut *mut rdma_cm_id,
     to: *mut rdma_addrinfo,
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> Result<*mut rdma_cm_id, c_int> {
-    // SAFETY: the caller's structs, or null.
+    // SAFETY: the caller passes readable structs or null.
     let (to, init) = unsafe { (to.as_ref().ok_or(libc::EINVAL)?, init.as_ref()) };
     if out.is_null() {
         return Err(libc::EINVAL);
     }
     let (space, qp_type) = (to.ai_port_space as c_uint, to.ai_qp_type as c_uint);
-    // SAFETY: a new id, which nobody else has.
+    // SAFETY: `create` returns a live id, which no other thread knows; the source address in `to` is complete
+    // or null.
     unsafe {
         let c = create(std::ptr::null_mut(), std::ptr::null_mut(), space, Some(qp_type))?;
         if to.ai_flags & PASSIVE != 0 {
@@ -53,14 +57,19 @@ unsafe fn begin(
     }
 }
 
-/// The queue pair and the private data of an id that knows the way to its peer.
+/// Creates the queue pair of an id that has resolved its route, and stores its connect data.
+///
+/// # Safety
+/// `c` is a live id; `pd` is a live domain, or null; objects in `init` are live, or null; the connect data in
+/// `to` is readable.
 unsafe fn furnish(
     c: *mut rdma_cm_id,
     to: &rdma_addrinfo,
     pd: *mut ibv_pd,
     init: Option<&mut ibv_qp_init_attr>,
 ) -> Result<(), c_int> {
-    // SAFETY: a new id, and what the caller gave.
+    // SAFETY: the caller meets the requirements of `make_plain`. The connect data is not null, has the length
+    // given next to it, and is copied.
     unsafe {
         if let Some(init) = init {
             init.qp_type = to.ai_qp_type as c_uint;
@@ -74,14 +83,17 @@ unsafe fn furnish(
     Ok(())
 }
 
-/// A thread that is cancelled in this call leaves the id behind.
+/// Creates an id together with its resources (`rdma_create_ep`). A thread that is cancelled in this call
+/// leaks the id.
 unsafe extern "C-unwind" fn create_ep(
     out: *mut *mut rdma_cm_id,
     to: *mut rdma_addrinfo,
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: the caller's structs, or null; a new id, which nobody else has.
+    // SAFETY: `rdma_create_ep` requires readable or null structs; `begin` fails if `out` or `to` is null, so
+    // both are valid afterwards. The new id is known to this thread only. This frame holds pointers only,
+    // with nothing to drop while a call waits.
     unsafe {
         let c = match blocking(|_| Step::Done(begin(out, to, pd, init))) {
             Ok(c) => c,
@@ -91,7 +103,7 @@ unsafe extern "C-unwind" fn create_ep(
             let found = resolve_addr(c, (*to).ai_src_addr, (*to).ai_dst_addr, RESOLVING) == 0
                 && match (*to).ai_route_len {
                     0 => resolve_route(c, RESOLVING) == 0,
-                    // The program gives the path.
+                    // The program supplies the path.
                     len => set_route(c, (*to).ai_route, len) == 0,
                 };
             let furnished = match found {
@@ -110,7 +122,8 @@ unsafe extern "C-unwind" fn create_ep(
 
 unsafe extern "C" fn destroy_ep(c: *mut rdma_cm_id) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an id that was given out, or null, and what was made for it.
+    // SAFETY: `rdma_destroy_ep` requires a live id; null is checked. The three calls destroy its queue pair
+    // and queues before the id itself.
     unsafe {
         queues::destroy(c);
         queues::destroy_shared(c);
@@ -119,7 +132,7 @@ unsafe extern "C" fn destroy_ep(c: *mut rdma_cm_id) {
 }
 
 unsafe extern "C-unwind" fn get_request(listener: *mut rdma_cm_id, out: *mut *mut rdma_cm_id) -> c_int {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `rdma_get_request` requires a live id and a writable `out`; null is checked for both.
     blocking(|call| match unsafe { next_request(listener, out, call) } {
         Ok(true) => Step::Done(0),
         Ok(false) => Step::Wait,
@@ -127,20 +140,25 @@ unsafe extern "C-unwind" fn get_request(listener: *mut rdma_cm_id, out: *mut *mu
     })
 }
 
-/// An attempt at [`get_request`]; false if the call is to wait.
+/// Makes an attempt at [`get_request`]; false if the call must wait.
+///
+/// # Safety
+/// `listener` is a live id, or null; `out` points to a writable pointer, or is null.
 unsafe fn next_request(
     listener: *mut rdma_cm_id,
     out: *mut *mut rdma_cm_id,
     call: &mut Call,
 ) -> Result<bool, c_int> {
-    // SAFETY: an id that was given out, or null.
+    // SAFETY: the caller passes a live id or null.
     let of = unsafe { own(listener) }?;
     if !of.is_synchronous() || out.is_null() {
         return Err(libc::EINVAL);
     }
     of.drop_event();
     let mut event: *mut rdma_cm_event = std::ptr::null_mut();
-    // SAFETY: the listener's own channel, and an event of it.
+    // SAFETY: the channel is the synchronous listener's own and lives as long as it. A returned event is live
+    // until it is acknowledged, and so is the new id of a connection request until it is destroyed; `out` is
+    // not null.
     unsafe {
         match next_cm_event((*listener).channel, &mut event, call) {
             Step::Wait => return Ok(false),
@@ -159,7 +177,8 @@ unsafe fn next_request(
             destroy_id(id);
             return Err(e);
         }
-        // It goes with the next call on the id, and until then the listener waits for that.
+        // The event is acknowledged by the next call on the new id; until then, destroying the listener waits
+        // for that.
         (*id).event = event;
         *out = id;
     }

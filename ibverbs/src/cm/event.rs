@@ -1,4 +1,4 @@
-//! Events, and what the library does with them on their way to the program.
+//! Connection manager events (`rdma_cm_event`), and the updates that they cause before the program sees them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsFd, AsRawFd};
@@ -25,30 +25,32 @@ export! {
         rdma_event_str = event_str;
 }
 
-/// How long who waits at a channel that was destroyed does not hear of it.
+/// Delay before a call on a destroyed channel fails.
 const TOO_LATE: Duration = Duration::from_secs(1);
 
+/// An event that was returned to the program, with its C struct.
 #[repr(C)]
 struct Event {
     c: Shown<rdma_cm_event>,
-    /// What the event's pointer is to.
+    /// Private data that the C struct points to.
     private_data: Vec<u8>,
     process: &'static Process,
-    /// The id that is not destroyed before this is acknowledged: of a connection request, the listener.
+    /// Address of the id whose destruction waits for the acknowledgement of this event: for a connection
+    /// request, the listener.
     holds: usize,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<rdma_cm_event>` as the first field.
 unsafe impl Object for Event {
     type C = rdma_cm_event;
 }
 
-/// Bytes of private data that an event can tell of.
+/// Returns the length of private data, limited to what the C struct can express.
 fn length(data: &[u8]) -> u8 {
     data.len().min(u8::MAX.into()) as u8
 }
 
-/// What came with an event; `data` has its private data, and stays where it is.
+/// Returns the parameters of an event. `data` is its private data, which must stay at its address.
 fn param(of: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
     let private_data = if data.is_empty() { null() } else { data.as_ptr().cast() };
     match &of.param {
@@ -67,7 +69,7 @@ fn param(of: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
         },
         Param::Datagram(with) => EventParam {
             ud: rdma_ud_param {
-                // What the program gave with its joining of the group.
+                // The context that the program passed when it joined the group.
                 private_data: join.map_or(private_data, <*mut c_void>::cast_const),
                 private_data_len: length(data),
                 ah_attr: address::attr(&with.address),
@@ -75,16 +77,17 @@ fn param(of: &CmEvent, data: &[u8], join: Option<*mut c_void>) -> EventParam {
                 qkey: with.qkey.0,
             },
         },
-        // SAFETY: all of it may be zeros.
+        // SAFETY: the union consists of structs of integers and raw pointers, for which zeros are valid.
         Param::None => unsafe { std::mem::zeroed() },
     }
 }
 
 impl Event {
-    /// Hands an event to C, of an id that was told of it.
+    /// Hands an event to the program, after updating the id that it concerns.
     ///
     /// # Safety
-    /// `holds` is the address of the listener, or of the id that the event is about.
+    /// `holds` is the address of the listener, or of the id that the event concerns, which is not destroyed
+    /// before the event is acknowledged.
     unsafe fn give_to(
         holds: usize,
         event: CmEvent,
@@ -92,11 +95,11 @@ impl Event {
     ) -> Result<*mut rdma_cm_event, c_int> {
         let held: *mut rdma_cm_id = queue_at(holds);
         let (id, listener) = match event.kind {
-            // SAFETY: the listener is there until this event is acknowledged.
+            // SAFETY: `held` is the listener, which is live until this event is acknowledged.
             CmEventKind::ConnectRequest => (unsafe { Id::of_request(held, &event) }?, held),
             _ => (held, std::ptr::null_mut()),
         };
-        // SAFETY: the id is there until the event is acknowledged.
+        // SAFETY: `id` was made above, or is `held`, which is live until the event is acknowledged.
         let own = unsafe { Id::of(id) };
         own.heed(&event);
         let join = match &event.param {
@@ -112,14 +115,15 @@ impl Event {
 }
 
 unsafe extern "C-unwind" fn get_cm_event(c: *mut rdma_event_channel, out: *mut *mut rdma_cm_event) -> c_int {
-    // SAFETY: as the caller vouches.
+    // SAFETY: `rdma_get_cm_event` requires a channel, which is looked up without following the pointer, and a
+    // writable `out`; null is checked.
     blocking(|call| unsafe { next_cm_event(c, out, call) })
 }
 
-/// An attempt at `rdma_get_cm_event`.
+/// Makes an attempt at `rdma_get_cm_event`.
 ///
 /// # Safety
-/// As of that.
+/// `out` points to a writable pointer, or is null. `c` may be any pointer: it is only looked up.
 pub unsafe fn next_cm_event(
     c: *mut rdma_event_channel,
     out: *mut *mut rdma_cm_event,
@@ -132,7 +136,8 @@ pub unsafe fn next_cm_event(
         Ok(channel) => channel,
         Err(e) => {
             if e == libc::EBADF {
-                // A moment earlier, and it would sleep now, while the program ends, as it may be about to.
+                // Had the call come a moment earlier, it would be sleeping while the program, which may be
+                // about to exit, ends. The delay imitates that.
                 std::thread::sleep(TOO_LATE);
             }
             return Step::Done(minus_one(e));
@@ -150,20 +155,21 @@ pub unsafe fn next_cm_event(
         let event = match take() {
             Some(event) => event,
             None if is_nonblocking(fd) => return Step::Done(minus_one(libc::EAGAIN)),
-            // Has the devices driven while the thread waits.
+            // Announces the wait, so that the background thread drives the devices meanwhile.
             None => match channel.channel.get_event_by(Some(Duration::ZERO), take) {
                 Ok(event) => event,
                 Err(_) => return wait_for_event(call, fd),
             },
         };
         let of = event.listen_id.as_ref().unwrap_or(&event.id).number();
-        // Whoever destroys an id takes its name away first: its events are nobody's any more.
+        // A thread that destroys an id removes its number first; events of such an id are dropped.
         let told = |address| process.unacked.given(address);
         let Some(holds) = process.ids.look_up(of, told) else { continue };
-        // SAFETY: the id waits for its events.
+        // SAFETY: the id was registered when this event was counted, and its destruction waits for the
+        // acknowledgement.
         match unsafe { Event::give_to(holds, event, process) } {
             Ok(event) => {
-                // SAFETY: the caller's pointer.
+                // SAFETY: `out` was checked for null, and points to a writable pointer.
                 unsafe { *out = event };
                 return Step::Done(0);
             }
@@ -180,7 +186,8 @@ pub unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
     if c.is_null() {
         return minus_one(libc::EINVAL);
     }
-    // SAFETY: an event that was given out.
+    // SAFETY: `rdma_ack_cm_event` requires an event that was returned and is not acknowledged yet; the
+    // program gives up its pointer. Null was excluded.
     unsafe {
         if !Event::of(c).process.is_inherited() {
             let event = Event::take(c);
@@ -192,7 +199,7 @@ pub unsafe extern "C" fn ack_cm_event(c: *mut rdma_cm_event) -> c_int {
     0
 }
 
-/// Waits until no event of an id is left that was given out.
+/// Waits until all returned events of an id are acknowledged.
 pub fn wait_for_acks(process: &Process, c: *mut rdma_cm_id) {
     process.unacked.wait(address_of(c));
 }
@@ -225,9 +232,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_the_names_of_the_header() {
+    fn event_numbers_have_the_names_of_the_header() {
         let name = |number| {
-            // SAFETY: a text that ends with a zero.
+            // SAFETY: `event_str` returns a pointer to a static, zero-terminated string.
             unsafe { CStr::from_ptr(event_str(number)) }.to_str().unwrap()
         };
         for kind in [CmEventKind::AddrResolved, CmEventKind::Established, CmEventKind::TimewaitExit] {

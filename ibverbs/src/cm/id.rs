@@ -1,4 +1,4 @@
-//! Ids: what they are, how they come and go, and what programs read of them.
+//! Ids (`rdma_cm_id`): creation, destruction, and the fields that programs read.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -39,80 +39,85 @@ export! {
 pub const XRC_SEND: c_uint = 9;
 pub const XRC_RECV: c_uint = 10;
 
+/// An id with its C struct.
 #[repr(C)]
 pub struct Id {
     c: Shown<rdma_cm_id>,
-    /// What `route.path_rec` is to.
+    /// The path record that `route.path_rec` points to.
     path: Shown<ibv_sa_path_rec>,
     pub id: CmId,
     pub process: &'static Process,
     kept: Mutex<Kept>,
 }
 
-// SAFETY: it is laid out so.
+// SAFETY: `#[repr(C)]` with `Shown<rdma_cm_id>` as the first field.
 unsafe impl Object for Id {
     type C = rdma_cm_id;
 }
 
-/// What an id keeps for later.
+/// Mutable state of an id.
 #[derive(Default)]
 struct Kept {
-    /// Calls wait for their events, on a channel of the id's own.
+    /// Set for an id with a channel of its own, whose calls wait for the event that reports their completion.
     synchronous: bool,
-    /// What the queue pairs of connections to this listener are made with (`rdma_create_ep`).
+    /// Attributes for the queue pairs of connections to this listener (`rdma_create_ep`).
     requests: Option<RequestQueues>,
-    /// What goes before a program's private data when it connects.
+    /// Data sent before the program's private data in a connection request.
     connect_data: Vec<u8>,
-    /// READs and atomics that the peer of this request takes, and that it makes.
+    /// READ and atomic limits that the peer of this connection request offers.
     offered: Option<Offered>,
-    /// What programs gave with each group that they joined.
+    /// The program's context for each multicast group that was joined.
     joins: HashMap<IpAddr, *mut c_void>,
 }
 
-// SAFETY: the pointers are the program's, and only handed back to it.
+// SAFETY: the pointers are the program's; this library stores them and hands them back or passes them to
+// calls that the program makes, on any thread, and does not rely on the thread that stored them.
 unsafe impl Send for Kept {}
 
+/// Protection domain and attributes for the queue pairs of accepted connections.
 #[derive(Clone, Copy)]
 pub struct RequestQueues {
     pub pd: *mut crate::abi::ibv_pd,
     pub init: ibv_qp_init_attr,
 }
 
-/// What the peer of a request has to offer.
+/// READ and atomic limits in a connection request.
 #[derive(Clone, Copy)]
 pub struct Offered {
     pub responder_resources: u8,
     pub initiator_depth: u8,
 }
 
-/// A result of the calls here: -1 with `errno`, or 0.
+/// Converts a result to the convention of librdmacm: 0, or -1 with `errno` set.
 pub fn done(result: Result<(), c_int>) -> c_int {
     result.map_or_else(minus_one, |()| 0)
 }
 
-/// What goes wrong with an id, as C numbers it.
+/// Returns the error number of an id's error.
 pub fn errno(e: IdError) -> c_int {
-    // The number alone would not explain it.
+    // Printed, as the number alone would not explain this error.
     if let IdError::Claim { source: ClaimError::NoAccess { .. }, .. } = e {
         complain(&e.to_string());
     }
     e.errno()
 }
 
-/// The id of a program's pointer, where it is this process's.
+/// Returns the id behind a program's pointer: `EINVAL` for a null or misaligned pointer, `ENODEV` if it
+/// belongs to the parent of this process.
 ///
 /// # Safety
-/// An id that was given out, or null.
+/// `c` is a live id, or null.
 pub unsafe fn own<'a>(c: *mut rdma_cm_id) -> Result<&'a Id, c_int> {
-    // A stale pointer of a program that has failed already is not even aligned, often enough.
+    // Stale pointers of programs that have failed already are often misaligned, so this check catches some.
     if c.is_null() || !c.is_aligned() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a live id or null, and null was excluded.
     let id = unsafe { Id::of(c) };
     if id.process.is_inherited() { Err(libc::ENODEV) } else { Ok(id) }
 }
 
+/// Converts an `enum ibv_qp_type` to a service type.
 fn service(number: c_uint) -> Option<QpType> {
     Some(match number {
         addrinfo::RC => QpType::Rc,
@@ -124,6 +129,7 @@ fn service(number: c_uint) -> Option<QpType> {
     })
 }
 
+/// Converts a service type to its `enum ibv_qp_type`.
 fn number(service: QpType) -> c_uint {
     match service {
         QpType::Rc => addrinfo::RC,
@@ -134,10 +140,10 @@ fn number(service: QpType) -> c_uint {
     }
 }
 
-/// Makes an id, on a channel of its own if it is given none.
+/// Creates an id, on a channel of its own if `on` is null.
 ///
 /// # Safety
-/// A channel that was given out, or null.
+/// `on` is a channel of this library, or null.
 pub unsafe fn create(
     on: *mut rdma_event_channel,
     context: *mut c_void,
@@ -166,7 +172,7 @@ pub unsafe fn create(
         }
         Err(e) => {
             if synchronous {
-                // SAFETY: it was just made, and nobody else has it.
+                // SAFETY: `own_channel` has just created it, and the program does not know it.
                 unsafe { channel::destroy(place) };
             }
             Err(e)
@@ -174,12 +180,14 @@ pub unsafe fn create(
     }
 }
 
+/// Creates a channel for a single id, whose calls are synchronous.
 fn own_channel() -> Result<*mut rdma_event_channel, c_int> {
     let channel = channel::create();
     if channel.is_null() { Err(libc::EMFILE) } else { Ok(channel) }
 }
 
 impl Id {
+    /// Hands a new id to the program and registers it for events.
     fn give_new(
         process: &'static Process,
         id: CmId,
@@ -187,10 +195,10 @@ impl Id {
         context: *mut c_void,
         kept: Kept,
     ) -> *mut rdma_cm_id {
-        // SAFETY: all of both may be zeros.
+        // SAFETY: both structs consist of integers and raw pointers, for which zeros are valid.
         let (mut c, path): (rdma_cm_id, ibv_sa_path_rec) = unsafe { std::mem::zeroed() };
         (c.channel, c.context) = (channel, context);
-        // Both are known as long as the id is there.
+        // Port space and type do not change during the life of the id.
         c.ps = id.port_space().map_or(0, |space| space.code().into());
         c.qp_type = id.qp_type().map_or(0, number);
         let number = id.number();
@@ -200,12 +208,13 @@ impl Id {
         c
     }
 
-    /// The new id of a connection request, on the channel of its listener, or one of its own where calls on that wait.
+    /// Hands out the new id of a connection request, on the channel of its listener, or on a channel of its
+    /// own if the listener is synchronous.
     ///
     /// # Safety
-    /// A listener that is there.
+    /// `listener` is live.
     pub unsafe fn of_request(listener: *mut rdma_cm_id, event: &CmEvent) -> Result<*mut rdma_cm_id, c_int> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a live id, whose C struct is initialised.
         let (of, mut channel, context) =
             unsafe { (Id::of(listener), (*listener).channel, (*listener).context) };
         let synchronous = of.is_synchronous();
@@ -213,7 +222,7 @@ impl Id {
             channel = own_channel()?;
             let moved = Channel::own(channel).and_then(|to| event.id.migrate(&to.channel).map_err(errno));
             if let Err(e) = moved {
-                // SAFETY: it was just made, and nobody else has it.
+                // SAFETY: `own_channel` has just created it, and the program does not know it.
                 unsafe { channel::destroy(channel) };
                 return Err(e);
             }
@@ -229,35 +238,43 @@ impl Id {
         Ok(Id::give_new(of.process, event.id.clone(), channel, context, kept))
     }
 
+    /// Returns the pointer that the program holds.
     pub fn as_c(&self) -> *mut rdma_cm_id {
         self.c.get()
     }
 
+    /// Reports whether the id has a channel of its own, so that calls wait for their events.
     pub fn is_synchronous(&self) -> bool {
         self.kept.lock().synchronous
     }
 
+    /// Returns the limits in the peer's connection request, for an id that was made from one.
     pub fn offered(&self) -> Option<Offered> {
         self.kept.lock().offered
     }
 
+    /// Returns the data to send before the program's private data.
     pub fn connect_data(&self) -> Vec<u8> {
         self.kept.lock().connect_data.clone()
     }
 
+    /// Sets the data to send before the program's private data.
     pub fn set_connect_data(&self, data: &[u8]) {
         self.kept.lock().connect_data = data.to_vec();
     }
 
+    /// Returns the attributes for the queue pairs of connections to this listener.
     pub fn request_queues(&self) -> Option<RequestQueues> {
         self.kept.lock().requests
     }
 
+    /// Sets the attributes for the queue pairs of connections to this listener.
     pub fn set_request_queues(&self, queues: RequestQueues) {
         self.kept.lock().requests = Some(queues);
     }
 
-    /// Joins a group, for which it keeps a context if that goes well. Whoever takes the event waits for that to be kept.
+    /// Joins a multicast group and stores the program's context for it on success. The lock makes the
+    /// delivery of the event wait until the context is stored.
     pub fn join(
         &self,
         group: IpAddr,
@@ -270,15 +287,17 @@ impl Id {
         Ok(())
     }
 
+    /// Removes the context of a multicast group that was left.
     pub fn forget_join(&self, group: IpAddr) {
         self.kept.lock().joins.remove(&group);
     }
 
+    /// Returns the program's context for a multicast group.
     pub fn join_context(&self, group: IpAddr) -> Option<*mut c_void> {
         self.kept.lock().joins.get(&group).copied()
     }
 
-    /// What an event changes in what programs read of its id.
+    /// Updates the fields that programs read from the id after an event.
     pub fn heed(&self, event: &CmEvent) {
         match event.kind {
             CmEventKind::AddrResolved | CmEventKind::RouteResolved | CmEventKind::ConnectRequest => {
@@ -292,29 +311,32 @@ impl Id {
         }
     }
 
-    /// Writes down the state of the queue pair, which the manager has moved. The program may destroy that at any time.
+    /// Stores the state of the queue pair in its C struct, as the connection manager has changed it. The
+    /// program may destroy the queue pair at any time.
     pub fn note_state(&self) {
         self.at_qp(|qp| {
-            // SAFETY: it is there as long as this runs; the state is the library's part of its struct.
+            // SAFETY: `at_qp` keeps the queue pair alive during this call; `state` is an aligned integer that
+            // only this library writes.
             unsafe { (*qp).state = Pair::of(qp).qp.state() as u32 };
         });
     }
 
-    /// Does something with the queue pair, if that is there, which cannot go meanwhile.
+    /// Calls `found` with the queue pair, if there is one, which is not destroyed meanwhile.
     fn at_qp(&self, found: impl FnOnce(*mut ibv_qp)) {
-        // SAFETY: the library's part of the struct.
+        // SAFETY: `as_c` points to the C struct in `self`; only `refresh` writes this field, once.
         let verbs = unsafe { (*self.as_c()).verbs };
         if let Some(qpn) = self.id.attached_qp().filter(|_| !verbs.is_null()) {
-            // SAFETY: the device of an id stays open.
+            // SAFETY: `verbs` is a context of `Process`, which stays open as long as the process lives.
             unsafe { Context::of(verbs) }.named.qps.look_up(qpn, |address| found(queue_at(address)));
         }
     }
 
-    /// Writes down where the id is now: device, addresses, path.
+    /// Updates device, addresses and path in the C struct.
     pub fn refresh(&self) {
         let c = self.as_c();
         let [src, dst] = [self.id.local_addr(), self.id.peer_addr()];
-        // SAFETY: what is written is the library's part of the struct.
+        // SAFETY: both cells lie in `self`. Only this library writes these fields, in calls on the id and in
+        // the delivery of its events, which programs order as with librdmacm.
         unsafe {
             if let Some(src) = src {
                 (*c).route.addr.src_storage = sockaddr::write(src).0;
@@ -345,7 +367,7 @@ impl Id {
                     flow_label: path.flow_label.to_be(),
                     reversible: 1,
                     numb_path: 1,
-                    // Selectors: exactly this.
+                    // Selector 2: exactly this value.
                     mtu_selector: 2,
                     mtu: path.mtu.code(),
                     rate_selector: 2,
@@ -359,20 +381,23 @@ impl Id {
         }
     }
 
-    /// The event that answers a call, where calls wait for that. The event stays with the id until the next call.
+    /// Waits for the event that reports the completion of a call of a synchronous id. The event stays with
+    /// the id until the next call.
     ///
     /// # Errors
-    /// What the event says went wrong.
+    /// The error that the event reports.
     fn next_answer(&self, call: &mut Call) -> Step<Result<(), c_int>> {
         let c = self.as_c();
         let mut event: *mut rdma_cm_event = null_mut();
-        // SAFETY: the id's own channel.
+        // SAFETY: a synchronous id has a channel of its own, which lives as long as the id; `event` is a
+        // writable local.
         match unsafe { next_cm_event((*c).channel, &mut event, call) } {
             Step::Wait => return Step::Wait,
             Step::Done(0) => {}
             Step::Done(_) => return Step::Done(Err(last())),
         }
-        // SAFETY: the event was just given out; the place is the library's.
+        // SAFETY: the event was just returned and not acknowledged, so it is live. The C struct lies in
+        // `self`, and only the library writes its field `event`.
         let (kind, status) = unsafe {
             (*c).event = event;
             ((*event).event, (*event).status)
@@ -385,10 +410,11 @@ impl Id {
         })
     }
 
-    /// Acknowledges the event of the last call that has waited.
+    /// Acknowledges the event that the last synchronous call kept.
     pub fn drop_event(&self) {
         let c = self.as_c();
-        // SAFETY: the library's part of the struct.
+        // SAFETY: only the library writes the field `event`. A non-null event there was returned to it and is
+        // acknowledged once, as the field is cleared first.
         unsafe {
             let event = std::mem::replace(&mut (*c).event, null_mut());
             if !event.is_null() {
@@ -398,18 +424,19 @@ impl Id {
     }
 }
 
-/// The error number of the call before.
+/// Returns the error number of the last failed call.
 pub fn last() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Makes a call of an id that an event answers if it returns true, and waits for that event where calls are to wait.
+/// Makes a call on an id. If `begin` returns true, an event reports its completion, for which a synchronous
+/// id waits.
 ///
 /// # Safety
-/// An id that was given out, or null. The caller's frame has nothing to drop ([`blocking`]).
+/// `c` is a live id, or null. The caller's frame has nothing to drop ([`blocking`]).
 pub unsafe fn answered(c: *mut rdma_cm_id, mut begin: impl FnMut(&Id) -> Result<bool, c_int>) -> c_int {
     blocking(|call| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a live id or null, which the program does not destroy during the call.
         let id = match unsafe { own(c) } {
             Ok(id) => id,
             Err(e) => return Step::Done(minus_one(e)),
@@ -438,13 +465,14 @@ unsafe extern "C" fn create_id(
     if out.is_null() {
         return minus_one(libc::EINVAL);
     }
-    // SAFETY: a channel that was given out, or null; and the caller's pointer.
+    // SAFETY: `rdma_create_id` requires a channel or null; `out` was checked for null and points to a
+    // writable pointer.
     done(unsafe { create(channel, context, space, None).map(|id| *out = id) })
 }
 
 pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an id that was given out, or null.
+    // SAFETY: `rdma_destroy_id` requires a live id; null is checked.
     let id = match unsafe { own(c) } {
         Ok(id) => id,
         Err(libc::ENODEV) => return 0,
@@ -455,7 +483,9 @@ pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     id.id.destroy();
     id.drop_event();
     wait_for_acks(process, c);
-    // SAFETY: nobody finds it any more, and the program uses it no more.
+    // SAFETY: the id is no longer registered and all its events are acknowledged, so no other thread can
+    // reach it; the program gives up its pointer, and `id` is not used after `take`. A channel of the id's
+    // own has no other user.
     unsafe {
         let channel = (*c).channel;
         let synchronous = id.is_synchronous();
@@ -467,20 +497,25 @@ pub unsafe extern "C" fn destroy_id(c: *mut rdma_cm_id) -> c_int {
     0
 }
 
+/// Moves an id to another channel, or to one of its own if `to` is null (`rdma_migrate_id`).
+///
+/// # Safety
+/// `c` is a live id, or null; `to` is a channel of this library, or null.
 unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a live id or null.
     let id = unsafe { own(c) }?;
     let place = if to.is_null() { own_channel()? } else { to };
     if let Err(e) = Channel::own(place).and_then(|to| id.id.migrate(&to.channel).map_err(errno)) {
         if to.is_null() {
-            // SAFETY: it was just made, and nobody else has it.
+            // SAFETY: `own_channel` has just created it, and the program does not know it.
             unsafe { channel::destroy(place) };
         }
         return Err(e);
     }
     id.drop_event();
     let was_synchronous = std::mem::replace(&mut id.kept.lock().synchronous, to.is_null());
-    // SAFETY: the library's part of the struct; a channel of the id's own is used no more.
+    // SAFETY: only the library writes the field `channel`. If the id was synchronous, its previous channel
+    // was its own and has no other user.
     unsafe {
         let before = std::mem::replace(&mut (*c).channel, place);
         if was_synchronous {
@@ -492,21 +527,23 @@ unsafe fn migrate(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(),
 
 unsafe extern "C" fn migrate_id(c: *mut rdma_cm_id, to: *mut rdma_event_channel) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an id and a channel that were given out, or null.
+    // SAFETY: `rdma_migrate_id` requires a live id, and a channel or null; a null id is checked.
     done(unsafe { migrate(c, to) })
 }
 
-/// The port of an address, in network byte order.
+/// Returns the port of an address, in network byte order.
 fn port(address: Option<SocketAddr>) -> u16 {
     address.map_or(0, |address| address.port().to_be())
 }
 
 unsafe extern "C" fn get_src_port(c: *mut rdma_cm_id) -> u16 {
-    // SAFETY: an id that was given out.
+    // SAFETY: `rdma_get_src_port` requires a live id, whose address field is zeroed or was written by
+    // `refresh`.
     unsafe { port(sockaddr::read((&raw const (*c).route.addr.src_storage).cast())) }
 }
 
 unsafe extern "C" fn get_dst_port(c: *mut rdma_cm_id) -> u16 {
-    // SAFETY: an id that was given out.
+    // SAFETY: `rdma_get_dst_port` requires a live id, whose address field is zeroed or was written by
+    // `refresh`.
     unsafe { port(sockaddr::read((&raw const (*c).route.addr.dst_storage).cast())) }
 }

@@ -1,7 +1,7 @@
 //! A drop-in `librdmacm.so.1`: the C interface of the RDMA connection manager over [`urxe::verbs::cm`].
 //!
-//! It is the same file as `libibverbs.so.1` under a second name, as whoever has a connection has its queue pair: both must be
-//! of one NIC.
+//! It is the same file as `libibverbs.so.1` under a second name, because a connection and its queue pair must
+//! belong to the same NIC.
 
 mod address;
 mod addrinfo;

@@ -16,17 +16,21 @@ export! {
     "RDMACM_1.1": rdma_join_multicast_ex = join_multicast_ex;
 }
 
-/// Of `comp_mask`, both of which must be given.
+/// Flags of `comp_mask`, both of which are required.
 const ADDRESS: u32 = 1;
 const FLAGS: u32 = 2;
 
+/// Joins a multicast group. Returns true: an event reports completion.
+///
+/// # Safety
+/// `group` is a complete socket address, or null.
 unsafe fn join(
     id: &Id,
     group: *const sockaddr,
     membership: Membership,
     context: *mut c_void,
 ) -> Result<bool, c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a complete socket address or null.
     let group = unsafe { read(group) }.ok_or(libc::EINVAL)?;
     let ip = group.ip().to_canonical();
     id.join(ip, context, || id.id.join_multicast(group, membership).map_err(errno))?;
@@ -38,7 +42,8 @@ unsafe extern "C-unwind" fn join_multicast(
     group: *mut sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: an id that was given out, or null; and the caller's address.
+    // SAFETY: `rdma_join_multicast` requires a live id and a complete address; null is checked. This frame
+    // has nothing to drop.
     unsafe { answered(c, |id| join(id, group, Membership::Full, context)) }
 }
 
@@ -48,7 +53,7 @@ unsafe extern "C-unwind" fn join_multicast_ex(
     context: *mut c_void,
 ) -> c_int {
     let start = |id: &Id| {
-        // SAFETY: the caller's struct, or null.
+        // SAFETY: `rdma_join_multicast_ex` requires a non-null `with` to be readable during the call.
         let with = unsafe { with.as_ref() }.ok_or(libc::EINVAL)?;
         if with.comp_mask != ADDRESS | FLAGS {
             return Err(libc::EINVAL);
@@ -58,17 +63,17 @@ unsafe extern "C-unwind" fn join_multicast_ex(
             1 => Membership::SendOnly,
             _ => return Err(libc::EINVAL),
         };
-        // SAFETY: the caller's address.
+        // SAFETY: the address in the struct is complete, or null, and valid during the call.
         unsafe { join(id, with.addr, membership, context) }
     };
-    // SAFETY: an id that was given out, or null.
+    // SAFETY: `c` is a live id, or null. This frame holds pointers only, with nothing to drop.
     unsafe { answered(c, start) }
 }
 
 unsafe extern "C" fn leave_multicast(c: *mut rdma_cm_id, group: *mut sockaddr) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let leave = || {
-        // SAFETY: an id that was given out, or null; and the caller's address.
+        // SAFETY: `rdma_leave_multicast` requires a live id and a complete address; null is checked.
         let (id, group) = unsafe { (own(c)?, read(group).ok_or(libc::EINVAL)?) };
         id.id.leave_multicast(group).map_err(errno)?;
         id.forget_join(group.ip().to_canonical());

@@ -1,4 +1,4 @@
-//! Options of ids, and what peers say of enhanced connection establishment.
+//! Options of ids, and enhanced connection establishment (ECE).
 
 use std::ffi::{c_int, c_void};
 
@@ -22,32 +22,40 @@ const REUSE_ADDR: c_int = 1;
 const AF_ONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 const IB_PATH: c_int = 1;
-/// For the connection manager's messages, the connection's primary path, and there and back
-/// (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
+/// Flags of a path record that is for connection management messages, is the primary path, and holds in both
+/// directions (`IBV_PATH_FLAG_GMP | IBV_PATH_FLAG_PRIMARY | IBV_PATH_FLAG_BIDIRECTIONAL`).
 const WHOLE_PATH: u32 = 1 | 1 << 1 | (1 << 3 | 1 << 5);
 const SIX_BITS: u8 = 0x3f;
 
-/// An option's value, which must be of this size.
+/// Returns the value of an option, which must have the size of `T`.
+///
+/// # Safety
+/// `from` is null or has `len` readable bytes, and any bytes are a valid `T`.
 unsafe fn value<T: Copy>(from: *const c_void, len: usize) -> Result<T, c_int> {
     if from.is_null() || len != size_of::<T>() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller vouches for `len` bytes, which are plain integers.
+    // SAFETY: `from` has `len` readable bytes, which is the size of `T`; they are copied from any alignment.
     Ok(unsafe { from.cast::<T>().read_unaligned() })
 }
 
-/// The path records of an option's value, of which there is at least one, wherever they are.
+/// Returns the path records in the value of an option: at least one, at any alignment.
+///
+/// # Safety
+/// `from` is null or has `len` readable bytes.
 unsafe fn records(from: *const c_void, len: usize) -> Result<Vec<ibv_path_data>, c_int> {
     const SIZE: usize = size_of::<ibv_path_data>();
     if from.is_null() || len == 0 || !len.is_multiple_of(SIZE) {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller vouches for `len` bytes, which are plain integers.
+    // SAFETY: `from` has `len` readable bytes, a multiple of the record's size, so every record read is
+    // inside. Records consist of integers, for which any bytes are valid.
     Ok((0..len / SIZE).map(|n| unsafe { from.cast::<ibv_path_data>().add(n).read_unaligned() }).collect())
 }
 
-/// The path of an id is the first of these that is for all of both directions; as of the kernel, no other is looked at, nor
-/// are selectors, rates and service levels, which mean nothing without an Ethernet header.
+/// Sets the path of an id to the first record that covers all uses in both directions. Like the kernel,
+/// ignores all other records, and also selectors, rates and service levels, which mean nothing without an
+/// Ethernet header.
 fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
     let found = all.iter().find(|data| data.flags == WHOLE_PATH).ok_or(libc::EINVAL)?;
     let record = &found.path;
@@ -56,10 +64,10 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
     let path = Path {
         sgid,
         dgid,
-        // It follows from the GID.
+        // Derived from the source GID.
         sgid_index: 0,
         pkey: PKey(u16::from_be(record.pkey)),
-        // Above are the selectors.
+        // The upper two bits are the selector.
         mtu: Mtu::from_code(record.mtu & SIX_BITS).ok_or(libc::EINVAL)?,
         packet_life_time: record.packetlifetime & SIX_BITS,
         traffic_class: record.tclass,
@@ -67,15 +75,18 @@ fn set_path(id: &CmId, all: &[ibv_path_data]) -> Result<(), c_int> {
         flow_label: word >> 8 & 0xf_ffff,
     };
     id.set_path(&path).map_err(|e| match e {
-        // It is the record that is wrong.
+        // The record is at fault.
         IdError::NoDevice(_) => libc::EINVAL,
         other => errno(other),
     })
 }
 
-/// Sets an option; whether an event answers.
+/// Sets an option. Returns whether an event reports completion.
+///
+/// # Safety
+/// `from` is null or has `len` readable bytes.
 unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usize) -> Result<bool, c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller vouches for the bytes; all types read here are integers or structs of integers.
     unsafe {
         match (level, name) {
             (LEVEL_ID, TOS) => id.id.set_tos(value(from, len)?).map_err(errno),
@@ -89,12 +100,13 @@ unsafe fn set(id: &Id, level: c_int, name: c_int, from: *const c_void, len: usiz
     }
 }
 
-/// As [`set_option`], of the path, with a value as the option has it.
+/// Sets the path of an id with [`set_option`], from a value in the format of that option.
 ///
 /// # Safety
-/// As of that.
+/// The requirements of [`set_option`]: `c` is a live id or null, and `from` has `len` readable bytes or is
+/// null.
 pub unsafe fn set_route(c: *mut rdma_cm_id, from: *mut c_void, len: usize) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller meets the requirements of `set_option`.
     unsafe { set_option(c, LEVEL_IB, IB_PATH, from, len) }
 }
 
@@ -105,14 +117,15 @@ unsafe extern "C-unwind" fn set_option(
     from: *mut c_void,
     len: usize,
 ) -> c_int {
-    // SAFETY: an id that was given out, or null; and the caller's value.
+    // SAFETY: `rdma_set_option` requires a live id and `len` readable bytes; null is checked. This frame has
+    // nothing to drop.
     unsafe { answered(c, |id| set(id, level, name, from, len)) }
 }
 
 unsafe extern "C" fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let set = || {
-        // SAFETY: an id that was given out, or null; and the caller's struct.
+        // SAFETY: `rdma_set_local_ece` requires a live id and a readable struct; null is checked.
         let (id, ece) = unsafe { (own(c)?, ece.as_ref().ok_or(libc::EINVAL)?) };
         if ece.comp_mask != 0 {
             return Err(libc::EINVAL);
@@ -125,7 +138,8 @@ unsafe extern "C" fn set_local_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_i
 unsafe extern "C" fn get_remote_ece(c: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let get = || {
-        // SAFETY: an id that was given out, or null; and the caller's struct.
+        // SAFETY: `rdma_get_remote_ece` requires a live id and a struct that is the caller's alone during the
+        // call; null is checked.
         let (id, ece) = unsafe { (own(c)?, ece.as_mut().ok_or(libc::EINVAL)?) };
         let Ece { vendor_id, options } = id.id.remote_ece();
         *ece = ibv_ece { vendor_id, options, comp_mask: 0 };

@@ -1,4 +1,4 @@
-//! What each process has one of: the connection manager, with all devices, and the ids by name.
+//! Per-process state: the connection manager with all devices, and the ids by number.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -23,18 +23,20 @@ export! {
         rdma_free_devices = free_devices;
 }
 
-/// Of one process. A child has none of its parent's.
+/// State of one process. A forked child makes its own and uses none of its parent's.
 pub struct Process {
+    /// PID of the process.
     number: u32,
     pub manager: ConnectionManager,
     devices: Vec<Device>,
-    /// Ids by their numbers.
+    /// Ids by the number that events carry.
     pub ids: Names<u64>,
-    /// Events that were given out and not acknowledged, by the id that waits for them.
+    /// Events that were returned to the program and are not acknowledged, by the id whose destruction waits
+    /// for them.
     pub unacked: Unacked,
 }
 
-/// A device, open for as long as the process lives, and the domains of those who bring none.
+/// A device, open as long as the process lives, with default domains for programs that supply none.
 struct Device {
     context: *mut ibv_context,
     pd: Mutex<*mut ibv_pd>,
@@ -42,25 +44,26 @@ struct Device {
 }
 
 impl Drop for Device {
-    /// Only of a process that came to nothing, so nothing was made in it.
+    /// Runs only if the creation of the connection manager failed, before anything was made on the device.
     fn drop(&mut self) {
-        // SAFETY: it was opened, and nobody else has it.
+        // SAFETY: `open` opened this context and no copy of the pointer was given out.
         unsafe { close_device(self.context) };
     }
 }
 
-// SAFETY: the pointers are to what this library gives out to all threads of a program.
+// SAFETY: the context and the domains are objects of this library, all of whose state may be used from any
+// thread.
 unsafe impl Send for Device {}
-// SAFETY: the same.
+// SAFETY: as for `Send`; the domain pointers are behind mutexes.
 unsafe impl Sync for Device {}
 
 static PROCESS: Mutex<Option<&'static Process>> = Mutex::new(None);
 
 impl Process {
-    /// This process's, with all devices that can be opened.
+    /// Returns the state of this process, made at the first call with all devices that can be opened.
     ///
     /// # Errors
-    /// An error number: there is no device, or the manager could not be made.
+    /// An error number: there is no device, or the connection manager could not be created.
     pub fn this() -> Result<&'static Process, c_int> {
         let mut process = PROCESS.lock();
         match *process {
@@ -68,9 +71,10 @@ impl Process {
             _ => {}
         }
         let new: &'static Process = Box::leak(Box::new(Process::open()?));
-        // A child inherits this from its parent.
+        // A forked child inherits the registration.
         if process.replace(new).is_none() {
-            // SAFETY: the function stays: the library is never unloaded.
+            // SAFETY: the function remains valid until the process ends, because the library is never
+            // unloaded (`-z nodelete`).
             let registered = unsafe { libc::atexit(end_connections) };
             debug_assert_eq!(registered, 0);
         }
@@ -78,7 +82,8 @@ impl Process {
     }
 
     fn open() -> Result<Process, c_int> {
-        // SAFETY: devices of the list; what is wrong with one is said where it is opened.
+        // SAFETY: the pointers are those of the device list, whose devices are never freed. `open_device`
+        // reports failures itself.
         let opened = device::all().iter().map(|device| unsafe { open_device(device.as_c()) });
         let devices: Vec<Device> = opened
             .filter(|context| !context.is_null())
@@ -87,7 +92,7 @@ impl Process {
         if devices.is_empty() {
             return Err(libc::ENODEV);
         }
-        // SAFETY: open contexts.
+        // SAFETY: `open_device` returned these contexts, and `devices` keeps them open.
         let nics = devices.iter().map(|d| unsafe { Context::of(d.context) }.nic.clone()).collect();
         let manager = ConnectionManager::new(nics).map_err(|e| {
             complain(&format!("the connection manager: {e}"));
@@ -97,51 +102,51 @@ impl Process {
         Ok(Process { number, manager, devices, ids: Names::default(), unacked: Unacked::default() })
     }
 
-    /// Whether it is the parent's: what is of it stays as it is in the child.
+    /// Reports whether this is the state of the parent, which a forked child leaves as it is.
     pub fn is_inherited(&self) -> bool {
         self.number != std::process::id()
     }
 
-    /// The device of an index of the manager's.
+    /// Returns the context of a device by its index in the connection manager, or null.
     pub fn context(&self, index: usize) -> *mut ibv_context {
         self.devices.get(index).map_or(null_mut(), |device| device.context)
     }
 
-    /// The default protection domain of a device; null, with `errno` set, if there can be none.
+    /// Returns the default protection domain of a device, made on demand; null with `errno` set on failure.
     pub fn pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
         };
         let mut pd = device.pd.lock();
         if pd.is_null() {
-            // SAFETY: an open context.
+            // SAFETY: `context` is the one of `device`, which stays open as long as the process lives.
             *pd = unsafe { alloc_pd(context) };
         }
         *pd
     }
 
-    /// The default XRC domain of a device; null, with `errno` set, if there can be none.
+    /// Returns the default XRC domain of a device, made on demand; null with `errno` set on failure.
     pub fn xrcd(&self, context: *mut ibv_context) -> *mut ibv_xrcd {
         let Some(device) = self.devices.iter().find(|device| device.context == context) else {
             return null(libc::EINVAL);
         };
         let mut xrcd = device.xrcd.lock();
         if xrcd.is_null() {
-            // With no file it is this process's alone; both attributes are given.
+            // A private domain of this process, without a file; the call requires both attributes.
             let mut attr = ibv_xrcd_init_attr { comp_mask: 3, fd: -1, oflags: libc::O_CREAT };
-            // SAFETY: an open context.
+            // SAFETY: as for `pd`: the context stays open as long as the process lives; `attr` is a local.
             *xrcd = unsafe { open_xrcd(context, &mut attr) };
         }
         *xrcd
     }
 }
 
-/// How long an exit waits for the end of each id.
+/// Maximum time for which an exit waits for the end of each id.
 const AT_EXIT: Duration = Duration::from_millis(250);
 
-/// Ends what the program has left when it exits, as the kernel does of descriptors: peers need not find out by themselves.
-/// On a thread of its own: one that exits in a signal handler may have interrupted itself with a lock of the library, for
-/// which it would wait for ever.
+/// Ends the program's remaining connections at exit, as the kernel does when descriptors are closed, so that
+/// peers need no timeout to notice. This happens on a separate thread: a thread that exits in a signal
+/// handler may have interrupted itself while it held a lock of the library, for which it would wait for ever.
 extern "C" fn end_connections() {
     let _uncancelled = crate::cancel::disable();
     let Some(process) = PROCESS.try_lock().and_then(|process| *process) else { return };
@@ -154,9 +159,10 @@ extern "C" fn end_connections() {
             let _ = tell.send(());
         });
         process.ids.each(|address| {
-            // SAFETY: no id is freed before its name is gone.
+            // SAFETY: `each` calls this with the address of a registered id, and `rdma_destroy_id` removes
+            // the registration before it frees the id.
             unsafe { Id::of(queue_at(address)) }.id.destroy();
-            // The process may have no more patience.
+            // The receiver may have stopped waiting.
             let _ = tell.send(());
         });
     };
@@ -165,13 +171,14 @@ extern "C" fn end_connections() {
     }
 }
 
-/// A thread that takes none of the program's signals.
+/// Spawns a thread that handles none of the program's signals.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    // SAFETY: sets of signals may be zeros, and are filled in; a thread inherits the mask, which is the caller's again then.
+    // SAFETY: the signal sets are locals, for which zeros are valid, and each is filled before it is read.
+    // The new thread inherits the mask set here; that of the caller is restored.
     unsafe {
         let (mut all, mut programs): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&mut all);
-        // Blocked, a fault would end the process though there is a handler for it.
+        // A blocked fault signal would end the process although it has a handler.
         libc::sigdelset(&mut all, libc::SIGSEGV);
         libc::sigdelset(&mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut programs);
@@ -187,18 +194,18 @@ unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
         Ok(process) => process,
         Err(e) => return null(e),
     };
-    // SAFETY: calloc takes any sizes.
+    // SAFETY: `calloc` has no preconditions; the result is checked for null.
     let list: *mut *mut ibv_context =
         unsafe { libc::calloc(process.devices.len() + 1, size_of::<*mut ibv_context>()) }.cast();
     if list.is_null() {
         return null(libc::ENOMEM);
     }
     for (i, device) in process.devices.iter().enumerate() {
-        // SAFETY: the list has room for all, and a null behind them.
+        // SAFETY: the list has an element for each device and a null after them, so index `i` is inside it.
         unsafe { *list.add(i) = device.context };
     }
     if !count.is_null() {
-        // SAFETY: the caller's integer.
+        // SAFETY: `rdma_get_devices` requires a non-null `count` to point to a writable integer.
         unsafe { *count = process.devices.len() as c_int };
     }
     list
@@ -206,6 +213,6 @@ unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
 
 unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: it is from `get_devices`, or null.
+    // SAFETY: `rdma_free_devices` requires a list from `get_devices`, which `calloc` allocated, or null.
     unsafe { libc::free(list.cast()) };
 }

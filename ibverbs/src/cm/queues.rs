@@ -1,4 +1,5 @@
-//! Queue pairs and shared receive queues of ids, with the completion queues that they need where a program brings none.
+//! Queue pairs and shared receive queues of ids, with the completion queues that they need if the program
+//! supplies none.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
@@ -27,7 +28,7 @@ export! {
     "RDMACM_1.2": rdma_init_qp_attr = init_qp_attr;
 }
 
-/// Of `ibv_qp_init_attr_ex` and of `ibv_srq_init_attr_ex`.
+/// Flags of `comp_mask` in `ibv_qp_init_attr_ex` and in `ibv_srq_init_attr_ex`.
 const QP_PD: u32 = 1;
 const QP_XRCD: u32 = 2;
 const SRQ_TYPE: u32 = 1;
@@ -37,20 +38,22 @@ const SRQ_CQ: u32 = 8;
 const SRQT_BASIC: c_uint = 0;
 const SRQT_XRC: c_uint = 1;
 
+/// Returns the error number of the last failed call.
 fn last() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)
 }
 
-/// A completion queue with a channel, for an id.
+/// Creates a completion queue with a channel for an id.
 ///
 /// # Safety
-/// An open context, and an id that was given out.
+/// `context` is open, and `of` is a live id.
 unsafe fn completions(
     context: *mut ibv_context,
     size: u32,
     of: *mut rdma_cm_id,
 ) -> Result<(*mut ibv_cq, *mut ibv_comp_channel), c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an open context, so the channel is live if it is not null. It is destroyed
+    // only if no queue was made that uses it.
     unsafe {
         let channel = create_comp_channel(context);
         if channel.is_null() {
@@ -67,13 +70,17 @@ unsafe fn completions(
     }
 }
 
-/// Makes the queues that an id lacks: one for sends and one for receives, as many as are asked for.
+/// Creates the completion queues that an id lacks: one for sends and one for receives, each if a size is
+/// given.
+///
+/// # Safety
+/// `c` is a live id that is bound to a device.
 unsafe fn add_completions(
     c: *mut rdma_cm_id,
     sends: Option<u32>,
     receives: Option<u32>,
 ) -> Result<(), c_int> {
-    // SAFETY: a bound id, and the library's part of its struct.
+    // SAFETY: the id is live, and its device, which stays open, is set. Only the library writes these fields.
     unsafe {
         if let Some(size) = receives
             && (*c).recv_cq.is_null()
@@ -89,9 +96,13 @@ unsafe fn add_completions(
     Ok(())
 }
 
-/// Destroys what `add_completions` has made.
+/// Destroys the completion queues of an id.
+///
+/// # Safety
+/// `c` is a live id.
 unsafe fn remove_completions(c: *mut rdma_cm_id) {
-    // SAFETY: the library's part of the struct; nothing uses the queues any more.
+    // SAFETY: only the library writes these fields, and clears them when a queue or channel is destroyed, so
+    // those that are not null are live. One that is still in use refuses to be destroyed and is kept.
     unsafe {
         for (cq, channel) in [
             (&raw mut (*c).recv_cq, &raw mut (*c).recv_cq_channel),
@@ -107,9 +118,13 @@ unsafe fn remove_completions(c: *mut rdma_cm_id) {
     }
 }
 
-/// The protection domain to make something in: the given one, which must be of the id's device, or the id's own.
+/// Returns the protection domain to use: the given one, which must belong to the id's device, or the id's own
+/// if null is given.
+///
+/// # Safety
+/// `c` is a live id; `given` is a live domain, or null.
 unsafe fn domain(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd, c_int> {
-    // SAFETY: a bound id, and a domain that was given out.
+    // SAFETY: the caller passes a live id, and a live domain where `given` is not null.
     unsafe {
         match given.is_null() {
             true if (*c).pd.is_null() => Err(libc::EINVAL),
@@ -120,10 +135,13 @@ unsafe fn domain(c: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd, 
     }
 }
 
+/// Creates the queue pair of an id (`rdma_create_qp_ex`).
+///
 /// # Safety
-/// An id that was given out, and the caller's attributes.
+/// `c` is a live id, or null; objects in `init` that `comp_mask` covers are live.
 pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result<(), c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: `own` checks for null. The device of a bound id stays open. Only the library writes the fields
+    // of the id used here; queues in them are live. A new queue pair is live until `destroy_qp`.
     unsafe {
         let id = own(c)?;
         if (*c).verbs.is_null() || !(*c).qp.is_null() {
@@ -141,7 +159,8 @@ pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result
             init.xrcd = id.process.xrcd((*c).verbs);
             init.comp_mask |= QP_XRCD;
         }
-        // Of XRC, one side has nothing to receive, and the other only what its shared queues do.
+        // An XRC target has no sends; its receives, like those of an initiator, need no queue here: a target
+        // receives through shared receive queues, an initiator not at all.
         let [has_sends, has_receives] =
             [init.qp_type != XRC_RECV, !matches!(init.qp_type, XRC_SEND | XRC_RECV)];
         let sends = (has_sends && init.send_cq.is_null()).then_some(init.cap.max_send_wr);
@@ -174,14 +193,16 @@ pub unsafe fn make(c: *mut rdma_cm_id, init: &mut ibv_qp_init_attr_ex) -> Result
     Ok(())
 }
 
+/// Creates the queue pair of an id from plain attributes (`rdma_create_qp`).
+///
 /// # Safety
-/// An id that was given out; a domain that was, or null; and the caller's attributes.
+/// `c` is a live id, or null; `pd` is a live domain, or null; objects in `init` are live, or null.
 pub unsafe fn make_plain(
     c: *mut rdma_cm_id,
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
 ) -> Result<(), c_int> {
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
     let ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all } = *init;
     let mut longer = ibv_qp_init_attr_ex {
@@ -196,7 +217,7 @@ pub unsafe fn make_plain(
         pd,
         ..zeros
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller meets the requirements of `make`.
     unsafe { make(c, &mut longer) }?;
     (init.send_cq, init.recv_cq, init.srq) = (longer.send_cq, longer.recv_cq, longer.srq);
     init.cap = longer.cap;
@@ -205,19 +226,22 @@ pub unsafe fn make_plain(
 
 unsafe extern "C" fn create(c: *mut rdma_cm_id, pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: what was given out, or null; and the caller's struct.
+    // SAFETY: `rdma_create_qp` requires a live id, a live domain or null, and a struct that is the caller's
+    // alone during the call; a null id or struct is checked.
     done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_plain(c, pd, init)) })
 }
 
 unsafe extern "C" fn create_ex(c: *mut rdma_cm_id, init: *mut ibv_qp_init_attr_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: what was given out, or null; and the caller's struct.
+    // SAFETY: `rdma_create_qp_ex` requires a live id and a struct that is the caller's alone during the call;
+    // null is checked.
     done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make(c, init)) })
 }
 
 pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an id that was given out, or null; and its queue pair.
+    // SAFETY: `rdma_destroy_qp` requires a live id; null is checked. Its queue pair is live, and destroyed
+    // once, as the field is cleared first.
     unsafe {
         let Ok(id) = own(c) else { return };
         let qp = std::mem::replace(&mut (*c).qp, null_mut());
@@ -231,8 +255,13 @@ pub unsafe extern "C" fn destroy(c: *mut rdma_cm_id) {
     }
 }
 
+/// Creates the shared receive queue of an id (`rdma_create_srq_ex`).
+///
+/// # Safety
+/// `c` is a live id, or null; objects in `init` that `comp_mask` covers are live.
 unsafe fn make_shared(c: *mut rdma_cm_id, init: &mut ibv_srq_init_attr_ex) -> Result<(), c_int> {
-    // SAFETY: the caller's.
+    // SAFETY: `own` checks for null. The device of a bound id stays open. Only the library writes the fields
+    // of the id used here; queues in them are live.
     unsafe {
         let id = own(c)?;
         if (*c).verbs.is_null() || !(*c).srq.is_null() {
@@ -269,13 +298,15 @@ unsafe extern "C" fn create_shared(
     init: *mut ibv_srq_init_attr,
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers and raw pointers, for which zeros are valid.
     let zeros: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
     let create = || {
-        // SAFETY: the caller's struct.
+        // SAFETY: `rdma_create_srq` requires a struct that is the caller's alone during the call; null is
+        // checked.
         let init = unsafe { init.as_mut() }.ok_or(libc::EINVAL)?;
-        // What a target of XRC receives into is of XRC.
-        // SAFETY: an id that was given out, or null; its kind is the library's.
+        // An XRC target receives into an XRC shared receive queue.
+        // SAFETY: `rdma_create_srq` requires a live id; `own` checks for null before the field is read, which
+        // does not change.
         let is_xrc = unsafe {
             own(c)?;
             (*c).qp_type == XRC_RECV
@@ -283,7 +314,7 @@ unsafe extern "C" fn create_shared(
         let srq_type = if is_xrc { SRQT_XRC } else { SRQT_BASIC };
         let (srq_context, attr, comp_mask) = (init.srq_context, init.attr, SRQ_PD | SRQ_TYPE);
         let mut longer = ibv_srq_init_attr_ex { srq_context, attr, comp_mask, pd, srq_type, ..zeros };
-        // SAFETY: what was given out, or null.
+        // SAFETY: `c` is a live id, and `pd` a live domain or null, as `rdma_create_srq` requires.
         unsafe { make_shared(c, &mut longer) }?;
         init.attr = longer.attr;
         Ok(())
@@ -293,13 +324,15 @@ unsafe extern "C" fn create_shared(
 
 unsafe extern "C" fn create_shared_ex(c: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: what was given out, or null; and the caller's struct.
+    // SAFETY: `rdma_create_srq_ex` requires a live id and a struct that is the caller's alone during the
+    // call; null is checked.
     done(unsafe { init.as_mut().ok_or(libc::EINVAL).and_then(|init| make_shared(c, init)) })
 }
 
 pub unsafe extern "C" fn destroy_shared(c: *mut rdma_cm_id) {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: an id that was given out, or null; and its queue.
+    // SAFETY: `rdma_destroy_srq` requires a live id; null is checked. Its queue is live, and destroyed once,
+    // as the field is cleared first.
     unsafe {
         if own(c).is_err() {
             return;
@@ -317,11 +350,12 @@ pub unsafe extern "C" fn destroy_shared(c: *mut rdma_cm_id) {
 unsafe extern "C" fn init_qp_attr(c: *mut rdma_cm_id, out: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let init = || {
-        // SAFETY: an id that was given out, or null; and the caller's structs.
+        // SAFETY: `rdma_init_qp_attr` requires a live id and a struct that the caller has partly filled; null
+        // is checked.
         let (id, wanted) = unsafe { (own(c)?, out.as_ref().ok_or(libc::EINVAL)?.qp_state) };
         let state: QpState = pair::state(wanted).ok_or(libc::EINVAL)?;
         let attr = id.id.init_qp_attr(state).map_err(errno)?;
-        // SAFETY: the caller's structs.
+        // SAFETY: `out` was checked for null; both point to the caller's writable structs.
         unsafe { (*out, *mask) = pair::written(&attr) };
         Ok(())
     };

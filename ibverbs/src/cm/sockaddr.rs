@@ -1,14 +1,14 @@
-//! Addresses as C writes them.
+//! Conversion of socket addresses from and to their C structs.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{c_int, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use urxe::verbs::{Gid, ServiceId};
 
-/// Of `sockaddr_ib`: a GID, and a service ID in the place of a port.
+/// Address family of `sockaddr_ib`, which has a GID, and a service ID in place of a port.
 pub const AF_IB: c_int = 27;
 
-/// As `<infiniband/ib.h>` has it; what is of several bytes is in network order.
+/// `sockaddr_ib` of `<infiniband/ib.h>`; all fields but the family are in network byte order.
 #[repr(C)]
 struct SockaddrIb {
     family: sa_family_t,
@@ -20,8 +20,8 @@ struct SockaddrIb {
     scope_id: u64,
 }
 
-/// The address of a GID, as RoCE has it, and the port of the service ID, if that is one of a port space (the number of a
-/// port and no more, too).
+/// Returns the IP address that the GID stands for in RoCE, with the port of the service ID if that is one of
+/// an IP port space or a bare port number.
 fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
     let service = u64::from_be(ib.service) & u64::from_be(ib.service_mask);
     let port = ServiceId(service).ip_port().map(|(_, port)| port);
@@ -29,45 +29,49 @@ fn of_ib(ib: &SockaddrIb) -> Option<SocketAddr> {
     Some(SocketAddr::new(Gid(ib.gid).ip(), port))
 }
 
-/// The address that a program points to; `None` if it is null, or of another family than IP and InfiniBand. A GID is the IP
-/// address that it stands for: nothing of it is ever written back as a GID.
+/// Returns the address that a program points to; `None` for null or a family other than IPv4, IPv6 and
+/// InfiniBand. A GID is converted to the IP address that it stands for, and never back.
 ///
 /// # Safety
-/// Null, or a whole address of the family that it says.
+/// `from` is null, or points to a complete address of the family that it names.
 pub unsafe fn read(from: *const sockaddr) -> Option<SocketAddr> {
     if from.is_null() {
         return None;
     }
-    // SAFETY: every address begins with its family.
+    // SAFETY: the pointer is not null, and every socket address begins with the family.
     match c_int::from(unsafe { (*from).sa_family }) {
         libc::AF_INET => {
-            // SAFETY: the family says so.
+            // SAFETY: the family is `AF_INET`, so the caller passes a complete `sockaddr_in`; it is copied
+            // from any alignment.
             let v4 = unsafe { from.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: the family says so.
+            // SAFETY: the family is `AF_INET6`, so the caller passes a complete `sockaddr_in6`; it is copied
+            // from any alignment.
             let v6 = unsafe { from.cast::<sockaddr_in6>().read_unaligned() };
             let (ip, port) = (Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port));
             Some(SocketAddrV6::new(ip, port, u32::from_be(v6.sin6_flowinfo), v6.sin6_scope_id).into())
         }
         AF_IB => {
-            // SAFETY: the family says so.
+            // SAFETY: the family is `AF_IB`, so the caller passes a complete `sockaddr_ib`; it is copied from
+            // any alignment.
             of_ib(&unsafe { from.cast::<SockaddrIb>().read_unaligned() })
         }
         _ => None,
     }
 }
 
-/// An address as C has it, and how many bytes of it count.
+/// Converts an address to its C struct, and returns the length of that in bytes.
 pub fn write(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
-    // SAFETY: all of it may be zeros.
+    // SAFETY: the struct consists of integers, for which zeros are valid.
     let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
     let to = &raw mut storage;
     let len = match address {
         SocketAddr::V4(v4) => {
-            // SAFETY: any address fits, and is aligned.
+            // SAFETY: `sockaddr_storage` is large enough and aligned for every address type, consists of
+            // integers, and is a local that only this reference accesses.
             let c = unsafe { &mut *to.cast::<sockaddr_in>() };
             c.sin_family = libc::AF_INET as sa_family_t;
             c.sin_port = v4.port().to_be();
@@ -75,7 +79,7 @@ pub fn write(address: SocketAddr) -> (sockaddr_storage, socklen_t) {
             size_of::<sockaddr_in>()
         }
         SocketAddr::V6(v6) => {
-            // SAFETY: any address fits, and is aligned.
+            // SAFETY: as for IPv4.
             let c = unsafe { &mut *to.cast::<sockaddr_in6>() };
             c.sin6_family = libc::AF_INET6 as sa_family_t;
             c.sin6_port = v6.port().to_be();
@@ -93,28 +97,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_addresses_read_back_equal() {
         for text in ["192.0.2.7:4791", "[2001:db8::1]:18515", "0.0.0.0:0", "[::1]:1"] {
             let address: SocketAddr = text.parse().unwrap();
             let (storage, len) = write(address);
-            // SAFETY: a whole address.
+            // SAFETY: `write` has filled a complete address of the family that it names.
             assert_eq!(unsafe { read((&raw const storage).cast()) }, Some(address));
             assert_eq!(len, if address.is_ipv4() { 16 } else { 28 });
         }
         let (storage, _) = write("192.0.2.7:4791".parse().unwrap());
-        // SAFETY: a whole address; as bytes.
+        // SAFETY: the struct has 128 bytes without padding, which `write` has initialised.
         let bytes: [u8; 128] = unsafe { std::mem::transmute(storage) };
         assert_eq!(bytes[2..8], [0x12, 0xb7, 192, 0, 2, 7]);
     }
 
     #[test]
-    fn a_gid_is_the_address_that_it_stands_for() {
+    fn sockaddr_ib_reads_as_the_ip_address_of_its_gid() {
         let read = |gid: [u8; 16], service: u64, service_mask: u64| {
             let [service, service_mask] = [service, service_mask].map(u64::to_be);
             let family = AF_IB as sa_family_t;
             let ib = SockaddrIb { family, pkey: 0, flow_info: 0, gid, service, service_mask, scope_id: 0 };
             assert_eq!(size_of_val(&ib), 48);
-            // SAFETY: a whole address.
+            // SAFETY: `ib` is a complete address of the family that it names.
             unsafe { read((&raw const ib).cast()) }
         };
         let at = |text: &str| Some(text.parse().unwrap());
@@ -128,10 +132,10 @@ mod tests {
     }
 
     #[test]
-    fn other_families_are_none() {
+    fn other_families_and_null_read_as_none() {
         let (mut storage, _) = write("192.0.2.7:4791".parse().unwrap());
         storage.ss_family = libc::AF_UNIX as sa_family_t;
-        // SAFETY: as large as any address; null is allowed.
+        // SAFETY: `storage` is large enough for any address, and null is allowed.
         unsafe {
             assert_eq!(read((&raw const storage).cast()), None);
             assert_eq!(read(std::ptr::null()), None);
