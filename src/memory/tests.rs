@@ -44,6 +44,19 @@ fn table_length_counts_regions_and_windows() {
 }
 
 #[test]
+fn regions_of_keys_that_share_a_hint_are_all_found() {
+    let mut t = Table::new();
+    // Several keys for each hint: only one of them can be in it.
+    let keys: Vec<_> = (0..300).map(|_| t.alloc_window(PD, WindowKind::Type1).unwrap()).collect();
+    for key in keys.iter().step_by(3) {
+        assert!(t.free_window(*key) && !t.free_window(*key), "{key:?}");
+    }
+    assert_eq!(t.len(), 200);
+    assert!((0..300).filter(|i| i % 3 != 0).all(|i| t.free_window(keys[i])));
+    assert!(t.is_empty());
+}
+
+#[test]
 fn freed_slots_are_reused_oldest_first() {
     let mut t = Table::new();
     let keys: Vec<_> = (0..3).map(|_| t.alloc_window(PD, WindowKind::Type1).unwrap()).collect();

@@ -319,7 +319,7 @@ impl QueuePair {
     }
 
     /// Resolves the path of a datagram; `None` for a connected service.
-    #[inline]
+    #[inline(always)]
     fn path_of(
         &self,
         wr: &SendWr<'_>,

@@ -156,6 +156,7 @@ impl SendQueue {
     }
 
     /// Queues a work request and assigns its PSNs; one that `fails` gets none.
+    #[inline(always)]
     pub fn post(
         &mut self,
         wr: &SendWr<'_>,

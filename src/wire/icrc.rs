@@ -80,7 +80,7 @@ impl Prefix {
     ///
     /// # Panics
     /// If `headers` is shorter than a BTH.
-    #[inline]
+    #[inline(always)]
     pub fn after_headers(&self, id: u16, flags: u16, headers: &[u8]) -> Icrc {
         let (first, behind) = headers.split_first_chunk().expect("headers start with a BTH");
         let masked = u64::from_le_bytes(*first) | 0xff << (8 * BTH_MASKED);
@@ -182,6 +182,7 @@ pub fn compute(flow: &Flow, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
     compute_behind(&Prefix::new(flow, udp_payload.len()), id, flags, udp_payload)
 }
 
+#[inline(always)]
 fn compute_behind(prefix: &Prefix, id: u16, flags: u16, udp_payload: &[u8]) -> u32 {
     let covered = &udp_payload[..udp_payload.len() - ICRC_LEN];
     prefix.after_headers(id, flags, covered).value()
