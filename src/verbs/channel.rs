@@ -6,12 +6,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Condvar, Mutex};
 
 use super::cq::CqInner;
+use super::wait::deadline_after;
 use super::{AckError, Context, Cq, CreateError, WaitError};
 
 /// A completion channel: the receiver of completion queue events. Its descriptor is readable while there is
@@ -177,7 +178,7 @@ impl Acks {
     /// Blocks until all events are acknowledged or the time is over; returns the number of unacknowledged
     /// ones.
     pub fn wait(&self, timeout: Duration) -> u64 {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         let mut counts = self.0.lock();
         while counts.taken > counts.acknowledged && !self.1.wait_until(&mut counts, deadline).timed_out() {}
         counts.taken - counts.acknowledged

@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::channel::Acks;
 use super::shards::Users;
-use super::wait::step_until;
+use super::wait::{deadline_after, step_until};
 use super::{CompletionChannel, Context, CreateError, DestroyCqError, WaitError};
 use crate::nic::{CompletionQueue, CqListener, CqOverflow, EventSubject, Notify};
 use crate::transport::{Completion, CqId, WcStatus};
@@ -185,7 +185,7 @@ impl Cq {
                 .map(|entry| entry.completion)
                 .map_err(WaitError::Overflow);
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         loop {
             self.req_notify(Notify::Any);
             // Not `Cq::poll`, which would keep the background thread from polling the link.

@@ -27,6 +27,14 @@ impl Context {
     }
 }
 
+/// Returns the time at which a timeout expires; a timeout beyond the range of the clock, such as [`Duration::MAX`], expires
+/// in thirty years.
+pub(super) fn deadline_after(timeout: Duration) -> Instant {
+    const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or_else(|| now + FAR)
+}
+
 /// Waits in real time until `take` returns a value, for ever without a timeout. `fd` must become readable
 /// when it may. Returns [`WaitError::Interrupted`] after a signal, unless all handlers of the program have
 /// `SA_RESTART`.
@@ -35,7 +43,7 @@ pub(super) fn until_readable<R>(
     timeout: Option<Duration>,
     mut take: impl FnMut() -> Option<R>,
 ) -> Result<R, WaitError> {
-    let deadline = timeout.map(|timeout| Instant::now() + timeout);
+    let deadline = timeout.map(deadline_after);
     loop {
         if let Some(taken) = take() {
             return Ok(taken);
@@ -73,4 +81,17 @@ pub(super) fn step_until<R>(
         fabric.step().ok_or(WaitError::Idle)?;
     }
     Err(WaitError::TimedOut(timeout))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_beyond_the_clock_expires_in_the_far_future() {
+        let year = Duration::from_secs(365 * 24 * 3600);
+        assert!(deadline_after(Duration::MAX) > Instant::now() + year);
+        let soon = deadline_after(Duration::from_secs(5));
+        assert!(soon <= Instant::now() + Duration::from_secs(5));
+    }
 }
