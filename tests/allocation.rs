@@ -1,7 +1,8 @@
-//! A warmed-up NIC allocates nothing: not for a message, whatever its kind and size, over the fabric nor over
-//! UDP sockets, on no thread.
+//! Tests that a warmed-up NIC does not allocate: no thread allocates for a message of any kind and size, over
+//! the fabric or over UDP sockets.
 //!
-//! One test, as the counter is the whole process's: what another test did meanwhile would be counted too.
+//! There is only one test, because the counter covers the whole process and would count the allocations of a
+//! concurrent test too.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::IpAddr;
@@ -15,28 +16,30 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: everything is the system allocator's, which keeps the contract.
+// SAFETY: every method forwards its arguments unchanged to the system allocator, which fulfils the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller vouches for.
+        // SAFETY: the caller guarantees the same contract for `layout`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller vouches for.
+        // SAFETY: the caller guarantees the same contract for `layout`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller vouches for.
+        // SAFETY: the caller guarantees that `ptr` is from this allocator, hence from the system's, with
+        // `layout`.
         unsafe { System.realloc(ptr, layout, size) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: as the caller vouches for.
+        // SAFETY: the caller guarantees that `ptr` is from this allocator, hence from the system's, with
+        // `layout`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -45,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 const LARGEST: usize = 1 << 20;
-/// The longest list of work requests.
+/// Length of the longest list of work requests.
 const LONGEST: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +56,7 @@ enum Kind {
     Send,
     Write,
     Read,
-    /// Half of them WRITEs, half inline SENDs, posted in one session and polled one by one.
+    /// Half WRITEs and half inline SENDs, posted in one batch (wr_start, wr_complete) and polled one by one.
     Session,
 }
 
@@ -72,8 +75,9 @@ impl Ends {
         Ends { a, b, ours, theirs, completions: Vec::with_capacity(64) }
     }
 
-    /// Messages by `depth` at a time, each lot complete before the next; one by one, each with a completion, or as a
-    /// list with one at its end. Of WRITEs and READs the passive side knows nothing: its NIC's own thread answers.
+    /// Exchanges messages, `depth` at a time, each lot complete before the next: posted one by one, each with
+    /// a completion, or as a list with one completion at its end. The application of the passive side takes
+    /// no part in WRITEs and READs: its NIC's background thread responds.
     fn exchange(&mut self, kind: Kind, listed: bool, len: usize, depth: usize, lots: usize) {
         let (ours, theirs) = ([self.ours.sge(0..len)], [self.theirs.sge(0..len)]);
         let remote = self.theirs.remote(0);
@@ -87,7 +91,7 @@ impl Ends {
                     self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &theirs }).unwrap();
                 }
             }
-            // The last `depth` of a list are the lot; an array allocates nothing.
+            // The last `depth` entries form the lot; an array needs no allocation.
             let wrs: [SendWr<'_>; LONGEST] = std::array::from_fn(|i| {
                 let id = (lot * LONGEST + i) as u64;
                 let wr = match kind {
@@ -130,7 +134,7 @@ impl Ends {
         for id in 0..sends as u64 {
             self.b.qp.post_recv(&RecvWr { wr_id: id, sges: &theirs }).unwrap();
         }
-        // One that is given up uses the same room as one that is completed.
+        // An aborted batch reuses its memory as a completed one does.
         let mut given_up = self.a.qp.wr_start();
         given_up.wr_rdma_write(remote).set_sge(ours);
         given_up.abort();
@@ -158,8 +162,9 @@ impl Ends {
         }
     }
 
-    /// Allocations for a number of messages, once warm. A thread that was put off at the wrong moment leaves more
-    /// waiting than ever before, and buffers grow to hold it, once; what each message costs comes every time.
+    /// Returns the number of allocations for a number of messages after the warm-up, as the least of several
+    /// tries. A thread that was preempted at the wrong moment queues more than ever before, and buffers grow
+    /// once to hold that; the cost of each message recurs in every try.
     fn count(&mut self, kind: Kind, listed: bool, len: usize, depth: usize, lots: usize) -> u64 {
         let mut least = u64::MAX;
         for _ in 0..8 {
@@ -201,7 +206,7 @@ fn on_udp(ip: &str, shards: usize) -> Node {
 }
 
 #[test]
-fn a_message_allocates_nothing() {
+fn messages_do_not_allocate_after_warm_up() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mut found = measure("fabric", Ends::new(a, b));
 

@@ -1,4 +1,4 @@
-//! From packets to bursts: what is copied when, and how much goes together.
+//! Tests of bursts of packets in the transmit queue: when payload is copied, and how many bytes go together.
 
 mod support;
 
@@ -11,12 +11,12 @@ fn flow() -> Flow {
     Flow::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 9)
 }
 
-/// A SEND Only.
+/// Returns the headers of a SEND ONLY.
 fn headers() -> Headers {
     Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() }
 }
 
-/// Registered memory, and bytes of it.
+/// Registers memory and returns a slice of it.
 fn memory(table: &mut Table, len: usize) -> (Region, HostSlice) {
     let region = Region::new(table, PD, len, 0x1000, Access::ALL);
     let by = Accessor { pd: PD, qpn: Qpn::new(2) };
@@ -25,7 +25,7 @@ fn memory(table: &mut Table, len: usize) -> (Region, HostSlice) {
 }
 
 #[test]
-fn packets_are_whole_before_they_leave_or_copied_then() {
+fn payload_is_copied_when_pushed_or_deferred_with_its_icrc() {
     let mut table = Table::new();
     for len in [0, 1, 512, 513, 4096] {
         let (region, slice) = memory(&mut table, len);
@@ -37,7 +37,7 @@ fn packets_are_whole_before_they_leave_or_copied_then() {
             assert!(!queue.is_empty());
             let burst = queue.bursts().next().unwrap();
             assert_eq!(burst.as_bytes().is_none(), is_copied_late, "{len} bytes");
-            // The application writes when it likes: that is no packet that its ICRC does not fit.
+            // The application may write at any time, and the ICRC must match the sent bytes in each case.
             region.write(0, &vec![2; len]);
             let mut bytes = Vec::new();
             burst.copy_to(&mut bytes);
@@ -50,7 +50,7 @@ fn packets_are_whole_before_they_leave_or_copied_then() {
 }
 
 #[test]
-fn a_burst_has_no_more_bytes_than_the_link_takes() {
+fn burst_is_limited_to_the_bytes_of_the_link() {
     // Packets of 116 bytes.
     for (bytes, expected) in
         [(231, &[1, 1, 1, 1, 1][..]), (232, &[2, 2, 1]), (347, &[2, 2, 1]), (348, &[3, 2])]
@@ -62,7 +62,7 @@ fn a_burst_has_no_more_bytes_than_the_link_takes() {
 }
 
 #[test]
-fn what_middleware_breaks_is_one_bit_of_one_byte() {
+fn corrupted_packet_differs_in_one_bit_of_one_byte() {
     let mut queue = TxQueue::new(BurstLimits::SINGLE);
     let payload: Vec<u8> = (0..64u8).map(|i| i.wrapping_mul(5)).collect();
     queue.push(&flow(), headers(), Payload::Bytes(&payload));
@@ -77,7 +77,7 @@ fn what_middleware_breaks_is_one_bit_of_one_byte() {
         expected[at] ^= 0x20;
         assert_eq!(bytes, expected);
     }
-    // Beyond its end there is none to break.
+    // An index beyond the end breaks no byte.
     let mut whole = TxQueue::new(BurstLimits::SINGLE);
     whole.push_raw(&flow(), 0, &packet, Some(packet.len()));
     let mut bytes = Vec::new();
@@ -86,8 +86,8 @@ fn what_middleware_breaks_is_one_bit_of_one_byte() {
 }
 
 #[test]
-fn what_is_no_packet_is_moved_as_it_is() {
-    // Too short for an ICRC behind a BTH, at another place of its burst than before.
+fn bytes_too_short_for_a_packet_are_copied_unchanged() {
+    // Too short for an ICRC behind a BTH, and moved to another index of a burst.
     for len in [0, 3, ICRC_LEN, 15] {
         let bytes: Vec<u8> = (0..len as u8).collect();
         let mut queue = TxQueue::new(BurstLimits::SEGMENTED);
@@ -98,7 +98,7 @@ fn what_is_no_packet_is_moved_as_it_is() {
     }
 }
 
-/// All bytes of all bursts, copied whole and packet by packet.
+/// Returns the bytes of all bursts, copied whole and packet by packet.
 fn copied(queue: &TxQueue) -> Vec<Vec<u8>> {
     let both = |burst: TxBurst<'_>| {
         let (mut whole, mut parts, mut copier) = (Vec::new(), Vec::new(), burst.copier());
@@ -114,7 +114,7 @@ fn copied(queue: &TxQueue) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn icrcs_made_while_copying_are_those_made_before() {
+fn deferred_icrcs_match_the_immediate_ones() {
     let mut table = Table::new();
     let (region, slice) = memory(&mut table, 8192);
     region.write(0, &(0..8192u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
@@ -132,7 +132,7 @@ fn icrcs_made_while_copying_are_those_made_before() {
 }
 
 #[test]
-fn a_run_is_its_packets() {
+fn bulk_send_equals_its_single_packets() {
     let mut table = Table::new();
     let (region, slice) = memory(&mut table, 12 << 10);
     region.write(0, &(0..12 << 10u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());

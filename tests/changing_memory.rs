@@ -1,4 +1,5 @@
-//! Memory that changes while it is sent, as flags and counters do that a peer READs: whatever leaves has an ICRC that fits.
+//! Test of memory that changes while it is sent, such as flags and counters that a peer READs: every sent
+//! packet must have a matching ICRC.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ fn node(ip: &str) -> Node {
 }
 
 #[test]
-fn what_changes_while_it_is_sent_arrives_whole() {
+fn memory_changing_during_transfer_causes_no_icrc_errors() {
     let (a, b) = (node("127.91.0.1"), node("127.91.0.2"));
     a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
     b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();

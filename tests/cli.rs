@@ -1,4 +1,4 @@
-//! The `urxe` command as a person runs it.
+//! Tests of the `urxe` command from the user's point of view.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
@@ -27,7 +27,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// What it says as it fails: one line.
+/// Returns the error message of a command that must fail, which is one line.
 fn failure(args: &[&str]) -> String {
     let output = urxe(args).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -38,7 +38,7 @@ fn failure(args: &[&str]) -> String {
 }
 
 #[test]
-fn the_demo_shows_every_operation_and_the_loss() {
+fn demo_shows_every_operation_and_the_loss() {
     let dir = tempfile::tempdir().unwrap();
     let output = urxe(&["demo"]).current_dir(dir.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -72,11 +72,11 @@ fn the_demo_shows_every_operation_and_the_loss() {
 }
 
 #[test]
-fn the_demo_is_the_same_from_the_same_seed() {
+fn demo_output_is_reproducible_from_its_seed() {
     let run = |seed: &str| {
         let output = urxe(&["demo", "--no-capture", "--seed", seed]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
-        // Addresses of memory are the system's.
+        // Memory addresses vary from run to run.
         let text = stdout(&output);
         text.split(' ').filter(|w| !w.starts_with("0x") || w.len() < 13).collect::<Vec<_>>().join(" ")
     };
@@ -87,7 +87,8 @@ fn the_demo_is_the_same_from_the_same_seed() {
     }
 }
 
-/// As many packets as were shown, all whole, the lost one marked; and none that Wireshark calls malformed.
+/// Checks that the capture has as many packets as were shown, all complete and the lost one marked, and none
+/// that Wireshark reports as malformed.
 fn check_capture(path: &Path, packets: usize) {
     let file = std::fs::read(path).unwrap();
     let mut reader = PcapNgReader::new(&file[..]).unwrap();
@@ -141,7 +142,7 @@ fn devinfo_lists_links_and_describes_one() {
 }
 
 #[test]
-fn a_bad_command_line_is_refused_with_the_reason() {
+fn invalid_command_line_is_refused_with_the_reason() {
     for (args, reason) in [
         (&["serve", "--link", "ib0"][..], "there is no link 'ib0'"),
         (&["serve", "--link", "udp:10.0.0"], "'10.0.0' is no IP address"),
@@ -164,7 +165,7 @@ fn a_bad_command_line_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_is_missing_or_taken_is_said_in_a_line() {
+fn missing_or_busy_resource_is_reported_in_one_line() {
     let said = failure(&["serve", "--port", "0", "--link", "packet:nosuch0"]);
     assert!(said.contains("no interface \"nosuch0\": there are") && said.contains("lo"), "{said}");
 
@@ -213,13 +214,13 @@ fn what_is_missing_or_taken_is_said_in_a_line() {
 }
 
 #[test]
-fn without_permission_the_capability_is_named() {
+fn missing_permission_names_the_capability() {
     use std::os::unix::process::CommandExt;
     if !nix::unistd::geteuid().is_root() {
-        // Not root: most likely without the capability as we are.
+        // Without root most likely this process lacks the capability too.
         return;
     }
-    // Where nobody may read it.
+    // The copy is at a path that every user may read.
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("urxe");
     std::fs::copy(env!("CARGO_BIN_EXE_urxe"), &copy).unwrap();
@@ -235,7 +236,7 @@ fn without_permission_the_capability_is_named() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_a_timeout_that_says_what_was_sent() {
+fn unresponsive_peer_fails_with_timeout_and_reports_sent_data() {
     let base = ["serve", "--port", "0", "--one-shot", "--timeout", "1", "--link"];
     let args = [&base[..], &["udp:127.92.0.7", "--peer", "127.92.0.8,0x11,5"]].concat();
     let said = failure(&args);
@@ -250,7 +251,7 @@ fn a_peer_that_never_answers_is_a_timeout_that_says_what_was_sent() {
     assert_eq!(status, Some(1));
     assert!(said.contains("ping-pong address: timed out after 0 of 52 bytes"), "{said}");
 
-    // It connects and sends, but does not listen: the echo is never acknowledged.
+    // The peer connects and sends, but then ends: the echo is never acknowledged.
     let mut serve = Serve::start(&["serve", "--port", "0", "--one-shot", "--link", "udp:127.92.0.10"]);
     let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 0, 11));
     client.node.qp.post_send(&SendWr::send(1, &[client.mr.sge(0..100)])).unwrap();
@@ -263,14 +264,14 @@ fn a_peer_that_never_answers_is_a_timeout_that_says_what_was_sent() {
     );
 }
 
-/// A running `urxe serve`; killed when the test is over.
+/// A running `urxe serve`; killed on drop.
 struct Serve {
     child: Child,
     out: BufReader<ChildStdout>,
     port: u16,
     remote: RemoteAddr,
     length: usize,
-    /// What it printed until it waited for peers.
+    /// Output up to the line that says that it waits for peers.
     said: String,
 }
 
@@ -296,7 +297,7 @@ impl Serve {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
     }
 
-    /// Status and output, when it has ended.
+    /// Waits for its end and returns status, standard output and standard error.
     fn end(&mut self) -> (Option<i32>, String, String) {
         let start = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
@@ -317,7 +318,7 @@ impl Drop for Serve {
     }
 }
 
-/// A peer of `urxe serve` by the crate's own verbs.
+/// A peer of `urxe serve` that uses the crate's verbs.
 struct Client {
     mr: Mr,
     node: Node,
@@ -348,7 +349,7 @@ impl Client {
         self.node.cq.wait(SOON).unwrap()
     }
 
-    /// A SEND and its echo, with other bytes for every `seed`.
+    /// Sends a message and checks its echo; the contents depend on `seed`.
     fn echo(&self, len: usize, imm: Option<u32>, seed: u8) {
         let data: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect();
         self.mr.write(0, &data).unwrap();
@@ -373,7 +374,7 @@ impl Client {
 }
 
 #[test]
-fn serve_serves_every_operation_and_sums_up_at_ctrl_c() {
+fn serve_handles_every_operation_and_prints_summary_on_sigint() {
     let dir = tempfile::tempdir().unwrap();
     let capture = dir.path().join("serve.pcapng");
     let mut serve = Serve::start(&[
@@ -385,7 +386,7 @@ fn serve_serves_every_operation_and_sums_up_at_ctrl_c() {
         "--size",
         "64K",
         "--fault",
-        // More than any message has packets: else the same one could be lost at every try.
+        // The interval is longer than any message: otherwise the same packet could be lost at every try.
         "drop=every:29",
         "--capture",
         capture.to_str().unwrap(),
@@ -422,22 +423,22 @@ fn serve_serves_every_operation_and_sums_up_at_ctrl_c() {
     assert!(PcapNgReader::new(&std::fs::read(&capture).unwrap()[..]).is_ok());
 }
 
-/// Whether all threads of a process are stopped.
+/// Reports whether all threads of a process are stopped.
 fn has_stopped(process: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap()).all(|stat| {
-        // The state is behind the name in parentheses.
+        // The state follows the name in parentheses.
         stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
     })
 }
 
-/// A peer that is stopped for longer than all retries take (here 8 timeouts of 67 ms) ends a connection, unless the least
-/// timeout is longer.
+/// A peer that is stopped for longer than all retries take (here 8 timeouts of 67 ms) ends a connection,
+/// unless the minimum timeout is longer.
 #[test]
-fn a_stopped_peer_is_given_up_unless_the_least_ack_timeout_is_longer() {
+fn stopped_peer_ends_connection_unless_min_ack_timeout_is_longer() {
     for (address, min_ack_timeout) in [(18, None), (19, Some(Duration::from_secs(60)))] {
         let mut args = vec!["serve", "--link", "udp:127.92.1.4", "--port", "0"];
-        // The peer's answer has to arrive after the stop too.
+        // The peer's response must arrive after the stop too.
         args.extend(min_ack_timeout.iter().flat_map(|_| ["--min-ack-timeout", "60"]));
         let serve = Serve::start(&args);
         let options = ContextOptions { min_ack_timeout, ..ContextOptions::default() };
@@ -445,7 +446,7 @@ fn a_stopped_peer_is_given_up_unless_the_least_ack_timeout_is_longer() {
         client.echo(100, None, 1);
         let signal = |signal| kill(Pid::from_raw(serve.child.id() as i32), signal).unwrap();
         signal(Signal::SIGSTOP);
-        // The signal is only on its way when the call returns.
+        // The signal may not have been delivered yet when the call returns.
         while !has_stopped(serve.child.id()) {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -467,7 +468,7 @@ fn a_stopped_peer_is_given_up_unless_the_least_ack_timeout_is_longer() {
 }
 
 #[test]
-fn serve_ends_by_itself_after_one_shot() {
+fn one_shot_serve_ends_after_its_peer() {
     let mut serve = Serve::start(&["serve", "--link", "udp:127.92.1.2", "--port", "0", "--one-shot"]);
     let client = Client::connect(&serve, Ipv4Addr::new(127, 92, 1, 14));
     client.echo(5000, None, 1);
@@ -477,7 +478,7 @@ fn serve_ends_by_itself_after_one_shot() {
 }
 
 #[test]
-fn a_full_house_gives_up_the_guest_idle_longest() {
+fn full_serve_evicts_the_peer_idle_longest() {
     let mut serve = Serve::start(&["serve", "--link", "udp:127.92.1.3", "--port", "0", "--qps", "2"]);
     let clients = [15, 16, 17].map(|n| Client::connect(&serve, Ipv4Addr::new(127, 92, 1, n)));
     clients[2].echo(10, None, 0);

@@ -1,4 +1,4 @@
-//! The commands `urxe perf` and `urxe pingpong` as processes.
+//! Tests of the commands `urxe perf` and `urxe pingpong` as processes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ fn urxe(args: &str) -> Command {
     c
 }
 
-/// What it said, and whether it succeeded.
+/// Returns whether the command succeeded, and its output.
 fn said(out: &Output) -> (bool, String) {
     let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
     (out.status.success(), text(&out.stdout) + &text(&out.stderr))
@@ -25,7 +25,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A server that listens, and its standard error.
+/// Starts a server that listens, and returns it with its standard error.
 fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
     let mut child = urxe(args).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -35,7 +35,8 @@ fn server(args: &str) -> (Child, BufReader<ChildStderr>) {
     (child, stderr)
 }
 
-/// A server and a client on two loopback addresses of this test's own.
+/// Runs a server and a client on two loopback addresses that no other test uses, and returns the client's
+/// output.
 fn pair(net: u8, serve: &str, client: &str) -> String {
     let port = free_port();
     let (server, mut stderr) =
@@ -49,7 +50,7 @@ fn pair(net: u8, serve: &str, client: &str) -> String {
 }
 
 #[test]
-fn every_operation_between_two_processes() {
+fn perf_runs_every_operation_between_two_processes() {
     for (verb, sizes) in [("send", "1,64K"), ("write", "1,64K"), ("read", "1,64K"), ("atomic", "8")] {
         let client = format!("perf {verb} --bw -s {sizes} -n 200 -q 2 --json");
         let out = pair(71, "perf", &client);
@@ -64,7 +65,7 @@ fn every_operation_between_two_processes() {
 }
 
 #[test]
-fn both_ends_on_the_fabric() {
+fn perf_runs_both_ends_on_the_fabric() {
     for verb in ["send", "write", "read", "atomic"] {
         for measure in ["--bw", "--lat"] {
             let (ok, text) = run(&format!("perf {verb} {measure} --link fabric -n 300"));
@@ -76,7 +77,7 @@ fn both_ends_on_the_fabric() {
 }
 
 #[test]
-fn losses_on_the_wire_leave_no_trace_in_the_data() {
+fn losses_on_the_wire_do_not_corrupt_data() {
     for verb in ["send", "write", "read", "atomic"] {
         let (ok, text) = run(&format!("perf {verb} --link fabric -n 200 --seed 3 --fault drop=every:97"));
         assert!(ok, "{text}");
@@ -93,7 +94,8 @@ fn fault_rules_report_matches_and_retransmissions_in_text_and_json() {
         let rest = text.split(after).nth(1).unwrap_or_else(|| panic!("{after:?} is not in {text}"));
         rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
     };
-    // Each NIC has its own counts: of 200 messages in 16 packets each, of which the first and the last are other opcodes.
+    // Each NIC has its own counters: 200 messages of 16 packets each, of which the first and the last have
+    // other opcodes.
     assert!(count("write-middle: matched ") >= 200 * 14, "{text}");
     assert_eq!(count(&format!("matched {} packets, disturbed ", count("write-middle: matched "))), 1);
     assert!(count("packets retransmitted: ") >= 1, "{text}");
@@ -109,8 +111,8 @@ fn fault_rules_report_matches_and_retransmissions_in_text_and_json() {
 }
 
 #[test]
-fn ctrl_c_keeps_what_was_measured_and_the_status_is_130() {
-    // The heading says that the run has begun.
+fn interrupted_perf_prints_results_and_exits_with_130() {
+    // The heading is printed when the run has begun.
     let (mut child, mut out) = endless_perf("");
     let mut text = String::new();
     while text.lines().count() < 2 {
@@ -120,7 +122,8 @@ fn ctrl_c_keeps_what_was_measured_and_the_status_is_130() {
     out.read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
 
-    // JSON has no heading. A command that is interrupted before its run begins prints nothing: then it gets longer.
+    // JSON output has no heading. A command that is interrupted before its run begins prints nothing: in this
+    // case the delay is increased.
     let mut delay = Duration::from_millis(100);
     let results = loop {
         let (mut child, mut out) = endless_perf(" --json");
@@ -179,7 +182,7 @@ fn interrupt(child: &Child) {
 }
 
 #[test]
-fn another_path_mtu_at_the_peer_is_named() {
+fn path_mtu_mismatch_is_reported_by_both_ends() {
     let port = free_port();
     let (server, mut stderr) =
         server(&format!("pingpong --mtu 256 --link udp:127.0.79.1 -p {port} --server-bind 127.0.0.1"));
@@ -192,7 +195,7 @@ fn another_path_mtu_at_the_peer_is_named() {
 }
 
 #[test]
-fn the_two_sides_of_a_perftest() {
+fn perftest_protocol_connects_both_sides() {
     for what in ["write --bw", "read --bw", "send --bw", "atomic --bw", "write --lat", "send --lat"] {
         let both = format!("perf {what} --perftest -n 100");
         pair(72, &both, &both);
@@ -202,7 +205,7 @@ fn the_two_sides_of_a_perftest() {
 }
 
 #[test]
-fn both_sides_of_a_perftest_show_their_memory() {
+fn perftest_memory_dumps_match_on_both_sides() {
     let dir = tempfile::tempdir().unwrap();
     // 64 messages of 64 bytes fill the 4096 bytes of a queue pair.
     let both =
@@ -218,7 +221,7 @@ fn both_sides_of_a_perftest_show_their_memory() {
 }
 
 #[test]
-fn pingpong_with_itself() {
+fn pingpong_runs_between_two_processes() {
     let out = pair(73, "pingpong -c -n 100", "pingpong -c -n 100");
     assert!(out.contains("819200 bytes in") && out.contains("100 iters in"), "{out}");
     let out = pair(73, "pingpong -n 3 -s 1000000 --mtu 256", "pingpong -n 3 -s 1000000 --mtu 256 -c");
@@ -226,12 +229,12 @@ fn pingpong_with_itself() {
     let both = "pingpong --service srq -n 500 -q 20 -r 100 -s 3000 -c";
     let out = pair(73, both, both);
     assert_eq!(out.matches("remote address").count(), 20, "{out}");
-    // As with the stock program, a queue pair more or less may have sent once more in the end.
+    // As with the stock program, any of the queue pairs may have sent one message more at the end.
     assert!(out.contains("500 iters in") && out.contains("received are as they should be"), "{out}");
 }
 
 #[test]
-fn what_is_wrong_is_said_in_a_line() {
+fn invalid_options_are_reported_in_one_line() {
     let port = free_port();
     for (args, words) in [
         (format!("pingpong --link udp:127.0.74.1 -p {port} 127.0.0.1"), "start the server there first"),
@@ -262,7 +265,7 @@ fn what_is_wrong_is_said_in_a_line() {
 }
 
 #[test]
-fn a_silent_peer_is_given_up_with_what_was_sent() {
+fn silent_peer_times_out_and_sent_data_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     for (args, words) in [
@@ -276,7 +279,7 @@ fn a_silent_peer_is_given_up_with_what_was_sent() {
 }
 
 #[test]
-fn a_peer_that_speaks_something_else_is_refused() {
+fn peer_with_another_protocol_is_refused() {
     let port = free_port();
     let serve = format!("perf --link udp:127.0.76.1 -p {port} --server-bind 127.0.0.1");
     let (server, mut stderr) = server(&serve);

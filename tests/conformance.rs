@@ -1,8 +1,8 @@
-//! Every rule of the transport that is built, against a scripted peer.
+//! Conformance tests: each implemented rule of the InfiniBand transport, checked against a scripted peer.
 //!
-//! `rules::RULES` says in our own words what is checked; every case names the rule that it is for, and
-//! `every_rule_has_a_case` holds the two together. The list of rules (covered by which cases, not covered, excepted and
-//! why): `cargo test --test conformance every_rule -- --nocapture`.
+//! `rules::RULES` states each rule in our own words. Every case names the rule that it covers, and
+//! `every_rule_has_a_case` checks that no rule is without a case. The list of rules (covered by which cases,
+//! not covered, excepted and why): `cargo test --test conformance every_rule -- --nocapture`.
 
 #[macro_use]
 #[path = "conformance/rules.rs"]

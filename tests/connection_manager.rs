@@ -1,5 +1,5 @@
-//! The connection manager as a user of the Rust API meets it: over the in-memory fabric, in real and in virtual time, and
-//! over UDP on the loopback.
+//! Tests of the connection manager through the Rust API: over the in-memory fabric, in real and in virtual
+//! time, and over UDP on the loopback interface.
 
 #[path = "connection_manager/changes.rs"]
 mod changes;

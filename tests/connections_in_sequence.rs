@@ -1,5 +1,5 @@
-//! Connections that are made and ended one after the other: none is lost, and nothing of them is left. Alone in its process,
-//! whose descriptors it counts.
+//! Test that connections made and released one after the other all succeed and release their resources. It is
+//! alone in its process because it counts the process's descriptors.
 
 #[path = "connection_manager/stage.rs"]
 mod stage;
@@ -13,7 +13,7 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn ten_thousand_one_after_the_other() {
+fn ten_thousand_sequential_connections_release_their_resources() {
     let (count, fabric) = (10_000, Fabric::new());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7);
@@ -33,7 +33,7 @@ fn ten_thousand_one_after_the_other() {
     assert_eq!((client.manager.ids(), server.manager.ids()), (0, 1));
     assert_eq!((client.manager.connections(), server.manager.connections()), (0, 0));
     assert_eq!(descriptors(), before);
-    // As many queue pairs can be made as at first, and a connection is as good as the first.
+    // Queue pairs can still be created, and the last connection works as the first one did.
     let (mine, theirs) = connected(&client, &server, at);
     talk((&client, &mine), (&server, &theirs));
 }

@@ -1,4 +1,4 @@
-//! A warmed-up fabric carries packets without allocating.
+//! Tests that a warmed-up fabric carries packets without allocating.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn carry(fabric: &Fabric, rounds: usize) -> (u64, u64) {
 }
 
 #[test]
-fn a_plain_fabric_allocates_nothing_once_warm() {
+fn lossless_fabric_does_not_allocate_after_warm_up() {
     let fabric = Fabric::new();
     let mut a = fabric.port(&fabric.auto_address()).unwrap();
     assert_eq!(a.receive(fabric.now(), &mut |_| {}).unwrap(), 0);
@@ -46,7 +46,7 @@ fn a_plain_fabric_allocates_nothing_once_warm() {
 }
 
 #[test]
-fn a_lossy_fabric_allocates_nothing_once_warm() {
+fn lossy_fabric_does_not_allocate_after_warm_up() {
     let config =
         FabricConfig { loss: 0.02, duplicate: 0.02, corrupt: 0.02, seed: 5, ..FabricConfig::default() };
     let (allocations, received) = carry(&Fabric::with(config).unwrap(), 1200);

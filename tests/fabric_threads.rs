@@ -1,25 +1,27 @@
-//! Who sends on a fabric runs both ends: the NICs' background threads keep off, or data would move from core to core.
-//! Alone in its process: it adds up the time of all threads.
+//! Test that a thread sending on a fabric serves both ends, while the NICs' background threads stay idle;
+//! otherwise data would move from core to core. It is alone in its process because it adds up the CPU time of
+//! all threads.
 
 use nix::time::{ClockId, clock_gettime};
 use urxe::verbs::*;
 
-/// Messages, and how many of them are in flight.
+/// Number of messages, and how many of them are in flight.
 const MESSAGES: u64 = 300;
 const IN_FLIGHT: u64 = 8;
 const SIZE: usize = 1 << 20;
 const ROUNDS: usize = 7;
 
 #[test]
-fn background_threads_leave_a_stream_to_who_sends_it() {
-    // Where a loaded machine keeps the sender away for long, a background thread rightly goes on for it.
+fn background_threads_stay_idle_while_sender_polls() {
+    // On a loaded machine that preempts the sender for long, a background thread rightly takes over, hence
+    // several rounds.
     let mut shares: Vec<f64> = (0..ROUNDS).map(|_| share_of_others()).collect();
     println!("background threads' processor time by the sender's: {shares:.3?}");
     shares.sort_by(f64::total_cmp);
     assert!(shares[ROUNDS / 2] < 0.2, "{shares:.3?}");
 }
 
-/// What other threads have of the processors while this one sends, by what it has itself.
+/// Returns the CPU time of the other threads while this one sends, relative to its own.
 fn share_of_others() -> f64 {
     let fabric = Fabric::new();
     let [a, b] = [0, 1].map(|_| End::new(&fabric));
@@ -60,7 +62,7 @@ impl End {
     }
 }
 
-/// Nanoseconds that this thread and all others of the process have had of processors so far.
+/// CPU time in nanoseconds of this thread, and of all others of the process, so far.
 fn times() -> [u64; 2] {
     let [own, all] = [ClockId::CLOCK_THREAD_CPUTIME_ID, ClockId::CLOCK_PROCESS_CPUTIME_ID].map(|clock| {
         let time = clock_gettime(clock).unwrap();

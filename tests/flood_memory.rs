@@ -1,4 +1,5 @@
-//! What a peer sends without end takes no memory once the bounds are reached. Alone in its process, whose allocator counts.
+//! Test that an endless flood of messages from peers takes no more memory once the bounds are reached. It is
+//! alone in its process because the allocator counts.
 
 use urxe::cm::{Arrival, Cm, CmConfig};
 use urxe::transport::{AddressVector, Instant};
@@ -8,7 +9,7 @@ use urxe::wire::mad::{
 use urxe::wire::{Gid, Mtu, Qpn};
 
 const SERVED: ServiceId = ServiceId(0x0106_0007);
-/// Where a listener is expected.
+/// Service with a pending listener.
 const VACANT: ServiceId = ServiceId(0x0106_0008);
 const BACKLOG: usize = 100;
 
@@ -16,7 +17,7 @@ fn gid(host: u8) -> Gid {
     std::net::Ipv4Addr::new(10, 0, 0, host).into()
 }
 
-/// Sends messages of a kind, from as many peers as there may be, each with an ID of its own.
+/// Delivers messages of one kind, from as many peers as possible, each with a communication ID of its own.
 fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32) -> Message) {
     for n in from..from + count {
         let from = AddressVector::to(std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into());
@@ -27,7 +28,7 @@ fn flood(cm: &mut Cm, from: u32, count: u32, is_read: bool, message: &dyn Fn(u32
 }
 
 #[test]
-fn a_flood_of_any_kind_takes_no_memory_beyond_its_bounds() {
+fn flood_of_any_message_kind_uses_bounded_memory() {
     let req = |n: u32, service| {
         let local_gid = std::net::Ipv4Addr::from(0x0b00_0000 | n >> 4).into();
         Req {
@@ -65,7 +66,7 @@ fn a_flood_of_any_kind_takes_no_memory_beyond_its_bounds() {
             let answers = cm.counters().sent.iter().sum::<u64>() + cm.counters().answers_dropped;
             let expected = match name {
                 "REQ" | "SIDR_REQ" => 10_000 - BACKLOG as u64,
-                // Some wait for it.
+                // The others are queued for the pending listener.
                 "REQ, vacant" => 10_000 - 256,
                 "REJ" => 0,
                 _ => 10_000,

@@ -1,4 +1,4 @@
-//! Does the guest fixture work? Two guests with the kernel's rxe, wired to each other.
+//! Tests of the guest fixture: two guests with the kernel's rxe, connected to each other.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -15,7 +15,7 @@ use wire::{End, Fault, Wire};
 const S10: Duration = Duration::from_secs(10);
 const S60: Duration = Duration::from_secs(60);
 
-/// Guests 1 and 2 at the ends of a wire, booted side by side.
+/// Boots guests 1 and 2 in parallel at the ends of a wire.
 fn pair(oob: &[u16]) -> (Guest, Guest, Wire) {
     let wire = Wire::start().unwrap();
     let start = |end, n| {
@@ -35,7 +35,7 @@ fn pair(oob: &[u16]) -> (Guest, Guest, Wire) {
     (a, b, wire)
 }
 
-/// A stock program between guests 1 and 2.
+/// Runs a stock program between guests 1 and 2.
 fn pingpong(a: &Guest, b: &Guest) {
     let mut server = b.spawn("ibv_rc_pingpong -d rxe0 -g 1 -n 10").unwrap();
     b.wait_listening(18515, S10).unwrap();
@@ -44,7 +44,7 @@ fn pingpong(a: &Guest, b: &Guest) {
     assert_eq!(out.status, 0, "{out:?}");
 }
 
-/// An RC QP `q` on each side, connected over the GIDs of these addresses.
+/// Connects an RC QP `q` on each side over the GIDs of these addresses.
 fn connect(a: &Guest, va: &mut Vsh, b: &Guest, vb: &mut Vsh, ips: [&str; 2], gids: [&str; 2], mtu: u32) {
     let qa = va.cmd("qp q rc").unwrap().num("qpn");
     let qb = vb.cmd("qp q rc").unwrap().num("qpn");
@@ -58,7 +58,7 @@ fn connect(a: &Guest, va: &mut Vsh, b: &Guest, vb: &mut Vsh, ips: [&str; 2], gid
 }
 
 #[test]
-fn two_guests() {
+fn two_guests_transfer_data_and_recover_losses() {
     let (a, b, wire) = pair(&[9000]);
 
     // A stock program on both sides; it exchanges its parameters over the same wire.
@@ -80,13 +80,13 @@ fn two_guests() {
         assert_eq!((wc[0].wr_id, wc[0].status.as_str(), wc[0].op.as_str()), (77, "SUCCESS", "RDMA_WRITE"));
         assert_eq!(vb.get("m", 0, 5000).unwrap(), pattern(5000, 7));
         assert_eq!(vb.cmd("hash m 0 5000").unwrap().num("hash"), hash(&pattern(5000, 7)));
-        // 5 packets and their ACK, unless a timer of the emulated guest went off early
+        // 5 packets and their ACK, unless a timer of the emulated guest expired early
         let after = a.counters().unwrap();
         assert!(after["sent_pkts"] >= before["sent_pkts"] + 5, "{before:?} {after:?}");
         assert!(after["rcvd_pkts"] > before["rcvd_pkts"], "{before:?} {after:?}");
     }
 
-    // A lost packet is sent again, and the counters tell.
+    // A lost packet is retransmitted, and the counters show it.
     let (mut va, mut vb) = (a.vsh().unwrap(), b.vsh().unwrap());
     connect(
         &a,
@@ -127,9 +127,9 @@ fn two_guests() {
     host.join().unwrap();
 }
 
-/// What tests/guest/README.md says of vsh, between QPs of one guest.
+/// The commands of vsh that tests/guest/README.md documents, between QPs of one guest.
 #[test]
-fn verbs_shell() {
+fn verbs_shell_executes_documented_commands() {
     let dir = tempfile::tempdir().unwrap();
     let net = Net::Dgram { local: dir.path().join("a"), remote: dir.path().join("b") };
     let g = Guest::start(GuestConfig::new(net, 6)).unwrap();
@@ -161,7 +161,7 @@ fn verbs_shell() {
     assert_eq!(v.fails("get x 0 1").unwrap(), "no mr x");
     assert_eq!(v.fails("mr m 1").unwrap(), "m exists");
 
-    // Objects of one's own; an SRQ; they are in use until the QPs are gone.
+    // Named objects; an SRQ; they are in use until the QPs are destroyed.
     for line in ["pd p", "cq rx", "srq s wr=4", "cq tx cqe=16"] {
         v.cmd(line).unwrap();
     }
@@ -180,7 +180,7 @@ fn verbs_shell() {
     assert_eq!(v.get("m", 4104, 2).unwrap(), pattern(300, 1)[100..102]);
     assert_eq!(v.get("m", 5000, 5).unwrap(), pattern(300, 1)[102..107]);
 
-    // READ, WRITE WITH IMMEDIATE, atomics.
+    // READ, WRITE with immediate, atomics.
     v.cmd(&format!("read a m 6000 100 m 6200 100 {}", remote(0))).unwrap();
     assert_eq!(poll(&mut v, "cq").op, "RDMA_READ");
     assert_eq!(v.get("m", 6200, 100).unwrap(), pattern(300, 1)[100..200]);
@@ -199,7 +199,7 @@ fn verbs_shell() {
     }
     assert_eq!(v.get("m", 7200, 8).unwrap(), 9u64.to_le_bytes());
 
-    // A region with its own addresses and without the right to write; the QP goes to ERR, and says so.
+    // A region with its own addresses and without the right to write; the QP goes to ERR and reports it.
     let ro = v.cmd("mr ro 4096 access=lr iova=0x10000").unwrap();
     assert_eq!(ro.num("addr"), 0x10000);
     v.cmd(&format!("read a m 0 8 addr=0x10ff8 rkey={}", ro.get("rkey"))).unwrap();
@@ -213,7 +213,7 @@ fn verbs_shell() {
     v.cmd("reset a").unwrap();
     assert_eq!(v.fails("send a m 0 1").unwrap(), "post_send: Invalid argument (22)");
 
-    // Retries of a peer that is not there; RNR.
+    // Retries to a peer that does not exist; RNR.
     let (c, d) = (v.cmd("qp c rc").unwrap().num("qpn"), v.cmd("qp d rc").unwrap().num("qpn"));
     v.cmd(&format!("connect c qpn={d} {to} timeout=8 retry=1 rnr_retry=1")).unwrap();
     v.cmd("send c m 0 1").unwrap();
@@ -224,7 +224,7 @@ fn verbs_shell() {
     v.cmd("send c m 0 1").unwrap();
     assert_eq!(poll(&mut v, "cq").status, "RNR_RETRY_EXC_ERR");
 
-    // UD: its receives have 40 bytes of GRH.
+    // UD: receives have 40 bytes of GRH.
     let (e, f) = (v.cmd("qp e ud").unwrap().num("qpn"), v.cmd("qp f ud rcq=rx").unwrap().num("qpn"));
     v.cmd("connect e sq_psn=5").unwrap();
     v.cmd("connect f").unwrap();
@@ -238,13 +238,13 @@ fn verbs_shell() {
     }
     assert_eq!(v.fails("query a").unwrap(), "no a");
     g.check("/bin/ip link set eth0 down", S10).unwrap();
-    // IBV_EVENT_PORT_ERR, maybe behind others
+    // IBV_EVENT_PORT_ERR, possibly behind others
     assert!((0..5).any(|_| v.raw("async 1000").unwrap().contains(" 10:")));
     assert_eq!(v.fails("dance x").unwrap(), "what is dance");
 }
 
 #[test]
-fn over_a_stream() {
+fn guests_communicate_over_a_stream() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wire");
     let a = Guest::start(GuestConfig::new(Net::StreamListen { path: path.clone() }, 1)).unwrap();
@@ -253,7 +253,7 @@ fn over_a_stream() {
 }
 
 #[test]
-fn over_a_tap() {
+fn guest_reaches_host_over_a_tap() {
     if !nix::unistd::geteuid().is_root() {
         let why = "a tap device in a network namespace needs root";
         assert!(std::env::var("CI").as_deref() != Ok("true"), "{why}");
@@ -282,7 +282,7 @@ fn over_a_tap() {
 }
 
 #[test]
-fn commands_end() {
+fn commands_report_their_end_and_errors() {
     let dir = tempfile::tempdir().unwrap();
     let net = Net::Dgram { local: dir.path().join("a"), remote: dir.path().join("b") };
     let g = Guest::start(GuestConfig { mtu: 4500, ..GuestConfig::new(net, 3) }).unwrap();
@@ -296,14 +296,14 @@ fn commands_end() {
     assert_eq!(p.read_line(S10).unwrap().as_deref(), Some("got one"));
     assert_eq!(p.read_line(S10).unwrap().as_deref(), Some("got two"));
     assert_eq!(p.kill().unwrap().status, 128 + 9);
-    // Much, both ways, at once.
+    // Much data in both directions at once.
     let mut p = g.spawn("cat; sleep 60 & exit 0").unwrap();
     let much = vec![b'x'; 1 << 20];
     p.write(&much).unwrap();
     p.close_stdin().unwrap();
     assert_eq!(p.wait(S60).unwrap().stdout.len(), much.len());
 
-    // MTU 4500 makes 4096 the active path MTU; several shells; errors are told.
+    // MTU 4500 makes 4096 the active path MTU; several shells; errors are reported.
     let (mut v, mut w) = (g.vsh().unwrap(), g.vsh().unwrap());
     assert_eq!(v.cmd("device").unwrap().num("active_mtu"), 4096);
     v.send("qp q rc").unwrap();
@@ -314,7 +314,7 @@ fn commands_end() {
     assert_eq!(v.fails("rts q").unwrap(), "rts: Invalid argument (22)");
     assert_eq!(v.poll(1, Duration::from_millis(50)).unwrap(), []);
 
-    // The guest dies under a command.
+    // The guest dies while a command runs.
     let mut p = g.spawn("sleep 60").unwrap();
     let _ = g.exec("echo b >/proc/sysrq-trigger", S10);
     assert_eq!(p.wait(S10).unwrap_err().kind, ErrorKind::Gone);
@@ -322,7 +322,7 @@ fn commands_end() {
 }
 
 #[test]
-fn a_boot_that_fails_says_why() {
+fn failed_boot_reports_the_reason() {
     let net = Net::Tap { ifname: "tap0".into(), netns: Some("nonexistent".into()) };
     let e = Guest::start(GuestConfig::new(net, 4)).err().expect("it must fail");
     assert_eq!(e.kind, ErrorKind::Boot, "{e}");
@@ -330,7 +330,7 @@ fn a_boot_that_fails_says_why() {
 }
 
 #[test]
-fn requester_that_has_sent_everything_has_lost_no_wakeup() {
+fn idle_requester_has_lost_no_wakeup() {
     let idle = |next_psn| guest::Requester {
         next_psn,
         unacknowledged: next_psn,
@@ -341,7 +341,7 @@ fn requester_that_has_sent_everything_has_lost_no_wakeup() {
     assert!(!idle(103).has_lost_wakeup());
     assert!(guest::Requester { waits_for_nic: true, ..idle(103) }.has_lost_wakeup());
     assert!(guest::Requester { waits_for_ack: true, ..idle(103) }.has_lost_wakeup());
-    // These are acknowledged later, or the timer sends them again.
+    // These are acknowledged later, or the timer retransmits them.
     assert!(!guest::Requester { waits_for_ack: true, unacknowledged: 102, ..idle(103) }.has_lost_wakeup());
     assert!(!guest::Requester { waits_for_nic: true, with_nic: 16, ..idle(103) }.has_lost_wakeup());
     let (a, b, _wire) = pair(&[]);
@@ -364,7 +364,8 @@ fn requester_that_has_sent_everything_has_lost_no_wakeup() {
     let all = match a.requesters() {
         Ok(all) => all,
         Err(e) if e.kind == ErrorKind::Missing => {
-            // Debian's kernel moves on. Without the layout a silence of rxe fails its test, and `Guest::state` says why.
+            // Debian updates its kernel. Without the layout a stall of rxe fails its test, and `Guest::state`
+            // reports why.
             println!("not compared with a kernel: {e}");
             return;
         }

@@ -1,9 +1,9 @@
-//! Bytes that mean harm, with a good ICRC, into a NIC with connected QPs: no panic, no byte written where the
-//! peer may not, and the neighbour of the QP under fire goes on as if nothing were.
+//! Test of malicious bytes with a valid ICRC, sent into a NIC with connected QPs: no panic, no byte written
+//! where the peer has no access, and the neighbour of the attacked QP keeps working.
 //!
-//! The QP under fire is of every service in turn, with receives of its own or shared ones.
+//! The attacked QP is of every service in turn, with receives of its own or shared ones.
 //!
-//! `URXE_SEEDS` says how many seeds, `URXE_SEED` runs a single one.
+//! `URXE_SEEDS` sets the number of seeds, `URXE_SEED` runs a single one.
 
 mod support;
 
@@ -32,7 +32,7 @@ const QKEY: QKey = QKey(0x1111_1111);
 const SERVICES: [QpType; 6] =
     [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcRecv, QpType::XrcSend];
 const DOMAIN: XrcdId = XrcdId(3);
-/// All rights that there are.
+/// All access rights.
 const EVERYTHING: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
 const VICTIM: usize = 0;
 const NEIGHBOUR: usize = 1;
@@ -44,7 +44,7 @@ struct Target {
     now: Instant,
     qpns: Vec<Qpn>,
     cqs: [Arc<CompletionQueue>; 2],
-    /// Open to all; for reading only; of another domain; for local use.
+    /// With all rights; read-only; of another domain; for local use only.
     regions: Vec<Region>,
     neighbour: Region,
     neighbour_psn: u32,
@@ -55,7 +55,7 @@ struct Target {
     window: RKey,
     fast: LKey,
     _fast_memory: Buffer,
-    /// Where the peer sends.
+    /// Destination of the peer's packets.
     dst: IpAddr,
     rng: Rng,
 }
@@ -70,7 +70,7 @@ impl Target {
             region(PdId(9), 0x20_0000, Access::ALL),
             region(PD, 0x30_0000, Access::LOCAL_WRITE),
         ];
-        // Nobody knows its key but the neighbour's peer; random keys do not hit it.
+        // Only the neighbour's peer knows its key; random keys do not hit it.
         let neighbour = region(PdId(7), 0, Access::ALL);
         let tuning = Tuning { min_timeout: Duration::ZERO, ..Tuning::default() };
         let port = PortAddresses { gids: vec![IpAddr::from(OURS).into()], src_port: None };
@@ -79,7 +79,8 @@ impl Target {
         let service = SERVICES[seed as usize % SERVICES.len()];
         let window = memory.alloc_window(PD, WindowKind::Type2B).unwrap();
         let fast_memory = Buffer::zeroed(256);
-        // SAFETY: the buffer is kept as long as the table.
+        // SAFETY: the buffer is stored in the same `Target` as the table, so the memory outlives every access
+        // through the table.
         let fast = unsafe { memory.register_fast(PD, fast_memory.addr(), 256) }.unwrap().lkey;
         let mut t = Target {
             nic,
@@ -176,7 +177,7 @@ impl Target {
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
     }
 
-    /// The packets that leave, thrown away; each has been checked to be whole.
+    /// Returns the headers of the transmitted packets, after a check that each is complete.
     fn transmit(&mut self) -> Vec<Headers> {
         let mut sent = Vec::new();
         while self.nic.wants_to_transmit() || self.nic.has_held_acknowledgements() {
@@ -187,7 +188,7 @@ impl Target {
         sent
     }
 
-    /// A number that is often one that matters.
+    /// Returns a number that is often an interesting one.
     fn length(&mut self) -> u32 {
         let any = self.rng.next() as u32;
         let near = self.rng.below(600) as u32;
@@ -212,7 +213,7 @@ impl Target {
         )
     }
 
-    /// A packet of any opcode whose fields are likely to be taken seriously.
+    /// Returns a packet of any opcode whose fields are likely to pass the checks.
     fn plausible(&mut self) -> Vec<u8> {
         let (attr, _) = self.nic.query_qp(self.qpns[VICTIM]).unwrap();
         let any_psn = Psn::new(self.rng.next() as u32);
@@ -269,7 +270,7 @@ impl Target {
         support::encode(&headers, &payload, &self.flow())
     }
 
-    /// Some bytes of a packet changed, cut off or added, the ICRC made good.
+    /// Changes, removes or adds some bytes of a packet and makes its ICRC valid.
     fn mutate(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         for _ in 0..1 + self.rng.below(4) {
             match self.rng.below(6) {
@@ -291,7 +292,8 @@ impl Target {
         bytes
     }
 
-    /// Something about a key: the window or the fast region, opened or closed, mostly as it may be.
+    /// Returns an operation on a key: binding, registration or invalidation of the window or the fast region,
+    /// mostly a permitted one.
     fn manage(&mut self) -> WrOp {
         let (window, fast) = (self.window, self.fast);
         let key = |first: u32, low: u64| first & !0xff | low as u32 & 3;
@@ -317,7 +319,7 @@ impl Target {
         }
     }
 
-    /// The victim's application does something.
+    /// Performs an action of the victim's application.
     fn work(&mut self) {
         let qpn = self.qpns[VICTIM];
         if matches!(self.nic.qp_state(qpn), Some(QpState::Err | QpState::Sqe)) {
@@ -350,7 +352,7 @@ impl Target {
         let sges = if op.has_data() { &local[..] } else { &[] };
         let wr = SendWr { wr_id: 1, op, data: WrData::Sges(sges), flags: SendFlags::SIGNALED, to };
         let recv = RecvWr { wr_id: 2, sges: &local };
-        // Full queues are part of the game, and operations that the service does not have.
+        // Full queues are intended, and operations that the service does not have.
         if self.rng.percent(50) {
             let _ = self.nic.post_send(self.now, qpn, &wr).unwrap();
         } else if let Some(srq) = self.srq.or(self.xrc_srq) {
@@ -360,7 +362,7 @@ impl Target {
         }
     }
 
-    /// The neighbour's peer writes 8 bytes and gets its acknowledgement.
+    /// Sends an 8-byte WRITE from the neighbour's peer and checks its acknowledgement.
     fn check_neighbour(&mut self) {
         let (psn, stamp) = (self.neighbour_psn, self.rng.next().to_ne_bytes());
         self.neighbour_psn += 1;
@@ -432,7 +434,7 @@ fn run(seed: u64) {
 }
 
 #[test]
-fn hostile_bytes_do_no_harm() {
+fn hostile_packets_do_not_affect_other_memory_or_qps() {
     let env = |name| std::env::var(name).ok().map(|v| v.parse::<u64>().expect("a number"));
     let range = match env("URXE_SEED") {
         Some(seed) => seed..seed + 1,

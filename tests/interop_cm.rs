@@ -1,5 +1,5 @@
-//! The connection manager and the kernel's: programs of rdmacm-utils in a guest with rxe, and sessions of the Rust API here,
-//! both ways round.
+//! Interoperation of the connection manager with the kernel's: programs of rdmacm-utils in a guest with rxe,
+//! and sessions of the Rust API on the host, with either side as the server.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -16,15 +16,15 @@ use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Where the programs listen, and connect to.
+/// Port of the programs that can be configured.
 const PORT: u16 = 7471;
-/// Where `udaddy` does, which cannot be told.
+/// Port of `udaddy`, which cannot be configured.
 const UDADDY: u16 = 7174;
 
-/// What `rdma_server` and `rdma_client` send each other once.
+/// Length of the messages of `rdma_server` and `rdma_client`.
 const LEN: usize = 16;
 
-/// The device here.
+/// The local device.
 struct Here {
     context: Context,
     pd: Pd,
@@ -48,10 +48,10 @@ impl Here {
         self.pd.create_qp(&self.cq, &self.cq, &options).unwrap()
     }
 
-    /// A queue pair for connections, with receives posted.
+    /// Creates a queue pair for connections, with receives posted.
     fn receiving(&self, messages: u64, len: usize) -> Qp {
         let qp = self.qp(QpType::Rc);
-        // From INIT on it takes them; it stays there when it is attached.
+        // The queue pair accepts receives from INIT on; attaching it keeps that state.
         qp.to_init(Access::ALL).unwrap();
         (0..messages).for_each(|i| self.post_recv(&qp, i, len));
         qp
@@ -65,7 +65,7 @@ impl Here {
         self.cq.wait(LIMIT).map_err(|e| e.to_string())
     }
 
-    /// A connection to a program that may not listen yet.
+    /// Connects to a program that may not listen yet.
     fn connect(&self, to: SocketAddr, messages: u64, len: usize) -> Result<Session, String> {
         let begun = Instant::now();
         loop {
@@ -94,7 +94,7 @@ fn spawn(stand: &Stand, command: &str) -> Result<GuestProcess, String> {
     stand.guest.spawn(command).map_err(|e| e.to_string())
 }
 
-/// A message each way, then the server in the guest disconnects.
+/// Exchanges a message in each direction; then the server in the guest disconnects.
 fn client_of_rdma_server(stand: &Stand, here: &Here, at: SocketAddr) -> Result<String, String> {
     let server = spawn(stand, &format!("rdma_server -s {}", at.ip()))?;
     let session = here.connect(at, 1, LEN)?;
@@ -107,7 +107,7 @@ fn client_of_rdma_server(stand: &Stand, here: &Here, at: SocketAddr) -> Result<S
     ended(server)
 }
 
-/// The same from the guest.
+/// As `client_of_rdma_server`, with the client in the guest.
 fn server_of_rdma_client(stand: &Stand, here: &Here, at: SocketAddr) -> Result<String, String> {
     let listener = Listener::bind(&here.manager, at).map_err(|e| e.to_string())?;
     let client = spawn(stand, &format!("rdma_client -s {}", at.ip()))?;
@@ -122,7 +122,8 @@ fn server_of_rdma_client(stand: &Stand, here: &Here, at: SocketAddr) -> Result<S
     ended(client)
 }
 
-/// Refused by the program here, and by the connection manager here and there as nobody listens.
+/// Checks a rejection by the local program, and rejections by the local and the kernel's connection manager
+/// without a listener.
 fn refusals(stand: &Stand, here: &Here, ours: SocketAddr, theirs: SocketAddr) -> Result<String, String> {
     let refused = |stand: &Stand, reason: u16| {
         let command = format!("ucmatose -s {} -p {PORT} -C 1 -c 1", ours.ip());
@@ -145,7 +146,7 @@ fn refusals(stand: &Stand, here: &Here, ours: SocketAddr, theirs: SocketAddr) ->
     }
 }
 
-/// Three datagrams to the guest, which finds the way back by them, and three back.
+/// Sends three datagrams to the guest, which takes the return address from them, and receives three.
 fn client_of_udaddy(stand: &Stand, here: &Here, at: SocketAddr) -> Result<String, String> {
     let (count, len) = (3, 100);
     let at = SocketAddr::new(at.ip(), UDADDY);
@@ -170,7 +171,7 @@ fn client_of_udaddy(stand: &Stand, here: &Here, at: SocketAddr) -> Result<String
         let event = channel.get_event(Some(LIMIT)).map_err(|e| text(&e))?;
         match (event.kind, event.param) {
             (CmEventKind::Established, EventParam::Datagram(there)) => break (id, qp, there),
-            // It does not listen yet.
+            // The guest does not listen yet.
             (CmEventKind::Unreachable, _) if event.status == 1 && begun.elapsed() < LIMIT => {
                 std::thread::sleep(Duration::from_millis(200));
             }
@@ -193,7 +194,7 @@ fn client_of_udaddy(stand: &Stand, here: &Here, at: SocketAddr) -> Result<String
 }
 
 #[test]
-fn over_frames() {
+fn rdmacm_programs_interoperate_over_frames() {
     let stand = Stand::frames();
     let here = Here::new(&stand);
     let mut table = Table::default();

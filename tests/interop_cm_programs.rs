@@ -1,8 +1,9 @@
-//! Programs that connect by address and port, unmodified, at both ends: here on the drop-in librdmacm by `urxe run`, in the
-//! guest on the kernel's connection manager and rxe; both ways round, over IPv4 and IPv6.
+//! Unmodified programs that connect by address and port at both ends: on the host with the drop-in librdmacm
+//! through `urxe run`, in the guest with the kernel's connection manager and rxe; with either side as the
+//! server, over IPv4 and IPv6.
 //!
-//! Over a tap, which carries TCP too: qperf has one address for both. Not here: XRC, which rxe 6.1 has not (`rdma_xserver` with
-//! RC is); and over IPv6 what [`for_ipv4`] says.
+//! The link is a tap, which carries TCP too, because qperf uses one address for both. Excluded: XRC, which
+//! rxe 6.1 does not support (`rdma_xserver` with RC is included); and over IPv6 the cases of [`for_ipv4`].
 
 #[path = "interop_cm_programs/ends.rs"]
 mod ends;
@@ -18,7 +19,7 @@ use std::process::Command;
 use ends::{Ends, LIMIT, Program, Ready, SOON};
 use stand::{Stand, Table, Urxe};
 
-/// Where `udaddy` listens, which cannot be told.
+/// Port of `udaddy`, which cannot be configured.
 const UDADDY: u16 = 7174;
 const GROUP: &str = "239.7.7.7";
 
@@ -34,7 +35,7 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
         (name, Program::bound(program, words).telling("return status 0"))
     };
     let datagrams = |words| (udaddy, Program { port: Some(UDADDY), ..bound(udaddy, words).1 });
-    // Its server listens at any address, which is IPv6's where the system has it so.
+    // Its server listens on the wildcard address, which is IPv6's on systems that prefer it.
     let xserver = Program::new("rdma_xserver -p {port}", "rdma_xclient -s {server} -p {port}");
     let rdma_server = Program::new("rdma_server -s {server} -p {port}", "rdma_client -s {server} -p {port}");
     let mut all = vec![
@@ -56,7 +57,7 @@ fn all(version: usize) -> Vec<(&'static str, Program)> {
     all
 }
 
-/// What cannot be over IPv6, on Debian 12 between two programs in the guest:
+/// Programs that do not work over IPv6, between two programs in the guest on Debian 12:
 ///
 /// | program | with an IPv6 address | because |
 /// |---|---|---|
@@ -71,7 +72,7 @@ fn for_ipv4() -> Vec<(&'static str, Program)> {
             Program::new(&format!("{receiver} {{server}}"), &format!("{receiver} {{client}} -s{client}"));
         all.push(("mckey", Program { ready: Ready::Group(GROUP), ..mckey.telling("return status 0") }));
     }
-    // A server that has one connection listens anew for the next, and so does the guest, slowly.
+    // A server of a single connection starts to listen again for the next one, and so does the guest, slowly.
     let perftest = [
         "ib_write_bw -n 100 -q 2",
         "ib_read_lat -n 20",
@@ -91,7 +92,7 @@ fn for_ipv4() -> Vec<(&'static str, Program)> {
     all
 }
 
-/// Nobody listens, though there is somebody: both sides are told so.
+/// Checks that both sides report a rejection when the host exists but has no listener.
 fn refused(ends: &Ends<'_>) -> Result<String, String> {
     const TOLD: &str = "RDMA_CM_EVENT_REJECTED, error 8";
     let client = |to: &str| format!("rping -c -a {to} -p 9 -C 1");
@@ -107,7 +108,8 @@ fn refused(ends: &Ends<'_>) -> Result<String, String> {
     Ok(TOLD.into())
 }
 
-/// A client in the guest that is killed in the midst: its kernel disconnects, of which the program here hears.
+/// Kills a client in the guest in the middle of its run: its kernel disconnects, and the local program gets
+/// the event.
 fn killed(ends: &Ends<'_>) -> Result<String, String> {
     const TOLD: &str = "server DISCONNECT EVENT";
     let port = ends.free_port();
@@ -119,7 +121,8 @@ fn killed(ends: &Ends<'_>) -> Result<String, String> {
     server.wait_for(TOLD, SOON).map(|()| TOLD.into())
 }
 
-/// What a program hears of the other's private data, limits and refusal is the same whichever side it is on.
+/// Checks that a program sees the same private data, limits and rejection of its peer whichever side it is
+/// on.
 fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     let run = |role: &str, at: &str, port| format!("{program} {role} {at} {port}");
     let text = |e: &dyn std::fmt::Display| e.to_string();
@@ -140,7 +143,7 @@ fn private_data(ends: &Ends<'_>, program: &str) -> Result<String, String> {
     Ok(format!("{} and {} events are the same", our_client.lines().count(), our_server.lines().count()))
 }
 
-/// Builds it, at the same place here and in the guest, which has the same libraries.
+/// Builds the program at the same path on the host and in the guest, which has the same libraries.
 fn build_private_data(stand: &Stand) -> String {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop_cm_programs/private_data.c");
     let program = format!("/tmp/urxe-private-data-{}", std::process::id());
@@ -157,7 +160,7 @@ fn build_private_data(stand: &Stand) -> String {
 }
 
 #[test]
-fn over_a_tap() {
+fn unmodified_cm_programs_interoperate_over_a_tap() {
     let stand = Stand::tap("cmp");
     stand.any_is_v6();
     let program = build_private_data(&stand);

@@ -1,5 +1,5 @@
-//! What goes wrong between urxe and the kernel's rxe goes wrong in the same way on both sides: receivers that are not
-//! ready, refused accesses, silence, wrong ICRCs. Needs the test guest.
+//! Errors between urxe and the kernel's rxe have the same result on both sides: receivers that are not ready,
+//! refused accesses, unresponsive peers, wrong ICRCs. Needs the test guest.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -20,12 +20,13 @@ use urxe::verbs::*;
 
 const SHORT: Duration = Duration::from_millis(300);
 
-/// An emulated guest on a busy machine may well be silent for the usual 67 ms.
+/// Connection options with a long timeout, because an emulated guest on a busy machine may well not respond
+/// within the usual 67 ms.
 fn patient() -> ConnectOptions {
     How::new(Ip::V4, MTU).ours
 }
 
-/// Over a wire that spoils the first packet of this direction.
+/// Opens a pair over a wire that corrupts the first packet of this direction.
 fn with_wrong_icrc(site: &Site, ip: Ip, direction: Direction) -> Pair<'_> {
     let rule = Rule::new(direction, Action::Corrupt, When::Nth(1));
     let side = site.open_wrapped(ip, |link| Box::new(Faults::new(link, vec![rule], 1)));
@@ -33,7 +34,7 @@ fn with_wrong_icrc(site: &Site, ip: Ip, direction: Direction) -> Pair<'_> {
 }
 
 #[test]
-fn receivers_that_are_not_ready() {
+fn rnr_has_the_same_result_at_both_sides() {
     run(
         "receivers that are not ready",
         Via::Dgram,
@@ -108,7 +109,7 @@ fn late_immediate_at_urxe(site: &Site, ip: Ip) {
     assert_eq!(p.ours(1), [(4, WcStatus::Success)]);
 }
 
-/// The sender's QP ends, the other goes on.
+/// The sender's QP fails, the other continues.
 fn no_receive_at_rxe(site: &Site, ip: Ip) {
     let mut p = Pair::open(site, ip);
     let qp = p.connect_with(ConnectOptions { rnr_retry: 2, ..ConnectOptions::default() }, "");
@@ -131,7 +132,7 @@ fn no_receive_at_urxe(site: &Site, ip: Ip) {
 }
 
 #[test]
-fn silence() {
+fn unresponsive_peer_exhausts_retries_at_both_sides() {
     run(
         "silence",
         Via::Dgram,
@@ -170,7 +171,7 @@ fn urxe_is_gone(site: &Site, ip: Ip) {
 }
 
 #[test]
-fn wrong_icrcs() {
+fn packet_with_wrong_icrc_is_dropped_and_retransmitted() {
     run(
         "wrong ICRCs",
         Via::Dgram,
@@ -190,7 +191,7 @@ fn wrong_icrc_to_rxe(site: &Site, ip: Ip) {
     is(&p.theirs(1), &[(2, "SUCCESS")]);
     assert_eq!(p.shell.vsh.get("m", 0, 500).unwrap(), data);
     let (ours, after) = p.counters();
-    // The guest saw nothing of the first one; the second came after our timeout.
+    // The guest dropped the first packet without a response; the second arrived after the local timeout.
     assert!(ours.local_ack_timeout_err >= 1 && ours.requester_retry >= 1, "{ours:?}");
     assert_eq!(after["rcvd_pkts"] - theirs["rcvd_pkts"], ours.sent_pkts - 1, "{theirs:?} {after:?}");
     assert_eq!(after["out_of_seq_request"], theirs["out_of_seq_request"]);
@@ -214,7 +215,7 @@ fn wrong_icrc_to_urxe(site: &Site, ip: Ip) {
     assert!(after["completer_retry_err"] > theirs["completer_retry_err"], "{theirs:?} {after:?}");
 }
 
-/// What a requester asks for.
+/// Operation of a requester.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Ask {
     Write,
@@ -224,35 +225,35 @@ enum Ask {
     Add,
 }
 
-/// Whose and what kind of region the request names, or how else it is wrong.
+/// Error of the request: the region that it names, or another one.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Wrong {
-    /// A region with this access, `lwra` as the shell writes it.
+    /// A region with this access, `lwra` in the shell's notation.
     Access(&'static str),
-    /// The key's last byte.
+    /// The key's last byte is wrong.
     Key,
-    /// It begins inside the region and ends behind it.
+    /// The range begins inside the region and ends behind it.
     Range,
     /// The region is of another protection domain.
     Domain,
-    /// What the QP allows.
+    /// The QP allows only this access.
     QpAccess(&'static str),
     /// An atomic on an odd address.
     Odd,
     /// A SEND longer than its receive.
     TooLong,
-    /// The receive names a region that may not be written.
+    /// The receive names a region without write access.
     Receive,
-    /// No bytes at all, of a region that there is not: no error.
+    /// A request of length 0 for a region that does not exist: no error.
     Nothing,
 }
 
 struct Case {
     wrong: Wrong,
     ask: Ask,
-    /// The requester's status: urxe's, asking rxe; rxe's, asking urxe.
+    /// Status of the requester: urxe's with rxe as responder; rxe's with urxe as responder.
     status: [&'static str; 2],
-    /// The status of the responder's oldest receive: rxe's, urxe's.
+    /// Status of the responder's oldest receive: rxe's, urxe's.
     receive: [&'static str; 2],
 }
 
@@ -278,9 +279,9 @@ const CASES: &[Case] = &[
     case(Wrong::QpAccess("ra"), Ask::Write, "REM_INV_REQ_ERR"),
     case(Wrong::QpAccess("wa"), Ask::Read, "REM_INV_REQ_ERR"),
     case(Wrong::QpAccess("wr"), Ask::Add, "REM_INV_REQ_ERR"),
-    // rxe's own library does not let such a request out.
+    // rxe's own library refuses to post such a request.
     Case { status: ["REM_INV_REQ_ERR", ""], ..case(Wrong::Odd, Ask::Add, "") },
-    // An invalid request as the specification has it (IBA 9.7.4.1.6); rxe says that it failed itself.
+    // An invalid request in the specification (IBA 9.7.4.1.6); rxe reports a remote operational error.
     Case {
         status: ["REM_OP_ERR", "REM_INV_REQ_ERR"],
         receive: ["LOC_QP_OP_ERR", "LOC_LEN_ERR"],
@@ -295,10 +296,10 @@ const CASES: &[Case] = &[
     case(Wrong::Nothing, Ask::Read, "SUCCESS"),
 ];
 
-/// The length of requests: of several packets where that may be.
+/// Length of requests: several packets where possible.
 const LEN: usize = 3000;
 const AREA: usize = 8192;
-/// Where the request is aimed at, in a region of `AREA` bytes.
+/// Returns the offset of the request's target in a region of `AREA` bytes.
 fn aim(case: &Case) -> usize {
     match (case.wrong, case.ask) {
         (Wrong::Range, _) => AREA - 4 + if case.ask == Ask::Add { 4 } else { 0 },
@@ -318,7 +319,7 @@ fn access(text: &str) -> Access {
     bits.fold(Access::LOCAL_READ, |all, one| all | one)
 }
 
-/// What both sides saw: the requester's completions and state, the responder's receive and state.
+/// Observations of both sides: the requester's completions and state, the responder's receive and state.
 #[derive(PartialEq, Debug)]
 struct Seen {
     requester: Vec<(u64, String)>,
@@ -327,7 +328,7 @@ struct Seen {
     untouched: bool,
 }
 
-/// The case with urxe as requester: the region is rxe's.
+/// Runs the case with urxe as requester and a region of rxe.
 fn ask_rxe(p: &mut Pair<'_>, case: &Case) -> Seen {
     let (region, qp_access) = match case.wrong {
         Wrong::Access(a) => (format!("mr x {AREA} access={a}"), "wra"),
@@ -371,7 +372,8 @@ fn ask_rxe(p: &mut Pair<'_>, case: &Case) -> Seen {
     Seen { requester, responder, states, untouched: memory.iter().all(|b| *b == 0) }
 }
 
-/// The case with rxe as requester: the region is urxe's. And urxe's events, which go with the QP.
+/// Runs the case with rxe as requester and a region of urxe. Also returns urxe's events, which are lost with
+/// the QP.
 fn ask_urxe(p: &mut Pair<'_>, case: &Case) -> (Seen, Vec<AsyncEvent>) {
     let other = p.side.context.alloc_pd().unwrap();
     let mut options = patient();
@@ -406,7 +408,7 @@ fn ask_urxe(p: &mut Pair<'_>, case: &Case) -> (Seen, Vec<AsyncEvent>) {
         Ask::Add => format!("fadd q m 0 {} add=1", words(to)),
     };
     p.cmd(&format!("{line} id=1"));
-    // Refused at once if the first one has failed already.
+    // Refused at once if the first request has failed already.
     let second = p.shell.vsh.raw(&format!("write q m 4096 4 {} id=2", words(p.side.mr.remote(0)))).unwrap();
     let n = if second.starts_with("ok") { 2 } else { 1 };
     let mut requester = p.theirs(n);
@@ -424,7 +426,7 @@ fn ask_urxe(p: &mut Pair<'_>, case: &Case) -> (Seen, Vec<AsyncEvent>) {
 }
 
 #[test]
-fn refusals() {
+fn refused_requests_have_the_expected_status_at_both_sides() {
     let site = Site::start(Via::Dgram);
     let mut table = Table::new(
         "errors",
@@ -460,7 +462,7 @@ fn refusals() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// One case with urxe (0) or rxe (1) as requester: what was seen, and what of it is wrong.
+/// Runs a case with urxe (0) or rxe (1) as requester; returns the observations and their deviations.
 fn refusal(p: &mut Pair<'_>, case: &Case, requester: usize) -> (Seen, Vec<String>) {
     let before = p.side.counters();
     let (seen, events) = if requester == 0 { (ask_rxe(p, case), vec![]) } else { ask_urxe(p, case) };

@@ -1,6 +1,6 @@
-//! urxe and the kernel's rxe over a wire that loses, doubles, swaps and spoils packets, in either direction and
-//! in both, over IPv4 and IPv6: all data arrives, and the counters of both sides tell the same story. Needs the
-//! test guest.
+//! urxe and the kernel's rxe over a wire that loses, duplicates, reorders and corrupts packets, in each
+//! direction and in both, over IPv4 and IPv6: all data arrives, and the counters of both sides are
+//! consistent. Needs the test guest.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -20,12 +20,12 @@ use urxe::verbs::*;
 const MINUTE: Duration = Duration::from_secs(60);
 /// Below the timeouts of both sides (268 and 67 ms).
 const PATIENCE: Duration = Duration::from_millis(40);
-/// Path MTU; messages of several packets.
+/// Path MTU; messages have several packets.
 const MTU: usize = 1024;
 const LEN: usize = 10_000;
-/// Messages of a round, all posted before the first completes.
+/// Number of messages of a round, all posted before the first completes.
 const BATCH: usize = 12;
-/// Bytes between the places of two messages.
+/// Distance in bytes between two messages in memory.
 const STEP: usize = 16_384;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,21 +42,21 @@ enum Role {
     Rxe,
 }
 
-/// A round's target: behind all sources.
+/// Offset of a round's target: behind all sources.
 const DST: usize = STEP * BATCH;
 
 struct Bench {
     side: Side,
     shell: Shell,
     qp: Qp,
-    /// Idle but for nudges.
+    /// A second QP, idle except for nudges.
     other: Qp,
     nudges: usize,
     seed: u8,
 }
 
 impl Bench {
-    /// Both sides' bytes of message `i`, from `base` on.
+    /// Checks the bytes of message `i` on a side, from `base` on.
     fn check(&mut self, on: Role, base: usize, len: usize, seeds: &[u8], what: Kind) {
         for (i, seed) in seeds.iter().enumerate() {
             let (off, want) = (base + i * STEP, pattern(len, *seed));
@@ -72,14 +72,14 @@ impl Bench {
         }
     }
 
-    /// Something small on the other QP, whose packets move the count on. A sender that goes back by just 13
-    /// packets each time would lose the same one of them for ever otherwise.
-    /// More each time, or the packets and the nudges might make 13 together.
+    /// Sends a short message on the other QP, whose packets advance the fault counter. Otherwise a sender
+    /// that goes back by just 13 packets each time would lose the same packet for ever. The number of nudges
+    /// varies, because packets and nudges together might make 13 again.
     fn nudge(&mut self) {
         self.nudges = self.nudges % 5 + 1;
         for _ in 0..self.nudges {
             let wr = SendWr { flags: SendFlags::default(), ..SendWr::write(0, &[], self.shell.at(0)) };
-            // Full while it waits itself.
+            // The queue is full while this QP is waiting itself.
             let _ = self.other.post_send(&wr);
         }
     }
@@ -121,7 +121,7 @@ impl Bench {
         );
     }
 
-    /// `BATCH` messages of one kind, all under way at once, and their data checked.
+    /// Transfers `BATCH` messages of one kind, all in flight at once, and checks their data.
     fn round(&mut self, kind: Kind, requester: Role) {
         self.seed = self.seed.wrapping_add(50);
         let seeds: Vec<u8> = (0..BATCH as u8).map(|i| self.seed.wrapping_add(i)).collect();
@@ -181,7 +181,7 @@ impl Bench {
         self.check(target, DST, LEN, &seeds, kind);
     }
 
-    /// Every addition counts once, whatever was sent again: the old values are 0, 1, 2 …
+    /// Every addition must be executed once, whatever was retransmitted: the old values are 0, 1, 2 …
     fn adds(&mut self, requester: Role) {
         for i in 0..BATCH {
             let off = i * 8;
@@ -219,16 +219,16 @@ impl Bench {
     }
 }
 
-/// What must have been counted more than 0 times, if the packets struck are requests or READ responses of the
-/// direction; `rxe.` for the guest's counters, `urxe.` for ours, `a|b` for one of both.
+/// A case with the counters that must be above 0 if the affected packets are requests or READ responses of
+/// the direction; `rxe.` for the guest's counters, `urxe.` for the local ones, `a|b` for one of both.
 struct Case {
     name: &'static str,
     rules: &'static [(Direction, Action, When)],
     requester: Role,
     kinds: &'static [Kind],
-    /// Beside the faults themselves.
+    /// Counters that must be above 0, besides those of the faults themselves.
     counted: &'static [&'static str],
-    /// Must be 0.
+    /// Counters that must be 0.
     zero: &'static [&'static str],
 }
 
@@ -240,7 +240,7 @@ const fn every(n: u64) -> When {
     When::Every(n)
 }
 
-/// Losses by whom and of what, and who notices how.
+/// Losses by direction and kind of message, and the counters that show their detection.
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     // Towards the guest.
@@ -250,7 +250,7 @@ const CASES: &[Case] = &[
         counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.duplicate_request"] },
     Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: READ,
         counted: &["rxe.completer_retry_err", "urxe.duplicate_request"], zero: &["urxe.out_of_seq_request"] },
-    // The next acknowledgement makes good for a lost one.
+    // The next acknowledgement makes up for a lost one.
     Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(3))], requester: Role::Rxe, kinds: PUSH,
         counted: &[], zero: &["urxe.out_of_seq_request"] },
     Case { name: "lose tx", rules: &[(Direction::Tx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
@@ -265,12 +265,12 @@ const CASES: &[Case] = &[
         counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err", "rxe.completer_retry_err|rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
     Case { name: "lose rx", rules: &[(Direction::Rx, Action::Drop, every(13))], requester: Role::Rxe, kinds: ALL,
         counted: &["urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &[] },
-    // Both.
+    // Both directions.
     Case { name: "lose both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
         requester: Role::Urxe, kinds: ALL, counted: &["rxe.out_of_seq_request", "urxe.requester_retry"], zero: &[] },
     Case { name: "lose both", rules: &[(Direction::Tx, Action::Drop, every(13)), (Direction::Rx, Action::Drop, every(13))],
         requester: Role::Rxe, kinds: ALL, counted: &["urxe.out_of_seq_request", "rxe.completer_retry_err|rxe.rcvd_seq_err"], zero: &[] },
-    // Doubles.
+    // Duplicates.
     Case { name: "double tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Urxe, kinds: ALL,
         counted: &["rxe.duplicate_request"], zero: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err"] },
     Case { name: "double tx", rules: &[(Direction::Tx, Action::Duplicate, every(5))], requester: Role::Rxe, kinds: ALL,
@@ -283,7 +283,7 @@ const CASES: &[Case] = &[
         requester: Role::Urxe, kinds: ALL, counted: &["rxe.duplicate_request", "urxe.unexpected_response"], zero: &[] },
     Case { name: "double both", rules: &[(Direction::Tx, Action::Duplicate, every(5)), (Direction::Rx, Action::Duplicate, every(5))],
         requester: Role::Rxe, kinds: ALL, counted: &["urxe.duplicate_request"], zero: &[] },
-    // Swaps.
+    // Reordering.
     Case { name: "swap tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Urxe, kinds: PUSH,
         counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &[] },
     Case { name: "swap tx", rules: &[(Direction::Tx, Action::Reorder, every(13))], requester: Role::Rxe, kinds: ALL,
@@ -296,7 +296,7 @@ const CASES: &[Case] = &[
         requester: Role::Urxe, kinds: ALL, counted: &["rxe.out_of_seq_request"], zero: &[] },
     Case { name: "swap both", rules: &[(Direction::Tx, Action::Reorder, every(13)), (Direction::Rx, Action::Reorder, every(13))],
         requester: Role::Rxe, kinds: ALL, counted: &["urxe.out_of_seq_request"], zero: &[] },
-    // Wrong ICRCs: the receiver drops them, so the rest is as with losses.
+    // Wrong ICRCs: the receiver drops the packets, so the rest is as with losses.
     Case { name: "spoil tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Urxe, kinds: PUSH,
         counted: &["rxe.out_of_seq_request", "urxe.rcvd_seq_err", "urxe.requester_retry"], zero: &["urxe.rx_icrc_err"] },
     Case { name: "spoil tx", rules: &[(Direction::Tx, Action::Corrupt, every(13))], requester: Role::Rxe, kinds: ALL,
@@ -307,7 +307,7 @@ const CASES: &[Case] = &[
         counted: &["urxe.rx_icrc_err", "urxe.out_of_seq_request", "rxe.rcvd_seq_err"], zero: &["rxe.out_of_seq_request"] },
 ];
 
-/// A NIC on the site's link with these faults.
+/// Opens a NIC on the site's link with these faults.
 fn open(site: &Site, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, FaultCounters) {
     let rules = rules.iter().map(|(d, a, w)| Rule::new(*d, *a, *w)).collect();
     let mut counters = None;
@@ -321,7 +321,7 @@ fn open(site: &Site, ip: Ip, rules: &[(Direction, Action, When)]) -> (Side, Faul
 
 type Named = BTreeMap<String, u64>;
 
-/// The counters of both sides under `urxe.` and `rxe.`.
+/// Returns the counters of both sides under `urxe.` and `rxe.`.
 fn counters(site: &Site, side: &Side) -> Named {
     let theirs = site.guest.counters().unwrap();
     let ours = side.counters();
@@ -329,7 +329,7 @@ fn counters(site: &Site, side: &Side) -> Named {
     theirs.into_iter().map(|(k, v)| (format!("rxe.{k}"), v)).chain(ours).collect()
 }
 
-/// Runs one case; what of the counters is of interest, or what is wrong.
+/// Runs one case; returns the relevant counters, or the error.
 fn run(site: &Site, ip: Ip, case: &Case) -> Result<(String, String), String> {
     let (side, faults) = open(site, ip, case.rules);
     let before = counters(site, &side);
@@ -337,7 +337,7 @@ fn run(site: &Site, ip: Ip, case: &Case) -> Result<(String, String), String> {
     let mut how = How::new(ip, MTU);
     how.ours.timeout = AckTimeout::new(16);
     let qp = site.connect(&side, &mut shell, &how);
-    // Its few errors are of no interest.
+    // The few errors of this QP are ignored.
     let other = site.connect_named(&side, &mut shell, "other", &how);
     let mut bench = Bench { side, shell, qp, other, nudges: 0, seed: 0 };
     for kind in case.kinds {
@@ -391,7 +391,7 @@ fn run(site: &Site, ip: Ip, case: &Case) -> Result<(String, String), String> {
 }
 
 #[test]
-fn faults_in_every_direction() {
+fn data_survives_faults_in_every_direction() {
     let site = Site::start(Via::Dgram);
     let mut table =
         Table::new("faults", &["fault", "IP", "requester", "operations", "faults", "s", "counted"]);

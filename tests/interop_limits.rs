@@ -1,5 +1,5 @@
-//! urxe and the kernel's rxe at the edges: PSNs that wrap, many QPs, the longest message, READ depth, and both
-//! sides asking at once. Needs the test guest.
+//! urxe and the kernel's rxe at the limits: PSNs that wrap, many QPs, the longest message, READ depth, and
+//! requests of both sides at once. Needs the test guest.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -14,7 +14,7 @@ use urxe::verbs::*;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// `n` good completions, by QP; each QP's in the order of their numbers.
+/// Returns `n` successful completions by QP, which are in posting order for each QP.
 fn ours(side: &Side, n: usize) -> BTreeMap<u32, Vec<u64>> {
     let got = side.poll(n, MINUTE);
     assert_eq!(got.len(), n, "{:?}", side.counters());
@@ -48,11 +48,11 @@ fn their_hash(shell: &mut Shell, off: usize, len: usize) -> u64 {
 }
 
 #[test]
-fn psns_wrap() {
+fn psns_wrap_during_transfers_in_both_directions() {
     let site = Site::start(Via::Dgram);
     let side = site.open(Ip::V4);
     let mut shell = site.shell(REGION);
-    // In the middle of a message of 64 packets, at its last packet, and behind it.
+    // The wrap is in the middle of a message of 64 packets, at its last packet, and behind it.
     for (ours_first, theirs_first) in [(0xff_ffe0, 0xff_fff0), (0xff_ffc1, 0xff_ffc0), (0xff_ffff, 0)] {
         let how = How { our_psn: Some(ours_first), their_psn: theirs_first, ..How::new(Ip::V4, 1024) };
         for kind in ["write", "read", "send", "add"] {
@@ -96,7 +96,7 @@ fn psns_wrap() {
             }
             assert_eq!(our_hash(&side, dst, LEN), hash(&pattern(LEN, seed ^ 0x80)), "{kind}");
             assert_eq!(their_hash(&mut shell, dst, LEN), hash(&pattern(LEN, seed)), "{kind}");
-            // Both have wrapped.
+            // Both directions have wrapped.
             if kind == "write" {
                 assert!(qp.query().sq_psn.unwrap().get() < 0x1000, "{:?}", qp.query());
             }
@@ -105,7 +105,7 @@ fn psns_wrap() {
 }
 
 #[test]
-fn sixteen_qps_at_once() {
+fn sixteen_concurrent_qps_transfer_correct_data() {
     const QPS: usize = 16;
     const LEN: usize = 30_000;
     const STEP: usize = 32_768;
@@ -116,7 +116,7 @@ fn sixteen_qps_at_once() {
     let qps: Vec<Qp> = (0..QPS)
         .map(|i| site.connect_named(&side, &mut shell, &format!("q{i}"), &How::new(Ip::Ula, 2048)))
         .collect();
-    // Areas: our source, what rxe's READs get; rxe's source and its WRITEs' target likewise.
+    // Areas: the local source, the target of rxe's READs; rxe's source and the target of its WRITEs likewise.
     let area = |a: usize, i: usize| (a * QPS + i) * STEP;
     for i in 0..QPS {
         mr.write(area(0, i), &pattern(LEN, i as u8)).unwrap();
@@ -149,9 +149,9 @@ fn sixteen_qps_at_once() {
     }
 }
 
-/// 8 MiB, the longest that rxe takes.
+/// 8 MiB, the longest message that rxe accepts.
 #[test]
-fn the_longest_message() {
+fn longest_message_of_rxe_is_transferred() {
     const LEN: usize = 8 << 20;
     let site = Site::start(Via::Dgram);
     let side = Side::new(site.link(Ip::V4), 2 * LEN);
@@ -204,7 +204,7 @@ fn the_longest_message() {
 
 /// More READs and atomics than may be in flight, each of several packets.
 #[test]
-fn read_depth() {
+fn reads_and_atomics_beyond_depth_complete() {
     const LEN: usize = 10_000;
     const STEP: usize = 16_384;
     let site = Site::start(Via::Dgram);
@@ -253,7 +253,7 @@ fn read_depth() {
 
 /// Every kind of request in flight in both directions on one connection.
 #[test]
-fn both_at_once() {
+fn concurrent_requests_of_both_sides_complete() {
     const LEN: usize = 20_000;
     const STEP: usize = 32_768;
     const ROUNDS: usize = 6;
@@ -261,7 +261,7 @@ fn both_at_once() {
     let side = site.open(Ip::LinkLocal);
     let mut shell = site.shell(REGION);
     let qp = site.connect(&side, &mut shell, &How::new(Ip::LinkLocal, 1024));
-    // At 0 the source; targets of the peer's WRITEs, of own READs and of receives behind it.
+    // The source is at 0; behind it are the targets of the peer's WRITEs, of local READs and of receives.
     let area = |kind: usize, i: usize| (1 + kind * ROUNDS + i) * STEP;
     side.mr.write(0, &pattern(LEN, 1)).unwrap();
     shell.vsh.cmd(&format!("pattern m 0 {LEN} 2")).unwrap();

@@ -1,6 +1,7 @@
-//! Memory that is open for a while only, and what else goes beyond plain RC, between urxe and the kernel's rxe of the
-//! test guest: memory windows of both types, SEND with invalidate, READs into many pieces, shared receive queues, and
-//! FLUSH and ATOMIC WRITE, which Linux 6.1 does not know. Both ways, over frames, packet and udp. The tap links need root.
+//! Temporary access to memory, and other features beyond plain RC, between urxe and the kernel's rxe of the
+//! test guest: memory windows of both types, SEND with invalidate, READs into many pieces, shared receive
+//! queues, and FLUSH and ATOMIC WRITE, which Linux 6.1 does not support. With either side as requester, over
+//! frames, packet and udp. The tap links need root.
 
 #[path = "interop_memory/flush.rs"]
 mod flush;
@@ -47,7 +48,7 @@ const CHECKS: &[Check] = &[
     ("FLUSH and ATOMIC WRITE", "urxe", flush::by_urxe),
 ];
 
-/// What only an rxe from Linux 6.2 on can ask.
+/// Checks that only an rxe from Linux 6.2 on can start.
 const NEWER: &[Check] = &[
     ("FLUSH and ATOMIC WRITE", "rxe", flush::by_rxe),
     ("FLUSH, to one without rxe's habit", "rxe", flush::strict_by_rxe),
@@ -61,16 +62,16 @@ fn checks() -> Vec<Check> {
 }
 
 #[test]
-fn over_frames() {
+fn memory_checks_pass_over_frames() {
     run("memory frames", Via::Dgram, &checks());
 }
 
 #[test]
-fn over_a_tap_packet() {
+fn memory_checks_pass_over_a_tap_packet() {
     run("memory packet", Via::PacketOwn, &checks());
 }
 
 #[test]
-fn over_a_tap_udp() {
+fn memory_checks_pass_over_a_tap_udp() {
     run("memory udp", Via::Udp, &checks());
 }

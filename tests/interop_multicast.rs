@@ -1,5 +1,5 @@
-//! Multicast datagrams between urxe and the kernel's rxe, both ways, on every link and over both IP versions: data and
-//! routing headers are checked on both sides. Needs the test guest; the tap links need root.
+//! Multicast datagrams between urxe and the kernel's rxe in both directions, on every link and over both IP
+//! versions: data and GRHs are checked on both sides. Needs the test guest; the tap links need root.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -14,10 +14,10 @@ use urxe::verbs::*;
 
 const KEY: u32 = 0x1111_1111;
 const SIZES: [usize; 5] = [0, 1, 255, 1024, 4096];
-/// Where one's own data begins; receives begin at 0 and at [`SECOND`].
+/// Offset of the data to send; receives begin at 0 and at [`SECOND`].
 const SRC: usize = 64 << 10;
 const SECOND: usize = 32 << 10;
-/// How long nothing must come.
+/// Time during which nothing may arrive.
 const QUIET: Duration = Duration::from_millis(300);
 
 struct Case<'a> {
@@ -68,7 +68,7 @@ impl Case<'_> {
         Ok(())
     }
 
-    /// Our completions by work request, `n` of them.
+    /// Returns `n` local completions, sorted by work request.
     fn ours(&self, n: usize) -> Result<Vec<Completion>, String> {
         let mut got = self.side.poll(n, peer::SOON);
         if got.len() < n {
@@ -86,7 +86,7 @@ impl Case<'_> {
         Ok(got)
     }
 
-    /// A receive's memory: the routing header of a datagram from host `n` to the group, then the data.
+    /// Checks a receive's memory: the GRH of a datagram from host `n` to the group, then the data.
     fn check(&self, who: &str, bytes: &[u8], n: u8, len: usize, seed: u8) -> Outcome {
         let flow =
             grh::flow(bytes[..grh::LEN].try_into().unwrap()).ok_or(format!("{who}: no routing header"))?;
@@ -113,7 +113,7 @@ impl Case<'_> {
         self.check("rxe", &bytes, from, len, seed)
     }
 
-    /// To two QPs on each side, both ways; whoever sends has a copy too.
+    /// Sends to two QPs on each side, in both directions; the sender receives a copy too.
     fn run(&mut self) -> Outcome {
         let gid = self.gid();
         let second = datagrams(self.side);
@@ -146,7 +146,7 @@ impl Case<'_> {
                 }
             }
         }
-        // What is left is heard no more.
+        // Datagrams to a group after the QPs were detached are not received.
         self.qp.detach_mcast(gid).map_err(|e| e.to_string())?;
         second.detach_mcast(gid).map_err(|e| e.to_string())?;
         self.recv_ours(&self.qp, 1, 0);
@@ -198,7 +198,7 @@ fn both_versions(via: Via) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// What rxe allows is what our personality of that name does.
+/// Compares the limits of rxe with those of the personality `rxe`.
 fn compare_limits(site: &Site) {
     let said = site.guest.exec("ibv_devinfo -v -d rxe0", peer::SOON).unwrap().stdout;
     let said = |name: &str| -> u32 {
@@ -211,21 +211,21 @@ fn compare_limits(site: &Site) {
 }
 
 #[test]
-fn frames_as_datagrams() {
+fn multicast_is_delivered_over_datagram_frames() {
     both_versions(Via::Dgram);
 }
 
 #[test]
-fn packet_socket_with_the_interfaces_addresses() {
+fn multicast_is_delivered_over_packet_socket_with_interface_addresses() {
     both_versions(Via::PacketOwn);
 }
 
 #[test]
-fn packet_socket_as_a_station() {
+fn multicast_is_delivered_over_packet_socket_with_own_stack() {
     both_versions(Via::PacketStation);
 }
 
 #[test]
-fn udp_socket() {
+fn multicast_is_delivered_over_udp_socket() {
     both_versions(Via::Udp);
 }

@@ -1,4 +1,4 @@
-//! The kernel's NVMe initiator in a guest with rxe, and the target of `examples/nvme_target` here.
+//! The kernel's NVMe initiator in a guest with rxe, and the target of `examples/nvme_target` on the host.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -29,10 +29,10 @@ const PORT: u16 = 4420;
 const NQN: &str = "nqn.2014-08.org.urxe:disk";
 const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
 const BLOCK: usize = 512;
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 const DISK: usize = 8 << 20;
 
-/// Numbers that are always the same (xorshift).
+/// A generator with a fixed sequence (xorshift).
 struct Numbers(u64);
 
 impl Numbers {
@@ -52,7 +52,7 @@ impl Numbers {
     }
 }
 
-/// The disk as it should be, and the file behind the target.
+/// Expected contents of the disk, and the file behind the target.
 struct Disk {
     model: Vec<u8>,
     path: PathBuf,
@@ -75,13 +75,14 @@ impl Disk {
     }
 }
 
-/// Connects as `nvme connect` does; the controller's name, or what the kernel has to say.
+/// Connects as `nvme connect` does. Returns the controller's name, or the kernel's error.
 fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
     let at = HOST[version];
     let options = format!(
         "transport=rdma,traddr={at},trsvcid={PORT},nqn={nqn},hostnqn={HOST_NQN},reconnect_delay=1,ctrl_loss_tmo=60"
     );
-    // The kernel may miss an answer to ARP that comes at once, and then takes 3 s to connect: it is to know the address.
+    // The kernel may miss an immediate ARP reply, and then takes 3 s to connect: the ping resolves the
+    // address first.
     let command = format!(
         "ping -c 1 {at} >/tmp/ping || exit 1
          exec 3<>/dev/nvme-fabrics
@@ -93,8 +94,8 @@ fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
     instance.map(|n| format!("nvme{n}")).ok_or(said)
 }
 
-/// Copies runs of blocks from place to place on the disk, which reads and writes them, without the guest's cache: one
-/// command each, whose data goes in its capsule or by RDMA.
+/// Copies runs of blocks on the disk, which reads and writes them without the guest's cache: one command
+/// each, with the data in its capsule or transferred by RDMA.
 fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers) {
     let sizes = [1, 2, 3, 7, 8, 9, 16, 31, 64, 100, 255, 256, 257, 1000, 2048];
     let runs: Vec<[usize; 3]> = (0..2 * sizes.len())
@@ -119,7 +120,7 @@ fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers
     stand.guest.check(&script, LIMIT).unwrap();
 }
 
-/// All that a disk is for.
+/// Uses the disk with all operations.
 fn use_disk(stand: &Stand, version: usize, disk: &mut Disk, numbers: &mut Numbers) {
     let begun = Instant::now();
     let step = |what: &str| eprintln!("{:6.2} s  {what}", begun.elapsed().as_secs_f64());
@@ -165,7 +166,7 @@ fn disconnect(stand: &Stand, controller: &str) {
     stand.guest.check(&format!("echo 1 >/sys/class/nvme/{controller}/delete_controller"), LIMIT).unwrap();
 }
 
-/// A controller that says where there is something, and a subsystem that is not there.
+/// Checks a discovery controller, and a connect to an unknown subsystem.
 fn ask_for_others(stand: &Stand) {
     let controller = connect(stand, 0, nvme::DISCOVERY_NQN).unwrap();
     let said =
@@ -176,16 +177,16 @@ fn ask_for_others(stand: &Stand) {
     assert!(refused.contains("Connect Invalid Data Parameter, subsysnqn"), "{refused}");
 }
 
-/// A target here, whose listener outlives it.
+/// A target on the host, whose listener outlives it.
 struct Target {
     listener: Listener,
     subsystem: Arc<Subsystem>,
 }
 
 impl Target {
-    /// Serves as long as `test` takes.
+    /// Runs the target while `test` runs.
     fn serving<R>(&self, test: impl FnOnce() -> R) -> R {
-        // Also when the test fails.
+        // Stops the target also when the test fails.
         struct Over<'a>(&'a AtomicBool);
         impl Drop for Over<'_> {
             fn drop(&mut self) {
@@ -203,7 +204,7 @@ impl Target {
 }
 
 #[test]
-fn the_kernel_uses_a_file() {
+fn kernel_initiator_uses_file_backed_target() {
     let stand = Stand::frames();
     let dir = tempfile::tempdir().unwrap();
     let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
@@ -227,7 +228,7 @@ fn the_kernel_uses_a_file() {
         ask_for_others(&stand);
         connect(&stand, 0, NQN).unwrap()
     });
-    // The target has gone and comes again: the kernel finds it.
+    // The target is restarted: the kernel reconnects.
     target.serving(|| {
         let device = format!("/dev/{controller}n1");
         let read = format!("dd if={device} bs=1M iflag=direct 2>/dev/null | sha256sum");

@@ -1,9 +1,12 @@
-//! `urxe perf --perftest` and six programs of perftest in a guest with the kernel's rxe, both ways round.
+//! `urxe perf --perftest` and six programs of perftest in a guest with the kernel's rxe, with either side as
+//! the server.
 //!
-//! The ACK timeout is one second (18): a busy host starves the emulated guest for longer than the usual 67 ms.
+//! The ACK timeout is one second (18): a busy host starves the emulated guest for longer than the usual 67
+//! ms.
 //!
-//! perftest itself looks at nothing but completions and the marks of `ib_write_lat`. So both sides' memory is taken
-//! after each run (`--dump-memory` here, `mrdump.so` there), and what one sent must be what the other has.
+//! perftest itself checks only completions and the marks of `ib_write_lat`. So both sides' memory is saved
+//! after each run (`--dump-memory` on the host, `mrdump.so` in the guest), and the data sent by one side must
+//! be in the memory of the other.
 
 #[path = "support/dumps.rs"]
 mod dumps;
@@ -18,11 +21,11 @@ use std::time::Duration;
 use urxe::cli::exchange::perftest::Test;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// Where the stock program leaves its memory, in the guest.
+/// File in the guest to which the stock program writes its memory.
 const MEMORY: &str = "/tmp/memory";
 
-/// A stock program, what urxe is told to be its peer, and (size, iterations, queue pairs) of each run. The guest moves
-/// a few MB a second.
+/// A stock program, the arguments of urxe as its peer, and (size, iterations, queue pairs) of each run. The
+/// guest transfers a few MB per second.
 type Program = (&'static str, Test, &'static str, &'static [(u32, u64, u32)]);
 const PROGRAMS: [Program; 6] = [
     ("ib_write_bw", Test::WriteBw, "write --bw", &[(2, 1000, 1), (4096, 250, 2), (65_536, 50, 1)]),
@@ -33,7 +36,7 @@ const PROGRAMS: [Program; 6] = [
     ("ib_send_lat", Test::SendLat, "send --lat", &[(1, 1000, 1), (4096, 100, 1)]),
 ];
 
-/// All runs of a program with this IP version, the stock program being server and client.
+/// Runs a program with this IP version, with the stock program as the server and as the client.
 fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, program: Program) {
     let (program, test, verb, runs) = program;
     let ip = ["IPv4", "IPv6"][version];
@@ -46,7 +49,7 @@ fn both_ways(table: &mut Table, stand: &Stand, via: Via, version: usize, program
         Ok::<_, String>((ours, theirs))
     };
     for &(size, iterations, qps) in runs {
-        // What both are told; the stock programs refuse what they have no use for.
+        // Arguments of both sides; the stock programs refuse those that they do not use.
         let mut same = format!("-n {iterations}");
         if test != Test::AtomicBw {
             same += &format!(" -s {size}");
@@ -99,11 +102,11 @@ fn all(stand: &Stand, links: &[Via]) {
 }
 
 #[test]
-fn over_frames() {
+fn perftest_data_matches_over_frames() {
     all(&Stand::frames(), &[Via::Frames]);
 }
 
 #[test]
-fn over_a_tap() {
+fn perftest_data_matches_over_a_tap() {
     all(&Stand::tap("pt"), &[Via::Packet, Via::Udp]);
 }

@@ -1,5 +1,5 @@
-//! The kernel's rxe gives the results of urxe in personality `rxe` for equal calls (`ibverbs/tests/personalities.rs`).
-//! Needs the test guest.
+//! Equal calls have the same results on the kernel's rxe and on urxe in personality `rxe`
+//! (`ibverbs/tests/personalities.rs`). Needs the test guest.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn calls_on_the_kernels_rxe_have_the_results_of_personality_rxe() {
     let dir = tempfile::tempdir().unwrap();
     let [local, remote] = ["a", "b"].map(|name| dir.path().join(name));
-    // Nobody is at the other end: the program's packets stay in the guest.
+    // The other end of the wire is not connected: the program's packets stay in the guest.
     let guest = Guest::start(GuestConfig::new(Net::Dgram { local, remote }, 1)).unwrap();
     let program = dir.path().join("personality");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/ibverbs/tests/c/personality.c");
@@ -38,7 +38,7 @@ fn calls_on_the_kernels_rxe_have_the_results_of_personality_rxe() {
         said.stdout,
         match Suite::chosen() {
             Suite::Bookworm => expected.to_owned(),
-            // Linux 6.12 completes all that fails in its requester with WR_FLUSH_ERR.
+            // Linux 6.12 completes all requests that fail in its requester with WR_FLUSH_ERR.
             Suite::Trixie => expected.replace("LOC_QP_OP_ERR", "WR_FLUSH_ERR"),
         }
     );

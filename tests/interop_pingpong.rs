@@ -1,8 +1,9 @@
-//! `urxe pingpong` and the stock `ibv_rc_pingpong` of a guest with the kernel's rxe, both ways round.
+//! `urxe pingpong` and the stock `ibv_rc_pingpong` of a guest with the kernel's rxe, with either side as the
+//! server.
 //!
-//! The emulated guest moves a few MB a second, so messages of 1 MiB go to and fro less often than a thousand
-//! times, unless `URXE_LONG=1` is set: an hour and a half then. A busy host
-//! starves it for longer than the usual 67 ms, so urxe's ACK timeout is a quarter of a second (16).
+//! The emulated guest transfers a few MB per second, so messages of 1 MiB make fewer than a thousand round
+//! trips, unless `URXE_LONG=1` is set, which takes an hour and a half. A busy host starves the guest for
+//! longer than the usual 67 ms, so urxe's ACK timeout is a quarter of a second (16).
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -13,13 +14,13 @@ use stand::{GUEST, Stand, Table, Via};
 use std::time::Duration;
 
 const SIZES: [u32; 5] = [1, 1024, 4096, 65_536, 1 << 20];
-/// Seconds.
+/// Timeout of urxe in seconds.
 const SILENCE: &str = "60";
 const MTUS: [u32; 3] = [256, 1024, 4096];
 
-/// How often a message goes to and fro, and how long that may take. Beside six to twenty busy processes on two cores,
-/// 20 runs of 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stall does not last until this limit: urxe gives up after
-/// [`SILENCE`] without a message.
+/// Number of round trips, and the time limit. Beside six to twenty busy processes on two cores, 20 runs of
+/// 65,536 bytes at an MTU of 256 took 32 to 164 s each. A stall does not last until this limit: urxe fails
+/// after [`SILENCE`] without a message.
 fn iterations(size: u32) -> (u32, Duration) {
     match (size, std::env::var_os("URXE_LONG")) {
         (0..=65_536, _) => (1000, Duration::from_secs(900)),
@@ -78,16 +79,16 @@ fn matrix(stand: &Stand, links: &[Via]) {
 }
 
 #[test]
-fn over_frames() {
+fn rc_pingpong_interoperates_over_frames() {
     matrix(&Stand::frames(), &[Via::Frames]);
 }
 
 #[test]
-fn over_a_tap_packet() {
+fn rc_pingpong_interoperates_over_a_tap_packet() {
     matrix(&Stand::tap("pp"), &[Via::Packet]);
 }
 
 #[test]
-fn over_a_tap_udp() {
+fn rc_pingpong_interoperates_over_a_tap_udp() {
     matrix(&Stand::tap("pu"), &[Via::Udp]);
 }

@@ -1,8 +1,9 @@
-//! Interoperation of the drop-in library: the same unmodified programs at both ends, here on urxe by `urxe run`, in the
-//! guest on the kernel's rxe, both ways round.
+//! Interoperation of the drop-in library: the same unmodified programs at both ends, on the host on urxe
+//! through `urxe run`, in the guest on the kernel's rxe, with either side as the server.
 //!
-//! perftest looks at nothing but completions. So both ends leave their memory in a file (`tests/guest/mrdump.c`), and
-//! what one sent must be what the other has; `ibv_rc_pingpong` looks at its data itself (`-c`).
+//! perftest checks only completions. So both ends write their memory to a file (`tests/guest/mrdump.c`), and
+//! the data sent by one side must be in the memory of the other; `ibv_rc_pingpong` checks its data itself
+//! (`-c`).
 //!
 //! The ACK timeout is one second (18), as in `interop_perftest`: a busy host starves the emulated guest.
 
@@ -24,7 +25,7 @@ use stand::{GUEST, Stand, Table, Urxe, Via};
 use urxe::cli::exchange::perftest::Test;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Where a program in the guest leaves its memory, and what has it do so.
+/// File in the guest to which a program writes its memory, and the library that makes it do so.
 const MEMORY: &str = "/tmp/memory";
 const MRDUMP: &str = "/lib/mrdump.so";
 
@@ -38,7 +39,7 @@ const PROGRAMS: [(&str, Test, u32, u64, u32); 6] = [
     ("ib_atomic_bw", Test::AtomicBw, 8, 200, 1),
 ];
 
-/// `mrdump.c` for programs that run here.
+/// Builds `mrdump.c` for programs on the host.
 fn mrdump(dir: &Path) -> PathBuf {
     let library = dir.join("mrdump.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/mrdump.c");
@@ -49,7 +50,7 @@ fn mrdump(dir: &Path) -> PathBuf {
     library
 }
 
-/// The device here: a link, the index of its GID, the guest's, and files for what programs leave.
+/// The local device: a link, the index of its GID, the guest's, and files for the programs' memory.
 struct Device<'a> {
     stand: &'a Stand,
     link: String,
@@ -78,7 +79,7 @@ impl Device<'_> {
         self.stand.serve_here(theirs, LIMIT, |port| self.program(ours, &["-p", port]))
     }
 
-    /// What is in the memory of both when they have ended: ours, and the guest's.
+    /// Returns the memory of both programs after their end: the local one's, and the guest's.
     fn memory(&self) -> Result<(Vec<u8>, Vec<u8>), String> {
         let ours = std::fs::read(&self.memory).map_err(|e| format!("{}: {e}", self.memory.display()))?;
         std::fs::remove_file(&self.memory).map_err(|e| e.to_string())?;
@@ -88,7 +89,7 @@ impl Device<'_> {
 
 fn perftest(table: &mut Table, device: &Device, words: [&str; 2]) {
     for (program, test, size, iterations, qps) in PROGRAMS {
-        // Programs refuse what they have no use for.
+        // Programs refuse arguments that they do not use.
         let mut same = format!("-F -u 18 -n {iterations}");
         if test != Test::AtomicBw {
             same += &format!(" -s {size}");
@@ -157,11 +158,11 @@ fn all(stand: &Stand, via: Via) {
 }
 
 #[test]
-fn over_frames() {
+fn unmodified_programs_interoperate_over_frames() {
     all(&Stand::frames(), Via::Frames);
 }
 
 #[test]
-fn over_a_tap() {
+fn unmodified_programs_interoperate_over_a_tap() {
     all(&Stand::tap("dp"), Via::Udp);
 }

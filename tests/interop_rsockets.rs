@@ -1,9 +1,10 @@
-//! Rsockets: Debian's programs of them, unmodified, at both ends; here on the drop-in librdmacm by `urxe run`, in the guest on
-//! Debian's own and the kernel's rxe; both ways round, over IPv4 and IPv6. `rcopy` speaks IPv6 where the system, which it asks,
-//! prefers that for who listens, and to names.
+//! Debian's rsocket programs, unmodified, at both ends: on the host on the drop-in librdmacm through `urxe
+//! run`, in the guest on Debian's own library and the kernel's rxe; with either side as the server, over IPv4
+//! and IPv6. `rcopy` uses IPv6 where the system's address selection prefers it for listeners, and for names.
 //!
-//! Of datagrams Debian's library asks rxe for a path to itself that has no GID, which there is over InfiniBand and not over
-//! Ethernet; in the guest such a path is given one, by a preloaded library (`own_path.c`). All else is Debian's.
+//! For datagrams Debian's library asks rxe for a path to itself without a GID, which exists over InfiniBand
+//! and not over Ethernet; in the guest a preloaded library (`own_path.c`) provides such a path. The rest is
+//! Debian's.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -19,25 +20,26 @@ use std::time::{Duration, Instant};
 use guest::GuestProcess;
 use stand::{GUEST, HOST, Stand, Table, Urxe, Via};
 
-/// Of a client. A busy host starves the guest, to a few round trips a second.
+/// Time limit of a client. A busy host starves the guest to a few round trips per second.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How long a server may take to listen: clients try until then.
+/// Time limit for a server to listen; clients retry until then.
 const SOON: Duration = Duration::from_secs(15);
-/// Bytes of the file that is copied.
+/// Size in bytes of the file that is copied.
 const FILE: usize = 1 << 20;
 
-/// What Debian's client does not do reliably with its own library either, guest against guest: it takes the end, which its
-/// `rpoll` tells of beside the last bytes, for an error before it has read those, and ends with status 16 (`POLLHUP`).
+/// Runs that Debian's client does not complete reliably with its own library either, guest to guest: it
+/// treats the end of the stream, which its `rpoll` reports together with the last bytes, as an error before
+/// it has read those, and exits with status 16 (`POLLHUP`).
 const STREAMS_TO_GUEST: [(&str, &str); 3] = [
     ("rstream", "-S 64 -C 10 -I 2 -T a -T v"),
     ("rstream", "-S 64 -C 1000 -I 1 -T a -T v"),
     ("rstream", "-S 100000 -C 5 -I 2 -T a -T v"),
 ];
 
-/// Names for our addresses and the guest's: `rcopy` takes what is behind the first colon for the file.
+/// Names for the addresses of host and guest: `rcopy` takes the text after the first colon for the file.
 const NAMES: &str = "127.0.0.1 localhost\nfd77::1 guest\nfd77::2 host\n";
 
-/// What both ends are told. They check their data themselves (`-T v`).
+/// Arguments of both ends. The programs check their data themselves (`-T v`).
 const STREAMS: [(&str, &str); 6] = [
     ("rstream", "-S 64 -C 1 -I 20 -T v"),
     ("rstream", "-S 1000 -C 500 -I 1 -T v"),
@@ -47,7 +49,7 @@ const STREAMS: [(&str, &str); 6] = [
     ("riostream", "-S 100000 -C 5 -I 2 -T v"),
 ];
 
-/// What udpong is told at both ends. `-T e`: each datagram is sent back.
+/// Arguments of udpong at both ends. `-T e`: each datagram is sent back.
 const DATAGRAMS: [&str; 5] = [
     "-S 64 -C 200 -T e",
     "-S 2000 -C 50 -T e -T b",
@@ -59,7 +61,7 @@ const DATAGRAMS: [&str; 5] = [
 struct Ends {
     stand: Stand,
     link: String,
-    /// Has [`NAMES`].
+    /// Contains [`NAMES`].
     names: tempfile::NamedTempFile,
 }
 
@@ -79,7 +81,7 @@ impl Ends {
         ends
     }
 
-    /// What is to be in place of the system's, for programs here.
+    /// Returns the files that replace the system's for programs on the host.
     fn files(&self) -> [(&str, &str); 2] {
         [(self.names.path().to_str().unwrap(), "/etc/hosts"), stand::ANY_IS_V6]
     }
@@ -88,7 +90,7 @@ impl Ends {
         self.ours_by(stand::with_files(&self.files()), &self.link, words)
     }
 
-    /// Behind the words that come before it.
+    /// As `ours`, with a prefix of the command.
     fn ours_by(&self, mut before: Vec<String>, link: &str, words: &str) -> Urxe {
         before.push(env!("CARGO_BIN_EXE_urxe").to_owned());
         let mut command = self.stand.command(&before[0]);
@@ -129,7 +131,7 @@ impl Ends {
         }
     }
 
-    /// A client in the guest, again and again until the server here listens.
+    /// Runs a client in the guest repeatedly until the local server listens.
     fn until_we_listen(&self, client: &str) -> Result<String, String> {
         let begin = Instant::now();
         loop {
@@ -167,7 +169,7 @@ impl Ends {
         }
     }
 
-    /// Copies a file to the guest, and one from there. The servers serve for ever.
+    /// Copies a file to the guest, and one from it. The servers run for ever.
     fn copies(&self, table: &mut Table, version: usize) {
         let (family, guest, host) = [("ip", GUEST[0], HOST[0]), ("ipv6", "guest", "host")][version];
         let dir = tempfile::tempdir().unwrap();
@@ -202,7 +204,7 @@ impl Ends {
         });
     }
 
-    /// Gives a program to the guest.
+    /// Copies a program into the guest.
     fn copy(&self, program: &str) {
         let bytes = std::fs::read(program).unwrap();
         let copied = |mut copy: GuestProcess| {
@@ -212,7 +214,8 @@ impl Ends {
         self.theirs(&format!("cat >{program} && chmod +x {program}")).and_then(copied).unwrap();
     }
 
-    /// Each end says that it sends no more while it still receives: a program of the test's own, the same at both ends.
+    /// Each end shuts down its sending direction while it still receives: a program of the test's own, the
+    /// same at both ends.
     fn half_close(&self, table: &mut Table) {
         let program = format!("/tmp/urxe-half-close-{}", std::process::id());
         build(&program, "tests/interop_rsockets/half_close.c", &[]);
@@ -234,7 +237,7 @@ impl Ends {
     }
 }
 
-/// Datagram sockets, whose peers find each other by UDP: here it is the kernel's, on a tap device.
+/// Datagram sockets, whose peers find each other by UDP: on the host it is the kernel's, on a tap device.
 struct Datagrams {
     ends: Ends,
     program: String,
@@ -259,11 +262,11 @@ impl Datagrams {
 
     fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
         let Datagrams { own_path, patience, .. } = self;
-        // Without the shell in between, which would be what is killed.
+        // `exec` replaces the shell, which would otherwise be the process that is killed.
         self.ends.theirs(&format!("export LD_PRELOAD=\"$LD_PRELOAD:{own_path}:{patience}\"; exec {words}"))
     }
 
-    /// Waits until a server has its UDP port: `lists` prints who has one.
+    /// Waits until a server has its UDP port: `lists` prints the sockets in use.
     fn wait_for_udp(port: u16, mut lists: impl FnMut() -> String) -> Result<(), String> {
         let (begin, hex) = (Instant::now(), format!(":{port:04X} "));
         while begin.elapsed() < SOON {
@@ -275,7 +278,7 @@ impl Datagrams {
         Err(format!("nobody has UDP port {port}"))
     }
 
-    /// A client here of a server in the guest, which serves for ever.
+    /// Runs a local client of a server in the guest, which runs for ever.
     fn guest_serves(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
         const LISTS: &str = "cat /proc/net/udp /proc/net/udp6";
         let mut serving = self.theirs(server)?;
@@ -287,7 +290,7 @@ impl Datagrams {
         client
     }
 
-    /// The other way round.
+    /// Runs a client in the guest of a local server.
     fn guest_asks(&self, port: u16, link: &str, server: &str, client: &str) -> Result<String, String> {
         let serving = self.ends.ours_by(Vec::new(), link, server);
         let lists = || {
@@ -328,8 +331,9 @@ impl Datagrams {
                 self.guest_serves(port, &link, &server, &format!("{program} {corner} {theirs} {port} {ours}"))
             });
         }
-        // What a socket does in the other corners librdmacm 44 does not: a send to nobody ends its program, so does a
-        // message of several pieces, SOCK_NONBLOCK is refused, and a peer that begins anew is lost to it.
+        // librdmacm 44 does not support other corner cases of sockets: a send to an unreachable address ends
+        // its program, and so does a message of several pieces; SOCK_NONBLOCK is refused, and a restarted
+        // peer is not reachable any more.
         for corner in ["sizes", "many"] {
             let port = self.ends.stand.free_port();
             table.case(["datagrams", "client", via.name(), family], corner.into(), || {
@@ -348,7 +352,7 @@ impl Drop for Datagrams {
     }
 }
 
-/// Builds it, for here and for the guest, which has the same libraries.
+/// Builds a program for the host and for the guest, which has the same libraries.
 fn build(program: &str, source: &str, options: &[&str]) {
     let source = format!("{}/{source}", env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new("cc");
@@ -358,7 +362,7 @@ fn build(program: &str, source: &str, options: &[&str]) {
 }
 
 #[test]
-fn programs_of_rsockets() {
+fn rsocket_stream_programs_interoperate() {
     let ends = Ends::with_names();
     let mut table = Table::default();
     for version in 0..2 {
@@ -370,7 +374,7 @@ fn programs_of_rsockets() {
 }
 
 #[test]
-fn datagrams() {
+fn rsocket_datagram_programs_interoperate() {
     let datagrams = Datagrams::start();
     let mut table = Table::default();
     for (via, version) in [(Via::Packet, 0), (Via::Packet, 1), (Via::Udp, 0), (Via::Udp, 1)] {

@@ -1,4 +1,4 @@
-//! `urxe serve` for peers on the kernel's rxe: the stock `ibv_rc_pingpong`, which its echo satisfies, and a
+//! `urxe serve` for peers on the kernel's rxe: the stock `ibv_rc_pingpong`, which works with its echo, and a
 //! queue pair connected by hand, which uses the region too.
 
 #[path = "support/guest.rs"]
@@ -38,13 +38,13 @@ impl Serve {
         Serve { child, out, said }
     }
 
-    /// The word behind `after` in what it has said.
+    /// Returns the word behind `after` in its output.
     fn word(&self, after: &str) -> &str {
         let at = self.said.find(after).unwrap_or_else(|| panic!("{after:?} is not in\n{}", self.said));
         self.said[at + after.len()..].split([' ', ',', '\n']).next().unwrap()
     }
 
-    /// Ctrl-C, and what it says then.
+    /// Sends SIGINT, and returns the final output.
     fn end(mut self) -> String {
         kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
         let mut said = String::new();
@@ -56,13 +56,13 @@ impl Serve {
 
 impl Drop for Serve {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // has ended, mostly
+        let _ = self.child.kill(); // it has usually ended
         let _ = self.child.wait();
     }
 }
 
 #[test]
-fn the_echo_and_the_region_serve_rxe() {
+fn serve_echoes_and_grants_region_access_to_rxe() {
     let dir = tempfile::Builder::new().prefix("urxe-serve-").tempdir().unwrap();
     let (local, remote) = (dir.path().join("guest"), dir.path().join("urxe"));
     let guest = Guest::start(GuestConfig::new(Net::Dgram { local, remote }, 1)).unwrap();
@@ -79,7 +79,7 @@ fn the_echo_and_the_region_serve_rxe() {
     let said = serve.end();
     assert!(said.contains("3 peers; 205 SENDs sent back, 909700 bytes"), "{said}");
 
-    // A queue pair of the verbs shell, each side told of the other by hand.
+    // A queue pair of the verbs shell, with the parameters exchanged by hand.
     let mut vsh = guest.vsh().unwrap();
     let qpn = vsh.cmd("qp q rc").unwrap().num("qpn");
     let serve = Serve::start(dir.path(), &["--peer", &format!("10.77.0.1,{qpn:#x},100")]);

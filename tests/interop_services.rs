@@ -1,6 +1,6 @@
 //! UC, UD and shared receive queues: `urxe pingpong` and the stock `ibv_uc_pingpong`, `ibv_ud_pingpong` and
-//! `ibv_srq_pingpong` of a guest with the kernel's rxe, both ways round. Both sides check every byte; of shared receive
-//! queues only urxe can.
+//! `ibv_srq_pingpong` of a guest with the kernel's rxe, with either side as the server. Both sides check
+//! every byte; with shared receive queues only urxe can.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Service, size, path MTU (UD has none), iterations, queue pairs. UC and UD send nothing again, so messages of several
-/// packets are few: the guest drops what comes faster than it works.
+/// Service, size, path MTU (UD has none), iterations, queue pairs. UC and UD do not retransmit, so there are
+/// few messages of several packets: the guest drops packets that arrive faster than it can process them.
 const RUNS: [(&str, u32, u32, u32, u32); 11] = [
     ("uc", 1, 256, 1000, 1),
     ("uc", 1024, 1024, 1000, 1),
@@ -63,16 +63,16 @@ fn matrix(stand: &Stand, via: Via) {
 }
 
 #[test]
-fn over_frames() {
+fn uc_ud_and_srq_pingpong_interoperates_over_frames() {
     matrix(&Stand::frames(), Via::Frames);
 }
 
 #[test]
-fn over_a_tap_packet() {
+fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_packet() {
     matrix(&Stand::tap("sp"), Via::Packet);
 }
 
 #[test]
-fn over_a_tap_udp() {
+fn uc_ud_and_srq_pingpong_interoperates_over_a_tap_udp() {
     matrix(&Stand::tap("su"), Via::Udp);
 }

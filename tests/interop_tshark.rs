@@ -1,4 +1,4 @@
-//! What tshark and scapy make of our packets and of the kernel's rxe's, beside what we make of them. Needs tshark,
+//! Comparison of how tshark, scapy and urxe decode packets of urxe and of the kernel's rxe. Needs tshark,
 //! python3-scapy and, where rxe is one of the two, the test guest.
 
 #[path = "support/guest.rs"]
@@ -22,7 +22,7 @@ use urxe::wire::{Opcode, Operation, Packet, Transport, icrc};
 
 const LENGTHS: [usize; 3] = [0, 101, 3000];
 
-/// Every operation from `a` to `b`, of one packet and of several; and a refusal.
+/// Runs every operation from `a` to `b`, with one packet and with several, and a refused request.
 fn between_urxes(file: &CaptureFile, v6: bool) {
     let fabric = Fabric::new();
     let open = |n: u8, name: &str| {
@@ -30,7 +30,7 @@ fn between_urxes(file: &CaptureFile, v6: bool) {
         let port = fabric.port(&[ip]).unwrap();
         let options = ContextOptions::default();
         let context = Context::on_port(port, &options, |port| match name {
-            // One side is enough: the other sees the same.
+            // A capture of one side suffices: the other sees the same packets.
             "a" => Box::new(file.capture(port, name)),
             _ => Box::new(port),
         });
@@ -57,7 +57,7 @@ fn between_urxes(file: &CaptureFile, v6: bool) {
             let receives = matches!(wr.op, WrOp::Send | WrOp::SendWithImm(_) | WrOp::WriteWithImm { .. });
             a.qp.post_send(&wr).unwrap();
             if receives {
-                // Late: there is an RNR NAK in between, mostly.
+                // The receive is posted late, so that there usually is an RNR NAK.
                 b.qp.post_recv(&recv).unwrap();
                 b.cq.wait(SOON).unwrap();
             }
@@ -68,7 +68,7 @@ fn between_urxes(file: &CaptureFile, v6: bool) {
     assert_eq!(a.cq.wait_any(SOON).unwrap().status, WcStatus::RemAccessErr);
 }
 
-/// The same with the guest, both ways.
+/// As `between_urxes`, with the guest, in both directions.
 fn with_rxe(site: &Site, file: &CaptureFile, ip: Ip) {
     let side = site.open_wrapped(ip, |link| Box::new(file.capture(link, "urxe")));
     let mut shell = site.shell(65536);
@@ -110,7 +110,7 @@ fn with_rxe(site: &Site, file: &CaptureFile, ip: Ip) {
             good(&shell.one().unwrap().status);
         }
     }
-    // A refusal by either side.
+    // A request refused by either side.
     qp.post_send(&SendWr::write(9, &[side.mr.sge(0..9)], shell.at(65530))).unwrap();
     assert_eq!(side.one().unwrap().status, WcStatus::RemAccessErr);
     let _qp = site.connect(&side, &mut shell, &How::new(ip, 1024));
@@ -118,7 +118,7 @@ fn with_rxe(site: &Site, file: &CaptureFile, ip: Ip) {
     assert_eq!(shell.one().unwrap().status, "REM_ACCESS_ERR");
 }
 
-/// Those of the BTH first.
+/// The fields of the BTH come first.
 const FIELDS: &[&str] = &[
     "bth.opcode",
     "bth.se",
@@ -145,13 +145,13 @@ const FIELDS: &[&str] = &[
     "deth.srcqp",
 ];
 
-/// Of some opcodes tshark 4.0 knows the name at most, and reads no header behind the BTH.
+/// Reports whether tshark 4.0 decodes the headers after the BTH: of some opcodes it knows the name at most.
 fn read_whole(opcode: Opcode) -> bool {
     let row = opcode.row();
     row.transport != Transport::Xrc && !matches!(row.operation, Operation::Flush | Operation::AtomicWrite)
 }
 
-/// The same fields as we read them; `None` where the packet has no such header.
+/// Returns the same fields as decoded by urxe; `None` where the packet has no such header.
 fn our_reading(p: &Packet<'_>) -> Vec<Option<u64>> {
     let bth = p.bth();
     let (reth, aeth, atomic, deth) = (p.reth(), p.aeth(), p.atomic(), p.deth());
@@ -183,11 +183,11 @@ fn our_reading(p: &Packet<'_>) -> Vec<Option<u64>> {
     ]
 }
 
-/// One row of fields a packet, and what tshark finds malformed.
+/// Returns one row of fields per packet, and the errors that tshark reports.
 fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     let mut c = Command::new("tshark");
     c.args(["-n", "-r", path, "-T", "fields", "-E", "separator=/t", "-E", "occurrence=f"]);
-    // Guesses at what the payload may be, which trip over a SEND without any.
+    // Heuristic dissectors of the payload, which fail on a SEND without payload.
     c.args(["--disable-protocol", "rpcordma", "--disable-protocol", "infiniband.eoib"]);
     c.args(["-e", "_ws.malformed", "-e", "_ws.expert.message"]);
     for field in FIELDS.iter().filter(|f| known(f)) {
@@ -219,12 +219,12 @@ fn tshark(path: &str) -> Vec<(Vec<Option<u64>>, String)> {
     String::from_utf8_lossy(&out.stdout).lines().map(row).collect()
 }
 
-/// There are no names for these in tshark.
+/// Reports whether tshark has a name for the field.
 fn known(field: &str) -> bool {
     !matches!(field, "atomiceth.va" | "atomiceth.r_key")
 }
 
-/// Compares the readings of a capture; how many packets there are of each opcode.
+/// Compares the decoded fields of a capture; returns the number of packets of each opcode.
 fn compare(path: &str) -> BTreeMap<u8, usize> {
     let file = std::fs::File::open(path).unwrap();
     let mut reader = PcapNgReader::new(file).unwrap();
@@ -235,7 +235,7 @@ fn compare(path: &str) -> BTreeMap<u8, usize> {
     while let Some(block) = reader.next_block() {
         let Block::EnhancedPacket(block) = block.unwrap() else { continue };
         n += 1;
-        // The capture has IP packets, and the parser takes Ethernet frames.
+        // The capture has IP packets, but the parser expects Ethernet frames.
         let mut bytes = vec![0; 12];
         bytes.extend_from_slice(if block.data[0] >> 4 == 4 { &[8, 0] } else { &[0x86, 0xdd] });
         bytes.extend_from_slice(&block.data);
@@ -248,7 +248,7 @@ fn compare(path: &str) -> BTreeMap<u8, usize> {
         assert_eq!(malformed, "", "{path}, packet {n}: {packet:?}");
         let whole = read_whole(packet.bth().opcode);
         for ((name, ours), its) in FIELDS.iter().zip(our_reading(&packet)).zip(fields) {
-            // A later tshark may read more, and that has to be right.
+            // A later tshark may decode more, which must be right.
             if !whole && its.is_none() {
                 assert!(!name.starts_with("bth."), "{path}, packet {n}: {name}, {packet:?}");
                 continue;
@@ -261,7 +261,8 @@ fn compare(path: &str) -> BTreeMap<u8, usize> {
     counts
 }
 
-/// Debian's own first: another python may be first in the path, without Debian's packages.
+/// Runs scapy in Debian's python, because another python that is first in the path does not have Debian's
+/// packages.
 fn scapy(paths: &[String]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest/scapy_icrc.py");
     let has = |python: &&str| {
@@ -278,7 +279,7 @@ fn scapy(paths: &[String]) -> String {
 }
 
 #[test]
-fn tshark_and_scapy_agree() {
+fn tshark_and_scapy_agree_on_rc_packets() {
     let name = |peers: &str| format!("{}/interop-{peers}.pcapng", env!("CARGO_TARGET_TMPDIR"));
     let mut paths = Vec::new();
     let site = Site::start(Via::Dgram);
@@ -302,7 +303,7 @@ fn tshark_and_scapy_agree() {
         table.row(&row);
     }
     table.print();
-    // All of RC but SEND with invalidate.
+    // All opcodes of RC but SEND with invalidate.
     assert_eq!(all.into_iter().collect::<Vec<_>>(), (0..=0x14).collect::<Vec<u8>>());
     eprintln!("{}", scapy(&paths));
 }

@@ -1,4 +1,5 @@
-//! urxe as a station in a VLAN, and the kernel's rxe by a VLAN interface of the test guest. The tap link needs root.
+//! urxe with a host stack of its own in a VLAN, and the kernel's rxe on a VLAN interface of the test guest.
+//! The tap link needs root.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -13,7 +14,7 @@ use urxe::verbs::*;
 
 const LEN: usize = 100_000;
 
-/// The GID of an address, as the shell writes it.
+/// Returns the GID of an address, in the shell's notation.
 fn gid(ip: IpAddr) -> Ipv6Addr {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -32,7 +33,7 @@ fn reach(via: Via) {
     let mut shell = site.shell(LEN);
     for (ours, theirs) in [("10.78.0.9", "10.78.0.1"), ("fd78::9", "fd78::1")] {
         let (ours, theirs): (IpAddr, IpAddr) = (ours.parse().unwrap(), theirs.parse().unwrap());
-        // rxe has the addresses of the VLAN interface among its own, a moment later.
+        // rxe gets the addresses of the VLAN interface a moment later.
         let index = (0..100)
             .find_map(|_| {
                 let table = shell.vsh.raw("gid").unwrap();
@@ -46,7 +47,7 @@ fn reach(via: Via) {
             .expect("rxe has a GID of its VLAN interface");
         let qp = side.pd.create_qp(&side.cq, &side.cq, &QpOptions::default()).unwrap();
         let at = qp.endpoint();
-        // None the first time.
+        // There is none the first time.
         let _ = shell.vsh.raw("destroy q").unwrap();
         let qpn = shell.vsh.cmd("qp q rc").unwrap().num("qpn") as u32;
         let (our_gid, our_qpn, our_psn) = (gid(ours), at.qpn.get(), at.psn.get());
@@ -76,18 +77,18 @@ fn reach(via: Via) {
         side.mr.read(back.start, &mut got).unwrap();
         assert!(got == data, "{theirs}: what rxe wrote differs");
     }
-    // The guest has sent and received tagged frames: the interface in the VLAN has counted them.
+    // The guest has sent and received tagged frames: its VLAN interface has counted them.
     let packets =
         site.guest.check("cat /sys/class/net/eth0.5/statistics/rx_packets", Duration::from_secs(10));
     assert!(packets.unwrap().stdout.trim().parse::<u64>().unwrap() > 0);
 }
 
 #[test]
-fn over_frames() {
+fn rxe_in_a_vlan_is_reached_over_frames() {
     reach(Via::Dgram);
 }
 
 #[test]
-fn over_a_tap_packet_station() {
+fn rxe_in_a_vlan_is_reached_over_a_tap_packet_station() {
     reach(Via::PacketStation);
 }

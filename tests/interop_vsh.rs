@@ -1,5 +1,5 @@
-//! Every operation between urxe and the kernel's rxe, both ways, on every link and over every IP version: data
-//! and completions are checked on both sides. Needs the test guest; the tap links need root.
+//! Every operation between urxe and the kernel's rxe in both directions, on every link and over every IP
+//! version: data and completions are checked on both sides. Needs the test guest; the tap links need root.
 
 #[path = "support/guest.rs"]
 mod guest;
@@ -16,15 +16,15 @@ use std::time::Instant;
 use table::Table;
 use urxe::verbs::*;
 
-/// Where the source begins, and the target behind it: not aligned to anything.
+/// Offset of the source; the target is behind it. Both are unaligned.
 const SRC: usize = 4096 + 13;
 const DST: usize = (1 << 20) + 32768 + 7;
-/// Bytes around the target that must stay as they are.
+/// Number of bytes around the target that must not change.
 const GUARD: usize = 16;
 const UNTOUCHED: u8 = 0xee;
 
 const SIZES: &[usize] = &[0, 1, 3, 1024, 4096, 65536, 1 << 20];
-/// For the path MTUs where not every size is tried.
+/// Sizes for the path MTUs with which not every size is tested.
 const FEW: &[usize] = &[0, 3, 4096, 65536];
 const PIECES: &[usize] = &[5, 4097, 65536];
 
@@ -42,7 +42,7 @@ struct Op {
     kind: Kind,
     imm: bool,
     inline: bool,
-    /// Scatter/gather elements of the requester, and of a receive.
+    /// Number of scatter/gather elements of the requester, and of a receive.
     sges: [usize; 2],
     sizes: &'static [usize],
 }
@@ -72,7 +72,7 @@ enum Role {
     Rxe,
 }
 
-/// `len` bytes at `base` as `n` runs (offset, length), uneven, the first one last in memory.
+/// Splits `len` bytes at `base` into `n` uneven pieces (offset, length), the first one last in memory.
 fn pieces(base: usize, len: usize, n: usize) -> Vec<(usize, usize)> {
     let mut cuts = vec![0];
     cuts.extend((1..n).map(|i| len * i * i / (n * n)));
@@ -80,12 +80,12 @@ fn pieces(base: usize, len: usize, n: usize) -> Vec<(usize, usize)> {
     cuts.windows(2).map(|w| (base + len - w[1], w[1] - w[0])).filter(|p| p.1 > 0).collect()
 }
 
-/// What the source's pieces hold, one after the other.
+/// Returns the contents of the source's pieces, concatenated.
 fn stream(src: &[(usize, usize)], seed: u8) -> Vec<u8> {
     src.iter().enumerate().flat_map(|(i, p)| pattern(p.1, seed.wrapping_add(i as u8))).collect()
 }
 
-/// What the memory around the target is when the stream has arrived in its pieces.
+/// Returns the expected memory around the target after the data has arrived in its pieces.
 fn image(data: &[u8], dst: &[(usize, usize)]) -> Vec<u8> {
     let mut image = vec![UNTOUCHED; data.len() + 2 * GUARD];
     let mut rest = data;
@@ -154,7 +154,7 @@ impl Bench<'_> {
         }
     }
 
-    /// The completion of our work request `id`.
+    /// Checks the completion of the local work request `id`.
     fn ours(&self, id: u64, opcode: WcOpcode, len: usize, imm: Option<u32>) -> Result<(), String> {
         let wc = self.side.one()?;
         let got = (wc.wr_id, wc.status, wc.opcode, wc.byte_len as usize, wc.imm, wc.qpn, wc.src_qpn);
@@ -162,10 +162,10 @@ impl Bench<'_> {
         same("urxe's completion", got, want)
     }
 
-    /// The completion of the shell's work request `id`. Where rxe gives no length, `len` is `None`.
+    /// Checks the completion of the shell's work request `id`. Where rxe reports no length, `len` is `None`.
     fn theirs(&mut self, id: u64, op: &str, len: Option<usize>, imm: Option<u32>) -> Result<(), String> {
         let wc = self.shell.one()?;
-        // rxe flags the completion of a send with immediate as having one, too: 0.
+        // rxe sets the immediate flag in the completion of a SEND with immediate too, with the value 0.
         let got_imm = wc.imm.filter(|_| op.starts_with("RECV"));
         let got = (wc.wr_id, &*wc.status, &*wc.op, len.map(|_| wc.len as usize), got_imm, wc.qpn);
         same("rxe's completion", got, (id, "SUCCESS", op, len, imm, self.their_qpn.get()))
@@ -242,8 +242,8 @@ impl Bench<'_> {
         self.check(to, &image(&data, &dst))
     }
 
-    /// An atomic on the 8 bytes at `DST` of the responder, and the old value at `SRC` of the requester. The
-    /// first one swaps, the second finds another value than it compares with.
+    /// Runs an atomic on the 8 bytes at `DST` of the responder, with the old value at `SRC` of the requester.
+    /// The first one swaps, the second compares with another value than it finds.
     fn atomic(&mut self, op: &Op, role: Role, nth: usize) -> Result<(), String> {
         self.id += 1;
         let id = self.id;
@@ -296,7 +296,7 @@ impl Bench<'_> {
     }
 }
 
-/// All sizes of one operation in one direction; how many there were.
+/// Runs all sizes of one operation in one direction, and returns their number.
 fn run(
     site: &Site,
     side: &Side,
@@ -326,7 +326,7 @@ type Row = ((usize, Role), (Via, Ip), String);
 static RESULTS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// The last test to end prints what all have found.
+/// Guard with which the last test to end prints the results of all.
 struct Running;
 
 impl Running {
@@ -386,7 +386,7 @@ fn every_operation(via: Via) {
             for role in [Role::Urxe, Role::Rxe] {
                 let mut cells = Vec::new();
                 for &mtu in mtus {
-                    // A failure leaves the QP in any state and completions in the queues.
+                    // After a failure the QP may be in any state, and completions may be left in the queues.
                     match run(&site, &side, &mut shell, ip, mtu, op, role) {
                         Ok(n) => cells.push(format!("{n} ok")),
                         Err(e) => {
@@ -417,26 +417,26 @@ fn every_operation(via: Via) {
 }
 
 #[test]
-fn frames_as_datagrams() {
+fn every_operation_succeeds_over_datagram_frames() {
     every_operation(Via::Dgram);
 }
 
 #[test]
-fn frames_in_a_stream() {
+fn every_operation_succeeds_over_stream_frames() {
     every_operation(Via::Stream);
 }
 
 #[test]
-fn packet_socket_with_the_interfaces_addresses() {
+fn every_operation_succeeds_over_packet_socket_with_interface_addresses() {
     every_operation(Via::PacketOwn);
 }
 
 #[test]
-fn packet_socket_as_a_station() {
+fn every_operation_succeeds_over_packet_socket_with_own_stack() {
     every_operation(Via::PacketStation);
 }
 
 #[test]
-fn udp_socket() {
+fn every_operation_succeeds_over_udp_socket() {
     every_operation(Via::Udp);
 }

@@ -1,4 +1,5 @@
-//! Whoever was kept from the processor finds answers waiting, and does not ask again for what they bring.
+//! Test that a thread that was preempted for long processes the acknowledgements queued in the link before it
+//! serves expired timers, and does not retransmit what they acknowledge.
 
 mod support;
 
@@ -15,10 +16,11 @@ use urxe::wire::{Aeth, Bth, Flow, Headers, IpIdent, Opcode, Packet, Syndrome};
 
 const OURS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const PEERS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
-/// Just below the timeout of 67 ms: nobody looks before that one.
+/// Delay of the acknowledgements, just below the timeout of 67 ms; the NIC is not polled earlier.
 const DELAY: Duration = Duration::from_millis(60);
 
-/// Acknowledges every request, a while later and behind other packets, one packet a look.
+/// A link that acknowledges every request, with a delay and behind other packets, one packet per receive
+/// call.
 struct Late {
     info: LinkInfo,
     waiting: VecDeque<(Instant, Vec<u8>)>,
@@ -73,8 +75,8 @@ impl Link for Late {
 }
 
 #[test]
-fn a_timer_waits_for_what_the_link_holds() {
-    // The first queue pair of a context with this seed; the link must know it.
+fn expired_timer_waits_for_packets_queued_in_the_link() {
+    // Number of the first queue pair of a context with this seed; the link must know it.
     let options = ContextOptions { seed: Some(1), ..ContextOptions::default() };
     let link = |to| Late {
         info: LinkInfo {

@@ -1,15 +1,15 @@
-//! The far ends of the number ranges, run for real: the longest message, and counts that wrap.
+//! Tests of the limits of the number ranges: the longest message, and counters that wrap.
 
 use std::time::Duration;
 
 use urxe::verbs::*;
 
 const SOON: Duration = Duration::from_secs(120);
-/// The longest message (IBA 9.7.1).
+/// Length of the longest message (IBA 9.7.1).
 const LONGEST: usize = 1 << 31;
 const PARTS: usize = 32;
 
-/// Two connected queue pairs on one fabric with room for 32 elements a request.
+/// Returns two connected queue pairs on one fabric with 32 elements per request.
 fn pair(fabric: &Fabric) -> [(Node, Qp); 2] {
     let options = QpOptions {
         send: SendCaps { max_wr: 256, max_sge: PARTS as u32, max_inline: 8 },
@@ -21,7 +21,7 @@ fn pair(fabric: &Fabric) -> [(Node, Qp); 2] {
         let qp = node.pd.create_qp(&node.cq, &node.cq, &options).unwrap();
         (node, qp)
     });
-    // Nothing is lost here, and a busy machine must not make it look so.
+    // No packet is lost here, and a busy machine must not cause timeouts.
     let patient = ConnectOptions { timeout: AckTimeout::new(0), ..ConnectOptions::default() };
     for i in 0..2 {
         sides[i].1.connect(&sides[1 - i].1.endpoint(), &patient).unwrap();
@@ -30,10 +30,10 @@ fn pair(fabric: &Fabric) -> [(Node, Qp); 2] {
 }
 
 #[test]
-fn a_message_of_two_gigabytes() {
+fn message_of_two_gigabytes_is_transferred() {
     let fabric = Fabric::new();
     let [(a, a_qp), (b, b_qp)] = pair(&fabric);
-    // Both sides name one region 32 times over, or they would need all that memory.
+    // Both sides list one region 32 times; otherwise they would need as much memory as the message.
     let part = LONGEST / PARTS;
     let (src, dst) = (a.pd.reg_mr(part, Access::ALL).unwrap(), b.pd.reg_mr(part, Access::ALL).unwrap());
     let data: Vec<u8> = (0..part).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect();
@@ -46,7 +46,7 @@ fn a_message_of_two_gigabytes() {
     assert_eq!(a.cq.wait(SOON).unwrap().wr_id, 2);
     assert!(dst.to_vec() == data, "the data is not what was sent");
 
-    // One byte more is refused, and nothing is sent.
+    // A message longer by one byte is refused, and no packet is sent.
     let sent = a.context.counters().sent_pkts;
     let longer = [&from[..PARTS - 1], &[Sge { length: part as u32 + 1, ..from[0] }]].concat();
     let refused = a_qp.post_send(&SendWr::send(3, &longer)).unwrap_err();
@@ -55,11 +55,11 @@ fn a_message_of_two_gigabytes() {
 }
 
 #[test]
-fn packet_and_message_numbers_wrap() {
+fn psns_and_msns_wrap_without_loss() {
     let fabric = Fabric::new();
     let [(a, a_qp), (b, _b_qp)] = pair(&fabric);
     let (src, dst) = (a.pd.reg_mr(8, Access::ALL).unwrap(), b.pd.reg_mr(8, Access::ALL).unwrap());
-    // More messages, each of one packet, than 24 bits count; every 64th is waited for.
+    // More messages, each of one packet, than 24 bits can count; every 64th is waited for.
     let messages = (1 << 24) + 1000u64;
     let (sges, mut out) = ([src.sge(0..8)], Vec::new());
     for n in 1..=messages {
@@ -83,7 +83,7 @@ fn packet_and_message_numbers_wrap() {
     }
     let (ours, theirs) = (a.context.counters(), b.context.counters());
     assert_eq!((ours.rdma_sends, ours.requester_retry), (messages, 0));
-    // Whoever is kept from the processor may find packets sent again, asking, and one answer too many to each.
+    // A preempted thread may cause probes by retransmission, and one redundant acknowledgement for each.
     assert!(ours.unexpected_response <= ours.ack_probe, "{ours:?}");
     assert_eq!((theirs.rdma_recvs, theirs.out_of_seq_request), (messages, 0));
     assert_eq!(theirs.duplicate_request, ours.ack_probe);

@@ -1,4 +1,4 @@
-//! Once warm, links allocate nothing.
+//! Tests that links do not allocate after a warm-up.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,22 +14,23 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: all is left to the system's allocator; counting touches a thread-local integer only.
+// SAFETY: every method forwards its arguments unchanged to the system's allocator; counting touches a
+// thread-local integer only.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller guarantees the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller guarantees the same contract.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.with(|n| n.set(n.get() + 1));
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller guarantees the same contract.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -37,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Sends back and forth; returns the allocations of the rounds after the warm-up.
+/// Sends bursts back and forth; returns the allocations of the rounds after the warm-up.
 fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
     let start = Clock::now();
     let now = || Instant::default() + start.elapsed();
@@ -69,7 +70,7 @@ fn allocations<L: Link>(a: &mut L, b: &mut L) -> usize {
 }
 
 #[test]
-fn frames_over_a_unix_socket() {
+fn frames_link_does_not_allocate_after_warm_up() {
     let dir = std::env::temp_dir();
     let path = |side: &str| format!("{}/urxe-alloc-{}-{side}", dir.display(), std::process::id());
     let open = |l: &str, r: &str, n: u32| {
@@ -79,9 +80,10 @@ fn frames_over_a_unix_socket() {
     assert_eq!(allocations(&mut open("a", "b", 1), &mut open("b", "a", 2)), 0);
 }
 
-/// Two stations on the loopback interface, whose kernel has no eyes for their MACs. Needs CAP_NET_RAW.
+/// Two links with host stacks of their own on the loopback interface, whose kernel ignores frames to their
+/// MACs. Needs CAP_NET_RAW.
 #[test]
-fn packet_sockets() {
+fn packet_link_does_not_allocate_after_warm_up() {
     for (offload, net) in [("on", 1), ("off", 2)] {
         let open = |n: u32| {
             let spec = format!("packet:lo,ip=10.77.{net}.{n}/24,offload={offload}");

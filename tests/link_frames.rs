@@ -1,4 +1,5 @@
-//! Two stations back to back on unix sockets: neighbours are found, bursts arrive, ICRCs hold.
+//! Tests of two links with host stacks connected by unix sockets: neighbours are resolved, bursts arrive,
+//! ICRCs are valid.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,7 +48,7 @@ fn now(start: Clock) -> Instant {
     Instant::default() + start.elapsed()
 }
 
-/// `n` packets of `len` bytes of payload, each with its number in front.
+/// Queues `n` packets with `len` bytes of payload, each of which begins with its number.
 fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
     for i in 0..n {
         let mut payload = vec![i as u8; len];
@@ -57,7 +58,7 @@ fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
     }
 }
 
-/// Reads until `n` packets are there; checks each ICRC and that none is missing or out of order.
+/// Receives until `n` packets have arrived; checks each ICRC, and that none is missing or out of order.
 fn expect(rx: &mut FramesLink, tx: &mut FramesLink, start: Clock, n: u32) {
     let mut next = 0;
     while next < n {
@@ -87,7 +88,7 @@ fn both_ways(wire: &str) {
     for net in ["10.77.0.", "fd77::"] {
         let ip = |n: u32| format!("{net}{n}").parse().unwrap();
         let mut queue = TxQueue::new(a.info().burst);
-        // More than the peer's socket takes; the first ones wait for the neighbour.
+        // More data than the peer's socket can hold; the first packets wait for the neighbour.
         packets(&mut queue, &Flow::new(ip(1), ip(2), 4000), 200, 4096);
         assert!(queue.bursts().len() < 20, "bursts of many packets");
         a.transmit(now(start), &queue).unwrap();
@@ -113,7 +114,7 @@ fn a_stream_carries_bursts_both_ways() {
 }
 
 #[test]
-fn a_station_pings_another() {
+fn ping_between_two_host_stacks_is_answered() {
     let dir = Dir::new("ping");
     let (mut a, mut b) = pair(&dir, "dgram");
     let start = Clock::now();
@@ -124,7 +125,7 @@ fn a_station_pings_another() {
         a.receive(now(start), &mut |_| {}).unwrap();
         b.receive(now(start), &mut |_| {}).unwrap();
     }
-    // Both found each other, so packets leave at once.
+    // Both have resolved each other, so packets are sent at once.
     for dst in ["10.77.0.2", "fd77::2"] {
         assert!(a.station().resolve(now(start), dst.parse().unwrap()).is_some());
     }
@@ -132,7 +133,7 @@ fn a_station_pings_another() {
 }
 
 #[test]
-fn groups_reach_who_joined_them_and_nobody_is_asked_for() {
+fn multicast_reaches_joined_members_without_neighbour_resolution() {
     for wire in ["dgram", "stream"] {
         let dir = Dir::new(&format!("groups-{wire}"));
         let (mut a, mut b) = pair(&dir, wire);
@@ -141,7 +142,7 @@ fn groups_reach_who_joined_them_and_nobody_is_asked_for() {
             let flow = Flow::new(src.parse().unwrap(), group, 4000);
             let mut queue = TxQueue::new(a.info().burst);
             packets(&mut queue, &flow, 3, 100);
-            // Who of the two receives them.
+            // Sends the packets and returns how many each of the two receives.
             let send = |a: &mut FramesLink, b: &mut FramesLink| {
                 a.transmit(Instant(1), &queue).unwrap();
                 let mut got = [0; 2];
@@ -172,7 +173,7 @@ fn groups_reach_who_joined_them_and_nobody_is_asked_for() {
 }
 
 #[test]
-fn two_busy_threads_lose_nothing() {
+fn two_busy_threads_exchange_packets_without_loss() {
     for wire in ["dgram", "stream"] {
         let dir = Dir::new(&format!("busy-{wire}"));
         let (a, b) = pair(&dir, wire);
@@ -187,13 +188,13 @@ fn two_busy_threads_lose_nothing() {
                 let flow = Flow::new(ip(own), ip(peer), 4000);
                 let (mut sent, mut got) = (0, 0);
                 let mut queue = TxQueue::new(link.info().burst);
-                // The neighbour first: what may wait for it is bounded.
+                // The neighbour is resolved first, because the queue for it is bounded.
                 while link.station().resolve(now(start), ip(peer)).is_none() {
                     link.receive(now(start), &mut |b| got += b.packets().count()).unwrap();
                 }
                 while got < 10_000 || sent < 10_000 || link.next_deadline().is_some() {
                     assert!(start.elapsed() < Duration::from_secs(60), "{sent} {got} {:?}", link.counters());
-                    // Never more than the link keeps (4 MiB) for a peer that does not get a processor.
+                    // Limits the backlog to the 4 MiB that the link queues for a peer that is not scheduled.
                     if sent < 10_000 && sent < peer_arrived.load(Ordering::Relaxed) + 2500 {
                         queue.clear();
                         packets(&mut queue, &flow, 500, 1024);
@@ -203,7 +204,7 @@ fn two_busy_threads_lose_nothing() {
                     while link.receive(now(start), &mut |b| got += b.packets().count()).unwrap() > 0 {}
                     own_arrived.store(got, Ordering::Relaxed);
                 }
-                // The peer may still want what is in the backlog.
+                // The peer may still need packets in the backlog.
                 done.fetch_add(1, Ordering::Relaxed);
                 while done.load(Ordering::Relaxed) < 2 {
                     assert!(start.elapsed() < Duration::from_secs(60), "the peer is stuck");
@@ -218,7 +219,7 @@ fn two_busy_threads_lose_nothing() {
 }
 
 #[test]
-fn a_slow_peer_holds_back_and_then_loses_by_count() {
+fn packets_beyond_backlog_of_slow_peer_are_dropped_and_counted() {
     let dir = Dir::new("slow");
     let (mut a, mut b) = pair(&dir, "dgram");
     let start = Clock::now();
@@ -234,12 +235,12 @@ fn a_slow_peer_holds_back_and_then_loses_by_count() {
     assert!(start.elapsed() < Duration::from_secs(2), "bounded");
     let lost = a.counters().tx_dropped;
     assert!((500..1100).contains(&lost), "about 4 MiB are kept: {lost}");
-    // What was kept arrives, the rest is where it stopped.
+    // The queued packets arrive; the others are missing at the end.
     expect(&mut b, &mut a, start, 2000 - lost as u32);
 }
 
 #[test]
-fn packets_to_itself_come_round_and_a_stranger_stays_unresolved() {
+fn packets_to_own_address_loop_back_and_unknown_neighbour_stays_unresolved() {
     let dir = Dir::new("self");
     let (mut a, _b) = pair(&dir, "dgram");
     let own = "10.77.0.1".parse().unwrap();
@@ -266,7 +267,7 @@ fn packets_to_itself_come_round_and_a_stranger_stays_unresolved() {
 }
 
 #[test]
-fn a_peer_that_comes_back_is_served_again() {
+fn restarted_peer_is_reachable_again() {
     for wire in ["dgram", "stream"] {
         let dir = Dir::new(&format!("back-{wire}"));
         let (mut a, mut b) = pair(&dir, wire);
@@ -294,7 +295,7 @@ fn a_peer_that_comes_back_is_served_again() {
     }
 }
 
-/// The checksum of an IPv4 header (RFC 791), for those that a case has changed.
+/// Corrects the checksum of an IPv4 header (RFC 791) that a case has modified.
 fn mend(frame: &mut [u8]) {
     let words = (frame[14] & 0xf) as usize * 2;
     frame[24..26].fill(0);
@@ -306,12 +307,12 @@ fn mend(frame: &mut [u8]) {
 }
 
 #[test]
-fn what_is_wrong_with_a_frame_is_counted_under_its_name() {
+fn each_frame_error_has_its_own_counter() {
     let dir = Dir::new("wrong");
     let mut a = dir.open("frames:dgram:@/a,@/b,ip=10.77.0.1/24,mtu=4500");
     let peer = std::os::unix::net::UnixDatagram::bind(dir.0.join("b")).unwrap();
     peer.connect(dir.0.join("a")).unwrap();
-    // Ethernet, IPv4 without options, UDP without a checksum, a SEND Only of 8 bytes.
+    // Ethernet, IPv4 without options, UDP without a checksum, a SEND ONLY of 8 bytes.
     let mut good = Vec::new();
     good.extend(a.info().mac);
     good.extend([2, 0, 0, 0, 0, 2, 8, 0]);
@@ -333,7 +334,8 @@ fn what_is_wrong_with_a_frame_is_counted_under_its_name() {
         let (taken, c) = arrives(&good[..n]);
         assert_eq!((taken, c.rx_truncated), (0, n as u64 - 13), "cut at {n}: {c:?}");
     }
-    // Options, each part of a packet that was cut, a wrong checksum, IPv6 under IPv4's type, a short UDP length.
+    // IP options, first and later fragments, a wrong checksum, IPv6 under IPv4's EtherType, a short UDP
+    // length.
     let mut options = good.clone();
     options.splice(34..34, [1, 1, 1, 1]);
     (options[14], options[17]) = (0x46, 56);

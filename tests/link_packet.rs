@@ -1,4 +1,4 @@
-//! Packet links between two network namespaces of their own, joined by a veth. Needs root.
+//! Tests of packet links between two network namespaces joined by a veth pair. Needs root.
 
 #[path = "link_packet/offload.rs"]
 mod offload;
@@ -30,7 +30,8 @@ fn open(net: &Veth, side: usize, spec: &str) -> PacketLink {
     try_open(net, side, spec).unwrap_or_else(|e| panic!("{spec}: {e}"))
 }
 
-/// Sockets are made in the namespace of the thread that asks for them.
+/// Joins a group in the namespace of the side, because a socket belongs to the namespace of the thread that
+/// opens it.
 fn join(net: &Veth, side: usize, link: &mut PacketLink, start: Clock, group: &str) {
     let group = group.parse().unwrap();
     net.within(side, || link.join(now(start), group)).unwrap();
@@ -59,7 +60,8 @@ fn packets(queue: &mut TxQueue, flow: &Flow, n: u32, len: usize) {
     }
 }
 
-/// Reads until `n` packets are there, in order and whole; returns in how many bursts they came.
+/// Receives until `n` packets have arrived, in order and intact; returns the number of bursts in which they
+/// came.
 fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n: u32) -> usize {
     let (mut next, mut bursts) = (0, 0);
     let deadline = start.elapsed() + Duration::from_secs(10);
@@ -83,7 +85,8 @@ fn expect(rx: &mut PacketLink, tx: &mut PacketLink, start: Clock, flow: &Flow, n
     bursts
 }
 
-/// Packets both ways, in both families; returns the fewest bursts that 200 packets came in.
+/// Exchanges packets in both directions and both address families; returns the smallest number of bursts for
+/// 200 packets.
 fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
     let start = Clock::now();
     let mut fewest = usize::MAX;
@@ -93,7 +96,7 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
         let flow = Flow { traffic_class: 0x68, hop_limit: 17, ..Flow::new(x, y, 4000) };
         packets(&mut queue, &flow, 200, 1024);
         for _ in 0..2 {
-            // The first time, they wait for the neighbour.
+            // The first packets wait for the neighbour.
             a.transmit(now(start), &queue).unwrap();
             fewest = fewest.min(expect(b, a, start, &flow, 200));
         }
@@ -109,7 +112,7 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
             b.receive(now(start), &mut |_| {}).unwrap();
         }
     }
-    // The kernel looks for routers now and then, and a station hears it.
+    // The kernel sends router solicitations now and then, which a host stack receives.
     for counters in [a.counters(), b.counters()] {
         assert_eq!(LinkCounters { rx_foreign: 0, ..counters }, LinkCounters::default());
     }
@@ -117,7 +120,7 @@ fn exchange(a: &mut PacketLink, b: &mut PacketLink, hosts: [u32; 2]) -> usize {
 }
 
 #[test]
-fn beside_the_kernel_with_runs_cut_by_it() {
+fn packets_with_kernel_segmentation_arrive_beside_the_kernel_stack() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
     assert_eq!(a.info().mtu, 1500);
@@ -128,15 +131,15 @@ fn beside_the_kernel_with_runs_cut_by_it() {
 }
 
 #[test]
-fn beside_the_kernel_packet_by_packet() {
+fn single_packets_arrive_beside_the_kernel_stack() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0,offload=off"), open(&net, 1, "packet:v1,offload=off"));
     assert_eq!(exchange(&mut a, &mut b, [1, 2]), 200);
 }
 
 #[test]
-fn runs_are_cut_for_a_receiver_that_wants_packets_and_joined_by_none() {
-    // The kernel cuts for a device without the offload: identifications count up, as the ICRC expects.
+fn gso_packets_are_segmented_for_receiver_without_offload() {
+    // The kernel segments for a device without the offload: identifications increase, as the ICRC expects.
     let net = Veth::new(1500);
     ip(&format!("netns exec {} ethtool -K v0 tx-udp-segmentation off", net.names[0]));
     let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
@@ -145,7 +148,7 @@ fn runs_are_cut_for_a_receiver_that_wants_packets_and_joined_by_none() {
 }
 
 #[test]
-fn stations_of_their_own_beside_the_kernel() {
+fn own_host_stacks_exchange_packets_beside_the_kernel() {
     let net = Veth::new(1500);
     for offload in ["on", "off"] {
         let spec =
@@ -153,7 +156,7 @@ fn stations_of_their_own_beside_the_kernel() {
         let (mut a, mut b) = (open(&net, 0, &spec("v0", 11)), open(&net, 1, &spec("v1", 12)));
         let bursts = exchange(&mut a, &mut b, [11, 12]);
         assert_eq!(bursts < 200, offload == "on" && kernel_takes_runs(), "{bursts}");
-        // And one of each kind.
+        // One end of each kind.
         drop(b);
         let mut b = open(&net, 1, &format!("packet:v1,offload={offload}"));
         exchange(&mut a, &mut b, [11, 2]);
@@ -161,7 +164,7 @@ fn stations_of_their_own_beside_the_kernel() {
 }
 
 #[test]
-fn the_kernel_pings_a_station() {
+fn own_host_stack_answers_ping_of_the_kernel() {
     let net = Veth::new(1500);
     let mut a = open(&net, 0, "packet:v0,ip=10.77.0.11/24,ip=fd77:0:0:0::11/64,mac=52:54:00:77:00:0b");
     let start = Clock::now();
@@ -176,12 +179,12 @@ fn the_kernel_pings_a_station() {
         });
         assert!(ok, "{target}; {:?}", a.counters());
     }
-    // The kernel looks for routers now and then.
+    // The kernel sends router solicitations now and then.
     assert_eq!(LinkCounters { rx_foreign: 0, ..a.counters() }, LinkCounters::default());
 }
 
 #[test]
-fn nobody_is_told_that_the_port_is_unreachable() {
+fn open_link_suppresses_icmp_port_unreachable() {
     let net = Veth::new(1500);
     let refused = |net: &Veth| {
         net.within(1, || {
@@ -203,7 +206,7 @@ fn nobody_is_told_that_the_port_is_unreachable() {
 }
 
 #[test]
-fn a_silent_neighbour_is_given_up_and_counted() {
+fn packets_to_silent_neighbour_are_dropped_and_counted() {
     let net = Veth::new(1500);
     let mut a = open(&net, 0, "packet:v0");
     let mut queue = TxQueue::new(a.info().burst);
@@ -223,11 +226,11 @@ fn a_silent_neighbour_is_given_up_and_counted() {
 }
 
 #[test]
-fn a_router_is_next_on_the_way() {
+fn packets_beyond_the_subnet_are_sent_to_the_router() {
     let net = Veth::new(1500);
     ip(&format!("-n {} route add 10.99.0.0/16 via 10.77.0.2", net.names[0]));
     let mut a = open(&net, 0, "packet:v0");
-    // A station that sits at the router's MAC, so that it sees what comes for beyond.
+    // A host stack with the router's MAC receives the packets sent beyond the subnet.
     let mac = urxe::wire::Mac(open(&net, 1, "packet:v1").info().mac);
     let mut b = open(&net, 1, &format!("packet:v1,ip=10.99.0.1/32,mac={mac}"));
     let mut queue = TxQueue::new(a.info().burst);
@@ -239,7 +242,7 @@ fn a_router_is_next_on_the_way() {
     assert_eq!(a.counters(), LinkCounters::default());
 }
 
-/// Sends three packets from `src`; who of the two receives them (how many each).
+/// Sends three packets from `src`, and returns how many each of the two receives.
 fn to_group(a: &mut PacketLink, b: &mut PacketLink, src: &str, group: &str, start: Clock) -> [usize; 2] {
     let flow = Flow { hop_limit: 1, ..Flow::new(src.parse().unwrap(), group.parse().unwrap(), 4000) };
     let mut queue = TxQueue::new(a.info().burst);
@@ -263,7 +266,7 @@ fn to_group(a: &mut PacketLink, b: &mut PacketLink, src: &str, group: &str, star
 }
 
 #[test]
-fn groups_reach_who_joined_them() {
+fn multicast_reaches_joined_members_only() {
     let net = Veth::new(1500);
     let station = |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24,ip=fd77::{n}/64");
     let links = [
@@ -286,13 +289,13 @@ fn groups_reach_who_joined_them() {
             assert_eq!(to_group(&mut a, &mut b, src, group, start), [3, 0]);
             a.leave(ip);
         }
-        // Nobody was asked for.
+        // No neighbour was resolved.
         assert_eq!([a.counters().tx_unresolved, b.counters().tx_unresolved], [0, 0]);
     }
 }
 
 #[test]
-fn beside_the_kernel_it_is_the_kernel_that_joins() {
+fn link_with_interface_address_joins_groups_through_the_kernel() {
     let net = Veth::new(1500);
     let is_in = |group: &str| {
         let out =
@@ -313,9 +316,9 @@ fn beside_the_kernel_it_is_the_kernel_that_joins() {
     assert!(!is_in("239.1.2.3") && !is_in("ff15::7"), "they end with the link");
 }
 
-/// A bridge that lets groups through only to ports where somebody has reported one, by IGMP or MLD.
+/// A bridge that forwards groups only to ports on which a member has been reported, by IGMP or MLD.
 #[test]
-fn a_snooping_switch_hears_of_it() {
+fn snooping_switch_forwards_joined_groups() {
     let net = Veth::new(1500);
     let switch = &net.names[0];
     for command in [
@@ -334,7 +337,7 @@ fn a_snooping_switch_hears_of_it() {
     ] {
         ip(&format!("-n {switch} {command}"));
     }
-    // It goes by what it hears once its first query had time to be answered.
+    // The bridge applies its snooping once its first query had time to be answered.
     std::thread::sleep(Duration::from_secs(3));
     let mut a = open(&net, 0, "packet:v2,offload=off");
     for spec in ["packet:v1,ip=10.77.0.9/24,ip=fd77::9/64,mac=52:54:00:77:00:09", "packet:v1"] {
@@ -342,12 +345,12 @@ fn a_snooping_switch_hears_of_it() {
         let start = Clock::now();
         for (src, group) in [("10.77.0.1", "239.1.2.3"), ("fd77::1", "ff15::7")] {
             let ip: IpAddr = group.parse().unwrap();
-            // What gets through unasked is foreign to the link, as is a router solicitation of the kernel.
+            // Packets that are flooded are not for the link, nor is a router solicitation of the kernel.
             let before = b.counters().rx_foreign;
             assert_eq!(to_group(&mut a, &mut b, src, group, start), [0, 0]);
             assert!(b.counters().rx_foreign - before < 3, "the switch holds it back");
             join(&net, 1, &mut b, start, group);
-            // The kernel takes its time to report.
+            // The kernel delays its reports.
             let heard = (0..30).any(|_| to_group(&mut a, &mut b, src, group, start) == [0, 3]);
             assert!(heard, "{spec}: {group} does not get through the switch");
             b.leave(ip);
@@ -356,7 +359,7 @@ fn a_snooping_switch_hears_of_it() {
 }
 
 #[test]
-fn what_is_missing_is_said() {
+fn missing_interface_address_or_permission_is_reported() {
     let net = Veth::new(1500);
     let says = |spec: &str| try_open(&net, 0, spec).unwrap_err().to_string();
     let message = says("packet:eth7");
@@ -368,7 +371,8 @@ fn what_is_missing_is_said() {
     ip(&format!("-n {} addr flush dev v0", net.names[0]));
     assert!(says("packet:v0").contains("ip addr add"));
     let unprivileged = net.within(0, || {
-        // SAFETY: the raw call changes this thread's user only, and the thread ends here.
+        // SAFETY: the raw system call takes integers only and changes the user of this thread only, which
+        // ends here.
         unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         PacketLink::open("packet:v0,ip=10.77.0.1".parse().unwrap()).unwrap_err().to_string()
     });
@@ -376,10 +380,10 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
-fn an_interfaces_link_local_address_is_the_first() {
+fn link_local_address_of_interface_is_first() {
     let net = Veth::new(1500);
     let start = Clock::now();
-    // The kernel gives it one a moment after the interface is up.
+    // The kernel assigns one a moment after the interface is up.
     loop {
         let addresses = open(&net, 0, "packet:v0").info().addresses.clone();
         if addresses.len() == 3 {
@@ -393,7 +397,7 @@ fn an_interfaces_link_local_address_is_the_first() {
 }
 
 #[test]
-fn a_removed_interface_ends_the_link() {
+fn removed_interface_ends_the_link() {
     let net = Veth::new(1500);
     let mut a = open(&net, 0, "packet:v0");
     ip(&format!("-n {} link set v0 down", net.names[0]));

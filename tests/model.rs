@@ -1,7 +1,8 @@
-//! Random programs of all services over a bad wire, against a reference model: every completion right, in order,
-//! once; memory as the model has it; nothing stuck; after an error everything flushed.
+//! Random programs of all services over a faulty wire, checked against a reference model: every completion is
+//! correct, in order and raised once; memory is as in the model; nothing hangs; after an error everything is
+//! flushed.
 //!
-//! `URXE_SEEDS` says how many seeds (default 20,000), `URXE_SEED` runs a single one.
+//! `URXE_SEEDS` sets the number of seeds (default 20,000), `URXE_SEED` runs a single one.
 
 mod support;
 
@@ -42,7 +43,7 @@ fn env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name} is a number, not {v:?}")))
 }
 
-/// Runs a seed; a panic in it says which one it was.
+/// Runs a seed; a panic in it prints the seed.
 fn run_seed(seed: u64) -> u32 {
     struct Name(u64);
     impl Drop for Name {
@@ -57,7 +58,7 @@ fn run_seed(seed: u64) -> u32 {
 }
 
 #[test]
-fn random_programs_do_what_the_model_says() {
+fn random_programs_match_the_model() {
     if let Some(seed) = env("URXE_SEED") {
         run_seed(seed);
         return;
@@ -102,7 +103,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_wire_will_do(
+    fn programs_match_the_model_under_any_wire_faults(
         seed: u64,
         faults in faults(),
         mtu in 0usize..5,

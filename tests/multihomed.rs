@@ -1,4 +1,5 @@
-//! A device has all addresses of its interface: link-local IPv6, IPv4 and other IPv6. Needs root for network namespaces.
+//! Tests of devices with several addresses: a device has all addresses of its interface, link-local IPv6,
+//! IPv4 and other IPv6. Needs root for network namespaces.
 
 #[path = "support/veth.rs"]
 mod veth;
@@ -14,15 +15,15 @@ use veth::{Veth, ip};
 const SOON: Duration = Duration::from_secs(20);
 const KEY: QKey = QKey(0x7777);
 
-/// A device on a link of a namespace; its threads are elsewhere.
+/// Opens a device on a link of a namespace; its threads run outside of it.
 fn open(net: &Veth, side: usize, link: &str, shards: usize) -> Context {
     let link: LinkSpec = link.parse().unwrap();
     let links = net.within(side, || link.bind(shards).unwrap_or_else(|e| panic!("{link}: {e}")));
     Context::open_shards(links, &ContextOptions::default()).unwrap()
 }
 
-/// A namespace's addresses of an interface, once it has a link-local one, which the kernel gives it when it finds the cable
-/// plugged in.
+/// Returns the addresses of an interface in a namespace, once it has a link-local one, which the kernel
+/// assigns when it detects a carrier.
 fn addresses(net: &Veth, side: usize, interface: &str) -> Vec<IpAddr> {
     let deadline = Instant::now() + SOON;
     loop {
@@ -40,14 +41,14 @@ fn node(context: &Context) -> Node {
     Node::new(context.clone()).unwrap()
 }
 
-/// Connects two nodes by the GIDs of these places.
+/// Connects two nodes through the GIDs at these indices.
 fn connect((a, i): (&Node, usize), (b, j): (&Node, usize)) {
     let (to_a, to_b) = (a.qp.endpoint_at(i).unwrap(), b.qp.endpoint_at(j).unwrap());
     a.qp.connect(&to_b, &ConnectOptions::default()).unwrap();
     b.qp.connect(&to_a, &ConnectOptions::default()).unwrap();
 }
 
-/// Writes to each other, both at once, so much that it takes many turns.
+/// Sends WRITEs in both directions at once, so large that they take many transmit turns.
 fn write_both_ways(pairs: &[(Node, Node)]) {
     const LEN: usize = 300_000;
     const TIMES: u64 = 8;
@@ -73,7 +74,7 @@ fn write_both_ways(pairs: &[(Node, Node)]) {
     }
 }
 
-/// Sends a datagram by each GID, and answers it to where it came from.
+/// Sends a datagram from each GID, and answers it to its source.
 fn exchange_datagrams(a: &Context, b: &Context) {
     let datagrams = |context: &Context| {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
@@ -110,7 +111,7 @@ fn exchange_datagrams(a: &Context, b: &Context) {
 }
 
 #[test]
-fn two_devices_talk_by_each_of_their_gids_at_once() {
+fn two_devices_communicate_over_each_gid_at_once() {
     let net = Veth::new(1500);
     let theirs = [addresses(&net, 0, "v0"), addresses(&net, 1, "v1")];
     for shards in [1, 2] {
@@ -134,7 +135,7 @@ fn two_devices_talk_by_each_of_their_gids_at_once() {
 }
 
 #[test]
-fn the_same_address_on_two_interfaces_is_two_devices() {
+fn same_address_on_two_interfaces_makes_two_devices() {
     let net = Veth::new(1500);
     let [a, b] = &net.names;
     ip(&format!("-n {a} link add w0 type veth peer name w1 netns {b}"));
@@ -156,7 +157,7 @@ fn the_same_address_on_two_interfaces_is_two_devices() {
 }
 
 #[test]
-fn an_address_that_the_kernel_asks_the_network_about_is_waited_for() {
+fn tentative_address_is_waited_for() {
     let net = Veth::new(1500);
     addresses(&net, 0, "v0");
     ip(&format!("-n {} addr add fd77::7/64 dev v0", net.names[0]));
@@ -172,7 +173,7 @@ fn an_address_that_the_kernel_asks_the_network_about_is_waited_for() {
 }
 
 #[test]
-fn without_a_cable_nobody_waits() {
+fn address_is_not_waited_for_without_carrier() {
     let net = Veth::new(1500);
     addresses(&net, 0, "v0");
     ip(&format!("-n {} link set v1 down", net.names[1]));
@@ -184,7 +185,7 @@ fn without_a_cable_nobody_waits() {
 }
 
 #[test]
-fn what_is_not_there_is_said() {
+fn missing_interface_or_address_is_reported() {
     let why = |link: &str| match link.parse::<LinkSpec>().unwrap().bind(1) {
         Err(e @ BindError::Udp(_)) => (e.to_string(), e.errno()),
         other => panic!("{link}: {:?}", other.map(|_| ())),

@@ -1,7 +1,7 @@
-//! Every packet of `pcaps/` as the kernel's rxe sent it, and a few of other senders: what we read we would
-//! write again to the same bytes, with the same ICRC, and the opcode table agrees with it. And `pcaps/own/`, with what
-//! rxe lacks: our own packets come out as they once were. `URXE_BLESS=1` writes those anew: look at the difference with
-//! Wireshark before you commit it.
+//! Replay of captures: every packet of `pcaps/` as sent by the kernel's rxe, and a few of other senders, is
+//! decoded and encoded again to the same bytes with the same ICRC, and matches the opcode table. And
+//! `pcaps/own/`, with the features that rxe lacks: urxe's own packets must not change. `URXE_BLESS=1`
+//! rewrites those: check the difference with Wireshark before committing it.
 
 #[path = "support/own.rs"]
 mod own;
@@ -28,7 +28,7 @@ fn directory() -> PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("pcaps")
 }
 
-/// The path MTU of every capture, by its section of the README: `mtu=` of the QP, else the active MTU of an
+/// Path MTU of every capture, by its section of the README: `mtu=` of the QP, otherwise the active MTU of an
 /// interface with 1500 bytes.
 fn path_mtus() -> BTreeMap<String, usize> {
     let text = fs::read_to_string(directory().join("README.md")).unwrap();
@@ -42,7 +42,7 @@ fn path_mtus() -> BTreeMap<String, usize> {
     sections.map(of).collect()
 }
 
-/// The RoCEv2 packets of a capture, each with its frame.
+/// Returns the RoCEv2 packets of a capture, each with its frame.
 fn packets(path: &std::path::Path) -> Vec<(Vec<u8>, RoceFrame)> {
     let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
     let mut found = Vec::new();
@@ -55,7 +55,7 @@ fn packets(path: &std::path::Path) -> Vec<(Vec<u8>, RoceFrame)> {
     found
 }
 
-/// Reads a packet and writes it again from what was read.
+/// Decodes a packet and encodes it again from the decoded fields.
 fn replay(frame: &[u8], roce: &RoceFrame) -> Opcode {
     let bytes = &frame[roce.payload.clone()];
     let packet = Packet::parse(bytes).unwrap();
@@ -113,15 +113,16 @@ fn every_capture_replays_to_the_same_bytes() {
         println!("{count:6} {}", Opcode(*opcode));
     }
 
-    // All that RC's requests and responses have: a table row that nothing real has passed through would be a guess.
+    // All opcodes of RC's requests and responses must occur, because a table row that no real packet has
+    // verified would be a guess.
     let expected = (0..=0x14).map(Opcode);
     let missing: Vec<Opcode> = expected.filter(|o| !seen.contains_key(&o.0)).collect();
     assert!(missing.is_empty(), "no capture has {missing:?}");
 }
 
-/// The kernel's connection manager: what it says is read, and written again to the same bytes.
+/// The messages of the kernel's connection manager are decoded, and encoded again to the same bytes.
 #[test]
-fn the_connection_managers_messages_are_written_as_the_kernel_does() {
+fn kernel_cm_messages_replay_to_the_same_bytes() {
     let mut seen: BTreeMap<MessageKind, usize> = BTreeMap::new();
     for path in fs::read_dir(directory()).unwrap().map(|e| e.unwrap().path()) {
         if path.extension().is_none_or(|e| e != "pcap") {
@@ -136,7 +137,8 @@ fn the_connection_managers_messages_are_written_as_the_kernel_does() {
             assert_eq!(mad.bytes(), packet.payload(), "{path:?}: {mad:?}");
             *seen.entry(mad.message.kind()).or_default() += 1;
 
-            // Addresses are told three times: by IP, as GIDs of the path and, for the program, in the private data.
+            // Addresses occur three times: in the IP header, as GIDs of the path and, for the program, in the
+            // private data.
             let (service, private_data) = match &mad.message {
                 Message::Req(req) => {
                     assert_eq!(req.primary.local_gid, roce.flow.src.into());
@@ -163,7 +165,7 @@ fn the_connection_managers_messages_are_written_as_the_kernel_does() {
     assert!(kinds.iter().all(|k| seen.contains_key(k)), "{seen:?}");
 }
 
-/// The messages of a capture, with who sent them.
+/// Returns the messages of a capture with their senders.
 fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
     let management = |(frame, roce): (Vec<u8>, RoceFrame)| {
         let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
@@ -172,10 +174,10 @@ fn messages(name: &str) -> Vec<(IpAddr, Mad)> {
     packets(&directory().join(name)).into_iter().filter_map(management).collect()
 }
 
-/// Our connection manager in the place of each of the kernel's two, with programs that say the same: it says what the
-/// kernel did, but for the communication ID that it picks.
+/// urxe's connection manager in the place of each of the kernel's two, with programs that use the same
+/// parameters: it sends the same messages as the kernel, except for the communication ID that it picks.
 #[test]
-fn our_connection_manager_says_what_the_kernel_does() {
+fn own_cm_sends_the_same_messages_as_the_kernel() {
     for name in ["cm_rping.pcap", "cm_rping_v6.pcap", "cm_rstream.pcap", "cm_ucmatose.pcap"] {
         let story = messages(name);
         let (Message::Req(req), Message::Rep(rep)) = (story[0].1.message, story[1].1.message) else {
@@ -220,7 +222,7 @@ fn our_connection_manager_says_what_the_kernel_does() {
     }
 }
 
-/// The PSN of the first request of a connection that one end sends.
+/// Returns the PSN of the first request of a connection that one end sends.
 fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
     let psn = |(frame, roce): &(Vec<u8>, RoceFrame)| {
         let packet = Packet::parse(&frame[roce.payload.clone()]).unwrap();
@@ -230,9 +232,11 @@ fn first_request(name: &str, is_sender: impl Fn(IpAddr) -> bool) -> Psn {
     packets(&directory().join(name)).iter().find_map(psn).unwrap()
 }
 
-/// The rest of the story as one end has it: what the other sent arrives, what this one sent it must send again.
+/// Replays the rest of the exchange at one end: messages of the other end arrive, and those of this end must
+/// be sent again.
 fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)], ours: &CommId) {
-    // What the kernel called by its ID we call by ours; of DREQ, the transaction is the sender's choice as well.
+    // The kernel's communication ID is replaced by the local one; the transaction ID of a DREQ is the
+    // sender's choice as well.
     let same = |mad: &Mad| {
         let mut bytes = mad.bytes();
         for word in bytes[24..32].chunks_exact_mut(4) {
@@ -247,7 +251,7 @@ fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)]
     };
     for (sender, mad) in story {
         if let Message::Rtu(_) = mad.message {
-            // Each end begins with the PSN that the other has said.
+            // Each end begins with the PSN that the other has announced.
             let first = |of_us: bool| first_request(name, |sender| (sender == us) == of_us);
             let (rtr, rts) = (cm.rtr(id).unwrap(), cm.rts(id).unwrap());
             assert_eq!((rts.sq_psn, rtr.rq_psn), (Some(first(true)), Some(first(false))), "{name}");
@@ -270,7 +274,7 @@ fn play(name: &str, cm: &mut Cm, id: ConnId, us: IpAddr, story: &[(IpAddr, Mad)]
     assert_eq!((cm.poll_transmit(), cm.state(id)), (None, Some(State::TimeWait)), "{name}");
 }
 
-/// What rxe and urxe said to each other: rxe is host 1.
+/// Captures of rxe and urxe: rxe is host 1.
 #[test]
 fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
     let mixed = directory().join("mixed");
@@ -296,7 +300,7 @@ fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
         }
     }
     assert!(files >= 4, "only {files} captures");
-    // SEND with invalidate and what goes through windows, by either side; shared queues that are empty.
+    // SEND with invalidate and accesses through windows, by either side; empty shared receive queues.
     for opcode in [0x04, 0x06, 0x0a, 0x0c, 0x13, 0x14, 0x16, 0x17] {
         for rxe in [false, true] {
             assert!(seen.contains_key(&(rxe, opcode)), "no capture has {} by rxe: {rxe}", Opcode(opcode));
@@ -305,7 +309,7 @@ fn captures_of_rxe_and_urxe_replay_to_the_same_bytes() {
     assert!(rnr[0] > 0 && rnr[1] > 0, "{rnr:?}");
 }
 
-/// The packets of a capture of ours, which has no Ethernet headers, each with one.
+/// Returns the packets of a capture by urxe, which has no Ethernet headers, with a header added to each.
 fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
     let mut reader = PcapNgReader::new(bytes).unwrap();
     let mut found = Vec::new();
@@ -323,7 +327,7 @@ fn own_packets(bytes: &[u8]) -> Vec<(Vec<u8>, RoceFrame)> {
 }
 
 #[test]
-fn our_own_packets_are_as_they_were() {
+fn own_packets_match_the_stored_captures() {
     let own = directory().join("own");
     let mut seen: BTreeMap<u8, usize> = BTreeMap::new();
     let mut credits = std::collections::BTreeSet::new();
@@ -362,7 +366,7 @@ fn our_own_packets_are_as_they_were() {
         fs::write(own.join("README.md"), &readme).unwrap();
     }
     assert_eq!(fs::read_to_string(own.join("README.md")).unwrap(), readme);
-    // Every opcode of UC, UD and XRC, and of RC what no other capture has.
+    // Every opcode of UC, UD and XRC, and those of RC that no other capture has.
     let all = (0..=255u8).map(Opcode).filter(|o| o.row().is_valid());
     let missing: Vec<Opcode> = all
         .filter(|o| matches!(o.row().transport, Transport::Uc | Transport::Ud | Transport::Xrc))
@@ -379,7 +383,7 @@ fn hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// A whole Ethernet frame in hex, replayed.
+/// Replays a whole Ethernet frame in hex.
 fn golden(text: &str) -> (Vec<u8>, RoceFrame) {
     let frame = hex(text);
     let Content::Roce(roce) = frame::parse(&frame, Checksums::Verify).unwrap().content else {
@@ -392,7 +396,7 @@ fn golden(text: &str) -> (Vec<u8>, RoceFrame) {
 
 /// Captured on a ConnectX-4 Lx; published with the tests of Scapy's RoCE layer.
 #[test]
-fn a_cnp_of_a_connectx_4_lx() {
+fn cnp_of_a_connectx_4_lx_replays_to_the_same_bytes() {
     let (bytes, roce) = golden(
         "e41d 2dab 2bc2 7cfe 9064 3b32 0800 45c2 003c 718c 4000 4011 9161 0a00 1101 0a00
          1201 0000 12b7 0028 0000 8100 ffff 4000 0118 0000 0000 0000 0000 0000 0000 0000
@@ -407,10 +411,10 @@ fn a_cnp_of_a_connectx_4_lx() {
     assert_eq!(packet.row().payload, PayloadRule::Exactly(16));
 }
 
-/// A UC SEND with two bytes of padding and ECN-capable, from the same place (which does not keep the UDP
+/// A UC SEND with two bytes of padding and ECN-capable, from the same source (which does not preserve the UDP
 /// checksum; the ICRC does not cover it).
 #[test]
-fn a_uc_send_of_a_connectx() {
+fn uc_send_of_a_connectx_replays_to_the_same_bytes() {
     let (bytes, roce) = golden(
         "248a 07a8 fa22 248a 07a8 fa22 0800 4501 0040 0478 4000 4011 b4d5 c0a8 0007 c0a8
          0007 c000 12b7 002c 0000 2460 ffff 0000 00d3 00cf 1710 4630 818b e289 35d9 0e9a

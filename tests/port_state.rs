@@ -1,4 +1,4 @@
-//! The port of a NIC on a real interface follows that interface: down, up, and gone. Needs root.
+//! Tests that the port of a NIC follows its real interface: down, up, and removed. Needs root.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -22,7 +22,7 @@ fn ip(args: &str) {
     );
 }
 
-/// A namespace with `v0`, whose cable's other end is `v1` beside it.
+/// A namespace with `v0`, whose peer `v1` is in the same namespace.
 struct Net(String);
 
 impl Net {
@@ -41,7 +41,8 @@ impl Net {
         ip(&format!("-n {} {args}", self.0));
     }
 
-    /// A context on links that are opened in the namespace, one for each shard. Its background threads are elsewhere.
+    /// Opens a context on links of the namespace, one for each shard. Its background threads run outside of
+    /// it.
     fn open(&self, links: impl FnOnce() -> Vec<Box<dyn Link>> + Send) -> Context {
         let path = format!("/run/netns/{}", self.0);
         let links = std::thread::scope(|s| {
@@ -86,12 +87,12 @@ fn follows(net: &Net, context: &Context) {
     next(AsyncEvent::PortError);
     net.set("link set v0 up");
     next(AsyncEvent::PortActive);
-    // The interface is up, but nobody is at the cable's other end.
+    // The interface is up but has no carrier.
     net.set("link set v1 down");
     next(AsyncEvent::PortError);
     net.set("link set v1 up");
     next(AsyncEvent::PortActive);
-    // Of another interface.
+    // An event of another interface has no effect.
     net.set("link add other type veth peer name end");
     net.set("link set other up");
     net.set("link set other down");
@@ -99,7 +100,7 @@ fn follows(net: &Net, context: &Context) {
 }
 
 #[test]
-fn a_udp_port_follows_its_interface_and_goes_with_it() {
+fn udp_port_follows_state_and_removal_of_its_interface() {
     for shards in [1, 2] {
         let net = Net::new();
         let context = net.open(|| udp(shards));
@@ -112,7 +113,7 @@ fn a_udp_port_follows_its_interface_and_goes_with_it() {
 }
 
 #[test]
-fn a_packet_port_follows_its_interface_and_goes_with_it() {
+fn packet_port_follows_state_and_removal_of_its_interface() {
     for shards in [1, 4] {
         let net = Net::new();
         let context = net.open(|| packet(shards));
@@ -134,7 +135,7 @@ fn a_packet_port_follows_its_interface_and_goes_with_it() {
 }
 
 #[test]
-fn ids_of_the_connection_manager_hear_that_their_device_is_gone() {
+fn interface_removal_raises_device_removal_for_cm_ids() {
     for links in [packet, udp] {
         let net = Net::new();
         let manager = ConnectionManager::new(vec![net.open(|| links(1))]).unwrap();
@@ -153,7 +154,7 @@ fn ids_of_the_connection_manager_hear_that_their_device_is_gone() {
 }
 
 #[test]
-fn an_interface_without_a_carrier_is_down_from_the_beginning() {
+fn port_of_interface_without_carrier_starts_down() {
     let net = Net::new();
     net.set("link set v1 down");
     let context = net.open(|| udp(1));
@@ -163,7 +164,7 @@ fn an_interface_without_a_carrier_is_down_from_the_beginning() {
 }
 
 #[test]
-fn an_application_that_polls_is_told_too() {
+fn polling_application_receives_port_events() {
     let net = Net::new();
     let context = net.open(|| udp(1));
     let deadline = std::time::Instant::now() + SOON;

@@ -1,5 +1,5 @@
-//! NICs of several shards, over UDP sockets of the loopback interface: every queue pair has its packets, whichever shard
-//! it is of and whichever socket they came to.
+//! Tests of NICs with several shards, over UDP sockets of the loopback interface: every queue pair receives
+//! its packets, whichever shard it belongs to and whichever socket they arrive on.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -19,7 +19,7 @@ const SOON: Duration = Duration::from_secs(20);
 const KEY: QKey = QKey(0x77);
 const SHARDS: usize = 4;
 
-/// An address of 127/8 that no other test of this file has.
+/// Returns an address of 127/8 that no other test of this file uses.
 fn address() -> IpAddr {
     static LAST: AtomicU8 = AtomicU8::new(0);
     Ipv4Addr::new(127, 94, 0, LAST.fetch_add(1, Ordering::Relaxed) + 1).into()
@@ -65,12 +65,12 @@ impl Nic {
         qp
     }
 
-    /// The `i`th piece of the region.
+    /// Returns the `i`th piece of the region.
     fn piece(&self, i: usize, len: usize) -> Sge {
         self.mr.sge(i * LEN..i * LEN + len)
     }
 
-    /// So many completions, all successes.
+    /// Waits for `count` completions, all successful.
     fn completions(&self, count: usize) -> Vec<Completion> {
         let mut out = Vec::new();
         let start = Instant::now();
@@ -97,7 +97,7 @@ fn pattern(i: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + i * 31 + at / 251) as u8).collect()
 }
 
-/// SEND, WRITE and READ on 16 connections at once, each with a pattern of its own.
+/// Runs SEND, WRITE and READ on 16 connections at once, each with a pattern of its own.
 fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
     let len = LEN - 40;
     for (i, (x, y)) in pairs.iter().enumerate() {
@@ -120,7 +120,7 @@ fn exchange(a: &Nic, b: &Nic, pairs: &[(Qp, Qp)]) {
 }
 
 #[test]
-fn queue_pairs_go_round_and_their_numbers_tell_the_shard() {
+fn qps_are_spread_over_shards_by_their_numbers() {
     let nic = Nic::new(SHARDS);
     let qps: Vec<Qp> = (0..16).map(|_| nic.qp()).collect();
     let shards: Vec<usize> = qps.iter().map(|qp| shard_of(qp.qpn())).collect();
@@ -128,7 +128,7 @@ fn queue_pairs_go_round_and_their_numbers_tell_the_shard() {
 }
 
 #[test]
-fn sixteen_connections_over_four_shards() {
+fn sixteen_connections_over_four_shards_transfer_data() {
     for (ours, theirs) in [(SHARDS, SHARDS), (1, SHARDS), (2, SHARDS)] {
         let (a, b) = (Nic::new(ours), Nic::new(theirs));
         let pairs: Vec<(Qp, Qp)> = (0..16).map(|_| (a.qp(), b.qp())).collect();
@@ -142,7 +142,7 @@ fn sixteen_connections_over_four_shards() {
 }
 
 #[test]
-fn connections_across_the_shards_of_one_nic() {
+fn connections_between_shards_of_one_nic_transfer_data() {
     let a = Nic::new(SHARDS);
     let qps: Vec<Qp> = (0..5).map(|_| a.qp()).collect();
     // To the next shard, and from the last to the first.
@@ -162,7 +162,7 @@ fn connections_across_the_shards_of_one_nic() {
 }
 
 #[test]
-fn nobody_has_to_poll() {
+fn peer_responds_without_polling_on_every_shard() {
     let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
     let pairs: Vec<(Qp, Qp)> = (0..4).map(|_| (a.qp(), b.qp())).collect();
     for (i, (x, y)) in pairs.iter().enumerate() {
@@ -174,7 +174,7 @@ fn nobody_has_to_poll() {
 }
 
 #[test]
-fn queue_pairs_on_a_shared_receive_queue_are_of_its_shard() {
+fn qps_on_an_srq_are_in_its_shard() {
     let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
     let caps = RecvCaps { max_wr: 64, max_sge: 1 };
     let srqs: Vec<Srq> = (0..2).map(|_| b.pd.create_srq(caps).unwrap()).collect();
@@ -202,7 +202,7 @@ fn queue_pairs_on_a_shared_receive_queue_are_of_its_shard() {
 }
 
 #[test]
-fn all_of_xrc_is_of_one_shard() {
+fn all_xrc_objects_are_in_one_shard() {
     let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
     let domain = b.context.open_xrcd().unwrap();
     let caps = RecvCaps { max_wr: 8, max_sge: 1 };
@@ -256,7 +256,7 @@ fn datagrams_and_groups_reach_every_shard() {
     sender.post_send(&SendWr { to, ..SendWr::send(2, &[a.piece(0, 900)]) }).unwrap();
     everyone(b.completions(members.len()));
     a.completions(1);
-    // Members of one shard leave; the others stay.
+    // Members of one shard detach; the others remain.
     for qp in members.iter().filter(|qp| shard_of(qp.qpn()) == 1) {
         qp.detach_mcast(group).unwrap();
         assert_eq!(qp.detach_mcast(group), Err(MulticastError::NotAttached(group)));
@@ -271,7 +271,7 @@ fn datagrams_and_groups_reach_every_shard() {
 }
 
 #[test]
-fn limits_are_those_of_the_whole_nic() {
+fn limits_apply_to_the_whole_nic() {
     let limits = Limits {
         max_qp: 5,
         max_srq: 3,
@@ -307,7 +307,7 @@ fn limits_are_those_of_the_whole_nic() {
 }
 
 #[test]
-fn queue_pairs_come_and_go_under_traffic() {
+fn qps_are_created_and_destroyed_under_traffic() {
     let (a, b) = (Nic::new(SHARDS), Nic::new(SHARDS));
     let done = AtomicBool::new(false);
     std::thread::scope(|s| {
@@ -319,12 +319,12 @@ fn queue_pairs_come_and_go_under_traffic() {
                     let x = a.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
                     let y = b.qp();
                     connect(&x, &y);
-                    // Where nobody looks.
+                    // At addresses that the other transfers do not use.
                     let (sge, to) = ([a.piece(60 + t, LEN)], b.mr.remote((60 + t) * LEN));
                     for wr_id in 0..8 {
                         x.post_send(&SendWr::write(wr_id, &sge, to)).unwrap();
                     }
-                    // Every other time with all of them on the way.
+                    // In the other rounds the queue pairs are destroyed while WRITEs are in flight.
                     if round % 2 == 0 {
                         for _ in 0..8 {
                             cq.wait(SOON).unwrap();
@@ -342,8 +342,8 @@ fn queue_pairs_come_and_go_under_traffic() {
     });
 }
 
-/// Sends packets in one datagram after the other by a plain socket, which the kernel joins again, as it may what comes
-/// from a wire.
+/// Sends packets in consecutive datagrams from a plain socket, which the kernel coalesces again, as it may
+/// coalesce those from a wire.
 fn send_train(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
     let segment = segment as libc::c_int;
     // SAFETY: the pointer is to an int that outlives the call, and the length is its size.
@@ -356,7 +356,7 @@ fn send_train(from: &UdpSocket, to: IpAddr, segment: usize, packets: &[u8]) {
 }
 
 #[test]
-fn a_train_with_packets_of_all_shards_reaches_them_all() {
+fn coalesced_datagram_with_packets_of_all_shards_reaches_each() {
     let b = Nic::new(SHARDS);
     let qps: Vec<Qp> = (0..SHARDS).map(|_| b.datagrams()).collect();
     let own = address();
@@ -394,13 +394,13 @@ fn a_train_with_packets_of_all_shards_reaches_them_all() {
     }
     let counted = b.context.counters();
     assert_eq!(counted.rcvd_pkts - before.rcvd_pkts, 400, "each is counted once");
-    // All but those of the first packet's shard.
+    // All packets but those of the first packet's shard.
     assert_eq!(counted.rx_handed_over, 300);
     assert_eq!((counted.rx_icrc_err, counted.rx_unknown_qp), (0, 0));
 }
 
 #[test]
-fn the_port_is_taken_with_one_shard_or_several() {
+fn second_bind_of_the_port_is_refused_with_any_shard_count() {
     let ip = address();
     let several = sharded(ip, SHARDS);
     for count in [1, SHARDS] {
@@ -418,7 +418,7 @@ fn the_port_is_taken_with_one_shard_or_several() {
 }
 
 #[test]
-fn another_process_finds_the_port_taken() {
+fn bind_of_the_port_in_another_process_is_refused() {
     let ip = address();
     let _nic = sharded(ip, SHARDS);
     for shards in ["1", "2"] {
@@ -433,7 +433,7 @@ fn another_process_finds_the_port_taken() {
 }
 
 #[test]
-fn what_is_said_of_the_nic_is_said_once() {
+fn nic_events_are_raised_once_for_all_shards() {
     let nic = Nic::new(SHARDS);
     let mut qps: Vec<Qp> = (0..SHARDS).map(|_| nic.qp()).collect();
     let (first, other) = (nic.context.query_gid(0).unwrap(), Gid::from(IpAddr::from([127, 94, 9, 9])));
@@ -444,14 +444,14 @@ fn what_is_said_of_the_nic_is_said_once() {
     assert_eq!(nic.context.next_event(), Some(AsyncEvent::PKeyChange));
     assert_eq!(nic.context.next_event(), None);
     for qp in &qps {
-        // Every shard has them.
+        // Every shard has the new entries.
         let peer = Endpoint { gid: other, ..qp.endpoint() };
         qp.to_init(Access::ALL).unwrap();
         let options = ConnectOptions { sgid_index: Some(1), ..ConnectOptions::default() };
         qp.modify(&QpAttr { state: Some(QpState::Init), pkey_index: Some(1), ..QpAttr::default() }).unwrap();
         qp.to_rtr(&peer, &options).unwrap();
     }
-    // While one refers to it, of the last shard, no shard is without it.
+    // While a QP of the last shard refers to the P_Key, it stays in the table of every shard.
     qps.drain(..SHARDS - 1);
     let refused = PKeyTableSize { given: 1, needed: 2, max: 128 };
     assert_eq!(nic.context.set_pkeys(&[PKey::DEFAULT]), Err(refused));
@@ -461,7 +461,7 @@ fn what_is_said_of_the_nic_is_said_once() {
 }
 
 #[test]
-fn there_are_powers_of_two_of_them() {
+fn shard_count_must_be_a_power_of_two() {
     let links = UdpLink::bind_shards(address(), &UdpOptions::default(), 3).unwrap();
     assert_eq!(links.len(), 4, "rounded up");
     let three = links.into_iter().take(3).map(|link| Box::new(link) as Box<dyn Link>).collect();
@@ -470,7 +470,7 @@ fn there_are_powers_of_two_of_them() {
 }
 
 #[test]
-fn a_capture_has_them_all_as_one_interface() {
+fn capture_contains_all_shards_as_one_interface() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let capture = CaptureFile::create(file.path(), Timestamps::Wall).unwrap();
     let links = UdpLink::bind_shards(address(), &UdpOptions::default(), SHARDS).unwrap();
@@ -495,7 +495,7 @@ fn a_capture_has_them_all_as_one_interface() {
     }
     nic.completions(pairs.len());
     let numbers: Vec<(Qpn, Qpn)> = pairs.iter().map(|(x, y)| (x.qpn(), y.qpn())).collect();
-    // A packet is written after it was passed on; when the NIC is gone, all are.
+    // A packet is written to the capture after it was forwarded; when the NIC is dropped, all are written.
     let own = nic.ip();
     drop((pairs, nic));
     capture.flush().unwrap();
@@ -505,7 +505,7 @@ fn a_capture_has_them_all_as_one_interface() {
     while let Some(block) = reader.next_block() {
         match block.unwrap() {
             Block::InterfaceDescription(_) => interfaces += 1,
-            // Behind 20 bytes of IPv4 and 8 of UDP, a packet's destination is in its bytes 5 to 7.
+            // After 20 bytes of IPv4 and 8 of UDP, bytes 5 to 7 contain a packet's destination QP.
             Block::EnhancedPacket(b) => {
                 assert_eq!(b.interface_id, 0);
                 let to = Qpn::new(u32::from_be_bytes([0, b.data[33], b.data[34], b.data[35]]));

@@ -1,5 +1,5 @@
-//! QP1 of an address that several share, with the steward as a process of its own: it may die, and what it sends on is in
-//! captures like all else.
+//! Tests of QP1 of an address that several processes share, with the broker (the code calls it steward) as a
+//! process of its own: it may die, and captures contain the MADs that it forwards.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -17,7 +17,7 @@ use urxe::wire::mad::{CommId, Dreq, Mad, Message, RejReason, Req, Rtu};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// When a peer asks again.
+/// Interval at which a peer retransmits.
 const AGAIN: Duration = Duration::from_millis(100);
 
 fn sharing() -> Sharing {
@@ -56,7 +56,7 @@ fn request(transaction: u64, service: u64) -> [u8; MAD_LEN] {
     bytes(transaction, Req { local: CommId(1), service: ServiceId(service), ..Req::default() })
 }
 
-/// Sends as often as a peer does until it is there.
+/// Sends a MAD at the interval of a peer until it arrives.
 fn until_there(from: &ManagementPort, to: IpAddr, mad: &[u8; MAD_LEN], at: &ManagementPort) {
     let begun = Instant::now();
     while begun.elapsed() < SOON {
@@ -69,7 +69,7 @@ fn until_there(from: &ManagementPort, to: IpAddr, mad: &[u8; MAD_LEN], at: &Mana
 }
 
 #[test]
-fn services_outlive_the_steward_and_so_do_connections() {
+fn services_and_connections_survive_broker_death() {
     let ip: IpAddr = "127.18.240.1".parse().unwrap();
     let [a, b] = [(); 2].map(|()| member(ip, plain));
     let ports = [&a, &b].map(|context| context.management_port().unwrap());
@@ -80,10 +80,10 @@ fn services_outlive_the_steward_and_so_do_connections() {
         for (service, port) in [(100, &ports[0]), (200, &ports[1])] {
             until_there(&peer, ip, &request(round, service), port);
         }
-        // Nobody is told no while there is somebody.
+        // No rejection is sent while a member claims the service.
         assert_eq!(peer.try_recv().map(|mad| Mad::parse(&mad.bytes)), None);
         kill(steward(ip).expect("the steward"), Signal::SIGKILL).unwrap();
-        // The kernel needs none for those that have begun.
+        // The kernel delivers messages of existing connections without a broker.
         for port in &ports {
             let (value, bits) = port.comm_id_prefix();
             let remote = CommId(value << (32 - bits) | 77);
@@ -107,7 +107,7 @@ fn services_outlive_the_steward_and_so_do_connections() {
 }
 
 #[test]
-fn a_capture_has_what_the_steward_sent_on_and_tshark_reads_it() {
+fn capture_contains_forwarded_mads_that_tshark_decodes() {
     let ip: IpAddr = "127.18.241.1".parse().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qp1.pcapng");

@@ -1,7 +1,8 @@
-//! Random programs of verbs over bad wires, in virtual time: each from a seed, and each to the same end again.
+//! Random programs of verbs over faulty wires, in virtual time: each is generated from a seed, and each run
+//! of a seed ends identically.
 //!
-//! `URXE_SEEDS=N` runs N seeds (2000), `URXE_SEED=S` just one, loudly. `URXE_BLESS=1` writes the golden grid
-//! anew: read its diff before you commit it.
+//! `URXE_SEEDS=N` runs N seeds (2000), `URXE_SEED=S` just one, with a log. `URXE_BLESS=1` rewrites the golden
+//! grid: check its diff before committing it.
 
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use urxe::link::fabric::Outcome;
 use urxe::verbs::*;
 
-/// Work requests of a side, and the bytes that each has for itself at either end.
+/// Number of work requests of a side, and the bytes that each has for itself at either end.
 const MAX_WORK: usize = 24;
 const LONGEST: usize = 6 << 10;
 const SLOT: usize = 3 * LONGEST;
@@ -37,7 +38,7 @@ impl Random {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// A probability up to `max`, often none.
+    /// Returns a probability up to `max`, often 0.
     fn chance(&mut self, max: f64) -> f64 {
         if self.below(3) == 0 { 0.0 } else { max * self.below(1000) as f64 / 1000.0 }
     }
@@ -61,7 +62,7 @@ fn wire(r: &mut Random) -> FabricConfig {
     }
 }
 
-/// What a work request is expected to leave behind.
+/// Expected result of a work request.
 #[derive(Clone, Copy)]
 struct Work {
     opcode: WcOpcode,
@@ -72,14 +73,14 @@ struct Side {
     node: Node,
     recv_cq: Cq,
     qp: Qp,
-    /// A pattern that nobody writes to; where the other side, receives and READs write; the atomics' word
-    /// and, behind it, a slot for each result.
+    /// Regions of a side: a constant pattern; the target of the other side's WRITEs, of receives and of
+    /// READs; the word for atomics followed by a slot for each result.
     source: Mr,
     target: Mr,
     words: Mr,
     expected: Vec<u8>,
     sends: Vec<Work>,
-    /// Length and immediate of each message that takes a receive of this side, in order.
+    /// Opcode, length and immediate of each message that consumes a receive of this side, in order.
     arrivals: Vec<(WcOpcode, usize, Option<u32>)>,
     posted_recvs: usize,
     completed: [usize; 2],
@@ -87,7 +88,7 @@ struct Side {
     olds: Vec<u64>,
 }
 
-/// What is in a side's source.
+/// Contents of a side's source.
 fn source(side: usize) -> &'static [u8] {
     static BYTES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
     let bytes = |side: usize| (0..REGION).map(|i| (side * 101 + i * 7 + (i >> 8) * 3) as u8).collect();
@@ -122,8 +123,7 @@ impl Side {
         }
     }
 
-    /// Posts a receive for the next message that takes one; it has its own place
-    /// in the target.
+    /// Posts a receive for the next message that consumes one, with a slot of its own in the target.
     fn post_recv(&mut self) {
         let n = self.posted_recvs;
         if n < MAX_WORK {
@@ -135,7 +135,7 @@ impl Side {
     }
 }
 
-/// Of each slot of a target the peer's WRITEs have the first third, own READs the second, receives the last.
+/// Each slot of a target has three parts: for the peer's WRITEs, own READs, and receives.
 fn read_slot(n: usize) -> usize {
     n * SLOT + LONGEST
 }
@@ -177,7 +177,7 @@ impl World {
         (World { fabric, sides, log: DefaultHasher::new(), loud }, r)
     }
 
-    /// Posts a work request of side `n`, and notes what it must lead to.
+    /// Posts a work request of side `n`, and records its expected result.
     fn post(&mut self, n: usize, r: &mut Random) {
         let [a, b] = &mut self.sides;
         let (me, peer) = if n == 0 { (a, b) } else { (b, a) };
@@ -242,7 +242,7 @@ impl World {
         me.sends.push(Work { opcode, len });
     }
 
-    /// Lets the fabric go on for a few steps, and reads completions as they come.
+    /// Runs the fabric for a few steps, and reads completions as they arrive.
     fn step(&mut self, steps: u64) {
         for _ in 0..steps {
             if self.fabric.step().is_none() {
@@ -307,7 +307,7 @@ impl World {
     }
 }
 
-/// Runs a program; what it ends with says all about how it went.
+/// Runs a program and returns a value that summarizes the whole run.
 fn run(seed: u64, loud: bool) -> u64 {
     let (mut world, mut r) = World::new(seed, loud);
     let count = 1 + r.below(MAX_WORK as u64) as usize;
@@ -333,7 +333,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn random_programs_end_well_and_the_same_way_twice() {
+fn random_programs_complete_and_replay_identically() {
     if let Some(seed) = number("URXE_SEED") {
         println!("seed {seed}: {:016x}", run(seed, true));
         return;
@@ -344,7 +344,7 @@ fn random_programs_end_well_and_the_same_way_twice() {
         let worker = |first: u64| {
             let one = |seed: u64| {
                 let end = run(seed, false);
-                // One in eight again: a difference would show in nearly every one.
+                // One seed in eight is repeated: a difference would show in nearly every one.
                 assert!(!seed.is_multiple_of(8) || run(seed, false) == end, "seed {seed} went another way");
             };
             let fails = move |seed: &u64| std::panic::catch_unwind(|| one(*seed)).is_err();
@@ -357,7 +357,8 @@ fn random_programs_end_well_and_the_same_way_twice() {
     println!("{seeds} seeds without a violation");
 }
 
-/// 256 WRITEs of 16 KiB over a wire of 100 Gb/s: how long, how many packets, how many of them again.
+/// 256 WRITEs of 16 KiB over a wire of 100 Gb/s: duration, number of packets, and number of retransmitted
+/// packets.
 fn grid() -> String {
     let (messages, len) = (256, 16 << 10);
     let mut out = String::from("  loss    latency        time   Gb/s   packets  again  NAKs  timeouts\n");
@@ -405,7 +406,7 @@ fn grid() -> String {
 }
 
 #[test]
-fn recovery_costs_what_it_did() {
+fn recovery_cost_matches_the_golden_grid() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/simulation.golden");
     let now = grid();
     if std::env::var_os("URXE_BLESS").is_some() {

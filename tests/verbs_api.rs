@@ -1,5 +1,5 @@
-//! The verbs API beside plain posting and polling: work requests in batches, extended polling, completion
-//! channels, asynchronous events.
+//! Tests of the verbs API beyond plain posting and polling: batches of work requests, extended polling,
+//! completion channels, asynchronous events.
 
 #[path = "verbs_api/batches.rs"]
 mod batches;
@@ -23,7 +23,7 @@ use urxe::verbs::*;
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// A fabric in virtual time with 10 µs from port to port.
+/// Returns a fabric in virtual time with a latency of 10 µs from port to port.
 fn slow_fabric() -> Fabric {
     let latency = Duration::from_micros(10);
     Fabric::virtual_time(FabricConfig { latency, ..FabricConfig::default() }).unwrap()
@@ -33,12 +33,12 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
     poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 1
 }
 
-/// A region of `len` bytes for everything.
+/// Registers a region of `len` bytes with all access rights.
 fn region(node: &Node, len: usize) -> Mr {
     node.pd.reg_mr(len, Access::ALL).unwrap()
 }
 
-/// All events that wait.
+/// Returns all queued events.
 fn events(context: &Context) -> Vec<AsyncEvent> {
     std::iter::from_fn(|| context.next_event()).collect()
 }

@@ -1,4 +1,4 @@
-//! The verbs API over the in-memory fabric: the mock NIC as a user links it.
+//! Tests of the verbs API over the in-memory fabric: the mock NIC as a user links it.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn every_operation(fabric: &Fabric, lossy: bool) {
 
     a.qp.post_send(&SendWr::write(10, &[src.sge(0..9)], dst.remote(len - 8))).unwrap();
     let Err(WaitError::Failed(wc)) = a.cq.wait(SOON) else { panic!("a write beyond the region succeeded") };
-    // A NAK is sent once: if that one is lost, all that the requester sees is silence.
+    // A NAK is sent once: if it is lost, the requester's retries run out.
     let refused = wc.status == WcStatus::RemAccessErr || lossy && wc.status == WcStatus::RetryExcErr;
     assert!(wc.wr_id == 10 && refused, "{wc:?}");
     assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
@@ -62,17 +62,17 @@ fn every_operation(fabric: &Fabric, lossy: bool) {
 }
 
 #[test]
-fn every_operation_in_real_time() {
+fn every_operation_completes_in_real_time() {
     every_operation(&Fabric::new(), false);
 }
 
 #[test]
-fn every_operation_in_virtual_time() {
+fn every_operation_completes_in_virtual_time() {
     every_operation(&Fabric::virtual_time(FabricConfig::default()).unwrap(), false);
 }
 
 #[test]
-fn every_operation_over_a_bad_wire_in_virtual_time() {
+fn every_operation_completes_over_faulty_wire_in_virtual_time() {
     for seed in 0..20 {
         let config = FabricConfig {
             seed,
@@ -88,7 +88,7 @@ fn every_operation_over_a_bad_wire_in_virtual_time() {
 }
 
 #[test]
-fn a_completion_channel_becomes_readable() {
+fn completion_channel_becomes_readable_on_completion() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::os::fd::AsFd;
     let (a, b) = Fabric::new().pair().unwrap();
@@ -111,7 +111,7 @@ fn a_completion_channel_becomes_readable() {
 }
 
 #[test]
-fn waiting_ends_with_the_reason() {
+fn failed_wait_reports_timeout_or_idle_fabric() {
     let (a, _b) = Fabric::new().pair().unwrap();
     let none = Duration::from_millis(20);
     assert_eq!(a.cq.wait(none), Err(WaitError::TimedOut(none)));
@@ -120,7 +120,7 @@ fn waiting_ends_with_the_reason() {
 }
 
 #[test]
-fn a_slow_wire_with_a_short_queue_is_not_kept_full_by_retries() {
+fn retries_do_not_congest_a_slow_wire_with_a_short_queue() {
     let config = FabricConfig {
         bandwidth: Some(20_000_000),
         queue_bytes: Some(100_000),

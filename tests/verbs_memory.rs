@@ -1,4 +1,5 @@
-//! Windows, fast regions, null regions, device memory and their like, as a user of the verbs API meets them.
+//! Tests of memory windows, fast regions, null regions, device memory and similar features through the verbs
+//! API.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use urxe::verbs::*;
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// Two connected nodes whose queue pairs allow all there is.
+/// Returns two connected nodes whose queue pairs allow all kinds of access.
 fn pair() -> (Node, Node) {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
@@ -25,7 +26,7 @@ fn done(node: &Node, wr: &SendWr<'_>) -> Completion {
     node.cq.wait(SOON).unwrap()
 }
 
-/// The status with which a work request fails.
+/// Returns the status with which a work request fails.
 fn fails(node: &Node, wr: &SendWr<'_>) -> WcStatus {
     node.qp.post_send(wr).unwrap();
     match node.cq.wait(SOON) {
@@ -39,7 +40,7 @@ fn bytes(mr: &Mr, at: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_window_of_type_1() {
+fn type_1_window_grants_access_until_rebound() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     src.write(0, b"window").unwrap();
@@ -57,7 +58,7 @@ fn a_window_of_type_1() {
     let to = RemoteAddr { va: mr.addr() + 100, rkey };
     done(&a, &SendWr::write(2, &[src.sge(0..6)], to));
     assert_eq!(bytes(&mr, 99, 8), b"\0window\0");
-    // Bound anew, the old key is stale.
+    // After the window is bound again, the old key is stale.
     let again = b.qp.bind_mw(&mw, 3, &bind, SendFlags::SIGNALED).unwrap();
     b.cq.wait(SOON).unwrap();
     done(&a, &SendWr::write(4, &[src.sge(0..6)], RemoteAddr { rkey: again, ..to }));
@@ -67,7 +68,7 @@ fn a_window_of_type_1() {
 }
 
 #[test]
-fn a_window_of_type_2_until_the_peer_gives_it_back() {
+fn type_2_window_grants_access_until_remote_invalidate() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let mr = b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
@@ -87,10 +88,10 @@ fn a_window_of_type_2_until_the_peer_gives_it_back() {
 }
 
 #[test]
-fn a_region_is_not_deregistered_under_its_windows() {
+fn region_with_bound_windows_is_not_deregistered() {
     let (_a, b) = pair();
     let mut memory = vec![0u64; 8];
-    // SAFETY: `memory` outlives the region, and nobody else uses it.
+    // SAFETY: `memory` outlives the region, and only the region accesses it.
     let mr = unsafe {
         b.pd.reg_mr_raw(memory.as_mut_ptr().cast(), 64, Access::LOCAL_WRITE | Access::MW_BIND).unwrap()
     };
@@ -105,7 +106,7 @@ fn a_region_is_not_deregistered_under_its_windows() {
 }
 
 #[test]
-fn fast_registration() {
+fn fast_registration_grants_access_until_invalidated() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     src.write(0, b"fast").unwrap();
@@ -123,7 +124,7 @@ fn fast_registration() {
 }
 
 #[test]
-fn flush_and_atomic_write() {
+fn flush_and_atomic_write_complete_at_the_peer() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let flushes = Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
@@ -137,9 +138,9 @@ fn flush_and_atomic_write() {
     assert_eq!(bytes(&dst, 64, 8), b"all of 8");
 }
 
-/// What FLUSH is for: bytes of a mapped file.
+/// The purpose of FLUSH: bytes of a mapped file become persistent.
 #[test]
-fn flush_reaches_the_file() {
+fn flush_writes_mapped_bytes_to_the_file() {
     use std::io::{Read, Seek};
     let (a, b) = pair();
     let src = a.pd.reg_mr(8192, Access::ALL).unwrap();
@@ -149,16 +150,17 @@ fn flush_reaches_the_file() {
     let len = std::num::NonZeroUsize::new(8192).unwrap();
     use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping, unmapped below after its region is gone.
+    // SAFETY: a new mapping at an address that the kernel picks affects no other memory; it is unmapped below
+    // after its region is dropped.
     let map = unsafe { mmap(None, len, protection, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
     let access = Access::ALL | Access::FLUSH_PERSISTENT;
-    // SAFETY: the mapping outlives the region.
+    // SAFETY: the mapping covers the 8192 bytes and outlives the region.
     let mr = unsafe { b.pd.reg_mr_raw(map.as_ptr().cast(), 8192, access) }.unwrap();
     let placement = Placement { global: false, persistent: true };
     done(&a, &SendWr::write(1, &[src.sge(0..8000)], mr.remote(100)));
     done(&a, &SendWr::flush(2, mr.remote(100), 8000, placement));
     drop(mr);
-    // SAFETY: the region is gone.
+    // SAFETY: the region is dropped, so that no reference to the mapping exists.
     unsafe { munmap(map, 8192) }.unwrap();
     let mut got = Vec::new();
     file.rewind().unwrap();
@@ -166,10 +168,10 @@ fn flush_reaches_the_file() {
     assert!(got[..100] == [0; 100] && got[100..8100] == [7; 8000] && got[8100..] == [0; 92]);
 }
 
-/// In real time payload is copied when it leaves, in virtual time when its packet is made.
+/// In real time payload is copied when it is sent, in virtual time when its packet is built.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn memory_that_is_protected_fails_the_work_request_on_either_side() {
+fn protected_memory_fails_the_work_request_on_either_side() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
     let real_time = || Fabric::new().pair().unwrap();
     let len = std::num::NonZeroUsize::new(65_536).unwrap();
@@ -177,13 +179,15 @@ fn memory_that_is_protected_fails_the_work_request_on_either_side() {
         for (len_used, is_local) in [(8, true), (700, true), (40_000, true), (8, false), (40_000, false)] {
             let (a, b) = make();
             let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-            // SAFETY: a new mapping, unmapped below after its region is gone.
+            // SAFETY: a new mapping at an address that the kernel picks affects no other memory; it is
+            // unmapped below after its region is dropped.
             let map = unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }.unwrap();
             let owner = if is_local { &a } else { &b };
-            // SAFETY: the mapping outlives the region; what is protected fails the access on this machine.
+            // SAFETY: the mapping covers the bytes and outlives the region; on this architecture accesses of
+            // protected memory fail without a fault of the process.
             let lost = unsafe { owner.pd.reg_mr_raw(map.as_ptr().cast(), 65_536, Access::ALL) }.unwrap();
             let other = if is_local { &b } else { &a }.pd.reg_mr(65_536, Access::ALL).unwrap();
-            // SAFETY: nothing but the region uses it.
+            // SAFETY: only the region accesses the mapping.
             unsafe { mprotect(map, 65_536, ProtFlags::PROT_NONE) }.unwrap();
             let of_lost = [Sge { addr: lost.addr(), length: len_used, lkey: lost.lkey() }];
             let of_other = [other.sge(0..len_used as usize)];
@@ -193,14 +197,14 @@ fn memory_that_is_protected_fails_the_work_request_on_either_side() {
             };
             assert_eq!(fails(&a, &wr), status, "{len_used} bytes, local: {is_local}");
             drop(lost);
-            // SAFETY: the region is gone.
+            // SAFETY: the region is dropped, so that no reference to the mapping exists.
             unsafe { munmap(map, 65_536) }.unwrap();
         }
     }
 }
 
 #[test]
-fn device_memory() {
+fn device_memory_is_accessed_by_peers_within_limits() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     src.write(0, b"device").unwrap();
@@ -211,7 +215,7 @@ fn device_memory() {
     let mut got = [0; 6];
     dm.read(34, &mut got).unwrap();
     assert_eq!(&got, b"device");
-    // Another region of the same memory, and the device's limit.
+    // Another region of the same memory, and the limit of the device.
     dm.write(0, b"host").unwrap();
     let whole = b.pd.reg_dm_mr(&dm, 0..128, Access::ALL | Access::ZERO_BASED).unwrap();
     done(&a, &SendWr::read(2, &[src.sge(0..4)], whole.remote(0)));
@@ -226,7 +230,7 @@ fn device_memory() {
 }
 
 #[test]
-fn a_null_region_takes_what_nobody_wants() {
+fn null_region_discards_part_of_a_message() {
     let (a, b) = pair();
     let (src, dst) = (a.pd.reg_mr(64, Access::ALL).unwrap(), b.pd.reg_mr(64, Access::ALL).unwrap());
     src.write(0, b"header and body").unwrap();
@@ -238,7 +242,7 @@ fn a_null_region_takes_what_nobody_wants() {
 }
 
 #[test]
-fn registered_anew() {
+fn reregistration_changes_length_access_and_domain() {
     let (a, mut b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let mut mr = b.pd.reg_mr(64, Access::LOCAL_WRITE).unwrap();
@@ -246,7 +250,7 @@ fn registered_anew() {
     mr.rereg(None, Some(8192), Some(Access::ALL)).unwrap();
     assert_eq!(mr.len(), 8192);
     done(&a, &SendWr::write(1, &[src.sge(0..64)], mr.remote(8000)));
-    // Into another domain and back.
+    // Into another protection domain and back.
     let other = b.context.alloc_pd().unwrap();
     mr.rereg(Some(&other), None, None).unwrap();
     mr.rereg(Some(&b.pd), None, None).unwrap();
@@ -258,7 +262,7 @@ fn registered_anew() {
 }
 
 #[test]
-fn addresses_of_the_users_choosing() {
+fn region_is_addressed_from_zero_or_chosen_iova() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     let zero = b.pd.reg_mr(64, Access::ALL | Access::ZERO_BASED).unwrap();
@@ -272,11 +276,11 @@ fn addresses_of_the_users_choosing() {
 }
 
 #[test]
-fn flags_that_need_nothing_and_flags_that_nobody_knows() {
+fn optional_access_flags_are_ignored_and_unknown_ones_refused() {
     let (_, b) = pair();
     let taken = Access::ALL | Access::ON_DEMAND | Access::HUGETLB | Access::RELAXED_ORDERING;
     assert!(b.pd.reg_mr(64, taken).is_ok());
-    // The optional range may be ignored, whatever is in it.
+    // Flags of the optional range may be ignored, whatever they are.
     assert!(b.pd.reg_mr(64, Access::ALL | Access(1 << 29)).is_ok());
     let refused = b.pd.reg_mr(64, Access::ALL | Access(1 << 10)).unwrap_err();
     assert!(refused.to_string().ends_with("some of it is not known"), "{refused}");
@@ -284,36 +288,37 @@ fn flags_that_need_nothing_and_flags_that_nobody_knows() {
 }
 
 #[test]
-fn all_of_the_process_on_demand() {
+fn implicit_on_demand_region_covers_the_process() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
     src.write(0, b"anywhere").unwrap();
     let access = Access::ALL | Access::ON_DEMAND;
-    // SAFETY: it is refused.
+    // SAFETY: the call is refused, so no memory becomes accessible.
     let refused = unsafe { b.pd.reg_mr_implicit(Access::ALL) };
     assert!(refused.is_err());
-    // SAFETY: the peer is this test, which names memory of its own.
+    // SAFETY: the only peer is this test, which accesses only memory that it has mapped itself.
     let all = unsafe { b.pd.reg_mr_implicit(access) }.unwrap();
     let len = std::num::NonZeroUsize::new(8192).unwrap();
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping, used by the peer only, unmapped below.
+    // SAFETY: a new mapping at an address that the kernel picks affects no other memory; only the peer
+    // accesses it, and it is unmapped below.
     let map = unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }.unwrap();
     let at = RemoteAddr { va: map.as_ptr() as u64 + 4090, rkey: all.rkey() };
     done(&a, &SendWr::write(1, &[src.sge(0..8)], at));
     done(&a, &SendWr::read(2, &[src.sge(8..16)], at));
     assert_eq!(bytes(&src, 8, 8), b"anywhere");
-    // SAFETY: nobody uses it any more.
+    // SAFETY: the peer's accesses are complete, so that no reference to the mapping exists.
     unsafe { munmap(map, 8192) }.unwrap();
-    // What is not mapped is refused, and the process lives.
+    // Access to unmapped memory is refused, and the process survives.
     assert_eq!(fails(&a, &SendWr::read(3, &[src.sge(8..16)], at)), WcStatus::RemAccessErr);
 }
 
 #[test]
-fn what_is_only_readable_is_not_written_on_demand() {
+fn read_only_memory_is_not_written_on_demand() {
     let (a, b) = pair();
     let src = a.pd.reg_mr(64, Access::ALL).unwrap();
-    // SAFETY: the peer is this test, which names constants of its own.
+    // SAFETY: the only peer is this test, which accesses only constants of its own.
     let all = unsafe { b.pd.reg_mr_implicit(Access::ALL | Access::ON_DEMAND) }.unwrap();
     static CONSTANT: [u8; 16] = *b"sixteen of these";
     let at = RemoteAddr { va: CONSTANT.as_ptr() as u64, rkey: all.rkey() };
@@ -323,7 +328,7 @@ fn what_is_only_readable_is_not_written_on_demand() {
 }
 
 #[test]
-fn region_without_bytes_takes_accesses_of_length_0_and_no_other() {
+fn region_of_length_0_allows_only_accesses_of_length_0() {
     let (a, b) = pair();
     let (ours, theirs) = (a.pd.reg_mr(0, Access::LOCAL_WRITE).unwrap(), b.pd.reg_mr(0, Access::ALL).unwrap());
     assert_eq!((ours.len(), theirs.len()), (0, 0));

@@ -1,4 +1,4 @@
-//! Multicast as a user of the verbs API meets it, on the in-memory fabric.
+//! Tests of multicast through the verbs API, on the in-memory fabric.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Member {
         self.qp.post_recv(&RecvWr { wr_id, sges: &[self.mr.sge(0..1000)] }).unwrap();
     }
 
-    /// Sends to a group, and waits until it has left.
+    /// Sends to a group, and waits for the send completion.
     fn send(&self, group: Gid, text: &[u8]) {
         let v4 = group.ip().is_ipv4();
         let index = self.context.gids().iter().position(|g| g.ip().is_ipv4() == v4).unwrap() as u8;
@@ -53,14 +53,14 @@ impl Member {
         assert_eq!(self.next(7).opcode, WcOpcode::Send);
     }
 
-    /// The completion of this work request.
+    /// Returns the completion of this work request.
     fn next(&self, wr_id: u64) -> Completion {
         let wc = self.cq.wait(SOON).unwrap_or_else(|e| panic!("{wr_id} of {:?}: {e}", self.context));
         assert_eq!(wc.wr_id, wr_id);
         wc
     }
 
-    /// What is received next: who sent it where, and the text.
+    /// Returns the next received datagram: its completion, source and destination, and the text.
     fn receive(&self) -> (Completion, Flow, Vec<u8>) {
         let wc = self.next(1);
         let mut bytes = vec![0; wc.byte_len as usize];
@@ -100,7 +100,7 @@ fn on_fabric(fabric: &Fabric) {
         }
         a.nothing();
 
-        // The header leads back to the sender, from our own address.
+        // The header leads back to the sender, from the local unicast address.
         let (wc, header) = {
             a.send(group, b"who?");
             let wc = b.next(1);
@@ -118,7 +118,7 @@ fn on_fabric(fabric: &Fabric) {
         assert_eq!((text, flow.dst.is_multicast()), (b"me".to_vec(), false));
         b.recv(1);
 
-        // Who has left hears no more; who has joined hears himself too.
+        // A detached member receives no more datagrams; an attached sender also receives its own.
         b.qp.detach_mcast(group).unwrap();
         c.send(group, b"and now?");
         assert_eq!(c.receive().2, b"and now?");
@@ -129,17 +129,17 @@ fn on_fabric(fabric: &Fabric) {
 }
 
 #[test]
-fn groups_in_real_time() {
+fn multicast_reaches_members_in_real_time() {
     on_fabric(&Fabric::new());
 }
 
 #[test]
-fn groups_in_virtual_time() {
+fn multicast_reaches_members_in_virtual_time() {
     on_fabric(&Fabric::virtual_time(FabricConfig::default()).unwrap());
 }
 
 #[test]
-fn members_of_one_nic_each_have_a_copy() {
+fn each_member_of_one_nic_receives_a_copy() {
     let [a, b, _] = three(&Fabric::new());
     let group = gid(GROUPS[1]);
     let other = datagrams(&b.pd, &b.cq);
@@ -151,7 +151,7 @@ fn members_of_one_nic_each_have_a_copy() {
     b.next(1);
     b.next(2);
     b.nothing();
-    // The NIC stays in the group until the last of them is gone.
+    // The NIC stays in the group until its last member is destroyed.
     drop(other);
     b.recv(1);
     a.send(group, b"two");
@@ -163,7 +163,7 @@ fn members_of_one_nic_each_have_a_copy() {
     assert_eq!(b.context.counters().rcvd_pkts, before, "the link has left the group");
 }
 
-/// Each member's direction has its own chances, which replay.
+/// Blocked loopback excludes only copies to the sending queue pair itself.
 #[test]
 fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     let [a, b, _] = three(&Fabric::new());
@@ -175,7 +175,7 @@ fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     }
     a.qp.block_multicast_loopback();
     a.send(group, b"own");
-    // The other queue pair of the same NIC has a copy, and so has the other NIC.
+    // The other queue pair of the same NIC receives a copy, and so does the other NIC.
     a.next(2);
     assert_eq!(b.receive().2, b"own");
     a.nothing();
@@ -183,8 +183,9 @@ fn a_queue_pair_with_blocked_loopback_receives_only_the_messages_of_others() {
     assert_eq!(a.receive().2, b"other's");
 }
 
+/// Losses are drawn for each member's direction separately, and are reproducible.
 #[test]
-fn copies_are_lost_each_for_itself() {
+fn multicast_copies_are_lost_independently() {
     let run = |seed| {
         let config = FabricConfig { loss: 0.3, seed, ..FabricConfig::default() };
         let fabric = Fabric::virtual_time(config).unwrap();
@@ -220,7 +221,7 @@ fn copies_are_lost_each_for_itself() {
 }
 
 #[test]
-fn what_cannot_be_attached_is_said() {
+fn invalid_attach_is_refused_with_the_reason() {
     let fabric = Fabric::new();
     let [a, ..] = three(&fabric);
     let says = |qp: &Qp, group: &str| qp.attach_mcast(gid(group)).unwrap_err().to_string();
@@ -234,7 +235,7 @@ fn what_cannot_be_attached_is_said() {
     }
     let refused = a.qp.attach_mcast(gid("ff15::1")).unwrap_err();
     assert!(matches!(refused, AttachError::Refused(MulticastError::TooManyGroups(8192))), "{refused}");
-    // What the link refuses is not attached.
+    // A QP is not attached if the link refuses to join the group.
     let udp = UdpLink::bind("127.30.9.1".parse().unwrap(), &UdpOptions::default()).unwrap();
     let v4_only = member(Context::open(Box::new(udp), &ContextOptions::default()).unwrap());
     let refused = v4_only.qp.attach_mcast(gid("ff15::1")).unwrap_err();
@@ -242,9 +243,9 @@ fn what_cannot_be_attached_is_said() {
     assert_eq!(v4_only.qp.detach_mcast(gid("ff15::1")), Err(MulticastError::NotAttached(gid("ff15::1"))));
 }
 
-/// Three NICs on sockets of this machine, each with its own address of the loopback.
+/// Three NICs on UDP sockets of this machine, each with its own loopback address.
 #[test]
-fn groups_over_udp() {
+fn multicast_reaches_members_over_udp() {
     let [a, b, c] = ["127.30.0.1", "127.30.0.2", "127.30.0.3"].map(|ip| {
         let udp = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
         member(Context::open(Box::new(udp), &ContextOptions::default()).unwrap())
@@ -261,7 +262,7 @@ fn groups_over_udp() {
         let sge = [from.mr.sge(2000..2500)];
         from.qp.post_send(&SendWr { to: Some(ah.to(Qpn::MULTICAST, KEY)), ..SendWr::send(7, &sge) }).unwrap();
         for m in [&a, &b, &c] {
-            // The sender hears itself, before or after it hears that it has sent.
+            // The sender receives a copy too, before or after its send completion.
             let mut ids: Vec<u64> =
                 (0..1 + usize::from(std::ptr::eq(m, from))).map(|_| m.cq.wait(SOON).unwrap().wr_id).collect();
             ids.sort_unstable();

@@ -1,4 +1,4 @@
-//! Services beside RC, and shared receive queues, as a user of the verbs API meets them.
+//! Tests of services other than RC, and of shared receive queues, through the verbs API.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn of(qp_type: QpType) -> QpOptions {
     QpOptions { qp_type, ..QpOptions::default() }
 }
 
-/// A datagram to a stranger, who answers by what its completion and the routing header say.
+/// Sends a datagram to a peer without a prior exchange, which responds using the completion and the GRH.
 fn question_and_answer(fabric: &Fabric, v6: usize) {
     let (a, a_pd, a_cq) = context(fabric);
     let (b, b_pd, b_cq) = context(fabric);
@@ -54,18 +54,18 @@ fn question_and_answer(fabric: &Fabric, v6: usize) {
 }
 
 #[test]
-fn datagrams_in_real_time() {
+fn datagram_is_answered_from_its_completion_in_real_time() {
     question_and_answer(&Fabric::new(), 0);
     question_and_answer(&Fabric::new(), 1);
 }
 
 #[test]
-fn datagrams_in_virtual_time() {
+fn datagram_is_answered_from_its_completion_in_virtual_time() {
     question_and_answer(&Fabric::virtual_time(FabricConfig::default()).unwrap(), 0);
 }
 
 #[test]
-fn an_address_handle_needs_a_path() {
+fn address_handle_without_path_is_refused() {
     let (a, pd, _) = context(&Fabric::new());
     let (v4, v6) = (a.query_gid(0).unwrap(), a.query_gid(1).unwrap());
     let mixed = AddressVector { sgid_index: 0, ..AddressVector::to(v6) };
@@ -77,7 +77,7 @@ fn an_address_handle_needs_a_path() {
 }
 
 #[test]
-fn a_completion_that_is_no_datagrams_gives_no_handle() {
+fn completion_without_grh_yields_no_address_handle() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mr = b.pd.reg_mr(100, Access::ALL).unwrap();
     b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[mr.sge(0..100)] }).unwrap();
@@ -86,9 +86,10 @@ fn a_completion_that_is_no_datagrams_gives_no_handle() {
     assert_eq!(b.pd.create_ah_from_wc(&wc, &[0; grh::LEN]).unwrap_err(), CreateError::NoGrh);
 }
 
-/// UC over a wire that loses a tenth: what arrives is whole, in order, and once.
+/// UC over a wire that loses a tenth of the packets: messages arrive completely, in order and once, or not at
+/// all.
 #[test]
-fn unreliable_messages_are_whole_or_not_there() {
+fn uc_messages_over_lossy_wire_arrive_whole_or_not_at_all() {
     let config = FabricConfig { loss: 0.1, seed: 3, ..FabricConfig::default() };
     let fabric = Fabric::virtual_time(config).unwrap();
     let (_a, a_pd, a_cq) = context(&fabric);
@@ -118,13 +119,13 @@ fn unreliable_messages_are_whole_or_not_there() {
         }
     }
     assert!(seen.is_sorted_by(|a, b| a < b), "{seen:?}");
-    // Four packets each, so about two thirds.
+    // Four packets each, so about two thirds arrive.
     assert!((250..420).contains(&seen.len()), "{} of {messages} arrived", seen.len());
     assert!(b.counters().out_of_seq_request > 50);
 }
 
 #[test]
-fn queue_pairs_share_receives() {
+fn qps_share_receives_of_an_srq() {
     let fabric = Fabric::new();
     let (b, pd, cq) = context(&fabric);
     let srq = pd.create_srq(RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
@@ -164,7 +165,7 @@ fn queue_pairs_share_receives() {
 }
 
 #[test]
-fn an_srq_is_of_its_context() {
+fn srq_of_another_context_or_size_0_is_refused() {
     let fabric = Fabric::new();
     let ((_, a, cq), (_, b, _)) = (context(&fabric), context(&fabric));
     let srq = b.create_srq(RecvCaps { max_wr: 8, max_sge: 1 }).unwrap();
@@ -176,7 +177,7 @@ fn an_srq_is_of_its_context() {
 
 /// Two initiators, one target each, and two receive queues that both use.
 #[test]
-fn extended_reliable_connections() {
+fn xrc_messages_complete_on_the_srq_they_name() {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let (_b, b_pd, b_cq) = context(&fabric);
     let xrcd = b_pd.context().open_xrcd().unwrap();
@@ -221,7 +222,8 @@ fn extended_reliable_connections() {
     assert_eq!(refused, CreateError::NoReceives(QpType::XrcSend));
 }
 
-/// Nobody answers: how long a NIC of a class waits before it gives up, with the shortest timeout and no retry.
+/// Returns the time after which a NIC of a personality reports an unreachable peer, with the shortest timeout
+/// and no retry.
 fn patience(personality: Personality) -> Duration {
     let fabric = Fabric::virtual_time(FabricConfig::default()).unwrap();
     let port = fabric.port(&fabric.auto_address()).unwrap();
@@ -241,7 +243,7 @@ fn patience(personality: Personality) -> Duration {
 }
 
 #[test]
-fn classes_of_devices_have_their_timers() {
+fn minimum_ack_timeout_depends_on_personality() {
     assert!(patience(Personality::STRICT) < Duration::from_micros(20));
     assert!(patience(Personality::RXE) < Duration::from_micros(20));
     assert!(patience(Personality::MLX5) >= Duration::from_millis(500));

@@ -1,4 +1,5 @@
-//! What holds for every packet: emitting and parsing undo each other, and no bytes make the parser panic.
+//! Properties of all packets: encoding and decoding are inverse operations, and no bytes make the parser
+//! panic.
 
 use proptest::prelude::*;
 use urxe::wire::opcode::HeaderSet;
@@ -34,7 +35,7 @@ fn bth() -> impl Strategy<Value = Bth> {
 }
 
 prop_compose! {
-    /// Headers with every field set, also those that the opcode has no place for.
+    /// Headers with every field set, including those that the opcode does not use.
     fn headers()(
         bth in bth(),
         n in any::<[u32; 9]>(),
@@ -57,7 +58,7 @@ prop_compose! {
     }
 }
 
-/// The same headers with nothing in the fields that the opcode's table row does not name.
+/// Clears the fields of headers that the opcode's table row does not name.
 fn on_the_wire(h: &Headers) -> Headers {
     let set = h.bth.opcode.row().headers;
     fn keep<T: Default>(set: HeaderSet, header: HeaderSet, value: T) -> T {
@@ -78,7 +79,7 @@ fn on_the_wire(h: &Headers) -> Headers {
     }
 }
 
-/// Headers, payload, padding and some ICRC.
+/// Encodes headers, payload, padding and some ICRC.
 fn emit(headers: &Headers, payload: &[u8], padding: u8, icrc: u32) -> Vec<u8> {
     let mut buf = [0; MAX_HEADERS_LEN];
     let len = headers.emit(&mut buf);
@@ -93,7 +94,7 @@ fn payload() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..300)
 }
 
-/// Calls all that a view offers.
+/// Calls all methods of a view.
 fn look_at_everything(packet: &Packet<'_>) -> usize {
     packet.headers();
     packet.row();
@@ -105,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn parsing_undoes_emitting(mut h in headers(), payload in payload(), padding: u8, icrc: u32) {
+    fn parsing_restores_emitted_headers(mut h in headers(), payload in payload(), padding: u8, icrc: u32) {
         h.bth.pad = pad_count(payload.len()) as u8;
         let bytes = emit(&h, &payload, padding, icrc);
         let packet = Packet::parse(&bytes).unwrap();
@@ -117,7 +118,7 @@ proptest! {
     }
 
     #[test]
-    fn emitting_undoes_parsing(
+    fn emitting_restores_parsed_bytes(
         mut bytes in prop::collection::vec(any::<u8>(), 16..200),
         opcode in prop::sample::select(valid_opcodes()),
         pad in 0..4u8,
@@ -131,7 +132,7 @@ proptest! {
             let len = packet.headers().emit(&mut buf);
             [&buf[..len], packet.payload(), packet.padding(), &packet.icrc().to_le_bytes()].concat()
         };
-        // What a header reserves is not kept: compare what both say.
+        // Reserved bits of headers are not preserved: compare the decoded values.
         prop_assert_eq!(again.len(), bytes.len());
         let second = Packet::parse(&again).unwrap();
         prop_assert_eq!(second.headers(), packet.headers());
@@ -140,15 +141,15 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+    fn arbitrary_bytes_do_not_make_the_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         if let Ok(packet) = Packet::parse(&bytes) {
             look_at_everything(&packet);
         }
     }
 
-    /// As above, but with an opcode and a version that get past the first checks.
+    /// As above, but with an opcode and a version that pass the first checks.
     #[test]
-    fn no_likely_bytes_make_the_parser_panic(
+    fn plausible_bytes_do_not_make_the_parser_panic(
         mut bytes in prop::collection::vec(any::<u8>(), 1..120),
         opcode in prop::sample::select(valid_opcodes()),
     ) {
@@ -163,7 +164,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_breaks_the_icrc_unless_routers_may_flip_it(
+    fn flipped_bit_breaks_the_icrc_unless_variant(
         mut h in headers(),
         payload in payload(),
         id: u16,
@@ -186,11 +187,11 @@ proptest! {
 }
 
 #[test]
-fn every_opcode_cut_short_anywhere_is_an_error() {
+fn truncated_packet_of_every_opcode_is_an_error() {
     for opcode in valid_opcodes() {
         for pad in 0..4 {
             let h = Headers { bth: Bth { opcode, pad, ..Bth::default() }, ..Headers::default() };
-            // The least payload that goes with this much padding.
+            // The shortest payload with this much padding.
             let payload = vec![7; if pad == 0 { 0 } else { 4 - pad as usize }];
             let bytes = emit(&h, &payload, 0, 0);
             assert!(Packet::parse(&bytes).is_ok(), "{opcode}");
@@ -210,13 +211,13 @@ fn every_opcode_cut_short_anywhere_is_an_error() {
 }
 
 #[test]
-fn the_longest_headers_are_as_long_as_is_said() {
+fn longest_headers_match_max_headers_len() {
     let longest = valid_opcodes().iter().map(|o| BTH_LEN + o.row().headers.len()).max();
     assert_eq!(longest, Some(MAX_HEADERS_LEN));
 }
 
 #[test]
-fn every_unassigned_opcode_and_version_is_an_error() {
+fn unassigned_opcode_or_version_is_an_error() {
     for opcode in (0..=255).map(Opcode) {
         let mut bytes = vec![0; 64];
         bytes[0] = opcode.0;

@@ -1,5 +1,5 @@
-//! Any bytes as a frame and as a packet: read without a panic, written again to the same bytes, and the
-//! ICRC explained only by an identification that really explains it.
+//! Fuzz target: arbitrary bytes as a frame and as a packet. They are decoded without a panic, encoded again
+//! to the same bytes, and the ICRC is matched only by an IP identification that really yields it.
 #![no_main]
 
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ fn packet(flow: &Flow, ident: IpIdent, bytes: &[u8]) {
     let mut headers = [0; MAX_HEADERS_LEN];
     let len = packet.headers().emit(&mut headers);
     let same = [&headers[..len], packet.payload(), packet.padding(), &packet.icrc().to_le_bytes()].concat();
-    // Bit 7 of a syndrome and the upper bytes of 24-bit fields are reserved: they need not survive.
+    // Bit 7 of a syndrome and the upper bytes of 24-bit fields are reserved and need not be preserved.
     assert_eq!(same.len(), bytes.len());
     let again = Packet::parse(&same).unwrap();
     assert_eq!((again.headers(), again.payload()), (packet.headers(), packet.payload()));
@@ -50,7 +50,7 @@ fn checksum(flow: &Flow, ident: IpIdent, bytes: &[u8]) {
     }
     let _ = icrc::verify(flow, ident, 0, bytes);
     if mends {
-        // With a right ICRC, the identification is found again whatever it was.
+        // With a valid ICRC, the identification is recovered whatever it was.
         let mut right = bytes.to_vec();
         let (id, flags) = match flow.dst {
             IpAddr::V4(_) => (u16::from_be_bytes([bytes[0], bytes[1]]), IpIdent::DONT_FRAGMENT),
@@ -60,7 +60,7 @@ fn checksum(flow: &Flow, ident: IpIdent, bytes: &[u8]) {
         let end = right.len() - ICRC_LEN;
         right[end..].copy_from_slice(&sum.to_le_bytes());
         assert_eq!(icrc::identify(flow, 0, &right), Some((id, flags)));
-        // One flipped bit is never explained by an identification that was seen.
+        // An exact identification never matches an ICRC with one flipped bit.
         right[end - 1] ^= 1;
         assert!(!icrc::verify(flow, IpIdent::Exact { id, flags }, 0, &right));
     }

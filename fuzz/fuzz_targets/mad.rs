@@ -1,6 +1,6 @@
-//! Any bytes as a management datagram, and a connection manager in the hands of an enemy: a peer that sends it messages of all
-//! kinds, sensible and not, and a program that does to its connections what it likes. It may not panic, spin or grow
-//! without bound, and in the end nothing is left.
+//! Fuzz target: arbitrary bytes as a management datagram, and a connection manager under attack: a peer that
+//! sends valid and invalid messages of all kinds, and a program that calls arbitrary operations on its
+//! connections. It must not panic, spin or grow without bound, and must have no state at the end.
 #![no_main]
 
 use std::net::Ipv4Addr;
@@ -15,7 +15,7 @@ use urxe::wire::{AckTimeout, Gid, Mtu, Psn, QKey, Qpn};
 const SERVICE: ServiceId = ServiceId(7);
 const MOST: usize = 24;
 
-/// The program: bytes read one after the other, zeros behind their end.
+/// The fuzz input, read byte by byte, with zeros behind its end.
 struct Program<'a>(&'a [u8]);
 
 impl Program<'_> {
@@ -44,7 +44,7 @@ struct World {
     now: Instant,
     ids: Vec<ConnId>,
     listener: Option<ListenerId>,
-    /// What was sent last: an enemy may send it back, or its answer.
+    /// Messages sent last, which an attacker may send back, or respond to.
     heard: Vec<[u8; MAD_LEN]>,
 }
 
@@ -97,7 +97,7 @@ impl World {
         }
     }
 
-    /// The peer sends something: made for the purpose, or heard before; and perhaps altered.
+    /// Delivers a message of the peer: a new one or one of those sent before, possibly altered.
     fn arrive(&mut self, program: &mut Program<'_>) {
         let how = program.u8();
         let mut bytes = match self.heard.last() {
@@ -116,11 +116,11 @@ impl World {
         self.cm.handle_mad(self.now, &Arrival { from, src_qpn }, &bytes);
     }
 
-    /// The program does something; what it may not do is an error.
+    /// Performs an action of the program; actions that are not permitted must fail.
     fn act(&mut self, program: &mut Program<'_>) {
         let (now, cm) = (self.now, &mut self.cm);
         let data = [program.u8(); 300];
-        // At times more than a message holds.
+        // Sometimes more data than fits into a message.
         let data = &data[..usize::from(program.u8())];
         let path =
             Path { packet_life: AckTimeout::new(10), ..Path::to(AddressVector::to(gid(2)), Mtu::Mtu1024) };
@@ -182,7 +182,7 @@ impl World {
             }
             (15, Some(id)) => {
                 cm.taken(id);
-                // Whoever has the one has the other.
+                // The attributes for RTR and those for RTS are available together.
                 assert_eq!(cm.rtr(id).is_ok(), cm.rts(id).is_ok());
             }
             _ => {}
@@ -246,7 +246,7 @@ fuzz_target!(|data: &[u8]| {
         }
         world.collect();
     }
-    // Nobody listens any more: who waits for a listener would else be a request that no program answers.
+    // The listener is removed first: otherwise a request pending for it would be one that no program answers.
     if let Some(listener) = world.listener.take() {
         world.cm.unlisten(world.now, listener);
     }

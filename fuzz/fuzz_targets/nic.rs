@@ -1,6 +1,7 @@
-//! Two NICs with connected queue pairs and a wire between them that an enemy owns: he may post, lose,
-//! double and alter packets, and make up his own, all with a right ICRC. Neither NIC may panic, touch
-//! memory that no key gave, spin, send what is no valid packet, or complete work out of order or twice.
+//! Fuzz target: two NICs with connected queue pairs and a wire between them that an attacker controls. The
+//! attacker may delay, lose, duplicate and alter packets, and send forged ones, all with a valid ICRC.
+//! Neither NIC may panic, access memory without a key for it, spin, send an invalid packet, or complete work
+//! out of order or twice.
 #![no_main]
 
 #[path = "nic/craft.rs"]
@@ -16,7 +17,7 @@ use side::{PAIRS, Side};
 use urxe::transport::{Instant, RxBurst};
 use urxe::wire::{Flow, IpIdent};
 
-/// The program: bytes read one after the other, zeros behind their end.
+/// The fuzz input, read byte by byte, with zeros behind its end.
 pub struct Program<'a>(&'a [u8]);
 
 impl Program<'_> {
@@ -50,15 +51,15 @@ impl Program<'_> {
 /// A packet on the wire.
 #[derive(Clone)]
 pub struct OnWire {
-    /// The side that gets it.
+    /// Index of the receiving side.
     to: usize,
     flow: Flow,
-    /// Its IPv4 identification.
+    /// IPv4 identification.
     id: u16,
     bytes: Vec<u8>,
 }
 
-/// What the wire holds; older packets are lost.
+/// Capacity of the wire; older packets are lost.
 const WIRE: usize = 128;
 
 struct World {
@@ -88,7 +89,7 @@ impl World {
         self.sides[to].receive(self.now, &burst);
     }
 
-    /// Both NICs and the wire as they should be, for a while.
+    /// Runs both NICs and the wire without faults for some rounds.
     fn behave(&mut self, rounds: usize) {
         for _ in 0..rounds {
             for side in 0..2 {
@@ -119,7 +120,7 @@ impl World {
             }
             6 => self.behave(1 + p.below(8)),
             7 if !self.wire.is_empty() => {
-                // Again, too early, or lost.
+                // Duplicated, reordered, or lost.
                 let at = p.below(self.wire.len());
                 let packet = if p.chance(2) { self.wire.remove(at) } else { self.wire.get(at).cloned() };
                 if let Some(packet) = packet.filter(|_| !p.chance(4)) {
@@ -147,7 +148,8 @@ impl World {
                 };
                 self.now = self.now.max(time.unwrap_or_default());
                 for side in 0..2 {
-                    // What came since the last turn may have left a timer that is over by now: two turns suffice.
+                    // Packets received since the last transmit turn may have started a timer that has expired
+                    // by now: two turns suffice.
                     for _ in 0..2 {
                         self.sides[side].timeouts(self.now);
                         self.transmit(side);
@@ -162,7 +164,7 @@ impl World {
                 self.sides[side].modify(self.now, qp, how, peer_qpn, peer_psn);
             }
             12 => {
-                // No shape at all.
+                // Random bytes.
                 let len = p.u8() as usize;
                 let mut bytes: Vec<u8> = (0..len).map(|_| p.u8()).collect();
                 let flow = self.sides[side].flow_from_peer();

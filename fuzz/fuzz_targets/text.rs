@@ -1,4 +1,5 @@
-//! Any text as what a person writes on a command line: read or refused with a reason, never a panic.
+//! Fuzz target: arbitrary text as a command line argument is parsed or refused with a reason, without a
+//! panic.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

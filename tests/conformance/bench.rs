@@ -1,7 +1,7 @@
-//! The bench: one NIC under test, a peer that is a script, virtual time.
+//! Test bench: one NIC under test, a scripted peer, and virtual time.
 //!
-//! A case must account for everything: what it does not expect (a packet, a completion, an event, a byte
-//! beside a region) fails it when the bench is dropped.
+//! A case must account for everything the NIC does: an unexpected packet, completion or event, or a changed
+//! byte beside a region, fails the case when the bench is dropped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,31 +21,32 @@ use crate::support::{self, PD, Region};
 
 const OURS: [u8; 4] = [10, 0, 0, 1];
 const PEERS: [u8; 4] = [10, 0, 0, 2];
-/// Another path: ours and the peer's address.
+/// Addresses of the alternate path: the local one and the peer's.
 pub const ALTERNATE: ([u8; 4], [u8; 4]) = ([10, 0, 1, 1], [10, 0, 1, 2]);
-/// The peer's QP that our first is connected to; the next has the next number.
+/// Number of the peer's QP that the first local QP is connected to; the next local QP is connected to the
+/// next number.
 const PEER_QPN: u32 = 0x77;
-/// The queue key of both sides.
+/// Q_Key of both sides.
 pub const QKEY: u32 = 0x1111_1111;
-/// The XRC domain of target QPs, the protection domain that they have by themselves, and the shared receive queue
-/// that initiators send to.
+/// XRC domain of target QPs, protection domain of the target QPs themselves, and number of the shared receive
+/// queue that initiators send to.
 pub const DOMAIN: XrcdId = XrcdId(5);
 const TARGETS: PdId = PdId(50);
 pub const PEER_SRQ: SrqId = SrqId(0x12_3456);
-/// The first PSN that a QP of ours sends.
+/// First PSN that a local QP sends.
 pub const SQ: u32 = 0x500;
-/// The first PSN that it expects.
+/// First PSN that a local QP expects.
 pub const RQ: u32 = 0x100;
 
-/// Longer than a case takes.
+/// A duration longer than any case takes.
 pub const NEVER: Duration = Duration::from_secs(1 << 20);
 
 pub struct Setup {
     pub qp_type: QpType,
-    /// The QPs share one receive queue.
+    /// Whether the QPs share one receive queue.
     pub shared: bool,
     pub qkey: u32,
-    /// Entries of each completion queue.
+    /// Number of entries of each completion queue.
     pub cqe: usize,
     pub mtu: Mtu,
     pub rq_psn: u32,
@@ -58,12 +59,13 @@ pub struct Setup {
     pub max_rd: u8,
     pub max_dest_rd: u8,
     pub signal_all: bool,
-    /// Of answers that are late; their cases let the NIC ask for them.
+    /// Tuning of the NIC. By default late acknowledgements are not probed for; cases on probes turn that on.
     pub tuning: Tuning,
-    /// Without end-to-end credits, which would be in every acknowledgement; their cases turn them on.
+    /// Quirks of the NIC. By default end-to-end credits are off, because they would be in every
+    /// acknowledgement; cases on credits turn them on.
     pub habits: Habits,
     pub qps: usize,
-    /// Where the QPs are when the case starts.
+    /// State of the QPs when the case starts.
     pub state: QpState,
 }
 
@@ -73,18 +75,18 @@ pub struct Bench {
     pub tx: TxQueue,
     pub now: Instant,
     pub qpns: Vec<Qpn>,
-    /// 64 KiB at [`Bench::IOVA`] that everybody may use.
+    /// Region of 64 KiB at [`Bench::IOVA`] with all access rights.
     pub mr: Region,
     pub more: Vec<Region>,
     pub srq: Option<SrqId>,
     pub send_cq: Arc<CompletionQueue>,
     pub recv_cq: Arc<CompletionQueue>,
-    /// The path by which the peer sends, and by which all that is sent must go: ours and its address.
+    /// Path by which the peer sends and on which every sent packet must be: the local address and the peer's.
     pub path: ([u8; 4], [u8; 4]),
     setup: Setup,
 }
 
-/// A completion as a case expects it; of one with an error only `wr_id` and `status` count.
+/// A completion as a case expects it. For an error only `wr_id` and `status` are compared.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Wc {
     wr_id: u64,
@@ -126,7 +128,8 @@ impl From<Completion> for Wc {
 impl Bench {
     pub const IOVA: u64 = 0x10_0000;
 
-    /// One QP in RTS, MTU 256, 67 ms timeout, 3 retries of each kind, 4 READs each way.
+    /// Returns a bench with one QP in RTS, MTU 256, 67 ms timeout, 3 retries of each kind, and 4 outstanding
+    /// READs in each direction.
     pub fn new() -> Bench {
         Bench::with(|_| {})
     }
@@ -201,7 +204,8 @@ impl Bench {
         bench
     }
 
-    /// A READ whose answer does not fit one turn: the bench, what is read, the answer.
+    /// Returns a bench, a READ whose response is too long for one transmit turn, and the packets of the
+    /// response.
     pub fn long_read() -> (Bench, Remote, Vec<Pkt>) {
         let mut b = Bench::with(|s| s.mtu = Mtu::Mtu4096);
         let len = 3 << 19;
@@ -211,7 +215,7 @@ impl Bench {
         (b, from, answer)
     }
 
-    /// The attributes with which a QP goes to `state` from the one before.
+    /// Returns the attributes for the transition to `state` from the state before it.
     pub fn attr(&self, qp: usize, state: QpState) -> QpAttr {
         let (s, to) = (&self.setup, QpAttr { state: Some(state), ..QpAttr::default() });
         let first = QpAttr { pkey_index: Some(0), port: Some(1), ..to };
@@ -246,7 +250,7 @@ impl Bench {
         attr.only(taken(s.qp_type, before, state))
     }
 
-    /// Takes a QP from RESET up to `state`.
+    /// Moves a QP from RESET up to `state`.
     pub fn connect(&mut self, qp: usize, state: QpState) {
         for step in [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
             if step as u32 <= state as u32 {
@@ -272,13 +276,13 @@ impl Bench {
         self.more.len() - 1
     }
 
-    /// A shared receive queue for XRC, whose receives complete where all do.
+    /// Creates an XRC shared receive queue that completes on the common receive CQ.
     pub fn xrc_srq(&mut self, pd: PdId, domain: XrcdId) -> SrqId {
         let caps = RecvCaps { max_wr: 64, max_sge: 4 };
         self.nic.create_xrc_srq(pd, domain, self.recv_cq.clone(), caps).unwrap()
     }
 
-    /// Who the first QP is to the memory.
+    /// Returns the identity with which the first QP accesses memory.
     pub fn us(&self) -> Accessor {
         Accessor { pd: PD, qpn: self.qpns[0] }
     }
@@ -288,17 +292,17 @@ impl Bench {
         self.post_sges(wr_id, op, &[], SendFlags::SIGNALED).unwrap();
     }
 
-    /// The first PSN that a QP of ours sends.
+    /// Returns the first PSN that the local QPs send.
     pub fn first_psn(&self) -> u32 {
         self.setup.sq_psn
     }
 
-    /// `len` bytes at `at` of the common region, as a peer names them.
+    /// Returns the remote address of `len` bytes at `at` of the common region.
     pub fn remote(&self, at: usize, len: u32) -> Remote {
         (self.mr.va(at), self.mr.info.rkey, len)
     }
 
-    // ---- the application's side ----
+    // ---- Application side ----
 
     pub fn recv(&mut self, wr_id: u64, at: usize, len: u32) {
         let sge = self.mr.sge(at, len);
@@ -334,7 +338,7 @@ impl Bench {
         self.post_on(0, &SendWr { wr_id, op, data: WrData::Sges(sges), flags, to })
     }
 
-    /// The peer's first QP, for datagrams.
+    /// Returns the peer's first QP as the destination of a datagram.
     pub fn to(&self, qkey: u32) -> Destination {
         let av = AddressVector::to(std::net::IpAddr::from(PEERS).into());
         Destination::Qp { pd: PD, av, qpn: Qpn::new(PEER_QPN), qkey: QKey(qkey) }
@@ -354,14 +358,14 @@ impl Bench {
         assert_eq!(poll(&self.recv_cq), expected, "receive completions");
     }
 
-    /// The kinds of the send completions that there are, whatever became of them.
+    /// Returns the opcodes of the send completions present, whatever their status.
     pub fn sent_kinds(&self) -> Vec<WcOpcode> {
         let mut out = Vec::new();
         self.send_cq.poll(usize::MAX, &mut out).expect("no overflow");
         out.iter().map(|c| c.opcode).collect()
     }
 
-    /// The one receive completion that there is, as it is.
+    /// Returns the only receive completion, with all its fields.
     pub fn raw_recv(&mut self) -> Completion {
         let mut out = Vec::new();
         self.recv_cq.poll(2, &mut out).expect("no overflow");
@@ -385,15 +389,15 @@ impl Bench {
         self.nic.counters()
     }
 
-    // ---- the peer's side ----
+    // ---- Peer side ----
 
     pub fn flow(&self) -> Flow {
         let (ours, peers) = self.path;
         Flow::new(peers.into(), ours.into(), 0xc000)
     }
 
-    /// The peer sends these; the NIC has not answered yet. Those of equal length, and a shorter one behind them, arrive
-    /// together.
+    /// Delivers `packets` from the peer without transmitting the responses. Packets of equal length, and a
+    /// shorter one after them, arrive as one burst.
     pub fn peer(&mut self, packets: &[Pkt]) {
         let flow = self.flow();
         let (mut burst, mut segment) = (Vec::new(), 0);
@@ -424,7 +428,7 @@ impl Bench {
         self.nic.handle_burst(self.now, &burst, &self.memory, &mut self.tx);
     }
 
-    /// What the NIC sends in one turn.
+    /// Returns the packets that the NIC sends in one transmit turn.
     pub fn turn(&mut self) -> Vec<Pkt> {
         self.nic.transmit(self.now, &self.memory, &mut self.tx);
         let mut got = Vec::new();
@@ -440,7 +444,7 @@ impl Bench {
         got
     }
 
-    /// All that the NIC sends now.
+    /// Returns all packets that the NIC sends now.
     pub fn sent(&mut self) -> Vec<Pkt> {
         let mut got = self.turn();
         while self.nic.wants_to_transmit() {
@@ -449,7 +453,7 @@ impl Bench {
         got
     }
 
-    /// The NIC sends exactly these now.
+    /// Asserts that the NIC now sends exactly `expected`.
     #[track_caller]
     pub fn expect(&mut self, expected: &[Pkt]) {
         let got = self.sent();
@@ -458,20 +462,20 @@ impl Bench {
         }
     }
 
-    /// The NIC sends nothing now.
+    /// Asserts that the NIC now sends nothing.
     #[track_caller]
     pub fn silence(&mut self) {
         self.expect(&[]);
     }
 
-    /// Sends and expects in one line.
+    /// Delivers `packets` from the peer and asserts that the NIC responds with exactly `expected`.
     #[track_caller]
     pub fn ask(&mut self, packets: &[Pkt], expected: &[Pkt]) {
         self.peer(packets);
         self.expect(expected);
     }
 
-    /// Time passes; timers are served when they are due.
+    /// Advances the clock and serves each timer when it expires.
     pub fn advance(&mut self, by: Duration) {
         let until = self.now + by;
         while let Some(at) = self.nic.next_deadline().filter(|at| *at <= until) {
@@ -485,7 +489,7 @@ impl Bench {
 
 fn poll(cq: &CompletionQueue) -> Vec<Wc> {
     let mut out = Vec::new();
-    // An error says that more were lost; cases of that look for themselves.
+    // The error reports lost completions; cases on overflow check for it themselves.
     let _ = cq.poll(usize::MAX, &mut out);
     out.into_iter().map(Wc::from).collect()
 }

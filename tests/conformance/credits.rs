@@ -1,4 +1,4 @@
-//! End-to-end credits.
+//! Conformance cases: end-to-end credits.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn bench(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// The same acknowledgement with a credit code.
+/// Replaces the credit code of an acknowledgement.
 fn with(p: Pkt, credits: u8) -> Pkt {
     p.with(|h| h.aeth.syndrome = Syndrome::Ack { credits })
 }
@@ -28,8 +28,8 @@ fn credit(psn: u32, msn: u32, credits: u8) -> Pkt {
 const RKEY: RKey = RKey(7);
 
 cases! {
-    what_is_there_is_said => "credits.sent" {
-        // Receives, and the code that says no more than that.
+    ack_advertises_posted_receives_rounded_down => "credits.sent" {
+        // Pairs of the number of receives and the largest credit code that does not exceed it.
         for (receives, code) in [(0, 0), (1, 1), (4, 4), (5, 4), (6, 5), (7, 5), (8, 6), (11, 6), (12, 7), (23, 8), (63, 11), (64, 12)] {
             let mut b = bench(|_| {});
             (0..receives).for_each(|i| b.recv(i, 0, 10));
@@ -38,7 +38,7 @@ cases! {
         }
     }
 
-    the_receive_of_a_running_message_counts => "credits.sent" {
+    receive_of_incomplete_message_counts_as_credit => "credits.sent" {
         let mut b = bench(|_| {});
         b.recv(1, 0, 600);
         b.recv(2, 0, 600);
@@ -47,7 +47,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 257)]);
     }
 
-    answers_carry_them_and_naks_do_not => "credits.sent" {
+    read_and_atomic_responses_carry_credits_and_naks_do_not => "credits.sent" {
         let mut b = bench(|_| {});
         b.recv(1, 0, 10);
         let (from, d) = (b.remote(0, 600), b.mr.read(0, 600));
@@ -58,7 +58,7 @@ cases! {
         b.ask(&[send(Only, RQ + 5, &[1])], &[nak(RQ + 4, 2, NakCode::PsnSequenceError)]);
     }
 
-    a_shared_queue_says_none => "credits.none" {
+    shared_receive_queue_advertises_no_credits => "credits.none" {
         let mut b = bench(|s| s.shared = true);
         b.recv(1, 0, 10);
         let to = b.remote(0, 1);
@@ -68,25 +68,25 @@ cases! {
         b.ask(&[write(Only, RQ, to, &[1]).xrc(srq)], &[credit(RQ, 1, 31).xrc(srq)]);
     }
 
-    beyond_them_one_message_at_a_time => "credits.honoured" {
+    beyond_credits_one_message_is_sent_at_a_time => "credits.honoured" {
         let mut b = bench(|_| {});
         let d = b.mr.read(0, 4);
-        // Nothing is known yet: all go.
+        // No credits have been advertised yet: all are sent.
         (1..=2).for_each(|i| b.post(i, WrOp::Send, 0, 4));
         b.expect(&[send(Only, SQ, &d), send(Only, SQ + 1, &d)]);
-        // One more than is acknowledged.
+        // The peer grants one message beyond the acknowledged ones.
         b.peer(&[credit(SQ + 1, 2, 1)]);
         (3..=6).for_each(|i| b.post(i, WrOp::Send, 0, 4));
         b.expect(&[send(Only, SQ + 2, &d)]);
         b.ask(&[credit(SQ + 2, 3, 0)], &[send(Only, SQ + 3, &d)]);
         b.silence();
-        // Two more are there.
+        // The peer grants two more.
         b.ask(&[credit(SQ + 3, 4, 2)], &[send(Only, SQ + 4, &d), send(Only, SQ + 5, &d)]);
         b.peer(&[credit(SQ + 5, 6, 0)]);
         b.sends(&(1..=6).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
     }
 
-    beyond_them_the_first_packet_goes_before_the_rest => "credits.honoured" {
+    beyond_credits_first_packet_is_sent_before_the_rest => "credits.honoured" {
         let mut b = bench(|_| {});
         let d = b.mr.read(0, 600);
         b.post(1, WrOp::Send, 0, 4);
@@ -101,7 +101,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::Send, 600)]);
     }
 
-    what_is_waited_for_is_asked_for => "credits.honoured" {
+    message_that_blocks_the_next_is_resent_with_ackreq => "credits.honoured" {
         let mut b = bench(|_| {});
         let (d, sge) = (b.mr.read(0, 4), [b.mr.sge(0, 4)]);
         b.post(1, WrOp::Send, 0, 4);
@@ -110,14 +110,15 @@ cases! {
         b.post_sges(2, WrOp::Send, &sge, SendFlags::default()).unwrap();
         b.expect(&[send(Only, SQ + 1, &d).ask(false)]);
         b.post_sges(3, WrOp::Send, &sge, SendFlags::default()).unwrap();
-        // The third waits for the second, which nobody asked for: now it is.
+        // The third waits for the acknowledgement of the second, which was sent without AckReq: the second is
+        // retransmitted with AckReq.
         b.expect(&[send(Only, SQ + 1, &d)]);
         b.ask(&[credit(SQ + 1, 2, 0)], &[send(Only, SQ + 2, &d)]);
         b.peer(&[credit(SQ + 2, 3, 0)]);
         b.sends(&[ok(1, WcOpcode::Send, 4)]);
     }
 
-    a_peer_that_was_not_ready_gets_it_again => "credits.honoured" {
+    first_packet_is_resent_after_rnr_nak => "credits.honoured" {
         let mut b = bench(|_| {});
         let d = b.mr.read(0, 300);
         b.post(1, WrOp::Send, 0, 4);
@@ -134,7 +135,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::Send, 300)]);
     }
 
-    what_takes_no_receive_needs_none => "credits.free" {
+    operations_without_receive_need_no_credit => "credits.free" {
         let mut b = bench(|_| {});
         b.post(1, WrOp::Send, 0, 4);
         assert_eq!(b.sent().len(), 1);
@@ -143,7 +144,7 @@ cases! {
         b.post(3, WrOp::Read { va: 0, rkey: RKEY }, 0, 4);
         b.post(4, WrOp::Atomic { va: 0, rkey: RKEY, op: AtomicOp::FetchAdd(1) }, 0, 8);
         assert_eq!(b.sent().len(), 5);
-        // But a WRITE with immediate does.
+        // A WRITE with immediate does need a credit.
         b.post(5, WrOp::WriteWithImm { va: 0, rkey: RKEY, imm: 1 }, 0, 4);
         b.silence();
         b.peer(&[credit(SQ + 3, 2, 0), resp(Only, SQ + 4, 3, &[1; 4])]);
@@ -160,7 +161,7 @@ cases! {
         ]);
     }
 
-    none_lifts_every_limit => "credits.free" {
+    credit_code_31_lifts_the_limit => "credits.free" {
         let mut b = bench(|_| {});
         b.post(1, WrOp::Send, 0, 4);
         assert_eq!(b.sent().len(), 1);
@@ -171,7 +172,7 @@ cases! {
         assert_eq!(b.sent().len(), 2);
         b.peer(&[ack(SQ + 3, 4)]);
         b.sends(&(1..=4).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
-        // Whoever has no credits does not look at them.
+        // A device without end-to-end credits ignores the field.
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 4);
         assert_eq!(b.sent().len(), 1);
@@ -182,7 +183,7 @@ cases! {
         b.sends(&(1..=4).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
     }
 
-    they_begin_anew_with_the_connection => "credits.honoured" {
+    credits_restart_with_a_new_connection => "credits.honoured" {
         use urxe::transport::QpState;
         let mut b = bench(|_| {});
         b.post(1, WrOp::Send, 0, 4);
@@ -202,17 +203,19 @@ cases! {
         b.sends(&(2..=5).map(|i| ok(i, WcOpcode::Send, 4)).collect::<Vec<_>>());
     }
 
-    message_numbers_wrap => "credits.wrap" {
-        // A message that has fewer than half of all numbers before it is within, one behind it is not.
+    credit_limit_wraps_at_24_bits => "credits.wrap" {
+        // Modular comparison: a message number is within the limit if it is fewer than half of all numbers
+        // before it.
         let mut b = bench(|_| {});
         b.post(1, WrOp::Send, 0, 4);
         assert_eq!(b.sent().len(), 1);
-        // The peer counts from elsewhere: 0xffffff and two more are messages up to 1, so the second is beyond.
+        // The peer's MSN has another origin: 0xffffff plus two credits allows messages up to number 1, so the
+        // second is beyond.
         b.peer(&[credit(SQ, 0xff_ffff, 2)]);
         b.post(2, WrOp::Send, 0, 4);
         b.post(3, WrOp::Send, 0, 4);
         assert_eq!(b.sent().len(), 1);
-        // 0xffffff and three more are up to 2: the third is beyond and waits; four: it is not.
+        // 0xffffff plus four credits allows messages up to number 3: the third is sent, the fourth waits.
         b.peer(&[credit(SQ + 1, 0xff_ffff, 4)]);
         assert_eq!(b.sent().len(), 1);
         b.post(4, WrOp::Send, 0, 4);

@@ -1,4 +1,4 @@
-//! UD: one packet a message, to and from anyone.
+//! Conformance cases: UD, with one packet per message, to and from any peer.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -23,7 +23,7 @@ fn ud(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// A datagram from the peer; its PSN does not matter.
+/// Returns a datagram from the peer; its PSN does not matter.
 fn datagram(data: &[u8]) -> Pkt {
     send(Only, 77, data).ud(QKEY, PEER)
 }
@@ -33,7 +33,7 @@ fn received(wr_id: u64, len: usize) -> Wc {
 }
 
 cases! {
-    a_datagram_goes_where_the_work_request_says => "ud.requester" {
+    datagram_is_sent_to_destination_of_work_request => "ud.requester" {
         let mut b = ud(|_| {});
         b.post(1, WrOp::Send, 0, 1000);
         b.post(2, WrOp::SendWithImm(9), 0, 0);
@@ -43,7 +43,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1000), ok(2, WcOpcode::Send, 0)]);
     }
 
-    inline_and_pieces => "ud.requester" {
+    inline_data_and_several_elements_are_sent => "ud.requester" {
         let mut b = ud(|_| {});
         let to = Some(b.to(QKEY));
         let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Inline(b"abc"), flags: SendFlags::SIGNALED, to };
@@ -56,7 +56,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 3), ok(2, WcOpcode::Send, 7)]);
     }
 
-    a_queue_key_with_its_highest_bit_set_stands_for_our_own => "ud.qkey.own" {
+    qkey_with_highest_bit_set_is_replaced_by_own => "ud.qkey.own" {
         let mut b = ud(|s| s.qkey = 0x8000_1234);
         for (given, sent) in [(0x8000_0000, 0x8000_1234), (0xffff_ffff, 0x8000_1234), (0x7fff_ffff, 0x7fff_ffff)] {
             let (sge, to) = ([b.mr.sge(0, 1)], Some(b.to(given)));
@@ -66,7 +66,7 @@ cases! {
         }
     }
 
-    one_longer_than_the_ports_mtu_fails => "ud.length" {
+    send_longer_than_port_mtu_fails => "ud.length" {
         let mut b = ud(|_| {});
         b.post(1, WrOp::Send, 0, 1024);
         assert_eq!(b.sent().len(), 1);
@@ -78,7 +78,7 @@ cases! {
         b.state(QpState::Sqe);
     }
 
-    only_sends_are_offered => "ud.operations" {
+    rdma_write_on_ud_is_refused_when_posted => "ud.operations" {
         let mut b = ud(|_| {});
         let (sge, op) = ([b.mr.sge(0, 8)], WrOp::Write { va: 0, rkey: RKey(1) });
         let refused = b.post_sges(1, op, &sge, SendFlags::SIGNALED).unwrap_err();
@@ -86,7 +86,7 @@ cases! {
         b.silence();
     }
 
-    destinations_are_checked_when_posting => "ud.destination" {
+    destination_is_checked_when_posted => "ud.destination" {
         let mut b = ud(|_| {});
         let sge = [b.mr.sge(0, 1)];
         let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::SIGNALED, to: None };
@@ -100,26 +100,26 @@ cases! {
         let refused = b.post_on(0, &SendWr { to: Some(to), ..wr });
         assert_eq!(refused, Err(PostError::Address(AddressError::GidIndex { index: 5, count: 2 })));
         b.silence();
-        // A connected QP has its peer.
+        // A connected QP does not take a destination in its work requests.
         let to = Some(b.to(QKEY));
         let mut rc = Bench::new();
         assert_eq!(rc.post_on(0, &SendWr { to, ..wr }), Err(PostError::Destination));
     }
 
-    the_header_and_the_data_arrive => "ud.responder" {
+    grh_and_data_are_placed_in_the_receive => "ud.responder" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 200);
         b.ask(&[datagram(&[8; 100]).solicited()], &[]);
         b.recvs(&[received(1, 100).solicited()]);
         let flow = b.flow();
-        // BTH, DETH, data, ICRC.
+        // Lengths of BTH, DETH, data and ICRC.
         assert_eq!(b.mr.read(0, GRH), grh::of(&flow, 12 + 8 + 100 + 4));
         assert_eq!(b.mr.read(GRH, 100), [8; 100]);
         assert_eq!(b.mr.read(GRH + 100, 1), [pattern(GRH as u64 + 100)]);
         assert_eq!(grh::flow(&b.mr.read(0, GRH).try_into().unwrap()).unwrap().src, flow.src);
     }
 
-    the_completion_says_who_sent_it => "ud.responder" {
+    completion_contains_source_qp_and_grh_flag => "ud.responder" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 200);
         b.ask(&[send_imm(Only, 0, &[1], 0xabcd).ud(QKEY, PEER)], &[]);
@@ -128,7 +128,7 @@ cases! {
         assert_eq!(wc.qpn, b.qpns[0]);
     }
 
-    psns_mean_nothing => "ud.responder" {
+    psn_of_datagram_is_ignored => "ud.responder" {
         let mut b = ud(|_| {});
         for (i, psn) in [5, 5, 0xff_ffff, 0].into_iter().enumerate() {
             b.recv(i as u64, 0, 100);
@@ -138,7 +138,7 @@ cases! {
         assert_eq!((b.count().duplicate_request, b.count().out_of_seq_request), (0, 0));
     }
 
-    any_source_is_welcome => "ud.responder" {
+    datagram_from_any_source_is_received => "ud.responder" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         let other = Flow { src: IpAddr::from(Ipv4Addr::new(10, 9, 9, 9)), ..b.flow() };
@@ -150,7 +150,7 @@ cases! {
         assert_eq!(b.mr.read(GRH - 8, 4), [10, 9, 9, 9]);
     }
 
-    a_wrong_queue_key_is_dropped => "ud.qkey" {
+    datagram_with_wrong_qkey_is_dropped => "ud.qkey" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         for key in [0, QKEY ^ 1, QKEY | 1 << 31] {
@@ -162,7 +162,7 @@ cases! {
         b.recvs(&[received(1, 1)]);
     }
 
-    the_queue_key_may_change => "ud.qkey" {
+    changed_qkey_takes_effect => "ud.qkey" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         b.modify(0, QpAttr { qkey: Some(urxe::wire::QKey(7)), ..QpAttr::default() }).unwrap();
@@ -171,7 +171,7 @@ cases! {
         b.recvs(&[received(1, 1)]);
     }
 
-    without_a_receive_a_datagram_is_dropped => "ud.drop" {
+    datagram_without_receive_is_dropped => "ud.drop" {
         let mut b = ud(|_| {});
         b.ask(&[datagram(&[1])], &[]);
         assert_eq!(b.count().rx_no_receive, 1);
@@ -180,7 +180,7 @@ cases! {
 
     datagram_longer_than_the_receive_is_dropped_and_the_receive_stays_posted => "ud.length" {
         let mut b = ud(|_| {});
-        // The header counts.
+        // The GRH counts towards the length of the receive.
         b.recv(1, 0, 140);
         b.ask(&[datagram(&[1; 100])], &[]);
         b.recvs(&[received(1, 100)]);
@@ -206,7 +206,7 @@ cases! {
         b.recvs(&[received(1, 99)]);
     }
 
-    one_longer_than_the_ports_mtu_is_dropped => "ud.length" {
+    datagram_longer_than_port_mtu_is_dropped => "ud.length" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 2000);
         b.ask(&[datagram(&[1; 1025])], &[]);
@@ -216,7 +216,7 @@ cases! {
         b.recvs(&[received(1, 1024)]);
     }
 
-    a_receive_whose_memory_is_not_ours => "ud.error" {
+    receive_with_invalid_lkey_fails_and_moves_qp_to_err => "ud.error" {
         let mut b = ud(|_| {});
         b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();
         b.ask(&[datagram(&[1])], &[]);
@@ -224,20 +224,20 @@ cases! {
         b.state(QpState::Err);
     }
 
-    other_services_are_not_taken => "ud.service" {
+    packets_of_other_services_are_dropped => "ud.service" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         let packets = [send(Only, 0, &[1]), send(Only, 0, &[1]).uc(), read(0, b.remote(0, 8))];
         b.ask(&packets, &[]);
         assert_eq!(b.count().rx_unknown_qp, 3);
-        // And a datagram is not for a connected QP.
+        // A connected QP does not accept a datagram either.
         let mut rc = Bench::new();
         rc.ask(&[datagram(&[1])], &[]);
         assert_eq!(rc.count().rx_unknown_qp, 1);
         b.recvs(&[]);
     }
 
-    in_init_it_drops => "ud.responder" {
+    datagram_in_init_is_dropped => "ud.responder" {
         let mut b = ud(|s| s.state = QpState::Init);
         b.recv(1, 0, 100);
         b.ask(&[datagram(&[1])], &[]);

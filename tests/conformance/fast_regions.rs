@@ -1,4 +1,4 @@
-//! Fast registration, null regions, registering anew.
+//! Conformance cases: fast registration, null regions, re-registration.
 
 use urxe::memory::{Access, Bind, Buffer, FastReg, PdId, RegionInfo, Reregistration, WindowKind};
 use urxe::transport::{AsyncEvent, SendFlags, Sge, WcOpcode, WcStatus, WrOp};
@@ -10,10 +10,12 @@ use crate::support::PD;
 
 const LEN: usize = 256;
 
-/// Memory of which nothing is open yet, its handle, and the request that opens bytes 64 to 128 at 0x9000.
+/// Returns memory allocated for fast registration of which no part is registered yet, its handle, and the
+/// work request that registers bytes 64 to 128 at 0x9000.
 fn fast(b: &mut Bench, pd: PdId) -> (Buffer, RegionInfo, FastReg) {
     let memory = Buffer::zeroed(LEN);
-    // SAFETY: every case keeps the buffer as long as its bench.
+    // SAFETY: `Buffer` owns the memory, and every case keeps it alive until its last access through the
+    // bench.
     let info = unsafe { b.memory.register_fast(pd, memory.addr(), LEN) }.unwrap();
     let key = LKey(info.lkey.0 & !0xff | 0x55);
     (memory, info, FastReg { key, offset: 64, len: 64, iova: 0x9000, access: Access::ALL })
@@ -41,7 +43,7 @@ fn refused(b: &mut Bench, op: WrOp) {
 }
 
 cases! {
-    it_opens_a_part_for_both_sides => "fast.reg" {
+    fast_registration_grants_local_and_remote_access => "fast.reg" {
         let mut b = Bench::new();
         let (memory, _, reg) = fast(&mut b, PD);
         assert!(!is_open(&b, &reg));
@@ -59,7 +61,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 1)]);
     }
 
-    the_next_request_may_use_it => "fast.reg" {
+    next_work_request_may_use_registered_key => "fast.reg" {
         let mut b = Bench::new();
         let (memory, _, reg) = fast(&mut b, PD);
         memory.write(64, b"abc").unwrap();
@@ -71,7 +73,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RegMr, 0), ok(2, WcOpcode::Send, 3)]);
     }
 
-    all_of_it_at_once => "fast.reg" {
+    fast_registration_of_the_whole_memory_succeeds => "fast.reg" {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         b.manage(1, WrOp::RegMr(FastReg { offset: 0, len: LEN as u64, ..reg }));
@@ -80,7 +82,7 @@ cases! {
         assert!(b.memory.remote(b.us(), RKey(reg.key.0), 0x9000, LEN as u32, Access::REMOTE_READ).is_ok());
     }
 
-    no_more_than_the_part_and_what_it_allows => "fast.reg" {
+    access_beyond_registered_range_or_rights_is_refused => "fast.reg" {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         let reg = FastReg { access: Access::LOCAL_WRITE | Access::REMOTE_READ, ..reg };
@@ -95,7 +97,7 @@ cases! {
         assert!(b.memory.remote(urxe::memory::Accessor { pd: PdId(2), ..b.us() }, key, 0x9000, 1, Access::REMOTE_READ).is_err());
     }
 
-    not_twice_nor_outside_nor_elsewhere => "fast.reg.refused" {
+    invalid_fast_registration_is_refused => "fast.reg.refused" {
         let mut b = Bench::new();
         let (_m, _, reg) = open(&mut b);
         refused(&mut b, WrOp::RegMr(FastReg { key: LKey(reg.key.0 + 1), ..reg }));
@@ -109,11 +111,11 @@ cases! {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PdId(2));
         refused(&mut b, WrOp::RegMr(reg));
-        // Peers may not write where we may not.
+        // Remote write requires local write.
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         refused(&mut b, WrOp::RegMr(FastReg { access: Access::REMOTE_WRITE, ..reg }));
-        // A plain region, a window, nothing.
+        // The key of a plain region, of a window, and of no object.
         let mut b = Bench::new();
         let key = b.mr.info.lkey;
         refused(&mut b, WrOp::RegMr(FastReg { key, ..reg }));
@@ -123,14 +125,14 @@ cases! {
         refused(&mut Bench::new(), WrOp::RegMr(FastReg { key: LKey(0x7777_7700), ..reg }));
     }
 
-    a_local_invalidate_closes_it => "fast.inv" {
+    local_invalidate_revokes_access => "fast.inv" {
         let mut b = Bench::new();
         let (_m, info, reg) = open(&mut b);
         b.manage(1, WrOp::LocalInv(RKey(reg.key.0)));
         b.silence();
         b.sends(&[ok(1, WcOpcode::LocalInv, 0)]);
         assert!(!is_open(&b, &reg));
-        // And it may be opened again, under another key; its handle stays the first.
+        // The region may be registered again under another key; its handle remains the first key.
         let again = FastReg { key: LKey(reg.key.0 + 1), ..reg };
         b.manage(2, WrOp::RegMr(again));
         b.silence();
@@ -138,12 +140,12 @@ cases! {
         assert!(is_open(&b, &again) && !is_open(&b, &reg));
         assert_eq!(b.memory.deregister(info.lkey), Ok(()));
         assert!(!is_open(&b, &again));
-        // What is next in its slot has another key than its last.
+        // The next object in this slot gets a key that differs from its last one.
         let next: Vec<_> = (0..4).map(|_| b.memory.alloc_window(PD, WindowKind::Type1).unwrap().0).collect();
         assert!(next.contains(&(again.key.0 + 1)) && !next.contains(&again.key.0), "{next:x?}");
     }
 
-    a_peers_send_closes_it => "fast.inv" {
+    send_with_invalidate_revokes_access => "fast.inv" {
         let mut b = Bench::new();
         let (_m, _, reg) = open(&mut b);
         b.recv(1, 0, 4);
@@ -152,7 +154,7 @@ cases! {
         assert!(!is_open(&b, &reg));
     }
 
-    a_peer_closes_only_what_it_may_use => "fast.inv" {
+    remote_invalidate_of_local_registration_is_refused => "fast.inv" {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         b.manage(1, WrOp::RegMr(FastReg { access: Access::LOCAL_WRITE, ..reg }));
@@ -164,7 +166,7 @@ cases! {
         assert!(b.memory.local(b.us(), reg.key, 0x9000, 1, Access::LOCAL_READ).is_ok());
     }
 
-    a_stale_key_closes_nothing => "fast.inv" {
+    local_invalidate_of_stale_key_fails => "fast.inv" {
         for wrong in [0x54, 0x56] {
             let mut b = Bench::new();
             let (_m, _, reg) = open(&mut b);
@@ -174,7 +176,7 @@ cases! {
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PD);
         refused(&mut b, WrOp::LocalInv(RKey(reg.key.0)));
-        // Of another domain.
+        // A region of another protection domain.
         let mut b = Bench::new();
         let (_m, _, reg) = fast(&mut b, PdId(2));
         let by = urxe::memory::Accessor { pd: PdId(2), ..b.us() };
@@ -182,7 +184,7 @@ cases! {
         refused(&mut b, WrOp::LocalInv(RKey(reg.key.0)));
     }
 
-    not_while_a_window_is_bound => "fast.windows" {
+    invalidate_with_bound_window_is_refused => "fast.windows" {
         let mut b = Bench::new();
         let (_m, info, reg) = fast(&mut b, PD);
         let reg = FastReg { access: Access::ALL | Access::MW_BIND, ..reg };
@@ -198,7 +200,7 @@ cases! {
         assert!(!is_open(&b, &reg));
     }
 
-    a_null_region_swallows_and_gives_zeros => "mr.null" {
+    null_region_discards_writes_and_reads_as_zeros => "mr.null" {
         let mut b = Bench::new();
         let null = b.memory.register_null(PD).unwrap();
         let part = |length| Sge { addr: 0xdead_0000, length, lkey: null };
@@ -213,7 +215,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 5)]);
     }
 
-    a_null_region_is_local_and_of_its_domain => "mr.null" {
+    null_region_is_local_and_bound_to_its_domain => "mr.null" {
         let mut b = Bench::new();
         let null = b.memory.register_null(PD).unwrap();
         let other = b.memory.register_null(PdId(2)).unwrap();
@@ -231,12 +233,13 @@ cases! {
         std::mem::swap(&mut b.mr, &mut c.mr);
     }
 
-    registered_anew => "mr.rereg" {
+    reregistration_changes_access_memory_or_domain => "mr.rereg" {
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0x1000, Access::ALL);
         let old = b.more[r].info;
         let anew = |b: &mut Bench, lkey, change: Reregistration| {
-            // SAFETY: the memory is as it was, or lasts as long as the bench.
+            // SAFETY: the memory is either unchanged or that of `other`, which outlives the last access
+            // through the bench.
             unsafe { b.memory.reregister(lkey, &change) }.unwrap()
         };
         let info = anew(&mut b, old.lkey, Reregistration { access: Some(Access::REMOTE_READ), ..Reregistration::default() });
@@ -251,19 +254,19 @@ cases! {
         assert!(!may(&b, info.rkey, 0x5009, Access::REMOTE_READ) && !may(&b, info.rkey, 0x1000, Access::REMOTE_READ));
         let info = anew(&mut b, info.lkey, Reregistration { pd: Some(PdId(2)), ..Reregistration::default() });
         assert!(!may(&b, info.rkey, 0x5000, Access::REMOTE_READ));
-        // SAFETY: nothing changes.
+        // SAFETY: the request changes nothing, so the registered memory stays as valid as before.
         let stale = unsafe { b.memory.reregister(old.lkey, &Reregistration::default()) };
         assert!(stale.is_err());
     }
 
-    not_anew_while_a_window_is_bound => "mr.rereg" {
+    reregistration_with_bound_window_is_refused => "mr.rereg" {
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0x1000, Access::ALL | Access::MW_BIND);
         let region = b.more[r].info.lkey;
         let rkey = b.memory.alloc_window(PD, WindowKind::Type1).unwrap();
         let bind = Bind { rkey, region, addr: 0x1000, len: 8, access: Access::REMOTE_READ };
         b.memory.bind(&bind, b.us()).unwrap();
-        // SAFETY: nothing changes.
+        // SAFETY: the request changes nothing, so the registered memory stays as valid as before.
         assert!(unsafe { b.memory.reregister(region, &Reregistration::default()) }.is_err());
         assert!(b.memory.local(b.us(), region, 0x1000, 1, Access::LOCAL_READ).is_ok());
     }

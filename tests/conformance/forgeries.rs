@@ -1,26 +1,27 @@
-//! A third party that forges packets: it knows both addresses, the UDP port, the queue pair number and the expected PSN, and
-//! seals its packets with a good ICRC. The ICRC has no key, so the specification lets a NIC refuse what the packet itself
-//! betrays, and no more:
+//! Conformance cases: a third party that forges packets. It knows both addresses, the UDP port, the queue
+//! pair number and the expected PSN, and computes a valid ICRC. The ICRC has no key, so the specification
+//! lets a NIC refuse only what the packet itself betrays:
 //!
 //! | forged | refused by | effect (IBA) |
 //! |---|---|---|
-//! | another source address | the address check | dropped, the connection goes on (9.6, A17) |
-//! | SEND or WRITE with a good key | nothing | executed; the peer's own packet of this PSN then is a duplicate (9.7.5) |
+//! | another source address | the address check | dropped, the connection continues (9.6, A17) |
+//! | SEND or WRITE with a valid key | nothing | executed; the peer's own packet with this PSN is then a duplicate (9.7.5) |
 //! | wrong key, address or range | the R_Key, which is a secret | NAK, the connection ends, memory is untouched (9.7.4) |
 //! | duplicate of a request | the PSN | acknowledged again, not executed (9.7.5) |
 //! | lone request more than 256 packets ahead, any more than 16,384 ahead | the PSN | dropped, no NAK (9.7.5) |
-//! | request up to 256 packets ahead | nothing | NAK for the gap; the peer sends again (9.7.5) |
-//! | ACK of what was sent | nothing | completes it (9.7.6) |
-//! | ACK with any MSN | nothing | the MSN decides nothing (9.7.7) |
-//! | ACK or NAK of what was not sent | the PSN | dropped (9.7.6) |
-//! | ACK of a READ | nothing | the READ is sent again and not completed (9.7.6) |
+//! | request up to 256 packets ahead | nothing | NAK for the gap; the peer retransmits (9.7.5) |
+//! | ACK of a sent packet | nothing | completes the request (9.7.6) |
+//! | ACK with any MSN | nothing | the MSN is not evaluated (9.7.7) |
+//! | ACK or NAK of a PSN that was not sent | the PSN | dropped (9.7.6) |
+//! | ACK of a READ | nothing | the READ is retransmitted and not completed (9.7.6) |
 //! | reserved syndrome or NAK code | the syndrome | dropped (9.7.6) |
 //! | NAK of an error | nothing | ends the connection (9.9.2) |
-//! | sequence NAK | nothing | sends again, which the responder takes for duplicates; each one without progress uses up a retry (9.7.6) |
-//! | READ response in its turn | nothing | its bytes land in the READ's buffer, nowhere else (9.4.4) |
-//! | READ response out of its turn or of a wrong length | PSN, length | no byte lands |
+//! | sequence NAK | nothing | retransmission, which the responder takes for duplicates; each NAK without progress uses up a retry (9.7.6) |
+//! | READ response with the expected PSN | nothing | its bytes are placed in the READ's buffer, nowhere else (9.4.4) |
+//! | READ response with another PSN or a wrong length | PSN, length | no byte is placed |
 //!
-//! Whoever can read the packets of a connection needs no guess. A defence against such a party is the network's (VLAN, IPsec).
+//! An attacker that can read the packets of a connection needs no guess. Defence against such an attacker is
+//! up to the network (VLAN, IPsec).
 
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ const T: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;
 const KEY: RKey = RKey(0x4321);
 
-/// The packet comes from the address `10.0.0.3`.
+/// Delivers the packet from the source address `10.0.0.3`.
 fn from_elsewhere(b: &mut Bench, p: &Pkt) {
     let flow = Flow { src: std::net::IpAddr::from([10, 0, 0, 3]), ..b.flow() };
     let mut h = p.h;
@@ -45,7 +46,7 @@ fn from_elsewhere(b: &mut Bench, p: &Pkt) {
     b.raw(&flow, &bytes);
 }
 
-/// A READ of 600 bytes (PSNs SQ to SQ + 2) that waits for its answer.
+/// Returns a bench with a READ of 600 bytes (PSNs SQ to SQ + 2) in flight.
 fn reading() -> Bench {
     let mut b = Bench::new();
     b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 600);
@@ -80,20 +81,20 @@ cases! {
         b.sends(&[]);
         b.recvs(&[]);
         b.state(QpState::Rts);
-        // Both directions go on.
+        // Both directions continue.
         b.ask(&[write(Only, RQ, to, &[5; 8])], &[ack(RQ, 1)]);
         b.ask(&message(256, &[3; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
     }
 
-    forged_write_at_the_expected_psn_takes_the_place_of_the_peers_own => "resp.psn.expected" {
+    forged_write_at_expected_psn_makes_the_peers_own_a_duplicate => "resp.psn.expected" {
         let mut b = Bench::new();
         let to = b.remote(0, 8);
         b.ask(&[write(Only, RQ, to, &[0xbb; 8])], &[ack(RQ, 1)]);
         b.ask(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
         assert_eq!(b.mr.read(0, 8), [0xbb; 8]);
         assert_eq!(b.count().duplicate_request, 1);
-        // With the next PSN the connection goes on.
+        // The connection continues with the next PSN.
         b.ask(&[write(Only, RQ + 1, to, &[0xaa; 8])], &[ack(RQ + 1, 2)]);
         assert_eq!(b.mr.read(0, 8), [0xaa; 8]);
     }
@@ -118,7 +119,7 @@ cases! {
             b.events(&[AsyncEvent::QpAccessError]);
             assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
         }
-        // The key alone is no right: the region must allow the kind.
+        // A valid key does not suffice: the region must allow the kind of access.
         let mut b = Bench::new();
         let r = b.region(PD, 64, 0, Access::REMOTE_READ);
         let to = (0, b.more[r].info.rkey, 8);
@@ -131,7 +132,7 @@ cases! {
         let mut b = Bench::new();
         let to = b.remote(0, 8);
         b.ask(&[write(Only, RQ, to, &[0xaa; 8])], &[ack(RQ, 1)]);
-        // Neither other bytes nor a bad key matter.
+        // Neither the contents nor the key of a duplicate are looked at.
         for p in [write(Only, RQ, to, &[0xbb; 8]), write(Only, RQ, (0, RKey(7), 8), &[0xbb; 8])] {
             b.ask(&[p], &[ack(RQ, 1)]);
         }
@@ -139,7 +140,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    forged_ack_of_what_was_sent_completes_it_whatever_its_msn => "req.ack.fields" {
+    forged_ack_of_sent_request_completes_it_regardless_of_msn => "req.ack.fields" {
         for msn in [0, 1, 7, 0x80_0000, 0xff_ffff] {
             let mut b = Bench::new();
             b.post(1, WrOp::Send, 0, 8);
@@ -155,7 +156,7 @@ cases! {
     forged_ack_of_a_read_does_not_complete_it => "req.ack.kind" {
         let mut b = reading();
         let before = b.mr.read(0, 600);
-        // It says that the answer was lost: the READ is sent again, once.
+        // The ACK implies that the response was lost: the READ is retransmitted, once.
         b.ask(&[ack(SQ, 1), ack(SQ + 1, 1), ack(SQ + 2, 1)], &[read(SQ, (VA, KEY, 600))]);
         b.sends(&[]);
         assert_eq!(b.mr.read(0, 600), before);
@@ -164,7 +165,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
     }
 
-    forged_naks_outside_of_what_is_in_flight_are_dropped => "req.ack.ghost" {
+    forged_naks_outside_packets_in_flight_are_dropped => "req.ack.ghost" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 8);
         assert_eq!(b.sent().len(), 1);
@@ -179,7 +180,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 8)]);
     }
 
-    forged_error_nak_of_what_is_in_flight_ends_the_connection => "req.nak.fatal" {
+    forged_error_nak_of_request_in_flight_ends_the_connection => "req.nak.fatal" {
         let codes = [
             (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
             (NakCode::RemoteAccessError, WcStatus::RemAccessErr),
@@ -196,12 +197,12 @@ cases! {
         }
     }
 
-    forged_read_response_in_its_turn_lands_in_the_buffer_of_the_read_alone => "req.read" {
+    forged_read_response_with_expected_psn_fills_only_the_read_buffer => "req.read" {
         let mut b = reading();
         let rest = b.mr.read(600, (1 << 16) - 600);
         b.ask(&message(256, &[0xbb; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 600)]);
-        // The peer's own answers come too late.
+        // The peer's own responses arrive too late.
         b.ask(&message(256, &[0xaa; 600], |p, n, d| resp(p, n, 1, d), SQ), &[]);
         assert_eq!(b.mr.read(0, 600), [0xbb; 600]);
         assert!(b.mr.read(600, (1 << 16) - 600) == rest, "memory behind the READ changed");
@@ -221,7 +222,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 8)]);
     }
 
-    forged_sequence_nak_makes_the_requester_send_again_and_no_more => "req.nak.sequence" {
+    forged_sequence_nak_causes_only_retransmission => "req.nak.sequence" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 8);
         let first = b.sent();

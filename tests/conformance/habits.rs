@@ -1,4 +1,4 @@
-//! Classes of devices.
+//! Conformance cases: quirks of the personality `rxe`.
 
 use urxe::nic::Personality;
 use urxe::transport::{WcOpcode, WcStatus};
@@ -16,7 +16,7 @@ fn unmigrated(p: Pkt) -> Pkt {
 }
 
 cases! {
-    an_acknowledgement_each_without_credits => "habits.rxe" {
+    rxe_acks_each_message_without_credits => "habits.rxe" {
         let mut b = rxe();
         b.recv(1, 0, 4);
         b.recv(2, 0, 4);
@@ -24,34 +24,34 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 1), ok(2, WcOpcode::Recv, 1)]);
     }
 
-    a_message_longer_than_its_receive => "habits.rxe" {
+    rxe_naks_message_longer_than_receive_as_operational_error => "habits.rxe" {
         let mut b = rxe();
         b.recv(1, 0, 4);
         b.ask(&[send(Only, RQ, &[1; 5])], &[unmigrated(nak(RQ, 0, NakCode::RemoteOperationalError))]);
         b.recvs(&[bad(1, WcStatus::LocLenErr)]);
     }
 
-    first_may_be_short_and_only_long => "habits.rxe" {
+    rxe_accepts_short_first_and_long_only => "habits.rxe" {
         let mut b = rxe();
         b.recv(1, 0, 600);
         b.recv(2, 0, 600);
         b.ask(&[send(First, RQ, &[1; 100]), send(Last, RQ + 1, &[2; 8])], &[unmigrated(ack(RQ + 1, 1))]);
         b.ask(&[send(Only, RQ + 2, &[1; 300])], &[unmigrated(ack(RQ + 2, 2))]);
         b.recvs(&[ok(1, WcOpcode::Recv, 108), ok(2, WcOpcode::Recv, 300)]);
-        // A WRITE may not.
+        // A WRITE ONLY longer than the path MTU is refused.
         let to = b.remote(0, 300);
         b.ask(&[write(Only, RQ + 3, to, &[1; 300])], &[unmigrated(nak(RQ + 3, 2, NakCode::InvalidRequest))]);
         b.events(&[urxe::transport::AsyncEvent::QpRequestError]);
     }
 
-    more_reads_than_agreed => "habits.rxe" {
+    rxe_answers_more_reads_than_negotiated => "habits.rxe" {
         let mut b = rxe();
         let (from, d) = (b.remote(0, 4), b.mr.read(0, 4));
         let all: Vec<_> = (0..6).map(|i| read(RQ + i, from)).collect();
         b.ask(&all, &(0..6).map(|i| unmigrated(resp(Only, RQ + i, i + 1, &d))).collect::<Vec<_>>());
     }
 
-    personalities_have_names => "habits.rxe" {
+    each_personality_is_found_by_its_name => "habits.rxe" {
         for p in Personality::ALL {
             assert_eq!(Personality::named(p.name), Some(p));
         }

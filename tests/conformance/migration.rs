@@ -1,4 +1,4 @@
-//! Automatic path migration.
+//! Conformance cases: automatic path migration (APM).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn set(b: &mut Bench, state: MigrationState, alt_path: Option<AlternatePath>) ->
     b.modify(0, QpAttr { path_mig_state: Some(state), alt_path, ..QpAttr::default() })
 }
 
-/// The packet as an end that has not migrated sends it.
+/// Clears MigReq, as in packets of an end that has not migrated.
 fn unmigrated(p: Pkt) -> Pkt {
     p.with(|h| h.bth.mig_req = false)
 }
@@ -33,7 +33,8 @@ fn rearmed() -> Bench {
     b
 }
 
-/// Rearmed, and a WRITE of the peer's has shown that it is too.
+/// Returns a bench in ARMED: it was in REARM, and a WRITE of the peer with MigReq 0 has shown that the peer
+/// is in REARM too.
 fn armed() -> Bench {
     let mut b = rearmed();
     let to = b.remote(0, 1);
@@ -48,21 +49,21 @@ fn is(b: &Bench, state: MigrationState) {
 }
 
 cases! {
-    from_migrated_to_armed => "apm.states" {
+    qp_goes_from_migrated_through_rearm_to_armed => "apm.states" {
         let mut b = Bench::new();
         is(&b, MigrationState::Migrated);
         let to = b.remote(0, 1);
         b.ask(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
         set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
         is(&b, MigrationState::Rearm);
-        // The peer's alternate path is not loaded yet.
+        // MigReq is set: the peer has not loaded its alternate path yet.
         b.ask(&[write(Only, RQ + 1, to, &[1])], &[unmigrated(ack(RQ + 1, 2))]);
         is(&b, MigrationState::Rearm);
         b.ask(&[unmigrated(write(Only, RQ + 2, to, &[1]))], &[unmigrated(ack(RQ + 2, 3))]);
         is(&b, MigrationState::Armed);
     }
 
-    answers_arm_it_too => "apm.states" {
+    ack_with_migreq_clear_arms_the_qp => "apm.states" {
         let mut b = rearmed();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -71,14 +72,14 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    what_cannot_be_set => "apm.states" {
+    invalid_migration_transition_is_refused_without_effect => "apm.states" {
         let mut b = Bench::new();
         let (from, to) = (MigrationState::Migrated, MigrationState::Rearm);
         let refused = set(&mut b, to, None);
         assert_eq!(refused, Err(ModifyError::Migration { from, to, why: ": there is no alternate path" }));
         let refused = set(&mut b, MigrationState::Armed, Some(alternate()));
         assert!(matches!(refused, Err(ModifyError::Migration { .. })));
-        // Refused, it has loaded nothing.
+        // The refused modify has loaded no alternate path.
         assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.alt_path, None);
         let nowhere = AlternatePath { av: AddressVector { sgid_index: 7, ..alternate().av }, ..alternate() };
         assert!(matches!(set(&mut b, to, Some(nowhere)), Err(ModifyError::Address(_))));
@@ -87,7 +88,7 @@ cases! {
         is(&b, MigrationState::Migrated);
     }
 
-    loaded_on_the_way_up => "apm.states" {
+    alternate_path_is_loaded_on_transition_to_rtr => "apm.states" {
         for qp_type in [QpType::Rc, QpType::Uc] {
             let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, QpState::Init));
             let rtr = QpAttr { alt_path: Some(alternate()), ..b.attr(0, QpState::Rtr) };
@@ -101,7 +102,7 @@ cases! {
         }
     }
 
-    requests_say_how_it_stands => "apm.migreq" {
+    requests_set_migreq_only_while_migrated => "apm.migreq" {
         let mut b = Bench::new();
         let d = b.mr.read(0, 1);
         b.post(1, WrOp::Send, 0, 1);
@@ -117,20 +118,20 @@ cases! {
         b.sends(&(1..=3).map(|i| ok(i, WcOpcode::Send, 1)).collect::<Vec<_>>());
     }
 
-    the_peer_goes_over => "apm.peer" {
+    migration_of_the_peer_migrates_an_armed_qp => "apm.peer" {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
         b.ask(&[write(Only, RQ + 1, to, &[7])], &[ack(RQ + 1, 2)]);
         is(&b, MigrationState::Migrated);
         b.events(&[AsyncEvent::PathMigrated]);
-        // The old path is none any more.
+        // The old path no longer belongs to the connection.
         b.path = ([10, 0, 0, 1], [10, 0, 0, 2]);
         b.ask(&[write(Only, RQ + 2, to, &[8])], &[]);
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![7]));
     }
 
-    what_was_in_flight_goes_again_by_the_new_path => "apm.peer" {
+    packets_in_flight_are_resent_on_the_new_path => "apm.peer" {
         let mut b = armed();
         let (to, d) = (b.remote(9, 1), b.mr.read(0, 1));
         b.post(1, WrOp::Send, 0, 1);
@@ -142,7 +143,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    what_follows_the_first_packet_by_the_new_path_comes_by_it_too => "apm.peer" {
+    burst_on_the_new_path_is_executed_completely => "apm.peer" {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
@@ -153,7 +154,7 @@ cases! {
         b.events(&[AsyncEvent::PathMigrated]);
     }
 
-    uc_goes_over_too => "apm.peer" {
+    migration_of_the_peer_migrates_an_armed_uc_qp => "apm.peer" {
         let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
         set(&mut b, MigrationState::Rearm, Some(alternate())).unwrap();
         let to = b.remote(0, 1);
@@ -168,7 +169,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    a_migration_that_does_not_fit => "apm.error" {
+    migreq_on_old_path_while_armed_raises_error_event => "apm.error" {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.ask(&[write(Only, RQ + 1, to, &[7])], &[]);
@@ -177,7 +178,7 @@ cases! {
         assert_eq!(b.mr.read(0, 1), [1]);
     }
 
-    by_the_alternate_path_without_migreq => "apm.error" {
+    packet_on_alternate_path_without_migreq_is_dropped => "apm.error" {
         let mut b = armed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;
@@ -186,7 +187,7 @@ cases! {
         assert_eq!((b.count().rx_wrong_source, b.mr.read(0, 1)), (1, vec![1]));
     }
 
-    silence_takes_it_over => "apm.failure" {
+    exhausted_retries_migrate_an_armed_qp => "apm.failure" {
         let mut b = armed();
         let d = b.mr.read(0, 1);
         b.post(1, WrOp::Send, 0, 1);
@@ -202,7 +203,8 @@ cases! {
         b.events(&[AsyncEvent::PathMigrated]);
         is(&b, MigrationState::Migrated);
         b.state(QpState::Rts);
-        // Its own timeout, 4.2 ms, and all three retries; then there is no other path.
+        // The alternate path's own timeout, 4.2 ms, and all three retries; after these there is no other
+        // path.
         for n in [1, 2, 4] {
             b.advance(Duration::from_micros(4300) * n);
             b.expect(&[send(Only, SQ, &d)]);
@@ -212,7 +214,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    without_being_armed_silence_is_the_end => "apm.failure" {
+    exhausted_retries_fail_a_qp_that_is_not_armed => "apm.failure" {
         let mut b = rearmed();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -227,7 +229,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    the_application_takes_it_over => "apm.application" {
+    setting_migrated_migrates_an_armed_qp => "apm.application" {
         let mut b = armed();
         let d = b.mr.read(0, 1);
         b.path = ALTERNATE;
@@ -237,7 +239,7 @@ cases! {
         b.expect(&[send(Only, SQ, &d)]);
         b.peer(&[ack(SQ, 1)]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
-        // Rearmed it stays where it is.
+        // In REARM the QP stays on its path.
         let mut b = rearmed();
         set(&mut b, MigrationState::Migrated, None).unwrap();
         is(&b, MigrationState::Migrated);
@@ -247,13 +249,13 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    the_path_brings_its_attributes_and_is_used_up => "apm.attributes" {
+    alternate_path_applies_its_attributes_and_is_consumed => "apm.attributes" {
         let mut b = Bench::new();
         b.nic.set_pkeys(&[PKey::DEFAULT, PKey(0x8123)]).unwrap();
         assert_eq!(b.nic.next_event(), Some(AsyncEvent::PKeyChange));
         let alt = AlternatePath { pkey_index: 1, ..alternate() };
         set(&mut b, MigrationState::Rearm, Some(alt)).unwrap();
-        // The table may not lose the entry that it needs then.
+        // The P_Key table may not shrink below the entry that the alternate path refers to.
         assert!(b.nic.set_pkeys(&[PKey::DEFAULT]).is_err());
         let to = b.remote(0, 1);
         b.ask(&[unmigrated(write(Only, RQ, to, &[1]))], &[unmigrated(ack(RQ, 1))]);
@@ -268,7 +270,7 @@ cases! {
         assert!(set(&mut b, MigrationState::Rearm, None).is_err());
     }
 
-    not_before_it_is_armed => "apm.closed" {
+    packet_on_alternate_path_before_armed_is_dropped => "apm.closed" {
         let mut b = rearmed();
         let to = b.remote(0, 1);
         b.path = ALTERNATE;

@@ -1,4 +1,4 @@
-//! UD to groups: QPs attached to multicast GIDs.
+//! Conformance cases: UD multicast, with QPs attached to multicast GIDs.
 
 use std::net::IpAddr;
 
@@ -22,7 +22,7 @@ fn ud(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// A group of each IP version.
+/// Returns one group of each IP version.
 fn groups() -> [IpAddr; 2] {
     ["239.1.2.3", "ff15::1:2"].map(|ip| ip.parse().unwrap())
 }
@@ -31,7 +31,7 @@ fn attach(b: &mut Bench, qp: usize, group: IpAddr) {
     b.nic.attach_mcast(b.qpns[qp], group.into()).unwrap().unwrap();
 }
 
-/// A receive on any of the QPs.
+/// Posts a receive on the QP with index `qp`.
 fn recv(b: &mut Bench, qp: usize, wr_id: u64, at: usize, len: u32) {
     let sges = [b.mr.sge(at, len)];
     b.nic.post_recv(b.now, b.qpns[qp], &RecvWr { wr_id, sges: &sges }).unwrap().unwrap();
@@ -42,7 +42,7 @@ fn path(b: &Bench, dst: IpAddr) -> Flow {
     Flow { src, dst, ..b.flow() }
 }
 
-/// The peer sends to this address and QP.
+/// Delivers a packet of the peer to this address and QP.
 fn arrive(b: &mut Bench, dst: IpAddr, qpn: Qpn, packet: Pkt) {
     let flow = path(b, dst);
     let packet = packet.with(|h| h.bth.dest_qp = qpn);
@@ -55,7 +55,7 @@ fn datagram(data: &[u8]) -> Pkt {
 }
 
 cases! {
-    every_member_has_a_copy => "mcast.deliver" {
+    each_member_receives_a_copy => "mcast.deliver" {
         for group in groups() {
             let mut b = ud(|s| s.qps = 3);
             for qp in [0, 2] {
@@ -71,12 +71,12 @@ cases! {
                 assert_eq!(b.mr.read(at, grh::LEN), header);
                 assert_eq!(b.mr.read(at + grh::LEN, 30), [7; 30]);
             }
-            // It came once, and two have it.
+            // One packet arrived, and two members received it.
             assert_eq!((b.count().rcvd_pkts, b.count().rdma_recvs), (1, 2));
         }
     }
 
-    groups_are_apart => "mcast.deliver" {
+    datagram_reaches_members_of_its_group_only => "mcast.deliver" {
         let mut b = ud(|s| s.qps = 2);
         let [v4, v6] = groups();
         attach(&mut b, 0, v4);
@@ -92,7 +92,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, GRH)]);
     }
 
-    the_completion_says_who_sent_it => "mcast.deliver" {
+    completion_contains_sender_of_multicast => "mcast.deliver" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         attach(&mut b, 0, group);
@@ -102,7 +102,7 @@ cases! {
         assert_eq!((wc.qpn, wc.src_qpn, wc.imm, wc.grh), (b.qpns[0], PEER, Some(9), true));
     }
 
-    each_member_has_its_own_reasons_to_drop => "mcast.checks" {
+    each_member_is_checked_separately => "mcast.checks" {
         let mut b = ud(|s| { s.qps = 5; s.state = QpState::Reset; });
         b.nic.set_pkeys(&[PKey::DEFAULT, PKey(0x8123)]).unwrap();
         b.nic.next_event().unwrap();
@@ -130,7 +130,7 @@ cases! {
         }
     }
 
-    one_members_failure_is_its_own => "mcast.checks" {
+    failure_of_one_member_does_not_affect_others => "mcast.checks" {
         let mut b = ud(|s| s.qps = 2);
         let [group, _] = groups();
         attach(&mut b, 0, group);
@@ -143,7 +143,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    address_and_qp_go_together => "mcast.qpn" {
+    group_address_and_multicast_qp_are_required_together => "mcast.qpn" {
         let mut b = ud(|_| {});
         b.recv(1, 0, 100);
         let ours = (b.qpns[0], b.flow().dst);
@@ -159,7 +159,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
     }
 
-    only_datagrams_go_to_groups => "mcast.qpn" {
+    packets_other_than_ud_to_a_group_are_dropped => "mcast.qpn" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         attach(&mut b, 0, group);
@@ -169,7 +169,7 @@ cases! {
         }
         assert_eq!(b.count().rx_not_multicast, 3);
         b.recvs(&[]);
-        // Nor does a connected QP take its own packets from there.
+        // A connected QP does not accept its own packets from a group address either.
         let mut rc = Bench::new();
         rc.recv(1, 0, 100);
         let ours = rc.qpns[0];
@@ -177,10 +177,10 @@ cases! {
         assert_eq!(rc.count().rx_not_multicast, 1);
     }
 
-    a_datagram_leaves_for_the_group => "mcast.send" {
+    datagram_is_sent_to_group_address_with_hop_limit => "mcast.send" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
-        // No hops said: on this wire only.
+        // A hop limit of 0 in the address handle means 1 for a group: the local link only.
         for (given, sent) in [(0, 1), (1, 1), (64, 64), (255, 255)] {
             let av = AddressVector { hop_limit: given, ..AddressVector::to(group.into()) };
             let to = Some(Destination::Qp { pd: support::PD, av, qpn: Qpn::MULTICAST, qkey: QKey(QKEY) });
@@ -199,13 +199,13 @@ cases! {
             b.nic.emitted(b.now);
             b.sends(&[ok(1, WcOpcode::Send, 3)]);
         }
-        // Hosts are farther away.
+        // For a unicast destination it means 64.
         let av = AddressVector { hop_limit: 0, ..AddressVector::to(b.flow().src.into()) };
         assert_eq!(b.nic.config().port.flow(&av, PEER, PEER).unwrap().hop_limit, 64);
         assert_eq!(b.first_psn(), SQ);
     }
 
-    only_datagram_qps_and_only_groups => "mcast.attach" {
+    attach_of_other_qp_type_or_unicast_gid_is_refused => "mcast.attach" {
         let [group, _] = groups();
         for service in [QpType::Rc, QpType::Uc] {
             let mut b = Bench::with(|s| s.qp_type = service);
@@ -221,7 +221,7 @@ cases! {
         assert!(b.nic.attach_mcast(Qpn::new(0x99_9999), group.into()).is_err());
     }
 
-    again_changes_nothing => "mcast.attach" {
+    second_attach_has_no_effect => "mcast.attach" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         let ours = b.qpns[0];
@@ -231,7 +231,7 @@ cases! {
         b.recv(2, 100, 100);
         arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
         b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
-        // And once is enough to detach it.
+        // One detach suffices, although the QP was attached twice.
         assert_eq!(b.nic.detach_mcast(ours, group.into()), Ok(true));
         arrive(&mut b, group, Qpn::MULTICAST, datagram(&[1]));
         assert_eq!(b.count().rx_unknown_group, 1);
@@ -239,7 +239,7 @@ cases! {
         assert_eq!(b.nic.detach_mcast(ours, group.into()), Err(gone));
     }
 
-    a_qp_that_goes_is_detached => "mcast.attach" {
+    destroyed_qp_is_detached => "mcast.attach" {
         let mut b = ud(|s| s.qps = 2);
         for group in groups() {
             attach(&mut b, 0, group);
@@ -255,7 +255,7 @@ cases! {
         assert_eq!(b.count().rx_unknown_qp, 0);
     }
 
-    reset_keeps_the_groups => "mcast.attach" {
+    reset_keeps_multicast_groups => "mcast.attach" {
         let mut b = ud(|_| {});
         let [group, _] = groups();
         attach(&mut b, 0, group);
@@ -266,7 +266,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, GRH + 1)]);
     }
 
-    a_group_has_so_many_members => "mcast.attach" {
+    attach_beyond_group_limit_is_refused => "mcast.attach" {
         let max = Personality::STRICT.limits.max_mcast_qp_attach;
         let mut b = ud(|s| { s.qps = max as usize + 1; s.state = QpState::Reset; });
         let [group, other] = groups();

@@ -1,4 +1,4 @@
-//! The rate limit of a queue pair.
+//! Conformance cases: the rate limit of a queue pair.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ fn limit(b: &mut Bench, kbps: u32) {
     b.modify(0, QpAttr { rate_limit: Some(kbps), ..QpAttr::default() }).unwrap();
 }
 
-/// Packets that leave in so many steps of a microsecond; each may be the answer to a deadline only.
+/// Returns the number of packets sent in `micros` steps of one microsecond; the NIC may send only in response
+/// to an expired deadline.
 fn leaves(b: &mut Bench, micros: u32) -> usize {
     let mut n = 0;
     for _ in 0..micros {
@@ -23,12 +24,12 @@ fn leaves(b: &mut Bench, micros: u32) -> usize {
 }
 
 cases! {
-    no_faster_than_the_limit => "pace.rate" {
-        // A packet is 256 bytes of data, 16 of headers and ICRC: 272 bytes, 21.76 us at 100 Mbit/s.
+    packets_are_sent_no_faster_than_rate_limit => "pace.rate" {
+        // A packet has 256 bytes of data and 16 of headers and ICRC: 272 bytes, 21.76 us at 100 Mbit/s.
         let mut b = Bench::new();
         limit(&mut b, 100_000);
         b.post(1, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 256 * 200);
-        // The first burst at once: what 100 us hold.
+        // The first burst is sent at once: the data of 100 us.
         assert_eq!(b.sent().len(), 4);
         let n = leaves(&mut b, 1000);
         assert!((44..=47).contains(&n), "{n} packets in a millisecond");
@@ -38,13 +39,13 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaWrite, 256 * 200)]);
     }
 
-    every_service_has_it => "pace.rate" {
+    rate_limit_applies_to_every_service => "pace.rate" {
         for qp_type in [QpType::Uc, QpType::Ud] {
             let mut b = Bench::with(|s| s.qp_type = qp_type);
             limit(&mut b, 1000);
             (0..10).for_each(|i| b.post(i, WrOp::Send, 0, 200));
             assert_eq!(b.sent().len(), 1);
-            // 200 bytes and headers at 1 Mbit/s take about 1.8 ms.
+            // 200 bytes and headers take about 1.8 ms at 1 Mbit/s.
             let n = leaves(&mut b, 10_000);
             assert!((5..=6).contains(&n), "{n} packets of {qp_type:?} in 10 ms");
             b.sends(&(0..1 + n as u64).map(|i| ok(i, WcOpcode::Send, 200)).collect::<Vec<_>>());
@@ -52,15 +53,15 @@ cases! {
         }
     }
 
-    what_nobody_acknowledges_is_paced_by_itself => "pace.unacknowledged" {
+    unacknowledged_services_are_paced_without_rate_limit => "pace.unacknowledged" {
         for (qp_type, op) in [(QpType::Uc, WrOp::Write { va: 0, rkey: RKey(7) }), (QpType::Ud, WrOp::Send)] {
-            // A window of 64 KiB a millisecond: 6553 bytes at once, packets of 272 or 276 bytes of them.
+            // A window of 64 KiB per millisecond: a burst of 6553 bytes, in packets of 272 or 276 bytes.
             let mut b = Bench::with(|s| {
                 (s.qp_type, s.tuning.window, s.tuning.pace_unacknowledged) = (qp_type, 64 * 1024, true);
             });
             (0..60).for_each(|i| b.post(i, op, 0, if qp_type == QpType::Uc { 256 * 10 } else { 256 }));
             let burst = b.sent().len();
-            // What a datagram may have is the port's MTU, 1024: there is to be room for one.
+            // A datagram is accounted with the port's MTU, 1024, since there must be room for one.
             let (first, in_all) = if qp_type == QpType::Uc { (25, 600) } else { (20, 60) };
             assert_eq!(burst, first, "{qp_type:?}");
             let n = burst + leaves(&mut b, 1000);
@@ -70,8 +71,8 @@ cases! {
         }
     }
 
-    a_queue_that_has_stopped_waits_for_no_turn => "pace.rate" {
-        // The second of these fails while the third waits: SQE, and ERR.
+    stopped_send_queue_does_not_wait_for_the_pacer => "pace.rate" {
+        // The second request fails while the third waits for the pacer: the QP goes to SQE (UC) or ERR (RC).
         for qp_type in [QpType::Uc, QpType::Rc] {
             let mut b = Bench::with(|s| s.qp_type = qp_type);
             limit(&mut b, 1000);
@@ -89,12 +90,12 @@ cases! {
         }
     }
 
-    what_was_missed_is_made_up_for_but_not_for_long => "pace.rate" {
+    missed_send_time_is_made_up_for_at_most_a_millisecond => "pace.rate" {
         let mut b = Bench::new();
         limit(&mut b, 100_000);
         b.post(1, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 256 * 250);
         assert_eq!(b.sent().len(), 4);
-        // Nobody looks for a second: a millisecond of it counts.
+        // The NIC is not served for a second, of which at most a millisecond counts.
         b.advance(Duration::from_secs(1));
         let mut n = 0;
         loop {
@@ -108,7 +109,7 @@ cases! {
         b.go(QpState::Reset);
     }
 
-    a_deadline_that_is_noticed_late_is_over => "pace.rate" {
+    pacing_deadline_served_late_is_cleared => "pace.rate" {
         let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
         limit(&mut b, 1000);
         (0..3).for_each(|i| b.post(i, WrOp::Send, 0, 200));
@@ -123,7 +124,7 @@ cases! {
         b.go(QpState::Reset);
     }
 
-    it_may_change => "pace.change" {
+    changed_rate_limit_takes_effect_and_0_lifts_it => "pace.change" {
         let mut b = Bench::new();
         limit(&mut b, 1000);
         let rate = |b: &Bench| b.nic.query_qp(b.qpns[0]).unwrap().0.rate_limit;
@@ -139,7 +140,7 @@ cases! {
         assert_eq!(rate(&b), Some(0));
     }
 
-    answers_leave_at_once => "pace.answers" {
+    responses_are_not_rate_limited => "pace.answers" {
         let mut b = Bench::new();
         limit(&mut b, 1);
         let (from, d) = (b.remote(0, 2000), b.mr.read(0, 2000));

@@ -1,4 +1,4 @@
-//! Partition keys beyond the default one.
+//! Conformance cases: partition keys other than the default one.
 
 use urxe::nic::PKeyTableSize;
 use urxe::transport::{AsyncEvent, ModifyError, QpAttr, QpState, QpType, WcOpcode, WrOp};
@@ -9,7 +9,7 @@ use crate::pkt::*;
 
 const KEYS: [PKey; 3] = [PKey(0xffff), PKey(0x8123), PKey(0x0456)];
 
-/// One QP in RTS, at `index` of [`KEYS`].
+/// Returns a bench with one QP in RTS that uses entry `index` of [`KEYS`].
 fn at(index: u16, change: impl FnOnce(&mut Setup)) -> Bench {
     let mut b = Bench::with(|s| {
         s.state = QpState::Reset;
@@ -26,7 +26,7 @@ fn at(index: u16, change: impl FnOnce(&mut Setup)) -> Bench {
 }
 
 cases! {
-    packets_carry_the_key_at_the_qps_index => "pkey.index" {
+    packets_carry_the_pkey_at_the_qps_index => "pkey.index" {
         for (index, key) in (0..).zip(KEYS) {
             let mut b = at(index, |_| {});
             b.post(1, WrOp::Send, 0, 1);
@@ -40,7 +40,7 @@ cases! {
         }
     }
 
-    other_partitions_are_dropped => "packet.pkey" {
+    packets_of_other_partitions_are_dropped => "packet.pkey" {
         let mut b = at(1, |_| {});
         b.recv(1, 0, 10);
         for key in [0xffff, 0x8124, 0x0124, 0x8456, 0] {
@@ -49,13 +49,13 @@ cases! {
         assert_eq!(b.count().rx_pkey_violation, 5);
         b.ask(&[send(Only, RQ, &[1]).pkey(0x0123)], &[ack(RQ, 1).pkey(0x8123)]);
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
-        // Two limited members cannot talk.
+        // Two limited members cannot communicate.
         let mut b = at(2, |_| {});
         b.ask(&[send(Only, RQ, &[1]).pkey(0x0456)], &[]);
         assert_eq!(b.count().rx_pkey_violation, 1);
     }
 
-    one_behind_another_that_was_admitted => "packet.pkey" {
+    foreign_pkey_behind_admitted_packet_of_a_burst_is_dropped => "packet.pkey" {
         let mut b = at(1, |_| {});
         let to = b.remote(0, 1);
         let packets = [(0, 0x0123), (1, 0xffff), (1, 0x0123)];
@@ -64,7 +64,7 @@ cases! {
         assert_eq!(b.count().rx_pkey_violation, 1);
     }
 
-    datagrams_too => "packet.pkey" {
+    datagrams_of_other_partitions_are_dropped => "packet.pkey" {
         let mut b = at(1, |s| s.qp_type = QpType::Ud);
         let from = Qpn::new(7);
         b.recv(1, 0, 100);
@@ -73,7 +73,7 @@ cases! {
         assert_eq!(b.count().rx_pkey_violation, 1);
     }
 
-    the_table_may_change_under_a_qp => "pkey.change" {
+    changed_pkey_table_applies_to_existing_qps => "pkey.change" {
         let mut b = at(1, |_| {});
         b.nic.set_pkeys(&[PKey(0xffff), PKey(0x8999)]).unwrap();
         b.events(&[|_| AsyncEvent::PKeyChange]);
@@ -86,7 +86,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    its_size_has_limits => "pkey.change" {
+    pkey_table_of_invalid_size_is_refused => "pkey.change" {
         let mut b = at(2, |_| {});
         let refused = b.nic.set_pkeys(&KEYS[..2]).unwrap_err();
         assert_eq!(refused, PKeyTableSize { given: 2, needed: 3, max: 128 });

@@ -1,4 +1,5 @@
-//! Personalities: posting that is refused by some and accepted by others, and a test for each row of the table.
+//! Conformance cases: personalities. Some refuse a work request when it is posted and others accept it, and
+//! each row of the table has a test.
 
 use std::time::Duration;
 
@@ -23,13 +24,13 @@ fn bench(p: Personality, change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// Without credits in every acknowledgement.
+/// Returns a bench with the personality `mlx5`, but without credits in every acknowledgement.
 fn mlx5(state: QpState) -> Bench {
     let habits = Habits { credits: false, ..Personality::MLX5.habits };
     Bench::with(|s| (s.state, s.habits) = (state, habits))
 }
 
-/// From `state` to RTS.
+/// Moves the QP from `state` to RTS.
 fn to_rts(b: &mut Bench, state: QpState) {
     for step in [Init, Rtr, Rts].into_iter().filter(|step| *step as u32 > state as u32) {
         let attr = b.attr(0, step);
@@ -37,7 +38,7 @@ fn to_rts(b: &mut Bench, state: QpState) {
     }
 }
 
-/// Posts a work request of 8 bytes for a handle of this domain.
+/// Posts a work request of 8 bytes with an address handle of protection domain `pd`.
 fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(), PostError> {
     let Destination::Qp { av, qpn, qkey, .. } = b.to(QKEY) else { panic!("a datagram goes to a QP") };
     let (sges, to) = ([b.mr.sge(0, 8)], Some(Destination::Qp { pd, av, qpn, qkey }));
@@ -47,7 +48,7 @@ fn post_with_handle(b: &mut Bench, wr_id: u64, op: WrOp, pd: PdId) -> Result<(),
 const FETCH_ADD: AtomicOp = AtomicOp::FetchAdd(1);
 
 cases! {
-    what_ud_lacks_fails_in_its_turn => "lenient.late" {
+    operation_that_ud_lacks_fails_in_order => "lenient.late" {
         let (va, rkey, ours) = (0, RKey(1), support::PD);
         for (op, pd) in [
             (WrOp::Write { va, rkey }, ours),
@@ -62,7 +63,7 @@ cases! {
                 b.post(1, WrOp::Send, 0, 8);
                 b.post_on(0, &SendWr { wr_id: 2, op, data: WrData::Sges(&[]), flags: SendFlags::default(), to }).unwrap();
             } else {
-                // A work request that is to fail waits in SQD, as others do.
+                // In SQD a work request that is going to fail waits, as any other does.
                 b.post(1, WrOp::Send, 0, 8);
                 b.go(Sqd);
                 post_with_handle(&mut b, 2, op, pd).unwrap();
@@ -82,7 +83,7 @@ cases! {
         }
     }
 
-    what_uc_lacks_fails_in_its_turn => "lenient.late" {
+    operation_that_uc_lacks_fails_in_order => "lenient.late" {
         for (p, state) in [(Personality::DEFAULT, Sqe), (Personality::RXE, Error)] {
             let mut b = bench(p, |s| s.qp_type = QpType::Uc);
             b.post(1, WrOp::Send, 0, 8);
@@ -93,7 +94,7 @@ cases! {
         }
     }
 
-    what_can_be_told_while_posting_is_refused_in_every_personality => "lenient.late" {
+    excess_elements_and_xrc_target_sends_are_refused_by_every_personality => "lenient.late" {
         for p in Personality::ALL {
             let mut b = bench(p, |s| s.qp_type = QpType::Ud);
             let sges = [b.mr.sge(0, 8); 5];
@@ -127,7 +128,7 @@ cases! {
         assert_eq!(refused, Err(PostError::AtomicLength(7)));
     }
 
-    sends_posted_before_rts_leave_with_the_next_post => "early.sends" {
+    sends_posted_before_rts_are_sent_with_the_next_post => "early.sends" {
         for state in [Reset, Init, Rtr] {
             let mut b = mlx5(state);
             let (to, d) = (b.remote(2000, 0), b.mr.read(0, 600));
@@ -139,7 +140,8 @@ cases! {
             b.advance(Duration::from_secs(100));
             b.silence();
             b.post(3, WrOp::Send, 0, 1);
-            // As one would have posted them in RTS: PSNs and path MTU are those of the connection.
+            // The PSNs and the path MTU are those of the connection, as if the work requests had been posted
+            // in RTS.
             let mut all = message(256, &d, send, SQ);
             all.push(write(Only, SQ + 3, (to.0, to.1, 1), &d[..1]));
             all.push(send(Only, SQ + 4, &d[..1]));
@@ -150,7 +152,7 @@ cases! {
         }
     }
 
-    sends_posted_before_rts_go_by_reset_and_are_flushed_by_err => "early.sends" {
+    sends_before_rts_are_dropped_by_reset_and_flushed_by_err => "early.sends" {
         let mut b = mlx5(Init);
         b.post(1, WrOp::Send, 0, 600);
         b.go(Reset);
@@ -167,7 +169,7 @@ cases! {
         b.sends(&[flushed(1)]);
     }
 
-    read_posted_before_rts_without_resources_fails_in_its_turn => "early.sends" {
+    read_posted_before_rts_without_resources_fails_in_order => "early.sends" {
         let habits = Habits { credits: false, ..Personality::MLX5.habits };
         let mut b = Bench::with(|s| (s.state, s.habits, s.max_rd) = (Init, habits, 0));
         b.post(1, WrOp::Send, 0, 1);
@@ -182,7 +184,7 @@ cases! {
         b.state(Error);
     }
 
-    refused_send_of_rxe_leaves_with_the_next_post => "early.sends" {
+    rxe_transmits_refused_send_with_the_next_post => "early.sends" {
         let mut b = bench(Personality::RXE, |s| s.state = Init);
         let sge = [b.mr.sge(0, 1)];
         assert_eq!(b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED), Err(PostError::State(Init)));
@@ -202,7 +204,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
     }
 
-    tables_of_the_documentation_agree_with_the_data => "personality.rows" {
+    tables_in_documentation_match_personality_data => "personality.rows" {
         let all = Personality::ALL.map(|p| p.properties());
         let line = |cells: &[&str]| format!("| {} |\n", cells.join(" | "));
         let names = Personality::ALL.map(|p| p.name);
@@ -218,7 +220,7 @@ cases! {
         assert!(include_str!("../../README.md").contains(&table), "README.md should have:\n{table}");
     }
 
-    each_row_of_the_table_shows => "personality.rows" {
+    each_row_of_the_table_has_the_observed_result => "personality.rows" {
         for (row, (name, _)) in Personality::STRICT.properties().iter().enumerate() {
             let all = Personality::ALL.map(|p| (p.properties().swap_remove(row).1, observe(name, p)));
             for (a, b) in all.iter().flat_map(|a| all.iter().map(move |b| (a, b))) {
@@ -228,7 +230,7 @@ cases! {
     }
 }
 
-/// The observed result for a row of the table in a personality.
+/// Returns the observed result for a row of the table in a personality.
 fn observe(row: &str, p: Personality) -> String {
     match row {
         "least ACK timeout" => format!("{}", patience(p) >= Duration::from_millis(500)),
@@ -253,7 +255,7 @@ fn observe(row: &str, p: Personality) -> String {
             end(b);
             grh.to_string()
         }
-        // A matter of the drop-in library alone: `ibverbs/tests/personalities.rs`.
+        // Concerns only the drop-in library: `ibverbs/tests/personalities.rs`.
         "ibv_req_notify_cq behind a completion" => p.habits.reports_missed_completions.to_string(),
         "region of length 0 at a page boundary" => {
             let pd = context(&virtual_fabric(), p).alloc_pd().unwrap();
@@ -300,7 +302,7 @@ fn observe(row: &str, p: Personality) -> String {
         "failed send of UC or UD: state" => {
             let states = [QpType::Uc, QpType::Ud].map(|qp_type| {
                 let mut b = bench(p, |s| s.qp_type = qp_type);
-                // A key that nobody has.
+                // A key without an object.
                 let sge = [verbs::Sge { length: 8, ..verbs::Sge::default() }];
                 b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
                 b.silence();
@@ -310,7 +312,7 @@ fn observe(row: &str, p: Personality) -> String {
             });
             format!("{states:?}")
         }
-        // The limits, as the device reports them.
+        // The limits as the device reports them.
         _ => {
             let limits = context(&virtual_fabric(), p).query_device().limits;
             let reported = Personality { limits, ..p }.properties();
@@ -319,7 +321,7 @@ fn observe(row: &str, p: Personality) -> String {
     }
 }
 
-/// Takes what a case would have to expect.
+/// Takes everything that a case would have to expect.
 fn end(mut b: Bench) {
     b.sent();
     let mut done = Vec::new();
@@ -328,7 +330,7 @@ fn end(mut b: Bench) {
     while b.nic.next_event().is_some() {}
 }
 
-/// The response to a SEND that is longer than its receive of 4 bytes.
+/// Returns the response to a SEND that is longer than its receive of 4 bytes.
 fn answer(p: Personality, data: &[u8]) -> Pkt {
     let mut b = bench(p, |_| {});
     b.recv(1, 0, 4);
@@ -338,7 +340,7 @@ fn answer(p: Personality, data: &[u8]) -> Pkt {
     got
 }
 
-/// How many packets these requests are answered with, and the state behind them.
+/// Returns the number of packets with which these requests are answered, and the state after them.
 fn asked(p: Personality, requests: impl FnOnce(&Bench) -> Vec<Pkt>) -> (usize, QpState) {
     let mut b = bench(p, |_| {});
     b.recv(1, 0, 600);
@@ -358,12 +360,12 @@ fn context(fabric: &Fabric, personality: Personality) -> Context {
     Context::on_port(fabric.port(&fabric.auto_address()).unwrap(), &options, |port| Box::new(port)).unwrap()
 }
 
-/// The shortest timeout, and no retry.
+/// Returns options with the shortest timeout and no retry.
 fn one_try() -> ConnectOptions {
     ConnectOptions { timeout: verbs::AckTimeout::new(1), retry_cnt: 0, ..ConnectOptions::default() }
 }
 
-/// How long a SEND to nobody takes to fail.
+/// Returns the time until a SEND to an unreachable peer fails.
 fn patience(p: Personality) -> Duration {
     let fabric = virtual_fabric();
     let node = Node::new(context(&fabric, p)).unwrap();
@@ -377,7 +379,7 @@ fn patience(p: Personality) -> Duration {
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// How a FLUSH ends whose peer is strict.
+/// Returns the status of a FLUSH whose peer is strict.
 fn flush_at_strict(p: Personality) -> WcStatus {
     let fabric = virtual_fabric();
     let [a, b] = [p, Personality::STRICT].map(|p| Node::new(context(&fabric, p)).unwrap());

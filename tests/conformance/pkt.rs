@@ -1,4 +1,4 @@
-//! Packets as a case writes them: the same value is sent to the NIC and expected from it.
+//! Packets in the notation of the cases: the same value is sent to the NIC and expected from it.
 
 use std::fmt;
 
@@ -15,11 +15,11 @@ pub use urxe::wire::Position::{First, Last, Middle, Only};
 pub struct Pkt {
     pub h: Headers,
     pub data: Vec<u8>,
-    /// Which of the bench's QPs it is for or from.
+    /// Index of the bench's QP that receives or sends the packet.
     pub qp: usize,
 }
 
-/// What a RETH says: address, key, length.
+/// Contents of a RETH: address, R_Key, length.
 pub type Remote = (u64, RKey, u32);
 
 fn pkt(operation: Operation, position: Position, extra: HeaderSet, psn: u32, data: &[u8]) -> Pkt {
@@ -51,17 +51,18 @@ pub fn atomic_write(psn: u32, (va, rkey): (u64, RKey), value: [u8; 8]) -> Pkt {
     pkt(Operation::AtomicWrite, Only, HeaderSet::NONE, psn, &value).reth((va, rkey, 8))
 }
 
-/// `feth`: placement in its lowest four bits, selectivity in the next two.
+/// Builds a FLUSH. `feth` holds the placement type in its lowest four bits and the selectivity level in the
+/// next two.
 pub fn flush(psn: u32, range: Remote, feth: u32) -> Pkt {
     pkt(Operation::Flush, Only, HeaderSet::NONE, psn, &[]).reth(range).with(|h| h.feth = Feth(feth))
 }
 
-/// What answers FLUSH and ATOMIC WRITE.
+/// Builds the response to a FLUSH or ATOMIC WRITE.
 pub fn done(psn: u32, msn: u32) -> Pkt {
     resp(Only, psn, msn, &[])
 }
 
-/// A First or Only has `to` in its RETH, the others have none.
+/// Builds a packet of a WRITE. FIRST and ONLY carry `to` in their RETH, the other positions have no RETH.
 pub fn write(position: Position, psn: u32, to: Remote, data: &[u8]) -> Pkt {
     pkt(Operation::Write, position, HeaderSet::NONE, psn, data).reth(to)
 }
@@ -112,7 +113,7 @@ pub fn atomic_ack(psn: u32, msn: u32, original: u64) -> Pkt {
     })
 }
 
-/// The packets of a message, from `psn` on, as a requester sends them.
+/// Builds the packets of a message, from `psn` on, as a requester sends them.
 pub fn message(mtu: usize, data: &[u8], make: impl Fn(Position, u32, &[u8]) -> Pkt, psn: u32) -> Vec<Pkt> {
     let count = data.len().div_ceil(mtu).max(1) as u32;
     let part = |i: u32| &data[i as usize * mtu..data.len().min((i as usize + 1) * mtu)];
@@ -130,17 +131,17 @@ impl Pkt {
         self.with(|h| h.reth = if has { Reth { va, rkey, dma_len } } else { Reth::default() })
     }
 
-    /// With or without AckReq.
+    /// Sets or clears AckReq.
     pub fn ask(self, yes: bool) -> Pkt {
         self.with(|h| h.bth.ack_req = yes)
     }
 
-    /// The same of UC, which never asks.
+    /// Turns the packet into its UC equivalent, which never has AckReq.
     pub fn uc(self) -> Pkt {
         self.with(|h| h.bth.opcode.0 |= 0x20).ask(false)
     }
 
-    /// The same of XRC; a request names a shared receive queue.
+    /// Turns the packet into its XRC equivalent; a request names the shared receive queue `srq`.
     pub fn xrc(self, srq: SrqId) -> Pkt {
         self.with(|h| {
             h.bth.opcode.0 |= 0xa0;
@@ -148,7 +149,7 @@ impl Pkt {
         })
     }
 
-    /// The same as a datagram.
+    /// Turns the packet into a UD datagram.
     pub fn ud(self, qkey: u32, src_qp: Qpn) -> Pkt {
         self.with(|h| {
             h.bth.opcode.0 |= 0x60;

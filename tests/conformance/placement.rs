@@ -1,4 +1,4 @@
-//! FLUSH and ATOMIC WRITE (annex A19).
+//! Conformance cases: FLUSH and ATOMIC WRITE (annex A19).
 
 use std::time::Duration;
 
@@ -17,7 +17,8 @@ const PERSISTENT: u32 = 2;
 const WHOLE: u32 = 0x10;
 const FLUSHES: Access = Access(Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
 
-/// A bench whose QP allows all, and a region of 64 bytes at 0x1000 that does.
+/// Returns a bench whose QP allows all kinds of access, and the R_Key of a region of 64 bytes at 0x1000 that
+/// does too.
 fn open() -> (Bench, RKey) {
     let mut b = Bench::with(|s| s.access = Access::ALL | FLUSHES);
     let r = b.region(PD, 64, 0x1000, Access::ALL | FLUSHES);
@@ -53,14 +54,14 @@ fn store_op() -> WrOp {
 }
 
 cases! {
-    eight_bytes_are_stored => "atomic_write" {
+    atomic_write_stores_eight_bytes => "atomic_write" {
         let (mut b, key) = open();
         b.ask(&[atomic_write(RQ, (0x1008, key), *b"abcdefgh")], &[done(RQ, 1)]);
         assert_eq!(b.more[0].read(8, 8), *b"abcdefgh");
         assert_eq!(b.more[0].read(0, 8), Bench::new().mr.read(0, 8));
     }
 
-    an_atomic_write_needs_its_rights => "atomic_write.invalid" {
+    atomic_write_without_write_access_is_nakked => "atomic_write.invalid" {
         let mut b = Bench::with(|s| s.access = Access(Access::ALL.0 & !Access::REMOTE_WRITE.0));
         let key = b.mr.info.rkey;
         invalid(&mut b, atomic_write(RQ, (Bench::IOVA, key), [1; 8]));
@@ -72,7 +73,7 @@ cases! {
         no_access(&mut b, atomic_write(RQ, (0x1040, key), [1; 8]));
     }
 
-    an_atomic_write_is_aligned_and_eight_bytes => "atomic_write.invalid" {
+    unaligned_or_short_atomic_write_is_nakked => "atomic_write.invalid" {
         let (mut b, key) = open();
         invalid(&mut b, atomic_write(RQ, (0x1004, key), [1; 8]));
         for len in [0, 4, 12] {
@@ -82,7 +83,7 @@ cases! {
         }
         let (mut b, key) = open();
         invalid(&mut b, atomic_write(RQ, (0x1000, key), [1; 8]).with(|h| h.reth.dma_len = 16));
-        // The host's address may be off where the peer's is not.
+        // The address in host memory may be unaligned where the peer's is aligned.
         let (mut b, _) = open();
         let r = b.region(PD, 64, 0x1004, Access::ALL);
         let key = b.more[r].info.rkey;
@@ -90,7 +91,7 @@ cases! {
         b.events(&[AsyncEvent::QpFatal]);
     }
 
-    a_flush_is_answered_after_what_came_before => "flush" {
+    flush_is_answered_after_earlier_requests => "flush" {
         let (mut b, key) = open();
         for (i, feth) in [GLOBAL, PERSISTENT, GLOBAL | PERSISTENT, GLOBAL | WHOLE, PERSISTENT | WHOLE].into_iter().enumerate() {
             let psn = RQ + 2 * i as u32;
@@ -103,7 +104,7 @@ cases! {
         }
     }
 
-    a_flush_needs_the_right_of_its_placement => "flush.access" {
+    flush_without_access_for_its_placement_is_nakked => "flush.access" {
         for (feth, needed) in [(GLOBAL, Access::FLUSH_GLOBAL), (PERSISTENT, Access::FLUSH_PERSISTENT)] {
             for whole in [0, WHOLE] {
                 let but = Access((Access::ALL | FLUSHES).0 & !needed.0);
@@ -119,30 +120,30 @@ cases! {
         }
     }
 
-    a_flush_names_what_is_there => "flush.access" {
+    flush_outside_region_or_with_unknown_key_is_nakked => "flush.access" {
         let (mut b, key) = open();
         no_access(&mut b, flush(RQ, (0x1000, key, 65), GLOBAL));
         let (mut b, key) = open();
         no_access(&mut b, flush(RQ, (0x1000, RKey(key.0 + 1), 8), GLOBAL));
         let (mut b, key) = open();
         no_access(&mut b, flush(RQ, (0x1000, RKey(key.0 + 1), 8), GLOBAL | WHOLE));
-        // Of the whole region, the range does not count; of nothing, not even the key.
+        // The range is ignored if the whole region is selected; a FLUSH of no bytes does not even need a key.
         let (mut b, key) = open();
         b.ask(&[flush(RQ, (0x9999_0000, key, 1 << 20), GLOBAL | WHOLE)], &[done(RQ, 1)]);
         b.ask(&[flush(RQ + 1, (0, RKey(0), 0), GLOBAL)], &[done(RQ + 1, 2)]);
     }
 
-    a_flush_of_what_is_reserved => "flush.invalid" {
+    flush_with_reserved_type_or_selectivity_is_nakked => "flush.invalid" {
         for feth in [0, 4, 8, 0xf, WHOLE, GLOBAL | 0x20, GLOBAL | 0x30] {
             let (mut b, key) = open();
             invalid(&mut b, flush(RQ, (0x1000, key, 8), feth));
         }
-        // Reserved bits above them are not looked at.
+        // Reserved bits above these are ignored.
         let (mut b, key) = open();
         b.ask(&[flush(RQ, (0x1000, key, 8), GLOBAL | 0xffff_ffc0)], &[done(RQ, 1)]);
     }
 
-    more_than_agreed_are_invalid => "placement.depth" {
+    flushes_and_atomic_writes_beyond_depth_are_nakked => "placement.depth" {
         for kind in 0..2 {
             let (mut b, key) = open();
             let one = |i: u32| match kind {
@@ -156,7 +157,7 @@ cases! {
         }
     }
 
-    no_more_are_in_flight_than_agreed => "placement.depth" {
+    flushes_and_atomic_writes_in_flight_are_limited_to_depth => "placement.depth" {
         for (op, opcode) in [(flush_op(8), WcOpcode::Flush), (store_op(), WcOpcode::AtomicWrite)] {
             let mut b = Bench::with(|s| s.max_rd = 2);
             (1..=3).for_each(|i| b.manage(i, op));
@@ -170,7 +171,7 @@ cases! {
         }
     }
 
-    duplicates_are_answered_and_not_executed => "placement.dup" {
+    duplicate_flush_or_atomic_write_is_answered_and_not_executed => "placement.dup" {
         let (mut b, key) = open();
         let p = [atomic_write(RQ, (0x1000, key), [1; 8]), flush(RQ + 1, (0x1000, key, 8), GLOBAL)];
         b.ask(&p, &[done(RQ, 1), done(RQ + 1, 2)]);
@@ -178,16 +179,16 @@ cases! {
         b.ask(&p, &[done(RQ, 1), done(RQ + 1, 2)]);
         b.ask(&p[1..], &[done(RQ + 1, 2)]);
         assert_eq!(b.more[0].read(0, 8), [5; 8]);
-        // One answer is enough where it has not left yet.
+        // One response suffices for a duplicate of a request whose response has not been sent yet.
         b.peer(&p[..1]);
         b.peer(&p[..1]);
         b.expect(&[done(RQ, 1)]);
-        // What is forgotten is not answered.
+        // A duplicate of a request that is no longer remembered is not answered.
         b.ask(&(2..6).map(|i| flush(RQ + i, (0x1000, key, 8), GLOBAL)).collect::<Vec<_>>(), &(2..6).map(|i| done(RQ + i, i + 1)).collect::<Vec<_>>());
         b.ask(&p[..1], &[]);
     }
 
-    they_go_out_as_one_packet => "placement.requester" {
+    flush_and_atomic_write_are_sent_as_one_packet => "placement.requester" {
         let mut b = Bench::new();
         b.manage(1, flush_op(9000));
         b.manage(2, store_op());
@@ -202,24 +203,24 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Flush, 0), ok(2, WcOpcode::AtomicWrite, 0), ok(3, WcOpcode::Flush, 0)]);
     }
 
-    an_acknowledgement_is_not_their_answer => "placement.requester" {
+    ack_does_not_complete_flush_or_atomic_write => "placement.requester" {
         for (op, opcode) in [(flush_op(8), WcOpcode::Flush), (store_op(), WcOpcode::AtomicWrite)] {
             let mut b = Bench::new();
             b.manage(1, op);
             let p = b.sent();
-            // The acknowledgement says that the answer is lost: asked for again at once.
+            // The acknowledgement implies that the response is lost: the request is retransmitted at once.
             b.ask(&[ack(SQ, 1)], &p);
             b.sends(&[]);
             b.peer(&[done(SQ, 1)]);
             b.sends(&[ok(1, opcode, 0)]);
-            // So is silence.
+            // The ACK timeout has the same result.
             b.manage(2, op);
             let p = b.sent();
             b.advance(Duration::from_millis(70));
             b.expect(&p);
             b.peer(&[done(SQ + 1, 2)]);
             b.sends(&[ok(2, opcode, 0)]);
-            // An answer with data makes no sense.
+            // A response with data is invalid.
             b.manage(3, op);
             assert_eq!(b.sent().len(), 1);
             b.peer(&[resp(Only, SQ + 2, 3, &[1; 4])]);
@@ -227,7 +228,7 @@ cases! {
         }
     }
 
-    a_fence_waits_for_them => "placement.requester" {
+    fenced_request_waits_for_flush_and_atomic_write => "placement.requester" {
         let mut b = Bench::new();
         b.manage(1, flush_op(8));
         let sge = [b.mr.sge(0, 4)];
@@ -239,7 +240,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Flush, 0), ok(2, WcOpcode::Send, 4)]);
     }
 
-    what_makes_no_sense_is_not_posted => "placement.requester" {
+    invalid_flush_or_atomic_write_is_refused_when_posted => "placement.requester" {
         let mut b = Bench::new();
         let nowhere = Placement { global: false, persistent: false };
         let op = WrOp::Flush { va: 0, rkey: RKey(7), len: 0, placement: nowhere, whole_region: true };
@@ -253,7 +254,7 @@ cases! {
         }
     }
 
-    a_nak_fails_them => "placement.requester" {
+    nak_fails_flush_and_atomic_write => "placement.requester" {
         for op in [flush_op(8), store_op()] {
             let mut b = Bench::new();
             b.manage(1, op);

@@ -1,4 +1,4 @@
-//! Completion queues that overflow or change their size, and send queues that drain.
+//! Conformance cases: completion queues that overflow or are resized, and send queues that drain.
 
 use urxe::nic::CqOverflow;
 use urxe::transport::{AsyncEvent, CqId, QpAttr, QpState, QpType, WcOpcode, WcStatus, WrOp};
@@ -16,7 +16,7 @@ fn drain(b: &mut Bench) {
     b.modify(0, attr).unwrap();
 }
 
-/// Completion queues of two entries.
+/// Returns a bench with completion queues of two entries.
 fn small(change: impl FnOnce(&mut Setup)) -> Bench {
     Bench::with(|s| {
         s.cqe = 2;
@@ -25,7 +25,7 @@ fn small(change: impl FnOnce(&mut Setup)) -> Bench {
 }
 
 cases! {
-    a_full_send_cq_ends_the_qp => "cq.overflow" {
+    overflow_of_send_cq_moves_qp_to_err => "cq.overflow" {
         let mut b = small(|_| {});
         for i in 0..4 {
             b.post(i, WrOp::Send, 0, 1);
@@ -38,12 +38,12 @@ cases! {
         assert_eq!(b.send_cq.poll(9, &mut out), Ok(2));
         assert_eq!(out.iter().map(|c| c.wr_id).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(b.send_cq.poll(9, &mut out), Err(CqOverflow { capacity: 2 }));
-        // Told once.
+        // The events are raised once.
         b.ask(&[ack(SQ + 3, 4)], &[]);
         assert_eq!(events(&mut b), []);
     }
 
-    a_full_receive_cq_too => "cq.overflow" {
+    overflow_of_receive_cq_moves_qp_to_err => "cq.overflow" {
         let mut b = small(|_| {});
         for i in 0..4 {
             b.recv(i, 0, 10);
@@ -57,7 +57,7 @@ cases! {
         b.recvs(&[ok(0, WcOpcode::Recv, 1), ok(1, WcOpcode::Recv, 1)]);
     }
 
-    one_that_is_filled_when_packets_leave => "cq.overflow" {
+    send_cq_overflow_by_uc_sends_moves_qp_to_err => "cq.overflow" {
         let mut b = small(|s| s.qp_type = QpType::Uc);
         for i in 0..3 {
             b.post(i, WrOp::Send, 0, 1);
@@ -68,7 +68,7 @@ cases! {
         b.sends(&[ok(0, WcOpcode::Send, 1), ok(1, WcOpcode::Send, 1)]);
     }
 
-    room_in_time_is_room => "cq.overflow" {
+    cq_polled_in_time_does_not_overflow => "cq.overflow" {
         let mut b = small(|_| {});
         for i in 0..10 {
             b.post(i, WrOp::Send, 0, 1);
@@ -79,7 +79,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    its_size_may_change => "cq.resize" {
+    cq_is_resized_but_not_below_its_contents => "cq.resize" {
         let mut b = small(|_| {});
         for i in 0..4 {
             b.post(i, WrOp::Send, 0, 1);
@@ -95,19 +95,19 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    a_queue_with_nothing_in_flight_is_drained_at_once => "state.sqd.drained" {
+    idle_send_queue_is_drained_at_once => "state.sqd.drained" {
         for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
             let mut b = Bench::with(|s| s.qp_type = qp_type);
             drain(&mut b);
             b.events(&[AsyncEvent::SqDrained]);
-            // What is posted now waits, and changes nothing.
+            // A work request posted now waits and raises no event.
             b.post(1, WrOp::Send, 0, 1);
             b.silence();
             b.events(&[]);
         }
     }
 
-    it_is_drained_when_all_that_was_begun_is_done => "state.sqd.drained" {
+    sqd_event_follows_last_request_in_progress => "state.sqd.drained" {
         let mut b = Bench::with(|s| s.tuning.window = 2 * 1024);
         b.post(1, WrOp::Send, 0, 4 * 256);
         b.post(2, WrOp::Send, 0, 1);
@@ -115,7 +115,7 @@ cases! {
         drain(&mut b);
         b.events(&[]);
         assert!(b.nic.query_qp(b.qpns[0]).unwrap().1.is_draining());
-        // The message that was begun goes to its end; the next one is not begun.
+        // The message in progress is sent to its end; the next one is not begun.
         b.peer(&[ack(SQ + 1, 0)]);
         assert_eq!(b.sent().len(), 2);
         b.ask(&[ack(SQ + 2, 0)], &[]);
@@ -131,7 +131,7 @@ cases! {
         b.events(&[]);
     }
 
-    a_read_drains_with_its_last_answer => "state.sqd.drained" {
+    sqd_event_follows_last_read_response => "state.sqd.drained" {
         let mut b = Bench::new();
         let (va, rkey) = (0, RKey(1));
         b.post(1, WrOp::Read { va, rkey }, 0, 300);
@@ -144,7 +144,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 300)]);
     }
 
-    nobody_is_told_who_did_not_ask => "state.sqd.drained" {
+    sqd_without_event_request_raises_no_event => "state.sqd.drained" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -154,7 +154,7 @@ cases! {
         b.events(&[]);
     }
 
-    a_qp_that_fails_while_draining_does_not_drain => "state.sqd.drained" {
+    qp_failing_while_draining_raises_no_sqd_event => "state.sqd.drained" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         b.post(2, WrOp::Send, 0, 1);

@@ -1,4 +1,4 @@
-//! The requester: acknowledgements, window, timers, going back.
+//! Conformance cases: the requester's handling of acknowledgements, window, timers and go-back-N.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::pkt::*;
 const T: Duration = Duration::from_nanos(4096 << 14);
 const NS: Duration = Duration::from_nanos(1);
 
-/// Three sends: 300, 1 and 600 bytes, PSNs SQ to SQ + 5, all on the wire.
+/// Returns a bench with three SENDs of 300, 1 and 600 bytes (PSNs SQ to SQ + 5) in flight, and their packets.
 fn three(change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     let mut b = Bench::with(change);
     let (psn, mut all) = (b.first_psn(), Vec::new());
@@ -32,7 +32,7 @@ fn done(i: usize) -> crate::bench::Wc {
 }
 
 cases! {
-    an_ack_is_for_all_up_to_it => "req.ack.cumulative" {
+    ack_completes_all_requests_up_to_its_psn => "req.ack.cumulative" {
         let (mut b, _) = three(|_| {});
         b.ask(&[ack(SQ + 2, 2)], &[]);
         b.sends(&[done(0), done(1)]);
@@ -41,7 +41,7 @@ cases! {
         b.advance(10 * T);
     }
 
-    acks_wrap => "req.ack.cumulative" {
+    ack_psn_wraps_at_24_bits => "req.ack.cumulative" {
         let (mut b, _) = three(|s| s.sq_psn = 0xff_fffd);
         b.ask(&[ack(0xff_ffff, 2)], &[]);
         b.sends(&[done(0), done(1)]);
@@ -49,18 +49,18 @@ cases! {
         b.sends(&[done(2)]);
     }
 
-    an_ack_inside_a_message_completes_nothing_but_counts => "req.ack.partial" {
+    ack_inside_a_message_advances_oldest_unacknowledged_psn => "req.ack.partial" {
         let (mut b, all) = three(|_| {});
         b.ask(&[ack(SQ + 4, 2)], &[]);
         b.sends(&[done(0), done(1)]);
-        // Only the rest is sent again.
+        // Only the unacknowledged rest is retransmitted.
         b.advance(T);
         b.expect(&all[5..]);
         b.ask(&[ack(SQ + 5, 3)], &[]);
         b.sends(&[done(2)]);
     }
 
-    credits_and_msn_of_an_ack_are_not_looked_at => "req.ack.fields" {
+    credits_and_msn_of_ack_are_ignored => "req.ack.fields" {
         let (mut b, _) = three(|_| {});
         b.ask(&[aeth(SQ + 1, 77, Syndrome::Ack { credits: 0 })], &[]);
         b.ask(&[aeth(SQ + 2, 0, Syndrome::Ack { credits: 9 })], &[]);
@@ -69,10 +69,11 @@ cases! {
         b.sends(&[done(2)]);
     }
 
-    ghosts_and_old_news_are_dropped => "req.ack.ghost" {
+    acks_of_unsent_and_acknowledged_psns_are_dropped => "req.ack.ghost" {
         let (mut b, _) = three(|_| {});
         b.post(4, WrOp::Send, 0, 1);
-        // Never sent: one beyond, far beyond, half the space away. (4 is posted but not out yet.)
+        // PSNs that were never sent: one beyond, far beyond, half the space away. (Number 4 is posted but not
+        // sent yet.)
         for psn in [SQ + 6, SQ + 1000, SQ + (1 << 23), SQ - 1] {
             b.peer(&[ack(psn, 1)]);
         }
@@ -81,7 +82,7 @@ cases! {
         assert_eq!(b.sent().len(), 1);
         b.ask(&[ack(SQ + 2, 1)], &[]);
         b.sends(&[done(0), done(1)]);
-        // Stale, of every kind.
+        // Stale acknowledgements of every kind.
         let stale = [
             ack(SQ, 1),
             nak(SQ + 1, 1, NakCode::PsnSequenceError),
@@ -117,7 +118,7 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    answers_of_the_wrong_kind_do_not_complete => "req.ack.kind" {
+    response_of_the_wrong_kind_does_not_complete => "req.ack.kind" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
@@ -128,8 +129,9 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    ackreq_is_on_the_last_packet_and_on_parts_of_the_window => "req.ackreq" {
-        // Each packet costs 1024, as all short ones do; a quarter of the window is two of them.
+    ackreq_is_set_on_last_packet_and_parts_of_the_window => "req.ackreq" {
+        // Each packet is accounted as 1024 bytes, as all short ones are; a quarter of the window is two of
+        // them.
         let mut b = Bench::with(|s| s.tuning.window = 8 * 1024);
         b.post(1, WrOp::Send, 0, 12 * 256);
         let asked = |p: &[Pkt]| p.iter().map(|p| p.h.bth.ack_req as u8).collect::<Vec<_>>();
@@ -141,8 +143,8 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 12 * 256)]);
     }
 
-    what_fills_the_window_asks => "req.ackreq" {
-        // 70 packets: beside the 16 of each part, the last that fits, and no other.
+    packet_that_fills_the_window_sets_ackreq => "req.ackreq" {
+        // 70 packets: AckReq is on every 16th and on the last one that fits, and on no other.
         let mut b = Bench::with(|s| s.tuning.window = 70 * 1024);
         b.post(1, WrOp::Send, 0, 100 * 256);
         let asked = |p: &[Pkt]| (0..).zip(p).filter(|(_, p)| p.h.bth.ack_req).map(|(i, _)| i).collect::<Vec<_>>();
@@ -154,7 +156,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 100 * 256)]);
     }
 
-    answers_and_messages_are_counted => "req.ack.reserved" {
+    unexpected_responses_and_completed_messages_are_counted => "req.ack.reserved" {
         let mut b = Bench::new();
         (0..3).for_each(|i| b.post(i, WrOp::Send, 0, 1));
         b.sent();
@@ -177,7 +179,7 @@ cases! {
         assert_eq!((b.count().rdma_sends, b.count().unexpected_response), (3, 6));
     }
 
-    the_window_holds_back_and_acks_open_it => "req.window" {
+    full_window_blocks_sending_until_acked => "req.window" {
         let mut b = Bench::with(|s| s.tuning.window = 3 * 1024);
         for i in 0..5 {
             b.post(i, WrOp::Send, 0, 256);
@@ -189,7 +191,7 @@ cases! {
         assert_eq!(b.sent().len(), 1);
         b.peer(&[ack(SQ + 4, 5)]);
         b.sends(&(0..5).map(|i| ok(i, WcOpcode::Send, 256)).collect::<Vec<_>>());
-        // READs count with what they bring; one that is wider than the window goes alone.
+        // READs are accounted with the length of their response; one that exceeds the window is sent alone.
         let (va, rkey) = (0, RKey(1));
         b.post(1, WrOp::Read { va, rkey }, 0, 256 * 4);
         b.post(2, WrOp::Send, 0, 1);
@@ -202,14 +204,14 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1024), ok(2, WcOpcode::Send, 1)]);
     }
 
-    the_timeout_is_exact_and_goes_back_to_the_oldest => "req.timeout" {
+    ack_timeout_is_exact_and_resends_from_the_oldest => "req.timeout" {
         let (mut b, all) = three(|s| s.retry_cnt = 7);
         b.advance(T - NS);
         b.silence();
         b.advance(NS);
         b.expect(&all);
         assert_eq!(b.count().local_ack_timeout_err, 1);
-        // A peer that stays silent gets half as long again.
+        // After the first timeout the interval is half as long again.
         for _ in 0..3 {
             b.advance(T * 3 / 2 - NS);
             b.silence();
@@ -221,7 +223,7 @@ cases! {
         b.advance(20 * T);
     }
 
-    progress_starts_the_timeout_anew => "req.timeout" {
+    progress_restarts_the_ack_timeout => "req.timeout" {
         let (mut b, all) = three(|_| {});
         b.advance(T - NS);
         b.ask(&[ack(SQ + 2, 2)], &[]);
@@ -233,7 +235,7 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    timeout_0_waits_for_ever => "req.timeout" {
+    timeout_0_never_expires => "req.timeout" {
         let (mut b, _) = three(|s| s.timeout = 0);
         b.advance(Duration::from_secs(10_000));
         b.silence();
@@ -241,9 +243,9 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    retries_are_counted_and_then_it_fails => "req.retry.exceeded" {
+    request_fails_after_the_last_retry => "req.retry.exceeded" {
         for retries in [0, 1, 3, 7] {
-            // As wide a window as takes them all however often it was halved.
+            // The window holds all packets however often it is halved.
             let (mut b, all) = three(|s| (s.retry_cnt, s.tuning.window) = (retries, 8 << 20));
             let time = |silent: u32| if silent == 0 { T } else { T * 3 / 2 };
             for silent in 0..retries {
@@ -279,20 +281,20 @@ cases! {
         }
     }
 
-    progress_resets_the_retries => "req.retry.reset" {
+    progress_restores_transport_retries => "req.retry.reset" {
         let (mut b, all) = three(|s| s.retry_cnt = 1);
         b.advance(T);
         b.expect(&all);
         b.ask(&[ack(SQ, 0)], &[]);
         b.advance(T);
         b.expect(&all[1..]);
-        // No progress: that was the last.
+        // An acknowledgement without progress: the retries are used up.
         b.ask(&[ack(SQ, 0)], &[]);
         b.advance(2 * T);
         b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
     }
 
-    a_sequence_nak_goes_back_to_its_psn => "req.nak.sequence" {
+    sequence_nak_resends_from_its_psn => "req.nak.sequence" {
         let (mut b, all) = three(|_| {});
         b.ask(&[nak(SQ + 3, 2, NakCode::PsnSequenceError)], &all[3..]);
         b.sends(&[done(0), done(1)]);
@@ -302,7 +304,7 @@ cases! {
         b.sends(&[done(2)]);
     }
 
-    sequence_naks_without_progress_use_up_the_retries => "req.nak.sequence" {
+    sequence_naks_without_progress_use_up_retries => "req.nak.sequence" {
         let (mut b, all) = three(|s| s.retry_cnt = 2);
         for _ in 0..2 {
             b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &all);
@@ -311,7 +313,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::RetryExcErr), flushed(2), flushed(3)]);
     }
 
-    copies_of_a_sequence_nak_cost_one_retry => "req.nak.copies" {
+    copies_of_sequence_nak_cost_one_retry => "req.nak.copies" {
         let (mut b, all) = three(|s| s.retry_cnt = 1);
         let n = nak(SQ, 0, NakCode::PsnSequenceError);
         b.ask(&[n.clone(), n.clone(), n], &all);
@@ -319,20 +321,21 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    acks_of_the_first_sending_count_after_going_back => "req.ack.overtakes" {
+    acks_of_first_transmission_count_after_go_back => "req.ack.overtakes" {
         let (mut b, all) = three(|s| s.tuning.turn = 1);
         b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
-        // Before anything is sent again, the first sending turns out to have arrived, in part.
+        // Acknowledgements of the first transmission arrive before the retransmission: part of it has
+        // arrived.
         b.ask(&[ack(SQ + 3, 2)], &all[4..]);
         b.sends(&[done(0), done(1)]);
         b.advance(T);
-        // All of it: nothing is left to send.
+        // All of it has arrived: nothing is left to retransmit.
         b.ask(&[ack(SQ + 5, 3)], &[]);
         b.sends(&[done(2)]);
         b.advance(T);
     }
 
-    rnr_waits_and_goes_on_from_there => "req.rnr" {
+    rnr_nak_resends_from_its_psn_after_the_timer => "req.rnr" {
         for code in [1, 12, 31, 0] {
             let (mut b, all) = three(|s| s.timeout = 0);
             b.ask(&[rnr(SQ + 2, 1, code)], &[]);
@@ -343,7 +346,7 @@ cases! {
             b.advance(wait - NS);
             b.silence();
             b.advance(NS);
-            // The refused message alone, as a probe; the rest once the peer has taken it.
+            // Only the RNR-NAKed message is sent, as a probe; the rest follows once the peer has taken it.
             b.expect(&all[2..3]);
             b.advance(NS);
             b.silence();
@@ -355,7 +358,7 @@ cases! {
         }
     }
 
-    the_timeout_rests_while_waiting_for_a_receiver => "req.rnr" {
+    ack_timeout_is_stopped_during_rnr_wait => "req.rnr" {
         let (mut b, all) = three(|s| (s.timeout, s.retry_cnt) = (1, 0));
         b.ask(&[rnr(SQ, 0, 31)], &[]);
         b.advance(RnrTimer::new(31).duration());
@@ -365,7 +368,7 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    rnr_retries_run_out => "req.rnr.exceeded" {
+    request_fails_after_the_last_rnr_retry => "req.rnr.exceeded" {
         for retries in [0, 1, 6] {
             let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (retries, 0));
             for _ in 0..retries {
@@ -381,7 +384,7 @@ cases! {
         }
     }
 
-    rnr_retry_7_is_for_ever => "req.rnr.forever" {
+    rnr_retry_7_has_no_limit => "req.rnr.forever" {
         let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (7, 0));
         for _ in 0..100 {
             b.ask(&[rnr(SQ, 0, 1)], &[]);
@@ -393,7 +396,7 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    receiver_that_is_never_ready_is_sent_one_message_per_round => "req.rnr.forever" {
+    one_message_is_sent_per_rnr_wait => "req.rnr.forever" {
         let mut b = Bench::with(|s| s.rnr_retry = 7);
         for id in 0..16 {
             b.post(id, WrOp::Send, 0, 1024);
@@ -404,7 +407,8 @@ cases! {
             b.advance(Duration::from_micros(10));
             assert_eq!(b.sent().len(), 4);
         }
-        // Ready for one message: the rest follows, and the next that is refused is the next probe.
+        // The peer is ready for one message: the rest follows, and the next one that is RNR-NAKed becomes the
+        // next probe.
         b.peer(&[ack(SQ + 3, 1)]);
         assert_eq!(b.sent().len(), 60);
         b.peer(&[rnr(SQ + 4, 1, 1)]);
@@ -416,13 +420,13 @@ cases! {
         b.sends(&(0..16).map(|id| ok(id, WcOpcode::Send, 1024)).collect::<Vec<_>>());
     }
 
-    rnr_gives_the_other_retries_back => "req.rnr.retries" {
+    rnr_nak_restores_transport_retries => "req.rnr.retries" {
         let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (7, 1));
         for _ in 0..20 {
             b.ask(&[rnr(SQ, 0, 1)], &[]);
             b.advance(Duration::from_micros(10));
             b.expect(&all[..2]);
-            // Of the packets behind the refused one: rxe sends it after the RNR NAK.
+            // A sequence NAK for the packets behind the refused one: rxe sends it after the RNR NAK.
             b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &all[..2]);
         }
         b.ask(&[ack(SQ + 1, 1)], &all[2..]);
@@ -430,7 +434,7 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    progress_resets_the_rnr_retries => "req.rnr.reset" {
+    progress_restores_rnr_retries => "req.rnr.reset" {
         let (mut b, all) = three(|s| s.rnr_retry = 1);
         for (i, message) in [(0, 0..2), (2, 2..3), (3, 3..6)] {
             b.ask(&[rnr(SQ + i, 0, 1)], &[]);
@@ -441,8 +445,8 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    naks_while_waiting_change_nothing => "req.nak.copies" {
-        // rxe follows the RNR NAK of a long SEND with a sequence NAK for the packets behind.
+    naks_during_rnr_wait_are_ignored => "req.nak.copies" {
+        // rxe follows the RNR NAK of a long SEND with a sequence NAK for the packets behind it.
         let (mut b, all) = three(|s| (s.rnr_retry, s.retry_cnt) = (1, 0));
         let seq = nak(SQ, 0, NakCode::PsnSequenceError);
         b.ask(&[rnr(SQ, 0, 1), seq.clone(), rnr(SQ, 0, 1), seq], &[]);
@@ -453,7 +457,7 @@ cases! {
         b.sends(&[done(0), done(1), done(2)]);
     }
 
-    an_ack_while_waiting_is_taken => "req.ack.overtakes" {
+    ack_during_rnr_wait_completes_requests => "req.ack.overtakes" {
         let (mut b, all) = three(|_| {});
         b.ask(&[rnr(SQ, 0, 12), ack(SQ + 2, 2)], &[]);
         b.sends(&[done(0), done(1)]);
@@ -463,7 +467,7 @@ cases! {
         b.sends(&[done(2)]);
     }
 
-    an_ack_while_waiting_does_not_start_the_timeout => "req.rnr" {
+    ack_during_rnr_wait_does_not_start_the_timeout => "req.rnr" {
         let (mut b, all) = three(|s| (s.timeout, s.retry_cnt) = (1, 0));
         b.ask(&[rnr(SQ, 0, 31), ack(SQ + 2, 2)], &[]);
         b.sends(&[done(0), done(1)]);
@@ -473,7 +477,7 @@ cases! {
         b.sends(&[done(2)]);
     }
 
-    many_rnr_waits_leave_no_timers_behind => "req.rnr" {
+    rnr_waits_do_not_accumulate_timers => "req.rnr" {
         let mut b = Bench::with(|s| s.rnr_retry = 7);
         let sge = [b.mr.sge(0, 1)];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();

@@ -1,4 +1,5 @@
-//! The requester: what is not waited for goes without AckReq, and is asked for in time all the same.
+//! Conformance cases: the requester's acknowledgement requests and probe timeouts. Packets that no work
+//! request waits for are sent without AckReq; their acknowledgement is requested later by a probe.
 
 use std::time::Duration;
 
@@ -9,28 +10,28 @@ use urxe::wire::{Mtu, NakCode, Position::*, RKey};
 use crate::bench::{Bench, SQ, Setup, Wc, bad, flushed, ok};
 use crate::pkt::*;
 
-/// How long a requester waits before it asks, by default.
+/// Default time after which the requester requests an acknowledgement.
 const QUIET: Duration = Duration::from_millis(1);
 const T: Duration = Duration::from_nanos(4096 << 14);
 const NS: Duration = Duration::from_nanos(1);
-/// How long it waits for an answer where one took 100 us and the next [`QUIET`] (RFC 6298).
+/// Probe timeout after round-trip times of 100 us and then [`QUIET`] (RFC 6298).
 const SLOWER: Duration = Duration::from_nanos(1_262_500);
 const UNSIGNALED: SendFlags = SendFlags { signaled: false, ..SendFlags::SIGNALED };
 
 impl Bench {
-    /// Posts one byte, which nobody waits for.
+    /// Posts an unsignaled work request of one byte.
     fn quiet(&mut self, wr_id: u64, op: WrOp) {
         let sge = [self.mr.sge(0, 1)];
         self.post_sges(wr_id, op, &sge, UNSIGNALED).unwrap();
     }
 
-    /// A SEND of that byte as it goes out.
+    /// Returns the packet of a SEND of that byte.
     fn byte(&self, psn: u32) -> Pkt {
         send(Only, psn, &self.mr.read(0, 1))
     }
 }
 
-/// `n` SENDs that nobody waits for, on the wire.
+/// Returns a bench with `n` unsignaled SENDs in flight.
 fn quiet(n: u32, change: impl FnOnce(&mut Setup)) -> Bench {
     let mut b = Bench::with(change);
     for i in 0..n {
@@ -41,7 +42,7 @@ fn quiet(n: u32, change: impl FnOnce(&mut Setup)) -> Bench {
     b
 }
 
-/// A peer that has answered once, within 100 us.
+/// Returns a bench whose peer has acknowledged one SEND after 100 us.
 fn measured(change: impl FnOnce(&mut Setup)) -> Bench {
     let mut b = Bench::with(|s| {
         s.tuning.min_patience = QUIET;
@@ -55,7 +56,7 @@ fn measured(change: impl FnOnce(&mut Setup)) -> Bench {
     b
 }
 
-/// So many SENDs of one byte to such a peer, all on the wire; the first is at `SQ + 1` and is number 1.
+/// Returns such a bench with `n` SENDs of one byte in flight; number 1 has PSN `SQ + 1`.
 fn burst(n: u32, change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     let mut b = measured(change);
     (1..=n).for_each(|i| b.post(i.into(), WrOp::Send, 0, 1));
@@ -64,13 +65,13 @@ fn burst(n: u32, change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     (b, all)
 }
 
-/// They are complete.
+/// Returns the completions of the SENDs with these numbers.
 fn done(numbers: std::ops::Range<u64>) -> Vec<Wc> {
     numbers.map(|i| ok(i, WcOpcode::Send, 1)).collect()
 }
 
 cases! {
-    what_is_signaled_asks_and_what_is_not_does_not => "req.ackreq.unsignaled" {
+    signaled_sends_set_ackreq_and_unsignaled_do_not => "req.ackreq.unsignaled" {
         let mut b = quiet(2, |_| {});
         b.post(7, WrOp::Send, 0, 1);
         let asking = b.byte(SQ + 2);
@@ -81,7 +82,7 @@ cases! {
         assert_eq!(b.count().ack_probe, 0);
     }
 
-    a_queue_whose_work_is_all_signaled_asks_always => "req.ackreq.unsignaled" {
+    ackreq_is_always_set_if_all_requests_are_signaled => "req.ackreq.unsignaled" {
         let mut b = Bench::with(|s| s.signal_all = true);
         b.quiet(1, WrOp::Send);
         let asking = b.byte(SQ);
@@ -90,8 +91,8 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    every_quarter_of_the_send_queue_asks => "req.ackreq.unsignaled" {
-        // It holds 64; so many packets alone would not ask.
+    ackreq_is_set_every_quarter_of_the_send_queue => "req.ackreq.unsignaled" {
+        // The queue holds 64 work requests; the number of packets alone would not set AckReq.
         let mut b = Bench::with(|s| s.mtu = Mtu::Mtu1024);
         for i in 0..40 {
             b.quiet(i, WrOp::Send);
@@ -102,7 +103,7 @@ cases! {
         b.sends(&[]);
     }
 
-    after_silence_the_last_packet_asks => "req.ackreq.probe" {
+    last_packet_is_resent_with_ackreq_after_silence => "req.ackreq.probe" {
         let mut b = quiet(3, |_| {});
         b.advance(QUIET - NS);
         b.silence();
@@ -114,7 +115,7 @@ cases! {
         b.sends(&[]);
         b.advance(20 * T);
         b.silence();
-        // What comes later has its own silence.
+        // A later SEND starts its own interval.
         b.quiet(9, WrOp::Send);
         let (first, probe) = (b.byte(SQ + 3).ask(false), b.byte(SQ + 3));
         b.expect(&[first]);
@@ -123,7 +124,7 @@ cases! {
         b.ask(&[ack(SQ + 3, 4)], &[]);
     }
 
-    the_last_packet_of_a_long_message_asks_alone => "req.ackreq.probe" {
+    probe_resends_only_last_packet_of_long_message => "req.ackreq.probe" {
         let mut b = Bench::new();
         let remote = (64, RKey(9), 600);
         let sge = [b.mr.sge(0, 600)];
@@ -138,19 +139,19 @@ cases! {
         b.ask(&[ack(SQ + 2, 1)], &[]);
     }
 
-    a_lost_packet_shows_by_the_probe => "req.ackreq.probe" {
+    lost_packet_is_detected_by_the_probe => "req.ackreq.probe" {
         let mut b = quiet(3, |_| {});
         b.advance(QUIET);
         let again: Vec<Pkt> = (1..3).map(|i| b.byte(SQ + i)).collect();
         b.expect(&again[1..]);
-        // Sent again, messages ask.
+        // Retransmitted messages set AckReq.
         b.ask(&[nak(SQ + 1, 1, NakCode::PsnSequenceError)], &again);
         b.ask(&[ack(SQ + 2, 3)], &[]);
         b.advance(20 * T);
         b.silence();
     }
 
-    a_lost_probe_is_the_timeouts_business => "req.ackreq.probe" {
+    lost_probe_is_recovered_by_the_ack_timeout => "req.ackreq.probe" {
         let mut b = quiet(2, |s| s.retry_cnt = 1);
         b.advance(QUIET);
         let again: Vec<Pkt> = (0..2).map(|i| b.byte(SQ + i)).collect();
@@ -166,12 +167,13 @@ cases! {
         b.advance(20 * T);
     }
 
-    an_answer_that_is_late_is_asked_for_again => "req.ackreq.rtt" {
+    late_ack_is_probed_for_with_backoff => "req.ackreq.rtt" {
         let mut b = measured(|_| {});
         b.post(2, WrOp::Send, 0, 1);
         let last = b.byte(SQ + 1);
         b.expect(std::slice::from_ref(&last));
-        // Once, then after twice as long and so on: the timeout is no sooner for it, and no retry is spent.
+        // The probe is sent once, then after twice the interval, and so on; the ACK timeout is not changed by
+        // it, and no retry is spent.
         for (n, wait) in (1..).zip([1, 2, 4, 8]) {
             b.advance(wait * QUIET - NS);
             b.silence();
@@ -186,7 +188,7 @@ cases! {
         b.silence();
     }
 
-    a_slow_peer_is_sent_the_oldest_and_the_last_again => "req.ackreq.rtt" {
+    late_ack_resends_oldest_and_last_packet => "req.ackreq.rtt" {
         let (mut b, all) = burst(20, |s| s.retry_cnt = 0);
         for wait in [1, 2, 4, 8] {
             b.advance(wait * QUIET - NS);
@@ -194,7 +196,8 @@ cases! {
             b.advance(NS);
             b.expect(&[all[0].clone(), all[19].clone()]);
         }
-        // It was only slow, and answers what it was sent again too: old news.
+        // The peer was only slow, and acknowledges the retransmitted packets too, which count as unexpected
+        // responses.
         let answers: Vec<Pkt> = (1..21).map(|i| ack(SQ + i, i + 1)).chain([ack(SQ + 20, 21), ack(SQ + 20, 21)]).collect();
         b.ask(&answers, &[]);
         assert_eq!((b.count().requester_retry, b.count().unexpected_response), (0, 2));
@@ -202,7 +205,7 @@ cases! {
         b.advance(20 * T);
     }
 
-    lost_acknowledgements_come_again => "req.ackreq.rtt" {
+    lost_acks_are_recovered_by_the_probe => "req.ackreq.rtt" {
         let (mut b, all) = burst(3, |_| {});
         b.advance(QUIET);
         b.expect(&[all[0].clone(), all[2].clone()]);
@@ -211,14 +214,14 @@ cases! {
         b.advance(20 * T);
     }
 
-    what_was_lost_with_nothing_behind_it_shows => "req.ackreq.rtt" {
+    tail_loss_is_detected_by_the_probe => "req.ackreq.rtt" {
         let (mut b, all) = burst(3, |_| {});
         b.advance(QUIET);
         b.expect(&[all[0].clone(), all[2].clone()]);
-        // The first has arrived, the others have not.
+        // The first packet has arrived, the others have not.
         b.ask(&[ack(SQ + 1, 2), nak(SQ + 2, 2, NakCode::PsnSequenceError)], &all[1..]);
         b.sends(&done(1..2));
-        // Of what was sent again nobody knows how long the answer took.
+        // Karn's algorithm: the acknowledgement of a retransmitted packet yields no round-trip time.
         b.now = b.now + 60 * QUIET;
         b.ask(&[ack(SQ + 2, 3)], &[]);
         b.sends(&done(2..3));
@@ -228,15 +231,16 @@ cases! {
         b.sends(&done(3..4));
     }
 
-    a_lost_nak_is_drawn_again => "req.ackreq.rtt" {
-        // The peer has said once that it misses the first, and says no more.
+    lost_nak_is_repeated_after_the_probe => "req.ackreq.rtt" {
+        // The peer has sent one NAK for the first packet, which was lost, and sends no other.
         let (mut b, all) = burst(4, |s| s.retry_cnt = 1);
         b.advance(QUIET);
         b.expect(&[all[0].clone(), all[3].clone()]);
-        // Now it has the first, and of the last it says that the second is missing: at once all goes again.
+        // The probe delivers the first packet, and the last one makes the peer NAK the second: all are
+        // retransmitted at once.
         b.ask(&[ack(SQ + 1, 2), nak(SQ + 2, 2, NakCode::PsnSequenceError)], &all[1..]);
         b.sends(&done(1..2));
-        // That was one retry, given back by progress. The timeout is when it was to be.
+        // That used one retry, which progress restores. The probe has not postponed the ACK timeout.
         assert_eq!(b.count().requester_retry, 1);
         b.ask(&[ack(SQ + 2, 3)], &[]);
         b.sends(&done(2..3));
@@ -251,11 +255,11 @@ cases! {
         b.state(QpState::Err);
     }
 
-    behind_a_lost_nak_the_oldest_may_have_arrived => "req.ackreq.rtt" {
+    loss_without_repeated_nak_is_recovered_by_next_timeout => "req.ackreq.rtt" {
         let (mut b, all) = burst(4, |_| {});
         b.advance(QUIET);
         b.expect(&[all[0].clone(), all[3].clone()]);
-        // It has two, and has said what it misses.
+        // The peer has received two packets and has already sent its NAK for the third.
         b.ask(&[ack(SQ + 2, 3)], &[]);
         b.sends(&done(1..3));
         b.advance(SLOWER - NS);
@@ -266,11 +270,11 @@ cases! {
         b.sends(&done(3..5));
     }
 
-    while_an_answer_is_late_no_more_is_asked_for_what_follows => "req.ackreq.rtt" {
+    late_ack_suppresses_probes_of_later_sends => "req.ackreq.rtt" {
         let (mut b, all) = burst(2, |_| {});
         b.advance(QUIET);
         b.expect(&all);
-        // Nobody waits for this one: the last is asked for, and nothing else before its time.
+        // An unsignaled SEND: only the probe of the last packet follows, and nothing else before its time.
         b.quiet(3, WrOp::Send);
         let quiet = b.byte(SQ + 3);
         b.expect(&[quiet.clone().ask(false)]);
@@ -284,7 +288,7 @@ cases! {
         b.sends(&done(1..3));
     }
 
-    in_the_middle_of_a_message_too => "req.ackreq.rtt" {
+    late_ack_inside_a_message_is_probed_for => "req.ackreq.rtt" {
         let mut b = measured(|s| s.tuning.window = 4 * 1024);
         b.post(1, WrOp::Send, 0, 8 * 256);
         let sent = b.sent();
@@ -294,7 +298,7 @@ cases! {
         assert_eq!(next.len(), 1);
         b.advance(QUIET);
         b.expect(&[sent[1].clone().ask(true), next[0].clone()]);
-        // A loss has narrowed the window to two packets.
+        // A loss has reduced the congestion window to two packets.
         let again = [sent[2].clone(), sent[3].clone().ask(true)];
         b.ask(&[ack(SQ + 2, 1), nak(SQ + 3, 1, NakCode::PsnSequenceError)], &again);
         let mut last = SQ + 4;
@@ -306,7 +310,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 8 * 256)]);
     }
 
-    a_read_is_asked_for_again_where_it_is_missing => "req.ackreq.rtt" {
+    late_read_is_resent_from_first_missing_packet => "req.ackreq.rtt" {
         let mut b = measured(|_| {});
         let (va, rkey) = (64, RKey(9));
         b.post(2, WrOp::Read { va, rkey }, 0, 600);
@@ -315,7 +319,8 @@ cases! {
         b.advance(QUIET);
         b.expect(&[read(SQ + 1, (va, rkey, 600))]);
         assert_eq!((b.count().ack_probe, b.count().requester_retry), (0, 1));
-        // The last answers were lost: never is a later part asked for than is missing.
+        // The last responses were lost: the retransmitted request begins at the first missing packet and
+        // never later.
         let data: Vec<u8> = (0..600).map(|i| i as u8).collect();
         b.ask(&[resp(First, SQ + 1, 2, &data[..256])], &[]);
         b.advance(QUIET);
@@ -328,7 +333,7 @@ cases! {
         assert_eq!(b.mr.read(0, 600), data);
     }
 
-    reads_alone_are_all_asked_for_again => "req.ackreq.rtt" {
+    late_reads_and_atomics_are_all_resent => "req.ackreq.rtt" {
         let mut b = measured(|_| {});
         let (va, rkey) = (64, RKey(9));
         b.post(1, WrOp::Read { va, rkey }, 0, 8);
@@ -343,8 +348,8 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 8), ok(2, WcOpcode::FetchAdd, 8)]);
     }
 
-    the_last_packet_before_a_read_is_asked_for_again => "req.ackreq.rtt" {
-        // A READ out of turn would make rxe forget those before it.
+    late_ack_resends_last_packet_before_a_read => "req.ackreq.rtt" {
+        // A READ out of order would make rxe discard the READs before it.
         let (mut b, all) = burst(2, |_| {});
         let (va, rkey) = (64, RKey(9));
         b.post(3, WrOp::Read { va, rkey }, 0, 8);
@@ -361,8 +366,8 @@ cases! {
         b.sends(&[ok(3, WcOpcode::RdmaRead, 8)]);
     }
 
-    a_read_is_the_oldest => "req.ackreq.rtt" {
-        // In parts of 512 bytes, of which the first is answered in part.
+    late_read_as_oldest_request_is_resent_with_last_packet => "req.ackreq.rtt" {
+        // The READ is split into parts of 512 bytes, of which the first is answered in part.
         let mut b = measured(|s| s.tuning.read_chunk = 512);
         let (va, rkey) = (64, RKey(9));
         b.post(1, WrOp::Read { va, rkey }, 1000, 1024);
@@ -380,7 +385,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 1024), ok(2, WcOpcode::Send, 1)]);
     }
 
-    what_cannot_be_sent_again_fails_in_its_turn => "req.local" {
+    probe_with_deregistered_memory_fails_in_order => "req.local" {
         let mut b = measured(|_| {});
         let r = b.region(crate::support::PD, 8, 0, urxe::memory::Access::ALL);
         b.post(1, WrOp::Send, 0, 1);
@@ -396,8 +401,8 @@ cases! {
         b.state(QpState::Err);
     }
 
-    a_slow_peer_is_given_the_time_it_takes => "req.ackreq.rtt" {
-        // It takes 20 ms: mean and four times half of that.
+    probe_timeout_follows_measured_round_trip_time => "req.ackreq.rtt" {
+        // The round-trip time is 20 ms: the timeout is the mean plus four times half of it.
         let mut b = Bench::with(|s| s.tuning.min_patience = QUIET);
         b.post(1, WrOp::Send, 0, 1);
         b.sent();
@@ -415,7 +420,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 1)]);
     }
 
-    with_a_short_timeout_it_asks_in_a_quarter_of_it => "req.ackreq.probe" {
+    probe_interval_is_at_most_a_quarter_of_ack_timeout => "req.ackreq.probe" {
         // 4.096 us << 9 is 2.1 ms.
         let mut b = quiet(1, |s| s.timeout = 9);
         let quarter = Duration::from_nanos(4096 << 7);
@@ -425,7 +430,7 @@ cases! {
         let probe = b.byte(SQ);
         b.expect(&[probe]);
         b.ask(&[ack(SQ, 1)], &[]);
-        // Without a timeout it asks all the same.
+        // The probe is sent without an ACK timeout too.
         let mut b = quiet(1, |s| s.timeout = 0);
         b.advance(QUIET);
         let probe = b.byte(SQ);
@@ -433,11 +438,12 @@ cases! {
         b.ask(&[ack(SQ, 1)], &[]);
     }
 
-    a_slow_stream_asks_by_what_it_sends_anyway => "req.ackreq.probe" {
+    slow_stream_sets_ackreq_on_regular_packets => "req.ackreq.probe" {
         let mut b = Bench::new();
         for i in 0..10 {
             b.quiet(i.into(), WrOp::Send);
-            // At 0, 300, 600, ... us: half a millisecond after the first that did not ask, the next one does.
+            // Packets at 0, 300, 600, ... us: the first packet sent half a millisecond after one without
+            // AckReq carries AckReq.
             let packet = b.byte(SQ + i).ask(i % 3 == 2);
             b.expect(&[packet]);
             b.advance(Duration::from_micros(300));
@@ -446,7 +452,7 @@ cases! {
         b.ask(&[ack(SQ + 9, 10)], &[]);
     }
 
-    a_read_or_atomic_behind_it_asks_enough => "req.ackreq.probe" {
+    read_or_atomic_makes_the_probe_unnecessary => "req.ackreq.probe" {
         let (va, rkey) = (0, RKey(3));
         for atomic in [false, true] {
             let mut b = quiet(1, |_| {});
@@ -462,7 +468,7 @@ cases! {
         }
     }
 
-    a_paused_send_queue_asks_too => "req.ackreq.probe" {
+    probe_is_sent_in_sqd => "req.ackreq.probe" {
         let mut b = quiet(1, |_| {});
         b.go(QpState::Sqd);
         b.quiet(1, WrOp::Send);
@@ -473,7 +479,7 @@ cases! {
         b.ask(&[ack(SQ, 1)], &[]);
     }
 
-    a_failure_behind_it_waits_for_the_probe => "req.ackreq.probe" {
+    local_error_completes_after_the_probe_is_acked => "req.ackreq.probe" {
         let mut b = quiet(1, |_| {});
         let sge = [urxe::transport::Sge { addr: 0, length: 1, lkey: urxe::wire::LKey(0xbad) }];
         b.post_sges(1, WrOp::Send, &sge, UNSIGNALED).unwrap();
@@ -486,12 +492,12 @@ cases! {
         b.state(QpState::Err);
     }
 
-    an_acknowledgement_before_the_probe_saves_it => "req.ackreq.probe" {
+    ack_before_the_probe_cancels_it => "req.ackreq.probe" {
         let mut b = quiet(2, |_| {});
         b.ask(&[ack(SQ + 1, 2)], &[]);
         b.advance(20 * T);
         b.silence();
-        // One for a part does not.
+        // An acknowledgement of a part does not.
         let mut b = quiet(2, |_| {});
         b.ask(&[ack(SQ, 1)], &[]);
         b.advance(QUIET);
@@ -500,7 +506,7 @@ cases! {
         b.ask(&[ack(SQ + 1, 2)], &[]);
     }
 
-    a_loss_narrows_the_window_and_what_arrives_widens_it => "req.window.loss" {
+    loss_reduces_the_window_and_delivery_restores_it => "req.window.loss" {
         let mut b = Bench::with(|s| {
             (s.tuning.window, s.tuning.max_ack_silence, s.retry_cnt) = (16 * 1024, 9 * T, 7);
         });
@@ -509,20 +515,20 @@ cases! {
         b.peer(&[nak(SQ, 0, NakCode::PsnSequenceError)]);
         let again = b.sent();
         assert_eq!(again.len(), 8);
-        // What fills the window asks, or nothing would open it.
+        // The packet that fills the window has AckReq; without it nothing would reopen the window.
         assert!(again[7].h.bth.ack_req);
         b.peer(&[ack(SQ + 3, 0)]);
         assert_eq!(b.sent().len(), 4);
         b.peer(&[ack(SQ + 11, 0)]);
         assert_eq!(b.sent().len(), 8);
-        // Never below two packets, and a timeout is a loss too.
+        // The window never drops below two packets, and a timeout counts as a loss too.
         for (passed, packets) in [(T, 6), (T * 3 / 2, 3), (T * 3 / 2, 2), (T * 3 / 2, 2), (T * 3 / 2, 2)] {
             b.advance(passed);
             let again = b.sent();
             assert_eq!(again.len(), packets);
             assert!(again[packets - 1].h.bth.ack_req);
         }
-        // It widens as more and more arrives.
+        // The window grows as more data is delivered.
         let (mut next, mut most) = (SQ + 14, 0);
         while next < SQ + 80 {
             b.peer(&[ack(next - 1, 0)]);
@@ -534,7 +540,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 80 * 256)]);
     }
 
-    a_sequence_nak_after_a_refusal_is_no_loss => "req.window.loss" {
+    sequence_nak_after_rnr_nak_does_not_reduce_the_window => "req.window.loss" {
         let mut b = Bench::with(|s| s.tuning.window = 16 * 1024);
         b.post(1, WrOp::Send, 0, 8 * 256);
         assert_eq!(b.sent().len(), 8);

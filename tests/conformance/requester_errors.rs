@@ -1,4 +1,4 @@
-//! The requester: NAKs, failures of its own, flushing.
+//! Conformance cases: the requester's handling of NAKs and of local errors, and flushing.
 
 use urxe::memory::{Access, PdId};
 use urxe::transport::{QpState, SendFlags, Sge, WcOpcode, WcStatus, WrOp};
@@ -10,7 +10,7 @@ use crate::pkt::*;
 const READ: WrOp = WrOp::Read { va: 0x1000, rkey: RKey(1) };
 
 cases! {
-    every_nak_has_its_status => "req.nak.fatal" {
+    each_nak_code_has_its_completion_status => "req.nak.fatal" {
         let codes = [
             (NakCode::InvalidRequest, WcStatus::RemInvReqErr),
             (NakCode::RemoteAccessError, WcStatus::RemAccessErr),
@@ -25,7 +25,7 @@ cases! {
                 b.post(i, WrOp::Send, 0, 1);
             }
             assert_eq!(b.sent().len(), 4);
-            // What is before it is acknowledged, what is behind is flushed, in order, once.
+            // Requests before the failed one are acknowledged, those after it are flushed, in order and once.
             b.ask(&[nak(SQ + 1, 1, code)], &[]);
             b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, status), flushed(3), flushed(4)]);
             b.recvs(&[flushed(10), flushed(11)]);
@@ -36,7 +36,7 @@ cases! {
         }
     }
 
-    a_nak_of_a_read => "req.nak.fatal" {
+    nak_of_a_read_fails_it => "req.nak.fatal" {
         let mut b = Bench::new();
         b.post(1, READ, 0, 600);
         b.expect(&[read(SQ, (0x1000, RKey(1), 600))]);
@@ -44,7 +44,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::RemAccessErr)]);
     }
 
-    a_nak_behind_an_unanswered_read_does_not_fail_the_read => "req.nak.behind_read" {
+    nak_behind_unanswered_read_resends_the_read => "req.nak.behind_read" {
         let mut b = Bench::new();
         b.post(1, READ, 0, 8);
         b.post(2, WrOp::Send, 0, 1);
@@ -55,7 +55,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 8), bad(2, WcStatus::RemInvReqErr)]);
     }
 
-    what_fails_says_what_it_was => "req.flush" {
+    failed_completions_keep_their_opcode => "req.flush" {
         let kinds = [WcOpcode::RdmaWrite, WcOpcode::RdmaRead, WcOpcode::Send, WcOpcode::RdmaWrite];
         let mut b = Bench::new();
         b.post(1, WrOp::Write { va: 0, rkey: RKey(7) }, 0, 1);
@@ -69,7 +69,7 @@ cases! {
         assert_eq!(b.raw_recv().opcode, WcOpcode::Recv);
     }
 
-    flush_completes_unsignaled_ones_too => "req.flush" {
+    unsignaled_requests_are_flushed_too => "req.flush" {
         let mut b = Bench::new();
         let sge = [b.mr.sge(0, 1)];
         for i in 1..=3 {
@@ -78,7 +78,7 @@ cases! {
         assert_eq!(b.sent().len(), 3);
         b.ask(&[nak(SQ + 1, 1, NakCode::InvalidRequest)], &[]);
         b.sends(&[bad(2, WcStatus::RemInvReqErr), flushed(3)]);
-        // Later ones at once.
+        // Work requests posted in ERR are flushed at once.
         b.post(4, WrOp::Send, 0, 1);
         b.post(5, READ, 0, 1);
         b.sends(&[flushed(4), flushed(5)]);
@@ -86,7 +86,7 @@ cases! {
         b.recvs(&[flushed(6)]);
     }
 
-    a_bad_local_key_fails_in_its_turn => "req.local" {
+    invalid_lkey_fails_in_order => "req.local" {
         let good = Bench::new().mr.sge(0, 1);
         let wrong = |b: &mut Bench, i| {
             let foreign = b.region(PdId(2), 64, 0, Access::ALL);
@@ -112,7 +112,7 @@ cases! {
                 b.ask(&[resp(Only, SQ + 1, 2, &[1; 8])], &[]);
                 b.sends(&[ok(2, WcOpcode::RdmaRead, 8), bad(3, WcStatus::LocProtErr), flushed(4)]);
                 b.state(QpState::Err);
-                // Alone it fails at once, and nothing leaves.
+                // Without a request before it, it fails at once, and nothing is sent.
                 let mut b = Bench::new();
                 let sge = [wrong(&mut b, i)];
                 b.post_sges(3, op, &sge, SendFlags::SIGNALED).unwrap();
@@ -122,7 +122,7 @@ cases! {
         }
     }
 
-    a_bad_local_key_behind_a_loss_is_found_again => "req.local" {
+    invalid_lkey_behind_a_loss_fails_after_recovery => "req.local" {
         let mut b = Bench::new();
         let sge = [Sge { addr: 0, length: 1, lkey: LKey(0x5555) }];
         b.post(1, WrOp::Send, 0, 1);
@@ -138,7 +138,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, WcStatus::LocProtErr)]);
     }
 
-    a_region_that_goes_before_a_retry => "req.local" {
+    region_deregistered_before_retry_fails_the_request => "req.local" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 600, 0, Access::ALL);
         let sge = [b.more[r].sge(0, 600)];
@@ -149,8 +149,8 @@ cases! {
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
     }
 
-    a_region_that_goes_before_the_acknowledgement => "req.local" {
-        // Sent again the second cannot be; but it has arrived.
+    region_deregistered_before_ack_does_not_fail_delivered_request => "req.local" {
+        // The second request cannot be retransmitted, but it has arrived.
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 8, 0, Access::ALL);
         b.post(1, WrOp::Send, 0, 1);
@@ -168,7 +168,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 1)]);
     }
 
-    nothing_local_needs_no_key => "req.local.zero" {
+    local_length_0_needs_no_key => "req.local.zero" {
         let mut b = Bench::new();
         let sge = [Sge { addr: 0, length: 0, lkey: LKey(0x5555) }];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();

@@ -1,4 +1,4 @@
-//! The requester: what it puts on the wire for each work request.
+//! Conformance cases: the packets that the requester sends for each work request.
 
 use urxe::memory::AtomicOp;
 use urxe::transport::{PostError, SendFlags, SendWr, WcOpcode, WrData, WrOp};
@@ -15,7 +15,7 @@ fn lengths(mtu: Mtu) -> [u32; 7] {
 }
 
 cases! {
-    sends_and_writes_of_every_length_and_mtu => "req.segments" {
+    sends_and_writes_are_segmented_at_every_mtu => "req.segments" {
         let (va, rkey) = TO;
         for mtu in Mtu::ALL {
             for n in lengths(mtu) {
@@ -44,7 +44,7 @@ cases! {
         }
     }
 
-    psns_go_on_over_messages_and_the_wrap => "req.psn" {
+    psns_continue_over_messages_and_wrap => "req.psn" {
         let mut b = Bench::with(|s| s.sq_psn = 0xff_fffe);
         let d = b.mr.read(0, 600);
         b.post(1, WrOp::Send, 0, 600);
@@ -61,7 +61,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::RdmaRead, 600), ok(3, WcOpcode::Send, 1)]);
     }
 
-    atomics_bring_the_old_value => "req.atomic" {
+    atomic_returns_the_original_value => "req.atomic" {
         let mut b = Bench::new();
         let (va, rkey) = TO;
         b.post(1, WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(7) }, 64, 8);
@@ -73,7 +73,7 @@ cases! {
         assert_eq!(b.mr.read(72, 8), 11u64.to_ne_bytes());
     }
 
-    an_atomics_result_may_lie_in_pieces => "req.atomic" {
+    atomic_result_is_scattered_over_elements => "req.atomic" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(1, 3), b.mr.sge(100, 0), b.mr.sge(11, 5)];
         let op = WrOp::Atomic { va: TO.0, rkey: TO.1, op: AtomicOp::FetchAdd(1) };
@@ -86,7 +86,7 @@ cases! {
         assert_eq!(b.mr.read(4, 1), [crate::support::pattern(4)]);
     }
 
-    several_elements_make_one_message => "req.sges" {
+    elements_are_gathered_into_one_message => "req.sges" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(1000, 255), b.mr.sge(5, 0), b.mr.sge(3000, 2), b.mr.sge(500, 300)];
         let d = [b.mr.read(1000, 255), b.mr.read(3000, 2), b.mr.read(500, 300)].concat();
@@ -96,7 +96,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 557)]);
     }
 
-    inline_data_is_taken_at_once => "req.inline" {
+    inline_data_is_copied_when_posted => "req.inline" {
         let mut b = Bench::new();
         let mut d = vec![5u8; 600];
         fn wr(d: &[u8]) -> SendWr<'_> {
@@ -108,7 +108,7 @@ cases! {
         let mut all = message(256, &[5; 600], send, SQ);
         all.push(send(Only, SQ + 3, &[6; 3]));
         b.expect(&all);
-        // And sent again from the copy.
+        // The retransmission uses the copy too.
         b.ask(&[nak(SQ + 1, 0, urxe::wire::NakCode::PsnSequenceError)], &all[1..]);
         b.ask(&[ack(SQ + 3, 2)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 600), ok(1, WcOpcode::Send, 3)]);
@@ -119,7 +119,7 @@ cases! {
         assert_eq!(err, PostError::InlineNotAllowed(WcOpcode::RdmaRead));
     }
 
-    solicited_is_on_the_last_packet_of_what_takes_a_receive => "req.solicited" {
+    solicited_is_set_on_last_packet_of_sends_and_immediates => "req.solicited" {
         let mut b = Bench::new();
         let flags = SendFlags { solicited: true, ..SendFlags::SIGNALED };
         let (va, rkey) = TO;
@@ -138,7 +138,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 300), ok(2, WcOpcode::RdmaWrite, 4), ok(3, WcOpcode::RdmaWrite, 4)]);
     }
 
-    unsignaled_requests_complete_in_silence => "req.unsignaled" {
+    unsignaled_requests_raise_no_completion => "req.unsignaled" {
         let mut b = Bench::new();
         let sge = [b.mr.sge(0, 1)];
         for i in 0..64 {
@@ -148,12 +148,12 @@ cases! {
         assert_eq!(b.sent().len(), 64);
         b.ask(&[ack(SQ + 62, 63)], &[]);
         b.sends(&[]);
-        // Their slots are free again.
+        // Their slots in the send queue are free again.
         b.post(100, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);
         b.ask(&[ack(SQ + 64, 65)], &[]);
         b.sends(&[ok(100, WcOpcode::Send, 1)]);
-        // A QP that signals all does so.
+        // A QP with `signal_all` signals every request.
         let mut b = Bench::with(|s| s.signal_all = true);
         b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
         assert_eq!(b.sent().len(), 1);
@@ -161,7 +161,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    a_fence_waits_for_reads_and_atomics => "req.fence" {
+    fenced_request_waits_for_reads_and_atomics => "req.fence" {
         let mut b = Bench::new();
         let (va, rkey) = TO;
         let sge = [b.mr.sge(0, 1)];
@@ -174,7 +174,7 @@ cases! {
         b.post_sges(5, WrOp::Send, &sge, SendFlags::SIGNALED).unwrap();
         b.expect(&[read(SQ, (va, rkey, 4)), fetch_add(SQ + 1, TO, 1), send(Only, SQ + 2, &d)]);
         b.ask(&[resp(Only, SQ, 1, &[1; 4])], &[]);
-        // Other sends need not be complete.
+        // Other SENDs need not be complete.
         b.ask(&[atomic_ack(SQ + 1, 2, 0)], &[send(Only, SQ + 3, &d), send(Only, SQ + 4, &d)]);
         b.ask(&[ack(SQ + 4, 5)], &[]);
         b.sends(&[
@@ -186,7 +186,7 @@ cases! {
         ]);
     }
 
-    no_more_reads_and_atomics_than_agreed => "req.depth" {
+    reads_and_atomics_in_flight_are_limited_to_depth => "req.depth" {
         let mut b = Bench::with(|s| s.max_rd = 2);
         let (va, rkey) = TO;
         b.post(1, WrOp::Read { va, rkey }, 0, 300);
@@ -200,14 +200,14 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 300)]);
         b.ask(&[atomic_ack(SQ + 2, 2, 9), resp(Only, SQ + 3, 3, &[1; 8]), ack(SQ + 4, 4)], &[]);
         b.sends(&[ok(2, WcOpcode::FetchAdd, 8), ok(3, WcOpcode::RdmaRead, 8), ok(4, WcOpcode::Send, 1)]);
-        // Without any, reads are not even taken.
+        // Without READ resources, READs are refused when they are posted.
         let mut b = Bench::with(|s| s.max_rd = 0);
         let sge = [b.mr.sge(0, 8)];
         let err = b.post_sges(1, WrOp::Read { va, rkey }, &sge, SendFlags::SIGNALED);
         assert_eq!(err, Err(PostError::NoReadResources));
     }
 
-    long_reads_are_asked_for_in_parts => "req.chunks" {
+    long_read_is_split_into_several_requests => "req.chunks" {
         let mut b = Bench::with(|s| s.tuning.read_chunk = 512);
         let (va, rkey) = TO;
         b.post(1, WrOp::Read { va, rkey }, 0, 1100);
@@ -233,13 +233,13 @@ cases! {
         b.sends(&[ok(2, WcOpcode::RdmaRead, 600)]);
     }
 
-    a_part_is_asked_for_again_to_its_own_end => "req.chunks" {
+    lost_response_resends_its_part_only => "req.chunks" {
         let mut b = Bench::with(|s| s.tuning.read_chunk = 512);
         let (va, rkey) = TO;
         b.post(1, WrOp::Read { va, rkey }, 0, 1024);
         b.expect(&[read(SQ, (va, rkey, 512)), read(SQ + 2, (va + 512, rkey, 512))]);
-        // The second answer of the first part is lost: the responder remembers two requests, so a request
-        // that reached from the one into the other would be none that it knows.
+        // The second response of the first part is lost. The responder remembers two requests, so a
+        // retransmitted request that spanned both parts would match neither of them.
         b.ask(
             &[resp(First, SQ, 1, &[1; 256]), resp(First, SQ + 2, 2, &[3; 256])],
             &[read(SQ + 1, (va + 256, rkey, 256)), read(SQ + 2, (va + 512, rkey, 512))],
@@ -252,7 +252,7 @@ cases! {
         assert_eq!(b.mr.read(0, 1024), [[1u8; 256], [2; 256], [3; 256], [4; 256]].concat());
     }
 
-    a_receive_counts_until_its_message_is_complete => "req.post" {
+    receive_queue_slot_is_freed_when_message_completes => "req.post" {
         let mut b = Bench::new();
         for i in 0..64 {
             b.recv(i, 0, 300);
@@ -266,7 +266,7 @@ cases! {
         assert_eq!((b.recv_sges(64, &[]), b.recv_sges(65, &[])), (Ok(()), full));
     }
 
-    what_is_too_long_or_of_the_wrong_size_is_not_taken => "req.post" {
+    oversized_or_missized_work_request_is_refused => "req.post" {
         let mut b = Bench::new();
         let (va, rkey) = TO;
         let huge = [b.mr.sge(0, 1 << 31), b.mr.sge(0, 1)];
@@ -283,7 +283,7 @@ cases! {
             b.recv(i, 0, 1);
         }
         assert_eq!(b.recv_sges(65, &[]), Err(PostError::QueueFull(64)));
-        // Nothing was left behind by what was not taken.
+        // The refused work requests have left nothing behind.
         b.post(2, WrOp::Send, 0, 1);
         let d = b.mr.read(0, 1);
         b.expect(&[send(Only, SQ, &d)]);

@@ -1,4 +1,5 @@
-//! The requester: READ and atomic answers, lost, late, wrong or again.
+//! Conformance cases: the requester's handling of READ and atomic responses that are lost, late, wrong or
+//! duplicated.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ const T: Duration = Duration::from_nanos(4096 << 14);
 const VA: u64 = 0x1_0000_0000;
 const KEY: RKey = RKey(0x4321);
 
-/// A READ of 900 bytes (PSNs SQ to SQ + 3) on the wire, and its answers.
+/// Returns a bench with a READ of 900 bytes (PSNs SQ to SQ + 3) in flight, and its responses.
 fn reading(change: impl FnOnce(&mut Setup)) -> (Bench, Vec<Pkt>) {
     let mut b = Bench::with(change);
     b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 900);
@@ -25,7 +26,7 @@ fn data() -> Vec<u8> {
     (0..900u32).map(|i| (i / 3) as u8 ^ 0xa5).collect()
 }
 
-/// The READ of the remainder from packet `at` on.
+/// Returns the READ request for the remainder from packet `at` on.
 fn remainder(at: u32) -> Pkt {
     read(SQ + at, (VA + 256 * at as u64, KEY, 900 - 256 * at))
 }
@@ -35,7 +36,7 @@ fn done() -> Wc {
 }
 
 cases! {
-    answers_land_in_order => "req.read" {
+    read_responses_are_placed_in_order => "req.read" {
         let (mut b, a) = reading(|_| {});
         for (i, p) in a.iter().enumerate() {
             b.sends(&[]);
@@ -48,7 +49,7 @@ cases! {
         b.advance(10 * T);
     }
 
-    answers_fill_several_elements => "req.read" {
+    read_responses_fill_several_elements => "req.read" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(2000, 100), b.mr.sge(0, 0), b.mr.sge(4000, 500), b.mr.sge(1, 300)];
         b.post_sges(1, WrOp::Read { va: VA, rkey: KEY }, &sges, SendFlags::SIGNALED).unwrap();
@@ -59,7 +60,7 @@ cases! {
         assert_eq!(got, data());
     }
 
-    a_read_of_nothing => "req.read" {
+    read_of_length_0_completes => "req.read" {
         let mut b = Bench::new();
         b.post(1, WrOp::Read { va: VA, rkey: KEY }, 0, 0);
         b.expect(&[read(SQ, (VA, KEY, 0))]);
@@ -67,7 +68,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 0)]);
     }
 
-    an_answer_acknowledges_all_before_it => "req.read.acks" {
+    read_response_acknowledges_earlier_requests => "req.read.acks" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 300);
         b.post(2, WrOp::Read { va: VA, rkey: KEY }, 0, 8);
@@ -80,7 +81,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 1), ok(4, WcOpcode::FetchAdd, 8)]);
     }
 
-    a_missing_answer_is_asked_for_at_once_and_once => "req.read.gap" {
+    missing_read_response_is_requested_once => "req.read.gap" {
         let (mut b, a) = reading(|_| {});
         b.ask(&a[..1], &[]);
         b.ask(&a[2..3], &[remainder(1)]);
@@ -93,16 +94,17 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    a_gap_that_is_already_being_repaired_costs_no_retry => "req.nak.copies" {
+    response_gap_under_repair_costs_no_retry => "req.nak.copies" {
         let (mut b, a) = reading(|s| s.retry_cnt = 1);
         b.advance(T);
-        // The timeout has used the only retry; an answer of the first sending comes before the second.
+        // The timeout has used the only retry; a response to the first request arrives before one to the
+        // second.
         b.ask(&a[1..2], &[remainder(0)]);
         b.ask(&a, &[]);
         b.sends(&[done()]);
     }
 
-    a_read_sent_again_takes_one_place_of_the_depth => "req.depth" {
+    retransmitted_read_uses_one_slot_of_the_depth => "req.depth" {
         let (mut b, a) = reading(|s| s.max_rd = 1);
         b.advance(T);
         b.expect(&[remainder(0)]);
@@ -110,14 +112,14 @@ cases! {
         b.sends(&[done()]);
     }
 
-    the_first_answer_may_be_the_missing_one => "req.read.gap" {
+    missing_first_read_response_resends_the_read => "req.read.gap" {
         let (mut b, a) = reading(|_| {});
         b.ask(&a[1..2], &[remainder(0)]);
         b.ask(&a, &[]);
         b.sends(&[done()]);
     }
 
-    an_ack_that_passes_a_read_says_that_its_answer_is_lost => "req.read.passed" {
+    ack_beyond_a_read_resends_the_read => "req.read.passed" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 1);
         b.post(2, WrOp::Read { va: VA, rkey: KEY }, 8, 300);
@@ -126,7 +128,7 @@ cases! {
         b.ask(&[ack(SQ + 3, 3)], &all[1..]);
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
         assert_eq!(b.count().implied_nak_seq_err, 1);
-        // A second one says nothing new.
+        // A second one does not trigger another retransmission.
         b.ask(&[ack(SQ + 3, 3)], &[]);
         let answer = message(256, &[1; 300], |p, n, d| resp(p, n, 2, d), SQ + 1);
         b.ask(&answer, &[]);
@@ -134,7 +136,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::RdmaRead, 300), ok(3, WcOpcode::Send, 1)]);
     }
 
-    an_ack_that_passes_an_atomic => "req.read.passed" {
+    ack_beyond_an_atomic_resends_the_atomic => "req.read.passed" {
         let mut b = Bench::with(|s| s.retry_cnt = 1);
         b.post(1, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }, 8, 8);
         b.post(2, WrOp::Send, 0, 1);
@@ -145,7 +147,7 @@ cases! {
         assert_eq!(b.mr.read(8, 8), 7u64.to_ne_bytes());
     }
 
-    a_later_reads_answer_says_that_the_earlier_is_lost => "req.read.passed" {
+    response_of_later_read_resends_the_earlier => "req.read.passed" {
         let (mut b, a) = reading(|_| {});
         b.post(2, WrOp::Read { va: VA, rkey: KEY }, 1000, 8);
         let second = read(SQ + 4, (VA, KEY, 8));
@@ -158,19 +160,19 @@ cases! {
         b.sends(&[done(), ok(2, WcOpcode::RdmaRead, 8)]);
     }
 
-    a_timeout_asks_for_the_remainder => "req.read.remainder" {
+    ack_timeout_requests_the_remainder_of_a_read => "req.read.remainder" {
         let (mut b, a) = reading(|_| {});
         b.ask(&a[..1], &[]);
         b.advance(T);
         b.expect(&[remainder(1)]);
-        // As the specification has it: a message of its own, FIRST first.
+        // As in the specification: the response to a remainder is a message of its own and begins with FIRST.
         b.ask(&message(256, &data()[256..], |p, n, d| resp(p, n, 1, d), SQ + 1), &[]);
         b.sends(&[done()]);
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    a_remainder_may_be_answered_as_the_rest_of_the_first => "req.read.middle_first" {
-        // rxe answers MIDDLE, LAST.
+    remainder_answered_with_middle_first_is_accepted => "req.read.middle_first" {
+        // rxe answers with MIDDLE and LAST.
         let (mut b, a) = reading(|_| {});
         b.ask(&a[..1], &[]);
         b.advance(T);
@@ -180,8 +182,8 @@ cases! {
         assert_eq!(b.mr.read(0, 900), data());
     }
 
-    each_answer_is_progress => "req.read.progress" {
-        // Patient: the timeout alone is looked at.
+    each_read_response_restarts_timeout_and_retries => "req.read.progress" {
+        // The limit of the probe interval is raised, so that only the ACK timeout acts.
         let (mut b, a) = reading(|s| (s.retry_cnt, s.tuning.max_ack_silence) = (1, 9 * T));
         for i in 1..4 {
             b.ask(&a[i - 1..i], &[]);
@@ -194,7 +196,7 @@ cases! {
         b.sends(&[done()]);
     }
 
-    answers_that_come_again_are_dropped => "req.read.dup" {
+    duplicate_read_responses_are_dropped => "req.read.dup" {
         let (mut b, a) = reading(|_| {});
         b.ask(&a[..2], &[]);
         b.mr.write(0, &[0; 900]);
@@ -205,7 +207,7 @@ cases! {
         b.sends(&[done()]);
     }
 
-    an_answer_of_the_wrong_length => "req.read.length" {
+    read_response_of_wrong_length_fails_the_read => "req.read.length" {
         for (i, n) in [(0, 255), (0, 0), (0, 260), (3, 131), (3, 133), (3, 256)] {
             let (mut b, mut a) = reading(|_| {});
             b.post(2, WrOp::Send, 0, 1);
@@ -218,7 +220,7 @@ cases! {
         }
     }
 
-    a_plain_ack_does_not_complete_a_read => "req.read.ack_only" {
+    plain_ack_does_not_complete_a_read => "req.read.ack_only" {
         let (mut b, a) = reading(|_| {});
         b.ask(&[ack(SQ + 3, 1)], &[remainder(0)]);
         b.sends(&[]);
@@ -226,7 +228,7 @@ cases! {
         b.sends(&[done()]);
     }
 
-    the_sink_is_checked_when_the_answer_comes => "req.read.protection" {
+    read_sink_is_checked_when_response_arrives => "req.read.protection" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 600, 0, urxe::memory::Access::ALL);
         let sge = [b.more[r].sge(0, 600)];
@@ -237,7 +239,7 @@ cases! {
         b.ask(&[resp(Middle, SQ + 1, 1, &[1; 256])], &[]);
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
         assert_eq!(b.more[r].read(256, 1), [crate::support::pattern(256)]);
-        // Read-only memory is no sink, for READs and for atomics.
+        // Read-only memory is no valid sink for READs and atomics.
         for op in [WrOp::Read { va: VA, rkey: KEY }, WrOp::Atomic { va: VA, rkey: KEY, op: AtomicOp::FetchAdd(1) }] {
             let mut b = Bench::new();
             let r = b.region(crate::support::PD, 8, 0, urxe::memory::Access::LOCAL_READ);

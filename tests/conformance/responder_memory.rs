@@ -1,4 +1,4 @@
-//! The responder: keys, ranges, permissions, atomics.
+//! Conformance cases: the responder's checks of keys, ranges and permissions, and atomics.
 
 use urxe::memory::{Access, PdId};
 use urxe::transport::{AsyncEvent, QpAttr, QpState, WcOpcode::Recv, WcStatus};
@@ -8,7 +8,7 @@ use crate::bench::{Bench, RQ, bad, flushed, ok};
 use crate::pkt::*;
 use crate::support::PD;
 
-/// One request of every kind that names memory, on 8 bytes at `va`.
+/// Returns one request of each kind that names memory, on 8 bytes at `va`, with the access that it needs.
 fn every_kind(va: u64, key: RKey) -> [(Pkt, Access); 5] {
     let to = (va, key, 8);
     [
@@ -27,14 +27,14 @@ fn refused(b: &mut Bench, p: Pkt) {
     b.ask(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::RemoteAccessError)]);
     b.state(QpState::Err);
     b.events(&[AsyncEvent::QpAccessError]);
-    // Only a WRITE with immediate uses the receive (IBA 11.6.2).
+    // Only a WRITE with immediate consumes the receive (IBA 11.6.2).
     b.recvs(&[if p.h.imm == 1 { bad(1, WcStatus::LocAccessErr) } else { flushed(1) }]);
     assert_eq!(b.count().resp_remote_access_err, 1);
     assert!(b.mr.read(0, 1 << 16) == before, "memory changed");
 }
 
 cases! {
-    the_qp_must_allow_the_kind => "resp.access.qp" {
+    request_that_qp_does_not_allow_is_nakked => "resp.access.qp" {
         let (va, key, _) = Bench::new().remote(0, 8);
         for (p, needed) in every_kind(va, key) {
             let mut b = Bench::with(|s| s.access = Access(Access::ALL.0 & !needed.0));
@@ -42,7 +42,7 @@ cases! {
             b.ask(std::slice::from_ref(&p), &[nak(RQ, 0, NakCode::InvalidRequest)]);
             b.events(&[AsyncEvent::QpRequestError]);
             b.recvs(&[flushed(1)]);
-            // With just that flag it works.
+            // With just that flag the request is executed.
             let mut b = Bench::with(|s| s.access = needed);
             b.recv(1, 100, 100);
             b.peer(std::slice::from_ref(&p));
@@ -54,7 +54,7 @@ cases! {
         }
     }
 
-    the_qp_must_allow_it_to_the_end => "resp.access.qp" {
+    write_is_nakked_after_access_is_withdrawn => "resp.access.qp" {
         for rest in [write(Middle, RQ + 1, Default::default(), &[7; 256]), write(Last, RQ + 1, Default::default(), &[7])] {
             let mut b = Bench::new();
             let to = b.remote(0, 1000);
@@ -65,7 +65,7 @@ cases! {
         }
     }
 
-    the_region_must_allow_the_kind => "resp.access.region" {
+    request_that_region_does_not_allow_is_nakked => "resp.access.region" {
         for i in 0..5 {
             let mut b = Bench::new();
             let r = b.region(PD, 64, 0, Access::ALL);
@@ -76,9 +76,9 @@ cases! {
         }
     }
 
-    the_key_must_be_good_and_of_the_domain => "resp.access.key" {
+    unknown_stale_or_foreign_rkey_is_nakked => "resp.access.key" {
         for i in 0..5 {
-            // No such slot; slot 0; another generation.
+            // An unused slot; slot 0; another generation of the key.
             let (va, key, _) = Bench::new().remote(0, 8);
             for wrong in [RKey(0x7777_7700), RKey(0), RKey(key.0 + 1)] {
                 refused(&mut Bench::new(), every_kind(va, wrong)[i].0.clone());
@@ -87,7 +87,7 @@ cases! {
             let r = b.region(PdId(2), 64, 0, Access::ALL);
             let p = every_kind(0, b.more[r].info.rkey)[i].0.clone();
             refused(&mut b, p);
-            // Gone, and its slot used again.
+            // The region is deregistered, and its slot is used again.
             let mut b = Bench::new();
             let r = b.region(PD, 64, 0, Access::ALL);
             let old = b.more[r].info;
@@ -98,7 +98,7 @@ cases! {
         }
     }
 
-    the_range_must_be_inside => "resp.access.range" {
+    request_outside_region_is_nakked => "resp.access.range" {
         for i in 0..5 {
             let (_, key, _) = Bench::new().remote(0, 8);
             let end = Bench::IOVA + (1 << 16);
@@ -110,18 +110,18 @@ cases! {
         let end = Bench::IOVA + (1 << 16);
         refused(&mut Bench::new(), read(RQ, (end - 7, key, 8)));
         refused(&mut Bench::new(), write(Only, RQ, (Bench::IOVA - 1, key, 8), &[5; 8]));
-        // The last 8 bytes are fine.
+        // The last 8 bytes are inside.
         let mut b = Bench::new();
         b.ask(&[write(Only, RQ, (end - 8, key, 8), &[5; 8])], &[ack(RQ, 1)]);
     }
 
-    the_whole_range_is_checked_with_the_first_packet => "resp.access.range" {
+    whole_range_is_checked_with_first_packet => "resp.access.range" {
         let mut b = Bench::new();
         let (va, key, _) = b.remote((1 << 16) - 300, 0);
         refused(&mut b, write(First, RQ, (va, key, 301), &[5; 256]));
     }
 
-    nothing_needs_no_key => "resp.zero_length" {
+    request_of_length_0_needs_no_key => "resp.zero_length" {
         let mut b = Bench::with(|s| s.access = Access::ALL);
         let nowhere = (0xdead_beef, RKey(0xbad), 0);
         b.ask(&[write(Only, RQ, nowhere, &[])], &[ack(RQ, 1)]);
@@ -135,7 +135,7 @@ cases! {
         b.recvs(&[ok(2, Recv, 0)]);
     }
 
-    deregistered_between_the_packets_of_a_write => "resp.access.later" {
+    region_deregistered_during_write_is_nakked => "resp.access.later" {
         let mut b = Bench::new();
         let r = b.region(PD, 600, 0, Access::ALL);
         let (key, lkey) = (b.more[r].info.rkey, b.more[r].info.lkey);
@@ -148,9 +148,9 @@ cases! {
         assert_eq!(b.more[r].read(256, 1), [crate::support::pattern(256)]);
     }
 
-    deregistered_between_the_answers_of_a_read => "resp.access.later" {
+    region_deregistered_during_read_response_is_nakked => "resp.access.later" {
         let (mut b, from, answer) = Bench::long_read();
-        // A SEND that begins meanwhile keeps its receive out of it.
+        // A SEND in progress behind the READ is not at fault: its receive is flushed.
         b.recv(1, 0, 10_000);
         b.peer(&[read(RQ, from), send(First, RQ + answer.len() as u32, &[0; 4096]).ask(false)]);
         let sent = b.turn();
@@ -164,7 +164,7 @@ cases! {
     }
 
     write_with_immediate_and_bad_rkey_completes_receive_with_loc_access_err => "resp.immediate" {
-        // In the only packet, and where the region goes before the last one.
+        // With the error in the only packet, and with the region deregistered before the last packet.
         let mut b = Bench::new();
         let (va, key, _) = b.remote(0, 300);
         b.recv(1, 1000, 100);
@@ -194,25 +194,25 @@ cases! {
         b.state(QpState::Err);
     }
 
-    a_receive_that_is_too_small => "resp.receive.too_short" {
+    send_longer_than_receive_is_nakked => "resp.receive.too_short" {
         let mut b = Bench::new();
         b.recv(1, 0, 9);
         b.recv(2, 0, 100);
         b.ask(&[send(Only, RQ, &[3; 10])], &[nak(RQ, 0, NakCode::InvalidRequest)]);
         b.recvs(&[bad(1, WcStatus::LocLenErr), flushed(2)]);
         b.state(QpState::Err);
-        // Found when the packet comes that does not fit, not before.
+        // The error is detected at the packet that does not fit, not before.
         let mut b = Bench::new();
         b.recv(1, 0, 300);
         b.ask(&[send(First, RQ, &[3; 256]).ask(true)], &[ack(RQ, 0)]);
         b.ask(&[send(Last, RQ + 1, &[3; 45])], &[nak(RQ + 1, 0, NakCode::InvalidRequest)]);
-        // It is told of as the receive that it is.
+        // The completion has the opcode of a receive.
         let c = b.raw_recv();
         assert_eq!((c.wr_id, c.status, c.opcode), (1, WcStatus::LocLenErr, Recv));
         assert_ne!(b.mr.read(300, 1), [3]);
     }
 
-    a_receive_whose_element_is_wrong => "resp.receive.protection" {
+    receive_with_invalid_element_fails_with_protection_error => "resp.receive.protection" {
         let mut b = Bench::new();
         let read_only = b.region(PD, 64, 0, Access::LOCAL_READ);
         let foreign = b.region(PdId(2), 64, 0, Access::ALL);
@@ -233,14 +233,14 @@ cases! {
             b.recvs(&[bad(1, WcStatus::LocProtErr), flushed(2)]);
             b.state(QpState::Err);
         }
-        // What lies in the good elements does not touch the wrong one.
+        // Data that fits into the valid elements does not touch the invalid one.
         let mut b = Bench::new();
         b.recv_sges(1, &[good, wrong[0]]).unwrap();
         b.ask(&[send(Only, RQ, &[3; 4])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, Recv, 4)]);
     }
 
-    atomics_add_and_swap => "resp.atomic" {
+    atomics_add_and_swap_and_return_the_original => "resp.atomic" {
         let mut b = Bench::new();
         b.mr.write(8, &10u64.to_ne_bytes());
         let (va, key, _) = b.remote(8, 8);
@@ -253,7 +253,7 @@ cases! {
         assert_eq!(word(&b), 1);
     }
 
-    an_atomic_is_aligned => "resp.atomic.aligned" {
+    unaligned_atomic_is_nakked => "resp.atomic.aligned" {
         for i in [1, 4, 7] {
             let mut b = Bench::new();
             let (va, key, _) = b.remote(i, 8);
@@ -261,7 +261,8 @@ cases! {
             b.events(&[AsyncEvent::QpRequestError]);
             assert_eq!(b.mr.read(i, 1), [crate::support::pattern(i as u64)]);
         }
-        // Aligned for the peer, not in our memory: we cannot, and it is not the peer's fault.
+        // The address is aligned for the peer but not in local memory: the operation is impossible, and the
+        // peer is not at fault.
         let mut b = Bench::new();
         let r = b.region(PD, 64, 4, Access::ALL);
         let key = b.more[r].info.rkey;

@@ -1,4 +1,5 @@
-//! The responder: messages of every kind and size, acknowledgements, completions.
+//! Conformance cases: the responder's handling of messages of every kind and size, acknowledgements,
+//! completions.
 
 use urxe::nic::Personality;
 use urxe::transport::{
@@ -11,7 +12,7 @@ use urxe::wire::{Mtu, Syndrome};
 use crate::bench::{Bench, RQ, ok};
 use crate::pkt::*;
 
-/// Lengths at every position of every path MTU.
+/// Returns lengths around the packet boundaries of the path MTU.
 fn lengths(mtu: Mtu) -> [u32; 7] {
     let m = mtu.bytes() as u32;
     [0, 1, m - 1, m, m + 1, 2 * m, 3 * m - 3]
@@ -22,7 +23,7 @@ fn bytes(n: u32) -> Vec<u8> {
 }
 
 cases! {
-    sends_of_every_length_and_mtu => "resp.send" {
+    sends_of_every_length_and_mtu_are_received => "resp.send" {
         for mtu in Mtu::ALL {
             for n in lengths(mtu) {
                 let mut b = Bench::with(|s| s.mtu = mtu);
@@ -37,7 +38,7 @@ cases! {
         }
     }
 
-    a_send_fills_the_elements_in_order => "resp.send" {
+    send_fills_receive_elements_in_order => "resp.send" {
         let mut b = Bench::new();
         let sges = [b.mr.sge(1000, 1), b.mr.sge(0, 0), b.mr.sge(2000, 300), b.mr.sge(3000, 500)];
         b.recv_sges(1, &sges).unwrap();
@@ -49,7 +50,7 @@ cases! {
         assert_eq!(b.mr.read(3299, 1), [crate::support::pattern(3299)]);
     }
 
-    sends_with_immediate => "resp.immediate" {
+    send_with_immediate_completes_with_its_data => "resp.immediate" {
         let mut b = Bench::new();
         b.recv(1, 0, 100);
         b.recv(2, 0, 300);
@@ -58,7 +59,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 5).imm(0x0102_0304), ok(2, Recv, 263).imm(9)]);
     }
 
-    writes_of_every_length_and_mtu => "resp.write" {
+    writes_of_every_length_and_mtu_are_stored => "resp.write" {
         for mtu in Mtu::ALL {
             for n in lengths(mtu) {
                 let mut b = Bench::with(|s| s.mtu = mtu);
@@ -73,7 +74,7 @@ cases! {
         }
     }
 
-    writes_with_immediate_take_a_receive => "resp.immediate" {
+    write_with_immediate_consumes_a_receive => "resp.immediate" {
         let mut b = Bench::new();
         b.recv_sges(1, &[]).unwrap();
         b.recv_sges(2, &[]).unwrap();
@@ -98,7 +99,7 @@ cases! {
         }
     }
 
-    solicited_reaches_the_completion => "resp.solicited" {
+    solicited_flag_is_in_the_completion => "resp.solicited" {
         let mut b = Bench::new();
         b.recv(1, 0, 300);
         b.recv(2, 0, 300);
@@ -108,7 +109,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 1).solicited(), ok(2, Recv, 257)]);
     }
 
-    reads_of_every_length_and_mtu => "resp.read" {
+    reads_of_every_length_and_mtu_are_answered => "resp.read" {
         for mtu in Mtu::ALL {
             for n in lengths(mtu) {
                 let mut b = Bench::with(|s| s.mtu = mtu);
@@ -117,19 +118,19 @@ cases! {
                 let answer = message(mtu.bytes(), &d, |p, psn, d| resp(p, psn, 1, d), RQ);
                 let next = RQ + answer.len() as u32;
                 b.ask(&[read(RQ, from)], &answer);
-                // The PSNs of the answer are used up.
+                // The next request follows the PSNs of the response.
                 b.ask(&[write(Only, next, b.remote(0, 0), &[])], &[ack(next, 2)]);
             }
         }
     }
 
-    a_read_is_answered_without_ackreq => "resp.read" {
+    read_without_ackreq_is_answered => "resp.read" {
         let mut b = Bench::new();
         let d = b.mr.read(0, 4);
         b.ask(&[read(RQ, b.remote(0, 4)).ask(false)], &[resp(Only, RQ, 1, &d)]);
     }
 
-    answers_keep_the_order_of_the_requests => "resp.order" {
+    responses_keep_the_order_of_requests => "resp.order" {
         let mut b = Bench::new();
         b.recv(1, 100, 10);
         b.mr.write(8, &3u64.to_ne_bytes());
@@ -152,7 +153,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 1)]);
     }
 
-    a_long_answer_does_not_hold_up_our_own_requests => "resp.order" {
+    long_read_response_does_not_block_own_requests => "resp.order" {
         let mut b = Bench::with(|s| s.tuning.turn = 2);
         let d = b.mr.read(0, 256 * 5);
         b.peer(&[read(RQ, b.remote(0, 256 * 5))]);
@@ -165,17 +166,17 @@ cases! {
         b.sends(&[ok(1, urxe::transport::WcOpcode::Send, 1)]);
     }
 
-    without_ackreq_there_is_no_ack => "resp.ack.ackreq" {
+    packet_without_ackreq_is_not_acked => "resp.ack.ackreq" {
         let mut b = Bench::new();
         b.recv(1, 0, 10);
         b.ask(&[send(Only, RQ, &[1]).ask(false)], &[]);
         b.recvs(&[ok(1, Recv, 1)]);
         b.ask(&[write(Only, RQ + 1, b.remote(0, 1), &[1]).ask(false)], &[]);
-        // The next acknowledgement is for all of them.
+        // The next acknowledgement covers all of them.
         b.ask(&[write(Only, RQ + 2, b.remote(0, 1), &[1])], &[ack(RQ + 2, 3)]);
     }
 
-    ackreq_counts_on_every_packet => "resp.ack.ackreq" {
+    ackreq_on_any_packet_is_acked => "resp.ack.ackreq" {
         let mut b = Bench::new();
         let to = b.remote(0, 600);
         b.ask(&[write(First, RQ, to, &[1; 256]).ask(true)], &[ack(RQ, 0)]);
@@ -183,33 +184,33 @@ cases! {
         b.ask(&[write(Last, RQ + 2, to, &[1; 88]).ask(false)], &[]);
     }
 
-    acks_that_are_due_together_are_one => "resp.ack.coalesced" {
+    acks_due_together_are_coalesced => "resp.ack.coalesced" {
         let mut b = Bench::new();
         let to = b.remote(0, 1);
         let many: Vec<_> = (0..5).map(|i| write(Only, RQ + i, to, &[1])).collect();
         b.ask(&many, &[ack(RQ + 4, 5)]);
-        // A duplicate behind an acknowledgement that is due does not take it back.
+        // A duplicate after an acknowledgement that is due does not take it back.
         b.ask(&[write(Only, RQ + 5, to, &[1]), many[0].clone()], &[ack(RQ + 5, 6)]);
-        // Even if its own would stop before a READ.
+        // Nor does it if the acknowledgement of the duplicate would stop before a READ.
         b.ask(&[read(RQ + 6, b.remote(0, 0))], &[resp(Only, RQ + 6, 7, &[])]);
         b.ask(&[write(Only, RQ + 7, to, &[1]), many[0].clone()], &[ack(RQ + 7, 8)]);
     }
 
-    acks_carry_no_credits => "resp.ack.credits" {
+    acks_without_credits_carry_code_31 => "resp.ack.credits" {
         let mut b = Bench::new();
         b.recv(1, 0, 10);
         b.ask(&[send(Only, RQ, &[1])], &[aeth(RQ, 1, Syndrome::Ack { credits: 31 })]);
         b.recvs(&[ok(1, Recv, 1)]);
     }
 
-    the_answer_goes_to_the_peer_with_our_partition => "resp.ack.header" {
+    ack_carries_own_pkey_and_peers_qp => "resp.ack.header" {
         let mut b = Bench::new();
         let p = write(Only, RQ, b.remote(0, 1), &[1]).pkey(0x7fff);
-        // `ack` has the default partition key, MigReq set and no AckReq; bench checks addresses and QP.
+        // `ack` has the default partition key, MigReq set and no AckReq; the bench checks addresses and QP.
         b.ask(&[p], &[ack(RQ, 1)]);
     }
 
-    rtr_is_enough_to_respond => "state.rtr" {
+    qp_in_rtr_responds_to_requests => "state.rtr" {
         let mut b = Bench::with(|s| s.state = QpState::Rtr);
         b.recv(1, 0, 10);
         b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);

@@ -1,4 +1,4 @@
-//! The responder: PSNs, opcode sequence, lengths.
+//! Conformance cases: the responder's checks of PSNs, opcode sequence and lengths.
 
 use urxe::memory::Access;
 use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcStatus};
@@ -7,7 +7,7 @@ use urxe::wire::{Mtu, NakCode, Position};
 use crate::bench::{Bench, RQ, bad, flushed, ok};
 use crate::pkt::*;
 
-/// The NAK for `psn`, the QP in ERR and the event; completions are the caller's.
+/// Asserts a NAK for `psn`, the state ERR and the event; the caller checks the completions.
 #[track_caller]
 fn invalid(b: &mut Bench, psn: u32, msn: u32) {
     b.expect(&[nak(psn, msn, NakCode::InvalidRequest)]);
@@ -17,7 +17,7 @@ fn invalid(b: &mut Bench, psn: u32, msn: u32) {
 }
 
 cases! {
-    in_order_packets_are_executed_once_each => "resp.psn.expected" {
+    packets_in_order_are_executed_once => "resp.psn.expected" {
         let mut b = Bench::new();
         b.recv(1, 0, 100);
         b.recv(2, 100, 100);
@@ -28,7 +28,7 @@ cases! {
         assert_eq!(b.mr.read(100, 10), [2; 10]);
     }
 
-    a_gap_is_answered_by_one_nak => "resp.psn.ahead" {
+    gap_in_psns_is_nakked_once => "resp.psn.ahead" {
         let mut b = Bench::new();
         b.recv(1, 0, 100);
         b.ask(&[send(Only, RQ + 1, &[9; 10])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
@@ -38,11 +38,11 @@ cases! {
         b.recvs(&[]);
         b.ask(&[send(Only, RQ, &[1; 10])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, Recv, 10)]);
-        // The next gap has its own.
+        // The next gap is NAKed again.
         b.ask(&[send(Only, RQ + 2, &[9; 10])], &[nak(RQ + 1, 1, NakCode::PsnSequenceError)]);
     }
 
-    a_gap_inside_a_write_has_its_nak_and_so_has_the_next => "resp.psn.ahead" {
+    each_gap_inside_a_write_is_nakked_once => "resp.psn.ahead" {
         let mut b = Bench::new();
         let to = b.remote(0, 1100);
         let before = b.mr.read(0, 1100);
@@ -51,7 +51,7 @@ cases! {
         b.ask(&[p[0].clone(), p[2].clone(), p[3].clone()], &[nak(RQ + 1, 0, NakCode::PsnSequenceError)]);
         assert_eq!(b.mr.read(0, 1100), [&d[..256], &before[256..]].concat());
         b.ask(&[p[1].clone(), p[3].clone()], &[nak(RQ + 2, 0, NakCode::PsnSequenceError)]);
-        // What came before is not stored again.
+        // Data of the packets before is not stored again.
         b.mr.write(256, &[9]);
         b.ask(&[p[1].clone().ask(true)], &[ack(RQ + 1, 0)]);
         assert_eq!(b.mr.read(256, 1), [9]);
@@ -59,7 +59,7 @@ cases! {
         assert_eq!(b.mr.read(512, 588), d[512..]);
     }
 
-    the_furthest_ahead_is_ahead_and_one_more_is_behind => "resp.psn.halves" {
+    half_of_psn_space_is_ahead_and_half_behind => "resp.psn.halves" {
         let mut b = Bench::new();
         let half = 1 << 23;
         b.ask(&[send(Only, RQ + half, &[9])], &[ack(RQ - 1, 0)]);
@@ -78,35 +78,35 @@ cases! {
         }
         b.state(QpState::Rts);
         b.recvs(&[]);
-        // The packet in order is executed.
+        // The packet with the expected PSN is executed.
         b.ask(&[send(Only, RQ, &[1; 10])], &[ack(RQ, 1)]);
         b.recvs(&[ok(1, Recv, 10)]);
     }
 
-    gap_of_many_packets_has_its_nak_at_the_second_request_behind_it => "resp.psn.far" {
+    gap_over_256_packets_is_nakked_at_second_request => "resp.psn.far" {
         for gap in [257, 1000, (1 << 14) - 1] {
             let mut b = Bench::new();
             b.ask(&[send(Only, RQ + gap, &[9])], &[]);
             b.ask(&[send(Only, RQ + gap + 1, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
             b.ask(&[send(Only, RQ + gap + 2, &[9])], &[]);
         }
-        // One of 256 packets at the first.
+        // A gap of 256 packets is NAKed at the first request behind it.
         Bench::new().ask(&[send(Only, RQ + 256, &[9])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
     }
 
-    the_psn_wraps_inside_a_message => "resp.psn.wrap" {
+    psn_wraps_inside_a_message => "resp.psn.wrap" {
         let mut b = Bench::with(|s| s.rq_psn = 0xff_ffff);
         b.recv(1, 0, 600);
         let data: Vec<u8> = (0..600).map(|i| i as u8).collect();
         b.ask(&message(256, &data, send, 0xff_ffff), &[ack(1, 1)]);
         b.recvs(&[ok(1, Recv, 600)]);
         assert_eq!(b.mr.read(0, 600), data);
-        // Behind and ahead across the wrap.
+        // PSNs behind and ahead across the wrap.
         b.ask(&[send(First, 0xff_ffff, &[0; 256])], &[ack(1, 1)]);
         b.ask(&[send(Only, 3, &[0])], &[nak(2, 1, NakCode::PsnSequenceError)]);
     }
 
-    the_psn_wraps_in_a_read_answer_and_its_replay => "resp.psn.wrap" {
+    psn_wraps_in_read_response_and_replay => "resp.psn.wrap" {
         let mut b = Bench::with(|s| s.rq_psn = 0xff_fffe);
         let (from, d) = (b.remote(0, 700), b.mr.read(0, 700));
         let answer = [
@@ -119,7 +119,7 @@ cases! {
         b.ask(&[read(1, b.remote(0, 1))], &[resp(Only, 1, 2, &d[..1])]);
     }
 
-    the_message_number_counts_messages_not_packets => "resp.msn" {
+    msn_counts_messages_not_packets => "resp.msn" {
         let mut b = Bench::new();
         b.recv(1, 0, 600);
         let p = message(256, &[7; 600], send, RQ);
@@ -133,7 +133,7 @@ cases! {
         assert_eq!(b.count().rdma_recvs, 2);
     }
 
-    sequence_middle_or_last_without_first => "resp.sequence" {
+    middle_or_last_without_first_is_nakked => "resp.sequence" {
         for position in [Middle, Last] {
             for op in [send as fn(Position, u32, &[u8]) -> Pkt, |p, n, d| write(p, n, Default::default(), d)] {
                 let mut b = Bench::new();
@@ -145,7 +145,7 @@ cases! {
         }
     }
 
-    sequence_new_message_inside_another => "resp.sequence" {
+    new_message_inside_open_message_is_nakked => "resp.sequence" {
         let b = Bench::new();
         let (to, one) = (b.remote(0, 1000), b.remote(0, 8));
         let openers = [(send(First, RQ, &[1; 256]), true), (write(First, RQ, to, &[1; 256]), false)];
@@ -166,18 +166,18 @@ cases! {
                 let mut b = Bench::new();
                 b.recv(1, 1000, 1000);
                 b.recv(2, 2000, 1000);
-                // The keys of every bench are the same.
+                // The keys are the same in every bench.
                 b.ask(&[opener.clone().ask(false)], &[]);
                 b.peer(&[intruder]);
                 invalid(&mut b, RQ + 1, 0);
-                // The receive that the message was going into fails by itself, the others are flushed.
+                // The receive of the open message fails by itself, the others are flushed.
                 let first = if takes_receive { bad(1, WcStatus::RemInvReqErr) } else { flushed(1) };
                 b.recvs(&[first, flushed(2)]);
             }
         }
     }
 
-    sequence_other_kind_in_the_middle => "resp.sequence" {
+    other_operation_inside_open_message_is_nakked => "resp.sequence" {
         let mut b = Bench::new();
         b.recv(1, 0, 1000);
         b.peer(&[send(First, RQ, &[1; 256]), write(Last, RQ + 1, Default::default(), &[2; 8])]);
@@ -193,7 +193,7 @@ cases! {
         }
     }
 
-    unsupported_requests_are_invalid => "resp.opcode" {
+    unsupported_requests_are_nakked_as_invalid => "resp.opcode" {
         // FLUSH and ATOMIC WRITE, which the QP does not allow.
         for (opcode, len) in [(0x1c, 0), (0x1d, 8)] {
             let mut b = Bench::with(|s| s.access = Access::REMOTE_READ | Access::REMOTE_ATOMIC);
@@ -204,7 +204,7 @@ cases! {
         }
     }
 
-    first_and_middle_carry_exactly_the_mtu => "resp.length.mtu" {
+    first_or_middle_not_of_mtu_length_is_nakked => "resp.length.mtu" {
         for mtu in Mtu::ALL {
             let full = mtu.bytes();
             for wrong in [0, full - 4, full + 4] {
@@ -228,7 +228,7 @@ cases! {
         }
     }
 
-    last_and_only_carry_at_most_the_mtu => "resp.length.mtu" {
+    empty_last_or_packet_beyond_mtu_is_nakked => "resp.length.mtu" {
         let mut b = Bench::new();
         b.recv(1, 0, 1000);
         b.peer(&[send(First, RQ, &[0; 256]), send(Last, RQ + 1, &[])]);
@@ -250,7 +250,7 @@ cases! {
         invalid(&mut b, RQ, 0);
     }
 
-    requests_without_payload_carry_none => "resp.length.mtu" {
+    payload_on_read_or_atomic_is_nakked => "resp.length.mtu" {
         for i in 0..3 {
             let mut b = Bench::new();
             let from = b.remote(0, 8);
@@ -265,8 +265,8 @@ cases! {
         }
     }
 
-    a_write_brings_what_its_reth_announced => "resp.length.reth" {
-        // Only: more and less than announced.
+    write_of_other_length_than_reth_is_nakked => "resp.length.reth" {
+        // ONLY with another length than announced.
         for announced in [7, 9, 0] {
             let mut b = Bench::new();
             let to = b.remote(0, announced);
@@ -274,14 +274,14 @@ cases! {
             invalid(&mut b, RQ, 0);
             assert_eq!(b.mr.read(8, 1), [crate::support::pattern(8)]);
         }
-        // First and Last: too short, too long.
+        // FIRST and LAST: too short, too long.
         for (announced, last, at) in [(264, 9, 2), (266, 9, 2), (256, 9, 1), (1000, 256, 2)] {
             let mut b = Bench::new();
             let to = b.remote(0, announced);
             b.peer(&[write(First, RQ, to, &[1; 256]), write(Last, RQ + 1, to, &vec![1; last])]);
             invalid(&mut b, RQ + at - 1, 0);
         }
-        // A Middle after which nothing is left.
+        // A MIDDLE that contains the announced rest.
         let mut b = Bench::new();
         let to = b.remote(0, 512);
         b.peer(&[write(First, RQ, to, &[1; 256]), write(Middle, RQ + 1, to, &[1; 256])]);
@@ -289,7 +289,7 @@ cases! {
         assert_eq!(b.mr.read(256, 1), [crate::support::pattern(256)]);
     }
 
-    no_message_is_longer_than_2_to_the_31 => "resp.length.max" {
+    message_longer_than_2_to_the_31_is_nakked => "resp.length.max" {
         let mut b = Bench::new();
         let (va, key, _) = b.remote(0, 0);
         b.peer(&[read(RQ, (va, key, (1 << 31) + 1))]);
@@ -303,8 +303,8 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
     }
 
-    the_psn_is_checked_before_all_else => "resp.precedence" {
-        // Ahead and invalid in every other way: a sequence error, and the QP lives.
+    psn_is_checked_before_sequence_receive_and_length => "resp.precedence" {
+        // A PSN ahead, and invalid in every other way: a sequence error, and the QP stays in RTS.
         let mut b = Bench::new();
         b.ask(&[send(Middle, RQ + 1, &[0; 3])], &[nak(RQ, 0, NakCode::PsnSequenceError)]);
         b.state(QpState::Rts);

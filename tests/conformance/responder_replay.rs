@@ -1,4 +1,4 @@
-//! The responder: duplicates, receiver not ready, READ depth.
+//! Conformance cases: the responder's handling of duplicates, RNR, and the limit of outstanding READs.
 
 use urxe::transport::{AsyncEvent, QpState, WcOpcode::Recv, WcOpcode::RecvRdmaWithImm};
 use urxe::wire::{NakCode, RKey};
@@ -7,7 +7,7 @@ use crate::bench::{Bench, RQ, flushed, ok};
 use crate::pkt::*;
 
 cases! {
-    a_duplicate_send_or_write_is_acked_and_not_executed => "resp.dup.send" {
+    duplicate_send_or_write_is_acked_and_not_executed => "resp.dup.send" {
         let mut b = Bench::new();
         b.recv(1, 0, 10);
         b.recv(2, 0, 10);
@@ -16,7 +16,7 @@ cases! {
         b.recvs(&[ok(1, Recv, 1)]);
         b.mr.write(100, &[0; 2]);
         b.ask(&[send(Only, RQ, &[1])], &[ack(RQ + 1, 2)]);
-        // Even unasked, or with other content: it is not looked at.
+        // Without AckReq or with other contents too: a duplicate is not looked at.
         b.ask(&[write(Only, RQ + 1, to, &[2; 2]).ask(false)], &[ack(RQ + 1, 2)]);
         b.ask(&[send(Middle, RQ, &[1; 3])], &[ack(RQ + 1, 2)]);
         assert_eq!(b.mr.read(100, 2), [0; 2]);
@@ -32,7 +32,7 @@ cases! {
         assert_eq!(b.count().duplicate_request, 50);
     }
 
-    a_duplicate_inside_an_open_message_changes_nothing => "resp.dup.send" {
+    duplicate_inside_open_message_has_no_effect => "resp.dup.send" {
         let mut b = Bench::new();
         b.recv(1, 0, 300);
         b.ask(&[send(First, RQ, &[1; 256])], &[]);
@@ -42,7 +42,7 @@ cases! {
         assert_eq!(b.mr.read(0, 256), [1; 256]);
     }
 
-    the_ack_of_a_duplicate_does_not_pass_a_read => "resp.dup.send" {
+    ack_of_duplicate_does_not_pass_unanswered_read => "resp.dup.send" {
         let mut b = Bench::new();
         let (to, d) = (b.remote(0, 1), b.mr.read(500, 257));
         let from = b.remote(500, 257);
@@ -54,16 +54,16 @@ cases! {
         ];
         let answer = message(256, &d, |p, n, d| resp(p, n, 3, d), RQ + 2);
         b.ask(&all, &[ack(RQ + 1, 2), answer[0].clone(), answer[1].clone(), ack(RQ + 4, 4)]);
-        // Lost; the requester begins again.
+        // The response is lost; the requester retransmits from the first request.
         b.ask(&all[..1], &[ack(RQ + 1, 2)]);
         b.ask(&all[1..2], &[ack(RQ + 1, 2)]);
         b.ask(&all[2..3], &answer);
         b.ask(&all[3..], &[ack(RQ + 4, 4)]);
-        // All of it in one go.
+        // All requests in one burst.
         b.ask(&all, &[ack(RQ + 1, 2), answer[0].clone(), answer[1].clone(), ack(RQ + 4, 4)]);
     }
 
-    a_read_is_replayed_whole_or_from_the_middle_or_in_part => "resp.dup.read" {
+    duplicate_read_is_replayed_whole_or_in_part => "resp.dup.read" {
         let mut b = Bench::new();
         let d = b.mr.read(0, 900);
         let (va, key, _) = b.remote(0, 900);
@@ -74,14 +74,14 @@ cases! {
         b.ask(&[read(RQ + 2, (va + 512, key, 388))], &rest);
         let part = message(256, &d[256..512], |p, n, d| resp(p, n, 1, d), RQ + 1);
         b.ask(&[read(RQ + 1, (va + 256, key, 256))], &part);
-        // The message number and the next PSN are as before.
+        // The MSN and the next PSN are unchanged.
         b.ask(&[write(Only, RQ + 4, (va, key, 0), &[])], &[ack(RQ + 4, 2)]);
-        // A replay reads memory anew.
+        // A replay reads memory again.
         b.mr.write(0, &[0xaa; 4]);
         b.ask(&[read(RQ, (va, key, 4))], &[resp(Only, RQ, 1, &[0xaa; 4])]);
     }
 
-    a_replay_of_something_else_is_dropped => "resp.dup.read.other" {
+    duplicate_that_matches_no_read_is_dropped => "resp.dup.read.other" {
         let mut b = Bench::new();
         let (va, key, _) = b.remote(0, 600);
         b.peer(&[read(RQ, (va, key, 600))]);
@@ -101,20 +101,21 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    a_read_that_is_still_to_be_answered_is_answered_once => "resp.dup.read.queued" {
+    duplicate_of_queued_read_is_answered_once => "resp.dup.read.queued" {
         let mut b = Bench::new();
         let from = b.remote(0, 300);
         let d = b.mr.read(0, 300);
         let answer = message(256, &d, |p, n, d| resp(p, n, 1, d), RQ);
         b.ask(&[read(RQ, from), read(RQ, from)], &answer);
-        // Half sent. What is to come anyway is not begun anew ...
+        // Half of the response is sent. A duplicate of the part still to be sent does not restart it ...
         let (mut b, (va, key, len), all) = Bench::long_read();
         b.peer(&[read(RQ, (va, key, len))]);
         let n = b.turn().len();
         assert!(n > 0 && n < all.len());
         let rest = |n: usize| read(RQ + n as u32, (va + 4096 * n as u64, key, len - 4096 * n as u32));
         b.ask(&[rest(n)], &all[n..]);
-        // ... and what the requester has missed is sent again, and what follows it once.
+        // ... and a duplicate of the part that the requester has missed is answered, with the rest after it,
+        // once.
         b.peer(&[read(RQ, (va, key, len))]);
         let n = b.turn().len();
         b.peer(&[rest(n - 1)]);
@@ -123,21 +124,22 @@ cases! {
         assert_eq!(psns, (n as u32 - 1..all.len() as u32).collect::<Vec<_>>());
     }
 
-    a_read_replay_needs_the_region_still => "resp.dup.read.gone" {
+    read_replay_of_deregistered_region_is_not_answered => "resp.dup.read.gone" {
         let mut b = Bench::new();
         let r = b.region(crate::support::PD, 64, 0, urxe::memory::Access::ALL);
         let info = b.more[r].info;
         b.peer(&[read(RQ, (0, info.rkey, 8))]);
         assert_eq!(b.sent().len(), 1);
         b.memory.deregister(info.lkey).unwrap();
-        // Unanswered: the requester may have its answer for long, and this packet may be an old one.
+        // It is not answered: the requester may have received its response long ago, and this packet may be
+        // an old duplicate.
         b.ask(&[read(RQ, (0, info.rkey, 8))], &[]);
         b.state(QpState::Rts);
         b.events(&[]);
         b.ask(&[write(Only, RQ + 1, b.remote(0, 1), &[1])], &[ack(RQ + 1, 2)]);
     }
 
-    an_atomic_is_replayed_from_its_saved_result => "resp.dup.atomic" {
+    duplicate_atomic_returns_the_saved_result => "resp.dup.atomic" {
         let mut b = Bench::new();
         b.mr.write(8, &5u64.to_ne_bytes());
         let word = (b.mr.va(8), b.mr.info.rkey);
@@ -146,12 +148,12 @@ cases! {
         b.ask(&[fetch_add(RQ, word, 1)], &[atomic_ack(RQ, 1, 5)]);
         b.ask(&[cmp_swap(RQ + 1, word, 6, 100)], &[atomic_ack(RQ + 1, 2, 6)]);
         assert_eq!(b.mr.read(8, 8), 100u64.to_ne_bytes());
-        // Twice before the answer leaves.
+        // Two duplicates before the response is sent.
         b.ask(&[fetch_add(RQ + 2, word, 1), fetch_add(RQ + 2, word, 1)], &[atomic_ack(RQ + 2, 3, 100)]);
         assert_eq!(b.mr.read(8, 8), 101u64.to_ne_bytes());
     }
 
-    a_forgotten_resource_is_dropped_in_silence => "resp.dup.forgotten" {
+    duplicate_of_forgotten_read_or_atomic_is_dropped => "resp.dup.forgotten" {
         let mut b = Bench::with(|s| s.max_dest_rd = 2);
         let word = (b.mr.va(8), b.mr.info.rkey);
         for i in 0..3 {
@@ -164,8 +166,8 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    a_dup_read_when_the_requester_has_gone_back => "resp.dup.go_back" {
-        // Answers that are due for what comes after it would only come twice.
+    duplicate_read_discards_queued_later_responses => "resp.dup.go_back" {
+        // Responses due for later requests would only arrive twice.
         let (mut b, from, all) = Bench::long_read();
         let next = RQ + all.len() as u32;
         let requests = [read(RQ, from), write(Only, next, b.remote(0, 1), &[1])];
@@ -176,7 +178,7 @@ cases! {
         b.ask(&requests, &expected);
     }
 
-    more_reads_than_agreed_are_refused => "resp.depth" {
+    reads_beyond_depth_are_nakked => "resp.depth" {
         let mut b = Bench::with(|s| s.max_dest_rd = 2);
         let (from, word) = (b.remote(0, 8), (b.mr.va(0), b.mr.info.rkey));
         let d = b.mr.read(0, 8);
@@ -189,15 +191,16 @@ cases! {
         ]);
         b.events(&[AsyncEvent::QpRequestError]);
         b.recvs(&[flushed(1)]);
-        // One after the other there is no end to them.
+        // One after the other, any number is accepted.
         let mut b = Bench::with(|s| s.max_dest_rd = 1);
         for i in 0..5 {
             b.ask(&[read(RQ + i, from)], &[resp(Only, RQ + i, i + 1, &d)]);
         }
     }
 
-    replays_do_not_count_as_reads_in_flight => "resp.depth" {
-        // The first answer was only late: the requester has it now and goes on, its repetition is still due.
+    replays_do_not_count_towards_read_depth => "resp.depth" {
+        // The first response was only late: the requester has received it and continues while the replay is
+        // still due.
         let mut b = Bench::with(|s| s.max_dest_rd = 1);
         let (from, d) = (b.remote(0, 8), b.mr.read(0, 8));
         b.ask(&[read(RQ, from)], &[resp(Only, RQ, 1, &d)]);
@@ -207,29 +210,29 @@ cases! {
         );
     }
 
-    no_read_resources_no_reads => "resp.depth" {
+    read_without_resources_is_nakked => "resp.depth" {
         let mut b = Bench::with(|s| s.max_dest_rd = 0);
         b.ask(&[read(RQ, b.remote(0, 8))], &[nak(RQ, 0, NakCode::InvalidRequest)]);
         b.events(&[AsyncEvent::QpRequestError]);
     }
 
-    no_receive_is_answered_with_an_rnr_nak => "resp.rnr" {
+    send_without_receive_is_rnr_nakked => "resp.rnr" {
         let mut b = Bench::with(|s| s.rnr_timer = 7);
         let m = message(256, &[1; 600], send, RQ);
-        // Once, and silence for what follows.
+        // One RNR NAK, and none for the packets behind.
         b.ask(&m, &[rnr(RQ, 0, 7)]);
         b.ask(&m[1..], &[]);
         assert_eq!((b.count().send_rnr_err, b.count().out_of_seq_request), (1, 4));
-        // Again not ready: again answered.
+        // Still no receive: another RNR NAK.
         b.ask(&m, &[rnr(RQ, 0, 7)]);
         b.recv(1, 0, 600);
         b.ask(&m, &[ack(RQ + 2, 1)]);
         b.recvs(&[ok(1, Recv, 600)]);
-        // The next gap is answered again.
+        // The next gap is NAKed again.
         b.ask(&[send(Only, RQ + 4, &[1])], &[nak(RQ + 3, 1, NakCode::PsnSequenceError)]);
     }
 
-    an_immediate_without_a_receive_is_not_ready => "resp.rnr" {
+    write_with_immediate_without_receive_is_rnr_nakked => "resp.rnr" {
         let mut b = Bench::new();
         let to = b.remote(0, 300);
         let last = write_imm(Last, RQ + 1, to, &[2; 44], 5);
@@ -242,7 +245,7 @@ cases! {
         b.ask(&[write_imm(Only, RQ + 2, b.remote(0, 1), &[2], 5)], &[rnr(RQ + 2, 1, 12)]);
     }
 
-    duplicates_are_served_while_not_ready => "resp.rnr" {
+    duplicates_are_answered_while_not_ready => "resp.rnr" {
         let mut b = Bench::new();
         let to = b.remote(0, 1);
         b.ask(&[write(Only, RQ, to, &[1])], &[ack(RQ, 1)]);
@@ -250,10 +253,10 @@ cases! {
         b.ask(&[write(Only, RQ, to, &[1]), send(Only, RQ + 2, &[1])], &[ack(RQ, 1)]);
     }
 
-    after_a_fatal_nak_there_is_silence => "resp.fatal" {
+    no_response_follows_a_fatal_nak => "resp.fatal" {
         let mut b = Bench::new();
         let to = b.remote(0, 1);
-        // What was due before it is still answered, in order.
+        // Responses due before it are still sent, in order.
         b.peer(&[write(Only, RQ, to, &[1]), send(Middle, RQ + 1, &[0; 256]), write(Only, RQ, to, &[1])]);
         b.expect(&[ack(RQ, 1), nak(RQ + 1, 1, NakCode::InvalidRequest)]);
         b.events(&[AsyncEvent::QpRequestError]);

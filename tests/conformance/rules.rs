@@ -1,4 +1,4 @@
-//! The rules, in our own words, with the part of IBA volume 1 that they are from.
+//! The conformance rules in our own words, each with the clause of IBA volume 1 that it comes from.
 
 pub struct Rule {
     pub id: &'static str,
@@ -6,14 +6,14 @@ pub struct Rule {
     pub says: &'static str,
 }
 
-/// A part of the specification that no case is for.
+/// A part of the specification without a case.
 pub struct Omission {
     pub section: &'static str,
     pub says: &'static str,
     pub why: &'static str,
 }
 
-/// What does not apply to this device.
+/// Parts of the specification that do not apply to this device.
 pub const EXCEPTED: &[Omission] = &[
     omit(
         "4 to 8, 13, 14",
@@ -64,7 +64,7 @@ pub const EXCEPTED: &[Omission] = &[
     ),
 ];
 
-/// What applies, and no case is for yet.
+/// Parts of the specification that apply but have no case yet.
 pub const OPEN: &[Omission] = &[
     omit(
         "A17.9.3, Q-annex",
@@ -83,14 +83,14 @@ const fn omit(section: &'static str, says: &'static str, why: &'static str) -> O
     Omission { section, says, why }
 }
 
-/// A case, and the rule that it is for.
+/// A conformance case and the rule that it covers.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub name: &'static str,
     pub rule: &'static str,
 }
 
-/// Makes a test of every `name => "rule" { body }`, and the list `CASES` of them.
+/// Generates a test for each `name => "rule" { body }`, and the list `CASES` of these tests.
 macro_rules! cases {
     ($($name:ident => $rule:literal $body:block)*) => {
         $(#[test] fn $name() $body)*

@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! Conformance cases: shared receive queues.
 
 use urxe::transport::{
     AsyncEvent, PostError, QpState, QpType, RecvCaps, RecvWr, Sge, SharedReceives, WcOpcode, WcStatus,
@@ -29,7 +29,7 @@ fn left(b: &Bench) -> usize {
 }
 
 cases! {
-    each_message_takes_the_oldest => "srq.order" {
+    each_message_takes_the_oldest_shared_receive => "srq.order" {
         let mut b = shared(2, |_| {});
         b.recv(1, 0, 100);
         b.recv(2, 100, 100);
@@ -39,7 +39,7 @@ cases! {
         assert_eq!((b.mr.read(0, 10), b.mr.read(100, 20)), (vec![5; 10], vec![6; 20]));
     }
 
-    long_messages_of_two_qps_do_not_mix => "srq.order" {
+    messages_of_two_qps_take_separate_receives => "srq.order" {
         let mut b = shared(2, |_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
@@ -54,7 +54,7 @@ cases! {
         assert_eq!((b.mr.read(0, 600), b.mr.read(1000, 600)), (vec![1; 600], vec![2; 600]));
     }
 
-    an_empty_one_is_not_ready => "srq.empty" {
+    empty_shared_receive_queue_is_rnr_nakked => "srq.empty" {
         let mut b = shared(1, |_| {});
         assert!(queue(&b).is_empty());
         b.ask(&[send(Only, RQ, &[5])], &[rnr(RQ, 0, 12)]);
@@ -64,11 +64,11 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
     }
 
-    its_qps_take_no_receives => "srq.post" {
+    receive_posted_to_qp_with_srq_is_refused => "srq.post" {
         let mut b = shared(1, |_| {});
         let wr = RecvWr { wr_id: 1, sges: &[] };
         assert_eq!(b.nic.post_recv(b.now, b.qpns[0], &wr).unwrap(), Err(PostError::SharedQueue));
-        // It has limits of its own.
+        // The queue has limits of its own.
         for i in 0..64 {
             b.recv(i, 0, 1);
         }
@@ -78,7 +78,7 @@ cases! {
         assert_eq!(b.recv_sges(1, &[sge; 5]), Err(PostError::TooManySges { got: 5, max: 4 }));
     }
 
-    the_limit_is_told_once => "srq.limit" {
+    srq_limit_event_is_raised_once => "srq.limit" {
         let mut b = shared(1, |_| {});
         for i in 0..4 {
             b.recv(i, 0, 10);
@@ -92,13 +92,13 @@ cases! {
         assert_eq!((b.nic.next_event(), queue(&b).limit()), (Some(limit), 0));
         b.ask(&[send(Only, RQ + 2, &[1])], &[ack(RQ + 2, 3)]);
         assert_eq!(b.nic.next_event(), None);
-        // Armed below what is left, at once.
+        // Armed above the number of remaining receives, the event is raised at once.
         arm(&mut b, 2);
         assert_eq!(b.nic.next_event(), Some(limit));
         b.recvs(&(0..3).map(|i| ok(i, WcOpcode::Recv, 1)).collect::<Vec<_>>());
     }
 
-    an_error_gives_back_only_what_was_taken => "srq.flush" {
+    qp_error_flushes_only_the_taken_receive => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
@@ -109,7 +109,7 @@ cases! {
         b.events(&[AsyncEvent::LastWqeReached]);
     }
 
-    the_last_receive_is_told_of_once => "srq.flush" {
+    last_wqe_event_is_raised_once => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.go(QpState::Err);
         b.events(&[AsyncEvent::LastWqeReached]);
@@ -117,7 +117,7 @@ cases! {
         b.events(&[]);
     }
 
-    a_fatal_request_tells_that_the_last_receive_was_reached => "srq.flush" {
+    fatal_request_raises_last_wqe_event => "srq.flush" {
         let mut b = shared(1, |_| {});
         b.recv(1, 0, 10);
         b.recv(2, 0, 10);
@@ -128,7 +128,7 @@ cases! {
         assert_eq!(left(&b), 1);
     }
 
-    keys_are_of_the_queues_domain => "srq.pd" {
+    shared_receive_uses_protection_domain_of_the_queue => "srq.pd" {
         let mut b = shared(1, |_| {});
         let other = b.region(urxe::memory::PdId(77), 100, 0, urxe::memory::Access::ALL);
         let sge = [b.more[other].sge(0, 100)];
@@ -138,7 +138,7 @@ cases! {
         b.events(&[AsyncEvent::LastWqeReached]);
     }
 
-    datagrams_and_unreliable_messages_take_from_it => "srq.services" {
+    ud_and_uc_messages_take_shared_receives => "srq.services" {
         let mut b = shared(1, |s| s.qp_type = QpType::Ud);
         b.recv(1, 0, 100);
         b.ask(&[send(Only, 0, &[4; 10]).ud(crate::bench::QKEY, urxe::wire::Qpn::new(5))], &[]);
@@ -147,12 +147,12 @@ cases! {
         b.recv(1, 0, 600);
         let parts: Vec<Pkt> = message(256, &[3; 600], send, RQ).into_iter().map(Pkt::uc).collect();
         b.ask(&parts[..2], &[]);
-        // The receive of the broken message serves the next of this QP.
+        // The receive of the incomplete message is used for the next message of this QP.
         b.ask(&[send(Only, RQ + 9, &[2]).uc()], &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 1)]);
     }
 
-    its_size_may_change => "srq.resize" {
+    srq_is_resized_but_not_below_its_contents => "srq.resize" {
         let mut b = shared(1, |_| {});
         let srq = b.srq.unwrap();
         b.recv(1, 0, 1);

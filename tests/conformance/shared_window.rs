@@ -1,4 +1,4 @@
-//! What may be in flight to one peer is shared by all queue pairs that are connected to it.
+//! Conformance cases: the per-peer window, which all queue pairs connected to one peer share.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use urxe::transport::{QpAttr, QpState, SendFlags, SendWr, WcOpcode, WrData, WrOp
 use crate::bench::{Bench, SQ};
 use crate::pkt::*;
 
-/// So many queue pairs to one peer that takes four short packets, each with six SENDs posted, one after the other.
+/// Returns a bench with `qps` queue pairs to one peer whose window is four short packets, each with six SENDs
+/// posted, one after the other.
 fn crowd(qps: usize) -> Bench {
     let mut b = Bench::with(|s| (s.qps, s.tuning.window) = (qps, 4 * 1024));
     for qp in 0..qps {
@@ -23,14 +24,14 @@ fn post(b: &mut Bench, qp: usize, wr_id: u64, flags: SendFlags) {
     b.post_on(qp, &wr).unwrap();
 }
 
-/// How many packets of which queue pair.
+/// Returns the number of packets of each queue pair, in the order of their indices.
 fn of(packets: &[Pkt]) -> Vec<(usize, usize)> {
     let mut count = BTreeMap::new();
     packets.iter().for_each(|p| *count.entry(p.qp).or_insert(0) += 1);
     count.into_iter().collect()
 }
 
-/// What is left is of no interest.
+/// Destroys the queue pairs, whose remaining packets and completions are not checked.
 fn end(mut b: Bench) {
     for qpn in b.qpns.clone() {
         b.nic.destroy_qp(qpn);
@@ -39,10 +40,10 @@ fn end(mut b: Bench) {
 }
 
 cases! {
-    what_is_in_flight_to_one_peer_is_limited_in_all => "req.window.shared" {
+    packets_in_flight_to_one_peer_are_limited_in_total => "req.window.shared" {
         let mut b = crowd(3);
         assert_eq!(of(&b.sent()), [(0, 4)]);
-        // Whoever waits comes before whoever was acknowledged.
+        // A waiting queue pair is served before the one whose packets were acknowledged.
         b.peer(&[ack(SQ + 1, 2)]);
         assert_eq!(of(&b.sent()), [(1, 2)]);
         b.peer(&[ack(SQ + 3, 4)]);
@@ -54,7 +55,7 @@ cases! {
         end(b);
     }
 
-    all_are_done_in_the_end => "req.window.shared" {
+    all_qps_complete_under_a_full_shared_window => "req.window.shared" {
         let mut b = crowd(3);
         let (mut done, mut rounds) = ([0u32; 3], 0);
         while done != [6; 3] {
@@ -71,8 +72,8 @@ cases! {
         assert_eq!(completed, [WcOpcode::Send; 18]);
     }
 
-    one_that_goes_leaves_its_room => "req.window.shared" {
-        // By an error, a reset and being destroyed.
+    destroyed_or_failed_qp_frees_its_share_of_the_window => "req.window.shared" {
+        // By an error, by a reset and by destruction.
         let leave: [fn(&mut Bench); 3] = [
             |b| b.modify(0, QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap(),
             |b| b.modify(0, QpAttr { state: Some(QpState::Reset), ..QpAttr::default() }).unwrap(),
@@ -85,7 +86,7 @@ cases! {
             assert_eq!(of(&b.sent()), [(1, 4)]);
             end(b);
         }
-        // The same for one that waits: nobody waits for its turn.
+        // A waiting queue pair that is destroyed gives up its turn.
         let mut b = crowd(3);
         assert_eq!(of(&b.sent()), [(0, 4)]);
         b.nic.destroy_qp(b.qpns[1]).unwrap();
@@ -94,8 +95,8 @@ cases! {
         end(b);
     }
 
-    the_last_packet_that_fits_asks => "req.window.shared" {
-        // Unsignaled: nobody else would ask before long.
+    last_packet_that_fits_shared_window_sets_ackreq => "req.window.shared" {
+        // Unsignaled: no other packet would request an acknowledgement soon.
         let mut b = Bench::with(|s| (s.qps, s.tuning.window) = (2, 16 * 1024));
         for (qp, messages) in [(0, 15), (1, 3)] {
             (0..messages).for_each(|i| post(&mut b, qp, i, SendFlags::default()));

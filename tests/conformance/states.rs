@@ -1,4 +1,4 @@
-//! Queue pair states, and the checks of a packet before any QP sees it.
+//! Conformance cases: queue pair states, and the checks of a packet before it reaches a QP.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn at(state: QpState) -> Bench {
 }
 
 cases! {
-    query_returns_what_was_set => "state.query" {
+    query_returns_the_configured_attributes => "state.query" {
         for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv] {
             let mut b = Bench::with(|s| (s.qp_type, s.state) = (qp_type, Reset));
             let mut set = QpAttr::default();
@@ -50,7 +50,7 @@ cases! {
         }
     }
 
-    which_states_take_work => "state.posts" {
+    posting_is_accepted_in_the_states_of_the_table => "state.posts" {
         for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
             let mut b = at(state);
             let sge = [b.mr.sge(0, 1)];
@@ -72,7 +72,7 @@ cases! {
         }
     }
 
-    which_states_take_requests => "state.packets" {
+    requests_are_executed_in_the_states_of_the_table => "state.packets" {
         for state in [Reset, Init, Rtr, Rts, Sqd, Err] {
             let mut b = at(state);
             let works = matches!(state, Rtr | Rts | Sqd);
@@ -84,7 +84,7 @@ cases! {
         }
     }
 
-    responses_need_a_requester => "state.packets" {
+    responses_in_states_without_requester_are_dropped => "state.packets" {
         for state in [Init, Rtr, Err] {
             let mut b = at(state);
             b.ask(&[ack(SQ, 1), nak(SQ, 0, NakCode::InvalidRequest), rnr(SQ, 0, 1)], &[]);
@@ -93,7 +93,7 @@ cases! {
         }
     }
 
-    receives_of_init_are_used_in_rtr => "state.init" {
+    receives_posted_in_init_are_used_in_rtr => "state.init" {
         let mut b = at(Init);
         b.recv(1, 0, 10);
         let rtr = b.attr(0, Rtr);
@@ -103,7 +103,7 @@ cases! {
         b.events(&[AsyncEvent::CommunicationEstablished]);
     }
 
-    communication_is_established_once_and_only_in_rtr => "state.established" {
+    first_packet_in_rtr_raises_established_event_once => "state.established" {
         let mut b = at(Rtr);
         b.ask(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[1])], &[ack(RQ + 1, 2)]);
         b.events(&[AsyncEvent::CommunicationEstablished]);
@@ -112,7 +112,7 @@ cases! {
         b.events(&[]);
     }
 
-    error_flushes_all_once_and_ends_the_conversation => "state.err" {
+    err_flushes_both_queues_once_and_ends_traffic => "state.err" {
         let mut b = at(Rts);
         b.recv(10, 0, 1);
         b.recv(11, 0, 1);
@@ -123,20 +123,20 @@ cases! {
         b.go(Err);
         b.sends(&[flushed(1), flushed(2)]);
         b.recvs(&[flushed(10), flushed(11)]);
-        // Not even what was due.
+        // Not even a response that was due is sent.
         b.silence();
         b.ask(&[ack(SQ + 2, 1), send(Only, RQ + 3, &[1])], &[]);
         b.go(Err);
         b.advance(100 * T);
     }
 
-    what_was_done_is_acknowledged_before_the_conversation_ends => "state.farewell" {
+    executed_requests_are_acked_before_err_or_reset => "state.farewell" {
         for state in [Err, Reset] {
             let mut b = at(Rts);
             b.peer(&[write(Only, RQ, b.remote(0, 1), &[1]), write(Only, RQ + 1, b.remote(0, 1), &[2])]);
             b.go(state);
             b.expect(&[ack(RQ + 1, 2)]);
-            // Not what a READ asks for, nor what is behind one.
+            // Neither a READ response nor an acknowledgement for a request behind it is sent.
             let mut b = at(Rts);
             b.peer(&[write(Only, RQ, b.remote(0, 1), &[1]), read(RQ + 1, b.remote(0, 600))]);
             b.peer(&[write(Only, RQ + 4, b.remote(0, 1), &[2])]);
@@ -145,14 +145,14 @@ cases! {
         }
     }
 
-    reset_forgets => "state.reset" {
+    reset_discards_all_state_without_completions => "state.reset" {
         let mut b = at(Rts);
         b.recv(10, 0, 1000);
         b.recv(11, 0, 1000);
         b.post(1, WrOp::Send, 0, 600);
         assert_eq!(b.sent().len(), 3);
         b.post(2, WrOp::Send, 0, 1);
-        // A message half way, a NAK out, a READ to answer and one to replay.
+        // An incomplete message, a NAK that was sent, and a READ to replay.
         b.peer(&[read(RQ, b.remote(0, 8)), send(First, RQ + 1, &[1; 256]), send(Last, RQ + 4, &[1])]);
         assert_eq!(b.sent().len(), 3);
         b.peer(&[read(RQ, b.remote(0, 8))]);
@@ -163,7 +163,7 @@ cases! {
         b.recvs(&[]);
         assert_eq!(b.nic.query_qp(b.qpns[0]).unwrap().0.dest_qpn, Some(Qpn::default()));
         b.connect(0, Rts);
-        // As new: first PSNs, MSN 0, no receive, no open message, no memory of the READ.
+        // As after creation: first PSNs, MSN 0, no receive, no open message, no READ remembered.
         b.ask(&[send(Only, RQ, &[1])], &[rnr(RQ, 0, 12)]);
         b.recv(12, 0, 1000);
         b.ask(&[send(Only, RQ, &[1])], &[ack(RQ, 1)]);
@@ -176,7 +176,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 1)]);
     }
 
-    sqd_begins_nothing_and_ends_what_was_begun => "state.sqd" {
+    sqd_finishes_begun_messages_and_begins_none => "state.sqd" {
         let mut b = Bench::with(|s| s.tuning.window = 1024);
         b.post(1, WrOp::Send, 0, 600);
         b.post(2, WrOp::Send, 0, 1);
@@ -185,14 +185,14 @@ cases! {
         b.expect(&[m[0].clone().ask(true)]);
         b.go(Sqd);
         b.ask(&[ack(SQ, 0)], &[m[1].clone().ask(true)]);
-        // Loss is repaired, from the first packet of a message too.
+        // Losses are repaired, from the first packet of a message too.
         b.ask(&[nak(SQ + 1, 0, NakCode::PsnSequenceError)], &[m[1].clone().ask(true)]);
         b.ask(&[ack(SQ + 1, 0)], &m[2..]);
         b.ask(&[ack(SQ + 2, 1)], &[]);
         b.sends(&[ok(1, WcOpcode::Send, 600)]);
         b.post(3, WrOp::Send, 1, 1);
         b.silence();
-        // The responder works on.
+        // The responder continues.
         b.ask(&[write(Only, RQ, b.remote(900, 1), &[1])], &[ack(RQ, 1)]);
         b.go(Rts);
         b.expect(&[send(Only, SQ + 3, &d[..1])]);
@@ -201,7 +201,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 1), ok(3, WcOpcode::Send, 1)]);
     }
 
-    sqd_sends_a_begun_message_again_from_its_first_packet => "state.sqd" {
+    sqd_retransmits_begun_message_from_first_packet => "state.sqd" {
         let mut b = at(Rts);
         b.post(1, WrOp::Send, 0, 1);
         let one = b.sent();
@@ -212,7 +212,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    modify_follows_the_table => "state.modify" {
+    modify_follows_the_attribute_table => "state.modify" {
         let mut b = at(Init);
         let rts = b.attr(0, Rts);
         assert!(matches!(b.modify(0, rts), Result::Err(ModifyError::Transition { from: Init, to: Rts, .. })));
@@ -229,7 +229,7 @@ cases! {
         assert_eq!((attr.sq_psn, attr.rq_psn), (Some(Psn::new(7)), Some(Psn::new(RQ))));
     }
 
-    the_icrc_must_hold => "packet.icrc" {
+    packet_with_wrong_icrc_is_dropped => "packet.icrc" {
         let mut b = at(Rts);
         let flow = b.flow();
         let mut h = write(Only, RQ, b.remote(0, 8), &[7; 8]).h;
@@ -240,7 +240,7 @@ cases! {
             bytes[i] ^= 0x10;
             b.raw(&flow, &bytes);
         }
-        // All but FECN, BECN and the reserved bits beside them, which a switch may change.
+        // All bits but FECN, BECN and the reserved bits beside them, which a switch may change.
         assert_eq!(b.count().rx_icrc_err, good.len() as u64 - 1);
         b.expect(&[ack(RQ, 1)]);
         let other = urxe::wire::Flow { src_port: 1, ..flow };
@@ -248,7 +248,7 @@ cases! {
         assert_eq!(b.count().rx_icrc_err, good.len() as u64);
     }
 
-    what_is_no_packet_is_dropped => "packet.malformed" {
+    malformed_packets_are_dropped_and_counted => "packet.malformed" {
         let mut b = at(Rts);
         let flow = b.flow();
         let to = b.remote(0, 8);
@@ -267,7 +267,8 @@ cases! {
             assert_eq!(counted, expected, "{bytes:02x?}");
             assert_eq!(c.rx_malformed(), expected.iter().sum::<u64>());
         };
-        // Cut off at every byte: nothing behind the headers of the opcode, then no multiple of four.
+        // Truncated at every byte: either the headers of the opcode are incomplete or the length is no
+        // multiple of four.
         for n in 1..32 {
             drop(&mut b, 0, good[..n].to_vec());
         }
@@ -282,7 +283,7 @@ cases! {
         let mut bytes = good.clone();
         bytes[1] |= 1; // transport version 1
         drop(&mut b, 2, bytes);
-        // More padding than there are bytes.
+        // More pad bytes than there are bytes of payload.
         let mut bytes = good[..32].to_vec();
         bytes[1] |= 0x30;
         drop(&mut b, 0, bytes);
@@ -290,7 +291,7 @@ cases! {
         assert_eq!(b.mr.read(0, 1), [crate::support::pattern(0)]);
     }
 
-    what_is_reserved_or_for_switches_is_not_looked_at => "packet.ignored" {
+    reserved_and_variant_fields_are_ignored => "packet.ignored" {
         let mut b = at(Rts);
         let p = write(Only, RQ, b.remote(0, 1), &[1]).with(|h| {
             (h.bth.fecn, h.bth.becn, h.bth.resv6, h.bth.resv7, h.bth.mig_req) = (true, true, 0x3f, 0x7f, false);
@@ -303,7 +304,7 @@ cases! {
         b.expect(&[ack(RQ + 1, 2)]);
     }
 
-    the_partition_must_be_ours => "packet.pkey" {
+    packet_with_wrong_pkey_is_dropped => "packet.pkey" {
         let mut b = at(Rts);
         let p = write(Only, RQ, b.remote(0, 1), &[1]);
         for key in [0x1234, 0x9234, 0x0000, 0x8000] {
@@ -313,7 +314,7 @@ cases! {
         b.ask(&[p.pkey(0x7fff)], &[ack(RQ, 1)]);
     }
 
-    the_source_must_be_the_peer => "packet.source" {
+    packet_from_wrong_source_is_dropped => "packet.source" {
         let mut b = at(Rts);
         let mut h = write(Only, RQ, b.remote(0, 1), &[1]).h;
         h.bth.dest_qp = b.qpns[0];
@@ -336,31 +337,31 @@ cases! {
             b.raw(&flow, &encode(&h, &[1], &flow));
         }
         assert_eq!(b.count().rx_unknown_qp, 6);
-        // UC, UD, XRC.
+        // Opcodes of UC, UD and XRC.
         for opcode in [0x2a, 0x64, 0xa4] {
             b.peer(&[write(Only, RQ, to, &[1]).opcode(opcode)]);
         }
         assert_eq!(b.count().rx_unknown_qp, 9);
         b.silence();
-        // A CNP is counted, and no more.
+        // A CNP is only counted.
         b.ask(&[send(Only, 0, &[0; 16]).opcode(0x81)], &[]);
         assert_eq!(b.count().cnp_handled, 1);
     }
 
-    queue_pairs_do_not_mix => "packet.qp" {
+    packets_of_two_qps_do_not_interfere => "packet.qp" {
         let mut b = Bench::with(|s| s.qps = 2);
         let to = b.remote(0, 1);
         b.ask(
             &[write(Only, RQ, to, &[1]), write(Only, RQ, to, &[1]).qp(1), write(Only, RQ + 1, to, &[1]).qp(1)],
             &[ack(RQ, 1), ack(RQ + 1, 2).qp(1)],
         );
-        // One fails, the other goes on.
+        // One QP fails, the other continues.
         b.ask(&[send(Middle, RQ + 1, &[0; 256])], &[nak(RQ + 1, 1, NakCode::InvalidRequest)]);
         b.events(&[AsyncEvent::QpRequestError]);
         b.ask(&[write(Only, RQ + 2, to, &[1]).qp(1)], &[ack(RQ + 2, 3).qp(1)]);
     }
 
-    services_do_not_mix => "packet.qp" {
+    uc_packet_inside_rc_burst_is_dropped => "packet.qp" {
         let mut b = Bench::new();
         let to = b.remote(0, 1);
         let packets = [0, 1, 1].map(|n| write(Only, RQ + n, to, &[1]));
@@ -369,7 +370,7 @@ cases! {
         assert_eq!(b.count().rx_unknown_qp, 1);
     }
 
-    a_destroyed_qp_is_unknown => "packet.qp" {
+    packet_for_destroyed_qp_is_dropped => "packet.qp" {
         let mut b = at(Rts);
         b.post(1, WrOp::Send, 0, 1);
         assert_eq!(b.sent().len(), 1);

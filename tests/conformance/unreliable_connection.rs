@@ -1,4 +1,5 @@
-//! UC: messages are whole or not there, and nobody is told.
+//! Conformance cases: UC. A message is delivered completely or not at all, and no error is reported to the
+//! sender.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ fn uc(change: impl FnOnce(&mut Setup)) -> Bench {
     })
 }
 
-/// A SEND of `len` bytes that begins with `psn`, in packets of 256.
+/// Returns a SEND of `len` bytes that begins with `psn`, in packets of 256 bytes.
 fn sends(psn: u32, len: usize, fill: u8) -> Vec<Pkt> {
     message(256, &vec![fill; len], send, psn).into_iter().map(Pkt::uc).collect()
 }
@@ -28,7 +29,7 @@ fn unchanged(b: &Bench, at: usize, len: usize) {
 }
 
 cases! {
-    a_send_is_complete_when_it_is_sent => "uc.requester" {
+    uc_send_completes_when_it_is_sent => "uc.requester" {
         let mut b = uc(|_| {});
         b.post(1, WrOp::Send, 0, 600);
         b.post(2, WrOp::SendWithImm(7), 0, 0);
@@ -38,16 +39,16 @@ cases! {
         b.sends(&[]);
         b.expect(&packets);
         b.sends(&[ok(1, WcOpcode::Send, 600), ok(2, WcOpcode::Send, 0)]);
-        // Nothing waits for an answer.
+        // No retransmission timer is running.
         b.advance(Duration::from_secs(100));
         b.silence();
     }
 
-    it_is_not_before_the_link_has_its_packets => "uc.requester" {
+    uc_send_completes_only_after_the_link_took_its_packets => "uc.requester" {
         let mut b = uc(|_| {});
         b.post(1, WrOp::Send, 0, 600);
         b.nic.transmit(b.now, &b.memory, &mut b.tx);
-        // They are gathered from memory that the application must not have back yet.
+        // The packets refer to the application's memory, which it must not reuse yet.
         assert_eq!(b.tx.packets(), 3);
         b.sends(&[]);
         b.tx.clear();
@@ -55,7 +56,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 600)]);
     }
 
-    a_write_too => "uc.requester" {
+    uc_write_completes_when_it_is_sent => "uc.requester" {
         let mut b = uc(|_| {});
         let to = (64, RKey(9), 300);
         b.post(1, WrOp::WriteWithImm { va: 64, rkey: RKey(9), imm: 5 }, 0, 300);
@@ -64,7 +65,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaWrite, 300)]);
     }
 
-    unsignaled_sends_complete_in_silence => "uc.requester" {
+    unsignaled_uc_sends_raise_no_completion => "uc.requester" {
         let mut b = uc(|_| {});
         let sge = [b.mr.sge(0, 1)];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
@@ -72,7 +73,7 @@ cases! {
         b.advance(Duration::from_secs(1));
         b.silence();
         b.sends(&[]);
-        // Their places are free again.
+        // Their slots are free again.
         for i in 0..200 {
             b.post(i, WrOp::Send, 0, 1);
             assert_eq!(b.sent().len(), 1);
@@ -80,7 +81,7 @@ cases! {
         }
     }
 
-    reads_and_atomics_are_not_offered => "uc.operations" {
+    reads_and_atomics_on_uc_are_refused => "uc.operations" {
         let mut b = uc(|_| {});
         let (va, rkey, sge) = (0, RKey(1), [b.mr.sge(0, 8)]);
         for op in [WrOp::Read { va, rkey }, WrOp::Atomic { va, rkey, op: AtomicOp::FetchAdd(1) }] {
@@ -88,12 +89,12 @@ cases! {
             assert_eq!(refused, PostError::Unsupported(QpType::Uc, op.completion_opcode()));
         }
         b.silence();
-        // Nor are they taken: UC has no such opcodes, so these are RC's.
+        // Nor are they accepted: UC has no such opcodes, so these are RC packets.
         b.ask(&[read(RQ, b.remote(0, 8)), send(Only, RQ, &[1])], &[]);
         assert_eq!(b.count().rx_unknown_qp, 2);
     }
 
-    messages_are_received => "uc.responder" {
+    uc_messages_are_received_without_acks => "uc.responder" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 0);
@@ -104,7 +105,7 @@ cases! {
         b.events(&[]);
     }
 
-    writes_are_executed => "uc.responder" {
+    uc_writes_are_executed_without_acks => "uc.responder" {
         let mut b = uc(|_| {});
         let to = b.remote(100, 300);
         b.ask(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 1, to, &[6; 44]).uc()], &[]);
@@ -115,12 +116,12 @@ cases! {
         assert_eq!(b.mr.read(0, 4), [7; 4]);
     }
 
-    behind_a_gap_the_next_message_is_taken => "uc.gap" {
+    next_message_after_a_gap_is_received => "uc.gap" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         b.recv(2, 1000, 600);
         let first = sends(RQ, 600, 1);
-        // Its middle is lost: so is all of it, and its receive serves the next.
+        // The middle packet is lost: the whole message is dropped, and its receive is used for the next.
         b.ask(&[first[0].clone(), first[2].clone()], &[]);
         b.recvs(&[]);
         b.ask(&sends(RQ + 3, 300, 2), &[]);
@@ -132,17 +133,17 @@ cases! {
         b.recvs(&[ok(2, WcOpcode::Recv, 600)]);
     }
 
-    a_message_without_its_end_makes_room_for_the_next => "uc.gap" {
+    incomplete_message_is_replaced_by_the_next => "uc.gap" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         b.ask(&sends(RQ, 600, 1)[..2], &[]);
-        // In sequence, but a new one: the sender gave the old one up.
+        // The PSN is the expected one, but a new message begins: the sender has given up the old one.
         b.ask(&sends(RQ + 2, 10, 2), &[]);
         b.recvs(&[ok(1, WcOpcode::Recv, 10)]);
         assert_eq!(b.mr.read(0, 10), [2; 10]);
     }
 
-    a_broken_write_is_given_up => "uc.gap" {
+    write_with_a_gap_is_abandoned => "uc.gap" {
         let mut b = uc(|_| {});
         let to = b.remote(100, 600);
         b.ask(&[write(First, RQ, to, &[5; 256]).uc(), write(Last, RQ + 2, to, &[6; 88]).uc()], &[]);
@@ -151,7 +152,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    without_a_receive_it_is_dropped => "uc.drop" {
+    uc_message_without_receive_is_dropped => "uc.drop" {
         let mut b = uc(|_| {});
         b.ask(&sends(RQ, 600, 1), &[]);
         assert_eq!((b.count().rx_no_receive, b.count().rx_dropped_message), (1, 2));
@@ -161,7 +162,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 20)]);
     }
 
-    one_that_is_too_long_is_dropped => "uc.drop" {
+    uc_message_longer_than_receive_is_dropped => "uc.drop" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 300);
         b.ask(&sends(RQ, 600, 1), &[]);
@@ -171,7 +172,7 @@ cases! {
         b.state(QpState::Rts);
     }
 
-    what_memory_refuses_is_dropped => "uc.drop" {
+    uc_write_with_invalid_key_or_range_is_dropped => "uc.drop" {
         let mut b = uc(|_| {});
         let (va, rkey, _) = b.remote(100, 0);
         let wrong = [(va, RKey(rkey.0 ^ 1), 8), (va, rkey, 1 << 20), (0, rkey, 8)];
@@ -186,14 +187,14 @@ cases! {
         assert_eq!(b.mr.read(100, 8), [9; 8]);
     }
 
-    a_qp_without_remote_write_drops_writes => "uc.drop" {
+    uc_write_without_remote_write_access_is_dropped => "uc.drop" {
         let mut b = uc(|s| s.access = Access::LOCAL_READ);
         b.ask(&[write(Only, RQ, b.remote(100, 8), &[9; 8]).uc()], &[]);
         assert_eq!(b.count().rx_dropped_message, 1);
         unchanged(&b, 100, 8);
     }
 
-    wrong_lengths_are_dropped => "uc.drop" {
+    uc_packets_of_wrong_length_are_dropped => "uc.drop" {
         let mut b = uc(|_| {});
         b.recv(1, 0, 600);
         let to = b.remote(100, 300);
@@ -210,7 +211,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::Recv, 5)]);
     }
 
-    a_bad_receive_ends_it => "uc.error" {
+    invalid_receive_moves_uc_qp_to_err => "uc.error" {
         let mut b = uc(|_| {});
         b.recv_sges(1, &[Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }]).unwrap();
         b.recv(2, 0, 100);
@@ -220,7 +221,7 @@ cases! {
         b.sends(&[]);
     }
 
-    a_bad_send_stops_the_send_queue_only => "uc.sqe" {
+    failed_uc_send_moves_qp_to_sqe => "uc.sqe" {
         let mut b = uc(|_| {});
         let sge = [Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }];
         b.post_sges(1, WrOp::Send, &sge, SendFlags::default()).unwrap();
@@ -233,7 +234,7 @@ cases! {
         b.recv(4, 0, 100);
         b.ask(&sends(RQ, 20, 2), &[]);
         b.recvs(&[ok(4, WcOpcode::Recv, 20)]);
-        // And on again.
+        // The send queue works again.
         b.go(QpState::Rts);
         b.post(5, WrOp::Send, 0, 1);
         let d = b.mr.read(0, 1);
@@ -241,7 +242,7 @@ cases! {
         b.sends(&[ok(5, WcOpcode::Send, 1)]);
     }
 
-    a_bad_send_completes_behind_those_before_it => "uc.sqe" {
+    failed_uc_send_completes_in_order => "uc.sqe" {
         let mut b = uc(|_| {});
         let sge = [Sge { addr: 0, length: 100, lkey: urxe::wire::LKey(0xbad) }];
         b.post(1, WrOp::Send, 0, 1);
@@ -251,7 +252,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1), bad(2, WcStatus::LocProtErr), flushed(3)]);
     }
 
-    a_paused_send_queue_ends_its_message_first => "uc.requester" {
+    uc_send_posted_in_sqd_is_sent_in_rts => "uc.requester" {
         let mut b = uc(|_| {});
         b.go(QpState::Sqd);
         b.post(1, WrOp::Send, 0, 1);
@@ -261,7 +262,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 1)]);
     }
 
-    the_first_packet_establishes_it => "uc.responder" {
+    first_uc_packet_in_rtr_raises_established_event => "uc.responder" {
         let mut b = uc(|s| s.state = QpState::Rtr);
         b.recv(1, 0, 10);
         b.ask(&sends(RQ, 5, 3), &[]);

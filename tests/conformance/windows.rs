@@ -1,4 +1,5 @@
-//! Memory windows, and how work requests on our own keys go through the send queue.
+//! Conformance cases: memory windows, and the order of local operations (BIND_MW, LOCAL_INV) in the send
+//! queue.
 
 use urxe::memory::{Access, Bind, ManagementError, PdId, WindowKind};
 use urxe::transport::{AsyncEvent, PostError, QpState, QpType, SendFlags, WcOpcode, WcStatus, WrOp};
@@ -10,20 +11,20 @@ use crate::support::PD;
 
 const PEER: Access = Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
 
-/// The same slot under the next key.
+/// Returns the next key of the same slot.
 fn next(key: RKey) -> RKey {
     RKey(key.0 & !0xff | (key.0 + 1) & 0xff)
 }
 
-/// A region of 256 bytes at 0x1000 that peers may not touch but windows may be bound to, a window, and the bind of
-/// its bytes 64 to 128.
+/// Returns a region of 256 bytes at 0x1000 that allows binds but no remote access, and the bind of a new
+/// window to its bytes 64 to 128.
 fn bindable(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
     let r = b.region(PD, 256, 0x1000, Access::LOCAL_WRITE | Access::MW_BIND);
     let rkey = next(b.memory.alloc_window(PD, kind).unwrap());
     (r, Bind { rkey, region: b.more[r].info.lkey, addr: 0x1040, len: 64, access: PEER })
 }
 
-/// Binds and completes.
+/// As `bindable`, with the bind executed and completed.
 fn bound(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
     let (r, bind) = bindable(b, kind);
     b.manage(900, WrOp::BindMw(bind));
@@ -34,7 +35,7 @@ fn bound(b: &mut Bench, kind: WindowKind) -> (usize, Bind) {
 
 const KINDS: [WindowKind; 3] = [WindowKind::Type1, WindowKind::Type2A, WindowKind::Type2B];
 
-/// A peer's WRITE of a byte under a key is refused.
+/// Asserts that a peer's WRITE of a byte under this key is refused.
 #[track_caller]
 fn closed(b: &mut Bench, va: u64, rkey: RKey) {
     b.ask(&[write(Only, RQ, (va, rkey, 1), &[9])], &[nak(RQ, 0, NakCode::RemoteAccessError)]);
@@ -42,7 +43,7 @@ fn closed(b: &mut Bench, va: u64, rkey: RKey) {
     b.events(&[AsyncEvent::QpAccessError]);
 }
 
-/// The bind fails with a memory management error, and nothing is open.
+/// Asserts that the bind fails with a memory management error and leaves the window unbound.
 #[track_caller]
 fn refused(b: &mut Bench, bind: Bind) {
     b.manage(1, WrOp::BindMw(bind));
@@ -53,7 +54,7 @@ fn refused(b: &mut Bench, bind: Bind) {
 }
 
 cases! {
-    a_bind_opens_its_part => "mw.bind" {
+    bind_grants_remote_access_to_its_range => "mw.bind" {
         for kind in KINDS {
             let mut b = Bench::new();
             let (r, bind) = bound(&mut b, kind);
@@ -69,7 +70,7 @@ cases! {
         }
     }
 
-    a_window_is_no_local_key => "mw.bind" {
+    window_key_is_refused_as_local_key => "mw.bind" {
         let mut b = Bench::new();
         let (_, bind) = bound(&mut b, WindowKind::Type1);
         let sge = urxe::transport::Sge { addr: 0x1040, length: 8, lkey: urxe::wire::LKey(bind.rkey.0) };
@@ -78,7 +79,7 @@ cases! {
         b.sends(&[bad(1, WcStatus::LocProtErr)]);
     }
 
-    only_its_part_and_what_it_allows => "mw.access" {
+    access_beyond_window_range_or_rights_is_refused => "mw.access" {
         for (va, len) in [(0x103f, 1), (0x1080, 1), (0x1040, 65), (0x107f, 2)] {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, WindowKind::Type2B);
@@ -103,14 +104,14 @@ cases! {
         }
     }
 
-    the_region_itself_stays_closed => "mw.access" {
+    bind_does_not_grant_access_through_the_region => "mw.access" {
         let mut b = Bench::new();
         let (r, _) = bound(&mut b, WindowKind::Type1);
         let key = b.more[r].info.rkey;
         closed(&mut b, 0x1040, key);
     }
 
-    under_its_new_key_only => "mw.bind" {
+    old_window_key_is_refused_after_bind => "mw.bind" {
         for kind in KINDS {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, kind);
@@ -118,7 +119,7 @@ cases! {
         }
     }
 
-    the_region_must_allow_it => "mw.bind.region" {
+    bind_to_region_without_required_access_fails => "mw.bind.region" {
         for access in [Access::LOCAL_WRITE, Access::MW_BIND, Access::MW_BIND | Access::LOCAL_WRITE | Access::ZERO_BASED] {
             let mut b = Bench::new();
             let (_, bind) = bindable(&mut b, WindowKind::Type1);
@@ -126,7 +127,7 @@ cases! {
             let region = b.more[r].info.lkey;
             refused(&mut b, Bind { region, ..bind });
         }
-        // To let peers read only, no local write is needed.
+        // Remote read alone does not require local write.
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         let r = b.region(PD, 256, 0x1000, Access::MW_BIND);
@@ -135,7 +136,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
     }
 
-    the_part_must_be_inside => "mw.bind.region" {
+    bind_outside_region_fails => "mw.bind.region" {
         for (addr, len) in [(0xfff, 2), (0x1100, 1), (0x1000, 257), (u64::MAX, 2), (0x1001, u64::MAX)] {
             let mut b = Bench::new();
             let (_, bind) = bindable(&mut b, WindowKind::Type2B);
@@ -143,7 +144,7 @@ cases! {
         }
     }
 
-    the_region_must_be_there_and_of_the_domain => "mw.bind.region" {
+    bind_to_missing_or_foreign_region_fails => "mw.bind.region" {
         let mut b = Bench::new();
         let (r, bind) = bindable(&mut b, WindowKind::Type1);
         b.memory.deregister(b.more[r].info.lkey).unwrap();
@@ -155,11 +156,11 @@ cases! {
             refused(&mut b, Bind { region, ..bind });
     }
 
-    the_window_must_be_there_and_of_the_domain => "mw.bind.window" {
+    bind_of_missing_or_foreign_window_fails => "mw.bind.window" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         refused(&mut b, Bind { rkey: RKey(0x7777_7700), ..bind });
-        // A region is no window.
+        // The key of a region is no valid window.
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         b.manage(1, WrOp::BindMw(Bind { rkey: b.mr.info.rkey, ..bind }));
@@ -171,12 +172,12 @@ cases! {
         refused(&mut b, Bind { rkey, ..bind });
     }
 
-    a_bound_window_of_type_2_is_not_bound_again => "mw.bind.window" {
+    second_bind_of_type_2_window_fails => "mw.bind.window" {
         for kind in [WindowKind::Type2A, WindowKind::Type2B] {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, kind);
             refused(&mut b, Bind { rkey: next(bind.rkey), ..bind });
-            // The first bind still holds.
+            // The first bind is still in effect.
             assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 64, Access::REMOTE_READ).is_ok());
             let mut b = Bench::new();
             let (_, bind) = bindable(&mut b, kind);
@@ -184,7 +185,7 @@ cases! {
         }
     }
 
-    type_1_is_bound_anew_at_will => "mw.type1" {
+    type_1_window_may_be_rebound => "mw.type1" {
         let mut b = Bench::new();
         let (_, first) = bound(&mut b, WindowKind::Type1);
         let again = Bind { rkey: next(first.rkey), addr: 0x1000, len: 8, ..first };
@@ -201,19 +202,19 @@ cases! {
         }
     }
 
-    type_1_never_counts_from_0 => "mw.type1" {
+    zero_based_bind_of_type_1_window_fails => "mw.type1" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         refused(&mut b, Bind { access: PEER | Access::ZERO_BASED, ..bind });
     }
 
-    type_1_serves_every_qp_of_its_domain => "mw.type1" {
+    type_1_window_is_usable_by_every_qp_of_its_domain => "mw.type1" {
         let mut b = Bench::with(|s| s.qps = 2);
         let (_, bind) = bound(&mut b, WindowKind::Type1);
         b.ask(&[write(Only, RQ, (0x1040, bind.rkey, 1), &[1]).qp(1)], &[ack(RQ, 1).qp(1)]);
     }
 
-    type_2_serves_its_qp_only => "mw.type2" {
+    type_2_window_is_usable_by_its_qp_only => "mw.type2" {
         for kind in [WindowKind::Type2A, WindowKind::Type2B] {
             let mut b = Bench::with(|s| s.qps = 2);
             let (_, bind) = bound(&mut b, kind);
@@ -226,7 +227,7 @@ cases! {
         }
     }
 
-    type_2b_in_its_domain_only => "mw.type2" {
+    type_2b_window_is_usable_in_its_domain_only => "mw.type2" {
         for (kind, open) in [(WindowKind::Type2A, true), (WindowKind::Type2B, false)] {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, kind);
@@ -236,7 +237,7 @@ cases! {
         }
     }
 
-    a_window_that_counts_from_0 => "mw.zero_based" {
+    zero_based_window_is_addressed_from_0 => "mw.zero_based" {
         let mut b = Bench::new();
         let (r, bind) = bindable(&mut b, WindowKind::Type2B);
         b.manage(1, WrOp::BindMw(Bind { access: PEER | Access::ZERO_BASED, ..bind }));
@@ -248,7 +249,7 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
     }
 
-    a_region_stays_while_windows_are_bound => "mw.bound" {
+    region_with_bound_windows_is_not_deregistered => "mw.bound" {
         let mut b = Bench::new();
         let (r, bind) = bound(&mut b, WindowKind::Type2B);
         let lkey = b.more[r].info.lkey;
@@ -260,14 +261,14 @@ cases! {
         assert_eq!(b.memory.deregister(lkey), Ok(()));
     }
 
-    a_region_that_is_revoked_closes_its_windows => "mw.bound" {
+    revoked_region_invalidates_its_windows => "mw.bound" {
         let mut b = Bench::new();
         let (r, bind) = bound(&mut b, WindowKind::Type1);
         b.memory.revoke(b.more[r].info.lkey).unwrap();
         closed(&mut b, 0x1040, bind.rkey);
     }
 
-    a_window_that_is_freed_lets_its_region_go => "mw.bound" {
+    region_is_deregistered_after_its_window_is_freed => "mw.bound" {
         let mut b = Bench::new();
         let (r, mut bind) = bindable(&mut b, WindowKind::Type2B);
         let handle = RKey(bind.rkey.0 - 1);
@@ -277,19 +278,19 @@ cases! {
         b.sends(&[ok(1, WcOpcode::BindMw, 0)]);
         assert!(b.memory.free_window(handle) && !b.memory.free_window(handle));
         assert_eq!(b.memory.deregister(b.more[r].info.lkey), Ok(()));
-        // What is next in its slot has another key than the last.
+        // The next object in the slot gets a key that differs from the last one.
         let again: Vec<_> = (0..4).map(|_| b.memory.alloc_window(PD, WindowKind::Type1).unwrap()).collect();
         assert!(again.contains(&next(bind.rkey)) && !again.contains(&bind.rkey), "{again:?}");
     }
 
-    a_local_invalidate_closes_it => "mw.invalidate" {
+    local_invalidate_revokes_window_access => "mw.invalidate" {
         for kind in [WindowKind::Type2A, WindowKind::Type2B] {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, kind);
             b.manage(1, WrOp::LocalInv(bind.rkey));
             b.silence();
             b.sends(&[ok(1, WcOpcode::LocalInv, 0)]);
-            // And it may be bound again.
+            // The window may be bound again.
             let again = Bind { rkey: next(bind.rkey), ..bind };
             b.manage(2, WrOp::BindMw(again));
             b.silence();
@@ -300,7 +301,7 @@ cases! {
         }
     }
 
-    what_may_not_be_invalidated => "mw.invalidate" {
+    invalid_local_invalidate_fails_with_memory_management_error => "mw.invalidate" {
         let wrong: [fn(&mut Bench) -> RKey; 6] = [
             |b| bound(b, WindowKind::Type1).1.rkey,
             |b| next(bound(b, WindowKind::Type2B).1.rkey),
@@ -317,7 +318,7 @@ cases! {
             b.sends(&[bad(1, WcStatus::MwBindErr)]);
             b.state(QpState::Err);
         }
-        // By another QP.
+        // Invalidation by another QP.
         let mut b = Bench::with(|s| s.qps = 2);
         let (_, bind) = bound(&mut b, WindowKind::Type2B);
         let wr = urxe::transport::SendWr::local_inv(1, bind.rkey);
@@ -327,7 +328,7 @@ cases! {
         assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
     }
 
-    between_messages_and_without_a_psn => "local.order" {
+    bind_between_messages_takes_no_psn_and_completes_in_order => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Send, 0, 4);
@@ -335,7 +336,7 @@ cases! {
         b.post(3, WrOp::Send, 4, 4);
         let d = b.mr.read(0, 8);
         b.expect(&[send(Only, SQ, &d[..4]), send(Only, SQ + 1, &d[4..])]);
-        // It is done, and completes behind the first SEND.
+        // The bind is executed at once, and completes after the first SEND.
         assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
         b.sends(&[]);
         b.peer(&[ack(SQ, 1)]);
@@ -344,7 +345,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 4)]);
     }
 
-    behind_a_read => "local.order" {
+    bind_behind_a_read_completes_after_it => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Read { va: 0, rkey: RKey(5) }, 0, 4);
@@ -352,13 +353,13 @@ cases! {
         b.manage(3, WrOp::BindMw(Bind { len: 0, ..bind }));
         b.expect(&[read(SQ, (0, RKey(5), 4))]);
         b.sends(&[]);
-        // The second fails, in its turn.
+        // The second bind fails, in order.
         b.peer(&[resp(Only, SQ, 1, &[1; 4])]);
         b.sends(&[ok(1, WcOpcode::RdmaRead, 4), ok(2, WcOpcode::BindMw, 0), bad(3, WcStatus::MwBindErr)]);
         b.state(QpState::Err);
     }
 
-    going_back_does_not_repeat_it => "local.order" {
+    go_back_does_not_repeat_a_bind => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Send, 0, 4);
@@ -367,12 +368,12 @@ cases! {
         let both = b.sent();
         b.ask(&[nak(SQ, 0, NakCode::PsnSequenceError)], &both);
         b.peer(&[ack(SQ + 1, 2)]);
-        // Bound twice it would have failed.
+        // A second execution of the bind would have failed.
         b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::BindMw, 0), ok(3, WcOpcode::Send, 4)]);
         b.state(QpState::Rts);
     }
 
-    unsignaled_ones_make_no_completion => "local.order" {
+    unsignaled_bind_raises_no_completion => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post_sges(1, WrOp::BindMw(bind), &[], SendFlags::default()).unwrap();
@@ -380,7 +381,7 @@ cases! {
         assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
     }
 
-    a_queue_of_them_behind_one_message => "local.order" {
+    queue_full_of_binds_completes_behind_one_message => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         b.post(0, WrOp::Send, 0, 4);
@@ -393,7 +394,7 @@ cases! {
         b.sends(&all);
     }
 
-    they_go_through_uc_too => "local.order" {
+    bind_and_invalidate_are_executed_on_uc => "local.order" {
         let mut b = Bench::with(|s| s.qp_type = QpType::Uc);
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Send, 0, 4);
@@ -404,7 +405,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4), ok(2, WcOpcode::BindMw, 0), ok(3, WcOpcode::LocalInv, 0), ok(4, WcOpcode::Send, 4)]);
     }
 
-    they_have_no_data_and_are_not_for_datagrams => "local.order" {
+    bind_or_invalidate_with_data_or_on_ud_is_refused => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         for op in [WrOp::BindMw(bind), WrOp::LocalInv(bind.rkey)] {
@@ -417,7 +418,7 @@ cases! {
         }
     }
 
-    a_fenced_bind_waits_for_the_read => "local.fence" {
+    fenced_bind_waits_for_the_read => "local.fence" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         b.post(1, WrOp::Read { va: 0, rkey: RKey(5) }, 0, 4);
@@ -430,7 +431,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::RdmaRead, 4), ok(2, WcOpcode::BindMw, 0)]);
     }
 
-    a_local_invalidate_waits_for_all => "local.fence" {
+    local_invalidate_waits_for_all_earlier_requests => "local.fence" {
         let mut b = Bench::new();
         let (_, bind) = bound(&mut b, WindowKind::Type2B);
         let flags = SendFlags::default();
@@ -439,7 +440,7 @@ cases! {
         b.manage(2, WrOp::LocalInv(bind.rkey));
         b.post(3, WrOp::Send, 4, 4);
         let d = b.mr.read(0, 8);
-        // What it waits for is asked for, though nobody else waits.
+        // The acknowledgement that it waits for is requested, although the SEND is unsignaled.
         b.expect(&[send(Only, SQ, &d[..4])]);
         assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
         b.ask(&[ack(SQ, 1)], &[send(Only, SQ + 1, &d[4..])]);
@@ -449,7 +450,7 @@ cases! {
         b.sends(&[ok(3, WcOpcode::Send, 4)]);
     }
 
-    what_was_sent_before_it_came_is_asked_for => "local.fence" {
+    local_invalidate_requests_ack_of_earlier_send => "local.fence" {
         let mut b = Bench::new();
         let (_, bind) = bound(&mut b, WindowKind::Type2B);
         let sge = [b.mr.sge(0, 4)];
@@ -464,7 +465,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::LocalInv, 0)]);
     }
 
-    the_packet_before_it_is_asked_for => "req.ackreq.probe" {
+    last_packet_before_a_bind_is_probed => "req.ackreq.probe" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type2B);
         let sge = [b.mr.sge(0, 300)];
@@ -482,7 +483,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::BindMw, 0), ok(3, WcOpcode::BindMw, 0)]);
     }
 
-    not_in_sqd_nor_while_the_peer_is_not_ready => "local.order" {
+    bind_waits_in_sqd_and_during_rnr_wait => "local.order" {
         let mut b = Bench::new();
         let (_, bind) = bindable(&mut b, WindowKind::Type1);
         b.go(QpState::Sqd);
@@ -504,7 +505,7 @@ cases! {
         b.sends(&[ok(2, WcOpcode::Send, 4), ok(3, WcOpcode::BindMw, 0)]);
     }
 
-    a_refused_one_fails_in_its_turn => "local.error" {
+    invalid_bind_or_invalidate_fails_in_order => "local.error" {
         let mut b = Bench::new();
         b.post(1, WrOp::Send, 0, 4);
         b.manage(2, WrOp::LocalInv(RKey(0x77)));
@@ -518,7 +519,7 @@ cases! {
         b.state(QpState::Err);
     }
 
-    a_send_invalidates_a_window => "inv.send" {
+    send_with_invalidate_revokes_window_access => "inv.send" {
         for kind in [WindowKind::Type2A, WindowKind::Type2B] {
             let mut b = Bench::new();
             let (_, bind) = bound(&mut b, kind);
@@ -534,7 +535,7 @@ cases! {
         }
     }
 
-    a_duplicate_invalidates_nothing => "inv.send" {
+    duplicate_send_with_invalidate_has_no_effect => "inv.send" {
         let mut b = Bench::new();
         let (_, bind) = bound(&mut b, WindowKind::Type2B);
         b.recv(1, 0, 4);
@@ -542,7 +543,7 @@ cases! {
         let p = send_inv(Only, RQ, &[1], bind.rkey);
         b.ask(std::slice::from_ref(&p), &[ack(RQ, 1)]);
         assert_eq!(b.raw_recv().wr_id, 1);
-        // Bound again under the same key, and the packet comes once more.
+        // The window is bound again under the same key, and the packet arrives once more.
         b.manage(3, WrOp::BindMw(bind));
         b.silence();
         b.sends(&[ok(3, WcOpcode::BindMw, 0)]);
@@ -550,7 +551,7 @@ cases! {
         assert!(b.memory.remote(b.us(), bind.rkey, 0x1040, 1, Access::REMOTE_READ).is_ok());
     }
 
-    a_key_that_may_not_be_invalidated => "inv.refused" {
+    send_with_invalidate_of_invalid_key_fails_the_receive => "inv.refused" {
         let wrong: [fn(&mut Bench) -> RKey; 4] = [
             |b| bound(b, WindowKind::Type1).1.rkey,
             |b| next(bound(b, WindowKind::Type2B).1.rkey),
@@ -568,7 +569,7 @@ cases! {
         }
     }
 
-    the_key_goes_in_the_last_packet => "inv.requester" {
+    invalidate_key_is_in_the_last_packet => "inv.requester" {
         let mut b = Bench::new();
         b.post(1, WrOp::SendWithInv(RKey(0x1234)), 0, 300);
         let d = b.mr.read(0, 300);

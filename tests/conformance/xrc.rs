@@ -1,4 +1,4 @@
-//! XRC: initiators, targets, and the shared receive queues that requests name.
+//! Conformance cases: XRC initiators and targets, and the shared receive queues that requests name.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn x(srq: SrqId, packets: &[Pkt]) -> Vec<Pkt> {
     packets.iter().map(|p| p.clone().xrc(srq)).collect()
 }
 
-/// What answers is of XRC and names no queue.
+/// Turns responses into XRC packets, which name no shared receive queue.
 fn a(packets: &[Pkt]) -> Vec<Pkt> {
     x(SrqId(0), packets)
 }
@@ -42,7 +42,7 @@ fn post(b: &mut Bench, srq: SrqId, wr_id: u64, at: usize) {
 }
 
 cases! {
-    each_message_takes_from_the_queue_it_names => "xrc.target" {
+    each_message_takes_receive_of_the_srq_it_names => "xrc.target" {
         let (mut b, first) = target(|_| {});
         let second = b.xrc_srq(PD, DOMAIN);
         post(&mut b, first, 1, 0);
@@ -54,7 +54,7 @@ cases! {
         assert_eq!((b.mr.read(100, 1), b.mr.read(0, 1)), (vec![7], vec![8]));
     }
 
-    messages_of_one_burst_name_a_queue_each => "xrc.target" {
+    messages_of_one_burst_may_name_different_srqs => "xrc.target" {
         let (mut b, first) = target(|_| {});
         let second = b.xrc_srq(PD, DOMAIN);
         post(&mut b, first, 1, 0);
@@ -64,7 +64,7 @@ cases! {
         b.recvs(&[ok(2, WcOpcode::Recv, 1), ok(1, WcOpcode::Recv, 1)]);
     }
 
-    its_completion_names_the_target => "xrc.target" {
+    completion_contains_number_of_the_target_qp => "xrc.target" {
         let (mut b, srq) = target(|s| s.qps = 2);
         post(&mut b, srq, 1, 0);
         b.ask(&[send(Only, RQ, &[7]).xrc(srq).qp(1)], &[ack(RQ, 1).xrc(srq).qp(1)]);
@@ -72,7 +72,7 @@ cases! {
         assert_eq!((c.qpn, c.src_qpn.get()), (b.qpns[1], 0x78));
     }
 
-    writes_reads_and_atomics => "xrc.target" {
+    target_executes_writes_reads_and_atomics => "xrc.target" {
         let (mut b, srq) = target(|s| s.access = Access::ALL | Access::FLUSH_GLOBAL);
         let (to, from) = (b.remote(0, 300), b.remote(400, 300));
         let d = b.mr.read(400, 300);
@@ -87,7 +87,7 @@ cases! {
         b.recvs(&[ok(1, WcOpcode::RecvRdmaWithImm, 1).imm(3)]);
     }
 
-    a_queue_that_is_not_there => "xrc.srq" {
+    request_naming_unknown_srq_is_nakked => "xrc.srq" {
         let plain = |b: &mut Bench| b.nic.create_srq(PD, RecvCaps { max_wr: 4, max_sge: 1 }).unwrap();
         let wrong: [fn(&mut Bench, SrqId) -> SrqId; 3] = [
             |_, srq| SrqId(srq.0 + 1),
@@ -117,7 +117,7 @@ cases! {
         }
     }
 
-    a_queue_that_is_gone => "xrc.srq" {
+    request_naming_destroyed_srq_is_nakked => "xrc.srq" {
         let (mut b, srq) = target(|_| {});
         b.nic.destroy_srq(srq);
         let next = b.xrc_srq(PD, DOMAIN);
@@ -127,7 +127,7 @@ cases! {
         b.events(&[AsyncEvent::QpRequestError]);
     }
 
-    one_queue_a_message => "xrc.message" {
+    message_naming_two_srqs_is_nakked => "xrc.message" {
         let (mut b, first) = target(|_| {});
         let second = b.xrc_srq(PD, DOMAIN);
         let sges = [b.mr.sge(0, 1000)];
@@ -138,7 +138,7 @@ cases! {
         b.ask(&x(second, &[send(Last, RQ + 1, &[1])]), &a(&[nak(RQ + 1, 0, NakCode::InvalidRequest)]));
         b.events(&[AsyncEvent::QpRequestError]);
         b.recvs(&[bad(1, WcStatus::RemInvReqErr)]);
-        // The other queue has its receive still.
+        // The other queue still has its receive.
         assert_eq!(b.nic.srq(second).unwrap().len(), 1);
         for (position, len) in [(Middle, 256), (Last, 1)] {
             let (mut b, first) = target(|_| {});
@@ -151,7 +151,7 @@ cases! {
         }
     }
 
-    memory_is_of_the_queues_domain => "xrc.pd" {
+    memory_is_checked_in_protection_domain_of_the_srq => "xrc.pd" {
         let (mut b, ours) = target(|_| {});
         let theirs = b.xrc_srq(PdId(2), DOMAIN);
         let r = b.region(PdId(2), 600, 0, Access::ALL);
@@ -160,10 +160,11 @@ cases! {
         b.ask(&x(theirs, &[write(Only, RQ, (0, key, 1), &d[..1])]), &a(&[ack(RQ, 1)]));
         let answer = a(&message(256, &d, |p, n, d| resp(p, n, 2, d), RQ + 1));
         b.ask(&x(theirs, &[read(RQ + 1, (0, key, 300))]), &answer);
-        // Its replay, and a part of it.
+        // A replay of the READ, and of a part of it.
         b.ask(&x(theirs, &[read(RQ + 1, (0, key, 300))]), &answer);
         b.ask(&x(theirs, &[read(RQ + 2, (256, key, 44))]), &a(&[resp(Only, RQ + 2, 2, &d[256..])]));
-        // Receives of another domain's queue: their elements too.
+        // Receives of a queue in another protection domain: their elements are checked against that domain
+        // too.
         let sges = [b.more[r].sge(10, 8)];
         b.nic.with_srq(theirs, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
         b.ask(&x(theirs, &[send(Only, RQ + 3, &[9])]), &a(&[ack(RQ + 3, 3)]));
@@ -172,7 +173,7 @@ cases! {
         b.events(&[AsyncEvent::QpAccessError]);
     }
 
-    no_receive_and_lost_packets => "xrc.replay" {
+    target_rnr_naks_and_replays_as_rc => "xrc.replay" {
         let (mut b, srq) = target(|_| {});
         let p = x(srq, &[send(Only, RQ, &[1])]);
         b.ask(&p, &a(&[rnr(RQ, 0, 12)]));
@@ -183,7 +184,7 @@ cases! {
         b.ask(&x(srq, &[send(Only, RQ + 2, &[1])]), &a(&[nak(RQ + 1, 1, NakCode::PsnSequenceError)]));
     }
 
-    every_request_names_the_queue => "xrc.initiator" {
+    each_request_of_initiator_names_the_srq => "xrc.initiator" {
         let mut b = initiator();
         let d = b.mr.read(0, 300);
         let rkey = RKey(7);
@@ -202,7 +203,7 @@ cases! {
         assert_eq!(b.mr.read(408, 8), 77u64.to_ne_bytes());
     }
 
-    an_initiator_sends_again => "xrc.initiator" {
+    initiator_retransmits_as_rc => "xrc.initiator" {
         let mut b = initiator();
         b.post(1, WrOp::Send, 0, 4);
         let p = b.sent();
@@ -216,7 +217,7 @@ cases! {
         b.sends(&[ok(1, WcOpcode::Send, 4)]);
     }
 
-    work_requests_name_a_queue => "xrc.post" {
+    work_request_of_initiator_must_name_an_srq => "xrc.post" {
         let mut b = initiator();
         let sge = [b.mr.sge(0, 1)];
         let wr = SendWr { wr_id: 1, op: WrOp::Send, data: WrData::Sges(&sge), flags: SendFlags::SIGNALED, to: None };
@@ -235,7 +236,7 @@ cases! {
         assert_eq!(b.nic.post_recv(b.now, b.qpns[0], &recv).unwrap(), Err(PostError::SharedQueue));
     }
 
-    each_end_takes_its_kind => "xrc.kinds" {
+    initiator_drops_requests_and_target_drops_responses => "xrc.kinds" {
         let mut b = initiator();
         b.ask(&x(PEER_SRQ, &[send(Only, RQ, &[1])]), &[]);
         b.ask(&[ack(SQ, 1)], &[]);
@@ -250,7 +251,7 @@ cases! {
         assert_eq!(b.count().rx_unknown_qp, 1);
     }
 
-    a_target_in_error_gives_back_what_it_took => "xrc.flush" {
+    target_in_error_flushes_the_taken_receive => "xrc.flush" {
         let (mut b, srq) = target(|_| {});
         let sges = [b.mr.sge(0, 1000)];
         b.nic.with_srq(srq, |q, _| q.post(&RecvWr { wr_id: 1, sges: &sges })).unwrap().unwrap();
@@ -262,7 +263,7 @@ cases! {
         assert_eq!(b.nic.srq(srq).unwrap().len(), 1);
     }
 
-    each_end_has_its_states => "xrc.states" {
+    initiator_and_target_need_only_their_own_attributes => "xrc.states" {
         for (qp_type, has, lacks) in [
             (QpType::XrcSend, AttrMask::RETRY_CNT, AttrMask::MIN_RNR_TIMER),
             (QpType::XrcRecv, AttrMask::TIMEOUT, AttrMask::RETRY_CNT),

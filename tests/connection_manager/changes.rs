@@ -1,4 +1,4 @@
-//! A device that loses an address, or is lost itself, while ids are in use.
+//! Devices that lose an address or are removed while ids are in use.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,14 +10,14 @@ use urxe::verbs::*;
 
 use super::stage::*;
 
-/// A device that can be taken away.
+/// Returns a side whose device can be removed, and the flag that removes it.
 fn loose(fabric: &Fabric) -> (Side, Arc<AtomicBool>) {
     let gone = Arc::default();
     let fails: Receive = |_, _, _| Err(io::Error::other("it was taken away"));
     (Side::breakable(fabric, &fabric.auto_address(), &gone, fails), gone)
 }
 
-/// The events that wait, by their ids' numbers.
+/// Returns the queued events with the numbers of their ids.
 fn events(side: &Side) -> Vec<(u64, CmEventKind)> {
     let mut all: Vec<(u64, CmEventKind)> = std::iter::from_fn(|| side.channel.try_event())
         .map(|event| (event.id.number(), event.kind))
@@ -27,7 +27,7 @@ fn events(side: &Side) -> Vec<(u64, CmEventKind)> {
 }
 
 #[test]
-fn ids_of_a_device_that_is_gone_are_told_once() {
+fn device_removal_raises_one_event_per_id() {
     let fabric = virtual_fabric(slow());
     let ((client, gone), server) = (loose(&fabric), Side::on(&fabric));
     let at = server.addr(7);
@@ -47,7 +47,7 @@ fn ids_of_a_device_that_is_gone_are_told_once() {
     for qp in [&mine.qp, &waits.qp] {
         assert_eq!(qp.state(), QpState::Err);
     }
-    // What is asked of them comes to nothing, and nothing more comes of them.
+    // Calls on these ids have no effect, and no further event follows.
     mine.id.disconnect().unwrap();
     assert!(matches!(resolved.resolve_route(SOON), Err(IdError::State { .. })));
     let id = client.id(PortSpace::Tcp);
@@ -56,26 +56,26 @@ fn ids_of_a_device_that_is_gone_are_told_once() {
     assert_eq!((event.id, event.status), (id, -libc::ENODEV));
     client.id(PortSpace::Tcp).bind_addr("0.0.0.0:10".parse().unwrap()).unwrap();
     drop((mine, waits, own, resolved, on_all));
-    // The peer finds out by itself.
+    // The peer detects the failure by its own timeouts.
     theirs.id.disconnect().unwrap();
     assert_eq!(server.event_within(CmEventKind::Disconnected, EVER).id, theirs.id);
     assert_eq!((events(&client), client.manager.connections()), (vec![], 0));
 }
 
 #[test]
-fn in_real_time_too() {
+fn device_removal_is_detected_in_real_time() {
     let fabric = Fabric::new();
     let ((client, gone), server) = (loose(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
     let (mine, _theirs) = connected(&client, &server, server.addr(7));
     gone.store(true, Ordering::SeqCst);
-    // Somebody looks at the link.
+    // Polling detects that the link has failed.
     client.context.poll();
     assert_eq!(client.event(CmEventKind::DeviceRemoval).id, mine.id);
     assert_eq!(mine.qp.state(), QpState::Err);
     let other = Side::on(&fabric);
     let _left = client.manager.add_device(other.manager.devices()[0].clone()).unwrap_err();
-    // Another device takes over.
+    // Another device replaces the removed one.
     drop(other.manager);
     client.manager.add_device(other.context).unwrap();
     let again = client.resolved(PortSpace::Tcp, server.addr(7));
@@ -83,7 +83,7 @@ fn in_real_time_too() {
 }
 
 #[test]
-fn ids_whose_address_is_no_longer_the_devices_are_told() {
+fn removed_address_raises_addr_change_for_its_ids() {
     for fabric in [virtual_fabric(slow()), Fabric::new()] {
         let (client, server) = (Side::on(&fabric), Side::on(&fabric));
         let [v4, v6] = [true, false].map(|v4| client.ip(v4));
@@ -105,13 +105,13 @@ fn ids_whose_address_is_no_longer_the_devices_are_told() {
             assert!(told.contains(&(id.number(), CmEventKind::AddrChange)), "{told:?}");
         }
         assert_eq!(events(&client), []);
-        // There is no way any more from where the path would have begun.
+        // The source address of the path no longer exists, so there is no route.
         to.resolve_route(SOON).unwrap();
         let event = client.event(CmEventKind::RouteError);
         assert_eq!((&event.id, event.status), (&to, -libc::ENETUNREACH));
-        // And the new address is one to listen at.
+        // A listener can be bound to the new address.
         let on_other = client.listen(PortSpace::Tcp, (other, 8).into());
-        // The old one comes back, and with it the way.
+        // The old address returns, and the route with it.
         fabric.set_addresses(other, &[v4, v6]).unwrap();
         assert_eq!(client.event(CmEventKind::AddrChange).id, on_other);
         to.resolve_route(SOON).unwrap();

@@ -1,4 +1,4 @@
-//! Connections, and data on them.
+//! Establishment and release of connections, and data transfer on them.
 
 use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::verbs::cm::*;
@@ -6,7 +6,8 @@ use urxe::verbs::*;
 
 use super::stage::*;
 
-/// From the request to the end: what both programs see.
+/// Establishes a connection, transfers data and releases the connection, with checks of the events on both
+/// sides.
 fn a_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
     let at = (server.ip(v4), 7471).into();
     let listener = server.listen(PortSpace::Tcp, at);
@@ -49,7 +50,7 @@ fn a_connection(client: &Side, server: &Side, v4: bool, server_ends: bool) {
 }
 
 #[test]
-fn over_the_fabric_in_real_time() {
+fn connection_over_fabric_in_real_time_succeeds() {
     for (v4, server_ends) in [(true, false), (false, true)] {
         let fabric = Fabric::new();
         a_connection(&Side::on(&fabric), &Side::on(&fabric), v4, server_ends);
@@ -57,7 +58,7 @@ fn over_the_fabric_in_real_time() {
 }
 
 #[test]
-fn over_the_fabric_in_virtual_time() {
+fn connection_over_fabric_in_virtual_time_succeeds() {
     for (v4, server_ends) in [(true, true), (false, false)] {
         let fabric = virtual_fabric(slow());
         a_connection(&Side::on(&fabric), &Side::on(&fabric), v4, server_ends);
@@ -65,14 +66,14 @@ fn over_the_fabric_in_virtual_time() {
 }
 
 #[test]
-fn over_udp() {
+fn connection_over_udp_succeeds() {
     a_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, false);
     a_connection(&Side::on_udp("127.101.1.1"), &Side::on_udp("127.101.1.2"), true, true);
 }
 
-/// QP1 is of one shard, and the connections' queue pairs are of all.
+/// QP1 belongs to one shard, and the connections' queue pairs are spread over all of them.
 #[test]
-fn with_a_nic_of_shards() {
+fn connections_to_sharded_nic_succeed() {
     let links = UdpLink::bind_shards("127.101.1.4".parse().unwrap(), &UdpOptions::default(), 4).unwrap();
     let links = links.into_iter().map(|link| Box::new(link) as _).collect();
     let server = Side::new(Context::open_shards(links, &ContextOptions::default()).unwrap());
@@ -93,7 +94,7 @@ fn with_a_nic_of_shards() {
 }
 
 #[test]
-fn with_itself() {
+fn connection_of_a_device_with_itself_succeeds() {
     let side = Side::on_udp("127.101.1.3");
     let at = side.addr(7471);
     let _listener = side.listen(PortSpace::Tcp, at);
@@ -111,7 +112,7 @@ fn with_itself() {
 }
 
 #[test]
-fn an_unreliable_connection() {
+fn uc_connection_transfers_messages() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(5);
@@ -136,10 +137,10 @@ fn an_unreliable_connection() {
     assert_eq!((qp.state(), theirs.state()), (QpState::Rts, QpState::Rts));
 }
 
-/// Programs that make their queue pairs without the manager: it tells them the attributes, and they tell it when they are
-/// ready.
+/// Programs that manage their queue pairs themselves: the manager provides the attributes, and the programs
+/// report when their queue pairs are ready.
 #[test]
-fn with_queue_pairs_that_the_programs_drive() {
+fn connection_with_qps_managed_by_programs_succeeds() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(5);
@@ -174,7 +175,7 @@ fn with_queue_pairs_that_the_programs_drive() {
 }
 
 #[test]
-fn what_programs_ask_for_is_what_queue_pairs_get() {
+fn connection_parameters_are_applied_to_both_qps() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(5);
@@ -213,9 +214,9 @@ fn what_programs_ask_for_is_what_queue_pairs_get() {
     assert_eq!(mine.path_mtu, Some(client.context.query_port().active_mtu));
 }
 
-/// Data is as good as the last word of the handshake.
+/// Data that arrives before the RTU establishes the connection.
 #[test]
-fn data_that_comes_first_establishes() {
+fn data_before_rtu_establishes_the_connection() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(5);
@@ -242,7 +243,7 @@ fn data_that_comes_first_establishes() {
     assert!(server.channel.try_event().is_none());
     theirs.id.notify(event).unwrap();
     assert_eq!(server.event(CmEventKind::Established).id, theirs.id);
-    // Nothing more comes of the handshake's last word.
+    // A late `establish` has no effect.
     id.establish().unwrap();
     id.disconnect().unwrap();
     server.event(CmEventKind::Disconnected);

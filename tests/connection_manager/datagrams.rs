@@ -1,11 +1,11 @@
-//! Datagrams by name, and multicast.
+//! Service ID resolution for datagrams (SIDR), and multicast.
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
 use super::stage::*;
 
-/// Sends to where an event says, from a queue pair to one of `to`'s.
+/// Sends a datagram to the destination in `at` from one queue pair to a queue pair of `to`.
 fn send(from: (&Side, &Qp), to: (&Side, &Qp), at: &Datagram) {
     let (source, target) =
         (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());
@@ -42,19 +42,19 @@ fn datagrams_by_name(client: &Side, server: &Side) {
 }
 
 #[test]
-fn over_the_fabric() {
+fn sidr_over_fabric_resolves_datagram_destination() {
     for fabric in [Fabric::new(), virtual_fabric(slow())] {
         datagrams_by_name(&Side::on(&fabric), &Side::on(&fabric));
     }
 }
 
 #[test]
-fn over_udp() {
+fn sidr_over_udp_resolves_datagram_destination() {
     datagrams_by_name(&Side::on_udp("127.101.3.1"), &Side::on_udp("127.101.3.2"));
 }
 
 #[test]
-fn a_refusal() {
+fn rejected_sidr_request_raises_unreachable_with_reason() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Udp, server.addr(7));
@@ -66,7 +66,7 @@ fn a_refusal() {
 }
 
 #[test]
-fn groups_are_joined_and_left() {
+fn multicast_groups_are_joined_until_id_is_destroyed() {
     let fabric = virtual_fabric(slow());
     let (sender, member) = (Side::on(&fabric), Side::on(&fabric));
     for group in ["239.77.1.2:0", "[ff0e::77]:0"] {
@@ -90,7 +90,7 @@ fn groups_are_joined_and_left() {
         to.leave_multicast(group).unwrap();
         assert!(matches!(to.leave_multicast(group), Err(IdError::NoGroup(_))));
         assert!(to_qp.detach_mcast(group.ip().into()).is_err(), "the queue pair has left it too");
-        // An id that ends leaves its groups.
+        // Destroying an id makes it leave its groups.
         to.join_multicast(group, Membership::Full).unwrap();
         member.event(CmEventKind::MulticastJoin);
         to.destroy();

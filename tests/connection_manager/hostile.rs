@@ -1,5 +1,5 @@
-//! Peers that say what makes no sense, what they said before, or half of what they should: whatever it is, the id hears how
-//! it ended, in its time.
+//! Hostile peers: messages that are invalid, repeated or missing. In each case the id gets a final event in
+//! bounded time.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use urxe::wire::{AckTimeout, Mtu, Psn};
 
 use super::stage::*;
 
-/// A peer that says what it is told to.
+/// A peer whose messages are scripted.
 struct Script {
     port: ManagementPort,
     at: SocketAddr,
@@ -39,7 +39,7 @@ impl Script {
         Mad::parse(&self.port.recv(SOON).unwrap().bytes).unwrap()
     }
 
-    /// The request of a client, and a reply to it.
+    /// Receives a client's REQ and returns its transaction number and a matching REP.
     fn asked(&self) -> (u64, Rep) {
         let Mad { transaction, message: Message::Req(req), .. } = self.hear() else { panic!("no REQ") };
         let rep = Rep {
@@ -54,7 +54,7 @@ impl Script {
         (transaction, rep)
     }
 
-    /// A request to a server.
+    /// Builds a REQ to a server.
     fn asks(&self, server: SocketAddr) -> Req {
         let mut req = Req {
             local: CommId(9),
@@ -82,7 +82,7 @@ impl Script {
 }
 
 #[test]
-fn a_reply_with_a_queue_pair_that_is_not_there() {
+fn rep_with_unknown_qp_fails_sends_and_disconnects() {
     let fabric = virtual_fabric(slow());
     let (client, script) = (Side::on(&fabric), Script::on(&fabric));
     let mine = client.connecting(script.at, b"");
@@ -90,12 +90,12 @@ fn a_reply_with_a_queue_pair_that_is_not_there() {
     script.say(&client, transaction, rep);
     client.event(CmEventKind::Established);
     assert!(matches!(script.hear().message, Message::Rtu(_)));
-    // Nobody acknowledges.
+    // No acknowledgement arrives.
     mine.qp.post_send(&SendWr::send(1, &[])).unwrap();
     let failed = client.cq.wait(EVER).unwrap_err();
     assert!(matches!(failed, WaitError::Failed(c) if c.status == WcStatus::RetryExcErr), "{failed}");
     assert_eq!(mine.qp.state(), QpState::Err);
-    // Nor does anybody answer that it ends.
+    // The DREQ is not answered either.
     mine.id.disconnect().unwrap();
     client.event_within(CmEventKind::Disconnected, EVER);
     client.event_within(CmEventKind::TimewaitExit, EVER);
@@ -103,7 +103,7 @@ fn a_reply_with_a_queue_pair_that_is_not_there() {
 }
 
 #[test]
-fn a_reply_with_a_queue_pair_that_cannot_be() {
+fn rep_with_invalid_qp_number_is_rejected() {
     let fabric = virtual_fabric(slow());
     let (client, script) = (Side::on(&fabric), Script::on(&fabric));
     let mine = client.connecting(script.at, b"");
@@ -115,9 +115,10 @@ fn a_reply_with_a_queue_pair_that_cannot_be() {
     assert_eq!((rej.remote, rej.reason), (rep.local, RejReason::UnsupportedRequest));
 }
 
-/// As of the kernel's manager, which MTU the peer would have is for the program to try: nothing is asked again.
+/// As with the kernel's manager, it is up to the program to try the MTU that the peer suggests: the request
+/// is not repeated.
 #[test]
-fn a_refusal_of_the_mtu() {
+fn rej_of_the_mtu_is_not_retried() {
     let fabric = virtual_fabric(slow());
     let (client, script) = (Side::on(&fabric), Script::on(&fabric));
     let mine = client.connecting(script.at, b"");
@@ -135,7 +136,7 @@ fn a_refusal_of_the_mtu() {
 }
 
 #[test]
-fn a_reply_from_another_address() {
+fn rep_from_another_address_is_dropped() {
     let fabric = virtual_fabric(slow());
     let (client, script, other) = (Side::on(&fabric), Script::on(&fabric), Script::on(&fabric));
     let mine = client.connecting(script.at, b"");
@@ -147,7 +148,7 @@ fn a_reply_from_another_address() {
 }
 
 #[test]
-fn an_rtu_that_never_comes() {
+fn missing_rtu_makes_the_server_retry_and_reject() {
     let fabric = virtual_fabric(slow());
     let (server, script) = (Side::on(&fabric), Script::on(&fabric));
     let at = server.addr(7);
@@ -156,7 +157,7 @@ fn an_rtu_that_never_comes() {
     let theirs = server.accept(b"");
     let began = fabric.now();
     assert_eq!(server.event_within(CmEventKind::Unreachable, EVER).id, theirs.id);
-    // As long as the client has said, three times.
+    // The REP is sent three times, each with the timeout that the client has requested.
     let each = fabric.now().since(began) / 3;
     assert!((1.0..3.5).contains(&each.as_secs_f64()), "{each:?}");
     assert_eq!(theirs.qp.state(), QpState::Err);
@@ -168,7 +169,7 @@ fn an_rtu_that_never_comes() {
 }
 
 #[test]
-fn what_was_said_before_and_is_said_again() {
+fn repeated_messages_have_no_further_effect() {
     let fabric = virtual_fabric(slow());
     let (server, script) = (Side::on(&fabric), Script::on(&fabric));
     let at = server.addr(7);
@@ -176,7 +177,7 @@ fn what_was_said_before_and_is_said_again() {
     let req = script.asks(at);
     (0..3).for_each(|_| script.say(&server, 1, req));
     let theirs = server.accept(b"");
-    // While the program makes up its mind the client is asked for patience.
+    // While the program has not decided yet, the client receives an MRA.
     let rep = loop {
         match script.hear().message {
             Message::Rep(rep) => break rep,
@@ -190,7 +191,7 @@ fn what_was_said_before_and_is_said_again() {
     (0..3).for_each(|_| script.say(&server, 1, rtu));
     assert_eq!(server.event(CmEventKind::Established).id, theirs.id);
     let dreq = Dreq { local, remote, remote_qpn: theirs.qp.qpn(), ..Dreq::default() };
-    // Of another queue pair it is none.
+    // A DREQ that names another queue pair is ignored.
     script.say(&server, 2, Dreq { remote_qpn: Qpn::new(0x777), ..dreq });
     (0..3).for_each(|_| script.say(&server, 2, dreq));
     assert_eq!(server.event(CmEventKind::Disconnected).id, theirs.id);
@@ -199,7 +200,7 @@ fn what_was_said_before_and_is_said_again() {
     assert_eq!(script.hear().message, drep);
     script.say(&server, 2, dreq);
     assert_eq!(script.hear().message, drep);
-    // Nor does it begin anew with what was there.
+    // A repeated REQ does not open a new connection during time-wait.
     script.say(&server, 1, req);
     let Message::Rej(rej) = script.hear().message else { panic!("no REJ") };
     assert_eq!(rej.reason, RejReason::StaleConnection);
@@ -208,7 +209,7 @@ fn what_was_said_before_and_is_said_again() {
 }
 
 #[test]
-fn noise() {
+fn random_and_corrupted_messages_do_no_harm() {
     let fabric = virtual_fabric(slow());
     let (client, server, script) = (Side::on(&fabric), Side::on(&fabric), Script::on(&fabric));
     let at = server.addr(7);
@@ -217,7 +218,7 @@ fn noise() {
     let mut random = Pcg32::new(1, 1);
     let to = AddressVector::to(at.ip().into());
     for round in 0..10_000_u32 {
-        // Scraps, and messages with some bytes of a request spoilt.
+        // Random bytes, and requests with some bytes corrupted.
         let mut bytes = [0; MAD_LEN];
         if round % 2 == 0 {
             random.fill_bytes(&mut bytes);

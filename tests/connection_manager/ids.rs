@@ -1,4 +1,4 @@
-//! Ids and channels: order of calls, ends, migration.
+//! Ids and event channels: order of calls, destruction, migration.
 
 use std::os::fd::AsFd;
 
@@ -14,7 +14,7 @@ fn is_readable(channel: &EventChannel, ms: u16) -> bool {
 }
 
 #[test]
-fn calls_have_an_order() {
+fn call_in_wrong_state_is_refused() {
     let fabric = virtual_fabric(slow());
     let side = Side::on(&fabric);
     let id = side.id(PortSpace::Tcp);
@@ -38,7 +38,7 @@ fn calls_have_an_order() {
 }
 
 #[test]
-fn another_version_of_ip_is_not_reached_and_no_device_is_an_event() {
+fn resolving_other_ip_version_fails_and_missing_device_raises_event() {
     let fabric = virtual_fabric(slow());
     let side = Side::on(&fabric);
     let id = side.id(PortSpace::Tcp);
@@ -53,7 +53,7 @@ fn another_version_of_ip_is_not_reached_and_no_device_is_an_event() {
 }
 
 #[test]
-fn a_descriptor_is_readable_while_events_wait() {
+fn channel_descriptor_is_readable_while_events_are_queued() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let listener = server.listen(PortSpace::Tcp, server.addr(7));
@@ -71,7 +71,7 @@ fn a_descriptor_is_readable_while_events_wait() {
 }
 
 #[test]
-fn an_id_migrates_with_its_events() {
+fn id_migrates_to_another_channel_with_its_events() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
@@ -79,7 +79,7 @@ fn an_id_migrates_with_its_events() {
     let mine = client.connecting(server.addr(7), b"");
     let theirs = server.accept(b"");
     fabric.run_until_idle(std::time::Duration::from_millis(1));
-    // The event that tells of the connection waits on the old channel until now.
+    // Until now the event of the connection is queued on the old channel.
     mine.id.migrate(&to).unwrap();
     let event = to.get_event(Some(SOON)).unwrap();
     assert_eq!((event.kind, event.id), (CmEventKind::Established, mine.id.clone()));
@@ -87,7 +87,7 @@ fn an_id_migrates_with_its_events() {
     theirs.id.disconnect().unwrap();
     assert_eq!(to.get_event(Some(SOON)).unwrap().kind, CmEventKind::Disconnected);
     assert!(client.channel.try_event().is_none());
-    // What a listener that migrates hears comes on its new channel.
+    // The requests to a listener that migrates arrive on its new channel.
     let listener = server.listen(PortSpace::Tcp, server.addr(8));
     let waits = client.connecting(server.addr(8), b"");
     fabric.run_until_idle(std::time::Duration::from_millis(1));
@@ -98,14 +98,14 @@ fn an_id_migrates_with_its_events() {
 }
 
 #[test]
-fn the_end_of_an_id_ends_its_connection() {
+fn destroyed_id_disconnects_its_peer() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
     let (mine, theirs) = connected(&client, &server, server.addr(7));
     drop(mine.id);
     assert_eq!(server.event(CmEventKind::Disconnected).id, theirs.id);
-    // So does the end of one that waits for the answer.
+    // Destroying an id that waits for a response ends its request too.
     let mine = client.connecting(server.addr(7), b"");
     let request = server.event(CmEventKind::ConnectRequest);
     mine.id.destroy();
@@ -113,7 +113,7 @@ fn the_end_of_an_id_ends_its_connection() {
 }
 
 #[test]
-fn a_queue_pair_may_go_before_its_id() {
+fn qp_destroyed_before_its_id_ends_the_connection() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
@@ -124,7 +124,7 @@ fn a_queue_pair_may_go_before_its_id() {
     drop(theirs.qp);
     theirs.id.disconnect().unwrap();
     client.event(CmEventKind::Disconnected);
-    // One that goes while the peer is asked cannot be made ready.
+    // If the queue pair is destroyed while the request is pending, the connection fails.
     let End { id, qp } = client.connecting(server.addr(7), b"");
     let request = server.event(CmEventKind::ConnectRequest);
     drop(qp);
@@ -137,7 +137,7 @@ fn a_queue_pair_may_go_before_its_id() {
 }
 
 #[test]
-fn a_device_has_one_manager() {
+fn second_manager_of_a_device_is_refused() {
     let fabric = virtual_fabric(slow());
     let side = Side::on(&fabric);
     let second = ConnectionManager::new(vec![side.context.clone()]);

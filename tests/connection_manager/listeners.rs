@@ -1,4 +1,4 @@
-//! Listeners: who hears what, and how much waits.
+//! Listeners: which requests they receive, and how many may be pending.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,7 +19,7 @@ fn at(text: &str) -> SocketAddr {
 }
 
 #[test]
-fn a_listener_hears_its_own_address() {
+fn listener_accepts_requests_to_its_address_only() {
     let fabric = virtual_fabric(slow());
     let client = on(&fabric, &["10.0.0.9", "fd00::9"]);
     let server = on(&fabric, &["10.0.0.1", "10.0.0.2", "fd00::1"]);
@@ -43,7 +43,7 @@ fn a_listener_hears_its_own_address() {
 }
 
 #[test]
-fn a_listener_on_all_addresses_hears_both_ip_versions_unless_it_says_otherwise() {
+fn wildcard_listener_accepts_both_ip_versions_unless_af_only() {
     for (bound, af_only, v4, v6) in
         [("[::]:7", false, true, true), ("[::]:7", true, false, true), ("0.0.0.0:7", false, true, false)]
     {
@@ -65,7 +65,7 @@ fn a_listener_on_all_addresses_hears_both_ip_versions_unless_it_says_otherwise()
 }
 
 #[test]
-fn who_asks_for_another_service_than_the_listeners_finds_nobody() {
+fn request_for_another_service_than_the_listeners_is_rejected() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let _listener = server.listen(PortSpace::Tcp, server.addr(7));
@@ -84,7 +84,7 @@ fn who_asks_for_another_service_than_the_listeners_finds_nobody() {
 }
 
 #[test]
-fn listeners_on_all_devices_hear_those_that_come_later() {
+fn wildcard_listener_accepts_requests_to_added_devices() {
     let fabric = virtual_fabric(slow());
     let client = on(&fabric, &["10.0.0.9"]);
     let server = on(&fabric, &["10.0.0.1"]);
@@ -100,7 +100,7 @@ fn listeners_on_all_devices_hear_those_that_come_later() {
 }
 
 #[test]
-fn ports_are_taken_once() {
+fn second_bind_of_a_port_is_refused() {
     let fabric = virtual_fabric(slow());
     let server = on(&fabric, &["10.0.0.1"]);
     let first = server.listen(PortSpace::Tcp, at("10.0.0.1:7"));
@@ -111,7 +111,7 @@ fn ports_are_taken_once() {
     assert_eq!(taken.errno(), libc::EADDRINUSE, "{taken}");
     let missing = second.bind_addr(at("10.0.0.3:7")).unwrap_err();
     assert_eq!(missing.errno(), libc::EADDRNOTAVAIL, "{missing}");
-    // Of datagrams it is another port.
+    // The UDP port space is separate.
     let _datagrams = server.listen(PortSpace::Udp, at("10.0.0.1:7"));
     first.destroy();
     second.bind_addr(at("0.0.0.0:7")).unwrap();
@@ -123,7 +123,7 @@ fn ports_are_taken_once() {
 }
 
 #[test]
-fn a_full_backlog_refuses_and_takes_again_what_it_has_room_for() {
+fn full_backlog_rejects_requests_until_there_is_room() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let listener = server.id(PortSpace::Tcp);
@@ -148,7 +148,7 @@ fn a_full_backlog_refuses_and_takes_again_what_it_has_room_for() {
 }
 
 #[test]
-fn with_a_listener_go_the_requests_that_nobody_took_and_no_others() {
+fn destroyed_listener_rejects_only_requests_not_delivered_yet() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let listener = server.listen(PortSpace::Tcp, server.addr(7));
@@ -169,9 +169,9 @@ fn with_a_listener_go_the_requests_that_nobody_took_and_no_others() {
     server.event(CmEventKind::Established);
 }
 
-/// No device is on the loopback: the first stands for it.
+/// No device has a loopback address: requests to one are routed through the first device.
 #[test]
-fn the_loopback_is_the_machine_itself() {
+fn loopback_address_reaches_the_first_device() {
     let fabric = virtual_fabric(slow());
     let side = on(&fabric, &["10.0.0.1", "fd00::1"]);
     for (bound, asked) in

@@ -1,4 +1,4 @@
-//! Many connections at once.
+//! Many simultaneous connections.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use urxe::verbs::*;
 use super::stage::*;
 
 #[test]
-fn a_thousand_at_once() {
+fn thousand_simultaneous_connections_succeed() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7);
@@ -51,7 +51,7 @@ fn a_thousand_at_once() {
 }
 
 impl Side {
-    /// An id and a queue pair, on their way to an address.
+    /// Starts a connection to `to` without waiting for its completion; returns the id and its queue pair.
     fn connecting_later(&self, to: std::net::SocketAddr) -> End {
         let id = self.id(PortSpace::Tcp);
         id.resolve_addr(None, to, SOON).unwrap();
@@ -59,9 +59,9 @@ impl Side {
     }
 }
 
-/// One peer asks without end, and nobody takes its requests.
+/// One peer sends requests without limit, and the server accepts none of them.
 #[test]
-fn a_flood_is_bounded() {
+fn flood_of_requests_uses_bounded_memory() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7);
@@ -80,7 +80,7 @@ fn a_flood_is_bounded() {
             assert_eq!(event.kind, CmEventKind::Rejected);
             refused += 1;
         }
-        // They stay interested.
+        // The ids are not destroyed, so their requests stay open.
         flood.into_iter().for_each(std::mem::forget);
     }
     assert!(server.manager.ids() <= 1 + 1024, "{}", server.manager.ids());

@@ -1,4 +1,4 @@
-//! Other paths, and peers that ask each other: what the protocol has and librdmacm does not.
+//! Alternate paths and simultaneous (peer-to-peer) connects, which the protocol has and librdmacm does not.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use urxe::verbs::*;
 
 use super::stage::*;
 
-/// A device with two addresses, which hears nothing at the first any more once that is cut.
+/// Returns a side whose device has two addresses and receives nothing at the first one once `cut` is set.
 fn multihomed(fabric: &Fabric, host: u8, cut: &Arc<AtomicBool>) -> (Side, [IpAddr; 2]) {
     let addresses = [1, 2].map(|net| IpAddr::from([10, 0, net, host]));
     let at_the_second: Receive = |port, now, sink| {
@@ -26,7 +26,7 @@ fn multihomed(fabric: &Fabric, host: u8, cut: &Arc<AtomicBool>) -> (Side, [IpAdd
 }
 
 #[test]
-fn a_connection_goes_over_to_the_path_that_was_offered() {
+fn connection_migrates_to_loaded_alternate_path() {
     let (fabric, cut) = (virtual_fabric(slow()), Arc::default());
     let ((client, from), (server, to)) = (multihomed(&fabric, 1, &cut), multihomed(&fabric, 2, &cut));
     let at = (to[0], 7).into();
@@ -53,7 +53,7 @@ fn a_connection_goes_over_to_the_path_that_was_offered() {
 }
 
 #[test]
-fn a_path_that_cannot_be_is_refused() {
+fn invalid_alternate_path_is_rejected() {
     let (fabric, cut) = (virtual_fabric(slow()), Arc::default());
     let ((client, from), (server, to)) = (multihomed(&fabric, 1, &cut), multihomed(&fabric, 2, &cut));
     let at = (to[0], 7).into();
@@ -65,13 +65,14 @@ fn a_path_that_cannot_be_is_refused() {
         mine.id.load_alternate(from[1], "fd00::1".parse().unwrap()),
         Err(IdError::Family { .. })
     ));
-    // The server has no such address ("invalid GID"), or nothing to load the path into ("not supported").
+    // The server has no such address ("invalid GID"), or no queue pair to load the path into ("not
+    // supported").
     mine.id.load_alternate(from[1], nowhere).unwrap();
     assert_eq!(client.event(CmEventKind::AlternatePath).status, 8);
     theirs.id.detach_qp();
     mine.id.load_alternate(from[1], to[1]).unwrap();
     assert_eq!(client.event(CmEventKind::AlternatePath).status, 2);
-    // And a peer that is gone says nothing.
+    // An unreachable peer does not respond.
     fabric.set_port_up(to[0], false).unwrap();
     mine.id.load_alternate(from[1], to[1]).unwrap();
     let event = client.event_within(CmEventKind::AlternatePath, EVER);
@@ -80,7 +81,7 @@ fn a_path_that_cannot_be_is_refused() {
     assert!(mine.id.load_alternate(from[1], to[1]).is_err());
 }
 
-/// An id and its queue pair, bound to a port and on the way to the same port of another.
+/// Returns an id, bound to a port and resolved to the same port of the other side, and its queue pair.
 fn peer(side: &Side, to: &Side, port: u16) -> End {
     let id = side.id(PortSpace::Tcp);
     id.bind_addr(side.addr(port)).unwrap();
@@ -94,7 +95,7 @@ fn peer(side: &Side, to: &Side, port: u16) -> End {
 }
 
 #[test]
-fn peers_that_ask_each_other_have_one_connection() {
+fn simultaneous_connects_form_one_connection() {
     let orders = [0, 1].into_iter().flat_map(|first| [(first, 0), (first, 300), (first, 900)]);
     for (first, late) in orders.map(|(first, late)| (first, Duration::from_millis(late))) {
         let fabric = virtual_fabric(slow());
@@ -102,7 +103,7 @@ fn peers_that_ask_each_other_have_one_connection() {
         let [a, b] = &sides;
         let ends = [peer(a, b, 7), peer(b, a, 7)];
         for (turn, n) in [first, 1 - first].into_iter().enumerate() {
-            // The other has a while to come.
+            // The other side starts within the grace period.
             fabric.run_until_idle(late * turn as u32);
             ends[n].id.connect_peer(&ConnParam::with_data(&[n as u8 + 1; 8])).unwrap();
         }
@@ -124,14 +125,14 @@ fn peers_that_ask_each_other_have_one_connection() {
 }
 
 #[test]
-fn a_peer_that_does_not_ask_is_not_reached() {
+fn peer_connect_without_matching_peer_is_rejected() {
     let fabric = virtual_fabric(slow());
     let (a, b) = (Side::on(&fabric), Side::on(&fabric));
     let (mine, theirs) = (peer(&a, &b, 7), peer(&b, &a, 7));
     mine.id.connect_peer(&ConnParam::default()).unwrap();
     fabric.run_until_idle(Duration::from_millis(1));
     assert_eq!(a.event(CmEventKind::Rejected).status, 8);
-    // One who only connects is no peer.
+    // A plain connect does not match a simultaneous connect.
     theirs.id.connect(&ConnParam::default()).unwrap();
     let again = peer(&a, &b, 8);
     again.id.connect_peer(&ConnParam::default()).unwrap();

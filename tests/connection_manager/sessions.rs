@@ -1,4 +1,4 @@
-//! Programs that wait: listeners and sessions.
+//! Blocking programs: `Listener` and `Session`.
 
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
@@ -6,7 +6,7 @@ use urxe::verbs::*;
 use super::stage::*;
 
 #[test]
-fn a_session_over_udp_is_refused_first() {
+fn rejected_session_over_udp_succeeds_at_second_attempt() {
     let (client, server) = (Side::on_udp("127.101.5.1"), Side::on_udp("127.101.5.2"));
     let listener = Listener::bind(&server.manager, (server.ip(true), 0).into()).unwrap();
     let at = listener.local_addr().unwrap();
@@ -33,7 +33,7 @@ fn a_session_over_udp_is_refused_first() {
 }
 
 #[test]
-fn nobody_there_is_a_timeout_of_the_caller_s() {
+fn connect_to_unreachable_peer_times_out() {
     let fabric = virtual_fabric(slow());
     let client = Side::on(&fabric);
     let at = "198.18.77.77:5".parse().unwrap();

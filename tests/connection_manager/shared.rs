@@ -1,4 +1,5 @@
-//! Programs that share an address: each has ports of its own, and they reach each other by it.
+//! Processes that share an address: each has ports of its own, and they reach each other through the shared
+//! address.
 
 use std::net::IpAddr;
 
@@ -17,14 +18,14 @@ fn sharer(ip: &str) -> Side {
 }
 
 #[test]
-fn each_has_its_ports_and_all_have_the_same() {
+fn processes_sharing_an_address_have_separate_ports() {
     let (a, b, outsider) = (sharer("127.101.4.1"), sharer("127.101.4.1"), Side::on_udp("127.101.4.2"));
     let (at_a, at_b) = (a.addr(7001), b.addr(7002));
     let of_a = a.listen(PortSpace::Tcp, at_a);
     let _of_b = b.listen(PortSpace::Tcp, at_b);
     let taken = b.id(PortSpace::Tcp).bind_addr(at_a).unwrap_err();
     assert_eq!(taken.errno(), libc::EADDRINUSE, "{taken}");
-    // A port of no choice is one that no other has.
+    // Port 0 selects a port that no other process uses.
     let any = |side: &Side| {
         let id = side.id(PortSpace::Udp);
         id.bind_addr(side.addr(0)).unwrap();
@@ -41,7 +42,7 @@ fn each_has_its_ports_and_all_have_the_same() {
         })
         .collect();
     assert_eq!(port(&any(&a)), behind(4));
-    // From one to the other, and from outside to both.
+    // Connections between the two processes, and from outside to each of them.
     for (client, server, at) in [(&b, &a, at_a), (&a, &b, at_b), (&outsider, &a, at_a), (&outsider, &b, at_b)]
     {
         let (mine, theirs) = connected(client, server, at);
@@ -51,7 +52,7 @@ fn each_has_its_ports_and_all_have_the_same() {
         mine.id.disconnect().unwrap();
         server.event(CmEventKind::Disconnected);
     }
-    // Nobody has this one, and then somebody else has that one.
+    // No process listens on the first port; the second one passes to the other process.
     let _lost = outsider.connecting(a.addr(7003), b"");
     assert_eq!(outsider.event(CmEventKind::Rejected).status, 8);
     of_a.destroy();
@@ -60,10 +61,10 @@ fn each_has_its_ports_and_all_have_the_same() {
     talk((&b, &theirs), (&outsider, &mine));
 }
 
-/// Clients that ask and are gone before they have an answer, with a queue pair number that comes again: the server hears that
-/// each is gone, and no request is taken for a connection that is there already.
+/// Clients that vanish before they get a response, with a queue pair number that is used again: the server is
+/// notified of each, and no request is mistaken for one of an existing connection.
 #[test]
-fn clients_that_vanish_leave_nothing_behind() {
+fn vanished_clients_are_cleaned_up() {
     let (server, client) = (sharer("127.101.5.1"), Side::on_udp("127.101.5.2"));
     let at = server.addr(7001);
     let _listener = server.listen(PortSpace::Tcp, at);
@@ -76,7 +77,7 @@ fn clients_that_vanish_leave_nothing_behind() {
         assert_eq!((event.id, event.status), (request.id, 4), "round {round}");
     }
     assert_eq!((server.manager.ids(), server.manager.connections()), (1, 0));
-    // Nor do those whose requests nobody takes.
+    // Nor do requests that are never accepted.
     for _ in 0..200 {
         let id = client.resolved(PortSpace::Tcp, at);
         id.connect(&ConnParam { qp_num: Some(Qpn::new(78)), ..ConnParam::default() }).unwrap();
@@ -90,9 +91,9 @@ fn clients_that_vanish_leave_nothing_behind() {
     assert_eq!(server.manager.counters(0).unwrap().stale, 0);
 }
 
-/// Ids of one process may share a port, one of them on all addresses.
+/// Ids of one process may share a port, one of them on the wildcard address.
 #[test]
-fn one_process_shares_a_port_with_itself_and_with_no_other() {
+fn port_is_shared_within_one_process_only() {
     let (a, b) = (sharer("127.101.6.1"), sharer("127.101.6.1"));
     let shares = |side: &Side, at: &str| {
         let id = side.id(PortSpace::Tcp);
@@ -101,14 +102,14 @@ fn one_process_shares_a_port_with_itself_and_with_no_other() {
     };
     for [first, second] in [["0.0.0.0:7001", "127.101.6.1:7001"], ["127.101.6.1:7002", "0.0.0.0:7002"]] {
         let (one, other) = (shares(&a, first).unwrap(), shares(&a, second).unwrap());
-        // The kernel's error for two of which one is the wildcard.
+        // Error of the kernel for two binds of which one is to the wildcard address.
         let errno = |at: &str| if at.starts_with('0') { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
         for at in [first, second] {
             assert_eq!(shares(&b, at).unwrap_err().errno(), errno(at), "{at}");
         }
         one.destroy();
         assert_eq!(shares(&b, first).unwrap_err().errno(), errno(first));
-        // The one that is left is heard of.
+        // The remaining listener still receives requests.
         other.listen(0).unwrap();
         let mine = b.connecting(a.addr(other.local_addr().unwrap().port()), b"");
         a.event(CmEventKind::ConnectRequest).id.reject(b"").unwrap();

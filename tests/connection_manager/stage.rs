@@ -1,4 +1,4 @@
-//! A device with a connection manager, and what tests do with two of them.
+//! A device with a connection manager, and operations of tests on two of them.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use std::collections::HashMap;
@@ -16,12 +16,12 @@ use urxe::transport::{Instant, TxQueue};
 use urxe::verbs::cm::*;
 use urxe::verbs::*;
 
-/// Longer than anything that succeeds takes.
+/// Limit for operations that succeed.
 pub const SOON: Duration = Duration::from_secs(10);
-/// Longer than any timeout of the protocol together, in virtual time.
+/// Virtual time longer than all timeouts of the protocol together.
 pub const EVER: Duration = Duration::from_secs(600);
 
-/// A device whose queue pairs complete to one queue.
+/// A device whose queue pairs complete on one CQ, with its connection manager and event channel.
 pub struct Side {
     pub context: Context,
     pub pd: Pd,
@@ -36,7 +36,7 @@ impl Side {
         Side::with(context, &manager)
     }
 
-    /// A side of a manager that others use too.
+    /// Creates a side with a manager that other sides use too.
     pub fn with(context: Context, manager: &ConnectionManager) -> Side {
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4096).unwrap());
         Side { context, pd, cq, manager: manager.clone(), channel: EventChannel::new().unwrap() }
@@ -46,7 +46,7 @@ impl Side {
         Side::new(Context::on_fabric(fabric).unwrap())
     }
 
-    /// On a port that does not receive as it should while `is_broken`: `receive` does instead.
+    /// Creates a side on a port that receives through `receive` while `is_broken` is set.
     pub fn breakable(
         fabric: &Fabric,
         addresses: &[IpAddr],
@@ -59,7 +59,7 @@ impl Side {
         Side::new(Context::on_port(port, &ContextOptions::default(), wrap).unwrap())
     }
 
-    /// On a UDP socket of a loopback address that no other test has.
+    /// Creates a side on a UDP socket of a loopback address that no other test uses.
     pub fn on_udp(ip: &str) -> Side {
         let link = UdpLink::bind(ip.parse().unwrap(), &UdpOptions::default()).unwrap();
         Side::new(Context::open(Box::new(link), &ContextOptions::default()).unwrap())
@@ -90,7 +90,7 @@ impl Side {
         id
     }
 
-    /// The next event, which is of this kind.
+    /// Returns the next event, which must be of this kind.
     pub fn event(&self, kind: CmEventKind) -> CmEvent {
         self.event_within(kind, SOON)
     }
@@ -102,7 +102,7 @@ impl Side {
         event
     }
 
-    /// An id with the path to an address.
+    /// Creates an id and resolves address and route.
     pub fn resolved(&self, space: PortSpace, to: SocketAddr) -> CmId {
         let id = self.id(space);
         id.resolve_addr(None, to, SOON).unwrap();
@@ -112,7 +112,7 @@ impl Side {
         id
     }
 
-    /// Asks for a connection with a queue pair of its own.
+    /// Sends a connection request for a new queue pair.
     pub fn connecting(&self, to: SocketAddr, private_data: &[u8]) -> End {
         let id = self.resolved(PortSpace::Tcp, to);
         let qp = self.qp(QpType::Rc);
@@ -121,7 +121,7 @@ impl Side {
         End { id, qp }
     }
 
-    /// Takes a request with a queue pair of its own.
+    /// Accepts the next request with a new queue pair.
     pub fn accept(&self, private_data: &[u8]) -> End {
         let request = self.event(CmEventKind::ConnectRequest);
         let qp = self.qp(QpType::Rc);
@@ -131,10 +131,10 @@ impl Side {
     }
 }
 
-/// How a port receives that is broken.
+/// Receive function of a broken port.
 pub type Receive = fn(&mut FabricPort, Instant, &mut dyn FnMut(RxBurst<'_>)) -> io::Result<usize>;
 
-/// A port that can be broken.
+/// A fabric port that can be broken.
 struct Breakable {
     inner: FabricPort,
     is_broken: Arc<AtomicBool>,
@@ -174,7 +174,7 @@ pub struct End {
     pub qp: Qp,
 }
 
-/// A connection of two sides, to a listener of `server`'s at `at`.
+/// Connects the two sides through a listener of `server` at `at`.
 pub fn connected(client: &Side, server: &Side, at: SocketAddr) -> (End, End) {
     let mine = client.connecting(at, b"hello");
     let theirs = server.accept(b"welcome");
@@ -183,7 +183,7 @@ pub fn connected(client: &Side, server: &Side, at: SocketAddr) -> (End, End) {
     (mine, theirs)
 }
 
-/// A message from one end arrives at the other.
+/// Sends a message from one end to the other, and checks that it arrives.
 pub fn talk(from: (&Side, &End), to: (&Side, &End)) {
     let (source, target) =
         (from.0.pd.reg_mr(4096, Access::ALL).unwrap(), to.0.pd.reg_mr(4096, Access::ALL).unwrap());
@@ -193,7 +193,7 @@ pub fn talk(from: (&Side, &End), to: (&Side, &End)) {
     assert_eq!(to.0.cq.wait(SOON).unwrap().wr_id, 1);
     assert_eq!(from.0.cq.wait(SOON).unwrap().wr_id, 2);
     assert_eq!(&target.to_vec()[..25], b"over a connection by name");
-    // And memory, both ways.
+    // WRITE to the remote memory and READ from it.
     from.1.qp.post_send(&SendWr::write(3, &[source.sge(0..25)], target.remote(1000))).unwrap();
     assert_eq!(from.0.cq.wait(SOON).unwrap().wr_id, 3);
     from.1.qp.post_send(&SendWr::read(4, &[source.sge(2000..2025)], target.remote(1000))).unwrap();
@@ -205,12 +205,12 @@ pub fn virtual_fabric(config: FabricConfig) -> Fabric {
     Fabric::virtual_time(config).unwrap()
 }
 
-/// 10 µs from port to port.
+/// Returns a configuration with a latency of 10 µs from port to port.
 pub fn slow() -> FabricConfig {
     FabricConfig { latency: Duration::from_micros(10), ..FabricConfig::default() }
 }
 
-/// Serves whatever comes until `ends` connections have ended: accepts, and lets go of what is disconnected.
+/// Accepts requests and destroys disconnected connections until `ends` connections have ended.
 pub fn serve(side: &Side, ends: usize) {
     let (mut open, mut ended) = (HashMap::new(), 0);
     while ended < ends {

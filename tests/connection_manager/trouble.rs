@@ -1,4 +1,4 @@
-//! Refusals, silence and loss: each ends in an event.
+//! Rejection, unresponsive peers and loss: each ends in an event.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use urxe::verbs::*;
 use super::stage::*;
 
 #[test]
-fn a_refusal_says_why() {
+fn rejection_carries_reason_and_private_data() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7471);
@@ -25,12 +25,12 @@ fn a_refusal_says_why() {
 }
 
 #[test]
-fn nobody_listens() {
+fn request_without_listener_is_rejected() {
     let (client, server) = (Side::on_udp("127.101.2.1"), Side::on_udp("127.101.2.2"));
     let mine = client.connecting(server.addr(7471), b"");
     let event = client.event(CmEventKind::Rejected);
     assert_eq!((event.status, event.id), (8, mine.id));
-    // Of datagrams: "service not supported".
+    // For datagrams the status is "service not supported".
     let id = client.resolved(PortSpace::Udp, server.addr(7471));
     id.connect(&ConnParam::default()).unwrap();
     let event = client.event(CmEventKind::Unreachable);
@@ -38,7 +38,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn the_one_who_asked_changes_his_mind() {
+fn client_rejects_after_connect_response() {
     let fabric = Fabric::new();
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7471);
@@ -55,7 +55,7 @@ fn the_one_who_asked_changes_his_mind() {
 }
 
 #[test]
-fn a_peer_that_is_not_there_is_unreachable() {
+fn request_to_missing_peer_is_unreachable_after_retries() {
     let fabric = virtual_fabric(slow());
     let client = Side::on(&fabric);
     let nobody = "198.18.77.77:5".parse().unwrap();
@@ -71,8 +71,8 @@ fn a_peer_that_is_not_there_is_unreachable() {
 }
 
 #[test]
-fn a_peer_that_dies_is_noticed_in_every_state() {
-    // Before it has answered, before it has the answer, and when it is connected.
+fn vanished_peer_is_detected_in_every_state() {
+    // Before it has answered the request, before it has received the RTU, and when it is connected.
     for stage in 0..3 {
         let fabric = virtual_fabric(slow());
         let (client, server) = (Side::on(&fabric), Side::on(&fabric));
@@ -107,7 +107,8 @@ fn a_peer_that_dies_is_noticed_in_every_state() {
     }
 }
 
-/// A connection over a wire that loses, doubles and swaps, from the request to the end of time-wait: when that is.
+/// Runs a connection over a wire that loses, duplicates and reorders messages, from the request to the end of
+/// time-wait, and returns the time of the end.
 fn over_a_bad_wire(seed: u64) -> Instant {
     let config = FabricConfig { seed, loss: 0.2, duplicate: 0.2, reorder: 0.2, ..slow() };
     let fabric = virtual_fabric(config);
@@ -132,14 +133,14 @@ fn over_a_bad_wire(seed: u64) -> Instant {
 }
 
 #[test]
-fn a_bad_wire_only_delays_and_replays() {
+fn connection_over_faulty_wire_succeeds_reproducibly() {
     let ends: Vec<Instant> = (0..20).map(over_a_bad_wire).collect();
     assert_eq!(ends, (0..20).map(over_a_bad_wire).collect::<Vec<_>>());
     assert!(ends.iter().any(|end| *end != ends[0]), "each seed has troubles of its own");
 }
 
 #[test]
-fn too_much_private_data_is_refused_at_once() {
+fn excess_private_data_is_refused_at_once() {
     let fabric = virtual_fabric(slow());
     let (client, server) = (Side::on(&fabric), Side::on(&fabric));
     let at = server.addr(7471);

@@ -1,14 +1,16 @@
-//! The same perftest binaries in the same guest, both ends in it: on urxe by the drop-in library, and on the kernel's rxe.
-//! `tests/guest/compare` builds what is needed and runs it.
+//! Comparison of the same perftest binaries in the same guest, with both ends in it: on urxe through the
+//! drop-in library, and on the kernel's rxe. `tests/guest/compare` builds the required files and runs it.
 //!
-//! The two take turns, and only the ratios of neighbours count: the guest is emulated (no KVM), so the figures themselves
-//! are tens of times smaller than those of a real machine. Emulation makes code in user space and in the kernel slow
-//! alike; what it does not show is what system calls and the parallel work of several processors really cost.
+//! The two alternate, and only the ratios of neighbouring runs count: the guest is emulated (no KVM), so the
+//! absolute figures are tens of times lower than those of a real machine. Emulation slows down code in user
+//! space and in the kernel alike; it does not show the real cost of system calls and of parallel work on
+//! several processors.
 //!
-//! rxe is at its best: both ends are on one device, whose packets its driver takes for its own without a way through IP
-//! or UDP. urxe's go through the kernel's UDP over `lo`, in a network namespace, because rxe has port 4791 outside.
+//! rxe is at its best: both ends are on one device, and its driver loops packets back without going through
+//! IP or UDP. urxe's packets go through the kernel's UDP over `lo`, in a network namespace, because rxe
+//! occupies port 4791 outside.
 //!
-//! A larger ratio is better for urxe where megabytes are counted, and worse where microseconds are.
+//! A larger ratio is better for urxe where the unit is megabytes, and worse where it is microseconds.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -27,13 +29,13 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 #[derive(Parser)]
 #[command(about = "perftest on urxe beside perftest on the kernel's rxe, in one guest")]
 struct Args {
-    /// How often each of the two is measured
+    /// Number of measurements of each of the two
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Processors of the guest
+    /// Number of processors of the guest
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
     cpus: u8,
-    /// Only programs whose name contains this
+    /// Run only programs whose name contains this text
     #[arg(long, default_value = "")]
     only: String,
 }
@@ -53,14 +55,14 @@ const PROGRAMS: [Program; 4] = [
     Program { name: "ib_write_lat", args: "-s 2 -n 1000", column: 4, unit: "µs" },
 ];
 
-/// Where urxe is in the guest.
+/// Directory of urxe in the guest.
 const PLACE: &str = "/opt/urxe";
-/// What it consists of.
+/// Files of urxe.
 const FILES: [&str; 3] = ["urxe", "libibverbs.so", "liburxe_preload.so"];
 const LIMIT: Duration = Duration::from_secs(120);
 const ATTEMPTS: u32 = 10;
 
-/// What a program runs on.
+/// The NIC that a program uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Nic {
     Rxe,
@@ -85,7 +87,7 @@ fn main() -> ExitCode {
 
 fn compare(args: &Args) -> Result<()> {
     let dir = tempfile::tempdir()?;
-    // Nobody is at the other end of the wire.
+    // The other end of the wire is not connected.
     let net = Net::Dgram { local: dir.path().join("guest"), remote: dir.path().join("nobody") };
     let guest = Guest::start(GuestConfig { mtu: 4500, cpus: args.cpus, ..GuestConfig::new(net, 1) })?;
     for name in FILES {
@@ -96,7 +98,7 @@ fn compare(args: &Args) -> Result<()> {
     for program in PROGRAMS.iter().filter(|p| p.name.contains(&args.only)) {
         let mut figures = [Vec::new(), Vec::new()];
         for round in 0..args.rounds {
-            // Whoever is first is so in every other round.
+            // The order alternates from round to round.
             let order = if round % 2 == 0 { [Nic::Rxe, Nic::Urxe] } else { [Nic::Urxe, Nic::Rxe] };
             for nic in order {
                 let figure = measure(&guest, nic, program)?;
@@ -126,13 +128,14 @@ fn sorted(mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
-/// Of sorted values.
+/// Returns the median of sorted values.
 fn median(values: &[f64]) -> f64 {
     let middle = values.len() / 2;
     if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 }
 }
 
-/// A figure. perftest measures the processor's clock anew in each run and gives 0 or inf where it did not succeed.
+/// Returns a figure. perftest calibrates the processor's clock in each run and prints 0 or inf where that
+/// fails.
 fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     for _ in 0..ATTEMPTS {
         let figure = run(guest, nic, program)?;
@@ -144,7 +147,7 @@ fn measure(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     Err(format!("{} on {nic} found no clock in {ATTEMPTS} runs: is the host too busy?", program.name).into())
 }
 
-/// What the client says of a run; both ends are in the guest.
+/// Runs a program with both ends in the guest, and returns the figure that the client prints.
 fn run(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     let (within, before, device) = match nic {
         Nic::Rxe => ("", String::new(), format!("-d rxe0 -x {}", guest.gid_index("10.77.0.1")?)),
@@ -165,14 +168,14 @@ fn run(guest: &Guest, nic: Nic, program: &Program) -> Result<f64> {
     })
 }
 
-/// What cargo has built, beside this program.
+/// Returns the path of a file that cargo has built beside this program.
 fn beside_us(name: &str) -> Result<PathBuf> {
     let us = std::env::current_exe()?;
     let found = us.ancestors().skip(2).map(|dir| dir.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| format!("there is no {name}: cargo build --release --workspace").into())
 }
 
-/// Copies a file into the guest, without what debuggers need of it.
+/// Copies a file into the guest, without its debugging information.
 fn put(guest: &Guest, file: &Path, name: &str, dir: &Path) -> Result<()> {
     let stripped = dir.join(name);
     let status = Command::new("strip").arg("-o").arg(&stripped).arg(file).status()?;

@@ -1,6 +1,6 @@
 //! Records captures of rxe to rxe between two guests: `tests/guest/record [NAME...]`.
 //!
-//! Every scenario checks that it went as it should, so a capture shows what its README says.
+//! Every scenario checks its results, so that a capture shows what the README describes.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -40,7 +40,7 @@ impl Env {
     }
 }
 
-/// What a scenario with verbs uses: a shell on each side, each with an MR `m` of 128 KiB.
+/// Resources of a scenario with verbs: a shell on each side, each with an MR `m` of 128 KiB.
 struct Verbs<'e> {
     env: &'e Env,
     a: Vsh,
@@ -61,7 +61,7 @@ impl<'e> Verbs<'e> {
         Ok(Self { env, a, b, remote, log })
     }
 
-    /// A command of one side's; REMOTE stands for b's MR.
+    /// Executes a command of one side; REMOTE is replaced by b's MR.
     fn run(&mut self, side: End, line: &str) -> Result<guest::Reply> {
         let name = if side == End::A { 'a' } else { 'b' };
         self.log.push(format!("{name}: {line}"));
@@ -77,14 +77,14 @@ impl<'e> Verbs<'e> {
         self.run(End::B, line)
     }
 
-    /// A connected QP `q` on each side.
+    /// Connects a QP `q` on each side.
     fn connect(&mut self, kind: &str, v6: bool, keys: &str) -> Result<()> {
         let qa = self.a.cmd(&format!("qp q {kind}"))?.get("qpn").to_string();
         let qb = self.b.cmd(&format!("qp q {kind}"))?.get("qpn").to_string();
         let (ia, ib) = if v6 { ("fd77::1", "fd77::2") } else { ("10.77.0.1", "10.77.0.2") };
         let gid = |ip: &str| if v6 { ip.to_string() } else { format!("::ffff:{ip}") };
         let sgid = (self.env.a.gid_index(ia)?, self.env.b.gid_index(ib)?);
-        // Near the end of the PSNs unless the scenario says otherwise, so that they wrap.
+        // The PSNs start near the end of their range unless the scenario sets them, so that they wrap.
         let psns = (0xff_fffa, 0x00_0abc);
         let line = |qpn: &str, ip, sgid, rq, sq| {
             format!("connect q qpn={qpn} gid={} sgid={sgid} rq_psn={rq:#x} sq_psn={sq:#x} {keys}", gid(ip))
@@ -97,13 +97,13 @@ impl<'e> Verbs<'e> {
         Ok(())
     }
 
-    /// Receives for b, past what one-sided operations use.
+    /// Posts receives at b, behind the memory of one-sided operations.
     fn recvs(&mut self, n: usize) -> Result<()> {
         self.log.push(format!("b: recv q m 65536 65536, {n} times"));
         (0..n).try_for_each(|_| Ok(self.b.cmd("recv q m 65536 65536").map(drop)?))
     }
 
-    /// These completions must come, no others.
+    /// Asserts that exactly these completions arrive.
     fn expect(&mut self, side: End, statuses: &[&str]) -> Result<()> {
         let v = if side == End::A { &mut self.a } else { &mut self.b };
         let got: Vec<String> = v.poll(statuses.len(), S20)?.into_iter().map(|c| c.status).collect();
@@ -115,13 +115,13 @@ impl<'e> Verbs<'e> {
         Err(format!("{side:?}: completions {got:?}, expected {statuses:?}; so far {:#?}", self.log).into())
     }
 
-    /// A command of a's that completes there.
+    /// Executes a command of a that completes there.
     fn one(&mut self, line: &str) -> Result<()> {
         self.a(line)?;
         self.expect(End::A, &["SUCCESS"])
     }
 
-    /// A command of a's that completes at both sides.
+    /// Executes a command of a that completes at both sides.
     fn both(&mut self, line: &str) -> Result<()> {
         self.one(line)?;
         self.expect(End::B, &["SUCCESS"])
@@ -138,7 +138,7 @@ impl<'e> Verbs<'e> {
 type Script = dyn Fn(&mut Verbs) -> Result<()>;
 
 enum What {
-    /// A program in b, its port or none, and one in a.
+    /// A program in b, its port if it has one, and a program in a.
     Tools(String, u16, String),
     Verbs(Box<Script>),
 }
@@ -146,12 +146,12 @@ enum What {
 struct Scenario {
     name: String,
     about: String,
-    /// Of the interface.
+    /// MTU of the interface.
     mtu: u16,
     what: What,
 }
 
-/// All RC or UC operations, with one packet and with three.
+/// Runs all RC or UC operations, with one packet and with three.
 fn all_ops(v: &mut Verbs, rc: bool, mtu: usize) -> Result<()> {
     v.recvs(7)?;
     let len = 2 * mtu + 101; // three packets, the last one padded
@@ -171,7 +171,7 @@ fn all_ops(v: &mut Verbs, rc: bool, mtu: usize) -> Result<()> {
         v.one("read q m 32768 63 REMOTE")?;
         v.one(&format!("read q m 32768 {len} REMOTE"))?;
         v.one("fadd q m 40960 REMOTE add=5")?;
-        v.one("cswap q m 40960 REMOTE cmp=0 swap=7")?; // does not match
+        v.one("cswap q m 40960 REMOTE cmp=0 swap=7")?; // the comparison fails
         v.one(&format!(
             "cswap q m 40960 REMOTE cmp={:#x} swap=7",
             u64::from_le_bytes([5, 1, 2, 3, 4, 5, 6, 7])
@@ -331,7 +331,8 @@ fn scenarios() -> Vec<Scenario> {
         v.expect(End::A, &["RETRY_EXC_ERR"])
     });
 
-    // Losses and the like: (name, what, sender of the faults, faults, what a posts); timeout 12 is 17 ms.
+    // Losses and other faults: (name, description, sender of the affected packets, faults, requests of a);
+    // timeout 12 is 17 ms.
     type Lossy = (&'static str, &'static str, End, &'static [(usize, Fault)], &'static [&'static str]);
     let lossy: [Lossy; 15] = [
         (
@@ -607,14 +608,14 @@ fn scenarios() -> Vec<Scenario> {
     all
 }
 
-/// Runs a scenario while it is recorded; the commands, for the README.
+/// Records a scenario; returns the commands for the README.
 fn record(env: &Env, s: &Scenario, file: &Path) -> Result<Vec<String>> {
     match &s.what {
         What::Verbs(f) => {
             let mut v = Verbs::new(env)?;
             env.wire.record(file)?;
             f(&mut v)?;
-            std::thread::sleep(Duration::from_millis(100)); // for late answers
+            std::thread::sleep(Duration::from_millis(100)); // for late responses
             env.wire.record_end();
             env.wire.clear();
             Ok(v.log)
@@ -656,7 +657,7 @@ fn main() -> Result<()> {
     let dir = Path::new(dir);
     std::fs::create_dir_all(dir)?;
     let mut scenarios = scenarios();
-    scenarios.sort_by_key(|s| s.mtu); // stable, and so only two boots
+    scenarios.sort_by_key(|s| s.mtu); // a stable sort, so that only two boots are needed
     if let Some(unknown) = names.iter().find(|n| scenarios.iter().all(|s| s.name != **n)) {
         return Err(format!("no scenario {unknown}").into());
     }
@@ -672,7 +673,7 @@ fn main() -> Result<()> {
     let mut failed = Vec::new();
     for s in scenarios.iter().filter(|s| names.is_empty() || names.contains(&s.name)) {
         if env.as_ref().is_none_or(|e| e.mtu != s.mtu) {
-            drop(env.take()); // before the new ones start: this is a small machine
+            drop(env.take()); // before the new guests start, because the machine is small
             env = Some(Env::new(s.mtu)?);
         }
         let file = dir.join(format!("{}.pcap", s.name));
@@ -689,7 +690,7 @@ fn main() -> Result<()> {
             Err(e) => {
                 println!("{}: FAILED: {e}", s.name);
                 failed.push(s.name.as_str());
-                env = None; // who knows in what state they are
+                env = None; // the guests may be in any state
             }
         }
     }

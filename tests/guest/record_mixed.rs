@@ -1,5 +1,5 @@
-//! Records captures of rxe and urxe with one guest: `tests/guest/record mixed`. What rxe does with memory windows,
-//! SEND with invalidate and shared receive queues, as requester and as responder.
+//! Records captures of rxe and urxe with one guest: `tests/guest/record mixed`. They show rxe's handling of
+//! memory windows, SEND with invalidate and shared receive queues, as requester and as responder.
 
 #[path = "../support/guest.rs"]
 mod guest;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use urxe::link::capture::{CaptureFile, Timestamps};
 use urxe::verbs::*;
 
-/// One scenario under way: rxe has a shell with QP `q`, urxe a QP connected with it. Path MTU 1024.
+/// State of a scenario: rxe has a shell with QP `q`, urxe a QP connected to it. Path MTU 1024.
 struct Run<'a> {
     site: &'a Site,
     ip: Ip,
@@ -24,13 +24,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// A command of rxe's shell.
+    /// Executes a command of rxe's shell.
     fn rxe(&mut self, line: &str) -> guest::Reply {
         self.log.push(format!("rxe: {line}"));
         self.shell.vsh.cmd(line).unwrap()
     }
 
-    /// The statuses of as many completions of rxe's.
+    /// Asserts the statuses of the next completions of rxe.
     fn rxe_ends(&mut self, statuses: &[&str]) {
         let got = self.shell.vsh.poll(statuses.len(), SOON).unwrap();
         assert_eq!(got.iter().map(|wc| wc.status.as_str()).collect::<Vec<_>>(), statuses);
@@ -49,7 +49,7 @@ impl Run<'_> {
         self.log.push(format!("urxe: poll: {}", names.join(" ")));
     }
 
-    /// A work request of urxe's that succeeds.
+    /// Executes a work request of urxe that succeeds.
     fn urxe_does(&mut self, what: &str, wr: &SendWr<'_>) {
         self.urxe(what, wr);
         self.urxe_ends(&[WcStatus::Success]);
@@ -164,7 +164,7 @@ fn windows_at_urxe(r: &mut Run<'_>) {
     }
 }
 
-/// How long the RNR NAKs go on; their timer is 40.96 ms (code 24).
+/// Duration of the RNR phase; the RNR timer is 40.96 ms (code 24).
 const NOT_READY: Duration = Duration::from_millis(60);
 
 fn shared_at_rxe(r: &mut Run<'_>) {
@@ -232,7 +232,7 @@ fn main() {
         let qp = site.connect(&side, &mut shell, &How::new(s.ip, 1024));
         let mut run = Run { site: &site, ip: s.ip, side, shell, qp, log: Vec::new() };
         (s.run)(&mut run);
-        std::thread::sleep(Duration::from_millis(100)); // for late answers
+        std::thread::sleep(Duration::from_millis(100)); // for late responses
         let log = std::mem::take(&mut run.log);
         drop(run);
         capture.flush().unwrap();

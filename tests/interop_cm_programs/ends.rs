@@ -1,4 +1,4 @@
-//! A program at both ends: on the drop-in library here, on rxe in the guest.
+//! A program at both ends: on the drop-in library on the host, on rxe in the guest.
 
 use std::time::{Duration, Instant};
 
@@ -6,39 +6,41 @@ use crate::guest::{GuestProcess, Output};
 use crate::programs;
 use crate::stand::{ANY_IS_V6, GUEST, HOST, Stand, Urxe, Via, with_files};
 
-/// How long a client may take, and how long the other end may when one has ended.
+/// Time limit of a client; `SOON` is that of the other end when one has ended.
 pub const LIMIT: Duration = Duration::from_secs(40);
 pub const SOON: Duration = Duration::from_secs(15);
-/// How often a client in a hurry is tried.
+/// Number of attempts with a client that does not wait for its server.
 const TRIES: usize = 4;
-/// What holds a client in a hurry up: each of its messages to the connection manager.
+/// Delay for such a client: each of its messages to the connection manager is held back.
 const HOLD_UP: [&str; 2] = ["--fault", "tx:delay=every:1,by=400ms,qp=1"];
-/// What it says that was too early all the same.
+/// Output of a client that was too early nevertheless.
 const TOO_EARLY: [&str; 3] = ["REJECTED; error: 8", "UNREACHABLE; error: 1", "Event rejected"];
 
-/// When a server is ready.
+/// Condition under which a server is ready.
 #[derive(Clone, Copy)]
 pub enum Ready {
-    /// It listens by the connection manager.
+    /// It listens with the connection manager.
     Service,
-    /// It listens by TCP.
+    /// It listens with TCP.
     Tcp,
-    /// It is in this group.
+    /// It is a member of this group.
     Group(&'static str),
 }
 
-/// A program at both ends. In its words `{server}` and `{client}` stand for their addresses, `{port}` for where the server listens.
+/// A program at both ends. In its arguments `{server}` and `{client}` are replaced by their addresses,
+/// `{port}` by the server's port.
 pub struct Program {
     pub server: String,
     pub client: String,
-    /// Where it listens if that cannot be told.
+    /// Port of the server, if it cannot be configured.
     pub port: Option<u16>,
-    /// What the client says if all is well.
+    /// Output of a client that has succeeded.
     pub told: &'static str,
     pub ready: Ready,
-    /// The server serves for ever.
+    /// Whether the server runs for ever.
     pub stays: bool,
-    /// The client connects when the server has said, by other means, that it is about to listen.
+    /// Whether the client connects as soon as the server has announced, by other means, that it is about to
+    /// listen.
     pub hurries: bool,
 }
 
@@ -48,7 +50,8 @@ impl Program {
         Program { server, client, port: None, told: "", ready: Ready::Service, stays: false, hurries: false }
     }
 
-    /// The same words for both, and addresses as the examples of librdmacm have them.
+    /// Returns a program with the same arguments at both ends, with addresses in the notation of librdmacm's
+    /// examples.
     pub fn bound(program: &str, words: &str) -> Program {
         let server = format!("{program} {words} -b {{server}}");
         Program::new(&server, &format!("{program} {words} -b {{client}} -s {{server}}"))
@@ -63,7 +66,7 @@ impl Program {
         client: Result<String, String>,
         server: Result<String, String>,
     ) -> Result<String, String> {
-        // Of an event only those tell that did not expect it.
+        // Programs print the name of an event only if it is unexpected.
         let is_well = |said: &str| said.contains(self.told) && !said.contains("RDMA_CM_EVENT");
         match (client, server) {
             (Ok(client), Ok(_)) if is_well(&client) => Ok(self.told.into()),
@@ -74,7 +77,7 @@ impl Program {
         }
     }
 
-    /// Tries until the client is not too early.
+    /// Repeats the run while the client is too early.
     fn attempt(&self, run: impl Fn() -> Result<String, String>) -> Result<String, String> {
         let mut result = run();
         for _ in 1..TRIES {
@@ -91,7 +94,7 @@ fn filled(words: &str, server: &str, client: &str, port: u16) -> String {
     words.replace("{server}", server).replace("{client}", client).replace("{port}", &port.to_string())
 }
 
-/// How long the other may take to end when one has, well or not.
+/// Returns the time that the other end has to exit after one has ended, successfully or not.
 fn patience(one: &Result<String, String>) -> Duration {
     if one.is_ok() { SOON } else { Duration::from_millis(500) }
 }
@@ -129,14 +132,14 @@ impl Ends<'_> {
         Urxe::spawn(command)
     }
 
-    /// Starts one in the guest.
+    /// Starts a program in the guest.
     pub fn theirs(&self, words: &str) -> Result<GuestProcess, String> {
         let mut process = self.stand.guest.spawn(&format!("exec {words}")).map_err(|e| e.to_string())?;
         process.close_stdin().map_err(|e| e.to_string())?;
         Ok(process)
     }
 
-    /// Waits for the end of one in the guest: what it said, or how it failed.
+    /// Waits for the end of a program in the guest, and returns its output or its error.
     pub fn ended(mut program: GuestProcess, limit: Duration) -> Result<String, String> {
         match program.wait(limit) {
             Ok(Output { status: 0, stdout, stderr }) => Ok(stdout + &stderr),
@@ -145,7 +148,7 @@ impl Ends<'_> {
         }
     }
 
-    /// Waits until one of these files of `/proc/net` here has such a line.
+    /// Waits until one of these local files of `/proc/net` has such a line.
     fn wait_for_line(&self, files: &[&str], is: impl Fn(&str) -> bool) -> Result<(), String> {
         let begun = Instant::now();
         while begun.elapsed() < SOON {
@@ -159,7 +162,7 @@ impl Ends<'_> {
         Err(format!("the program here is not ready: {files:?}"))
     }
 
-    /// Waits until a program here listens by the connection manager on this port.
+    /// Waits until a local program listens with the connection manager on this port.
     pub fn wait_for_service(&self, port: u16) -> Result<(), String> {
         let services = [programs::TCP_PORTS, programs::UDP_PORTS]
             .map(|space| format!("{:016x}", u64::from(space) << 16 | u64::from(port)));
@@ -194,7 +197,7 @@ impl Ends<'_> {
         }
     }
 
-    /// The server in the guest.
+    /// Runs the server in the guest.
     pub fn guest_serves(&self, program: &Program) -> Result<String, String> {
         program.attempt(|| {
             let port = program.port.unwrap_or_else(|| self.free_port());
@@ -211,7 +214,7 @@ impl Ends<'_> {
         })
     }
 
-    /// The client in the guest.
+    /// Runs the client in the guest.
     pub fn guest_connects(&self, program: &Program) -> Result<String, String> {
         program.attempt(|| {
             let port = program.port.unwrap_or_else(|| self.free_port());
@@ -229,7 +232,7 @@ impl Ends<'_> {
     }
 }
 
-/// A group as `/proc/net/igmp` has it.
+/// Returns a group in the notation of `/proc/net/igmp`.
 fn in_igmp(group: &str) -> String {
     let group: std::net::Ipv4Addr = group.parse().expect("an IPv4 address");
     format!("{:08X}", u32::from_ne_bytes(group.octets()))

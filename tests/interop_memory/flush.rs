@@ -1,5 +1,5 @@
-//! FLUSH and ATOMIC WRITE between urxe and an rxe that has them, from Linux 6.2 on. rxe's ICRC of a FLUSH covers the
-//! transport headers twice: the `rxe` personality sends it so and takes both.
+//! FLUSH and ATOMIC WRITE between urxe and an rxe that supports them, from Linux 6.2 on. rxe's ICRC of a
+//! FLUSH covers the transport headers twice: the `rxe` personality sends it in this form and accepts both.
 
 use super::guest::{Suite, Wc};
 use super::pair::{MTU, Pair, name};
@@ -12,7 +12,7 @@ const GLOBAL: Placement = Placement { global: true, persistent: false };
 const PERSISTENT: Placement = Placement { global: false, persistent: true };
 const BOTH: Placement = Placement { global: true, persistent: true };
 
-/// A NIC of this personality beside the guest.
+/// Opens a NIC of this personality beside the guest.
 fn pair(site: &Site, ip: Ip, personality: Personality) -> Pair<'_> {
     let options = ContextOptions { personality, ..ContextOptions::default() };
     Pair::with(site, ip, Side::with_options(site.link(ip), REGION, &options))
@@ -54,7 +54,7 @@ pub fn by_urxe(site: &Site, ip: Ip) {
     let wrs = [1, 2, 3, 4].map(|id| SendWr::flush(id, at, 100, GLOBAL));
     wrs.iter().for_each(|wr| qp.post_send(wr).unwrap());
     assert_eq!(p.ours(4), [1, 2, 3, 4].map(|id| (id, WcStatus::Success)));
-    // The guest's memory is not persistent, so that no region there can be flushed that way.
+    // The guest's memory is not persistent, so no region there can be flushed with this placement.
     for placement in [PERSISTENT, BOTH] {
         let qp = p.connect_as(&how);
         assert_eq!(done(&p, &qp, &SendWr::flush(1, at, 100, placement)), "REM_ACCESS_ERR", "{placement:?}");
@@ -86,13 +86,14 @@ pub fn by_rxe(site: &Site, ip: Ip) {
     mr.read(0, &mut got).unwrap();
     assert_eq!(got, [1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(p.side.counters().rx_icrc_err, 0);
-    // A region without the access.
+    // A region without the access right.
     let closed = words(p.side.mr.remote(0));
     let _qp = p.connect_as(&how);
     assert_eq!(done(&mut p, &format!("flush q {closed} len=100")).status, "REM_ACCESS_ERR");
 }
 
-/// The defect in rxe itself: where this fails, that kernel has been mended, and the habit should know since when.
+/// Checks the defect in rxe itself: if this fails, that kernel has been fixed, and the quirk should record
+/// the version.
 pub fn strict_by_rxe(site: &Site, ip: Ip) {
     let mut p = pair(site, ip, Personality::STRICT);
     let how = How { theirs: "access=wrafp timeout=12 retry=2".into(), ..how(ip) };

@@ -1,4 +1,4 @@
-//! SEND with invalidate: closes what a key at the receiver opens.
+//! SEND with invalidate, which revokes a key at the receiver.
 
 use super::guest::pattern;
 use super::pair::name;
@@ -6,16 +6,16 @@ use super::peer::{Ip, Site};
 use super::windows::{Ask, Asks, OPEN, Opened, none, same};
 use urxe::verbs::*;
 
-/// The receiver's completion.
+/// Completion of the receiver.
 #[derive(PartialEq, Debug)]
 struct Received {
     id: u64,
     status: String,
-    /// Of a success.
+    /// Length and invalidated key, of a success.
     rest: Option<(usize, Option<u32>)>,
 }
 
-/// The requester sends `len` bytes and invalidates `rkey`; its status, and the receiver's completion.
+/// The requester sends `len` bytes and invalidates `rkey`. Returns its status and the receiver's completion.
 fn send(o: &mut Opened<'_>, len: usize, rkey: RKey) -> (String, Received) {
     let (side, shell) = (&o.pair.side, &mut o.pair.shell);
     match o.asks {
@@ -43,7 +43,7 @@ fn send(o: &mut Opened<'_>, len: usize, rkey: RKey) -> (String, Received) {
 
 fn good(site: &Site, ip: Ip, asks: Asks) {
     let mut o = Opened::new(site, ip, asks);
-    // Only, and First, Middle and Last.
+    // ONLY, and FIRST, MIDDLE and LAST.
     for len in [0, 101, 3001] {
         o.window(2);
         let (key, _) = o.bind(OPEN, "wra");
@@ -56,7 +56,7 @@ fn good(site: &Site, ip: Ip, asks: Asks) {
             Asks::Rxe => o.pair.memory(8192 + len)[8192..].to_vec(),
         };
         assert_eq!(got, pattern(len, 9));
-        // It can be bound anew, and its old key stays closed.
+        // The window can be bound again, and its old key stays invalid.
         let (new, bound) = o.bind(OPEN, "wra");
         assert_eq!(bound, "BIND_MW");
         assert_eq!(o.ask(Ask::Read(100), OPEN.start as i64, new), Ok("SUCCESS".into()), "bound anew");
@@ -72,11 +72,11 @@ pub fn by_rxe(site: &Site, ip: Ip) {
     good(site, ip, Asks::Rxe);
 }
 
-/// The SEND is acknowledged and its receive fails; the receiver's QP ends (IBA 9.9.6.3, class J).
+/// The SEND is acknowledged and its receive fails; the receiver's QP goes to ERR (IBA 9.9.6.3, class J).
 fn wrong(site: &Site, ip: Ip, asks: Asks) {
     let mut o = Opened::new(site, ip, asks);
     let mut wrong = Vec::new();
-    // One that is not bound is a null pointer in Linux 6.1, which panics.
+    // A window that is not bound is a null pointer in Linux 6.1, which panics.
     let unbound: &[&str] = if asks == Asks::Rxe { &["not bound"] } else { &[] };
     for &what in ["unknown", "a generation later", "a region's", "type 1"].iter().chain(unbound) {
         let unbound = o.window(if what == "type 1" { 1 } else { 2 });

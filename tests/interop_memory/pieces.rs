@@ -1,25 +1,26 @@
-//! READs into as many pieces as there may be, of odd sizes and at odd places.
+//! READs into the maximum number of pieces, of odd sizes and at odd addresses.
 
 use super::guest::{hash, pattern};
 use super::pair::{MTU, Pair};
 use super::peer::{How, Ip, Site, words};
 use urxe::verbs::*;
 
-/// Where the source begins, and the first piece.
+/// Offset of the source; `TO` is that of the first piece.
 const FROM: usize = 13;
 const TO: usize = 140_007;
 const UNTOUCHED: u8 = 0xee;
 const SIZES: [usize; 6] = [31, 32, 33, 1025, 4099, 65_537];
 const PIECES: [usize; 4] = [2, 5, 31, 32];
 
-/// `len` bytes from `TO` on in `n` uneven pieces with a byte between each two, the last one of the message first.
+/// Returns `len` bytes from `TO` on in `n` uneven pieces with a byte between each two, in reverse order of
+/// the message.
 fn pieces(len: usize, n: usize) -> Vec<(usize, usize)> {
     let cut = |i: usize| len * i * i / (n * n);
     let all = (0..n).map(|i| (TO + len - cut(i + 1) + (n - 1 - i), cut(i + 1) - cut(i)));
     all.collect()
 }
 
-/// What is in the memory from the byte before the first piece to that after the last one.
+/// Returns the expected memory from the byte before the first piece to the one after the last.
 fn image(data: &[u8], pieces: &[(usize, usize)]) -> Vec<u8> {
     let mut image = vec![UNTOUCHED; data.len() + pieces.len() + 1];
     let mut rest = data;

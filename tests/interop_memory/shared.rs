@@ -1,4 +1,4 @@
-//! Shared receive queues: the messages of several QPs take one queue's receives, the oldest first.
+//! Shared receive queues: the messages of several QPs consume one queue's receives, the oldest first.
 
 use super::guest::pattern;
 use super::pair::{MTU, Pair};
@@ -11,14 +11,14 @@ const QPS: usize = 4;
 const RECEIVES: usize = 12;
 const SLOT: usize = 2048;
 const LIMIT: usize = 5;
-/// `IBV_EVENT_SRQ_LIMIT_REACHED`, of the queue `s`.
+/// `IBV_EVENT_SRQ_LIMIT_REACHED` of the queue `s`.
 const EVENT: &str = "15:s";
 
 fn slot(n: usize) -> std::ops::Range<usize> {
     (1 + n) * SLOT..(2 + n) * SLOT
 }
 
-/// Message `n`: from QP `n % QPS`, and no two alike. Some have two packets.
+/// Returns message `n`, which comes from QP `n % QPS`; all messages differ. Some have two packets.
 fn message(n: usize) -> Vec<u8> {
     pattern(100 + 150 * n, n as u8)
 }
@@ -57,12 +57,12 @@ pub fn at_rxe(site: &Site, ip: Ip) {
         );
         assert_eq!(wc.qpn, their_qpns[n % QPS]);
         assert_eq!(p.shell.vsh.get("m", slot(n).start, message(n).len()).unwrap(), message(n));
-        // Once, when fewer than that are left.
+        // Raised once, when fewer receives than the limit are left.
         let events = p.shell.vsh.raw("async").unwrap();
         let due = RECEIVES - n - 1 == LIMIT - 1;
         assert_eq!(events.contains(EVENT), due, "{} receives left: {events}", RECEIVES - n - 1);
     }
-    // None is left: receiver not ready, until there is one.
+    // No receive is left: RNR, until one is posted.
     let before = p.side.counters();
     sent(&mut p, 0);
     assert_eq!(p.side.poll(1, Duration::from_millis(200)), [], "completed though nobody receives");
@@ -122,7 +122,7 @@ pub fn at_urxe(site: &Site, ip: Ip) {
     assert_eq!(p.ours(1), [(200, WcStatus::Success)]);
     assert!(p.side.counters().send_rnr_err > before.send_rnr_err);
 
-    // All at once: each QP's messages keep their order, and every receive is taken once.
+    // All at once: each QP's messages keep their order, and every receive is consumed once.
     for n in 0..RECEIVES {
         let s = slot(n);
         srq.post_recv(&RecvWr { wr_id: n as u64, sges: &[p.side.mr.sge(s)] }).unwrap();

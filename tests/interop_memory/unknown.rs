@@ -1,11 +1,12 @@
-//! FLUSH and ATOMIC WRITE, which rxe has from Linux 6.2 on.
+//! FLUSH and ATOMIC WRITE, which rxe supports from Linux 6.2 on.
 
 use super::pair::{Pair, name};
 use super::peer::{How, Ip, Site};
 use std::time::Duration;
 use urxe::verbs::*;
 
-/// What rxe of Linux 6.1 does with an opcode that it does not know: nothing, so that the requester gives up.
+/// Checks that rxe of Linux 6.1 ignores an opcode that it does not know, so that the requester's retries run
+/// out.
 pub fn by_urxe(site: &Site, ip: Ip) {
     let release = site.guest.check("uname -r", Duration::from_secs(10)).unwrap().stdout;
     let release = release.trim();
@@ -21,7 +22,7 @@ pub fn by_urxe(site: &Site, ip: Ip) {
         [SendWr::flush(1, p.shell.at(0), 100, placement), SendWr::atomic_write(1, p.shell.at(8), [7; 8])]
     {
         let qp = p.connect_with(options, "");
-        // It is reached, and answers what it knows.
+        // The peer is reachable, and responds to opcodes that it knows.
         qp.post_send(&SendWr::write(0, &[p.side.mr.sge(0..4)], p.shell.at(0))).unwrap();
         assert_eq!(p.ours(1), [(0, WcStatus::Success)]);
         let before = p.side.counters();

@@ -1,4 +1,4 @@
-//! Memory windows: bound by one side, used by the other.
+//! Memory windows, bound by one side and used by the other.
 
 use super::guest::{Suite, pattern};
 use super::pair::{MTU, Pair, name};
@@ -6,17 +6,17 @@ use super::peer::{How, Ip, Site, words};
 use std::fmt::Debug;
 use urxe::verbs::*;
 
-/// Who asks; the other side has the memory and the window.
+/// The side that sends the requests; the other side has the memory and the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asks {
     Urxe,
     Rxe,
 }
 
-/// Bytes of the region, and those of it that a window opens.
+/// Size of the region, and the range of it that a window covers.
 pub const AREA: usize = 8192;
 pub const OPEN: std::ops::Range<usize> = 1024..5120;
-/// What is in the region, and in the requester's buffer, before it is used.
+/// Initial contents of the region, and of the requester's buffer.
 const OWNERS: u8 = 3;
 const ASKERS: u8 = 77;
 
@@ -33,9 +33,9 @@ pub struct Opened<'a> {
     pub pair: Pair<'a>,
     pub asks: Asks,
     pub qp: Qp,
-    /// Ours, if it is ours that is asked for.
+    /// The local region, which is the target if the local side is the owner.
     pub x: Mr,
-    /// The owner's.
+    /// Address of the owner's region.
     pub at: RemoteAddr,
     pub mw: Option<Mw>,
 }
@@ -70,7 +70,8 @@ impl<'a> Opened<'a> {
         Opened { pair, asks, qp, x, at, mw: None }
     }
 
-    /// A window of type 1 or 2, in place of the one before, and new QPs. Its key.
+    /// Allocates a window of type 1 or 2, in place of the one before, and connects new QPs. Returns the key
+    /// of the window.
     pub fn window(&mut self, kind: u8) -> RKey {
         self.mw = None;
         // There is none the first time.
@@ -85,7 +86,8 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// Binds the window to a part of `x`, of type 1 with no bytes to nothing. Its new key, and what came of it.
+    /// Binds the window to a part of `x`; a type 1 window with an empty range is unbound. Returns the new key
+    /// and the result.
     pub fn bind(&mut self, part: std::ops::Range<usize>, may: &str) -> (RKey, String) {
         match self.asks {
             Asks::Urxe => {
@@ -112,7 +114,7 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// The status of a completion of ours, or what was done.
+    /// Returns the status of a local completion, or the opcode of a success.
     fn our_status(&self) -> String {
         let wc = self.pair.side.one().unwrap();
         match wc.status {
@@ -125,7 +127,7 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// Invalidates a key at its owner; the status.
+    /// Invalidates a key at its owner, and returns the status.
     pub fn invalidate(&mut self, rkey: RKey) -> String {
         match self.asks {
             Asks::Urxe => {
@@ -140,13 +142,14 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// Asks for byte `at` of the region, under `rkey`. The status; data that is not as it should be is an error.
+    /// Executes a request on byte `at` of the region under `rkey`. Returns the status; wrong data is an
+    /// error.
     pub fn ask(&mut self, ask: Ask, at: i64, rkey: RKey) -> Result<String, String> {
         let to = RemoteAddr { va: self.at.va.wrapping_add_signed(at), rkey };
         self.ask_at(ask, at, to)
     }
 
-    /// The same where the address is not that of the region.
+    /// As [`ask`](Self::ask), with an address that is not the region's.
     pub fn ask_at(&mut self, ask: Ask, at: i64, to: RemoteAddr) -> Result<String, String> {
         let shell = &mut self.pair.shell.vsh;
         let mut owners = pattern(AREA, OWNERS);
@@ -214,18 +217,18 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Panics with all that went wrong.
+/// Panics with all errors, if there are any.
 pub fn none(wrong: Vec<String>) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 struct Case {
-    /// Of the window.
+    /// Access of the window.
     may: &'static str,
     ask: Ask,
-    /// From the window's first byte.
+    /// Offset from the window's first byte.
     at: i64,
-    /// What urxe hears of rxe, and rxe of urxe.
+    /// Status at urxe with rxe as responder, and at rxe with urxe as responder.
     status: [&'static str; 2],
 }
 
@@ -233,7 +236,7 @@ const fn case(may: &'static str, ask: Ask, at: i64, status: &'static str) -> Cas
     Case { may, ask, at, status: [status, status] }
 }
 
-/// Outside the window, inside its region: rxe of Linux 6.1 looks at the region's range only.
+/// A case outside the window but inside its region: rxe of Linux 6.1 checks the region's range only.
 const fn out_of_range(ask: Ask, at: i64) -> Case {
     Case { status: [GOOD, REFUSED], ..case("wra", ask, at, "") }
 }
@@ -275,7 +278,7 @@ fn used(site: &Site, ip: Ip, asks: Asks) {
             wrong.extend(same(&what, seen, Ok(c.status[asks as usize].into())).err());
         }
     }
-    // Only a window of type 2 counts from 0.
+    // Only a window of type 2 can be zero-based.
     opened.window(2);
     let (rkey, bound) = opened.bind(OPEN, "wraz");
     wrong.extend(same("zero-based", bound.as_str(), "BIND_MW").err());
@@ -292,7 +295,7 @@ pub fn used_by_rxe(site: &Site, ip: Ip) {
     used(site, ip, Asks::Rxe);
 }
 
-/// A window of type 2 is its QP's, one of type 1 its domain's.
+/// A window of type 2 belongs to its QP, one of type 1 to its protection domain.
 fn other_qp(site: &Site, ip: Ip, asks: Asks) {
     let mut opened = Opened::new(site, ip, asks);
     let mut wrong = Vec::new();
@@ -315,7 +318,7 @@ fn other_qp(site: &Site, ip: Ip, asks: Asks) {
         };
         wrong.extend(same(&format!("type {kind}"), seen.as_str(), status).err());
         shell.vsh.cmd("destroy other").unwrap();
-        // Its own QP may still.
+        // Its own QP still has access.
         let seen = opened.ask(Ask::Write(10), OPEN.start as i64, rkey);
         wrong.extend(same(&format!("type {kind}, its own QP"), seen, Ok(GOOD.into())).err());
     }
@@ -337,7 +340,7 @@ fn closed(site: &Site, ip: Ip, asks: Asks) {
     let mut hold = |what: &str, seen: Result<String, String>, want: &str| {
         wrong.extend(same(what, seen, Ok(want.into())).err());
     };
-    // A refusal ends the QPs, so each is at the end of its window.
+    // A refusal moves the QPs to ERR, so each is the last use of its window.
     for kind in [1, 2] {
         let first = o.window(kind);
         hold("never bound", o.ask(Ask::Write(1), start, first), REFUSED);
@@ -393,11 +396,12 @@ pub fn closed_to_rxe(site: &Site, ip: Ip) {
     closed(site, ip, Asks::Rxe);
 }
 
-/// What the owner is told where a window cannot be bound or invalidated. It ends its QP.
+/// Checks the owner's status where a window cannot be bound or invalidated; its QP goes to ERR.
 fn unbindable(site: &Site, ip: Ip, asks: Asks, not_invalidated: &str) {
     let mut o = Opened::new(site, ip, asks);
     let mut wrong = Vec::new();
-    // rxe of Linux 6.12 flushes, at its own QP, the request that failed with those behind it; 6.1 says why it failed.
+    // rxe of Linux 6.12 flushes, at its own QP, the failed request together with those behind it; 6.1 reports
+    // the reason.
     let flushes = asks == Asks::Urxe && Suite::chosen() == Suite::Trixie;
     let refused = if flushes { "WR_FLUSH_ERR" } else { "MW_BIND_ERR" };
     let not_invalidated = if flushes { "WR_FLUSH_ERR" } else { not_invalidated };
@@ -411,7 +415,7 @@ fn unbindable(site: &Site, ip: Ip, asks: Asks, not_invalidated: &str) {
     hold("bound already", o.bind(OPEN, "wra").1);
     o.window(2);
     hold("no bytes", o.bind(10..10, "wra").1);
-    // A region that windows must not be bound to, and one that may only be read.
+    // A region that windows must not be bound to, and a read-only one.
     o.pair.cmd("mr none 4096 access=lwra");
     o.pair.cmd("mr readable 4096 access=rb");
     let none_ = o.pair.side.pd.reg_mr(4096, Access::ALL).unwrap();
@@ -436,7 +440,7 @@ fn unbindable(site: &Site, ip: Ip, asks: Asks, not_invalidated: &str) {
     o.window(1);
     let (key, _) = o.bind(OPEN, "wra");
     wrong.extend(same("of type 1, invalidated", o.invalidate(key).as_str(), not_invalidated).err());
-    // Linux 6.1 does not survive that.
+    // Linux 6.1 crashes on this.
     if asks == Asks::Rxe {
         let key = o.window(2);
         wrong.extend(same("not bound, invalidated", o.invalidate(key).as_str(), not_invalidated).err());

@@ -1,4 +1,5 @@
-//! Runs of packets that one kernel is given whole and another hands on whole, cut, or joined.
+//! Tests of GSO super-packets, which one kernel accepts whole and another delivers whole, segmented, or
+//! coalesced.
 
 use std::net::IpAddr;
 use std::process::Command;
@@ -19,7 +20,7 @@ pub fn addresses(family: &str) -> [IpAddr; 2] {
     [1, 2].map(|n| format!("{family}{n}").parse().unwrap())
 }
 
-/// Whether packet sockets of this kernel take runs of packets and give them: from Linux 6.4 on.
+/// Reports whether packet sockets of this kernel send and receive UDP super-packets: from Linux 6.4 on.
 pub fn kernel_takes_runs() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
@@ -35,7 +36,7 @@ pub fn byte(number: usize, at: usize) -> u8 {
     (at * 7 + at / 256 + number) as u8
 }
 
-/// Packets with this much payload each.
+/// Queues packets with these payload lengths.
 pub fn queue(link: &dyn Link, flow: &Flow, lens: &[usize]) -> TxQueue {
     let mut queue = TxQueue::new(link.info().burst);
     for (number, len) in lens.iter().enumerate() {
@@ -46,15 +47,15 @@ pub fn queue(link: &dyn Link, flow: &Flow, lens: &[usize]) -> TxQueue {
     queue
 }
 
-/// Reads until packets with this much payload each are there, in order and whole. Returns how many each burst had that
-/// they came in.
+/// Receives until packets with these payload lengths have arrived, in order and intact. Returns the number of
+/// packets in each burst.
 pub fn expect(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
     expect_while(rx, flow, lens, |start| {
         tx.receive(now(start), &mut |_| panic!("nobody sends here")).unwrap();
     })
 }
 
-/// The same from somebody who needs no looking after.
+/// As `expect`, for a receiver whose peer needs no polling.
 pub fn expect_in(rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> Vec<usize> {
     expect_while(rx, flow, lens, |_| {})
 }
@@ -83,19 +84,21 @@ fn expect_while(rx: &mut dyn Link, flow: &Flow, lens: &[usize], mut others: impl
     bursts
 }
 
-/// Carries packets with this much payload each; how many were in each burst that was sent, and in each that came.
+/// Sends packets with these payload lengths; returns the number of packets in each burst that was sent, and
+/// in each that was received.
 fn carry(tx: &mut dyn Link, rx: &mut dyn Link, flow: &Flow, lens: &[usize]) -> [Vec<usize>; 2] {
     let queue = queue(tx, flow, lens);
     tx.transmit(now(Clock::now()), &queue).unwrap();
     [queue.bursts().map(|b| b.packets).collect(), expect(tx, rx, flow, lens)]
 }
 
-/// Lets both learn where the other is: until then packets wait, and leave one by one.
+/// Lets both links resolve each other: before that, packets are queued and sent one by one.
 pub fn meet(a: &mut dyn Link, b: &mut dyn Link, flow: &Flow) {
     carry(a, b, flow, &[1]);
 }
 
-/// Runs of odd and even sizes, with a shorter packet behind or not, of few bytes and of as many as go.
+/// Payload lengths: odd and even, with and without a shorter packet at the end, few bytes and as many as
+/// possible.
 const SHAPES: [&[usize]; 9] = [
     &[1024; 20],
     &[1000, 1000, 1000, 3],
@@ -114,7 +117,7 @@ fn udp(net: &Veth, side: usize, ip: IpAddr, segmentation: bool) -> Box<dyn Link>
     loop {
         match net.within(side, || UdpLink::bind(ip, &options)) {
             Ok(link) => return Box::new(link),
-            // Processes that other tests are starting hold on to the last one's port for a moment.
+            // Processes that other tests start may hold the previous socket's port for a moment.
             Err(UdpLinkError::Taken { .. }) if start.elapsed() < Duration::from_secs(5) => {}
             Err(e) => panic!("{e}"),
         }
@@ -130,7 +133,7 @@ fn ethtool(net: &Veth, side: usize, options: &str) {
 }
 
 #[test]
-fn runs_of_every_shape_arrive_as_they_left() {
+fn gso_packets_of_every_shape_arrive_intact() {
     let net = Veth::new(1500);
     let (mut a, mut b) = (open(&net, 0, "packet:v0"), open(&net, 1, "packet:v1"));
     for [x, y] in FAMILIES.map(addresses) {
@@ -149,9 +152,9 @@ fn runs_of_every_shape_arrive_as_they_left() {
     assert_eq!([a.counters(), b.counters()], [LinkCounters::default(); 2]);
 }
 
-/// Whatever the receiver is, and whoever cuts.
+/// With any receiver, and any sender that segments.
 #[test]
-fn every_kind_of_link_understands_every_other() {
+fn all_kinds_of_links_interoperate() {
     let kinds = ["packet", "packet,offload=off", "udp", "udp, no segmentation"];
     for cut_by_kernel in [false, true] {
         let net = Veth::new(1500);
@@ -183,13 +186,13 @@ fn every_kind_of_link_understands_every_other() {
     }
 }
 
-/// The receiver's kernel joins what comes one by one, whatever the identifications.
+/// The receiver's kernel coalesces single packets, whatever their identifications.
 #[test]
-fn packets_that_the_kernel_has_joined_are_told_apart() {
+fn packets_coalesced_by_the_kernel_are_split() {
     let net = Veth::new(1500);
     ethtool(&net, 0, "tx-udp-segmentation off");
     ethtool(&net, 1, "gro on rx-udp-gro-forwarding on");
-    // It waits for more of them.
+    // The kernel waits for more of them.
     let wait =
         "echo 2000000 >/sys/class/net/v1/gro_flush_timeout; echo 1 >/sys/class/net/v1/napi_defer_hard_irqs";
     let out = Command::new("ip").args(["netns", "exec", &net.names[1], "sh", "-c", wait]).output().unwrap();
@@ -212,7 +215,7 @@ fn packets_that_the_kernel_has_joined_are_told_apart() {
 }
 
 #[test]
-fn what_is_too_long_for_the_interface_is_counted() {
+fn packets_longer_than_interface_mtu_are_dropped_and_counted() {
     let net = Veth::new(1500);
     for (options, n) in [("", 5), (",offload=off", 5)] {
         let mut a = open(&net, 0, &format!("packet:v0{options}"));
@@ -224,9 +227,9 @@ fn what_is_too_long_for_the_interface_is_counted() {
     }
 }
 
-/// Messages of an odd length between two NICs whose packets are gathered from user memory.
+/// Messages of an odd length between two NICs whose payload is gathered from user memory.
 #[test]
-fn messages_arrive_whole_between_any_two() {
+fn messages_arrive_intact_with_and_without_offload() {
     let net = Veth::new(4500);
     let len = 777_777;
     for options in [["", ""], ["", ",offload=off"], [",offload=off", ""]] {

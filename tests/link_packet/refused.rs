@@ -1,4 +1,5 @@
-//! Kernels that know no virtio-net headers, or no runs of UDP in them, as a filter before the system calls plays them.
+//! Tests with kernels that do not support virtio-net headers, or UDP super-packets in them, simulated by a
+//! seccomp filter.
 
 use std::ops::Range;
 use std::time::Instant as Clock;
@@ -14,9 +15,10 @@ use super::{now, open};
 
 const PACKET_VNET_HDR_SZ: u32 = 24;
 
-/// From now on this thread's calls of this number fail with EINVAL if their third argument is one of `values`.
+/// Makes this thread's system calls of this number fail with EINVAL if their third argument is one of
+/// `values`.
 fn refuse(call: libc::c_long, values: Range<u32>) {
-    // Of `struct seccomp_data`: the number of the call, and the low half of the argument.
+    // Offsets in `struct seccomp_data`: the number of the call, and the low half of the argument.
     let argument = 16 + 8 * 2 + if cfg!(target_endian = "big") { 4 } else { 0 };
     let op = |code: u32, jt, jf, k| sock_filter { code: code as u16, jt, jf, k };
     let program = [
@@ -29,7 +31,8 @@ fn refuse(call: libc::c_long, values: Range<u32>) {
         op(BPF_RET | BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
     ];
     let program = sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
-    // SAFETY: the kernel copies the program of this live array; both calls concern this thread only.
+    // SAFETY: `program` points to the live array, which the kernel copies; both calls concern this thread
+    // only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         let installed = libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &program);
@@ -38,7 +41,7 @@ fn refuse(call: libc::c_long, values: Range<u32>) {
 }
 
 #[test]
-fn a_socket_without_virtio_net_headers_serves_as_well() {
+fn socket_without_virtio_net_headers_transfers_packets() {
     let net = Veth::new(1500);
     let mut a = net.within(0, || {
         refuse(libc::SYS_setsockopt, PACKET_VNET_HDR_SZ..PACKET_VNET_HDR_SZ + 1);
@@ -64,7 +67,7 @@ fn a_socket_without_virtio_net_headers_serves_as_well() {
 }
 
 #[test]
-fn a_refused_run_leaves_packet_by_packet_and_so_does_all_that_follows() {
+fn refused_gso_packet_is_resent_as_packets_and_disables_offload() {
     if !kernel_takes_runs() {
         println!("left out: nothing is there to be refused");
         return;
@@ -75,22 +78,23 @@ fn a_refused_run_leaves_packet_by_packet_and_so_does_all_that_follows() {
         let flow = Flow::new(x, y, 4000);
         meet(&mut a, &mut b, &flow);
         meet(&mut b, &mut a, &Flow::new(y, x, 4000));
-        // Single packets between and behind the runs; before them, the filter would take one for a run.
+        // Single packets between and after the super-packets; the filter would take such packets before them
+        // for super-packets.
         let lens = [&[1000; 100][..], &[1001], &[1200; 90], &[3, 2, 1]].concat();
         let sent: TxQueue = queue(&a, &flow, &lens);
         let bursts = sent.bursts().len();
         assert!((5..10).contains(&bursts));
         net.within(0, || {
-            // What leaves in few messages are runs.
+            // A sendmmsg of few messages contains super-packets.
             refuse(libc::SYS_sendmmsg, 1..10);
             a.transmit(now(Clock::now()), &sent).unwrap();
         });
         assert!(!a.offloads());
         assert_eq!(expect(&mut a, &mut b, &flow, &lens), vec![1; lens.len()]);
-        // Now the kernel would take them, and is not asked.
+        // Now the kernel would accept them, but the link does not try again.
         a.transmit(now(Clock::now()), &sent).unwrap();
         assert_eq!(expect(&mut a, &mut b, &flow, &lens), vec![1; lens.len()]);
-        // What it is sent has been cut by nobody.
+        // The link still receives super-packets unsegmented.
         let back = Flow::new(y, x, 4000);
         let sent = queue(&b, &back, &lens);
         b.transmit(now(Clock::now()), &sent).unwrap();

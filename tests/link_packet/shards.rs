@@ -1,4 +1,4 @@
-//! The links of a NIC of several shards.
+//! Tests of the links of a NIC with several shards.
 
 use std::process::Command;
 use std::time::{Duration, Instant as Clock};
@@ -12,14 +12,15 @@ use urxe::wire::{Bth, Flow, Headers, Opcode, Packet, Qpn, icrc};
 use super::veth::{Veth, ip};
 use super::{join, now, open};
 
-/// The two links of a NIC of two shards.
+/// Opens the two links of a NIC with two shards.
 fn open_two(net: &Veth, side: usize, spec: &str) -> [PacketLink; 2] {
     let config: PacketConfig = spec.parse().unwrap();
     let links = net.within(side, || PacketLink::open_shards(config, 2)).unwrap();
     links.try_into().unwrap_or_else(|links: Vec<_>| panic!("{} links", links.len()))
 }
 
-/// Gives `send` its turn until no link has had anything for a while; the last bytes of the destinations that each had.
+/// Polls the links in turn until none has received a packet for a while; returns the last bytes of the
+/// destination QP numbers for each link.
 fn received(links: &mut [&mut PacketLink], start: Clock) -> Vec<Vec<u8>> {
     let mut got = vec![Vec::new(); links.len()];
     let mut last = Clock::now();
@@ -49,13 +50,14 @@ fn to_qps(link: &mut PacketLink, src: &str, dst: &str, qps: &[u32], start: Clock
     }
 }
 
-/// The same links as they are, and where each shard filters for itself.
+/// Returns the link specifications as given, and with a filter in each shard instead of a fanout group.
 fn with_and_without_fanout<const N: usize>(specs: [String; N]) -> [[String; N]; 2] {
     let without = specs.clone().map(|spec| format!("{spec},fanout=off"));
     [specs, without]
 }
 
-/// Fanouts of packet sockets on one side, as the kernel lists them: one for each socket that is in one.
+/// Returns the fanout groups of packet sockets on one side, as listed by the kernel: one entry for each
+/// socket in a group.
 fn fanouts(net: &Veth, side: usize) -> Vec<String> {
     let args = ["netns", "exec", &net.names[side], "ss", "-0", "-e"];
     let out = Command::new("ip").args(args).output().unwrap();
@@ -66,14 +68,14 @@ fn fanouts(net: &Veth, side: usize) -> Vec<String> {
 }
 
 #[test]
-fn the_kernel_looks_at_a_frame_once_for_all_shards() {
+fn shards_of_one_nic_share_a_fanout_group() {
     let net = Veth::new(1500);
     let config: PacketConfig = "packet:v1".parse().unwrap();
     let links = net.within(1, || PacketLink::open_shards(config.clone(), 4)).unwrap();
     assert!(links.iter().all(PacketLink::fans_out));
     let groups = fanouts(&net, 1);
     assert!(groups.len() == 4 && groups.iter().all(|group| *group == groups[0]), "{groups:?}");
-    // Another NIC's is another one.
+    // Another NIC uses another group.
     let more = net.within(1, || PacketLink::open_shards(config.clone(), 2)).unwrap();
     let mut groups = fanouts(&net, 1);
     groups.sort();
@@ -89,7 +91,7 @@ fn the_kernel_looks_at_a_frame_once_for_all_shards() {
 }
 
 #[test]
-fn shards_have_their_queue_pairs_again_when_the_interface_comes_back() {
+fn shards_receive_their_packets_after_interface_returns() {
     let net = Veth::new(1500);
     let start = Clock::now();
     let mut a = open(&net, 0, "packet:v0,ip=10.77.0.11/24");
@@ -111,7 +113,7 @@ fn shards_have_their_queue_pairs_again_when_the_interface_comes_back() {
 }
 
 #[test]
-fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
+fn each_shard_receives_its_packets_and_resolves_neighbours() {
     let net = Veth::new(1500);
     let station = |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24,ip=fd77::{n}/64");
     for (a, b, hosts) in [
@@ -125,7 +127,7 @@ fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
         let ([mut a0, mut a1], [mut b0, mut b1]) = (open_two(&net, 0, &a), open_two(&net, 1, &b));
         for net in ["10.77.0.", "fd77::"] {
             let [x, y] = hosts.map(|n| format!("{net}{n}"));
-            // Each resolves its neighbour by itself; both of the other side are asked.
+            // Each link resolves its neighbour by itself; both links of the other side are queried.
             for a in [&mut a0, &mut a1] {
                 to_qps(a, &x, &y, &[0x10, 0x11, 0x13, 0x12], start);
             }
@@ -142,13 +144,13 @@ fn each_shard_has_its_queue_pairs_and_hears_its_neighbours() {
     }
 }
 
-/// A general IGMPv3 query, as a router sends it.
+/// A general IGMPv3 query of a router.
 fn group_query() -> Vec<u8> {
     let mut igmp = [0x11, 10, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0];
     let sum = etherparse::checksum::Sum16BitWords::new().add_slice(&igmp).ones_complement().to_be();
     igmp[2..4].copy_from_slice(&sum.to_be_bytes());
     let mut ip = Ipv4Header::new(12, 1, IpNumber::IGMP, [10, 77, 0, 1], [224, 0, 0, 1]).unwrap();
-    // Router alert.
+    // Router Alert option.
     ip.options = [0x94, 4, 0, 0].into();
     ip.set_payload_len(igmp.len()).unwrap();
     ip.header_checksum = ip.calc_header_checksum();
@@ -159,14 +161,14 @@ fn group_query() -> Vec<u8> {
 }
 
 #[test]
-fn every_shard_tells_a_router_of_its_groups() {
+fn every_shard_reports_its_groups_to_a_router() {
     let net = Veth::new(1500);
     for [spec] in with_and_without_fanout(["packet:v1,ip=10.77.0.12/24".to_owned()]) {
         let [mut b0, mut b1] = open_two(&net, 1, &spec);
         let start = Clock::now();
         join(&net, 1, &mut b0, start, "239.1.2.3");
         join(&net, 1, &mut b1, start, "239.4.5.6");
-        // They say so twice by themselves.
+        // They send unsolicited reports twice.
         while b0.next_deadline().is_some() || b1.next_deadline().is_some() {
             received(&mut [&mut b0, &mut b1], start);
         }
@@ -194,7 +196,7 @@ fn every_shard_tells_a_router_of_its_groups() {
 }
 
 #[test]
-fn groups_reach_every_shard_that_joined_them() {
+fn multicast_reaches_every_shard_that_joined() {
     let net = Veth::new(1500);
     let station = |dev: &str, n: u32| format!("packet:{dev},ip=10.77.0.{n}/24");
     for [a, b] in [["packet:v0".to_owned(), "packet:v1".to_owned()], [station("v0", 1), station("v1", 2)]]
@@ -210,7 +212,7 @@ fn groups_reach_every_shard_that_joined_them() {
         join(&net, 1, &mut b1, start, group);
         to_qps(&mut a, "10.77.0.1", group, &[0xff_ffff], start);
         assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![0xff]]);
-        // What one sends is for both.
+        // A packet from one shard is delivered to both.
         to_qps(&mut b0, "10.77.0.2", group, &[0xff_ffff], start);
         assert_eq!(received(&mut [&mut b0, &mut b1], start), [vec![0xff], vec![0xff]]);
         b0.leave(group.parse().unwrap());

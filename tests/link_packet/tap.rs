@@ -1,4 +1,5 @@
-//! What a machine behind a tap gets, by what its tap is able to, and what comes from it.
+//! Tests of the packets that a machine behind a tap receives, depending on the offloads of its tap, and of
+//! those that it sends.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -27,7 +28,8 @@ const USO: libc::c_ulong = 0x60;
 const PEER: Mac = Mac([0x52, 0x54, 0, 0x77, 0, 2]);
 const VNET_LEN: usize = 10;
 
-/// The machine's end of `tap0` in the first namespace, where the host has the first address and knows the second.
+/// The machine's end of `tap0` in the first namespace, where the host has the first address and a neighbour
+/// entry for the second.
 struct Tap {
     file: File,
     /// Whether each frame has a virtio-net header.
@@ -40,7 +42,7 @@ impl Tap {
         let file = net.within(0, || {
             let file =
                 OpenOptions::new().read(true).write(true).open("/dev/net/tun").expect("a tap needs root");
-            // SAFETY: an ifreq of zeros is a valid one; the kernel reads and writes it within its size, and takes
+            // SAFETY: an all-zero ifreq is valid; the kernel reads and writes it within its size, and takes
             // the offloads by value.
             unsafe {
                 let mut request: libc::ifreq = std::mem::zeroed();
@@ -68,7 +70,7 @@ impl Tap {
         Tap { file, vnet }
     }
 
-    /// The next RoCEv2 frame, and the virtio-net header before it.
+    /// Returns the next RoCEv2 frame, and the virtio-net header before it.
     fn next(&mut self) -> ([u8; VNET_LEN], Vec<u8>) {
         let start = Clock::now();
         let mut buffer = vec![0; 70_000];
@@ -103,15 +105,15 @@ fn roce(bytes: &[u8], checksums: Checksums) -> (Flow, IpIdent, Vec<u8>) {
 
 const LENS: [usize; 12] = [1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 1001, 18];
 
-/// Sends a run and reads it off the tap packet by packet: as cut by the kernel, with identifications that count up, so
-/// that the ICRCs hold, and with checksums that hold.
+/// Sends a super-packet and reads it from the tap packet by packet: segmented by the kernel, with increasing
+/// identifications, so that the ICRCs are valid, and with valid checksums.
 fn comes_cut(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
     let flow = Flow::new(x, y, 4000);
     link.transmit(now(Clock::now()), &queue(link, &flow, &LENS)).unwrap();
     for (i, len) in LENS.into_iter().enumerate() {
         let (head, bytes) = tap.next();
         assert_eq!(head[1], 0, "a run");
-        // The rest of the checksum may be left to the machine, if it said that it can.
+        // The machine may have to complete the checksum, if it has announced that it can.
         let checksums = if head[0] & 1 == 0 { Checksums::Verify } else { Checksums::Partial };
         let (seen, ident, packet) = roce(&bytes, checksums);
         assert_eq!(seen, flow);
@@ -126,7 +128,7 @@ fn comes_cut(tap: &mut Tap, link: &mut PacketLink, [x, y]: [IpAddr; 2]) {
 }
 
 #[test]
-fn a_tap_without_offloads_gets_packets() {
+fn tap_without_offloads_receives_segmented_packets() {
     let net = Veth::new(1500);
     let mut tap = Tap::new(&net, None);
     let mut link = open(&net);
@@ -136,7 +138,7 @@ fn a_tap_without_offloads_gets_packets() {
 }
 
 #[test]
-fn a_tap_that_offloads_other_things_gets_packets() {
+fn tap_with_other_offloads_receives_segmented_packets() {
     for offloads in [0, CSUM, CSUM | TSO] {
         let net = Veth::new(1500);
         let mut tap = Tap::new(&net, Some(offloads));
@@ -148,7 +150,7 @@ fn a_tap_that_offloads_other_things_gets_packets() {
 }
 
 #[test]
-fn a_tap_that_asked_for_runs_gets_and_gives_them() {
+fn tap_with_udp_segmentation_exchanges_gso_packets() {
     if !kernel_takes_runs() {
         println!("left out: there are no such taps");
         return;
@@ -171,7 +173,7 @@ fn a_tap_that_asked_for_runs_gets_and_gives_them() {
         assert_eq!((seen, &data), (flow, &all));
         assert_eq!(ident, if x.is_ipv4() { IpIdent::SENT } else { IpIdent::Unknown });
 
-        // The same in the other direction; and once more packet by packet.
+        // The other direction; and once more packet by packet.
         let back = Flow::new(y, x, 4001);
         let sent = queue(&link, &back, &LENS);
         let own = Mac(link.info().mac);

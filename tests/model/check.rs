@@ -1,4 +1,4 @@
-//! Whether what came of it all is what the model says.
+//! Checks of the results against the model.
 
 use urxe::transport::{WcOpcode, WcStatus, WrOp};
 
@@ -10,7 +10,7 @@ use crate::unreliable::completion;
 use crate::world::World;
 
 impl World {
-    /// A work request of a reliable queue pair is done: so is what it does to memory.
+    /// Applies the effect on memory of a completed work request of a reliable queue pair.
     pub fn settle(&mut self, qp: usize, index: usize) {
         let plan = &self.plan.qps[qp];
         let s = &plan.sends[index];
@@ -30,7 +30,7 @@ impl World {
         }
     }
 
-    /// All completions of a queue pair that is at its end. `failing`: it was to fail.
+    /// Checks all completions of a queue pair that has ended. `failing`: it was expected to fail.
     pub fn check(&mut self, qp: usize, failing: bool) {
         match self.plan.qps[qp].kind {
             Kind::Rc | Kind::Xrc => {
@@ -44,7 +44,7 @@ impl World {
             }
         }
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
-        // An XRC target has no queue of its own to be the last of.
+        // An XRC target has no queue of its own whose last receive it could reach.
         let shared = self.plan.pools[plan.pool].shared && plan.kind != Kind::Xrc;
         let expected = usize::from(shared && !q.destroyed);
         assert_eq!(q.last_receives, expected, "events of the last receive of QP {qp}");
@@ -54,7 +54,8 @@ impl World {
         s.flags.signaled || self.plan.qps[qp].signal_all
     }
 
-    /// In order, once: successes, then perhaps one error, then all that is left flushed.
+    /// Checks the send completions: in order and once, first successes, then possibly one error, then the
+    /// flushed rest.
     fn check_sends(&self, qp: usize, failing: bool) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
@@ -88,7 +89,8 @@ impl World {
         assert_eq!(got.next(), None, "a completion too many, of QP {qp}");
     }
 
-    /// The messages, in order, once, each in a receive; then perhaps one error, then all that is left flushed.
+    /// Checks the receive completions: the messages in order and once, each in a receive; then possibly one
+    /// error, then the flushed rest.
     fn check_receives(&self, qp: usize, failing: bool) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let pool = &self.plan.pools[plan.pool];
@@ -133,7 +135,7 @@ impl World {
         }
     }
 
-    /// What is not known to be done is done in whole packets, or not at all.
+    /// Settles the requests without a known result: their data is stored in whole packets or not at all.
     fn settle_failed(&mut self, qp: usize) {
         let q = &self.qps[qp];
         for index in q.settled..self.plan.qps[qp].sends.len() {
@@ -157,14 +159,14 @@ impl World {
                 }
             }
         }
-        // The message that was coming in.
+        // The message in progress.
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let Some(message) = plan.incoming.get(q.arrived).filter(|m| m.opcode == WcOpcode::Recv) else {
             return;
         };
         let (data, side, mtu) = (message.data.clone(), plan.side, plan.mtu.bytes());
         let pool = &self.plan.pools[plan.pool];
-        // Of a shared queue any receive may be the one, where it was lost with its queue pair.
+        // In a shared queue it may be any receive, if the receive was lost with its queue pair.
         let into: Vec<_> = match q.received.get(q.arrived) {
             Some(c) => vec![c.wr_id as u32 as usize],
             None if q.destroyed => (0..pool.posted).filter(|i| !pool.done[*i]).collect(),
@@ -180,7 +182,7 @@ impl World {
         }
     }
 
-    /// Takes as expected what is there of `data`, if that is whole packets.
+    /// Accepts the data of `data` that is present as expected, if it is a number of whole packets.
     fn accept(&mut self, side: usize, pieces: &[Piece], data: &[u8], mtu: usize, what: &str) {
         let s = &mut self.sides[side];
         let now = s.region.read(0, s.region.len());
@@ -189,8 +191,8 @@ impl World {
         memory::store(&mut s.expected, pieces, 0, &data[..n]);
     }
 
-    /// Sends of an unreliable queue pair: all succeed, but for those that cannot; each stops the queue until it is brought
-    /// back.
+    /// Checks the sends of an unreliable queue pair: all succeed but those with a fault, each of which stops
+    /// the send queue until it is recovered.
     fn check_stream(&self, qp: usize) {
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
         let mut got = q.sent.iter().peekable();
@@ -229,7 +231,7 @@ impl World {
         assert_eq!(q.received.len(), q.responder.expected.len(), "receives of QP {qp}");
     }
 
-    /// Everything is as the model has it, and nothing else has changed.
+    /// Checks that memory is as in the model, and that nothing else has changed.
     pub fn check_memory(&self) {
         for (i, s) in self.sides.iter().enumerate() {
             assert!(s.region.guards_hold(), "guards of side {i}");
@@ -241,7 +243,7 @@ impl World {
 }
 
 impl Send {
-    /// Bytes that its completion names.
+    /// Number of bytes that the completion reports.
     fn len_of_completion(&self) -> u32 {
         match self.op {
             WrOp::AtomicWrite { .. } => 0,

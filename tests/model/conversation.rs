@@ -1,4 +1,4 @@
-//! What the two sides of a reliable connection do.
+//! Programs of the two sides of a reliable connection.
 
 use urxe::memory::AtomicOp;
 use urxe::transport::{Placement, WcOpcode, WcStatus, WrOp};
@@ -9,52 +9,52 @@ use crate::memory::{Arena, Piece};
 use crate::program::{Key, Recv, Send, close, flags, length, transfer};
 use crate::support::Rng;
 
-/// A message that must come in.
+/// A message that must be received.
 #[derive(Debug)]
 pub struct Message {
     pub opcode: WcOpcode,
-    /// What its receive gets, if it is a SEND.
+    /// Data that its receive gets, if it is a SEND.
     pub data: Vec<u8>,
     pub byte_len: u32,
     pub imm: Option<u32>,
     pub solicited: bool,
     pub invalidated: Key,
-    /// The work request that sends it.
+    /// Index of the work request that sends it.
     pub send: usize,
-    /// Its receive fails so.
+    /// Status with which its receive fails.
     pub fault: Option<WcStatus>,
 }
 
-/// One side's part.
+/// Program of one side.
 #[derive(Default)]
 pub struct Part {
     pub sends: Vec<Send>,
-    /// What the other side's work requests bring here, in order.
+    /// Messages from the other side's work requests, in order.
     pub incoming: Vec<Message>,
-    /// A word of the other side that only our atomics touch.
+    /// A word of the other side that only this side's atomics modify.
     word: Option<usize>,
-    /// Where at the other side an earlier WRITE went.
+    /// Address and length of an earlier WRITE to the other side.
     written: Option<(usize, u32)>,
-    /// Work requests from here on wait for so many messages.
+    /// Number of messages that the following work requests wait for.
     after: usize,
 }
 
-/// Both programs of a connection, made in an order in which they could run, so that what waits for a message waits
-/// for one that comes.
+/// The programs of both sides of a connection, generated in an order in which they could run, so that each
+/// wait is for a message that is sent.
 pub struct Conversation<'a> {
     pub arenas: &'a mut [Arena; 2],
     pub grants: &'a mut [Vec<GrantKind>; 2],
     pub rng: &'a mut Rng,
     pub mtu: usize,
-    /// The longest SEND to each side: what its shared receives take.
+    /// Longest SEND to each side: the length of its shared receives.
     pub longest: [u32; 2],
-    /// The only side that has work requests, if it is just one; then there are no handshakes either.
+    /// The only side with work requests, if just one has any; then there are no handshakes either.
     pub speaker: Option<usize>,
     pub parts: [Part; 2],
 }
 
 impl<'a> Conversation<'a> {
-    /// `faulty`: one work request or receive goes wrong.
+    /// Generates the programs. `faulty`: one work request or receive fails.
     pub fn make(mut self, faulty: bool) -> [Part; 2] {
         for _ in 0..self.rng.below(20) {
             if let Some(side) = self.speaker {
@@ -79,14 +79,14 @@ impl<'a> Conversation<'a> {
         self.parts
     }
 
-    /// The arenas as the work requests of a side see them: its own, the other's.
+    /// Returns the arenas as seen by the work requests of a side: its own, then the other's.
     fn arenas(&mut self, side: usize) -> (&mut Arena, &mut Arena, &mut Rng) {
         let [a, b] = &mut *self.arenas;
         let (from, to) = if side == 0 { (a, b) } else { (b, a) };
         (from, to, self.rng)
     }
 
-    /// Adds a work request, and the message that it makes. Its number.
+    /// Adds a work request and the message that it produces, and returns its index.
     pub fn push(&mut self, side: usize, send: Send) -> usize {
         let send = Send { after: self.parts[side].after, ..send };
         let index = self.parts[side].sends.len();
@@ -106,12 +106,12 @@ impl<'a> Conversation<'a> {
         index
     }
 
-    /// Work requests of a side from here on wait for all that comes in until here.
+    /// Makes the following work requests of a side wait for all messages to it so far.
     pub fn wait(&mut self, side: usize) {
         self.parts[side].after = self.parts[side].incoming.len();
     }
 
-    /// Any work request of a side.
+    /// Adds a random work request of a side.
     pub fn any(&mut self, side: usize) {
         let send = match self.rng.below(100) {
             0..28 => self.send(side),
@@ -136,14 +136,14 @@ impl<'a> Conversation<'a> {
         self.push(side, send);
     }
 
-    /// A SEND that the other side has room for.
+    /// Returns a SEND that fits into the other side's receives.
     pub fn send(&mut self, side: usize) -> Send {
         let (mtu, longest) = (self.mtu, self.longest[1 - side]);
         let (from, _, rng) = self.arenas(side);
         transfer(None, length(mtu, rng).min(longest), from, rng)
     }
 
-    /// A WRITE of `len` bytes to the other side's memory from byte `at` on.
+    /// Returns a WRITE of `len` bytes to the other side's memory from byte `at` on.
     pub fn write_to(&mut self, side: usize, at: usize, len: u32) -> Send {
         let (from, to, rng) = self.arenas(side);
         let w = transfer(Some(at), len, from, rng);
@@ -152,7 +152,7 @@ impl<'a> Conversation<'a> {
         Send { key: Key::Region(1 - side), ..w }
     }
 
-    /// Fresh memory, or what an earlier WRITE of this queue has put there.
+    /// Returns a READ of fresh memory, or of data that an earlier WRITE of this queue has stored.
     fn read(&mut self, side: usize) -> Send {
         let (mtu, written) = (self.mtu, self.parts[side].written);
         let (_, to, rng) = self.arenas(side);
@@ -174,7 +174,7 @@ impl<'a> Conversation<'a> {
         self.result(side, op, pieces, data)
     }
 
-    /// A SEND, WRITE or READ with one piece of the side's memory.
+    /// Returns a SEND, WRITE or READ with one piece of the side's memory.
     pub fn any_of(&mut self, side: usize, piece: Piece) -> Send {
         let longest = self.longest[1 - side];
         let (from, to, rng) = self.arenas(side);
@@ -195,7 +195,7 @@ impl<'a> Conversation<'a> {
         Send { pieces, flags, data, key, place: Some(va), ..Send::new(op) }
     }
 
-    /// Something that brings `data` back.
+    /// Returns a work request that stores `data` in the local pieces.
     fn result(&mut self, side: usize, op: WrOp, pieces: Vec<Piece>, data: Vec<u8>) -> Send {
         crate::memory::store(&mut self.arenas[side].bytes, &pieces, 0, &data);
         Send { pieces, data, flags: flags(self.rng), key: Key::Region(1 - side), ..Send::new(op) }
@@ -234,7 +234,7 @@ impl<'a> Conversation<'a> {
         Send { data, place, key, flags: flags(self.rng), ..Send::new(op) }
     }
 
-    /// What was written last, or all.
+    /// Returns a FLUSH of the last WRITE, or of the whole region.
     fn flush(&mut self, side: usize) -> Send {
         let (at, len) = self.parts[side].written.unwrap_or((0, 1));
         let persistent = self.rng.percent(15);
@@ -244,7 +244,7 @@ impl<'a> Conversation<'a> {
         Send { key: Key::Region(1 - side), flags: flags(self.rng), ..Send::new(op) }
     }
 
-    /// Receives of a side's own for all its messages, and some more.
+    /// Returns receives of a queue pair's own for all its messages, and some more.
     pub fn receives(part: &Part, arena: &mut Arena, rng: &mut Rng) -> Vec<Recv> {
         let mut recvs = Vec::new();
         for m in &part.incoming {

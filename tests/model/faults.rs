@@ -1,4 +1,4 @@
-//! What goes wrong on a connection: one work request or receive, after which all is flushed.
+//! Faults on a connection: one work request or receive fails, after which everything is flushed.
 
 use urxe::memory::Access;
 use urxe::transport::{WcOpcode, WcStatus, WrOp};
@@ -9,7 +9,8 @@ use crate::grants::{KINDS, PEER};
 use crate::program::{Key, Send, flags};
 
 impl Conversation<'_> {
-    /// Puts a fault in. Where the kind that chance picks finds nothing to spoil, a key that is none is invalidated.
+    /// Inserts a fault. If the randomly chosen kind does not apply to any work request, an invalid key is
+    /// invalidated.
     pub fn fault(&mut self) {
         let side = self.rng.below(2) as usize;
         let done = match self.rng.below(9) {
@@ -33,7 +34,7 @@ impl Conversation<'_> {
         self.push(side, Send { fault: Some(fault), flags, ..send })
     }
 
-    /// Any of a side's work requests for which `fits` holds.
+    /// Picks a random work request of a side for which `fits` holds.
     fn pick(&mut self, side: usize, fits: impl Fn(&Send) -> bool) -> Option<&mut Send> {
         let sends = &mut self.parts[side].sends;
         let found: Vec<_> = (0..sends.len()).filter(|i| fits(&sends[*i])).collect();
@@ -51,7 +52,7 @@ impl Conversation<'_> {
         send.map(|s| (s.key, s.fault) = (Key::Wrong, Some(WcStatus::RemAccessErr))).is_some()
     }
 
-    /// A key that is no longer good, or not for all of that, or not for this.
+    /// Uses a key that is stale, or beyond its range, or without the right for the operation.
     fn use_wrongly(&mut self, side: usize) -> bool {
         let owner = 1 - side;
         let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS[1..]));
@@ -59,7 +60,7 @@ impl Conversation<'_> {
         let way = self.rng.below(4);
         let allowed = if way == 3 { Access(0) } else { PEER };
         let lease = self.open(owner, id, 1, allowed);
-        // Behind it too is memory, that of nobody.
+        // The bytes behind the range are allocated but belong to no work request.
         self.arenas[owner].take(8, 1, self.rng);
         self.tell(owner);
         self.wait(side);
@@ -80,7 +81,7 @@ impl Conversation<'_> {
         last.map(|s| s.fault = Some(WcStatus::RemAccessErr)).is_some()
     }
 
-    /// Invalidates what is not to be.
+    /// Invalidates a key that must not be invalidated.
     fn manage_wrongly(&mut self, side: usize) -> bool {
         let key = match self.rng.below(3) {
             0 => Key::Region(side),
@@ -95,7 +96,7 @@ impl Conversation<'_> {
         self.grants[side].len().checked_sub(1)
     }
 
-    /// What of type 2 is bound, and a fast region that is open, is not opened over again.
+    /// Binds a bound window of type 2, or registers a valid fast region, a second time.
     fn bind_what_is_bound(&mut self, side: usize) -> bool {
         let kind = self.rng.pick(&KINDS[1..]);
         let id = self.grants[side].len();
@@ -106,7 +107,7 @@ impl Conversation<'_> {
         last.map(|s| s.fault = Some(WcStatus::MwBindErr)).is_some()
     }
 
-    /// The peer gets the message and its acknowledgement is due, but the receive fails.
+    /// Sends a message with an invalid invalidation: it is received and acknowledged, but the receive fails.
     fn invalidate_wrongly(&mut self, side: usize) -> bool {
         let owner = 1 - side;
         let mut send = self.send(side);
@@ -121,7 +122,7 @@ impl Conversation<'_> {
         message.map(|m| m.fault = Some(WcStatus::RemInvReqErr)).is_some()
     }
 
-    /// A receive of a side that a message does not fit into, or that names what it may not.
+    /// Makes a receive of a side too short for its message, or gives it an invalid key.
     fn spoil_receive(&mut self, side: usize, here: WcStatus, there: WcStatus) -> bool {
         if self.longest[side] != u32::MAX {
             return false;

@@ -1,4 +1,5 @@
-//! Windows and fast regions: a side opens a part of its memory, says so, the other uses it, and one of them closes it.
+//! Windows and fast regions: a side grants access to a part of its memory, announces it, the other side uses
+//! it, and one of them revokes it.
 
 use urxe::memory::{Access, Bind, FastReg, WindowKind};
 use urxe::transport::WrOp;
@@ -15,20 +16,20 @@ pub enum GrantKind {
 }
 
 impl GrantKind {
-    /// Whether it is closed by invalidating its key.
+    /// Whether access is revoked by invalidating the key.
     pub fn is_invalidated(self) -> bool {
         self != GrantKind::Window(WindowKind::Type1)
     }
 }
 
-/// A part of the memory of `side`, as peers name it.
+/// A part of the memory of `side`, with the address by which peers access it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lease {
     side: usize,
     pub key: Key,
     pub at: usize,
     pub len: usize,
-    /// The name of its first byte.
+    /// Address of its first byte for peers.
     pub base: u64,
 }
 
@@ -42,7 +43,7 @@ pub const KINDS: [GrantKind; 4] = [
 pub const PEER: Access = Access(Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0);
 
 impl Conversation<'_> {
-    /// A window or fast region that is opened, used and closed, one to three times.
+    /// Adds a window or fast region that is granted, used and revoked one to three times.
     pub fn grant(&mut self, owner: usize) {
         let (id, kind) = (self.grants[owner].len(), self.rng.pick(&KINDS));
         self.grants[owner].push(kind);
@@ -65,13 +66,13 @@ impl Conversation<'_> {
         }
     }
 
-    /// A message, so that the other side knows what was done before it.
+    /// Sends a message, so that the other side knows that the requests before it are done.
     pub fn tell(&mut self, side: usize) {
         let send = self.send(side);
         self.push(side, send);
     }
 
-    /// Opens a part of the memory of `owner`, for what `allowed` lets peers do.
+    /// Grants access to a part of the memory of `owner` with the rights `allowed`.
     pub fn open(&mut self, owner: usize, id: usize, age: u8, allowed: Access) -> Lease {
         let len = 8 + length(self.mtu, self.rng).min(8192) as usize;
         let at = self.arenas[owner].take(len, 8, self.rng);
@@ -96,8 +97,8 @@ impl Conversation<'_> {
         Lease { side: owner, key, at, len, base }
     }
 
-    /// A fast region for a side's own use, which is closed right behind those who use it: they are still to be sent
-    /// again if they get lost.
+    /// Adds a fast region for a side's own use. It is invalidated right behind the requests that use it,
+    /// which may still have to be retransmitted.
     pub fn own_region(&mut self, side: usize) {
         let id = self.grants[side].len();
         self.grants[side].push(GrantKind::Fast);
@@ -114,7 +115,7 @@ impl Conversation<'_> {
         self.push(side, Send { key: lease.key, flags, ..Send::new(WrOp::LocalInv(RKey(0))) });
     }
 
-    /// The other side uses all of it, in some parts.
+    /// Adds requests of the other side that use the whole range, in some parts.
     pub fn use_all(&mut self, lease: &Lease) {
         let mut at = 0;
         let uses = 1 + self.rng.below(3);
@@ -128,7 +129,7 @@ impl Conversation<'_> {
         self.chat();
     }
 
-    /// A WRITE or READ of a part of it or, with `words`, perhaps an atomic on its first bytes.
+    /// Adds a WRITE or READ of a part of the range or, with `words`, possibly an atomic on its first bytes.
     pub fn use_part(&mut self, lease: &Lease, offset: usize, len: usize, words: bool) {
         let (user, at) = (1 - lease.side, lease.at + offset);
         let word = words && len >= 8 && at.is_multiple_of(8);
@@ -150,11 +151,11 @@ impl Conversation<'_> {
         self.push(user, Send { op, key: lease.key, ..send });
     }
 
-    /// One side closes it, once the other has done with it.
+    /// Revokes access by one of the sides, after the other's last use.
     pub fn shut(&mut self, owner: usize, id: usize, lease: &Lease) {
         let kind = self.grants[owner][id];
         let mut last = self.send(1 - owner);
-        // What it has read is to be there before the key goes.
+        // The fence makes sure that READ data has arrived before the key is invalidated.
         last.flags.fence = true;
         if kind.is_invalidated() && self.rng.percent(50) {
             last.op = WrOp::SendWithInv(RKey(0));
@@ -169,7 +170,7 @@ impl Conversation<'_> {
         let op = if kind.is_invalidated() {
             WrOp::LocalInv(RKey(0))
         } else if self.rng.percent(50) {
-            // It may be bound anew as it is.
+            // A window of type 1 may be bound again without being unbound.
             return;
         } else {
             let (addr, access) = (lease.at as u64, PEER);

@@ -1,4 +1,4 @@
-//! From the creation of queue pairs to their end: what an application does with them.
+//! Life cycle of queue pairs: the actions of an application from creation to destruction.
 
 use std::time::Duration;
 
@@ -21,7 +21,8 @@ use crate::world::{ACCESS, DOMAIN, Side, Stage, World};
 /// 4.096 µs · 2^8.
 const TIMEOUT: u8 = 8;
 
-/// So long after its last work request an unreliable group is over: what the wire holds back has arrived.
+/// Time after the last work request at which an unreliable group ends: all delayed packets have arrived by
+/// then.
 const LINGER: Duration = Duration::from_micros(400);
 
 fn to(state: QpState) -> QpAttr {
@@ -29,7 +30,8 @@ fn to(state: QpState) -> QpAttr {
 }
 
 impl Side {
-    /// Elements for the pieces. `under`: a key that they are named by, and the names of memory under it.
+    /// Returns scatter/gather elements for the pieces. `under`: the key that they use, and the addresses of
+    /// memory under it.
     fn sges(&self, pieces: &[Piece], bad: bool, under: Option<(LKey, Lease)>) -> Vec<Sge> {
         let sge = |p: &Piece| match (p.at, under) {
             (Some(at), _) if bad => Sge { lkey: LKey(0xffff_ff00), ..self.region.sge(at, p.len) },
@@ -44,7 +46,7 @@ impl Side {
 }
 
 impl QpPlan {
-    /// Its service; `pool` is where its receives are from.
+    /// Service of the queue pair; `pool` is the source of its receives.
     fn qp_type(&self, pool: &Pool) -> QpType {
         match self.kind {
             Kind::Rc => QpType::Rc,
@@ -57,7 +59,7 @@ impl QpPlan {
 }
 
 impl World {
-    /// What is done from time to time.
+    /// Performs the periodic actions.
     pub fn tick(&mut self) {
         for group in 0..self.groups.len() {
             let after = self.plan.groups[group].after;
@@ -106,7 +108,8 @@ impl World {
         let target = qp_type == QpType::XrcRecv;
         let init = QpInit {
             qp_type,
-            // A target's own domain gives it nothing: that of its shared receives counts.
+            // The protection domain of a target itself grants no access: that of its shared receive queue
+            // counts.
             pd: if target { PdId(77) } else { PD },
             send: SendCaps { max_wr: plan.max_send, max_sge: 4, max_inline: MAX_INLINE },
             recv: RecvCaps { max_wr: pool.depth, max_sge: 4 },
@@ -156,7 +159,7 @@ impl World {
         }
     }
 
-    /// Pauses the send queue now and then, and brings one that has failed back.
+    /// Occasionally moves the send queue to SQD, and recovers one that has failed.
     fn wander(&mut self, qp: usize) {
         let next = match self.state(qp) {
             Some(QpState::Rts) if self.rng.percent(3) => QpState::Sqd,
@@ -167,7 +170,7 @@ impl World {
         self.modify(qp, &to(next));
     }
 
-    /// Posts some receives, or `all`, as far as the queue takes them.
+    /// Posts some receives, or `all`, as far as the queue has room.
     fn post_receives(&mut self, pool_index: usize, all: bool) {
         let pool = &mut self.plan.pools[pool_index];
         let Some(&user) = pool.users.first() else { return };
@@ -197,7 +200,7 @@ impl World {
         while self.post_send(qp) {}
     }
 
-    /// Posts the next work request, if there is one, its time has come and the queue takes it.
+    /// Posts the next work request, if there is one, its time has come and the queue has room.
     fn post_send(&mut self, qp: usize) -> bool {
         let Some(state) = self.state(qp) else { return false };
         let (q, plan) = (&self.qps[qp], &self.plan.qps[qp]);
@@ -248,8 +251,8 @@ impl World {
         }
     }
 
-    /// What was to happen to some queue pairs, and what an application does when one end of a reliable connection has
-    /// failed: some time later both are told.
+    /// Applies the planned failures of queue pairs. When one end of a reliable connection has failed, both
+    /// ends are closed some time later, as by an application.
     pub fn meet_fates(&mut self) {
         for qp in 0..self.qps.len() {
             if let Some((_, fate)) = self.qps[qp].doom.filter(|d| d.0 <= self.now) {
@@ -267,7 +270,7 @@ impl World {
             }
             let qps = self.plan.groups[group].qps.clone();
             let dead = qps.iter().any(|q| matches!(self.state(*q), None | Some(QpState::Err)));
-            // Soon, or so late that the other end has run out of retries.
+            // The delay is short, or so long that the other end has run out of retries.
             let order = 16 + self.rng.below(11);
             let delay = Duration::from_nanos(self.rng.below(1 << order));
             let g = &mut self.groups[group];
@@ -290,7 +293,7 @@ impl World {
         q.destroyed = true;
     }
 
-    /// Ends the groups that have done all they were to do.
+    /// Ends the groups whose work is complete.
     pub fn end_groups(&mut self) {
         for group in 0..self.groups.len() {
             if self.groups[group].stage == Stage::Running && self.is_idle(group) {
@@ -315,7 +318,7 @@ impl World {
         }
     }
 
-    /// Stops the queue pairs of a group, looks at what came of them, and destroys them.
+    /// Stops the queue pairs of a group, checks their results, and destroys them.
     fn end(&mut self, group: usize) {
         let qps: Vec<_> =
             self.plan.groups[group].qps.iter().copied().filter(|q| !self.qps[*q].destroyed).collect();

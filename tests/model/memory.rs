@@ -1,18 +1,18 @@
-//! The reference memory of a side, and the runs of it that work requests name.
+//! Reference memory of a side, and the ranges of it that work requests refer to.
 
 use crate::support::Rng;
 
-/// The memory of one side. Each piece of it is used by one work request only, so that nothing depends on what
-/// overtakes what; between the pieces lie bytes that nobody may touch.
+/// Memory of one side. Each piece is used by one work request only, so that the result does not depend on
+/// reordering; between the pieces are guard bytes.
 #[derive(Default)]
 pub struct Arena {
-    /// As it is before anything happens.
+    /// Contents before the run.
     pub initial: Vec<u8>,
-    /// As it is after all that was programmed so far, where that is known beforehand.
+    /// Contents after all work requests generated so far, where they are predictable.
     pub bytes: Vec<u8>,
 }
 
-/// A run of a side's memory, or of its null region.
+/// A range of a side's memory, or of its null region.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub at: Option<usize>,
@@ -31,7 +31,8 @@ impl Arena {
         at
     }
 
-    /// `len` bytes in one to four pieces, in any order in memory. `nulls`: some may be of the null region.
+    /// Allocates `len` bytes in one to four pieces, in any order in memory. `nulls`: some may be in the null
+    /// region.
     pub fn scatter(&mut self, len: u32, nulls: bool, rng: &mut Rng) -> Vec<Piece> {
         let mut lens = Vec::new();
         let mut left = len;
@@ -53,7 +54,7 @@ impl Arena {
             .collect()
     }
 
-    /// What the pieces hold: the null region reads as zeros.
+    /// Returns the contents of the pieces: the null region reads as zeros.
     pub fn gather(&self, pieces: &[Piece]) -> Vec<u8> {
         let mut out = Vec::new();
         for p in pieces {
@@ -66,7 +67,7 @@ impl Arena {
     }
 }
 
-/// Each part of `data`, from byte `at` of the pieces on, with its place in memory.
+/// Yields each part of `data`, from byte `at` of the pieces on, with its address.
 fn parts<'a>(
     pieces: &'a [Piece],
     at: usize,
@@ -91,12 +92,13 @@ pub fn store(bytes: &mut [u8], pieces: &[Piece], at: usize, data: &[u8]) {
     }
 }
 
-/// Whether the pieces begin with `data`; `read` gives what is at a place.
+/// Reports whether the pieces begin with `data`; `read` returns the bytes at an address.
 pub fn holds(read: impl Fn(usize, usize) -> Vec<u8>, pieces: &[Piece], data: &[u8]) -> bool {
     parts(pieces, 0, data).all(|(at, data)| at.is_none_or(|at| read(at, data.len()) == data))
 }
 
-/// The number of bytes of `data`, in whole packets, that `now` has more than `before`; `None` if it is no such number.
+/// Returns the number of bytes of `data`, in whole packets, that are present in `now` but not in `before`;
+/// `None` if the difference is not a number of whole packets.
 pub fn whole_packets(before: &[u8], now: &[u8], pieces: &[Piece], data: &[u8], mtu: usize) -> Option<usize> {
     let (mut changed, mut same, mut end) = (0, None, 0);
     for (at, data) in parts(pieces, 0, data) {

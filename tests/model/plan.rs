@@ -1,4 +1,4 @@
-//! What happens in a world: its queue pairs, connections and receives, with all that they are to do.
+//! Plan of a run: its queue pairs, connections and receives, with all their actions.
 
 use std::time::Duration;
 
@@ -14,25 +14,25 @@ use crate::support::Rng;
 use crate::unreliable::{Station, datagrams, stream};
 use crate::wire::Faults;
 
-/// How bad the wire is, how the NICs are tuned, and who talks.
+/// Parameters of a run: faults of the wire, tuning of the NICs, and number of connections.
 #[derive(Clone, Debug)]
 pub struct Knobs {
     pub faults: Faults,
-    /// Index of the path MTU; any for each QP if `None`.
+    /// Index of the path MTU; a random one for each QP if `None`.
     pub mtu: Option<usize>,
     pub window: usize,
     pub read_chunk: u32,
     pub ack_silence_us: u64,
     pub turn: usize,
-    /// Connections of each service.
+    /// Number of connections of each service.
     pub rc: usize,
     pub uc: usize,
     pub xrc: usize,
-    /// Queue pairs for datagrams.
+    /// Number of UD queue pairs.
     pub ud: usize,
-    /// Some queue pairs share their receives.
+    /// Whether some queue pairs share receive queues.
     pub share: bool,
-    /// Some work requests fail, some queue pairs are stopped or destroyed.
+    /// Whether some work requests fail, and some queue pairs are stopped or destroyed.
     pub errors: bool,
     pub ipv6: bool,
     pub habits: Habits,
@@ -63,13 +63,13 @@ impl Knobs {
     }
 }
 
-/// The service of a queue pair.
+/// Service of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Rc,
     Uc,
     Ud,
-    /// One end sends, the other is a target.
+    /// One end is an initiator, the other a target.
     Xrc,
 }
 
@@ -79,18 +79,18 @@ impl Kind {
     }
 }
 
-/// What is done to a queue pair before its time.
+/// Premature end of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
     Stopped,
     Destroyed,
 }
 
-/// A queue pair and what it does.
+/// A queue pair and its program.
 pub struct QpPlan {
     pub kind: Kind,
     pub side: usize,
-    /// The other end.
+    /// Index of the connected queue pair.
     pub peer: Option<usize>,
     pub pool: usize,
     pub mtu: Mtu,
@@ -101,18 +101,18 @@ pub struct QpPlan {
     pub rnr_timer: u8,
     pub qkey: QKey,
     pub sends: Vec<Send>,
-    /// What must come in, if that is known beforehand.
+    /// Messages that must be received, where they are predictable.
     pub incoming: Vec<Message>,
     pub fate: Option<(Duration, Fate)>,
 }
 
-/// Queue pairs that begin and end together.
+/// Queue pairs that start and end together.
 pub struct Group {
     pub kind: Kind,
     pub qps: Vec<usize>,
-    /// The one that must be over before this begins.
+    /// Group that must have ended before this one starts.
     pub after: Option<usize>,
-    /// Something of it is to fail.
+    /// Whether a failure is planned for the group.
     pub failing: bool,
 }
 
@@ -125,16 +125,16 @@ pub struct Plan {
     pub groups: Vec<Group>,
 }
 
-/// Bytes of a shared receive: what every SEND to it fits into.
+/// Length of a shared receive, which every SEND to it must fit into.
 const SHARED_ROOM: u32 = 5000;
 
-/// The shared pools of each side: for reliable and for unreliable services.
+/// Shared pools of each side: for reliable and for unreliable services.
 type SharedPools = [[Option<usize>; 2]; 2];
 
 impl Plan {
     pub fn new(knobs: &Knobs, rng: &mut Rng) -> Plan {
         let mut plan = Plan::default();
-        // Something to FLUSH is always there.
+        // There is always something to FLUSH.
         plan.arenas.iter_mut().for_each(|arena| {
             arena.take(8, 8, rng);
         });
@@ -171,13 +171,14 @@ impl Plan {
         plan
     }
 
-    /// The pool of a queue pair, which is its own.
+    /// Fills the queue pair's own pool.
     fn fill_own(&mut self, qp: usize, recvs: Vec<Recv>) {
         let pool = self.qps[qp].pool;
         self.pools[pool].fill(recvs);
     }
 
-    /// Enough for every message, and for one more of each queue pair that fails with one begun.
+    /// Fills a shared pool: a receive for every message, and one more for each queue pair that may fail in
+    /// the middle of a message.
     fn fill_shared(&mut self, pool: usize, rng: &mut Rng) {
         let users = &self.pools[pool].users;
         let count = users.iter().map(|q| self.qps[*q].incoming.len() + 1).sum::<usize>();
@@ -195,7 +196,7 @@ impl Plan {
         self.pools[pool].fill(recvs);
     }
 
-    /// Receives of any length, most of at least `room`.
+    /// Returns receives of random lengths, most of at least `room`.
     fn any_receives(&mut self, side: usize, count: u64, room: u32, rng: &mut Rng) -> Vec<Recv> {
         let arena = &mut self.arenas[side];
         (0..count)
@@ -206,7 +207,7 @@ impl Plan {
             .collect()
     }
 
-    /// A queue pair with nothing to do; its receives come from `shared` or a queue of its own.
+    /// Adds a queue pair without work; its receives come from `shared` or from a queue of its own.
     fn qp(&mut self, kind: Kind, side: usize, mtu: Mtu, shared: Option<usize>, rng: &mut Rng) -> usize {
         let (qp, pool) = (self.qps.len(), shared.filter(|_| rng.percent(70)).unwrap_or(self.pools.len()));
         if pool == self.pools.len() {
@@ -240,7 +241,7 @@ impl Plan {
         self.pools[self.qps[qp].pool].shared
     }
 
-    /// Two connected queue pairs.
+    /// Adds two connected queue pairs.
     fn pair(&mut self, kind: Kind, knobs: &Knobs, shared: &SharedPools, rng: &mut Rng) -> [usize; 2] {
         let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
         let class = usize::from(!kind.is_reliable());
@@ -252,14 +253,14 @@ impl Plan {
         qps
     }
 
-    /// A group of these; some begin when another is over.
+    /// Adds a group of these queue pairs; some groups start when another has ended.
     fn group(&mut self, kind: Kind, qps: &[usize], failing: bool, rng: &mut Rng) {
         let count = self.groups.len() as u64;
         let after = (count > 0 && kind != Kind::Ud && rng.percent(30)).then(|| rng.below(count) as usize);
         self.groups.push(Group { kind, qps: qps.to_vec(), after, failing });
     }
 
-    /// Ends one of the queue pairs at any time.
+    /// Plans a premature end for one of the queue pairs.
     fn doom(&mut self, qps: &[usize], rng: &mut Rng) {
         let order = rng.below(24);
         let at = Duration::from_nanos(rng.below(1 << order));
@@ -295,7 +296,7 @@ impl Plan {
         self.group(Kind::Rc, &qps, faulty || doomed, rng);
     }
 
-    /// An initiator and a target, whose messages go to a shared pool of its side's.
+    /// Adds an initiator and a target, whose messages go to a shared pool of the target's side.
     fn extended(&mut self, knobs: &Knobs, targets: &mut [Option<usize>; 2], rng: &mut Rng) {
         let mtu = Mtu::ALL[knobs.mtu.unwrap_or_else(|| rng.below(5) as usize)];
         let from = rng.below(2) as usize;
@@ -306,7 +307,7 @@ impl Plan {
         }
         let initiator = self.qp(Kind::Xrc, from, mtu, None, rng);
         let target = self.qp(Kind::Xrc, 1 - from, mtu, None, rng);
-        // Not of the pool that `qp` has made for it.
+        // The target does not use the pool that `qp` has created for it.
         self.pools[self.qps[target].pool].users.clear();
         self.pools[pool].users.push(target);
         self.qps[target].pool = pool;

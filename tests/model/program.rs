@@ -1,4 +1,4 @@
-//! Work requests as the model knows them: what they do, and what must come of them.
+//! Work requests in the model: their effect and their expected result.
 
 use urxe::transport::{SendFlags, WcOpcode, WcStatus, WrOp};
 use urxe::wire::{QKey, RKey};
@@ -7,24 +7,24 @@ use crate::grants::Lease;
 use crate::memory::{Arena, Piece};
 use crate::support::Rng;
 
-/// Inline bytes that a queue takes.
+/// Number of inline bytes that a queue accepts.
 pub const MAX_INLINE: u32 = 200;
 
-/// Which key a work request names; its number is known when there are NICs.
+/// Key that a work request names; its value is known only when the NICs exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Key {
-    /// It needs none.
+    /// No key is needed.
     #[default]
     None,
-    /// That of the region that is all of a side's memory.
+    /// Key of the region that covers all memory of a side.
     Region(usize),
-    /// That of a window or fast region of a side, as of its so-manieth opening.
+    /// Key of a window or fast region of a side, in its `age`-th registration or bind.
     Grant { side: usize, id: usize, age: u8 },
-    /// Of nothing.
+    /// A key of no object.
     Wrong,
 }
 
-/// Where a datagram goes.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct To {
     pub target: Target,
@@ -33,34 +33,34 @@ pub struct To {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Target {
-    /// To a queue pair, by its place in the world's list.
+    /// A queue pair, by its index in the world.
     Qp(usize),
-    /// To a side that has no queue pair of the number.
+    /// A side, with a number that no queue pair of it has.
     Nobody(usize),
 }
 
 #[derive(Debug)]
 pub struct Send {
-    /// Its keys of this and the other side are put in when it is posted.
+    /// Operation; the keys of this and the other side are filled in when it is posted.
     pub op: WrOp,
     pub key: Key,
     pub pieces: Vec<Piece>,
     pub inline: bool,
     pub flags: SendFlags,
     pub to: Option<To>,
-    /// So many messages must have come in before it is posted.
+    /// Number of messages that must have been received before it is posted.
     pub after: usize,
-    /// What it carries there, or brings back to its pieces.
+    /// Data that it transfers to the other side, or back to its pieces.
     pub data: Vec<u8>,
-    /// Where at the other side `data` goes, if it is a WRITE.
+    /// Address at the other side where `data` is stored, if it is a WRITE.
     pub place: Option<usize>,
-    /// The word at the other side that it changes, and its value then.
+    /// Word at the other side that it modifies, and its value afterwards.
     pub word: Option<(usize, u64)>,
-    /// The fast region of its own side that its elements are named by, if not that of all memory.
+    /// Fast region of its own side that its elements refer to, if not the region of all memory.
     pub under: Option<Lease>,
-    /// Its elements have a wrong key.
+    /// Whether its elements have an invalid key.
     pub bad_lkey: bool,
-    /// It does not succeed; it fails so, if nothing else has failed before.
+    /// Status with which it fails, unless an earlier one has failed.
     pub fault: Option<WcStatus>,
 }
 
@@ -94,7 +94,7 @@ impl Send {
         matches!(self.op, WrOp::Send | WrOp::SendWithImm(_) | WrOp::SendWithInv(_))
     }
 
-    /// How its receive completes, if it takes one.
+    /// Opcode of the receive completion, if it consumes a receive.
     pub fn receive_opcode(&self) -> Option<WcOpcode> {
         match self.op {
             WrOp::WriteWithImm { .. } => Some(WcOpcode::RecvRdmaWithImm),
@@ -102,7 +102,7 @@ impl Send {
         }
     }
 
-    /// PSNs that it takes.
+    /// Number of PSNs that it uses.
     pub fn packets(&self, mtu: usize) -> u32 {
         if self.op.is_local() {
             return 0;
@@ -124,7 +124,7 @@ impl Recv {
     }
 }
 
-/// The number of the key is `key` from now on, wherever the operation has it.
+/// Sets the key of the operation to `key`.
 pub fn put_key(op: &mut WrOp, key: RKey) {
     match op {
         WrOp::Write { rkey, .. }
@@ -141,7 +141,7 @@ pub fn put_key(op: &mut WrOp, key: RKey) {
     }
 }
 
-/// A message length: mostly short, at the edges of packets, sometimes up to 64 KiB.
+/// Returns a message length: mostly short, around packet boundaries, sometimes up to 64 KiB.
 pub fn length(mtu: usize, rng: &mut Rng) -> u32 {
     let mtu = mtu as u64;
     let edge = mtu * rng.below(4);
@@ -158,8 +158,8 @@ pub fn flags(rng: &mut Rng) -> SendFlags {
     SendFlags { signaled: rng.percent(60), solicited: rng.percent(20), fence: rng.percent(20) }
 }
 
-/// A SEND of `len` bytes from `from` or, with a `place` at the other side, a WRITE to there; some are inline, some with
-/// immediate.
+/// Returns a SEND of `len` bytes from `from` or, if `place` names an address at the other side, a WRITE to
+/// it; some are inline, some have immediate data.
 pub fn transfer(place: Option<usize>, len: u32, from: &mut Arena, rng: &mut Rng) -> Send {
     let inline = len <= MAX_INLINE && rng.percent(25);
     let pieces = from.scatter(len, !inline, rng);
@@ -174,7 +174,7 @@ pub fn transfer(place: Option<usize>, len: u32, from: &mut Arena, rng: &mut Rng)
     Send { pieces, inline, flags: flags(rng), data, place, ..Send::new(op) }
 }
 
-/// The last work request shows that all are done.
+/// Makes the last work request signaled, so that its completion shows that all are done.
 pub fn close(sends: &mut [Send]) {
     if let Some(last) = sends.last_mut() {
         last.flags.signaled = true;

@@ -1,4 +1,4 @@
-//! Receives: those of a queue pair of its own, and those that several share.
+//! Receive queues: those of a single queue pair, and shared ones.
 
 use std::collections::VecDeque;
 
@@ -6,29 +6,30 @@ use urxe::transport::SrqId;
 
 use crate::program::Recv;
 
-/// A queue of receives.
+/// A receive queue.
 pub struct Pool {
     pub side: usize,
-    /// The queue pairs that take from it.
+    /// Queue pairs that consume its receives.
     pub users: Vec<usize>,
     pub shared: bool,
-    /// Shared by XRC targets, whose packets name it.
+    /// Whether it is shared by XRC targets, whose packets name it.
     pub xrc: bool,
-    /// The NIC's number of it, if it is shared.
+    /// Number of the shared receive queue in the NIC, if it is shared.
     pub srq: Option<SrqId>,
     pub recvs: Vec<Recv>,
-    /// How many of them are posted.
+    /// Number of receives posted so far.
     pub posted: usize,
-    /// Work requests that it holds.
+    /// Capacity in work requests.
     pub depth: u32,
-    /// By receive: a message is complete in it, or it was flushed.
+    /// For each receive: whether a message is complete in it, or it was flushed.
     pub done: Vec<bool>,
-    /// Those that no message has taken; kept for unreliable services, of which each packet's fate is known.
+    /// Receives that no message has consumed; maintained for unreliable services, where the fate of each
+    /// packet is known.
     pub waiting: VecDeque<usize>,
 }
 
 impl Pool {
-    /// An empty one of `depth` work requests.
+    /// Creates an empty queue of `depth` work requests.
     pub fn new(side: usize, shared: bool, depth: u32) -> Pool {
         Pool {
             side,
@@ -44,19 +45,20 @@ impl Pool {
         }
     }
 
-    /// Gives it its receives.
+    /// Sets the receives of the queue.
     pub fn fill(&mut self, recvs: Vec<Recv>) {
         self.done = vec![false; recvs.len()];
         self.recvs = recvs;
     }
 
-    /// The number that the receive has as a work request in pool `pool`.
+    /// Returns the work request id of the receive in pool `pool`.
     pub fn wr_id(pool: usize, index: usize) -> u64 {
         (pool as u64) << 32 | index as u64
     }
 
-    /// A completion of pool number `pool` says that a receive is done: once, and not before older ones, but for those
-    /// that other queue pairs have taken for messages that are still coming in.
+    /// Marks the receive of a completion in pool number `pool` as done and returns its index. It must not be
+    /// done yet, and older receives must be done, except those that other queue pairs have consumed for
+    /// messages still in progress.
     pub fn finish(&mut self, pool: usize, wr_id: u64) -> usize {
         assert_eq!((wr_id >> 32) as usize, pool, "a receive of another queue: {wr_id:#x}");
         let index = wr_id as u32 as usize;

@@ -1,9 +1,10 @@
-//! UC and UD, packet by packet: what a responder does with each that reaches it is known, so nothing is left open.
+//! UC and UD, packet by packet: the responder's handling of each packet that reaches it is predictable, so
+//! the result is exact.
 //!
-//! UC: the packets of a message arrive one right after the other, in order, or the message is dropped (IBA 9.8.2.2). A
-//! first packet begins a message whatever its PSN is, so what the wire doubles as a whole is received twice, and what it
-//! swaps as a whole comes in the other order. What a dropped SEND stored is stored; its receive serves the
-//! next message of the same queue pair.
+//! UC: the packets of a message arrive consecutively and in order, or the message is dropped (IBA 9.8.2.2). A
+//! FIRST packet begins a message whatever its PSN is, so a message that the wire duplicates as a whole is
+//! received twice, and messages that it swaps as a whole arrive in the other order. Data that a dropped SEND
+//! has stored remains stored; its receive is used for the next message of the same queue pair.
 
 use std::net::IpAddr;
 
@@ -17,33 +18,33 @@ use crate::program::{Key, Send, Target, To, close, flags, length, transfer};
 use crate::receives::Pool;
 use crate::support::Rng;
 
-/// The routing header of a datagram.
+/// Length of the GRH of a datagram.
 pub const GRH_LEN: usize = 40;
 
-/// The responder of a queue pair.
+/// Responder of a queue pair.
 #[derive(Default)]
 pub struct Responder {
-    /// The message that is coming in, and which of its packets is next.
+    /// Message in progress, and the number of its next packet.
     running: Option<(usize, u32)>,
-    /// A receive that a dropped message left.
+    /// Receive that a dropped message had consumed.
     held: Option<usize>,
-    /// It is in the error state, or gone.
+    /// Whether the queue pair is in ERR or destroyed.
     pub dead: bool,
-    /// All that its receive completion queue is to get.
+    /// Completions expected on its receive CQ.
     pub expected: Vec<Completion>,
 }
 
 /// A packet that reaches a queue pair.
 pub struct Arrival<'a> {
     pub send: &'a Send,
-    /// Which work request of the sender it is, and which packet of that.
+    /// Index of the sender's work request; `packet` is the index of the packet in it.
     pub message: usize,
     pub packet: u32,
     pub mtu: usize,
     pub from: Qpn,
 }
 
-/// What a completion of `qpn` has if all is well and nothing else is said.
+/// Returns a successful completion of `qpn` with default values.
 pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
     Completion {
         wr_id: 0,
@@ -63,7 +64,7 @@ pub fn completion(qpn: Qpn, src_qpn: Qpn) -> Completion {
 }
 
 impl Responder {
-    /// The receive for the next bytes: the one in use, or the oldest.
+    /// Returns the receive for the next bytes: the one in use, or the oldest.
     fn receive(&self, pool: &Pool) -> Option<usize> {
         self.held.or(pool.waiting.front().copied())
     }
@@ -80,7 +81,7 @@ impl Responder {
         self.expected.push(Completion { wr_id: Pool::wr_id(pool_index, index), ..completion });
     }
 
-    /// A packet of a UC message: `bytes` is the memory of its side.
+    /// Processes a packet of a UC message; `bytes` is the memory of its side.
     pub fn connected(
         &mut self,
         a: &Arrival<'_>,
@@ -120,7 +121,7 @@ impl Responder {
         }
     }
 
-    /// A datagram with a good queue key, and its routing header. One longer than its receive is dropped.
+    /// Processes a datagram with a valid Q_Key, and its GRH. A datagram longer than its receive is dropped.
     pub fn datagram(
         &mut self,
         a: &Arrival<'_>,
@@ -149,7 +150,7 @@ impl Responder {
         self.complete(index, pool, done);
     }
 
-    /// A receive was posted.
+    /// Records that a receive was posted.
     pub fn posted(&mut self, receive: usize, us: Qpn, (index, pool): (usize, &mut Pool)) {
         pool.waiting.push_back(receive);
         if self.dead && !pool.shared {
@@ -157,7 +158,7 @@ impl Responder {
         }
     }
 
-    /// The queue pair goes to the error state.
+    /// Moves the queue pair to the error state.
     pub fn die(&mut self, us: Qpn, (index, pool): (usize, &mut Pool)) {
         if std::mem::replace(&mut self.dead, true) {
             return;
@@ -170,7 +171,7 @@ impl Responder {
     }
 }
 
-/// The IP header of a packet, as the last bytes of 40 (annex A17.4.5.1).
+/// Returns the IP header of a packet as the last bytes of 40 (annex A17.4.5.1).
 pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
     let mut h = [0; GRH_LEN];
     match (src, dst) {
@@ -178,7 +179,7 @@ pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
             let ip = &mut h[20..];
             ip[0] = 0x45;
             ip[2..4].copy_from_slice(&(20 + 8 + udp_payload as u16).to_be_bytes());
-            // Don't fragment; 64 hops; UDP.
+            // Don't Fragment; 64 hops; UDP.
             (ip[6], ip[8], ip[9]) = (0x40, 64, 17);
             ip[12..16].copy_from_slice(&src.octets());
             ip[16..20].copy_from_slice(&dst.octets());
@@ -198,7 +199,8 @@ pub fn grh(src: IpAddr, dst: IpAddr, udp_payload: usize) -> [u8; GRH_LEN] {
     h
 }
 
-/// What `side` sends on an unreliable connection. `faulty`: some fail here, which stops the send queue.
+/// Returns the work requests of `side` on an unreliable connection. `faulty`: some fail locally, which stops
+/// the send queue.
 pub fn stream(
     faulty: bool,
     mtu: usize,
@@ -231,7 +233,7 @@ pub fn stream(
     sends
 }
 
-/// A fast region that nobody uses: opened in its turn, and perhaps closed.
+/// Returns the registration of a fast region that no request uses, and possibly its invalidation.
 fn open_and_close(close: bool, side: usize, grants: &mut Vec<GrantKind>, rng: &mut Rng) -> Vec<Send> {
     let key = Key::Grant { side, id: grants.len(), age: 1 };
     grants.push(GrantKind::Fast);
@@ -240,21 +242,21 @@ fn open_and_close(close: bool, side: usize, grants: &mut Vec<GrantKind>, rng: &m
     ops.map(|op| Send { key, flags: flags(rng), ..Send::new(op) }).collect()
 }
 
-/// It fails where it is sent.
+/// Makes the work request fail at the sender.
 fn spoil(s: &mut Send) {
     if !s.inline && s.pieces.iter().any(|p| p.at.is_some() && p.len > 0) {
         (s.bad_lkey, s.fault) = (true, Some(WcStatus::LocProtErr));
     }
 }
 
-/// A queue pair for datagrams, as others know it.
+/// A UD queue pair as its peers know it.
 #[derive(Clone, Copy)]
 pub struct Station {
     pub qp: usize,
     pub qkey: QKey,
 }
 
-/// Datagrams from one of `stations` to all of them.
+/// Returns datagrams from one of `stations` to all of them.
 pub fn datagrams(
     faulty: bool,
     mtu: usize,
@@ -278,7 +280,7 @@ pub fn datagrams(
             if rng.percent(4) { Target::Nobody(rng.below(2) as usize) } else { Target::Qp(station.qp) };
         let qkey = match rng.below(10) {
             0 => QKey(rng.next() as u32 >> 1),
-            // Our own goes out.
+            // The sender's own Q_Key is sent.
             1 => QKey(1 << 31 | rng.next() as u32),
             _ => station.qkey,
         };
@@ -289,7 +291,7 @@ pub fn datagrams(
     sends
 }
 
-/// The queue key that a datagram goes out with.
+/// Returns the Q_Key with which a datagram is sent.
 pub fn qkey_on_wire(to: &To, own: QKey) -> QKey {
     if to.qkey.0 >> 31 == 1 { own } else { to.qkey }
 }

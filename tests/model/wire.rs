@@ -1,4 +1,4 @@
-//! A bad wire in virtual time.
+//! A faulty wire in virtual time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use urxe::wire::Flow;
 
 use crate::support::Rng;
 
-/// How bad the wire is, in percent.
+/// Fault rates of the wire, in percent.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
     pub loss: u64,
@@ -18,19 +18,21 @@ pub struct Faults {
     pub corrupt: u64,
 }
 
-/// The wire is bad for so long and then as long good: no retry count outlasts an endless bad one.
+/// Length of the alternating phases with and without faults, in nanoseconds: no retry count survives an
+/// endless faulty phase.
 const PHASE: u64 = 2_000_000;
 
-/// The byte of the BTH that the ICRC does not cover, and nobody looks at: reserved bits, congestion marks.
+/// Index of the byte of the BTH that the ICRC does not cover and the receiver ignores: reserved bits and
+/// congestion marks.
 const UNCOVERED: usize = 4;
 
-/// A packet under way.
+/// A packet in transit.
 pub struct Flight {
     at: Instant,
     sequence: u64,
     pub flow: Flow,
     pub bytes: Vec<u8>,
-    /// A bit of it is wrong that the ICRC covers.
+    /// Whether a bit that the ICRC covers is wrong.
     pub corrupt: bool,
 }
 
@@ -58,7 +60,7 @@ pub struct Wire {
     faults: Faults,
     flights: BinaryHeap<Reverse<Flight>>,
     sequence: u64,
-    /// Over all packets and their times.
+    /// Hash of all packets and their times.
     pub trace: crc32fast::Hasher,
 }
 
@@ -67,7 +69,7 @@ impl Wire {
         Wire { faults, flights: BinaryHeap::new(), sequence: 0, trace: crc32fast::Hasher::new() }
     }
 
-    /// Takes a packet, and does to it what chance will have.
+    /// Accepts a packet and applies random faults to it.
     pub fn send(&mut self, now: Instant, flow: Flow, bytes: Vec<u8>, rng: &mut Rng) {
         self.trace.update(&now.0.to_le_bytes());
         self.trace.update(&bytes);
@@ -94,12 +96,12 @@ impl Wire {
         }
     }
 
-    /// When the next packet arrives.
+    /// Arrival time of the next packet.
     pub fn next(&self) -> Option<Instant> {
         self.flights.peek().map(|Reverse(f)| f.at)
     }
 
-    /// The next packet that has arrived by `now`.
+    /// Returns the next packet that has arrived by `now`.
     pub fn arrived(&mut self, now: Instant) -> Option<Flight> {
         self.next().filter(|at| *at <= now)?;
         self.flights.pop().map(|Reverse(f)| f)

@@ -1,4 +1,4 @@
-//! Two NICs, a bad wire between them, virtual time.
+//! Two NICs in virtual time with a faulty wire between them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,54 +21,54 @@ use crate::support::{self, PD, Region, Rng};
 use crate::unreliable::{self, Arrival, Responder};
 use crate::wire::{Flight, Wire};
 
-/// All that regions and queue pairs let peers do.
+/// Rights that regions and queue pairs grant to peers.
 pub const ACCESS: Access =
     Access(Access::ALL.0 | Access::MW_BIND.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
 
-/// The XRC domain of both sides, each its own.
+/// XRC domain of each side.
 pub const DOMAIN: XrcdId = XrcdId(4);
 
-/// Nothing takes this long.
+/// Time after which a run counts as hung.
 const STUCK: Duration = Duration::from_secs(20);
 
 pub struct Side {
     pub ip: IpAddr,
     pub nic: Nic,
     pub memory: Table,
-    /// All of its memory.
+    /// Region that covers all its memory.
     pub region: Region,
     pub null: LKey,
-    /// The first key of each window and fast region.
+    /// First key of each window and fast region.
     grants: Vec<u32>,
     pub tx: TxQueue,
     pub send_cq: Arc<CompletionQueue>,
     pub recv_cq: Arc<CompletionQueue>,
-    /// What its memory must be now, but for what is under way.
+    /// Expected contents of its memory, except for transfers in progress.
     pub expected: Vec<u8>,
 }
 
-/// A queue pair as it runs.
+/// State of a running queue pair.
 #[derive(Default)]
 pub struct Qp {
-    /// From its creation to its end.
+    /// Its number, from creation to destruction.
     pub qpn: Option<Qpn>,
-    /// The number that it has or had.
+    /// Its present or last number.
     pub number: Qpn,
-    /// Send work requests that are posted, and those of them that are known to be done.
+    /// Number of send work requests posted; `settled` of these are known to be complete.
     pub posted: usize,
     pub settled: usize,
     pub sent: Vec<Completion>,
     pub received: Vec<Completion>,
-    /// Messages that came in.
+    /// Number of messages received.
     pub arrived: usize,
-    /// The PSNs that its work requests begin with, counted from its first.
+    /// First PSN of each work request, relative to the queue's first PSN, with the index of the request.
     pub psns: Vec<(u32, usize)>,
     pub next_psn: u32,
-    /// If it is unreliable.
+    /// Model of the responder, if the service is unreliable.
     pub responder: Responder,
     pub doom: Option<(Instant, Fate)>,
     pub destroyed: bool,
-    /// Events that it has had its last receive.
+    /// Number of last-WQE-reached events.
     pub last_receives: usize,
 }
 
@@ -83,10 +83,10 @@ pub enum Stage {
 #[derive(Default)]
 pub struct Group {
     pub stage: Stage,
-    /// When both ends are told that it has failed.
+    /// Time at which both ends are closed after a failure.
     pub close_at: Option<Instant>,
     pub closed: bool,
-    /// When all its work requests were seen to be complete.
+    /// Time at which all its work requests were found complete.
     pub idle_since: Option<Instant>,
 }
 
@@ -137,7 +137,8 @@ impl Side {
         let grants = plan.grants[i].iter().map(|kind| match kind {
             GrantKind::Window(kind) => memory.alloc_window(PD, *kind).map(|key| key.0),
             GrantKind::Fast => {
-                // SAFETY: the region is dropped with the table.
+                // SAFETY: the region lives in the same `Side` as the table and is dropped with it, so the
+                // memory outlives every access through the table.
                 let fast = unsafe { memory.register_fast(PD, region.addr(), region.len()) };
                 fast.map(|f| f.rkey.0)
             }
@@ -183,7 +184,7 @@ impl World {
         }
     }
 
-    /// The number of a key.
+    /// Returns the value of a key.
     pub fn rkey(&self, key: Key) -> RKey {
         match key {
             Key::None => RKey(0),
@@ -210,7 +211,7 @@ impl World {
         }
     }
 
-    /// To the next moment at which something happens, and what happens then.
+    /// Advances to the time of the next event, and processes it.
     fn advance(&mut self) {
         let closings = self.groups.iter().filter_map(|g| g.close_at);
         let dooms = self.qps.iter().filter_map(|q| q.doom.map(|d| d.0));
@@ -239,12 +240,12 @@ impl World {
         s.nic.handle_burst(self.now, &burst, &s.memory, &mut s.tx);
     }
 
-    /// The queue pair of a side with a number.
+    /// Returns the queue pair of a side that has this number.
     fn find(&self, side: usize, qpn: Qpn) -> Option<usize> {
         (0..self.qps.len()).find(|q| self.plan.qps[*q].side == side && self.qps[*q].qpn == Some(qpn))
     }
 
-    /// What an unreliable queue pair is to make of a packet.
+    /// Feeds a packet to the model of an unreliable queue pair.
     fn foresee(&mut self, side: usize, flight: &Flight) {
         let b = &flight.bytes;
         let word = |at: usize| u32::from_be_bytes([0, b[at], b[at + 1], b[at + 2]]);
@@ -298,7 +299,7 @@ impl World {
         }
     }
 
-    /// Takes completions and events.
+    /// Polls completions and events.
     pub fn poll(&mut self) {
         for side in 0..2 {
             let mut got = Vec::new();
@@ -321,7 +322,7 @@ impl World {
         }
     }
 
-    /// A send completion: what it says to be done is done.
+    /// Processes a send completion: the request and those before it are complete.
     fn sent(&mut self, qp: usize, c: Completion) {
         self.qps[qp].sent.push(c);
         if c.status == WcStatus::Success && self.plan.qps[qp].kind.is_reliable() {
@@ -333,7 +334,7 @@ impl World {
         }
     }
 
-    /// A receive completion: the message is the next one, and all of it is there.
+    /// Processes a receive completion: it must be of the next message, and its data must be complete.
     fn received(&mut self, qp: usize, c: Completion) {
         let (plan, q) = (&self.plan.qps[qp], &mut self.qps[qp]);
         let s = &mut self.sides[plan.side];
@@ -349,7 +350,7 @@ impl World {
         q.received.push(c);
     }
 
-    /// For whoever has to find out why it is stuck.
+    /// Describes the state of the run, to diagnose a hang.
     pub fn describe(&self) -> String {
         let mut text = format!("{:?} at {:?}\n", self.knobs, self.now);
         for s in &self.sides {

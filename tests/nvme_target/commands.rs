@@ -1,4 +1,4 @@
-//! Commands, and what the target says to them.
+//! Tests of commands and the target's responses.
 
 use std::time::Instant;
 
@@ -8,10 +8,10 @@ use super::nvme::queue::Queue;
 use super::nvme::request::{Transfer, ranges};
 use super::*;
 
-/// A queue on which commands are executed as if RDMA had brought them, with as much data as each needs.
+/// A queue on which commands are executed as if received by RDMA, with as much data as each needs.
 pub struct Bench {
     pub queue: Queue,
-    /// The host's data, or the answer.
+    /// Data of the host, or of the response.
     pub data: Vec<u8>,
 }
 
@@ -20,7 +20,7 @@ impl Bench {
         Bench { queue: Queue::new(disk.subsystem.clone(), number, depth, Instant::now()), data: Vec::new() }
     }
 
-    /// A host that is connected and has enabled its controller: the admin queue, and one of I/O.
+    /// Returns the admin queue and an I/O queue of a host that is connected and has enabled its controller.
     pub fn pair(disk: &Disk) -> (Bench, Bench) {
         let (mut admin, mut io) = (Bench::new(disk, 0, 32), Bench::new(disk, 1, 32));
         admin.data = connect_data(0xffff, NQN, HOST_NQN);
@@ -47,7 +47,7 @@ impl Bench {
     }
 }
 
-/// Read, Write and Write Zeroes: from a block on, so many.
+/// Returns a Read, Write or Write Zeroes of `count` blocks from `first` on.
 fn on_blocks(opcode: u8, first: u64, count: u32) -> Command {
     command(opcode, &[first as u32, (first >> 32) as u32, count - 1])
 }
@@ -59,7 +59,7 @@ const ZERO: u8 = 8;
 const DATASET: u8 = 9;
 
 #[test]
-fn what_is_refused_on_an_io_queue() {
+fn invalid_io_commands_are_refused() {
     let disk = Disk::new();
     let (_admin, mut io) = Bench::pair(&disk);
     let end = BLOCKS as u64;
@@ -92,7 +92,7 @@ fn what_is_refused_on_an_io_queue() {
 }
 
 #[test]
-fn blocks_are_read_written_and_made_zero() {
+fn blocks_are_read_written_and_zeroed() {
     let disk = Disk::new();
     let (_admin, mut io) = Bench::pair(&disk);
     assert_eq!(io.status(&on_blocks(READ, 7, 2)), Ok(Some(0)));
@@ -100,7 +100,7 @@ fn blocks_are_read_written_and_made_zero() {
     io.data = [block(70), block(80)].concat();
     assert_eq!(io.status(&on_blocks(WRITE, 7, 2)), Ok(Some(0)));
     assert_eq!(disk.blocks(6, 4), [block(6), block(70), block(80), block(9)].concat());
-    // Through to the medium.
+    // Force unit access.
     io.data = block(90);
     assert_eq!(io.status(&with(on_blocks(WRITE, 9, 1), 51, &[0x40])), Ok(Some(0)));
     assert_eq!(disk.blocks(9, 1), block(90));
@@ -109,7 +109,7 @@ fn blocks_are_read_written_and_made_zero() {
     assert_eq!(io.status(&on_blocks(ZERO, 8, 2)), Ok(Some(0)));
     assert_eq!(disk.blocks(7, 4), [block(70), block(0), block(0), block(10)].concat());
 
-    // Two runs of three blocks and of one.
+    // Two ranges, of three blocks and of one.
     let run = |first: u64, count: u32| [&[0; 4][..], &count.to_le_bytes(), &first.to_le_bytes()].concat();
     io.data = [run(20, 3), run(30, 1)].concat();
     assert_eq!(io.status(&command(DATASET, &[1, 0])), Ok(Some(0)), "only hints");
@@ -124,9 +124,9 @@ fn blocks_are_read_written_and_made_zero() {
     assert_eq!(disk.blocks(1, 1), block(1));
 }
 
-/// However often the host names a block.
+/// The work is bounded however often the host names a block.
 #[test]
-fn ranges_are_merged() {
+fn overlapping_ranges_are_merged() {
     let run = |first: u64, count: u32| [&[0; 4][..], &count.to_le_bytes(), &first.to_le_bytes()].concat();
     let merged = |runs: &[(u64, u32)]| -> Vec<(u64, u64)> {
         let data = runs.iter().flat_map(|(first, count)| run(*first, *count)).collect::<Vec<u8>>();
@@ -138,7 +138,7 @@ fn ranges_are_merged() {
 }
 
 #[test]
-fn a_disk_that_is_read_only() {
+fn read_only_disk_refuses_writes() {
     let disk = Disk::with(true);
     let (mut admin, mut io) = Bench::pair(&disk);
     assert_eq!(admin.status(&command(0x06, &[0])), Ok(Some(0)));
@@ -151,7 +151,7 @@ fn a_disk_that_is_read_only() {
 }
 
 #[test]
-fn what_is_refused_on_the_admin_queue() {
+fn invalid_admin_commands_are_refused() {
     let disk = Disk::new();
     let (mut admin, _io) = Bench::pair(&disk);
     let identify = |cns: u32, nsid: u8| with(command(0x06, &[cns]), 4, &[nsid]);
@@ -188,7 +188,7 @@ fn what_is_refused_on_the_admin_queue() {
 }
 
 #[test]
-fn a_controller_says_what_it_is() {
+fn identify_logs_and_features_describe_the_controller() {
     let disk = Disk::new();
     let (mut admin, _io) = Bench::pair(&disk);
     assert_eq!(admin.status(&command(0x06, &[1])), Ok(Some(0)));
@@ -198,7 +198,7 @@ fn a_controller_says_what_it_is() {
     assert_eq!(admin.data[77..84], [8, 1, 0, 0, 4, 1, 0], "1 MiB at once, its number, its version");
     assert_eq!(admin.data[111], 1);
     assert_eq!(admin.data[1792..1800], [4, 1, 0, 0, 1, 0, 0, 0], "capsules of 4160 and 16 bytes");
-    // Its namespace.
+    // The namespace.
     assert_eq!(admin.status(&command(0x06, &[0])), Ok(Some(0)));
     assert_eq!(admin.data[..8], (BLOCKS as u64).to_le_bytes());
     assert_eq!(admin.data[130], 9);
@@ -209,7 +209,7 @@ fn a_controller_says_what_it_is() {
     assert_eq!(admin.data[..4], [0; 4], "none behind 1");
     assert_eq!(admin.status(&command(0x06, &[3])), Ok(Some(0)));
     assert_eq!((admin.data[0], &admin.data[4..20]), (3, &id[..]));
-    // Its logs.
+    // The logs.
     for log in [1, 2, 3, 5] {
         assert_eq!(admin.status(&command(0x02, &[log | 15 << 16])), Ok(Some(0)), "log {log}");
         assert_eq!(admin.data.len(), 64);
@@ -226,7 +226,7 @@ fn a_controller_says_what_it_is() {
     assert_eq!(admin.status(&command(0x09, &[6, 0])), Ok(Some(0)), "no write cache");
     assert_eq!(admin.status(&command(0x0a, &[6])), Ok(Some(0)));
     assert_eq!(admin.status(&command(0x08, &[])), Ok(Some(1)), "nothing was aborted");
-    // Four requests for events wait.
+    // Four asynchronous event requests are pending.
     for _ in 0..4 {
         assert_eq!(admin.status(&command(0x0c, &[])), Ok(None));
     }
@@ -234,7 +234,7 @@ fn a_controller_says_what_it_is() {
 }
 
 #[test]
-fn where_data_is() {
+fn sgl_descriptors_are_decoded_or_refused() {
     let sgl = |kind: u8, bytes: [u8; 15]| with(command(READ, &[]), 24, &[&bytes[..], &[kind]].concat());
     let keyed =
         |kind: u8| sgl(kind, [1, 2, 3, 4, 5, 6, 7, 8, 0x10, 0x20, 0x30, 0xa, 0xb, 0xc, 0xd]).data_pointer();
@@ -255,7 +255,7 @@ fn where_data_is() {
 }
 
 #[test]
-fn no_command_ends_the_target() {
+fn random_commands_do_not_end_the_target() {
     let disk = Disk::new();
     let (mut admin, mut io) = Bench::pair(&disk);
     let mut number = 0x1234_5678_9abc_def0_u64;
@@ -265,13 +265,13 @@ fn no_command_ends_the_target() {
             number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             *byte = (number >> 56) as u8;
         }
-        // Half of them of opcodes that there are, with small numbers.
+        // Half of the commands have valid opcodes and small numbers.
         if number & 1 << 40 != 0 {
             bytes[0] = [0, 1, 2, 6, 8, 9, 10, 12, 0x18, 0x7f][(number >> 45) as usize % 10];
             bytes[1] = 0x40;
             bytes[4..8].copy_from_slice(&[1, 0, 0, 0]);
             bytes[42..48].fill(0);
-            // Not all of it to the medium, which takes its time.
+            // Without force unit access, which is slow.
             bytes[51] = 0;
         }
         for queue in [&mut admin, &mut io] {
@@ -283,7 +283,7 @@ fn no_command_ends_the_target() {
 }
 
 #[test]
-fn what_hosts_say_when_they_connect() {
+fn connection_private_data_is_parsed_or_refused() {
     let request = |format: u16, receives: u16, last: u16| {
         let numbers = [format, 3, receives, last];
         let mut bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();

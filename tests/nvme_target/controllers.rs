@@ -1,4 +1,4 @@
-//! Who may connect to what, and how long a controller lives.
+//! Tests of the checks of Connect, and of the lifetime of controllers.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use super::nvme::capsule::{Failure, Status};
 use super::nvme::queue::End;
 use super::*;
 
-/// Connects a new queue of 32 commands.
+/// Executes a Connect on a new queue of 32 commands.
 fn tried(
     disk: &Disk,
     number: u16,
@@ -22,7 +22,7 @@ fn tried(
 }
 
 #[test]
-fn who_is_not_connected() {
+fn invalid_connects_are_refused_with_their_status() {
     let disk = Disk::new();
     let (admin, _io) = Bench::pair(&disk);
     let id = admin.queue.controller().unwrap().id;
@@ -65,7 +65,7 @@ fn who_is_not_connected() {
 }
 
 #[test]
-fn nothing_before_connect_and_nothing_before_it_is_enabled() {
+fn commands_before_connect_or_enable_are_refused() {
     let disk = Disk::new();
     let sequence = Err(Failure { status: Status::CommandSequence, result: 0 });
     let keep_alive = command(0x18, &[]);
@@ -77,7 +77,7 @@ fn nothing_before_connect_and_nothing_before_it_is_enabled() {
     assert_eq!(admin.run(&keep_alive), sequence);
     let io = || tried(&disk, 1, &connect(1, 32), connect_data(id, NQN, HOST_NQN)).1;
     assert_eq!(io(), sequence);
-    // The registers as the kernel uses them.
+    // Property accesses as in the kernel's driver.
     assert_eq!(admin.run(&fabrics(4, &[1, 0])), Ok(Some(127 | 1 << 16 | 30 << 24 | 1 << 37)));
     assert_eq!(admin.run(&fabrics(4, &[0, 8])), Ok(Some(0x1_0400)));
     assert_eq!(admin.run(&fabrics(4, &[0, 0x1c])), Ok(Some(0)));
@@ -86,7 +86,7 @@ fn nothing_before_connect_and_nothing_before_it_is_enabled() {
     assert_eq!(admin.run(&fabrics(4, &[0, 0x1c])), Ok(Some(1)));
     assert_eq!(admin.run(&keep_alive), Ok(Some(0)));
     assert_eq!(io(), Ok(Some(id.into())));
-    // Shut down, then reset.
+    // Shutdown, then reset.
     assert_eq!(admin.run(&fabrics(0, &[0, 0x14, 0x46_4001])), Ok(Some(0)));
     assert_eq!(admin.run(&fabrics(4, &[0, 0x1c])), Ok(Some(1 | 2 << 2)));
     assert_eq!(admin.run(&fabrics(0, &[0, 0x14, 0])), Ok(Some(0)));
@@ -94,7 +94,7 @@ fn nothing_before_connect_and_nothing_before_it_is_enabled() {
 }
 
 #[test]
-fn a_controller_ends_with_its_admin_queue_and_with_silence() {
+fn controller_ends_with_its_admin_queue_or_keep_alive_timeout() {
     let disk = Disk::new();
     let now = Instant::now();
     let (admin, mut io) = Bench::pair(&disk);
@@ -103,7 +103,7 @@ fn a_controller_ends_with_its_admin_queue_and_with_silence() {
     let check = |seconds| unknown.check(now + Duration::from_secs(seconds));
     assert_eq!((check(9), check(11)), (Ok(()), Err(End::Unknown)), "who says nothing at all");
     assert_eq!((admin.queue.check(now), io.queue.check(now)), (Ok(()), Ok(())));
-    // Its last command was taken, and its data is to come.
+    // The last command was accepted, and its data is still to arrive.
     let write = io.queue.take(&command(1, &[0, 0, 0]), now).unwrap();
     drop(admin);
     assert_eq!(io.queue.check(now), Err(End::Controller));
@@ -112,7 +112,7 @@ fn a_controller_ends_with_its_admin_queue_and_with_silence() {
     assert_eq!(io.queue.take(&command(1, &[0, 0, 0]), now), Err(Status::CommandSequence));
     assert_eq!(disk.blocks(0, 1), block(0));
     drop(io);
-    // Its number is free.
+    // The controller's number is free again.
     let wanted = fabrics(1, &[0, 31, 5000]);
     let (mut admin, result) = tried(&disk, 0, &wanted, connect_data(0xffff, NQN, HOST_NQN));
     assert_eq!(result, Ok(Some(id.into())));
@@ -126,7 +126,7 @@ fn a_controller_ends_with_its_admin_queue_and_with_silence() {
 }
 
 #[test]
-fn the_place_in_the_queue_counts_from_connect_on() {
+fn submission_queue_head_counts_from_connect() {
     let disk = Disk::new();
     let mut heads = Vec::new();
     for flow in [0, 1 << 2] {
@@ -145,7 +145,7 @@ fn the_place_in_the_queue_counts_from_connect_on() {
 }
 
 #[test]
-fn more_hosts_than_there_can_be() {
+fn connect_beyond_the_controller_limit_is_refused() {
     let disk = Disk::new();
     let come = || tried(&disk, 0, &connect(0, 32), connect_data(0xffff, NQN, HOST_NQN));
     let mut all: Vec<_> = (1..=256).map(|id| (come(), id)).collect();
@@ -156,11 +156,11 @@ fn more_hosts_than_there_can_be() {
 }
 
 #[test]
-fn the_discovery_controller_tells_who_is_where() {
+fn discovery_log_lists_subsystems_and_their_addresses() {
     let disk = Disk::new();
     let (mut admin, result) = tried(&disk, 0, &connect(0, 32), connect_data(0xffff, DISCOVERY_NQN, HOST_NQN));
     let id = result.unwrap().unwrap() as u16;
-    // It has no I/O queues, so their entries have no size.
+    // A discovery controller has no I/O queues, so it accepts entry sizes of 0.
     assert_eq!(admin.run(&fabrics(0, &[0, 0x14, 1])), Ok(Some(0)));
     let (_, io) = tried(&disk, 1, &connect(1, 32), connect_data(id, DISCOVERY_NQN, HOST_NQN));
     assert_eq!(io.unwrap_err().status, Status::ConnectParameter);
@@ -171,7 +171,7 @@ fn the_discovery_controller_tells_who_is_where() {
     assert_eq!(admin.run(&command(0x06, &[0])), invalid(Status::InvalidField), "there is no namespace");
     assert_eq!(admin.run(&command(0x02, &[2 | 127 << 16])), invalid(Status::InvalidLogPage));
     assert_eq!(admin.run(&command(0x09, &[7, 0])), invalid(Status::InvalidField));
-    // The log's head, then all of it, and of one entry a part.
+    // The header of the log, then the whole log, and a part of one entry.
     let log = |dwords: u32, offset: u32| command(0x02, &[0x70 | (dwords - 1) << 16, 0, offset]);
     assert_eq!(admin.run(&log(4, 0)), Ok(Some(0)));
     assert_eq!(admin.data, [1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! A host on the verbs API, which says what a test wants it to.
+//! A host on the verbs API, which sends the commands of a test.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ pub fn beside(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr)) {
     let host = ConnectionManager::new(vec![here]).unwrap();
     let listener = Listener::bind(&target, at).unwrap();
     let is_over = AtomicBool::new(false);
-    // Also when the test fails.
+    // Stops the target also when the test fails.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
         fn drop(&mut self) {
@@ -40,21 +40,21 @@ pub fn beside(disk: &Disk, test: impl FnOnce(&ConnectionManager, SocketAddr)) {
     assert_eq!(target.connections(), 0);
 }
 
-/// A queue of the host's.
+/// A queue of the host.
 pub struct HostQueue {
     pub session: Session,
     pub cq: Cq,
-    /// What commands' data is in.
+    /// Buffer for the data of commands.
     pub data: Mr,
     capsule: Mr,
     responses: Mr,
 }
 
-/// Room for a command, its data, and some more than may be.
+/// Room for a command, its data, and some bytes beyond the limit.
 const CAPSULE: usize = 64 + IN_CAPSULE + 64;
 
-/// What the target says to a command: its number, the result, the status without what else is in the field, and the key
-/// that was closed.
+/// A response of the target: command id, result, status without the other bits of the field, and the
+/// invalidated key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Said {
     pub id: u16,
@@ -64,7 +64,7 @@ pub struct Said {
 }
 
 impl HostQueue {
-    /// Asks for a queue of 32 commands, with these bytes as private data.
+    /// Connects a queue of 32 commands, with these bytes as private data.
     pub fn open_with(
         host: &ConnectionManager,
         at: SocketAddr,
@@ -87,7 +87,7 @@ impl HostQueue {
         HostQueue::open_with(host, at, &said).unwrap()
     }
 
-    /// An admin queue, enabled, and an I/O queue.
+    /// Connects an admin queue, enables the controller, and connects an I/O queue.
     pub fn pair(host: &ConnectionManager, at: SocketAddr) -> (HostQueue, HostQueue) {
         let (admin, io) = (HostQueue::open(host, at, 0), HostQueue::open(host, at, 1));
         let id = admin.connect(0, 0xffff);
@@ -97,7 +97,7 @@ impl HostQueue {
         (admin, io)
     }
 
-    /// Connects with the data in the capsule; answers with the controller's number.
+    /// Executes a Connect with the data in the capsule; returns the controller's number.
     pub fn connect(&self, queue: u16, controller: u16) -> u16 {
         let data = connect_data(controller, NQN, HOST_NQN);
         let command = with(connect(queue, 32), 24, &in_capsule(0, data.len()));
@@ -114,12 +114,12 @@ impl HostQueue {
         self.session.qp().post_send(&SendWr::send(u64::MAX, &sge)).unwrap();
     }
 
-    /// The next response.
+    /// Returns the next response.
     pub fn said(&self) -> Said {
         self.said_within(LIMIT).unwrap()
     }
 
-    /// The same, unless none comes.
+    /// Returns the next response, or an error if none arrives in time.
     pub fn said_within(&self, limit: Duration) -> Result<Said, WaitError> {
         loop {
             let completion = self.cq.wait(limit)?;
@@ -149,7 +149,7 @@ fn post(qp: &Qp, responses: &Mr, slot: usize) {
     qp.post_recv(&RecvWr { wr_id: slot as u64, sges: &sges }).unwrap();
 }
 
-/// An SGL descriptor of data behind the command.
+/// Returns an SGL descriptor of data in the capsule, behind the command.
 pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
     let mut sgl = [0; 16];
     sgl[..8].copy_from_slice(&offset.to_le_bytes());
@@ -158,7 +158,7 @@ pub fn in_capsule(offset: u64, len: usize) -> [u8; 16] {
     sgl
 }
 
-/// An SGL descriptor of memory.
+/// Returns an SGL descriptor of remote memory.
 pub fn keyed(at: RemoteAddr, len: usize, kind: u8) -> [u8; 16] {
     let mut sgl = [0; 16];
     sgl[..8].copy_from_slice(&at.va.to_le_bytes());

@@ -1,5 +1,5 @@
-//! The NVMe over Fabrics target of `examples/nvme_target`: what it answers to each command, right and wrong, first without
-//! RDMA, then with a host that is written on the verbs API.
+//! Tests of the NVMe over Fabrics target of `examples/nvme_target`: its responses to valid and invalid
+//! commands, first without RDMA, then with a host that is written on the verbs API.
 
 #[allow(dead_code, reason = "a part of it is the example's own")]
 #[path = "../../examples/nvme_target/nvme/mod.rs"]
@@ -21,7 +21,7 @@ const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:host";
 const BLOCK: usize = 512;
 const BLOCKS: usize = 4096;
 
-/// A subsystem with a disk that holds its blocks' numbers.
+/// A subsystem with a disk whose blocks contain their numbers.
 struct Disk {
     subsystem: Arc<Subsystem>,
     file: tempfile::NamedTempFile,
@@ -40,18 +40,18 @@ impl Disk {
         Disk { subsystem: Arc::new(Subsystem::new(NQN.into(), namespace, addresses)), file }
     }
 
-    /// What the file has of some blocks.
+    /// Returns the contents of some blocks of the file.
     fn blocks(&self, first: usize, count: usize) -> Vec<u8> {
         std::fs::read(self.file.path()).unwrap()[first * BLOCK..(first + count) * BLOCK].to_vec()
     }
 }
 
-/// What a block holds at first.
+/// Returns the initial contents of a block.
 fn block(number: usize) -> Vec<u8> {
     (number as u32).to_le_bytes().repeat(BLOCK / 4)
 }
 
-/// A command of namespace 1 with these dwords from the tenth on.
+/// Returns a command for namespace 1 with these dwords from the tenth on.
 fn command(opcode: u8, dwords: &[u32]) -> Command {
     let mut bytes = [0; 64];
     (bytes[0], bytes[1], bytes[4]) = (opcode, 0x40, 1);
@@ -61,19 +61,19 @@ fn command(opcode: u8, dwords: &[u32]) -> Command {
     Command(bytes)
 }
 
-/// The same with other bytes at a place.
+/// Replaces the bytes at an offset of a command.
 fn with(command: Command, at: usize, bytes: &[u8]) -> Command {
     let mut changed = command.0;
     changed[at..at + bytes.len()].copy_from_slice(bytes);
     Command(changed)
 }
 
-/// A Fabrics command.
+/// Returns a Fabrics command.
 fn fabrics(kind: u8, dwords: &[u32]) -> Command {
     with(command(0x7f, dwords), 4, &[kind])
 }
 
-/// A Connect of a queue of so many commands.
+/// Returns a Connect command for a queue of `depth` commands.
 fn connect(queue: u16, depth: u16) -> Command {
     fabrics(1, &[u32::from(queue) << 16, u32::from(depth - 1), 0])
 }
@@ -87,7 +87,7 @@ fn connect_data(controller: u16, subsystem: &str, host: &str) -> Vec<u8> {
     data
 }
 
-/// Sets CC as the kernel does: on, entries of 64 and 16 bytes.
+/// Returns the command that sets CC as the kernel does: enabled, entries of 64 and 16 bytes.
 fn enable() -> Command {
     fabrics(0, &[0, 0x14, 0x46_0001, 0])
 }

@@ -1,4 +1,4 @@
-//! Commands and data over RDMA.
+//! Tests of commands and data over RDMA.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::host::{HostQueue, LIMIT, beside, in_capsule, keyed};
 use super::nvme::capsule::Status;
 use super::*;
 
-/// Read (2) or Write (1) of blocks from `first` on, with an SGL.
+/// Returns a Read (2) or Write (1) of blocks from `first` on, with an SGL.
 fn on_blocks(opcode: u8, first: u32, count: u32, sgl: [u8; 16]) -> Command {
     with(command(opcode, &[first, 0, count - 1]), 24, &sgl)
 }
@@ -18,7 +18,7 @@ const WRITE: u8 = 1;
 const READ: u8 = 2;
 
 #[test]
-fn data_of_all_sizes_both_ways() {
+fn data_of_all_sizes_is_transferred_both_ways() {
     let disk = Disk::new();
     beside(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
@@ -36,14 +36,14 @@ fn data_of_all_sizes_both_ways() {
         let capsule = [&on_blocks(WRITE, 7, 1, in_capsule(512, 512)).0[..], &data, &block(77)].concat();
         assert_eq!(io.status(&capsule), 0);
         assert_eq!(disk.blocks(6, 3), [block(6), block(77), block(8)].concat());
-        // More room than data.
+        // A descriptor that is longer than the data.
         assert_eq!(io.status(&on_blocks(READ, 7, 1, keyed(io.data.remote(0), 4096, 0x40)).0), 0);
         assert!(io.data.to_vec()[..1024] == [block(77), block(1)].concat(), "and no more is moved");
     });
 }
 
 #[test]
-fn data_that_is_described_wrongly() {
+fn invalid_data_descriptors_are_refused() {
     let disk = Disk::new();
     beside(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
@@ -73,9 +73,9 @@ fn data_that_is_described_wrongly() {
     });
 }
 
-/// Fast registrations, as the kernel's, of which each response closes one.
+/// Fast registrations, as the kernel uses them, each invalidated by the response.
 #[test]
-fn a_response_closes_the_key_if_the_host_wants_it() {
+fn response_invalidates_the_key_on_request() {
     let disk = Disk::new();
     beside(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
@@ -90,16 +90,16 @@ fn a_response_closes_the_key_if_the_host_wants_it() {
             assert_eq!((said.status, said.invalidated), (0, Some(fast.rkey())));
         }
         assert_eq!(disk.blocks(200, 8), disk.blocks(16, 8));
-        // What moves nothing closes nothing.
+        // A response of a command that transfers no data invalidates no key.
         io.send(&on_blocks(READ, 4096, 8, keyed(RemoteAddr { va: 0x1000, rkey: fast.rkey() }, len, 0x4f)).0);
         let said = io.said();
         assert_eq!((said.status, said.invalidated), (Status::LbaOutOfRange as u16, None));
     });
 }
 
-/// More than the target has buffers for, and read while they are written.
+/// More commands than the target has buffers, and READs during WRITEs.
 #[test]
-fn a_queue_full_of_commands() {
+fn full_queue_of_commands_is_executed() {
     let disk = Disk::new();
     beside(&disk, |host, at| {
         let (_admin, io) = HostQueue::pair(host, at);
@@ -121,9 +121,9 @@ fn a_queue_full_of_commands() {
     });
 }
 
-/// Wrong keys and what is no command end the connection, and nothing else.
+/// Invalid keys and malformed capsules end their connection, and no other.
 #[test]
-fn who_breaks_the_rules_is_alone() {
+fn protocol_violation_ends_only_its_own_connection() {
     let disk = Disk::new();
     beside(&disk, |host, at| {
         let (good_admin, good) = HostQueue::pair(host, at);
@@ -149,7 +149,7 @@ fn who_breaks_the_rules_is_alone() {
 }
 
 #[test]
-fn connections_that_are_refused() {
+fn invalid_connection_requests_are_rejected() {
     let disk = Disk::new();
     beside(&disk, |host, at| {
         let refused = |said: &[u8]| match HostQueue::open_with(host, at, said) {
@@ -167,7 +167,7 @@ fn connections_that_are_refused() {
     });
 }
 
-/// An admin queue that goes takes the others with it.
+/// When the admin queue ends, the other queues end too.
 #[test]
 fn queues_end_with_their_controller() {
     let disk = Disk::new();
@@ -176,13 +176,13 @@ fn queues_end_with_their_controller() {
         admin.session.disconnect(LIMIT).unwrap();
         io.session.wait_for_end(LIMIT).unwrap();
         io.session.disconnect(LIMIT).unwrap();
-        // And the number is free.
+        // The controller's number is free again.
         let admin = HostQueue::open(host, at, 0);
         assert_eq!(admin.connect(0, 0xffff), 1);
     });
 }
 
-/// A queue on which there is always something to do ends too.
+/// A queue that is always busy ends too.
 #[test]
 fn busy_queues_end_with_their_controller() {
     let disk = Disk::new();
@@ -200,7 +200,7 @@ fn busy_queues_end_with_their_controller() {
     });
 }
 
-/// Who has not said who it is has no memory fetched.
+/// No data is fetched from a host before its Connect.
 #[test]
 fn no_data_moves_before_connect() {
     let disk = Disk::new();

@@ -1,20 +1,20 @@
-//! The memory of both sides after a run of perftest, held side by side. Each side sends from the first half of its
-//! region (or READs into it) and is sent to, written and read in the second half.
+//! Comparison of the memory of both sides after a run of perftest. Each side sends from the first half of its
+//! region (or READs into it) and receives, is written and is read in the second half.
 
 use std::collections::BTreeMap;
 use urxe::cli::exchange::perftest::{Agreed, Layout, Test};
 
-/// What was run.
+/// Parameters of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     pub test: Test,
     pub size: u32,
-    /// Messages of each queue pair.
+    /// Number of messages of each queue pair.
     pub iterations: u64,
     pub qps: u32,
-    /// The client is the stock program.
+    /// Whether the client is the stock program.
     pub stock_client: bool,
-    /// The server is.
+    /// Whether the server is the stock program.
     pub stock_server: bool,
 }
 
@@ -30,7 +30,7 @@ enum Half {
 use Half::{ClientsFirst, ClientsSecond, ServersFirst, ServersSecond};
 
 impl Run {
-    /// From where to where its data went.
+    /// Returns source and destination of the data.
     fn flows(&self) -> &'static [(Half, Half)] {
         match self.test {
             Test::WriteBw | Test::SendBw => &[(ClientsFirst, ServersSecond)],
@@ -39,7 +39,7 @@ impl Run {
         }
     }
 
-    /// Every message that is still there must be the same on both sides. Returns how many bytes that were.
+    /// Compares every message that is still in memory, and returns the number of compared bytes.
     pub fn compare(&self, client: &[u8], server: &[u8]) -> Result<usize, String> {
         let agreed = Agreed { mtu: 4096, cycle_buffer: 4096, cache_line: 64 };
         let layout = Layout::new(self.test, self.size, &agreed);
@@ -78,20 +78,23 @@ impl Run {
         Ok(compared)
     }
 
-    /// What is left in each place of the receiver: its last message.
+    /// Returns the last message in each place of the receiver.
     fn last_messages(&self, places: u64) -> BTreeMap<u64, u64> {
-        // Where a SEND goes is its receiver's business. The stock server posts 512 receives, place after place, and then
-        // one for each completion; after its first round of those it turns back a place too early.
+        // The receiver decides where a SEND is placed. The stock server posts 512 receives, place after
+        // place, and then one for each completion; after its first round of those it wraps one place too
+        // early.
         let turns = self.test == Test::SendBw && self.stock_server;
         let place = |n| n + u64::from(turns && n >= 512 + places - 1);
         (0..self.iterations).map(|n| (place(n) % places, n)).collect()
     }
 
-    /// What must be found where `sent` went: itself, or the old value of a word that was added to.
+    /// Returns the bytes expected at the destination of `sent`: the same bytes, or the old value of a word
+    /// that was added to.
     fn expected(&self, sent: &[u8]) -> Vec<u8> {
         match (self.test, <[u8; 8]>::try_from(sent)) {
             (Test::AtomicBw, Ok(word)) => {
-                // The stock client keeps what it had from its last addition, ours looks once more in the end.
+                // The stock client keeps the result of its last addition, urxe reads the word once more at
+                // the end.
                 let later = u64::from(self.stock_client);
                 u64::from_le_bytes(word).wrapping_sub(later).to_le_bytes().to_vec()
             }

@@ -1,7 +1,7 @@
 //! A Linux guest with the kernel's `rxe` in it, to test against: QEMU without KVM and without root.
 //!
-//! `tests/guest/README.md` says how the guest is built, what runs in it and what to beware of.
-#![allow(dead_code, unused_imports)] // each test takes what it needs
+//! `tests/guest/README.md` describes how the guest is built, what runs in it, and its pitfalls.
+#![allow(dead_code, unused_imports)] // each test uses only a part
 
 #[path = "guest/process.rs"]
 mod process;
@@ -27,19 +27,19 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/guest");
-/// How long a command may take whose answer should come at once (the guest is emulated, the host may be busy).
+/// Limit for a command that should respond at once (the guest is emulated, the host may be busy).
 const SHORT: Duration = Duration::from_secs(30);
 /// Text in the result of [`Guest::state`] if rxe stopped by a defect of its own (`guest/requester.rs`).
 pub const LOST_WAKEUP: &str = "rxe has lost a wake-up";
 
 // ---- errors ----
 
-/// What went wrong, in kind.
+/// Kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The host lacks QEMU, the guest's image or something else; the message says how to get it.
+    /// The host lacks QEMU, the guest's image or another requirement; the message says how to get it.
     Missing,
-    /// The guest did not come up.
+    /// The guest did not boot.
     Boot,
     /// The guest, or the command in it, has ended.
     Gone,
@@ -47,17 +47,17 @@ pub enum ErrorKind {
     Timeout,
     /// A command in the guest failed: its status is not 0, or `vsh` answered `err`.
     Failed,
-    /// The host's own input or output.
+    /// Input or output of the host failed.
     Io,
 }
 
 /// An error, with the end of the guest's console where that may help.
 pub struct GuestError {
-    /// The kind.
+    /// Kind of the error.
     pub kind: ErrorKind,
-    /// What happened, without the console.
+    /// Description, without the console.
     pub what: String,
-    /// The end of the guest's console and of QEMU's messages; may be empty.
+    /// End of the guest's console and of QEMU's messages; may be empty.
     pub log: String,
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for GuestError {
     }
 }
 
-/// The same as `Display`, so that `unwrap` and `?` in a test print something to read.
+/// Prints the same as `Display`, so that `unwrap` and `?` in a test are readable.
 impl fmt::Debug for GuestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -91,7 +91,7 @@ fn io_error(what: impl fmt::Display, e: io::Error) -> GuestError {
     GuestError { kind: ErrorKind::Io, what: format!("{what}: {e}"), log: String::new() }
 }
 
-/// The end of the log files in `dir`.
+/// Returns the end of the log files in `dir`.
 fn log_tail(dir: &Path) -> String {
     let mut out = String::new();
     for name in ["console", "qemu.log"] {
@@ -103,25 +103,25 @@ fn log_tail(dir: &Path) -> String {
     out.trim().to_string()
 }
 
-// ---- what to start ----
+// ---- configuration ----
 
-/// Where the guest's Ethernet frames (whole, without FCS) come and go.
+/// Transport of the guest's Ethernet frames (whole, without FCS).
 #[derive(Clone, Debug)]
 pub enum Net {
-    /// Unix datagrams, a frame each: QEMU binds `local` and sends to `remote`. Neither end must exist
+    /// Unix datagrams, one frame each: QEMU binds `local` and sends to `remote`. Neither end must exist
     /// first. A receiver's queue holds `net.unix.max_dgram_qlen` frames, often 10: send with a blocking
     /// socket, or frames are lost (QEMU itself waits).
     Dgram { local: PathBuf, remote: PathBuf },
-    /// QEMU listens on a unix stream socket; each frame after its length in 4 bytes, big endian.
+    /// QEMU listens on a unix stream socket; each frame follows its length in 4 bytes, big endian.
     StreamListen { path: PathBuf },
-    /// The same, and QEMU connects; the listener must exist first.
+    /// As `StreamListen`, but QEMU connects; the listener must exist first.
     StreamConnect { path: PathBuf },
-    /// An existing tap device, in the named network namespace if one is given. Needs root. `oob` ports
-    /// are in that namespace, too, and its `lo` has to be up for them.
+    /// An existing tap device, in the named network namespace if one is given. Needs root. `oob` ports are in
+    /// that namespace, too, and its `lo` has to be up for them.
     Tap { ifname: String, netns: Option<String> },
 }
 
-/// The Debian release that the guest is.
+/// Debian release of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suite {
     /// Debian 12: Linux 6.1, rdma-core 44.
@@ -131,7 +131,7 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// As `URXE_GUEST_SUITE` says, or Debian 12.
+    /// Returns the release in `URXE_GUEST_SUITE`, or Debian 12.
     pub fn chosen() -> Suite {
         match std::env::var("URXE_GUEST_SUITE").as_deref() {
             Err(_) | Ok("" | "bookworm") => Suite::Bookworm,
@@ -140,7 +140,7 @@ impl Suite {
         }
     }
 
-    /// Its name, as the archive has it.
+    /// Name of the release in the archive.
     pub fn name(self) -> &'static str {
         match self {
             Suite::Bookworm => "bookworm",
@@ -149,32 +149,34 @@ impl Suite {
     }
 }
 
-/// A guest to be started; see [`GuestConfig::new`] for what is usual.
+/// Configuration of a guest; see [`GuestConfig::new`] for the defaults.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
-    /// The release, [`Suite::chosen`] unless a test needs a certain one.
+    /// Release, [`Suite::chosen`] unless a test needs a certain one.
     pub suite: Suite,
-    /// The wire.
+    /// Network.
     pub net: Net,
-    /// Addresses with prefix lengths, IPv4 or IPv6. The link-local address of the MAC is there always.
+    /// Addresses with prefix lengths, IPv4 or IPv6. The link-local address of the MAC always exists.
     pub ips: Vec<String>,
-    /// The MAC address.
+    /// MAC address.
     pub mac: String,
-    /// The MTU of the interface: 1500 makes 1024 the active path MTU, 4500 makes it 4096.
+    /// MTU of the interface: 1500 makes 1024 the active path MTU, 4500 makes it 4096.
     pub mtu: u16,
-    /// TCP ports (host, guest): 127.0.0.1:host reaches the guest's port. Host port 0 takes a free one;
-    /// [`Guest::host_port`] tells. The other way no list is needed: 10.0.2.2 in the guest is the host's 127.0.0.1.
+    /// TCP ports (host, guest): 127.0.0.1:host reaches the guest's port. Host port 0 selects a free one;
+    /// [`Guest::host_port`] returns it. The other direction needs no list: 10.0.2.2 in the guest is the
+    /// host's 127.0.0.1.
     pub oob: Vec<(u16, u16)>,
-    /// Its processors, one or two.
+    /// Number of processors, one or two.
     pub cpus: u8,
-    /// Record the guest's frames, both ways, in this pcap file.
+    /// Pcap file in which the guest's frames are recorded, in both directions.
     pub pcap: Option<PathBuf>,
-    /// How long the boot may take, up to `rxe0` being ACTIVE with all its GIDs.
+    /// Limit of the boot time, until `rxe0` is ACTIVE with all its GIDs.
     pub boot_timeout: Duration,
 }
 
 impl GuestConfig {
-    /// Guest number `n` (1 to 99): 10.77.0.n/24, fd77::n/64, MAC 52:54:00:77:00:n, MTU 1500.
+    /// Returns the configuration of guest number `n` (1 to 99): 10.77.0.n/24, fd77::n/64, MAC
+    /// 52:54:00:77:00:n, MTU 1500.
     pub fn new(net: Net, n: u8) -> Self {
         assert!((1..=99).contains(&n), "n is used as decimal and as hexadecimal digits alike");
         Self {
@@ -190,7 +192,7 @@ impl GuestConfig {
         }
     }
 
-    /// The link-local IPv6 address that the MAC makes.
+    /// Returns the link-local IPv6 address that is derived from the MAC.
     pub fn link_local(&self) -> Result<Ipv6Addr> {
         let mac: Vec<u8> = self.mac.split(':').filter_map(|b| u8::from_str_radix(b, 16).ok()).collect();
         let &[a, b, c, d, e, f] = mac.as_slice() else {
@@ -201,7 +203,7 @@ impl GuestConfig {
     }
 }
 
-/// The form of `ip` in a GID table.
+/// Returns the form of `ip` in a GID table.
 fn gid_of(ip: &str) -> Result<Ipv6Addr> {
     match ip.parse() {
         Ok(IpAddr::V4(a)) => Ok(a.to_ipv6_mapped()),
@@ -212,7 +214,7 @@ fn gid_of(ip: &str) -> Result<Ipv6Addr> {
 
 // ---- the guest ----
 
-/// A running guest; QEMU is killed when this is dropped, or when the test process ends in whatever way.
+/// A running guest; QEMU is killed on drop, and when the test process ends in whatever way.
 pub struct Guest {
     link: Arc<Link>,
     qemu: Qemu,
@@ -220,22 +222,22 @@ pub struct Guest {
     link_local: Ipv6Addr,
     oob: Vec<(u16, u16)>,
     boot_time: Duration,
-    // Removed last.
+    // Declared last, so that the directory is removed last.
     _dir: tempfile::TempDir,
 }
 
-/// Owns the process, so that a start that fails half-way leaves none behind.
+/// Owner of the process, which kills it if the start fails half-way.
 struct Qemu(Child);
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        let _ = self.0.kill(); // has ended by itself, if this fails
+        let _ = self.0.kill(); // a failure means that it has ended
         let _ = self.0.wait();
     }
 }
 
 impl Guest {
-    /// Boots a guest and waits until `rxe0` is ACTIVE and the GIDs of all its addresses are there.
+    /// Boots a guest and waits until `rxe0` is ACTIVE and has the GIDs of all addresses.
     pub fn start(config: GuestConfig) -> Result<Self> {
         let begin = Instant::now();
         let deadline = begin + config.boot_timeout;
@@ -243,7 +245,7 @@ impl Guest {
         if let Net::StreamConnect { path } = &config.net
             && !path.exists()
         {
-            // QEMU would go on without a wire
+            // QEMU would continue without a wire
             return error(ErrorKind::Io, format!("nobody listens at {}", path.display()));
         }
         let image = image(config.suite)?;
@@ -268,7 +270,7 @@ impl Guest {
             GuestError { kind: ErrorKind::Boot, what: format!("guest: {what} ({how})"), log: log_tail(&dir) }
         };
 
-        // QEMU connects as it starts; the agent says hello when the guest is up.
+        // QEMU connects as it starts; the agent sends its hello when the guest is up.
         listener.set_nonblocking(true).map_err(|e| io_error("agent socket", e))?;
         let stream = loop {
             if let Ok((s, _)) = listener.accept() {
@@ -313,7 +315,7 @@ impl Guest {
             )?;
             let mut lines = out.stdout.lines();
             let state = lines.next().unwrap_or("no rxe0").to_string();
-            // gids/1:0000:0000:0000:0000:0000:ffff:0a4d:0001
+            // Example: gids/1:0000:0000:0000:0000:0000:ffff:0a4d:0001
             self.gids = lines
                 .filter_map(|l| l.strip_prefix("gids/")?.split_once(':'))
                 .filter_map(|(i, g)| Some((g.parse::<Ipv6Addr>().ok()?, i.parse().ok()?)))
@@ -330,9 +332,10 @@ impl Guest {
         }
     }
 
-    /// What its device says of its queue pairs, for a case that failed.
+    /// Returns the state of the guest's device and queue pairs, for a case that failed.
     pub fn state(&self) -> String {
-        // Twice, to tell a stall from slow progress; frames and interrupts show which queue of the NIC does not move.
+        // The values are read twice, to tell a stall from slow progress; frames and interrupts show which
+        // queue of the NIC is stuck.
         let cmd = "rdma res show qp; ip neigh; uptime; cd /sys/class/infiniband/rxe0/ports/1/hw_counters; for i in 1 2; do \
                    grep -v ^0 *; grep eth0 /proc/net/dev; grep virtio /proc/interrupts; sleep $((2 - i)); done";
         let counters = match self.exec(cmd, SHORT) {
@@ -354,7 +357,7 @@ impl Guest {
         p.wait(timeout)
     }
 
-    /// The same, and a status other than 0 is an error that shows the output.
+    /// As [`exec`](Self::exec), but a status other than 0 is an error that shows the output.
     pub fn check(&self, cmd: &str, timeout: Duration) -> Result<Output> {
         let o = self.exec(cmd, timeout)?;
         if o.status == 0 {
@@ -364,7 +367,7 @@ impl Guest {
         Err(GuestError { kind: ErrorKind::Failed, what, log: log_tail(&self.link.dir) })
     }
 
-    /// Takes a file out of the guest: it is gone there.
+    /// Moves a file out of the guest: it is removed there.
     pub fn take_file(&self, path: &str) -> Result<Vec<u8>> {
         let (status, bytes) = self.spawn(&format!("cat {path} && rm {path}"))?.wait_raw(SHORT)?;
         match status {
@@ -378,8 +381,8 @@ impl Guest {
         self.link.spawn(cmd)
     }
 
-    /// Waits until something in the guest listens on this port, TCP or rdma_cm. Programs say that they are ready
-    /// a moment before they are, if they say so at all.
+    /// Waits until a program in the guest listens on this port, TCP or rdma_cm. Programs report that they are
+    /// ready a moment before they are, if they report it at all.
     pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
         let cmd = format!(
             "until grep -qs ':{port:04X} [0:]* 0A ' /proc/net/tcp /proc/net/tcp6 ||
@@ -391,14 +394,14 @@ impl Guest {
         }
     }
 
-    /// Starts a verbs shell; there may be many.
+    /// Starts a verbs shell; there may be several.
     pub fn vsh(&self) -> Result<Vsh> {
         let mut v = Vsh(self.spawn("ulimit -l unlimited; exec vsh")?);
         v.cmd("device")?;
         Ok(v)
     }
 
-    /// The hardware counters of `rxe0` (those that `rdma statistic` shows).
+    /// Returns the hardware counters of `rxe0` (those that `rdma statistic` shows).
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
         let o = self.check("cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep -H . *", SHORT)?;
         let pair =
@@ -406,12 +409,12 @@ impl Guest {
         Ok(o.stdout.lines().filter_map(pair).filter(|(k, _)| k != "lifespan").collect())
     }
 
-    /// The GID table: address (IPv4 ones as `::ffff:a.b.c.d`) and index.
+    /// Returns the GID table: address (IPv4 ones as `::ffff:a.b.c.d`) and index.
     pub fn gids(&self) -> &BTreeMap<Ipv6Addr, u32> {
         &self.gids
     }
 
-    /// The index of the GID that belongs to `ip`, for `-g`, `-x` and `sgid=`.
+    /// Returns the index of the GID that belongs to `ip`, for `-g`, `-x` and `sgid=`.
     pub fn gid_index(&self, ip: &str) -> Result<u32> {
         match self.gids.get(&gid_of(ip)?) {
             Some(&i) => Ok(i),
@@ -419,7 +422,7 @@ impl Guest {
         }
     }
 
-    /// The port of 127.0.0.1 that reaches the guest's TCP port `guest_port`; it must be in `oob`.
+    /// Returns the port of 127.0.0.1 that reaches the guest's TCP port `guest_port`; it must be in `oob`.
     pub fn host_port(&self, guest_port: u16) -> Result<u16> {
         match self.oob.iter().find(|p| p.1 == guest_port) {
             Some(p) => Ok(p.0),
@@ -427,28 +430,28 @@ impl Guest {
         }
     }
 
-    /// The link-local address of its interface.
+    /// Returns the link-local address of its interface.
     pub fn link_local(&self) -> Ipv6Addr {
         self.link_local
     }
 
-    /// How long it took to come up.
+    /// Returns the boot time.
     pub fn boot_time(&self) -> Duration {
         self.boot_time
     }
 
-    /// QEMU's process id.
+    /// Returns QEMU's process id.
     pub fn pid(&self) -> u32 {
         self.qemu.0.id()
     }
 
-    /// The end of the guest's console and of QEMU's messages.
+    /// Returns the end of the guest's console and of QEMU's messages.
     pub fn log(&self) -> String {
         log_tail(&self.link.dir)
     }
 }
 
-/// The directory of the image; an error that says what to do if there is none or QEMU is missing.
+/// Returns the directory of the image; the error explains how to build one, or that QEMU is missing.
 fn image(suite: Suite) -> Result<PathBuf> {
     let how = format!("run {TESTS}/install (as root, or with sudo at hand)");
     let found = |tool: &str| {
@@ -475,7 +478,7 @@ fn image(suite: Suite) -> Result<PathBuf> {
 }
 
 fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Path) -> Result<Command> {
-    // QEMU separates options by commas and doubles those that are meant.
+    // QEMU separates options by commas and unescapes doubled ones.
     let text = |p: &Path| p.display().to_string().replace(',', ",,");
     let (netdev, netns) = match &config.net {
         Net::Dgram { local, remote } => {
@@ -499,10 +502,11 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
         config.mtu,
         config.ips.join(",")
     );
-    // The guest's own calibration fails in one boot of seven under emulation, and then the guest hangs.
+    // Under emulation the guest's own calibration fails in one boot of seven, and the guest then hangs.
     if let Some(khz) = tsc_khz() {
         append += &format!(" tsc_early_khz={khz} no_timer_check");
-        // Two emulated processors have one counter, but its reading looks unsynchronized: the guest would count jiffies.
+        // Two emulated processors have one counter, but its reading looks unsynchronized: the guest would
+        // fall back to jiffies.
         if config.cpus > 1 {
             append += " tsc=reliable";
         }
@@ -515,9 +519,9 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     if let Some(ns) = netns {
         c.args(["ip", "netns", "exec", ns]);
     }
-    // maxcpus=2: for a machine that never has more than one CPU, QEMU makes plain loads and stores of locked
-    // instructions, the guest's memory barriers, although devices run beside that CPU; a notification that is lost
-    // thereby stalls a NIC's queue for good.
+    // maxcpus=2: for a machine that never has more than one CPU, QEMU turns locked instructions, the guest's
+    // memory barriers, into plain loads and stores, although devices run beside that CPU; a notification lost
+    // in this way stalls a NIC's queue for good.
     c.args(
         "qemu-system-x86_64 -M microvm,acpi=on,rtc=on,pit=off,pic=off -accel tcg -cpu max -m 384".split(' '),
     );
@@ -529,7 +533,7 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     c.arg("-serial").arg(format!("file:{}", text(&dir.join("console"))));
     c.arg("-kernel").arg(image.join("vmlinux"));
     c.arg("-initrd").arg(image.join("initrd"));
-    // status=off: else IPv6 comes up 0.6 s later
+    // status=off: otherwise IPv6 comes up 0.6 s later
     c.arg("-netdev").arg(netdev);
     c.arg("-device").arg(format!("virtio-net-device,netdev=n0,mac={},status=off", config.mac));
     c.arg("-netdev").arg(format!("user,id=n1{forwards}"));
@@ -545,14 +549,14 @@ fn qemu_command(config: &GuestConfig, oob: &[(u16, u16)], image: &Path, dir: &Pa
     Ok(c)
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Starts a process that `setpriv --pdeathsig` ends with us. That signal comes when the *thread* ends that
-/// started the process, and a test's thread may end before its guests do: so one thread, which never
-/// ends, starts them all.
+/// Starts a process that `setpriv --pdeathsig` kills when this process dies. The signal is sent when the
+/// *thread* that started the process ends, and a test's thread may end before its guests do: so one thread,
+/// which never ends, starts them all.
 fn spawn_to_die_with_us(cmd: Command) -> io::Result<Child> {
     type Request = (Command, Sender<io::Result<Child>>);
     static TO_SPAWNER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
@@ -570,14 +574,14 @@ fn spawn_to_die_with_us(cmd: Command) -> io::Result<Child> {
     rx.recv().map_err(io::Error::other)?
 }
 
-/// The frequency of this machine's time-stamp counter, which is the emulated one's, too.
+/// Returns the frequency of this machine's time-stamp counter, which is the emulated one's, too.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Option<u64> {
-    // The reading with the least time around it, out of ten.
+    // Of ten readings, the one that took the least time.
     fn sample() -> (Instant, u64) {
         let one = || {
             let before = Instant::now();
-            // SAFETY: the instruction is on every x86_64 and touches no memory.
+            // SAFETY: every x86_64 processor has the instruction, and it accesses no memory.
             let tsc = unsafe { std::arch::x86_64::_rdtsc() };
             (before.elapsed(), before, tsc)
         };
@@ -591,7 +595,7 @@ fn tsc_khz() -> Option<u64> {
     Some((b.1 - a.1) * 1_000_000 / ns)
 }
 
-/// Others have none.
+/// Other architectures have no time-stamp counter.
 #[cfg(not(target_arch = "x86_64"))]
 fn tsc_khz() -> Option<u64> {
     None

@@ -1,4 +1,4 @@
-//! What every test of a NIC needs: registered memory with guards around it, and packets as bytes.
+//! Common parts of all NIC tests: registered memory with guards around it, and packets as bytes.
 #![allow(dead_code, unused_imports, reason = "each test target uses its part")]
 
 mod rng;
@@ -14,7 +14,7 @@ pub const PD: PdId = PdId(1);
 const GUARD: usize = 64;
 const GUARD_BYTE: u8 = 0xee;
 
-/// Registered memory, with bytes around it that nobody may touch.
+/// Registered memory with guard bytes around it.
 pub struct Region {
     base: *mut u8,
     layout: std::alloc::Layout,
@@ -24,16 +24,18 @@ pub struct Region {
 }
 
 impl Region {
-    /// Registers `len` bytes that peers and work requests name from `iova` on. Its bytes count up.
+    /// Registers `len` bytes at the address `iova` for peers and work requests. The contents follow
+    /// [`pattern`].
     pub fn new(table: &mut Table, pd: PdId, len: usize, iova: u64, access: Access) -> Region {
         let layout = std::alloc::Layout::from_size_align(len + 2 * GUARD, 64).unwrap();
-        // SAFETY: the layout has a size above zero.
+        // SAFETY: the size of the layout is above zero because of the guards.
         let base = unsafe { std::alloc::alloc(layout) };
         assert!(!base.is_null());
-        // SAFETY: `base` is `layout.size()` bytes of our own.
+        // SAFETY: `base` is a live allocation of `layout.size()` bytes that only this function uses.
         unsafe { base.write_bytes(GUARD_BYTE, layout.size()) };
         let addr = base.expose_provenance() + GUARD;
-        // SAFETY: freed in `drop` only, and every test drops its NIC and table's users with it.
+        // SAFETY: the memory is freed only in `drop`, and every test stops using the NIC and the table when
+        // it drops the region.
         let info = unsafe { table.register(pd, Span { addr, len, iova, access }) }.unwrap();
         let region = Region { base, layout, len, iova, info };
         region.write(0, &(0..len).map(|i| pattern(i as u64)).collect::<Vec<_>>());
@@ -44,7 +46,7 @@ impl Region {
         self.len
     }
 
-    /// Host address of the first byte.
+    /// Address of the first byte in the process.
     pub fn addr(&self) -> usize {
         self.base.expose_provenance() + GUARD
     }
@@ -52,14 +54,14 @@ impl Region {
     pub fn read(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len);
         let mut out = vec![0; len];
-        // SAFETY: in bounds as just checked; nobody else runs.
+        // SAFETY: the range is in bounds, as checked above, and no other thread accesses the region.
         unsafe { self.base.add(GUARD + at).copy_to_nonoverlapping(out.as_mut_ptr(), len) };
         out
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
-        // SAFETY: in bounds as just checked; nobody else runs.
+        // SAFETY: the range is in bounds, as checked above, and no other thread accesses the region.
         unsafe { self.base.add(GUARD + at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -71,7 +73,7 @@ impl Region {
         Sge { addr: self.va(at), length, lkey: self.info.lkey }
     }
 
-    /// Whether the bytes around it are as they were.
+    /// Reports whether the guard bytes are unchanged.
     pub fn guards_hold(&self) -> bool {
         let side = |at| {
             let mut b = [0; GUARD];
@@ -85,17 +87,17 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`.
+        // SAFETY: `base` was allocated with this layout in `new` and is freed only here.
         unsafe { std::alloc::dealloc(self.base, self.layout) }
     }
 }
 
-/// Byte `i` of fresh memory: no period that a packet size divides.
+/// Byte `i` of fresh memory; the period is not a divisor of any packet size.
 pub fn pattern(i: u64) -> u8 {
     (i * 7 + i / 251) as u8
 }
 
-/// A packet as the bytes of a UDP payload, with padding and ICRC.
+/// Encodes a packet as the bytes of a UDP payload, with padding and ICRC.
 pub fn encode(headers: &Headers, payload: &[u8], flow: &Flow) -> Vec<u8> {
     let mut headers = *headers;
     headers.bth.pad = pad_count(payload.len()) as u8;
@@ -108,14 +110,15 @@ pub fn encode(headers: &Headers, payload: &[u8], flow: &Flow) -> Vec<u8> {
     out
 }
 
-/// Puts the ICRC at the end of a packet.
+/// Writes the ICRC at the end of a packet.
 pub fn seal(bytes: &mut [u8], flow: &Flow) {
     let crc = icrc::compute(flow, 0, IpIdent::DONT_FRAGMENT, bytes);
     let at = bytes.len() - ICRC_LEN;
     bytes[at..].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// All packets of a turn as (flow, bytes), each resealed to be the only one of its burst.
+/// Passes all packets of a turn to `each` as (flow, bytes), each with the ICRC of a packet that is alone in
+/// its burst.
 pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
     let mut bytes = Vec::new();
     for burst in tx.bursts() {
@@ -131,7 +134,7 @@ pub fn drain(tx: &mut TxQueue, mut each: impl FnMut(Flow, Vec<u8>)) {
     tx.clear();
 }
 
-/// Headers and payload of a packet that was sent.
+/// Decodes headers and payload of a packet that was sent.
 pub fn decode(bytes: &[u8]) -> (Headers, Vec<u8>) {
     let packet = Packet::parse(bytes).expect("a NIC sends whole packets");
     (packet.headers(), packet.payload().to_vec())

@@ -1,4 +1,4 @@
-//! Traffic of every service between two of our own NICs, in virtual time: the same bytes at each run.
+//! Traffic of every service between two urxe NICs, in virtual time: the same bytes in each run.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use std::io::{self, Write};
@@ -11,9 +11,9 @@ use urxe::verbs::*;
 use urxe::wire::Transport;
 
 const SOON: Duration = Duration::from_secs(5);
-/// The path MTU; of a datagram that is the fabric's.
+/// Path MTU; datagrams use the fabric's.
 const MTU: Mtu = Mtu::Mtu256;
-/// None, one packet with padding, and three packets.
+/// Payload lengths: none, one packet with padding, and three packets.
 const LENGTHS: [usize; 3] = [0, 101, 600];
 const AREA: usize = 4096;
 const QKEY: QKey = QKey(0x0bad_cafe);
@@ -23,7 +23,7 @@ const PLACEMENTS: [Placement; 3] = [
     Placement { global: true, persistent: true },
 ];
 
-/// What is captured: a name, what the README says of it, and the traffic.
+/// A capture: its name, its description in the README, and the traffic.
 pub struct Traffic {
     pub name: &'static str,
     pub about: &'static str,
@@ -47,7 +47,7 @@ pub const ALL: [Traffic; 4] = [
     },
 ];
 
-/// The head of the captures' README.
+/// Head of the captures' README.
 pub const README: &str = "# Captures of urxe to urxe
 
 What the kernel's rxe of the test guest does not have, and what it has beside that, between two NICs on the in-memory
@@ -55,13 +55,13 @@ fabric in virtual time (`tests/support/own.rs`), as the one sees it that asks. p
 `tests/pcaps.rs` makes them anew and compares every byte; `URXE_BLESS=1 cargo test --test pcaps` writes them.
 ";
 
-/// Payload bytes of a packet at most.
+/// Maximum number of payload bytes of a packet.
 pub fn mtu(transport: Transport) -> usize {
     if transport == Transport::Ud { 4096 } else { MTU.bytes() }
 }
 
 impl Traffic {
-    /// The capture, a pcapng file, as one of the two sees it.
+    /// Returns the capture, a pcapng file, as seen by one of the two NICs.
     pub fn record(&self, v6: bool) -> Vec<u8> {
         let bytes = Shared::default();
         let file = CaptureFile::to_writer(bytes.clone(), Timestamps::Virtual).unwrap();
@@ -74,7 +74,7 @@ impl Traffic {
         bytes.clone()
     }
 
-    /// Its file.
+    /// Returns the name of its file.
     pub fn file(&self, v6: bool) -> String {
         format!("{}_{}.pcapng", self.name, if v6 { "v6" } else { "v4" })
     }
@@ -106,14 +106,14 @@ impl End {
         self.pd.create_qp(&self.cq, &self.cq, &QpOptions { qp_type, ..QpOptions::default() }).unwrap()
     }
 
-    /// Posts, and waits for the end of it.
+    /// Posts a work request, and waits for its completion.
     fn done(&self, qp: &Qp, wr: &SendWr<'_>) {
         qp.post_send(wr).unwrap();
         assert_eq!(self.cq.wait(SOON).unwrap().wr_id, wr.wr_id);
     }
 }
 
-/// Two NICs. `a` asks, `b` answers; the capture is `a`'s.
+/// Two NICs. `a` sends the requests, `b` responds; the capture is taken at `a`.
 struct Ends {
     a: End,
     b: End,
@@ -156,12 +156,12 @@ impl Ends {
         (x, y)
     }
 
-    /// A receive at `b`, of which `take` has the queue.
+    /// Posts a receive at `b` to the queue of `take`.
     fn receive(&self, take: impl Fn(&RecvWr<'_>) -> Result<(), PostError>) {
         take(&RecvWr { wr_id: 100, sges: &[self.b.mr.sge(2048..AREA)] }).unwrap();
     }
 
-    /// What has come to `b`.
+    /// Waits for a receive completion at `b`.
     fn received(&self) -> Completion {
         let wc = self.b.cq.wait(SOON).unwrap();
         assert_eq!(wc.wr_id, 100);
@@ -172,7 +172,7 @@ impl Ends {
 fn rc_memory(ends: &Ends) {
     let Ends { a, b } = ends;
     let (x, y) = ends.connect(QpType::Rc);
-    // More receives than are needed: acknowledgements say how many there are.
+    // More receives than needed, so that acknowledgements advertise credits.
     (0..3).for_each(|_| ends.receive(|wr| y.post_recv(wr)));
     let mw = b.pd.alloc_mw(WindowKind::Type2B).unwrap();
     for (id, len) in LENGTHS.into_iter().enumerate() {
@@ -235,7 +235,7 @@ fn xrc(ends: &Ends) {
     let (x, y) = (a.qp(QpType::XrcSend), xrcd.create_target_qp().unwrap());
     x.connect(&y.endpoint(), &Ends::options()).unwrap();
     y.connect(&x.endpoint(), &Ends::options()).unwrap();
-    // What a SEND closes is opened by another queue pair of b's: the target posts nothing.
+    // Another queue pair of `b` registers the region that a SEND invalidates, because the target cannot post.
     let (_other, opener) = ends.connect(QpType::Rc);
     let fast = b.pd.alloc_mr(AREA).unwrap();
     let ask = |wr: SendWr<'_>| a.done(&x, &wr.to_srq(srq.id()));
@@ -261,7 +261,7 @@ fn xrc(ends: &Ends) {
     ask(SendWr::compare_swap(9, &word, at, 1 << 63, 0x0102_0304_0506_0708));
     ask(SendWr::flush(10, at, 100, PLACEMENTS[2]));
     ask(SendWr::atomic_write(11, at, *b"all of 8"));
-    // Receiver not ready, until it is.
+    // RNR, until a receive is posted.
     x.post_send(&SendWr::send(12, &word).to_srq(srq.id())).unwrap();
     assert!(matches!(b.cq.wait(Duration::from_micros(100)), Err(WaitError::TimedOut(_) | WaitError::Idle)));
     ends.receive(|wr| srq.post_recv(wr));

@@ -1,5 +1,5 @@
-//! A NIC and a guest side by side, for checks that ask either of them and see what both say; and a table of such
-//! checks.
+//! A NIC and a guest side by side, for checks that send requests from either of them and compare the results
+//! of both; and a table of such checks.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use super::peer::{How, Ip, SOON, Shell, Side, Site, Via};
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 use urxe::verbs::*;
 
-/// The path MTU.
+/// Path MTU.
 pub const MTU: usize = 1024;
 
 /// A NIC and the guest, not connected yet.
@@ -20,52 +20,53 @@ pub struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// With a NIC on the site's link.
+    /// Opens a NIC on the site's link.
     pub fn open(site: &'a Site, ip: Ip) -> Pair<'a> {
         Pair::with(site, ip, site.open(ip))
     }
 
-    /// With a NIC that is there already.
+    /// Uses an existing NIC.
     pub fn with(site: &'a Site, ip: Ip, side: Side) -> Pair<'a> {
         Pair { site, ip, side, shell: site.shell(65536) }
     }
 
-    /// A new QP on each side, `q` of the shell.
+    /// Connects a new QP on each side; the shell's is `q`.
     pub fn connect(&mut self) -> Qp {
         self.connect_as(&How::new(self.ip, MTU))
     }
 
-    /// The same with options of ours, and words for the shell's `connect`.
+    /// As [`connect`](Self::connect), with local options, and further options for the shell's `connect`
+    /// command.
     pub fn connect_with(&mut self, ours: ConnectOptions, theirs: &str) -> Qp {
         self.connect_as(&How { ours, theirs: theirs.into(), ..How::new(self.ip, MTU) })
     }
 
-    /// The same in any way.
+    /// As [`connect`](Self::connect), with any parameters.
     pub fn connect_as(&mut self, how: &How) -> Qp {
         self.site.connect(&self.side, &mut self.shell, how)
     }
 
-    /// `n` completions of ours.
+    /// Returns `n` local completions.
     pub fn ours(&self, n: usize) -> Vec<(u64, WcStatus)> {
         self.side.poll(n, SOON).iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
-    /// `n` completions of the shell's.
+    /// Returns `n` completions of the shell.
     pub fn theirs(&mut self, n: usize) -> Vec<(u64, String)> {
         self.shell.vsh.poll(n, SOON).unwrap().iter().map(|wc| (wc.wr_id, wc.status.clone())).collect()
     }
 
-    /// A command of the shell's that must succeed.
+    /// Executes a command of the shell that must succeed.
     pub fn cmd(&mut self, line: &str) {
         self.shell.vsh.cmd(line).unwrap();
     }
 
-    /// Our counters and the guest's.
+    /// Returns the local counters and the guest's.
     pub fn counters(&self) -> (Counters, BTreeMap<String, u64>) {
         (self.side.counters(), self.site.guest.counters().unwrap())
     }
 
-    /// The first bytes of our region.
+    /// Returns the first bytes of the local region.
     pub fn memory(&self, len: usize) -> Vec<u8> {
         let mut got = vec![0; len];
         self.side.mr.read(0, &mut got).unwrap();
@@ -73,13 +74,13 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Completions of the shell's.
+/// Asserts that these are the completions of the shell.
 pub fn is(seen: &[(u64, String)], want: &[(u64, &str)]) {
     let seen: Vec<_> = seen.iter().map(|(id, s)| (*id, s.as_str())).collect();
     assert_eq!(seen, want);
 }
 
-/// A status as the shell writes it.
+/// Returns the name of a status in the notation of the shell.
 pub fn name(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "SUCCESS",
@@ -97,10 +98,10 @@ pub fn name(status: WcStatus) -> &'static str {
     }
 }
 
-/// What goes wrong, who asks, and the check.
+/// The error, the side that sends the request, and the check.
 pub type Check = (&'static str, &'static str, fn(&Site, Ip));
 
-/// All checks over both IP versions, with a table.
+/// Runs all checks over both IP versions, and prints a table.
 pub fn run(name: &str, via: Via, checks: &[Check]) {
     let site = Site::start(via);
     let mut table = Table::new(name, &["what", "requester", "IP", "s", "result"]);

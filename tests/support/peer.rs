@@ -11,13 +11,13 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::link::{FramesLink, Link, PacketLink};
 use urxe::verbs::*;
 
-/// More than any single step may take: the guest is emulated, and other tests run beside this one.
+/// Limit for any single step. It is long because the guest is emulated and other tests run at the same time.
 pub const SOON: Duration = Duration::from_secs(30);
 
-/// Bytes of the region on either side, unless said otherwise: source and target of a MiB each, and some.
+/// Default length of the region on either side: a source and a target of one MiB each, and some space behind.
 pub const REGION: usize = (2 << 20) + 65536;
 
-/// How urxe reaches the guest.
+/// Link through which urxe reaches the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Via {
     /// Frames as unix datagrams.
@@ -26,7 +26,7 @@ pub enum Via {
     Stream,
     /// A packet socket on a tap in a namespace, with the interface's own addresses.
     PacketOwn,
-    /// A packet socket on a tap in a namespace, as a station of its own.
+    /// A packet socket on a tap in a namespace, with addresses and a host stack of its own.
     PacketStation,
     /// A UDP socket with the tap's address.
     Udp,
@@ -44,7 +44,7 @@ impl fmt::Display for Via {
     }
 }
 
-/// Which addresses are used.
+/// Kind of addresses in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ip {
     V4,
@@ -55,10 +55,10 @@ pub enum Ip {
 
 impl Ip {
     pub const ALL: [Ip; 3] = [Ip::V4, Ip::Ula, Ip::LinkLocal];
-    /// One of each version.
+    /// One kind of each IP version.
     pub const VERSIONS: [Ip; 2] = [Ip::V4, Ip::Ula];
 
-    /// Host `n`'s.
+    /// Returns the address of host `n`.
     pub fn of(self, n: u8) -> IpAddr {
         match self {
             Ip::V4 => IpAddr::from([10, 77, 0, n]),
@@ -67,7 +67,7 @@ impl Ip {
         }
     }
 
-    /// The same in the form of a GID.
+    /// Returns the address of host `n` in the form of a GID.
     pub fn gid(self, n: u8) -> Ipv6Addr {
         match self.of(n) {
             IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -86,8 +86,8 @@ impl fmt::Display for Ip {
     }
 }
 
-/// A namespace with a tap in it. The thread that makes it moves in and stays: sockets belong to the namespace
-/// of the thread that opens them.
+/// A namespace with a tap in it. The thread that creates it moves in and stays, because sockets belong to the
+/// namespace of the thread that opens them.
 struct Tap {
     netns: String,
 }
@@ -115,7 +115,7 @@ impl Tap {
         ip("link set lo up");
         ip("tuntap add tap0 mode tap");
         ip("link set tap0 address 52:54:00:77:00:02 mtu 4500 addrgenmode none");
-        // Nobody else has these addresses: no need to wait until that is known.
+        // No other host has these addresses, so duplicate address detection is skipped.
         ip("addr add 10.77.0.2/24 dev tap0");
         ip("addr add fd77::2/64 dev tap0 nodad");
         ip("addr add fe80::5054:ff:fe77:2/64 dev tap0 nodad");
@@ -126,16 +126,16 @@ impl Tap {
 
 impl Drop for Tap {
     fn drop(&mut self) {
-        // What is left of it goes with the machine.
+        // The namespace remains until the next reboot if this fails.
         let _ = Command::new("ip").args(["netns", "del", &self.netns]).output();
     }
 }
 
-/// A guest, and the way to it. Make it on the thread that uses it.
+/// A guest and the link to it. It must be created on the thread that uses it.
 pub struct Site {
     pub via: Via,
     pub guest: Guest,
-    /// The last byte of our addresses: 3 for a station on the tap, whose own is 2.
+    /// Last byte of the local addresses: 3 for a host stack of its own on the tap, whose own is 2.
     pub host: u8,
     dir: tempfile::TempDir,
     _tap: Option<Tap>,
@@ -158,7 +158,7 @@ impl Site {
         Site { via, guest, host, dir, _tap: tap }
     }
 
-    /// Our end of the wire; UDP has only the address `ip`, the others have all.
+    /// Opens the local end of the wire; a UDP socket has only the address `ip`, the others have all.
     pub fn link(&self, ip: Ip) -> Box<dyn Link> {
         let n = self.host;
         let addresses =
@@ -166,7 +166,7 @@ impl Site {
         self.link_with(ip, &addresses)
     }
 
-    /// The same with these options, where our end is a station.
+    /// As [`link`](Self::link), with these options if the local end has a host stack of its own.
     pub fn link_with(&self, ip: Ip, options: &str) -> Box<dyn Link> {
         let n = self.host;
         let station = format!("{options},mac=52:54:00:77:00:{n:02},mtu=4500");
@@ -191,17 +191,17 @@ impl Site {
         }
     }
 
-    /// A NIC on the link as it is.
+    /// Opens a NIC on the link.
     pub fn open(&self, ip: Ip) -> Side {
         self.open_wrapped(ip, |link| link)
     }
 
-    /// A NIC on the link with something around it.
+    /// Opens a NIC on the link with a wrapper around it.
     pub fn open_wrapped(&self, ip: Ip, wrap: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Side {
         Side::new(wrap(self.link(ip)), REGION)
     }
 
-    /// A verbs shell in the guest with a region `m` of `len` bytes.
+    /// Starts a verbs shell in the guest with a region `m` of `len` bytes.
     pub fn shell(&self, len: usize) -> Shell {
         let mut vsh = self.guest.vsh().unwrap();
         let mr = vsh.cmd(&format!("mr m {len}")).unwrap();
@@ -209,20 +209,20 @@ impl Site {
         Shell { vsh, to }
     }
 
-    /// A new QP on each side, connected: ours, and `q` of the shell in place of the one it may have.
+    /// Connects a new QP on each side: the local one, and `q` of the shell in place of any earlier `q`.
     pub fn connect(&self, side: &Side, shell: &mut Shell, how: &How) -> Qp {
-        // None the first time.
+        // There is none the first time.
         let _ = shell.vsh.raw("destroy q").unwrap();
         self.connect_named(side, shell, "q", how)
     }
 
-    /// The same with a name for the shell's QP, which must be new.
+    /// As [`connect`](Self::connect), with a name for the shell's QP, which must be new.
     pub fn connect_named(&self, side: &Side, shell: &mut Shell, name: &str, how: &How) -> Qp {
         let qp = side.pd.create_qp(&side.cq, &side.cq, &how.options).unwrap();
         self.connect_qp(side, shell, name, how, qp)
     }
 
-    /// The same with a QP of ours that is made already.
+    /// As [`connect_named`](Self::connect_named), with an existing local QP.
     pub fn connect_qp(&self, side: &Side, shell: &mut Shell, name: &str, how: &How, qp: Qp) -> Qp {
         let line = format!("qp {name} rc {}", how.their_qp);
         let theirs = shell.vsh.cmd(&line).unwrap().num("qpn") as u32;
@@ -256,33 +256,33 @@ impl Site {
     }
 }
 
-/// How two QPs are connected.
+/// Parameters of the connection between two QPs.
 #[derive(Clone)]
 pub struct How {
     pub ip: Ip,
     pub mtu: usize,
     pub ours: ConnectOptions,
-    /// What our QP is made with.
+    /// Options of the local QP.
     pub options: QpOptions,
-    /// Words for the shell's `qp`.
+    /// Options for the shell's `qp` command.
     pub their_qp: String,
-    /// More words for the shell's `connect`.
+    /// Further options for the shell's `connect` command.
     pub theirs: String,
-    /// Our first PSN; `None`: the QP's own.
+    /// First local PSN; `None`: the QP's own.
     pub our_psn: Option<u32>,
     pub their_psn: u32,
 }
 
 impl How {
     pub fn new(ip: Ip, mtu: usize) -> How {
-        // Half a second: an emulated guest on a busy machine may well be silent for the usual 67 ms.
+        // Half a second: an emulated guest on a busy machine may well not respond within the usual 67 ms.
         let ours = ConnectOptions { timeout: AckTimeout::new(17), ..ConnectOptions::default() };
         let (options, their_qp) = (QpOptions::default(), "inline=256".into());
         How { ip, mtu, ours, options, their_qp, theirs: String::new(), our_psn: None, their_psn: 0x00ab_cdef }
     }
 }
 
-/// urxe's side.
+/// The urxe side.
 pub struct Side {
     pub context: Context,
     pub pd: Pd,
@@ -308,7 +308,7 @@ impl Side {
         found.unwrap_or_else(|| panic!("no GID for {ip}: {:?}", self.context.gids())) as u8
     }
 
-    /// `n` completions, in the order they came; fewer if no more come in time.
+    /// Returns `n` completions, in the order of arrival; fewer if no more arrive in time.
     pub fn poll(&self, n: usize, timeout: Duration) -> Vec<Completion> {
         let deadline = Instant::now() + timeout;
         let mut got = Vec::new();
@@ -322,7 +322,7 @@ impl Side {
         got
     }
 
-    /// One completion.
+    /// Returns one completion.
     pub fn one(&self) -> Result<Completion, String> {
         self.poll(1, SOON).pop().ok_or_else(|| {
             format!(
@@ -341,7 +341,7 @@ impl Side {
 /// The guest's side.
 pub struct Shell {
     pub vsh: Vsh,
-    /// Its region.
+    /// Address of its region.
     pub to: RemoteAddr,
 }
 
@@ -350,7 +350,7 @@ impl Shell {
         RemoteAddr { va: self.to.va + offset as u64, ..self.to }
     }
 
-    /// One completion.
+    /// Returns one completion.
     pub fn one(&mut self) -> Result<Wc, String> {
         let got = self.vsh.poll(1, SOON).map_err(|e| e.to_string())?;
         got.into_iter().next().ok_or_else(|| format!("rxe: no completion in {SOON:?}"))
@@ -361,7 +361,7 @@ impl Shell {
     }
 }
 
-/// `addr= rkey=` of one of our regions, for a work request of the shell.
+/// Returns `addr= rkey=` of a local region, for a work request of the shell.
 pub fn words(at: RemoteAddr) -> String {
     format!("addr={:#x} rkey={:#x}", at.va, at.rkey.0)
 }

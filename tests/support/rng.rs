@@ -1,4 +1,4 @@
-//! A seeded generator (splitmix64): the same on every machine and for ever.
+//! A seeded pseudorandom generator (splitmix64) with the same sequence on every machine.
 
 #[derive(Clone)]
 pub struct Rng(pub u64);
@@ -12,12 +12,12 @@ impl Rng {
         z ^ z >> 31
     }
 
-    /// Below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
 
-    /// True in `percent` of a hundred.
+    /// Returns true with a probability of `percent`.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// The guest's addresses, and ours.
+/// Addresses of the guest.
 pub const GUEST: [&str; 2] = ["10.77.0.1", "fd77::1"];
-/// Ours.
+/// Addresses of the host.
 pub const HOST: [&str; 2] = ["10.77.0.2", "fd77::2"];
-/// Where stock programs listen, in the guest.
+/// Port on which stock programs listen in the guest.
 pub const PORT: u16 = 18515;
-/// Enough for a path MTU of 4096.
+/// Interface MTU that is enough for a path MTU of 4096.
 const MTU: u16 = 4500;
 
-/// How urxe reaches the guest.
+/// Link through which urxe reaches the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     Frames,
@@ -37,11 +37,11 @@ impl Via {
     }
 }
 
-/// A network namespace with a tap device `tap0` in it that has our addresses. Removed with this.
+/// A network namespace with a tap device `tap0` in it that has the host's addresses. Deleted on drop.
 pub struct Namespace(String);
 
 impl Namespace {
-    /// Needs root. Says so where it is missing.
+    /// Creates the namespace. Needs root; the error says so where it is missing.
     pub fn create(tag: &str) -> Result<Namespace, String> {
         let name = format!("urxe-{tag}-{}", std::process::id());
         let hint = "tests of the packet and udp links against the guest make a network namespace with a tap device \
@@ -85,7 +85,7 @@ fn ip(args: &[&str]) -> Result<(), String> {
     Err(format!("`{command}` failed: {}", String::from_utf8_lossy(&out.stderr).trim()))
 }
 
-/// A guest, and what urxe needs to reach it.
+/// A guest, and the resources that urxe needs to reach it.
 pub struct Stand {
     pub guest: Guest,
     namespace: Option<Namespace>,
@@ -93,7 +93,7 @@ pub struct Stand {
 }
 
 impl Stand {
-    /// Over unix sockets; no privilege.
+    /// Starts a guest on unix sockets; needs no privilege.
     pub fn frames() -> Stand {
         let dir = tempfile::Builder::new().prefix("urxe-stand-").tempdir().unwrap();
         let (local, remote) = (dir.path().join("guest"), dir.path().join("urxe"));
@@ -101,14 +101,14 @@ impl Stand {
         Stand { guest, namespace: None, dir: Some(dir) }
     }
 
-    /// Over a tap device in a network namespace; root.
+    /// Starts a guest on a tap device in a network namespace; needs root.
     pub fn tap(tag: &str) -> Stand {
         let ns = Namespace::create(tag).unwrap_or_else(|e| panic!("{e}"));
         let guest = start(Net::Tap { ifname: "tap0".into(), netns: Some(ns.name().into()) });
         Stand { guest, namespace: Some(ns), dir: None }
     }
 
-    /// The `--link` of a urxe with our address of this IP version (0: IPv4, 1: IPv6).
+    /// Returns the `--link` argument of a urxe with the host's address of this IP version (0: IPv4, 1: IPv6).
     pub fn link(&self, via: Via, version: usize) -> String {
         match via {
             Via::Udp => format!("udp:{}", HOST[version]),
@@ -120,11 +120,11 @@ impl Stand {
         }
     }
 
-    /// The index of our GID of this IP version on that link.
+    /// Returns the index of the local GID of this IP version on that link.
     pub fn gid(&self, via: Via, version: usize) -> usize {
         match via {
             Via::Udp => 0,
-            // Behind the link-local address of the interface.
+            // The link-local address of the interface comes first.
             Via::Packet => 1 + version,
             Via::Frames => version,
         }
@@ -137,7 +137,7 @@ impl Stand {
         Urxe::spawn(command)
     }
 
-    /// A program that is to run where the guest is reached.
+    /// Prepares a program to run where the guest is reachable.
     pub fn command(&self, program: &str) -> Command {
         match &self.namespace {
             None => Command::new(program),
@@ -149,7 +149,7 @@ impl Stand {
         }
     }
 
-    /// Waits until something listens on this port, here. It ends when the server does.
+    /// Waits until a process on the host listens on this port; fails when the server ends.
     fn wait_listening(&self, port: &str, server: &mut Urxe) -> Result<(), String> {
         let listening = format!(":{:04X} ", port.parse::<u16>().expect("a port"));
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -165,7 +165,7 @@ impl Stand {
         Err(format!("nothing listens on port {port} here"))
     }
 
-    /// Has programs in the guest that listen at any address listen at IPv6's, as [`ANY_IS_V6`] does here.
+    /// Makes programs in the guest that listen on any address use IPv6's, as [`ANY_IS_V6`] does on the host.
     pub fn any_is_v6(&self) {
         let mut copy = self.guest.spawn("cat >/etc/gai.conf").unwrap();
         copy.write(include_bytes!("gai.conf")).unwrap();
@@ -173,8 +173,8 @@ impl Stand {
         assert_eq!(copy.wait(Duration::from_secs(15)).unwrap().status, 0);
     }
 
-    /// A TCP port that is free here, below those that the kernel gives to whoever connects, or somebody might have it
-    /// by the time that it is used.
+    /// Returns a free TCP port on the host, below those that the kernel assigns to outgoing connections,
+    /// since it might otherwise be taken before it is used.
     pub fn free_port(&self) -> u16 {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         loop {
@@ -186,15 +186,15 @@ impl Stand {
         }
     }
 
-    /// Runs `stock` (without its server's name) in the guest as the server and urxe as its client. Returns what
-    /// both said.
+    /// Runs `stock` (without its server's name) in the guest as the server and urxe as its client. Returns
+    /// the output of both.
     pub fn stock_server(&self, stock: &str, urxe: &[&str], limit: Duration) -> Result<String, String> {
         despite_lost_wakeups(|| {
             self.serve(stock, limit, |port| self.urxe(&[urxe, &["-p", port, "127.0.0.1"]].concat()))
         })
     }
 
-    /// The same with a client of whatever kind, which is told the server's port of 127.0.0.1.
+    /// As [`stock_server`](Self::stock_server) with any client, which gets the server's port on 127.0.0.1.
     pub fn serve(
         &self,
         stock: &str,
@@ -229,7 +229,7 @@ impl Stand {
         })
     }
 
-    /// The same with a server of whatever kind, which is told the port that it is to listen on by TCP.
+    /// As [`stock_client`](Self::stock_client) with any server, which gets the TCP port to listen on.
     pub fn serve_here(
         &self,
         stock: &str,
@@ -249,7 +249,7 @@ impl Stand {
         let mut client = self.guest.spawn(&format!("{stock} -p {port} 10.0.2.2")).map_err(text)?;
         client.close_stdin().map_err(text)?;
         let deadline = Instant::now() + limit;
-        // Without urxe it would wait for ever.
+        // If urxe ended, the client would wait for ever.
         while !client.has_ended() && server.runs() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -264,7 +264,8 @@ impl Stand {
     }
 }
 
-/// Runs a case again if the guest's kernel shows that rxe stopped by its own defect (`guest/requester.rs`), twice at most.
+/// Repeats a case, twice at most, if the guest's kernel shows that rxe stopped by its own defect
+/// (`guest/requester.rs`).
 fn despite_lost_wakeups(run: impl Fn() -> Result<String, String>) -> Result<String, String> {
     for _ in 0..2 {
         match run() {
@@ -290,19 +291,20 @@ fn start(net: Net) -> Guest {
     Guest::start(config).unwrap()
 }
 
-/// The words that come before a command which is to have files of its own in place of the system's: each of the one, at the
-/// place of the other. Needs no privilege where user namespaces are allowed.
+/// Returns the prefix of a command that sees files of its own in place of the system's: pairs of the file and
+/// the path that it replaces. Needs no privilege where user namespaces are allowed.
 pub fn with_files(files: &[(&str, &str)]) -> Vec<String> {
     let mounts: String = files.iter().map(|(file, at)| format!("mount --bind '{file}' {at} && ")).collect();
     let words = ["unshare", "-rm", "sh", "-c", &format!("{mounts}exec \"$@\""), "sh"];
     words.map(str::to_owned).to_vec()
 }
 
-/// The system's order of addresses that a server listens at, with IPv6's first, and where it is to be.
+/// An address selection table (gai.conf) that makes servers prefer IPv6 addresses, and the path where it
+/// belongs.
 pub const ANY_IS_V6: (&str, &str) =
     (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/gai.conf"), "/etc/gai.conf");
 
-/// A running urxe, or a program on it; killed when this is dropped.
+/// A running urxe, or a program on it; killed on drop.
 pub struct Urxe {
     child: Child,
     stderr: Receiver<String>,
@@ -318,13 +320,13 @@ impl Urxe {
         let from = child.stderr.take().unwrap();
         std::thread::spawn(move || {
             for line in BufReader::new(from).lines().map_while(Result::ok) {
-                let _ = tx.send(line); // the test may be over
+                let _ = tx.send(line); // the receiver is dropped when the test ends
             }
         });
         let mut from = child.stdout.take().unwrap();
         let stdout = std::thread::spawn(move || {
             let mut all = Vec::new();
-            let _ = from.read_to_end(&mut all); // what came before an error is worth showing
+            let _ = from.read_to_end(&mut all); // output before a read error is still worth showing
             String::from_utf8_lossy(&all).into_owned()
         });
         Urxe { child, stderr, said: String::new(), stdout: Some(stdout) }
@@ -353,7 +355,7 @@ impl Urxe {
         }
     }
 
-    /// Waits for its end: its standard output, or both if it failed.
+    /// Waits for its end and returns its standard output, or both outputs as the error if it failed.
     pub fn finish(mut self, limit: Duration) -> Result<String, String> {
         let deadline = Instant::now() + limit;
         let status: Option<ExitStatus> = loop {
@@ -365,7 +367,7 @@ impl Urxe {
             }
         };
         if status.is_none() {
-            let _ = self.child.kill(); // has ended this very moment, if it fails
+            let _ = self.child.kill(); // a failure means that it has just ended
         }
         let out = self.stdout.take().map(|t| t.join().unwrap_or_default()).unwrap_or_default();
         while let Ok(line) = self.stderr.recv_timeout(Duration::from_millis(200)) {
@@ -381,12 +383,12 @@ impl Urxe {
 
 impl Drop for Urxe {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // may have ended
+        let _ = self.child.kill(); // a failure means that it has ended
         let _ = self.child.wait();
     }
 }
 
-/// What was tried, and how it went.
+/// Cases and their results.
 #[derive(Default)]
 pub struct Table {
     rows: Vec<Row>,
@@ -401,7 +403,7 @@ struct Row {
 }
 
 impl Table {
-    /// Runs a case and notes it in the row of program, direction, link and IP version. What it says if all is well
+    /// Runs a case and adds it to the row of program, direction, link and IP version. The text of a success
     /// is shown.
     pub fn case(&mut self, key: [&str; 4], what: String, run: impl FnOnce() -> Result<String, String>) {
         let begin = Instant::now();

@@ -1,4 +1,4 @@
-//! Two network namespaces joined by a veth: what packet links are tested and measured on. Needs root.
+//! Two network namespaces joined by a veth pair, for tests and measurements of packet links. Needs root.
 
 use std::fs::File;
 use std::process::Command;
@@ -40,7 +40,7 @@ impl Veth {
         net
     }
 
-    /// Waits for both interfaces: until then the kernel quietly drops what is sent.
+    /// Waits until both interfaces are up: before that the kernel silently drops packets.
     pub fn wait_until_up(&self) {
         let up = |side: usize, dev| {
             let args = ["-n", &self.names[side], "-o", "link", "show", dev];
@@ -52,7 +52,7 @@ impl Veth {
         }
     }
 
-    /// Runs `f` in a namespace: in a thread of its own, which takes the namespace with it when it ends.
+    /// Runs `f` in a namespace, in a thread of its own, so that the caller's thread stays in its namespace.
     pub fn within<T: Send>(&self, side: usize, f: impl FnOnce() -> T + Send) -> T {
         let name = &self.names[side];
         std::thread::scope(|s| {

@@ -1,4 +1,4 @@
-//! A wire between two guests (or a guest and something else) that records, loses, doubles, swaps and
+//! A wire between two guests (or a guest and another endpoint) that records, loses, duplicates, reorders and
 //! corrupts RoCEv2 frames.
 #![allow(dead_code, reason = "each test target uses its part")]
 
@@ -13,34 +13,34 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// An end of the wire; a direction is named by the end that sends.
+/// An end of the wire; a direction is named after the end that sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     A,
     B,
 }
 
-/// What happens to a frame.
+/// Fault applied to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It does not arrive.
+    /// The frame is lost.
     Lose,
-    /// It arrives twice.
+    /// The frame arrives twice.
     Double,
-    /// It arrives after the frame behind it.
+    /// The frame arrives after the next one.
     Swap,
-    /// A bit of the ICRC is wrong.
+    /// A bit of the ICRC is inverted.
     Corrupt,
 }
 
-/// One direction.
+/// State of one direction.
 #[derive(Default)]
 struct Direction {
-    /// RoCEv2 frames seen since the faults were set.
+    /// Number of RoCEv2 frames since the faults were set.
     seen: usize,
     faults: BTreeMap<usize, Fault>,
     lose_every: usize,
-    /// Loss in per mille, and the state of its random numbers.
+    /// Loss rate per mille, and the state of its generator.
     lose_at_random: (u64, u64),
     swapped: Option<Vec<u8>>,
     total: usize,
@@ -51,7 +51,7 @@ impl Direction {
     fn fault(&mut self) -> Option<Fault> {
         self.seen += 1;
         self.total += 1;
-        // SplitMix64
+        // SplitMix64.
         self.lose_at_random.1 = self.lose_at_random.1.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.lose_at_random.1;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -68,7 +68,7 @@ struct State {
     pcap: Option<File>,
 }
 
-/// The wire; it ends when this is dropped.
+/// The wire; it stops on drop.
 pub struct Wire {
     dir: tempfile::TempDir,
     state: Arc<Mutex<State>>,
@@ -77,7 +77,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Makes the wire; its ends need not be there yet.
+    /// Starts the wire; its ends need not exist yet.
     pub fn start() -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("urxe-wire-").tempdir()?;
         let state = Arc::new(Mutex::new(State::default()));
@@ -85,8 +85,9 @@ impl Wire {
         let mut threads = Vec::new();
         for (i, from, to) in [(0, "from-a", "b"), (1, "from-b", "a")] {
             let socket = UnixDatagram::bind(dir.path().join(from))?;
-            socket.set_read_timeout(Some(Duration::from_millis(50)))?; // how soon `stop` is seen
-            // A receiver's queue may be as short as 10 frames, so wait for it, but not for a dead one.
+            socket.set_read_timeout(Some(Duration::from_millis(50)))?; // bounds the time until `stop` is seen
+            // The queue of a receiver may be as short as 10 frames, so the send waits for room, but not for a
+            // dead receiver.
             socket.set_write_timeout(Some(Duration::from_millis(500)))?;
             let (state, stop, to) = (Arc::clone(&state), Arc::clone(&stop), dir.path().join(to));
             threads.push(std::thread::spawn(move || forward(i, &socket, &to, &state, &stop)));
@@ -94,20 +95,20 @@ impl Wire {
         Ok(Self { dir, state, stop, threads })
     }
 
-    /// The sockets of one end: where it receives, and where it sends to.
+    /// Returns the socket paths of one end: its own, and the one that it sends to.
     pub fn paths(&self, end: End) -> (PathBuf, PathBuf) {
         let (local, remote) = if end == End::A { ("a", "from-a") } else { ("b", "from-b") };
         (self.dir.path().join(local), self.dir.path().join(remote))
     }
 
-    /// The same for a guest.
+    /// Returns the network configuration of a guest at this end.
     pub fn net(&self, end: End) -> Net {
         let (local, remote) = self.paths(end);
         Net::Dgram { local, remote }
     }
 
-    /// Records RoCEv2 frames, both ways, in a new pcap file (link type Ethernet, nanoseconds) from now on: each
-    /// that arrives, and the lost ones as well.
+    /// Starts to record RoCEv2 frames in both directions in a new pcap file (link type Ethernet,
+    /// nanoseconds): each frame that arrives at the wire, lost ones included.
     pub fn record(&self, file: &Path) -> io::Result<()> {
         let mut f = File::create(file)?;
         let head: [u32; 6] = [0xa1b2_3c4d, 2 | 4 << 16, 0, 0, 262_144, 1];
@@ -129,8 +130,8 @@ impl Wire {
         f(d);
     }
 
-    /// What happens to the nth, … RoCEv2 frame that `from` sends from now on; 1 is the next. This and the next
-    /// two replace what was set before for that direction.
+    /// Sets the faults of the nth, … RoCEv2 frame that `from` sends from now on; 1 is the next. This method
+    /// and the next two replace the previous faults of that direction.
     pub fn faults(&self, from: End, faults: &[(usize, Fault)]) {
         self.set(from, |d| d.faults.extend(faults.iter().copied()));
     }
@@ -145,13 +146,14 @@ impl Wire {
         self.set(from, |d| d.lose_at_random = (per_mille, seed));
     }
 
-    /// No faults any more.
+    /// Removes all faults.
     pub fn clear(&self) {
         self.faults(End::A, &[]);
         self.faults(End::B, &[]);
     }
 
-    /// How many RoCEv2 frames `from` has sent in all, and how many of all its frames were lost.
+    /// Returns the total number of RoCEv2 frames that `from` has sent, and how many of all its frames were
+    /// lost.
     pub fn count(&self, from: End) -> (usize, usize) {
         let s = self.state.lock().unwrap();
         (s.ways[from as usize].total, s.ways[from as usize].lost)
@@ -162,7 +164,7 @@ impl Drop for Wire {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for t in self.threads.drain(..) {
-            let _ = t.join(); // has said what it panicked about
+            let _ = t.join(); // a panic has printed its message already
         }
     }
 }
@@ -170,7 +172,7 @@ impl Drop for Wire {
 fn forward(way: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<State>, stop: &AtomicBool) {
     let mut buf = vec![0; 70_000];
     while !stop.load(Ordering::Relaxed) {
-        let Ok(n) = socket.recv(&mut buf) else { continue }; // the timeout
+        let Ok(n) = socket.recv(&mut buf) else { continue }; // the receive timeout
         let mut out = vec![buf[..n].to_vec()];
         {
             let mut s = state.lock().unwrap();
@@ -197,7 +199,7 @@ fn forward(way: usize, socket: &UnixDatagram, to: &Path, state: &Mutex<State>, s
         }
         for f in &out {
             if socket.send_to(f, to).is_err() {
-                state.lock().unwrap().ways[way].lost += 1; // nobody is there
+                state.lock().unwrap().ways[way].lost += 1; // no receiver
             }
         }
     }
@@ -212,7 +214,7 @@ fn record(pcap: &mut Option<File>, frame: &[u8]) {
     }
 }
 
-/// Is this UDP to port 4791?
+/// Reports whether the frame is UDP to port 4791.
 pub fn is_roce(f: &[u8]) -> bool {
     let at = |i: usize, v: &[u8]| f.get(i..i + v.len()) == Some(v);
     let o = if at(12, &[0x81, 0]) { 18 } else { 14 };

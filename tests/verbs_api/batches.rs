@@ -1,3 +1,5 @@
+//! Batches of work requests (`wr_start`, `wr_complete`).
+
 use urxe::link::fabric::Outcome;
 
 use super::*;
@@ -10,7 +12,7 @@ fn nothing_under_way(fabric: &Fabric, node: &Node) {
 }
 
 #[test]
-fn every_operation_in_one_batch() {
+fn every_operation_in_one_batch_completes() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let (src, dst) = (region(&a, 4096), region(&b, 4096));
@@ -52,7 +54,7 @@ fn every_operation_in_one_batch() {
 }
 
 #[test]
-fn keys_are_opened_used_and_closed_in_one_batch() {
+fn keys_are_registered_used_and_invalidated_in_one_batch() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let access = Some(Access::ALL | Access::FLUSH_GLOBAL);
@@ -92,7 +94,7 @@ fn keys_are_opened_used_and_closed_in_one_batch() {
 }
 
 #[test]
-fn one_that_is_refused_takes_all_with_it() {
+fn refused_work_request_takes_back_the_whole_batch() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let (src, dst) = (region(&a, 4096), region(&b, 4096));
@@ -110,7 +112,7 @@ fn one_that_is_refused_takes_all_with_it() {
     nothing_under_way(&fabric, &a);
     assert_eq!((a.context.counters().sent_pkts, dst.to_vec()), (sent, vec![0; 4096]));
 
-    // What was taken back has left no trace in packet numbers and data.
+    // Work requests that were taken back have no effect on PSNs and data.
     let mut wr = a.qp.wr_start();
     for n in 0..3 {
         wr.wr_id = n;
@@ -126,7 +128,7 @@ fn one_that_is_refused_takes_all_with_it() {
 }
 
 #[test]
-fn a_batch_that_does_not_fit_is_refused_whole() {
+fn batch_beyond_queue_capacity_is_refused_completely() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let send = SendCaps { max_wr: 4, max_sge: 1, max_inline: 8 };
@@ -153,7 +155,7 @@ fn a_batch_that_does_not_fit_is_refused_whole() {
 }
 
 #[test]
-fn what_is_not_completed_is_not_posted() {
+fn aborted_or_dropped_batch_is_not_posted() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let dst = region(&b, 64);
@@ -163,7 +165,7 @@ fn what_is_not_completed_is_not_posted() {
     let mut wr = a.qp.wr_start();
     wr.wr_rdma_write(dst.remote(0)).set_inline_data(b"dropped");
     drop(wr);
-    // The next session is not that of an earlier one.
+    // A new batch does not contain work requests of an earlier one.
     let wr = a.qp.wr_start();
     assert!(wr.is_empty());
     wr.complete().unwrap();
@@ -172,7 +174,7 @@ fn what_is_not_completed_is_not_posted() {
 }
 
 #[test]
-fn data_that_is_set_again_replaces_what_was_there() {
+fn data_set_again_replaces_the_previous_data() {
     let (a, b) = slow_fabric().pair().unwrap();
     let (src, dst) = (region(&a, 64), region(&b, 64));
     src.write(0, b"sges").unwrap();
@@ -182,7 +184,7 @@ fn data_that_is_set_again_replaces_what_was_there() {
     wr.wr_rdma_write(dst.remote(0)).set_inline_data(b"first").set_sge(src.sge(0..4));
     wr.wr_rdma_write(dst.remote(8)).set_sge_list(&[src.sge(0..4), src.sge(0..4)]);
     wr.flags = SendFlags::SIGNALED;
-    // The flags of now are for what is begun from now on.
+    // The flags apply to work requests that are begun after the assignment.
     wr.current().unwrap().set_inline_data(b"second").set_inline_data(b"third");
     wr.wr_rdma_write(dst.remote(16)).set_sge(src.sge(1..3));
     wr.complete().unwrap();
@@ -192,7 +194,7 @@ fn data_that_is_set_again_replaces_what_was_there() {
 }
 
 #[test]
-fn two_sessions_of_a_queue_pair_do_not_mix() {
+fn concurrent_batches_of_one_qp_stay_separate() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 64);
     let (mut one, mut two) = (a.qp.wr_start(), a.qp.wr_start());
@@ -206,7 +208,7 @@ fn two_sessions_of_a_queue_pair_do_not_mix() {
 }
 
 #[test]
-fn in_the_error_state_a_batch_is_flushed() {
+fn batch_in_error_state_is_flushed() {
     let (a, _b) = slow_fabric().pair().unwrap();
     a.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
     let mut wr = a.qp.wr_start();
@@ -228,7 +230,7 @@ fn in_the_error_state_a_batch_is_flushed() {
 }
 
 #[test]
-fn datagrams_of_one_batch_go_to_different_peers() {
+fn datagrams_of_one_batch_reach_different_peers() {
     const KEY: QKey = QKey(77);
     let fabric = slow_fabric();
     let options = QpOptions { qp_type: QpType::Ud, ..QpOptions::default() };
@@ -253,7 +255,7 @@ fn datagrams_of_one_batch_go_to_different_peers() {
 }
 
 #[test]
-fn inline_pieces_in_the_plain_interface() {
+fn inline_pieces_are_posted_with_post_send() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 512);
     let with = |pieces| SendWr { data: WrData::InlineList(pieces), ..SendWr::write(1, &[], dst.remote(0)) };
@@ -268,7 +270,7 @@ fn inline_pieces_in_the_plain_interface() {
 }
 
 #[test]
-fn messages_of_one_batch_go_to_different_shared_queues() {
+fn messages_of_one_batch_reach_different_srqs() {
     let fabric = slow_fabric();
     let [a, b] = [(); 2].map(|()| Node::new(Context::on_fabric(&fabric).unwrap()).unwrap());
     let xrcd = b.context.open_xrcd().unwrap();
@@ -289,7 +291,7 @@ fn messages_of_one_batch_go_to_different_shared_queues() {
     for (n, cq) in cqs.iter().enumerate() {
         assert_eq!(cq.wait(SOON).unwrap().imm, Some(n as u32));
     }
-    // A shared queue that completes to it keeps a queue in use.
+    // A shared receive queue that completes on a CQ keeps it in use.
     let [cq, _] = cqs;
     assert_eq!(cq.clone().destroy(Duration::ZERO), Err(DestroyCqError::InUse(1)));
     drop(srqs);

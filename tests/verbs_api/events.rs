@@ -1,3 +1,5 @@
+//! Asynchronous events: port state, GID changes, device failures, event queue.
+
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,7 +18,7 @@ fn address(node: &Node) -> IpAddr {
 }
 
 #[test]
-fn a_pulled_cable_is_a_port_event_and_what_is_sent_meanwhile_goes_again() {
+fn port_down_raises_event_and_messages_are_resent_after_port_up() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let (ours, dst) = (region(&a, 64), region(&b, 64));
@@ -44,7 +46,7 @@ fn a_pulled_cable_is_a_port_event_and_what_is_sent_meanwhile_goes_again() {
 }
 
 #[test]
-fn what_is_on_its_way_when_the_cable_is_pulled_is_lost() {
+fn packets_in_transit_are_lost_when_port_goes_down() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let dst = region(&b, 64);
@@ -53,7 +55,7 @@ fn what_is_on_its_way_when_the_cable_is_pulled_is_lost() {
     fabric.set_port_up(address(&b), false).unwrap();
     fabric.advance(Duration::from_micros(10));
     assert_eq!((fabric.counters().unplugged, b.context.counters().rcvd_pkts), (1, 0));
-    // Nobody answers any more.
+    // The peer is not reachable any more.
     let Err(WaitError::Failed(wc)) = a.cq.wait(SOON) else { panic!("an answer through a pulled cable") };
     assert_eq!(wc.status, WcStatus::RetryExcErr);
     let nobody = "10.9.9.9".parse().unwrap();
@@ -61,7 +63,7 @@ fn what_is_on_its_way_when_the_cable_is_pulled_is_lost() {
 }
 
 #[test]
-fn other_addresses_are_a_gid_change_and_what_stays_keeps_its_index() {
+fn address_change_raises_gid_change_and_keeps_indices() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let [v6, v4] = [0, 1].map(|i| b.context.query_gid(i).unwrap().ip());
@@ -81,7 +83,7 @@ fn other_addresses_are_a_gid_change_and_what_stays_keeps_its_index() {
     assert_eq!(b.context.gids(), [more, v4, new].map(Gid::from));
     assert_eq!((b.context.gids().len(), b.context.query_gid(3)), (3, None));
 
-    // The new address is one that packets reach.
+    // Packets reach the new address.
     let qps = [&a, &b].map(|n| n.pd.create_qp(&n.cq, &n.cq, &QpOptions::default()).unwrap());
     qps[0].connect(&qps[1].endpoint_at(2).unwrap(), &ConnectOptions::default()).unwrap();
     let options = ConnectOptions { sgid_index: Some(2), ..ConnectOptions::default() };
@@ -90,13 +92,13 @@ fn other_addresses_are_a_gid_change_and_what_stays_keeps_its_index() {
     qps[0].post_send(&SendWr::send(2, &[])).unwrap();
     assert_eq!((a.cq.wait(SOON).unwrap().wr_id, b.cq.wait(SOON).unwrap().wr_id), (2, 1));
 
-    // A connection of an address that is gone has nobody at its other end.
+    // The peer of a connection with a removed address is unreachable.
     a.qp.post_send(&SendWr::write(3, &[], RemoteAddr::default())).unwrap();
     assert!(matches!(a.cq.wait(SOON), Err(WaitError::Failed(wc)) if wc.status == WcStatus::RetryExcErr));
 }
 
 #[test]
-fn an_operator_may_change_the_gid_table_of_any_link() {
+fn set_gids_changes_the_table_and_raises_gid_change() {
     let (a, _) = slow_fabric().pair().unwrap();
     let before = a.context.gids();
     a.context.set_gids(&before);
@@ -110,11 +112,11 @@ fn an_operator_may_change_the_gid_table_of_any_link() {
     assert_eq!((a.context.query_port().gid_table_len, a.context.query_gid(2)), (3, Some(later)));
 }
 
-/// A link that is taken away on command.
+/// A link that can be removed.
 struct Loose {
     inner: FabricPort,
     gone: Arc<AtomicBool>,
-    /// Whether it is noticed on receiving, else on sending.
+    /// Whether the removal is detected on receive; otherwise on transmit.
     on_receive: bool,
 }
 
@@ -187,7 +189,7 @@ fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
     let expected: Vec<_> = send.into_iter().chain([1]).map(|id| (id, WcStatus::WrFlushErr)).collect();
     assert_eq!(ids, expected);
 
-    // It is said once, however often it is tried, and nothing new begins.
+    // The event is raised once, however often the link is used, and no new operation starts.
     assert_eq!(outside.attach_mcast(group(2)).unwrap_err().errno(), nix::errno::Errno::ENODEV as i32);
     inside.detach_mcast(group(1)).unwrap();
     a.context.poll();
@@ -198,16 +200,16 @@ fn a_link_that_goes_takes_the_device_with_it(on_receive: bool) {
 }
 
 #[test]
-fn a_link_that_goes_while_receiving_takes_the_device_with_it() {
+fn link_failure_on_receive_removes_the_device() {
     a_link_that_goes_takes_the_device_with_it(true);
 }
 
 #[test]
-fn a_link_that_goes_while_sending_takes_the_device_with_it() {
+fn link_failure_on_transmit_removes_the_device() {
     a_link_that_goes_takes_the_device_with_it(false);
 }
 
-/// A link with a fault in it.
+/// A link that panics.
 struct Faulty {
     info: LinkInfo,
     ready: Arc<EventFd>,
@@ -234,7 +236,7 @@ impl Link for Faulty {
 }
 
 #[test]
-fn a_panic_of_the_background_thread_is_a_fatal_event() {
+fn panic_of_background_thread_raises_device_fatal() {
     let ready = Arc::new(EventFd::new().unwrap());
     let info = LinkInfo {
         name: "faulty".into(),
@@ -255,7 +257,7 @@ fn a_panic_of_the_background_thread_is_a_fatal_event() {
 }
 
 #[test]
-fn the_descriptor_is_readable_while_events_wait() {
+fn event_descriptor_is_readable_while_events_are_queued() {
     let fabric = Fabric::new();
     let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let fd = a.context.event_fd();
@@ -271,7 +273,7 @@ fn the_descriptor_is_readable_while_events_wait() {
 }
 
 #[test]
-fn events_are_waited_for() {
+fn wait_event_returns_event_or_times_out() {
     let a = Context::on_fabric(&Fabric::new()).unwrap();
     let brief = Duration::from_millis(20);
     let begin = std::time::Instant::now();
@@ -286,7 +288,7 @@ fn events_are_waited_for() {
 }
 
 #[test]
-fn events_are_waited_for_in_virtual_time() {
+fn wait_event_advances_virtual_time() {
     let fabric = slow_fabric();
     let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let b = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
@@ -301,7 +303,7 @@ fn events_are_waited_for_in_virtual_time() {
 }
 
 #[test]
-fn events_of_what_is_gone_are_gone() {
+fn events_of_destroyed_objects_are_discarded() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let Node { context, pd, qp: target, cq: _cq } = b;
@@ -321,7 +323,7 @@ fn events_of_what_is_gone_are_gone() {
 }
 
 #[test]
-fn names_and_numbers_are_those_of_verbs() {
+fn event_names_and_codes_match_libibverbs() {
     let (qpn, cq, srq) = (Qpn::new(3), CqId(1), SrqId(2));
     let all = [
         (0, "CQ_ERR", AsyncEvent::CqError(cq)),

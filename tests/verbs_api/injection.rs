@@ -1,4 +1,5 @@
-//! Faults that a test injects from the fabric: device removal and asynchronous events. Meshes and channels in a reactor.
+//! Faults that a test injects through the fabric: device removal and asynchronous events. Meshes, and
+//! completion channels in a reactor.
 
 use super::*;
 use urxe::link::fabric::FabricError;
@@ -24,7 +25,7 @@ fn removed_device_raises_device_fatal_and_flushes_its_work() {
     assert_eq!(events(&a.context), [AsyncEvent::DeviceFatal]);
     assert!(!a.context.query_port().active);
     assert_eq!(statuses(&a.cq), [(2, WcStatus::WrFlushErr), (1, WcStatus::WrFlushErr)]);
-    // The peer finds nobody at the address any more.
+    // The peer's address is unreachable.
     b.qp.post_send(&SendWr::write(3, &[target.sge(0..8)], source.remote(0))).unwrap();
     assert!(
         matches!(b.cq.wait(Duration::from_secs(60)), Err(WaitError::Failed(wc)) if wc.status == WcStatus::RetryExcErr)
@@ -67,7 +68,7 @@ fn removed_device_refuses_every_call_but_destruction() {
     assert_eq!(fatal.errno(), nix::errno::Errno::EIO as i32);
     assert_eq!(statuses(&a.cq), []);
 
-    // Destruction goes on, and the address is free for another device.
+    // Destruction still works, and the address is free for another device.
     drop((srq, mr));
     let Node { context, pd, cq, qp } = a;
     drop((qp, pd));

@@ -1,8 +1,10 @@
+//! Completion channels: notification requests and their events.
+
 use std::os::fd::AsFd;
 
 use super::*;
 
-/// A pair whose second node has a queue pair on a completion queue with a channel.
+/// Two connected nodes; the second has a queue pair on a completion queue with a channel.
 struct Bell {
     a: Node,
     b: Node,
@@ -26,7 +28,7 @@ fn bell() -> Bell {
 }
 
 impl Bell {
-    /// The peer sends, and it arrives.
+    /// The peer sends a message, which arrives.
     fn ring(&self, op: WrOp, solicited: bool) {
         self.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
         let flags = SendFlags { solicited, ..SendFlags::default() };
@@ -34,7 +36,7 @@ impl Bell {
         self.fabric.advance(Duration::from_micros(100));
     }
 
-    /// Takes the event that there is, and acknowledges it.
+    /// Takes and acknowledges the queued event, and reports whether there was one.
     fn rang(&self) -> bool {
         let event = self.channel.next_event();
         assert!(self.channel.next_event().is_none(), "one asking brings one event");
@@ -45,14 +47,14 @@ impl Bell {
 const WRITE_IMM: WrOp = WrOp::WriteWithImm { va: 0, rkey: RKey(0), imm: 1 };
 
 #[test]
-fn only_what_is_solicited_or_failed_answers_a_wish_for_that() {
+fn solicited_notification_is_raised_by_solicited_or_failed_completions() {
     let bell = bell();
     bell.cq.req_notify(Notify::Solicited);
     bell.ring(WrOp::Send, false);
     bell.ring(WrOp::SendWithImm(1), false);
     bell.ring(WRITE_IMM, false);
     assert!(!bell.rang());
-    // A send of one's own is nothing that a peer asked for, whatever its flags.
+    // A local send completion is not solicited, whatever its flags.
     let flags = SendFlags { signaled: true, solicited: true, fence: false };
     bell.a.cq.poll(16, &mut Vec::new()).unwrap();
     bell.peer.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
@@ -64,7 +66,7 @@ fn only_what_is_solicited_or_failed_answers_a_wish_for_that() {
     for op in [WrOp::Send, WrOp::SendWithImm(2), WRITE_IMM] {
         bell.ring(op, true);
         assert!(bell.rang(), "{op:?}");
-        // Once, until it is asked for again.
+        // One event, until notification is requested again.
         bell.ring(op, true);
         assert!(!bell.rang(), "{op:?}");
         bell.cq.req_notify(Notify::Solicited);
@@ -78,7 +80,7 @@ fn only_what_is_solicited_or_failed_answers_a_wish_for_that() {
 }
 
 #[test]
-fn the_wider_wish_stays() {
+fn notification_request_for_any_completion_prevails() {
     let bell = bell();
     bell.cq.req_notify(Notify::Any);
     bell.cq.req_notify(Notify::Solicited);
@@ -93,7 +95,7 @@ fn the_wider_wish_stays() {
 }
 
 #[test]
-fn an_event_counts_until_it_is_acknowledged() {
+fn event_counts_as_unacked_until_acknowledged() {
     let bell = bell();
     let take = || {
         bell.cq.req_notify(Notify::Any);
@@ -105,7 +107,7 @@ fn an_event_counts_until_it_is_acknowledged() {
     assert_eq!(bell.cq.unacked_events(), 1);
     drop(event);
     assert_eq!(bell.cq.unacked_events(), 0);
-    // As a program of C does it: take, take, then acknowledge both.
+    // As a C program does: get two events, then acknowledge both.
     for _ in 0..2 {
         assert!(take().into_cq() == bell.cq);
     }
@@ -119,7 +121,7 @@ fn an_event_counts_until_it_is_acknowledged() {
 }
 
 #[test]
-fn a_queue_is_destroyed_when_nobody_uses_it_and_its_events_are_acknowledged() {
+fn cq_is_destroyed_when_unused_and_events_acknowledged() {
     let bell = bell();
     bell.cq.req_notify(Notify::Any);
     bell.ring(WrOp::Send, false);
@@ -138,7 +140,7 @@ fn a_queue_is_destroyed_when_nobody_uses_it_and_its_events_are_acknowledged() {
 }
 
 #[test]
-fn events_of_a_queue_that_is_gone_leave_the_channel() {
+fn events_of_destroyed_cq_are_removed_from_the_channel() {
     let bell = bell();
     bell.cq.req_notify(Notify::Any);
     bell.ring(WrOp::Send, false);
@@ -160,7 +162,7 @@ fn events_of_a_queue_that_is_gone_leave_the_channel() {
 }
 
 #[test]
-fn an_event_is_waited_for_in_virtual_time() {
+fn completion_event_is_waited_for_in_virtual_time() {
     let bell = bell();
     assert_eq!(bell.channel.get_event(SOON).unwrap_err(), WaitError::Idle);
     bell.cq.req_notify(Notify::Any);
@@ -171,7 +173,7 @@ fn an_event_is_waited_for_in_virtual_time() {
 }
 
 #[test]
-fn an_event_is_waited_for_in_real_time() {
+fn completion_event_is_waited_for_in_real_time() {
     let (a, b) = Fabric::new().pair().unwrap();
     let channel = b.context.create_channel().unwrap();
     let brief = Duration::from_millis(20);

@@ -1,8 +1,10 @@
+//! Extended polling: rounds, completion fields, timestamps, overflow.
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
 
-/// What a round of polling shows: identifier, status, time.
+/// Polls a round and returns identifier, status and time of each completion.
 fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {
     let (mut poll, mut found) = (cq.start_poll(), Vec::new());
     while let Some(wc) = poll.next_poll().unwrap() {
@@ -13,7 +15,7 @@ fn round(cq: &Cq) -> Vec<(u64, WcStatus, u64)> {
 }
 
 #[test]
-fn in_virtual_time_a_completion_has_the_time_of_its_packet() {
+fn completion_in_virtual_time_has_timestamp_of_its_packet() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     assert_eq!(a.context.clock(), 0);
@@ -24,13 +26,14 @@ fn in_virtual_time_a_completion_has_the_time_of_its_packet() {
     a.qp.post_send(&SendWr::send(4, &[])).unwrap();
     fabric.advance(Duration::from_micros(100));
     assert_eq!(a.context.clock(), 200_000);
-    // There in 10 µs, and the acknowledgement back in 10 more; not when somebody polls.
+    // The message arrives after 10 µs, and its acknowledgement after 10 more; the time of polling does not
+    // matter.
     use WcStatus::{Success, WrFlushErr};
     assert_eq!(round(&b.cq), [(1, Success, 10_000), (3, Success, 110_000)]);
     assert_eq!(round(&a.cq), [(2, Success, 20_000), (4, Success, 120_000)]);
     assert_eq!(round(&a.cq), []);
 
-    // What is flushed has the time of the flush, be it at the transition or at the posting.
+    // A flushed request has the time of the flush, whether at the transition or when it is posted.
     b.qp.post_recv(&RecvWr { wr_id: 5, sges: &[] }).unwrap();
     fabric.advance(Duration::from_micros(7));
     b.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() }).unwrap();
@@ -43,7 +46,7 @@ fn in_virtual_time_a_completion_has_the_time_of_its_packet() {
 }
 
 #[test]
-fn reset_forgets_the_completions_of_its_queue_pair() {
+fn reset_discards_completions_of_its_qp() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let other = b.pd.create_qp(&b.cq, &b.cq, &QpOptions::default()).unwrap();
@@ -58,7 +61,7 @@ fn reset_forgets_the_completions_of_its_queue_pair() {
 }
 
 #[test]
-fn a_datagram_is_complete_when_the_link_has_it() {
+fn datagram_completes_when_the_link_has_taken_it() {
     let fabric = slow_fabric();
     let a = Node::new(Context::on_fabric(&fabric).unwrap()).unwrap();
     let qp =
@@ -72,7 +75,7 @@ fn a_datagram_is_complete_when_the_link_has_it() {
 }
 
 #[test]
-fn every_field_of_a_completion() {
+fn extended_poll_returns_every_completion_field() {
     let (a, b) = slow_fabric().pair().unwrap();
     let dst = region(&b, 64);
     b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[dst.sge(0..64)] }).unwrap();
@@ -86,7 +89,7 @@ fn every_field_of_a_completion() {
     assert_eq!((wc.byte_len(), wc.imm(), wc.pkey_index(), wc.vendor_err()), (5, Some(99), 0, 0));
     assert_eq!((wc.qpn(), wc.src_qpn()), (b.qp.qpn(), a.qp.qpn()));
     assert_eq!(wc.wc_flags(), WcFlags { grh: false, with_imm: true, with_inv: false });
-    // In virtual time the wall shows the fabric's clock.
+    // In virtual time the wall clock is the fabric's clock.
     assert_eq!((wc.completion_timestamp(), wc.completion_wallclock_ns()), (10_000, 10_000));
     assert_eq!(poll.current().map(|wc| wc.wr_id()), Some(1));
     assert!(poll.next_poll().unwrap().is_none() && poll.current().is_none());
@@ -96,7 +99,7 @@ fn every_field_of_a_completion() {
 }
 
 #[test]
-fn posting_goes_on_during_a_round() {
+fn posting_during_a_poll_round_succeeds() {
     let fabric = Fabric::new();
     let (a, b) = fabric.pair().unwrap();
     for id in 0..4 {
@@ -107,14 +110,14 @@ fn posting_goes_on_during_a_round() {
     let mut poll = b.cq.start_poll();
     for id in 1..4 {
         assert_eq!(poll.next_poll().unwrap().unwrap().wr_id(), id - 1);
-        // Its receive completes to the queue that is being polled, on this thread.
+        // The receive completes on the queue that is being polled, on this thread.
         a.qp.post_send(&SendWr::send(id, &[])).unwrap();
         a.cq.wait(SOON).unwrap();
     }
 }
 
 #[test]
-fn in_real_time_the_wall_clock_is_that_of_the_machine() {
+fn completion_in_real_time_has_system_wallclock() {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     let (a, b) = Fabric::new().pair().unwrap();
     b.qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
@@ -126,7 +129,7 @@ fn in_real_time_the_wall_clock_is_that_of_the_machine() {
     let mut poll = b.cq.start_poll();
     let wc = poll.next_poll().unwrap().unwrap();
     assert!((before.0..=after.0).contains(&wc.completion_timestamp()));
-    // Two clocks that are not read at once.
+    // The two clocks are not read at the same moment.
     let slack = 20_000_000;
     let expected = before.1 - slack..=after.1 + slack;
     assert!(
@@ -138,7 +141,7 @@ fn in_real_time_the_wall_clock_is_that_of_the_machine() {
 }
 
 #[test]
-fn an_overflow_ends_the_round() {
+fn overflow_ends_the_poll_round() {
     let (_, b) = slow_fabric().pair().unwrap();
     let cq = b.context.create_cq(1).unwrap();
     let qp = b.pd.create_qp(&cq, &cq, &QpOptions::default()).unwrap();
@@ -151,7 +154,7 @@ fn an_overflow_ends_the_round() {
 }
 
 #[test]
-fn a_queue_that_ignores_overruns_keeps_the_newest() {
+fn cq_ignoring_overruns_keeps_the_newest() {
     let (_, b) = slow_fabric().pair().unwrap();
     let options = CqOptions { capacity: 2, ignore_overrun: true, ..CqOptions::default() };
     let cq = b.context.create_cq_with(&options).unwrap();
@@ -163,7 +166,7 @@ fn a_queue_that_ignores_overruns_keeps_the_newest() {
 }
 
 #[test]
-fn a_completion_vector_is_one_of_the_devices() {
+fn invalid_completion_vector_or_capacity_is_refused() {
     let context = Context::on_fabric(&slow_fabric()).unwrap();
     let vectors = context.query_device().limits.num_comp_vectors;
     let with = |comp_vector| CqOptions { capacity: 1, comp_vector, ..CqOptions::default() };
@@ -175,7 +178,7 @@ fn a_completion_vector_is_one_of_the_devices() {
 }
 
 #[test]
-fn wallclock_times_of_a_queue_do_not_go_backwards_and_share_an_offset_in_each_round() {
+fn wallclock_times_are_monotonic_with_one_offset_per_round() {
     let (a, b) = Fabric::new().pair().unwrap();
     let mut last = 0;
     for turn in 0..50u64 {

@@ -1,3 +1,5 @@
+//! Queries of devices and ports.
+
 use super::*;
 
 fn with_limits(fabric: &Fabric, change: fn(&mut Limits)) -> Context {
@@ -8,7 +10,7 @@ fn with_limits(fabric: &Fabric, change: fn(&mut Limits)) -> Context {
 }
 
 #[test]
-fn a_device_says_what_it_is() {
+fn device_query_returns_identity_and_limits() {
     let fabric = slow_fabric();
     let (a, b) = [(); 2].map(|()| Context::on_fabric(&fabric).unwrap()).into();
     let (device, other) = (a.query_device(), b.query_device());
@@ -25,7 +27,7 @@ fn a_device_says_what_it_is() {
 }
 
 #[test]
-fn the_figures_are_those_that_are_kept_to() {
+fn reported_limits_are_enforced() {
     let fabric = slow_fabric();
     let context = with_limits(&fabric, |l| {
         (l.max_pd, l.max_cq, l.max_sge, l.max_srq_sge) = (2, 3, 7, 5);
@@ -53,7 +55,7 @@ fn the_figures_are_those_that_are_kept_to() {
 }
 
 #[test]
-fn a_port_says_how_it_is() {
+fn port_query_returns_state_and_attributes() {
     let fabric = slow_fabric();
     let (a, b) = fabric.pair().unwrap();
     let port = b.context.query_port();

@@ -1,4 +1,4 @@
-//! Packets that nobody sent: any opcode, with fields close to those that would be right.
+//! Forged packets: any opcode, with fields close to valid ones.
 
 use urxe::memory::RegionInfo;
 use urxe::transport::{QpType, RxBurst};
@@ -10,7 +10,7 @@ use urxe::wire::{
 use crate::Program;
 use crate::side::{IOVA, MTU, PEERS_QKEY, Side, rkey};
 
-/// Gives a packet the right ICRC, if it has room for one.
+/// Writes the valid ICRC of a packet, if it has room for one.
 pub fn mend(flow: &Flow, id: u16, bytes: &mut [u8]) {
     if bytes.len() < BTH_LEN + ICRC_LEN {
         return;
@@ -20,7 +20,8 @@ pub fn mend(flow: &Flow, id: u16, bytes: &mut [u8]) {
     bytes[end..].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// An address and a key: mostly of the region that allows all, sometimes of the others, or just wrong.
+/// Returns an address and a key: mostly of the region with all rights, sometimes of the others, or invalid
+/// ones.
 pub fn remote(regions: &[RegionInfo; 3], p: &mut Program<'_>) -> (u64, RKey) {
     let how = p.u8();
     let region = match how % 16 {
@@ -55,13 +56,13 @@ impl Crafted {
     }
 }
 
-/// A few packets to `side`, alike but for their PSNs and, if wished, opcodes.
+/// Returns a few packets to `side` that differ only in their PSNs and possibly opcodes.
 pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
     let qp = p.below(side.qpns.len());
     let qpn = side.qpns[qp];
     let (attr, _) = side.nic.query_qp(qpn).unwrap();
     let kind = p.u8();
-    // Mostly of its service.
+    // Mostly an opcode of the QP's service.
     let base = match side.service(qp) {
         QpType::Rc => 0,
         QpType::Uc => 0x20,
@@ -69,7 +70,7 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         QpType::XrcSend | QpType::XrcRecv => 0xa0,
     };
     let opcode = if kind & 0x0f == 0 { p.u8() } else { p.u8() & 0x1f | base };
-    // Requests are about what the responder expects, responses about what the requester has sent.
+    // Requests have PSNs near the responder's expected one, responses near the requester's next one.
     let response = !Opcode(opcode).row().operation.is_request();
     let base = if response { attr.sq_psn } else { attr.rq_psn }.unwrap();
     let delta = match kind >> 4 & 3 {
@@ -128,7 +129,7 @@ pub fn burst(side: &Side, p: &mut Program<'_>) -> Crafted {
         segment = data.len() - start;
         headers.bth.psn += 1;
         if small & 0x40 != 0 && headers.len() == n {
-            // FIRST, MIDDLE, LAST have opcodes that follow one another; only those of equal length here.
+            // FIRST, MIDDLE and LAST have consecutive opcodes; all packets here have the same length.
             let next =
                 Headers { bth: Bth { opcode: Opcode(opcode.wrapping_add(1)), ..headers.bth }, ..headers };
             headers = if next.len() == n { next } else { headers };

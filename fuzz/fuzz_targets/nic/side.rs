@@ -1,4 +1,4 @@
-//! One NIC, its memory with guards, and what is known of the work it was given.
+//! One NIC, its memory with guards, and the work posted to it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use urxe::wire::{AckTimeout, Flow, Gid, IpIdent, LKey, Mtu, Packet, Psn, QKey, Q
 
 use crate::Program;
 
-/// Queue pairs that belong together: that of the first side, that of the second.
+/// Types of the connected queue pairs: that of the first side, that of the second.
 const SERVICES: [[QpType; 2]; PAIRS] = [
     [QpType::Rc, QpType::Rc],
     [QpType::Rc, QpType::Rc],
@@ -26,22 +26,22 @@ const SERVICES: [[QpType; 2]; PAIRS] = [
     [QpType::XrcSend, QpType::XrcRecv],
     [QpType::XrcRecv, QpType::XrcSend],
 ];
-/// Queue pairs of each side; one more is connected to somebody else.
+/// Number of queue pairs of each side; one more is connected to another peer.
 pub const PAIRS: usize = 7;
 const QKEY: QKey = QKey(0x1111_1111);
 const DOMAIN: XrcdId = XrcdId(1);
-/// All rights that there are.
+/// All access rights.
 const EVERYTHING: Access = Access(Access::ALL.0 | Access::FLUSH_GLOBAL.0 | Access::FLUSH_PERSISTENT.0);
-/// Bytes of the fast region.
+/// Length of the fast region.
 const FAST: usize = 256;
 pub const MTU: usize = 256;
 
 const GUARD: usize = 512;
-/// Bytes of the region that peers may do anything to, of the one that they may only read, and of the one in
-/// another protection domain.
+/// Lengths of the region with all rights for peers, of the read-only one, and of the one in another
+/// protection domain.
 const SIZES: [usize; 3] = [2560, 1024, 512];
 const FILL: [u8; 4] = [0x11, 0x5a, 0x3c, 0xa5];
-/// Where peers think the regions are.
+/// Addresses of the regions for peers.
 pub const IOVA: [u64; 3] = [0x1_0000, 0x7fff_ffff_f000, u64::MAX - 511];
 
 const MINE: PdId = PdId(1);
@@ -49,7 +49,7 @@ const OTHER: PdId = PdId(2);
 
 #[derive(Default)]
 struct Queue {
-    /// `wr_id`, and whether it was signaled (a send) or how many bytes it takes (a receive).
+    /// `wr_id`, and whether it was signaled (sends) or its length (receives).
     sends: VecDeque<(u64, bool)>,
     recvs: VecDeque<(u64, u32)>,
     next_id: u64,
@@ -67,9 +67,9 @@ pub struct Side {
     pub window: RKey,
     pub fast: LKey,
     _fast_memory: Buffer,
-    /// For XRC; the peer's has the same number.
+    /// Shared receive queue for XRC; the peer's has the same number.
     pub srq: SrqId,
-    /// The peer's queue pairs.
+    /// Numbers of the peer's queue pairs.
     peers: Vec<Qpn>,
     pub qpns: Vec<Qpn>,
     psn: Psn,
@@ -86,7 +86,7 @@ fn gid(number: u8) -> Gid {
     Gid::from(std::net::IpAddr::from([10, 0, 0, number + 1]))
 }
 
-/// Where region `n` begins in the arena, of 3; 3 is its end.
+/// Offset of region `n` of 3 in the arena; 3 yields the end of the last one.
 fn start(n: usize) -> usize {
     SIZES[..n].iter().map(|s| s + GUARD).sum::<usize>() + GUARD
 }
@@ -118,7 +118,7 @@ impl Side {
             [(MINE, EVERYTHING | Access::MW_BIND), (MINE, Access::REMOTE_READ), (OTHER, Access::ALL)];
         let regions = [0, 1, 2].map(|n| {
             let (pd, access) = grants[n];
-            // SAFETY: the arena lives as long as the table, and is looked at only when the NIC is gone.
+            // SAFETY: the arena lives as long as the table, and is read only after the last use of the NIC.
             unsafe {
                 memory.register(pd, Span { addr: base + start(n), len: SIZES[n], iova: IOVA[n], access })
             }
@@ -127,7 +127,7 @@ impl Side {
         let [send_cq, recv_cq, other_cq] = [(); 3].map(|()| Arc::new(CompletionQueue::new(512)));
         let window = memory.alloc_window(MINE, WindowKind::Type2B).unwrap();
         let fast_memory = Buffer::zeroed(FAST);
-        // SAFETY: the buffer lives as long as the table.
+        // SAFETY: the buffer is stored beside the table and lives as long.
         let fast = unsafe { memory.register_fast(MINE, fast_memory.addr(), FAST) }.unwrap().lkey;
         let caps = RecvCaps { max_wr: 8, max_sge: 2 };
         let srq = nic.create_xrc_srq(MINE, DOMAIN, recv_cq.clone(), caps).unwrap();
@@ -181,12 +181,12 @@ impl Side {
         side
     }
 
-    /// What the peer of a queue pair needs to know.
+    /// Returns the number and first PSN of a queue pair for its peer.
     pub fn endpoint(&self, qp: usize) -> (Qpn, Psn) {
         (self.qpns[qp], self.psn)
     }
 
-    /// The path of a packet from the peer to here.
+    /// Returns the path of a packet from the peer to this side.
     pub fn flow_from_peer(&self) -> Flow {
         Flow::new(gid(1 - self.number).ip(), gid(self.number).ip(), 50_000)
     }
@@ -197,7 +197,7 @@ impl Side {
     }
 
     fn connect_to(&mut self, now: Instant, qp: usize, dgid: Gid, peer: Qpn, peer_psn: Psn) {
-        // The second pair may not be written to.
+        // The second QP allows no WRITEs.
         let access = if qp == 1 { Access::REMOTE_READ } else { EVERYTHING };
         let init = QpAttr {
             state: Some(QpState::Init),
@@ -241,7 +241,7 @@ impl Side {
         nic.modify_qp(now, self.qpns[qp], attr, memory, tx).unwrap().unwrap();
     }
 
-    /// To ERR, through RESET and back, or to SQD and back.
+    /// Moves a queue pair to ERR, through RESET and back, or to SQD and back.
     pub fn modify(&mut self, now: Instant, qp: usize, how: u8, peer: Qpn, peer_psn: Psn) {
         self.collect();
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
@@ -253,7 +253,7 @@ impl Side {
             (2, _) | (_, QpState::Err | QpState::Sqe) => {
                 self.attributes(now, qp, &to(QpState::Reset));
                 self.queues[qp].sends.clear();
-                // Those of a shared queue stay, but for the one that a message had taken.
+                // Receives of a shared queue remain, except one that a message has taken.
                 if self.service(qp) != QpType::XrcRecv {
                     self.queues[qp].recvs.clear();
                 }
@@ -341,7 +341,7 @@ impl Side {
         };
         let queue = &mut self.queues[qp];
         let wr = SendWr { wr_id: queue.next_id, op, data, flags, to };
-        // What fails at once, as a queue pair in ERR has it, must find the request known.
+        // The request is recorded before it is posted, since a queue pair in ERR completes it at once.
         queue.sends.push_back((wr.wr_id, flags.signaled));
         queue.next_id += 1;
         if self.nic.post_send(now, self.qpns[qp], &wr).unwrap().is_err() {
@@ -375,7 +375,7 @@ impl Side {
         self.nic.handle_timeouts(now, &self.memory, &mut self.tx);
     }
 
-    /// All that is due, packet by packet: its path, its identification and its bytes.
+    /// Transmits everything that is due, and passes each packet's path, identification and bytes to `sink`.
     pub fn transmit(&mut self, now: Instant, mut sink: impl FnMut(Flow, u16, &[u8])) {
         for turn in 0.. {
             assert!(turn < 2000, "it never stops sending");
@@ -396,7 +396,7 @@ impl Side {
         }
     }
 
-    /// Takes all completions and compares them with what was posted.
+    /// Takes all completions and compares them with the posted work.
     pub fn collect(&mut self) {
         let mut completions = std::mem::take(&mut self.completions);
         self.send_cq.poll(usize::MAX, &mut completions).unwrap();
@@ -418,7 +418,7 @@ impl Side {
             let qp = self.qpns.iter().position(|q| *q == c.qpn).unwrap();
             let shared = self.service(qp) == QpType::XrcRecv;
             let recvs = &mut self.queues[qp].recvs;
-            // One that a message had taken is lost when its queue pair is reset.
+            // A receive that a message had taken is lost when its queue pair is reset.
             while shared && recvs.front().is_some_and(|(wr_id, _)| *wr_id < c.wr_id) {
                 recvs.pop_front();
             }
@@ -437,7 +437,7 @@ impl Side {
         assert!(c.status == WcStatus::Success || stopped, "{c:?}, and yet {state}");
     }
 
-    /// Everything posted comes back, and nothing else was touched.
+    /// Checks that all posted work has completed, and that no other memory was accessed.
     pub fn finish(&mut self, now: Instant) {
         self.collect();
         for qp in 0..PAIRS {
@@ -472,7 +472,7 @@ impl Side {
     }
 }
 
-/// Whatever it was sent itself, a NIC sends only valid packets.
+/// Checks that a sent packet is valid, whatever the NIC has received.
 fn check_sent(flow: &Flow, index: u16, bytes: &[u8]) {
     assert!(icrc::verify(flow, IpIdent::SENT, index, bytes), "a wrong ICRC was sent");
     let packet = Packet::parse(bytes).expect("what is sent can be read");
@@ -480,10 +480,10 @@ fn check_sent(flow: &Flow, index: u16, bytes: &[u8]) {
     assert!(row.payload.allows(len, MTU), "{} with {len} bytes was sent", packet.bth().opcode);
 }
 
-/// The queue key of all datagrams.
+/// Q_Key of all datagrams.
 pub const PEERS_QKEY: QKey = QKEY;
 
-/// For a peer to aim at.
+/// Returns the R_Key of region `n`, as a target for peers.
 pub fn rkey(regions: &[RegionInfo; 3], n: usize) -> RKey {
     regions[n].rkey
 }

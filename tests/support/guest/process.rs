@@ -1,4 +1,4 @@
-//! Commands in the guest, over the link to its agent (`tests/guest/agent.c` has the protocol).
+//! Commands in the guest, run through its agent (`tests/guest/agent.c` documents the protocol).
 
 use super::{ErrorKind, GuestError, Result, SHORT, error, log_tail};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ enum Event {
 struct Sessions {
     next: u32,
     open: HashMap<u32, Sender<Event>>,
-    /// The link has ended: no session can be opened.
+    /// Whether the link has ended, so that no session can be opened.
     closed: bool,
 }
 
@@ -30,14 +30,14 @@ pub struct Link {
 }
 
 impl Link {
-    /// Waits for the agent's hello, which `stream`'s read timeout bounds, and then serves all sessions.
+    /// Waits for the agent's hello, limited by the read timeout of `stream`, and then serves all sessions.
     pub fn new(mut stream: UnixStream, dir: PathBuf) -> io::Result<Arc<Self>> {
         let (kind, _, _) = read_frame(&mut stream)?;
         if kind != b'H' {
             return Err(io::Error::other("the agent did not say hello"));
         }
         stream.set_read_timeout(None)?;
-        // A guest that takes nothing for so long hangs.
+        // A guest that accepts no data for this long hangs.
         stream.set_write_timeout(Some(SHORT))?;
         let sessions = Mutex::new(Sessions { next: 1, open: HashMap::new(), closed: false });
         let link = Arc::new(Self { writer: Mutex::new(stream.try_clone()?), sessions, dir });
@@ -46,7 +46,7 @@ impl Link {
             for_reader.read_all(stream);
             let mut s = for_reader.sessions.lock().unwrap();
             s.closed = true;
-            s.open.clear(); // their receivers find the channel disconnected
+            s.open.clear(); // receivers find their channel disconnected
         })?;
         Ok(link)
     }
@@ -62,7 +62,7 @@ impl Link {
             };
             let last = matches!(event, Event::Exit(_));
             if let Some(to) = s.open.get(&sid) {
-                let _ = to.send(event); // nobody may be waiting any more
+                let _ = to.send(event); // the receiver may be gone
             }
             if last {
                 s.open.remove(&sid);
@@ -126,18 +126,18 @@ fn read_frame(s: &mut UnixStream) -> io::Result<(u8, u32, Vec<u8>)> {
 
 // ---- commands ----
 
-/// How a command in the guest ended.
+/// Result of a command in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// The exit status; 128 + n if signal n ended it.
+    /// Exit status; 128 + n if signal n ended it.
     pub status: i32,
-    /// What it wrote to its standard output (from where `read_line` left off).
+    /// Standard output (from where `read_line` stopped).
     pub stdout: String,
-    /// What it wrote to its standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// A command that runs in the guest; it is killed when this is dropped.
+/// A command that runs in the guest; it is killed on drop.
 pub struct GuestProcess {
     pub(super) link: Arc<Link>,
     sid: u32,
@@ -149,7 +149,7 @@ pub struct GuestProcess {
 }
 
 impl GuestProcess {
-    /// Takes in what comes next, until `deadline`.
+    /// Processes the next event, or fails at `deadline`.
     fn pump(&mut self, deadline: Instant) -> Result<()> {
         match self.rx.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Event::Stdout(d)) => self.stdout.extend(d),
@@ -173,7 +173,7 @@ impl GuestProcess {
         Ok(())
     }
 
-    /// The next line of its standard output, without the newline; `None` when it has ended.
+    /// Returns the next line of its standard output, without the newline; `None` at its end.
     pub fn read_line(&mut self, timeout: Duration) -> Result<Option<String>> {
         let deadline = Instant::now() + timeout;
         let mut seen = 0;
@@ -191,7 +191,7 @@ impl GuestProcess {
         }
     }
 
-    /// Lines of its standard output up to the first that contains `text`, which is the answer.
+    /// Reads lines of its standard output up to the first that contains `text`, and returns that line.
     pub fn wait_for(&mut self, text: &str, timeout: Duration) -> Result<String> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -211,25 +211,25 @@ impl GuestProcess {
         data.chunks(16000).try_for_each(|c| self.link.send(b'I', self.sid, c))
     }
 
-    /// Ends its standard input.
+    /// Closes its standard input.
     pub fn close_stdin(&mut self) -> Result<()> {
         self.link.send(b'Z', self.sid, &[])
     }
 
-    /// Has it ended? Does not wait.
+    /// Reports whether it has ended, without waiting.
     pub fn has_ended(&mut self) -> bool {
         while self.status.is_none() && self.pump(Instant::now()).is_ok() {}
         self.status.is_some()
     }
 
-    /// Waits for its end. It runs on if the time is over before, and may be waited for again.
+    /// Waits for its end. At a timeout it keeps running, and may be waited for again.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
         let (status, stdout) = self.wait_raw(timeout)?;
         let text = |b: Vec<u8>| String::from_utf8_lossy(&b).into_owned();
         Ok(Output { status, stdout: text(stdout), stderr: text(std::mem::take(&mut self.stderr)) })
     }
 
-    /// The same for its status and its standard output as bytes.
+    /// As [`wait`](Self::wait), but returns the status and the standard output as bytes.
     pub fn wait_raw(&mut self, timeout: Duration) -> Result<(i32, Vec<u8>)> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -240,12 +240,12 @@ impl GuestProcess {
         }
     }
 
-    /// Sends a signal to it and all it started.
+    /// Sends a signal to it and all processes that it started.
     pub fn signal(&mut self, signal: u8) -> Result<()> {
         self.link.send(b'S', self.sid, &[signal])
     }
 
-    /// Kills it and all it started, and waits for the end.
+    /// Kills it and all processes that it started, and waits for the end.
     pub fn kill(&mut self) -> Result<Output> {
         if self.status.is_none() {
             self.signal(9)?;

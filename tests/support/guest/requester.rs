@@ -1,50 +1,53 @@
 //! State of rxe's requesters, read from the guest's kernel: whether they wait, and for what.
 //!
-//! rxe (6.1 and 6.12) loses a wake-up. `rxe_requester` stops in the middle of a message while more than 64 of its packets are with
-//! the NIC: it compares `skb_out`, and then sets `need_req_skb`. The destructor of a packet that has left (`rxe_skb_tx_dtor`)
-//! schedules the requester if it finds `need_req_skb` set. If the last packets leave between the comparison and the
-//! assignment, nobody schedules it; and once all that was sent is acknowledged, rxe's retransmission timer does not run
-//! either (`rxe_completer`: only while `req.psn` is ahead of `comp.psn`). Both sides are silent then, for ever. `wait_psn`, for
-//! the limit of 128 unacknowledged packets, has the same gap.
+//! rxe (6.1 and 6.12) loses a wake-up. `rxe_requester` stops in the middle of a message while more than 64 of
+//! its packets are with the NIC: it compares `skb_out`, and then sets `need_req_skb`. The destructor of a
+//! sent packet (`rxe_skb_tx_dtor`) schedules the requester if it finds `need_req_skb` set. If the last
+//! packets are freed between the comparison and the assignment, the requester is never scheduled; and once
+//! all sent packets are acknowledged, rxe's retransmission timer does not run either (`rxe_completer`: only
+//! while `req.psn` is ahead of `comp.psn`). Then neither side ever sends again. `wait_psn`, for the limit of
+//! 128 unacknowledged packets, has the same race.
 
 use super::{ErrorKind, Guest, Result, SHORT, error};
 use std::time::Duration;
 
-/// Where `struct rxe_qp` of a kernel has `req.psn`, `comp.psn`, `skb_out`, `need_req_skb` and `req.wait_psn`: disassembled.
+/// Offsets of `req.psn`, `comp.psn`, `skb_out`, `need_req_skb` and `req.wait_psn` in a kernel's `struct
+/// rxe_qp`, found by disassembly.
 const LAYOUTS: [(&str, [u32; 5]); 2] = [
     ("6.1.0-56-amd64", [0x3b8, 0x42c, 0x774, 0x778, 0x3cc]),
     ("6.12.117+deb13-amd64", [0x47c, 0x4a4, 0x75c, 0x760, 0x490]),
 ];
 
-/// How long a guest may take whose host has many other things to do.
+/// Limit for a guest on a heavily loaded host.
 const SLOW: Duration = Duration::from_secs(60);
 
-/// rxe lets its requester run again when fewer than this many packets are with the NIC (`RXE_INFLIGHT_SKBS_PER_QP_LOW`).
+/// Number of packets with the NIC below which rxe schedules its requester again
+/// (`RXE_INFLIGHT_SKBS_PER_QP_LOW`).
 const LOW: u32 = 16;
 
-/// The requester of one queue pair.
+/// State of the requester of one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Requester {
-    /// The PSN of the next packet.
+    /// PSN of the next packet.
     pub next_psn: u32,
-    /// The first PSN that is not acknowledged.
+    /// First PSN that is not acknowledged.
     pub unacknowledged: u32,
-    /// Packets that are with the NIC.
+    /// Number of packets with the NIC.
     pub with_nic: u32,
-    /// It stopped until fewer are.
+    /// Whether it waits for fewer packets with the NIC.
     pub waits_for_nic: bool,
-    /// It stopped until more is acknowledged.
+    /// Whether it waits for acknowledgements.
     pub waits_for_ack: bool,
 }
 
 impl Requester {
-    /// Whether it waits for something that has happened already, so that nothing wakes it.
+    /// Reports whether it waits for an event that has happened already, so that nothing wakes it.
     pub fn has_lost_wakeup(&self) -> bool {
         self.next_psn == self.unacknowledged
             && (self.waits_for_nic && self.with_nic < LOW || self.waits_for_ack)
     }
 
-    /// From a line of the kernel's trace.
+    /// Parses a line of the kernel's trace.
     fn parse(line: &str) -> Option<Requester> {
         let number = |key: &str| {
             line.split_whitespace()
@@ -61,10 +64,11 @@ impl Requester {
 }
 
 impl Guest {
-    /// The requesters of all queue pairs of rxe0. A probe on `rxe_qp_to_attr` reads them while `rdma` asks for the
-    /// attributes, so nothing is in the way of traffic before.
+    /// Returns the requesters of all queue pairs of rxe0. A probe on `rxe_qp_to_attr` reads them while `rdma`
+    /// queries the attributes, so traffic before that is not affected.
     ///
     /// # Errors
+    ///
     /// [`ErrorKind::Missing`] if the layout of this kernel's `struct rxe_qp` is not known.
     pub fn requesters(&self) -> Result<Vec<Requester>> {
         let release = self.check("uname -r", SHORT)?.stdout;
@@ -88,13 +92,15 @@ impl Guest {
             SLOW,
         )?;
         let mut all: Vec<Requester> = out.stdout.lines().filter_map(Requester::parse).collect();
-        all.dedup(); // rdma may ask twice
+        all.dedup(); // rdma may query an attribute twice
         Ok(all)
     }
 
-    /// All requesters, and those of them that wait for ever: see [`Requester::has_lost_wakeup`]. Looks twice, a second apart.
+    /// Returns all requesters, and those of them that wait for ever: see [`Requester::has_lost_wakeup`].
+    /// Reads them twice, a second apart.
     ///
     /// # Errors
+    ///
     /// Those of [`requesters`](Self::requesters).
     pub fn lost_wakeups(&self) -> Result<(Vec<Requester>, Vec<Requester>)> {
         let before = self.requesters()?;

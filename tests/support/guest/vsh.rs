@@ -1,10 +1,10 @@
-//! The verbs shell; `tests/guest/README.md` has its commands.
+//! The verbs shell; `tests/guest/README.md` documents its commands.
 
 use super::{ErrorKind, GuestError, GuestProcess, Result, SHORT, error};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The words of an answer of `vsh`: `key=value`, or a word alone with an empty value.
+/// Words of a response of `vsh`: `key=value`, or a word alone with an empty value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply(pub BTreeMap<String, String>);
 
@@ -17,12 +17,12 @@ impl Reply {
         Self(words.map(pair).collect())
     }
 
-    /// The value of `key`; the key must be there.
+    /// Returns the value of `key`, which must be present.
     pub fn get(&self, key: &str) -> &str {
         self.0.get(key).map(String::as_str).unwrap_or_else(|| panic!("no {key} in {self:?}"))
     }
 
-    /// The value of `key` as a number, decimal or with 0x; the key must be there.
+    /// Returns the value of `key` as a number, decimal or with 0x; the key must be present.
     pub fn num(&self, key: &str) -> u64 {
         let v = self.get(key);
         let n = match v.strip_prefix("0x") {
@@ -36,25 +36,25 @@ impl Reply {
 /// A completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wc {
-    /// The work request.
+    /// Work request id.
     pub wr_id: u64,
-    /// `SUCCESS`, `REM_ACCESS_ERR`, … (`IBV_WC_` cut off).
+    /// Status without `IBV_WC_`: `SUCCESS`, `REM_ACCESS_ERR`, …
     pub status: String,
-    /// `SEND`, `RDMA_WRITE`, `RECV`, … (`IBV_WC_` cut off); empty unless the status is `SUCCESS`.
+    /// Opcode without `IBV_WC_`: `SEND`, `RDMA_WRITE`, `RECV`, …; empty unless the status is `SUCCESS`.
     pub op: String,
-    /// The length, of receives and READs; 0 unless the status is `SUCCESS`.
+    /// Length, of receives and READs; 0 unless the status is `SUCCESS`.
     pub len: u32,
     /// `wc_flags` as the program sees them; 0 unless the status is `SUCCESS`.
     pub flags: u32,
-    /// The immediate data, as the host-order number.
+    /// Immediate data, as the host-order number.
     pub imm: Option<u32>,
-    /// The R_Key that a SEND with invalidate named.
+    /// R_Key that a SEND with invalidate named.
     pub inv: Option<u32>,
-    /// The QP.
+    /// Number of the QP.
     pub qpn: u32,
-    /// The sending QP, if the receive has a GRH (UD).
+    /// Number of the sending QP, if the receive has a GRH (UD).
     pub src_qp: Option<u32>,
-    /// The vendor's error code.
+    /// Vendor error code.
     pub vendor: u32,
 }
 
@@ -81,12 +81,12 @@ impl Wc {
 pub struct Vsh(pub(super) GuestProcess);
 
 impl Vsh {
-    /// Sends one line; its answer is still to be read. Several may be under way.
+    /// Sends one line without reading its response. Several lines may be in progress.
     pub fn send(&mut self, line: &str) -> Result<()> {
         self.0.write(format!("{line}\n").as_bytes())
     }
 
-    /// The next answer as it came, `ok …` or `err …`.
+    /// Returns the next response verbatim, `ok …` or `err …`.
     pub fn answer(&mut self, timeout: Duration) -> Result<String> {
         match self.0.read_line(timeout)? {
             Some(line) => Ok(line),
@@ -94,18 +94,18 @@ impl Vsh {
         }
     }
 
-    /// One command and its answer as it came.
+    /// Executes one command and returns its response verbatim.
     pub fn raw(&mut self, line: &str) -> Result<String> {
         self.send(line)?;
         self.answer(SHORT)
     }
 
-    /// One command that must succeed, and the words of its answer.
+    /// Executes a command that must succeed, and returns the words of its response.
     pub fn cmd(&mut self, line: &str) -> Result<Reply> {
         Ok(Reply::parse(self.ok(line, SHORT)?.split_whitespace()))
     }
 
-    /// One command that must fail, and why it did.
+    /// Executes a command that must fail, and returns the reason.
     pub fn fails(&mut self, line: &str) -> Result<String> {
         let answer = self.raw(line)?;
         match answer.strip_prefix("err ") {
@@ -123,18 +123,18 @@ impl Vsh {
         }
     }
 
-    /// Up to `n` completions of the CQ `cq`: as many as come within `timeout`.
+    /// Returns up to `n` completions of the CQ `cq`: those that arrive within `timeout`.
     pub fn poll(&mut self, n: usize, timeout: Duration) -> Result<Vec<Wc>> {
         self.poll_cq("cq", n, timeout)
     }
 
-    /// The same of another CQ.
+    /// As [`poll`](Self::poll), for another CQ.
     pub fn poll_cq(&mut self, cq: &str, n: usize, timeout: Duration) -> Result<Vec<Wc>> {
         let line = format!("poll {n} {} cq={cq}", timeout.as_millis());
         Ok(self.ok(&line, timeout + SHORT)?.split_whitespace().map(Wc::parse).collect())
     }
 
-    /// `len` bytes of the region `mr`.
+    /// Returns `len` bytes of the region `mr`.
     pub fn get(&mut self, mr: &str, off: usize, len: usize) -> Result<Vec<u8>> {
         let hex = self.ok(&format!("get {mr} {off} {len}"), SHORT)?;
         let bad = |_| GuestError { kind: ErrorKind::Io, what: format!("not hex: {hex}"), log: String::new() };
@@ -151,12 +151,12 @@ impl Vsh {
     }
 }
 
-/// What `vsh`'s `hash` says of these bytes (FNV-1a, 64 bit).
+/// Returns the `hash` of these bytes as `vsh` computes it (FNV-1a, 64 bit).
 pub fn hash(data: &[u8]) -> u64 {
     data.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// What `vsh`'s `pattern` writes.
+/// Returns the bytes that `vsh`'s `pattern` writes.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| seed.wrapping_add(i as u8).wrapping_add((i >> 8) as u8)).collect()
 }
