@@ -94,6 +94,15 @@ fn connect(stand: &Stand, version: usize, nqn: &str) -> Result<String, String> {
     instance.map(|n| format!("nvme{n}")).ok_or(said)
 }
 
+/// Connects to the subsystem and waits for its disk, which the kernel adds after the connect returns. Returns the controller's
+/// name and the path of the disk.
+fn connect_disk(stand: &Stand, version: usize) -> (String, String) {
+    let controller = connect(stand, version, NQN).unwrap();
+    let device = format!("/dev/{controller}n1");
+    stand.guest.check(&format!("until [ -b {device} ]; do usleep 20000; done"), LIMIT).unwrap();
+    (controller, device)
+}
+
 /// Copies runs of blocks on the disk, which reads and writes them without the guest's cache: one command
 /// each, with the data in its capsule or transferred by RDMA.
 fn copy_runs(stand: &Stand, device: &str, disk: &mut Disk, numbers: &mut Numbers) {
@@ -125,9 +134,7 @@ fn use_disk(stand: &Stand, version: usize, disk: &mut Disk, numbers: &mut Number
     let begun = Instant::now();
     let step = |what: &str| eprintln!("{:6.2} s  {what}", begun.elapsed().as_secs_f64());
     let run = |command: &str| stand.guest.check(command, LIMIT).unwrap().stdout;
-    let controller = connect(stand, version, NQN).unwrap();
-    let device = format!("/dev/{controller}n1");
-    run(&format!("until [ -b {device} ]; do usleep 20000; done"));
+    let (controller, device) = connect_disk(stand, version);
     step("connected");
 
     let said = run(&format!(
@@ -221,16 +228,15 @@ fn kernel_initiator_uses_file_backed_target() {
         subsystem: Arc::new(Subsystem::new(NQN.into(), namespace, Vec::new())),
     };
     stand.guest.check("modprobe nvme_rdma", LIMIT).unwrap();
-    let controller = target.serving(|| {
+    let (controller, device) = target.serving(|| {
         for version in 0..2 {
             use_disk(&stand, version, &mut disk, &mut numbers);
         }
         ask_for_others(&stand);
-        connect(&stand, 0, NQN).unwrap()
+        connect_disk(&stand, 0)
     });
     // The target is restarted: the kernel reconnects.
     target.serving(|| {
-        let device = format!("/dev/{controller}n1");
         let read = format!("dd if={device} bs=1M iflag=direct 2>/dev/null | sha256sum");
         assert_eq!(stand.guest.check(&read, LIMIT).unwrap().stdout[..64], disk.hash());
         disconnect(&stand, &controller);
