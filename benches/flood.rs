@@ -1,10 +1,11 @@
-//! Prints what a flood of forged packets from a third socket takes from an RC connection over UDP on loopback, and the CPU
-//! time of each such packet. Rounds without a flood, with a flood to a socket that is no NIC (the control), and with each
-//! kind take turns, because what the machine gives changes from one second to the next. Options: `--quick`, `--rate N`
-//! packets a second, `--buffer BYTES` of the links' sockets (212992 is what an unprivileged process gets).
+//! Measures how much a flood of forged packets from a third socket impairs an RC connection over UDP on
+//! loopback, and the CPU time of each such packet. Rounds without a flood, with a flood to a socket that is
+//! no NIC (the control) and with each kind of flood alternate, because the performance of the machine changes
+//! from one second to the next. Options: `--quick`, `--rate N` packets per second, `--buffer BYTES` of the
+//! links' sockets (212992 is the size for an unprivileged process).
 //!
-//! The flood is sent as any local user could: from UDP sockets with another port than 4791, bound to the address of one of
-//! the peers. It knows both queue pair numbers and keeps up with the PSN.
+//! The flood is what any local user could send: packets from UDP sockets with another port than 4791, bound
+//! to the address of one of the peers. The flooder knows both queue pair numbers and follows the PSN.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -31,17 +32,17 @@ use urxe::wire::{
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Has the process be the passive peer, with this buffer.
+/// Environment variable that makes the process the passive peer; its value is the socket buffer size.
 const PEER: &str = "URXE_BENCH_FLOOD_PEER";
 const REQUESTER: Ipv4Addr = Ipv4Addr::new(127, 78, 0, 1);
 const RESPONDER: Ipv4Addr = Ipv4Addr::new(127, 78, 0, 2);
 const FOREIGN: Ipv4Addr = Ipv4Addr::new(127, 78, 0, 9);
 const MTU: u32 = 4096;
-/// WRITEs in flight, and how many are posted at once.
+/// Number of WRITEs in flight; `BATCH` of them are posted at once.
 const DEPTH: u32 = 128;
 const BATCH: u32 = 16;
 const FAILED: &str = "a WRITE failed";
-/// Packets of the flood that leave at once.
+/// Number of packets of the flood that are sent at once.
 const VOLLEY: usize = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,11 +55,11 @@ enum Kind {
     AnyPsn,
     BadIcrc,
     Foreign,
-    /// ACKs, NAKs and RNR NAKs of what is not in flight.
+    /// ACKs, NAKs and RNR NAKs of PSNs that are not in flight.
     StaleSyndrome,
-    /// Reserved syndromes and NAK codes of what is in flight.
+    /// Reserved syndromes and NAK codes of PSNs that are in flight.
     ReservedSyndrome,
-    /// Packets that cannot be told from the peer's own; each makes the requester retransmit or wait.
+    /// Packets that cannot be distinguished from the peer's own; each makes the requester retransmit or wait.
     SequenceNak,
     RnrNak,
 }
@@ -107,12 +108,12 @@ struct End {
     ip: Ipv4Addr,
 }
 
-/// Both ends, requester first, and what the third party makes its packets of.
+/// Sender of the flood, with both ends of the attacked connection, requester first.
 struct Flooder {
     ends: [End; 2],
     sockets: [UdpSocket; 3],
     sink: UdpSocket,
-    /// The PSN of the newest request that has been acknowledged, behind the first one.
+    /// PSN of the newest acknowledged request, relative to the first PSN.
     acked: u32,
     count: u32,
 }
@@ -126,7 +127,7 @@ impl Flooder {
         Ok(Flooder { ends, sockets, sink, acked: 0, count: 0 })
     }
 
-    /// A packet of this kind, without its ICRC.
+    /// Returns the headers of packet `n` of this kind.
     fn headers(&self, kind: Kind, n: u32) -> Headers {
         let [requester, responder] = &self.ends;
         let to = if kind.is_response() { requester } else { responder };
@@ -156,7 +157,7 @@ impl Flooder {
         Headers { bth, reth, aeth: Aeth { syndrome, msn: 0 }, ..Headers::default() }
     }
 
-    /// Sends a volley.
+    /// Sends `VOLLEY` packets of a kind.
     fn volley(&mut self, kind: Kind) -> io::Result<()> {
         let from = match kind {
             Foreign => 2,
@@ -178,19 +179,19 @@ impl Flooder {
             let seal = icrc::compute(&flow, 0, IpIdent::DONT_FRAGMENT, &bytes[..len]);
             let seal = if kind == BadIcrc { !seal } else { seal };
             bytes[len - 4..len].copy_from_slice(&seal.to_le_bytes());
-            // A full buffer is the receiver's.
+            // A full socket buffer is that of the receiver and not an error here.
             let _ = socket.send_to(&bytes[..len], to);
         }
         Ok(())
     }
 
-    /// Reads what went to the control.
+    /// Discards the packets that were sent to the control socket.
     fn read(&self) {
         while self.sink.recv(&mut [0; 128]).is_ok() {}
     }
 }
 
-/// State shared with the flooding thread: its orders and its counts.
+/// State shared with the flooding thread: its commands and its counters.
 #[derive(Default)]
 struct Orders {
     acked: AtomicU32,
@@ -200,7 +201,7 @@ struct Orders {
 }
 
 impl Orders {
-    /// Sends `rate` packets of a kind a second until told to end.
+    /// Sends `rate` packets of a kind per second until `done` is set.
     fn run(&self, mut flooder: Flooder, kind: Kind, rate: u64) -> io::Result<()> {
         let pause = Duration::from_secs(1) * VOLLEY as u32 / rate as u32;
         let mut due = Instant::now();
@@ -214,7 +215,7 @@ impl Orders {
             self.cpu.store(raw::cpu_time(), Ordering::Relaxed);
             due += pause;
             let now = Instant::now();
-            // Packets that are more than a few milliseconds late are left out.
+            // Packets that are more than 5 ms late are skipped.
             due = due.max(now - Duration::from_millis(5));
             thread::sleep(due.saturating_duration_since(now));
         }
@@ -222,7 +223,7 @@ impl Orders {
     }
 }
 
-/// CPU time of this process in nanoseconds.
+/// Returns the CPU time of this process in nanoseconds.
 fn process_cpu() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a timespec that outlives the call.
@@ -243,7 +244,7 @@ impl Side {
         Ok(Side { node, mr })
     }
 
-    /// The data that the other process needs, as a line.
+    /// Returns the connection parameters for the other process, as a line.
     fn describe(&self) -> String {
         let (e, m) = (self.node.qp.endpoint(), self.mr.remote(0));
         format!("{} {} {} {} {}", e.gid.ip(), e.qpn.get(), e.psn.get(), m.va, m.rkey.0)
@@ -258,7 +259,8 @@ impl Side {
         Ok((peer, RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) }))
     }
 
-    /// CPU time, datagrams that the socket had no room for, packets that were acknowledgements.
+    /// Returns the CPU time, the number of datagrams that the socket had no room for, and the number of
+    /// packets sent, which are acknowledgements at the responder.
     fn status(&self) -> [u64; 3] {
         let c = self.node.context.counters();
         [process_cpu(), self.node.context.link_state().0.rx_overflow, c.sent_pkts]
@@ -271,7 +273,7 @@ impl Side {
     }
 }
 
-/// Is the responder until its standard input ends.
+/// Runs the responder until standard input ends.
 fn be_peer(buffer: usize) -> Result<()> {
     let side = Side::new(RESPONDER, buffer)?;
     println!("{}", side.describe());
@@ -295,7 +297,7 @@ struct Stream<'a> {
 }
 
 impl Stream<'_> {
-    /// WRITEs a second, over this time.
+    /// Runs for this time and returns the number of WRITEs per second.
     fn run(&mut self, orders: &Orders, time: Duration) -> Result<f64> {
         let sge = [self.side.mr.sge(0..self.size)];
         let wr = |signaled| SendWr {
@@ -328,18 +330,19 @@ impl Stream<'_> {
 /// Results of a round.
 #[derive(Clone, Copy, Default)]
 struct Round {
-    /// WRITEs a second.
+    /// WRITEs per second.
     rate: f64,
-    /// Flood packets a second.
+    /// Flood packets per second.
     flood: f64,
-    /// CPU seconds a second of requester, responder and flooder.
+    /// CPU seconds per second of requester, responder and flooder.
     cpu: [f64; 3],
-    /// A second: datagrams dropped at the responder and the requester, and times that it went back.
+    /// Datagrams dropped per second at the responder and the requester; `retries` is the number of go-back-N
+    /// retransmissions per second.
     dropped: [f64; 2],
     retries: f64,
-    /// Packets that the responder sent.
+    /// Packets per second that the responder sent.
     answers: f64,
-    /// The connection ended.
+    /// 1.0 if the connection failed.
     failed: f64,
 }
 
@@ -354,7 +357,7 @@ struct Options {
     buffer: usize,
 }
 
-/// A connection of its own with a flood of one kind, for this time; a failed WRITE ends it.
+/// Measures a new connection under a flood of one kind for this time. A failed WRITE ends the round.
 fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<Round> {
     let mut child = Command::new(std::env::current_exe()?)
         .env(PEER, options.buffer.to_string())
@@ -382,7 +385,7 @@ fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<R
             Ok([cpu - flooder, theirs[0], flooder, theirs[1], overflow, retries, theirs[2], sent])
         };
         let mut work = || -> Result<Round> {
-            // The peer answers once it is connected.
+            // The peer responds once it is connected.
             status()?;
             stream.run(&orders, time / 4)?;
             let (before, start) = (status()?, Instant::now());
@@ -409,7 +412,7 @@ fn round(kind: Kind, size: usize, options: &Options, time: Duration) -> Result<R
     outcome
 }
 
-/// Rounds of every kind, in turns, with WRITEs of this size.
+/// Measures alternating rounds of every kind with WRITEs of this size.
 fn measure(size: usize, options: &Options) -> Result<()> {
     let (rounds, time) = if options.quick { (1, 100) } else { (11, 400) };
     let mut all = [const { Vec::new() }; KINDS.len()];
@@ -526,7 +529,7 @@ impl Bare {
         Ok(Bare { nic, link, memory, tx, end: End { qpn, psn: 5000, ip } })
     }
 
-    /// Handles what is in the socket, and answers.
+    /// Handles the received packets and sends the responses.
     fn turn(&mut self) -> io::Result<()> {
         let Bare { nic, link, memory, tx, .. } = self;
         link.receive(Time(0), &mut |burst| nic.handle_burst(Time(0), &burst, memory, tx))?;
@@ -540,7 +543,8 @@ impl Bare {
     }
 }
 
-/// CPU time of a packet of each kind, on a thread that drives a NIC whose socket holds 60 of them.
+/// Measures the CPU time of a packet of each kind, on a thread that drives a NIC whose socket holds 60 of
+/// them.
 fn costs(options: &Options) -> Result<()> {
     const VOLLEYS: usize = 6;
     const COUNT: usize = VOLLEYS * VOLLEY;
@@ -553,7 +557,8 @@ fn costs(options: &Options) -> Result<()> {
     println!("{:<25} {:>7} {:>7} {:>12}", "flood", "least", "median", "answers");
     for kind in [Control, Duplicate, AnyPsn, BadIcrc, Foreign, StaleSyndrome] {
         let mut nic = Bare::new(RESPONDER, REQUESTER, options.buffer)?;
-        // The NIC is either end.
+        // The NIC is the end that the packets are sent to: the requester if they are responses, otherwise the
+        // responder.
         let ends = [End { qpn: Qpn::new(2), psn: 5000, ip: REQUESTER }, nic.end];
         let mut flooder = Flooder::new(if kind.is_response() { [nic.end, ends[0]] } else { ends })?;
         let mut times = Vec::new();

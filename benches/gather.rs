@@ -1,5 +1,6 @@
-//! Why payload is copied beside its headers, in one pass with its ICRC, and not left to the kernel to gather from user memory:
-//! what each way costs, and how many packets each spoils where the memory changes while it is sent, as what a peer READs may.
+//! Compares copying the payload behind its headers, in one pass with its ICRC, as urxe does, with letting the
+//! kernel gather it from user memory: the cost of both, and the share of packets with a wrong ICRC if the
+//! memory changes while it is sent, as memory that a peer READs may.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -19,7 +20,7 @@ use urxe::wire::{BTH_LEN, Bth, Flow, Headers, ICRC_LEN, IpIdent, Opcode, Qpn, RO
 const PAYLOAD: usize = 4096;
 const PACKETS: usize = 15;
 const PACKET: usize = BTH_LEN + PAYLOAD + ICRC_LEN;
-/// Bytes that the ICRC counts before the payload: masked link, IPv4 and UDP headers, and the BTH.
+/// Bytes covered by the ICRC before the payload: masked link, IPv4 and UDP headers, and the BTH.
 const COVERED_HEADERS: usize = 8 + 20 + 8 + BTH_LEN;
 
 fn headers() -> Headers {
@@ -31,17 +32,18 @@ fn flow() -> Flow {
     Flow::new(ip, ip, ROCE_PORT)
 }
 
-/// What is sent: registered memory, all of it.
+/// Registers all of the buffer, and returns it as the memory to send.
 fn registered(buffer: &Buffer, table: &mut Table) -> HostSlice {
     let (len, access) = (buffer.len(), Access::ALL);
-    // SAFETY: `main` keeps the buffer as long as the table.
+    // SAFETY: `main` owns both, and keeps the buffer until the last use of the table.
     let info =
         unsafe { table.register(PdId(1), Span { addr: buffer.addr(), len, iova: 0, access }) }.unwrap();
     let by = Accessor { pd: PdId(1), qpn: Qpn::new(2) };
     table.local(by, info.lkey, 0, len as u32, Access::LOCAL_READ).unwrap()
 }
 
-/// As urxe does it: the payload is copied while its ICRC is made, and the kernel takes one run of bytes.
+/// The method of urxe: the payload is copied while its ICRC is computed, and the kernel takes contiguous
+/// bytes.
 struct Copied {
     queue: TxQueue,
     memory: HostSlice,
@@ -54,14 +56,15 @@ impl Copied {
         self.queue.bursts().try_for_each(|burst| socket.send(burst.bytes()).map(drop))
     }
 
-    /// How many packets of a burst have an ICRC that does not fit.
+    /// Returns the number of packets of a burst with a wrong ICRC.
     fn spoilt(bytes: &[u8]) -> usize {
         let wrong = |(i, packet): &(usize, &[u8])| !icrc::verify(&flow(), IpIdent::SENT, *i as u16, packet);
         bytes.chunks(PACKET).enumerate().filter(wrong).count()
     }
 }
 
-/// The other way: the ICRC is made from user memory, and the kernel gathers header, payload and ICRC of each packet.
+/// The alternative: the ICRC is computed from user memory, and the kernel gathers header, payload and ICRC of
+/// each packet.
 struct Gathered<'m> {
     buffer: &'m Buffer,
     trailers: [[u8; ICRC_LEN]; PACKETS],
@@ -76,8 +79,9 @@ impl Gathered<'_> {
     }
 
     fn payload(&self, i: usize) -> &[u8] {
-        // SAFETY: inside the buffer, which lives as long. That another thread may write it meanwhile is what this bench is
-        // about, and why the crate itself never makes such a reference: the bytes are only hashed and passed to the kernel.
+        // SAFETY: the range is inside the buffer, which outlives the slice. Another thread may write to it
+        // meanwhile, which is the subject of this bench and the reason why the crate itself never makes such
+        // a reference: the bytes are only hashed and passed to the kernel.
         unsafe {
             std::slice::from_raw_parts(
                 std::ptr::with_exposed_provenance(self.buffer.addr() + i * PAYLOAD),
@@ -97,11 +101,11 @@ impl Gathered<'_> {
             packet[1] = IoSlice::new(self.payload(i));
             packet[2] = IoSlice::new(&self.trailers[i]);
         }
-        // SAFETY: a message header of zeros is a valid one.
+        // SAFETY: msghdr consists of integers and pointers, for which zeros are valid.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = parts.as_mut_ptr().cast();
         message.msg_iovlen = parts.len();
-        // SAFETY: the header and all that it points to outlive the call.
+        // SAFETY: the header and all buffers that it points to outlive the call.
         match unsafe { libc::sendmsg(socket.as_raw_fd(), &message, 0) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
@@ -117,7 +121,7 @@ impl Gathered<'_> {
     }
 }
 
-/// Sends bursts from memory in which another thread counts; the share of packets that are spoilt.
+/// Sends bursts from memory that another thread changes and returns the share of packets with a wrong ICRC.
 fn share_spoilt(
     memory: &Buffer,
     mut send: impl FnMut(&UdpSocket) -> io::Result<()>,
@@ -129,7 +133,7 @@ fn share_spoilt(
     thread::scope(|s| {
         s.spawn(|| {
             for n in 0.. {
-                // A word of each packet, as a ring of flags or counters has them.
+                // One word of each packet changes, as in a ring of flags or counters.
                 (0..PACKETS).for_each(|i| memory.store_u64(i * PAYLOAD + 2048, n).unwrap());
                 if done.load(Ordering::Relaxed) {
                     break;

@@ -1,5 +1,6 @@
-//! Prints what packet links do over a veth between two network namespaces, beside raw packet sockets: in turns, because
-//! what the machine gives changes from one second to the next. Needs root.
+//! Compares packet links over a veth pair between two network namespaces with raw packet sockets. The
+//! measurements alternate, because the performance of the machine changes from one second to the next. Needs
+//! root.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -22,10 +23,10 @@ use veth::Veth;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Says which link the process is a passive peer on, and in which namespace.
+/// Environment variable that makes the process a passive peer; its value is the namespace and the link.
 const PEER: &str = "URXE_BENCH_PACKET_PEER";
 const MESSAGE: usize = 64 << 10;
-/// WRITEs in flight, and how many are posted at once.
+/// Number of WRITEs in flight; `BATCH` of them are posted at once.
 const DEPTH: usize = 128;
 const BATCH: usize = 16;
 
@@ -49,7 +50,7 @@ impl Side {
         Ok(Side { _context: context, cq, qp, mr })
     }
 
-    /// The data that the other process needs, as a line.
+    /// Returns the connection parameters for the other process, as a line.
     fn describe(&self) -> String {
         let (e, m) = (self.qp.endpoint(), self.mr.remote(0));
         format!("{} {} {} {} {}", e.gid.ip(), e.qpn.get(), e.psn.get(), m.va, m.rkey.0)
@@ -64,7 +65,7 @@ impl Side {
         Ok(RemoteAddr { va: va.parse()?, rkey: RKey(rkey.parse()?) })
     }
 
-    /// Gb/s of WRITEs kept in flight for this time.
+    /// Keeps WRITEs in flight for this time and returns their throughput in Gb/s.
     fn stream(&self, remote: RemoteAddr, time: Duration) -> Result<f64> {
         let sge = [self.mr.sge(0..MESSAGE)];
         let wr = |signaled| SendWr {
@@ -90,7 +91,7 @@ impl Side {
     }
 }
 
-/// Is the peer in the other process until its standard input ends.
+/// Runs the passive peer until standard input ends.
 fn be_peer(what: &str) -> Result<()> {
     let (namespace, link) = what.split_once(' ').ok_or("no namespace")?;
     if !link.contains("127.") {
@@ -104,7 +105,7 @@ fn be_peer(what: &str) -> Result<()> {
     Ok(lines.try_for_each(|line| line.map(drop))?)
 }
 
-/// A peer in a process of its own; it ends with this.
+/// Peer process. Dropping this closes its standard input and waits for it to exit.
 struct Peer(Child, Option<ChildStdin>);
 
 impl Drop for Peer {
@@ -114,7 +115,7 @@ impl Drop for Peer {
     }
 }
 
-/// Gb/s of RC WRITEs from one process to another.
+/// Measures the throughput in Gb/s of RC WRITEs from one process to another.
 fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
     let mut child = Command::new(std::env::current_exe()?)
         .env(PEER, format!("{} packet:v1{options}", net.names[1]))
@@ -133,7 +134,8 @@ fn writes(net: &Veth, options: &str, time: Duration) -> Result<f64> {
     side.stream(remote, time)
 }
 
-/// What a burst of 15 packets of 4096 bytes, gathered from a region, costs the link; ICRCs made and checked.
+/// Measures the CPU time that a burst of 15 packets of 4096 bytes, gathered from a region, takes in the link,
+/// with ICRCs computed and verified.
 fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let open = |side: usize| -> Result<PacketLink> {
         let config = format!("packet:v{side}{options}").parse()?;
@@ -143,7 +145,7 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let flow = Flow::new(a.info().addresses[0], b.info().addresses[0], 4791);
     let (mut memory, mut table) = (vec![0x5a; 15 * 4096], Table::new());
     let addr = memory.as_mut_ptr().expose_provenance();
-    // SAFETY: memory and table live side by side until the end, and nothing writes to it.
+    // SAFETY: the memory is kept until the last use of the table, and nothing writes to it.
     let key =
         unsafe { table.register(PdId(1), Span { addr, len: memory.len(), iova: 0, access: Access::ALL }) }
             .ok_or("no room for a region")?
@@ -154,7 +156,7 @@ fn burst_cost(net: &Veth, options: &str) -> Result<raw::BurstCost> {
     let headers = Headers { bth: Bth { opcode: Opcode(4), ..Bth::default() }, ..Headers::default() };
     let mut queue = TxQueue::new(a.info().burst);
     queue.push(&flow, headers, Payload::Bytes(&[0; 8]));
-    // Until the neighbour is known.
+    // Runs both links until a first packet arrives, and so until the neighbour is resolved.
     let mut got = 0;
     a.transmit(Time(0), &queue)?;
     let start = Instant::now();

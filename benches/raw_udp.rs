@@ -1,4 +1,4 @@
-//! Prints what raw UDP does on this machine's loopback.
+//! Measures raw UDP on this machine's loopback.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]

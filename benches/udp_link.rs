@@ -1,5 +1,5 @@
-//! Prints what the UDP link adds to raw UDP on this machine's loopback: side by side, in turns, because
-//! what the machine gives changes from one second to the next.
+//! Measures what the UDP link adds to raw UDP on this machine's loopback. The two alternate, because the
+//! performance of the machine changes from one second to the next.
 
 #[path = "support/raw.rs"]
 #[allow(dead_code, reason = "each bench uses some of it")]
@@ -27,7 +27,7 @@ fn headers() -> Headers {
     Headers { bth: Bth { opcode: Opcode(0x04), ..Bth::default() }, ..Headers::default() }
 }
 
-/// Receives until something came; whether every ICRC held.
+/// Receives until packets arrive; returns whether every ICRC was right.
 fn wait(link: &mut UdpLink, done: &AtomicBool) -> bool {
     let mut good = true;
     while !done.load(Ordering::Relaxed) {
@@ -41,7 +41,7 @@ fn wait(link: &mut UdpLink, done: &AtomicBool) -> bool {
     good
 }
 
-/// Half the round trip of a packet with this much payload, ICRCs made and checked.
+/// Measures half the round trip of a packet with this much payload, with ICRCs computed and verified.
 fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     let (mut a, mut b) = (bind("127.77.0.1"), bind("127.77.0.2"));
     let (there, back) = (flow(&a, &b), flow(&b, &a));
@@ -75,10 +75,11 @@ fn ping_pong(payload: usize, rounds: usize) -> raw::HalfRoundTrip {
     })
 }
 
-/// 15 packets of 4096 bytes gathered from a region of this memory: a burst.
+/// Registers the memory and returns the payloads of a burst: 15 packets of 4096 bytes.
 fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
     let addr = memory.as_mut_ptr().expose_provenance();
-    // SAFETY: every caller keeps memory and table side by side until it is done, and nothing writes it.
+    // SAFETY: every caller keeps the memory until its last use of the table, and nothing writes to the
+    // memory.
     let key =
         unsafe { table.register(PdId(1), Span { addr, len: memory.len(), iova: 0, access: Access::ALL }) }
             .unwrap()
@@ -91,7 +92,7 @@ fn slices(memory: &mut [u8], table: &mut Table) -> Vec<HostSlice> {
     (0..15).map(slice).collect()
 }
 
-/// What such a burst costs, ICRCs made and checked.
+/// Measures the CPU time of such a burst, with ICRCs computed and verified.
 fn burst_cost() -> raw::BurstCost {
     let (mut a, mut b) = (bind("127.77.0.5"), bind("127.77.0.6"));
     let there = flow(&a, &b);
@@ -111,7 +112,8 @@ fn burst_cost() -> raw::BurstCost {
     raw::cost(send, receive).unwrap()
 }
 
-/// Gb/s of payload, in bursts of 15 packets of 4096 bytes gathered from a region, ICRCs made and checked.
+/// Measures the throughput in Gb/s of payload, in bursts of 15 packets of 4096 bytes gathered from a region,
+/// with ICRCs computed and verified.
 fn throughput(time: Duration) -> f64 {
     let (mut a, mut b) = (bind("127.77.0.3"), bind("127.77.0.4"));
     let there = flow(&a, &b);

@@ -1,4 +1,4 @@
-//! What one thread measures alone: memory, the ICRC, and the fabric with both ends on it.
+//! Measurements in a single thread: memory copies, the ICRC, and the fabric with both ends on it.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -14,10 +14,10 @@ use crate::ping::{self, Player};
 use crate::progress::Meter;
 use crate::stream::{self, Sink};
 
-/// Copies the same bytes to the same place.
+/// Measures copying the same bytes to the same place.
 pub fn memcpy(size: usize, seconds: f64) -> Result<Metrics> {
     let (from, mut to) = (vec![0x5au8; size], vec![0xa5u8; size]);
-    // Small copies are counted by many, so that the clock does not count.
+    // Small copies are timed in batches, so that the cost of the clock does not matter.
     let lot = (65_536 / size).max(1) as u64;
     let (mut meter, mut copies) = (Meter::start(seconds), 0);
     while meter.goes_on(copies) {
@@ -30,7 +30,7 @@ pub fn memcpy(size: usize, seconds: f64) -> Result<Metrics> {
     Ok(Metrics::from([("Gb/s".into(), copies * size as f64 * 8.0 / 1e9), ("M/s".into(), copies / 1e6)]))
 }
 
-/// A stream between two NICs of a fabric.
+/// Measures a stream between two NICs of a fabric.
 pub fn fabric_stream(s: &Stream, seconds: f64) -> Result<Metrics> {
     let fabric = Fabric::new();
     let a = stream::nic(Context::on_fabric(&fabric)?, s)?;
@@ -47,7 +47,7 @@ pub fn fabric_stream(s: &Stream, seconds: f64) -> Result<Metrics> {
     })
 }
 
-/// A ping-pong between two NICs of a fabric.
+/// Measures a ping-pong between two NICs of a fabric.
 pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
     let fabric = Fabric::new();
     let nic = || Nic::new(Context::on_fabric(&fabric)?, QpType::Rc, 1, 4096);
@@ -66,8 +66,8 @@ pub fn fabric_ping(op: Op, rounds: usize) -> Result<Metrics> {
     })
 }
 
-/// Nanoseconds to make and to verify the ICRC of a packet with `payload` bytes, as the data path does: the state of
-/// what comes before the BTH once for all packets of a flow.
+/// Measures the nanoseconds to compute and to verify the ICRC of a packet with `payload` bytes as the data
+/// path does: the CRC state of the headers before the BTH is computed once for all packets of a flow.
 pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
     let flow = Flow::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), ROCE_PORT);
     let mut packet = vec![0x5a; 12 + payload + 4];
@@ -90,7 +90,7 @@ pub fn icrc(payload: usize, seconds: f64) -> Result<Metrics> {
     }
 }
 
-/// What a call costs.
+/// Returns the mean time of a call in nanoseconds.
 fn nanoseconds(seconds: f64, mut call: impl FnMut()) -> f64 {
     let (start, mut calls) = (Instant::now(), 0u64);
     loop {

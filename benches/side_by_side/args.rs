@@ -1,23 +1,24 @@
-//! The command line.
+//! Command line of the benchmark.
 
 use std::path::PathBuf;
 
 use clap::Parser;
 
-/// urxe beside raw UDP, raw packet sockets, TCP, UCX and memory, in one run, in turns.
+/// Compares urxe with raw UDP, raw packet sockets, TCP, UCX and memory, in alternation within one run.
 #[derive(Parser)]
 #[command(name = "cargo bench --bench side_by_side --", disable_version_flag = true)]
 pub struct Args {
-    /// What bars are about three times, the rest once and little of it: below a minute.
+    /// Takes less than a minute: three rounds of the rows that bars refer to, one short round of a part of
+    /// the rest.
     #[arg(long)]
     pub quick: bool,
     /// Measures only rows whose name contains this.
     #[arg(long, value_name = "PATTERN")]
     pub only: Option<String>,
-    /// Where side_by_side.json and side_by_side.svg go.
+    /// Directory for side_by_side.json and side_by_side.svg.
     #[arg(long, value_name = "DIR", default_value = concat!(env!("CARGO_TARGET_TMPDIR"), "/side_by_side"))]
     pub out: PathBuf,
-    /// What cargo says to every benchmark.
+    /// Option that cargo passes to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }

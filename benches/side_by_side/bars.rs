@@ -1,5 +1,5 @@
-//! What urxe is to reach, each as a ratio of things measured in the same run wherever there is something to compare
-//! with.
+//! Performance targets ("bars") of urxe, each a ratio of measurements of the same run wherever there is
+//! something to compare with.
 
 use serde::Serialize;
 
@@ -7,13 +7,13 @@ use crate::job::Op;
 use crate::plan::{self, LOSSES, MANY, MESSAGE, Via, stream_series};
 use crate::table::{Key, Spread, Table};
 
-/// A row and the name of a figure in it.
+/// A row and the name of one of its metrics.
 pub type Figure = (Key, &'static str);
 
 pub struct Bar {
     pub what: String,
     pub over: Figure,
-    /// What it is divided by.
+    /// Divisor of the ratio; `None` for an absolute value.
     pub under: Option<Figure>,
     pub limit: Limit,
 }
@@ -40,7 +40,7 @@ impl Bar {
         }
     }
 
-    /// By the median.
+    /// Compares the median with the limit.
     pub fn verdict(&self, table: &Table) -> Verdict {
         let is_met = |v: Spread| match self.limit {
             Limit::AtLeast(limit) => v.median >= limit,
@@ -54,7 +54,7 @@ impl Bar {
     }
 }
 
-/// The bars, in order.
+/// Returns the bars in the order of printing.
 pub fn bars() -> Vec<Bar> {
     use Limit::{AtLeast, AtMost};
     let stream = |via, op, size| Key::new(stream_series(via, op, 4096), size);

@@ -1,4 +1,4 @@
-//! Bytes that the process has allocated and not given back: what a queue pair takes, and whether all of it returns.
+//! Count of allocated heap bytes, to measure the memory of a queue pair and to detect leaks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,34 +7,38 @@ struct Counting;
 
 static LIVE: AtomicI64 = AtomicI64::new(0);
 
-/// Bytes allocated, as asked for.
+/// Returns the number of allocated bytes, in the sizes requested from the allocator.
 pub fn live() -> i64 {
     LIVE.load(Ordering::SeqCst)
 }
 
-// SAFETY: all is left to the system's allocator; counting touches an integer only.
+// SAFETY: every method passes its arguments to the system's allocator unchanged and returns its result, so
+// that its guarantees hold; the counter is an atomic integer and does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller fulfils the contract of `alloc`, and the arguments are passed on unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller fulfils the contract of `alloc_zeroed`, and the arguments are passed on
+        // unchanged.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller fulfils the contract of `dealloc`: `at` came from this allocator, and so from
+        // `System`.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         LIVE.fetch_add(size as i64 - layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller's contract is the same.
+        // SAFETY: the caller fulfils the contract of `realloc`: `at` came from this allocator, and so from
+        // `System`.
         unsafe { System.realloc(at, layout, size) }
     }
 }

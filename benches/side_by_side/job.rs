@@ -1,4 +1,4 @@
-//! What the processes of a measurement are asked to do, as it travels to them.
+//! Tasks of the processes of a measurement, as they are sent to them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// What came out, by name of the figure.
+/// Results of a measurement by name of the metric.
 pub type Metrics = BTreeMap<String, f64>;
 
 /// One end's part of a measurement.
@@ -14,20 +14,20 @@ pub type Metrics = BTreeMap<String, f64>;
 pub struct Job {
     pub task: Task,
     pub end: End,
-    /// How long to measure; a fifth of that goes before, to warm up.
+    /// Duration of the measurement in seconds; a fifth of that precedes as warm-up.
     pub seconds: f64,
-    /// The file by which the passive end tells the active one how much has arrived.
+    /// File through which the passive end shares with the active one how much has arrived.
     pub progress: PathBuf,
 }
 
-/// Which of the two processes this one is; one that works alone is the active one.
+/// Role of a process; a process without a counterpart is the active end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum End {
     Active,
     Passive,
 }
 
-/// What is measured. Of two addresses or interfaces the first is the active end's.
+/// A measurement. Of two addresses or interfaces the first is that of the active end.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Task {
     RawUdpStream {
@@ -51,7 +51,7 @@ pub enum Task {
         op: Op,
         rounds: usize,
     },
-    // Alone, from here on.
+    // Tasks of a single process from here on.
     Memcpy {
         size: usize,
     },
@@ -82,7 +82,7 @@ pub enum Task {
 }
 
 impl Task {
-    /// Whether it takes two processes.
+    /// Reports whether the task takes two processes.
     pub fn is_for_two(&self) -> bool {
         matches!(
             self,
@@ -95,28 +95,29 @@ impl Task {
     }
 }
 
-/// Datagrams that leave in one call, contiguous in memory.
+/// Datagrams sent in one call, contiguous in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Train {
-    /// UDP payload bytes of each.
+    /// Bytes of UDP payload per datagram.
     pub datagram: usize,
-    /// How many.
+    /// Number of datagrams.
     pub count: usize,
 }
 
 impl Train {
-    /// As long as every kernel takes it, and urxe's bursts are: 64 KiB with headers, 64 datagrams.
+    /// Returns the longest train that every kernel accepts, which is as long as urxe's bursts: 64 KiB with
+    /// headers, 64 datagrams.
     pub fn usual(datagram: usize) -> Train {
         Train { datagram, count: (65_000 / datagram).min(64) }
     }
 
-    /// As long as kernels from Linux 6.9 on take it: 128 datagrams.
+    /// Returns the longest train that kernels from Linux 6.9 on accept: 128 datagrams.
     pub fn longest(datagram: usize) -> Train {
         Train { datagram, count: (65_000 / datagram).min(128) }
     }
 }
 
-/// What carries the packets between two NICs of two processes.
+/// Link between the NICs of two processes.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Wire {
     Udp([IpAddr; 2]),
@@ -147,31 +148,33 @@ impl Op {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Stream {
     pub op: Op,
-    /// Bytes of a message.
+    /// Bytes per message.
     pub size: usize,
-    /// Path MTU, bytes.
+    /// Path MTU in bytes.
     pub mtu: usize,
-    /// Queue pairs that take turns.
+    /// Number of queue pairs, used in turn.
     pub qps: usize,
-    /// Messages posted at once, the last of them signaled.
+    /// Messages posted in one list, of which the last is signaled.
     pub list: usize,
-    /// Messages posted and not yet known to be complete, on all queue pairs together.
+    /// Messages posted and not completed yet, on all queue pairs together.
     pub in_flight: usize,
-    /// Whether the passive end of WRITEs and READs polls too, and does not leave it to the NIC's own thread.
+    /// Whether the passive end of WRITEs and READs polls too, instead of leaving the work to the NIC's
+    /// background thread.
     pub polled: bool,
-    /// The probability that a packet is lost as it arrives, at either end; `None` without the link that loses them.
+    /// Probability with which a received packet is dropped, at either end; `None` for a link without fault
+    /// injection.
     pub loss: Option<f64>,
 }
 
 impl Stream {
-    /// What someone would do who wants throughput: 8 MiB or 512 messages in flight, at least two; posted in lists
-    /// of an eighth of that, one completion each.
+    /// Returns a stream set up for throughput: 8 MiB or 512 messages in flight, at least two, posted in lists
+    /// of an eighth of that with one completion each.
     pub fn new(op: Op, size: usize, mtu: usize) -> Stream {
         let in_flight = ((8 << 20) / size).clamp(2, 512);
         Stream { op, size, mtu, qps: 1, list: (in_flight / 8).max(1), in_flight, polled: false, loss: None }
     }
 
-    /// Many queue pairs, each with one message in flight at all times.
+    /// Spreads the stream over `qps` queue pairs, each with one message in flight at all times.
     pub fn on_each_of(self, qps: usize) -> Stream {
         Stream { qps, list: 1, in_flight: qps, ..self }
     }

@@ -1,4 +1,4 @@
-//! Measures items, round by round.
+//! Measurement of the items of a plan, round by round.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::table::Table;
 use crate::tools;
 
 pub struct Lab {
-    /// The namespaces, or why there are none.
+    /// The namespaces, or the error that prevents them.
     net: Result<Net>,
     iperf3: bool,
     ucx: bool,
@@ -26,7 +26,7 @@ impl Lab {
         }
     }
 
-    /// Why an item cannot be measured on this machine.
+    /// Returns the reason why an item cannot be measured on this machine; `None` if it can.
     pub fn lacks(&self, item: &Item) -> Option<String> {
         match (&item.what, &self.net) {
             (What::Ours(_, Where::Namespace | Where::Namespaces), Err(e)) => Some(e.to_string()),
@@ -55,7 +55,7 @@ impl Lab {
         }
     }
 
-    /// Measures all that can be, each as often as it wants, in turns.
+    /// Measures all items that are possible, each in its number of rounds; the items of a round alternate.
     pub fn run(&self, items: &[Item]) -> Table {
         let mut table = Table::default();
         let (start, rounds) = (Instant::now(), items.iter().map(|item| item.rounds).max().unwrap_or(0));

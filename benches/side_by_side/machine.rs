@@ -1,4 +1,4 @@
-//! The machine, and what was measured on it.
+//! Description of the machine, and of the source revision that was measured on it.
 
 use std::fs;
 use std::process::Command;
@@ -17,7 +17,7 @@ pub struct Machine {
     pub wmem_max: String,
     pub tcp_congestion_control: String,
     pub root: bool,
-    /// Of the last one, five and fifteen minutes, at the beginning: what else there was to do.
+    /// Load averages of the last one, five and fifteen minutes at the start: other activity on the machine.
     pub load: String,
 }
 

@@ -1,5 +1,6 @@
-//! urxe beside what the machine can do and what people use without RDMA, in one run, in turns: what a machine gives
-//! changes from one second to the next, so only ratios of neighbours say anything.
+//! Compares urxe with the limits of the machine and with alternatives to RDMA in one run. The measurements
+//! alternate, because the performance of a machine changes from one second to the next, so that only ratios
+//! of adjacent measurements are meaningful.
 //!
 //! `cargo bench --bench side_by_side [-- --quick] [--only PATTERN] [--out DIR]`
 
@@ -54,14 +55,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// This process is one end of a measurement.
+/// Runs this process as one end of a measurement.
 fn be_an_end() -> ExitCode {
     let talk = Talk::begin();
     let outcome = talk.hear().and_then(|job: Job| run(&job, &talk));
     let word = outcome.map_or_else(|e| Word::Failed(e.to_string()), Word::Done);
     match talk.say(&word) {
         Ok(()) => ExitCode::SUCCESS,
-        // Nobody listens any more.
+        // The parent process is gone.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -83,8 +84,8 @@ fn run(job: &Job, talk: &Talk) -> Result<Metrics> {
     }
 }
 
-/// Measures, prints and writes. False if something could not be measured that should have been; a bar that is missed
-/// is none of that.
+/// Measures, prints the tables and writes the files. Returns false if a measurement failed that was possible
+/// on this machine; a missed bar is no failure.
 fn compare(args: &Args) -> Result<bool> {
     let (machine, lab, items, bars) = (Machine::look(), Lab::new(), plan::plan(args), bars::bars());
     if items.is_empty() {

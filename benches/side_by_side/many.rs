@@ -1,4 +1,5 @@
-//! Many connected queue pairs: what they cost to make, to have and to leave alone; and several threads.
+//! Cost of many connected queue pairs (to create, to keep and when idle), and the throughput of several
+//! threads.
 
 use std::net::IpAddr;
 use std::thread;
@@ -12,7 +13,7 @@ use crate::heap;
 use crate::job::{End, Metrics, Wire};
 use crate::nic;
 
-/// The two NICs of this process, over UDP, and what lasts while queue pairs come and go.
+/// The two NICs of this process, over UDP, and the objects that outlive the queue pairs.
 struct Ends {
     contexts: [Context; 2],
     pds: [Pd; 2],
@@ -28,12 +29,13 @@ impl Ends {
         let pds = [a.alloc_pd()?, b.alloc_pd()?];
         let cqs = [a.create_cq(count + 64)?, b.create_cq(64)?];
         let regions = [pds[0].reg_mr(4096, Access::ALL)?, pds[1].reg_mr(8 * count, Access::ALL)?];
-        // All pages of it, before anybody counts.
+        // Touches all pages before memory is measured.
         regions[1].write(0, &vec![0; 8 * count])?;
         Ok(Ends { contexts, pds, cqs, regions })
     }
 
-    /// Queue pairs as verbs programs ask for them: 128 work requests each way.
+    /// Creates queue pairs with the capabilities that verbs programs usually request: 128 work requests each
+    /// way.
     fn create(&self, count: usize) -> Result<[Vec<Qp>; 2]> {
         let mut qps = [Vec::with_capacity(count), Vec::with_capacity(count)];
         for _ in 0..count {
@@ -53,7 +55,7 @@ impl Ends {
         Ok(())
     }
 
-    /// One WRITE of 8 bytes on each, to a place of its own; all must arrive.
+    /// Performs one WRITE of 8 bytes on each queue pair, to a place of its own, and checks that all arrive.
     fn write(&self, qps: &[Vec<Qp>; 2], number: u64) -> Result<()> {
         let [ours, theirs] = &self.regions;
         ours.buffer().store_u64(0, number)?;
@@ -92,8 +94,8 @@ fn descriptors() -> Result<f64> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count() as f64)
 }
 
-/// Creates, connects and uses `count` queue pairs at either end and destroys them, several times over: times in
-/// microseconds and bytes are for one queue pair.
+/// Creates, connects and uses `count` queue pairs at either end and destroys them, several times. Times in
+/// microseconds and bytes are per queue pair.
 pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
     const PASSES: u64 = 8;
     let ends = Ends::new(ips, count)?;
@@ -115,7 +117,7 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
         lap();
         ends.write(&qps, pass)?;
         let wrote = lap();
-        // Timers of what was just acknowledged run out.
+        // Lets the timers of the acknowledged requests expire.
         thread::sleep(Duration::from_millis(200));
         let (heap_used, memory_used) = (heap::live() - heap, resident()? - memory);
         lap();
@@ -123,7 +125,7 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
         let destroyed = lap();
         after.push((heap::live() as f64, descriptors()?));
         if pass == 1 {
-            // Later ones find memory that the first has given back to the allocator, not to the system.
+            // Later passes reuse memory that the first has returned to the allocator but not to the system.
             metrics.extend([
                 ("create µs".into(), created),
                 ("connect µs".into(), connected),
@@ -136,8 +138,8 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
             ]);
         }
     }
-    // Tables keep the size that they had, so what a pass leaves behind is what the next ones add, each of them: what grows
-    // once is a buffer that was fuller than before.
+    // Tables keep their size, so a leak is what every later pass adds again. The minimum is taken, because a
+    // single increase is a buffer that was fuller than before.
     let added = after[1..].windows(2).map(|pass| (pass[1].0 - pass[0].0, pass[1].1 - pass[0].1));
     let least = added.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1))).ok_or("too few passes")?;
     metrics.insert("leaked bytes".into(), least.0);
@@ -146,7 +148,8 @@ pub fn connections(ips: [IpAddr; 2], count: usize) -> Result<Metrics> {
     Ok(metrics)
 }
 
-/// Processor time that `count` idle connected pairs of queue pairs take, all threads together, in microseconds a second.
+/// Measures the processor time of all threads for `count` idle connected pairs of queue pairs, in
+/// microseconds per second.
 pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
     let ends = Ends::new(ips, count)?;
     let qps = ends.create(count)?;
@@ -160,8 +163,8 @@ pub fn idle(ips: [IpAddr; 2], count: usize, seconds: f64) -> Result<Metrics> {
     Ok(Metrics::from([("µs/s".into(), used)]))
 }
 
-/// Two threads, each with a queue pair and a completion queue of its own, WRITE messages of `size` bytes from one NIC to
-/// another of this process, both of so many shards.
+/// Measures two threads, each with a queue pair and a completion queue of its own, that WRITE messages of
+/// `size` bytes from one NIC to another of this process, both with this number of shards.
 pub fn threads(ips: [IpAddr; 2], shards: usize, size: usize, seconds: f64) -> Result<Metrics> {
     const IN_FLIGHT: u64 = 16;
     let a = nic::open_shards(ips, End::Active, shards)?;

@@ -1,4 +1,4 @@
-//! The NIC under measurement: opened, filled with queue pairs, connected.
+//! The NIC under measurement, with its queue pairs and their connections.
 
 use std::net::IpAddr;
 
@@ -11,29 +11,29 @@ use urxe::verbs::*;
 use crate::Result;
 use crate::job::{End, Metrics, Wire};
 
-/// The queue key of datagrams.
+/// Q_Key of datagrams.
 pub const QKEY: QKey = QKey(0x6666_6666);
 
-/// Work requests of a queue where there is but one queue pair; with many, 128 each.
+/// Depth of the queues of a single queue pair; several queue pairs have 128 work requests each.
 const QUEUE: u32 = 1024;
 
-/// What the other end must know.
+/// Connection parameters that the other end needs.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Hello {
     ip: IpAddr,
-    /// Numbers and first PSNs.
+    /// Number and first PSN of each queue pair.
     qps: Vec<(u32, u32)>,
     va: u64,
     rkey: u32,
 }
 
 impl Hello {
-    /// The other end's region.
+    /// Returns the address and the R_Key of the region.
     pub fn remote(&self) -> RemoteAddr {
         RemoteAddr { va: self.va, rkey: RKey(self.rkey) }
     }
 
-    /// Its first queue pair.
+    /// Returns the number of the first queue pair.
     pub fn qpn(&self) -> Qpn {
         Qpn::new(self.qps[0].0)
     }
@@ -43,7 +43,7 @@ impl Hello {
     }
 }
 
-/// Opens the NIC of one end; `loss` is the probability that it loses a packet which arrives.
+/// Opens the NIC of one end; `loss` is the probability with which it drops a received packet.
 pub fn open(wire: &Wire, end: End, loss: Option<f64>) -> Result<Context> {
     let link: Box<dyn Link> = match wire {
         Wire::Udp(ips) => Box::new(UdpLink::bind(ips[end as usize], &UdpOptions::default())?),
@@ -62,14 +62,14 @@ pub fn open(wire: &Wire, end: End, loss: Option<f64>) -> Result<Context> {
     Ok(Context::open(link, &ContextOptions::default())?)
 }
 
-/// Opens the NIC of one end over UDP with so many shards.
+/// Opens the NIC of one end over UDP with this number of shards.
 pub fn open_shards(ips: [IpAddr; 2], end: End, shards: usize) -> Result<Context> {
     let links = UdpLink::bind_shards(ips[end as usize], &UdpOptions::default(), shards)?;
     let links = links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect();
     Ok(Context::open_shards(links, &ContextOptions::default())?)
 }
 
-/// One end: a device, queue pairs that share a completion queue, and a region.
+/// One end: a device, queue pairs that share a completion queue, and a memory region.
 pub struct Nic {
     pub context: Context,
     pub pd: Pd,
@@ -80,7 +80,8 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// `len` bytes of region, all of them written once: pages that nobody has touched are all one page of zeros.
+    /// Creates the objects, with a region of `len` bytes. All pages are written once, because untouched pages
+    /// all map to the same page of zeros.
     pub fn new(context: Context, qp_type: QpType, qps: usize, len: usize) -> Result<Nic> {
         let (pd, cq) = (context.alloc_pd()?, context.create_cq((4 * qps).max(4096))?);
         let max_wr = if qps == 1 { QUEUE } else { 128 };
@@ -106,7 +107,7 @@ impl Nic {
         Hello { ip: self.ip, qps, va: to.va, rkey: to.rkey.0 }
     }
 
-    /// Connects each queue pair to its like.
+    /// Connects each queue pair to that of the same index at the peer.
     pub fn connect(&self, peer: &Hello, mtu: usize) -> Result<()> {
         let options = ConnectOptions { mtu: Mtu::from_bytes(mtu), ..ConnectOptions::default() };
         for (qp, (qpn, psn)) in self.qps.iter().zip(&peer.qps) {
@@ -116,7 +117,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Where datagrams to the other end's first queue pair go.
+    /// Returns the destination of datagrams to the other end's first queue pair.
     pub fn destination(&self, peer: &Hello) -> Result<Destination> {
         let v4 = peer.ip.is_ipv4();
         let index =
@@ -125,7 +126,7 @@ impl Nic {
         Ok(self.pd.create_ah(&av)?.to(peer.qpn(), QKEY))
     }
 
-    /// Takes up to 64 completions; all must be of success.
+    /// Polls up to 64 completions, all of which must be successful.
     pub fn take(&self, out: &mut Vec<Completion>) -> Result<()> {
         out.clear();
         self.cq.poll(64, out)?;
@@ -135,14 +136,14 @@ impl Nic {
         }
     }
 
-    /// What has been counted that is not zero, for who must understand a failure.
+    /// Returns the counters that are not zero, to explain a failure.
     pub fn counted(&self) -> String {
         let (counters, link) = (self.context.counters(), self.context.link_state().0);
         let all = counters.iter().chain(link.iter()).filter(|(_, n)| *n > 0);
         all.map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(", ")
     }
 
-    /// Counts that say how smoothly it went.
+    /// Returns the counters of retries, timeouts, RNR NAKs and socket overflows that are not zero.
     pub fn troubles(&self, end: End) -> Metrics {
         let (c, link) = (self.context.counters(), self.context.link_state().0);
         let all = [

@@ -1,4 +1,4 @@
-//! Two processes that measure something between them, and the one that asks them to.
+//! Control of the two processes (or the one) that perform a measurement.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};
@@ -13,10 +13,11 @@ use crate::job::{End, Job, Metrics, Task};
 use crate::place::Place;
 use crate::talk::{PATIENCE, Word};
 
-/// Set in the environment of a process that is an end.
+/// Environment variable that makes a process an end of a measurement.
 pub const END: &str = "URXE_BENCH_END";
 
-/// A process that is an end of a measurement; killed when this is dropped, if it does not go by itself.
+/// Process that is an end of a measurement. Dropping this closes its standard input, and kills it if it does
+/// not exit by itself within 5 s.
 struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -84,14 +85,14 @@ impl Drop for Process {
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
-        // Has ended, if these fail.
+        // The process has exited already if these calls fail.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Measures `task` between (or in) processes of its own, the active one at the first place. What the passive end has
-/// to say comes along.
+/// Measures `task` in one or two new processes, the active one at the first place. The result includes the
+/// metrics of the passive end.
 pub fn measure(task: &Task, seconds: f64, places: [&Place; 2]) -> Result<Metrics> {
     let progress = tempfile::NamedTempFile::new()?;
     progress.as_file().set_len(4096)?;

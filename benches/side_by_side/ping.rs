@@ -1,4 +1,4 @@
-//! Eight bytes there and back, polled for at both ends.
+//! Round trips of eight bytes, polled for at both ends.
 
 use std::time::Instant;
 
@@ -9,11 +9,11 @@ use crate::job::{End, Job, Metrics, Op, Wire};
 use crate::nic::{self, Hello, Nic};
 use crate::talk::Talk;
 
-/// Rounds before the first that counts.
+/// Number of warm-up rounds.
 const WARM_UP: usize = 2000;
-/// Looks after which an answer is given up.
+/// Number of polls after which a response counts as lost.
 pub const LOOKS: u64 = 1 << 26;
-/// Percentiles that are kept.
+/// Percentiles to report.
 pub const PERCENTILES: [(&str, f64); 11] = [
     ("p1", 1.0),
     ("p10", 10.0),
@@ -28,7 +28,8 @@ pub const PERCENTILES: [(&str, f64); 11] = [
     ("p99.99", 99.99),
 ];
 
-/// Times round trips; half of each counts, in nanoseconds. `trip` is told its number, from 1.
+/// Measures round trips and returns percentiles of half their time, in nanoseconds. `trip` receives the
+/// number of the round, from 1.
 pub fn time(rounds: usize, mut trip: impl FnMut(u64) -> Result<()>) -> Result<Metrics> {
     let mut times = Vec::with_capacity(rounds);
     for round in 1..=(WARM_UP + rounds) as u64 {
@@ -77,7 +78,7 @@ impl<'a> Player<'a> {
         Ok(self.nic.qps[0].post_send(&SendWr { data: WrData::Inline(&bytes), flags, ..wr })?)
     }
 
-    /// Whether the other end's `round` has come; looks once.
+    /// Polls once and reports whether the other end's message of this round has arrived.
     pub fn has_come(&mut self, round: u64) -> Result<bool> {
         let memory = self.nic.mr.buffer();
         if self.op == Op::Send {
@@ -93,10 +94,10 @@ impl<'a> Player<'a> {
         Ok(false)
     }
 
-    /// Takes what completions there may be, once the round is over.
+    /// Polls pending completions at the end of a round.
     pub fn rest(&mut self) -> Result<()> {
         match self.op {
-            // Else a receive could go by unseen.
+            // Polling here could consume the completion of a receive.
             Op::Send => Ok(()),
             _ => self.nic.take(&mut self.completions),
         }
@@ -107,7 +108,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// One end of a ping-pong between two processes.
+/// Runs one end of a ping-pong between two processes.
 pub fn run(job: &Job, talk: &Talk, wire: &Wire, op: Op, rounds: usize) -> Result<Metrics> {
     let nic = Nic::new(nic::open(wire, job.end, None)?, QpType::Rc, 1, 4096)?;
     let peer: Hello = talk.exchange(&nic.hello())?;

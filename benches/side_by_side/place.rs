@@ -1,4 +1,4 @@
-//! Where the processes of a measurement run: here, or in network namespaces that are made for them.
+//! Network namespaces of the processes of a measurement: the current one, or namespaces created for them.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -8,14 +8,14 @@ use crate::Result;
 
 /// A network namespace to run in.
 pub enum Place {
-    /// This process's.
+    /// The namespace of this process.
     Here,
-    /// That of the process of this number.
+    /// The namespace of the process with this PID.
     Of(u32),
 }
 
 impl Place {
-    /// A program to be started there.
+    /// Returns a command that runs a program in the namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         match self {
             Place::Here => Command::new(program),
@@ -27,7 +27,7 @@ impl Place {
         }
     }
 
-    /// Runs `ip` there.
+    /// Runs `ip` in the namespace.
     fn ip(&self, args: &str) -> Result<()> {
         let out = self.command("ip").args(args.split_whitespace()).output();
         let out = out.map_err(|e| format!("ip (Debian: iproute2) or nsenter (util-linux): {e}"))?;
@@ -38,7 +38,8 @@ impl Place {
     }
 }
 
-/// Keeps a namespace alive: a `cat` in it that ends with this process, and the namespace with it.
+/// Keeps a namespace alive by a `cat` in it. The `cat` ends with this process, and the namespace with the
+/// `cat`.
 struct Holder(Child);
 
 impl Holder {
@@ -49,7 +50,7 @@ impl Holder {
         let mut holder = Holder(child);
         let (stdin, stdout) = (holder.0.stdin.as_mut(), holder.0.stdout.as_mut());
         let (stdin, stdout) = stdin.zip(stdout).ok_or("no pipe")?;
-        // What comes back has been in the namespace.
+        // The echoed line shows that `cat` runs in the namespace.
         writeln!(stdin, "there?")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
@@ -64,8 +65,8 @@ impl Drop for Holder {
     }
 }
 
-/// Two namespaces joined by a veth, `v0` in the first and `v1` in the second; in the first, two more IPv6 addresses
-/// on the loopback interface, which has but one by itself.
+/// Two namespaces joined by a veth pair, `v0` in the first and `v1` in the second. The loopback interface of
+/// the first has two additional IPv6 addresses, because it has only one by itself.
 pub struct Net {
     _holders: [Holder; 2],
     pub places: [Place; 2],
@@ -77,7 +78,7 @@ impl Net {
     pub const MTU: usize = 9000;
 
     /// # Errors
-    /// Not root, no iproute2 or util-linux, a kernel without veth: the message is a reason for the reader.
+    /// Without root, iproute2, util-linux or kernel support for veth. The message is meant for the user.
     pub fn new() -> Result<Net> {
         if !nix::unistd::geteuid().is_root() {
             return Err("network namespaces need root".into());

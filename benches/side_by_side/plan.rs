@@ -1,4 +1,4 @@
-//! What is measured, in the order of measuring: what is compared stands side by side.
+//! Items to measure, in the order of measurement: items that are compared with each other are adjacent.
 
 use std::net::IpAddr;
 
@@ -19,19 +19,19 @@ pub const CONNECTIONS: &str = "10,000 connected RC QPs over udp";
 pub const IDLE: &str = "1,000 idle connected RC QPs over udp";
 pub const ICRC: &str = "ICRC";
 
-/// Bytes of the messages that most bars are about.
+/// Size in bytes of the messages that most bars refer to.
 pub const MESSAGE: usize = 64 << 10;
-/// Bytes of raw datagrams as long as urxe's packets at path MTU 4096.
+/// Size in bytes of raw datagrams that are as long as urxe's packets at path MTU 4096.
 pub const DATAGRAM: usize = 4172;
-/// Queue pairs of "many".
+/// Number of queue pairs in measurements with many.
 pub const MANY: usize = 1000;
-/// Probabilities of loss that bars are about, and others for the plot.
+/// Loss probabilities that bars refer to; `MORE_LOSSES` are others for the plot.
 pub const LOSSES: [f64; 3] = [0.0, 0.001, 0.01];
 pub const MORE_LOSSES: [f64; 3] = [0.0001, 0.003, 0.03];
 
 const LOOPBACK: [&str; 2] = ["127.66.0.1", "127.66.0.2"];
 
-/// How packets of urxe travel.
+/// Link that carries urxe's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Via {
     Udp4,
@@ -51,13 +51,13 @@ impl Via {
     }
 }
 
-/// Where the processes run.
+/// Namespaces that the processes run in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Where {
     Here,
     /// Both in the first namespace.
     Namespace,
-    /// One in each.
+    /// One process in each namespace.
     Namespaces,
 }
 
@@ -68,16 +68,16 @@ pub enum What {
     UcxPing { rounds: usize },
 }
 
-/// Something to be measured.
+/// An item to measure.
 pub struct Item {
     pub key: Key,
     pub what: What,
-    /// Rounds in which it takes part.
+    /// Number of rounds in which the item is measured.
     pub rounds: usize,
     pub seconds: f64,
 }
 
-/// The series of streams by urxe.
+/// Returns the name of a series of urxe's streams.
 pub fn stream_series(via: Via, op: Op, mtu: usize) -> String {
     match op {
         Op::Datagram => format!("urxe {}, {}", via.name(), op.name()),
@@ -85,23 +85,23 @@ pub fn stream_series(via: Via, op: Op, mtu: usize) -> String {
     }
 }
 
-/// The row of a stream by urxe over udp and many queue pairs.
+/// Returns the key of the row of a urxe stream over udp with many queue pairs.
 pub fn many(in_flight: usize) -> Key {
     Key::new(format!("urxe udp/IPv4, RC WRITE, {MANY} QPs, {in_flight} in flight"), MESSAGE)
 }
 
-/// The row of two threads that write over udp, each on a queue pair of its own.
+/// Returns the key of the row of two threads that write over udp, each on a queue pair of its own.
 pub fn threads(shards: usize) -> Key {
     let number = if shards == 1 { "1 shard".into() } else { format!("{shards} shards") };
     Key::new(format!("urxe udp/IPv4, RC WRITE, 2 threads, {number}"), MESSAGE)
 }
 
-/// The row of a stream by urxe over a udp link that loses packets.
+/// Returns the key of the row of a urxe stream over a udp link that loses packets.
 pub fn lossy(op: Op, loss: f64) -> Key {
     Key::new(format!("urxe udp/IPv4, {}, {} % loss", op.name(), loss * 100.0), MESSAGE)
 }
 
-/// The row of half round trips by urxe.
+/// Returns the key of the row of urxe's half round trips.
 pub fn ping(via: Via, op: Op) -> Key {
     Key::new(format!("urxe {}, {}, half round trip", via.name(), op.name()), 8)
 }
@@ -119,7 +119,7 @@ fn wire(via: Via) -> Option<(Wire, Where)> {
     }
 }
 
-/// Items in the making.
+/// Builder of the list of items.
 struct Plan {
     items: Vec<Item>,
     rounds: usize,
@@ -127,7 +127,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Adds what is not there yet.
+    /// Adds an item unless its key is in the list already.
     fn add(&mut self, key: Key, what: What) {
         if self.items.iter().all(|item| item.key != key) {
             self.items.push(Item { key, what, rounds: self.rounds, seconds: self.seconds });
@@ -174,7 +174,7 @@ impl Plan {
         self.add(ping(via, op), What::Ours(task, place));
     }
 
-    /// What bars are about.
+    /// Adds the items that bars refer to.
     fn bars(&mut self, trips: usize) {
         let write = Stream::new(Op::Write, MESSAGE, 4096);
         self.raw_udp(RAW_UDP, Train::usual(DATAGRAM));
@@ -210,13 +210,13 @@ impl Plan {
         }
     }
 
-    /// What takes long and varies little.
+    /// Adds the items that take long and vary little.
     fn many(&mut self) {
         self.task(CONNECTIONS, 0, Task::Connections { ips: ips(LOOPBACK), count: 10 * MANY });
         self.task(IDLE, 0, Task::Idle { ips: ips(LOOPBACK), count: MANY });
     }
 
-    /// What plots show besides.
+    /// Adds the other items that the plots show.
     fn sweep(&mut self, sizes: &[usize], trips: usize) {
         for datagram in [512, 1100] {
             self.raw_udp(RAW_UDP, Train::usual(datagram));
@@ -262,7 +262,7 @@ impl Plan {
     }
 }
 
-/// Everything of which `--only` lets something through.
+/// Returns all items that match `--only`.
 pub fn plan(args: &Args) -> Vec<Item> {
     let mut plan = Plan { items: Vec::new(), rounds: 7, seconds: 0.6 };
     if args.quick {

@@ -1,4 +1,4 @@
-//! The run as a picture.
+//! Plot of a run as SVG.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ struct Line {
     points: Vec<(f64, f64)>,
 }
 
-/// What urxe is measured against is grey to black; urxe has colours.
+/// Colours of the series of urxe. The references that urxe is compared with are black to grey.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(214, 39, 40),
     RGBColor(31, 119, 180),
@@ -32,7 +32,8 @@ const COLOURS: [RGBColor; 6] = [
 ];
 const GREYS: [RGBColor; 3] = [BLACK, RGBColor(110, 110, 110), RGBColor(170, 170, 170)];
 
-/// A series by message size; one of datagrams goes on as it ends.
+/// Returns a series by message size. A series of raw datagrams is extended to the largest size with its last
+/// value.
 fn by_size(table: &Table, name: &str, colour: RGBColor) -> Line {
     let rows = table.rows().filter(|(key, _)| key.series == name && key.size > 0);
     let mut points: Vec<(f64, f64)> =
@@ -68,7 +69,7 @@ fn other_links(table: &Table) -> Vec<Line> {
     peers.chain(ours).map(|(name, colour)| by_size(table, &name, colour)).collect()
 }
 
-/// Throughput by loss, and the losses, which stand side by side whatever their distance.
+/// Returns the throughput by loss rate and the labels of the loss rates, which are equally spaced.
 fn losses(table: &Table) -> (Vec<Line>, Vec<String>) {
     let mut all: Vec<f64> = plan::LOSSES.into_iter().chain(plan::MORE_LOSSES).collect();
     all.sort_unstable_by(f64::total_cmp);
@@ -106,7 +107,7 @@ fn latencies(table: &Table) -> Vec<Line> {
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-/// What the axes say.
+/// Title, axes and legend of a panel.
 struct Axes<'a, X> {
     title: &'a str,
     x: X,
@@ -114,7 +115,7 @@ struct Axes<'a, X> {
     x_labels: usize,
     x_label: &'a dyn Fn(&f64) -> String,
     y_name: &'a str,
-    /// Where the legend stands in nobody's way.
+    /// Position of the legend, where it hides no data.
     legend: SeriesLabelPosition,
 }
 
@@ -161,7 +162,7 @@ where
     Ok(())
 }
 
-/// Draws all there is to see.
+/// Draws the four panels and writes the file.
 pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
@@ -183,7 +184,7 @@ pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
     panel(a, sizes("Loopback, two processes", SeriesLabelPosition::LowerRight), loopback(table))?;
     panel(b, sizes("Other links", SeriesLabelPosition::LowerRight), other_links(table))?;
     let (lines, names) = losses(table);
-    // Labels stand at every half step, those between two points empty.
+    // Labels are placed at every half step; those between two points are empty.
     let ordinal = |n: usize| (-0.5..n.max(1) as f64 - 0.5).step(0.5);
     let label = |x: &f64| label_of(*x, &names);
     let axes = Axes {
@@ -211,7 +212,7 @@ pub fn write(path: &Path, machine: &Machine, table: &Table) -> Result<()> {
     Ok(root.present()?)
 }
 
-/// The name that belongs to a whole number on an axis.
+/// Returns the label of a position on an axis: a name at a whole number, otherwise nothing.
 fn label_of(x: f64, names: &[String]) -> String {
     match x >= -0.01 && (x - x.round()).abs() < 0.01 {
         true => names.get(x.round() as usize).cloned().unwrap_or_default(),

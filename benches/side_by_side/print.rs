@@ -1,4 +1,4 @@
-//! The tables on standard output.
+//! Tables on standard output.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crate::job::Op;
 use crate::plan::{self, Item, MESSAGE, Via, stream_series};
 use crate::table::{Key, Spread, Table, bytes};
 
-/// Figures that rows are listed by, with their unit and what a number is divided by to be in that.
+/// Metrics that rows are listed by, with the unit and the divisor that converts a value to it.
 const UNITS: [(&str, &str, f64); 5] = [
     ("Gb/s", "Gb/s", 1.0),
     ("M/s", "M/s", 1.0),
@@ -16,7 +16,7 @@ const UNITS: [(&str, &str, f64); 5] = [
     ("µs/s", "µs/s", 1.0),
 ];
 
-/// How it was measured and how urxe was used.
+/// Prints how the measurements were made and how urxe was used.
 pub fn settings(items: &[Item]) {
     let rounds: BTreeSet<String> =
         items.iter().map(|item| format!("{} × {} s", item.rounds, item.seconds)).collect();
@@ -33,7 +33,7 @@ Loss: packets are dropped as they arrive, at both ends, from a seed; 0 % has the
     );
 }
 
-/// The rows that bars are about, one by one.
+/// Prints the rows that bars refer to, one by one.
 pub fn rows_of(bars: &[Bar], table: &Table) {
     let mut seen = BTreeSet::new();
     println!("{:<66} {:>9} {:<8} least to most", "median", "", "");
@@ -50,7 +50,7 @@ pub fn rows_of(bars: &[Bar], table: &Table) {
     println!();
 }
 
-/// What was to be measured and has no figures, by the reason.
+/// Prints the items without results, grouped by reason.
 pub fn missing(table: &Table) {
     let mut reasons: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for (key, row) in table.rows().filter(|(_, row)| row.rounds.is_empty()) {
@@ -63,7 +63,7 @@ pub fn missing(table: &Table) {
     }
 }
 
-/// Series by sizes.
+/// Prints a metric of several series by message size.
 pub fn matrix(title: &str, metric: &str, table: &Table, wanted: impl Fn(&Key) -> bool) {
     let keys: Vec<&Key> = table
         .rows()
@@ -100,7 +100,7 @@ pub fn matrix(title: &str, metric: &str, table: &Table, wanted: impl Fn(&Key) ->
     println!();
 }
 
-/// Three digits that count.
+/// Formats a value with about three significant digits.
 fn figure(v: f64) -> String {
     match v {
         v if v >= 100.0 => format!("{v:.0}"),
@@ -130,7 +130,7 @@ pub fn half_round_trips(table: &Table) {
     println!();
 }
 
-/// What the ICRC takes of the time that a packet has at the throughput reached.
+/// Prints the cost of the ICRC, also as a share of the time per packet at the measured throughput.
 pub fn icrc(table: &Table) {
     let write = |size| Key::new(stream_series(Via::Udp4, Op::Write, 4096), size);
     let long = table.spread(&write(MESSAGE), "Gb/s").map(|v| ("64 KiB", 4096.0 * 8.0 / v.median));
@@ -153,7 +153,7 @@ pub fn icrc(table: &Table) {
     println!();
 }
 
-/// Everything that has other figures.
+/// Prints the rows that have other metrics.
 pub fn others(table: &Table) {
     for (key, row) in table.rows().filter(|(key, _)| [plan::CONNECTIONS, plan::IDLE].contains(&&*key.series))
     {
@@ -164,7 +164,7 @@ pub fn others(table: &Table) {
     }
 }
 
-/// The bars and whether they are met.
+/// Prints the bars and whether they are met.
 pub fn verdicts(bars: &[Bar], table: &Table) {
     println!("{:<66} {:>9}  {:<18} {:<14}", "bar", "median", "least to most", "");
     for bar in bars {
@@ -174,7 +174,7 @@ pub fn verdicts(bars: &[Bar], table: &Table) {
         };
         let wanted = |(key, _): &Figure| table.rows().any(|(k, _)| k == key);
         if !wanted(&bar.over) || bar.under.as_ref().is_some_and(|under| !wanted(under)) {
-            // Left out by --only.
+            // Excluded by --only.
             continue;
         }
         let verdict = match bar.verdict(table) {

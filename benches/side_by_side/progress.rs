@@ -1,5 +1,5 @@
-//! How much has arrived: told by the passive end to the active one through memory that both map, so that a sender
-//! whom nothing pushes back on need not drown the receiver, and is told at no cost to either.
+//! Count of the data that has arrived. The passive end shares it with the active one through memory that both
+//! map, at no cost to either, so that a sender without back pressure does not overrun the receiver.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -14,7 +14,7 @@ use crate::Result;
 
 const LEN: usize = 4096;
 
-/// A count that two processes share.
+/// A counter that two processes share.
 pub struct Progress(NonNull<AtomicU64>);
 
 impl Progress {
@@ -23,13 +23,16 @@ impl Progress {
         let file = File::options().read(true).write(true).open(path)?;
         let len = NonZeroUsize::new(LEN).ok_or("no page")?;
         let prot = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, of a file that nobody shortens, takes the place of nothing.
+        // SAFETY: without MAP_FIXED the kernel picks free addresses, so no existing mapping is replaced. The
+        // file has at least `LEN` bytes and no process truncates it, so that accesses to the mapping cannot
+        // fault.
         let at = unsafe { mmap(None, len, prot, MapFlags::MAP_SHARED, &file, 0) }?;
         Ok(Progress(at.cast()))
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the mapping lasts as long as `self`, is aligned to a page, and is used by atomics only.
+        // SAFETY: the pointer is to the page-aligned mapping made in `map`, which exists until `self` is
+        // dropped; both processes access it through atomics only.
         unsafe { self.0.as_ref() }
     }
 
@@ -44,12 +47,13 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map`, and nobody has a reference any more.
+        // SAFETY: `map` made this mapping with this length, and references to it borrow `self`, so none is
+        // left.
         let _ = unsafe { munmap(self.0.cast(), LEN) };
     }
 }
 
-/// Keeps a sender a bounded way ahead of the receiver's count.
+/// Bounds how far a sender is ahead of the receiver's count.
 pub struct Ahead {
     limit: u64,
     sent: u64,
@@ -62,7 +66,7 @@ impl Ahead {
         Ahead { limit, sent: 0, lost: 0, waiting_since: None }
     }
 
-    /// Whether more may be sent. What never arrives is taken for lost after a while.
+    /// Reports whether more may be sent. Data that has not arrived after 20 ms without room counts as lost.
     pub fn has_room(&mut self, arrived: u64) -> bool {
         if self.sent.saturating_sub(self.lost + arrived) <= self.limit {
             self.waiting_since = None;
@@ -79,14 +83,14 @@ impl Ahead {
         self.sent += n;
     }
 
-    /// The share of all that was lost.
+    /// Returns the share of the data sent that was lost.
     pub fn lost_share(&self) -> f64 {
         self.lost as f64 / self.sent.max(1) as f64
     }
 }
 
-/// The rate at which a count goes up, without what comes before the warm-up is over: from one step of the count to
-/// another, so that large steps do no harm.
+/// Measures the rate of a count after a warm-up. The interval begins and ends with a change of the count, so
+/// that large steps do not distort the rate.
 pub struct Meter {
     start: Instant,
     warm: Instant,
@@ -103,7 +107,7 @@ impl Meter {
         Meter { start: now, warm, end, first: None, last: (now, 0) }
     }
 
-    /// Takes note of the count; false when the time is over.
+    /// Records the count; returns false when the time is over.
     pub fn goes_on(&mut self, count: u64) -> bool {
         let now = Instant::now();
         if count != self.last.1 {
@@ -115,7 +119,7 @@ impl Meter {
         now < self.end
     }
 
-    /// Counts a second; over all of the time if there were no two steps.
+    /// Returns the rate per second; over the whole time if the count did not change twice after the warm-up.
     pub fn rate(&self) -> Result<f64> {
         let (count, time) = match self.first {
             Some((begin, count)) if self.last.0 > begin => (self.last.1 - count, self.last.0 - begin),

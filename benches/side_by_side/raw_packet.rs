@@ -1,4 +1,5 @@
-//! Raw packet sockets over a veth, with a virtio-net header before each run of datagrams: the limit of the packet link.
+//! Raw packet sockets over a veth pair, with a virtio-net header before each train of datagrams: the limit of
+//! the packet link.
 
 use std::io;
 use std::mem::size_of;
@@ -12,48 +13,49 @@ use crate::progress::Progress;
 use crate::raw_udp::{grow, send_stream, set};
 use crate::talk::Talk;
 
-/// From linux/if_packet.h, which libc has only in part.
+/// Constants of linux/if_packet.h, of which libc has only a part.
 const PACKET_VNET_HDR: c_int = 15;
 const PACKET_IGNORE_OUTGOING: c_int = 23;
-/// From linux/virtio_net.h: a run of UDP datagrams of equal size, whose checksums are for the device to make.
+/// Constants of linux/virtio_net.h: a GSO packet of UDP datagrams of equal size, whose checksums the device
+/// computes.
 const GSO_UDP_L4: u8 = 5;
 const NEEDS_CSUM: u8 = 1;
 
 const VNET: usize = 10;
 const ETHERNET: usize = 14;
 const HEADERS: usize = ETHERNET + 20 + 8;
-/// Of nobody on this wire, so that neither kernel looks at the packets.
+/// Destination MAC address that no interface on this link has, so that neither kernel processes the packets.
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 0x99];
 
-/// A packet socket of one interface of this network namespace.
+/// Opens a packet socket on an interface of this network namespace.
 fn open(interface: &str) -> Result<OwnedFd> {
     let all = (libc::ETH_P_ALL as u16).to_be();
-    // SAFETY: no memory is involved.
+    // SAFETY: `socket` takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, c_int::from(all)) };
     if fd < 0 {
         return Err(io::Error::last_os_error().into());
     }
-    // SAFETY: the descriptor is fresh and nobody else's.
+    // SAFETY: `socket` has just returned the descriptor, so nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     set(&fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
     set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
     let name = std::ffi::CString::new(interface)?;
-    // SAFETY: the name is a string that outlives the call.
+    // SAFETY: `name` is a NUL-terminated string that outlives the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    // SAFETY: a sockaddr_ll of zeros is a valid one.
+    // SAFETY: sockaddr_ll consists of integers, for which zeros are valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = all;
     address.sll_ifindex = index as c_int;
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-    // SAFETY: pointer and length are of one live address, which the kernel only reads.
+    // SAFETY: pointer and length describe `address`, which outlives the call and which the kernel only reads.
     match unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } {
         0 => Ok(fd),
         _ => Err(io::Error::last_os_error().into()),
     }
 }
 
-/// Everything before the payload of a train.
+/// Returns the headers before the payload of a train: virtio-net, Ethernet, IPv4 and UDP.
 fn head(train: Train) -> Vec<u8> {
     let payload = train.datagram * train.count;
     let mut head = vec![0; VNET + HEADERS];
@@ -75,7 +77,7 @@ fn head(train: Train) -> Vec<u8> {
     ip[12..20].copy_from_slice(&[10, 66, 0, 101, 10, 66, 0, 102]);
     let sum = ones_complement_sum(&ip[..20]);
     ip[10..12].copy_from_slice(&(!sum).to_be_bytes());
-    // Of the pseudo header alone: the rest is for whoever sends it on a wire.
+    // Checksum of the pseudo-header only: the device that sends the datagrams completes it.
     let length = (payload + 8) as u16;
     let pseudo = [&ip[12..20], &[0, 17], &length.to_be_bytes()].concat();
     let udp = &mut ip[20..];
@@ -102,7 +104,8 @@ pub fn stream(job: &Job, talk: &Talk, interfaces: &[String; 2], train: Train) ->
             let headers = frame.len();
             frame.resize(headers + train.datagram * train.count, 0x5a);
             send_stream(job, train, room, &progress, || {
-                // SAFETY: pointer and length are of a live vector, which the kernel only reads.
+                // SAFETY: pointer and length describe `frame`, which outlives the call and which the kernel
+                // only reads.
                 let n = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
                 match usize::try_from(n) {
                     Ok(n) => Ok(n - headers),
@@ -115,7 +118,8 @@ pub fn stream(job: &Job, talk: &Talk, interfaces: &[String; 2], train: Train) ->
             let mut buffer = vec![0u8; 1 << 17];
             while !talk.is_over() {
                 let at = buffer.as_mut_ptr().cast::<c_void>();
-                // SAFETY: the kernel writes at most as many bytes as the buffer has.
+                // SAFETY: the kernel writes at most `buffer.len()` bytes to `buffer`, which is borrowed
+                // exclusively.
                 let n = unsafe { libc::recv(socket.as_raw_fd(), at, buffer.len(), 0) };
                 let is_ours = buffer[VNET..VNET + 6] == MAC;
                 if n > (VNET + HEADERS) as isize && is_ours {
@@ -127,11 +131,11 @@ pub fn stream(job: &Job, talk: &Talk, interfaces: &[String; 2], train: Train) ->
     }
 }
 
-/// So that a receiver looks now and then whether it is over.
+/// Sets a receive timeout, so that the receiver checks regularly whether the measurement is over.
 fn set_timeout(socket: &OwnedFd) -> Result<()> {
     let time = libc::timeval { tv_sec: 0, tv_usec: 20_000 };
     let (at, len) = ((&raw const time).cast(), size_of::<libc::timeval>() as libc::socklen_t);
-    // SAFETY: pointer and length are of a timeval that outlives the call.
+    // SAFETY: pointer and length describe a timeval that outlives the call.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, at, len) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error().into()),

@@ -1,4 +1,4 @@
-//! Raw UDP: what the kernel's sockets can do with nothing of a NIC around them.
+//! Raw UDP: the performance of the kernel's sockets without a NIC on top.
 
 use std::io::ErrorKind;
 use std::mem::size_of;
@@ -18,7 +18,7 @@ use crate::talk::Talk;
 #[derive(Serialize, Deserialize)]
 struct Hello {
     addr: SocketAddr,
-    /// Bytes that may be on their way to it.
+    /// Bytes that may be in flight to this socket.
     room: usize,
 }
 
@@ -32,7 +32,8 @@ pub fn set(socket: &impl AsRawFd, level: i32, name: i32, value: i32) -> Result<(
     }
 }
 
-/// Makes the receive buffer as large as urxe asks for or as the kernel allows; returns what a sender may be ahead.
+/// Enlarges the receive buffer to the size that urxe requests, or as far as the kernel allows, and returns
+/// the number of bytes that a sender may be ahead.
 pub fn grow(socket: &impl AsRawFd) -> Result<usize> {
     const WANTED: i32 = 8 << 20;
     if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, WANTED).is_err() {
@@ -62,7 +63,7 @@ fn open(job: &Job, talk: &Talk, ips: [IpAddr; 2]) -> Result<(UdpSocket, usize)> 
     Ok((socket, peer.room))
 }
 
-/// Trains of contiguous datagrams by UDP_SEGMENT, taken by UDP_GRO into one buffer.
+/// Measures trains of contiguous datagrams, sent with UDP_SEGMENT and received with UDP_GRO into one buffer.
 pub fn stream(job: &Job, talk: &Talk, ips: [IpAddr; 2], train: Train) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
     let (socket, room) = open(job, talk, ips)?;
@@ -88,7 +89,7 @@ pub fn stream(job: &Job, talk: &Talk, ips: [IpAddr; 2], train: Train) -> Result<
     }
 }
 
-/// Sends as fast as the receiver counts; `send` returns the bytes that left.
+/// Sends as fast as the receiver keeps up; `send` returns the number of bytes sent.
 pub fn send_stream(
     job: &Job,
     train: Train,
@@ -104,7 +105,7 @@ pub fn send_stream(
         }
         match ahead.has_room(arrived) {
             true => ahead.sent(send()? as u64),
-            // Where the two share a core, the receiver needs it now.
+            // If the two ends share a core, the receiver has to run now.
             false => thread::yield_now(),
         }
     }
@@ -116,7 +117,7 @@ pub fn send_stream(
     ]))
 }
 
-/// Bounces eight bytes between two processes that both poll.
+/// Measures round trips of eight bytes between two processes that both poll.
 pub fn ping(job: &Job, talk: &Talk, ips: [IpAddr; 2], rounds: usize) -> Result<Metrics> {
     let (socket, _) = open(job, talk, ips)?;
     socket.set_nonblocking(true)?;

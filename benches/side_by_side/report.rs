@@ -1,4 +1,4 @@
-//! The run as JSON.
+//! Report of a run as JSON.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ struct Report<'a> {
 struct ReportedRow<'a> {
     #[serde(flatten)]
     key: &'a Key,
-    /// Median, least and most of the rounds, by name of the figure.
+    /// Median, minimum and maximum of the rounds, by name of the metric.
     figures: BTreeMap<&'a str, Spread>,
     #[serde(flatten)]
     row: &'a Row,

@@ -1,4 +1,4 @@
-//! Streams of equal messages: who sends them, who takes them.
+//! Streams of equal messages: the sender and the receiver.
 
 use std::collections::VecDeque;
 use std::thread;
@@ -12,11 +12,11 @@ use crate::nic::{self, Hello, Nic, QKEY};
 use crate::progress::{Ahead, Meter, Progress};
 use crate::talk::Talk;
 
-/// Receives that are kept posted.
+/// Number of receives kept posted.
 const RECEIVES: usize = 1000;
-/// Before the data of a datagram that is received.
+/// Bytes of the GRH before the data of a received datagram.
 const GRH: usize = 40;
-/// Bytes that a sender of datagrams is ahead of the receiver's count.
+/// Largest number of bytes that a sender of datagrams is ahead of the receiver's count.
 const AHEAD: usize = 1 << 20;
 
 fn qp_type(op: Op) -> QpType {
@@ -26,7 +26,7 @@ fn qp_type(op: Op) -> QpType {
     }
 }
 
-/// A NIC for a stream, with room for a message.
+/// Creates a NIC for a stream, with room for one message.
 pub fn nic(context: Context, s: &Stream) -> Result<Nic> {
     Nic::new(context, qp_type(s.op), s.qps, s.size + GRH)
 }
@@ -38,7 +38,7 @@ pub fn connect(nic: &Nic, peer: &Hello, s: &Stream) -> Result<()> {
     }
 }
 
-/// One end of a stream between two processes.
+/// Runs one end of a stream between two processes.
 pub fn run(job: &Job, talk: &Talk, wire: &Wire, s: &Stream) -> Result<Metrics> {
     let progress = Progress::map(&job.progress)?;
     let nic = nic(nic::open(wire, job.end, s.loss)?, s)?;
@@ -90,7 +90,7 @@ impl<'a> Sink<'a> {
         Ok(self.nic.qps[0].post_recv(&RecvWr { wr_id: 0, sges: &sges })?)
     }
 
-    /// Takes what is there; returns how many messages that was.
+    /// Polls for received messages and returns their number.
     pub fn step(&mut self) -> Result<u64> {
         self.nic.take(&mut self.completions)?;
         (0..self.completions.len()).try_for_each(|_| self.post())?;
@@ -98,8 +98,9 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// Keeps messages in flight and measures how fast they complete; datagrams, how fast they arrive. `arrived` tells how
-/// many messages have, and is called often: the receiver may live in it.
+/// Keeps messages in flight and measures the rate at which they complete, or arrive in the case of datagrams.
+/// `arrived` returns the number of messages that have arrived; it is called often, so that it can run a
+/// receiver.
 pub fn send(
     nic: &Nic,
     peer: &Hello,
@@ -122,7 +123,7 @@ pub fn send(
         (0..s.list).map(wr).collect()
     };
     let lists: Vec<_> = (0..s.qps).map(list).collect();
-    // One entry for each list that may be posted, with its queue pair.
+    // One entry for each list that may be posted: the index of its queue pair.
     let slots = s.in_flight / s.list;
     let mut free: VecDeque<usize> = (0..slots).map(|i| i % s.qps).collect();
     let mut ahead = Ahead::at_most((AHEAD / s.size).min(RECEIVES / 2) as u64);
@@ -142,7 +143,7 @@ pub fn send(
                 done += (completions.len() * s.list) as u64;
                 free.extend(completions.iter().map(|c| c.wr_id as usize));
                 if completions.is_empty() {
-                    // Where the two ends share a core, the other one needs it now.
+                    // If the two ends share a core, the other end has to run now.
                     thread::yield_now();
                 }
             }

@@ -1,4 +1,4 @@
-//! What was measured, round by round: medians, spread, and ratios of neighbours.
+//! Results by round: medians, spreads, and ratios of adjacent measurements.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use serde::Serialize;
 
 use crate::job::Metrics;
 
-/// A row: a series, and where on it.
+/// Key of a row: a series and a message size.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub struct Key {
     pub series: String,
-    /// Bytes of a message; 0 where there is no such thing.
+    /// Bytes per message; 0 if no size applies.
     pub size: usize,
 }
 
@@ -27,7 +27,7 @@ impl Key {
     }
 }
 
-/// A size as people write it.
+/// Formats a size with a binary unit.
 pub fn bytes(n: usize) -> String {
     match n {
         n if n >= 1 << 20 && n.is_multiple_of(1 << 20) => format!("{} MiB", n >> 20),
@@ -36,24 +36,24 @@ pub fn bytes(n: usize) -> String {
     }
 }
 
-/// The figures of a row in each of its rounds.
+/// Metrics of a row in each of its rounds.
 #[derive(Default, Serialize)]
 pub struct Row {
     pub rounds: BTreeMap<usize, Metrics>,
-    /// Why it could not be measured on this machine.
+    /// Reason why the row cannot be measured on this machine.
     pub lack: Option<String>,
-    /// What went wrong in rounds that have no figures.
+    /// Errors of the rounds that failed.
     pub failures: Vec<String>,
 }
 
 #[derive(Default)]
 pub struct Table {
-    /// In the order of measuring.
+    /// Keys in the order of measurement.
     keys: Vec<Key>,
     rows: BTreeMap<Key, Row>,
 }
 
-/// The middle of several values, and their least and most.
+/// Median, minimum and maximum of several values.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Spread {
     pub median: f64,
@@ -92,7 +92,8 @@ impl Table {
         Spread::of(self.metrics(key, metric).map(|(_, v)| v))
     }
 
-    /// One row over another, round by round: of neighbours in time, as the machine's speed changes.
+    /// Returns the ratio of two rows, computed per round, because measurements that are adjacent in time are
+    /// comparable although the speed of the machine changes.
     pub fn ratio(&self, (over, metric): (&Key, &str), (under, other): (&Key, &str)) -> Option<Spread> {
         let under: BTreeMap<usize, f64> = self.metrics(under, other).collect();
         Spread::of(self.metrics(over, metric).filter_map(|(round, v)| Some(v / under.get(&round)?)))

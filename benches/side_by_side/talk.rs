@@ -1,5 +1,5 @@
-//! An end's side of the conversation: with the process that started it, by lines of JSON on standard input and
-//! output, and through it with the other end.
+//! Communication of an end: with the process that started it, by lines of JSON on standard input and output,
+//! and through that process with the other end.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use serde_json::Value;
 use crate::Result;
 use crate::job::Metrics;
 
-/// How long anybody is waited for.
+/// Time limit of every wait for another process.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What an end says.
+/// Message of an end to the process that started it.
 #[derive(Serialize, Deserialize)]
 pub enum Word {
-    /// What the other end must know.
+    /// Connection parameters for the other end.
     Hello(Value),
-    /// The measurement may begin.
+    /// The end is ready for the measurement.
     Ready,
-    /// It has ended; from a passive end, after it was told to stop.
+    /// The measurement has ended; a passive end sends this after it was asked to stop.
     Done(Metrics),
-    /// It could not be.
+    /// The measurement failed.
     Failed(String),
 }
 
@@ -37,7 +37,8 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Must be called once. When standard input ends, so does the process, soon.
+    /// Starts reading standard input; must be called once. The process exits 2 s after standard input has
+    /// ended.
     pub fn begin() -> Talk {
         let (to, lines) = mpsc::channel();
         let stopped = Arc::new(AtomicBool::new(false));
@@ -48,7 +49,7 @@ impl Talk {
                     break;
                 }
             }
-            // Also when whoever started us is gone.
+            // Standard input also ends when the parent process is gone.
             at_end.store(true, Ordering::Release);
             drop(to);
             thread::sleep(Duration::from_secs(2));
@@ -68,7 +69,7 @@ impl Talk {
         Ok(serde_json::from_str(&self.lines.recv_timeout(PATIENCE)?)?)
     }
 
-    /// Tells the other end something and hears the same of it.
+    /// Sends a value to the other end and returns the value of the other end.
     pub fn exchange<T: Serialize + DeserializeOwned>(&self, ours: &T) -> Result<T> {
         self.say(&Word::Hello(serde_json::to_value(ours)?))?;
         self.hear()
@@ -80,14 +81,14 @@ impl Talk {
         self.hear()
     }
 
-    /// Whether a passive end's work is over.
+    /// Reports whether a passive end has been asked to stop.
     pub fn is_over(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Until then, for a passive end that has nothing to do.
+    /// Waits for the request to stop, for a passive end that has nothing to do.
     pub fn wait_until_over(&self) {
-        // Nobody says anything any more: this ends with the pipe.
+        // No further line arrives: the loop ends when the pipe is closed.
         while self.lines.recv().is_ok() {}
     }
 }

@@ -1,4 +1,4 @@
-//! What people use where there is no RDMA, measured by programs of their own: TCP by iperf3, UCX over TCP.
+//! Alternatives to RDMA, measured by programs of their own: TCP by iperf3, and UCX over TCP by ucx_perftest.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Result;
 use crate::job::Metrics;
 
-/// Ended when this is dropped.
+/// Server process, which is killed when this is dropped.
 struct Server(Child);
 
 impl Server {
@@ -21,7 +21,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A server of one client has ended by itself.
+        // A server for a single client has exited by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -36,13 +36,13 @@ fn free_port() -> Result<String> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string())
 }
 
-/// Runs the client until it finds the server there, and says what `parse` understands.
+/// Runs the client until it reaches the server, and returns what `parse` extracts from its output.
 fn client<T>(command: &mut Command, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let Output { status, stdout, stderr } = command.stdin(Stdio::null()).output()?;
         let out = String::from_utf8_lossy(&stdout);
-        // iperf3 succeeds in any case where it speaks JSON.
+        // iperf3 exits successfully in any case when it prints JSON.
         if let Some(parsed) = parse(&out).filter(|_| status.success()) {
             return Ok(parsed);
         }
@@ -54,7 +54,8 @@ fn client<T>(command: &mut Command, parse: impl Fn(&str) -> Option<T>) -> Result
     }
 }
 
-/// One stream on loopback for a second, which is iperf3's shortest; `len` bytes a call, 128 KiB if nothing is said.
+/// Measures one stream on loopback for a second, the shortest time of iperf3, with `len` bytes per call (128
+/// KiB if `None`).
 pub fn iperf3(len: Option<usize>) -> Result<Metrics> {
     let port = free_port()?;
     let _server = Server::start(Command::new("iperf3").args(["-s", "-1", "-B", "127.0.0.1", "-p", &port]))?;
@@ -70,7 +71,8 @@ pub fn iperf3(len: Option<usize>) -> Result<Metrics> {
     Ok(Metrics::from([("Gb/s".into(), rate / 1e9)]))
 }
 
-/// A test of `ucx_perftest` over TCP on loopback: its last line, as (percentile of latency in µs, MiB a second).
+/// Runs a test of `ucx_perftest` over TCP on loopback and returns two fields of its last line: a percentile
+/// of the latency in microseconds, and MiB per second.
 fn ucx(test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f64, f64)> {
     let port = free_port()?;
     let ucx = || {
@@ -94,18 +96,18 @@ fn ucx(test: &str, size: usize, messages: usize, percentile: &str) -> Result<(f6
     })
 }
 
-/// PUTs of `size` bytes, for about so long.
+/// Measures PUTs of `size` bytes for about `seconds`.
 pub fn ucx_put(size: usize, seconds: f64) -> Result<Metrics> {
     let messages = |rate: f64, seconds: f64| ((rate * seconds) as usize).clamp(10, 10_000_000);
     let rate = |mib: f64| mib * f64::from(1 << 20) / size as f64;
-    // A short one tells how many to ask for.
+    // A short run determines how many messages to request.
     let probe = ucx("ucp_put_bw", size, messages((500e6 / size as f64).min(500e3), 0.02), "50")?.1;
     let mib = ucx("ucp_put_bw", size, messages(rate(probe), seconds), "50")?.1;
     let messages = rate(mib);
     Ok(Metrics::from([("Gb/s".into(), messages * size as f64 * 8.0 / 1e9), ("M/s".into(), messages / 1e6)]))
 }
 
-/// Half round trips of eight bytes in nanoseconds; one run tells one percentile.
+/// Measures half round trips of eight bytes in nanoseconds, with one run for each percentile.
 pub fn ucx_ping(rounds: usize) -> Result<Metrics> {
     let mut metrics = Metrics::new();
     for (name, percentile) in [("p50", "50"), ("p99", "99")] {

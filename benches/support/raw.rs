@@ -1,6 +1,7 @@
-//! Raw UDP on loopback, with nothing of a NIC around it: what the numbers of this NIC are compared with.
+//! Raw UDP on loopback without a NIC on top: the reference for the figures of this NIC.
 //!
-//! Each function makes its own two sockets on ports that the kernel picks and returns a number or two.
+//! Each function creates its own two sockets, on ports that the kernel chooses, and returns one or two
+//! figures.
 
 use std::io;
 use std::mem::size_of;
@@ -10,21 +11,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a stream of bursts reached.
+/// Result of a stream of bursts.
 #[derive(Clone, Copy, Debug)]
 pub struct Throughput {
-    /// Gigabits of UDP payload that arrived, a second.
+    /// Gigabits of UDP payload received per second.
     pub gbps: f64,
-    /// The share of what was sent that the receiver's socket had no room for.
+    /// Share of the data sent that the receiver's socket had no room for.
     pub lost: f64,
 }
 
 /// Half round trips, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct HalfRoundTrip {
-    /// The median.
+    /// Median.
     pub p50: u64,
-    /// The 99th percentile.
+    /// 99th percentile.
     pub p99: u64,
 }
 
@@ -37,7 +38,7 @@ fn set(socket: &UdpSocket, level: i32, name: i32, value: i32) -> io::Result<()> 
     }
 }
 
-/// Two connected sockets on 127.0.0.1.
+/// Returns two connected sockets on 127.0.0.1.
 fn pair() -> io::Result<(UdpSocket, UdpSocket)> {
     let (a, b) = (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
     a.connect(b.local_addr()?)?;
@@ -45,7 +46,8 @@ fn pair() -> io::Result<(UdpSocket, UdpSocket)> {
     Ok((a, b))
 }
 
-/// The same: the first sends trains of datagrams of `segment` bytes by UDP_SEGMENT, the second takes them by UDP_GRO.
+/// Returns two connected sockets: the first sends trains of datagrams of `segment` bytes with UDP_SEGMENT,
+/// the second receives them with UDP_GRO.
 pub fn segmented_pair(segment: usize) -> io::Result<(UdpSocket, UdpSocket)> {
     let (tx, rx) = pair()?;
     set(&tx, libc::SOL_UDP, libc::UDP_SEGMENT, segment as i32)?;
@@ -53,11 +55,11 @@ pub fn segmented_pair(segment: usize) -> io::Result<(UdpSocket, UdpSocket)> {
     Ok((tx, rx))
 }
 
-/// Streams contiguous datagrams of `segment` bytes, `segments` to a call by UDP_SEGMENT, to a thread that takes
-/// them by UDP_GRO into one buffer.
+/// Streams contiguous datagrams of `segment` bytes, `segments` per call with UDP_SEGMENT, to a thread that
+/// receives them with UDP_GRO into one buffer.
 ///
-/// The sender stays at most 1 MiB ahead of the receiver, as any reliable transport would: a sender that
-/// runs free mostly measures how fast the kernel drops.
+/// The sender stays at most 1 MiB ahead of the receiver, as with any reliable transport: an unlimited sender
+/// mostly measures how fast the kernel drops packets.
 pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result<Throughput> {
     const AHEAD: u64 = 1 << 20;
     let (tx, rx) = segmented_pair(segment)?;
@@ -88,7 +90,8 @@ pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result
             }
             let stuck = Instant::now();
             while sent - lost - received.load(Ordering::Acquire) > AHEAD {
-                // On one core the receiver needs ours; and what never comes is lost.
+                // On a single core the receiver has to run now. Data that does not arrive within 20 ms counts
+                // as lost.
                 thread::yield_now();
                 if stuck.elapsed() > Duration::from_millis(20) {
                     lost = sent - received.load(Ordering::Acquire);
@@ -105,17 +108,17 @@ pub fn throughput(segment: usize, segments: usize, time: Duration) -> io::Result
     })
 }
 
-/// The least CPU time that [`burst_cost`] and its like see, in nanoseconds a burst.
+/// Least CPU time of [`burst_cost`] and similar measurements, in nanoseconds per burst.
 #[derive(Clone, Copy, Debug)]
 pub struct BurstCost {
-    /// Of sending.
+    /// CPU time of sending.
     pub send: u64,
-    /// Of receiving.
+    /// CPU time of receiving.
     pub receive: u64,
 }
 
-/// Runs `send` and `receive` in turns on this thread, and returns the least CPU time that a run of either took.
-/// On a machine that does other things besides, this is what still can be compared.
+/// Runs `send` and `receive` alternately on this thread, and returns the least CPU time of a call of either.
+/// The minimum remains comparable on a machine with other load.
 pub fn cost(
     mut send: impl FnMut() -> io::Result<()>,
     mut receive: impl FnMut() -> io::Result<()>,
@@ -132,7 +135,7 @@ pub fn cost(
     Ok(least)
 }
 
-/// CPU time of this thread in nanoseconds.
+/// Returns the CPU time of this thread in nanoseconds.
 pub fn cpu_time() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a timespec that outlives the call.
@@ -140,14 +143,16 @@ pub fn cpu_time() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// What a contiguous burst of `segments` datagrams of `segment` bytes costs by UDP_SEGMENT and UDP_GRO.
+/// Measures the CPU time of a contiguous burst of `segments` datagrams of `segment` bytes with UDP_SEGMENT
+/// and UDP_GRO.
 pub fn burst_cost(segment: usize, segments: usize) -> io::Result<BurstCost> {
     let (tx, rx) = segmented_pair(segment)?;
     let (data, mut buffer) = (vec![0x5a; segment * segments], vec![0; 65_536]);
     cost(|| tx.send(&data).map(drop), || rx.recv(&mut buffer).map(drop))
 }
 
-/// Bounces a datagram of `bytes` between two threads that both poll with non-blocking receives.
+/// Measures half round trips of a datagram of `bytes` between two threads that both poll with non-blocking
+/// receives.
 pub fn ping_pong(bytes: usize, rounds: usize) -> io::Result<HalfRoundTrip> {
     const WARM_UP: usize = 2000;
     let (a, b) = pair()?;

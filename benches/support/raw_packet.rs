@@ -1,4 +1,4 @@
-//! Raw packet sockets on the two ends of a veth, with nothing of a NIC around them: what packet links are compared with.
+//! Raw packet sockets on the two ends of a veth pair without a NIC on top: the reference for packet links.
 
 use std::ffi::CString;
 use std::io;
@@ -15,7 +15,7 @@ use urxe::wire::{Flow, Mac};
 use crate::raw;
 use crate::veth::Veth;
 
-/// From linux/if_packet.h and linux/virtio_net.h.
+/// Constants of linux/if_packet.h and linux/virtio_net.h.
 const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
 const VNET_LEN: usize = 10;
@@ -34,9 +34,9 @@ fn set(fd: &OwnedFd, level: i32, name: i32, value: i32) -> io::Result<()> {
         .map(drop)
 }
 
-/// A packet socket on an interface of this thread's namespace.
+/// Opens a packet socket on an interface of this thread's namespace.
 fn open(interface: &str, vnet: bool) -> io::Result<OwnedFd> {
-    // SAFETY: no memory is involved; the descriptor is fresh and nobody else's.
+    // SAFETY: `socket` takes no pointers, and it has just returned the descriptor, so nothing else owns it.
     let fd = unsafe {
         OwnedFd::from_raw_fd(checked(libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0))?)
     };
@@ -44,7 +44,7 @@ fn open(interface: &str, vnet: bool) -> io::Result<OwnedFd> {
     set(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, vnet.into())?;
     set(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 8 << 20)?;
     set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 4 << 20)?;
-    // SAFETY: a timeval is plain integers, alive for the call, and its size is given.
+    // SAFETY: pointer and length describe a timeval that outlives the call.
     unsafe {
         let wait = libc::timeval { tv_sec: 0, tv_usec: 50_000 };
         let len = size_of::<libc::timeval>() as libc::socklen_t;
@@ -56,7 +56,8 @@ fn open(interface: &str, vnet: bool) -> io::Result<OwnedFd> {
             len,
         ))?;
     }
-    // SAFETY: a sockaddr_ll of zeros is a valid one; name and address are alive for their calls.
+    // SAFETY: sockaddr_ll consists of integers, for which zeros are valid; name and address outlive the calls
+    // that read them.
     unsafe {
         let mut address: libc::sockaddr_ll = zeroed();
         address.sll_family = libc::AF_PACKET as u16;
@@ -69,18 +70,18 @@ fn open(interface: &str, vnet: bool) -> io::Result<OwnedFd> {
 }
 
 fn send(fd: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the pointer and length are of a live slice.
+    // SAFETY: pointer and length describe a live slice, which the kernel only reads.
     let n = unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
 fn recv(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the pointer and length are of a live slice.
+    // SAFETY: pointer and length describe a slice that is borrowed exclusively, to which the kernel writes.
     let n = unsafe { libc::recv(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// A frame around `segments` datagrams of `segment` bytes.
+/// Returns a frame with `segments` datagrams of `segment` bytes, behind a virtio-net header.
 fn frame(segment: usize, segments: usize) -> Vec<u8> {
     let ip = |n: u8| IpAddr::from([10, 77, 0, n]);
     let flow = Flow::new(ip(1), ip(2), 4791);
@@ -94,7 +95,7 @@ fn frame(segment: usize, segments: usize) -> Vec<u8> {
     } else {
         out.extend([0; VNET_LEN]);
     }
-    // Addressed to all, as nothing of this needs the peer's MAC.
+    // Sent to the broadcast address, as nothing here needs the peer's MAC address.
     append_headers(&mut out, Mac::BROADCAST, Mac([2, 0, 0, 0, 0, 1]), &flow, 0, bytes);
     let at = out.len() - 2;
     out[at..].copy_from_slice(&udp_pseudo_sum(&flow, bytes as u16 + 8).to_be_bytes());
@@ -102,8 +103,8 @@ fn frame(segment: usize, segments: usize) -> Vec<u8> {
     out
 }
 
-/// Gb/s of UDP payload that went from one thread to another in contiguous runs of `segments` datagrams of `segment`
-/// bytes, one run a system call; the sender stays at most 1 MiB ahead.
+/// Measures the throughput in Gb/s of UDP payload from one thread to another in contiguous trains of
+/// `segments` datagrams of `segment` bytes, one train per system call; the sender stays at most 1 MiB ahead.
 pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -> io::Result<f64> {
     const AHEAD: u64 = 1 << 20;
     let (tx, rx) = (net.within(0, || open("v0", true))?, net.within(1, || open("v1", true))?);
@@ -115,7 +116,7 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
             let mut buffer = vec![0; 70_000];
             while !done.load(Ordering::Relaxed) {
                 match recv(&rx, &mut buffer) {
-                    // Others speak on this wire too.
+                    // Other packets arrive on this interface too.
                     Ok(n) if n > around + 1000 || segment < 1000 => {
                         received.fetch_add((n - around) as u64, Ordering::Release);
                     }
@@ -131,7 +132,8 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
             }
             let stuck = Instant::now();
             while sent - lost - received.load(Ordering::Acquire).min(sent - lost) > AHEAD {
-                // On one core the receiver needs ours; and what never comes is lost.
+                // On a single core the receiver has to run now. Data that does not arrive within 20 ms counts
+                // as lost.
                 thread::yield_now();
                 if stuck.elapsed() > Duration::from_millis(20) {
                     lost = sent - received.load(Ordering::Acquire).min(sent);
@@ -148,7 +150,7 @@ pub fn throughput(net: &Veth, segment: usize, segments: usize, time: Duration) -
     })
 }
 
-/// What such a run costs.
+/// Measures the CPU time of such a train.
 pub fn run_cost(net: &Veth, segment: usize, segments: usize) -> io::Result<raw::BurstCost> {
     let (tx, rx) = (net.within(0, || open("v0", true))?, net.within(1, || open("v1", true))?);
     let frame = frame(segment, segments);

@@ -1,4 +1,5 @@
-//! An NVMe over Fabrics target in userspace: serves a file as a namespace over RDMA, to the Linux kernel's initiator too.
+//! Userspace NVMe over Fabrics target: serves a file as a namespace over RDMA, also to the initiator of the
+//! Linux kernel.
 //!
 //! ```sh
 //! truncate -s 1G disk.img
@@ -26,24 +27,24 @@ use nvme::subsystem::Subsystem;
 /// An NVMe over Fabrics target: serves a file as a namespace over RDMA. Ends with Ctrl-C
 #[derive(Parser)]
 #[command(name = "nvme_target", max_term_width = 100, after_help = EXAMPLES)]
-// The host chooses the path MTU, and with its address the GID.
+// The host chooses the path MTU and, by the address that it connects to, the GID.
 #[command(mut_arg("mtu", |arg| arg.hide(true)), mut_arg("gid", |arg| arg.hide(true)))]
 struct Cli {
     /// The file, or block device, to serve
     file: PathBuf,
-    /// The subsystem's NVMe qualified name [default: nqn.2014-08.org.urxe: and the file's name]
+    /// The subsystem's NVMe qualified name [default: nqn.2014-08.org.urxe: followed by the file's name]
     #[arg(long, value_parser = parse_nqn)]
     nqn: Option<String>,
-    /// The address of ours to listen at [default: all]
+    /// The local address to listen on [default: all]
     #[arg(long, value_name = "ADDR")]
     ip: Option<IpAddr>,
-    /// The port to listen at
+    /// The port to listen on
     #[arg(long, value_name = "PORT", default_value_t = 4420, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// Bytes of a block: 512, 1024, 2048 or 4096
+    /// Block size in bytes: 512, 1024, 2048 or 4096
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = parse_block)]
     block_size: usize,
-    /// Let nobody write
+    /// Reject all writes
     #[arg(long)]
     read_only: bool,
     #[command(flatten)]
@@ -103,7 +104,7 @@ fn run(cli: &Cli) -> Result<(), Box<dyn Error>> {
         Some(ip) => vec![ip],
         None => context.gids().iter().map(|gid| gid.ip()).collect(),
     };
-    // Of link-local addresses hosts would have to know the interface.
+    // Link-local addresses are not listed, because hosts would have to know the interface too.
     let is_global = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let addresses = ips.into_iter().filter(is_global).map(|ip| SocketAddr::new(ip, cli.port)).collect();
     let manager = ConnectionManager::new(vec![context])?;

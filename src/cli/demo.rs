@@ -1,4 +1,4 @@
-//! `urxe demo`: two NICs in one process, every operation once, packet by packet.
+//! `urxe demo`: two NICs in one process perform every operation once, and each packet is printed.
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, HashSet};
@@ -45,12 +45,12 @@ pub struct Demo {
     seed: u64,
 }
 
-/// What is lost on purpose: the second middle packet of a WRITE.
+/// Fault rule: drops the second middle packet of a WRITE.
 const LOSS: &str = "drop=2,opcode=0x07";
 const MTU: Mtu = Mtu::Mtu1024;
-/// Bytes of a region: what is sent from and to.
+/// Length of each memory region in bytes.
 const REGION: usize = 16 << 10;
-/// Virtual time after which an operation counts as stuck.
+/// Virtual time after which an operation that has not completed counts as stuck.
 const STUCK: Duration = Duration::from_secs(10);
 
 const BOLD: Style = Style::new().bold();
@@ -60,18 +60,18 @@ const GREEN: Style = AnsiColor::Green.on_default();
 const YELLOW: Style = AnsiColor::Yellow.on_default();
 const CYAN: Style = AnsiColor::Cyan.on_default();
 
-/// What both NICs' traces tell, until it is printed.
+/// Packets and losses recorded at A's port and not printed yet.
 #[derive(Default)]
 struct Told {
     packets: Vec<(Instant, Direction, Vec<u8>)>,
-    /// PSNs that the fault struck and that were not told yet.
+    /// PSNs of packets that the fault rule dropped and that are not printed yet.
     lost: HashSet<Psn>,
 }
 
 type Log = Arc<Mutex<Told>>;
 
 impl Demo {
-    /// Runs it.
+    /// Runs the demonstration.
     pub fn run(self) -> Result<(), CliError> {
         let capture = match self.no_capture {
             true => None,
@@ -92,17 +92,17 @@ impl Demo {
     }
 }
 
-/// The two NICs, what is known of them, and where it is told.
+/// The two NICs, the state of the demonstration and its output.
 struct Stage {
     out: Box<dyn Write>,
     fabric: Fabric,
     log: Log,
     a: Node,
     b: Node,
-    /// Regions of either.
+    /// Memory region of A; `dst` is that of B.
     src: Mr,
     dst: Mr,
-    /// Requests seen, to know them when they come again.
+    /// Packets seen so far by destination QPN, PSN and opcode, to recognise retransmitted requests.
     seen: HashSet<(Qpn, Psn, u8)>,
     packets: usize,
     lost: usize,
@@ -126,7 +126,7 @@ impl Stage {
             ..FabricConfig::default()
         })?;
         let log = Log::default();
-        // Packets are told and captured where A sees them.
+        // Packets are traced and captured at A's port.
         let port = fabric.port(&[IpAddr::from([10, 0, 0, 1])])?;
         let told = log.clone();
         let loss: Rule = LOSS.parse().map_err(|e| CliError::Failed(format!("{e}")))?;
@@ -219,7 +219,7 @@ impl Stage {
         self.src.read(0, &mut read)?;
         self.same("what A has read", &read, &pattern[..3000])?;
 
-        // On the wire a number is big-endian, in memory it is the host's.
+        // Atomic operands are big-endian on the wire and in host byte order in memory.
         self.title("Compare-and-swap", "42 becomes 1000, as it is 42")?;
         self.dst.buffer().store_u64(8192, 42)?;
         self.post(&SendWr::compare_swap(6, &[self.sge(8)], self.dst.remote(8192), 42, 1000))?;
@@ -251,7 +251,7 @@ impl Stage {
         self.wait(Some(done(WcOpcode::RdmaWrite, 14)), None)?;
         self.check(0, b"By the window.")?;
         self.post_recv(12, 64..128)?;
-        // Wireshark takes a few bytes after an IETH for RPC-over-RDMA, and calls them malformed.
+        // Wireshark dissects a few bytes after an IETH as RPC-over-RDMA and reports them as malformed.
         self.post(&SendWr::send_with_inv(12, &[self.sge(14)], rkey))?;
         self.wait(Some(done(WcOpcode::Send, 14)), Some(done(WcOpcode::Recv, 14)))?;
 
@@ -306,7 +306,7 @@ impl Stage {
         Ok(self.b.qp.post_recv(&RecvWr { wr_id, sges })?)
     }
 
-    /// Lets time pass until `done`.
+    /// Advances virtual time until `done` returns true.
     fn run_until(&mut self, done: impl Fn(&Stage) -> bool) -> Result<(), CliError> {
         let limit = self.fabric.now() + STUCK;
         while !done(self) {
@@ -319,7 +319,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Lets time pass until both have what they wait for, and checks that it is what it should be.
+    /// Advances virtual time until both NICs have their expected completions, and fails on any other
+    /// completion.
     fn wait(&mut self, a: Option<Expected>, b: Option<Expected>) -> Result<(), CliError> {
         let mut left = [("A", a), ("B", b)];
         let limit = self.fabric.now() + STUCK;
@@ -349,7 +350,7 @@ impl Stage {
         }
     }
 
-    /// Prints what was told since.
+    /// Prints the packets traced since the last call.
     fn print_packets(&mut self) -> Result<(), CliError> {
         let (packets, mut lost) = {
             let mut told = lock(&self.log);
@@ -398,7 +399,7 @@ impl Stage {
         Ok(writeln!(self.out, "{DIM}{at}{DIM:#}         {style}{text}{style:#}")?)
     }
 
-    /// What is at `offset` of B's region.
+    /// Checks the contents of B's region at `offset`.
     fn check(&mut self, offset: usize, expected: &[u8]) -> Result<(), CliError> {
         let mut found = vec![0; expected.len()];
         self.dst.read(offset, &mut found)?;
@@ -420,7 +421,7 @@ impl Stage {
         self.say(GREEN, &format!("✓ {what} is {found}"))
     }
 
-    /// Checks that what was to go wrong did, and that it was all made good.
+    /// Checks that exactly the intended errors occurred, and prints the summary.
     fn conclude(&mut self) -> Result<(), CliError> {
         let (a, b) = (self.a.context.counters(), self.b.context.counters());
         let facts = HashMap::from([
@@ -446,7 +447,7 @@ impl Stage {
     }
 }
 
-/// A successful completion.
+/// Returns the expectation of a successful completion without immediate data.
 fn done(opcode: WcOpcode, bytes: usize) -> Expected {
     Expected { opcode, bytes, imm: None }
 }
@@ -480,7 +481,7 @@ fn psn(psn: Psn) -> String {
     format!("{:#08x}", psn.get())
 }
 
-/// Microseconds, aligned.
+/// Formats an instant in microseconds, right-aligned.
 fn micros(at: Instant) -> String {
     format!("{:>11.3}", at.0 as f64 / 1000.0)
 }

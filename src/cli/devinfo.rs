@@ -1,4 +1,4 @@
-//! `urxe devinfo`: what links there are, and what a NIC on each would be.
+//! `urxe devinfo`: lists the links of this machine and the attributes of a NIC on each.
 #![forbid(unsafe_code)]
 
 mod fields;
@@ -39,7 +39,7 @@ pub struct Devinfo {
 }
 
 impl Devinfo {
-    /// Runs it.
+    /// Prints the list, or all attributes of one link or of every link.
     pub fn run(self) -> Result<(), CliError> {
         let mut out = anstream::AutoStream::auto(stdout());
         if let Some(link) = self.link {
@@ -85,8 +85,9 @@ impl Devinfo {
     }
 }
 
-/// The links of this machine, or why one is none: UDP on every address, and every interface that is up. (One
-/// without an IP address could still be a station of its own.)
+/// Returns the links of this machine, each with its specification or the reason why it has none: UDP on every
+/// address, and a packet socket on every interface that is up. (An interface without an IP address could
+/// still carry a link with a host stack of its own.)
 fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     let interfaces = pnet_datalink::interfaces();
     let up = || interfaces.iter().filter(|i| i.is_up());
@@ -100,7 +101,7 @@ fn candidates() -> Vec<(String, Result<LinkSpec, String>)> {
     udp.chain(packet).map(|text| (text.clone(), text.parse())).collect()
 }
 
-/// Opens it as programs do, and beside those that have.
+/// Opens a link as libibverbs programs do, sharing its addresses with those that have it open.
 fn open(link: Result<LinkSpec, String>) -> Result<Context, CliError> {
     let link = link.map_err(CliError::Usage)?;
     if link == LinkSpec::Fabric {
@@ -138,7 +139,7 @@ fn state(context: &Context) -> &'static str {
     }
 }
 
-/// All about one NIC, as the device of this name.
+/// Prints all attributes of one NIC, as the device of this name.
 fn describe(out: &mut impl Write, link: &str, name: &str, context: &Context) -> Result<(), CliError> {
     writeln!(out, "{link}")?;
     for (name, value) in fields::all(name, context) {

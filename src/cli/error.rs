@@ -1,3 +1,5 @@
+//! Errors of the `urxe` commands.
+
 use std::error::Error;
 use std::io;
 use std::net::IpAddr;
@@ -12,7 +14,7 @@ use crate::verbs::{
     WaitError,
 };
 
-/// Why a command failed: one line, with what to do about it.
+/// Error of a command: one line, with a hint on how to fix it.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The udp link could not be bound.
@@ -27,90 +29,90 @@ pub enum CliError {
     /// The capture file could not be written.
     #[error(transparent)]
     Capture(#[from] CaptureError),
-    /// A fabric cannot be as asked.
+    /// The fabric could not be created as configured.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// No NIC on the link.
+    /// No NIC could be opened on the link.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// An object of the NIC was refused.
+    /// A verbs object could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
-    /// A queue pair was not connected.
+    /// A queue pair could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Two NICs were not paired.
+    /// Two NICs could not be paired.
     #[error(transparent)]
     Pair(#[from] PairError),
-    /// A work request was not taken.
+    /// A work request was rejected.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// One of several was not taken.
+    /// A work request of a list was rejected.
     #[error(transparent)]
     PostList(#[from] PostListError),
-    /// No completion, or a bad one.
+    /// A completion did not arrive in time or has an error status.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// Outside a region.
+    /// A memory access was outside its region.
     #[error(transparent)]
     Memory(#[from] MemoryAccessError),
     /// The handshake with the peer failed.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    /// A GID index that is not in the table.
+    /// The GID index is not in the GID table of the link.
     #[error("there is no GID {index} on {link}: it has {}", gid_list(.gids))]
     NoSuchGid {
-        /// As asked.
+        /// Requested GID index.
         index: u8,
-        /// The link.
+        /// Name of the link.
         link: String,
-        /// What it has.
+        /// GIDs of the link.
         gids: Vec<Gid>,
     },
-    /// A path MTU that the link cannot carry.
+    /// The link cannot carry the path MTU.
     #[error("path MTU {asked} is too large for {link}, which carries up to {active}: give --mtu {active}")]
     MtuTooLarge {
-        /// As asked, in bytes.
+        /// Requested path MTU in bytes.
         asked: usize,
-        /// The link.
+        /// Name of the link.
         link: String,
-        /// Its largest, in bytes.
+        /// Largest path MTU of the link in bytes.
         active: usize,
     },
-    /// The peer's address is of another IP version than any of ours.
+    /// The peer's address is of an IP version of which the link has no address.
     #[error("the peer is at {peer}, but {link} has {have} only: choose a link of the same IP version")]
     Family {
-        /// The peer.
+        /// Address of the peer.
         peer: IpAddr,
-        /// The link.
+        /// Name of the link.
         link: String,
-        /// "IPv4" or "IPv6".
+        /// IP version of the link's addresses: "IPv4" or "IPv6".
         have: &'static str,
     },
-    /// An option that does not go with the link.
+    /// An option is invalid or does not apply to the link.
     #[error("{0}")]
     Usage(String),
-    /// `urxe run` of nothing that there is.
+    /// The program of `urxe run` does not exist or is not executable.
     #[error("there is no program '{0}' that can be run: give its path, or install it")]
     NoProgram(String),
-    /// Standard output is gone, or full.
+    /// Standard output could not be written.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// Description of the failed operation.
         what: String,
-        /// The system's word.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The command ran, and what it checked is not so.
+    /// The command ran, but failed or found a wrong result.
     #[error("{0}")]
     Failed(String),
 }
 
 impl CliError {
-    /// A path MTU above the link's.
+    /// Returns the error for a path MTU above that of the link.
     pub(super) fn mtu(asked: Mtu, link: &str, active: Mtu) -> CliError {
         CliError::MtuTooLarge { asked: asked.bytes(), link: link.into(), active: active.bytes() }
     }
@@ -133,7 +135,7 @@ impl From<UdpLinkError> for CliError {
     }
 }
 
-/// The system's word behind an error that does not say it itself.
+/// Returns the source of an error as text, for an error whose message does not include it.
 fn cause(e: &dyn Error) -> String {
     e.source().map_or(String::new(), |s| format!(": {s}"))
 }

@@ -9,24 +9,26 @@ use signal_hook::flag;
 
 use super::CliError;
 
-/// The exit status of a program that a signal ended, as shells have it: 128 and SIGINT.
+/// Exit status of a program that a signal ended, in the convention of shells: 128 plus SIGINT.
 pub(super) const KILLED: u8 = 130;
 
-/// Set by the first Ctrl-C (or SIGTERM); the second ends the program at once. Clones are the same flag.
+/// Flag that the first Ctrl-C (or SIGTERM) sets; the second ends the program at once. Clones share the flag.
 ///
-/// System calls go on across the signal: wait in slices of a tenth of a second or so and look in between.
+/// System calls are restarted after the signal: wait in slices of about a tenth of a second and check the
+/// flag in between.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Catches Ctrl-C from now on.
+    /// Installs the signal handlers and returns their flag.
     ///
     /// # Errors
     /// [`CliError::Io`] if the system refuses.
     pub fn install() -> Result<Interrupt, CliError> {
         let interrupt = Interrupt::default();
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds the flag down and raises it, the second finds it up.
+            // The order matters: the first signal finds the flag clear and sets it, the second finds it set
+            // and ends the program.
             flag::register_conditional_shutdown(signal, KILLED.into(), interrupt.0.clone())
                 .and_then(|_| flag::register(signal, interrupt.0.clone()))
                 .map_err(|source| CliError::Io { what: "cannot catch Ctrl-C".into(), source })?;
@@ -34,7 +36,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Whether it came.
+    /// Reports whether a signal has arrived.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! `--link` and what goes with it: which link a command's NIC is on, captured and disturbed how.
+//! `--link` and related options: the link of a command's NIC, its capture and its fault injection.
 #![forbid(unsafe_code)]
 
 use std::fs::File;
@@ -86,56 +86,56 @@ pub struct LinkArgs {
     /// breakpoint), which hardware would answer for. With 60, say, at both ends it may be stopped for a minute
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub min_ack_timeout: Option<Duration>,
-    /// What was opened with these options; clones share it.
+    /// State of the NICs opened with these options; clones share it.
     #[arg(skip)]
     opened: Arc<Mutex<Opened>>,
 }
 
-/// What belongs to all NICs opened with the same options.
+/// State shared by all NICs opened with the same options.
 #[derive(Default)]
 struct Opened {
     nics: u64,
     capture: Option<CaptureFile>,
     faults: Vec<FaultCounters>,
-    /// Those with faults, whose counters the report of the faults needs.
+    /// NICs with fault rules, whose counters the fault report needs.
     disturbed: Vec<Context>,
 }
 
-/// Counters of the `--fault` rules, for the end of a command.
+/// Counters of the `--fault` rules, for the end of a command's output.
 #[derive(Serialize)]
 pub struct FaultReport {
     /// Counters of each rule.
     rules: Vec<RuleCount>,
-    /// Packets that this side sent again.
+    /// Number of packets that this side retransmitted.
     retransmitted: u64,
 }
 
 impl FaultReport {
-    /// Lines of text.
+    /// Returns the report as lines of text.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let packets = format!("packets retransmitted: {}", self.retransmitted);
         self.rules.iter().map(RuleCount::to_string).chain([packets])
     }
 
-    /// Warns of rules without effect, on standard error.
+    /// Prints warnings about rules without effect to standard error.
     pub fn warn(&self) {
         self.rules.iter().filter_map(RuleCount::warning).for_each(|warning| eprintln!("urxe: {warning}"));
     }
 }
 
-/// A path MTU as it is written: in bytes.
+/// Parses a path MTU in bytes.
 pub fn parse_mtu(text: &str) -> Result<Mtu, String> {
     let mtu = text.parse().ok().and_then(Mtu::from_bytes);
     mtu.ok_or_else(|| format!("'{text}' is no path MTU: there are 256, 512, 1024, 2048 and 4096"))
 }
 
-/// A number of shards.
+/// Parses a number of shards, a power of two up to 64.
 pub fn parse_shards(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|n| ShardId::new(0, *n).is_some());
     count.ok_or_else(|| format!("'{text}' is no number of shards: write 1, 2, 4, 8, 16, 32 or 64"))
 }
 
-/// A class of device by its name.
+/// Parses the name of a personality (class of device).
 pub fn parse_personality(text: &str) -> Result<Personality, String> {
     Personality::named(text).ok_or_else(|| {
         let names = Personality::ALL.map(|p| p.name).join(", ");
@@ -144,7 +144,7 @@ pub fn parse_personality(text: &str) -> Result<Personality, String> {
 }
 
 impl LinkArgs {
-    /// A link with nothing around it.
+    /// Returns the options of a plain link: no capture, no faults, defaults otherwise.
     pub fn on(link: LinkSpec) -> LinkArgs {
         LinkArgs {
             link,
@@ -173,8 +173,8 @@ impl LinkArgs {
         Ok(())
     }
 
-    /// Binds the link, puts capture and faults around it and opens a NIC on it. On `fabric` it is alone:
-    /// see [`open_on`](Self::open_on).
+    /// Binds the link, wraps it in the capture and the fault rules and opens a NIC on it. With `fabric` the
+    /// NIC is alone on a fabric of its own: see [`open_on`](Self::open_on).
     ///
     /// # Errors
     /// [`CliError`].
@@ -189,7 +189,8 @@ impl LinkArgs {
         self.checked(Context::open_shards(links, &self.context_options())?)
     }
 
-    /// A NIC on a new port of a fabric, with the same capture and faults. `name` is the port's in captures.
+    /// Opens a NIC on a new port of a fabric, with the same capture and faults. `name` is the name of the
+    /// port in captures.
     ///
     /// # Errors
     /// [`CliError`].
@@ -204,8 +205,8 @@ impl LinkArgs {
         self.checked(Context::on_port(port, &self.context_options(), wrap)?)
     }
 
-    /// How a NIC is opened with these options: each with numbers of its own, or both ends of a connection
-    /// would have the same.
+    /// Returns the options to open the next NIC with. Each NIC gets a seed of its own; otherwise both ends of
+    /// a connection would draw the same numbers.
     fn context_options(&self) -> ContextOptions {
         let mut opened = self.opened();
         opened.nics += 1;
@@ -219,15 +220,17 @@ impl LinkArgs {
         }
     }
 
-    /// How queue pairs are connected with these options.
+    /// Returns the options to connect queue pairs with.
     pub fn connect_options(&self) -> ConnectOptions {
         ConnectOptions { mtu: self.mtu, sgid_index: self.gid, ..ConnectOptions::default() }
     }
 
-    /// The GID that peers are told of: the one asked for, else the one that suits the peer.
+    /// Returns the local GID to announce to a peer, with its index: that of --gid if given, otherwise the one
+    /// that suits the peer.
     ///
     /// # Errors
-    /// [`CliError::Family`] if there is none of that version.
+    /// [`CliError::Family`] if there is none of the peer's IP version, [`CliError::NoSuchGid`] if there is
+    /// none at all.
     pub fn gid_for(&self, context: &Context, peer: Option<IpAddr>) -> Result<(u8, Gid), CliError> {
         let gids = context.gids();
         let fits = |g: &Gid| peer.is_none_or(|p| p.is_ipv4() == g.ip().is_ipv4());
@@ -247,7 +250,7 @@ impl LinkArgs {
         }
     }
 
-    /// Writes the capture out. Call it at the end: what went wrong with the file shows here.
+    /// Flushes the capture. Call this at the end of a command: it reports errors in writing the file.
     ///
     /// # Errors
     /// [`CliError::Capture`].
@@ -258,7 +261,7 @@ impl LinkArgs {
         }
     }
 
-    /// Counters of the `--fault` rules so far; `None` without `--fault`.
+    /// Returns the counters of the `--fault` rules so far; `None` without `--fault`.
     pub fn fault_report(&self) -> Option<FaultReport> {
         let opened = self.opened();
         let again = |counters: Counters| counters.retransmitted_pkts + counters.ack_probe;
@@ -267,7 +270,7 @@ impl LinkArgs {
             .then(|| FaultReport { rules: RuleCount::sum(&opened.faults), retransmitted })
     }
 
-    /// What `--fault` did to packets so far, of all NICs opened.
+    /// Returns how many packets `--fault` has affected so far, summed over all NICs.
     pub fn fault_counts(&self, direction: Direction) -> FaultCounts {
         let mut sum = FaultCounts::default();
         for counts in self.opened().faults.iter().map(|f| f.get(direction)) {
@@ -300,7 +303,7 @@ impl LinkArgs {
         Ok(())
     }
 
-    /// The links of one NIC with a capture and faults around them.
+    /// Wraps the links of one NIC in the capture and the fault rules.
     fn wrap_all(&self, links: Vec<Box<dyn Link>>, name: &str) -> Vec<Box<dyn Link>> {
         let mut opened = self.opened();
         let (capture, faults) = (opened.capture.clone(), self.faults.clone());
@@ -310,7 +313,7 @@ impl LinkArgs {
         links
     }
 
-    /// What the options ask for is there.
+    /// Checks that the NIC has the requested path MTU and GID.
     fn checked(&self, context: Context) -> Result<Context, CliError> {
         if !self.faults.is_empty() {
             self.opened().disturbed.push(context.clone());
@@ -334,7 +337,7 @@ impl LinkArgs {
     }
 }
 
-/// A capture that `--capture` names; its first write error is printed at once.
+/// Creates the capture file of `--capture`. Its first write error is printed at once.
 pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<CaptureFile, CliError> {
     let file = match path.as_os_str() == STANDARD_OUTPUT {
         false => CaptureFile::create(path, timestamps)?,
@@ -350,13 +353,14 @@ pub(super) fn create_capture(path: &Path, timestamps: Timestamps) -> Result<Capt
     Ok(file)
 }
 
-/// The file name that stands for standard output.
+/// File name that stands for standard output.
 pub(super) const STANDARD_OUTPUT: &str = "-";
 
-/// How often a capture to standard output is flushed: a reader may show it as it comes.
+/// Interval at which a capture to standard output is flushed, so that its reader can show packets as they
+/// arrive.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// Standard output as it was; from now on what is printed goes to standard error.
+/// Takes over standard output: returns the original file and redirects later prints to standard error.
 fn take_standard_output() -> io::Result<File> {
     let mut stdout = io::stdout();
     stdout.flush()?;
@@ -370,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_nics_on_a_fabric_differ_and_what_is_asked_for_is_checked() {
+    fn nics_with_one_seed_differ_and_unavailable_options_are_rejected() {
         #[derive(clap::Parser)]
         struct Cli {
             #[command(flatten)]

@@ -1,4 +1,4 @@
-//! The `urxe` command: one file a subcommand, and the pieces behind them.
+//! The `urxe` command: one file per subcommand, and the modules that they share.
 
 mod demo;
 mod devinfo;
@@ -55,9 +55,10 @@ enum Command {
     Steward(steward::Steward),
 }
 
-/// Reads the command line, runs the command and says what went wrong, if something did. The status is 0,
-/// 1 for a failure, 2 for a bad command line and 130 for a measurement that Ctrl-C has cut short; 126 if `urxe run` could
-/// not run the program and 127 if there is none, as of `env` and its like, whose other statuses are the program's.
+/// Parses the command line, runs the command and prints its error, if any. The exit status is 0 for success,
+/// 1 for a failure, 2 for a bad command line and 130 for a measurement that Ctrl-C has interrupted. For `urxe
+/// run` it is 126 if the program could not be run and 127 if there is no such program, as with `env` and
+/// similar commands; any other status is that of the program.
 pub fn main() -> ExitCode {
     let command = Cli::parse().command;
     let failure = if matches!(command, Command::Run(_)) { ExitCode::from(126) } else { ExitCode::FAILURE };
@@ -76,10 +77,11 @@ pub fn main() -> ExitCode {
     let status = |status| if interrupted.is_set() { ExitCode::from(interrupt::KILLED) } else { status };
     match result {
         Ok(()) => status(ExitCode::SUCCESS),
-        // Whoever read the output has seen enough, as `head` does.
+        // The reader of the output has closed it, as `head` does: not an error.
         Err(CliError::Output(e)) if e.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(e) => {
-            // The message may quote what a peer or the command line said: still one line.
+            // The message may quote multi-line text of a peer or the command line, but is printed as one
+            // line.
             let line = e.to_string().replace('\n', " ");
             let _ = io::Write::write_all(&mut io::stderr(), format!("urxe: {line}\n").as_bytes());
             if matches!(e, CliError::NoProgram(_)) { ExitCode::from(127) } else { status(failure) }

@@ -1,4 +1,4 @@
-//! The TCP connection on which two ends of a run exchange their parameters.
+//! Out-of-band TCP connection on which both ends of a run exchange their parameters.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;
@@ -12,7 +12,7 @@ use super::CliError;
 use super::exchange::ExchangeError;
 use super::interrupt::Interrupt;
 
-/// How often a wait looks whether Ctrl-C came.
+/// Interval at which a wait checks for Ctrl-C.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// Where the other end is, and how long it may take to answer.
@@ -32,7 +32,7 @@ pub struct OobArgs {
     pub timeout: Option<Duration>,
 }
 
-/// A length of time in seconds, as `10` or `0.5`.
+/// Parses a duration in seconds, such as `10` or `0.5`.
 pub fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.strip_suffix('s').unwrap_or(text).parse::<f64>().ok().filter(|s| *s > 0.0);
     seconds
@@ -41,12 +41,13 @@ pub fn parse_seconds(text: &str) -> Result<Duration, String> {
 }
 
 impl OobArgs {
-    /// How long the peer may be silent.
+    /// Returns the longest time that the peer may be silent: --timeout, or 20 s by default.
     pub fn patience(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(20))
     }
 
-    /// Connects to the server, or waits for a client. `who` is what would be started at the other end.
+    /// Connects to the server or, without a host, waits for a client. `who` names the program to start at the
+    /// other end, for messages.
     ///
     /// # Errors
     /// [`CliError`].
@@ -123,7 +124,7 @@ impl OobArgs {
         let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
         let result = match self.server_bind {
             Some(ip) => TcpListener::bind((ip, port)),
-            // Both IP versions, where the machine has IPv6.
+            // Accepts both IP versions where the machine has IPv6.
             None => TcpListener::bind(any).or_else(|_| TcpListener::bind(("0.0.0.0", port))),
         };
         result.map_err(|e| match e.kind() {
@@ -146,7 +147,7 @@ fn io_error(what: impl Into<String>, source: io::Error) -> CliError {
     CliError::Io { what: what.into(), source }
 }
 
-/// A TCP stream on which a wait ends when the peer is silent for too long, or by Ctrl-C.
+/// TCP stream whose reads fail on Ctrl-C or when the peer is silent for too long.
 #[derive(Debug)]
 pub struct Patient {
     stream: TcpStream,
@@ -155,7 +156,7 @@ pub struct Patient {
 }
 
 impl Patient {
-    /// Waits so long for each answer.
+    /// Wraps a stream, each read of which waits up to `patience`.
     ///
     /// # Errors
     /// [`CliError::Io`].
@@ -165,7 +166,7 @@ impl Patient {
         Ok(Patient { stream, interrupt: interrupt.clone(), patience: Cell::new(Some(patience)) })
     }
 
-    /// From now on waits as long as it takes: for the end of a run.
+    /// Removes the time limit of reads, to wait for the end of a run.
     pub fn whenever(&self) {
         self.patience.set(None);
     }
@@ -200,7 +201,7 @@ impl Write for Patient {
     }
 }
 
-/// A handshake's error with what was sent before it.
+/// Converts a handshake's error; a timeout also names what was sent before it.
 pub fn silent(sent: &str, e: ExchangeError) -> CliError {
     match e {
         ExchangeError::TimedOut { .. } => CliError::Failed(format!(
@@ -210,7 +211,7 @@ pub fn silent(sent: &str, e: ExchangeError) -> CliError {
     }
 }
 
-/// Reads what is there within `slice` into `buffer`; false if nothing was.
+/// Appends received bytes to `buffer`; returns false if none arrived within the stream's read timeout.
 pub(super) fn read_some(
     stream: &mut dyn Read,
     buffer: &mut Vec<u8>,
@@ -237,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seconds_are_read_or_refused() {
+    fn seconds_parse_or_are_rejected() {
         assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_seconds("10s"), Ok(Duration::from_secs(10)));
         for bad in ["", "0", "-1", "soon", "1e30", "nan"] {
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_connection_says_what_to_start() {
+    fn refused_connection_error_names_the_command_to_start() {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let args = OobArgs { host: Some("127.0.0.1".into()), port, server_bind: None, timeout: None };
         let said = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_with_a_timeout_does_not_wait_for_ever() {
+    fn server_with_a_timeout_stops_waiting_for_a_client() {
         let args =
             OobArgs { host: None, port: 0, server_bind: None, timeout: Some(Duration::from_millis(50)) };
         let said = args.open("urxe pingpong", &Interrupt::default()).unwrap_err().to_string();

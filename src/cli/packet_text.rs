@@ -1,9 +1,9 @@
-//! One packet as one line for people.
+//! Human-readable description of a packet's headers on one line.
 #![forbid(unsafe_code)]
 
 use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 
-/// The flags of the BTH and all that the extension headers say.
+/// Returns the flags of the BTH and the fields of the extension headers as text.
 pub fn details(packet: &Packet<'_>) -> String {
     let bth = packet.bth();
     let mut parts: Vec<String> = Vec::new();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_read_as_an_engineer_says_them() {
+    fn header_fields_are_described_as_text() {
         let bth = |opcode| Bth { opcode: Opcode(opcode), ..Bth::default() };
         let reth = Reth { va: 0x1000, rkey: RKey(0x201), dma_len: 0 };
         let write =

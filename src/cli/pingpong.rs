@@ -1,5 +1,5 @@
-//! `urxe pingpong`: SENDs back and forth, with one of rdma-core's ping-pong programs or another `urxe pingpong` at
-//! the other end.
+//! `urxe pingpong`: exchanges SENDs in turns with one of rdma-core's ping-pong programs or another
+//! `urxe pingpong`.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -18,19 +18,20 @@ use crate::verbs::{
 
 mod handshake;
 
-/// What the stock program fills its buffer with.
+/// Byte with which the stock program fills its buffer.
 const FILL: u8 = 0x7b;
-/// With `-c` it zeroes the first byte of each of these.
+/// Page size: with `-c` the stock program zeroes the first byte of each page.
 const PAGE: usize = 4096;
-/// Our QP stays this long after the last message: the peer may not have got our last acknowledgement.
+/// Time for which the queue pairs stay alive after the last message, because the peer may not have received
+/// the last acknowledgement.
 const LINGER: Duration = Duration::from_millis(250);
-/// A message that is quicker than this is waited for by polling.
+/// Time for which a message is polled for before the thread sleeps.
 const SPIN: Duration = Duration::from_micros(100);
 
-/// Bytes of memory that receives of a shared queue may take, to be checked.
+/// Limit of the receive buffers of a shared queue with --check, in bytes.
 const MOST_CHECKED: u64 = 4 << 30;
 
-/// The queue key of the stock `ibv_ud_pingpong`.
+/// Q_Key of the stock `ibv_ud_pingpong`.
 const QKEY: QKey = QKey(0x1111_1111);
 
 /// The service of the queue pairs.
@@ -64,7 +65,7 @@ impl Service {
         }
     }
 
-    /// Bytes before the data of a receive.
+    /// Returns the number of bytes before the data in a receive buffer: the GRH of datagrams.
     fn header(self) -> usize {
         if self == Service::Ud { grh::LEN } else { 0 }
     }
@@ -103,7 +104,7 @@ pub struct PingpongArgs {
     link: LinkArgs,
 }
 
-/// Runs it.
+/// Runs one side of a ping-pong.
 ///
 /// # Errors
 /// [`CliError`].
@@ -117,7 +118,7 @@ pub fn run(args: &PingpongArgs, interrupt: &Interrupt) -> Result<(), CliError> {
     args.link.finish().and(result)
 }
 
-/// One end of the game.
+/// One side of a ping-pong.
 struct Side<'a> {
     args: &'a PingpongArgs,
     interrupt: &'a Interrupt,
@@ -125,39 +126,40 @@ struct Side<'a> {
     cq: Cq,
     lanes: Vec<Lane>,
     srq: Option<Srq>,
-    /// The peer's queue pair, for datagrams.
+    /// Destination of datagrams; `None` for connected services.
     to: Option<Destination>,
-    /// What is sent.
+    /// Send buffer.
     out: Mr,
-    /// What arrives, in as many places as `places` says: receive n in number n modulo that.
+    /// Receive buffer, divided into `places` slots: receive n uses slot n modulo `places`.
     inn: Mr,
     places: u64,
     mtu: Mtu,
     sent: u32,
     send_done: u32,
     received: u32,
-    /// Receives that are not posted, of `depth`.
+    /// Numbers of the receives, out of `depth`, that are not posted.
     free: Vec<u64>,
     depth: u32,
-    /// The first byte of the first message, which all others of a shared queue have throughout.
+    /// First byte of the first message; with a shared receive queue all bytes of all messages equal it.
     first: Option<u8>,
-    /// Room to look at what arrived.
+    /// Scratch buffer to check received data in.
     seen: Vec<u8>,
 }
 
-/// One queue pair of the game.
+/// One queue pair of the ping-pong.
 struct Lane {
     qp: Qp,
-    /// Its last send is complete, and a message has come since: it may send.
+    /// Whether the last send is complete. The queue pair may send when `heard` is set too: when a message has
+    /// arrived since.
     send_done: bool,
     heard: bool,
 }
 
-/// The work request of a send; those of receives are their numbers.
+/// The `wr_id` of sends; that of a receive is its number.
 const SEND: u64 = u64::MAX;
 
 impl PingpongArgs {
-    /// How many queue pairs there are, and how many receives.
+    /// Returns the number of queue pairs and the number of receives.
     fn numbers(&self) -> Result<(u32, u32), CliError> {
         if self.service != Service::Srq {
             return match self.qps {
@@ -175,7 +177,7 @@ impl PingpongArgs {
         if !self.check {
             return Ok((qps, self.rx_depth));
         }
-        // To be checked each has to stay where it is, so each has a place of its own.
+        // A message has to stay in its slot until it is checked, so each receive has a slot of its own.
         let depth = self.rx_depth.min(4 * qps);
         if u64::from(depth) * u64::from(self.size) > MOST_CHECKED {
             return Err(CliError::Usage(format!(
@@ -242,7 +244,7 @@ impl<'a> Side<'a> {
             out,
             inn,
             places: places as u64,
-            // As the stock program has it, if the link carries it.
+            // Default path MTU of the stock program, if the link carries it.
             mtu: args.link.mtu.unwrap_or(Mtu::Mtu1024.min(active)),
             sent: 0,
             send_done: 0,
@@ -296,7 +298,7 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// Where a receive begins.
+    /// Returns the offset of a receive in the receive buffer.
     fn place(&self, receive: u64) -> usize {
         (receive % self.places) as usize * (self.inn.len() / self.places as usize)
     }
@@ -310,9 +312,9 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// Until all have been sent and received. A message leaves when the last one of its queue pair is through and one
-    /// has come; as in the stock program, those of several queue pairs may in the end be a few more than were asked
-    /// for.
+    /// Runs until all messages have been sent and received. A queue pair sends when its last send has
+    /// completed and a message has arrived; as in the stock program, several queue pairs may together send a
+    /// few messages more than requested.
     fn play(&mut self) -> Result<(), CliError> {
         let n = self.args.iters;
         let mut new = Vec::with_capacity(16);
@@ -329,7 +331,7 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    /// Counts what ended; whose it was.
+    /// Accounts for a completion and returns the index of its queue pair.
     fn complete(&mut self, wc: &Completion) -> Result<usize, CliError> {
         if wc.status != WcStatus::Success {
             let what = if wc.wr_id == SEND { "send" } else { "receive" };
@@ -367,11 +369,13 @@ impl<'a> Side<'a> {
         Ok(lane)
     }
 
-    /// What arrived is what the stock program sends; the server sends the same back from now on.
+    /// Checks that a received message is what the stock program sends. The server sends the first message
+    /// back from then on.
     fn check(&mut self, receive: u64) -> Result<(), CliError> {
         let start = self.place(receive) + self.args.service.header();
         self.inn.read(start, &mut self.seen)?;
-        // What has one queue pair marks its pages; what has many sends from where it receives.
+        // The programs with one queue pair mark the pages; that with many sends from the buffer that it
+        // receives into, so all bytes are equal.
         let (first, page) = match self.args.service {
             Service::Srq => (*self.first.get_or_insert(self.seen[0]), 1),
             _ => (self.seen[0], PAGE),
@@ -388,12 +392,12 @@ impl<'a> Side<'a> {
         if self.args.oob.host.is_none() && self.received == 1 {
             self.out.write(0, &self.seen)?;
         }
-        // What does not arrive must not look as if it had.
+        // Clears the slot, so that data that does not arrive cannot pass for data that did.
         self.seen.fill(0xa5);
         Ok(self.inn.write(start, &self.seen)?)
     }
 
-    /// Polls for a moment, and then sleeps until something comes.
+    /// Polls briefly, and then sleeps until a completion arrives or the peer has been silent for too long.
     fn wait(&self, new: &mut Vec<Completion>) -> Result<(), CliError> {
         new.clear();
         let so_far = || {
@@ -406,7 +410,7 @@ impl<'a> Side<'a> {
             true => Err(CliError::Failed(format!("interrupted: {}", so_far()))),
             false => Ok(()),
         };
-        // Here too: a peer that always answers within the spin never lets this call sleep.
+        // Check here too: a peer that always responds within the spin time never lets this function sleep.
         check_interrupt()?;
         let begin = Instant::now();
         while begin.elapsed() < SPIN {

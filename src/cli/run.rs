@@ -1,4 +1,4 @@
-//! `urxe run` and `urxe env`: programs that were linked against libibverbs, on urxe.
+//! `urxe run` and `urxe env`: run programs that are linked against libibverbs on urxe.
 #![forbid(unsafe_code)]
 
 mod sysfs;
@@ -102,10 +102,11 @@ struct Surroundings {
     shards: Option<usize>,
 }
 
-/// Least local ACK timeout of `--patient`: the time that a process may be stopped, even where a queue pair has no retries.
+/// Least local ACK timeout of `--patient`: a process may be stopped this long even if a queue pair has no
+/// retries.
 const PATIENT_ACK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A link, and its text as it was given.
+/// A link specification with its original text.
 #[derive(Clone)]
 struct Chosen {
     link: LinkSpec,
@@ -130,7 +131,7 @@ fn parse_personality(text: &str) -> Result<String, String> {
 }
 
 impl Run {
-    /// Becomes the program. Returns only if that is not possible.
+    /// Replaces this process by the program. Returns only if that is not possible.
     ///
     /// # Errors
     /// [`CliError`].
@@ -141,7 +142,7 @@ impl Run {
         check_loads_libraries(&path)?;
         let mut command = Command::new(&path);
         command.arg0(program).args(arguments);
-        // It is inherited, and stays open until the program has taken this process's place.
+        // The program inherits this descriptor, which has to stay open until exec.
         let mut capture_to = None;
         if self.surroundings.captures_to_standard_output() {
             let io = |source| CliError::Io { what: "--capture -".into(), source };
@@ -163,7 +164,7 @@ impl Run {
 }
 
 impl Env {
-    /// Prints one line for each variable.
+    /// Prints one line of shell code for each variable.
     ///
     /// # Errors
     /// [`CliError`].
@@ -184,7 +185,7 @@ impl Env {
     }
 }
 
-/// As a shell reads it back.
+/// Quotes a value for a shell.
 fn quoted(value: &OsStr) -> Vec<u8> {
     let mut out = vec![b'\''];
     for byte in value.as_bytes() {
@@ -197,7 +198,7 @@ fn quoted(value: &OsStr) -> Vec<u8> {
     out
 }
 
-/// The variable that says where packets are written.
+/// Environment variable that names the capture file.
 const CAPTURE: &str = "URXE_CAPTURE";
 
 impl Surroundings {
@@ -205,14 +206,15 @@ impl Surroundings {
         self.capture.as_ref().is_some_and(|file| file.as_os_str() == STANDARD_OUTPUT)
     }
 
-    /// What the library reads, and how the program finds the library; `None` for what is not to be set.
+    /// Returns the environment variables that the library reads and those by which the program finds the
+    /// library; `None` for a variable that is to be unset.
     fn variables(&self) -> Result<Vec<(&'static str, Option<OsString>)>, CliError> {
         let address = match &self.link {
             Some(Chosen { link: LinkSpec::Udp(ip), .. }) => *ip,
             _ => self.ip,
         };
         if let Some(ip) = address {
-            // A free port: whether 4791 is free is another question, for when the device is opened.
+            // Any free port: whether 4791 is free is checked when the device is opened.
             let is_there = !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok();
             if !is_there {
                 let text =
@@ -262,12 +264,13 @@ impl Surroundings {
     }
 }
 
-/// Where a user's directories of ours are. They stay: the program takes this process's place, so nobody could remove them.
+/// Creates and returns the user's private directory of urxe. Nothing removes it at the end, because the
+/// program replaces this process.
 fn private_base() -> Result<PathBuf, CliError> {
     let owner = nix::unistd::getuid().as_raw();
     let base = runtime_directory(owner).join(format!("urxe-{}", outside(owner)));
     make_private(&base).map_err(cannot_make(&base))?;
-    // Somebody else's directory would be somebody else's libraries.
+    // A directory that another user can write to may contain that user's libraries.
     if !is_private(&base, owner) {
         let text = format!(
             "{} is not a directory that only you may write to: set XDG_RUNTIME_DIR or TMPDIR to one that is",
@@ -278,7 +281,8 @@ fn private_base() -> Result<PathBuf, CliError> {
     Ok(base)
 }
 
-/// What a user is called outside a user namespace, where all who are root in theirs share `/tmp`.
+/// Returns the ID of a user outside the user namespace, because the root users of all namespaces share
+/// `/tmp`.
 fn outside(user: u32) -> u32 {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<u32>().ok());
@@ -295,30 +299,33 @@ fn cannot_make(what: &Path) -> impl FnOnce(io::Error) -> CliError {
     move |source| CliError::Io { what, source }
 }
 
-/// The preloaded library that shows programs the devices in `/sys` and `/dev`.
+/// Name of the preloaded library that shows programs the devices in `/sys` and `/dev`.
 const PRELOAD: &str = "liburxe_preload.so";
 
-/// The verbs library under the name by which it is preloaded. Its symbols then come before those of any other libibverbs: of a
-/// copy under another name, as auditwheel puts it into Python wheels, or one that a DT_RPATH names.
+/// Name under which the verbs library is preloaded. Its symbols then come before those of any other
+/// libibverbs: of a copy under another name, as auditwheel puts it into Python wheels, or of one that a
+/// DT_RPATH names.
 const VERBS: &str = "liburxe_verbs.so";
 
-/// A directory where the loader finds the library under the names that programs were linked with, and what is preloaded.
+/// Creates and returns a directory in which the loader finds the verbs library under the names that programs
+/// are linked with, and the preloaded libraries.
 fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     let library = find_library("URXE_LIBRARY", "libibverbs.so", "libibverbs.so.1")?;
     let preload = find_library("URXE_PRELOAD", PRELOAD, PRELOAD)?;
-    // One for each build of them.
+    // One directory per build of the libraries.
     let both = [library.as_os_str().as_bytes(), b"\0", preload.as_os_str().as_bytes()].concat();
     let directory = base.join(format!("{:08x}", crc32fast::hash(&both)));
     make_private(&directory).map_err(cannot_make(&directory))?;
-    // One file under the names of both libraries: the loader sees that, and loads it once, with one NIC.
+    // Both libraries are links to one file: the loader notices that and loads it once, with one NIC.
     let names =
         ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"].map(|name| (name, &library));
     for (name, file) in names.into_iter().chain([(PRELOAD, &preload), (VERBS, &library)]) {
         let link = directory.join(name);
         if fs::read_link(&link).ok().as_ref() != Some(file) {
-            // At once: a program that another `urxe run` has just started may be looking.
+            // Replaced atomically, because a program that another `urxe run` has just started may be reading
+            // the directory.
             let new = directory.join(format!("{name}.{}", std::process::id()));
-            // Left by one that was killed, and had the same number.
+            // Left over from a killed process with the same PID.
             let _ = fs::remove_file(&new);
             symlink(file, &new).and_then(|()| fs::rename(&new, &link)).map_err(cannot_make(&link))?;
         }
@@ -326,9 +333,10 @@ fn library_directory(base: &Path) -> Result<PathBuf, CliError> {
     Ok(directory)
 }
 
-/// The value of LD_PRELOAD. The libraries that it named before stay in front: some have to be the first.
+/// Returns the value of LD_PRELOAD. The libraries that it names already stay in front, because some have to
+/// be the first.
 fn preloaded(library: &Path) -> Result<OsString, CliError> {
-    // Which ends a name, and cannot be quoted.
+    // Separators between names, which cannot be quoted.
     const SEPARATORS: [u8; 2] = [b' ', b':'];
     if library.as_os_str().as_bytes().iter().any(|byte| SEPARATORS.contains(byte)) {
         let text = format!(
@@ -340,7 +348,7 @@ fn preloaded(library: &Path) -> Result<OsString, CliError> {
     }
     let before = env::var_os("LD_PRELOAD").unwrap_or_default();
     let others = before.as_bytes().split(|byte| SEPARATORS.contains(byte));
-    // Those of another `urxe run`, in which this one runs.
+    // Drops the libraries of an enclosing `urxe run`.
     let is_ours = |name: &[u8]| [PRELOAD, VERBS].iter().any(|own| name.ends_with(own.as_bytes()));
     let others = others.filter(|name| !name.is_empty() && !is_ours(name));
     let own = [PRELOAD, VERBS].map(|name| library.join(name));
@@ -348,7 +356,8 @@ fn preloaded(library: &Path) -> Result<OsString, CliError> {
     Ok(OsString::from_vec(all.join(&b':')))
 }
 
-/// Programs that were built with AddressSanitizer end at once if anything is preloaded. What is here passes calls on to it.
+/// Returns the value of ASAN_OPTIONS. By default programs built with AddressSanitizer exit at once if
+/// anything is preloaded. The preloaded libraries pass calls on to it, so the check is turned off.
 fn tolerant_asan() -> OsString {
     const TOLERANT: &str = "verify_asan_link_order=0";
     let mut options = env::var_os("ASAN_OPTIONS").unwrap_or_default();
@@ -361,19 +370,21 @@ fn tolerant_asan() -> OsString {
     options
 }
 
-/// Bytes that libibverbs has for the name of a device's directory (`IBV_SYSFS_PATH_MAX`), and of what follows the tree's own.
+/// Longest path of a tree: the bytes that libibverbs has for the path of a device's directory
+/// (`IBV_SYSFS_PATH_MAX`) less those of the part below the tree.
 const PATH_ROOM: usize = 256 - "/class/infiniband_verbs/uverbs9999\0".len();
 
-/// How long after its last use a tree of an address that is gone may be removed.
+/// Time since its last use after which a tree without a local address may be removed.
 const OUTDATED: Duration = Duration::from_secs(24 * 3600);
 
-/// Whether an interface has this address, or would take it as its own (127.0.0.5).
+/// Reports whether an interface has this address, or the machine accepts it as local (127.0.0.5).
 fn is_of_this_host(ip: IpAddr) -> bool {
     let has = |interface: pnet_datalink::NetworkInterface| interface.ips.iter().any(|own| own.ip() == ip);
     UdpSocket::bind((ip, 0)).is_ok() || pnet_datalink::interfaces().into_iter().any(has)
 }
 
-/// A directory that looks to programs as `/sys` and `/dev` would if the kernel had the devices, one for each different set.
+/// Creates and returns a directory with what `/sys` and `/dev` would contain if the kernel had the devices;
+/// there is one for each distinct set of devices.
 fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliError> {
     let adapters = Adapter::all(link).map_err(|e| CliError::Usage(format!("--link: {e}")))?;
     let tree = Tree::of(&adapters);
@@ -390,13 +401,14 @@ fn sysfs_directory(base: &Path, link: Option<&LinkSpec>) -> Result<PathBuf, CliE
     Ok(directory)
 }
 
-/// Where a user's directories for the time of a session are: `XDG_RUNTIME_DIR`, if that is one and the user's own.
+/// Returns the directory for runtime files of a user: `XDG_RUNTIME_DIR` if it is an absolute path to a
+/// private directory of the user, otherwise the temporary directory.
 fn runtime_directory(owner: u32) -> PathBuf {
     let given = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     given.filter(|dir| dir.is_absolute() && is_private(dir, owner)).unwrap_or_else(env::temp_dir)
 }
 
-/// Whether it is a directory that belongs to a user, and nobody else may write to.
+/// Reports whether the path is a directory that belongs to `owner` and that no other user may write to.
 fn is_private(directory: &Path, owner: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|m| m.is_dir() && m.uid() == owner && m.mode() & 0o022 == 0)
 }
@@ -408,7 +420,8 @@ fn make_private(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// A library of ours: the one that the variable names, or beside this program, as cargo builds it, or where it was installed.
+/// Finds a library of urxe: the file that the variable names, otherwise the one beside this program, where
+/// cargo builds it, otherwise the installed one.
 fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf, CliError> {
     if let Some(named) = env::var_os(variable) {
         let what = format!("{variable} is {}", named.display());
@@ -429,17 +442,18 @@ fn find_library(variable: &str, built: &str, installed: &str) -> Result<PathBuf,
     })
 }
 
-/// The loader puts no library of ours under some programs: better to say so than to let them look for hardware.
+/// Rejects programs into which the loader does not load the libraries; without this check they would look for
+/// hardware.
 fn check_loads_libraries(program: &Path) -> Result<(), CliError> {
     let name = program.display();
     let Ok(bytes) = fs::read(program) else {
-        // A program that may be run but not read: the loader will see.
+        // The program may be executable but not readable: left to the loader.
         return Ok(());
     };
     let is_static = match FileKind::parse(&*bytes) {
         Ok(FileKind::Elf32) => has_no_loader::<elf::FileHeader32<Endianness>>(&bytes),
         Ok(FileKind::Elf64) => has_no_loader::<elf::FileHeader64<Endianness>>(&bytes),
-        // A script: its interpreter decides.
+        // A script, whose interpreter is not checked.
         _ => return Ok(()),
     };
     let why = if is_static {
@@ -471,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_reads_back_what_was_quoted() {
+    fn quoted_values_survive_a_shell() {
         for text in ["", "plain", "two words", "it's", "$HOME `x` \\ \"", "a\nb"] {
             let mut script = b"printf %s ".to_vec();
             script.extend(quoted(OsStr::new(text)));
@@ -481,10 +495,10 @@ mod tests {
     }
 
     #[test]
-    fn programs_without_a_loader_are_told_apart() {
+    fn setuid_binaries_are_rejected_and_setuid_scripts_are_not() {
         assert!(check_loads_libraries(&env::current_exe().unwrap()).is_ok());
         let dir = tempfile::tempdir().unwrap();
-        // Of a script the kernel ignores the bit.
+        // The kernel ignores the setuid bit of scripts.
         let (script, copy) = (dir.path().join("script"), dir.path().join("copy"));
         fs::write(&script, "#!/bin/sh\nexit 0\n").unwrap();
         fs::copy("/bin/true", &copy).unwrap();
@@ -497,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_directory_of_ones_own_is_for_libraries() {
+    fn only_a_directory_that_others_cannot_write_to_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let owner = nix::unistd::getuid().as_raw();
         assert!(is_private(dir.path(), owner) && !is_private(dir.path(), owner + 1));

@@ -60,7 +60,7 @@ pub struct Serve {
     link: LinkArgs,
 }
 
-/// A peer on the command line.
+/// Endpoint of a peer as given on the command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PeerSpec(Endpoint);
 
@@ -90,7 +90,7 @@ impl FromStr for PeerSpec {
 }
 
 impl Serve {
-    /// Runs it until Ctrl-C, or with --one-shot until the first peer is done.
+    /// Runs the server until Ctrl-C or, with --one-shot, until the first peer is done.
     pub fn run(self) -> Result<(), CliError> {
         self.link.check_network()?;
         let interrupt = Interrupt::install()?;
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_read_as_they_are_written() {
+    fn peer_endpoints_parse_or_name_the_invalid_field() {
         let PeerSpec(e) = "10.77.0.2,0x11,4660".parse().unwrap();
         assert_eq!((e.gid.ip().to_string(), e.qpn.get(), e.psn.get()), ("10.77.0.2".into(), 0x11, 0x1234));
         let PeerSpec(e) = "fe80::1,17,0".parse().unwrap();

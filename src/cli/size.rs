@@ -1,7 +1,7 @@
-//! Sizes as people write them.
+//! Sizes with binary suffixes on the command line.
 #![forbid(unsafe_code)]
 
-/// Reads 4096, 64K, 1M or 2G: powers of 1024.
+/// Parses a size such as 4096, 64K, 1M or 2G; suffixes are powers of 1024.
 pub fn parse_size(text: &str) -> Result<usize, String> {
     let (digits, shift) = match text.char_indices().next_back() {
         Some((at, 'k' | 'K')) => (&text[..at], 10),
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_in_powers_of_1024() {
+    fn size_suffixes_are_powers_of_1024() {
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_size("64K"), Ok(65_536));
         assert_eq!(parse_size("1m"), Ok(1 << 20));

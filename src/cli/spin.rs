@@ -1,4 +1,4 @@
-//! Waiting for completions on the polling thread.
+//! Busy waiting for completions and for memory contents on the calling thread.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use super::CliError;
 use super::interrupt::Interrupt;
 use crate::verbs::{Completion, Context, Cq, WaitError, WcStatus};
 
-/// Empty polls between two looks at the clock.
+/// Number of empty polls between two checks of the clock.
 const LOOKS: u32 = 256;
 
-/// A busy wait that ends when the peer is silent for too long, or by Ctrl-C. It never sleeps,
-/// but lets others run where there are too few cores.
+/// Busy wait that fails after a timeout without progress, or on Ctrl-C. The wait never sleeps, but yields the
+/// processor regularly, for machines with too few cores.
 #[derive(Debug)]
 pub struct Spin {
     interrupt: Interrupt,
@@ -21,21 +21,22 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Gives up after `patience` without anything.
+    /// Creates a wait that gives up after `patience` without progress.
     pub fn new(interrupt: &Interrupt, patience: Duration) -> Spin {
         Spin { interrupt: interrupt.clone(), patience, empty: 0, since: None }
     }
 
-    /// Something came.
+    /// Records progress, which restarts the timeout.
     pub fn progress(&mut self) {
         self.empty = 0;
         self.since = None;
     }
 
-    /// Nothing came.
+    /// Records an empty poll. Every 256 empty polls it yields the processor and checks for Ctrl-C and the
+    /// timeout.
     ///
     /// # Errors
-    /// When it is time to give up.
+    /// [`CliError::Failed`] on Ctrl-C, [`CliError::Wait`] when the timeout has expired.
     pub fn idle(&mut self) -> Result<(), CliError> {
         self.empty += 1;
         if self.empty < LOOKS {
@@ -43,7 +44,8 @@ impl Spin {
             return Ok(());
         }
         self.empty = 0;
-        // On a machine with fewer free cores than busy waits the peer may be what waits for this one.
+        // On a machine with fewer free cores than busy-waiting threads, the peer may be waiting for this
+        // core.
         std::thread::yield_now();
         let since = *self.since.get_or_insert_with(Instant::now);
         if self.interrupt.is_set() {
@@ -55,10 +57,10 @@ impl Spin {
         Ok(())
     }
 
-    /// Polls until at least one completion is there, all of them successes.
+    /// Polls until at least one completion is there, and checks that all are successful.
     ///
     /// # Errors
-    /// When it is time to give up, or a work request failed.
+    /// The errors of [`idle`](Self::idle), or [`CliError::Wait`] if a work request failed.
     pub fn poll(&mut self, cq: &Cq, max: usize, out: &mut Vec<Completion>) -> Result<(), CliError> {
         out.clear();
         while cq.poll(max, out).map_err(WaitError::from)? == 0 {
@@ -68,10 +70,10 @@ impl Spin {
         succeeded(out)
     }
 
-    /// Polls once.
+    /// Polls once, and checks that all completions are successful.
     ///
     /// # Errors
-    /// When a work request failed.
+    /// [`CliError::Wait`] if a work request failed.
     pub fn try_poll(&mut self, cq: &Cq, max: usize, out: &mut Vec<Completion>) -> Result<(), CliError> {
         out.clear();
         if cq.poll(max, out).map_err(WaitError::from)? > 0 {
@@ -80,10 +82,10 @@ impl Spin {
         succeeded(out)
     }
 
-    /// Drives the NIC until `done` says so: for a program that polls on memory.
+    /// Drives the NIC until `done` returns true, for a caller that polls memory.
     ///
     /// # Errors
-    /// When it is time to give up.
+    /// The errors of [`idle`](Self::idle).
     pub fn until(&mut self, context: &Context, mut done: impl FnMut() -> bool) -> Result<(), CliError> {
         while !done() {
             context.poll();

@@ -1,4 +1,4 @@
-//! `urxe steward`: what several programs on one address share. They start it themselves.
+//! `urxe steward`: the broker that shares an address between several processes, which start it themselves.
 #![forbid(unsafe_code)]
 
 use clap::Args;
@@ -17,7 +17,7 @@ pub struct Steward {
 }
 
 impl Steward {
-    /// Returns when nobody needs it any more.
+    /// Serves until no process uses the address any more.
     ///
     /// # Errors
     /// [`CliError`].

@@ -1,21 +1,22 @@
-//! Capsules: commands of 64 bytes with data behind them, responses of 16. All numbers are little endian.
+//! Capsules: commands of 64 bytes with optional data behind them, and responses of 16 bytes. All numbers are
+//! little-endian.
 
-/// Bytes of a command.
+/// Length of a command in bytes.
 pub const COMMAND_LEN: usize = 64;
-/// Bytes of a response.
+/// Length of a response in bytes.
 pub const RESPONSE_LEN: usize = 16;
 
-/// A number at a place in bytes that are long enough.
+/// Reads a 16-bit number at an offset of a slice that is long enough.
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// The same of 32 bits.
+/// Reads a 32-bit number at an offset of a slice that is long enough.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
 }
 
-/// The same of 64 bits.
+/// Reads a 64-bit number at an offset of a slice that is long enough.
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
@@ -25,55 +26,55 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub struct Command(pub [u8; COMMAND_LEN]);
 
 impl Command {
-    /// The first bytes of a capsule; `None` if there are too few.
+    /// Returns the command at the beginning of a capsule; `None` if the capsule is too short.
     pub fn of(capsule: &[u8]) -> Option<Command> {
         capsule.first_chunk().copied().map(Command)
     }
 
-    /// What is to be done.
+    /// Returns the opcode.
     pub fn opcode(&self) -> u8 {
         self.0[0]
     }
 
-    /// Whether it is one of a pair that is to be executed as one.
+    /// Reports whether the command is part of a fused operation.
     pub fn is_fused(&self) -> bool {
         self.0[1] & 0b11 != 0
     }
 
-    /// Whether its data is described by an SGL, as over fabrics all is.
+    /// Reports whether an SGL describes the data, as it has to over fabrics.
     pub fn has_sgl(&self) -> bool {
         matches!(self.0[1] >> 6, 1 | 2)
     }
 
-    /// Its number among those that the host waits for.
+    /// Returns the command identifier (CID).
     pub fn id(&self) -> u16 {
         u16_at(&self.0, 2)
     }
 
-    /// The namespace.
+    /// Returns the namespace identifier (NSID).
     pub fn nsid(&self) -> u32 {
         u32_at(&self.0, 4)
     }
 
-    /// What is to be done, of a Fabrics command.
+    /// Returns the type of a Fabrics command (FCTYPE).
     pub fn fabrics_type(&self) -> u8 {
         self.0[4]
     }
 
-    /// Dword `n`.
+    /// Returns dword `n`.
     pub fn dword(&self, n: usize) -> u32 {
         u32_at(&self.0, 4 * n)
     }
 
-    /// Dwords `n` and `n + 1`.
+    /// Returns dwords `n` and `n + 1`.
     pub fn qword(&self, n: usize) -> u64 {
         u64_at(&self.0, 4 * n)
     }
 
-    /// Where its data is.
+    /// Parses the SGL descriptor of the command.
     ///
     /// # Errors
-    /// [`Status::SglType`] of what RDMA does not have.
+    /// [`Status::SglType`] for a descriptor that RDMA does not have.
     pub fn data_pointer(&self) -> Result<DataPointer, Status> {
         let sgl = &self.0[24..40];
         match sgl[15] {
@@ -89,65 +90,65 @@ impl Command {
     }
 }
 
-/// Where the data of a command is.
+/// Location of a command's data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DataPointer {
-    /// Behind the command.
+    /// In the capsule, behind the command.
     InCapsule {
-        /// From the end of the command on.
+        /// Offset from the end of the command.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: usize,
     },
     /// In the host's memory.
     Keyed(Keyed),
 }
 
-/// A run of the host's memory.
+/// Range of the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keyed {
-    /// Its first byte, as the host's region counts.
+    /// Address of the first byte, in the host's region.
     pub addr: u64,
-    /// Bytes, below 2^24.
+    /// Length in bytes, below 2^24.
     pub len: usize,
-    /// The region's key.
+    /// R_Key of the region.
     pub rkey: u32,
-    /// The response is to close the key.
+    /// Whether the response has to invalidate the R_Key.
     pub invalidate: bool,
 }
 
-/// How a command fails: status code type and status code.
+/// Status of a failed command: status code type and status code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{self:?} ({:#05x})", *self as u16)]
 #[repr(u16)]
 pub enum Status {
     /// There is no such command on this queue.
     InvalidOpcode = 0x01,
-    /// A field of the command makes no sense.
+    /// A field of the command is invalid.
     InvalidField = 0x02,
     /// There is no such namespace.
     InvalidNamespace = 0x0b,
-    /// Not now: before Connect, before the controller is enabled, or twice.
+    /// The command is out of sequence: before Connect, before the controller is enabled, or repeated.
     CommandSequence = 0x0c,
-    /// The SGL has less room than the command moves data.
+    /// The SGL is shorter than the data that the command transfers.
     SglLength = 0x0f,
-    /// An SGL descriptor that RDMA or this command does not have.
+    /// The SGL descriptor is one that RDMA or this command does not have.
     SglType = 0x11,
-    /// Data that is said to lie outside the capsule.
+    /// The SGL describes data outside the capsule.
     SglOffset = 0x16,
     /// The namespace is read-only.
     WriteProtected = 0x20,
-    /// Beyond the namespace's end.
+    /// The blocks are beyond the end of the namespace.
     LbaOutOfRange = 0x80,
-    /// More requests for events than there may be.
+    /// Too many Asynchronous Event Requests are outstanding.
     AsyncEventLimit = 0x105,
-    /// There is no such log.
+    /// There is no such log page.
     InvalidLogPage = 0x109,
-    /// A Connect of another format.
+    /// The Connect has another format.
     ConnectFormat = 0x180,
-    /// As many hosts are connected as can be.
+    /// No further host can connect at the moment.
     ConnectBusy = 0x181,
-    /// A Connect whose field makes no sense; the result says which.
+    /// A field of the Connect is invalid; the result says which.
     ConnectParameter = 0x182,
     /// The file could not be written.
     WriteFault = 0x280,
@@ -156,7 +157,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// As a response has it: with the bit that says that to try again would bring the same.
+    /// Returns the status field of a response, with the Do Not Retry bit if a retry would fail likewise.
     fn bits(self) -> u16 {
         let again = self == Status::ConnectBusy;
         let do_not_retry = if again { 0 } else { 1 << 15 };
@@ -164,12 +165,12 @@ impl Status {
     }
 }
 
-/// A failure, with what the response says besides.
+/// Failure of a command: the status and the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// How.
+    /// Status of the command.
     pub status: Status,
-    /// The response's first dwords.
+    /// First two dwords of the response.
     pub result: u64,
 }
 
@@ -182,16 +183,16 @@ impl From<Status> for Failure {
 /// A response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Response {
-    /// The command's number.
+    /// Identifier of the command (CID).
     pub id: u16,
-    /// Where the controller is in the queue: 0xffff if the host does not want to know.
+    /// Submission queue head pointer (SQHD); 0xffff if the host has disabled flow control.
     pub head: u16,
-    /// What the command brought, or how it failed.
+    /// Result of the command, or its failure.
     pub outcome: Result<u64, Failure>,
 }
 
 impl Response {
-    /// Its bytes.
+    /// Encodes the response.
     pub fn bytes(&self) -> [u8; RESPONSE_LEN] {
         let (result, status) = match self.outcome {
             Ok(result) => (result, 0),

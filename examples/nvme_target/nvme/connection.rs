@@ -1,4 +1,4 @@
-//! A queue over RDMA: capsules by SEND, data by READ and WRITE.
+//! Queue over RDMA: capsules are sent by SEND, data is transferred by READ and WRITE.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,50 +11,50 @@ use super::queue::{End, Queue};
 use super::request::{Request, Transfer};
 use super::{IN_CAPSULE, private_data::ConnectRequest};
 
-/// Commands that move data at a time: as many buffers there are at most.
+/// Largest number of commands that transfer data at the same time, and so of buffers.
 const JOBS: u32 = 16;
-/// How often a queue on which nothing happens looks whether it is over.
+/// Interval at which an idle queue checks whether it has to end.
 const TICK: Duration = Duration::from_millis(50);
-/// How long a host may take to answer the connection manager.
+/// Time limit for the host's messages of the connection manager.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Bytes of a receive.
+/// Size of a receive in bytes.
 const SLOT: usize = COMMAND_LEN + IN_CAPSULE;
-/// The `wr_id` of sends that are of no job.
+/// The `wr_id` of sends that belong to no job.
 const NO_JOB: u64 = u64::MAX;
 
-/// Why a connection ended, but for the host's wish.
+/// Reason of the end of a connection, other than a disconnect by the host.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
-    /// It did not come about, or could not be ended in order.
+    /// The connection could not be established or disconnected.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// An object of the NIC was refused.
+    /// A verbs object could not be created.
     #[error(transparent)]
     Create(#[from] CreateError),
     /// The queue pair could not be prepared.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A work request was not taken.
+    /// A work request was rejected.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// Completions were lost.
+    /// The completion queue failed, or a completion has an error status.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// Outside a region.
+    /// A memory access was outside its region.
     #[error(transparent)]
     Memory(#[from] MemoryAccessError),
-    /// A message that is too short for a command.
+    /// A capsule is too short for a command.
     #[error("a capsule of {0} bytes, which is too short for a command")]
     Capsule(u32),
-    /// Whoever asked for a connection has gone, device and all.
+    /// The connection request has no device any more, because it is gone.
     #[error("there is no device for the connection")]
     NoDevice,
-    /// The host is to go.
+    /// The host had to be disconnected.
     #[error(transparent)]
     End(#[from] End),
 }
 
-/// A connection.
+/// Connection of one queue.
 #[derive(Debug)]
 pub struct Connection {
     session: Session,
@@ -63,22 +63,23 @@ pub struct Connection {
     receives: Mr,
     queue: Queue,
     jobs: Vec<Job>,
-    /// Those of `jobs` that have nothing to do.
+    /// Indices of the idle ones of `jobs`.
     free: Vec<usize>,
-    /// Receives whose commands wait for a job. They are not posted again before, so there are no more than the queue is deep.
+    /// Slots of the receives, with the lengths of their capsules, whose commands wait for a job. They are
+    /// posted again only when their commands begin, so there are at most as many as the queue is deep.
     waiting: VecDeque<(usize, usize)>,
 }
 
-/// A command that moves data of the host's memory, and its buffer.
+/// A command that transfers data from or to the host's memory, and its buffer.
 #[derive(Debug, Default)]
 struct Job {
     buffer: Option<Mr>,
-    /// While data comes.
+    /// The command, while its data is being read.
     coming: Option<(u16, Request, Keyed)>,
 }
 
 impl Connection {
-    /// Accepts one that asks as `asked` says.
+    /// Accepts a connection with the parameters `asked`.
     ///
     /// # Errors
     /// [`ConnectionError`].
@@ -89,7 +90,7 @@ impl Connection {
     ) -> Result<Connection, ConnectionError> {
         let context = incoming.context().ok_or(ConnectionError::NoDevice)?;
         let depth = u32::from(asked.commands);
-        // A job has a READ and then a WRITE and a SEND; each command a SEND.
+        // A job posts a READ and then a WRITE and a SEND; each command posts a SEND.
         let sends = 2 * JOBS + 2 * depth;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq((depth + sends) as usize)?;
@@ -101,7 +102,8 @@ impl Connection {
         };
         let qp = pd.create_qp(&cq, &cq, &options)?;
         let receives = pd.reg_mr(depth as usize * SLOT, Access::LOCAL_WRITE)?;
-        // From INIT on it takes receives, and the first command may come before all is said.
+        // A queue pair accepts receives from INIT on, and the first command may arrive before the connection
+        // is fully established.
         qp.to_init(Access::default())?;
         for slot in 0..depth as usize {
             post_receive(&qp, &receives, slot)?;
@@ -120,7 +122,8 @@ impl Connection {
         })
     }
 
-    /// Executes commands until the host disconnects, or `stop` says so. `told` gets the queue once it is connected.
+    /// Executes commands until the host disconnects or `stop` returns true. `told` is called with the queue
+    /// once after Connect.
     ///
     /// # Errors
     /// [`ConnectionError`].
@@ -132,7 +135,7 @@ impl Connection {
                     self.queue.check_standing(Instant::now())?;
                     self.complete(&completion)?;
                 }
-                // The host is gone, or had a key that is none.
+                // The host is gone, or its R_Key is invalid.
                 Ok(completion) => return Err(WaitError::Failed(completion).into()),
                 Err(WaitError::TimedOut(_) | WaitError::Interrupted) => {
                     if self.session.wait_for_end(Duration::ZERO).is_ok() {
@@ -147,7 +150,7 @@ impl Connection {
                 told(&self.queue);
             }
         }
-        // The controller is to be gone by the time that the host hears of it.
+        // The controller has to be gone by the time that the host notices the disconnect.
         drop(self.queue);
         Ok(self.session.disconnect(HANDSHAKE)?)
     }
@@ -171,11 +174,11 @@ impl Connection {
         Ok(())
     }
 
-    /// Begins with a command.
+    /// Begins to handle a received command.
     fn begin(&mut self, slot: usize, len: usize) -> Result<(), ConnectionError> {
         let mut capsule = vec![0; len];
         self.receives.read(slot * SLOT, &mut capsule)?;
-        // Before the response, after which the host may send another.
+        // The receive is posted before the response is sent, because the host may then send another command.
         post_receive(self.session.qp(), &self.receives, slot)?;
         let command = Command::of(&capsule).ok_or(ConnectionError::Capsule(len as u32))?;
         match self.start(&command, &mut capsule[COMMAND_LEN..]) {
@@ -187,7 +190,7 @@ impl Connection {
         }
     }
 
-    /// Executes a command, unless its data is still with the host.
+    /// Executes a command, unless its data has to be read from the host first.
     fn start(&mut self, command: &Command, in_capsule: &mut [u8]) -> Result<Option<Next>, Failure> {
         let now = Instant::now();
         let request = self.queue.take(command, now)?;
@@ -219,7 +222,7 @@ impl Connection {
         }
     }
 
-    /// Fetches a command's data.
+    /// Starts an RDMA READ of a command's data.
     fn read(&mut self, id: u16, request: Request, from: Keyed, len: usize) -> Result<(), ConnectionError> {
         let job = self.take_job(len)?;
         let buffer = self.buffer(job);
@@ -230,7 +233,7 @@ impl Connection {
         Ok(())
     }
 
-    /// A command's data is there.
+    /// Executes a command whose data has arrived, and responds.
     fn data_came(&mut self, job: usize) -> Result<(), ConnectionError> {
         let Some((id, request, from)) = self.jobs[job].coming.take() else { return Ok(()) };
         let Transfer::FromHost(len) = request.transfer(self.queue.block_len()) else { return Ok(()) };
@@ -240,7 +243,7 @@ impl Connection {
         self.respond(id, outcome.map(Option::unwrap_or_default), Some((job, from)))
     }
 
-    /// Brings a command's answer to the host.
+    /// Writes a command's data to the host by RDMA WRITE, and responds.
     fn write(&mut self, id: u16, data: &[u8], to: Keyed) -> Result<(), ConnectionError> {
         let job = self.take_job(data.len())?;
         let buffer = self.buffer(job);
@@ -251,7 +254,8 @@ impl Connection {
         self.respond(id, Ok(0), Some((job, to)))
     }
 
-    /// Sends a response; of a job, which ends with it, so that it closes the host's key if that is wanted.
+    /// Sends a response. That of a job invalidates the host's R_Key if requested, and its completion frees
+    /// the job.
     fn respond(
         &mut self,
         id: u16,
@@ -269,7 +273,8 @@ impl Connection {
         Ok(self.session.qp().post_send(&wr)?)
     }
 
-    /// A job with room for so many bytes. There is a free one: `complete` has looked.
+    /// Takes a free job and gives it a buffer of at least `len` bytes. There is a free job, because
+    /// `complete` has checked that.
     fn take_job(&mut self, len: usize) -> Result<usize, ConnectionError> {
         let job = self.free.pop().expect("commands begin where there is one");
         let buffer = &mut self.jobs[job].buffer;
@@ -284,13 +289,13 @@ impl Connection {
     }
 }
 
-/// What is to be done for a command.
+/// Next step in handling a command.
 enum Next {
-    /// It is done.
+    /// The command is executed: send the response.
     Respond(u64),
-    /// So many bytes are to come before it is executed.
+    /// Read this many bytes from the host before the command is executed.
     Read(Request, Keyed, usize),
-    /// It is done but for its answer.
+    /// The command is executed: write the data to the host, then send the response.
     Write(Vec<u8>, Keyed),
 }
 

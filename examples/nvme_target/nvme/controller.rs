@@ -1,4 +1,4 @@
-//! A controller: what is known of a host that is connected, its registers and its features.
+//! Controller: the state of a connected host, with its registers and features.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -9,57 +9,57 @@ use super::capsule::Status;
 use super::namespace::Namespace;
 use super::{IO_QUEUES, QUEUE_DEPTH, VERSION};
 
-/// Requests for events that wait at most.
+/// Largest number of outstanding Asynchronous Event Requests.
 pub const ASYNC_EVENTS: u8 = 4;
 
 /// A host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Host {
-    /// Its NVMe qualified name.
+    /// NVMe qualified name (NQN) of the host.
     pub nqn: String,
-    /// Its UUID.
+    /// Host identifier, a UUID.
     pub id: [u8; 16],
 }
 
-/// What a controller is for.
+/// Type of a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Reading and writing.
+    /// I/O controller: reads and writes.
     Io,
-    /// Finding out what there is.
+    /// Discovery controller: lists subsystems.
     Discovery,
 }
 
 /// A controller.
 #[derive(Debug)]
 pub struct Controller {
-    /// Its number.
+    /// Controller ID.
     pub id: u16,
-    /// What it is for.
+    /// Type of the controller.
     pub kind: Kind,
-    /// Whose it is.
+    /// Host that the controller belongs to.
     pub host: Host,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// The register CC.
+    /// Register CC (controller configuration).
     configuration: u32,
-    /// The register CSTS.
+    /// Register CSTS (controller status).
     status: u32,
     keep_alive: Duration,
     heard: Instant,
     async_config: u32,
-    /// Requests for events that wait.
+    /// Number of outstanding Asynchronous Event Requests.
     async_events: u8,
-    /// I/O queues that are connected.
+    /// Numbers of the connected I/O queues.
     queues: BTreeSet<u16>,
-    /// It is over.
+    /// Whether the controller has ended.
     ended: bool,
 }
 
-/// Registers.
+/// Offsets of registers.
 mod register {
     pub const CAP: u32 = 0x00;
     pub const VS: u32 = 0x08;
@@ -67,18 +67,19 @@ mod register {
     pub const CSTS: u32 = 0x1c;
 }
 
-/// CC: on; tells that it is to be shut down, in two bits; command set, page size, arbitration; sizes of queue entries.
+/// Fields of CC: enable; shutdown notification (two bits); command set, page size and arbitration; sizes of
+/// queue entries.
 const ENABLE: u32 = 1;
 const SHUTDOWN: u32 = 0b11 << 14;
 const SHAPE: u32 = 0x3ff0;
 const ENTRIES: u32 = 0x00ff_0000;
-/// Entries of 2^6 and 2^4 bytes.
+/// Queue entries of 2^6 bytes (submission) and 2^4 bytes (completion).
 const ENTRIES_USUAL: u32 = 0x0046_0000;
-/// CSTS: ready; shut down.
+/// Fields of CSTS: ready; shutdown complete.
 const READY: u32 = 1;
 const SHUT_DOWN: u32 = 0b10 << 2;
 
-/// Features.
+/// Feature identifiers.
 mod feature {
     pub const WRITE_CACHE: u8 = 0x06;
     pub const QUEUES: u8 = 0x07;
@@ -86,11 +87,13 @@ mod feature {
     pub const KEEP_ALIVE: u8 = 0x0f;
 }
 
-/// CAP: how many commands a queue has at most, less one; queues are contiguous; up to 15 s to be ready; has the NVM commands.
+/// Register CAP: largest queue depth less one; contiguous queues; up to 15 s to become ready; NVM command
+/// set.
 const CAPABILITIES: u64 = (QUEUE_DEPTH as u64 - 1) | 1 << 16 | 30 << 24 | 1 << 37;
 
 impl Controller {
-    /// One that is not enabled. `keep_alive` in milliseconds, 0 for ever.
+    /// Creates a controller that is not enabled. `keep_alive` is the keep alive timeout in milliseconds; 0
+    /// disables it.
     pub fn new(id: u16, kind: Kind, host: Host, keep_alive: u32, now: Instant) -> Controller {
         let state = State {
             configuration: 0,
@@ -105,48 +108,49 @@ impl Controller {
         Controller { id, kind, host, state: Mutex::new(state) }
     }
 
-    /// A command came: the host lives.
+    /// Records that a command has arrived, which restarts the keep alive timer.
     pub fn hear(&self, now: Instant) {
         self.state.lock().heard = now;
     }
 
-    /// Whether the host has said nothing for as long as it said that it would not.
+    /// Reports whether the keep alive timeout has expired.
     pub fn is_silent(&self, now: Instant) -> bool {
         let state = self.state.lock();
         !state.keep_alive.is_zero() && now.saturating_duration_since(state.heard) > state.keep_alive
     }
 
-    /// Whether it takes commands other than those of fabrics.
+    /// Reports whether the controller is ready for commands other than Fabrics commands.
     pub fn is_ready(&self) -> bool {
         self.state.lock().status & READY != 0
     }
 
-    /// Its admin queue is gone.
+    /// Ends the controller, because its admin queue is gone.
     pub fn end(&self) {
         self.state.lock().ended = true;
     }
 
-    /// Whether that is so.
+    /// Reports whether the controller has ended.
     pub fn has_ended(&self) -> bool {
         self.state.lock().ended
     }
 
-    /// An I/O queue is connected.
+    /// Adds an I/O queue that has been connected.
     ///
     /// # Errors
-    /// [`Status::CommandSequence`] if there is one of that number, or the controller is not ready.
+    /// [`Status::CommandSequence`] if there is a queue of that number already, or the controller is not
+    /// ready.
     pub fn add_queue(&self, queue: u16) -> Result<(), Status> {
         let mut state = self.state.lock();
         let ready = state.status & READY != 0 && !state.ended;
         if ready && state.queues.insert(queue) { Ok(()) } else { Err(Status::CommandSequence) }
     }
 
-    /// It is gone.
+    /// Removes an I/O queue that has been disconnected.
     pub fn remove_queue(&self, queue: u16) {
         self.state.lock().queues.remove(&queue);
     }
 
-    /// One more request for an event waits, as nothing happens here.
+    /// Counts another Asynchronous Event Request. It stays outstanding, because no events occur here.
     ///
     /// # Errors
     /// [`Status::AsyncEventLimit`].
@@ -159,7 +163,7 @@ impl Controller {
         Ok(())
     }
 
-    /// A register.
+    /// Returns a register; `wide` means one of 8 bytes.
     ///
     /// # Errors
     /// [`Status::InvalidField`].
@@ -174,7 +178,7 @@ impl Controller {
         }
     }
 
-    /// Sets a register, of which there is one that can be.
+    /// Sets a register, of which only CC is writable.
     ///
     /// # Errors
     /// [`Status`].
@@ -184,7 +188,7 @@ impl Controller {
             return Err(Status::InvalidField);
         }
         let enables = value & ENABLE != 0;
-        // Discovery controllers have no I/O queues, whose entries would have a size.
+        // The entry sizes apply to I/O queues, which discovery controllers do not have.
         let entries = self.kind == Kind::Io && value & ENTRIES != ENTRIES_USUAL;
         if enables && (value & SHAPE != 0 || entries) {
             return Err(Status::InvalidField);
@@ -197,7 +201,8 @@ impl Controller {
         }
         drop(state);
         if value & SHUTDOWN != 0 {
-            // Other queues go on meanwhile, and one of them may have set it again.
+            // The state is not locked during the flush, and another queue may have set the register
+            // meanwhile.
             namespace.flush()?;
             let mut state = self.state.lock();
             if state.configuration == value {
@@ -207,7 +212,7 @@ impl Controller {
         Ok(())
     }
 
-    /// A feature: as it is, or as it was at first.
+    /// Returns a feature: its current value, its default or its capabilities, depending on `select`.
     ///
     /// # Errors
     /// [`Status::InvalidField`].
@@ -216,7 +221,7 @@ impl Controller {
         let value = |now: u32, first: u32| match select {
             0 => Ok(now.into()),
             1 => Ok(first.into()),
-            // It can be changed, and is not saved.
+            // The feature is changeable but not saveable.
             3 => Ok(1 << 2),
             _ => Err(Status::InvalidField),
         };
@@ -229,7 +234,7 @@ impl Controller {
         }
     }
 
-    /// Sets a feature; returns what the host is told of it.
+    /// Sets a feature and returns the result of the command.
     ///
     /// # Errors
     /// [`Status`].
@@ -237,7 +242,7 @@ impl Controller {
         match (feature, self.kind) {
             (feature::WRITE_CACHE, Kind::Io) => namespace.set_write_cache(value & 1 != 0)?,
             (feature::QUEUES, Kind::Io) => {
-                // Both numbers are one less than what is asked for.
+                // Both fields hold one less than the requested number of queues.
                 let (send, complete) = (value as u16, (value >> 16) as u16);
                 if send == u16::MAX || complete == u16::MAX {
                     return Err(Status::InvalidField);
@@ -254,7 +259,7 @@ impl Controller {
     }
 }
 
-/// As many queues for commands and for completions, each less one.
+/// Encodes a number of submission queues and as many completion queues, each less one.
 fn queues(count: u16) -> u32 {
     let last = u32::from(count - 1);
     last | last << 16

@@ -1,23 +1,23 @@
-//! What Identify answers: pages of 4096 bytes, at whose ends there are zeros.
+//! Data of the Identify command: pages of 4096 bytes, filled up with zeros.
 
 use super::capsule::{COMMAND_LEN, RESPONSE_LEN, Status};
 use super::controller::{ASYNC_EVENTS, Controller, Kind};
 use super::subsystem::Subsystem;
 use super::{DISCOVERY_NQN, IN_CAPSULE, MDTS, QUEUE_DEPTH, VERSION};
 
-/// Bytes of a page.
+/// Length of a page in bytes.
 pub const PAGE: usize = 4096;
 
-/// Bytes at their places; the rest is zeros.
+/// A page that consists of zeros but for the fields that were put into it.
 pub struct Page<'a>(pub &'a mut [u8]);
 
 impl Page<'_> {
-    /// Puts bytes at a place.
+    /// Puts bytes at an offset.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Puts text into a field that is filled up with spaces.
+    /// Puts text into a field and pads the field with spaces.
     fn put_text(&mut self, at: usize, len: usize, text: &str) {
         let field = &mut self.0[at..at + len];
         field.fill(b' ');
@@ -26,7 +26,7 @@ impl Page<'_> {
     }
 }
 
-/// Answers into a page of zeros.
+/// Fills in the requested data structure; `page` has to consist of zeros.
 ///
 /// # Errors
 /// [`Status`].
@@ -44,7 +44,7 @@ pub fn answer(
             _ => return Err(Status::InvalidNamespace),
         },
         (0x02, Kind::Io) => match nsid {
-            // Those with higher numbers than that.
+            // List of the active namespaces with a higher number than `nsid`.
             0 => page.put(0, &1_u32.to_le_bytes()),
             0xffff_fffe.. => return Err(Status::InvalidNamespace),
             _ => {}
@@ -53,7 +53,7 @@ pub fn answer(
             1 => descriptors(subsystem, &mut page),
             _ => return Err(Status::InvalidNamespace),
         },
-        // Of the command set that it has there is nothing to say; zeros are no limits.
+        // The I/O command set has no further attributes; zeros stand for no limits.
         (0x05, Kind::Io) if csi == 0 && nsid == 1 => {}
         (0x06, Kind::Io) if csi == 0 => {}
         _ => return Err(Status::InvalidField),
@@ -67,19 +67,21 @@ fn identify_controller(controller: &Controller, subsystem: &Subsystem, page: &mu
     page.put_text(4, 20, &serial);
     page.put_text(24, 40, "urxe NVMe over Fabrics target");
     page.put_text(64, 8, env!("CARGO_PKG_VERSION"));
-    // Several controllers, each of a host.
+    // The subsystem may have several controllers (CMIC); the transfer size limit (MDTS).
     page.put(76, &[1 << 1, MDTS]);
     page.put(78, &controller.id.to_le_bytes());
     page.put(80, &VERSION.to_le_bytes());
-    // Any command shows that the host lives.
+    // Any command restarts the keep alive timer (traffic based keep alive).
     page.put(96, &(1_u32 << 6).to_le_bytes());
     page.put(111, &[if controller.kind == Kind::Io { 1 } else { 2 }]);
-    // Requests for events, less one; no firmware to change; logs in parts, and of commands' effects.
+    // Asynchronous Event Requests less one (AERL); no replaceable firmware (FRMW); log pages can be read in
+    // parts, and there is one of the commands' effects (LPA).
     page.put(259, &[ASYNC_EVENTS - 1, 1 << 1 | 1, 1 << 2 | 1 << 1]);
-    // In units of 100 ms.
+    // Keep alive granularity (KAS), in units of 100 ms.
     page.put(320, &1_u16.to_le_bytes());
     page.put(514, &QUEUE_DEPTH.to_le_bytes());
-    // Keyed SGLs with offsets into the capsule, and more room than data.
+    // SGL support (SGLS): keyed descriptors, offsets into the capsule, and SGLs that are longer than the
+    // data.
     page.put(536, &(1_u32 << 20 | 1 << 18 | 1 << 2 | 1).to_le_bytes());
     if controller.kind == Kind::Discovery {
         page.put(768, DISCOVERY_NQN.as_bytes());
@@ -87,14 +89,14 @@ fn identify_controller(controller: &Controller, subsystem: &Subsystem, page: &mu
     }
     page.put(512, &[0x66, 0x44]);
     page.put(516, &1_u32.to_le_bytes());
-    // Write Zeroes and Dataset Management; a write cache.
+    // Optional commands (ONCS): Write Zeroes and Dataset Management; then the volatile write cache (VWC).
     page.put(520, &(1_u16 << 3 | 1 << 2).to_le_bytes());
     page.put(525, &[1]);
     page.put(768, subsystem.nqn.as_bytes());
-    // In units of 16 bytes.
+    // Capsule sizes (IOCCSZ, IORCSZ), in units of 16 bytes.
     page.put(1792, &(((COMMAND_LEN + IN_CAPSULE) / 16) as u32).to_le_bytes());
     page.put(1796, &((RESPONSE_LEN / 16) as u32).to_le_bytes());
-    // One SGL descriptor a command.
+    // One SGL descriptor per command (MSDBD).
     page.put(1803, &[1]);
 }
 
@@ -103,7 +105,8 @@ fn identify_namespace(subsystem: &Subsystem, page: &mut Page<'_>) {
     for at in [0, 8, 16] {
         page.put(at, &namespace.blocks().to_le_bytes());
     }
-    // Shared by controllers; blocks that are deallocated read as zeros; whether it is read-only.
+    // Shared by several controllers (NMIC); deallocated blocks read as zeros (DLFEAT); the write protection
+    // (NSATTR).
     page.put(30, &[1]);
     page.put(33, &[1 << 3 | 1]);
     page.put(99, &[namespace.is_read_only().into()]);
@@ -111,7 +114,7 @@ fn identify_namespace(subsystem: &Subsystem, page: &mut Page<'_>) {
     page.put(130, &[namespace.block_len().trailing_zeros() as u8]);
 }
 
-/// Its names: a UUID, an NGUID, and that its commands are those of NVM.
+/// Namespace identification descriptors: a UUID, an NGUID, and the NVM command set.
 fn descriptors(subsystem: &Subsystem, page: &mut Page<'_>) {
     let uuid = subsystem.uuid();
     page.put(0, &[3, 16]);

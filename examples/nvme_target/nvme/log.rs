@@ -1,4 +1,4 @@
-//! Logs: most have nothing to tell; that of the discovery controller has who can be reached where.
+//! Log pages. Most are constant; that of the discovery controller lists the subsystems and their addresses.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,11 @@ use super::request::{ADMIN_COMMANDS, IO_COMMANDS};
 use super::subsystem::Subsystem;
 use super::{DISCOVERY_NQN, QUEUE_DEPTH};
 
-/// Bytes of a discovery log's head, and of each of its entries.
+/// Length in bytes of the header of the discovery log and of each of its entries.
 const ENTRY: usize = 1024;
 
-/// Copies what a log has from `offset` on into `data`, which is zeros and stays that behind its end.
+/// Copies a log page from `offset` on into `data`, which consists of zeros and is left so behind the end of
+/// the page.
 ///
 /// # Errors
 /// [`Status`].
@@ -31,7 +32,7 @@ pub fn answer(
         (0x70, Kind::Discovery) => discovery(subsystem),
         _ => return Err(Status::InvalidLogPage),
     };
-    // Parts begin at dwords.
+    // The offset has to be a multiple of a dword.
     let from = usize::try_from(offset).ok().filter(|from| from % 4 == 0);
     let rest = from.and_then(|from| whole.get(from..)).ok_or(Status::InvalidField)?;
     let len = rest.len().min(data.len());
@@ -39,7 +40,7 @@ pub fn answer(
     Ok(())
 }
 
-/// 20 °C, nothing spent.
+/// A temperature of 20 degrees Celsius (293 K), and all of the spare capacity left.
 fn health() -> Vec<u8> {
     let mut log = vec![0; 512];
     Page(&mut log).put(1, &293_u16.to_le_bytes());
@@ -75,7 +76,7 @@ fn discovery(subsystem: &Subsystem) -> Vec<u8> {
     for (at, nqn, kind) in entries {
         let mut entry = [0; ENTRY];
         let mut page = Page(&mut entry);
-        // RDMA; the IP version; what it is; no security; any controller.
+        // Transport type RDMA, address family, subsystem type, no secure channel required; any controller.
         page.put(0, &[1, if at.is_ipv4() { 1 } else { 2 }, kind, 1 << 1]);
         page.put(6, &0xffff_u16.to_le_bytes());
         page.put(8, &QUEUE_DEPTH.to_le_bytes());
@@ -83,12 +84,12 @@ fn discovery(subsystem: &Subsystem) -> Vec<u8> {
         page.put(256, nqn.as_bytes());
         let ip: IpAddr = at.ip();
         page.put(512, ip.to_string().as_bytes());
-        // Reliable connections, of RoCE version 2, by the connection manager.
+        // RDMA service type: reliable connected; provider type: RoCE v2; connection management: RDMA_CM.
         page.put(768, &[1, 4, 1]);
         log.extend_from_slice(&entry);
     }
     let count = (log.len() / ENTRY - 1) as u64;
-    // The log's version: it never changes.
+    // Generation counter, which never changes.
     Page(&mut log).put(0, &1_u64.to_le_bytes());
     Page(&mut log).put(8, &count.to_le_bytes());
     log

@@ -1,16 +1,16 @@
-//! An NVMe over Fabrics target: a file as a namespace, over RDMA.
+//! NVMe over Fabrics target that serves a file as a namespace over RDMA.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
 //! | [`capsule`] | commands, responses, status codes, SGL descriptors |
-//! | [`private_data`] | what both sides say in the connection manager's messages |
-//! | [`request`] | commands that make sense, and what data each moves |
-//! | [`subsystem`], [`controller`] | who may connect to what, and what is known of each host |
-//! | [`queue`] | executes commands, whatever brought them |
-//! | [`identify`], [`log`], [`namespace`] | what they answer with |
+//! | [`private_data`] | private data of the connection manager's messages |
+//! | [`request`] | parsed commands, and the data that each transfers |
+//! | [`subsystem`], [`controller`] | access to the subsystem, and the state of each host |
+//! | [`queue`] | execution of commands, independent of the transport |
+//! | [`identify`], [`log`], [`namespace`] | the data that commands return or store |
 //! | [`connection`], [`server`] | a queue pair for each queue: SENDs, RDMA READs and WRITEs |
 //!
-//! All but the last row is without I/O but the file's.
+//! All modules but those of the last row are without I/O, except on the file.
 #![forbid(unsafe_code)]
 
 pub mod capsule;
@@ -25,17 +25,17 @@ pub mod request;
 pub mod server;
 pub mod subsystem;
 
-/// The subsystem that every target has, which tells of the others.
+/// NQN of the discovery subsystem, which every target has and which lists the others.
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Commands in a queue at most.
+/// Largest number of commands in a queue.
 pub const QUEUE_DEPTH: u16 = 128;
-/// I/O queues of a controller at most.
+/// Largest number of I/O queues of a controller.
 pub const IO_QUEUES: u16 = 16;
-/// Data that a command moves at most, in bytes, and the same as a power of two of 4 KiB pages.
+/// Largest amount of data that a command transfers, in bytes.
 pub const MAX_TRANSFER: usize = 4096 << MDTS;
-/// See [`MAX_TRANSFER`].
+/// [`MAX_TRANSFER`] as a power of two of 4 KiB pages (MDTS).
 pub const MDTS: u8 = 8;
-/// Data that comes within a command's capsule at most, in bytes.
+/// Largest amount of in-capsule data, in bytes.
 pub const IN_CAPSULE: usize = 4096;
-/// What this implements: NVMe 1.4.
+/// Implemented version of the specification: NVMe 1.4.
 pub const VERSION: u32 = 0x0001_0400;

@@ -11,26 +11,26 @@ use rustix::fs::{FallocateFlags, fallocate};
 use super::capsule::Status;
 use super::request::Blocks;
 
-/// A file, or a block device, as blocks.
+/// A file or a block device, as an array of blocks.
 #[derive(Debug)]
 pub struct Namespace {
     file: File,
     block_len: usize,
     blocks: u64,
     read_only: bool,
-    /// What is written may stay in memory until a flush.
+    /// Whether written data may stay in memory until a flush.
     write_cache: AtomicBool,
 }
 
 impl Namespace {
-    /// Opens a file whose blocks are of `block_len` bytes, a power of two. What is left of it behind the last whole block is
-    /// not there.
+    /// Opens a file with blocks of `block_len` bytes, a power of two. A remainder behind the last whole block
+    /// is not accessible.
     ///
     /// # Errors
-    /// If it cannot be opened, or has not even one block.
+    /// If the file cannot be opened, or is shorter than one block.
     pub fn open(path: &Path, block_len: usize, read_only: bool) -> io::Result<Namespace> {
         let mut file = OpenOptions::new().read(true).write(!read_only).open(path)?;
-        // Of a block device the metadata do not tell.
+        // The metadata of a block device do not give its size.
         let blocks = file.seek(SeekFrom::End(0))? / block_len as u64;
         if blocks == 0 {
             return Err(io::Error::other(format!("it has not even one block of {block_len} bytes")));
@@ -38,36 +38,36 @@ impl Namespace {
         Ok(Namespace { file, block_len, blocks, read_only, write_cache: AtomicBool::new(true) })
     }
 
-    /// Bytes of a block.
+    /// Returns the block size in bytes.
     pub fn block_len(&self) -> usize {
         self.block_len
     }
 
-    /// How many there are.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Whether hosts may not write.
+    /// Reports whether hosts may not write.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Whether what is written may stay in memory until a flush.
+    /// Reports whether written data may stay in memory until a flush.
     pub fn has_write_cache(&self) -> bool {
         self.write_cache.load(Ordering::Relaxed)
     }
 
-    /// Sets that.
+    /// Turns the write cache on or off; turning it off flushes it.
     ///
     /// # Errors
-    /// [`Status::WriteFault`] if what is in memory could not be written.
+    /// [`Status::WriteFault`] if the data in memory could not be written.
     pub fn set_write_cache(&self, on: bool) -> Result<(), Status> {
         self.write_cache.store(on, Ordering::Relaxed);
         if on { Ok(()) } else { self.flush() }
     }
 
-    /// Reads blocks into `data`, which is as long as they are.
+    /// Reads blocks into `data`, which has the length of the blocks.
     ///
     /// # Errors
     /// [`Status`].
@@ -76,7 +76,7 @@ impl Namespace {
         self.file.read_exact_at(data, at).map_err(|_| Status::ReadError)
     }
 
-    /// Writes blocks; `through` to the medium.
+    /// Writes blocks; with `through`, to the medium.
     ///
     /// # Errors
     /// [`Status`].
@@ -86,7 +86,7 @@ impl Namespace {
         self.settle(through)
     }
 
-    /// Makes blocks zero, with no room in the file where that can be.
+    /// Fills blocks with zeros, and deallocates their space in the file where that is possible.
     ///
     /// # Errors
     /// [`Status`].
@@ -105,7 +105,7 @@ impl Namespace {
         self.settle(through)
     }
 
-    /// Brings all that was written to the medium.
+    /// Writes all data in memory to the medium.
     ///
     /// # Errors
     /// [`Status::WriteFault`].
@@ -113,7 +113,7 @@ impl Namespace {
         self.file.sync_data().map_err(|_| Status::WriteFault)
     }
 
-    /// After a write.
+    /// Flushes after a write, with `through` or without a write cache.
     fn settle(&self, through: bool) -> Result<(), Status> {
         if through || !self.has_write_cache() { self.flush() } else { Ok(()) }
     }
@@ -122,7 +122,7 @@ impl Namespace {
         if self.read_only { Err(Status::WriteProtected) } else { self.place(blocks) }
     }
 
-    /// Where blocks begin in the file.
+    /// Returns the offset of blocks in the file.
     fn place(&self, blocks: Blocks) -> Result<u64, Status> {
         match blocks.first.checked_add(blocks.count) {
             Some(end) if end <= self.blocks => Ok(blocks.first * self.block_len as u64),

@@ -1,44 +1,44 @@
-//! What host and target say in the private data of the connection manager's messages.
+//! Private data of the connection manager's messages between host and target.
 
 use super::QUEUE_DEPTH;
 use super::capsule::u16_at;
 
 const LEN: usize = 32;
 
-/// What the host asks for.
+/// Private data of the host's connection request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConnectRequest {
-    /// The queue: 0 is the admin queue.
+    /// Queue number; 0 is the admin queue.
     pub queue: u16,
-    /// Receives that the host has for responses.
+    /// Number of receives that the host has for responses.
     pub receives: u16,
-    /// Commands that it sends before it waits.
+    /// Number of commands that the host sends before it waits.
     pub commands: u16,
 }
 
-/// Why a connection is refused.
+/// Reason of a rejected connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u16)]
 pub enum Refusal {
-    /// Too short.
+    /// The private data is too short.
     #[error("its private data is too short")]
     Length = 1,
-    /// Of another format.
+    /// The private data has another format.
     #[error("its private data is of another format")]
     Format = 2,
-    /// Queues without commands, or with too many.
+    /// The queue has no commands, or too many.
     #[error("it wants more commands in a queue than there can be, or none")]
     Commands = 4,
-    /// The host has no room for responses.
+    /// The host has no receives for responses.
     #[error("it has no receives for responses")]
     Receives = 5,
-    /// As many are connected as can be.
+    /// Too many queues are connected.
     #[error("too many are connected")]
     Resources = 6,
 }
 
 impl ConnectRequest {
-    /// Reads it; behind it there may be zeros.
+    /// Parses the private data, which may be followed by zeros.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -50,7 +50,7 @@ impl ConnectRequest {
             return Err(Refusal::Format);
         }
         let (queue, receives, last) = (u16_at(bytes, 2), u16_at(bytes, 4), u16_at(bytes, 6));
-        // The number of the last command, so one less than there are.
+        // The field holds the number of the last command: one less than there are.
         if last == 0 || last >= QUEUE_DEPTH {
             return Err(Refusal::Commands);
         }
@@ -60,7 +60,7 @@ impl ConnectRequest {
         Ok(ConnectRequest { queue, receives, commands: last + 1 })
     }
 
-    /// What is said with the acceptance.
+    /// Encodes the private data of the acceptance.
     pub fn accepted(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         bytes[2..4].copy_from_slice(&self.commands.to_le_bytes());
@@ -69,7 +69,7 @@ impl ConnectRequest {
 }
 
 impl Refusal {
-    /// What is said with it.
+    /// Encodes the private data of the rejection.
     pub fn bytes(self) -> [u8; 4] {
         let mut bytes = [0; 4];
         bytes[2..].copy_from_slice(&(self as u16).to_le_bytes());

@@ -1,4 +1,4 @@
-//! Executes the commands of a queue, whatever brings them and their data.
+//! Execution of the commands of a queue, independent of the transport of commands and data.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,57 +9,59 @@ use super::request::{Connect, Request, ranges};
 use super::subsystem::{Subsystem, in_command};
 use super::{identify, log};
 
-/// How long a host may take from the connection to Connect.
+/// Time limit from the connection to the Connect command.
 const UNKNOWN: Duration = Duration::from_secs(10);
 
-/// A queue of commands, the admin queue or one of I/O. Dropping it says so to its controller.
+/// A queue of commands: the admin queue or an I/O queue. Dropping an I/O queue removes it from its
+/// controller, dropping the admin queue ends the controller.
 #[derive(Debug)]
 pub struct Queue {
     subsystem: Arc<Subsystem>,
-    /// As said when the connection was made.
+    /// Number announced in the connection request.
     number: u16,
     depth: u16,
     since: Instant,
-    /// From Connect on.
+    /// Controller of the queue, from Connect on.
     controller: Option<Arc<Controller>>,
-    /// The place behind the last command that came; `None` if the host does not want to know.
+    /// Submission queue head pointer: the position behind the last received command; `None` if the host has
+    /// disabled flow control.
     head: Option<u16>,
 }
 
-/// Why the host is to be disconnected.
+/// Reason to disconnect a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum End {
-    /// The host said nothing for too long.
+    /// No command arrived within the keep alive timeout.
     #[error("the host has been silent for too long")]
     Silent,
-    /// The host does not say who it is.
+    /// The host did not send Connect in time.
     #[error("there was no Connect")]
     Unknown,
-    /// Its admin queue has.
+    /// The controller has ended with its admin queue.
     #[error("its controller is gone")]
     Controller,
 }
 
 impl Queue {
-    /// A queue of which nothing is known but that it has this number and holds so many commands, at least one.
+    /// Creates a queue of this number and depth (at least one command), before Connect.
     pub fn new(subsystem: Arc<Subsystem>, number: u16, depth: u16, now: Instant) -> Queue {
         Queue { subsystem, number, depth, since: now, controller: None, head: Some(0) }
     }
 
-    /// Its controller, from Connect on.
+    /// Returns the controller; `None` before Connect.
     pub fn controller(&self) -> Option<&Arc<Controller>> {
         self.controller.as_ref()
     }
 
-    /// Bytes of a block of what it serves.
+    /// Returns the block size of the namespace in bytes.
     pub fn block_len(&self) -> usize {
         self.subsystem.namespace.block_len()
     }
 
-    /// A command came.
+    /// Accepts a received command and parses it.
     ///
     /// # Errors
-    /// [`Status`] if it is none.
+    /// [`Status`] if the command is invalid or out of sequence.
     pub fn take(&mut self, command: &Command, now: Instant) -> Result<Request, Status> {
         self.head = self.head.map(|head| (head + 1) % self.depth);
         if let Some(controller) = &self.controller {
@@ -67,7 +69,7 @@ impl Queue {
         }
         let request = Request::parse(command, self.number == 0, self.block_len())?;
         let is_connect = matches!(request, Request::Connect(_));
-        // Before Connect nothing else has data moved, and after it there is no other.
+        // No other command is allowed before Connect, and no second Connect after it.
         match &self.controller {
             Some(controller) if is_connect || controller.has_ended() => Err(Status::CommandSequence),
             None if !is_connect => Err(Status::CommandSequence),
@@ -75,12 +77,13 @@ impl Queue {
         }
     }
 
-    /// The response to a command.
+    /// Returns the response to a command.
     pub fn response(&self, id: u16, outcome: Result<u64, Failure>) -> Response {
         Response { id, head: self.head.unwrap_or(u16::MAX), outcome }
     }
 
-    /// Whether the host, of which nothing waits to be looked at, is to be disconnected.
+    /// Checks whether the host is to be disconnected, given that none of its commands is waiting to be
+    /// handled.
     ///
     /// # Errors
     /// [`End`].
@@ -92,10 +95,10 @@ impl Queue {
         }
     }
 
-    /// Whether the host is to be disconnected whatever it sends.
+    /// Checks whether the host is to be disconnected even if it sends commands.
     ///
     /// # Errors
-    /// [`End`], but for [`End::Silent`].
+    /// [`End`], except [`End::Silent`].
     pub fn check_standing(&self, now: Instant) -> Result<(), End> {
         match &self.controller {
             Some(controller) if controller.has_ended() => Err(End::Controller),
@@ -104,8 +107,9 @@ impl Queue {
         }
     }
 
-    /// Executes a command. `data` is the host's, or zeros for the answer, as long as [`Request::transfer`] says. `None`: there
-    /// is no response yet.
+    /// Executes a command and returns its result, or `None` if there is no response yet. `data` is the host's
+    /// data, or zeros to be overwritten with data for the host, of the length that [`Request::transfer`]
+    /// returns.
     ///
     /// # Errors
     /// [`Failure`].
@@ -118,7 +122,7 @@ impl Queue {
         if let Request::Connect(connect) = request {
             return self.connect(connect, data, now).map(Some);
         }
-        // It may have ended while the data came.
+        // The controller may have ended while the data was transferred.
         let controller = self.controller.as_ref().filter(|controller| !controller.has_ended());
         let controller = controller.ok_or(Status::CommandSequence)?;
         let (subsystem, namespace) = (&*self.subsystem, &self.subsystem.namespace);
@@ -148,7 +152,7 @@ impl Queue {
                 controller.hold_event()?;
                 return Ok(None);
             }
-            // It was not aborted.
+            // The result 1: the command was not aborted.
             Request::Abort => return Ok(Some(1)),
             Request::KeepAlive => {}
             Request::Read(blocks) => namespace.read(blocks, data)?,
@@ -179,7 +183,7 @@ impl Queue {
             return Err(in_command(Connect::LAST_AT));
         }
         let controller = self.subsystem.connect(connect, data, now)?;
-        // The places count from now on.
+        // Positions are counted from Connect on, which is the first command.
         self.depth = connect.last + 1;
         self.head = (!connect.no_flow_control).then_some(1 % self.depth);
         let id = controller.id.into();
@@ -198,7 +202,7 @@ impl Drop for Queue {
     }
 }
 
-/// Which queue it is, and whose.
+/// Displays which queue it is, of which controller and host.
 impl std::fmt::Display for Queue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Some(controller) = &self.controller else {

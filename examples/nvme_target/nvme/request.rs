@@ -1,4 +1,5 @@
-//! What commands ask for, as far as their own bytes tell: which fields they have, and what data they move.
+//! Parsing of commands, as far as their own bytes determine them: their fields and the data that they
+//! transfer.
 
 use super::MAX_TRANSFER;
 use super::capsule::{Command, Status, u16_at, u32_at, u64_at};
@@ -21,8 +22,7 @@ mod opcode {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
 }
 
-/// What the controller can do, as the log of commands' effects has it: opcodes of admin commands and of I/O commands, and
-/// whether they change what blocks hold.
+/// Supported admin commands, for the log page of commands' effects.
 pub const ADMIN_COMMANDS: [u8; 7] = [
     opcode::GET_LOG_PAGE,
     opcode::IDENTIFY,
@@ -32,7 +32,7 @@ pub const ADMIN_COMMANDS: [u8; 7] = [
     opcode::ASYNC_EVENT,
     opcode::KEEP_ALIVE,
 ];
-/// See [`ADMIN_COMMANDS`].
+/// Supported I/O commands, for the same log page, and whether they change the contents of blocks.
 pub const IO_COMMANDS: [(u8, bool); 5] = [
     (opcode::FLUSH, false),
     (opcode::WRITE, true),
@@ -41,141 +41,141 @@ pub const IO_COMMANDS: [(u8, bool); 5] = [
     (opcode::DATASET_MANAGEMENT, true),
 ];
 
-/// A run of blocks.
+/// A range of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Blocks {
-    /// The first.
+    /// Number of the first block.
     pub first: u64,
-    /// How many.
+    /// Number of blocks.
     pub count: u64,
 }
 
-/// A command that makes sense by itself.
+/// A command that is valid by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// The host says who it is and what it wants to use.
+    /// Connect: the host identifies itself and names the subsystem that it wants to use.
     Connect(Connect),
     /// Reads a register.
     PropertyGet {
-        /// Which.
+        /// Offset of the register.
         offset: u32,
-        /// All of its 8 bytes.
+        /// Whether the register has 8 bytes (otherwise 4).
         wide: bool,
     },
-    /// Writes one.
+    /// Writes a register.
     PropertySet {
-        /// Which.
+        /// Offset of the register.
         offset: u32,
-        /// What.
+        /// Value to write.
         value: u64,
     },
-    /// Asks what the controller, or a namespace, is.
+    /// Returns a description of the controller or of a namespace.
     Identify {
-        /// Of what kind the answer is.
+        /// Kind of the data structure (CNS).
         cns: u8,
-        /// Of which namespace.
+        /// Namespace identifier.
         nsid: u32,
-        /// Of which command set.
+        /// Command set identifier (CSI).
         csi: u8,
     },
-    /// Reads a log.
+    /// Reads a log page.
     GetLogPage {
-        /// Which.
+        /// Log page identifier.
         log: u8,
-        /// From which byte on.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many bytes.
+        /// Number of bytes.
         len: usize,
     },
     /// Sets a feature.
     SetFeatures {
-        /// Which.
+        /// Feature identifier.
         feature: u8,
-        /// To what.
+        /// New value.
         value: u32,
     },
-    /// Reads one.
+    /// Reads a feature.
     GetFeatures {
-        /// Which.
+        /// Feature identifier.
         feature: u8,
-        /// 0: as it is; 1: as it was at first; 2: as it is saved; 3: what can be done with it.
+        /// 0: current value; 1: default; 2: saved value; 3: supported capabilities.
         select: u8,
     },
-    /// To be answered when something happens.
+    /// Asynchronous Event Request, which completes when an event occurs.
     AsyncEvent,
-    /// The host lives.
+    /// Restarts the keep alive timer.
     KeepAlive,
-    /// Never mind a command.
+    /// Aborts a command.
     Abort,
     /// Reads blocks.
     Read(Blocks),
     /// Writes blocks.
     Write {
-        /// Which.
+        /// Blocks to write.
         blocks: Blocks,
-        /// Completes when they are on the medium.
+        /// Whether the command completes only when the blocks are on the medium (FUA).
         through: bool,
     },
-    /// Completes when all that was written is on the medium.
+    /// Completes when all written data is on the medium.
     Flush,
-    /// Makes blocks zero.
+    /// Fills blocks with zeros.
     WriteZeroes {
-        /// Which.
+        /// Blocks to fill.
         blocks: Blocks,
-        /// Completes when they are on the medium.
+        /// Whether the command completes only when the blocks are on the medium (FUA).
         through: bool,
     },
-    /// Tells what blocks are for.
+    /// Dataset Management: gives attributes of ranges of blocks.
     DatasetManagement {
-        /// Runs of blocks that the data describes.
+        /// Number of ranges of blocks in the data.
         ranges: usize,
-        /// What they hold is of no use any more.
+        /// Whether the contents of the blocks are not needed any more.
         deallocate: bool,
     },
 }
 
-/// A Connect.
+/// Fields of the Connect command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connect {
-    /// 0 is all there is.
+    /// Record format; only 0 is defined.
     pub format: u16,
-    /// The queue.
+    /// Number of the queue.
     pub queue: u16,
-    /// The number of its last command.
+    /// Depth of the queue less one.
     pub last: u16,
-    /// The host does not want to know where the controller is in the queue.
+    /// Whether the host has disabled the submission queue head pointer (flow control).
     pub no_flow_control: bool,
-    /// Milliseconds without a command after which the host is dead; 0: never.
+    /// Keep alive timeout in milliseconds; 0 disables it.
     pub keep_alive: u32,
 }
 
 impl Connect {
-    /// Bytes that come with it.
+    /// Length of the data of a Connect in bytes.
     pub const DATA_LEN: usize = 1024;
-    /// Where [`queue`](Self::queue) is in the command.
+    /// Offset of [`queue`](Self::queue) in the command.
     pub const QUEUE_AT: u64 = 42;
-    /// Where [`last`](Self::last) is in the command.
+    /// Offset of [`last`](Self::last) in the command.
     pub const LAST_AT: u64 = 44;
 }
 
-/// The data that a command moves, in bytes.
+/// Data that a command transfers, with its length in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
-    /// None.
+    /// No data.
     None,
-    /// The host's, before the command is executed.
+    /// From the host, before the command is executed.
     FromHost(usize),
-    /// The answer's.
+    /// To the host, as the result.
     ToHost(usize),
 }
 
 impl Request {
-    /// Reads a command of the admin queue or of an I/O queue whose blocks have this many bytes.
+    /// Parses a command of the admin queue, or of an I/O queue with blocks of `block_len` bytes.
     ///
     /// # Errors
     /// [`Status`].
     pub fn parse(command: &Command, is_admin: bool, block_len: usize) -> Result<Request, Status> {
-        // Whether there is such a command comes first: hosts ask so what there is.
+        // An unknown opcode is reported first, because hosts detect supported commands by it.
         let request = match (command.opcode(), is_admin) {
             (opcode::FABRICS, _) => fabrics(command),
             (_, true) => admin(command),
@@ -192,7 +192,7 @@ impl Request {
         }
     }
 
-    /// The data that it moves.
+    /// Returns the data that the command transfers.
     pub fn transfer(&self, block_len: usize) -> Transfer {
         let bytes = |blocks: &Blocks| blocks.count as usize * block_len;
         match self {
@@ -235,7 +235,7 @@ fn fabrics(command: &Command) -> Result<Request, Status> {
 fn admin(command: &Command) -> Result<Request, Status> {
     match command.opcode() {
         opcode::GET_LOG_PAGE => {
-            // A number of dwords, less one.
+            // The field holds the number of dwords less one.
             let last = u64::from(command.dword(10) >> 16) | u64::from(command.dword(11) & 0xffff) << 16;
             let len = usize::try_from((last + 1) * 4).map_err(|_| Status::InvalidField)?;
             Ok(Request::GetLogPage { log: command.dword(10) as u8, offset: command.qword(12), len })
@@ -283,7 +283,8 @@ fn io(command: &Command) -> Result<Request, Status> {
 
 const RANGE_LEN: usize = 16;
 
-/// The blocks that the data of a Dataset Management describes, each once however often it is named.
+/// Returns the blocks that the data of a Dataset Management command describes, each once even if it is named
+/// several times.
 pub fn ranges(data: &[u8]) -> Vec<Blocks> {
     let all = data.chunks_exact(RANGE_LEN);
     let mut all: Vec<Blocks> =

@@ -1,4 +1,4 @@
-//! Takes connections: a thread for each.
+//! Server that accepts connections, each on a thread of its own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -13,12 +13,13 @@ use super::private_data::{ConnectRequest, Refusal};
 use super::queue::Queue;
 use super::subsystem::Subsystem;
 
-/// Queues of all hosts at a time.
+/// Largest number of connected queues, of all hosts together.
 const CONNECTIONS: usize = 1024;
-/// How often it looks whether it is to stop.
+/// Interval at which the server checks whether it has to stop.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Serves a subsystem to all who connect, until `stop` says so. `log` gets a line whenever somebody comes or goes.
+/// Serves a subsystem to all hosts that connect, until `stop` returns true. `log` receives a line for each
+/// connection, rejection and disconnection.
 ///
 /// # Errors
 /// [`WaitError`] if the listener fails.
@@ -41,7 +42,7 @@ pub fn serve(
             match asked.and_then(|asked| has_room.then_some(asked).ok_or(Refusal::Resources)) {
                 Ok(asked) => {
                     let connections = &connections;
-                    // It goes to its thread once there is one.
+                    // The request is passed to the thread once the thread exists.
                     let (give, take) = mpsc::channel();
                     let thread = Builder::new().name(format!("queue {}", asked.queue));
                     let begun = thread.spawn_scoped(scope, move || {
@@ -67,7 +68,7 @@ pub fn serve(
 
 fn refuse(incoming: Incoming, refusal: Refusal, log: &dyn Fn(&str)) {
     log(&format!("{} is refused: {refusal}", peer(&incoming)));
-    // Who has gone meanwhile need not be told.
+    // The host may be gone already, so errors are ignored.
     let _ = incoming.reject(&refusal.bytes());
 }
 

@@ -1,4 +1,4 @@
-//! A subsystem: a namespace under a name, and the controllers of those who are connected.
+//! Subsystem: a namespace with a name, and the controllers of the connected hosts.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,36 +13,37 @@ use super::namespace::Namespace;
 use super::request::Connect;
 use super::{DISCOVERY_NQN, IO_QUEUES};
 
-/// Hosts at a time.
+/// Largest number of controllers, one per connected host.
 const CONTROLLERS: u16 = 256;
-/// A host that connects asks for any controller.
+/// Controller ID by which a host requests any controller.
 const ANY: u16 = 0xffff;
 
-/// A file under a name. All hosts share it.
+/// A namespace with a name. All hosts share it.
 #[derive(Debug)]
 pub struct Subsystem {
-    /// Its NVMe qualified name.
+    /// NVMe qualified name (NQN) of the subsystem.
     pub nqn: String,
-    /// What it serves.
+    /// Namespace that the subsystem serves.
     pub namespace: Namespace,
-    /// Where it can be reached.
+    /// Addresses that the subsystem can be reached at.
     pub addresses: Vec<SocketAddr>,
     controllers: Mutex<BTreeMap<u16, Arc<Controller>>>,
 }
 
-/// Where the names are in a Connect's data.
+/// Offsets of the controller ID and of the names in the data of a Connect, and the length of a name field.
 const CONTROLLER_AT: usize = 16;
 const SUBSYSTEM_AT: usize = 256;
 const HOST_AT: usize = 512;
 const NAME_LEN: usize = 256;
 
 impl Subsystem {
-    /// One that nobody is connected to.
+    /// Creates a subsystem without connected hosts.
     pub fn new(nqn: String, namespace: Namespace, addresses: Vec<SocketAddr>) -> Subsystem {
         Subsystem { nqn, namespace, addresses, controllers: Mutex::default() }
     }
 
-    /// A number that is of this subsystem and hardly of another (FNV-1a of its name).
+    /// Returns a UUID that is the same for every subsystem of this name and unlikely to be that of another
+    /// (FNV-1a of the name).
     pub fn uuid(&self) -> [u8; 16] {
         let (mut hash, mut uuid) = (0xcbf2_9ce4_8422_2325_u64, [0; 16]);
         for half in uuid.chunks_exact_mut(8) {
@@ -51,13 +52,13 @@ impl Subsystem {
             }
             half.copy_from_slice(&hash.to_be_bytes());
         }
-        // Version 8, of one's own making, in the variant of RFC 9562.
+        // Version 8 (custom), in the variant of RFC 9562.
         uuid[6] = uuid[6] & 0x0f | 0x80;
         uuid[8] = uuid[8] & 0x3f | 0x80;
         uuid
     }
 
-    /// Finds or makes the controller of a Connect whose queue the caller has found to be in order.
+    /// Finds or creates the controller for a Connect. The caller has checked the Connect's queue.
     ///
     /// # Errors
     /// [`Failure`].
@@ -106,26 +107,26 @@ impl Subsystem {
         Ok(controller)
     }
 
-    /// A controller's admin queue is gone, and so is it.
+    /// Ends and removes a controller whose admin queue is gone.
     pub fn dismiss(&self, controller: &Controller) {
         controller.end();
         self.controllers.lock().remove(&controller.id);
     }
 }
 
-/// A name of a Connect's data, if it ends and is text.
+/// Returns a name in the data of a Connect, if it is NUL-terminated UTF-8.
 fn name(data: &[u8], at: usize) -> Option<&str> {
     let field = data.get(at..at + NAME_LEN)?;
     let end = field.iter().position(|byte| *byte == 0)?;
     std::str::from_utf8(&field[..end]).ok()
 }
 
-/// A field of the data is wrong.
+/// Returns the failure for an invalid field of the Connect's data.
 fn in_data(at: usize) -> Failure {
     Failure { status: Status::ConnectParameter, result: 1 << 16 | at as u64 }
 }
 
-/// A field of the command is wrong.
+/// Returns the failure for an invalid field of the Connect command.
 pub fn in_command(at: u64) -> Failure {
     Failure { status: Status::ConnectParameter, result: at }
 }

@@ -1,8 +1,8 @@
-//! All about one NIC, by the names and in the words of `ibv_devinfo -v`.
+//! Attributes of a NIC, with the names and the notation of `ibv_devinfo -v`.
 
 use crate::verbs::{AtomicCap, Context, DeviceAttr, DeviceCaps, Mtu, OnDemand, PortAttr};
 
-/// A name and its value; flags follow a value by their names.
+/// Name and value of an attribute; the names of flags follow the value.
 pub type Field = (String, String);
 
 const CAPS: [(DeviceCaps, &str); 14] = [
@@ -19,7 +19,7 @@ const CAPS: [(DeviceCaps, &str); 14] = [
     (DeviceCaps::MEM_MGT_EXTENSIONS, "MEM_MGT_EXTENSIONS"),
     (DeviceCaps::MEM_WINDOW_TYPE_2A, "MEM_WINDOW_TYPE_2A"),
     (DeviceCaps::MEM_WINDOW_TYPE_2B, "MEM_WINDOW_TYPE_2B"),
-    // Younger than ibv_devinfo.
+    // Newer than ibv_devinfo, which prints its number.
     (DeviceCaps::ATOMIC_WRITE, "Unknown flags: 0x10000000000"),
 ];
 
@@ -27,7 +27,7 @@ const GENERAL: [&str; 2] = ["ODP_SUPPORT", "ODP_SUPPORT_IMPLICIT"];
 const PER_SERVICE: [&str; 6] =
     ["SUPPORT_SEND", "SUPPORT_RECV", "SUPPORT_WRITE", "SUPPORT_READ", "SUPPORT_ATOMIC", "SUPPORT_SRQ"];
 
-/// What ibv_devinfo has fields for and no RoCE device, or none of ours, has.
+/// Fields of ibv_devinfo about features that RoCE devices, or urxe's, do not have.
 const NOTHING: [(&str, &str); 9] = [
     ("tso_caps", ""),
     ("max_tso", "0"),
@@ -44,7 +44,8 @@ fn field(name: &str, value: impl ToString) -> Field {
     (name.to_owned(), value.to_string())
 }
 
-/// What programs are told of a NIC as the device of this name, and behind it what only we say of it.
+/// Returns the attributes that programs see of a NIC as the device of this name, followed by those that only
+/// urxe reports.
 pub fn all(name: &str, context: &Context) -> Vec<Field> {
     let (device, port) = (context.query_device().for_programs(), context.query_port());
     let mut all = of_device(name, &device);
@@ -194,7 +195,7 @@ fn atomic_cap(cap: AtomicCap) -> String {
     format!("ATOMIC_{name} ({})", cap as u32)
 }
 
-/// Services by their bits; ibv_devinfo has a name for datagrams alone.
+/// Formats the bits of services; ibv_devinfo has a name for UD only.
 fn paced(services: u32) -> String {
     const UD: u32 = 1 << 4;
     let name = if services & UD != 0 { "SUPPORT_UD " } else { "" };

@@ -1,15 +1,16 @@
 //! The out-of-band TCP handshakes of stock RDMA programs, so that the other end of a run can be the stock
 //! program on a kernel device.
 //!
-//! * [`pingpong`]: `ibv_rc_pingpong` of rdma-core and its like; [`pingpong::many`]: `ibv_srq_pingpong`.
+//! * [`pingpong`]: `ibv_rc_pingpong` of rdma-core and similar programs; [`pingpong::many`]:
+//!   `ibv_srq_pingpong`.
 //! * [`perftest`]: `ib_write_bw`, `ib_read_bw`, `ib_send_bw`, `ib_atomic_bw`, `ib_write_lat`, `ib_send_lat`.
 //!
-//! Both parts consist of a codec (bytes to typed values and back, no I/O) and a driver over anything that is
-//! [`Read`] + [`Write`]. The driver never waits by itself: the caller sets the read and write timeouts of its
-//! socket (`TcpStream::set_read_timeout`), and a wait that runs into one ends in [`ExchangeError::TimedOut`].
+//! Both parts consist of a codec (bytes to typed values and back, no I/O) and a driver over any [`Read`] +
+//! [`Write`]. The driver has no timeouts of its own: the caller sets the read and write timeouts of its
+//! socket (`TcpStream::set_read_timeout`), and an expired timeout yields [`ExchangeError::TimedOut`].
 //!
-//! The stock programs take every message with a single `read` and give up if it is short, so each message is
-//! handed to the stream in one `write_all` and the stream must not be one that cuts it up.
+//! The stock programs read every message with a single `read` and fail if it is short. Each message is
+//! therefore passed to the stream in one `write_all`, and the stream must not split it.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -19,75 +20,75 @@ pub mod pingpong;
 #[cfg(test)]
 mod replay;
 
-/// Why a handshake failed.
+/// Error of a handshake.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
     /// The peer closed the connection in the middle of the handshake.
     #[error("{what}: the peer closed the connection after {got} of {want} bytes")]
     Closed {
-        /// The message that was due.
+        /// Name of the message that was due.
         what: &'static str,
-        /// Bytes of it that arrived.
+        /// Number of bytes that arrived.
         got: usize,
-        /// Its length.
+        /// Length of the message in bytes.
         want: usize,
     },
     /// The stream's read or write timeout expired.
     #[error("{what}: timed out after {got} of {want} bytes")]
     TimedOut {
-        /// The message that was due.
+        /// Name of the message that was due.
         what: &'static str,
-        /// Bytes of it that were transferred.
+        /// Number of bytes that were transferred.
         got: usize,
-        /// Its length.
+        /// Length of the message in bytes.
         want: usize,
     },
     /// Another I/O error.
     #[error("{what}: {source}")]
     Io {
-        /// The message that was being transferred.
+        /// Name of the message that was being transferred.
         what: &'static str,
-        /// The error.
+        /// Error of the stream.
         source: io::Error,
     },
     /// The peer sent something that is not the message that is due.
     #[error("{what}: {reason} in \"{bytes}\"")]
     Garbled {
-        /// The message that was due.
+        /// Name of the message that was due.
         what: &'static str,
-        /// What is wrong with it.
+        /// Description of the defect.
         reason: String,
-        /// The offending bytes, printable ones as they are and others escaped.
+        /// The offending bytes, with unprintable ones escaped.
         bytes: String,
     },
-    /// The peer is a perftest whose handshake is another one.
+    /// The peer is a perftest of a version with another handshake.
     #[error("the peer is perftest {got}, this side speaks the protocol of {want} (Debian 12's 4.5+0.17)")]
     Version {
-        /// The version it announced.
+        /// Version that the peer announced.
         got: String,
-        /// The one that is spoken here.
+        /// Version that this side implements.
         want: &'static str,
     },
-    /// A value of this side does not fit its place in the message.
+    /// A local value does not fit into its field of the message.
     #[error("{what}: {value:#x} is outside {min:#x}..={max:#x}")]
     OutOfRange {
-        /// The field.
+        /// Name of the field.
         what: &'static str,
-        /// The value.
+        /// Value of the field.
         value: u64,
-        /// The smallest that is allowed.
+        /// Smallest allowed value.
         min: u64,
-        /// The largest that is allowed.
+        /// Largest allowed value.
         max: u64,
     },
     /// The peer's second copy of a QP's data differs from its first.
     #[error("QP {index}: the peer first sent \"{first}\", then \"{second}\"")]
     Changed {
-        /// Which QP of the run.
+        /// Index of the QP in the run.
         index: usize,
-        /// The line as it was at first.
+        /// The first copy.
         first: String,
-        /// The line that came later.
+        /// The second copy.
         second: String,
     },
 }
@@ -98,7 +99,7 @@ impl ExchangeError {
     }
 }
 
-/// `value` if it is in `min..=max`.
+/// Returns `value` if it is in `min..=max`, otherwise [`ExchangeError::OutOfRange`].
 fn in_range(what: &'static str, value: u64, min: u64, max: u64) -> Result<u64, ExchangeError> {
     if (min..=max).contains(&value) {
         Ok(value)
@@ -108,7 +109,7 @@ fn in_range(what: &'static str, value: u64, min: u64, max: u64) -> Result<u64, E
 }
 
 fn is_timeout(e: &io::Error) -> bool {
-    // Linux says EAGAIN for a socket timeout, others ETIMEDOUT
+    // Linux returns EAGAIN for a socket timeout, other systems return ETIMEDOUT.
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
@@ -128,7 +129,7 @@ fn read_message<const N: usize>(s: &mut impl Read, what: &'static str) -> Result
     Ok(buf)
 }
 
-/// Writes one message, in one piece.
+/// Writes one message with a single `write_all`.
 fn write_message(s: &mut impl Write, what: &'static str, bytes: &[u8]) -> Result<(), ExchangeError> {
     s.write_all(bytes).and_then(|()| s.flush()).map_err(|source| {
         if is_timeout(&source) {
@@ -139,7 +140,7 @@ fn write_message(s: &mut impl Write, what: &'static str, bytes: &[u8]) -> Result
     })
 }
 
-/// Walks over a line of hexadecimal fields of fixed width.
+/// Cursor over a line of fixed-width hexadecimal fields.
 struct Fields<'a> {
     what: &'static str,
     line: &'a [u8],
@@ -151,7 +152,7 @@ impl<'a> Fields<'a> {
         Self { what, line, at: 0 }
     }
 
-    /// The next `digits` characters as a number; both letter cases.
+    /// Parses the next `digits` characters as a hexadecimal number, in either letter case.
     fn hex(&mut self, name: &str, digits: usize) -> Result<u64, ExchangeError> {
         let field = self.line.get(self.at..self.at + digits).ok_or_else(|| {
             ExchangeError::garbled(self.what, format!("{name} is missing at offset {}", self.at), self.line)
@@ -169,7 +170,7 @@ impl<'a> Fields<'a> {
         Ok(value)
     }
 
-    /// The next character, which has to be `c`.
+    /// Consumes the next character, which has to be `c`.
     fn mark(&mut self, c: u8) -> Result<(), ExchangeError> {
         if self.line.get(self.at) != Some(&c) {
             let reason = format!("no '{}' at offset {}", c.escape_ascii(), self.at);
@@ -179,7 +180,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// A field and the colon after it.
+    /// Parses a field and consumes the colon after it.
     fn hex_colon(&mut self, name: &str, digits: usize) -> Result<u64, ExchangeError> {
         let v = self.hex(name, digits)?;
         self.mark(b':')?;

@@ -1,13 +1,13 @@
-//! The handshake of perftest 4.5 (Debian 12's 4.5+0.17-1, which calls itself 6.06 on the wire) over plain TCP,
-//! for RC runs of a number of iterations (`-n`) in one direction, with one or more QPs (`-q`).
+//! The handshake of perftest 4.5 (Debian 12's 4.5+0.17-1, which calls itself 6.06 on the wire) over plain
+//! TCP, for RC runs of a number of iterations (`-n`) in one direction, with one or more QPs (`-q`).
 //!
 //! Not covered: `-R` and `-z` (rdma_cm), duration mode (`-D`), `-b`, `-a`, UC/UD/XRC/DC, `--report-per-port`.
 //!
 //! # The steps
-//! One TCP connection to port [`PORT`] of the server (the passive side); the stock server listens on IPv4 only. Each
-//! step below is a swap: the client writes, the server reads it and then writes its own value of the same length.
-//! So the client always speaks first, and there is never more than one message on its way, except in the very
-//! last step.
+//! One TCP connection to port [`PORT`] of the server (the passive side); the stock server listens on IPv4
+//! only. Each step below is a swap: the client writes, the server reads that and then writes its own value of
+//! the same length. So the client always writes first, and at most one message is in flight, except in the
+//! very last step.
 //!
 //! | step | bytes | content |
 //! | --- | --- | --- |
@@ -17,8 +17,8 @@
 //! | MTU | 2 | the verbs' MTU code in decimal, `1` (256) to `5` (4096), and a NUL; both go on with the smaller one |
 //! | destination | 108 | one per QP, in order: see [`Destination`] |
 //!
-//! A destination swap whose content is known already is the barrier: QP 0's line is sent once more. Only its
-//! arrival matters. With D(i) for the swap of QP i's line:
+//! A destination swap with known content is the barrier: QP 0's line is sent once more, and only its arrival
+//! matters. D(i) is the swap of QP i's line:
 //!
 //! | test | before the run | after it |
 //! | --- | --- | --- |
@@ -27,64 +27,67 @@
 //! | `ib_send_lat` | D(0..q) C D(0) D(0..q) R D(0) | D(0) done |
 //! | `ib_write_lat` | D(0..q) C D(0) D(0..q) D(0) | nothing: the connection is closed |
 //!
-//! C: the QPs have to be connected (RTS; the passive side of a bandwidth test stops at RTR) before the next swap.
-//! R: the receives have to be posted before it. *reports* is five swaps of 8 bytes, see [`BwReport`]. *done*:
-//! both sides write `done` and a NUL without waiting, read nothing more and close, which may well reset the
-//! connection. `ib_write_bw`'s two sides sleep for a second between connecting and the version.
+//! C: the QPs have to be connected (RTS; the passive side of a bandwidth test stops at RTR) before the next
+//! swap. R: the receives have to be posted before it. *reports* is five swaps of 8 bytes, see [`BwReport`].
+//! *done*: both sides write `done` and a NUL without waiting, read nothing more and close, which may reset
+//! the connection. Both sides of `ib_write_bw` sleep for a second between connecting and the version.
 //!
-//! **Size, iterations, number of QPs, operation and verb are not exchanged.** Both sides have to be told the
-//! same (`-s -n -q -A`), else one of them waits for ever. The same program has to be on both sides.
+//! **Size, iterations, number of QPs, operation and verb are not exchanged.** Both sides have to be started
+//! with the same values (`-s -n -q -A`), otherwise one of them waits for ever. Both sides have to run the
+//! same program.
 //!
-//! The server of the three one-sided bandwidth tests fills its reports from uninitialised memory: only what the
-//! client reports means anything, and that is what the server prints. So [`BwReport`] takes any bytes.
+//! The server of the three one-sided bandwidth tests fills its reports from uninitialised memory: only the
+//! client's report is meaningful, and that is what the server prints. So [`BwReport`] accepts any bytes.
 //!
 //! # QPs
-//! RC, P_Key index 0, `max_dest_rd_atomic` = this side's own out_reads, `max_rd_atomic` = the *peer's* out_reads
-//! (so announce no more than the peer's device can have; it is 1 for SEND and WRITE, and for READ and atomics
-//! what `-o` says or the device's `max_qp_rd_atom`, 128 on rxe; a stock client that is told 2 never has more than 2
-//! on their way), RNR timer 12 (0.64 ms), timeout 14 (67 ms, `-u`), retry count 7, RNR retry 7 (for ever), hop
-//! limit 255, traffic class `-T` or 0, random 24-bit PSNs. Remote access is that of the verb only (SEND QPs have
-//! remote write too, with an R_Key of 0 announced). Both GIDs have to be IPv4-mapped or both not; else the peer
-//! says "Found Incompatibility issue with GID types" and leaves.
+//! RC, P_Key index 0, `max_dest_rd_atomic` = this side's own out_reads, `max_rd_atomic` = the *peer's*
+//! out_reads (so announce no more than the peer's device can have; it is 1 for SEND and WRITE, and for READ
+//! and atomics the value of `-o` or the device's `max_qp_rd_atom`, 128 on rxe; a stock client that receives 2
+//! never has more than 2 in flight), RNR timer 12 (0.64 ms), timeout 14 (67 ms, `-u`), retry count 7, RNR
+//! retry 7 (infinite), hop limit 255, traffic class `-T` or 0, random 24-bit PSNs. Remote access is that of
+//! the verb only (SEND QPs have remote write too, with an announced R_Key of 0). Both GIDs have to be
+//! IPv4-mapped, or neither; otherwise the peer prints "Found Incompatibility issue with GID types" and exits.
 //!
 //! # Buffers
-//! See [`Layout`]. Per side one region, for sends in the first half and receives (or remote access) in the
-//! second one. Let *slot* = max(size, cycle buffer). QP i announces `vaddr` = start + (q + i) * slot, and the
-//! peer touches nothing but [vaddr, vaddr + slot). If size is at most half the cycle buffer, message n of a
-//! bandwidth test goes to vaddr + (n mod (cycle / inc)) * inc, where inc is the size rounded up to cache lines;
-//! otherwise, and in all latency tests, every message goes to vaddr. The remote address does not depend on the
-//! post list or the completion moderation, which the passive side cannot see at all.
+//! See [`Layout`]. Each side has one region, with sends in the first half and receives (or remote access) in
+//! the second. Let *slot* = max(size, cycle buffer). QP i announces `vaddr` = start + (q + i) * slot, and the
+//! peer accesses only [vaddr, vaddr + slot). If size is at most half the cycle buffer, message n of a
+//! bandwidth test goes to vaddr + (n mod (cycle / inc)) * inc, where inc is the size rounded up to cache
+//! lines; otherwise, and in all latency tests, every message goes to vaddr. The remote address does not
+//! depend on the post list or the completion moderation, which the passive side cannot see at all.
 //!
-//! Default sizes: bandwidth 65536, latency 2, atomics always 8. Default iterations: 5000 for `ib_write_bw`, else
-//! 1000; 5 at least.
+//! Default sizes: bandwidth 65536, latency 2, atomics always 8. Default iterations: 5000 for `ib_write_bw`,
+//! else 1000; 5 at least.
 //!
 //! # What the two sides do between "before" and "after"
 //! Several QPs are driven side by side, each with the full number of iterations; the total is n * q.
 //!
 //! * **`ib_write_bw`**: the client posts n RDMA WRITEs of `size` per QP. The server only waits in the
-//!   after-barrier; no receives, no immediate data, and its memory's content is of no interest. There is
+//!   after-barrier; there are no receives and no immediate data, and its memory is not checked. There is
 //!   no warm-up (unless `--perform_warm_up`: then up to tx_depth more WRITEs to the first address).
 //! * **`ib_read_bw`**: the same with RDMA READs; up to min(tx_depth 128, out_reads) of them at once.
-//! * **`ib_atomic_bw`**: the same with 8-byte atomics, FETCH_AND_ADD of 1 by default, or with `-A CMP_AND_SWAP`
-//!   compare 0, swap 0. Since 8 is small, the target moves by a cache line each time: 64 words of the 4096-byte
-//!   cycle buffer, 64 bytes apart. What is in them is random; nobody checks results. The add's unused swap
-//!   operand is garbage.
-//! * **`ib_send_bw`**: the client posts n SENDs of `size` per QP. The server posts min(512, n) rounded up to an
-//!   even number of receives per QP (`-r`) before R, each of `size` bytes, and another one for every completed one
-//!   while completed + depth <= n; where they point does not matter to anyone but itself (the stock server cycles
-//!   as above). It is done after n * q completions. Falling behind is safe: the sender's RNR retry is infinite.
-//! * **`ib_send_lat`**: one QP. Both sides post receives as in `ib_send_bw` (each of `size` bytes). The client sends
-//!   first; the server sends its message k once it has received message k; the client sends k+1 once it has
-//!   received k. Both send n and receive n. The content does not matter.
-//! * **`ib_write_lat`**: one QP, both sides write and poll memory. Each side zeroes its buffer before announcing it
-//!   and polls the *last* byte of its area, vaddr + size - 1. **The server writes first.** Round k (from 1): the
-//!   server WRITEs `size` bytes, the last one being k mod 256, to the client's vaddr, and waits for its own
-//!   send completion; the client sees its poll byte become k mod 256, WRITEs its message with last byte
-//!   k mod 256 to the server's vaddr and waits for its completion; the server sees k and goes on with k+1. Both
-//!   do n rounds. As nothing follows, the server must keep its QP until the client has gone (the ACK of
-//!   the client's last WRITE may have been lost): [`Exchange::finish`] waits for that end of the stream.
+//! * **`ib_atomic_bw`**: the same with 8-byte atomics, FETCH_AND_ADD of 1 by default, or with
+//!   `-A CMP_AND_SWAP` compare 0, swap 0. Since 8 is small, the target moves by a cache line each time: 64
+//!   words of the 4096-byte cycle buffer, 64 bytes apart. Their initial values are random, and neither side checks
+//!   the results. The unused swap operand of the add is undefined.
+//! * **`ib_send_bw`**: the client posts n SENDs of `size` per QP. The server posts min(512, n) rounded up to
+//!   an even number of receives per QP (`-r`) before R, each of `size` bytes, and another one for every
+//!   completed one while completed + depth <= n; their addresses are the server's own choice (the stock
+//!   server cycles as above). It is done after n * q completions. Falling behind is safe: the sender's RNR
+//!   retry is infinite.
+//! * **`ib_send_lat`**: one QP. Both sides post receives as in `ib_send_bw` (each of `size` bytes). The
+//!   client sends first; the server sends its message k once it has received message k; the client sends k+1
+//!   once it has received k. Both send n and receive n. The content does not matter.
+//! * **`ib_write_lat`**: one QP, both sides write and poll memory. Each side zeroes its buffer before
+//!   announcing it and polls the *last* byte of its area, vaddr + size - 1. **The server writes first.**
+//!   Round k (from 1): the server WRITEs `size` bytes, the last one being k mod 256, to the client's vaddr,
+//!   and waits for its own send completion; the client sees its poll byte become k mod 256, WRITEs its
+//!   message with last byte k mod 256 to the server's vaddr and waits for its completion; the server sees k
+//!   and goes on with k+1. Both do n rounds. Because nothing follows, the server must keep its QP until the
+//!   client has gone (the ACK of the client's last WRITE may have been lost): [`Exchange::finish`] waits for
+//!   that end of the stream.
 //!
-//! # Driving it
+//! # Example
 //! ```no_run
 //! # use std::net::TcpStream;
 //! # use urxe::cli::exchange::{ExchangeError, perftest::{BwReport, Config, Destination, Exchange, Test}};
@@ -125,10 +128,10 @@ const WHAT_DEST: &str = "perftest address";
 const WHAT_REPORT: &str = "perftest report";
 const WHAT_DONE: &str = "perftest \"done\"";
 
-/// The largest cycle buffer and cache line that are believed: a page of any architecture is smaller.
+/// Largest accepted cycle buffer and cache line in bytes: a page of any architecture is smaller.
 const MAX_CYCLE: u32 = 16 << 20;
 
-/// Which program is spoken to.
+/// Program at the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Test {
     /// `ib_write_bw`
@@ -146,22 +149,22 @@ pub enum Test {
 }
 
 impl Test {
-    /// Whether the client's results are exchanged at the end.
+    /// Reports whether the client's results are exchanged at the end.
     pub fn has_report(self) -> bool {
         matches!(self, Self::WriteBw | Self::ReadBw | Self::AtomicBw)
     }
 
-    /// Whether out_reads is that of the device (or `-o`) and not 1.
+    /// Reports whether out_reads is that of the device (or `-o`) and not 1.
     pub fn has_out_reads(self) -> bool {
         matches!(self, Self::ReadBw | Self::AtomicBw)
     }
 
-    /// Whether the two sides take turns, so that both of them send.
+    /// Reports whether the two sides take turns, so that both of them send.
     pub fn is_latency(self) -> bool {
         matches!(self, Self::WriteLat | Self::SendLat)
     }
 
-    /// The message size without `-s`.
+    /// Returns the message size in bytes without `-s`.
     pub fn default_size(self) -> u32 {
         match self {
             Self::AtomicBw => 8,
@@ -170,65 +173,65 @@ impl Test {
         }
     }
 
-    /// The iterations without `-n`.
+    /// Returns the number of iterations without `-n`.
     pub fn default_iterations(self) -> u64 {
         if self == Self::WriteBw { 5000 } else { 1000 }
     }
 }
 
-/// Which end of the TCP connection this side is; the client is the one that starts the run.
+/// Role of this side on the TCP connection; the client starts the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Connected, and speaks first.
+    /// Connects, and writes first.
     Client,
-    /// Accepted, and answers.
+    /// Accepts, and responds.
     Server,
 }
 
-/// What this side brings into the handshake.
+/// Parameters of this side in the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// The test.
     pub test: Test,
-    /// The largest path MTU of this side: 256, 512, 1024, 2048 or 4096.
+    /// Largest path MTU of this side in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu: u32,
-    /// The cycle buffer's size; the page size, 4096, is what everyone has.
+    /// Size of the cycle buffer in bytes; usually the page size, 4096.
     pub cycle_buffer: u32,
-    /// The cache line's size; 64 is what everyone has.
+    /// Size of a cache line in bytes; usually 64.
     pub cache_line: u32,
 }
 
 impl Config {
-    /// The usual values of an x86 machine.
+    /// Returns the usual values of an x86 machine.
     pub fn new(test: Test, mtu: u32) -> Self {
         Self { test, mtu, cycle_buffer: 4096, cache_line: 64 }
     }
 }
 
-/// What both sides go on with.
+/// Parameters that both sides use after the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
-    /// The path MTU: the smaller one.
+    /// Path MTU in bytes: the smaller one.
     pub mtu: u32,
-    /// The cycle buffer's size: the larger one.
+    /// Size of the cycle buffer in bytes: the larger one.
     pub cycle_buffer: u32,
-    /// The cache line's size: the larger one.
+    /// Size of a cache line in bytes: the larger one.
     pub cache_line: u32,
 }
 
-/// Where a test's messages lie in memory.
+/// Placement of a test's messages in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes behind each QP's announced `vaddr` that the peer may touch.
+    /// Bytes from each QP's announced `vaddr` on that the peer may access.
     pub slot: u64,
-    /// From one message of a bandwidth test to the next one; 0 if they all go to the same place.
+    /// Distance in bytes between the messages of a bandwidth test; 0 if they all go to the same place.
     pub step: u64,
-    /// Messages before the first place comes again.
+    /// Number of places, which are used cyclically.
     pub places: u64,
 }
 
 impl Layout {
-    /// The layout for messages of `size` bytes.
+    /// Returns the layout for messages of `size` bytes.
     pub fn new(test: Test, size: u32, agreed: &Agreed) -> Self {
         let (size, cycle) = (u64::from(size), u64::from(agreed.cycle_buffer));
         let line = u64::from(agreed.cache_line.max(1));
@@ -240,25 +243,26 @@ impl Layout {
         Self { slot, step, places: (cycle / step).max(1) }
     }
 
-    /// Where message `n` (from 0) of a QP goes, counted from its `vaddr`.
+    /// Returns the offset of message `n` (from 0) of a QP from its `vaddr`.
     pub fn offset(&self, n: u64) -> u64 {
         n % self.places * self.step
     }
 
-    /// The bytes that `qps` QPs need for remote access or receives; QP i's `vaddr` is at `i * slot` of them.
+    /// Returns the number of bytes that `qps` QPs need for remote access or receives; the `vaddr` of QP i is
+    /// at offset `i * slot`.
     pub fn region(&self, qps: u32) -> u64 {
         self.slot.saturating_mul(qps.into())
     }
 }
 
-/// The version message.
+/// Encodes the version message.
 pub fn encode_version() -> [u8; VERSION_LEN] {
     let mut out = [0; VERSION_LEN];
     out[..VERSION.len()].copy_from_slice(VERSION.as_bytes());
     out
 }
 
-/// Reads a version message, which has to be of [`VERSION`].
+/// Parses a version message, which has to announce [`VERSION`].
 pub fn parse_version(bytes: &[u8; VERSION_LEN]) -> Result<(), ExchangeError> {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(VERSION_LEN);
     let text = &bytes[..end];
@@ -274,7 +278,7 @@ pub fn parse_version(bytes: &[u8; VERSION_LEN]) -> Result<(), ExchangeError> {
     Ok(())
 }
 
-/// The MTU message for a path MTU in bytes.
+/// Encodes the MTU message for a path MTU in bytes.
 pub fn encode_mtu(mtu: u32) -> Result<[u8; 2], ExchangeError> {
     in_range("path MTU", mtu.into(), 256, 4096)?;
     if !mtu.is_power_of_two() {
@@ -285,11 +289,11 @@ pub fn encode_mtu(mtu: u32) -> Result<[u8; 2], ExchangeError> {
             max: 4096,
         });
     }
-    // 256 is 1, 4096 is 5
+    // The verbs' code of 256 is 1, that of 4096 is 5.
     Ok([b'0' + (mtu.trailing_zeros() as u8 - 7), 0])
 }
 
-/// The path MTU in bytes that an MTU message stands for.
+/// Parses an MTU message and returns the path MTU in bytes.
 pub fn parse_mtu(bytes: &[u8; 2]) -> Result<u32, ExchangeError> {
     match bytes {
         [c @ b'1'..=b'5', 0] => Ok(128 << (c - b'0')),
@@ -297,24 +301,25 @@ pub fn parse_mtu(bytes: &[u8; 2]) -> Result<u32, ExchangeError> {
     }
 }
 
-/// What a side tells about one of its QPs.
+/// Address and parameters of one QP as exchanged in the handshake.
 ///
-/// `LLLL:OOOO:QQQQQQ:PPPPPP:RRRRRRRR:V{16}:gg:gg:...:gg:SSSSSSSS:` and a NUL: LID, out_reads, QPN, PSN, R_Key,
-/// address, the 16 bytes of the GID and the SRQ number, all zero-padded lower-case hexadecimal. (Without any GID
-/// index, which on Ethernet cannot be, the GID is left out and the message is of another length.)
+/// `LLLL:OOOO:QQQQQQ:PPPPPP:RRRRRRRR:V{16}:gg:gg:...:gg:SSSSSSSS:` and a NUL: LID, out_reads, QPN, PSN,
+/// R_Key, address, the 16 bytes of the GID and the SRQ number, all zero-padded lower-case hexadecimal.
+/// (Without a GID index, which is impossible on Ethernet, the GID is omitted and the message has another
+/// length.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
     /// LID of the port; 0 on RoCE.
     pub lid: u16,
-    /// RDMA READs and atomics that this side answers at a time; 1 unless the test is one of those.
+    /// RDMA READs and atomics that this side serves at a time; 1 in tests of other operations.
     pub out_reads: u16,
     /// QP number, 24 bits.
     pub qpn: u32,
     /// First PSN that this side will send, 24 bits.
     pub psn: u32,
-    /// R_Key of this QP's memory; SEND tests say 0.
+    /// R_Key of this QP's memory; 0 in SEND tests.
     pub rkey: u32,
-    /// Its address.
+    /// Address of this QP's memory.
     pub vaddr: u64,
     /// GID of this side.
     pub gid: [u8; 16],
@@ -323,7 +328,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// The message, with its NUL.
+    /// Encodes the message, including its NUL.
     pub fn encode(&self) -> Result<[u8; DESTINATION_LEN], ExchangeError> {
         in_range("QP number", self.qpn.into(), 0, 0xff_ffff)?;
         in_range("PSN", self.psn.into(), 0, 0xff_ffff)?;
@@ -340,7 +345,7 @@ impl Destination {
         Ok(out)
     }
 
-    /// Reads a message; every field has to have its full width, as the programs print it.
+    /// Parses a message. Every field must have its full width, as the programs print it.
     pub fn parse(bytes: &[u8; DESTINATION_LEN]) -> Result<Self, ExchangeError> {
         let mut f = Fields::new(WHAT_DEST, bytes);
         let lid = f.hex_colon("the LID", 4)? as u16;
@@ -359,7 +364,7 @@ impl Destination {
     }
 }
 
-/// The result of a bandwidth test: five messages of 8 bytes, big-endian, swapped one by one.
+/// Result of a bandwidth test: five messages of 8 bytes, big-endian, swapped one by one.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct BwReport {
     /// Message size in bytes.
@@ -375,7 +380,7 @@ pub struct BwReport {
 }
 
 impl BwReport {
-    /// The five messages.
+    /// Encodes the five messages.
     pub fn encode(&self) -> [[u8; 8]; 5] {
         [
             self.size.to_be_bytes(),
@@ -386,7 +391,7 @@ impl BwReport {
         ]
     }
 
-    /// Puts the five messages together; there is nothing in them that could be wrong.
+    /// Decodes the five messages; all values are valid.
     pub fn parse(messages: &[[u8; 8]; 5]) -> Self {
         let [size, iterations, peak, average, msg_rate] = *messages;
         Self {
@@ -401,8 +406,8 @@ impl BwReport {
 
 /// One side of the handshake, after the parameters have been agreed upon.
 ///
-/// [`Self::swap_destinations`], [`Self::start`] and [`Self::finish`] are the whole of it; the methods below them are
-/// the single steps that those consist of.
+/// [`Self::swap_destinations`], [`Self::start`] and [`Self::finish`] are the whole handshake; the methods
+/// below them are the single steps of those three.
 #[derive(Debug)]
 pub struct Exchange<S> {
     stream: S,
@@ -414,12 +419,12 @@ pub struct Exchange<S> {
 }
 
 impl<S: Read + Write> Exchange<S> {
-    /// The client's side, on a fresh connection, up to the MTU.
+    /// Performs the client's side on a fresh connection, up to the MTU.
     pub fn client(stream: S, config: &Config) -> Result<Self, ExchangeError> {
         Self::open(stream, Role::Client, config)
     }
 
-    /// The server's side, on a fresh connection, up to the MTU.
+    /// Performs the server's side on a fresh connection, up to the MTU.
     pub fn server(stream: S, config: &Config) -> Result<Self, ExchangeError> {
         Self::open(stream, Role::Server, config)
     }
@@ -441,27 +446,28 @@ impl<S: Read + Write> Exchange<S> {
         Ok(Self { stream, role, test: config.test, agreed, local: Vec::new(), remote: Vec::new() })
     }
 
-    /// What both sides go on with.
+    /// Returns the parameters that both sides use.
     pub fn agreed(&self) -> &Agreed {
         &self.agreed
     }
 
-    /// Which end this is.
+    /// Returns the role of this side.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// The stream, say to change its timeouts for the run.
+    /// Returns the stream, for example to change its timeouts for the run.
     pub fn stream(&self) -> &S {
         &self.stream
     }
 
-    /// The peer's QPs as far as they are known.
+    /// Returns the QPs that the peer has announced so far.
     pub fn remote(&self) -> &[Destination] {
         &self.remote
     }
 
-    /// Swaps the data of all QPs; the caller then connects them and calls [`Self::start`].
+    /// Swaps the data of all QPs and returns the peer's. The caller then connects the QPs and calls
+    /// [`Self::start`].
     pub fn swap_destinations(&mut self, local: &[Destination]) -> Result<Vec<Destination>, ExchangeError> {
         in_range("number of QPs", local.len() as u64, 1, 1 << 14)?;
         for d in local {
@@ -470,7 +476,8 @@ impl<S: Read + Write> Exchange<S> {
         Ok(self.remote.clone())
     }
 
-    /// Everything between the QPs being connected (and the receives posted) and the first packet of the run.
+    /// Performs the steps between connecting the QPs (and posting the receives) and the first packet of the
+    /// run.
     pub fn start(&mut self) -> Result<(), ExchangeError> {
         if self.test.has_report() {
             self.confirm_destinations()?;
@@ -481,11 +488,13 @@ impl<S: Read + Write> Exchange<S> {
         self.barrier()
     }
 
-    /// Everything after the run; the client's results are `local`. Returns the peer's report in those tests that
-    /// have one; it means something if the peer is the client.
+    /// Performs the steps after the run. `local` is this side's report, which counts if this side is the
+    /// client. Returns the peer's report in the tests that have one; it is meaningful if the peer is the
+    /// client.
     ///
-    /// The server of a bandwidth test with RDMA or atomics calls this right after [`Self::start`] and waits in here
-    /// for the run to end. The server of `ib_write_lat` waits in here for the client to close the connection.
+    /// The server of a bandwidth test with RDMA or atomics calls this right after [`Self::start`]; the call
+    /// returns when the run has ended. For the server of `ib_write_lat` it returns when the client has closed
+    /// the connection.
     pub fn finish(mut self, local: &BwReport) -> Result<Option<BwReport>, ExchangeError> {
         if self.test == Test::WriteLat {
             if self.role == Role::Server {
@@ -503,7 +512,7 @@ impl<S: Read + Write> Exchange<S> {
         Ok(report)
     }
 
-    /// Swaps the data of one more QP.
+    /// Swaps the data of one more QP and returns the peer's.
     pub fn swap_destination(&mut self, local: &Destination) -> Result<Destination, ExchangeError> {
         match self.role {
             Role::Client => {
@@ -532,12 +541,12 @@ impl<S: Read + Write> Exchange<S> {
         Ok(remote)
     }
 
-    /// Waits for the peer to come to the same point.
+    /// Waits for the peer to reach the same point.
     pub fn barrier(&mut self) -> Result<(), ExchangeError> {
         self.confirm(0)
     }
 
-    /// The second round of all QPs' data.
+    /// Swaps the data of all QPs a second time.
     pub fn confirm_destinations(&mut self) -> Result<(), ExchangeError> {
         (0..self.local.len()).try_for_each(|i| self.confirm(i))
     }
@@ -558,7 +567,7 @@ impl<S: Read + Write> Exchange<S> {
         Ok(())
     }
 
-    /// Swaps the results.
+    /// Swaps the results and returns the peer's.
     pub fn report(&mut self, local: &BwReport) -> Result<BwReport, ExchangeError> {
         let mut messages = [[0; 8]; 5];
         for (theirs, ours) in messages.iter_mut().zip(local.encode()) {
@@ -567,8 +576,8 @@ impl<S: Read + Write> Exchange<S> {
         Ok(BwReport::parse(&messages))
     }
 
-    /// The last message, in both directions at once. The peer does not read ours and may close before it comes, so
-    /// a connection that is gone by now is no error; one that says something else is.
+    /// Swaps the last message, in both directions at once. The peer does not read the local one and may close
+    /// before it arrives, so a connection that is closed by now is no error; another message is.
     pub fn done(&mut self) -> Result<(), ExchangeError> {
         match write_message(&mut self.stream, WHAT_DONE, DONE) {
             Err(ExchangeError::Io { source, .. }) if is_gone(source.kind()) => return Ok(()),
@@ -612,7 +621,7 @@ fn check_cycle(config: &Config) -> Result<(), ExchangeError> {
     Ok(())
 }
 
-/// A size of the peer's, which this side's buffers depend on.
+/// Parses a size announced by the peer, on which the size of local buffers depends.
 fn parse_size(what: &'static str, bytes: &[u8; 4]) -> Result<u32, ExchangeError> {
     let size = u32::from_be_bytes(*bytes);
     if (1..=MAX_CYCLE).contains(&size) {
@@ -622,7 +631,7 @@ fn parse_size(what: &'static str, bytes: &[u8; 4]) -> Result<u32, ExchangeError>
     }
 }
 
-/// One step: both sides' messages of the same length, the client's first.
+/// Performs one step: swaps messages of the same length, the client's first.
 fn swap<S: Read + Write, const N: usize>(
     stream: &mut S,
     role: Role,

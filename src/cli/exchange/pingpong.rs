@@ -1,9 +1,9 @@
 //! The handshake of `ibv_rc_pingpong` (rdma-core 44).
 //!
 //! # On the wire
-//! One TCP connection, by default to port [`PORT`], over IPv4 or IPv6 (which has nothing to do with the family of the
-//! GIDs): the client takes the first address of its host that answers, the stock server the first wildcard
-//! address of `getaddrinfo`, which is that of IPv4. Three messages:
+//! One TCP connection, by default to port [`PORT`], over IPv4 or IPv6, independently of the family of the
+//! GIDs: the client connects to the first address of its host that accepts; the stock server listens on the
+//! first wildcard address of `getaddrinfo`, which is that of IPv4. Three messages:
 //!
 //! | from | bytes | what |
 //! | --- | --- | --- |
@@ -13,20 +13,20 @@
 //!
 //! LID, QPN and PSN are zero-padded lower-case hexadecimal; the GID is its 16 bytes as 32 digits in network
 //! order without separators (`00000000000000000000ffff0a4d0002` is 10.77.0.2). Without `-g` the program sends
-//! a GID of zeros, and then nothing works on RoCE. Then both sides close.
+//! a GID of zeros, with which no connection works on RoCE. After the last message both sides close.
 //!
-//! The server brings its QP to RTS *between* reading and answering ([`Server::accept`], then
-//! [`Server::reply`]); the client only after the whole handshake. So a client may send as soon as its own QP
-//! is up, and its receives have to be posted by then.
+//! The server brings its QP to RTS *between* receiving the client's address and sending its own
+//! ([`Server::accept`], then [`Server::reply`]); the client does so only after the whole handshake. A client
+//! may therefore send as soon as its own QP is in RTS, and the receives have to be posted by then.
 //!
 //! # The run
-//! Neither size nor count are exchanged; both sides need the same `-s` (default 4096) and `-n` (1000); the
-//! path MTU is each side's own `-m` (1024) and has to be the same. Each side posts `-r` (500) receives of the
-//! whole message, all into its one buffer, before the handshake. The client posts a SEND of that buffer
-//! (filled with 0x7b); after that each side posts its next SEND when both its last SEND and a receive have
-//! completed, until it has sent `-n`; it is done when it has also received `-n`. Receives are posted anew when
-//! no more than one is left. Either side exits as soon as it has its last completion, so whoever owes an ACK
-//! for the last SEND should keep its QP alive for a moment.
+//! Neither the message size nor the number of iterations is exchanged; both sides need the same `-s` (default
+//! 4096) and `-n` (1000). The path MTU is each side's own `-m` (1024) and has to be the same too. Each side
+//! posts `-r` (500) receives of the whole message, all into its one buffer, before the handshake. The client
+//! posts a SEND of that buffer (filled with 0x7b); after that each side posts its next SEND when both its
+//! last SEND and a receive have completed, until it has sent `-n`. A side is done when it has also received
+//! `-n`. Receives are posted again when no more than one is left. Either side exits as soon as it has its
+//! last completion, so a side that owes an ACK for the last SEND should keep its QP alive for a moment.
 //!
 //! QP: RC, no remote access, timeout 14, retry count 7, RNR retry 7 (for ever), RNR timer 12 (0.64 ms),
 //! one RDMA READ each way, a GRH with hop limit 1 (if the GID's interface ID is not zero).
@@ -48,7 +48,7 @@ pub const DONE: &[u8; 5] = b"done\0";
 const WHAT: &str = "ping-pong address";
 const WHAT_DONE: &str = "ping-pong \"done\"";
 
-/// What a side tells about its QP.
+/// Address of a QP as exchanged in the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
     /// LID of the port; 0 on RoCE.
@@ -62,7 +62,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// The message, with its NUL.
+    /// Encodes the message, including its NUL.
     pub fn encode(&self) -> Result<[u8; DESTINATION_LEN], ExchangeError> {
         in_range("QP number", self.qpn.into(), 0, 0xff_ffff)?;
         in_range("PSN", self.psn.into(), 0, 0xff_ffff)?;
@@ -73,7 +73,7 @@ impl Destination {
         Ok(out)
     }
 
-    /// Reads a message; every field has to have its full width, as the program prints it.
+    /// Parses a message. Every field must have its full width, as the program prints it.
     pub fn parse(bytes: &[u8; DESTINATION_LEN]) -> Result<Self, ExchangeError> {
         let mut f = Fields::new(WHAT, bytes);
         let lid = f.hex_colon("the LID", 4)? as u16;
@@ -88,7 +88,8 @@ impl Destination {
     }
 }
 
-/// The client's whole handshake; the stream can be closed afterwards.
+/// Performs the client's whole handshake and returns the server's address. The stream can be closed
+/// afterwards.
 pub fn client<S: Read + Write>(stream: &mut S, local: &Destination) -> Result<Destination, ExchangeError> {
     write_message(stream, WHAT, &local.encode()?)?;
     let remote = Destination::parse(&read_message(stream, WHAT)?)?;
@@ -96,7 +97,7 @@ pub fn client<S: Read + Write>(stream: &mut S, local: &Destination) -> Result<De
     Ok(remote)
 }
 
-/// The server's side, half way through the handshake.
+/// The server's side after it has received the client's address.
 #[derive(Debug)]
 pub struct Server<S> {
     stream: S,
@@ -104,18 +105,19 @@ pub struct Server<S> {
 }
 
 impl<S: Read + Write> Server<S> {
-    /// Takes the client's address. The caller then connects its QP to it and calls [`Self::reply`].
+    /// Receives the client's address. The caller then connects its QP to it and calls [`Self::reply`].
     pub fn accept(mut stream: S) -> Result<Self, ExchangeError> {
         let remote = Destination::parse(&read_message(&mut stream, WHAT)?)?;
         Ok(Self { stream, remote })
     }
 
-    /// The client's address.
+    /// Returns the client's address.
     pub fn remote(&self) -> &Destination {
         &self.remote
     }
 
-    /// Answers with this side's address, when its QP is ready to receive, and waits for the client's "done".
+    /// Sends this side's address, when its QP is ready to receive, waits for the client's "done" and returns
+    /// the client's address.
     pub fn reply(mut self, local: &Destination) -> Result<Destination, ExchangeError> {
         write_message(&mut self.stream, WHAT, &local.encode()?)?;
         hear_done(&mut self.stream)?;

@@ -1,17 +1,17 @@
-//! Replays recorded conversations of the stock programs as a stream, and other streams for tests.
+//! Streams for tests: replays of recorded conversations of the stock programs, and peers with scripted input.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 
-/// The side of a line in a recording.
+/// Sender of a line in a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Client,
     Server,
 }
 
-/// A recording: lines of `C` or `S` and the bytes, with `\xNN` for those that do not print; `N*` before a message that is
-/// said N times; `end` for the end.
+/// Parses a recording: each line is `C` or `S` and the bytes, with `\xNN` for unprintable ones; `N*` stands
+/// before a message that is sent N times, and `end` at the end.
 pub(super) fn recording(text: &str) -> Vec<(Side, Vec<u8>)> {
     let mut out = Vec::new();
     for line in text.lines().filter(|l| !l.starts_with('#')) {
@@ -42,12 +42,12 @@ fn unescape(s: &str) -> Vec<u8> {
     out
 }
 
-/// The other end of a recorded conversation. What is written has to be what the recorded program wrote, at the same
-/// point; reading out of turn, which would wait for ever, is a timeout.
+/// The other end of a recorded conversation. The bytes written to it have to be those that the recorded
+/// program wrote at the same point. A read out of turn, which would block for ever, fails with a timeout.
 pub(super) struct Replay {
     events: VecDeque<(Side, Vec<u8>)>,
     me: Side,
-    /// How many bytes a single read gives at most.
+    /// Largest number of bytes that a single read returns.
     chunk: usize,
 }
 
@@ -56,13 +56,13 @@ impl Replay {
         Self { events: recording(text).into(), me, chunk: usize::MAX }
     }
 
-    /// With reads that give one byte at a time.
+    /// Limits every read to one byte.
     pub(super) fn dribbling(mut self) -> Self {
         self.chunk = 1;
         self
     }
 
-    /// Everything has been said.
+    /// Reports whether the whole conversation has been replayed.
     pub(super) fn is_over(&self) -> bool {
         self.events.is_empty()
     }
@@ -87,7 +87,7 @@ impl Read for Replay {
 impl Write for Replay {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let at = self.events.iter().position(|(side, _)| *side == self.me).expect("no more of this side");
-        // only the two last words cross each other
+        // Only the final "done" messages of both sides may cross.
         assert!(self.events.iter().take(at).all(|(_, m)| m == b"done\0"), "writes before it has read");
         let (_, message) = self.events.remove(at).expect("it is there");
         assert_eq!(message.escape_ascii().to_string(), buf.escape_ascii().to_string());
@@ -99,7 +99,8 @@ impl Write for Replay {
     }
 }
 
-/// A peer that says `input` whatever it is told, and then does `end`.
+/// A peer that sends `input` whatever it receives, and then closes the connection or fails with the error
+/// `end`.
 pub(super) struct Parrot {
     input: VecDeque<u8>,
     end: Option<ErrorKind>,
@@ -107,12 +108,12 @@ pub(super) struct Parrot {
 }
 
 impl Parrot {
-    /// Closes the connection after `input`.
+    /// Creates a peer that closes the connection after `input`.
     pub(super) fn closing(input: &[u8]) -> Self {
         Self { input: input.iter().copied().collect(), end: None, write_error: None }
     }
 
-    /// Fails after `input`.
+    /// Creates a peer whose connection fails with `end` after `input`.
     pub(super) fn failing(input: &[u8], end: ErrorKind) -> Self {
         Self { end: Some(end), ..Self::closing(input) }
     }
@@ -141,7 +142,7 @@ impl Write for Parrot {
     }
 }
 
-/// All that `side` says in a recording, in one piece.
+/// Returns all bytes that `side` sends in a recording.
 pub(super) fn said(text: &str, side: Side) -> Vec<u8> {
     recording(text).into_iter().filter(|(s, _)| *s == side).flat_map(|(_, m)| m).collect()
 }

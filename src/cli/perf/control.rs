@@ -1,4 +1,4 @@
-//! What two `urxe perf` say to each other over TCP: a JSON value a line, the client first.
+//! Control protocol between two `urxe perf` over TCP: one JSON value per line, the client first.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -13,95 +13,95 @@ use crate::cli::exchange::ExchangeError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::oob::read_some;
 
-/// Changes whenever a message does, or the data that both sides expect.
+/// Version of the protocol, which changes whenever a message changes or the data that both sides expect.
 pub const VERSION: u32 = 3;
-/// The longest line that is believed.
+/// Length of the longest accepted line in bytes.
 const MAX_LINE: usize = 4 << 20;
-/// How often a wait looks whether Ctrl-C came.
+/// Interval at which a wait checks for Ctrl-C.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// One queue pair of a side.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Lane {
-    /// Its GID.
+    /// GID of the queue pair.
     pub gid: std::net::Ipv6Addr,
-    /// Its number.
+    /// Queue pair number (QPN).
     pub qpn: u32,
-    /// Its first PSN.
+    /// First PSN that the queue pair sends.
     pub psn: u32,
-    /// Where the peer may write, read and count.
+    /// Address of the memory that the peer may write, read and use atomics on.
     pub va: u64,
-    /// With this key.
+    /// R_Key of that memory.
     pub rkey: u32,
 }
 
-/// A line.
+/// Message of the protocol, on one line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Message {
-    /// Client: what is to be done, and its queue pairs.
+    /// Sent by the client: the parameters of the run and its queue pairs.
     Hello {
-        /// [`VERSION`].
+        /// Protocol [`VERSION`].
         version: u32,
-        /// Operation.
+        /// Operation to measure.
         verb: Verb,
-        /// Measure.
+        /// Bandwidth or latency.
         measure: Measure,
         /// Bytes of the longest message.
         max_size: u32,
-        /// Work requests in flight of a queue pair.
+        /// Work requests in flight per queue pair.
         depth: u32,
-        /// Messages for one completion, at most.
+        /// Largest number of messages per completion.
         cq_mod: u32,
-        /// Path MTU.
+        /// Path MTU of the client in bytes.
         mtu: u32,
-        /// Queue pairs.
+        /// Queue pairs of the client.
         lanes: Vec<Lane>,
     },
-    /// Server: its queue pairs, connected already.
+    /// Sent by the server: its queue pairs, which are connected already.
     Welcome {
-        /// The smaller path MTU.
+        /// Path MTU of the run in bytes: the smaller of both sides'.
         mtu: u32,
-        /// Queue pairs.
+        /// Queue pairs of the server.
         lanes: Vec<Lane>,
     },
-    /// Either side: it cannot go on.
+    /// Sent by either side: it cannot continue.
     Refused {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// Client: a piece of a run comes.
+    /// Sent by the client: a piece of the run begins.
     Run {
-        /// Bytes of a message.
+        /// Bytes per message.
         size: u32,
-        /// Messages of each queue pair.
+        /// Messages per queue pair.
         messages: u64,
-        /// The first piece with this size: start from clean buffers.
+        /// Whether this is the first piece with this size, which starts with cleared buffers.
         fresh: bool,
     },
-    /// Server: receives are posted.
+    /// Sent by the server: its receives are posted.
     Ready,
-    /// Client: the piece is over.
+    /// Sent by the client: the piece is complete.
     End,
-    /// Client: all pieces with this size are over; so many messages of each queue pair.
+    /// Sent by the client: all pieces with this size are complete, and the server has to check its memory.
     Check {
-        /// Bytes of a message.
+        /// Bytes per message.
         size: u32,
-        /// Of each queue pair.
+        /// Messages per queue pair in all pieces.
         messages: u64,
     },
-    /// Server: what it found in its memory; `None` if all is as it should be.
+    /// Sent by the server: the result of the check.
     Checked {
-        /// What is wrong.
+        /// Description of the first wrong data; `None` if all data is right.
         wrong: Option<String>,
     },
-    /// Client: that was all.
+    /// Sent by the client: the run is over.
     Bye,
 }
 
-/// A stream with a timeout.
+/// A stream with a read timeout.
 pub trait Wire: Read + Write + Send {
-    /// Sets how long a read may wait.
+    /// Sets the read timeout.
     fn set_patience(&self, t: Duration) -> io::Result<()>;
 }
 
@@ -117,7 +117,7 @@ impl Wire for UnixStream {
     }
 }
 
-/// The connection.
+/// Control connection to the peer.
 pub struct Control {
     wire: Box<dyn Wire>,
     buffer: Vec<u8>,
@@ -127,7 +127,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// On a connected stream.
+    /// Wraps a connected stream; `patience` is the time limit of [`hear`](Self::hear).
     pub fn new(
         wire: impl Wire + 'static,
         interrupt: &Interrupt,
@@ -144,7 +144,7 @@ impl Control {
         })
     }
 
-    /// Says something.
+    /// Sends a message.
     pub fn say(&mut self, message: &Message) -> Result<(), CliError> {
         let mut line = serde_json::to_string(message).map_err(|e| failed("write to", e.into()))?;
         line.push('\n');
@@ -154,12 +154,12 @@ impl Control {
         Ok(())
     }
 
-    /// What the peer says next, within the patience.
+    /// Receives the next message; fails if none arrives within the time limit.
     pub fn hear(&mut self) -> Result<Message, CliError> {
         self.wait(Some(self.patience))
     }
 
-    /// What the peer says next, whenever that is.
+    /// Receives the next message, without a time limit.
     pub fn hear_whenever(&mut self) -> Result<Message, CliError> {
         self.wait(None)
     }
@@ -211,7 +211,7 @@ fn parse(line: &[u8]) -> Result<Message, CliError> {
     }
 }
 
-/// A message that does not belong here.
+/// Returns the error for a message out of turn.
 pub fn unexpected(message: &Message) -> CliError {
     CliError::Failed(format!("the peer said {message:?} out of turn"))
 }
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_is_heard_and_what_makes_no_sense_is_not() {
+    fn messages_arrive_in_order_and_invalid_ones_are_errors() {
         let (a, b) = UnixStream::pair().unwrap();
         let soon = Duration::from_millis(200);
         let mut a = Control::new(a, &Interrupt::default(), soon).unwrap();

@@ -1,4 +1,4 @@
-//! Both ends of a run between two `urxe perf`: the client states what is to be done.
+//! Both ends of a run between two `urxe perf`; the client determines its parameters.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -13,44 +13,44 @@ use crate::cli::link::LinkArgs;
 use crate::cli::spin::Spin;
 use crate::verbs::{Access, ConnectOptions, Context, Endpoint, Gid, Mtu, Psn, Qpn, RKey, RemoteAddr};
 
-/// Receives kept posted in a run of SENDs.
+/// Number of receives kept posted in a run of SENDs.
 const RECEIVES: usize = 512;
-/// What a client may ask of a server.
+/// Largest number of queue pairs that a server grants; `MAX_MEMORY` limits their memory in bytes.
 const MAX_LANES: usize = 1024;
 const MAX_MEMORY: usize = 8 << 30;
 
-/// What the client wants.
+/// Parameters of a run, as the client requests it.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Operation.
+    /// Operation to measure.
     pub verb: Verb,
     /// Bandwidth or latency.
     pub measure: Measure,
-    /// Sizes.
+    /// Message sizes in bytes.
     pub sizes: Vec<u32>,
-    /// Of each size.
+    /// Amount of work for each size.
     pub amount: Amount,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub qps: usize,
-    /// In flight of each.
+    /// Work requests in flight per queue pair.
     pub depth: usize,
-    /// Messages for one completion, at most.
+    /// Largest number of messages per completion.
     pub cq_mod: u32,
-    /// JSON output.
+    /// Whether the results are printed as JSON.
     pub json: bool,
 }
 
-/// What both ends have.
+/// Environment of either end of a run.
 pub struct End<'a> {
     /// The NIC.
     pub context: &'a Context,
-    /// How it was opened.
+    /// Options that the NIC was opened with.
     pub link: &'a LinkArgs,
-    /// How its queue pairs are connected.
+    /// Options that the queue pairs are connected with.
     pub connect: ConnectOptions,
-    /// Ctrl-C.
+    /// Flag that Ctrl-C sets.
     pub interrupt: &'a Interrupt,
-    /// How long the peer may be silent.
+    /// Longest time that the peer may be silent.
     pub patience: Duration,
 }
 
@@ -106,7 +106,7 @@ impl End<'_> {
         Spin::new(self.interrupt, self.patience)
     }
 
-    /// The client's end.
+    /// Runs the client's end.
     pub fn client(&self, control: &mut Control, plan: &Plan) -> Result<(), CliError> {
         let Plan { verb, measure, .. } = *plan;
         let max_size = plan.sizes.iter().copied().max().unwrap_or(1);
@@ -138,7 +138,7 @@ impl End<'_> {
                 Err(e) => {
                     if self.interrupt.is_set() {
                         report.finish(self.link.fault_report());
-                        // The peer may have ended before this side, and this side have failed for that.
+                        // Ctrl-C may have ended the peer first, which then made this side fail.
                         return Err(CliError::Failed("interrupted in the middle of a run".into()));
                     }
                     return Err(e);
@@ -149,7 +149,7 @@ impl End<'_> {
         control.say(&Message::Bye)
     }
 
-    /// One size, piece by piece.
+    /// Measures one message size, piece by piece.
     fn size(
         &self,
         control: &mut Control,
@@ -207,7 +207,7 @@ impl End<'_> {
         Ok(outcome(&pieces, &times))
     }
 
-    /// Both sides look at what arrived.
+    /// Makes both sides check the data that arrived.
     fn check(
         &self,
         control: &mut Control,
@@ -234,7 +234,7 @@ impl End<'_> {
         }
     }
 
-    /// The server's end.
+    /// Runs the server's end.
     pub fn server(&self, control: &mut Control) -> Result<(), CliError> {
         let Message::Hello { version, verb, measure, max_size, depth, cq_mod, mtu, lanes } =
             control.hear()?
@@ -245,7 +245,7 @@ impl End<'_> {
         let (side, welcome) = match served {
             Ok(served) => served,
             Err(e) => {
-                // It may be gone; then the error is ours alone.
+                // The client may be gone already: the error is returned in any case.
                 let _ = control.say(&Message::Refused { why: e.to_string() });
                 return Err(e);
             }
@@ -290,7 +290,7 @@ impl End<'_> {
         }
     }
 
-    /// Makes what the client wants.
+    /// Checks the client's request, and creates and connects the queue pairs.
     fn welcome(
         &self,
         version: u32,

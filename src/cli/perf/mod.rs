@@ -1,4 +1,5 @@
-//! `urxe perf`: bandwidth and latency, between two of its kind or with perftest at the other end.
+//! `urxe perf`: measures bandwidth and latency, with another `urxe perf` or a perftest program at the other
+//! end.
 #![forbid(unsafe_code)]
 
 mod control;
@@ -25,7 +26,7 @@ use ends::{End, Plan};
 use plan::{Amount, Measure, Sizes, Verb};
 use side::CQ_MOD;
 
-/// Work requests in flight of a queue pair, if nothing is said: as perftest.
+/// Default number of work requests in flight per queue pair, as in perftest.
 const DEPTH: usize = 128;
 
 /// Measure bandwidth or latency between two urxe, or with a perftest program as the peer
@@ -83,7 +84,7 @@ pub struct PerfArgs {
     link: LinkArgs,
 }
 
-/// Runs it.
+/// Runs a measurement.
 ///
 /// # Errors
 /// [`CliError`].
@@ -161,7 +162,7 @@ impl PerfArgs {
         Ok(Plan { verb, measure, sizes, amount, qps, depth, cq_mod: self.cq_mod, json: self.json })
     }
 
-    /// Both ends in this process, on a fabric.
+    /// Runs both ends in this process, on a fabric.
     fn within(&self, interrupt: &Interrupt) -> Result<(), CliError> {
         if self.oob.host.is_some() || self.perftest {
             return Err(CliError::Usage(
@@ -214,7 +215,7 @@ impl PerfArgs {
     }
 }
 
-/// What the NIC counted, where a run failed.
+/// Prints the NIC's counters if a run has failed.
 fn explained(context: &crate::verbs::Context, result: Result<(), CliError>) -> Result<(), CliError> {
     if result.is_err() {
         let counters = context.counters();

@@ -1,4 +1,4 @@
-//! Runs whose other end is a stock perftest program.
+//! Measurements with a stock perftest program at the other end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,33 +13,34 @@ use crate::cli::oob::{Patient, silent};
 use crate::cli::spin::Spin;
 use crate::verbs::{Access, AtomicOp, ConnectOptions, Endpoint, Gid, Mtu, Psn, Qpn, RKey, RemoteAddr};
 
-/// Receives that the stock program posts, too.
+/// Number of receives posted, as in the stock program.
 const RECEIVES: u64 = 512;
-/// READs and atomics that are answered at a time.
+/// RDMA READs and atomics that this side serves at a time.
 const OUT_READS: u16 = 16;
-/// Our QPs stay this long: the peer may not have got our last acknowledgement.
+/// Time for which the QPs stay alive after the run, because the peer may not have received the last
+/// acknowledgement.
 const LINGER: Duration = Duration::from_millis(150);
 
-/// What is run; the stock program has to be told the same.
+/// Parameters of a run; the stock program has to be started with the same.
 #[derive(Clone, Copy, Debug)]
 pub struct StockPlan<'a> {
-    /// Which program is at the other end.
+    /// Program at the other end.
     pub test: Test,
-    /// Bytes of a message.
+    /// Bytes per message.
     pub size: u32,
-    /// Messages of each queue pair.
+    /// Messages per queue pair.
     pub iterations: u64,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub qps: usize,
-    /// In flight of each.
+    /// Work requests in flight per queue pair.
     pub depth: usize,
-    /// JSON output.
+    /// Whether the results are printed as JSON.
     pub json: bool,
-    /// Where this side's memory goes at the end.
+    /// File that this side's memory is written to at the end.
     pub dump: Option<&'a Path>,
 }
 
-/// The program that measures this.
+/// Returns the perftest program for an operation and a measure.
 pub fn test_of(verb: Verb, measure: Measure) -> Result<Test, CliError> {
     match (verb, measure) {
         (Verb::Write, Measure::Bw) => Ok(Test::WriteBw),
@@ -54,7 +55,7 @@ pub fn test_of(verb: Verb, measure: Measure) -> Result<Test, CliError> {
     }
 }
 
-/// Messages of each queue pair for an amount.
+/// Returns the number of messages per queue pair for an amount.
 pub fn iterations(amount: Option<Amount>, test: Test) -> Result<u64, CliError> {
     match amount {
         None => Ok(test.default_iterations()),
@@ -79,7 +80,7 @@ fn verb_of(test: Test) -> (Verb, Measure, Access) {
     }
 }
 
-/// Runs one side of it.
+/// Runs one side of the measurement.
 pub fn run(end: &End<'_>, plan: &StockPlan<'_>, stream: Patient, role: Role) -> Result<(), CliError> {
     let StockPlan { test, size, iterations: n, .. } = *plan;
     let (verb, measure, access) = verb_of(test);
@@ -122,7 +123,7 @@ pub fn run(end: &End<'_>, plan: &StockPlan<'_>, stream: Patient, role: Role) -> 
         report.add(latency(&side, &work, n, posted, role, &mut spin)?);
         exchange.stream().whenever();
         exchange.finish(&BwReport::default())?;
-        // The peer may not have got our last acknowledgement.
+        // The peer may not have received the last acknowledgement.
         std::thread::sleep(LINGER);
     } else if role == Role::Client {
         let outcome = flood(&side, &work, plan, &mut spin)?;
@@ -207,19 +208,19 @@ fn latency(
     let begin = std::time::Instant::now();
     match work.verb {
         Verb::Send => side.send_turns(work, n, role == Role::Client, posted, spin, Some(&mut times))?,
-        // Here the server is the one that begins.
+        // In `ib_write_lat` the server begins.
         _ => side.write_turns(work, 0, n, role == Role::Server, spin, Some(&mut times))?,
     }
     Ok(Outcome::latency(work.size as u32, &times, begin.elapsed(), 2.0))
 }
 
-/// The client's part of a bandwidth test.
+/// Runs the client's part of a bandwidth test.
 fn flood(side: &Side, work: &Work, plan: &StockPlan<'_>, spin: &mut Spin) -> Result<Outcome, CliError> {
     let n = plan.iterations;
     let before = if work.verb == Verb::Atomic { side.fetch_words(work, spin)? } else { Vec::new() };
     let took = side.flood(work, n, spin)?;
     if work.verb == Verb::Atomic {
-        // The peer's words were anything; now each has as much more as was added to it.
+        // The peer's words were arbitrary before the run, so only what was added to each is checked.
         let after = side.fetch_words(work, spin)?;
         for (i, (was, is)) in before.iter().zip(after).enumerate() {
             let place = i as u64 % work.places;
@@ -235,7 +236,7 @@ fn flood(side: &Side, work: &Work, plan: &StockPlan<'_>, spin: &mut Spin) -> Res
     Ok(Outcome::bandwidth(plan.size, n * plan.qps as u64, took))
 }
 
-/// The server's part of a bandwidth test.
+/// Runs the server's part of a bandwidth test.
 fn serve(
     side: &Side,
     work: &Work,
@@ -253,7 +254,7 @@ fn serve(
         exchange.finish(&BwReport::default())?;
         return Ok(());
     }
-    // The peer's run, however long it takes.
+    // The peer's run may take any time.
     exchange.stream().whenever();
     let theirs = exchange.finish(&BwReport::default())?.unwrap_or_default();
     if work.verb == Verb::Atomic {

@@ -1,4 +1,4 @@
-//! What a run is to be.
+//! Parameters of a run: operation, measure, message sizes and amount.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Whether both sides take turns when latency is measured, so that half a round trip is what counts.
+    /// Reports whether both sides take turns when latency is measured, so that half a round trip counts.
     pub fn has_turns(self) -> bool {
         matches!(self, Verb::Send | Verb::Write)
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Verb {
     }
 }
 
-/// What is measured.
+/// Quantity to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
@@ -55,7 +55,7 @@ pub enum Measure {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sizes(pub Vec<u32>);
 
-/// The longest message here.
+/// Largest message size in bytes.
 pub const MAX_SIZE: u32 = 1 << 30;
 
 impl FromStr for Sizes {
@@ -78,17 +78,17 @@ fn size(text: &str) -> Result<u32, String> {
     })
 }
 
-/// How much is done for each size.
+/// Amount of work for each message size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Amount {
-    /// So many messages per queue pair.
+    /// Number of messages per queue pair.
     Iterations(u64),
-    /// For so long.
+    /// Time to measure for.
     Duration(Duration),
 }
 
-/// Cuts an amount into pieces of about half a second, so that there is progress to show, and Ctrl-C ends the
-/// run with a result.
+/// Splits an amount into pieces of about half a second, so that progress can be shown and Ctrl-C ends the run
+/// with a result.
 #[derive(Debug)]
 pub struct Pieces {
     amount: Amount,
@@ -100,12 +100,13 @@ pub struct Pieces {
 impl Pieces {
     const PIECE: Duration = Duration::from_millis(500);
 
-    /// `first` messages go into the first piece, whose speed then tells how long others may be.
+    /// Creates the pieces of an amount. The first piece has `first` messages; its rate determines the length
+    /// of the next ones.
     pub fn new(amount: Amount, first: u64) -> Pieces {
         Pieces { amount, done: 0, spent: Duration::ZERO, first }
     }
 
-    /// How many messages the next piece has; `None` at the end.
+    /// Returns the number of messages of the next piece; `None` at the end.
     pub fn next(&self) -> Option<u64> {
         let left = match self.amount {
             Amount::Iterations(n) => n - self.done.min(n),
@@ -115,7 +116,7 @@ impl Pieces {
         Some(left.min(self.within(Self::PIECE))).filter(|n| *n > 0)
     }
 
-    /// What fits into this time at the speed so far, at least one.
+    /// Returns how many messages fit into `time` at the rate so far: at least one.
     fn within(&self, time: Duration) -> u64 {
         if self.done == 0 {
             return self.first;
@@ -124,23 +125,23 @@ impl Pieces {
         ((rate * time.as_secs_f64()) as u64).clamp(1, self.done.saturating_mul(16))
     }
 
-    /// A piece of `n` took so long.
+    /// Records that a piece of `n` messages took this time.
     pub fn did(&mut self, n: u64, took: Duration) {
         self.done += n;
         self.spent += took;
     }
 
-    /// Messages done.
+    /// Returns the number of messages done per queue pair.
     pub fn done(&self) -> u64 {
         self.done
     }
 
-    /// Time they took.
+    /// Returns the time spent.
     pub fn spent(&self) -> Duration {
         self.spent
     }
 
-    /// How much of the whole that is, 0 to 1.
+    /// Returns the completed share of the amount, 0 to 1.
     pub fn share(&self) -> f64 {
         match self.amount {
             Amount::Iterations(n) => self.done as f64 / n.max(1) as f64,
@@ -154,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_or_refused() {
+    fn message_sizes_parse_or_are_rejected() {
         assert_eq!("8,64K,1M".parse(), Ok(Sizes(vec![8, 65_536, 1 << 20])));
         assert_eq!("all".parse::<Sizes>().unwrap().0[..3], [2, 4, 8]);
         for bad in ["", "0", "-1", "8,", "2000M", "4294967296", "1.5K", "x"] {
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_add_up() {
+    fn pieces_add_up_to_the_amount() {
         let mut p = Pieces::new(Amount::Iterations(10_000), 100);
         let mut all = 0;
         while let Some(n) = p.next() {

@@ -1,4 +1,4 @@
-//! Results, for people and as JSON.
+//! Results as a table or as JSON.
 
 use std::time::Duration;
 
@@ -9,47 +9,47 @@ use serde::Serialize;
 use super::plan::{Measure, Verb};
 use crate::cli::link::FaultReport;
 
-/// What a run of one size came to.
+/// Result of a run with one message size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Bytes of a message.
+    /// Bytes per message.
     pub size: u32,
-    /// Messages of all queue pairs together.
+    /// Messages of all queue pairs in total.
     pub messages: u64,
-    /// Time they took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// 10^9 bits of payload a second.
+    /// Throughput in 10^9 bits of payload per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
-    /// 10^6 messages a second.
+    /// Message rate in 10^6 messages per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mmsg_s: Option<f64>,
-    /// Microseconds: half a round trip of SEND and WRITE, a whole one of READ and atomics.
+    /// Latency in microseconds: half a round trip of SEND and WRITE, a whole one of READ and atomics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<Latency>,
 }
 
-/// Percentiles in microseconds.
+/// Latency percentiles in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Latency {
-    /// Least.
+    /// Minimum.
     pub min: f64,
-    /// Half are below.
+    /// Median.
     pub p50: f64,
-    /// 90 of 100 are.
+    /// 90th percentile.
     pub p90: f64,
-    /// 99 of 100 are.
+    /// 99th percentile.
     pub p99: f64,
-    /// 999 of 1000 are.
+    /// 99.9th percentile.
     pub p99_9: f64,
-    /// Most.
+    /// Maximum.
     pub max: f64,
     /// Arithmetic mean.
     pub mean: f64,
 }
 
 impl Outcome {
-    /// Of a bandwidth run.
+    /// Returns the result of a bandwidth run.
     pub fn bandwidth(size: u32, messages: u64, took: Duration) -> Outcome {
         let seconds = took.as_secs_f64().max(1e-9);
         let (gbit_s, mmsg_s) =
@@ -57,7 +57,8 @@ impl Outcome {
         Outcome { size, messages, seconds, gbit_s: Some(gbit_s), mmsg_s: Some(mmsg_s), latency_us: None }
     }
 
-    /// Of a latency run; `parts` of what was measured count: 2 for half round trips.
+    /// Returns the result of a latency run. The measured times are divided by `parts`: 2 for half round
+    /// trips.
     pub fn latency(size: u32, times: &Histogram<u64>, took: Duration, parts: f64) -> Outcome {
         let us = |ns: u64| ns as f64 / 1e3 / parts;
         let at = |q| us(times.value_at_quantile(q));
@@ -81,18 +82,18 @@ impl Outcome {
         }
     }
 
-    /// Mebibytes a second, as perftest counts.
+    /// Returns the throughput in mebibytes per second, the unit of perftest.
     pub fn mib_s(&self) -> f64 {
         self.gbit_s.unwrap_or(0.0) * 1e9 / 8.0 / f64::from(1 << 20)
     }
 }
 
-/// Times from a nanosecond to a minute, three digits.
+/// Returns an empty histogram for times from a nanosecond to a minute, with three significant digits.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("these bounds are in order")
 }
 
-/// Prints results as they come, or all in one JSON object at the end.
+/// Prints each result when it is added, or all results in one JSON object at the end.
 pub struct Report {
     json: bool,
     verb: Verb,
@@ -117,7 +118,7 @@ struct Json<'a> {
 }
 
 impl Report {
-    /// With its heading.
+    /// Creates a report and prints its heading.
     pub fn new(json: bool, verb: Verb, measure: Measure, link: &str, qps: usize, mtu: usize) -> Report {
         if !json {
             let what = match measure {
@@ -142,7 +143,7 @@ impl Report {
         Report { json, verb, measure, link: link.into(), qps, mtu, outcomes: Vec::new(), bar: None }
     }
 
-    /// How far the run is; shown on a terminal if it takes long.
+    /// Updates the progress bar, which appears on a terminal if the run takes longer than a second.
     pub fn progress(&mut self, size: u32, share: f64, spent: Duration) {
         if self.bar.is_none() && (share >= 1.0 || spent < Duration::from_secs(1)) {
             return;
@@ -156,7 +157,7 @@ impl Report {
         bar.set_position((share * 1000.0) as u64);
     }
 
-    /// A size is through.
+    /// Adds the result of one message size.
     pub fn add(&mut self, o: Outcome) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -181,7 +182,7 @@ impl Report {
         self.outcomes.push(o);
     }
 
-    /// The JSON object.
+    /// Prints the JSON object, if JSON was requested.
     pub fn finish(self, faults: Option<FaultReport>) {
         if self.json {
             let all = Json {

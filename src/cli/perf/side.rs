@@ -1,4 +1,4 @@
-//! One end of a run: its memory and its queue pairs, and what they do to each other.
+//! One end of a run: its memory, its queue pairs and the loops that drive their traffic.
 
 use std::time::{Duration, Instant};
 
@@ -12,65 +12,67 @@ use crate::verbs::{
     SendFlags, SendWr, Sge, WcOpcode, WrOp,
 };
 
-/// Every k-th work request is signaled, unless said otherwise; those between are known to be done by the next that is.
+/// Default of the signaling interval: every k-th work request is signaled, and its completion implies those
+/// of the requests before it.
 pub const CQ_MOD: u32 = 32;
-/// Completions taken at once.
+/// Number of completions polled at once.
 const BATCH: usize = 32;
-/// Marks a receive's wr_id; the low half has the lane.
+/// Bit of `wr_id` that marks a receive; the low half is the lane.
 const RECV: u64 = 1 << 63;
 
-/// Where nothing has arrived yet: no zero, which is what some of perftest's messages consist of.
+/// Fill byte of memory where nothing has arrived yet. Not zero, because some of perftest's messages consist
+/// of zeros.
 const EMPTY: u8 = 0xa5;
 
-/// What a side is made with.
+/// Dimensions of a side.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub qps: usize,
-    /// Bytes of memory of a queue pair, twice: to send from and to receive into.
+    /// Bytes of memory per queue pair, allocated twice: to send from and to receive into.
     pub slot: usize,
-    /// Work requests in flight of a queue pair.
+    /// Work requests in flight per queue pair.
     pub depth: usize,
-    /// Every k-th work request is signaled, or more often where so many are not in flight.
+    /// Signaling interval: every k-th work request is signaled, or more often if fewer are in flight.
     pub cq_mod: u64,
-    /// Receives kept posted; 0 if there is nothing to be received.
+    /// Receives kept posted per queue pair; 0 if nothing is to be received.
     pub receives: usize,
-    /// What the peer may do.
+    /// Access rights of the peer.
     pub access: Access,
 }
 
-/// What the messages of a run are.
+/// Messages of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// Operation.
     pub verb: Verb,
-    /// Bytes.
+    /// Bytes per message.
     pub size: usize,
-    /// From one message's place to the next, on both sides alike.
+    /// Distance in bytes from one message's place to the next, on both sides alike.
     pub step: u64,
-    /// Places before the first comes again.
+    /// Number of places, which are used cyclically.
     pub places: u64,
-    /// What atomics do.
+    /// Operation of atomics.
     pub atomic: AtomicOp,
 }
 
 impl Work {
-    /// All messages go to the same place; atomics add 1.
+    /// Returns messages that all go to the same place; atomics add 1.
     pub fn new(verb: Verb, size: usize) -> Work {
         Work { verb, size, step: 0, places: 1, atomic: AtomicOp::FetchAdd(1) }
     }
 
-    /// Where message `n` is, counted from where the first one is.
+    /// Returns the offset of message `n` from the first one.
     fn offset(&self, n: u64) -> usize {
         (n % self.places * self.step) as usize
     }
 
-    /// The bytes from the first message's place to the end of the last one's.
+    /// Returns the number of bytes from the first message's place to the end of the last one's.
     fn extent(&self) -> usize {
         self.offset(self.places - 1) + self.size
     }
 
-    /// Message `n`, with its data at `sges`.
+    /// Returns the work request of message `n`, with its data at `sges`.
     fn request<'a>(&self, n: u64, sges: &'a [Sge], at: RemoteAddr, wr_id: u64, signaled: bool) -> SendWr<'a> {
         let (va, rkey) = (at.va + self.offset(n) as u64, at.rkey);
         let op = match self.verb {
@@ -85,9 +87,9 @@ impl Work {
 
 /// A queue pair of a run.
 pub struct Lane {
-    /// It.
+    /// The queue pair.
     pub qp: Qp,
-    /// The peer's memory.
+    /// Memory of the peer.
     pub remote: RemoteAddr,
 }
 
@@ -103,7 +105,7 @@ pub struct Side {
 }
 
 impl Side {
-    /// Makes memory and queue pairs, which are not connected yet.
+    /// Creates the memory and the queue pairs, which are not connected yet.
     pub fn new(context: &Context, shape: Shape) -> Result<Side, CliError> {
         let slot = shape.slot.next_multiple_of(64);
         let shape = Shape { slot, ..shape };
@@ -121,7 +123,8 @@ impl Side {
         Ok(Side { context: context.clone(), cq, mr, lanes: lanes?, shape })
     }
 
-    /// Where a queue pair's peer writes, reads and counts, and where receives go.
+    /// Returns the memory of a queue pair that its peer writes, reads and uses atomics on, and that receives
+    /// go to.
     pub fn target(&self, lane: usize) -> RemoteAddr {
         self.mr.remote(self.target_at(lane))
     }
@@ -134,14 +137,14 @@ impl Side {
         lane * self.shape.slot
     }
 
-    /// Message `n` of a queue pair, with its memory from `base` on.
+    /// Returns the scatter/gather list of message `n` in memory that begins at `base`.
     fn message(&self, work: &Work, base: usize, n: u64) -> [Sge; 1] {
         let at = base + work.offset(n);
         [self.mr.sge(at..at + work.size)]
     }
 
-    /// Fills the memory as `work` wants it: a pattern where data comes from, something else where it goes, which is
-    /// zeros if it is counted up.
+    /// Fills the memory for `work`: a pattern at the source of the data, another value at its destination,
+    /// zeros if that is a counter.
     pub fn prepare(&self, work: &Work) -> Result<(), CliError> {
         let empty = vec![if work.verb == Verb::Atomic { 0 } else { EMPTY }; work.extent()];
         for lane in 0..self.shape.qps {
@@ -155,14 +158,14 @@ impl Side {
         Ok(())
     }
 
-    /// All memory, as it is: of each queue pair what data is sent from or READ into, then of each what the peer
-    /// sends to, writes and reads.
+    /// Returns the contents of all memory: for each queue pair the area that data is sent from or READ into,
+    /// then for each the area that the peer sends to, writes and reads.
     pub fn memory(&self) -> Vec<u8> {
         self.mr.to_vec()
     }
 
-    /// What is wrong with what arrived by `messages` of `work` from the peer of each queue pair. With `turns` the last
-    /// byte of a message is a counter.
+    /// Checks the data that arrived from the peer of each queue pair with `messages` messages of `work`, and
+    /// describes the first wrong byte. With `turns` the last byte of a WRITE is a counter.
     pub fn check(&self, work: &Work, messages: u64, turns: bool) -> Result<Option<String>, CliError> {
         let mut got = vec![0; work.size];
         for lane in 0..self.shape.qps {
@@ -185,7 +188,7 @@ impl Side {
         Ok(None)
     }
 
-    /// The sum of the words that the peer's atomics went to.
+    /// Returns the sum of the words that the peer's atomics went to.
     pub fn sum_of_words(&self, work: &Work) -> Result<u64, CliError> {
         let mut sum = 0u64;
         for lane in 0..self.shape.qps {
@@ -197,7 +200,7 @@ impl Side {
         Ok(sum)
     }
 
-    /// Sends `n` messages on each queue pair and waits until all are through.
+    /// Sends `n` messages on each queue pair, waits until all have completed and returns the time taken.
     pub fn flood(&self, work: &Work, n: u64, spin: &mut Spin) -> Result<Duration, CliError> {
         let depth = self.shape.depth as u64;
         let every = (depth / 2).clamp(1, self.shape.cq_mod);
@@ -234,7 +237,7 @@ impl Side {
         Ok(begin.elapsed())
     }
 
-    /// Posts receives for the first of `n` messages on each queue pair. Returns how many on each.
+    /// Posts receives for the first of `n` messages on each queue pair and returns the number posted on each.
     pub fn post_receives(&self, work: &Work, n: u64) -> Result<u64, CliError> {
         let count = n.min(self.shape.receives as u64);
         for lane in 0..self.lanes.len() {
@@ -250,7 +253,7 @@ impl Side {
         Ok(self.lanes[lane].qp.post_recv(&RecvWr { wr_id: RECV | lane as u64, sges: &to })?)
     }
 
-    /// Takes `n` messages on each queue pair, `posted` receives being there already.
+    /// Receives `n` messages on each queue pair, where `posted` receives are posted already.
     pub fn absorb(&self, work: &Work, n: u64, posted: u64, spin: &mut Spin) -> Result<(), CliError> {
         let mut posted = vec![posted; self.lanes.len()];
         let mut left = n * self.lanes.len() as u64;
@@ -270,8 +273,8 @@ impl Side {
         Ok(())
     }
 
-    /// SENDs to and fro on the first queue pair, `n` each way; `first` says whether this side begins. Receives have
-    /// been posted.
+    /// Exchanges SENDs in turns on the first queue pair, `n` each way; `first` says whether this side begins.
+    /// The receives must have been posted.
     pub fn send_turns(
         &self,
         work: &Work,
@@ -315,8 +318,8 @@ impl Side {
         self.drain(&queue, spin)
     }
 
-    /// WRITEs to and fro on the first queue pair, `n` each way, number `before` + 1 and so on being in their last
-    /// byte.
+    /// Exchanges WRITEs in turns on the first queue pair, `n` each way. The last byte of a message is its
+    /// number, counted from `before` + 1, modulo 256.
     pub fn write_turns(
         &self,
         work: &Work,
@@ -357,7 +360,7 @@ impl Side {
         self.drain(&queue, spin)
     }
 
-    /// READs or atomics one at a time.
+    /// Performs `n` READs or atomics one at a time and records the time of each.
     pub fn probe(
         &self,
         work: &Work,
@@ -377,7 +380,7 @@ impl Side {
         Ok(())
     }
 
-    /// The words at the peer that atomics go to, as they are now, queue pair by queue pair.
+    /// Fetches the current words that atomics go to at the peer, queue pair by queue pair.
     pub fn fetch_words(&self, work: &Work, spin: &mut Spin) -> Result<Vec<u64>, CliError> {
         let look = Work { atomic: AtomicOp::FetchAdd(0), ..*work };
         let mut words = Vec::new();
@@ -408,7 +411,7 @@ impl Side {
         Ok(lane.qp.post_send(&work.request(queue.sent - 1, sges, lane.remote, queue.sent, signaled))?)
     }
 
-    /// Waits until the last of all is through.
+    /// Waits until the last send has completed.
     fn drain(&self, queue: &Turns, spin: &mut Spin) -> Result<(), CliError> {
         let mut completions: Vec<Completion> = Vec::with_capacity(BATCH);
         let mut done = queue.done;
@@ -420,7 +423,7 @@ impl Side {
     }
 }
 
-/// The send queue of a side that takes turns.
+/// State of the send queue of a side that takes turns with its peer.
 struct Turns {
     unsignaled: u64,
     limit: u64,
@@ -439,7 +442,8 @@ fn received(wc: &Completion, work: &Work) -> Result<(), CliError> {
     )))
 }
 
-/// The data of a queue pair's messages, place after place: other sizes, places and queue pairs have other data.
+/// Returns the data of a queue pair's messages, place after place. It differs between sizes, places and queue
+/// pairs.
 fn pattern(work: &Work, lane: usize) -> Vec<u8> {
     let byte =
         |i: usize| (i.wrapping_mul(31) ^ (i >> 8) ^ (i >> 16) ^ work.size ^ lane.wrapping_mul(59)) as u8;

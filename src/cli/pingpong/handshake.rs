@@ -1,4 +1,4 @@
-//! How the two sides of a ping-pong find each other.
+//! Address exchange and connection setup of the two sides of a ping-pong.
 
 use std::net::TcpStream;
 
@@ -9,7 +9,7 @@ use crate::cli::oob::silent;
 use crate::verbs::{AckTimeout, AddressVector, ConnectOptions, Endpoint, Gid, Psn, Qpn};
 
 impl Side<'_> {
-    /// The addresses of our queue pairs, and the index of their GID.
+    /// Returns the GID index and the addresses of the local queue pairs, and prints the addresses.
     fn local(&self, peer: Option<Gid>) -> Result<(u8, Vec<pingpong::Destination>), CliError> {
         let (index, gid) = self.args.link.gid_for(&self.context, peer.map(Gid::ip))?;
         let address = |lane: &super::Lane| {
@@ -86,7 +86,7 @@ impl Side<'_> {
         Ok(())
     }
 
-    /// As the server: connects to the client's addresses. Ours.
+    /// Connects the server's queue pairs to the client's addresses and returns the local addresses.
     fn meet(&mut self, remotes: &[pingpong::Destination]) -> Result<Vec<pingpong::Destination>, CliError> {
         let (index, locals) = self.local(remotes.first().map(|one| Gid(one.gid)))?;
         self.connect(index, remotes)?;

@@ -1,5 +1,6 @@
-//! What the kernel would say in `/sys` and `/dev` of urxe's devices, as a tree of files: programs look for devices there,
-//! not only in libibverbs. It tells of the devices as they are when it is written.
+//! Files that `/sys` and `/dev` would contain if the kernel had urxe's devices, for programs that look for
+//! devices there and not only through libibverbs. A tree describes the devices as they are when it is
+//! written.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,17 +13,17 @@ use std::time::{Duration, SystemTime};
 use super::make_private;
 use crate::verbs::{Adapter, Gid, lid_of};
 
-/// `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, as libibverbs says too.
+/// Port capabilities `PORT_CM_SUP` and `PORT_IP_BASED_GIDS`, which libibverbs reports too.
 const CAP_MASK: &str = "0x04010000";
-/// The version of the interface to drivers and to programs that current kernels have.
+/// Version of the uverbs interface of current kernels to drivers and programs.
 const UVERBS_ABI: &str = "6";
-/// The default partition, which is all that there is.
+/// P_Key table: the default partition only.
 const PKEYS: [&str; 1] = ["0xffff"];
 
-/// Begins the names of trees.
+/// Prefix of the names of trees.
 const PREFIX: &str = "sysfs-";
 
-/// The files, by their names below the root.
+/// The entries of a tree, by their paths below its root.
 pub struct Tree(Vec<(PathBuf, Entry)>);
 
 #[derive(Hash)]
@@ -69,7 +70,7 @@ impl Tree {
         self.port(&format!("{directory}/ports/1"), adapter);
         let place = Place::of(&adapter.interface);
         for (file, text) in [
-            // No maker's numbers: of those that programs know, they expect more than verbs.
+            // No real vendor's numbers: from devices that programs know they expect more than verbs.
             ("vendor", "0xffff"),
             ("device", "0x0000"),
             ("numa_node", &place.numa_node),
@@ -103,7 +104,7 @@ impl Tree {
             self.line(format!("{directory}/gids/{n}"), groups(&gid.0));
             self.line(format!("{directory}/gid_attrs/types/{n}"), "RoCE v2");
             if !adapter.interface.is_empty() {
-                // Named as the kernel's interface for the VLAN would be.
+                // Named like the kernel's interface for the VLAN.
                 let vlan = adapter.link.vlan().map_or(String::new(), |id| format!(".{id}"));
                 let ndev = format!("{}{vlan}", adapter.interface);
                 self.line(format!("{directory}/gid_attrs/ndevs/{n}"), ndev);
@@ -116,23 +117,25 @@ impl Tree {
         self.line(format!("{directory}/ibdev"), format!("urxe{n}"));
         self.line(format!("{directory}/abi_version"), "1");
         self.link(format!("{directory}/device"), format!("../../infiniband/urxe{n}/device"));
-        // Programs want a character device that they may read and write, and do neither. It is this one by number too.
+        // Programs expect a character device that they may read and write, but do neither. /dev/null serves,
+        // also by number.
         self.link(format!("dev/infiniband/uverbs{n}"), "/dev/null");
         self.line(format!("{directory}/dev"), "1:3");
     }
 
-    /// A name that another tree does not have.
+    /// Returns a name that depends on the contents of the tree.
     pub fn name(&self) -> String {
-        // Fixed keys: the same for each process.
+        // The hasher has fixed keys, so that all processes compute the same name.
         let mut hasher = DefaultHasher::new();
         self.0.hash(&mut hasher);
         format!("{PREFIX}{:016x}", hasher.finish())
     }
 
-    /// Writes what is not there yet. Others may be doing the same, and others look at it: each file comes in one piece.
+    /// Writes the entries that are missing. Other processes may write or read the same tree, so each file
+    /// appears atomically.
     ///
     /// # Errors
-    /// With the file that could not be made.
+    /// Path of the entry that could not be created, and the error.
     pub fn write(&self, root: &Path) -> Result<(), (PathBuf, io::Error)> {
         let mut made = None;
         for (path, entry) in &self.0 {
@@ -147,15 +150,15 @@ impl Tree {
             write().map_err(|e| (path.clone(), e))?;
             made = Some(parent);
         }
-        // In use from now on, as `sweep` sees it.
+        // Marks the tree as used now, for `sweep`.
         let _ = fs::File::open(root).and_then(|root| root.set_modified(SystemTime::now()));
         Ok(())
     }
 }
 
-/// Removes the trees in `base` that nobody needs: those of which `is_here` knows no address, that no `urxe run` has chosen for as
-/// long as `age`, and that no process has in its environment. A program in another network namespace has addresses that this
-/// one does not have.
+/// Removes the unused trees in `base`: those of which no address satisfies `is_here`, that no `urxe run` has
+/// chosen for as long as `age`, and that no process has in its environment. The last condition covers
+/// programs in another network namespace, whose addresses this one does not have.
 pub fn sweep(base: &Path, age: Duration, is_here: impl Fn(IpAddr) -> bool) {
     let trees = fs::read_dir(base).into_iter().flatten().flatten();
     let trees =
@@ -172,7 +175,7 @@ pub fn sweep(base: &Path, age: Duration, is_here: impl Fn(IpAddr) -> bool) {
     }
 }
 
-/// The addresses that a tree has as GIDs.
+/// Returns the addresses that a tree lists as GIDs.
 fn addresses(tree: &Path) -> Vec<IpAddr> {
     let list = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
     let gids =
@@ -184,7 +187,7 @@ fn addresses(tree: &Path) -> Vec<IpAddr> {
     gids.filter_map(|gid| address(gid.path())).collect()
 }
 
-/// Whether a process of this user was started with this tree.
+/// Reports whether a process of this user was started with this tree.
 fn is_in_use(tree: &Path) -> bool {
     let name = tree.as_os_str().as_encoded_bytes();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -197,7 +200,7 @@ impl Entry {
         if self.is_at(path) {
             return Ok(());
         }
-        // Made beside the tree, where nobody takes it for a device.
+        // Created beside the tree, where no program takes it for a device.
         let new = root.with_extension(format!("new.{}", std::process::id()));
         let _ = fs::remove_file(&new);
         match self {
@@ -215,7 +218,7 @@ impl Entry {
     }
 }
 
-/// Directories down to `directory`, which is in `root` or is it.
+/// Creates the directories down to `directory`, which is `root` or below it.
 fn make_all_private(root: &Path, directory: &Path) -> io::Result<()> {
     if directory != root
         && let Some(parent) = directory.parent()
@@ -225,14 +228,14 @@ fn make_all_private(root: &Path, directory: &Path) -> io::Result<()> {
     make_private(directory)
 }
 
-/// As the kernel writes GUIDs and GIDs: groups of four digits.
+/// Formats bytes as the kernel writes GUIDs and GIDs: in groups of four digits.
 fn groups(bytes: &[u8]) -> String {
     let groups: Vec<String> =
         bytes.chunks(2).map(|b| b.iter().map(|b| format!("{b:02x}")).collect()).collect();
     groups.join(":")
 }
 
-/// Where in the machine a device is: where its interface's is, if the kernel says.
+/// NUMA node and processors of a device: those of its interface, if the kernel reports them.
 struct Place {
     numa_node: String,
     local_cpus: String,
@@ -256,7 +259,8 @@ impl Place {
     }
 }
 
-/// A list of processors, such as `0-3,8`, as the kernel's mask: words of 32 bits, the highest first.
+/// Converts a list of processors, such as `0-3,8`, to the kernel's mask format: words of 32 bits, the highest
+/// first.
 fn mask(list: &str) -> String {
     let mut words = vec![0u32];
     for range in list.split(',') {
@@ -282,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_is_what_the_kernel_would_say() {
+    fn tree_has_the_files_and_formats_of_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
         let tree = Tree::of(&adapters());
         let root = dir.path().join(tree.name());
@@ -304,12 +308,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_from_a_tree_comes_back() {
+    fn write_restores_deleted_entries() {
         let dir = tempfile::tempdir().unwrap();
         let tree = Tree::of(&adapters());
         let root = dir.path().join("tree");
         tree.write(&root).unwrap();
-        // As those who clean /tmp do.
+        // As programs that clean /tmp do.
         let [file, link] =
             ["class/infiniband/urxe0/node_guid", "dev/infiniband/uverbs0"].map(|p| root.join(p));
         fs::remove_dir_all(root.join("class/infiniband/urxe0")).unwrap();
@@ -335,7 +339,7 @@ mod tests {
         let mut user = std::process::Command::new("cat");
         user.env("URXE_SYSFS", &used).stdin(std::process::Stdio::piped());
         let mut user = user.spawn().unwrap();
-        // As long as nobody can have forgotten them.
+        // Trees that were used within the last hour stay.
         sweep(dir.path(), Duration::from_secs(3600), is_here);
         assert!(gone.exists());
         sweep(dir.path(), Duration::ZERO, is_here);
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_that_differ_have_other_names() {
+    fn different_trees_have_different_names() {
         let one = adapters();
         let mut other = one.clone();
         other[0].active = false;
@@ -356,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn processors_are_a_mask() {
+    fn processor_list_converts_to_a_mask() {
         assert_eq!(mask("0-1"), "00000003");
         assert_eq!(mask("0-3,8,33"), "00000002,0000010f");
         assert_eq!(mask(""), "00000000");

@@ -1,3 +1,5 @@
+//! A peer of `urxe serve`: its queue pair, its echo buffers and its counters.
+
 use std::time::Instant;
 
 use crate::cli::CliError;
@@ -6,32 +8,32 @@ use crate::verbs::{
     SendFlags, SendWr, WcOpcode, WcStatus, WrOp,
 };
 
-/// Receives of a peer, each with room for a whole message, which is sent back from there.
+/// Number of receives per peer. Each has room for a whole message, which is sent back from the same buffer.
 pub const SLOTS: usize = 16;
 
-/// Work request numbers of sends are above those of receives.
+/// Bit of `wr_id` that marks a send; the bits below are the slot number.
 const SEND: u64 = 1 << 32;
 
 /// A connected peer.
 pub struct Peer {
     pub number: usize,
     qp: Qp,
-    /// Slot after slot.
+    /// Buffer of all slots, one after another.
     slots: Mr,
     slot: usize,
     pub remote: Endpoint,
     pub last: Instant,
-    /// SENDs sent back, and their bytes.
+    /// Number of SENDs sent back; `bytes` counts their bytes.
     pub echoes: u64,
     pub bytes: u64,
-    /// SENDs that the peer has not acknowledged.
+    /// Number of SENDs to the peer that are not acknowledged yet.
     pub owed: u64,
-    /// WRITEs with immediate.
+    /// Number of RDMA WRITEs with immediate data that were received.
     pub writes: u64,
 }
 
 impl Peer {
-    /// A queue pair towards `remote`, ready for its first SEND.
+    /// Creates a queue pair that is connected to `remote` and has its receives posted.
     pub fn connect(
         (pd, cq): (&Pd, &Cq),
         number: usize,
@@ -62,7 +64,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// What the peer must know.
+    /// Returns the local endpoint that the peer connects to.
     pub fn local(&self, gid_index: u8) -> Endpoint {
         self.qp.endpoint_at(gid_index as usize).unwrap_or_else(|| self.qp.endpoint())
     }
@@ -72,7 +74,8 @@ impl Peer {
         Ok(self.qp.post_recv(&RecvWr { wr_id: i as u64, sges: &[sge] })?)
     }
 
-    /// Acts on a completion. An error says why the peer is over.
+    /// Handles a completion: echoes a SEND, or posts a receive again. An error is the reason why the peer
+    /// must be dropped.
     pub fn complete(&mut self, wc: &Completion) -> Result<(), String> {
         self.last = Instant::now();
         if wc.status != WcStatus::Success {

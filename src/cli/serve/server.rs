@@ -1,3 +1,5 @@
+//! The server of `urxe serve`: accepts handshakes, handles completions and prints the summary.
+
 use std::collections::HashMap;
 use std::io::{self, Write, stderr, stdout};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -22,18 +24,18 @@ use crate::verbs::{
     WaitError, WcStatus,
 };
 
-/// How long Ctrl-C may go unnoticed.
+/// Longest sleep of the main loop, and so the longest delay until Ctrl-C is noticed.
 const SLICE: Duration = Duration::from_millis(100);
-/// Silence after which a peer is done, with --one-shot.
+/// Time without packets after which a peer counts as done, with --one-shot.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// What the handshakes and the main loop share.
+/// State shared by the handshake threads and the main loop.
 struct Shared {
     context: Context,
     pd: Pd,
     cq: Cq,
     link: LinkArgs,
-    /// As told to peers.
+    /// Connection options common to all peers.
     connect: ConnectOptions,
     message: usize,
     most: usize,
@@ -48,22 +50,23 @@ struct State {
     echoes: u64,
     bytes: u64,
     writes: u64,
-    /// Why the last peer was no peer, or is none any more.
+    /// Reason of the last failed handshake or lost peer.
     failure: Option<String>,
 }
 
-/// A running endpoint.
+/// A running endpoint of `urxe serve`.
 pub struct Server {
     shared: Arc<Shared>,
     channel: CompletionChannel,
-    /// Open to peers as long as this is here.
+    /// The region that peers access. It is registered as long as this field exists.
     _region: Mr,
     listener: TcpListener,
     one_shot: bool,
 }
 
 impl Server {
-    /// Opens the NIC, listens, connects the peers named, and prints what a peer needs.
+    /// Opens the NIC, listens for handshakes, connects the peers given by --peer and prints the parameters
+    /// that a peer needs.
     pub fn start(args: &Serve) -> Result<Server, CliError> {
         let listener = listen(args.port)?;
         let context = args.link.open()?;
@@ -72,7 +75,8 @@ impl Server {
         let cq = context.create_cq_on(args.qps as usize * SLOTS * 2, &channel)?;
         let region = pd.reg_mr(args.size, Access::ALL)?;
         let mut connect = args.link.connect_options();
-        // The handshake does not say, and this is what ibv_rc_pingpong and its kin take.
+        // The handshake does not carry the path MTU; 1024 is the default of ibv_rc_pingpong and similar
+        // programs.
         let active = context.query_port().active_mtu;
         let mtu = connect.mtu.unwrap_or(Mtu::Mtu1024.min(active));
         connect.mtu = Some(mtu);
@@ -90,7 +94,8 @@ impl Server {
         say(&format!("region   va {va:#x} rkey {rkey} length {len}, open to READ, WRITE and atomics"))?;
         let port = listener.local_addr().map_or(args.port, |a| a.port());
         let at = if port == pingpong::PORT { String::new() } else { format!(" -p {port}") };
-        // The addresses of a station are urxe's: TCP is at those of the machine.
+        // A link with a host stack of its own has addresses without TCP; the handshake uses those of the
+        // machine.
         let (host, whose) = match args.link.link.is_station() {
             true => (" HOST".into(), " of this machine (HOST), as the link's addresses have no TCP"),
             false => (main_address(&info.addresses).map_or(String::new(), |ip| format!(" {ip}")), ""),
@@ -116,7 +121,7 @@ impl Server {
         Ok(Server { shared, channel, _region: region, listener, one_shot: args.one_shot })
     }
 
-    /// Serves until it is over.
+    /// Serves until Ctrl-C or, with --one-shot, until the first peer is done.
     pub fn run(&self, interrupt: &Interrupt) -> Result<(), CliError> {
         let mut quiet = Quiet::new(self.packets());
         while !interrupt.is_set() {
@@ -145,7 +150,8 @@ impl Server {
         }
     }
 
-    /// Takes those who knock, each on a thread of its own: a slow one holds up nobody.
+    /// Accepts pending TCP connections. Each handshake runs on a thread of its own, so that a slow peer does
+    /// not delay the others.
     fn accept(&self) {
         while let Ok((stream, from)) = self.listener.accept() {
             let shared = self.shared.clone();
@@ -164,7 +170,7 @@ impl Server {
         self.shared.context.counters().rcvd_pkts
     }
 
-    /// Whether the one peer has come and gone.
+    /// Reports whether the single peer of --one-shot is done.
     fn is_over(&self, quiet: &mut Quiet) -> Result<bool, CliError> {
         let state = self.shared.state.lock();
         if let Some(why) = &state.failure {
@@ -175,7 +181,8 @@ impl Server {
         drop(state);
         let since = quiet.look(self.packets());
         if quiet.heard {
-            // One that does not acknowledge is not done: its silence ends in an error.
+            // A peer that owes acknowledgements is not done: if it stays silent, the retries end in an error
+            // completion.
             return Ok(since > QUIET && owed == 0);
         }
         if since > self.shared.timeout {
@@ -190,7 +197,7 @@ impl Server {
         Ok(false)
     }
 
-    /// What happened, for the end.
+    /// Prints the totals and the counters of the NIC and of the fault rules.
     pub fn summary(&self) -> Result<(), CliError> {
         let context = &self.shared.context;
         let mut state = self.shared.state.lock();
@@ -221,7 +228,7 @@ impl Server {
     }
 }
 
-/// For how long no packet has come.
+/// Measures the time since a packet was last received.
 struct Quiet {
     packets: u64,
     since: Instant,
@@ -242,7 +249,7 @@ impl Quiet {
 }
 
 impl State {
-    /// Adds up what a peer did.
+    /// Adds the counters of a departed peer to the totals.
     fn bury(&mut self, peer: &Peer) {
         self.echoes += peer.echoes;
         self.bytes += peer.bytes;
@@ -251,7 +258,7 @@ impl State {
 }
 
 impl Shared {
-    /// The server's side of the handshake.
+    /// Performs the server's side of the handshake.
     fn greet(&self, mut stream: TcpStream, from: SocketAddr) -> Result<(), CliError> {
         let set = stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(self.timeout)));
         set.and_then(|()| stream.set_write_timeout(Some(self.timeout)))
@@ -267,14 +274,15 @@ impl Shared {
         let local = self.admit(remote, &from.to_string())?;
         let answer = Destination { lid: 0, qpn: local.qpn.get(), psn: local.psn.get(), gid: local.gid.0 };
         if let Err(e) = server.reply(&answer) {
-            // It never heard of the queue pair.
+            // The handshake did not complete, so the client cannot use the queue pair.
             let _ = self.state.lock().peers.remove(&local.qpn);
             return Err(e.into());
         }
         Ok(())
     }
 
-    /// Connects a queue pair to a peer; what that has to know.
+    /// Connects a queue pair to a peer and returns the local endpoint. With --qps peers already, the peer
+    /// that has been idle longest is dropped.
     fn admit(&self, remote: Endpoint, from: &str) -> Result<Endpoint, CliError> {
         let (index, _) = self.link.gid_for(&self.context, Some(remote.gid.ip()))?;
         let options = ConnectOptions { sgid_index: Some(index), ..self.connect };
@@ -309,7 +317,7 @@ impl Shared {
         while self.cq.poll(SLOTS, &mut out).map_err(WaitError::from)? > 0 {
             let mut state = self.state.lock();
             for wc in out.drain(..) {
-                // Those of a peer that is gone already have no one to tell.
+                // Completions of a peer that was removed already are ignored.
                 let Some(peer) = state.peers.get_mut(&wc.qpn) else { continue };
                 if let Err(why) = peer.complete(&wc)
                     && let Some(peer) = state.peers.remove(&wc.qpn)
@@ -339,19 +347,19 @@ impl Shared {
     }
 }
 
-/// To standard output, whole lines at a time, from any thread.
+/// Prints a whole line to standard output, from any thread.
 fn say(line: &str) -> Result<(), CliError> {
     let mut out = stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)
 }
 
-/// To standard error; nobody may be listening.
+/// Prints a line to standard error. Write errors are ignored, as nothing may be reading it.
 fn complain(why: &str) {
     let _ = writeln!(stderr(), "urxe: {why}");
 }
 
-/// IPv6 and IPv4 where both are there.
+/// Listens on IPv6 and IPv4, or on IPv4 only where IPv6 is not available.
 fn listen(port: u16) -> Result<TcpListener, CliError> {
     let bound = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
     let bound = bound.or_else(|e| match e.kind() {

@@ -1,3 +1,5 @@
+//! Tests of the perftest handshake against recorded conversations.
+
 use super::super::replay::{Parrot, Replay, Side, recording, said};
 use super::*;
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +18,7 @@ const ALL: [(Test, usize, &str); 7] = [
 const IPV6: &str = ALL[1].2;
 const READ: &str = ALL[2].2;
 
-/// The messages of one length that a side sent.
+/// Returns the messages of one length that a side sent.
 fn messages<const N: usize>(text: &str, side: Side) -> Vec<[u8; N]> {
     recording(text).into_iter().filter(|(s, _)| *s == side).filter_map(|(_, m)| m.try_into().ok()).collect()
 }
@@ -82,7 +84,7 @@ fn replays_both_sides_of_every_recorded_program() {
 }
 
 #[test]
-fn reads_and_prints_what_the_programs_sent() {
+fn recorded_messages_parse_and_encode_unchanged() {
     let [d] = destinations(READ, Side::Client, 1)[..] else { panic!() };
     let mut gid = [0; 16];
     gid[10..].copy_from_slice(&[0xff, 0xff, 10, 77, 0, 2]);
@@ -101,7 +103,7 @@ fn reads_and_prints_what_the_programs_sent() {
     assert_eq!((r.size, r.iterations), (65536, 5));
     // what the client printed: 11.10, 11.10, 0.000178
     assert_eq!(format!("{:.2} {:.2} {:.6}", r.peak, r.average, r.msg_rate), "11.10 11.10 0.000178");
-    // the rate and the bandwidth tell the same
+    // The message rate and the bandwidth agree.
     assert!((r.msg_rate * 1e6 * 65536.0 / 1048576.0 - r.average).abs() < 1e-6, "{r:?}");
     for (_, _, text) in ALL {
         for side in [Side::Client, Side::Server] {
@@ -114,12 +116,12 @@ fn reads_and_prints_what_the_programs_sent() {
             }
         }
     }
-    // the server was told -m 512, its device has 1024
+    // The server was started with -m 512; its device has 1024.
     assert_eq!((mtu(IPV6, Side::Client), mtu(IPV6, Side::Server)), (1024, 512));
 }
 
 #[test]
-fn two_of_us_get_on_over_tcp() {
+fn client_and_server_complete_every_test_over_tcp() {
     for (test, qps, text) in ALL {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -147,7 +149,7 @@ fn two_of_us_get_on_over_tcp() {
 }
 
 #[test]
-fn a_peer_that_stops_anywhere_is_an_error() {
+fn truncated_handshake_is_closed_or_timed_out() {
     for (test, qps, text) in ALL {
         for (role, me, peer) in SIDES {
             let all = said(text, peer);
@@ -162,7 +164,7 @@ fn a_peer_that_stops_anywhere_is_an_error() {
                 let e = run(Parrot::failing(&needed[..n], ErrorKind::WouldBlock)).unwrap_err();
                 assert!(matches!(e, ExchangeError::TimedOut { got, want, .. } if got < want), "{e}");
             }
-            // the last word may be missing
+            // The final "done" may be missing.
             run(Parrot::closing(needed)).unwrap();
             run(Parrot::failing(needed, ErrorKind::ConnectionReset)).unwrap();
         }
@@ -170,7 +172,7 @@ fn a_peer_that_stops_anywhere_is_an_error() {
 }
 
 #[test]
-fn a_changed_byte_is_an_error_or_another_value() {
+fn changed_byte_in_repeated_data_is_an_error() {
     for (test, qps, text) in ALL {
         for (role, me, peer) in SIDES {
             let all = said(text, peer);
@@ -187,7 +189,7 @@ fn a_changed_byte_is_an_error_or_another_value() {
                         &local,
                         &BwReport::default(),
                     );
-                    // numbers may be others, but once a QP has been told it stays as it is
+                    // Values may differ, but a QP's data must stay as it was first announced.
                     let second = VERSION_LEN + 10 + qps * DESTINATION_LEN;
                     let in_report =
                         (all.len() - DONE.len() - DESTINATION_LEN - reports..all.len()).contains(&at);
@@ -208,7 +210,7 @@ fn open(input: &[u8]) -> String {
 }
 
 #[test]
-fn other_versions_and_programs_are_turned_away() {
+fn other_versions_and_protocols_are_rejected() {
     assert_eq!(
         open(b"24.04\0\0\0\0\0\0\0\0\0\0\0"),
         "the peer is perftest 24.04, this side speaks the protocol of 6.06 (Debian 12's 4.5+0.17)"
@@ -222,7 +224,7 @@ fn other_versions_and_programs_are_turned_away() {
 }
 
 #[test]
-fn senseless_parameters_are_named() {
+fn invalid_parameters_yield_errors_that_name_them() {
     let say = |rest: &[u8]| open(&[&encode_version(), rest].concat());
     assert_eq!(say(&[0; 4]), r#"perftest cycle buffer size: 0 is not a sensible size in "\x00\x00\x00\x00""#);
     assert_eq!(
@@ -246,7 +248,7 @@ fn senseless_parameters_are_named() {
 }
 
 #[test]
-fn a_bad_address_is_named() {
+fn invalid_address_yields_an_error_that_quotes_it() {
     let good: [u8; DESTINATION_LEN] = messages(READ, Side::Server)[0];
     for at in 0..good.len() {
         let mut bad = good;
@@ -268,7 +270,7 @@ fn a_bad_address_is_named() {
 }
 
 #[test]
-fn a_peer_that_changes_its_mind_is_named() {
+fn changed_address_is_reported_with_both_copies() {
     let mut all = said(READ, Side::Server);
     let second = VERSION_LEN + 10 + DESTINATION_LEN;
     all[second + 15] = b'7';
@@ -289,7 +291,7 @@ fn steps_out_of_order_are_errors() {
 }
 
 #[test]
-fn the_last_word_may_get_lost_but_not_be_another() {
+fn missing_done_is_accepted_and_wrong_done_is_rejected() {
     let head = [&encode_version()[..], &[0, 0, 16, 0, 0, 0, 0, 64], b"3\0"].concat();
     let done = |tail: &[u8], write_error| {
         let stream = Parrot::closing(&[&head, tail].concat());
@@ -306,7 +308,7 @@ fn the_last_word_may_get_lost_but_not_be_another() {
 }
 
 #[test]
-fn the_server_of_write_lat_waits_for_the_end() {
+fn write_lat_server_waits_for_the_connection_to_close() {
     let all = said(ALL[5].2, Side::Client);
     let run = |p| {
         let config = Config::new(Test::WriteLat, 1024);
@@ -319,9 +321,9 @@ fn the_server_of_write_lat_waits_for_the_end() {
     assert!(matches!(run(Parrot::closing(&more)), Err(ExchangeError::Garbled { .. })));
 }
 
-/// Against addresses seen in packets of the stock clients.
+/// Compares with addresses seen in packets of the stock clients.
 #[test]
-fn messages_lie_where_the_stock_clients_put_them() {
+fn layout_matches_the_addresses_of_the_stock_clients() {
     let agreed = Agreed { mtu: 1024, cycle_buffer: 4096, cache_line: 64 };
     let first = |test, size, n: usize| {
         let l = Layout::new(test, size, &agreed);
@@ -339,10 +341,10 @@ fn messages_lie_where_the_stock_clients_put_them() {
     assert_eq!(first(Test::WriteBw, 4096, 3), (4096, vec![0; 3]));
     assert_eq!(first(Test::WriteBw, 65536, 3), (65536, vec![0; 3]));
     assert_eq!(first(Test::WriteLat, 100, 3), (4096, vec![0; 3]));
-    // ib_send_lat -s 5000: the slot is not rounded up to anything
+    // ib_send_lat -s 5000: the slot is not rounded up
     assert_eq!(first(Test::SendLat, 5000, 2), (5000, vec![0; 2]));
     assert_eq!(Layout::new(Test::WriteBw, 4096, &agreed).region(2), 8192);
-    // nothing here may divide by zero, and everything stays inside of the slot
+    // No division by zero, and every message stays inside the slot.
     for cycle_buffer in [1, 7, 64, 4096] {
         for cache_line in [0, 1, 64, 8192] {
             for size in [0, 1, 3, 8, 2048, 1 << 31] {

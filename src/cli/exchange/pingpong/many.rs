@@ -1,26 +1,28 @@
 //! The handshake of `ibv_srq_pingpong` (rdma-core 44): the addresses of many queue pairs.
 //!
 //! # On the wire
-//! As with the other ping-pong programs, but each side sends [`PLACES`] addresses one after the other, however many
-//! queue pairs it has: those of its own first, in order, then zeros. The client's first is to be connected with the
-//! server's first, and so on. The client ends with the same `done`.
+//! The exchange is that of the other ping-pong programs, but each side sends [`PLACES`] addresses one after
+//! the other, however many queue pairs it has: first those of its queue pairs, in order, then zeros. The
+//! client's first queue pair is to be connected with the server's first, and so on. The client ends with the
+//! same `done`.
 //!
 //! # The run
-//! Both sides need the same number of queue pairs (`-q`, 16), which is not exchanged; all of a side's take their
-//! receives from one queue. The client starts on each of them. A side sends anew on a queue pair when its last SEND
-//! there and a receive from there have completed, as long as it has completed fewer than `-n` SENDs over all; it is
-//! done when it has completed that many SENDs and receives. So up to a message a queue pair more than `-n` may go
-//! out. Receives are posted anew when no more than one a queue pair is left. The buffer of zeros that the program
-//! sends from is the one that it receives into.
+//! Both sides need the same number of queue pairs (`-q`, 16), which is not exchanged; all queue pairs of a
+//! side take their receives from one shared receive queue. The client starts with a SEND on each queue pair.
+//! A side sends again on a queue pair when its last SEND there and a receive from there have completed, as
+//! long as it has completed fewer than `-n` SENDs in total; it is done when it has completed that many SENDs
+//! and receives. So up to one message per queue pair more than `-n` may be sent. Receives are posted again
+//! when no more than one per queue pair is left. The buffer of zeros that the program sends from is also the
+//! one that it receives into.
 
 use super::super::{ExchangeError, in_range, read_message, write_message};
 use super::{DONE, Destination, WHAT, WHAT_DONE};
 use std::io::{Read, Write};
 
-/// Addresses that each side sends.
+/// Number of addresses that each side sends.
 pub const PLACES: usize = 256;
 
-/// What is in the places without a queue pair.
+/// Placeholder in the positions without a queue pair.
 const NOBODY: Destination = Destination { lid: 0, qpn: 0, psn: 0, gid: [0; 16] };
 
 fn tell(stream: &mut impl Write, local: &[Destination]) -> Result<(), ExchangeError> {
@@ -29,7 +31,7 @@ fn tell(stream: &mut impl Write, local: &[Destination]) -> Result<(), ExchangeEr
     all.into_iter().try_for_each(|d| write_message(stream, WHAT, &d.encode()?))
 }
 
-/// The addresses up to the first place without one.
+/// Reads all addresses and returns those before the first placeholder.
 fn hear(stream: &mut impl Read) -> Result<Vec<Destination>, ExchangeError> {
     let mut all = Vec::with_capacity(PLACES);
     for _ in 0..PLACES {
@@ -40,7 +42,7 @@ fn hear(stream: &mut impl Read) -> Result<Vec<Destination>, ExchangeError> {
     Ok(all)
 }
 
-/// The client's whole handshake: the addresses of the server's queue pairs.
+/// Performs the client's whole handshake and returns the addresses of the server's queue pairs.
 pub fn client<S: Read + Write>(
     stream: &mut S,
     local: &[Destination],
@@ -51,7 +53,7 @@ pub fn client<S: Read + Write>(
     Ok(remote)
 }
 
-/// The server's side, half way through the handshake.
+/// The server's side after it has received the client's addresses.
 #[derive(Debug)]
 pub struct Server<S> {
     stream: S,
@@ -59,18 +61,19 @@ pub struct Server<S> {
 }
 
 impl<S: Read + Write> Server<S> {
-    /// Takes the client's addresses. The caller then connects its queue pairs to them and calls [`Self::reply`].
+    /// Receives the client's addresses. The caller then connects its queue pairs to them and calls
+    /// [`Self::reply`].
     pub fn accept(mut stream: S) -> Result<Self, ExchangeError> {
         let remote = hear(&mut stream)?;
         Ok(Self { stream, remote })
     }
 
-    /// The client's addresses.
+    /// Returns the client's addresses.
     pub fn remote(&self) -> &[Destination] {
         &self.remote
     }
 
-    /// Answers with this side's addresses, when its queue pairs are ready to receive, and waits for the client's
+    /// Sends this side's addresses, when its queue pairs are ready to receive, and waits for the client's
     /// "done".
     pub fn reply(mut self, local: &[Destination]) -> Result<(), ExchangeError> {
         tell(&mut self.stream, local)?;

@@ -1,3 +1,5 @@
+//! Tests of the `ibv_rc_pingpong` handshake against recorded conversations.
+
 use super::super::replay::{Parrot, Replay, Side, recording, said};
 use super::*;
 use std::io::ErrorKind;
@@ -11,7 +13,7 @@ fn destination(text: &str, side: Side) -> Destination {
 }
 
 #[test]
-fn reads_and_prints_what_the_program_sent() {
+fn recorded_addresses_parse_and_encode_unchanged() {
     let d = destination(IPV4, Side::Client);
     let mut gid = [0; 16];
     gid[10..].copy_from_slice(&[0xff, 0xff, 10, 77, 0, 2]);
@@ -43,7 +45,7 @@ fn replays_the_recorded_client_and_server() {
 }
 
 #[test]
-fn a_peer_that_stops_anywhere_is_an_error() {
+fn truncated_handshake_is_closed_or_timed_out() {
     let all = said(IPV4, Side::Client);
     let local = destination(IPV4, Side::Server);
     for n in 0..all.len() {
@@ -56,7 +58,7 @@ fn a_peer_that_stops_anywhere_is_an_error() {
 }
 
 #[test]
-fn garbage_is_named() {
+fn invalid_bytes_yield_an_error_that_quotes_them() {
     let good = destination(IPV4, Side::Client).encode().unwrap();
     for at in 0..good.len() {
         let mut bad = good;
@@ -78,7 +80,7 @@ fn garbage_is_named() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_sent() {
+fn out_of_range_numbers_are_not_encoded() {
     let d = Destination { lid: 0, qpn: 0x100_0000, psn: 0, gid: [0; 16] };
     assert!(matches!(d.encode(), Err(ExchangeError::OutOfRange { what: "QP number", .. })));
     let d = Destination { qpn: 0, psn: u32::MAX, ..d };

@@ -1,3 +1,5 @@
+//! Tests of the `ibv_srq_pingpong` handshake against a recorded conversation.
+
 use super::super::super::replay::{Parrot, Replay, Side, recording, said};
 use super::super::DESTINATION_LEN;
 use super::*;
@@ -5,7 +7,7 @@ use std::io::ErrorKind;
 
 const RECORDED: &str = include_str!("../../testdata/pingpong_srq.txt");
 
-/// The queue pairs of one side of the recording.
+/// Returns the addresses of one side's queue pairs in the recording.
 fn destinations(side: Side) -> Vec<Destination> {
     let all = recording(RECORDED).into_iter().filter(|(s, m)| *s == side && m.len() == DESTINATION_LEN);
     all.take(3).map(|(_, m)| Destination::parse(&m.try_into().unwrap()).unwrap()).collect()
@@ -26,11 +28,11 @@ fn replays_the_recorded_client_and_server() {
 }
 
 #[test]
-fn a_peer_that_stops_anywhere_is_an_error() {
+fn truncated_handshake_is_closed_or_timed_out() {
     let all = said(RECORDED, Side::Client);
     assert_eq!(all.len(), PLACES * DESTINATION_LEN + DONE.len());
     let local = destinations(Side::Server);
-    // Every place of the first and last addresses and of what follows, some of the rest.
+    // Every position in the first and last addresses and in the final message, and some positions between.
     let near = |n: &usize| *n < 110 || *n > all.len() - 110 || n.is_multiple_of(97);
     for n in (0..all.len()).filter(near) {
         let run = |p| Server::accept(p).and_then(|s| s.reply(&local));
@@ -47,7 +49,7 @@ fn a_peer_that_stops_anywhere_is_an_error() {
 }
 
 #[test]
-fn garbage_is_named() {
+fn invalid_bytes_yield_an_error_that_quotes_them() {
     let mut all = said(RECORDED, Side::Client);
     all[200 * DESTINATION_LEN] = b'?';
     let e = Server::accept(Parrot::closing(&all)).err().unwrap();
@@ -60,7 +62,7 @@ fn garbage_is_named() {
 }
 
 #[test]
-fn as_many_as_there_are_places() {
+fn number_of_qps_is_limited_to_the_places() {
     let one = destinations(Side::Client)[0];
     for n in [0, PLACES + 1] {
         let e = client(&mut Parrot::closing(&[]), &vec![one; n]).unwrap_err();
