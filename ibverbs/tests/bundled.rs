@@ -1,5 +1,6 @@
-//! `urxe run` with programs that bring a libibverbs along: under another name, as auditwheel puts it into Python wheels, or in a
-//! directory that a DT_RPATH names. Each copy finds no device, so a device is urxe's.
+//! `urxe run` with programs that bring a libibverbs of their own: under another name, as auditwheel puts it
+//! into Python wheels, or in a directory that a DT_RPATH names. Each copy finds no device, so a device that
+//! is found is urxe's.
 
 mod support;
 
@@ -9,11 +10,11 @@ use std::time::Duration;
 
 use support::{Running, addresses, text, urxe};
 
-/// A name as auditwheel gives it: part of a hash, and the version.
+/// File name as auditwheel chooses it, with part of a hash and the version.
 const HASHED: &str = "libibverbs-1de1263b.so.1.14.48.0";
 const PLAIN: &str = "libibverbs.so.1";
 
-/// The copy of libibverbs. It looks for devices where libibverbs does, and finds none.
+/// Source of the copy of libibverbs, which looks for devices where libibverbs does and finds none.
 const COPY: &str = r#"
 #include <fcntl.h>
 #include <unistd.h>
@@ -31,7 +32,7 @@ const char *ibv_get_device_name(void *device)
 
 const VERSIONS: &str = "IBVERBS_1.0 { };\nIBVERBS_1.1 { global: ibv_get_device_list; ibv_get_device_name; local: *; } IBVERBS_1.0;\n";
 
-/// Counts devices by functions of a library that it is linked against.
+/// Source of code that counts devices with functions of a library that it is linked against.
 const LINKED: &str = r#"
 #include <stdio.h>
 void **ibv_get_device_list(int *);
@@ -45,7 +46,8 @@ int count(const char *directory)
 }
 "#;
 
-/// Counts devices by functions that it looks up in a library that it opens by NAME, in its directory if NAME has a slash.
+/// Source of code that counts devices with functions that it looks up in a library that it opens by NAME, in
+/// its directory if NAME has a slash.
 const OPENED: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -68,11 +70,11 @@ int count(const char *directory)
 }
 "#;
 
-/// A program that `count` is linked into.
+/// Source of a program that `count` is linked into.
 const PROGRAM: &str =
     "int count(const char *);\nint main(int argc, char **argv) { return count(argv[1]); }\n";
 
-/// A program that opens `extension.so` in the given directory, as an interpreter does.
+/// Source of a program that opens `extension.so` in the given directory, as an interpreter does.
 const INTERPRETER: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -90,11 +92,11 @@ int main(int argc, char **argv)
 }
 "#;
 
-/// A directory with a copy of libibverbs, and what is built against it.
+/// A directory with a copy of libibverbs and programs built against it.
 struct Wheel(tempfile::TempDir);
 
 impl Wheel {
-    /// One whose copy has this name, as file and as DT_SONAME.
+    /// Builds a copy with this name, both as file and as DT_SONAME.
     fn new(name: &str) -> Wheel {
         let wheel = Wheel(tempfile::tempdir().unwrap());
         fs::write(wheel.at("versions"), VERSIONS).unwrap();
@@ -125,13 +127,13 @@ impl Wheel {
         Running::new(urxe(&args)).finish(Duration::from_secs(30))
     }
 
-    /// The program finds urxe's device, and nothing is said about it.
+    /// Checks that the program finds urxe's device, and that there is no other output.
     fn finds_the_device(&self, program: &str) {
         assert_eq!(text(&self.run(program)), "1 urxe0\n");
     }
 }
 
-/// auditwheel sets a DT_RPATH, newer tools a DT_RUNPATH.
+/// Linker options for both kinds of search path: auditwheel sets a DT_RPATH, newer tools set a DT_RUNPATH.
 const PATHS: [&str; 2] = ["--disable-new-dtags", "--enable-new-dtags"];
 
 fn search_here(tags: &str) -> String {
@@ -139,7 +141,7 @@ fn search_here(tags: &str) -> String {
 }
 
 #[test]
-fn a_program_that_is_linked_against_a_renamed_copy_finds_the_device() {
+fn program_linked_against_a_renamed_copy_finds_the_device() {
     let wheel = Wheel::new(HASHED);
     for tags in PATHS {
         wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(HASHED), &search_here(tags)]);
@@ -148,7 +150,7 @@ fn a_program_that_is_linked_against_a_renamed_copy_finds_the_device() {
 }
 
 #[test]
-fn an_extension_that_is_linked_against_a_renamed_copy_finds_the_device() {
+fn extension_linked_against_a_renamed_copy_finds_the_device() {
     let wheel = Wheel::new(HASHED);
     wheel.cc("program", INTERPRETER, &[]);
     for tags in PATHS {
@@ -159,7 +161,7 @@ fn an_extension_that_is_linked_against_a_renamed_copy_finds_the_device() {
 }
 
 #[test]
-fn an_extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
+fn extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
     let wheel = Wheel::new(PLAIN);
     wheel.cc("program", INTERPRETER, &[]);
     for tags in PATHS {
@@ -170,7 +172,7 @@ fn an_extension_that_opens_a_copy_by_the_plain_name_finds_the_device() {
 }
 
 #[test]
-fn a_program_whose_search_path_has_a_copy_of_the_plain_name_finds_the_device() {
+fn program_with_a_copy_of_the_plain_name_in_its_search_path_finds_the_device() {
     let wheel = Wheel::new(PLAIN);
     for tags in PATHS {
         wheel.cc("program", &[LINKED, PROGRAM].concat(), &[&wheel.at(PLAIN), &search_here(tags)]);
@@ -178,9 +180,9 @@ fn a_program_whose_search_path_has_a_copy_of_the_plain_name_finds_the_device() {
     }
 }
 
-/// Symbols that are looked up in one library are not those of another: urxe can only say so.
+/// Symbols looked up in one library cannot be redirected to another, so urxe can only warn.
 #[test]
-fn a_program_that_looks_up_functions_in_a_renamed_copy_is_warned() {
+fn program_that_looks_up_functions_in_a_renamed_copy_gets_a_warning() {
     let wheel = Wheel::new(HASHED);
     let name = format!("-DNAME=\"/{HASHED}\"");
     wheel.cc("program", &[OPENED, PROGRAM].concat(), &[&name]);

@@ -42,7 +42,7 @@ fn parent_domain_accepts_allow_cc_unprotected_alloc() {
 }
 
 #[test]
-fn device_has_no_index_of_the_kernel() {
+fn device_has_no_kernel_index() {
     case("device index");
 }
 
@@ -52,7 +52,7 @@ fn null_mr_has_rkey_0_and_peers_cannot_use_its_lkey() {
 }
 
 #[test]
-fn request_for_an_event_raises_it_for_a_completion_of_before_but_in_personality_rxe() {
+fn req_notify_raises_an_event_for_an_earlier_completion_except_in_personality_rxe() {
     case("missed");
     let (library, program, [address, _]) = (Library::new(), CProgram::build("calls"), addresses());
     let mut command = library.program(program.program(), &address);

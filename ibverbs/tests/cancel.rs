@@ -4,12 +4,13 @@ mod support;
 
 use support::{CProgram, addresses};
 
-/// Cancels threads in the calls of a case: they end as cancelled, and what they waited for works in other threads.
+/// Cancels threads in the calls of a case: they must end as cancelled, and what they waited for must work in
+/// other threads.
 fn cancelled_in(case: &str) {
     let [address, _] = addresses();
     let program = CProgram::build("cancel");
     program.run(&address, &[case, &address]);
-    // A thread that goes on after its cancellation cannot be of this type.
+    // The case of a thread that goes on after its cancellation does not apply to the asynchronous type.
     if case != "not blocking" {
         program.run(&address, &[case, &address, "asynchronous"]);
     }

@@ -1,4 +1,4 @@
-//! Many connections by the drop-in librdmacm, between two processes on two addresses.
+//! Many connections through the drop-in librdmacm, between two processes on two addresses.
 
 mod support;
 
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use support::{CProgram, Library, TCP_PORTS, addresses, both_ends, port, wait_for_service};
 
-/// How long all may take: two minutes of a machine that does other things too.
+/// Time limit for the whole test: two minutes on a machine with other load.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[test]
-fn ten_thousand_in_sequence_and_a_thousand_at_once() {
+fn ten_thousand_connections_in_sequence_and_a_thousand_at_once_leak_nothing() {
     let (library, many, number) = (Library::new(), CProgram::build("many"), port());
     let [a, b] = addresses();
     let command = |address: &str, role: &[&str]| {

@@ -1,5 +1,6 @@
-//! Rsockets of datagrams: two processes, each under `urxe run` at an address of its own; what comes to their UDP sockets and is
-//! no message of theirs; Debian's `udpong`, and an ordinary UDP program by Debian's preloaded library.
+//! Datagram rsockets: two processes, each under `urxe run` at an address of its own; invalid messages to
+//! their UDP sockets and queue pairs; Debian's `udpong`; and an ordinary UDP program through Debian's
+//! preloaded library.
 
 mod support;
 
@@ -14,18 +15,18 @@ use urxe::verbs::{Access, Context, ContextOptions, Gid, QpOptions, Qpn, RecvWr, 
 
 use support::{CProgram, Running, addresses, built, library, preload, text, urxe};
 
-/// How long a program may take.
+/// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Debian's library that makes sockets rsockets.
+/// Debian's library that maps the calls of sockets to rsockets.
 const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// A UDP port that nobody has at this address.
+/// Returns a UDP port that is free at this address.
 fn port(address: &str) -> u16 {
     let socket = UdpSocket::bind((address, 0)).unwrap();
     socket.local_addr().unwrap().port()
 }
 
-/// Waits until somebody has this UDP port.
+/// Waits until this UDP port is bound.
 fn wait_for_udp(port: u16) {
     let hex = format!(":{port:04X} ");
     let is_there = || std::fs::read_to_string("/proc/net/udp").is_ok_and(|list| list.contains(&hex));
@@ -35,7 +36,7 @@ fn wait_for_udp(port: u16) {
     }
 }
 
-/// A server that sends everything back, and where it is.
+/// A running echo server and its address.
 struct Serving {
     program: CProgram,
     server: Running,
@@ -54,12 +55,12 @@ impl Serving {
 
     fn run(program: &CProgram, address: &str, args: &[&str]) -> Running {
         let mut command = urxe(&["run", "--ip", address, "--", program.program()]);
-        // What is freed is overwritten, so that who uses it still does not get far.
+        // Freed memory is overwritten, so that a use after free is likely to be noticed.
         command.args(args).env("MALLOC_PERTURB_", "85");
         Running::new(command)
     }
 
-    /// A program on the other address, that talks to the server.
+    /// Runs one case of `c/datagrams.c` on the other address, as a client of the server.
     fn corner(&self, name: &str) -> Output {
         let ([server, own], port) = (&self.addresses, self.port.to_string());
         let out = Serving::run(&self.program, own, &[name, server, &port, own]).finish(LIMIT);
@@ -67,7 +68,7 @@ impl Serving {
         out
     }
 
-    /// It is well still, and ends when it is asked.
+    /// Checks that the server still works, and ends it.
     fn end(self) {
         self.corner("end");
         let out = self.server.finish(Duration::from_secs(10));
@@ -75,7 +76,7 @@ impl Serving {
     }
 }
 
-/// What the server's peer sees of one corner.
+/// Runs one case of `c/datagrams.c` against a new server.
 fn corner(name: &str) {
     let serving = Serving::start();
     serving.corner(name);
@@ -83,66 +84,66 @@ fn corner(name: &str) {
 }
 
 #[test]
-fn datagrams_of_all_sizes_stay_apart() {
+fn datagrams_of_all_sizes_keep_their_boundaries() {
     corner("sizes");
 }
 
 #[test]
-fn one_that_is_too_long_is_refused() {
+fn datagram_that_is_too_long_is_refused() {
     corner("long");
 }
 
 #[test]
-fn one_may_come_in_pieces_and_be_cut() {
+fn datagram_may_be_scattered_and_truncated() {
     corner("pieces");
 }
 
 #[test]
-fn a_connected_one_hears_only_its_peer() {
+fn connected_socket_receives_from_its_peer_only() {
     corner("connected");
 }
 
 #[test]
-fn who_waits_is_woken() {
+fn waiting_thread_is_woken_by_a_datagram() {
     corner("waiting");
 }
 
 #[test]
-fn many_talk_to_one() {
+fn many_sockets_exchange_datagrams_with_one() {
     corner("many");
 }
 
 #[test]
-fn a_peer_that_begins_anew_is_found() {
+fn peer_that_restarts_is_found_again() {
     corner("again");
 }
 
 #[test]
-fn a_buffer_may_be_larger_than_a_queue_pair() {
+fn buffer_may_exceed_the_size_of_a_queue_pair() {
     corner("large");
 }
 
 #[test]
-fn who_connects_to_the_wildcard_talks_to_itself() {
+fn connect_to_the_wildcard_reaches_the_own_address() {
     corner("wildcard");
 }
 
 #[test]
-fn a_socket_of_ipv6_talks_ipv4() {
+fn ipv6_socket_exchanges_datagrams_over_ipv4() {
     corner("mapped");
 }
 
 #[test]
-fn who_waits_for_a_closed_one_is_told() {
+fn close_wakes_the_threads_that_wait() {
     corner("closed");
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_calls_are_refused() {
     corner("refused");
 }
 
-/// In a network namespace of its own, with two IPv6 addresses; see `rsockets.rs`.
+/// Runs in a network namespace of its own with two IPv6 addresses; see `rsockets.rs`.
 #[test]
 fn over_ipv6() {
     let script = r#"
@@ -157,9 +158,9 @@ fn over_ipv6() {
     in_namespace(script);
 }
 
-/// In a network namespace of its own, whose interface it deletes.
+/// Runs in a network namespace of its own, whose interface the case deletes.
 #[test]
-fn who_waits_hears_that_the_device_is_gone() {
+fn waiting_thread_fails_once_when_the_device_is_removed() {
     let script = r#"
         ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v0 || exit 3
         ip link set v1 up && ip link set v0 up || exit 3
@@ -177,7 +178,7 @@ fn in_namespace(script: &str) {
     assert!(out.status.success(), "{:?} (are user namespaces allowed?)\n{}", out.status, text(&out));
 }
 
-/// Bytes of a generator (SplitMix64).
+/// Returns pseudo-random bytes (SplitMix64).
 fn random(len: usize, seed: u64) -> Vec<u8> {
     let words = (1..=len.div_ceil(8) as u64).map(|i| {
         let z = (seed << 32).wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -188,14 +189,14 @@ fn random(len: usize, seed: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).take(len).collect()
 }
 
-/// A message with data, from a queue pair.
+/// Returns a UDP message with data that names this queue pair.
 fn message(qpn: u32, ip: &str, data: &[u8]) -> Vec<u8> {
     let ip = ip.parse::<std::net::Ipv4Addr>().unwrap().octets();
     [&[0x55, 0x55, 0x55, 0x55, 4, 0, 16, 0][..], &qpn.to_be_bytes(), &ip, data].concat()
 }
 
 #[test]
-fn what_is_no_message_is_dropped_and_loses_nothing() {
+fn invalid_udp_messages_are_dropped_without_loss_of_others() {
     let serving = Serving::start();
     let [server, own] = &serving.addresses;
     let socket = UdpSocket::bind((own.as_str(), 0)).unwrap();
@@ -213,19 +214,19 @@ fn what_is_no_message_is_dropped_and_loses_nothing() {
             bad[at] = byte;
             send(&bad);
         }
-        // A number with too many bits, those of the port's own queue pairs, and that of groups.
+        // Queue pair numbers with too many bits, and the reserved ones: QP0, QP1, and the one for multicast.
         for qpn in [0x0100_0000, 0, 1, 0x00ff_ffff, u32::MAX] {
             send(&message(qpn, own, b"data"));
         }
-        // An answer that nobody has asked for.
+        // An unsolicited answer.
         let mut answer = message(0x1234, own, b"");
         answer[5] = 7;
         send(&answer);
-        // Longer than anybody sends.
+        // Longer than any message of the protocol.
         send(&[&good[..], &[7; 30_000]].concat());
     };
     garbage();
-    // Nobody hears of any of it. Who sends a message is told of the queue pair.
+    // None of that is answered. A valid message is answered with the queue pair number.
     send(&good);
     let mut room = [0; 2048];
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -242,9 +243,9 @@ fn what_is_no_message_is_dropped_and_loses_nothing() {
     serving.end();
 }
 
-/// A peer of the test's own, whose datagrams by its queue pair make no sense, but for one.
+/// The test acts as a peer that sends datagrams from its own queue pair, of which all but a few are invalid.
 #[test]
-fn what_is_no_datagram_is_dropped_and_loses_nothing() {
+fn invalid_datagrams_of_a_queue_pair_are_dropped_without_loss_of_others() {
     let serving = Serving::start();
     let [server, own] = &serving.addresses;
     let link = format!("udp:{own}").parse::<LinkSpec>().unwrap().bind(1).unwrap();
@@ -254,7 +255,8 @@ fn what_is_no_datagram_is_dropped_and_loses_nothing() {
     let qp = pd.create_qp(&cq, &cq, &QpOptions { qp_type: QpType::Ud, ..QpOptions::default() }).unwrap();
     qp.activate(UDP_QKEY).unwrap();
     qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
-    // It says by UDP which queue pair it has, and is told so; what it said comes back.
+    // The peer announces its queue pair by UDP and receives the number of the server's; its message is
+    // echoed.
     let socket = UdpSocket::bind((own.as_str(), 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     socket.send_to(&message(qp.qpn().get(), own, b"hello"), (server.as_str(), serving.port)).unwrap();
@@ -296,10 +298,10 @@ fn what_is_no_datagram_is_dropped_and_loses_nothing() {
         assert_eq!(wait().wr_id, 2, "something was answered");
     };
     let good = header(own, socket.local_addr().unwrap().port());
-    // No more than it has receives for: it may be asleep.
+    // No more than the server has receives for, because it may be asleep.
     (0..200).for_each(|seed| {
         let mut bytes = random(seed % 100, seed as u64);
-        // Not by chance a version.
+        // The first byte must not be a valid version by accident.
         bytes.iter_mut().take(1).for_each(|version| *version |= 0x80);
         send(&bytes);
     });
@@ -309,25 +311,25 @@ fn what_is_no_datagram_is_dropped_and_loses_nothing() {
         bad[at] = byte;
         send(&bad);
     }
-    // An address that the socket's family has not.
+    // An address of another family than the socket's.
     let port = socket.local_addr().unwrap().port();
     let header6 =
         |ip: std::net::Ipv6Addr| [&[6, 24][..], &port.to_be_bytes(), &[0; 4], &ip.octets()].concat();
     send(&[&header6("fd99::9".parse().unwrap())[..], b"no"].concat());
     send(&[&good[..], b"well"].concat());
     echoed(b"well");
-    // The other way to write an address of IPv4 means the same peer.
+    // An IPv4-mapped IPv6 address denotes the same peer.
     qp.post_recv(&RecvWr { wr_id: 1, sges: &[memory.sge(4096..8192)] }).unwrap();
     let mapped = own.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped();
     send(&[&header6(mapped)[..], b"mapped"].concat());
     echoed(b"mapped");
-    // Its address is to be free.
+    // Frees the address for the next client.
     drop((path, qp, memory, cq, pd, context));
     serving.corner("sizes");
     serving.end();
 }
 
-/// Runs udpong, and asks for what the client has measured. The server serves for ever.
+/// Runs udpong and checks that the client prints its measurement. The server never ends by itself.
 #[test]
 fn udpong_with_each_kind_of_call() {
     let kinds: [&[&str]; 6] = [
@@ -356,9 +358,9 @@ fn udpong_with_each_kind_of_call() {
     }
 }
 
-/// Python knows nothing of RDMA. What it sends is in a capture of the NIC.
+/// Python has no support for RDMA. Its data must be in a capture of the NIC.
 #[test]
-fn a_udp_program_goes_over_rdma() {
+fn udp_program_uses_rdma_with_the_preloaded_library() {
     const ANSWERS: &str = "
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -1,4 +1,5 @@
-//! `urxe devinfo` and `ibv_devinfo -v` say the same of the same device; all GIDs of an interface work for programs.
+//! Comparison of `urxe devinfo` with `ibv_devinfo -v` on the same device, and programs that use each GID of
+//! an interface.
 
 mod support;
 #[allow(dead_code, reason = "programs are moved into a namespace by ip, not threads")]
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 use support::{Library, Running, addresses, built, port, text};
 use veth::Veth;
 
-/// What `ibv_devinfo -v` says, each field once: flags, which have lines of their own, stand behind their field.
+/// Returns the fields of the output of `ibv_devinfo -v`, each once. Flags, which have lines of their own, are
+/// appended to the value of their field.
 fn fields_of_theirs(told: &str) -> Vec<(String, String)> {
     let mut fields: Vec<(String, String)> = Vec::new();
     for line in told.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -29,7 +31,8 @@ fn fields_of_theirs(told: &str) -> Vec<(String, String)> {
     fields
 }
 
-/// The same of `urxe devinfo`: a name, padded, and the value. Names of several words are as long as the padding, or longer.
+/// Returns the value of a field in the output of `urxe devinfo`, where a padded name precedes the value.
+/// Names of several words may be as long as the padding, or longer.
 fn value_of_ours<'a>(told: &'a str, name: &str) -> Option<&'a str> {
     told.lines().find_map(|line| {
         let rest = line.strip_prefix("  ")?.strip_prefix(name)?;
@@ -52,7 +55,7 @@ fn assert_agree(theirs: &str, ours: &str) {
 }
 
 #[test]
-fn the_two_agree_about_a_link() {
+fn urxe_devinfo_and_ibv_devinfo_agree_about_a_link() {
     let library = Library::new();
     let [address, _] = addresses();
     let dir = tempfile::tempdir().unwrap();
@@ -66,14 +69,15 @@ fn the_two_agree_about_a_link() {
     }
 }
 
-/// A program in a namespace.
+/// Returns the command of a program in a network namespace.
 fn within(net: &Veth, side: usize, program: &str) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &net.names[side], program]);
     command
 }
 
-/// The GIDs that `ibv_devinfo` lists there, once the kernel has given the interface its link-local address.
+/// Returns the GIDs that `ibv_devinfo` lists in a namespace, once the kernel has assigned the link-local
+/// address of the interface.
 fn gids(net: &Veth, library: &Library, side: usize) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -93,7 +97,7 @@ fn gids(net: &Veth, library: &Library, side: usize) -> Vec<String> {
 }
 
 #[test]
-fn a_device_has_all_addresses_of_its_interface_and_the_two_agree_about_its_name() {
+fn device_has_a_gid_for_each_address_of_its_interface_and_both_programs_agree_about_it() {
     let (library, net) = (Library::new(), Veth::new(1500));
     assert_eq!(gids(&net, &library, 0)[1..], ["::ffff:10.77.0.1", "fd77::1"]);
     let mut theirs = within(&net, 0, "ibv_devinfo");
@@ -111,7 +115,7 @@ fn a_device_has_all_addresses_of_its_interface_and_the_two_agree_about_its_name(
 }
 
 #[test]
-fn programs_connect_by_each_gid() {
+fn pingpong_connects_by_each_gid() {
     let (library, net) = (Library::new(), Veth::new(1500));
     (0..2).for_each(|side| drop(gids(&net, &library, side)));
     for (program, gid, events) in [
@@ -144,7 +148,7 @@ fn programs_connect_by_each_gid() {
     }
 }
 
-/// Waits for a server of the first namespace: a client does not try again.
+/// Waits until a server in the first namespace listens, because a client does not retry.
 fn wait_for_listener(net: &Veth, port: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let listens = || {

@@ -1,4 +1,4 @@
-//! A program (`c/faults.c`) that unmaps, protects and truncates what it has registered.
+//! A program (`c/faults.c`) that unmaps, protects and truncates memory that it has registered.
 
 mod support;
 
@@ -42,6 +42,6 @@ fn child_of_vfork_that_resets_a_signal_changes_no_action_of_its_parent() {
 }
 
 #[test]
-fn a_fault_of_the_program_without_a_handler_ends_it_with_the_signal() {
+fn fault_of_the_program_without_a_handler_ends_it_with_the_signal() {
     run("unhandled");
 }

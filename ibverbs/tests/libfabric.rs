@@ -1,4 +1,5 @@
-//! libfabric, unmodified, on the library: what it finds, and messages between two programs by each kind of endpoint.
+//! Unmodified libfabric on the library: the devices that it finds, and messages between two programs over
+//! each kind of endpoint.
 
 mod support;
 
@@ -7,7 +8,7 @@ use std::time::Duration;
 use support::{Running, addresses, in_namespace, text, urxe};
 
 #[test]
-fn the_device_is_listed() {
+fn fi_info_lists_the_device() {
     let [address, _] = addresses();
     let out = Running::new(urxe(&["run", "--ip", &address, "--", "fi_info", "-p", "verbs"]));
     let out = out.finish(Duration::from_secs(30));
@@ -18,9 +19,9 @@ fn the_device_is_listed() {
     }
 }
 
-/// Both ends of `fi_pingpong`, with `client` for the second's address: messages of all sizes that these endpoints have, with
-/// their data checked. libfabric looks for addresses on every interface but `lo`, so this is in a network namespace with
-/// another.
+/// Runs both ends of `fi_pingpong` with messages of all sizes that the endpoints support, with their data
+/// checked; the client is at the address `client`. libfabric looks for addresses on every interface but `lo`,
+/// so this runs in a network namespace with another one.
 fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
     let script = r#"
         ip link set lo up && ip link add port type veth peer name far && ip link set port up && ip link set far up || exit 3
@@ -35,25 +36,25 @@ fn pingpong(endpoint: &str, transport: &str, client: &str, sizes: usize) {
     let variables = [("ENDPOINT", endpoint), ("TYPE", &kind), ("PROVIDER", transport), ("CLIENT", client)];
     let told = in_namespace(script, &variables);
     assert!(told.contains(&format!("provider: {transport}\n")), "{told}");
-    // A line for each size: `64  20  =20  …`, as many as were sent answered.
+    // There is a line for each size, `64 20 =20 ...`: as many messages as were sent were answered.
     let is_result = |line: &&str| line.split_whitespace().skip(1).take(2).eq(["20", "=20"]);
     let results = told.lines().filter(is_result).count();
     assert_eq!(results, sizes, "{endpoint}: {told}");
 }
 
 #[test]
-fn datagrams() {
+fn pingpong_over_datagram_endpoints() {
     pingpong("dgram", "verbs", "10.7.0.2", 3);
 }
 
-/// A server that connects tells its client that it is at 127.0.0.1, so both are at one address.
+/// A connected server announces itself at 127.0.0.1, so both ends are at one address.
 #[test]
-fn connected_endpoints() {
+fn pingpong_over_connected_endpoints() {
     pingpong("msg", "verbs", "10.7.0.1", 6);
 }
 
-/// By way of libfabric's own layer over connected endpoints.
+/// These endpoints are a layer of libfabric over connected endpoints.
 #[test]
-fn reliable_datagrams() {
+fn pingpong_over_reliable_datagram_endpoints() {
     pingpong("rdm", "verbs;ofi_rxm", "10.7.0.1", 6);
 }

@@ -1,4 +1,5 @@
-//! Programs on the library under valgrind's memcheck: no access that is none of theirs, no use of what nobody has set.
+//! Programs on the library under valgrind's memcheck: no invalid accesses, and no use of uninitialised
+//! memory.
 
 mod support;
 
@@ -6,8 +7,8 @@ use std::time::Duration;
 
 use support::{CProgram, Library, Running, addresses, both_ends, port, text, wait_for_listener};
 
-/// What memcheck has found of which a part is the library's: each finding ends with a line of no more than its process.
-/// perftest has some of its own, as it sends parts of its stack that it never set.
+/// Returns the findings of memcheck that involve the library; each finding ends with a line that has only the
+/// process ID. perftest has some of its own, as it sends uninitialised parts of its stack.
 fn of_the_library(told: &str) -> Vec<&str> {
     let findings = told.split("== \n");
     let is_ours =
@@ -28,7 +29,7 @@ fn find_nothing(program: &str, args: &[&str]) {
 }
 
 #[test]
-fn a_finding_in_the_library_is_seen() {
+fn finding_in_the_library_is_recognised() {
     let told = "==7== Invalid read of size 8\n==7==    at 0x1: ??? (in /usr/bin/ib_write_bw)\n==7== \n\
                 ==7== Invalid read of size 4\n==7==    at 0x2: urxe::verbs::cq::Cq::poll (cq.rs:130)\n==7== \n";
     let found = of_the_library(told);
@@ -44,7 +45,7 @@ fn ping_pong() {
 
 #[test]
 fn perftest() {
-    // Valgrind runs a thread at a time: an acknowledgement may take long, so the timeout is four seconds.
+    // Valgrind runs one thread at a time, so acknowledgements may be late; the ACK timeout is four seconds.
     find_nothing("ib_write_bw", &["-F", "-n", "20", "-s", "4096", "-u", "20"]);
     find_nothing("ib_write_lat", &["-F", "-n", "20", "-u", "20"]);
 }

@@ -1,4 +1,5 @@
-//! Open MPI over UCX over the library: ranks on addresses of their own, all on one, and in two namespaces as on two hosts.
+//! Open MPI over UCX on the library: ranks on addresses of their own, all on one address, and in two
+//! namespaces as on two hosts.
 
 mod support;
 #[allow(dead_code, reason = "programs are moved into a namespace by ip, not threads")]
@@ -16,10 +17,10 @@ use veth::Veth;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Debian's, which has mpi4py and numpy: another may come first in `PATH`.
+/// Debian's Python, which has mpi4py and numpy: another may come first in `PATH`.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A program of `mpi/`, built if it has to be, and what its ranks leave.
+/// A program from `mpi/`, compiled if necessary, and the directory for the files of its ranks.
 struct Program {
     dir: tempfile::TempDir,
     line: Vec<String>,
@@ -43,7 +44,7 @@ impl Program {
         Program { dir: tempfile::tempdir().unwrap(), line }
     }
 
-    /// This, in its directory, as something to execute.
+    /// Writes an executable script to the directory and returns its path.
     fn script(&self, name: &str, text: &str) -> String {
         let path = self.dir.path().join(name);
         fs::write(&path, format!("#!/bin/bash\n{text}\n")).unwrap();
@@ -51,19 +52,19 @@ impl Program {
         path.display().to_string()
     }
 
-    /// Where each process writes what it sends and receives.
+    /// Returns the path pattern of the capture that each process writes.
     fn capture(&self) -> String {
         self.dir.path().join("%p.pcapng").display().to_string()
     }
 
-    /// The bytes captured by each process that captured any.
+    /// Returns the size of the capture of each process that wrote one, in bytes.
     fn captured(&self) -> Vec<u64> {
         let files = fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap());
         let captures = files.filter(|entry| entry.file_name().to_string_lossy().ends_with(".pcapng"));
         captures.map(|entry| entry.metadata().unwrap().len()).collect()
     }
 
-    /// Every rank on an address of its own.
+    /// Runs every rank on an address of its own.
     fn on_addresses(&self, count: usize, transports: &str) -> String {
         let own: Vec<String> = std::iter::repeat_with(addresses).flatten().take(count).collect();
         let start = self.script(
@@ -80,7 +81,7 @@ impl Program {
         self.finish(line, transports)
     }
 
-    /// All ranks on one address: with what `mpirun` has inherited from `urxe run`.
+    /// Runs all ranks on one address, with the variables that `mpirun` has inherited from `urxe run`.
     fn on_one_address(&self, count: usize, transports: &str) -> String {
         let [address, _] = addresses();
         let mut line = vec![urxe_itself().display().to_string()];
@@ -89,9 +90,11 @@ impl Program {
         self.finish(line, transports)
     }
 
-    /// So many ranks on each of two hosts, on all that their interfaces have; `mpirun` is on the first.
+    /// Runs `each` ranks on each of two hosts, with all addresses of their interfaces; `mpirun` runs on the
+    /// first.
     fn on_hosts(&self, net: &Veth, each: usize, transports: &str) -> String {
-        // What ssh would be: `agent HOST COMMAND…`. Daemons of two hosts have two names, and so two directories.
+        // Stands in for ssh as `agent HOST COMMAND...`. The daemons need two host names to have two
+        // directories.
         let [first, second] = &net.names;
         let agent = self.script(
             "agent",
@@ -107,11 +110,12 @@ impl Program {
         self.finish(line, transports)
     }
 
-    /// Runs the program under this line; what it told.
+    /// Runs the program under this command line and returns its output.
     fn finish(&self, line: Vec<String>, transports: &str) -> String {
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).args(&self.line);
-        // What ranks need of `urxe run`, and no variable of it that this test was started with.
+        // Sets the variables that ranks need for `urxe run`, and removes those that this test was started
+        // with.
         let with = urxe(&[]);
         for (name, value) in with.get_envs() {
             match value {
@@ -129,7 +133,8 @@ impl Program {
         told
     }
 
-    /// It says so once for each rank that all was right, and `urxe` has carried at least this much for each.
+    /// Checks that each rank has reported success, and that each process has captured more than `least`
+    /// bytes.
     fn has_passed(&self, told: &str, count: usize, least: u64) {
         assert_eq!(told.matches("is done").count(), count, "{told}");
         let captured = self.captured();
@@ -146,20 +151,22 @@ fn urxe_itself() -> PathBuf {
     built("urxe").expect("urxe itself: cargo build, or cargo test --workspace")
 }
 
-/// So many ranks over UCX or nothing: neither shared memory nor TCP.
+/// Returns the command line for `count` ranks over UCX only: neither shared memory nor TCP.
 fn mpirun(count: usize) -> Vec<String> {
     let count = count.to_string();
     let line = ["mpirun", "--oversubscribe", "-np", &count, "--mca", "pml", "ucx", "--mca", "osc", "ucx"];
     line.map(str::to_owned).to_vec()
 }
 
-/// Reliable connections, for which UCX itself adds datagrams to wire them up; the same by name; datagrams for all.
+/// Transports of UCX: RC, which UCX itself completes by UD for the wireup; both by name; and UD for
+/// everything.
 const TRANSPORTS: [&str; 3] = ["rc,self", "rc_verbs,ud_verbs,self", "ud_verbs,self"];
 
-/// What the ring of `ranks.c` alone sends and receives: three rounds of 4^0 to 4^9 bytes, each way.
+/// Bytes that the ring of `ranks.c` alone sends and receives: three rounds of 4^0 to 4^9 bytes in each
+/// direction.
 const IN_C: u64 = 2 * 3 * ((1 << 20) - 1) / 3;
 
-/// The same of `ranks.py`: numbers of eight bytes.
+/// Bytes that the ring of `ranks.py` sends and receives: numbers of eight bytes.
 const IN_PYTHON: u64 = 2 * 8 * 110_101;
 
 #[test]
@@ -205,9 +212,9 @@ fn ranks_on_two_hosts() {
     }
 }
 
-/// The same weights to the bit, however many ranks there are and wherever they are.
+/// The weights must be bit-identical for any number of ranks in any place.
 #[test]
-fn training_learns_the_same_in_ranks_and_alone() {
+fn training_gives_the_same_weights_in_ranks_and_alone() {
     let training = |arg: &str| Program {
         line: [PYTHON, source("training.py").to_str().unwrap(), arg].map(str::to_owned).to_vec(),
         ..Program::python("training.py")
@@ -228,7 +235,7 @@ fn training_learns_the_same_in_ranks_and_alone() {
             };
             let same = told.matches(alone.trim()).count();
             assert_eq!(same, count, "{transports}: alone {alone} but in {count} ranks {told}");
-            // A gradient of 17,409 numbers in each of 40 steps.
+            // Each of 40 steps exchanges a gradient of 17,409 numbers.
             assert!(
                 program.captured().iter().all(|bytes| *bytes > 40 * 17_409 * 8),
                 "{:?}",

@@ -1,4 +1,5 @@
-//! Debian's perftest on the library: a server and a client, each a process of its own, over the loopback interface.
+//! Debian's perftest on the library: a server and a client in separate processes, over the loopback
+//! interface.
 
 mod support;
 
@@ -10,23 +11,23 @@ use support::{
     wait_for_service,
 };
 
-/// A line of results: what the programs print below `#bytes`.
+/// A line of results, as printed below `#bytes`.
 #[derive(Debug)]
 struct Row(Vec<f64>);
 
 impl Row {
-    /// Whether the figures of a run of `program` can be true.
+    /// Reports whether the figures of a run of `program` are plausible.
     fn is_plausible(&self, program: &str) -> bool {
         let [size, iterations, figures @ ..] = &self.0[..] else { return false };
         let positive = figures.iter().copied().fold(0.0, f64::max) > 0.0;
-        // MiB/s, and millions of messages a second. Small ones are rounded to nothing.
+        // MiB/s and millions of messages per second must agree. Small values are rounded to zero.
         let agree = match figures {
             [_peak, average, rate] if program.ends_with("_bw") && *average > 1.0 => {
                 (rate * 1e6 * size / f64::from(1 << 20) / average - 1.0).abs() < 0.05
             }
             _ => true,
         };
-        // Latencies: least, most, typical, and more.
+        // Latencies: minimum, maximum, typical, and more.
         let ordered = program.ends_with("_bw")
             || figures.len() < 3
             || (figures[0] <= figures[2] && figures[2] <= figures[1]);
@@ -34,7 +35,7 @@ impl Row {
     }
 }
 
-/// The lines of results.
+/// Returns the lines of results in the output.
 fn rows(told: &str) -> Vec<Row> {
     let lines = told.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
     let numbers =
@@ -42,11 +43,11 @@ fn rows(told: &str) -> Vec<Row> {
     lines.map_while(|line| numbers(line).filter(|row| row.len() > 2).map(Row)).collect()
 }
 
-/// Both ends of a program, and whether what the client says can be true.
+/// Commands of both ends of a program.
 struct Ends {
     server: Command,
     client: Command,
-    /// The server's device.
+    /// Address of the server's device.
     address: String,
 }
 
@@ -57,7 +58,8 @@ impl Ends {
         Ends { server, client, address }
     }
 
-    /// Under `-R` servers listen, stop, and listen again on the same port: a client that is faster than that is not refused.
+    /// Runs both ends and checks that the client's results are plausible. Under `-R` servers listen, stop,
+    /// and listen again on the same port; a client that connects in between must not be refused.
     fn run(self, program: &str, args: &str) {
         let args: Vec<&str> = args.split_whitespace().collect();
         let after = |flag: &str| {
@@ -68,7 +70,7 @@ impl Ends {
             command.args(&args).args(["-F", "-p", &port]).args(host);
             command
         };
-        // Who is to be connected by the connection manager has no other address to connect to.
+        // The connection manager can connect to the device's address only.
         let is_by_name = args.contains(&"-R");
         let host = if is_by_name { &self.address } else { "127.0.0.1" };
         let (server, client) = (with_args(self.server, &[]), with_args(self.client, &[host]));
@@ -83,7 +85,7 @@ impl Ends {
         assert!(!rows.is_empty() && rows.iter().all(|row| row.is_plausible(program)), "{rows:?}\n{told}");
         let sizes: Vec<f64> = rows.iter().map(|row| row.0[0]).collect();
         if args.contains(&"-a") {
-            // The largest datagram is a packet.
+            // The largest datagram is one packet.
             let most = if args.contains(&"UD") { 12 } else { 23 };
             assert_eq!(sizes, (1..=most).map(|power| f64::from(1 << power)).collect::<Vec<_>>(), "{told}");
         } else {
@@ -114,7 +116,7 @@ fn all(programs: &[&str], cases: &[&str]) {
 
 #[test]
 fn send_bw() {
-    // Who sends datagrams or by UC is not told to wait: as many as fit into a socket.
+    // UD and UC have no flow control, so these cases send no more messages than fit into a socket buffer.
     all(
         &["ib_send_bw"],
         &[
@@ -223,7 +225,7 @@ fn connected_by_the_connection_manager() {
     all(&["ib_send_bw"], &["-R -n 100 -c UD -s 1024"]);
 }
 
-/// In a network namespace of its own, with two IPv6 addresses.
+/// Runs in a network namespace of its own with two IPv6 addresses.
 #[test]
 fn over_ipv6() {
     let script = r#"

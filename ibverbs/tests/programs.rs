@@ -1,5 +1,5 @@
-//! Unmodified programs of Debian's ibverbs-utils on the library, over the loopback interface, with no privilege; and one of
-//! our own (`c/corners.c`) for what those never do.
+//! Unmodified programs of Debian's ibverbs-utils on the library, over the loopback interface and without
+//! privilege, and a program of our own (`c/corners.c`) for cases that those do not cover.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use support::{CProgram, Library, addresses, both_ends, port, text, wait_for_listener};
 
-/// Runs both ends of a ping-pong program; what they have said.
+/// Runs both ends of a ping-pong program and returns their output.
 fn pingpong(program: &str, args: &[&str]) -> String {
     let (library, [server, client], port) = (Library::new(), addresses(), port().to_string());
     let command = |address: &str, host: &[&str]| {
@@ -20,7 +20,7 @@ fn pingpong(program: &str, args: &[&str]) -> String {
 }
 
 #[test]
-fn devices_are_listed_and_described() {
+fn ibv_devices_and_ibv_devinfo_show_the_device() {
     let library = Library::new();
     let [address, _] = addresses();
     let out = library.program("ibv_devices", &address).output().unwrap();
@@ -43,7 +43,7 @@ fn devices_are_listed_and_described() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_said() {
+fn missing_device_is_reported() {
     let library = Library::new();
     let out = library.program("ibv_devinfo", "192.0.2.1").output().unwrap();
     assert!(!out.status.success());
@@ -55,7 +55,7 @@ fn a_device_that_is_not_there_is_said() {
 }
 
 #[test]
-fn a_taken_port_is_said() {
+fn udp_port_in_use_is_reported() {
     let library = Library::new();
     let [address, _] = addresses();
     let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
@@ -115,20 +115,20 @@ fn xsrq_pingpong() {
     }
 }
 
-/// Runs one of the corners of `c/corners.c` on the library.
+/// Runs one case of `c/corners.c` on the library.
 fn corner(name: &str) -> String {
     let [address, _] = addresses();
     CProgram::build("corners").run(&address, &[name])
 }
 
 #[test]
-fn a_program_forks_while_its_device_is_busy() {
+fn fork_works_while_the_device_is_busy() {
     let [address, _] = addresses();
     CProgram::build("forks").run(&address, &[]);
 }
 
 #[test]
-fn who_ends_with_nothing_closed_has_acknowledged_what_he_took() {
+fn received_message_is_acknowledged_though_the_process_exits_at_once() {
     let (leaving, [address, _]) = (CProgram::build("leaving"), addresses());
     for _ in 0..5 {
         leaving.run(&address, &[]);
@@ -136,72 +136,72 @@ fn who_ends_with_nothing_closed_has_acknowledged_what_he_took() {
 }
 
 #[test]
-fn threads_post_and_poll_while_they_end() {
+fn thread_posts_and_polls_during_its_exit() {
     corner("ending");
 }
 
 #[test]
-fn the_librarys_threads_take_no_signals() {
+fn threads_of_the_library_handle_no_signals() {
     corner("signals");
 }
 
 #[test]
-fn no_event_is_of_a_queue_that_is_gone() {
+fn no_event_names_a_destroyed_queue_pair() {
     println!("{}", corner("events"));
 }
 
 #[test]
-fn descriptors_work_with_epoll_and_without_waiting() {
+fn descriptors_work_with_epoll_and_nonblocking() {
     corner("descriptors");
 }
 
 #[test]
-fn a_program_unloads_the_library_with_its_device_closed_and_open() {
+fn library_is_unloaded_with_its_device_closed_or_open() {
     let [address, _] = addresses();
     CProgram::build_with("unloading", &[]).run(&address, &[]);
 }
 
 #[test]
-fn a_device_is_opened_more_than_once() {
+fn device_can_be_opened_more_than_once() {
     corner("twice");
 }
 
 #[test]
-fn work_requests_are_put_together_call_by_call() {
+fn work_requests_are_built_with_the_extended_post_calls() {
     corner("session");
 }
 
 #[test]
-fn memory_that_is_not_there_is_refused() {
+fn registration_of_unmapped_memory_is_refused() {
     corner("memory");
 }
 
 #[test]
-fn a_tebibyte_of_sparse_memory_is_registered_without_touching_its_pages() {
+fn tebibyte_of_sparse_memory_is_registered_without_touching_its_pages() {
     corner("sparse");
 }
 
 #[test]
-fn regions_on_demand_are_refused_where_nothing_is() {
+fn access_to_an_unmapped_part_of_an_on_demand_region_fails() {
     corner("on demand");
 }
 
 #[test]
-fn device_memory() {
+fn device_memory_is_allocated_and_accessed() {
     corner("device memory");
 }
 
 #[test]
-fn parent_domains_hold_what_they_are_made_of() {
+fn parent_domain_keeps_its_parts_in_use() {
     corner("parents");
 }
 
 #[test]
-fn what_one_context_has_another_imports() {
+fn objects_of_one_context_are_imported_by_another() {
     corner("imported");
 }
 
 #[test]
-fn reset_forgets_completions_and_the_gid_table_has_an_entry_for_each_address() {
+fn reset_discards_completions_and_the_gid_table_has_an_entry_for_each_address() {
     corner("anew");
 }

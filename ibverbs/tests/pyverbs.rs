@@ -1,4 +1,5 @@
-//! The test-suite of python3-pyverbs on the library: nothing fails, and what is skipped is what `pyverbs-skips.txt` lists.
+//! Test suite of python3-pyverbs on the library: no test fails, and exactly the tests listed in
+//! `pyverbs-skips.txt` are skipped.
 
 mod support;
 
@@ -8,16 +9,16 @@ use std::time::Duration;
 
 use support::{Library, Running, addresses, text};
 
-/// Where Debian has it.
+/// Directory in which Debian installs the suite.
 const SUITE: &str = "/usr/share/doc/rdma-core/tests";
 
-/// Whether a test is of this library: not of devices of one make, nor of memory of one.
+/// Reports whether a test applies to this library, rather than to devices or memory of one vendor.
 fn is_generic(name: &str) -> bool {
     let module = name.split('.').nth(1).unwrap();
     !["mlx5", "efa", "cuda"].iter().any(|make| module.contains(make))
 }
 
-/// Names of tests that are to be skipped here.
+/// Returns the names of the tests that are to be skipped on this machine.
 fn listed() -> BTreeSet<&'static str> {
     let huge_pages = huge_pages() >= HugePages::ENOUGH;
     let mut skipped = BTreeSet::new();
@@ -40,7 +41,7 @@ fn listed() -> BTreeSet<&'static str> {
     skipped
 }
 
-/// How many huge pages there are.
+/// File with the number of reserved huge pages.
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
 fn huge_pages() -> usize {
@@ -48,13 +49,13 @@ fn huge_pages() -> usize {
     number.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Enough huge pages for the time of a test, if it may have them.
+/// Reservation of enough huge pages for the duration of a test, if permitted.
 struct HugePages {
     before: usize,
 }
 
 impl HugePages {
-    /// What the suite's tests take at once.
+    /// Number of huge pages that the suite's tests use at a time.
     const ENOUGH: usize = 16;
 
     fn reserve() -> HugePages {
@@ -76,7 +77,7 @@ impl Drop for HugePages {
 }
 
 #[test]
-fn the_suite_of_pyverbs() {
+fn pyverbs_suite_passes_except_for_listed_skips() {
     assert!(
         Path::new(SUITE).join("run_tests.py").exists(),
         "this test needs {SUITE} (apt-get install python3-pyverbs; where dpkg leaves out /usr/share/doc, let it have that)"
@@ -84,7 +85,7 @@ fn the_suite_of_pyverbs() {
     let _huge_pages = HugePages::reserve();
     let (library, scratch) = (Library::new(), tempfile::tempdir().unwrap());
     let [address, _] = addresses();
-    // That of Debian, which has its modules.
+    // Debian's Python, which has its modules.
     let mut command = library.program("/usr/bin/python3", &address);
     command
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pyverbs/suite.py"))

@@ -1,5 +1,6 @@
-//! Debian's qperf on the library: a server, and a client for each of its tests. It knows no GIDs, so it names its peer by a
-//! LID, or has the connection manager connect. (Its tests of XRC are not in Debian's build.)
+//! Debian's qperf on the library: a server, and a client for each of its tests. qperf does not know GIDs, so
+//! it addresses its peer by LID, or lets the connection manager connect. Debian's build does not include its
+//! XRC tests.
 
 mod support;
 
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use support::{Library, Running, addresses, port, text, wait_for_listener};
 
-/// Runs tests against one server; each must show a figure of this kind.
+/// Runs tests against one server; each must report a figure of this kind.
 fn tests(kind: &str, names: &[&str]) {
     with_options(&[], kind, names);
 }
@@ -18,12 +19,12 @@ fn with_options(options: &[&str], kind: &str, names: &[&str]) {
     let port = port().to_string();
     let mut command = library.program("qperf", &server);
     command.args(["-lp", &port]);
-    // Ended when this is left: it serves for ever.
+    // The server never ends by itself, and is killed when this is dropped.
     let _serving = Running::new(command);
     wait_for_listener(&port);
     for name in names {
         let mut command = library.program("qperf", &client);
-        // The connection manager has no other address to connect to than the device's.
+        // The connection manager can connect to the device's address only.
         let host = if options.is_empty() { "127.0.0.1" } else { &server };
         command.args(["-lp", &port, host]).args(options).args(["-t", "1", name]);
         let out = Running::new(command).finish(Duration::from_secs(30));

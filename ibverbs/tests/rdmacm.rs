@@ -1,5 +1,5 @@
-//! Debian's rdmacm-utils, unmodified, on the library: two processes that connect by address and port, on two loopback
-//! addresses and on one that they share.
+//! Debian's rdmacm-utils, unmodified, on the library: two processes that connect by address and port, on two
+//! loopback addresses and on a shared one; and cases that they do not cover (`c/connections.c`).
 
 mod support;
 
@@ -11,10 +11,10 @@ use support::{
     wait_for_service,
 };
 
-/// How long a program may take.
+/// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The two ends of a test: who serves and who asks, each with its arguments.
+/// The server and the client of a test, each with its arguments.
 struct Ends<'a> {
     space: u16,
     server: (&'a str, Vec<&'a str>),
@@ -22,8 +22,8 @@ struct Ends<'a> {
 }
 
 impl Ends<'_> {
-    /// Runs both on devices of these addresses; `{server}`, `{client}` and `{port}` in arguments stand for theirs. What the
-    /// client has said.
+    /// Runs both on devices with these addresses, after replacing `{server}`, `{client}` and `{port}` in the
+    /// arguments. Returns the output of the client.
     fn run_on(&self, server: &str, client: &str) -> String {
         let (library, port) = (Library::new(), port());
         let filled = |text: &str| {
@@ -40,7 +40,8 @@ impl Ends<'_> {
         told
     }
 
-    /// Runs them on two addresses and on one; both must end well, and the client say `told` (a client that says nothing, "").
+    /// Runs both on two addresses and on one. Both must succeed, and the output of the client must contain
+    /// `told` ("" for a client without output).
     fn succeed(&self, told: &str) {
         let [a, b] = addresses();
         for (server, client) in [(&a, &b), (&a, &a)] {
@@ -50,7 +51,7 @@ impl Ends<'_> {
     }
 }
 
-/// Both ends of rping.
+/// Returns both ends of rping.
 fn rping<'a>(args: &[&'a str]) -> Ends<'a> {
     let server = [&["-s", "-a", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-c", "-a", "{server}", "-p", "{port}"], args].concat();
@@ -68,15 +69,15 @@ fn rping_pings_with_large_messages() {
 }
 
 #[test]
-fn rping_drives_its_queue_pairs_itself() {
+fn rping_pings_with_queue_pairs_it_modifies_itself() {
     rping(&["-C", "20", "-V", "-v", "-q"]).succeed("ping data: rdma-ping-19");
 }
 
 #[test]
-fn rping_is_told_that_nobody_listens() {
+fn rping_without_a_listener_is_rejected() {
     let library = Library::new();
     let [a, b] = addresses();
-    // Somebody has the address.
+    // There is a device at the address, but no listener on the port.
     let other = port().to_string();
     let mut command = library.program("rping", &a);
     command.args(["-s", "-a", &a, "-p", &other]);
@@ -93,7 +94,7 @@ fn rping_is_told_that_nobody_listens() {
     );
 }
 
-/// Both ends of ucmatose or udaddy.
+/// Returns both ends of ucmatose or udaddy.
 fn both<'a>(program: &'a str, space: u16, args: &[&'a str]) -> Ends<'a> {
     let server = [&["-b", "{server}", "-p", "{port}"], args].concat();
     let client = [&["-s", "{server}", "-b", "{client}", "-p", "{port}"], args].concat();
@@ -109,7 +110,7 @@ fn ucmatose() {
 
 #[test]
 fn udaddy() {
-    // It takes the number of its port space for -p, and has a port of its own.
+    // udaddy interprets -p as the number of its port space, and has a fixed port.
     for args in [&[][..], &["-c", "8", "-C", "5"]] {
         let [a, b] = addresses();
         for (server, client) in [(&a, &b), (&a, &a)] {
@@ -140,7 +141,7 @@ fn rdma_xserver_and_rdma_xclient() {
     }
 }
 
-/// A thousand connections at once. The server serves for ever.
+/// Makes a thousand connections at once. The server never ends by itself.
 #[test]
 fn cmtime() {
     let [a, b] = addresses();
@@ -161,7 +162,7 @@ fn cmtime() {
     }
 }
 
-/// Waits until the kernel has a group for somebody.
+/// Waits until some process has joined the multicast group.
 fn wait_for_group(group: Ipv4Addr) {
     let listed = format!("{:08X}", u32::from_ne_bytes(group.octets()));
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -178,7 +179,8 @@ fn mckey() {
     {
         let [a, b] = addresses();
         for (m, (receiver, sender)) in [(&a, &b), (&a, &a)].into_iter().enumerate() {
-            // One of a different group for each: others hear what is sent to any of theirs.
+            // Each run has a group of its own, because receivers get the datagrams sent to any group that
+            // they share.
             let process = std::process::id();
             let group = Ipv4Addr::new(239, (process >> 8) as u8, process as u8, (n * 2 + m) as u8);
             let (library, number) = (Library::new(), group.to_string());
@@ -194,7 +196,7 @@ fn mckey() {
     }
 }
 
-/// In a network namespace of its own, with two IPv6 addresses.
+/// Runs in a network namespace of its own with two IPv6 addresses.
 #[test]
 fn over_ipv6() {
     let script = r#"
@@ -216,90 +218,90 @@ fn over_ipv6() {
     assert_eq!(told.matches("return status 0").count(), 2, "{told}");
 }
 
-/// One of the corners of `c/connections.c`.
+/// Runs one case of `c/connections.c`.
 fn corner(name: &str) {
     let [address, _] = addresses();
     CProgram::build("connections").run(&address, &[name, &address]);
 }
 
 #[test]
-fn both_sides_hear_private_data() {
+fn private_data_reaches_both_sides() {
     corner("private data");
 }
 
 #[test]
-fn who_is_refused_hears_why() {
+fn rejected_peer_receives_the_reason() {
     corner("rejected");
 }
 
 #[test]
-fn a_channel_need_not_wait() {
+fn nonblocking_channel_returns_at_once() {
     corner("nonblocking");
 }
 
 #[test]
-fn an_id_waits_for_its_events() {
+fn destroy_id_waits_until_its_events_are_acknowledged() {
     corner("unacknowledged");
 }
 
 #[test]
-fn a_channel_may_be_destroyed_while_a_thread_waits_at_it() {
+fn channel_may_be_destroyed_while_a_thread_waits_for_events() {
     corner("abandoned");
 }
 
 #[test]
-fn calls_may_wait_for_what_they_ask() {
+fn calls_without_a_channel_block_until_done() {
     corner("endpoints");
 }
 
 #[test]
-fn ids_change_their_channel() {
+fn migrated_id_takes_its_events_along() {
     corner("migrated");
 }
 
 #[test]
-fn what_is_wrong_is_refused() {
+fn invalid_calls_are_refused() {
     corner("refused");
 }
 
 #[test]
-fn an_address_may_be_written_as_a_gid() {
+fn address_may_be_given_as_a_gid() {
     corner("gids");
 }
 
 #[test]
-fn a_child_has_none_of_its_parents_connections() {
+fn forked_child_has_none_of_its_parents_connections() {
     corner("forked");
 }
 
 #[test]
-fn a_child_that_goes_on_keeps_no_port() {
+fn forked_child_that_outlives_its_parent_keeps_no_port() {
     corner("lingering");
 }
 
 #[test]
-fn a_program_that_exits_disconnects() {
+fn exit_ends_the_connections() {
     corner("exiting");
 }
 
 #[test]
-fn a_signal_handler_may_exit() {
+fn signal_handler_may_exit() {
     corner("interrupted");
 }
 
 #[test]
-fn a_queue_pair_may_go_before_its_connection_is_heard_of() {
+fn queue_pair_may_be_destroyed_before_its_established_event_is_read() {
     corner("gone");
 }
 
 #[test]
-fn groups_bring_what_they_were_joined_with() {
+fn join_events_return_the_context_of_their_join() {
     corner("groups");
 }
 
-/// A path as its program gives it, which leads elsewhere than to the address that was resolved.
+/// The path set by the program leads to another address than the one that was resolved.
 #[test]
-fn the_path_is_the_programs_where_it_gives_one() {
+fn path_given_by_the_program_is_used() {
     let (library, program, port) = (Library::new(), CProgram::build("connections"), port());
     let ([a, b], number) = (addresses(), port.to_string());
     let start = |address: &str, name: &str| {

@@ -1,5 +1,6 @@
-//! Rsockets: Debian's programs of them, unmodified, on the library between two processes; an ordinary TCP program whose
-//! sockets are made rsockets by Debian's preloaded library; and what those programs do not do.
+//! Stream rsockets on the library: Debian's example programs, unmodified, between two processes; an ordinary
+//! TCP program through Debian's preloaded library; and cases that those programs do not cover
+//! (`c/rsockets.c`).
 
 mod support;
 
@@ -15,12 +16,12 @@ use urxe::link::LinkSpec;
 use urxe::verbs::cm::{ConnParam, ConnectionManager};
 use urxe::verbs::{Access, Context, ContextOptions, QpOptions, RKey, RecvWr, SendWr, WrOp};
 
-/// How long a program may take.
+/// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Debian's library that makes sockets rsockets.
+/// Debian's library that maps the calls of sockets to rsockets.
 const PRELOADED: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// Runs a program as server and as client, on two addresses.
+/// Runs a program as server and as client on two addresses, and returns the output of both.
 fn both(program: &str, args: &[&str]) -> [Output; 2] {
     let (library, port, [a, b]) = (Library::new(), port(), addresses());
     let number = port.to_string();
@@ -35,7 +36,7 @@ fn both(program: &str, args: &[&str]) -> [Output; 2] {
     [serving.finish(Duration::from_secs(10)), client]
 }
 
-/// Runs it with each of these arguments; both ends say how fast it was, and nothing else.
+/// Runs a program with each of these argument lists. Both ends must print their throughput, and nothing else.
 fn succeed(program: &str, all: &[&[&str]]) {
     for args in all {
         let ends = both(program, args);
@@ -87,7 +88,7 @@ fn rcopy() {
     std::fs::write(&source, &bytes).unwrap();
     let mut command = library.program("rcopy", &a);
     command.args(["-p", &number]);
-    // It serves for ever.
+    // The server never ends by itself.
     let _serving = Running::new(command);
     wait_for_service(&[TCP_PORTS], port);
     let mut command = library.program("rcopy", &b);
@@ -97,10 +98,10 @@ fn rcopy() {
     assert!(std::fs::read(&copy).is_ok_and(|copied| copied == bytes), "{}", text(&out));
 }
 
-/// iperf knows nothing of RDMA. Its port is one of the connection manager's and not of TCP's, and its bytes are in a capture
-/// of the NIC.
+/// iperf has no support for RDMA. Its port must be one of the connection manager and not of TCP, and its data
+/// must be in a capture of the NIC.
 #[test]
-fn a_tcp_program_goes_over_rdma() {
+fn tcp_program_uses_rdma_with_the_preloaded_library() {
     const BYTES: u64 = 4 << 20;
     let (port, [a, b], dir) = (port(), addresses(), tempfile::tempdir().unwrap());
     let (number, capture) = (port.to_string(), dir.path().join("capture"));
@@ -123,7 +124,7 @@ fn a_tcp_program_goes_over_rdma() {
     assert!(captured > BYTES, "{captured} bytes were captured of {BYTES}\n{told}");
 }
 
-/// In a network namespace of its own, with two IPv6 addresses.
+/// Runs in a network namespace of its own with two IPv6 addresses.
 #[test]
 fn over_ipv6() {
     let script = r#"
@@ -142,78 +143,78 @@ fn over_ipv6() {
     assert_eq!(told.matches("custom").count(), 2, "{told}");
 }
 
-/// One of the corners of `c/rsockets.c`.
+/// Runs one case of `c/rsockets.c`.
 fn corner(name: &str) {
     let [address, _] = addresses();
     CProgram::build("rsockets").run(&address, &[name, &address]);
 }
 
 #[test]
-fn connecting_need_not_wait() {
+fn nonblocking_connect_completes_later() {
     corner("connecting");
 }
 
 #[test]
-fn what_is_wrong_is_refused() {
+fn invalid_calls_are_refused() {
     corner("refused");
 }
 
 #[test]
-fn each_direction_ends_by_itself() {
+fn each_direction_is_shut_down_separately() {
     corner("half closed");
 }
 
 #[test]
-fn buffers_come_in_pieces() {
+fn scattered_buffers_are_sent_and_received() {
     corner("pieces");
 }
 
 #[test]
-fn threads_send_and_receive_at_once() {
+fn threads_send_and_receive_in_both_directions_at_once() {
     corner("both ways");
 }
 
 #[test]
-fn what_was_sent_arrives_after_a_close() {
+fn data_sent_before_a_close_arrives() {
     corner("full");
 }
 
 #[test]
-fn sockets_are_polled_with_other_descriptors() {
+fn rsockets_are_polled_together_with_other_descriptors() {
     corner("polled");
 }
 
 #[test]
-fn mapped_memory_is_written_directly() {
+fn riowrite_writes_to_mapped_memory() {
     corner("mapped");
 }
 
 #[test]
-fn a_program_that_exits_has_said_what_it_sent() {
+fn data_sent_before_an_exit_arrives() {
     corner("exits");
 }
 
 #[test]
-fn a_child_leaves_its_parents_sockets_alone() {
+fn forked_child_does_not_affect_its_parents_sockets() {
     corner("forked");
 }
 
 #[test]
-fn who_waits_for_a_socket_beside_another_hears_of_it_too() {
+fn all_threads_that_wait_for_a_socket_are_woken() {
     corner("beside");
 }
 
 #[test]
-fn calls_go_on_after_a_signal_where_the_program_says_so() {
+fn interrupted_call_restarts_with_sa_restart() {
     corner("interrupted");
 }
 
 #[test]
-fn what_is_kept_alive_may_be_closed() {
+fn socket_with_keepalive_can_be_closed() {
     corner("kept and closed");
 }
 
-/// One corner at each end, in two processes. The first may not end.
+/// Runs one case at each end, in two processes. The server may be one that does not end.
 fn two(server: &str, client: &str, server_ends: bool) {
     let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
     let ([a, b], number) = (addresses(), port.to_string());
@@ -234,7 +235,7 @@ fn two(server: &str, client: &str, server_ends: bool) {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_noticed_where_the_connection_is_kept_alive() {
+fn dead_peer_is_detected_with_keepalive_only() {
     two("is killed", "notices", false);
     two("is stopped", "notices", false);
     two("is stopped", "hears", false);
@@ -242,7 +243,8 @@ fn a_peer_that_is_gone_is_noticed_where_the_connection_is_kept_alive() {
     two("is stopped", "does not notice", false);
 }
 
-/// A peer that speaks the protocol as far as the handshake.
+/// Acts as a peer that follows the protocol up to the handshake, and then sends a write with this immediate
+/// data.
 fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
     let soon = Duration::from_secs(10);
     let context = manager.devices().remove(0);
@@ -251,11 +253,12 @@ fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
     let place = |len: u32| {
         [&memory.addr().to_be_bytes()[..], &memory.rkey().0.to_be_bytes(), &len.to_be_bytes()].concat()
     };
-    // Version 1, 64 credits, no memory to map; a table of two places, and one.
+    // Version 1, 64 credits, no mapped memory, a table of two places, and the first place.
     let hello = [&[1, 2, 0, 64, 0, 0, 0, 0][..], &place(2), &place(4000)].concat();
     let qp = |_: &Context| {
         let qp = pd.create_qp(&cq, &cq, &QpOptions::default())?;
-        // From INIT on it takes receives, for what the other end says; it stays there when it is attached.
+        // In INIT the queue pair accepts receives, for the messages of the other end. It stays in INIT when
+        // it is attached.
         qp.to_init(Access::ALL).unwrap();
         (0..4).for_each(|_| qp.post_recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap());
         Ok(qp)
@@ -269,7 +272,7 @@ fn say(manager: &ConnectionManager, to: SocketAddr, immediate: u32) {
 }
 
 #[test]
-fn who_makes_no_sense_is_talked_to_no_longer() {
+fn invalid_message_ends_the_connection() {
     let (library, program, port) = (Library::new(), CProgram::build("rsockets"), port());
     let [a, b] = addresses();
     let mut command = library.program(program.program(), &a);
@@ -280,7 +283,8 @@ fn who_makes_no_sense_is_talked_to_no_longer() {
     let context = Context::open_shards(link, &ContextOptions::default()).unwrap();
     let manager = ConnectionManager::new(vec![context]).unwrap();
     let to = SocketAddr::new(a.parse().unwrap(), port);
-    // Types and control messages that there are not, more data than there is room for, memory that cannot be mapped.
+    // Unknown types and control messages, more data than there is room for, and an entry of a table that does
+    // not exist.
     for immediate in [0x2000_0000, 0x6000_0001, 0x1fff_ffff, 0xc000_0000, 0xe000_0009] {
         say(&manager, to, immediate);
     }

@@ -1,4 +1,4 @@
-//! `urxe run` and `urxe env`: programs on the library without a word from whoever starts them.
+//! `urxe run` and `urxe env`: programs on the library without any change to the environment by the user.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn output(args: &[&str]) -> Output {
     Running::new(urxe(args)).finish(Duration::from_secs(30))
 }
 
-/// One line that says what is wrong, and nothing else.
+/// Checks that the command fails with one line that contains the reason, and no other output.
 fn refused(args: &[&str], why: &str) {
     let out = output(args);
     let told = text(&out);
@@ -30,7 +30,7 @@ fn refused(args: &[&str], why: &str) {
 }
 
 #[test]
-fn a_program_finds_the_device() {
+fn run_program_finds_the_device() {
     let [address, _] = addresses();
     let out = output(&["run", "--ip", &address, "--", "ibv_devinfo", "-v"]);
     let told = text(&out);
@@ -41,7 +41,7 @@ fn a_program_finds_the_device() {
 }
 
 #[test]
-fn the_program_takes_the_place_of_urxe() {
+fn run_replaces_the_urxe_process_by_the_program() {
     assert_eq!(output(&["run", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(output(&["run", "--", "sh", "-c", "kill -TERM $$"]).status.signal(), Some(15));
     let child = urxe(&["run", "--", "sh", "-c", "echo $$ $0 \"$1\"", "name", "two words"]).spawn().unwrap();
@@ -50,7 +50,7 @@ fn the_program_takes_the_place_of_urxe() {
 }
 
 #[test]
-fn a_shell_takes_the_variables() {
+fn env_output_is_evaluated_by_a_shell() {
     let [address, _] = addresses();
     let script = "eval \"$(\"$0\" env --link \"$1\")\" && ibv_devinfo";
     let out = Command::new("sh")
@@ -65,7 +65,7 @@ fn a_shell_takes_the_variables() {
 }
 
 #[test]
-fn what_is_not_asked_for_is_not_inherited() {
+fn run_clears_inherited_variables_that_no_option_sets() {
     let [address, _] = addresses();
     let show = "env | grep -o '^URXE_[A-Z]*'; echo \"${LD_LIBRARY_PATH#*:}\"";
     let mut command = urxe(&["run", "--ip", &address, "--seed", "3", "--", "sh", "-c", show]);
@@ -86,9 +86,10 @@ fn what_is_not_asked_for_is_not_inherited() {
     );
 }
 
-/// Both ends on a veth pair, seen by tcpdump at one of them: no packet is longer than the interface's MTU.
+/// Runs both ends on a veth pair with a capture by tshark at one of them: no packet is longer than the MTU of
+/// the interface.
 #[test]
-fn without_offload_another_capture_shows_packets_as_on_the_wire() {
+fn no_offload_keeps_packets_of_other_captures_within_the_mtu() {
     let script = r#"
         unshare -n sleep 50 & peer=$!
         until ip link add a0 type veth peer name b0 netns $peer 2>/dev/null; do kill -0 $peer || exit 3; done
@@ -120,7 +121,7 @@ fn without_offload_another_capture_shows_packets_as_on_the_wire() {
 }
 
 #[test]
-fn a_least_ack_timeout_reaches_the_library() {
+fn min_ack_timeout_reaches_the_library() {
     let [address, _] = addresses();
     let show = "echo $URXE_MIN_ACK_TIMEOUT $URXE_OFFLOAD";
     let out =
@@ -150,7 +151,7 @@ fn send_to_a_stopped_process_fails_but_with_patient_waits_until_it_continues() {
 }
 
 #[test]
-fn a_runtime_directory_that_is_none_does_no_harm() {
+fn invalid_runtime_directory_does_no_harm() {
     for directory in ["", "relative", "/nonexistent"] {
         let out = urxe(&["run", "--", "true"]).env("XDG_RUNTIME_DIR", directory).output().unwrap();
         assert!(out.status.success(), "{directory:?}: {}", text(&out));
@@ -158,7 +159,7 @@ fn a_runtime_directory_that_is_none_does_no_harm() {
 }
 
 #[test]
-fn many_at_once_find_the_library() {
+fn concurrent_runs_find_the_library() {
     let dir = tempfile::tempdir().unwrap();
     let script = "for n in 1 2 3 4 5 6 7 8; do \"$0\" run -- sh -c 'cat \"${LD_LIBRARY_PATH%%:*}/libibverbs.so.1\" >/dev/null' \
                   || echo failed & done; wait";
@@ -175,7 +176,7 @@ fn many_at_once_find_the_library() {
 }
 
 #[test]
-fn what_cannot_run_is_said_in_one_line() {
+fn program_that_cannot_run_is_reported_in_one_line() {
     let dir = tempfile::tempdir().unwrap();
     refused(&["run", "--", "no-such-program"], "there is no program 'no-such-program'");
     refused(&["run", "--ip", "192.0.2.1", "--", "true"], "no interface has 192.0.2.1");
@@ -198,13 +199,13 @@ fn what_cannot_run_is_said_in_one_line() {
 }
 
 #[test]
-fn no_device_has_a_reason() {
+fn run_without_any_device_reports_the_reason() {
     let told = in_namespace("\"$URXE\" run -- ibv_devices", &[]);
     assert!(told.contains("urxe: there is no device, as no interface is up"), "{told}");
 }
 
 #[test]
-fn a_taken_port_is_said() {
+fn udp_port_in_use_is_reported() {
     let [address, _] = addresses();
     let _other = std::net::UdpSocket::bind((address.as_str(), 4791)).unwrap();
     let out = output(&["run", "--ip", &address, "--", "ibv_devinfo"]);
@@ -213,7 +214,7 @@ fn a_taken_port_is_said() {
     assert!(told.contains(&format!("urxe: UDP port 4791 of {address} is taken by")), "{told}");
 }
 
-/// Both ends of a ping-pong, the client's with more options of `urxe run`.
+/// Runs both ends of a ping-pong, the client with more options of `urxe run`.
 fn pingpong(options: &[&str]) -> String {
     let [server, client] = addresses();
     pingpong_between(&["--ip", &server], &[&["--ip", &client], options].concat())
@@ -231,14 +232,14 @@ fn pingpong_between(server: &[&str], options: &[&str]) -> String {
     told
 }
 
-/// Packets of a capture, and comments on them.
+/// Returns the number of packets of a capture, and the comments on them.
 fn captured(file: &Path) -> (usize, Vec<String>) {
     let (mut packets, mut comments) = (0, Vec::new());
     let Ok(mut reader) = File::open(file).map_err(drop).and_then(|f| PcapNgReader::new(f).map_err(drop))
     else {
         return (0, comments);
     };
-    // One that is being written may end anywhere.
+    // A capture that is being written may be truncated anywhere.
     while let Some(Ok(block)) = reader.next_block() {
         if let Block::EnhancedPacket(packet) = block {
             packets += 1;
@@ -249,13 +250,13 @@ fn captured(file: &Path) -> (usize, Vec<String>) {
 }
 
 #[test]
-fn what_a_program_sends_is_captured_and_disturbed() {
+fn run_captures_packets_and_injects_faults() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out-%p.pcapng");
     let never = "tx:dup=1,opcode=flush";
     let options = [
         "--fault",
-        // Not any packet: the next acknowledgement makes up for one that is dropped.
+        // Acknowledgements are not dropped, because the next one makes up for a lost one.
         "tx:drop=5,opcode=send-middle",
         "--fault",
         "rx:dup=7",
@@ -266,7 +267,7 @@ fn what_a_program_sends_is_captured_and_disturbed() {
     ];
     let told = pingpong(&options);
     assert!(told.contains("urxe: fault rx:dup=7: matched ") && told.contains(", disturbed 1\n"), "{told}");
-    // The dropped packet, and what was sent with it.
+    // At least the dropped packet is retransmitted.
     let again =
         told.split("packets retransmitted: ").nth(1).and_then(|n| n.lines().next()?.parse::<u32>().ok());
     assert!(again >= Some(1), "{told}");
@@ -295,10 +296,10 @@ fn exit_in_the_middle_of_a_call_reports_fault_rules_and_ends() {
     }
 }
 
-/// Both ends of a ping-pong with a port of its own, as one shell command.
+/// Returns both ends of a ping-pong with a port of its own as one shell command.
 fn both_ends(iterations: u32) -> String {
     let program = format!("ibv_rc_pingpong -g 0 -n {iterations} -p {}", port());
-    // The client starts when the server listens, and its failure is that of the command.
+    // The client is repeated until the server listens. Any other failure of it fails the command.
     format!(
         "{program} & until {program} 127.0.0.1 2>\"$DIR/err\"; do grep -q \"Couldn't connect\" \"$DIR/err\" || \
          {{ cat \"$DIR/err\"; exit 1; }}; done; cat \"$DIR/err\" >&2; wait"
@@ -309,7 +310,7 @@ fn both_ends(iterations: u32) -> String {
 fn each_process_of_a_run_captures_to_a_file_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.pcapng");
-    // A capture of before is replaced.
+    // An existing capture is replaced.
     fs::write(&file, "old").unwrap();
     let [address, _] = addresses();
     let script = both_ends(300);
@@ -324,16 +325,16 @@ fn each_process_of_a_run_captures_to_a_file_of_its_own() {
     assert!(out.status.success(), "{told}");
     let names = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path());
     let files: Vec<PathBuf> = names.filter(|name| name.extension().is_some_and(|e| e == "pcapng")).collect();
-    // A client that found nobody may have opened a device too.
+    // A client that could not connect may have opened a device too.
     assert!(files.len() >= 2 && files.contains(&file), "{files:?}: {told}");
     let counts: Vec<usize> = files.iter().map(|file| whole_capture(file)).collect();
-    // 300 messages out and in with their acknowledgements, at both ends.
+    // 300 messages in each direction with their acknowledgements, at both ends.
     assert!(counts.iter().filter(|count| **count >= 900).count() == 2, "{counts:?} in {files:?}");
     let other = files.iter().find(|other| **other != file).unwrap();
     assert!(told.contains(&format!("is captured in {}", other.display())), "{told}");
 }
 
-/// Packets of a capture that is complete.
+/// Returns the number of packets of a capture, which must be complete.
 fn whole_capture(file: &Path) -> usize {
     packets_of(&fs::read(file).unwrap())
 }
@@ -348,7 +349,7 @@ fn packets_of(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn a_capture_to_standard_output_has_it_alone() {
+fn capture_to_standard_output_moves_other_output_to_standard_error() {
     let [address, _] = addresses();
     let corners = CProgram::build("corners");
     let out = output(&[
@@ -369,7 +370,7 @@ fn a_capture_to_standard_output_has_it_alone() {
 }
 
 #[test]
-fn a_capture_on_a_full_disk_says_so_and_keeps_the_file_whole() {
+fn capture_on_a_full_disk_reports_it_and_keeps_the_file_valid() {
     let dir = tempfile::tempdir().unwrap();
     let kept = dir.path().join("kept.pcapng");
     let script = r#"
@@ -381,7 +382,7 @@ fn a_capture_on_a_full_disk_says_so_and_keeps_the_file_whole() {
     let corners = CProgram::build("corners");
     let told = in_namespace(&script, &[("KEPT", kept.to_str().unwrap()), ("CORNERS", corners.program())]);
     let lines: Vec<&str> = told.lines().filter(|line| line.contains("No space left on device")).collect();
-    // At the first failure, and the sum at the end.
+    // One line at the first failure, and one with the total at the end.
     let lost: Vec<u64> = lines
         .iter()
         .map(|l| l.split("lacks ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap())
@@ -391,9 +392,9 @@ fn a_capture_on_a_full_disk_says_so_and_keeps_the_file_whole() {
     assert!(whole_capture(&kept) > 0);
 }
 
-/// Its devices are closed or not.
+/// The program exits without closing its device.
 #[test]
-fn a_capture_ends_with_the_program() {
+fn capture_is_complete_when_the_program_exits_with_open_devices() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.pcapng");
     let corners = CProgram::build("corners");
@@ -413,7 +414,7 @@ fn a_capture_ends_with_the_program() {
 }
 
 #[test]
-fn a_capture_is_whole_however_the_program_ends() {
+fn capture_is_valid_after_the_program_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.pcapng");
     let corners = CProgram::build("corners");
@@ -421,7 +422,7 @@ fn a_capture_is_whole_however_the_program_ends() {
     let args =
         ["run", "--ip", &address, "--capture", file.to_str().unwrap(), "--", corners.program(), "linger"];
     let mut running = urxe(&args).spawn().unwrap();
-    // It has sent what it will when it says so.
+    // The program prints this once it has sent everything.
     let mut said = [0; 6];
     running.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -434,7 +435,7 @@ fn a_capture_is_whole_however_the_program_ends() {
 }
 
 #[test]
-fn a_device_may_be_on_another_link() {
+fn run_program_uses_a_frame_link() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
     let server = format!("frames:dgram:{a},{b},ip=10.77.0.1/24");
@@ -444,8 +445,8 @@ fn a_device_may_be_on_another_link() {
 }
 
 #[test]
-fn a_seed_gives_the_same_numbers_again() {
-    // The highest 6 bits are the part of the address's numbers that the steward has given, at random.
+fn same_seed_gives_the_same_qp_numbers() {
+    // The highest 6 bits are the QPN partition, which the steward assigns at random.
     let qpn = |told: &str| {
         let qpn = &told.split("QPN 0x").nth(1).unwrap()[..6];
         u32::from_str_radix(qpn, 16).unwrap() & 0x3_ffff

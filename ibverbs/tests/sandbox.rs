@@ -1,5 +1,5 @@
-//! Programs where there is least: as a user without privilege, in a user and a network namespace of its own, with nothing
-//! under /dev/infiniband; and as that user outside of it.
+//! Programs in minimal environments: as an unprivileged user in a user and a network namespace of its own,
+//! with nothing under /dev/infiniband, and as the same user outside of it.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use support::{addresses, built, port, text};
 
-/// A server and a client of perftest, by `urxe run` alone.
+/// Script that runs a server and a client of perftest, each under `urxe run`.
 const BOTH_ENDS: &str = r#"
     run() { ip=$1; shift; "$URXE" run --ip "$ip" -- ib_write_bw -F -n 100 -p "$PORT" "$@"; }
     run "$SERVER" >"$DIR/server" 2>&1 &
@@ -16,10 +16,12 @@ const BOTH_ENDS: &str = r#"
     wait $! || { cat "$DIR/server"; exit 1; }
 "#;
 
-/// What a script says that runs as nobody, if this is root; else as who runs the tests.
+/// Runs a script as the user nobody if the tests run as root, else as the current user, and returns its
+/// output.
 fn as_nobody(before: &[&str], script: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
-    // Programs and libraries where nobody may look: a checkout may lie in a directory of root's.
+    // The programs and libraries are copied to a directory that every user can read, because the checkout may
+    // be in one of root's.
     for name in ["urxe", "libibverbs.so", "liburxe_preload.so"] {
         let file = built(name).expect("cargo build --workspace, or cargo test --workspace");
         std::fs::copy(file, dir.path().join(name)).unwrap();
@@ -44,20 +46,20 @@ fn as_nobody(before: &[&str], script: &str) -> String {
 }
 
 #[test]
-fn in_namespaces_of_its_own() {
-    // Without a word of what is forbidden the programs would try it: there is no device, and nobody is root outside.
+fn perftest_runs_in_its_own_user_and_network_namespace() {
+    // Whatever needs privilege would fail here: there is no RDMA device, and the user is not root outside.
     let script = format!("ip link set lo up && test ! -e /dev/infiniband && {BOTH_ENDS}");
     assert!(as_nobody(&["unshare", "-Urn"], &script).contains("#bytes"));
 }
 
 #[test]
-fn without_privilege() {
+fn perftest_runs_without_privilege() {
     assert!(as_nobody(&[], BOTH_ENDS).contains("#bytes"));
 }
 
-/// Events are printed as they come: of a port whose interface goes down and comes up again.
+/// Events are printed as they arrive, here of a port whose interface goes down and comes up again.
 #[test]
-fn asyncwatch_sees_a_port_come_and_go() {
+fn asyncwatch_reports_port_error_and_port_active() {
     let script = r#"
         ip link set lo up
         ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v0 && ip link set v1 up && ip link set v0 up || exit 3

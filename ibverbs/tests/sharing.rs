@@ -1,4 +1,5 @@
-//! Several programs on one address: a steward gives each its part, and nobody's end is the end of others.
+//! Several programs on one address: a steward gives each a QPN partition, and the end of one program does not
+//! affect the others.
 
 mod support;
 
@@ -22,7 +23,7 @@ fn eventually(what: &str, mut happens: impl FnMut() -> bool) {
     }
 }
 
-/// The stewards of an address, by number.
+/// Returns the process IDs of the stewards of an address.
 fn stewards(address: &str) -> Vec<Pid> {
     let line = format!("urxe\0steward\0{address}\0");
     let numbers = std::fs::read_dir("/proc").unwrap().flatten();
@@ -33,14 +34,14 @@ fn stewards(address: &str) -> Vec<Pid> {
     numbers.filter(is_one).map(Pid::from_raw).collect()
 }
 
-/// A ping-pong program with all that it needs to talk to another on the same address.
+/// Returns the command of a ping-pong program for a peer on the same address.
 fn pingpong(library: &Library, address: &str, port: &str, args: &[&str]) -> Command {
     let mut command = library.program("ibv_rc_pingpong", address);
     command.args(["-g", "0", "-p", port]).args(args);
     command
 }
 
-/// A server that waits for its client.
+/// Starts a server that waits for its client.
 fn server(library: &Library, address: &str, port: &str, args: &[&str]) -> Running {
     let running = Running::new(pingpong(library, address, port, args));
     wait_for_listener(port);
@@ -58,7 +59,7 @@ fn succeeds(running: Running) {
     assert!(out.status.success() && text(&out).contains("iters in"), "{:?} {}", out.status, text(&out));
 }
 
-/// Both ends of a short ping-pong on one address.
+/// Runs both ends of a short ping-pong on one address.
 fn talk(library: &Library, address: &str, args: &[&str]) {
     let port = port().to_string();
     let server = server(library, address, &port, args);
@@ -67,7 +68,7 @@ fn talk(library: &Library, address: &str, args: &[&str]) {
 }
 
 #[test]
-fn programs_on_one_address_talk_and_the_steward_goes_with_the_last() {
+fn programs_on_one_address_communicate_and_the_steward_ends_with_the_last() {
     let (library, [address, _]) = (Library::new(), addresses());
     let (one, other) = (port().to_string(), port().to_string());
     let servers = [server(&library, &address, &one, &[]), server(&library, &address, &other, &["-e"])];
@@ -79,7 +80,7 @@ fn programs_on_one_address_talk_and_the_steward_goes_with_the_last() {
 }
 
 #[test]
-fn programs_with_several_shards_share_too() {
+fn programs_with_several_shards_share_an_address() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let with_shards = |mut command: Command| {
@@ -96,7 +97,7 @@ fn programs_with_several_shards_share_too() {
 }
 
 #[test]
-fn a_program_that_is_killed_leaves_its_place_to_others() {
+fn lease_of_a_killed_program_is_reused() {
     let (library, [address, _]) = (Library::new(), addresses());
     let stays = server(&library, &address, &port().to_string(), &[]);
     let steward = stewards(&address);
@@ -116,14 +117,14 @@ fn a_program_that_is_killed_leaves_its_place_to_others() {
 }
 
 #[test]
-fn who_wants_to_end_a_connection_to_a_program_that_was_killed_is_told_that_it_has_ended() {
+fn dreq_to_a_killed_program_is_answered_with_a_drep() {
     let (library, [address, elsewhere]) = (Library::new(), addresses());
     let _stays = server(&library, &address, &port().to_string(), &[]);
     let goes = server(&library, &address, &port().to_string(), &[]);
     let link = UdpLink::bind(elsewhere.parse().unwrap(), &UdpOptions::default()).unwrap();
     let peer = Context::open(Box::new(link), &ContextOptions::default()).unwrap().management_port().unwrap();
     let to = AddressVector::to(Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
-    // Whoever has a seat has the IDs that begin with it.
+    // The communication IDs of a process begin with its QPN partition.
     let ask_all = || {
         for seat in 1..64 {
             let (local, remote) = (CommId(seat), CommId(seat << 26 | 0x77));
@@ -145,7 +146,7 @@ fn who_wants_to_end_a_connection_to_a_program_that_was_killed_is_told_that_it_ha
 }
 
 #[test]
-fn when_the_steward_dies_programs_go_on_and_another_takes_over() {
+fn programs_survive_the_death_of_the_steward_and_another_takes_over() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let long = ["-n", "100000000"];
@@ -168,7 +169,7 @@ fn when_the_steward_dies_programs_go_on_and_another_takes_over() {
 }
 
 #[test]
-fn who_cannot_come_to_a_new_steward_keeps_its_place_all_the_same() {
+fn stopped_program_keeps_its_lease_under_a_new_steward() {
     let (library, [address, _]) = (Library::new(), addresses());
     let port = port().to_string();
     let stopped = server(&library, &address, &port, &["-n", "200"]);
@@ -177,7 +178,7 @@ fn who_cannot_come_to_a_new_steward_keeps_its_place_all_the_same() {
     kill(pid, Signal::SIGSTOP).unwrap();
     let before = stewards(&address);
     kill(before[0], Signal::SIGKILL).unwrap();
-    // A new steward begins with the first place, which the stopped one has.
+    // A new steward starts with the first QPN partition, which the stopped process holds.
     for _ in 0..4 {
         talk(&library, &address, &["-n", "10"]);
     }
@@ -199,7 +200,7 @@ fn programs_of_other_users_are_refused_unless_told_otherwise() {
     let [ours, everybodys] = addresses();
     let library = Library::new();
     let nobody = |address: &str, any: &str| {
-        // What cargo has built may lie where others cannot look.
+        // The build products may be in a directory that other users cannot read.
         let dir = tempfile::tempdir().unwrap();
         for (name, copy) in [("libibverbs.so", "libibverbs.so.1"), ("urxe", "urxe")] {
             std::fs::copy(built(name).unwrap(), dir.path().join(copy)).unwrap();
@@ -228,7 +229,7 @@ fn programs_of_other_users_are_refused_unless_told_otherwise() {
     drop(stays);
 }
 
-/// The sockets of a listener are in a directory of the user that opened the device.
+/// The sockets of listeners are in a directory of the user that opened the device.
 #[test]
 fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user() {
     if !nix::unistd::geteuid().is_root() {
@@ -254,7 +255,7 @@ fn listen_after_change_of_user_is_refused_with_a_reason_but_works_with_any_user(
 }
 
 #[test]
-fn a_program_that_waits_for_its_children_has_none_by_us() {
+fn steward_is_no_child_of_the_program() {
     let (library, [address, _]) = (Library::new(), addresses());
     let corners = support::CProgram::build("corners");
     let mut command = library.program(corners.program(), &address);
@@ -263,7 +264,8 @@ fn a_program_that_waits_for_its_children_has_none_by_us() {
     assert!(out.status.success(), "{:?} {}", out.status, text(&out));
 }
 
-/// Whether a program is there; one that is missing is an error where all of them are to be.
+/// Reports whether a program is installed. A missing one is an error in CI, where all of them must be
+/// installed.
 fn is_installed(program: &str) -> bool {
     let found =
         Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();

@@ -1,4 +1,4 @@
-//! A steward that has few file descriptors.
+//! A steward with few file descriptors.
 
 mod support;
 
@@ -9,22 +9,23 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use support::{Library, Running, addresses, built, port, text, wait_for_listener};
 
-/// Descriptors for one address, whose sockets are 64, and for a few processes.
+/// Limit of descriptors that is enough for one address, which takes 64 sockets, and a few processes.
 const FEW: u32 = 84;
-/// Descriptors for one address and some processes, but not for every connection of the test.
+/// Limit of descriptors that is enough for one address and some processes, but not for all connections of the
+/// test.
 const ENOUGH: u32 = 128;
 
-/// The path of the socket at which the steward of an address listens.
+/// Returns the path of the socket on which the steward of an address listens.
 fn socket_of(address: &str) -> Option<String> {
     let name = format!("/urxe-steward-{address}");
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    // The flag says that the socket listens; it has its name a moment before.
+    // The flag means that the socket listens; it gets its name a moment before.
     let listening = sockets.lines().filter(|line| line.contains(" 00010000 "));
     let mut paths = listening.filter_map(|line| line.split_whitespace().last());
     paths.find(|path| path.ends_with(&name)).map(str::to_owned)
 }
 
-/// A steward with so many descriptors.
+/// Starts a steward with this limit of descriptors.
 fn steward(address: &str, descriptors: u32) -> Running {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -n {descriptors}; exec \"$0\" steward {address}")]);
@@ -48,7 +49,7 @@ fn server(library: &Library, address: &str, port: &str) -> Running {
 fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_served() {
     let (library, [address, _]) = (Library::new(), addresses());
     let _steward = steward(&address, FEW);
-    // The steward stays as long as one of them.
+    // The steward stays as long as one of the servers runs.
     let first = port().to_string();
     let mut servers = vec![(first.clone(), server(&library, &address, &first))];
     wait_for_listener(&first);
@@ -66,7 +67,7 @@ fn process_that_the_steward_has_no_descriptor_for_is_refused_and_the_others_are_
     let steward = format!("the steward of {address} cannot");
     assert!(refused.contains(&steward) && refused.contains("Too many open files"), "{refused}");
     assert!(servers.len() > 1, "after {} processes: {refused}", servers.len());
-    // The end of one makes room for a client of another.
+    // The end of one process makes room for a client of another.
     drop(servers.pop());
     let (port, waiting) = servers.pop().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);

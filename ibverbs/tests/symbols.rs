@@ -1,9 +1,9 @@
-//! What programs ask of the library by name and version is there.
+//! Exported symbols of the library and their versions.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// `name@@version` of everything that the library exports.
+/// Returns `name@@version` of every symbol that the library exports.
 fn exported() -> BTreeSet<String> {
     let test = std::env::current_exe().unwrap();
     let library = test.ancestors().map(|dir| dir.join("libibverbs.so")).find(|path| path.exists());
@@ -11,14 +11,15 @@ fn exported() -> BTreeSet<String> {
     let out = Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library).output();
     let out = out.expect("this test needs readelf (apt-get install binutils)");
     let text = String::from_utf8(out.stdout).unwrap();
-    // Number, value, size, type, binding, visibility, section, name; the section's of a needed one is UND.
+    // Columns: number, value, size, type, binding, visibility, section, name. The section of an undefined
+    // symbol is UND.
     let symbols = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let defined = symbols.filter(|f| f.len() >= 8 && !f.contains(&"UND") && !f.contains(&"Ndx"));
     defined.filter_map(|f| f.last().map(|name| (*name).to_owned())).collect()
 }
 
 #[test]
-fn every_symbol_that_programs_need_is_there_in_its_version() {
+fn every_symbol_that_programs_need_is_exported_in_its_version() {
     let have = exported();
     let missing: Vec<_> = include_str!("symbols.txt")
         .lines()

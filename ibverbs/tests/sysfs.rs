@@ -1,4 +1,4 @@
-//! What programs that `urxe run` starts find in `/sys` and `/dev`: the devices that the library has.
+//! Files under `/sys` and `/dev` as programs under `urxe run` see them: they show the devices of the library.
 
 mod support;
 
@@ -14,21 +14,21 @@ fn output(mut command: Command, args: &[&str]) -> Output {
     Running::new(command).finish(Duration::from_secs(30))
 }
 
-/// What a shell script prints under `urxe run` with these options.
+/// Returns the output of a shell script under `urxe run` with these options.
 fn script(options: &[&str], script: &str) -> String {
     let out = output(urxe(&["run"]), &[options, &["--", "sh", "-c", script]].concat());
     assert!(out.status.success(), "{}", text(&out));
     text(&out)
 }
 
-/// The values of a line of `ibv_devinfo -v`, in their order.
+/// Returns the values of a field in the output of `ibv_devinfo -v`, in order.
 fn values<'a>(told: &'a str, name: &str) -> Vec<&'a str> {
     let lines = told.lines().filter_map(|line| line.trim_start().strip_prefix(name));
     lines.filter_map(|rest| rest.split_once(':')).map(|(_, value)| value.trim()).collect()
 }
 
 #[test]
-fn the_kernels_files_say_what_the_library_says() {
+fn sysfs_files_agree_with_the_library() {
     let dir = tempfile::tempdir().unwrap();
     let [a, b] = ["a", "b"].map(|name| dir.path().join(name).display().to_string());
     let [address, _] = addresses();
@@ -64,7 +64,7 @@ fn the_kernels_files_say_what_the_library_says() {
 }
 
 #[test]
-fn each_device_of_the_machine_is_there() {
+fn sysfs_and_dev_show_each_device_of_the_machine() {
     let listed = script(&[], "ibv_devices | tail -n +3 | awk '{print $1}'; echo; ls /sys/class/infiniband");
     let (library, files) = listed.split_once("\n\n").unwrap();
     assert_eq!(library, files.trim_end(), "{listed}");
@@ -74,7 +74,7 @@ fn each_device_of_the_machine_is_there() {
 }
 
 #[test]
-fn a_library_reports_its_place_in_the_tree() {
+fn library_reports_its_sysfs_path() {
     let [address, _] = addresses();
     let see = "python3 -c 'import ctypes as c; v = c.CDLL(\"libibverbs.so.1\"); v.ibv_get_sysfs_path.restype = c.c_char_p; \
                print(v.ibv_get_sysfs_path().decode())'; echo $URXE_SYSFS";
@@ -84,10 +84,10 @@ fn a_library_reports_its_place_in_the_tree() {
 }
 
 #[test]
-fn what_was_preloaded_before_stays_and_nothing_is_twice() {
+fn existing_preloads_are_kept_and_none_is_added_twice() {
     let [address, _] = addresses();
     let mut command = urxe(&["run", "--ip", &address, "--", "sh", "-c"]);
-    // The first name is of a library that every machine has; the loader looks for it by itself.
+    // Every machine has libm, and the loader finds it without a path.
     command.env("LD_PRELOAD", "libm.so.6 libdl.so.2");
     let nested = "\"$0\" run -- sh -c 'echo $LD_PRELOAD; echo $ASAN_OPTIONS'";
     let out = output(command, &[nested, support::built("urxe").unwrap().to_str().unwrap()]);
@@ -101,7 +101,7 @@ fn what_was_preloaded_before_stays_and_nothing_is_twice() {
 }
 
 #[test]
-fn a_program_with_the_address_sanitizer_runs() {
+fn program_with_address_sanitizer_runs() {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("checked.c"), dir.path().join("checked"));
     let text_of =
@@ -116,7 +116,7 @@ fn a_program_with_the_address_sanitizer_runs() {
 }
 
 #[test]
-fn a_directory_that_programs_cannot_be_told_of_is_refused() {
+fn runtime_directory_that_ld_preload_cannot_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (name, why) in [("with space".to_owned(), "space or a colon"), ("d".repeat(220), "longer than")] {
         let inside = dir.path().join(name);

@@ -1,5 +1,5 @@
-//! UCX, unmodified, on the library: it looks for devices in `/sys` and `/dev`, wires up over datagrams, and then writes,
-//! reads and sends over reliable connections.
+//! Unmodified UCX on the library: it looks for devices in `/sys` and `/dev`, performs its wireup over UD, and
+//! then writes, reads and sends over RC.
 
 mod support;
 
@@ -15,7 +15,7 @@ use support::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// `ucx_perftest` under `urxe run`; without the server's address it is the server.
+/// Returns the command of `ucx_perftest` under `urxe run`, as the server if `server` is `None`.
 fn perftest(address: &str, port: &str, transports: &str, args: &[&str], server: Option<&str>) -> Command {
     let mut command = urxe(&["run", "--ip", address, "--", "ucx_perftest", "-f", "-p", port]);
     command.args(args).args(server);
@@ -23,7 +23,8 @@ fn perftest(address: &str, port: &str, transports: &str, args: &[&str], server: 
     command
 }
 
-/// Both ends of a test, on two addresses; the iterations that it tells of are all that were asked for.
+/// Runs both ends of a test on two addresses. The number of iterations in the output must be the requested
+/// one.
 fn runs(transports: &str, args: &[&str]) {
     let [server, client] = addresses();
     let port = port().to_string();
@@ -38,7 +39,7 @@ fn runs(transports: &str, args: &[&str]) {
     assert!(last.split_whitespace().any(|word| word == "200"), "{transports} {args:?}: {told}");
 }
 
-/// The same over both: `rc` is `rc_verbs` for all data, and `ud_verbs` only to wire it up.
+/// Runs a test over both transports: `rc` is `rc_verbs` for all data and `ud_verbs` for the wireup only.
 fn runs_over_both(test: &str, size: &str) {
     for transports in ["rc", "ud_verbs"] {
         runs(transports, &["-t", test, "-s", size]);
@@ -52,7 +53,7 @@ fn lists_both_transports(told: &str) {
 }
 
 #[test]
-fn the_device_is_listed() {
+fn ucx_info_lists_the_device() {
     let [address, _] = addresses();
     let out = Running::new(urxe(&["run", "--ip", &address, "--", "ucx_info", "-d"])).finish(LIMIT);
     let told = text(&out);
@@ -61,10 +62,11 @@ fn the_device_is_listed() {
     assert!(told.contains("atomic_fadd: 64 bit") && told.contains("domain: device"), "{told}");
 }
 
-/// With no capability and no directory of one's own.
+/// Runs without capabilities and without a runtime directory of the user.
 #[test]
-fn nobody_in_particular_may_use_it() {
-    // Where everybody may look: what cargo builds is the user's own.
+fn ucx_runs_without_privilege() {
+    // Build products may be readable for their owner only, so they are copied to a directory that everyone
+    // can read.
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     for file in [built("urxe").unwrap(), library(), preload()] {
@@ -108,7 +110,7 @@ fn tagged_messages() {
     runs_over_both("tag_sync_lat", "4096");
 }
 
-/// Those that are too long to send are read, or written, by whoever is ready for them.
+/// Messages above the eager threshold are read or written by the side that is ready for them (rendezvous).
 #[test]
 fn long_messages() {
     for transports in ["rc", "ud_verbs"] {
@@ -137,11 +139,12 @@ fn atomics() {
     for test in ["ucp_add", "ucp_fadd", "ucp_cswap"] {
         runs_over_both(test, "8");
     }
-    // No verb does it: UCX sends messages for it.
+    // No verb swaps unconditionally, so UCX emulates it by messages.
     runs_over_both("ucp_swap", "8");
 }
 
-/// Who sleeps until an event comes does not poll after asking for it: it is raised for what is there already.
+/// UCX does not poll again after it has requested an event, so the event has to be raised for completions
+/// that are already there.
 #[test]
 fn sleeping_for_events() {
     for transports in ["rc", "ud_verbs"] {
@@ -151,7 +154,7 @@ fn sleeping_for_events() {
     }
 }
 
-/// One verb after another, with no protocol above them.
+/// Runs each transport alone, without a protocol above it.
 #[test]
 fn transports_by_themselves() {
     let uct = |transport: &str, test: &str, layout: &str, size: &str| {
@@ -173,8 +176,8 @@ fn transports_by_themselves() {
     }
 }
 
-/// By an address and a port, as clients of servers do: UCX leaves connecting to the connection manager, and drives its queue
-/// pairs itself.
+/// Connects by address and port, as clients of servers do: UCX leaves connecting to the connection manager,
+/// and modifies its queue pairs itself.
 #[test]
 fn connected_by_address() {
     let program = CProgram::build_with("sockaddr", &["-lucp", "-lucs"]);

@@ -1,12 +1,14 @@
-//! The program's buffers, of which a call may have several, taken piece by piece.
+//! Scatter and gather lists: the program's buffers, of which a call may have several, taken piece by piece.
 
-/// What is to be sent.
+/// Gather list of the data to send.
 #[derive(Clone)]
 pub struct Source<'a> {
     parts: &'a [&'a [u8]],
-    /// Bytes taken of the first part, and of all.
+    /// Number of bytes taken of the first part.
     of_first: usize,
+    /// Number of bytes taken in total.
     taken: usize,
+    /// Number of bytes not yet taken.
     left: usize,
 }
 
@@ -15,21 +17,23 @@ impl<'a> Source<'a> {
         Source { parts, of_first: 0, taken: 0, left: parts.iter().map(|part| part.len()).sum() }
     }
 
+    /// Returns the number of bytes not yet taken.
     pub fn left(&self) -> usize {
         self.left
     }
 
+    /// Returns the number of bytes taken.
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Goes on behind so many bytes.
+    /// Skips `len` bytes, or all that are left.
     pub fn skip(&mut self, len: usize) {
         let end = self.taken + len;
         while self.taken < end && !self.take(end - self.taken).is_empty() {}
     }
 
-    /// The next piece, of at most `len` bytes; empty only if there is nothing left, or `len` is 0.
+    /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
     pub fn take(&mut self, len: usize) -> &'a [u8] {
         while let [first, rest @ ..] = self.parts {
             if self.of_first < first.len() {
@@ -46,13 +50,16 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Where to put what is received.
+/// Scatter list for received data.
 pub struct Sink<'a> {
     parts: Vec<&'a mut [u8]>,
-    /// The part in use, and bytes of it and of all that are full.
+    /// Index of the part in use.
     part: usize,
+    /// Number of bytes filled of that part.
     of_part: usize,
+    /// Number of bytes filled in total.
     taken: usize,
+    /// Number of bytes not yet filled.
     left: usize,
 }
 
@@ -62,21 +69,23 @@ impl<'a> Sink<'a> {
         Sink { parts, part: 0, of_part: 0, taken: 0, left }
     }
 
+    /// Returns the number of bytes not yet filled.
     pub fn left(&self) -> usize {
         self.left
     }
 
+    /// Returns the number of bytes filled.
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Goes on behind so many bytes.
+    /// Skips `len` bytes, or all that are left.
     pub fn skip(&mut self, len: usize) {
         let end = self.taken + len;
         while self.taken < end && !self.take(end - self.taken).is_empty() {}
     }
 
-    /// The next piece, of at most `len` bytes; empty only if there is nothing left, or `len` is 0.
+    /// Takes the next piece, of at most `len` bytes; it is empty only if nothing is left or `len` is 0.
     pub fn take(&mut self, len: usize) -> &mut [u8] {
         while self.parts.get(self.part).is_some_and(|part| part.len() == self.of_part) {
             (self.part, self.of_part) = (self.part + 1, 0);
@@ -96,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_is_taken_piece_by_piece() {
+    fn source_is_taken_in_pieces_across_buffers() {
         let parts: [&[u8]; 4] = [b"abc", b"", b"de", b"f"];
         let mut rest = Source::new(&parts);
         rest.skip(4);
@@ -112,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_is_filled_piece_by_piece() {
+    fn sink_is_filled_in_pieces_across_buffers() {
         let (mut a, mut b, mut c) = ([0; 2], [0; 0], [0; 3]);
         let mut sink = Sink::new(vec![&mut a, &mut b, &mut c]);
         sink.take(1).copy_from_slice(b"1");

@@ -1,4 +1,4 @@
-//! The calls of `rdma/rsocket.h`.
+//! C interface: the calls of `rdma/rsocket.h`.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::net::SocketAddr;
@@ -48,17 +48,20 @@ export! {
         riowrite = riowrite;
 }
 
-/// Parts that a message may have (`IOV_MAX`).
+/// Greatest number of buffers of a message (`IOV_MAX`).
 const MOST_PARTS: usize = 1024;
 
+/// Returns 0, or -1 with `errno` set.
 fn done(result: Result<(), c_int>) -> c_int {
     result.map_or_else(minus_one, |()| 0)
 }
 
+/// Returns the number, or -1 with `errno` set.
 fn number(result: Result<c_int, c_int>) -> c_int {
     result.unwrap_or_else(minus_one)
 }
 
+/// Returns the number of bytes, or -1 with `errno` set.
 fn count(result: Result<usize, c_int>) -> ssize_t {
     match result {
         Ok(bytes) => bytes as ssize_t,
@@ -72,8 +75,9 @@ fn count(result: Result<usize, c_int>) -> ssize_t {
 extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // Before anything else: where all sockets of a program are made by this, so are those of the library itself, which then
-    // have to be the system's.
+    // The arguments are checked before anything else. If a preloaded library maps `socket` to this function,
+    // the sockets of this library itself arrive here too, and those that fail the check become sockets of the
+    // system.
     let checked = match (family, kind & !flags, protocol) {
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => Ok(()),
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => Ok(()),
@@ -89,15 +93,15 @@ extern "C" fn rsocket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
     }))
 }
 
-/// A program's address.
+/// Reads an address that the program passes.
 ///
 /// # Safety
-/// `len` bytes, or null.
+/// `from` is null or points to `len` readable bytes.
 unsafe fn address(from: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c_int> {
     if from.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: it has a family.
+    // SAFETY: `from` is not null, and `len` bytes include the family.
     let least = match c_int::from(unsafe { (*from).sa_family }) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
@@ -106,20 +110,21 @@ unsafe fn address(from: *const sockaddr, len: socklen_t) -> Result<SocketAddr, c
     if (len as usize) < least {
         return Err(libc::EINVAL);
     }
-    // SAFETY: it is a whole one.
+    // SAFETY: `from` points to at least as many bytes as an address of its family has.
     unsafe { read(from) }.ok_or(libc::EAFNOSUPPORT)
 }
 
-/// Writes an address where the program wants it, as much as there is room for.
+/// Writes an address to the program's buffer, cut to the room there, and its full length to `len`.
 ///
 /// # Safety
-/// `len` bytes at `to`, or null.
+/// Each pointer is null or valid for writes: `to` for as many bytes as `len` points to.
 unsafe fn tell(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
     }
     let (storage, whole) = write(address);
-    // SAFETY: the caller's.
+    // SAFETY: both pointers are not null, so the caller passes a valid length and that many writable bytes at
+    // `to`; at most the length of `storage` is copied.
     unsafe {
         let room = (*len).min(whole) as usize;
         std::ptr::copy_nonoverlapping((&raw const storage).cast::<u8>(), to.cast::<u8>(), room);
@@ -129,7 +134,7 @@ unsafe fn tell(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
 
 unsafe extern "C" fn rbind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     let _uncancelled = crate::cancel::disable();
-    // SAFETY: the caller's address.
+    // SAFETY: the program passes null or an address of `len` bytes.
     done(table::get(fd).and_then(|socket| socket.bind(unsafe { address(to, len) }?)))
 }
 
@@ -142,7 +147,7 @@ unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut so
     let accept = |call: &mut Call| {
         let new = Socket::Stream(Arc::new(socket(call, fd)?.stream()?.accept(call)?));
         if let Ok(address) = new.peer_addr() {
-            // SAFETY: the caller's.
+            // SAFETY: the program passes null or a buffer for an address, with its length.
             unsafe { tell(address, peer, len) };
         }
         table::add(new)
@@ -153,11 +158,11 @@ unsafe extern "C-unwind" fn raccept(fd: c_int, peer: *mut sockaddr, len: *mut so
 unsafe extern "C-unwind" fn rconnect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     let to = || {
         let has_family = !to.is_null() && len as usize >= size_of::<libc::sa_family_t>();
-        // SAFETY: the caller's address, which has a family.
+        // SAFETY: `to` is not null, and the `len` bytes that the program passes include the family.
         if has_family && c_int::from(unsafe { (*to).sa_family }) == libc::AF_UNSPEC {
             return Ok(None);
         }
-        // SAFETY: the caller's address.
+        // SAFETY: the program passes null or an address of `len` bytes.
         unsafe { address(to, len) }.map(Some)
     };
     done(blocking(|call| step(socket(call, fd).and_then(|socket| socket.connect(call, to()?)))))
@@ -173,46 +178,48 @@ extern "C" fn rclose(fd: c_int) -> c_int {
     done(table::close(fd))
 }
 
-/// A program's buffer to read from.
+/// Returns a buffer of the program to read from.
 ///
 /// # Safety
-/// `len` bytes that stay as they are, or null.
+/// `from` is null or points to `len` readable bytes that do not change while the slice is used.
 unsafe fn bytes<'a>(from: *const c_void, len: usize) -> Result<&'a [u8], c_int> {
     match (from.is_null(), isize::try_from(len)) {
         (_, Ok(0)) => Ok(&[]),
-        // SAFETY: the caller's.
+        // SAFETY: `from` is not null, so the caller passes `len` readable bytes, and `len` fits in an
+        // `isize`.
         (false, Ok(_)) => Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) }),
         (true, Ok(_)) => Err(libc::EFAULT),
         (_, Err(_)) => Err(libc::EINVAL),
     }
 }
 
-/// A program's buffer to write to.
+/// Returns a buffer of the program to write to.
 ///
 /// # Safety
-/// `len` bytes that nobody else uses, or null.
+/// `to` is null or points to `len` writable bytes that nothing else accesses while the slice is used.
 unsafe fn room<'a>(to: *mut c_void, len: usize) -> Result<&'a mut [u8], c_int> {
     match (to.is_null(), isize::try_from(len)) {
         (_, Ok(0)) => Ok(&mut []),
-        // SAFETY: the caller's.
+        // SAFETY: `to` is not null, so the caller passes `len` bytes that only this slice accesses, and `len`
+        // fits in an `isize`.
         (false, Ok(_)) => Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) }),
         (true, Ok(_)) => Err(libc::EFAULT),
         (_, Err(_)) => Err(libc::EINVAL),
     }
 }
 
-/// A program's list of buffers.
+/// Returns a list of buffers of the program, after checking that their total length fits in an `isize`.
 ///
 /// # Safety
-/// `len` of them, or null.
+/// `list` is null or points to `len` entries.
 unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int> {
     match len {
         0 => Ok(&[]),
-        // As many as the system takes.
+        // The limit of the system.
         len if len > MOST_PARTS => Err(libc::EINVAL),
         _ if list.is_null() => Err(libc::EFAULT),
         len => {
-            // SAFETY: the caller's.
+            // SAFETY: `list` is not null, so the caller passes `len` entries.
             let list = unsafe { std::slice::from_raw_parts(list, len) };
             let all = list.iter().try_fold(0isize, |all, part| all.checked_add_unsigned(part.iov_len));
             all.map(|_| list).ok_or(libc::EINVAL)
@@ -220,21 +227,24 @@ unsafe fn parts<'a>(list: *const iovec, len: usize) -> Result<&'a [iovec], c_int
     }
 }
 
-/// The socket of a call: at each attempt the same.
+/// Returns the socket of a call, which must be the same at each attempt.
 ///
 /// # Errors
-/// `EBADF` if it was closed.
+/// `EBADF` if it is closed, or its descriptor denotes another socket by now.
 fn socket(call: &mut Call, fd: c_int) -> Result<Socket, c_int> {
     table::get(fd).and_then(|socket| if call.is_of(socket.place()) { Ok(socket) } else { Err(libc::EBADF) })
 }
 
-/// An attempt to receive.
+/// Makes an attempt to receive.
+///
+/// # Safety
+/// The entries of `list` are buffers that nothing else accesses during the attempt, or null.
 unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> Result<Received, c_int> {
     let socket = match socket(call, fd) {
         Err(_) if call.done > 0 => return Ok(Received { bytes: call.done, ..Received::default() }),
         found => found?,
     };
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller passes buffers of these lengths, for this attempt.
     let parts: Result<Vec<_>, c_int> =
         list.iter().map(|part| unsafe { room(part.iov_base, part.iov_len) }).collect();
     let mut sink = Sink::new(parts?);
@@ -244,7 +254,11 @@ unsafe fn receive(call: &mut Call, fd: c_int, list: &[iovec], flags: c_int) -> R
     result
 }
 
-/// An attempt to send, to an address, or null.
+/// Makes an attempt to send, to an address or, if `to` is null, to the connected peer.
+///
+/// # Safety
+/// The entries of `list` are readable buffers that do not change during the attempt, or null; `to` is null or
+/// points to `to_len` readable bytes.
 unsafe fn send(
     call: &mut Call,
     fd: c_int,
@@ -257,12 +271,12 @@ unsafe fn send(
         Err(_) if call.done > 0 => return Ok(call.done),
         found => found?,
     };
-    // SAFETY: the caller's buffers.
+    // SAFETY: the caller passes buffers of these lengths, for this attempt.
     let parts: Result<Vec<_>, c_int> =
         list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) }).collect();
     let to = || match to.is_null() || to_len == 0 {
         true => Ok(None),
-        // SAFETY: the caller's address.
+        // SAFETY: the caller passes an address of `to_len` bytes.
         false => unsafe { address(to, to_len) }.map(Some),
     };
     let parts = parts?;
@@ -274,7 +288,7 @@ unsafe fn send(
 }
 
 unsafe extern "C-unwind" fn rrecv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's buffer.
+    // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
     let received =
         blocking(|call| step(unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }));
     count(received.map(|received| received.bytes))
@@ -289,11 +303,11 @@ unsafe extern "C-unwind" fn rrecvfrom(
     peer_len: *mut socklen_t,
 ) -> ssize_t {
     let receive = |call: &mut Call| {
-        // SAFETY: the caller's buffer.
+        // SAFETY: the program passes null or a buffer of `len` bytes that it does not use during the call.
         let received = unsafe { receive(call, fd, &[iovec { iov_base: to, iov_len: len }], flags) }?;
         let connected = || table::get(fd).and_then(|socket| socket.peer_addr()).ok();
         if let Some(address) = received.from.or_else(connected) {
-            // SAFETY: the caller's address.
+            // SAFETY: the program passes null or a buffer for an address, with its length.
             unsafe { tell(address, peer, peer_len) };
         }
         Ok(received.bytes)
@@ -303,7 +317,8 @@ unsafe extern "C-unwind" fn rrecvfrom(
 
 unsafe extern "C-unwind" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     let receive = |call: &mut Call| {
-        // SAFETY: the caller's message, and its buffers.
+        // SAFETY: the program passes null or a valid message, whose list, buffers and address buffer have the
+        // lengths stated in it and are not used by other threads during the call.
         unsafe {
             let message = message.as_mut().ok_or(libc::EFAULT)?;
             let got = receive(call, fd, parts(message.msg_iov, message.msg_iovlen)?, flags)?;
@@ -320,7 +335,7 @@ unsafe extern "C-unwind" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_i
 }
 
 unsafe extern "C-unwind" fn rsend(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the caller's buffer, which is only read.
+    // SAFETY: this function has the same contract for the buffer; a null address is allowed.
     unsafe { rsendto(fd, from, len, flags, std::ptr::null(), 0) }
 }
 
@@ -333,16 +348,18 @@ unsafe extern "C-unwind" fn rsendto(
     to_len: socklen_t,
 ) -> ssize_t {
     let parts = [iovec { iov_base: from.cast_mut(), iov_len: len }];
-    // SAFETY: the caller's buffer, which is only read, and address.
+    // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call, and
+    // null or an address of `to_len` bytes. The buffer is only read, though `iovec` has a mutable pointer.
     count(blocking(|call| step(unsafe { send(call, fd, &parts, flags, to, to_len) })))
 }
 
 unsafe extern "C-unwind" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     let send = |call: &mut Call| {
-        // SAFETY: the caller's message, and its buffers.
+        // SAFETY: the program passes null or a valid message, whose list, buffers and address have the
+        // lengths stated in it and do not change during the call.
         unsafe {
             let message = message.as_ref().ok_or(libc::EFAULT)?;
-            // What may come with it (descriptors, credentials) cannot.
+            // Control messages (descriptors, credentials) are not supported.
             if message.msg_controllen != 0 {
                 return Err(libc::ENOTSUP);
             }
@@ -354,19 +371,19 @@ unsafe extern "C-unwind" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c
 }
 
 unsafe extern "C-unwind" fn rread(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: the caller's buffer.
+    // SAFETY: this function has the same contract for the buffer.
     unsafe { rrecv(fd, to, len, 0) }
 }
 
 unsafe extern "C-unwind" fn rwrite(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: the caller's buffer.
+    // SAFETY: this function has the same contract for the buffer.
     unsafe { rsend(fd, from, len, 0) }
 }
 
 unsafe extern "C-unwind" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
     let receive = |call: &mut Call| {
         let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the caller's buffers.
+        // SAFETY: the program passes `len` valid entries, whose buffers it does not use during the call.
         unsafe { receive(call, fd, parts(list, len)?, 0) }.map(|received| received.bytes)
     };
     count(blocking(|call| step(receive(call))))
@@ -375,7 +392,8 @@ unsafe extern "C-unwind" fn rreadv(fd: c_int, list: *const iovec, len: c_int) ->
 unsafe extern "C-unwind" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> ssize_t {
     let send = |call: &mut Call| {
         let len = usize::try_from(len).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the caller's buffers.
+        // SAFETY: the program passes `len` valid entries, whose buffers do not change during the call; a null
+        // address is allowed.
         unsafe { send(call, fd, parts(list, len)?, 0, std::ptr::null(), 0) }
     };
     count(blocking(|call| step(send(call))))
@@ -387,7 +405,8 @@ unsafe extern "C-unwind" fn rpoll(fds: *mut pollfd, len: nfds_t, timeout: c_int)
     }
     let fds: &mut [pollfd] = match len {
         0 => &mut [],
-        // SAFETY: the caller's.
+        // SAFETY: `fds` is not null, so the program passes `len` entries, which it does not use during the
+        // call.
         len => unsafe { std::slice::from_raw_parts_mut(fds, len as usize) },
     };
     let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
@@ -402,21 +421,21 @@ unsafe extern "C-unwind" fn rselect(
     timeout: *mut timeval,
 ) -> c_int {
     let sets = Sets { read, write, except };
-    // SAFETY: the caller's.
+    // SAFETY: the program passes null or valid sets and null or a valid time.
     number(blocking(|call| step(unsafe { select(call, count, &sets, timeout) })))
 }
 
 unsafe extern "C" fn rgetpeername(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.peer_addr());
-    // SAFETY: the caller's.
+    // SAFETY: the program passes null or a buffer for an address, with its length.
     done(found.map(|address| unsafe { tell(address, out, len) }))
 }
 
 unsafe extern "C" fn rgetsockname(fd: c_int, out: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let _uncancelled = crate::cancel::disable();
     let found = table::get(fd).and_then(|socket| socket.local_addr());
-    // SAFETY: the caller's.
+    // SAFETY: the program passes null or a buffer for an address, with its length.
     done(found.map(|address| unsafe { tell(address, out, len) }))
 }
 
@@ -429,14 +448,14 @@ unsafe extern "C" fn rsetsockopt(
 ) -> c_int {
     let _uncancelled = crate::cancel::disable();
     done(table::get(fd).and_then(|socket| {
-        // SAFETY: the caller's.
+        // SAFETY: the program passes null or a value of `len` bytes, which does not change during the call.
         let value = unsafe { bytes(value, len as usize) }?;
         socket.options(|options| options.set(level, name, value))?;
         socket.attend()
     }))
 }
 
-/// The options that say how a socket is, and cannot be set.
+/// Returns the value of an option, including the read-only ones that describe the socket.
 fn option(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
     let int = |value: c_int| Ok(value.to_ne_bytes().to_vec());
     match (level, name) {
@@ -462,7 +481,8 @@ unsafe extern "C" fn rgetsockopt(
             return Err(libc::EFAULT);
         }
         let value = option(&socket, level, name)?;
-        // SAFETY: the caller's, with room for so much.
+        // SAFETY: both pointers are not null, so the program passes a valid length and as many writable bytes
+        // at `out`; no more are copied.
         unsafe {
             let room = value.len().min(*len as usize);
             std::ptr::copy_nonoverlapping(value.as_ptr(), out.cast::<u8>(), room);
@@ -472,8 +492,8 @@ unsafe extern "C" fn rgetsockopt(
     }))
 }
 
-/// The argument comes as a variadic one, which is passed as a named one is on all machines that this is built for, and is
-/// not looked at where there is none.
+/// C declares the argument as a variadic one. On all supported platforms a variadic argument is passed like a
+/// named one, and the argument is not read for commands without one.
 unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let _uncancelled = crate::cancel::disable();
     number(table::get(fd).and_then(|socket| match command {
@@ -486,7 +506,8 @@ unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_in
             socket.options(|options| options.is_nonblocking = nonblocking);
             Ok(0)
         }
-        // SAFETY: of these the argument is a number, or none; the descriptor is the socket's.
+        // SAFETY: the argument of these commands is a number or ignored, and `fd` is the open descriptor of
+        // the socket.
         libc::F_GETFD | libc::F_SETFD => match unsafe { libc::fcntl(fd, command, argument) } {
             -1 => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
             result => Ok(result),
@@ -495,7 +516,8 @@ unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_in
     }))
 }
 
-/// Maps memory for the peer (`PROT_WRITE`), or for nobody (`PROT_NONE`); at its own address if the offset is -1.
+/// Maps memory for writes of the peer (`PROT_WRITE`) or without access for it (`PROT_NONE`), at its own
+/// address if the offset is -1.
 unsafe extern "C" fn riomap(
     fd: c_int,
     buffer: *mut c_void,
@@ -513,7 +535,8 @@ unsafe extern "C" fn riomap(
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
         let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
         socket.stream()?.look(|state| match &mut state.phase {
-            // SAFETY: the caller's memory, until it is unmapped.
+            // SAFETY: the program keeps the memory mapped and lets the peer write to it until it unmaps it
+            // with `riounmap` or closes the socket.
             Phase::Connected(link) => unsafe {
                 link.map(buffer.cast(), len, at, protection & libc::PROT_WRITE != 0)
             },
@@ -544,7 +567,7 @@ unsafe extern "C-unwind" fn riowrite(
     let write = |call: &mut Call| {
         let socket = socket(call, fd)?;
         let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
-        // SAFETY: the caller's buffer.
+        // SAFETY: the program passes null or a buffer of `len` bytes that does not change during the call.
         let parts = [unsafe { bytes(from, len) }?];
         let mut source = Source::new(&parts);
         source.skip(call.done);
@@ -552,6 +575,6 @@ unsafe extern "C-unwind" fn riowrite(
         call.done = source.taken();
         result
     };
-    // As the header has it: -1 of a type without a sign.
+    // As declared in the header: -1 in an unsigned type.
     count(blocking(|call| step(write(call)))) as size_t
 }

@@ -1,4 +1,4 @@
-//! Sending and receiving.
+//! Sending and receiving on stream sockets.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use super::stream::{Phase, State, Stream};
 use super::wait::{Looked, NOT_YET, restarts};
 use crate::cancel::Call;
 
-/// The connection, or what a call without one meets. One that is not there yet is waited for.
+/// Returns the connection, or the outcome of a call on a socket without one: a call waits while the socket
+/// connects, and fails otherwise.
 fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
     match &mut state.phase {
         Phase::Connected(link) => Ok(link),
@@ -21,11 +22,13 @@ fn link<T>(state: &mut State) -> Result<&mut Link, Looked<T>> {
 }
 
 impl Stream {
+    /// Reports whether a call with these flags may block.
     fn waits(&self, flags: c_int) -> bool {
         self.look(|state| state.options.waits(flags))
     }
 
-    /// Bytes received: at least one, but at the stream's end, or for an empty buffer.
+    /// Receives data and returns the number of bytes: at least one, except at the end of the stream or with
+    /// an empty buffer.
     pub fn receive(
         self: &Arc<Self>,
         call: &mut Call,
@@ -61,7 +64,8 @@ impl Stream {
         }
     }
 
-    /// Bytes sent: all of them, unless it is not to wait or fails meanwhile.
+    /// Sends data and returns the number of bytes: all of them, unless the call may not block or fails
+    /// meanwhile.
     pub fn send(
         self: &Arc<Self>,
         call: &mut Call,
@@ -77,7 +81,8 @@ impl Stream {
         })
     }
 
-    /// Bytes written to where the peer has mapped an offset, as of [`send`](Self::send).
+    /// Writes to the memory that the peer has mapped to `offset`, and returns the number of bytes as for
+    /// [`send`](Self::send).
     pub fn write_at(
         self: &Arc<Self>,
         call: &mut Call,
@@ -88,6 +93,7 @@ impl Stream {
         self.put(call, source, flags, |link, source| link.write_from(source, offset))
     }
 
+    /// Repeats `go`, which posts what can be sent now, until all of the source is posted.
     fn put(
         self: &Arc<Self>,
         call: &mut Call,
@@ -118,7 +124,7 @@ impl Stream {
     }
 }
 
-/// What went wrong after a part was done is told by the next call.
+/// Returns the number of bytes of a partly completed call: its error is reported by the next call.
 fn partly(done: usize, result: Result<(), c_int>) -> Result<usize, c_int> {
     match result {
         Err(e) if done == 0 || e == NOT_YET => Err(e),

@@ -1,8 +1,9 @@
-//! Datagram sockets: what calls on them do.
+//! Datagram sockets.
 //!
-//! A UDP socket has the address and port, and UD queue pairs are beside it, one at each address that it sends from. What is the
-//! first for a peer goes by UDP, with the number of the queue pair; the peer's answer has the number of its own, and from then
-//! on datagrams go from one to the other. There is no thread: who calls looks at what came.
+//! A UDP socket holds the address and port, and beside it there is a UD queue pair for each local address
+//! that datagrams are sent from. The first datagram to a peer goes by UDP and names the sender's queue pair;
+//! the peer's answer names the peer's, and from then on datagrams go between the queue pairs. There is no
+//! thread: each call processes what has arrived.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -27,60 +28,62 @@ use super::wait::{Looked, NOT_YET, Watchers, raw, restarts, undisturbed, until};
 use crate::cancel::Call;
 use crate::cm::process::Process;
 
-/// How long closing waits for what was sent to leave.
+/// Time that closing waits at most until all sent datagrams have left.
 const LINGER: Duration = Duration::from_secs(5);
-/// Datagrams by UDP that are looked at together.
+/// Number of datagrams that are received by UDP at a time.
 const BATCH: usize = 64;
-/// What a datagram that came by UDP takes besides its data.
+/// Memory accounted for a datagram received by UDP in addition to its data, in bytes.
 const OVERHEAD: usize = 64;
-/// How long is waited for room in the UDP socket before others' changes are looked at.
+/// Time that a call waits for room in the UDP socket before it checks for other changes.
 const FULL: Duration = Duration::from_millis(10);
-/// The longest message by UDP that anybody sends, and its header.
+/// Length of the longest message that peers send by UDP, with its header.
 const BY_UDP: usize = LONGEST + MOST;
 
-/// A socket.
+/// A datagram socket.
 pub struct Datagram {
     process: &'static Process,
     /// `AF_INET` or `AF_INET6`.
     family: c_int,
-    /// Its descriptor's number is the socket's.
+    /// The UDP socket, whose file descriptor identifies the rsocket to the program.
     udp: Udp,
-    /// Of the ids that find ways.
+    /// Event channel of the connection manager IDs that resolve routes.
     channel: EventChannel,
     pub watchers: Watchers,
     state: Mutex<State>,
 }
 
-/// What changes of it.
+/// Mutable state of the socket.
 pub struct State {
     pub options: Options,
-    /// Where it is bound to, as UDP has it.
+    /// Local address, as the UDP socket reports it; `None` before it is bound.
     local: Option<SocketAddr>,
-    /// Address of the peer that it is connected to. This address, as all in here, is of IPv4 if it can be.
+    /// Address of the connected peer. Like all addresses in this struct except `local`, it is IPv4 if it can
+    /// be.
     peer: Option<SocketAddr>,
     can_read: bool,
     can_write: bool,
     is_closed: bool,
-    /// Why it hears no more where it did, until that is told.
+    /// Pending error: a device that the socket used is gone.
     error: Option<c_int>,
     pairs: Vec<Pair>,
+    /// UD queue pairs, by local address. Other fields refer to them by index.
     peers: Peers,
     unread: VecDeque<(SocketAddr, Data)>,
-    /// Bytes of memory of those that came by UDP.
+    /// Memory taken by the unread datagrams that came by UDP, in bytes.
     held: usize,
 }
 
-/// What became of a datagram that was to be sent.
+/// Outcome of sending a datagram.
 enum Sent {
-    /// It has so many bytes.
+    /// Sent, with this number of bytes.
     All(usize),
-    /// It was to go by UDP, which has no room now.
+    /// Not sent: the datagram has to go by UDP, whose send buffer is full.
     UdpIsFull,
 }
 
-/// The data of a datagram that nobody has read.
+/// Data of an unread datagram.
 enum Data {
-    /// In a receive of the queue pair of this index.
+    /// In a receive buffer of the queue pair with this index.
     InPlace(usize, Place),
     ByUdp(Vec<u8>),
 }
@@ -94,12 +97,14 @@ impl Data {
     }
 }
 
-/// That, if there is one: a wildcard is none.
+/// Returns the address, or `None` if it is the wildcard.
 fn specified(ip: IpAddr) -> Option<IpAddr> {
     Some(ip.to_canonical()).filter(|ip| !ip.is_unspecified())
 }
 
 impl Datagram {
+    /// Creates an unbound socket.
+    ///
     /// # Errors
     /// An error number.
     pub fn new(family: c_int) -> Result<Datagram, c_int> {
@@ -122,7 +127,7 @@ impl Datagram {
         Ok(Datagram { process, family, udp, channel, watchers, state: Mutex::new(state) })
     }
 
-    /// The descriptor that its number is of.
+    /// Returns the file descriptor that identifies the socket.
     pub fn fd(&self) -> c_int {
         raw(&self.udp)
     }
@@ -131,12 +136,12 @@ impl Datagram {
         self.family
     }
 
-    /// As of [`Stream::is_inherited`](super::stream::Stream::is_inherited).
+    /// See [`Stream::is_inherited`](super::stream::Stream::is_inherited).
     pub fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
 
-    /// Looks at what came, then does something with it.
+    /// Processes what has arrived, then calls `f` with the state.
     pub fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let changed = state.turn(self);
@@ -148,14 +153,14 @@ impl Datagram {
         result
     }
 
-    /// As [`look`](Self::look), of what others may wait for.
+    /// Like [`look`](Self::look), for a change that other threads may wait for.
     fn change<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.look(f);
         self.watchers.wake();
         result
     }
 
-    /// Asks to hear of the next change, by these descriptors.
+    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
     pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.udp.as_fd());
@@ -165,6 +170,8 @@ impl Datagram {
         }
     }
 
+    /// Calls `f` until it has a result, for a call that may block; fails with `EBADF` once the socket is
+    /// closed.
     fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
@@ -197,7 +204,7 @@ impl Datagram {
             if state.local.is_some() {
                 return Err(libc::EINVAL);
             }
-            // An address that no device has is none of RDMA's.
+            // An address that no device has cannot be used for RDMA.
             if let Some(ip) = specified(to.ip()) {
                 let id = self.process.manager.create_id(&self.channel, PortSpace::Udp).map_err(errno)?;
                 let bound = id.bind_addr((ip, 0).into());
@@ -208,7 +215,7 @@ impl Datagram {
         })
     }
 
-    /// Sends to, and receives from, this peer only; or all again.
+    /// Connects to a peer, so that datagrams are exchanged with it only, or disconnects.
     pub fn connect(&self, to: Option<SocketAddr>) -> Result<(), c_int> {
         let Some(to) = to else {
             self.change(|state| state.peer = None);
@@ -218,7 +225,7 @@ impl Datagram {
         self.change(|state| {
             let mut to = canonical(to);
             if to.ip().is_unspecified() {
-                // As of UDP, the program's own address: that is where answers are from.
+                // As with UDP, the wildcard means the program's own address. Answers come from that one.
                 let bound = state.local.and_then(|local| specified(local.ip()));
                 to = Way::find(self.process, &self.channel, bound, to)?.peer;
             }
@@ -242,12 +249,12 @@ impl Datagram {
         })
     }
 
-    /// How long closing may wait for what was sent to leave.
+    /// Returns the time that closing may wait until all sent datagrams have left.
     pub fn conclude(&self) -> Duration {
         self.look(|state| state.options.linger.unwrap_or(LINGER).min(LINGER))
     }
 
-    /// As of [`Stream::close`](super::stream::Stream::close).
+    /// See [`Stream::close`](super::stream::Stream::close).
     pub fn close(self: &Arc<Self>, deadline: Instant, mut patience: impl FnMut()) {
         while Instant::now() < deadline {
             patience();
@@ -266,7 +273,7 @@ impl Datagram {
         });
     }
 
-    /// An address as sockets of its family have it.
+    /// Converts an address to the form of the socket's address family.
     fn shown(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(v4) if self.family == libc::AF_INET6 => {
@@ -280,7 +287,7 @@ impl Datagram {
         let local = self.udp.local_addr()?;
         let from = self.look(|state| state.peers.way(state.peer?).map(|at| state.pairs[at].local));
         match (specified(local.ip()), from) {
-            // As of UDP: a connected one is where it sends from.
+            // As with UDP, a connected socket reports the address that it sends from.
             (None, Some(ip)) => Ok(self.shown((ip, local.port()).into())),
             _ => Ok(local),
         }
@@ -290,12 +297,12 @@ impl Datagram {
         self.look(|state| state.peer).map(|peer| self.shown(peer)).ok_or(libc::ENOTCONN)
     }
 
-    /// What `poll` says of it.
+    /// Returns the current `poll` events of the socket.
     pub fn events(&self) -> libc::c_short {
         self.look(|state| state.events())
     }
 
-    /// The next datagram, of which the sink has what it has room for.
+    /// Receives the next datagram, cut to the size of the sink.
     pub fn receive(
         self: &Arc<Self>,
         call: &mut Call,
@@ -319,7 +326,7 @@ impl Datagram {
         })
     }
 
-    /// Sends a datagram, to the connected peer if to nobody else.
+    /// Sends a datagram to an address, or to the connected peer if none is given.
     pub fn send(
         self: &Arc<Self>,
         call: &mut Call,
@@ -343,7 +350,8 @@ impl Datagram {
         match sent {
             Sent::All(len) => Ok(len),
             Sent::UdpIsFull if !waits || left.is_some_and(|left| left.is_zero()) => Err(libc::EAGAIN),
-            // For a moment only; nobody else wakes whom that keeps.
+            // The wait is short, because during it the thread is not among the watchers, so no other change
+            // wakes it.
             Sent::UdpIsFull => {
                 call.wait_for(self.fd(), libc::POLLOUT, Some(left.unwrap_or(FULL).min(FULL)));
                 Err(NOT_YET)
@@ -353,14 +361,15 @@ impl Datagram {
 }
 
 impl State {
-    /// Gives it an address and a port.
+    /// Binds the UDP socket.
     fn name(&mut self, socket: &Datagram, to: SocketAddr) -> Result<(), c_int> {
         socket.udp.bind(to, self.options.reuses_address, self.options.only_v6)?;
         self.local = Some(socket.udp.local_addr()?);
         Ok(())
     }
 
-    /// Has the way to a peer among its peers; from an address, if that is known.
+    /// Returns the index of the queue pair that sends to a peer, after creating the queue pair and the table
+    /// entry if needed. `from` is the local address to send from, if it is known.
     fn find(&mut self, socket: &Datagram, to: SocketAddr, from: Option<IpAddr>) -> Result<usize, c_int> {
         if to.ip().is_multicast() || to.port() == 0 {
             return Err(libc::EINVAL);
@@ -377,14 +386,14 @@ impl State {
         }
         let bound = self.local.and_then(|local| specified(local.ip()));
         let way = |from| Way::find(socket.process, &socket.channel, from, to);
-        // A peer may have written to an address that no device has.
+        // The address that a peer has sent to may be one that no device has.
         let way = from.and_then(|ip| way(Some(ip)).ok()).map_or_else(|| way(bound), Ok)?;
         let local = bound.unwrap_or(way.local);
         let at = match self.pairs.iter().position(|pair| pair.local == local && !pair.is_over()) {
             Some(at) => at,
             None => {
                 let pair = Pair::new(&way.context, local, way.mtu, &self.options.sizes)?;
-                // Who waits already does not hear of it.
+                // Threads that wait already do not poll the new queue pair.
                 socket.watchers.wake();
                 self.put(pair)
             }
@@ -395,7 +404,8 @@ impl State {
         Ok(at)
     }
 
-    /// Has a queue pair among the others, in the place of one that is over if nobody has data to read there; where that is.
+    /// Stores a queue pair and returns its index. It replaces one whose device is gone, if no unread data are
+    /// in the buffers of that one.
     fn put(&mut self, pair: Pair) -> usize {
         let is_read =
             |at| self.unread.iter().any(|(_, data)| matches!(data, Data::InPlace(of, _) if *of == at));
@@ -412,12 +422,13 @@ impl State {
         }
     }
 
-    /// Why it failed, which is told once.
+    /// Takes the pending error (`SO_ERROR`).
     pub fn take_error(&mut self) -> Option<c_int> {
         self.error.take()
     }
 
-    /// Sends it; `None` if it has to wait for the queue pair. The source is as it was unless all is sent.
+    /// Sends a datagram; `None` if the send queue of the queue pair is full. The source is advanced only if
+    /// all of it is sent.
     fn send(
         &mut self,
         socket: &Datagram,
@@ -455,10 +466,12 @@ impl State {
         }
     }
 
+    /// Returns the header of a message by UDP that announces the queue pair with this index.
     fn header(&self, at: usize, op: Op) -> Header {
         Resolution { op, qpn: self.pairs[at].qpn() }.header(self.pairs[at].local)
     }
 
+    /// Sends by UDP, from the address of the queue pair unless the socket is bound to a specific address.
     fn by_udp(
         &self,
         socket: &Datagram,
@@ -471,13 +484,13 @@ impl State {
         socket.udp.send(parts, socket.shown(to), from)
     }
 
-    /// Takes what came; whether anything has changed.
+    /// Processes what has arrived; reports whether anything has changed.
     fn turn(&mut self, socket: &Datagram) -> bool {
         let mut changed = false;
         if self.is_closed {
             return false;
         }
-        // Before queue pairs: what came by UDP is older.
+        // UDP comes before the queue pairs, because datagrams that came by UDP are older.
         let mut room = [0; BY_UDP];
         for _ in 0..BATCH {
             let Some(arrived) = socket.udp.receive(&mut room) else { break };
@@ -498,25 +511,25 @@ impl State {
             if pair.ends() {
                 changed = true;
                 self.error = Some(libc::ENETDOWN);
-                // They are looked for anew, by a device that there is.
+                // The peers are resolved again, through a device that still exists.
                 self.peers.forget(at);
             }
         }
         changed
     }
 
-    /// Takes a datagram that came by UDP. What is none of the protocol is dropped.
+    /// Processes a datagram received by UDP. Messages that are not of the protocol are dropped.
     fn heed(&mut self, socket: &Datagram, bytes: &[u8], arrived: &Arrived) {
         let from = canonical(arrived.from);
         let Ok((Resolution { op, qpn }, data)) = Resolution::parse(bytes) else { return };
         if op == Op::Control {
             return self.peers.resolved(from, qpn, Instant::now());
         }
-        // Where there is no way back it is received all the same.
+        // Without a route back the datagram is received all the same, but not answered.
         if let Ok(at) = self.find(socket, from, arrived.to.and_then(specified)) {
             self.peers.resolved(from, qpn, Instant::now());
             let header = self.header(at, Op::Control);
-            // One that is lost is asked for again.
+            // A lost answer needs no retransmission: the peer's next datagram by UDP requests another.
             let _ = self.by_udp(socket, &[IoSlice::new(header.bytes())], from, at);
         }
         let fits = self.held + OVERHEAD + data.len() <= 2 * self.options.sizes.receive_half;
@@ -526,7 +539,7 @@ impl State {
         }
     }
 
-    /// Copies the next datagram; takes it unless it is to be looked at only.
+    /// Copies the next datagram, and removes it from the queue unless `MSG_PEEK` is set.
     fn take(&mut self, sink: &mut Sink<'_>, flags: c_int) -> Option<Received> {
         let (from, data) = self.unread.front()?;
         let (len, from) = (data.len(), *from);

@@ -1,34 +1,36 @@
-//! What datagram sockets put before data: one header where they go by UDP, to learn each other's queue pairs, and another where
-//! they go from one to the other.
+//! Headers of datagrams: one for UDP, by which datagram sockets learn each other's queue pairs, and another
+//! between the queue pairs.
 //!
-//! As librdmacm 44 sends them, which its own description does not quite say: the queue pair's number is a plain one, and the
-//! address behind it is the sender's. Over IPv6 librdmacm writes the flow label there and the first twelve bytes of the
-//! address; nobody reads that, as the sender is where the datagram came from.
+//! The headers are as librdmacm 44 sends them, which differs from its own description: the queue pair number
+//! is stored unshifted, and the address behind it is the sender's. Over IPv6 librdmacm writes the flow label
+//! there and the first twelve bytes of the address; no receiver reads them, as the sender is the source of
+//! the datagram.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use thiserror::Error;
 use urxe::verbs::Qpn;
 
-/// What messages of the protocol begin with.
+/// First bytes of every message of the protocol.
 const TAG: [u8; 4] = [0x55; 4];
 
-/// The longest of these headers.
+/// Length of the longest header, in bytes.
 pub const MOST: usize = 28;
 
-/// The longest message, with its header, that librdmacm has room for: a longer one ends its queue pair.
+/// Length of the longest message, with its header, that librdmacm has room for: a longer one puts its queue
+/// pair into the error state.
 pub const LONGEST: usize = 2048;
 
-/// Of a message by UDP.
+/// Operation of a message sent by UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Data come with it.
+    /// Data follow the header.
     Data = 0,
-    /// It answers with nothing but the number of a queue pair.
+    /// Answer that carries a queue pair number only.
     Control = 7,
 }
 
-/// A datagram that is none of the protocol's.
+/// Reason why a datagram is not one of the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum HeaderError {
     #[error("{0} bytes, which are too few for a header: they are dropped")]
@@ -45,7 +47,7 @@ pub enum HeaderError {
     Qpn(u32),
 }
 
-/// A header as it is sent.
+/// Encoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     bytes: [u8; MOST],
@@ -68,13 +70,13 @@ impl Header {
     }
 }
 
-/// Checks the length that a header tells, and gives what is behind it.
+/// Checks the header length that the header itself states, and returns the bytes behind the header.
 fn behind(bytes: &[u8], told: u8, least: usize) -> Result<&[u8], HeaderError> {
     let fits = usize::from(told) >= least && usize::from(told) <= bytes.len();
     if fits { Ok(&bytes[told.into()..]) } else { Err(HeaderError::Length { told, got: bytes.len(), least }) }
 }
 
-/// What comes by UDP: the sender's queue pair.
+/// Header of a message sent by UDP, which names the sender's queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Resolution {
     pub op: Op,
@@ -82,6 +84,7 @@ pub struct Resolution {
 }
 
 impl Resolution {
+    /// Encodes the header for a sender at this address.
     pub fn header(&self, from: IpAddr) -> Header {
         let (version, len): (u8, u8) = if from.is_ipv4() { (4, 16) } else { (6, 28) };
         let start = Header::new().with(&TAG).with(&[version, self.op as u8, len, 0]);
@@ -92,7 +95,7 @@ impl Resolution {
         }
     }
 
-    /// The header, and the data behind it.
+    /// Parses a message; returns the header and the data behind it.
     ///
     /// # Errors
     /// [`HeaderError`].
@@ -121,7 +124,7 @@ impl Resolution {
         };
         let data = behind(bytes, *told, least)?;
         let number = u32::from_be_bytes(*qpn);
-        // QP0 and QP1 are the port's own, the last number is that of groups.
+        // QP0 and QP1 are reserved for management, and the highest number denotes multicast.
         if !(2..0xff_ffff).contains(&number) {
             return Err(HeaderError::Qpn(number));
         }
@@ -129,7 +132,7 @@ impl Resolution {
     }
 }
 
-/// What a datagram from queue pair to queue pair begins with: its sender's address and port.
+/// Returns the header of a datagram between queue pairs: the sender's address and port.
 pub fn source(from: SocketAddr) -> Header {
     let port = from.port().to_be_bytes();
     match from.ip() {
@@ -138,7 +141,7 @@ pub fn source(from: SocketAddr) -> Header {
     }
 }
 
-/// The sender, and the bytes of that header.
+/// Parses that header; returns the sender and the length of the header.
 ///
 /// # Errors
 /// [`HeaderError`].
@@ -150,7 +153,7 @@ pub fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
     let (ip, least) = match version {
         4 => (rest.first_chunk::<4>().map(|ip| IpAddr::from(Ipv4Addr::from(*ip))), 8),
         6 => {
-            // Behind a flow label.
+            // The address follows the flow label.
             let ip = rest.get(4..).and_then(|rest| rest.first_chunk::<16>());
             (ip.map(|ip| Ipv6Addr::from(*ip).into()), 24)
         }
@@ -165,12 +168,13 @@ pub fn parse_source(bytes: &[u8]) -> Result<(SocketAddr, usize), HeaderError> {
 mod tests {
     use super::*;
 
-    /// As librdmacm 44 sent them, from 10.77.0.2 by UDP and from port 7000 of 10.77.0.1 by queue pairs.
+    /// Headers captured from librdmacm 44: by UDP from 10.77.0.2, and by queue pairs from port 7000 of
+    /// 10.77.0.1.
     const BY_UDP: [u8; 16] = [0x55, 0x55, 0x55, 0x55, 4, 7, 16, 0, 0, 0, 0, 0x11, 10, 77, 0, 2];
     const BY_PAIR: [u8; 8] = [4, 8, 0x1b, 0x58, 10, 77, 0, 1];
 
     #[test]
-    fn headers_are_librdmacms() {
+    fn headers_are_encoded_and_decoded_as_by_librdmacm() {
         let resolution = Resolution { op: Op::Control, qpn: Qpn::new(0x11) };
         assert_eq!(resolution.header("10.77.0.2".parse().unwrap()).bytes(), BY_UDP);
         assert_eq!(Resolution::parse(&BY_UDP), Ok((resolution, &[][..])));
@@ -183,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn data_are_behind_headers_of_both_versions() {
+    fn message_is_parsed_with_headers_of_both_ip_versions() {
         for ip in ["10.0.0.1", "fd77::1"] {
             let resolution = Resolution { op: Op::Data, qpn: Qpn::new(0x123456) };
             let message = [resolution.header(ip.parse().unwrap()).bytes(), b"data"].concat();
@@ -192,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_told_apart() {
+    fn invalid_headers_are_refused_with_the_reason() {
         let with = |at: usize, byte: u8| {
             let mut bytes = BY_UDP;
             bytes[at] = byte;

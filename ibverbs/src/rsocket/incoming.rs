@@ -1,41 +1,48 @@
-//! The half of a connection that receives: a buffer of two halves, each of which the peer gets as a place to write to, fills,
-//! and gets again once it is read.
+//! Receiving half of a connection: a buffer of two halves. The peer is given each half as a place to write
+//! to, fills it, and is given it again once it has been read.
 
 use std::ops::Range;
 
 use super::protocol::{PLACE_LEN, Place, ProtocolError};
 
-/// What the peer is to be told.
+/// Update of credits and buffer space for the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// Data messages that it may have sent, modulo 65536.
+    /// Greatest total number of data messages that the peer may send, modulo 65536.
     pub limit: u16,
-    /// The half of the buffer that it may fill, by its offset, and where the peer's table has the entry for that.
+    /// Half of the buffer that the peer may fill, by its offset, and the entry of the peer's table to write
+    /// it to.
     pub half: Option<(usize, Place)>,
 }
 
-/// See the module.
+/// State of the receiving half.
 #[derive(Debug)]
 pub struct Incoming {
+    /// Size of half the buffer, in bytes.
     half: usize,
-    /// Bytes that the peer may write still.
+    /// Number of bytes that the peer may still write.
     given: usize,
-    /// Bytes that came and nobody has read, and where they begin.
+    /// Number of unread bytes.
     unread: usize,
+    /// Offset of the first unread byte.
     read_at: usize,
-    /// Where the half begins that the peer gets next.
+    /// Offset of the half that the peer is given next.
     give_at: usize,
-    /// Data messages that came, and how many the peer was told that it may send.
+    /// Number of messages received that take a credit, modulo 65536.
     messages: u16,
+    /// Number of messages that the peer was last allowed to send, modulo 65536.
     limit: u16,
+    /// Number of messages that the peer may send at a time.
     credits: u16,
-    /// The peer's table, and which of its entries is next.
+    /// The peer's table of places.
     table: Place,
+    /// Index of its entry to write next.
     entry: u32,
 }
 
 impl Incoming {
-    /// With a buffer of two halves, of which the peer has the first, and credits for so many messages.
+    /// Creates a buffer of two halves, of which the peer has been given the first, and credits for `credits`
+    /// messages.
     pub fn new(half: usize, credits: u16) -> Incoming {
         Incoming {
             half,
@@ -51,25 +58,27 @@ impl Incoming {
         }
     }
 
-    /// The peer has its table there. What it was told first is in the first entry.
+    /// Sets the peer's table. Its first entry stands for the place in the handshake, so the second is written
+    /// first.
     pub fn connect(&mut self, table: Place) {
         self.table = table;
         self.entry = 1 % table.len.max(1);
     }
 
-    /// Those that the peer has from the beginning.
+    /// Returns the number of credits that the peer has initially.
     pub fn credits(&self) -> u16 {
         self.credits
     }
 
+    /// Returns the size of the buffer, in bytes.
     fn size(&self) -> usize {
         2 * self.half
     }
 
-    /// The peer says that it wrote data.
+    /// Records data that the peer has written.
     ///
     /// # Errors
-    /// [`ProtocolError::Overrun`].
+    /// [`ProtocolError::Overrun`] if it is more than the peer was given room for.
     pub fn arrived(&mut self, len: usize) -> Result<(), ProtocolError> {
         if len > self.given {
             return Err(ProtocolError::Overrun { got: len, room: self.given });
@@ -80,31 +89,32 @@ impl Incoming {
         Ok(())
     }
 
-    /// A message came that takes a credit.
+    /// Counts a received message that takes a credit.
     pub fn counted(&mut self) {
         self.messages = self.messages.wrapping_add(1);
     }
 
-    /// Bytes that nobody has read.
+    /// Returns the number of unread bytes.
     pub fn unread(&self) -> usize {
         self.unread
     }
 
-    /// Where the first of them are in the buffer, at most `len`; the second part may be empty.
+    /// Returns the ranges of the first unread bytes in the buffer, at most `len`; the second range may be
+    /// empty.
     pub fn ranges(&self, len: usize) -> [Range<usize>; 2] {
         let len = len.min(self.unread);
         let first = len.min(self.size() - self.read_at);
         [self.read_at..self.read_at + first, 0..len - first]
     }
 
-    /// So many of them are read.
+    /// Removes read bytes from the buffer.
     pub fn consume(&mut self, len: usize) {
         let len = len.min(self.unread);
         self.unread -= len;
         self.read_at = (self.read_at + len) % self.size();
     }
 
-    /// What the peer is to be told now: that it has half a buffer more, or half its credits.
+    /// Returns the update that is due: half a buffer is free, or half of the credits are used.
     pub fn grant(&mut self) -> Option<Grant> {
         let limit = self.messages.wrapping_add(self.credits);
         let has_half = self.size() - self.given - self.unread >= self.half;
@@ -140,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_is_given_again_when_it_is_read() {
+    fn half_of_the_buffer_is_granted_again_once_it_is_read() {
         let mut inc = connected(100, 50);
         inc.arrived(100).unwrap();
         inc.arrived(30).unwrap();
@@ -171,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn credits_come_back_by_halves() {
+    fn credits_are_granted_once_half_of_them_are_used() {
         let mut inc = connected(1000, 10);
         for _ in 0..4 {
             inc.arrived(1).unwrap();
@@ -194,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_writes_more_than_it_may_is_found_out() {
+    fn data_beyond_the_granted_room_is_an_overrun() {
         let mut inc = Incoming::new(100, 50);
         assert_eq!(inc.arrived(101), Err(ProtocolError::Overrun { got: 101, room: 100 }));
         let mut inc = connected(100, 50);
@@ -204,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_may_have_one_entry() {
+    fn table_with_one_entry_reuses_it() {
         let mut inc = Incoming::new(4, 2);
         inc.connect(Place { len: 1, ..TABLE });
         assert_eq!(inc.grant().unwrap().half.unwrap().1.addr, 0x9000);

@@ -1,8 +1,10 @@
-//! Keeping connections alive (`SO_KEEPALIVE`): a connection on which nothing has come for a while (`TCP_KEEPIDLE`) writes
-//! nothing to its peer, whose NIC acknowledges that. If it does not, the transport tries again as often as it does of all
-//! messages, and the connection is over. `TCP_KEEPINTVL` and `TCP_KEEPCNT`, which say how TCP tries again, are kept and not used.
+//! Keepalive of connections (`SO_KEEPALIVE`): a connection that has received nothing for a while
+//! (`TCP_KEEPIDLE`) sends an RDMA WRITE without data, which the peer's NIC acknowledges. Without an
+//! acknowledgement the transport retries as for any message, and then the connection fails. `TCP_KEEPINTVL`
+//! and `TCP_KEEPCNT`, which control the retries of TCP, are stored and not used.
 //!
-//! A program may not look at its sockets for long, so a thread does it, which there is where a socket asks for it.
+//! A program may leave its sockets alone for a long time, so a thread does this. The thread starts when the
+//! first socket asks for it.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Weak};
@@ -13,11 +15,11 @@ use parking_lot::{Condvar, Mutex};
 use super::stream::Stream;
 use crate::cm::process::spawn;
 
-/// The thread's, and in which process that is.
+/// Bell of the keepalive thread, and the ID of the process that the thread belongs to.
 static BELL: Mutex<Option<(u32, Arc<Bell>)>> = Mutex::new(None);
 
-/// The connections that the thread keeps alive, and a signal to look again before its time. Nothing that it locks is
-/// anything to a child of fork, but for its parent's sockets, which the child leaves alone.
+/// Connections that the thread keeps alive, and a signal that makes it look again early. None of the locks in
+/// it matters to a forked child, which does not use its parent's bell or sockets.
 #[derive(Default)]
 struct Bell {
     kept: Mutex<Vec<Weak<Stream>>>,
@@ -33,10 +35,11 @@ impl Bell {
         }
     }
 
-    /// Keeps alive who still is to be; when to come again.
+    /// Handles keepalive of all connections, drops those that no longer need it, and returns the time of the
+    /// next call.
     fn look(&self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
-        // With the lock: who asks again meanwhile is not forgotten.
+        // The lock is held throughout, so that a socket that registers again meanwhile is not lost.
         self.kept.lock().retain(|stream| {
             let at = stream.upgrade().and_then(|stream| stream.keep_alive(now));
             next = next.into_iter().chain(at).min();
@@ -45,11 +48,13 @@ impl Bell {
         next
     }
 
+    /// Wakes the thread.
     fn ring(&self) {
         *self.is_rung.lock() = true;
         self.rings.notify_one();
     }
 
+    /// Waits for [`ring`](Self::ring) or the given time.
     fn wait(&self, until: Option<Instant>) {
         let mut is_rung = self.is_rung.lock();
         let mut is_time = false;
@@ -63,14 +68,14 @@ impl Bell {
     }
 }
 
-/// A socket is to be kept alive, or after another time than before.
+/// Registers a connection for keepalive, or makes the thread read its changed options.
 ///
 /// # Errors
-/// `EAGAIN`: there can be no thread.
+/// `EAGAIN` if the thread cannot be started.
 pub fn attend(stream: &Arc<Stream>) -> Result<(), c_int> {
     let this = std::process::id();
     let mut bell = BELL.lock();
-    // A child of fork has none of its parent's threads.
+    // A forked child has none of its parent's threads.
     if let Some((_, bell)) = bell.as_ref().filter(|(of, _)| *of == this) {
         bell.add(stream);
         bell.ring();

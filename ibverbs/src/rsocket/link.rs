@@ -1,4 +1,4 @@
-//! A connection: a queue pair, its memory, and the two halves of the protocol between them.
+//! A connection: a queue pair, its memory, and the two halves of the stream protocol.
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -18,33 +18,36 @@ use super::protocol::{
     Hello, MAPPING_LEN, Mapping, Message, Order, PLACE_LEN, PLACES, Place, ProtocolError, told_size,
 };
 
-/// Receives beyond those that credits are given for: what a peer says without asking finds one.
+/// Number of receives posted in addition to the credits, for messages of the peer that take no credit.
 const SPARE_RECEIVES: u32 = 16;
-/// Completions that are looked at together.
+/// Number of completions that are polled at a time.
 const BATCH: usize = 32;
 
-/// `wr_id`s.
+/// `wr_id` of receives.
 const RECEIVE: u64 = 1;
+/// `wr_id` of sends.
 const SEND: u64 = 2;
 
-/// What goes wrong, as C numbers it.
+/// Returns the error number of a failed creation.
 fn create(e: CreateError) -> c_int {
     e.errno()
 }
 
+/// Returns the error number of a failed post.
 fn post(e: PostError) -> c_int {
     e.errno()
 }
 
-/// See the module.
+/// A connection.
 pub struct Link {
     pub id: CmId,
     qp: Qp,
     cq: Cq,
-    /// Where completions are heard of, once [`arm`](Self::arm)ed.
+    /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
-    /// What the peer writes besides data: the table of its places for us, and behind that what it has mapped.
+    /// Memory that the peer writes to in addition to data: the table of its places for this end, and behind
+    /// it the table of memory that it has mapped.
     tables: Mr,
     sends: Mr,
     receives: Mr,
@@ -52,29 +55,31 @@ pub struct Link {
     inc: Incoming,
     theirs: Theirs,
     ours: Ours<RawMr>,
-    /// Memory that was mapped for nobody, by address and length.
+    /// Address and length of memory that was mapped without access for the peer.
     unshared: Vec<(u64, usize)>,
-    /// Of the peer's tables.
+    /// Byte order of the peer's tables.
     order: Order,
-    /// The entry of our table of places that the peer writes next.
+    /// Index of the entry of this end's table of places that the peer writes next.
     place: usize,
-    /// The peer has said hello.
+    /// Whether the peer's private data have arrived.
     has_begun: bool,
-    /// The peer can be sent to.
+    /// Whether the peer can receive.
     pub is_established: bool,
-    /// More may come; more may go.
+    /// Whether more data may arrive.
     pub can_read: bool,
+    /// Whether more data may be sent.
     pub can_write: bool,
-    /// What went wrong, until it was told.
+    /// Pending error, until it is reported.
     pub error: Option<c_int>,
+    /// Whether the connection has ended.
     is_over: bool,
-    /// When something came last.
+    /// Time of the last completion.
     heard: Instant,
     found: Vec<Completion>,
 }
 
 impl Link {
-    /// What is needed for a connection of an id that has a device.
+    /// Creates the queue pair and the memory for a connection. The ID must be bound to a device.
     ///
     /// # Errors
     /// An error number.
@@ -126,7 +131,7 @@ impl Link {
         })
     }
 
-    /// What the peer is to be told first.
+    /// Returns the private data of the handshake.
     pub fn hello(&self) -> Hello {
         let place = |mr: &Mr, len: usize| Place { addr: mr.addr(), key: mr.rkey().0, len: len as u32 };
         let half = self.receives.len() / 2;
@@ -139,24 +144,25 @@ impl Link {
         }
     }
 
-    /// The peer has said this.
+    /// Starts the protocol with the private data of the peer.
     pub fn begin(&mut self, peer: &Hello) {
         self.order = peer.order;
         self.out.set_limit(peer.credits);
-        // The first finds room.
+        // Cannot fail: the list of places is empty.
         let _ = self.out.add_place(peer.first);
         self.inc.connect(peer.table);
         self.ours = Ours::new(peer.table, peer.mappings);
         self.has_begun = true;
     }
 
-    /// Both can talk.
+    /// Allows sending: the handshake is complete.
     pub fn establish(&mut self) {
         self.is_established = true;
     }
 
-    /// Asks to hear of the next completion. What came before is to be looked at once more. Only here the event of one that
-    /// was heard of is taken: whoever looks between this and his sleep leaves it to wake him.
+    /// Requests a notification of the next completion. The caller has to poll once more afterwards for
+    /// completions that arrived before. Completion events are consumed only here, so a thread that polls
+    /// between the `arm` of another and its sleep leaves the event in the channel, where it wakes that one.
     pub fn arm(&mut self) {
         while self.completions.next_event().is_some() {
             self.is_armed = false;
@@ -166,14 +172,15 @@ impl Link {
         }
     }
 
-    /// Takes what came, and tells the peer what it is to know; whether anything has changed.
+    /// Processes completions and sends pending updates to the peer; reports whether there was any completion.
     pub fn turn(&mut self) -> bool {
         if !self.has_begun || self.is_over {
             return false;
         }
         let mut changed = false;
         let mut found = std::mem::take(&mut self.found);
-        // As much as there was when it began: a peer that never pauses is not to keep the program here.
+        // The number of polls is bounded by the capacity of the CQ, so that a peer that sends without pause
+        // does not keep the thread in this loop.
         for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
             found.clear();
             match self.cq.poll(BATCH, &mut found) {
@@ -206,13 +213,13 @@ impl Link {
             (WcStatus::Success, RECEIVE) => {
                 let posted = self.qp.post_recv(&RecvWr { wr_id: RECEIVE, sges: &[] });
                 if !std::mem::replace(&mut self.is_established, true) {
-                    // Who sends is ready, whatever became of its last word of the handshake.
+                    // A peer that sends is ready to receive, even if its RTU was lost.
                     let _ = self.id.notify(AsyncEvent::CommunicationEstablished(self.qp.qpn()));
                 }
                 match completion.imm.map(|imm| self.heed(imm)) {
                     Some(Ok(())) if posted.is_ok() => {}
                     Some(Ok(())) => self.fail(libc::ECONNRESET),
-                    // A message of no protocol that this is.
+                    // No immediate data, or a violation of the protocol.
                     None | Some(Err(_)) => self.fail(libc::EPROTO),
                 }
             }
@@ -222,6 +229,7 @@ impl Link {
         }
     }
 
+    /// Processes a message of the peer.
     fn heed(&mut self, imm: u32) -> Result<(), ProtocolError> {
         match Message::of(imm)? {
             Message::Data(len) => self.inc.arrived(len)?,
@@ -233,7 +241,7 @@ impl Link {
                 self.theirs.check(index)?;
                 self.inc.counted();
                 let mut bytes = [0; MAPPING_LEN];
-                // The table has the entry, as was just checked.
+                // Cannot fail: the table has the entry, as `check` has confirmed.
                 let _ = self.tables.read(PLACES * PLACE_LEN + index * MAPPING_LEN, &mut bytes);
                 self.theirs.set(index, Mapping::of(bytes, Order::OWN));
             }
@@ -244,11 +252,12 @@ impl Link {
         Ok(())
     }
 
-    /// Takes the places that the peer has written to our table. It writes an entry anew when what it said before is full.
+    /// Takes the places that the peer has written to this end's table. The peer writes an entry again when
+    /// the place that it named before is full.
     fn take_places(&mut self) -> Result<(), ProtocolError> {
         for _ in 0..PLACES {
             let (at, mut bytes) = (self.place * PLACE_LEN, [0; PLACE_LEN]);
-            // Inside the table, as `place` is below its length.
+            // Cannot fail: `place` is below the length of the table.
             let _ = self.tables.read(at, &mut bytes);
             let place = Place::of(bytes, Order::OWN);
             if place.len == 0 {
@@ -261,7 +270,7 @@ impl Link {
         Ok(())
     }
 
-    /// Tells the peer of memory that is free again, of credits, and of what is mapped for it.
+    /// Sends the peer what it has to know: changed mappings, free receive memory, and credits.
     fn tell(&mut self) -> Result<(), c_int> {
         if self.is_over || !self.is_established {
             return Ok(());
@@ -289,22 +298,25 @@ impl Link {
         Ok(())
     }
 
+    /// Posts a write with a message as immediate data.
     fn send(&self, to: Place, message: Message, data: WrData<'_>) -> Result<(), c_int> {
         let (rkey, imm) = (RKey(to.key), message.immediate());
         self.write(WrOp::WriteWithImm { va: to.addr, rkey, imm }, data)
     }
 
+    /// Posts a signaled work request.
     fn write(&self, op: WrOp, data: WrData<'_>) -> Result<(), c_int> {
         let wr = SendWr { wr_id: SEND, op, data, flags: SendFlags::SIGNALED, to: None };
         self.qp.post_send(&wr).map_err(post)
     }
 
+    /// Copies data to the send buffer and posts the write.
     fn transfer(&mut self, transfer: &Transfer, source: &mut Source<'_>) -> Result<(), c_int> {
         for range in &transfer.from {
             let mut at = range.start;
             while at < range.end {
                 let piece = source.take(range.end - at);
-                // The ring has these bytes, and nobody uses them.
+                // Cannot fail: the range is inside the send buffer, where `out` has reserved it.
                 let _ = self.sends.write(at, piece);
                 at += piece.len();
             }
@@ -319,9 +331,9 @@ impl Link {
         }
     }
 
-    /// Sends what can go now of the stream.
+    /// Sends as much of the stream as possible now.
     pub fn send_from(&mut self, source: &mut Source<'_>) {
-        // What is mapped is known to the peer before what is sent afterwards.
+        // Mappings are announced to the peer before the data that are sent after them.
         while self.can_write && self.is_established && self.ours.is_told() && source.left() > 0 {
             let Some(transfer) = self.out.transfer(source.left()) else { return };
             if let Err(e) = self.transfer(&transfer, source) {
@@ -330,10 +342,10 @@ impl Link {
         }
     }
 
-    /// Writes what can go now to where the peer has mapped an offset.
+    /// Writes as much as possible now to the memory that the peer has mapped to an offset.
     ///
     /// # Errors
-    /// `EINVAL` where it has mapped nothing.
+    /// `EINVAL` if nothing is mapped to the offset.
     pub fn write_from(&mut self, source: &mut Source<'_>, offset: u64) -> Result<(), c_int> {
         while self.can_write && self.is_established && source.left() > 0 {
             let at = offset.checked_add(source.taken() as u64).ok_or(libc::EINVAL)?;
@@ -347,14 +359,14 @@ impl Link {
         Ok(())
     }
 
-    /// Receives what is there; leaves it there if it is to be looked at only.
+    /// Copies received data to the sink; with `peek` they stay in the buffer.
     pub fn receive_to(&mut self, sink: &mut Sink<'_>, peek: bool) {
         let mut taken = 0;
         for range in self.inc.ranges(sink.left()) {
             let mut at = range.start;
             while at < range.end {
                 let piece = sink.take(range.end - at);
-                // The buffer has these bytes; the peer writes others.
+                // Cannot fail: the range is inside the receive buffer. The peer writes to other parts of it.
                 let _ = self.receives.read(at, piece);
                 at += piece.len();
                 taken += piece.len();
@@ -368,24 +380,26 @@ impl Link {
         }
     }
 
-    /// Bytes that came and nobody has read.
+    /// Returns the number of bytes received and not yet read.
     pub fn unread(&self) -> usize {
         self.inc.unread()
     }
 
+    /// Reports whether enough data can be sent to be worth a wakeup.
     pub fn is_writable(&self) -> bool {
         self.can_write && self.is_established && self.ours.is_told() && self.out.is_writable()
     }
 
-    /// Whether everything that was sent has arrived.
+    /// Reports whether everything sent has been acknowledged, or the connection has ended.
     pub fn is_flushed(&self) -> bool {
         self.is_over || self.out.is_idle()
     }
 
-    /// Maps memory for the peer.
+    /// Maps memory to an offset: for the peer to write to, or with `shared` false without access for it.
     ///
     /// # Safety
-    /// As of [`urxe::verbs::Pd::reg_mr_raw`], until it is unmapped or the link is gone.
+    /// The contract of [`urxe::verbs::Pd::reg_mr_raw`], until the memory is unmapped or the link is dropped.
+    /// Without `shared` the memory is not accessed.
     ///
     /// # Errors
     /// An error number.
@@ -399,17 +413,18 @@ impl Link {
             return Err(libc::ENOMEM);
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: the caller keeps the memory as `reg_mr_raw` requires until it is unmapped or this link is
+        // dropped; the entry in `ours` drops the `RawMr` in both cases.
         let region = unsafe { self.qp.pd().reg_mr_raw(addr, len, access) }.map_err(create)?;
         let place = Place { addr: region.addr(), key: region.rkey().0, len: bytes };
         self.ours.add(addr.addr() as u64, Mapping { offset, place }, region).ok_or(libc::ENOMEM)?;
         self.tell()
     }
 
-    /// Takes that back.
+    /// Unmaps memory.
     ///
     /// # Errors
-    /// `EINVAL` if it was not mapped.
+    /// `EINVAL` if the memory is not mapped.
     pub fn unmap(&mut self, addr: u64, len: usize) -> Result<(), c_int> {
         if let Some(index) = self.unshared.iter().position(|(at, n)| *at == addr && (len == 0 || *n == len)) {
             self.unshared.remove(index);
@@ -418,7 +433,7 @@ impl Link {
         if self.ours.remove(addr, len) { self.tell() } else { Err(libc::EINVAL) }
     }
 
-    /// Sends, receives, or both no more, and tells the peer what that means to it.
+    /// Shuts down one or both directions, and informs the peer if that concerns it.
     pub fn shut(&mut self, reads: bool, writes: bool) {
         let (could_read, could_write) = (self.can_read, self.can_write);
         self.can_read &= !reads;
@@ -436,7 +451,8 @@ impl Link {
         }
     }
 
-    /// Finds out whether the peer is there if nothing has come from it for so long; when to come again.
+    /// Probes the peer if nothing has arrived for the time `idle`; returns the time of the next call, `None`
+    /// once the connection has ended.
     pub fn keep_alive(&mut self, idle: Duration, now: Instant) -> Option<Instant> {
         let due = self.heard + idle;
         if self.is_over {
@@ -445,7 +461,7 @@ impl Link {
         if now < due {
             return Some(due);
         }
-        // What is under way will tell as well.
+        // An outstanding work request detects a dead peer as well.
         if self.is_established && self.out.is_idle() {
             let Place { addr: va, key, .. } = Place::default();
             match self.write(WrOp::Write { va, rkey: RKey(key) }, WrData::Sges(&[])) {
@@ -456,21 +472,21 @@ impl Link {
         Some(now + idle)
     }
 
-    /// Whether the connection is gone.
+    /// Reports whether the connection has ended.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// The connection is gone. What came is there to be read.
+    /// Ends the connection. Received data can still be read.
     pub fn end(&mut self) {
         (self.can_read, self.can_write, self.is_over) = (false, false, true);
-        // It may never have been one.
+        // Fails if the connection was never established, which does not matter.
         let _ = self.id.disconnect();
     }
 
     /// Ends the connection because of an error.
     pub fn fail(&mut self, why: c_int) {
-        // After the last word nobody needs to know.
+        // After both directions were shut down nothing is lost by an error.
         if !self.is_over && (self.can_read || self.can_write) {
             self.error = Some(why);
         }

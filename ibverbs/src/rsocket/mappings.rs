@@ -1,8 +1,9 @@
-//! Mapped memory: which of ours the peer may write to, and which of the peer's we may.
+//! Mapped memory (`riomap`): the memory that the peer may write to directly, and the memory of the peer that
+//! this end may write to.
 
 use super::protocol::{MAPPING_LEN, Mapping, PLACE_LEN, Place, ProtocolError};
 
-/// What the peer has mapped for this end.
+/// Memory that the peer has mapped for this end.
 #[derive(Debug, Default)]
 pub struct Theirs(Vec<Mapping>);
 
@@ -11,28 +12,28 @@ impl Theirs {
         Theirs(vec![Mapping::default(); len])
     }
 
-    /// Entries.
+    /// Returns the number of entries of the table.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether an entry may have changed that the table has.
+    /// Checks the index of an entry that the peer says it has changed.
     ///
     /// # Errors
-    /// [`ProtocolError::Entry`].
+    /// [`ProtocolError::Entry`] if the table has no such entry.
     pub fn check(&self, index: usize) -> Result<(), ProtocolError> {
         let len = self.0.len();
         if index < len { Ok(()) } else { Err(ProtocolError::Entry { got: index, len }) }
     }
 
-    /// An entry as it is now.
+    /// Sets an entry; an index outside the table is ignored.
     pub fn set(&mut self, index: usize, mapping: Mapping) {
         if let Some(entry) = self.0.get_mut(index) {
             *entry = mapping;
         }
     }
 
-    /// Where what is meant for an offset goes: from there to the mapping's end.
+    /// Returns the memory that an offset is mapped to: from there to the end of the mapping.
     pub fn find(&self, offset: u64) -> Option<Place> {
         self.0.iter().find_map(|Mapping { offset: start, place }| {
             let inside = offset.checked_sub(*start)?;
@@ -42,13 +43,13 @@ impl Theirs {
     }
 }
 
-/// What this end has mapped for the peer, and what the peer does not know yet.
+/// Memory that this end has mapped for the peer, and the changes not yet announced to it.
 #[derive(Debug)]
 pub struct Ours<R> {
-    /// The peer's table.
+    /// The peer's table of mapped memory.
     table: Place,
     entries: Vec<Option<Entry<R>>>,
-    /// Entries to be told, the first first.
+    /// Indices of the entries to announce, oldest first.
     untold: Vec<usize>,
 }
 
@@ -56,24 +57,24 @@ pub struct Ours<R> {
 struct Entry<R> {
     addr: u64,
     mapping: Mapping,
-    /// The registered memory.
+    /// The memory registration, which lasts as long as the entry.
     _region: R,
 }
 
 impl<R> Ours<R> {
-    /// The peer has a table of so many entries, behind that of places.
+    /// Creates an empty list. The peer has a table of `len` entries right behind its table of places.
     pub fn new(places: Place, len: usize) -> Ours<R> {
         let addr = places.addr.wrapping_add(u64::from(places.len) * PLACE_LEN as u64);
         let table = Place { addr, key: places.key, len: len as u32 };
         Ours { table, entries: Vec::new(), untold: Vec::new() }
     }
 
-    /// Whether the table has room for another.
+    /// Reports whether the peer's table has room for another mapping.
     pub fn has_room(&self) -> bool {
         self.entries.len() < self.table.len as usize || self.entries.iter().any(Option::is_none)
     }
 
-    /// One more, if there is room.
+    /// Adds a mapping, in the first free entry; `None` if the table is full.
     pub fn add(&mut self, addr: u64, mapping: Mapping, region: R) -> Option<()> {
         let free = self.entries.iter().position(Option::is_none);
         let index = free.unwrap_or(self.entries.len());
@@ -89,7 +90,8 @@ impl<R> Ours<R> {
         Some(())
     }
 
-    /// Takes back what was mapped from an address; whether there is such.
+    /// Removes the mapping of the memory at `addr`, of this length unless `len` is 0. Reports whether there
+    /// was one.
     pub fn remove(&mut self, addr: u64, len: usize) -> bool {
         let is_it = |e: &Option<Entry<R>>| {
             e.as_ref().is_some_and(|e| e.addr == addr && (len == 0 || e.mapping.place.len as usize == len))
@@ -100,7 +102,8 @@ impl<R> Ours<R> {
         true
     }
 
-    /// What the peer is to be told next: the entry's index, what it says, and where it goes.
+    /// Takes the next entry to announce: its index, its content (zeros if it was removed), and its place in
+    /// the peer's table.
     pub fn next(&mut self) -> Option<(usize, Mapping, Place)> {
         if self.untold.is_empty() {
             return None;
@@ -111,6 +114,7 @@ impl<R> Ours<R> {
         Some((index, mapping, Place { addr, key: self.table.key, len: MAPPING_LEN as u32 }))
     }
 
+    /// Reports whether all changes have been announced.
     pub fn is_told(&self) -> bool {
         self.untold.is_empty()
     }
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_lead_to_where_they_are_mapped() {
+    fn offset_is_found_in_its_mapping() {
         let mut theirs = Theirs::new(2);
         assert_eq!(theirs.find(0), None);
         theirs.set(0, mapping(100, 0x1000, 50));
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_outside_the_table_are_found_out() {
+    fn entry_outside_the_table_is_refused() {
         let mut theirs = Theirs::new(2);
         assert_eq!(theirs.check(1), Ok(()));
         assert_eq!(theirs.check(2), Err(ProtocolError::Entry { got: 2, len: 2 }));
@@ -149,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_an_end_and_gaps_are_filled() {
+    fn full_table_takes_a_mapping_after_one_is_removed() {
         let mut ours = Ours::new(Place { addr: 0x1000, key: 9, len: 2 }, 2);
         assert_eq!(ours.add(1, mapping(0, 1, 8), ()), Some(()));
         assert_eq!(ours.add(2, mapping(8, 2, 8), ()), Some(()));

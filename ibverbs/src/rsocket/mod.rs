@@ -1,13 +1,16 @@
-//! Rsockets: sockets whose streams and datagrams go over RDMA, with librdmacm's protocol, so that its programs are peers.
+//! Rsockets: stream and datagram sockets over RDMA, with the wire protocol of librdmacm, so that its programs
+//! can be peers.
 //!
-//! Of a stream each end has a buffer that the other writes to, and tells it which part of that is free, by writes to a table of the
-//! other's. Four bytes come with each write and say what it was ([`protocol`]). [`outgoing`], [`incoming`] and [`mappings`]
-//! are the protocol without input and output; a [`link`] has them with a queue pair; a [`stream`] has the connection
-//! manager's part and what calls on it do; [`keepalive`] finds out whether a silent peer is there.
+//! Each end of a stream has a receive buffer that the peer writes to by RDMA, and announces the free part of
+//! it by writes to a table in the peer's memory. The immediate data of each write tell what it is
+//! ([`protocol`]). [`outgoing`], [`incoming`] and [`mappings`] are the protocol without I/O; a [`link`]
+//! combines them with a queue pair; a [`stream`] adds connection management and implements the calls;
+//! [`keepalive`] detects a peer that is gone.
 //!
-//! Datagrams have a protocol of their own: a [`datagram`] socket has a UDP socket ([`udp`]), by which it learns of its
-//! [`peers`], and UD queue pairs ([`pair`]); [`headers`] is what it puts before data. A [`socket`] is one of either kind;
-//! [`wait`] is how calls wait, [`poll`] how programs wait for several. [`calls`] is the C interface.
+//! Datagrams have a protocol of their own: a [`datagram`] socket has a UDP socket ([`udp`]), through which it
+//! finds its [`peers`], and UD queue pairs ([`pair`]); [`headers`] precede the data. A [`socket`] is of
+//! either kind. [`wait`] blocks calls, [`poll`] implements `rpoll` and `rselect`, and [`calls`] is the C
+//! interface.
 
 mod buffers;
 mod calls;

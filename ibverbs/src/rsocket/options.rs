@@ -1,4 +1,4 @@
-//! What a socket is to be like: the system's defaults, and what the program sets.
+//! Socket options: the system-wide defaults, and the values that the program sets.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -8,38 +8,40 @@ use std::time::Duration;
 
 use super::protocol::told_size;
 
-/// The level of options that only rsockets have, and those.
+/// Level of the options specific to rsockets.
 pub const SOL_RDMA: c_int = 0x10000;
+/// Options of that level, numbered as in `rdma/rsocket.h`.
 const SEND_QUEUE: c_int = 0;
 const RECEIVE_QUEUE: c_int = 1;
 const INLINE: c_int = 2;
 const MAPPINGS: c_int = 3;
 const ROUTE: c_int = 4;
 
-/// Bytes of a buffer, and entries of a queue.
+/// Least and greatest size of a buffer in bytes.
 const BUFFER: (usize, usize) = (4096, 1 << 28);
+/// Least and greatest number of entries of a queue.
 const QUEUE: (usize, usize) = (4, 16_384);
 
-/// What a connection is made with.
+/// Sizes that are fixed when a connection is created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
-    /// Bytes.
+    /// Bytes of the send buffer.
     pub send_buffer: usize,
     /// Bytes of each half of the receive buffer.
     pub receive_half: usize,
-    /// Work requests.
+    /// Number of work requests for data in the send queue.
     pub send_queue: u32,
-    /// Data messages that the peer may send until it hears more.
+    /// Number of data messages that the peer may send before it receives more credits.
     pub credits: u16,
-    /// Pieces of memory that the peer can map.
+    /// Number of memory areas that the peer can map.
     pub mappings: usize,
 }
 
-/// The defaults, as files in `/etc/rdma/rsocket` have them.
+/// Defaults, from the files in `/etc/rdma/rsocket`.
 struct Defaults {
     sizes: Sizes,
     inline: usize,
-    /// How long a call looks for what it waits for before it sleeps.
+    /// Time for which a call polls before it sleeps.
     polling: Duration,
 }
 
@@ -63,12 +65,12 @@ fn defaults() -> &'static Defaults {
     })
 }
 
-/// See [`Defaults::polling`].
+/// Returns the time for which a call polls before it sleeps.
 pub fn polling() -> Duration {
     defaults().polling
 }
 
-/// Of one socket. An accepted one has its listener's.
+/// Options of one socket. An accepted socket inherits those of its listener.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub sizes: Sizes,
@@ -76,13 +78,13 @@ pub struct Options {
     pub is_nonblocking: bool,
     pub reuses_address: bool,
     pub only_v6: bool,
-    /// `SO_LINGER`.
+    /// `SO_LINGER`; `None` if it is off.
     pub linger: Option<Duration>,
     pub receive_timeout: Option<Duration>,
     pub send_timeout: Option<Duration>,
     /// `IP_TOS`, `IPV6_TCLASS`.
     pub traffic_class: Option<u8>,
-    /// Those of one `int`, as they were set.
+    /// Values of other options of type `int`, by level and name.
     others: BTreeMap<(c_int, c_int), Vec<u8>>,
 }
 
@@ -103,8 +105,8 @@ impl Default for Options {
     }
 }
 
-/// Options of one `int` that programs of TCP and UDP set, with their value if they are not set. But those of keeping alive they
-/// change nothing over RDMA.
+/// Options of type `int` that TCP and UDP programs set, with their default values. Apart from those of
+/// keepalive they have no effect over RDMA.
 const COMMON: [(c_int, c_int, c_int); 14] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE, 0),
@@ -126,7 +128,7 @@ fn int(value: &[u8]) -> Result<c_int, c_int> {
     value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes)).ok_or(libc::EINVAL)
 }
 
-/// A size, which is not negative.
+/// Parses a size and clamps it to the given range; negative values are an error.
 fn size(value: &[u8], (least, most): (usize, usize)) -> Result<usize, c_int> {
     Ok(usize::try_from(int(value)?).map_err(|_| libc::EINVAL)?.clamp(least, most))
 }
@@ -147,12 +149,12 @@ fn timeval(time: Option<Duration>) -> Vec<u8> {
 }
 
 impl Options {
-    /// Whether a call with these flags waits.
+    /// Reports whether a call with these flags may block.
     pub fn waits(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT == 0 && !self.is_nonblocking
     }
 
-    /// After how long without a word from the peer a connection is to be kept alive, if it is.
+    /// Returns the idle time after which the connection is probed; `None` if keepalive is off.
     pub fn keep_alive(&self) -> Option<Duration> {
         let number = |level, name| self.get(level, name).ok().and_then(|value| int(&value).ok());
         let is_on = number(libc::SOL_SOCKET, libc::SO_KEEPALIVE)? != 0;
@@ -160,11 +162,13 @@ impl Options {
         is_on.then(|| Duration::from_secs(seconds))
     }
 
+    /// Sets an option.
+    ///
     /// # Errors
-    /// `ENOPROTOOPT` for one that there is not; `EINVAL`, `EDOM` for a value.
+    /// `ENOPROTOOPT` for an unknown option; `EINVAL` or `EDOM` for an invalid value.
     pub fn set(&mut self, level: c_int, name: c_int, value: &[u8]) -> Result<(), c_int> {
         match (level, name) {
-            // The system doubles both, for what it keeps beside the data.
+            // Linux doubles both sizes, to allow for its bookkeeping overhead.
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer = size(value, BUFFER)? * 2,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => self.sizes.receive_half = size(value, BUFFER)?,
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuses_address = int(value)? != 0,
@@ -177,7 +181,7 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => self.send_timeout = time(value)?,
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => self.only_v6 = int(value)? != 0,
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                // Of IPv4 it may be a single byte.
+                // `IP_TOS` may be a single byte.
                 let value = int(value).or(value.first().map(|b| (*b).into()).ok_or(libc::EINVAL))?;
                 self.traffic_class = u8::try_from(value).ok();
             }
@@ -185,7 +189,7 @@ impl Options {
             (SOL_RDMA, RECEIVE_QUEUE) => self.sizes.credits = size(value, QUEUE)? as u16,
             (SOL_RDMA, INLINE) => self.inline = size(value, (0, BUFFER.0))?,
             (SOL_RDMA, MAPPINGS) => self.sizes.mappings = told_size(size(value, (0, BUFFER.1))?),
-            // Over Ethernet the addresses are the path.
+            // On Ethernet the path follows from the addresses.
             (SOL_RDMA, ROUTE) => {}
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT) => {
                 let most = if name == libc::TCP_KEEPCNT { 127 } else { 32_767 };
@@ -203,8 +207,10 @@ impl Options {
         Ok(())
     }
 
+    /// Returns the value of an option.
+    ///
     /// # Errors
-    /// `ENOPROTOOPT`.
+    /// `ENOPROTOOPT` for an unknown option.
     pub fn get(&self, level: c_int, name: c_int) -> Result<Vec<u8>, c_int> {
         let number = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => self.sizes.send_buffer as c_int,
@@ -246,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_told() {
+    fn option_that_is_set_is_returned() {
         let mut options = Options::default();
         let number = |n: c_int| Ok(n.to_ne_bytes().to_vec());
         assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 19), number(1 << 20));
@@ -271,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_option_or_value_is_refused() {
         let mut options = Options::default();
         assert_eq!(options.set(libc::SOL_SOCKET, libc::SO_SNDBUF, &[1]), Err(libc::EINVAL));
         assert_eq!(set(&mut options, libc::SOL_SOCKET, libc::SO_SNDBUF, -1), Err(libc::EINVAL));

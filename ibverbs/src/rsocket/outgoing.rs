@@ -1,61 +1,66 @@
-//! The half of a connection that sends: when it may, from where, and to where. It knows of no queue pair: it is told what
-//! happened, and says what is to be posted.
+//! Sending half of a connection: when data may be sent, from where, and to where. It has no queue pair:
+//! events are passed in, and it returns the work requests to post.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::protocol::{Message, PLACES, Place, ProtocolError};
 
-/// What one write takes at most, so that the first bytes are under way while the next are copied.
+/// Greatest length of one write, so that the first bytes are in flight while the next are copied.
 const LARGEST: usize = 1 << 16;
-/// Messages of credits that are outstanding at most.
+/// Greatest number of outstanding credit messages.
 const CREDIT_MESSAGES: usize = 4;
-/// Internal messages at most: the credits, two of the end, and one that keeps the connection alive.
+/// Greatest number of outstanding internal messages: the credits, two for the end of the connection, and one
+/// keepalive.
 pub const INTERNAL: usize = CREDIT_MESSAGES + 3;
 
 /// A write to be posted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Transfer {
-    /// Where its bytes are in the send buffer, which is a ring; the second part may be empty.
+    /// Ranges of the data in the send buffer, which is a ring; the second may be empty.
     pub from: [Range<usize>; 2],
-    /// Where they go: `len` is theirs.
+    /// Destination at the peer; `len` is the length of the write.
     pub to: Place,
-    /// What comes with it. What goes into mapped memory comes without a word.
+    /// Message in the immediate data; `None` for writes to mapped memory, which the peer is not notified of.
     pub message: Option<Message>,
 }
 
-/// What was posted and is not done.
+/// An outstanding work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flight {
-    /// So many bytes of the send buffer.
+    /// Data, with this number of bytes of the send buffer.
     Bytes(usize),
-    /// An internal message, which takes none.
+    /// A credit message, which takes no bytes of the send buffer.
     Credits,
+    /// Another message that takes none.
     Other,
 }
 
-/// See the module.
+/// State of the sending half.
 #[derive(Debug)]
 pub struct Outgoing {
-    /// Bytes of the send buffer, where the next go, and how many are in use.
+    /// Size of the send buffer, in bytes.
     size: usize,
+    /// Offset in the send buffer for the next data.
     at: usize,
+    /// Number of bytes of the send buffer in use.
     used: usize,
-    /// Data messages sent, and how many may be, both modulo 65536.
+    /// Number of data messages sent, modulo 65536.
     sent: u16,
+    /// Total number of data messages that the peer accepts, modulo 65536.
     limit: u16,
-    /// Places at the peer that are not full, the one in use first.
+    /// Places at the peer that are not full; the first is the one in use.
     places: VecDeque<Place>,
-    /// Work requests that may be outstanding beside internal messages.
+    /// Greatest number of outstanding work requests for data. Internal messages have room beyond it.
     slots: usize,
-    /// In the order in which they were posted, which is the one in which they get done.
+    /// Outstanding work requests, in the order in which they were posted, in which they also complete.
     flights: VecDeque<Flight>,
-    /// How many of them tell of credits.
+    /// Number of outstanding credit messages.
     credits: usize,
 }
 
 impl Outgoing {
-    /// With a send buffer of `size` bytes, and a send queue of `slots` work requests.
+    /// Creates the state for a send buffer of `size` bytes and a send queue of `slots` work requests.
     pub fn new(size: usize, slots: usize) -> Outgoing {
         Outgoing {
             size,
@@ -70,10 +75,10 @@ impl Outgoing {
         }
     }
 
-    /// The peer has a place for more.
+    /// Adds a place that the peer has announced; one without room is ignored.
     ///
     /// # Errors
-    /// [`ProtocolError::Places`], above those that it can have.
+    /// [`ProtocolError::Places`] if the peer announces more places than it can have.
     pub fn add_place(&mut self, place: Place) -> Result<(), ProtocolError> {
         if self.places.len() >= PLACES {
             return Err(ProtocolError::Places);
@@ -84,38 +89,40 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer takes data messages up to this one.
+    /// Sets the total number of data messages that the peer accepts.
     pub fn set_limit(&mut self, limit: u16) {
         self.limit = limit;
     }
 
-    /// Whether there is a credit for a data message. A peer may give nearly all that the number can say.
+    /// Reports whether there is a credit for a data message. The counters are compared for equality only,
+    /// because a peer may give nearly all credits that the number can express.
     fn has_credit(&self) -> bool {
         self.limit != self.sent
     }
 
+    /// Returns the number of outstanding work requests.
     fn outstanding(&self) -> usize {
         self.flights.len()
     }
 
-    /// How many bytes can go into one write now.
+    /// Returns the number of bytes that one write can carry now.
     pub fn room(&self) -> usize {
         let place = self.places.front().map_or(0, |place| place.len as usize);
         if self.has_credit() { place.min(self.ring_room()) } else { 0 }
     }
 
-    /// How many bytes of the send buffer one write can take now.
+    /// Returns the number of bytes of the send buffer that one write can take now.
     fn ring_room(&self) -> usize {
         if self.outstanding() < self.slots { (self.size - self.used).min(LARGEST) } else { 0 }
     }
 
-    /// Whether it is worth a program's while to be told that it may send.
+    /// Reports whether enough can be sent to be worth waking the program.
     pub fn is_writable(&self) -> bool {
         let enough = self.places.front().map_or(0, |place| place.len as usize).min(self.size / 4).min(2048);
         self.has_credit() && enough > 0 && self.ring_room() >= enough
     }
 
-    /// The next data message, of at most `len` bytes, if it can go now.
+    /// Allocates the next data message, of at most `len` bytes, if it can be sent now.
     pub fn transfer(&mut self, len: usize) -> Option<Transfer> {
         let len = len.min(self.room());
         let place = self.places.front_mut().filter(|_| len > 0)?;
@@ -129,14 +136,14 @@ impl Outgoing {
         Some(Transfer { from: self.take(len), to, message: Some(Message::Data(len)) })
     }
 
-    /// A write of at most `to.len` bytes to memory that the peer has mapped.
+    /// Allocates a write of at most `to.len` bytes to memory that the peer has mapped.
     pub fn direct(&mut self, to: Place) -> Option<Transfer> {
         let len = (to.len as usize).min(self.ring_room());
         let to = Place { len: len as u32, ..to };
         (len > 0).then(|| Transfer { from: self.take(len), to, message: None })
     }
 
-    /// Takes bytes of the send buffer, which are there.
+    /// Allocates `len` bytes of the send buffer, which must be free.
     fn take(&mut self, len: usize) -> [Range<usize>; 2] {
         let first = len.min(self.size - self.at);
         let from = [self.at..self.at + first, 0..len - first];
@@ -146,38 +153,43 @@ impl Outgoing {
         from
     }
 
-    /// Whether the peer may be told of credits: a few such messages at a time have their own room in the queues of both.
+    /// Reports whether a credit message may be sent. A few such messages at a time have reserved room in the
+    /// queues of both ends.
     pub fn may_give_credits(&self) -> bool {
         self.credits < CREDIT_MESSAGES
     }
 
+    /// Records a credit message.
     pub fn gave_credits(&mut self) {
         self.credits += 1;
         self.flights.push_back(Flight::Credits);
     }
 
-    /// Whether the peer may be told of mapped memory, which counts as data.
+    /// Reports whether a mapping may be announced, which takes a credit like data.
     pub fn may_tell_mapping(&self) -> bool {
         self.has_credit() && self.outstanding() < self.slots
     }
 
+    /// Records the announcement of a mapping.
     pub fn told_mapping(&mut self) {
         self.sent = self.sent.wrapping_add(1);
         self.flights.push_back(Flight::Other);
     }
 
-    /// The peer is told of this end's end: at most twice in a connection's life, for which both have room.
+    /// Records a shutdown message: there are at most two per connection, for which both ends have reserved
+    /// room.
     pub fn told_end(&mut self) {
         self.flights.push_back(Flight::Other);
     }
 
-    /// Something was written that is for the transport alone. Only while nothing else is under way.
+    /// Records a keepalive write, which only the transport sees. It is sent only while nothing else is
+    /// outstanding.
     pub fn kept_alive(&mut self) {
         debug_assert!(self.is_idle());
         self.flights.push_back(Flight::Other);
     }
 
-    /// The oldest work request is done.
+    /// Records the completion of the oldest work request.
     pub fn done(&mut self) {
         match self.flights.pop_front() {
             Some(Flight::Bytes(len)) => self.used -= len,
@@ -186,7 +198,7 @@ impl Outgoing {
         }
     }
 
-    /// Whether everything that was posted is done.
+    /// Reports whether no work request is outstanding.
     pub fn is_idle(&self) -> bool {
         self.flights.is_empty()
     }
@@ -208,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_goes_before_the_peer_has_a_place_and_credits() {
+    fn nothing_is_sent_without_a_place_and_credits() {
         let mut out = Outgoing::new(100, 4);
         assert_eq!((out.transfer(10), out.is_writable()), (None, false));
         out.set_limit(1);
@@ -236,11 +248,11 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_filled_before_the_next_is_used() {
+    fn place_is_filled_before_the_next_is_used() {
         let mut out = ready(100, 9, 9, 15);
         out.add_place(place(0x2000, 20)).unwrap();
         let to = |t: Option<Transfer>| t.map(|t| (t.to.addr, t.to.len));
-        // A peer has no more than two.
+        // A peer has at most two places at a time.
         assert_eq!(out.add_place(place(0x3000, 20)), Err(ProtocolError::Places));
         assert_eq!(to(out.transfer(10)), Some((0x1000, 10)));
         assert_eq!(to(out.transfer(10)), Some((0x100a, 5)));
@@ -252,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_wraps_and_is_freed_in_order() {
+    fn send_buffer_wraps_and_is_freed_in_order() {
         let mut out = ready(10, 9, 99, 1000);
         assert_eq!(out.transfer(7).unwrap().from, [0..7, 0..0]);
         assert_eq!(out.transfer(7).unwrap().from, [7..10, 0..0]);
@@ -272,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_send_queue_has_an_end_but_room_for_internal_messages() {
+    fn full_send_queue_still_takes_internal_messages() {
         let mut out = ready(100, 2, 99, 1000);
         assert!(out.transfer(1).is_some() && out.transfer(1).is_some());
         assert_eq!((out.transfer(1), out.may_tell_mapping(), out.is_writable()), (None, false, false));
@@ -289,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_into_mapped_memory_takes_no_credit() {
+    fn write_to_mapped_memory_takes_no_credit() {
         let mut out = Outgoing::new(100, 2);
         let went = out.direct(place(0x5000, 30)).unwrap();
         assert_eq!((went.to, went.message), (place(0x5000, 30), None));
@@ -298,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_any_kind_do_no_harm() {
+    fn place_at_the_end_of_the_address_space_does_no_harm() {
         let mut out = Outgoing::new(100, 200);
         out.set_limit(u16::MAX / 2);
         out.add_place(place(u64::MAX - 3, u32::MAX)).unwrap();
@@ -309,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn large_writes_are_cut() {
+    fn large_write_is_split() {
         let mut out = ready(1 << 20, 9, 9, u32::MAX);
         assert_eq!(out.transfer(1 << 20).unwrap().to.len as usize, LARGEST);
     }

@@ -1,4 +1,4 @@
-//! A UD queue pair of a datagram socket, at one of its addresses, with its memory.
+//! UD queue pair of a datagram socket at one local address, with its buffers.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
@@ -16,21 +16,21 @@ use super::headers::{Header, LONGEST, MOST, parse_source};
 use super::options::Sizes;
 use super::peers::canonical;
 
-/// Completions that are looked at together.
+/// Number of completions that are polled at a time.
 const BATCH: usize = 32;
-/// The least that a socket can have on their way.
+/// Least number of datagrams that a socket can have in flight.
 const LEAST: usize = 4;
-/// Of a receive's number. A send's has it not.
+/// Bit of the `wr_id` that is set in receives and clear in sends.
 const RECEIVE: u64 = 1 << 63;
 
-/// A datagram that came, and lies in a receive.
+/// A received datagram, whose data are in a receive buffer.
 pub struct Came {
     pub from: SocketAddr,
     pub qpn: Qpn,
     pub place: Place,
 }
 
-/// Where its data are.
+/// Location of the data: index of the receive, and range in the registered memory.
 pub struct Place {
     receive: usize,
     range: Range<usize>,
@@ -42,29 +42,34 @@ impl Place {
     }
 }
 
-/// See the module.
+/// A UD queue pair and its buffers.
 pub struct Pair {
-    /// As peers know it.
+    /// Local address, as peers know it.
     pub local: IpAddr,
     qp: Qp,
     cq: Cq,
-    /// Where completions are heard of, once [`arm`](Self::arm)ed.
+    /// Completion channel, which reports completions once [`arm`](Self::arm)ed.
     pub completions: CompletionChannel,
     is_armed: bool,
-    /// Payload of a packet.
+    /// Payload of a packet, in bytes.
     mtu: usize,
-    /// Both in places of equal length, one for each work request.
+    /// Memory of the receives; like `sends`, it consists of slots of equal length, one for each work request.
     receives: Mr,
     sends: Mr,
-    /// Places of `sends` in which nothing is on its way, and how many there are.
+    /// Indices of the slots of `sends` with no send in flight.
     free: Vec<usize>,
+    /// Number of slots of `sends`.
     all: usize,
+    /// Whether the queue pair no longer works.
     is_over: bool,
+    /// Whether [`ends`](Self::ends) has reported that.
     is_told: bool,
     found: Vec<Completion>,
 }
 
 impl Pair {
+    /// Creates a queue pair at a local address and posts its receives.
+    ///
     /// # Errors
     /// An error number.
     pub fn new(context: &Context, local: IpAddr, mtu: usize, sizes: &Sizes) -> Result<Pair, c_int> {
@@ -73,7 +78,7 @@ impl Pair {
         let (send_len, receive_len) = (MOST + mtu, grh::LEN + mtu);
         let all = (sizes.send_buffer / send_len).clamp(LEAST, sizes.send_queue as usize);
         let limits = context.query_device().limits;
-        // A larger buffer than the device has receives for is as large as it can be.
+        // A buffer with more receives than the device supports is cut to that number.
         let most = (limits.max_qp_wr as usize).min((limits.max_cqe as usize).saturating_sub(all));
         let receiving = (2 * sizes.receive_half / receive_len).max(sizes.credits.into()).min(most);
         let receives = pd.reg_mr(receiving * receive_len, Access::LOCAL_WRITE).map_err(create)?;
@@ -109,6 +114,7 @@ impl Pair {
         if pair.is_over { Err(libc::EIO) } else { Ok(pair) }
     }
 
+    /// Posts the receive with this index.
     fn post(&mut self, receive: usize) {
         let len = grh::LEN + self.mtu;
         let sge = self.receives.sge(receive * len..(receive + 1) * len);
@@ -120,7 +126,7 @@ impl Pair {
         self.qp.qpn()
     }
 
-    /// A path to a peer.
+    /// Creates an address handle for a peer.
     ///
     /// # Errors
     /// An error number.
@@ -128,12 +134,12 @@ impl Pair {
         self.qp.pd().create_ah(to).map_err(|e| e.errno())
     }
 
-    /// The most data that go behind a header.
+    /// Returns the number of data bytes that fit behind a header.
     pub fn room(&self, header: &Header) -> usize {
         self.mtu.min(LONGEST) - header.bytes().len()
     }
 
-    /// As of [`Link::arm`](super::link::Link::arm).
+    /// See [`Link::arm`](super::link::Link::arm).
     pub fn arm(&mut self) {
         while self.completions.next_event().is_some() {
             self.is_armed = false;
@@ -143,11 +149,13 @@ impl Pair {
         }
     }
 
-    /// Takes what came, which is told `came`; whether anything has changed. What is no datagram of the protocol is dropped.
+    /// Polls completions and calls `came` for each received datagram; reports whether there was any
+    /// completion. Packets that are not datagrams of the protocol are dropped.
     pub fn turn(&mut self, mut came: impl FnMut(&mut Pair, Came)) -> bool {
         let mut changed = false;
         let mut found = std::mem::take(&mut self.found);
-        // As much as there was when it began: peers that never pause are not to keep the program here.
+        // The number of polls is bounded by the capacity of the CQ, so that peers that send without pause do
+        // not keep the thread in this loop.
         for _ in 0..=self.cq.capacity().div_ceil(BATCH) {
             found.clear();
             self.is_over |= self.cq.poll(BATCH, &mut found).is_err();
@@ -171,7 +179,7 @@ impl Pair {
         }
         let receive = (completion.wr_id & !RECEIVE) as usize;
         if completion.status != WcStatus::Success {
-            // No receive goes wrong but with its queue pair.
+            // A receive fails only if the queue pair has failed.
             self.is_over = true;
             return;
         }
@@ -181,15 +189,16 @@ impl Pair {
         }
     }
 
+    /// Parses the datagram in a completed receive.
     fn datagram(&self, receive: usize, completion: &Completion) -> Option<Came> {
         let start = receive * (grh::LEN + self.mtu);
         let len = (completion.byte_len as usize).checked_sub(grh::LEN)?;
         let mut header = [0; MOST];
         let header = &mut header[..len.min(MOST)];
         self.receives.read(start + grh::LEN, header).ok()?;
-        // Of what is longer than any header only the length counts.
+        // The bytes read are enough for any header; of longer datagrams only the length matters.
         let (from, skip) = parse_source(header).ok()?;
-        // Who sends it says what he likes: an address of the other family is nobody's here.
+        // The sender may claim any address, but one of the other family cannot be a peer of this queue pair.
         let from = canonical(from);
         if from.is_ipv4() != self.local.is_ipv4() {
             return None;
@@ -198,18 +207,18 @@ impl Pair {
         Some(Came { from, qpn: completion.src_qpn, place: Place { receive, range } })
     }
 
-    /// Copies the first of a datagram's data.
+    /// Copies data of a datagram from the offset `at`.
     pub fn read(&self, place: &Place, at: usize, to: &mut [u8]) {
-        // It is inside, as the completion said.
+        // The range is inside the memory, as the completion was.
         let _ = self.receives.read(place.range.start + at, to);
     }
 
-    /// Its data are wanted no more.
+    /// Posts the receive of a datagram again, once its data are no longer needed.
     pub fn give_back(&mut self, place: &Place) {
         self.post(place.receive);
     }
 
-    /// Sends all of the source, which has to fit; false if so much is on its way that nothing can go now.
+    /// Sends all of the source, which has to fit into a datagram; false if all send slots are in flight.
     ///
     /// # Errors
     /// An error number.
@@ -219,7 +228,7 @@ impl Pair {
         }
         let Some(place) = self.free.pop() else { return Ok(false) };
         let start = place * (MOST + self.mtu);
-        // The place has room, and nobody uses it.
+        // Cannot fail: the slot is inside the memory and large enough, and no send uses it.
         let _ = self.sends.write(start, header.bytes());
         let mut at = start + header.bytes().len();
         while source.left() > 0 {
@@ -235,21 +244,22 @@ impl Pair {
         })
     }
 
-    /// Whether nothing comes or goes by it any more: its device is gone.
+    /// Reports whether the queue pair no longer works, as its device is gone.
     pub fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Whether it is over, which is told once.
+    /// Reports once that the queue pair no longer works.
     pub fn ends(&mut self) -> bool {
         self.is_over && !std::mem::replace(&mut self.is_told, true)
     }
 
+    /// Reports whether a datagram can be sent, or would fail at once.
     pub fn is_writable(&self) -> bool {
         self.is_over || !self.free.is_empty()
     }
 
-    /// Whether everything that was sent has left.
+    /// Reports whether all sent datagrams have left.
     pub fn is_flushed(&self) -> bool {
         self.is_over || self.free.len() == self.all
     }

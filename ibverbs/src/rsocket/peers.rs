@@ -1,4 +1,4 @@
-//! The peers of a datagram socket: how each is reached.
+//! Peers of a datagram socket, and how each is reached.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -12,13 +12,15 @@ use urxe::verbs::{Ah, Context, Qpn};
 use super::stream::errno;
 use crate::cm::process::Process;
 
-/// Peers that a socket remembers.
+/// Greatest number of peers that a socket remembers.
 const MOST: usize = 4096;
-/// How long a peer that says nothing is taken for the one that it was: another may have its port by then, with another queue
-/// pair. One datagram in so much time goes by UDP, and is answered.
+/// Time after which the queue pair of a silent peer is no longer taken for granted: the port may belong to
+/// another process by then, with another queue pair. One datagram per such period is sent by UDP, and the
+/// peer answers it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An address as peers are known by: of IPv4 if it can be, with a scope only where it means something, and without a flow.
+/// Returns the form of an address that identifies a peer: IPv4 instead of IPv4-mapped IPv6, with a scope ID
+/// for link-local addresses only, and without a flow label.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     match (address.ip().to_canonical(), address) {
         (IpAddr::V6(ip), SocketAddr::V6(v6)) if ip.is_unicast_link_local() => {
@@ -28,12 +30,13 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Whether both have the address and the port: what comes by queue pairs tells no scope.
+/// Reports whether both have the same address and port. The scope ID is ignored, because the headers of
+/// datagrams between queue pairs have none.
 pub fn is_same(a: SocketAddr, b: SocketAddr) -> bool {
     (a.ip(), a.port()) == (b.ip(), b.port())
 }
 
-/// The last in order of those that have the address and the port.
+/// Returns the greatest socket address with this address and port, whatever the scope ID.
 fn with_any_scope(address: SocketAddr) -> SocketAddr {
     match address {
         SocketAddr::V4(_) => address,
@@ -41,18 +44,20 @@ fn with_any_scope(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// From where, and how, an address is reached.
+/// Route to a peer: the local device and address, and the address vector.
 pub struct Way {
     pub context: Context,
     pub local: IpAddr,
-    /// The address that it was asked for, or if that was the wildcard its own.
+    /// Address of the peer; for the wildcard, the local address that it stands for.
     pub peer: SocketAddr,
     pub to: AddressVector,
-    /// Payload of a packet.
+    /// Payload of a packet, in bytes.
     pub mtu: usize,
 }
 
 impl Way {
+    /// Resolves the route to `to`, from a given local address if there is one.
+    ///
     /// # Errors
     /// An error number.
     pub fn find(
@@ -64,7 +69,7 @@ impl Way {
         let id = process.manager.create_id(channel, PortSpace::Udp).map_err(errno)?;
         let find = || {
             id.resolve_addr(from.map(|ip| (ip, 0).into()), to, Duration::ZERO).map_err(errno)?;
-            // It is answered at once, as nobody is asked.
+            // The event is pending at once, because no resolution over the network is needed.
             match channel.try_event() {
                 Some(event) if event.kind == CmEventKind::AddrResolved => {}
                 _ => return Err(libc::ENETUNREACH),
@@ -89,28 +94,29 @@ impl Way {
 }
 
 struct Peer {
-    /// Which of the socket's queue pairs sends to it, and how.
+    /// Index of the socket's queue pair that sends to the peer.
     at: usize,
+    /// Address handle of the peer.
     path: Ah,
-    /// Its queue pair, if that is known.
+    /// Queue pair of the peer, if known.
     qpn: Option<Qpn>,
-    /// When it last said so.
+    /// Time at which the peer last confirmed it.
     heard: Instant,
-    /// When it was last sent to by UDP.
+    /// Time of the last datagram sent to the peer by UDP.
     asked: Option<Instant>,
 }
 
-/// See the module.
+/// Table of the known peers.
 #[derive(Default)]
 pub struct Peers(BTreeMap<SocketAddr, Peer>);
 
 impl Peers {
-    /// The queue pair that sends to one, if it is known.
+    /// Returns the index of the queue pair that sends to a peer, if the peer is known.
     pub fn way(&self, to: SocketAddr) -> Option<usize> {
         self.0.get(&to).map(|peer| peer.at)
     }
 
-    /// A new one.
+    /// Adds a peer; a full table drops the peer that has been silent for longest.
     pub fn add(&mut self, to: SocketAddr, at: usize, path: Ah) {
         if self.0.len() >= MOST
             && let Some(oldest) =
@@ -121,20 +127,21 @@ impl Peers {
         self.0.insert(to, Peer { at, path, qpn: None, heard: Instant::now(), asked: None });
     }
 
-    /// All that this queue pair sends to: it is no more.
+    /// Removes all peers that this queue pair sends to, because it no longer works.
     pub fn forget(&mut self, at: usize) {
         self.0.retain(|_, peer| peer.at != at);
     }
 
-    /// It has said by UDP which queue pair it has.
+    /// Records the queue pair that a peer has announced by UDP.
     pub fn resolved(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) {
         if let Some(peer) = self.0.get_mut(&from) {
             (peer.qpn, peer.heard) = (Some(qpn), now);
         }
     }
 
-    /// A datagram came from this queue pair, which says that it is of this address; whom that is. Only UDP is believed if that
-    /// is news.
+    /// Records a datagram from a queue pair whose header claims the sender `from`, and returns the peer that
+    /// it means. A queue pair other than the known one is not trusted: the known number is discarded, and has
+    /// to be confirmed by UDP.
     pub fn heard(&mut self, from: SocketAddr, qpn: Qpn, now: Instant) -> SocketAddr {
         let from = self.named(from, qpn);
         if let Some(peer) = self.0.get_mut(&from) {
@@ -146,19 +153,21 @@ impl Peers {
         from
     }
 
-    /// The peer that a header means, which has no scope. librdmacm's has no port either if the socket was not bound when its
-    /// queue pair was made: then it is the peer at this address that has said by UDP that it has the queue pair.
+    /// Returns the peer that a header means, which has no scope ID. Headers of librdmacm have no port either
+    /// if the socket was not bound when its queue pair was created; then it is the peer at this address that
+    /// has announced the queue pair by UDP.
     fn named(&self, from: SocketAddr, qpn: Qpn) -> SocketAddr {
         let port = if from.port() == 0 { u16::MAX } else { from.port() };
         let last = with_any_scope(SocketAddr::new(from.ip(), port));
         let mut of_address = self.0.range(from..=last).map(|(address, peer)| (*address, peer.qpn));
         let known = of_address.clone().find(|(_, known)| *known == Some(qpn));
-        // One with a port is who it says, by another queue pair.
+        // A header with a port is believed, even if it came from another queue pair.
         let known = known.or_else(|| of_address.next().filter(|_| from.port() != 0));
         known.map_or(from, |(address, _)| address)
     }
 
-    /// Where to send to, or nothing if that is to go by UDP, which then is to be done.
+    /// Returns the address handle and the queue pair to send to directly. `None` if the peer is unknown, or
+    /// if the next datagram has to go by UDP, which is then recorded as sent.
     pub fn direct(&mut self, to: SocketAddr, now: Instant) -> Option<(&Ah, Qpn)> {
         let peer = self.0.get_mut(&to)?;
         let is_recent = |at: Instant| now.saturating_duration_since(at) < PATIENCE;
@@ -179,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_is_known_by_address_and_port() {
+    fn peer_is_identified_by_address_port_and_scope_of_link_local_addresses() {
         let v6 = |ip: &str, flow, scope| SocketAddrV6::new(ip.parse().unwrap(), 7, flow, scope).into();
         let told = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 7);
         assert_eq!(canonical(v6("fd77::1", 5, 3)), told("fd77::1"));

@@ -1,4 +1,4 @@
-//! `rpoll` and `rselect`: waiting for sockets and other descriptors at once.
+//! `rpoll` and `rselect`: waiting for rsockets and other file descriptors at once.
 
 use std::ffi::c_int;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use super::table::find;
 use super::wait::{NOT_YET, Over, poll, wait};
 use crate::cancel::Call;
 
-/// What is told whether it was asked for or not.
+/// Events that are reported even if they were not requested.
 const ALWAYS: c_short = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
 
-/// Waits until some of these have something, or for so long; how many have.
+/// Waits until some of the descriptors have events or the timeout expires, and returns how many have.
 ///
 /// # Errors
 /// An error number, or [`NOT_YET`].
 pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
     let found: Vec<Option<Socket>> = fds.iter().map(|fd| find(fd.fd)).collect();
-    // A negative one is none to the system.
+    // The system ignores entries with a negative descriptor.
     let other =
         |(fd, socket): (&pollfd, &Option<_>)| pollfd { fd: if socket.is_some() { -1 } else { fd.fd }, ..*fd };
     let mut others: Vec<pollfd> = fds.iter().zip(&found).map(other).collect();
@@ -55,7 +55,7 @@ pub fn wait_for(call: &mut Call, fds: &mut [pollfd], timeout: Option<Duration>) 
     }
 }
 
-/// The three sets of `select`, as the program has them.
+/// The three sets of `select`, as passed by the program.
 pub struct Sets {
     pub read: *mut fd_set,
     pub write: *mut fd_set,
@@ -63,13 +63,14 @@ pub struct Sets {
 }
 
 impl Sets {
-    /// What the numbers below `count` are to be asked for.
+    /// Returns the descriptors below `count` that are in a set, with the events to poll for.
     ///
     /// # Safety
-    /// Each set is one, or null.
+    /// Each set is null or points to a valid `fd_set`, and `count` is at most `FD_SETSIZE`.
     unsafe fn asked(&self, count: c_int) -> Vec<pollfd> {
         let is_in = |set: *mut fd_set, fd: c_int| {
-            // SAFETY: the caller's set; the number is below its size.
+            // SAFETY: `set` is not null, so the caller passes a valid set, and `fd` is below `count` and so
+            // below `FD_SETSIZE`.
             !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
         };
         let events = |fd: c_int| {
@@ -85,16 +86,17 @@ impl Sets {
         fds.filter(|fd| fd.events != 0).collect()
     }
 
-    /// Writes down what was found; how many that are.
+    /// Writes the events found to the sets, and returns their number.
     ///
     /// # Safety
-    /// As of [`asked`](Self::asked).
+    /// Each set is null or points to a writable `fd_set`, and `fds` were returned by [`asked`](Self::asked)
+    /// for these sets.
     unsafe fn tell(&self, fds: &[pollfd]) -> c_int {
         const READABLE: c_short = libc::POLLIN | libc::POLLHUP | libc::POLLERR;
         const WRITABLE: c_short = libc::POLLOUT | libc::POLLERR;
         let mut count = 0;
         for set in [self.read, self.write, self.except].into_iter().filter(|set| !set.is_null()) {
-            // SAFETY: the caller's set.
+            // SAFETY: `set` is not null, so the caller passes a writable set.
             unsafe { libc::FD_ZERO(set) };
         }
         let of = [
@@ -105,7 +107,8 @@ impl Sets {
         for fd in fds {
             for (set, asked, found) in of {
                 if fd.events & asked != 0 && fd.revents & found != 0 {
-                    // SAFETY: the set that this was asked by.
+                    // SAFETY: `asked` requested the event because the descriptor is in this set, so the set
+                    // is not null, and the descriptor is below `FD_SETSIZE`.
                     unsafe { libc::FD_SET(fd.fd, set) };
                     count += 1;
                 }
@@ -115,11 +118,13 @@ impl Sets {
     }
 }
 
+/// Waits like `select`, but does not update `timeout` with the time left.
+///
 /// # Safety
-/// The sets and the time are the caller's, or null.
+/// Each set is null or points to a writable `fd_set`, and `timeout` is null or points to a valid `timeval`.
 ///
 /// # Errors
-/// An error number, or [`NOT_YET`]; then the sets are as they were.
+/// An error number, or [`NOT_YET`]; the sets are unchanged in both cases.
 pub unsafe fn select(
     call: &mut Call,
     count: c_int,
@@ -129,7 +134,7 @@ pub unsafe fn select(
     if !(0..=libc::FD_SETSIZE as c_int).contains(&count) {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the caller's, or null.
+    // SAFETY: the caller passes null or a pointer to a valid `timeval`.
     let time = match unsafe { timeout.as_ref() } {
         None => None,
         Some(time) => {
@@ -138,12 +143,13 @@ pub unsafe fn select(
             Some(Duration::from_secs(seconds).saturating_add(Duration::from_micros(micros)))
         }
     };
-    // SAFETY: the caller's sets.
+    // SAFETY: the caller passes null or valid sets, and `count` is at most `FD_SETSIZE`.
     let mut fds = unsafe { sets.asked(count) };
     wait_for(call, &mut fds, time)?;
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
         return Err(libc::EBADF);
     }
-    // SAFETY: the caller's sets.
+    // SAFETY: the caller passes null or writable sets, and `fds` are the entries that `asked` returned for
+    // them.
     Ok(unsafe { sets.tell(&fds) })
 }

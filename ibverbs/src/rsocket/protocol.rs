@@ -1,63 +1,66 @@
-//! What two ends say to each other: the private data of the handshake, the four bytes that come with each write, and the
-//! entries of the tables that each end writes to the other's memory. The same as librdmacm's rsockets have them.
+//! Wire format of stream rsockets, the same as in librdmacm: the private data of the handshake, the immediate
+//! data of each write, and the entries of the tables that each end writes to the other's memory.
 
-/// Why a peer is not to be talked to any longer.
+/// Violation of the protocol by the peer, which ends the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// Another protocol, or another version of this one.
+    /// The private data are of another protocol, or of another version of this one.
     #[error("the peer's private data is none of rsockets' version 1")]
     Hello,
-    /// A message of a type that there is not.
+    /// The type of the message is unknown.
     #[error("message {0:#010x} means nothing")]
     Message(u32),
-    /// It says that it wrote more than it was given room for.
+    /// The peer says that it wrote more than it was given room for.
     #[error("{got} bytes were written, and there was room for {room}")]
     Overrun {
-        /// As the peer says.
+        /// Value from the peer.
         got: usize,
-        /// What it was given.
+        /// Room that the peer was given, in bytes.
         room: usize,
     },
-    /// It says that it has more places to write to than it can have.
+    /// The peer announces more places to write to than it can have.
     #[error("the peer has more than {PLACES} places at once")]
     Places,
-    /// It says that it changed an entry that the table does not have.
+    /// The peer says that it changed an entry that the table does not have.
     #[error("entry {got} of a table of {len}")]
     Entry {
-        /// As the peer says.
+        /// Value from the peer.
         got: usize,
-        /// Entries.
+        /// Number of entries of the table.
         len: usize,
     },
 }
 
-/// Memory of one end that the other may write to.
+/// Place: memory of one end that the other may write to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Place {
+    /// Virtual address.
     pub addr: u64,
+    /// R_Key.
     pub key: u32,
-    /// Bytes; of a table, entries.
+    /// Length in bytes; for a table, the number of entries.
     pub len: u32,
 }
 
-/// Bytes of an entry of the table of places.
+/// Length of an entry of the table of places, in bytes.
 pub const PLACE_LEN: usize = 16;
-/// Bytes of an entry of the table of mapped memory: the offset that it is mapped to, and the place.
+/// Length of an entry of the table of mapped memory, in bytes: the offset that the memory is mapped to, and
+/// the place.
 pub const MAPPING_LEN: usize = 24;
-/// Places in a table.
+/// Number of places in a table.
 pub const PLACES: usize = 2;
-/// Bytes of private data.
+/// Length of the private data, in bytes.
 pub const HELLO_LEN: usize = 40;
-/// The most that one message can tell of.
+/// Greatest number of bytes that one message can announce.
 pub const MAX_TRANSFER: usize = (1 << 29) - 1;
 
 const VERSION: u8 = 1;
-/// Its memory is big-endian.
+/// Flag: the tables of the sender are big-endian.
 const BIG_ENDIAN: u8 = 1;
-/// It knows mapped memory.
+/// Flag: the sender supports mapped memory.
 const MAPS: u8 = 2;
 
-/// The order of bytes in which an end has its tables.
+/// Byte order of the tables of one end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     Little,
@@ -65,7 +68,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// Of this machine.
+    /// Byte order of this machine.
     pub const OWN: Order = if cfg!(target_endian = "big") { Order::Big } else { Order::Little };
 
     fn u64(self, value: u64) -> [u8; 8] {
@@ -84,7 +87,7 @@ impl Order {
 }
 
 impl Place {
-    /// As an entry of a table that is in this order.
+    /// Encodes an entry of a table in this byte order.
     pub fn bytes(self, order: Order) -> [u8; PLACE_LEN] {
         let mut out = [0; PLACE_LEN];
         out[..8].copy_from_slice(&order.u64(self.addr));
@@ -93,7 +96,7 @@ impl Place {
         out
     }
 
-    /// An entry of a table that is in this order.
+    /// Decodes an entry of a table in this byte order.
     pub fn of(bytes: [u8; PLACE_LEN], order: Order) -> Place {
         let word = |at: usize| {
             let word = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -104,7 +107,7 @@ impl Place {
     }
 }
 
-/// Memory that is mapped to an offset, for the other end to write to directly.
+/// Memory that is mapped to an offset, for the other end to write to directly (`riowrite`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mapping {
     pub offset: u64,
@@ -112,7 +115,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// As an entry of a table that is in this order.
+    /// Encodes an entry of a table in this byte order.
     pub fn bytes(self, order: Order) -> [u8; MAPPING_LEN] {
         let mut out = [0; MAPPING_LEN];
         out[..8].copy_from_slice(&order.u64(self.offset));
@@ -120,40 +123,42 @@ impl Mapping {
         out
     }
 
-    /// An entry of a table that is in this order.
+    /// Decodes an entry of a table in this byte order.
     pub fn of(bytes: [u8; MAPPING_LEN], order: Order) -> Mapping {
         let (mut offset, mut place) = ([0; PLACE_LEN], [0; PLACE_LEN]);
         offset[..8].copy_from_slice(&bytes[..8]);
         place.copy_from_slice(&bytes[8..]);
-        // In big-endian order the upper half comes first, as in any place's address.
+        // The offset has the encoding of the address of a place.
         Mapping { offset: Place::of(offset, order).addr, place: Place::of(place, order) }
     }
 }
 
-/// What comes with a write.
+/// Message in the immediate data of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// So many bytes of the stream were written.
+    /// This number of bytes of the stream was written.
     Data(usize),
-    /// Data messages may be sent until this many were, counted from the connection's beginning, modulo 65536. The table of
-    /// places may have changed.
+    /// The total number of data messages since the start of the connection may reach this limit, modulo
+    /// 65536. The table of places may have changed.
     Credits(u16),
-    /// An entry of the table of mapped memory has changed.
+    /// The entry of the table of mapped memory with this index has changed.
     Mapped(usize),
-    /// The sender is gone.
+    /// The sender has closed both directions.
     Disconnect,
-    /// It is still there.
+    /// Keepalive, without effect.
     KeepAlive,
-    /// It sends no more.
+    /// The sender sends no more data.
     Shutdown,
 }
 
+/// Message types, in the highest three bits of the immediate data.
 const DATA: u32 = 0;
 const CREDITS: u32 = 4;
 const MAPPED: u32 = 6;
 const CONTROL: u32 = 7;
 
 impl Message {
+    /// Encodes the message.
     pub fn immediate(self) -> u32 {
         let (kind, value) = match self {
             Message::Data(len) => (DATA, len as u32),
@@ -166,13 +171,15 @@ impl Message {
         kind << 29 | value & MAX_TRANSFER as u32
     }
 
+    /// Decodes a message.
+    ///
     /// # Errors
-    /// [`ProtocolError::Message`].
+    /// [`ProtocolError::Message`] if the type is unknown.
     pub fn of(immediate: u32) -> Result<Message, ProtocolError> {
         let value = immediate & MAX_TRANSFER as u32;
         Ok(match (immediate >> 29, value) {
             (DATA, len) => Message::Data(len as usize),
-            // Those before the last 16 bits do not count.
+            // Higher bits of the value are ignored.
             (CREDITS, limit) => Message::Credits(limit as u16),
             (MAPPED, index) => Message::Mapped(index as usize),
             (CONTROL, 0) => Message::Disconnect,
@@ -183,36 +190,38 @@ impl Message {
     }
 }
 
-/// What each end says first: the private data of the request and of the reply.
+/// Private data of the request and of the reply, by which each end describes its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// Of its tables.
+    /// Byte order of the sender's tables.
     pub order: Order,
-    /// Data messages that it takes until it says more.
+    /// Number of data messages that the sender accepts before it sends more credits.
     pub credits: u16,
-    /// Memory that the peer may map for it.
+    /// Number of memory areas that the receiver of this may map for the sender.
     pub mappings: usize,
-    /// Its table of places, and behind that the one of mapped memory.
+    /// The sender's table of places; the table of mapped memory follows behind it.
     pub table: Place,
-    /// The first place.
+    /// First place that the receiver of this may write to.
     pub first: Place,
 }
 
-/// The size of a table in a byte: exactly up to 128, above that in steps of 128.
+/// Encodes the size of a table in a byte: exactly up to 128, and above in steps of 128.
 fn size_byte(size: usize) -> u8 {
     if size <= 128 { size as u8 } else { 128 | (size.min(127 * 128) / 128) as u8 }
 }
 
+/// Decodes the size of a table.
 fn size_of_byte(byte: u8) -> usize {
     if byte <= 128 { byte.into() } else { usize::from(byte & 127) * 128 }
 }
 
-/// The largest table that can be told of which has at most so many entries.
+/// Returns the greatest size of a table that can be encoded and is at most `size`.
 pub fn told_size(size: usize) -> usize {
     size_of_byte(size_byte(size))
 }
 
 impl Hello {
+    /// Encodes the private data.
     pub fn bytes(&self) -> [u8; HELLO_LEN] {
         let mut out = [0; HELLO_LEN];
         let order = if self.order == Order::Big { BIG_ENDIAN } else { 0 };
@@ -224,7 +233,7 @@ impl Hello {
         out
     }
 
-    /// What a peer says; there may be zeros behind it.
+    /// Decodes the private data of a peer; zeros may follow.
     ///
     /// # Errors
     /// [`ProtocolError::Hello`].
@@ -242,7 +251,7 @@ impl Hello {
             table: place(8),
             first: place(24),
         };
-        // Without a place in its table there is no second word to it.
+        // A peer whose table has no entries could not receive any update.
         (data[0] == VERSION && hello.table.len > 0).then_some(hello).ok_or(ProtocolError::Hello)
     }
 }
@@ -251,14 +260,15 @@ impl Hello {
 mod tests {
     use super::*;
 
-    /// The private data of librdmacm's rstream, and its first update of a place (`pcaps/cm_rstream.pcap`).
+    /// Private data of librdmacm's rstream, from `pcaps/cm_rstream.pcap`. The test also has its first update
+    /// of a place.
     const SEEN: [u8; HELLO_LEN] = [
         1, 2, 1, 0x80, 0, 0, 0, 0, 0, 0, 0x55, 0xe4, 0x9a, 0x62, 0x70, 0, 0, 0, 0x47, 0xf8, 0, 0, 0, 2, 0, 0,
         0x7f, 0x78, 0xe1, 0x12, 0, 0, 0, 0, 0x48, 0xef, 0, 8, 0, 0,
     ];
 
     #[test]
-    fn what_librdmacm_says_first_is_understood_and_said() {
+    fn private_data_is_encoded_and_decoded_as_by_librdmacm() {
         let hello = Hello {
             order: Order::Little,
             credits: 384,
@@ -275,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn other_protocols_are_refused() {
+    fn private_data_of_other_protocols_is_refused() {
         assert_eq!(Hello::parse(&[]), Err(ProtocolError::Hello));
         assert_eq!(Hello::parse(&SEEN[..39]), Err(ProtocolError::Hello));
         assert_eq!(Hello::parse(&[0; 56]), Err(ProtocolError::Hello));
@@ -288,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_what_librdmacm_sends() {
+    fn messages_are_encoded_and_decoded_as_by_librdmacm() {
         let seen = [
             (0x8000_0180, Message::Credits(384)),
             (0x0000_01f4, Message::Data(500)),
@@ -304,14 +314,14 @@ mod tests {
     }
 
     #[test]
-    fn messages_without_a_meaning_are_refused() {
+    fn message_of_unknown_type_is_refused() {
         for immediate in [0x2000_0000, 0x4000_0001, 0x6000_0000, 0xa000_0007, 0xe000_0003, 0xffff_ffff] {
             assert_eq!(Message::of(immediate), Err(ProtocolError::Message(immediate)));
         }
     }
 
     #[test]
-    fn entries_are_in_the_order_of_whose_table_it_is() {
+    fn entries_have_the_byte_order_of_the_table() {
         let place = Place { addr: 0x0102_0304_0506_0708, key: 0x090a_0b0c, len: 0x0d0e_0f10 };
         let mapping = Mapping { offset: 0x1112_1314_1516_1718, place };
         for order in [Order::Little, Order::Big] {
@@ -323,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_tables_fit_a_byte() {
+    fn table_size_is_rounded_down_to_what_a_byte_can_encode() {
         for (size, told) in [(0, 0), (1, 1), (128, 128), (129, 128), (300, 256), (usize::MAX, 16_256)] {
             assert_eq!(told_size(size), told);
         }

@@ -1,4 +1,4 @@
-//! A socket of either kind.
+//! A socket of either kind, stream or datagram.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -14,24 +14,25 @@ use super::stream::{Phase, Stream};
 use super::wait::Watchers;
 use crate::cancel::Call;
 
-/// A socket.
+/// Shared handle of a socket.
 #[derive(Clone)]
 pub enum Socket {
     Stream(Arc<Stream>),
     Datagram(Arc<Datagram>),
 }
 
-/// What a call has received.
+/// Result of a receive call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Received {
+    /// Number of bytes received.
     pub bytes: usize,
-    /// Sender of a datagram.
+    /// Sender of the datagram; `None` for a stream.
     pub from: Option<SocketAddr>,
-    /// There was more of the datagram than room.
+    /// Whether the datagram was longer than the buffer (`MSG_TRUNC`).
     pub is_cut: bool,
 }
 
-/// Calls a method of the stream or of the datagram socket.
+/// Evaluates an expression on the stream or the datagram socket.
 macro_rules! either {
     ($self:ident, $socket:ident => $does:expr) => {
         match $self {
@@ -42,6 +43,8 @@ macro_rules! either {
 }
 
 impl Socket {
+    /// Creates a socket of an address family and a type: `SOCK_DGRAM`, or else a stream.
+    ///
     /// # Errors
     /// An error number.
     pub fn new(family: c_int, kind: c_int) -> Result<Socket, c_int> {
@@ -51,10 +54,10 @@ impl Socket {
         }
     }
 
-    /// One of streams, which has what datagrams have not.
+    /// Returns the stream socket, for operations that datagram sockets lack.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`.
+    /// `EOPNOTSUPP` on a datagram socket.
     pub fn stream(&self) -> Result<&Arc<Stream>, c_int> {
         match self {
             Socket::Stream(stream) => Ok(stream),
@@ -62,7 +65,7 @@ impl Socket {
         }
     }
 
-    /// Where it is in memory, as long as somebody holds it.
+    /// Returns the address of the socket in memory, which identifies it as long as a handle exists.
     pub fn place(&self) -> *const () {
         either!(self, socket => Arc::as_ptr(socket).cast())
     }
@@ -75,7 +78,7 @@ impl Socket {
         either!(self, socket => socket.family())
     }
 
-    /// `SO_TYPE` and `SO_PROTOCOL`.
+    /// Returns the values of `SO_TYPE` and `SO_PROTOCOL`.
     pub fn kind(&self) -> (c_int, c_int) {
         match self {
             Socket::Stream(_) => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
@@ -83,24 +86,25 @@ impl Socket {
         }
     }
 
-    /// Whether it is the parent's, and nothing to this process.
+    /// Reports whether a forked child has inherited the socket from its parent, and must not use it.
     pub fn is_inherited(&self) -> bool {
         either!(self, socket => socket.is_inherited())
     }
 
+    /// Returns the threads to wake when the socket changes.
     pub fn watchers(&self) -> &Watchers {
         either!(self, socket => &socket.watchers)
     }
 
-    /// Asks to hear of the next change, by these descriptors.
+    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
     pub fn arm(&self, by: impl FnMut(BorrowedFd<'_>)) {
         either!(self, socket => socket.arm(by));
     }
 
-    /// Has its connection kept alive, if its options say so.
+    /// Registers the socket for keepalive if `SO_KEEPALIVE` is set.
     ///
     /// # Errors
-    /// As of [`attend`].
+    /// The errors of [`attend`].
     pub fn attend(&self) -> Result<(), c_int> {
         match self {
             Socket::Stream(stream) if self.options(|options| options.keep_alive().is_some()) => {
@@ -110,16 +114,17 @@ impl Socket {
         }
     }
 
-    /// What `poll` says of it.
+    /// Returns the current `poll` events of the socket.
     pub fn events(&self) -> libc::c_short {
         either!(self, socket => socket.events())
     }
 
+    /// Calls `f` with the options of the socket.
     pub fn options<R>(&self, f: impl FnOnce(&mut Options) -> R) -> R {
         either!(self, socket => socket.look(|state| f(&mut state.options)))
     }
 
-    /// Why it failed, which is told once.
+    /// Takes the pending error (`SO_ERROR`).
     pub fn take_error(&self) -> Option<c_int> {
         match self {
             Socket::Stream(stream) => stream.look(|state| state.take_error()),
@@ -136,7 +141,7 @@ impl Socket {
         either!(self, socket => socket.bind(to))
     }
 
-    /// To nobody: only datagrams can.
+    /// Connects to a peer; a datagram socket is disconnected by `None`.
     pub fn connect(&self, call: &mut Call, to: Option<SocketAddr>) -> Result<(), c_int> {
         match self {
             Socket::Stream(stream) => stream.connect(call, to.ok_or(libc::EAFNOSUPPORT)?),
@@ -165,7 +170,8 @@ impl Socket {
         }
     }
 
-    /// The address is looked at of a datagram only, as of any socket that is connected.
+    /// Sends data. `to` is evaluated for datagrams only: streams ignore the address, like connected sockets
+    /// of the system.
     pub fn send(
         &self,
         call: &mut Call,
@@ -179,12 +185,14 @@ impl Socket {
         }
     }
 
-    /// Has the peer told that nothing more comes, if it is to hear of it; how long closing may wait for that.
+    /// Announces the end of the data to the peer unless the linger time is zero (streams only), and returns
+    /// the time that closing may wait for delivery.
     pub fn conclude(&self) -> Duration {
         either!(self, socket => socket.conclude())
     }
 
-    /// Ends it, after what was sent has arrived (a datagram: has left) or at the deadline.
+    /// Closes the socket once all sent data has been acknowledged (for datagrams: has left), or at the
+    /// deadline. Calls `patience` periodically while it waits.
     pub fn close(&self, deadline: Instant, patience: impl FnMut()) {
         either!(self, socket => socket.close(deadline, patience));
     }

@@ -1,4 +1,4 @@
-//! Stream sockets: what calls on them do.
+//! Stream sockets: connection management, and the calls on them.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,41 +17,44 @@ use super::wait::{Looked, Watchers, raw, restarts, undisturbed, until};
 use crate::cancel::Call;
 use crate::cm::process::Process;
 
-/// How long closing waits for what was sent to arrive, if the program does not say.
+/// Time that closing waits for the acknowledgement of sent data, unless `SO_LINGER` sets another.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// A socket.
+/// A stream socket.
 pub struct Stream {
     process: &'static Process,
     /// `AF_INET` or `AF_INET6`.
     family: c_int,
-    /// Where its events arrive. Its descriptor's number is the socket's.
+    /// Event channel of the socket, whose file descriptor identifies the rsocket to the program.
     channel: EventChannel,
     pub watchers: Watchers,
     state: Mutex<State>,
 }
 
-/// What changes of it.
+/// Mutable state of the socket.
 pub struct State {
     pub phase: Phase,
     pub options: Options,
-    /// Why it could not connect, until that was told.
+    /// Pending error of a failed connect or listener, until it is reported.
     pub error: Option<c_int>,
 }
 
+/// State of the connection.
 pub enum Phase {
-    /// Bound, or not.
+    /// Neither listening nor connected; bound or not.
     Idle(CmId),
-    /// The connection that waits to be accepted.
+    /// Listening, with the connection request to accept next.
     Listening(CmId, Option<CmEvent>),
-    /// The peer has not answered.
+    /// Waiting for the peer to accept.
     Connecting(Link),
+    /// Connected, or disconnected afterwards: see [`Link::is_over`].
     Connected(Link),
-    /// It could not connect.
+    /// Failed to connect, or no longer listening.
     Failed,
     Closed,
 }
 
+/// Returns the error number of a connection manager error, as sockets report it.
 pub fn errno(e: IdError) -> c_int {
     match e {
         IdError::PortTaken(_)
@@ -64,6 +67,8 @@ pub fn errno(e: IdError) -> c_int {
 }
 
 impl Stream {
+    /// Creates an unbound socket.
+    ///
     /// # Errors
     /// An error number.
     pub fn new(family: c_int) -> Result<Stream, c_int> {
@@ -84,7 +89,7 @@ impl Stream {
         Stream { process, family, channel, watchers: Watchers::default(), state }
     }
 
-    /// The descriptor that its number is of.
+    /// Returns the file descriptor that identifies the socket.
     pub fn fd(&self) -> c_int {
         raw(&self.channel)
     }
@@ -93,12 +98,12 @@ impl Stream {
         self.family
     }
 
-    /// Whether it is the parent's, and nothing to this process.
+    /// Reports whether a forked child has inherited the socket from its parent, and must not use it.
     pub fn is_inherited(&self) -> bool {
         self.process.is_inherited()
     }
 
-    /// Looks at what came, then does something with it.
+    /// Processes what has arrived, then calls `f` with the state.
     pub fn look<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let changed = state.turn(&self.channel);
@@ -112,14 +117,14 @@ impl Stream {
         result
     }
 
-    /// As [`look`](Self::look), of what others may wait for.
+    /// Like [`look`](Self::look), for a change that other threads may wait for.
     fn change<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let result = self.look(f);
         self.watchers.wake();
         result
     }
 
-    /// Asks to hear of the next change, by these descriptors.
+    /// Requests a notification of the next change, and passes the file descriptors that become readable then.
     pub fn arm(&self, mut by: impl FnMut(BorrowedFd<'_>)) {
         let mut state = self.state.lock();
         by(self.channel.as_fd());
@@ -127,7 +132,8 @@ impl Stream {
             link.arm();
             by(link.completions.as_fd());
         } else if !state.has_request() {
-            // Who waits for an event has the devices looked at by their own threads from now on.
+            // The call makes the background threads of the devices take over the polling, even if it finds no
+            // event.
             if let Ok(event) = self.channel.get_event(Some(Duration::ZERO)) {
                 state.heed(event);
                 drop(state);
@@ -136,10 +142,10 @@ impl Stream {
         }
     }
 
-    /// Looks until there is a result, unless the call is not to wait.
+    /// Calls `f` until it has a result, unless the call may not block.
     ///
     /// # Errors
-    /// As of [`until`].
+    /// The errors of [`until`].
     pub fn until<T>(
         self: &Arc<Self>,
         call: &mut Call,
@@ -185,7 +191,7 @@ impl Stream {
         })
     }
 
-    /// The next connection to a listener.
+    /// Accepts the next connection of a listener.
     pub fn accept(self: &Arc<Self>, call: &mut Call) -> Result<Stream, c_int> {
         let (waits, timeout) =
             self.look(|state| (!state.options.is_nonblocking, state.options.receive_timeout));
@@ -201,7 +207,7 @@ impl Stream {
                 continue;
             }
             let (event, options) = found?;
-            // One who speaks another protocol is refused, and is nothing to the program.
+            // A peer with another protocol is rejected without an error for the program.
             let Ok(peer) = Hello::parse(event.private_data()) else {
                 let _ = event.id.reject(&[]);
                 continue;
@@ -212,6 +218,7 @@ impl Stream {
         }
     }
 
+    /// Accepts a connection request and creates its socket.
     fn admit(&self, id: &CmId, peer: &Hello, options: Options) -> Result<Stream, c_int> {
         let channel = EventChannel::new().map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
         id.migrate(&channel).map_err(errno)?;
@@ -224,6 +231,7 @@ impl Stream {
         Ok(Stream::with(self.process, self.family, channel, Phase::Connected(link), options))
     }
 
+    /// Connects to a peer.
     pub fn connect(self: &Arc<Self>, call: &mut Call, to: SocketAddr) -> Result<(), c_int> {
         if !call.begun {
             if !self.begin_to_connect(to)? {
@@ -244,14 +252,14 @@ impl Stream {
         }
     }
 
-    /// Asks the peer; whether the call waits for its answer.
+    /// Starts to connect; reports whether the call has to wait for the result.
     fn begin_to_connect(self: &Arc<Self>, to: SocketAddr) -> Result<bool, c_int> {
         self.check_family(to)?;
         self.change(|state| {
             let waits = !state.options.is_nonblocking;
             let id = match &state.phase {
                 Phase::Idle(id) => id.clone(),
-                // As of TCP, one that has failed may be tried again.
+                // As with TCP, a failed connect may be repeated.
                 Phase::Failed => {
                     self.process.manager.create_id(&self.channel, PortSpace::Tcp).map_err(errno)?
                 }
@@ -268,10 +276,10 @@ impl Stream {
         })
     }
 
-    /// Finds the way to a peer, and asks it.
+    /// Resolves the route to a peer and sends the connection request.
     fn ask(&self, id: &CmId, to: SocketAddr, state: &State) -> Result<Link, c_int> {
         state.prepare(id)?;
-        // Both are answered at once, as nobody is asked.
+        // Both events are pending at once, because no resolution over the network is needed.
         let answered = |kind: CmEventKind| match self.channel.try_event() {
             Some(event) if event.kind == kind => Ok(()),
             _ => Err(libc::ENETUNREACH),
@@ -299,7 +307,7 @@ impl Stream {
                 Ok(())
             }
             Phase::Listening(..) => {
-                // Nothing comes any more; those who wait are told.
+                // No more connections arrive, and waiting threads fail.
                 state.phase = Phase::Failed;
                 Ok(())
             }
@@ -308,7 +316,8 @@ impl Stream {
         })
     }
 
-    /// Has the peer told that nothing more comes, if it is to hear of it; how long closing may wait for that.
+    /// Shuts down both directions unless the linger time is zero, and returns the time that closing may wait
+    /// for the acknowledgement of sent data.
     pub fn conclude(&self) -> Duration {
         self.change(|state| {
             let linger = state.options.linger.unwrap_or(LINGER);
@@ -321,8 +330,8 @@ impl Stream {
         })
     }
 
-    /// Ends it, after what was sent has arrived or at the deadline. It is no more among the process's sockets. `patience` is
-    /// called now and then while that lasts.
+    /// Closes the socket once all sent data has been acknowledged, or at the deadline. The socket is no
+    /// longer in the process's table by then. Calls `patience` at least every 50 ms while it waits.
     pub fn close(self: &Arc<Self>, deadline: Instant, mut patience: impl FnMut()) {
         while Instant::now() < deadline {
             patience();
@@ -347,7 +356,7 @@ impl Stream {
         }
     }
 
-    /// An address as sockets of its family have it.
+    /// Converts an address to the form of the socket's address family; `None` to the wildcard.
     fn shown(&self, address: Option<SocketAddr>) -> SocketAddr {
         match (address, self.family) {
             (Some(SocketAddr::V4(v4)), libc::AF_INET6) => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
@@ -375,22 +384,22 @@ impl Stream {
         })
     }
 
-    /// Keeps its connection alive; when to come again, if it is to be.
+    /// Probes an idle connection; returns the time of the next call, `None` if there is to be none.
     pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
         self.look(|state| state.keep_alive(now))
     }
 
-    /// What `poll` says of it.
+    /// Returns the current `poll` events of the socket.
     pub fn events(&self) -> libc::c_short {
         self.look(|state| state.events())
     }
 }
 
 impl State {
-    /// Takes what came; whether anything has changed.
+    /// Processes what has arrived; reports whether anything has changed.
     fn turn(&mut self, channel: &EventChannel) -> bool {
         let mut changed = match &mut self.phase {
-            // Before the end of a connection is heard of: what came is older.
+            // Completions come first, because they are older than an event that ends the connection.
             Phase::Connected(link) => link.turn(),
             _ => false,
         };
@@ -407,15 +416,18 @@ impl State {
         matches!(&self.phase, Phase::Connected(link) if link.is_over())
     }
 
-    /// Whether a connection waits to be accepted. The next is left where it counts in the backlog.
+    /// Reports whether a connection request is ready to be accepted. Further requests stay in the event
+    /// channel, where they count in the backlog.
     fn has_request(&self) -> bool {
         matches!(&self.phase, Phase::Listening(_, request) if request.is_some())
     }
 
+    /// Processes an event of the connection manager.
     fn heed(&mut self, event: CmEvent) {
         match (&mut self.phase, event.kind) {
             (Phase::Listening(_, request), CmEventKind::ConnectRequest) => *request = Some(event),
-            // Its device is gone; it hears on those that are left, if it is bound to all.
+            // The device of a bound listener is gone. A listener on the wildcard address goes on with the
+            // other devices.
             (Phase::Listening(..), CmEventKind::DeviceRemoval) if event.id.context().is_some() => {
                 self.error = Some(libc::ENODEV);
                 self.phase = Phase::Failed;
@@ -433,7 +445,7 @@ impl State {
             (Phase::Connected(link), CmEventKind::Established) => link.establish(),
             (Phase::Connected(_), CmEventKind::TimewaitExit | CmEventKind::AddrChange) => {}
             (Phase::Connected(link), CmEventKind::Disconnected) => {
-                // What the peer had sent before has arrived.
+                // Data that the peer sent before it disconnected have arrived.
                 link.turn();
                 link.end();
             }
@@ -442,7 +454,7 @@ impl State {
         }
     }
 
-    /// The peer accepts.
+    /// Completes a connect that the peer has accepted.
     fn answered(&mut self, event: &CmEvent) {
         let Phase::Connecting(mut link) = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
         match Hello::parse(event.private_data()) {
@@ -456,7 +468,7 @@ impl State {
         }
     }
 
-    /// Tells an id of the options that it has to know before it is bound.
+    /// Sets the options of an ID that have to be set before it is bound.
     fn prepare(&self, id: &CmId) -> Result<(), c_int> {
         if id.local_addr().is_none() {
             id.set_reuse_addr(self.options.reuses_address).map_err(errno)?;
@@ -470,7 +482,7 @@ impl State {
         match &mut self.phase {
             Phase::Connected(link) => link.keep_alive(idle, now),
             Phase::Listening(..) | Phase::Closed => None,
-            // It may be connected yet.
+            // The socket may become connected later.
             Phase::Idle(_) | Phase::Connecting(_) | Phase::Failed => Some(now + idle),
         }
     }
@@ -488,7 +500,8 @@ impl State {
                     | when(!link.can_read, read)
                     | when(link.is_writable(), write)
                     | when(!link.can_write, write)
-                    // The end is behind what was not read: programs take these for a reason to read no more.
+                    // The end is reported only after all data have been read, because programs stop reading
+                    // at these events.
                     | when(!link.can_read && link.unread() == 0, POLLRDHUP)
                     | when(!link.can_read && !link.can_write && link.unread() == 0, POLLHUP)
                     | when(link.error.is_some(), POLLERR)
@@ -498,7 +511,7 @@ impl State {
         }
     }
 
-    /// Why it failed, which is told once.
+    /// Takes the pending error (`SO_ERROR`).
     pub fn take_error(&mut self) -> Option<c_int> {
         let of_link = match &mut self.phase {
             Phase::Connected(link) => link.error.take(),

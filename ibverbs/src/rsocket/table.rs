@@ -1,4 +1,4 @@
-//! The process's sockets, by the numbers of their descriptors.
+//! Table of the process's sockets by file descriptor.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -10,13 +10,13 @@ use super::socket::Socket;
 
 static SOCKETS: RwLock<BTreeMap<c_int, Socket>> = RwLock::new(BTreeMap::new());
 
-/// How long all may take when the process exits.
+/// Time limit for closing all sockets when the process exits.
 const AT_EXIT: Duration = Duration::from_secs(2);
 
-/// Its number from now on.
+/// Adds a socket to the table and returns its file descriptor.
 ///
 /// # Errors
-/// As of [`Socket::attend`].
+/// The errors of [`Socket::attend`].
 pub fn add(socket: Socket) -> Result<c_int, c_int> {
     let fd = socket.fd();
     let before = SOCKETS.write().insert(fd, socket.clone());
@@ -25,21 +25,24 @@ pub fn add(socket: Socket) -> Result<c_int, c_int> {
     Ok(fd)
 }
 
-/// The socket of a number, if it is one of this process's.
+/// Returns the socket of a file descriptor; `None` for other descriptors and for sockets of the parent of a
+/// forked child.
 pub fn find(fd: c_int) -> Option<Socket> {
     SOCKETS.read().get(&fd).filter(|socket| !socket.is_inherited()).cloned()
 }
 
+/// Returns the socket of a file descriptor.
+///
 /// # Errors
-/// `EBADF`.
+/// `EBADF` if there is none.
 pub fn get(fd: c_int) -> Result<Socket, c_int> {
     find(fd).ok_or(libc::EBADF)
 }
 
-/// Closes one.
+/// Closes a socket.
 ///
 /// # Errors
-/// `EBADF`.
+/// `EBADF` if there is none.
 pub fn close(fd: c_int) -> Result<(), c_int> {
     let socket = SOCKETS.write().remove(&fd).ok_or(libc::EBADF)?;
     if socket.is_inherited() {
@@ -51,13 +54,14 @@ pub fn close(fd: c_int) -> Result<(), c_int> {
     Ok(())
 }
 
-/// The parent's, in a child: to end what it is made of is to wait for threads that are not here, and descriptors of such
-/// numbers may be others' by now.
+/// Leaks a socket that a forked child has inherited from its parent: dropping it would wait for threads that
+/// do not exist here, and close file descriptors that may belong to other objects by now.
 fn leave(socket: Socket) {
     std::mem::forget(socket);
 }
 
-/// Closes all, as the system does of what an exiting process leaves open. `patience` is called now and then.
+/// Closes all sockets, as the system does with the files that an exiting process leaves open. Calls
+/// `patience` periodically as a sign of progress, for which the exiting thread waits.
 pub fn close_all(patience: &dyn Fn()) {
     let all = std::mem::take(&mut *SOCKETS.write());
     let (inherited, own): (Vec<_>, Vec<_>) = all.into_values().partition(|socket| socket.is_inherited());

@@ -1,4 +1,4 @@
-//! The UDP socket of a datagram socket: by it peers find each other.
+//! UDP socket of a datagram socket, through which peers find each other.
 
 use std::ffi::c_int;
 use std::io::{IoSlice, IoSliceMut};
@@ -8,13 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use nix::errno::Errno;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, sockopt};
 
-/// See the module. Addresses are as its family has them.
+/// A UDP socket. Addresses are passed in the form of its address family.
 pub struct Udp {
     fd: OwnedFd,
     is_v6: bool,
 }
 
-/// A datagram: its length, where it came from, and the address that it came to.
+/// A received datagram: its length, its source, and the local address that it was sent to.
 pub struct Arrived {
     pub len: usize,
     pub from: SocketAddr,
@@ -31,19 +31,21 @@ fn address(storage: &SockaddrStorage) -> Option<SocketAddr> {
 }
 
 impl Udp {
+    /// Creates an unbound socket.
+    ///
     /// # Errors
     /// An error number.
     pub fn new(is_v6: bool) -> Result<Udp, c_int> {
         let family = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
-        // Not by `socket`, which a preloaded library may have made one of rsockets.
-        // SAFETY: no memory is involved.
+        // The system call is made directly, because a preloaded library may map `socket` to `rsocket`.
+        // SAFETY: `socket` takes integers only and accesses no memory of the process.
         let fd = unsafe { libc::syscall(libc::SYS_socket, family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(errno(Errno::last()));
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: `fd` is not negative, so the call has just created it, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as c_int) };
-        // Which address a datagram came to is the one to answer from.
+        // Needed to answer from the address that a datagram was sent to.
         match is_v6 {
             true => socket::setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true),
             false => socket::setsockopt(&fd, sockopt::Ipv4PacketInfo, &true),
@@ -52,6 +54,8 @@ impl Udp {
         Ok(Udp { fd, is_v6 })
     }
 
+    /// Binds the socket to an address.
+    ///
     /// # Errors
     /// An error number.
     pub fn bind(&self, to: SocketAddr, reuses_address: bool, only_v6: bool) -> Result<(), c_int> {
@@ -62,7 +66,7 @@ impl Udp {
         socket::bind(self.fd.as_raw_fd(), &SockaddrStorage::from(to)).map_err(errno)
     }
 
-    /// Of port 0 if it is not bound.
+    /// Returns the local address, with port 0 if the socket is not bound.
     ///
     /// # Errors
     /// An error number.
@@ -71,10 +75,11 @@ impl Udp {
         address(&storage).ok_or(libc::EAFNOSUPPORT)
     }
 
-    /// Sends a datagram in parts, from an address of the system's if one is given.
+    /// Sends a datagram gathered from several parts, from the given local address or one that the system
+    /// selects.
     ///
     /// # Errors
-    /// An error number: `EAGAIN` if there is no room now.
+    /// An error number; `EAGAIN` if the send buffer is full.
     pub fn send(&self, parts: &[IoSlice<'_>], to: SocketAddr, from: Option<IpAddr>) -> Result<(), c_int> {
         let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
         let (fd, to) = (self.fd.as_raw_fd(), SockaddrStorage::from(to));
@@ -100,7 +105,8 @@ impl Udp {
         sent.map(|_| ()).map_err(errno)
     }
 
-    /// The next datagram, if there is one: nothing if it is longer than `room`, and gone.
+    /// Receives the next datagram. The outer `None`: there is none. The inner: it was longer than `room`, and
+    /// has been dropped.
     pub fn receive(&self, room: &mut [u8]) -> Option<Option<Arrived>> {
         let mut control = nix::cmsg_space!(libc::in6_pktinfo, libc::in_pktinfo);
         let mut parts = [IoSliceMut::new(room)];

@@ -1,7 +1,8 @@
-//! Waiting for sockets, and for other descriptors beside them.
+//! Waiting for rsockets, alone or together with other file descriptors.
 //!
-//! A thread that waits looks at the sockets itself when one of their descriptors says so, and takes what came by it. Others who
-//! wait for the same socket would miss it: so each has a descriptor of his own, by which those who look wake him.
+//! A thread that waits processes the events of a socket itself when a descriptor of the socket becomes
+//! readable, and consumes them. Other threads that wait for the same socket would miss them. Therefore each
+//! waiting thread has an eventfd of its own, through which the thread that processes events wakes it.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -18,16 +19,16 @@ use super::socket::Socket;
 use crate::cancel::{Call, Step};
 
 thread_local! {
-    /// Made when the thread first waits, and in which process.
+    /// Waker of the thread, created when it first waits, and the ID of the process that it was created in.
     static OWN: RefCell<Option<(u32, Arc<Waker>)>> = const { RefCell::new(None) };
 }
 
-/// This thread's, if it has one, or can have one made.
+/// Returns the waker of this thread; without one, creates it if `make` is set.
 fn own(make: bool) -> Option<Arc<Waker>> {
     let this = std::process::id();
     let get = |own: &RefCell<Option<(u32, Arc<Waker>)>>| {
         let mut own = own.borrow_mut();
-        // A parent's is woken for its child no more than its child's for it.
+        // A forked child shares the eventfd of its parent's waker, so it needs one of its own.
         let found = own.as_ref().filter(|(of, _)| *of == this).map(|(_, waker)| waker.clone());
         if found.is_some() || !make {
             return found;
@@ -36,42 +37,47 @@ fn own(make: bool) -> Option<Arc<Waker>> {
         *own = Some((this, made.clone()));
         Some(made)
     };
-    // It is gone only while the thread ends.
+    // The thread-local is gone only while the thread ends.
     OWN.try_with(get).ok().flatten()
 }
 
-/// By which one who waits is woken.
+/// Eventfd that wakes one waiting thread.
 pub struct Waker(OwnedFd);
 
 impl Waker {
     fn new() -> Option<Waker> {
         use std::os::fd::FromRawFd;
-        // SAFETY: the call takes no memory; what it returns is nobody else's.
+        // SAFETY: `eventfd` takes integers only; a descriptor that it returns is new, and nothing else owns
+        // it.
         unsafe {
             let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
             (fd >= 0).then(|| Waker(OwnedFd::from_raw_fd(fd)))
         }
     }
 
+    /// Wakes the thread.
     fn wake(&self) {
         let one = 1u64.to_ne_bytes();
-        // SAFETY: eight bytes. If the counter is full, he is awake.
+        // SAFETY: `one` is a local of eight bytes, which are only read. The write fails only if the counter
+        // is full, and then the thread is awake.
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
+    /// Resets the counter.
     fn calm(&self) {
         let mut count = [0u8; 8];
-        // SAFETY: eight bytes. Nothing is there if nobody woke him.
+        // SAFETY: `count` is a writable local of eight bytes. The read fails if the counter is zero, which
+        // needs no reset.
         unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 }
 
-/// Those who wait for a socket.
+/// Wakers of the threads that wait for a socket.
 #[derive(Default)]
 pub struct Watchers(Mutex<Vec<Arc<Waker>>>);
 
 impl Watchers {
-    /// Something has changed: all but this thread are to look.
+    /// Wakes all waiting threads but this one after a change.
     pub fn wake(&self) {
         let watchers = self.0.lock();
         if !watchers.is_empty() {
@@ -82,7 +88,7 @@ impl Watchers {
     }
 }
 
-/// Is among the watchers of sockets as long as it lives.
+/// Registration of a waker with sockets, which ends when it is dropped.
 struct Watching {
     sockets: Vec<Socket>,
     waker: Arc<Waker>,
@@ -106,21 +112,22 @@ impl Drop for Watching {
     }
 }
 
-/// How a wait ended that brought nothing.
+/// Outcome of a wait without a result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Over {
     TimedOut,
     Interrupted,
-    /// No memory, no descriptor.
+    /// A lack of memory or file descriptors, with the error number.
     Failed(c_int),
-    /// Nothing has come yet: the call is to be attempted again after the wait that it was given.
+    /// No result yet: the call is attempted again after the wait that has been set up in it.
     NotYet,
 }
 
-/// The error of an attempt at a call that is to wait: it reaches nobody but [`step`]. Error numbers are positive.
+/// Error of an attempt at a call that has to wait. Only [`step`] and [`undisturbed`] see it: real error
+/// numbers are positive.
 pub const NOT_YET: c_int = c_int::MIN;
 
-/// The step of a call whose attempt had this result.
+/// Converts the result of an attempt to a step of the call.
 pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     match result {
         Err(NOT_YET) => Step::Wait,
@@ -128,10 +135,10 @@ pub fn step<T>(result: Result<T, c_int>) -> Step<Result<T, c_int>> {
     }
 }
 
-/// Makes a call where the thread is not to be cancelled.
+/// Makes a blocking call during which the thread must not be cancelled.
 ///
 /// # Errors
-/// As of the call.
+/// The errors of the call.
 pub fn undisturbed<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) -> Result<T, c_int> {
     let mut call = Call::new();
     loop {
@@ -142,14 +149,14 @@ pub fn undisturbed<T>(mut attempt: impl FnMut(&mut Call) -> Result<T, c_int>) ->
     }
 }
 
-/// Whether a call on a socket goes on that a signal has interrupted: as the system's do, if it has done nothing and no time was
-/// set for it.
+/// Reports whether a call on a socket that a signal has interrupted is restarted: like calls of the system,
+/// if it has transferred nothing and has no timeout.
 pub fn restarts<T>(result: &Result<T, c_int>, timeout: Option<Duration>, done: usize) -> bool {
     matches!(result, Err(libc::EINTR)) && timeout.is_none() && done == 0 && signals_restart_calls()
 }
 
-/// The result of `look`. Without one yet, the call waits for a change of the sockets, or for the events that `others`
-/// ask for, until the deadline, and is then attempted again.
+/// Returns the result of `look`. Without one, the call is set up to wait for a change of the sockets, or for
+/// the events that `others` request, until the deadline, and is attempted again afterwards.
 pub fn wait<R>(
     call: &mut Call,
     sockets: &[Socket],
@@ -192,13 +199,13 @@ pub fn wait<R>(
     }
 }
 
-/// What a call that waits may be told.
+/// Result of an attempt; `None` if the call has to wait.
 pub type Looked<T> = Option<Result<T, c_int>>;
 
-/// Looks at a socket until there is a result, unless the call is not to wait.
+/// Calls `look` for a socket, and sets up a wait if it has no result and the call may block.
 ///
 /// # Errors
-/// `EAGAIN`, `EINTR`, [`NOT_YET`]; what the call meets.
+/// `EAGAIN`, `EINTR`, [`NOT_YET`], and the errors of `look`.
 pub fn until<T>(
     call: &mut Call,
     socket: impl FnOnce() -> Socket,
@@ -223,14 +230,15 @@ pub fn until<T>(
     })
 }
 
-/// The system's own, of descriptors that are no sockets; how many have something.
+/// Calls `ppoll` for descriptors that are not rsockets; returns how many have events.
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_int> {
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs().min(i64::MAX as u64) as libc::time_t,
         tv_nsec: timeout.subsec_nanos().into(),
     });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the slice is there, and as long as that.
+    // SAFETY: `fds` is a mutable slice of the given length, `time` is null or points to a local, and a null
+    // mask is allowed.
     let found = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
     if found >= 0 {
         return Ok(found);
@@ -238,7 +246,7 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, c_in
     Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// A descriptor's number.
+/// Returns the number of a file descriptor.
 pub fn raw(fd: impl AsFd) -> c_int {
     fd.as_fd().as_raw_fd()
 }

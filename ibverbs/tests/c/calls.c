@@ -1,4 +1,4 @@
-/* What calls of verbs return, and what they write into the program's structs: one case by name. */
+/* Return values of verbs calls, and the fields of the program's structs that they write: one case by name. */
 
 #include "common.h"
 
@@ -33,7 +33,7 @@ static void write_through(struct ibv_qp *qp, struct ibv_mr *mr, uint32_t rkey, e
 	completes(status);
 }
 
-/* A bind opens the window of `mw`, whatever index the request's key has. */
+/* A bind opens the window of `mw`, whatever index the key in the request has. */
 static void windows(void)
 {
 	open_first();
@@ -60,7 +60,7 @@ static void windows(void)
 	CHECK(a->rkey == ((of_a & ~0xffu) | 0x5a) && b->rkey == of_b);
 	write_through(qp, mr, a->rkey, IBV_WC_SUCCESS);
 
-	/* The same call by call. What is given up changes no key. */
+	/* The same with the extended post calls. An aborted session changes no key. */
 	ibv_wr_start(ex);
 	ex->wr_flags = IBV_SEND_SIGNALED;
 	ibv_wr_bind_mw(ex, b, 0x11, &bind.bind_mw.bind_info);
@@ -73,7 +73,7 @@ static void windows(void)
 	CHECK(b->rkey == ((of_b & ~0xffu) | 0x77));
 	write_through(qp, mr, b->rkey, IBV_WC_SUCCESS);
 
-	/* Of a list only the binds before the refused request change keys. */
+	/* Only the binds before the refused request of a list change keys. */
 	struct ibv_send_wr list[2] = { bind, { .opcode = 99 } };
 	list[0].bind_mw.rkey = 0x21, list[0].next = &list[1];
 	struct ibv_mw *c = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
@@ -86,7 +86,7 @@ static void windows(void)
 	CHECK(ibv_post_send(qp, list, &bad) == EINVAL && bad == &list[0]);
 }
 
-/* What a call returns that gives an error's number; `errno` has to be the same. */
+/* For calls that return an error number: `errno` has to be the same. */
 #define FAILS(what, why)                \
 	do {                                \
 		errno = 0;                      \
@@ -128,12 +128,12 @@ static void numbers(void)
 	FAILS(ibv_advise_mr(pd, 77, 0, NULL, 0), EOPNOTSUPP);
 	struct ibv_qp_rate_limit_attr rate = { .rate_limit = 1, .max_burst_sz = 1 };
 	FAILS(ibv_modify_qp_rate_limit(qp, &rate), EINVAL);
-	/* A call that goes well leaves it as it is. */
+	/* A successful call leaves it unchanged. */
 	errno = 77;
 	CHECK(!ibv_query_port(context, 1, &port) && !ibv_destroy_qp(qp) && !ibv_destroy_srq(srq) && errno == 77);
 }
 
-/* An object whose handle was overwritten is none, nor is one that was destroyed. */
+/* Objects whose handle was overwritten, and destroyed objects, are refused. */
 
 #define GARBLED(of, what, why)              \
 	do {                                    \
@@ -174,7 +174,7 @@ static void handles(void)
 	GARBLED(mw, ibv_dealloc_mw(mw), ENOENT);
 	GARBLED(ah, ibv_destroy_ah(ah), ENOENT);
 
-	/* Nothing is made of such an object. */
+	/* No object can be created from such an object. */
 	struct ibv_qp_init_attr of = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
 	pd->handle ^= 1;
 	CHECK(!ibv_create_qp(pd, &of) && errno == EINVAL);
@@ -186,7 +186,7 @@ static void handles(void)
 	cq->handle ^= 1;
 	CHECK(!ibv_create_qp(pd, &of) && errno == EINVAL);
 	cq->handle ^= 1;
-	/* Nor is a copy one. */
+	/* A copy is refused too. */
 	struct ibv_mr copy = *mr;
 	FAILS(ibv_dereg_mr(&copy), ENOENT);
 
@@ -207,7 +207,7 @@ static void handles(void)
 	TWICE(ibv_dealloc_pd(pd));
 }
 
-/* Lists that end nowhere. */
+/* Cyclic lists of work requests. */
 static void circles(void)
 {
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 100, .max_sge = 1 } };
@@ -229,7 +229,7 @@ static void circles(void)
 		if (n)
 			CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && ++receives);
 	}
-	/* In the error state each request is done at once. */
+	/* In the error state each request completes at once. */
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 	CHECK(ibv_post_recv(qp, ring, &bad) == ENOMEM);
@@ -242,7 +242,7 @@ static void registered_anew(void)
 	open_first();
 	struct ibv_mr *mr = bindable();
 	const int translation = IBV_REREG_MR_CHANGE_TRANSLATION, access = IBV_REREG_MR_CHANGE_ACCESS;
-	/* What libibverbs itself refuses, and what the kernel does. */
+	/* Errors that libibverbs itself detects, and errors of the kernel. */
 	CHECK(ibv_rereg_mr(mr, 8, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
 	CHECK(ibv_rereg_mr(mr, translation, NULL, memory, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
 	CHECK(ibv_rereg_mr(mr, translation, NULL, NULL, 8, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL);
@@ -253,7 +253,7 @@ static void registered_anew(void)
 	CHECK(ibv_rereg_mr(mr, access, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0 && !ibv_dereg_mr(mr));
 }
 
-/* Two completions that came before an event was asked for: whether that raises one at once. */
+/* Whether requesting an event raises one at once for two completions from before. */
 static int tells_of_missed(void)
 {
 	open_first();
@@ -282,7 +282,7 @@ static void missed_as_rxe(void)
 	CHECK(tells_of_missed() == 0);
 }
 
-/* A flag of later headers, for confidential guests, changes nothing. */
+/* A flag of later headers, for confidential guests, has no effect. */
 static void unprotected(void)
 {
 	open_first();
@@ -293,7 +293,7 @@ static void unprotected(void)
 	CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
 }
 
-/* The kernel knows none of these devices: -1 keeps UCX from asking it about one over netlink. */
+/* The kernel does not know these devices: -1 keeps UCX from asking it for one over netlink. */
 static void device_index(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -301,7 +301,8 @@ static void device_index(void)
 	ibv_free_device_list(list);
 }
 
-/* Asks for 8 bytes at 64 of `memory` under `rkey`, from 8 bytes of `lkey`, on new queue pairs. */
+/* Posts a request for 8 bytes at offset 64 of `memory` under `rkey`, with 8 local bytes under `lkey`, on new
+ * queue pairs, and expects this status. */
 static void ask(enum ibv_wr_opcode opcode, uint32_t lkey, uint32_t rkey, enum ibv_wc_status status)
 {
 	struct ibv_qp *qp = create_qp(NULL), *peer = create_qp(NULL);
@@ -316,7 +317,7 @@ static void ask(enum ibv_wr_opcode opcode, uint32_t lkey, uint32_t rkey, enum ib
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(peer));
 }
 
-/* Only the lkey of a null region is valid, and it is no key for peers. */
+/* The lkey of a null region is valid for local use only, and peers cannot use it. */
 static void null_region(void)
 {
 	open_first();

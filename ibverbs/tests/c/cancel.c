@@ -56,7 +56,7 @@ static int is_blocked(pid_t tid)
 	return number == SYS_ppoll;
 }
 
-/* Has a thread make a call, and cancels it when the call blocks. */
+/* Makes a call in a new thread, and cancels the thread when the call blocks. */
 static void cancel_in(void (*call)(void *), void *argument)
 {
 	struct victim victim = { .call = call, .argument = argument };
@@ -118,7 +118,7 @@ static void get_async_event(void)
 	CHECK(!ibv_destroy_qp(qp));
 }
 
-/* A thread that was cancelled goes on until it is in a call that blocks. */
+/* A cancelled thread continues until it is in a call that blocks. */
 
 static volatile int was_cancelled;
 static volatile int rounds;
@@ -165,7 +165,7 @@ static void not_blocking(void)
 	exchange(qp);
 }
 
-/* Threads that poll without a pause: a cancellation finds them anywhere. */
+/* Threads that poll without a pause may be cancelled anywhere. */
 
 static volatile int polled;
 
@@ -275,7 +275,7 @@ static void get_request(void)
 	address.sin_port = rdma_get_src_port(listener);
 	cancel_in(request, listener);
 
-	/* Nor does one that nobody has accepted yet. */
+	/* Connecting blocks as well while the request is not accepted. */
 	client = endpoint(0);
 	cancel_in(connection, client);
 	CHECK(!rdma_get_request(listener, &id));
@@ -373,7 +373,7 @@ static void streams(void)
 
 	CHECK((one = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
 	cancel_in(connects_socket, &one);
-	/* The connection comes about all the same. */
+	/* The connection is established all the same. */
 	CHECK((other = raccept(listening, NULL, NULL)) >= 0 && rsend(one, "w", 1, 0) == 1);
 	CHECK(rrecv(other, &byte, 1, 0) == 1 && byte == 'w' && !rclose(one) && !rclose(other));
 
@@ -385,7 +385,7 @@ static void streams(void)
 		cancel_in(all[i], &other);
 		CHECK(rsend(one, "y", 1, 0) == 1 && rrecv(other, &byte, 1, 0) == 1 && byte == 'y');
 	}
-	/* What was sent before the thread was cancelled arrives, whatever it is. */
+	/* Data sent before the thread was cancelled arrives, however much it is. */
 	cancel_in(sends, &one);
 	CHECK(!rshutdown(one, SHUT_WR));
 	ssize_t got, total = 0;

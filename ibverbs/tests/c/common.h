@@ -1,4 +1,4 @@
-/* What the programs of the tests have in common: a device, and a queue pair that talks to itself or another process. */
+/* Common parts of the test programs: a device, and a queue pair connected to itself or to another process. */
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -53,7 +53,7 @@ UNUSED static struct ibv_qp *create_qp(void *qp_context)
 	return qp;
 }
 
-/* Connects a queue pair to one of the same address. */
+/* Connects a queue pair to one at the same address. */
 UNUSED static void connect_to(struct ibv_qp *qp, uint32_t peer)
 {
 	struct ibv_qp_attr attr = {
@@ -89,7 +89,7 @@ UNUSED static void connect_to_itself(struct ibv_qp *qp)
 	connect_to(qp, qp->qp_num);
 }
 
-/* A send without data to itself, and its two completions. */
+/* Sends a message without data to the queue pair itself, and expects both completions. */
 UNUSED static void exchange(struct ibv_qp *qp)
 {
 	struct ibv_recv_wr recv = { .wr_id = 1 }, *bad_recv;

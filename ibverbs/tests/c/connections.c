@@ -1,5 +1,5 @@
-/* Connections of a program to itself, with what the usual programs do not do: one corner by name, at an address. Ends with 0
- * if all went as it should. */
+/* Connections of a program to itself, for cases that the usual programs do not cover: one case by name, at an
+ * address. Exits with 0 on success. */
 
 #include "common.h"
 #include <endian.h>
@@ -28,7 +28,7 @@ static void expect(enum rdma_cm_event_type type)
 	CHECK(!rdma_ack_cm_event(next_event(type)));
 }
 
-/* A listener on a port of the library's choosing, which `address` has from now on. */
+/* Listens on a port that the library chooses and stores it in `address`. */
 static struct rdma_cm_id *listener(void)
 {
 	struct rdma_cm_id *id;
@@ -48,7 +48,7 @@ static struct ibv_qp_init_attr queues(void)
 	};
 }
 
-/* An id that knows its way to the listener, with a queue pair. */
+/* An ID with a resolved route to the listener, and with a queue pair. */
 static struct rdma_cm_id *resolved(void)
 {
 	struct rdma_cm_id *id;
@@ -89,7 +89,7 @@ static void end(struct rdma_cm_id *id)
 	CHECK(!rdma_destroy_id(id));
 }
 
-/* Both sides hear what the other has to say, and then data goes both ways. */
+/* Private data reaches both sides, and then data is sent in both directions. */
 static void private_data(void)
 {
 	static char buffer[64];
@@ -111,7 +111,7 @@ static void private_data(void)
 	CHECK(!rdma_post_recv(answering, NULL, buffer, 32, mine));
 	param = with("an answer");
 	CHECK(!rdma_accept(answering, &param));
-	/* One of them for each side, in any order. */
+	/* One event for each side, in any order. */
 	int heard = 0;
 	for (int i = 0; i < 2; i++) {
 		event = next_event(RDMA_CM_EVENT_ESTABLISHED);
@@ -128,7 +128,7 @@ static void private_data(void)
 	CHECK(rdma_get_send_comp(asking, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
 	CHECK(rdma_get_recv_comp(answering, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(buffer, "data"));
 
-	/* Who is told that the other wants to end agrees by doing the same. */
+	/* A side that is disconnected by the other confirms by disconnecting too. */
 	CHECK(!rdma_disconnect(asking) && asking->qp->state == IBV_QPS_ERR);
 	event = next_event(RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(event->id == answering);
@@ -145,7 +145,7 @@ static void private_data(void)
 	end(serving);
 }
 
-/* Who is refused hears why, and may not have been heard at all. */
+/* A rejected peer receives the reason, whether the listener has rejected it or there is no listener. */
 static void rejected(void)
 {
 	struct rdma_cm_id *serving = listener(), *asking = resolved();
@@ -162,7 +162,7 @@ static void rejected(void)
 	end(answering);
 	end(asking);
 
-	/* Nobody listens any more. */
+	/* There is no listener any more. */
 	asking = resolved();
 	end(serving);
 	CHECK(!rdma_connect(asking, &param));
@@ -172,7 +172,7 @@ static void rejected(void)
 	end(asking);
 }
 
-/* A channel that does not wait. */
+/* A nonblocking channel. */
 static void nonblocking(void)
 {
 	struct rdma_cm_event *event;
@@ -190,7 +190,7 @@ static void nonblocking(void)
 	end(serving);
 }
 
-/* An id that is destroyed waits until its events are acknowledged. */
+/* Destroying an ID waits until its events are acknowledged. */
 
 static int acknowledged;
 
@@ -213,7 +213,7 @@ static void unacknowledged(void)
 	CHECK(!rdma_destroy_id(id));
 	CHECK(__atomic_load_n(&acknowledged, __ATOMIC_SEQ_CST));
 	CHECK(!pthread_join(thread, NULL));
-	/* Nor are there events of an id that is gone. */
+	/* There are no events of a destroyed ID. */
 	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	CHECK(!rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 2000));
 	usleep(100000);
@@ -223,7 +223,7 @@ static void unacknowledged(void)
 	end(serving);
 }
 
-/* Calls that wait, with ids that come with all they need. */
+/* Calls without a channel, which block, with IDs created as endpoints. */
 
 static void *ask(void *unused)
 {
@@ -267,7 +267,7 @@ static void endpoints(void)
 	rdma_destroy_ep(id);
 	rdma_destroy_ep(serving);
 
-	/* Nobody listens there any more. */
+	/* There is no listener any more. */
 	CHECK(!rdma_create_id(NULL, &asking, NULL, RDMA_PS_TCP));
 	CHECK(!rdma_resolve_addr(asking, NULL, (struct sockaddr *)&address, 2000));
 	CHECK(asking->event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
@@ -278,7 +278,7 @@ static void endpoints(void)
 	rdma_destroy_ep(asking);
 }
 
-/* An id whose events go elsewhere from now on, those that wait too. */
+/* An ID that migrates to another channel, with its pending events. */
 static void migrated(void)
 {
 	struct rdma_event_channel *first = channel, *second = rdma_create_event_channel();
@@ -290,7 +290,7 @@ static void migrated(void)
 	CHECK(!rdma_migrate_id(id, second) && id->channel == second);
 	channel = second;
 	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
-	/* To none: calls wait. */
+	/* Without a channel, calls block. */
 	CHECK(!rdma_migrate_id(id, NULL) && id->channel != second);
 	CHECK(!rdma_resolve_route(id, 2000) && id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED);
 	CHECK(!rdma_migrate_id(id, second) && !id->event);
@@ -300,7 +300,7 @@ static void migrated(void)
 	end(serving);
 }
 
-/* What is wrong is said, and harms nothing. */
+/* Invalid calls fail and have no other effect. */
 static void refused(void)
 {
 	struct rdma_cm_id *serving = listener(), *id;
@@ -325,7 +325,7 @@ static void refused(void)
 	end(serving);
 }
 
-/* An address may be written as the GID that it is, with a service ID for its port. */
+/* An address may be given as its GID, with a service ID in place of a port. */
 static void gids(void)
 {
 	struct rdma_cm_id *serving = listener(), *id;
@@ -340,17 +340,17 @@ static void gids(void)
 	expect(RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_get_peer_addr(id)->sa_family == AF_INET && rdma_get_dst_port(id) == address.sin_port);
 	end(id);
-	/* A service ID that is nobody's port is none here. */
+	/* A service ID that stands for no port is refused. */
 	ib.sib_sid = htobe64(0x1000000001061234ull);
 	CHECK(!rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
 	CHECK(rdma_bind_addr(id, (struct sockaddr *)&ib) == -1 && errno == EINVAL);
 	end(id);
-	/* Names stand for IP addresses only. */
+	/* Names resolve to IP addresses only. */
 	CHECK(rdma_getaddrinfo("localhost", NULL, &hints, &info) == EAI_FAMILY);
 	end(serving);
 }
 
-/* A child does without what its parent has, and may have its own. */
+/* A forked child cannot use its parent's connections, and may have its own. */
 static void forked(void)
 {
 	struct rdma_cm_id *serving = listener(), *asking = resolved();
@@ -363,7 +363,7 @@ static void forked(void)
 		alarm(20);
 		CHECK(!rdma_destroy_id(asking) && !rdma_destroy_id(serving));
 		rdma_destroy_event_channel(parents);
-		/* The listener is its parent's. */
+		/* The listener belongs to the parent. */
 		CHECK(channel = rdma_create_event_channel());
 		asking = resolved();
 		CHECK(!rdma_connect(asking, &param));
@@ -387,7 +387,7 @@ static void forked(void)
 	end(serving);
 }
 
-/* A child that goes on keeps no port of its parent's. */
+/* A forked child that keeps running holds no port of its parent. */
 static void lingering(void)
 {
 	struct rdma_cm_id *serving = listener();
@@ -403,13 +403,13 @@ static void lingering(void)
 	}
 	CHECK(read(pipes[0], &byte, 1) == 1);
 	end(serving);
-	/* The same port again. */
+	/* The same port is free again. */
 	serving = listener();
 	CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
 	end(serving);
 }
 
-/* What a program leaves when it exits is ended for it. */
+/* Connections that a program leaves open are ended when it exits. */
 static void exiting(void)
 {
 	struct rdma_cm_id *serving = listener(), *answering;
@@ -438,7 +438,7 @@ static void exiting(void)
 	end(serving);
 }
 
-/* A signal handler exits wherever its thread is: at the device, or in a call. */
+/* A signal handler exits at any point of its thread: while it polls, or in a call of the connection manager. */
 
 static void leave(int unused UNUSED)
 {
@@ -479,7 +479,7 @@ static void interrupted(void)
 	end(serving);
 }
 
-/* Whoever destroys a queue pair need not have heard that it is connected. */
+/* A queue pair may be destroyed before its ESTABLISHED event is read. */
 static void gone(void)
 {
 	struct rdma_cm_id *serving = listener(), *asking = resolved(), *answering;
@@ -503,7 +503,7 @@ static void gone(void)
 	end(serving);
 }
 
-/* What a program gives with a group comes back with that, however often it joins. */
+/* The context of a join comes back with its event, however often the program joins. */
 static void groups(void)
 {
 	struct sockaddr_in group = { .sin_family = AF_INET };
@@ -518,7 +518,7 @@ static void groups(void)
 	struct rdma_cm_event *event = next_event(RDMA_CM_EVENT_MULTICAST_JOIN);
 	CHECK(event->param.ud.private_data && !strcmp(event->param.ud.private_data, "first"));
 	CHECK(!rdma_ack_cm_event(event));
-	/* The device has no address of that kind. */
+	/* The device has no address of that family. */
 	CHECK(!rdma_join_multicast(id, (struct sockaddr *)&other, "other"));
 	event = next_event(RDMA_CM_EVENT_MULTICAST_ERROR);
 	CHECK(event->status == -EADDRNOTAVAIL);
@@ -535,7 +535,7 @@ static void *wait_for_ever(void *at)
 	return NULL;
 }
 
-/* A channel may be destroyed while a thread waits at it, or before it waits. */
+/* A channel may be destroyed while a thread waits for its events, or before it waits. */
 static void abandoned(void)
 {
 	pthread_t waiting;
@@ -548,7 +548,7 @@ static void abandoned(void)
 	usleep(100000);
 }
 
-/* A path as programs give it, to the address. */
+/* A path record as programs set it, to the address. */
 static struct ibv_path_data path_to(struct rdma_cm_id *id)
 {
 	struct ibv_path_data data = {
@@ -581,7 +581,7 @@ static int set_path(struct rdma_cm_id *id, const struct ibv_path_data *data, siz
 		CHECK(set_path(id, what, len) == -1 && errno == EINVAL);              \
 	} while (0)
 
-/* An id of an address where nobody is, next to ours. */
+/* An ID resolved to an unused address next to ours. */
 static struct rdma_cm_id *beside(void)
 {
 	struct rdma_cm_id *id;
@@ -601,7 +601,7 @@ static struct ibv_qp_attr attributes(struct rdma_cm_id *id)
 	return attr;
 }
 
-/* One that takes a connection on any address, whose client has been told the path. */
+/* Accepts a connection on any address, from a client whose path was set. */
 static void path_taken(void)
 {
 	struct rdma_cm_id *serving, *id;
@@ -660,7 +660,7 @@ static void path_given(void)
 	NO_PATH(&bad, sizeof(bad));
 	memset(&bad.path.dgid, 0, sizeof(bad.path.dgid));
 	NO_PATH(&bad, sizeof(bad));
-	/* The second is one that is for all. They may lie anywhere. */
+	/* The path for general use is the second one. Path records may be unaligned. */
 	two[0] = two[1] = good, two[0].flags = IBV_PATH_FLAG_GMP;
 	memcpy(odd + 1, two, sizeof(two));
 	CHECK(!set_path(id, (void *)(odd + 1), sizeof(two)));
@@ -673,14 +673,15 @@ static void path_given(void)
 	CHECK(!rdma_create_qp(id, NULL, &init) && !rdma_connect(id, &param));
 	expect(RDMA_CM_EVENT_ESTABLISHED);
 	struct ibv_qp_attr attr = attributes(id);
-	/* There and back, and what the other needs: more than without. */
+	/* The timeout covers the path in both directions and the ACK delay of the peer: it is longer than without
+	 * a path. */
 	CHECK(attr.path_mtu == IBV_MTU_512 && attr.timeout >= 19 && attr.timeout <= 20);
 	CHECK(!memcmp(&attr.ah_attr.grh.dgid, &good.path.dgid, 16));
 	CHECK(!rdma_disconnect(id));
 	expect(RDMA_CM_EVENT_DISCONNECTED);
 	end(id);
 
-	/* An endpoint is made with the one that comes with its address. */
+	/* An endpoint is created with the route in its address info. */
 	struct rdma_addrinfo to = { .ai_family = AF_INET, .ai_port_space = RDMA_PS_TCP, .ai_qp_type = IBV_QPT_RC };
 	to.ai_dst_addr = (struct sockaddr *)&address, to.ai_dst_len = sizeof(address);
 	to.ai_route = (void *)&good, to.ai_route_len = sizeof(good);

@@ -1,4 +1,4 @@
-/* What programs may do that the usual ones do not: one corner by name. Ends with 0 if all went as it should. */
+/* Cases that the usual programs do not cover: one by name. Exits with 0 on success. */
 
 #include "common.h"
 
@@ -6,7 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/time.h>
 
-/* Threads that post and poll when they are ending, after the library's own thread-locals are gone. */
+/* Threads that post and poll during their exit, after the library's own thread-locals are gone. */
 
 static pthread_key_t key;
 static int exchanges;
@@ -38,7 +38,7 @@ static void ending(void)
 	CHECK(exchanges == 3);
 }
 
-/* The library's threads take none of the program's signals. */
+/* Threads of the library handle no signals of the program. */
 
 static int background_threads(void)
 {
@@ -73,7 +73,7 @@ static void signals(void)
 {
 	sigset_t mine;
 	open_first();
-	/* A thread gives itself its name when it begins. */
+	/* A thread sets its name after it has started. */
 	for (int tries = 0; !background_threads(); tries++) {
 		CHECK(tries < 2000);
 		usleep(1000);
@@ -82,7 +82,7 @@ static void signals(void)
 	CHECK(!sigismember(&mine, SIGUSR1));
 }
 
-/* Events of queue pairs that another thread destroys at the same time: none is of one that is gone. */
+/* Events of queue pairs that another thread destroys at the same time: no event names a destroyed one. */
 
 #define ROUNDS 3000
 static volatile char is_there[ROUNDS];
@@ -122,7 +122,7 @@ static void events(void)
 		struct ibv_qp *qp = create_qp((void *)(intptr_t)round);
 		connect_to_itself(qp);
 		drain(qp);
-		/* Sometimes the reader is faster, sometimes not. */
+		/* Varies whether the reader or the destruction is first. */
 		if (round % 4)
 			for (volatile int pause = 0; pause < round % 64 * 3000; pause++)
 				;
@@ -137,9 +137,9 @@ static void events(void)
 	CHECK((long)taken > ROUNDS / 50);
 }
 
-/* Work requests one call at a time. */
+/* Work requests by the extended post calls. */
 
-/* Which of two descriptors epoll says are readable: 1, 2, or both. */
+/* Returns which of two descriptors are readable according to epoll: 1, 2, or both. */
 static uint32_t ready(int epoll)
 {
 	struct epoll_event found[2];
@@ -235,7 +235,7 @@ static void session(void)
 	memory.words[256] = 5;
 	uint64_t at = (uintptr_t)memory.bytes, word = (uintptr_t)&memory.words[256], value = 77;
 
-	/* What is given up is never sent. */
+	/* An aborted session sends nothing. */
 	ibv_wr_start(ex);
 	ibv_wr_send(ex);
 	ibv_wr_abort(ex);
@@ -286,7 +286,7 @@ static void session(void)
 	CHECK(!memcmp(memory.bytes + 600, "inline\0\0" "0123", 12));
 	CHECK(memory.words[80] == 77 && memory.words[88] == 5 && memory.words[89] == 7 && memory.words[256] == 9);
 
-	/* One that is refused takes all with it. */
+	/* A refused request discards the whole session. */
 	ibv_wr_start(ex);
 	ibv_wr_send(ex);
 	ibv_wr_set_inline_data(ex, memory.bytes, 65);
@@ -299,7 +299,7 @@ static void session(void)
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(plain) && !ibv_dereg_mr(mr));
 }
 
-/* One that sends and leaves all open, as MPI's programs do. */
+/* A program that sends and exits with everything open, as MPI programs do. */
 
 static void leave(void)
 {
@@ -309,7 +309,8 @@ static void leave(void)
 	exchange(qp);
 }
 
-/* One whose signal handler ends it, perhaps in the middle of a call: a lock that the call holds is never released. */
+/* A program whose signal handler ends it, perhaps in the middle of a call: a lock held by the call is never
+ * released. */
 
 static void ends_it(int signal)
 {
@@ -328,7 +329,7 @@ static void interrupted(void)
 		exchange(qp);
 }
 
-/* One that sends, says so, and ends only when it is ended. */
+/* A program that sends, prints that, and ends only when it is killed. */
 
 static void linger(void)
 {
@@ -341,7 +342,7 @@ static void linger(void)
 	sleep(60);
 }
 
-/* One that sends much. */
+/* A program that sends much. */
 
 static void much(void)
 {
@@ -352,7 +353,7 @@ static void much(void)
 		exchange(qp);
 }
 
-/* Memory that a device could not pin. */
+/* Memory that a device could not pin cannot be registered. */
 
 static void memory(void)
 {
@@ -375,7 +376,7 @@ static void memory(void)
 	CHECK(!ibv_reg_mr(pd, two, page + 1, IBV_ACCESS_REMOTE_READ) && errno == EFAULT);
 	CHECK(!ibv_reg_mr(pd, (void *)-4096, 8192, 0) && errno == EFAULT);
 
-	/* A hole in the middle, and what is behind the end of a file. */
+	/* An inaccessible page in the middle, and pages behind the end of a file. */
 	char *three = mmap(NULL, 3 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(three != MAP_FAILED && !mprotect(three + page, page, PROT_NONE));
 	CHECK(!ibv_reg_mr(pd, three, 3 * page, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
@@ -387,7 +388,7 @@ static void memory(void)
 	CHECK(!ibv_reg_mr(pd, of_file, 2 * page, 0) && errno == EFAULT);
 }
 
-/* A tebibyte of which nothing was ever used: registering it brings in but its ends. */
+/* Registering an unused tebibyte makes only its ends resident. */
 
 static long resident_or_in_tables(void)
 {
@@ -414,12 +415,12 @@ static void sparse(void)
 	CHECK(mr && resident_or_in_tables() - before < 64 * 1024);
 	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes + page, len - page, 0));
 	CHECK(resident_or_in_tables() - before < 64 * 1024 && !ibv_dereg_mr(mr));
-	/* A hole in it is found all the same. */
+	/* A hole in the middle is found all the same. */
 	CHECK(!munmap(bytes + len / 2, page));
 	CHECK(!ibv_reg_mr(pd, bytes, len, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT);
 }
 
-/* A device that is opened more than once: one NIC, and contexts that have nothing to do with each other. */
+/* A device that is opened more than once: one NIC with independent contexts. */
 
 static int event_waits(struct ibv_context *of)
 {
@@ -438,7 +439,7 @@ static void twice(void)
 	open_first();
 	CHECK(context != first && context->async_fd != first->async_fd);
 
-	/* Both carry traffic, and see their own. */
+	/* Both carry traffic, and see their own completions only. */
 	struct ibv_qp *ours = create_qp(NULL);
 	connect_to_itself(ours);
 	exchange(ours);
@@ -453,27 +454,27 @@ static void twice(void)
 	CHECK(ibv_poll_cq(second_cq, 1, &wc) == 0);
 	context = second, pd = second_pd, cq = second_cq;
 
-	/* What is of one does not go with what is of the other. */
+	/* Objects of different contexts cannot be combined. */
 	struct ibv_qp_init_attr mixed = {
 		.send_cq = first_cq, .recv_cq = cq, .cap = { .max_send_wr = 1, .max_recv_wr = 1 }, .qp_type = IBV_QPT_RC
 	};
 	CHECK(!ibv_create_qp(pd, &mixed) && errno == EINVAL);
 
-	/* Events go to the context of their queue. */
+	/* Events are reported to the context of their queue pair. */
 	drain(ours);
 	CHECK(event_waits(context) && !event_waits(first));
 	CHECK(!ibv_get_async_event(context, &event) && event.element.qp == ours);
 	ibv_ack_async_event(&event);
 	CHECK(!event_waits(context));
 
-	/* One that is closed takes nothing from the other. */
+	/* Closing one context does not affect the other. */
 	CHECK(!ibv_destroy_qp(theirs));
 	CHECK(!ibv_destroy_cq(first_cq) && !ibv_dealloc_pd(first_pd) && !ibv_close_device(first));
 	struct ibv_qp *another = create_qp(NULL);
 	connect_to_itself(another);
 	exchange(another);
 
-	/* All closed and opened again, many times. */
+	/* The device is closed and opened again many times. */
 	CHECK(!ibv_destroy_qp(ours) && !ibv_destroy_qp(another));
 	CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
 	for (int i = 0; i < 20; i++) {
@@ -493,7 +494,7 @@ static void told_of_child(int signal)
 	told_of_children++;
 }
 
-/* What a device needs to be started is no child of the program. */
+/* Processes that a device starts are no children of the program. */
 static void children(void)
 {
 	signal(SIGCHLD, told_of_child);
@@ -503,10 +504,11 @@ static void children(void)
 	CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
 }
 
-/* What a request comes to that its queue pair refuses itself as the peer: that ends it, before it hears of it. */
+/* Status of a request that the queue pair, which is its own peer, refuses as responder: it enters the error
+ * state before it receives its own NAK. */
 #define REFUSED IBV_WC_WR_FLUSH_ERR
 
-/* One completion, of this status. */
+/* Expects one completion with this status. */
 static void completes(enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
@@ -516,7 +518,7 @@ static void completes(enum ibv_wc_status status)
 	CHECK(n == 1 && wc.status == status);
 }
 
-/* Writes from one region to another: the first completion is to be of this status. */
+/* Writes from one region to another, and expects the first completion to have this status. */
 static void writes(struct ibv_qp *qp, struct ibv_mr *from, struct ibv_mr *to, uint64_t at, enum ibv_wc_status status)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)from->addr, .length = 8, .lkey = from->lkey };
@@ -535,7 +537,8 @@ static void begin_anew(struct ibv_qp *qp)
 	connect_to_itself(qp);
 }
 
-/* A message from and to a region on demand, half of which is not there, by a service that nobody acknowledges. */
+/* A message from and to an on-demand region, half of which is unmapped, over a transport service without
+ * acknowledgements. */
 static void unacknowledged(enum ibv_qp_type type, struct ibv_mr *mr, char *there, char *gone)
 {
 	struct ibv_qp_init_attr init = {
@@ -579,7 +582,7 @@ static void unacknowledged(enum ibv_qp_type type, struct ibv_mr *mr, char *there
 	CHECK(!ibv_destroy_qp(qp));
 }
 
-/* Regions whose pages come and go: what is not there is refused, and comes back. */
+/* On-demand regions whose pages are unmapped and mapped again: access to an unmapped page fails. */
 
 static void on_demand(void)
 {
@@ -602,7 +605,7 @@ static void on_demand(void)
 	unacknowledged(IBV_QPT_UC, mr, two, two + page);
 	unacknowledged(IBV_QPT_UD, mr, two, two + page);
 
-	/* Half of it was never there, or is there no more. */
+	/* One half was never mapped, or is no longer mapped. */
 	writes(qp, mr, mr, (uintptr_t)two + page, REFUSED);
 	struct ibv_sge gone = { .addr = (uintptr_t)two + page, .length = 8, .lkey = mr->lkey };
 	struct ibv_sge there = { .addr = (uintptr_t)two, .length = 8, .lkey = mr->lkey };
@@ -618,7 +621,7 @@ static void on_demand(void)
 	writes(qp, mr, mr, (uintptr_t)two + page, IBV_WC_SUCCESS);
 	CHECK(!strcmp(two + page, "on it"));
 
-	/* A window on it sees no more. */
+	/* A window on the region has the same limits. */
 	struct ibv_mr *bindable = ibv_reg_mr(pd, two, 2 * page, all | IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 	CHECK(bindable && mw);
@@ -631,13 +634,13 @@ static void on_demand(void)
 	CHECK(!munmap(two + page, page));
 	writes(qp, mr, &window, (uintptr_t)two + page, REFUSED);
 
-	/* One that is registered anew to be pinned has to be there. */
+	/* Memory that rereg_mr changes to a pinned region has to be mapped. */
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) ==
 	      IBV_REREG_MR_ERR_CMD);
 	CHECK(errno == EFAULT && !ibv_dereg_mr(mr));
 }
 
-/* Memory of the device. */
+/* Device memory. */
 
 static void device_memory(void)
 {
@@ -663,7 +666,7 @@ static void device_memory(void)
 	CHECK(!ibv_alloc_dm(context, &attr));
 }
 
-/* Parent domains hold what they are made of. */
+/* A parent domain keeps the objects it consists of in use. */
 
 static void *never(struct ibv_pd *of, void *pd_context, size_t size, size_t alignment, uint64_t type)
 {
@@ -694,7 +697,7 @@ static void parents(void)
 	CHECK(in_parent && ibv_dealloc_pd(parent) == EBUSY);
 	CHECK(!ibv_destroy_cq(ibv_cq_ex_to_cq(in_parent)));
 
-	/* What is of the parent and of its part is of one domain. */
+	/* Objects of the parent domain and of its protection domain belong together. */
 	char bytes[16] = "";
 	struct ibv_mr *mr = ibv_reg_mr(inner, bytes, 16, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	pd = parent;
@@ -706,7 +709,7 @@ static void parents(void)
 	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td) && !ibv_dealloc_pd(inner));
 }
 
-/* Objects of one context that another of the process imports. */
+/* Objects of one context that another context of the process imports. */
 
 static void imported(void)
 {
@@ -731,7 +734,8 @@ static void imported(void)
 	writes(qp, again, again, (uintptr_t)bytes + 8, IBV_WC_SUCCESS);
 	CHECK(!memcmp(bytes, bytes + 8, 8));
 
-	/* In the order of the manual, and in that of pyverbs, which leaves the domain before its queue pairs. */
+	/* Cleanup in the order of the manual, and in that of pyverbs, which unimports the domain before its queue
+	 * pairs are destroyed. */
 	ibv_unimport_mr(again);
 	ibv_unimport_pd(pd);
 	exchange(qp);
@@ -745,7 +749,7 @@ static void imported(void)
 	CHECK(!ibv_close_device(context) && !ibv_import_device(left) && errno == EINVAL);
 }
 
-/* Completions of before, a pace, and places in the GID table. */
+/* Reset with completions from before, a rate limit, and the entries of the GID table. */
 
 static void anew(void)
 {
@@ -766,7 +770,7 @@ static void anew(void)
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
 	exchange(qp);
 
-	/* A pace, which is gone with the state. */
+	/* A rate limit, which cannot be set in the error state. */
 	struct ibv_qp_rate_limit_attr rate = { .rate_limit = 100000 }, burst = { .rate_limit = 1, .max_burst_sz = 1 };
 	struct ibv_qp_init_attr init;
 	CHECK(!ibv_modify_qp_rate_limit(qp, &rate) && ibv_modify_qp_rate_limit(qp, &burst) == EINVAL);
@@ -774,7 +778,7 @@ static void anew(void)
 	exchange(qp);
 	CHECK(ibv_modify_qp_rate_limit(other, &rate) == EINVAL);
 
-	/* One address, so one entry, and none of zeros behind it. */
+	/* One address means one entry, with no zero entries behind it. */
 	CHECK(!ibv_query_port(context, 1, &port) && port.gid_tbl_len == 1);
 	CHECK(!ibv_query_gid(context, 1, 0, &gid) && memcmp(&gid, &zero, 16));
 	CHECK(ibv_query_gid(context, 1, 1, &gid) == -1);

@@ -1,6 +1,6 @@
-/* Datagram rsockets. datagrams serve OWN PORT sends everything back to where it came from, until that is "end"; it begins anew, on
- * another socket of the same port, when that is "again". datagrams CORNER PEER PORT [OWN] is one that talks to it, and looks at one
- * corner of the interface. Addresses are of IPv4 or IPv6. Ends with 0 if all went as it should. */
+/* Datagram rsockets. `datagrams serve OWN PORT` echoes everything to its sender until it receives "end"; at
+ * "again" it starts over with another socket on the same port. `datagrams CASE PEER PORT [OWN]` is a client
+ * of it that tests one part of the interface. Addresses are IPv4 or IPv6. Exits with 0 on success. */
 
 /* POLLRDHUP. */
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@
 #include <sys/uio.h>
 #include <time.h>
 
-/* What librdmacm has room for, and the headers before it. */
+/* Greatest length that librdmacm has room for, and the headers in it. */
 enum { LONGEST = 2048, HEADER = 8, HEADER6 = 24, ROOM = 4096, SOON = 20000 };
 
 struct address {
@@ -89,7 +89,7 @@ static void send_to_peer(int fd, int len, int seed)
 	CHECK(rsendto(fd, out, len, 0, &peer.any, peer.len) == len);
 }
 
-/* The next datagram is this one, and from the peer. */
+/* Expects this datagram next, from the peer. */
 static void expect(int fd, int len, int seed)
 {
 	char in[ROOM], wanted[ROOM];
@@ -130,7 +130,7 @@ static int largest(void)
 	return LONGEST - (is_v6() ? HEADER6 : HEADER);
 }
 
-/* One of each length, then some that have to stay apart. */
+/* One datagram of each length alone, then all of them in a row. */
 static void sizes(void)
 {
 	const int lengths[] = { 1, 0, 2, 7, 8, 24, 100, 1000, 1024, 1500, largest() - 1, largest() };
@@ -167,7 +167,7 @@ static void in_pieces(void)
 	struct iovec out[3] = { { "ab", 2 }, { NULL, 0 }, { "cdefgh", 6 } }, in[2] = { { a, 3 }, { b, 4 } };
 	struct msghdr message = { .msg_name = &peer.any, .msg_namelen = peer.len, .msg_iov = out, .msg_iovlen = 3 };
 	int fd = made();
-	/* By UDP, and by the queue pair. */
+	/* The first goes by UDP, the second by the queue pair. */
 	for (int i = 0; i < 2; i++) {
 		message.msg_name = &peer.any, message.msg_namelen = peer.len;
 		message.msg_iov = out, message.msg_iovlen = 3;
@@ -181,7 +181,7 @@ static void in_pieces(void)
 		from.len = message.msg_namelen;
 		CHECK(message.msg_flags == MSG_TRUNC && same(&from, &peer));
 		CHECK(!memcmp(a, "abc", 3) && !memcmp(b, "defg", 4));
-		/* What did not fit is gone. */
+		/* The rest that did not fit is discarded. */
 		FAILS(rrecv(fd, all, sizeof(all), MSG_DONTWAIT), EAGAIN);
 	}
 	CHECK(!rclose(fd));
@@ -198,7 +198,7 @@ static void connected(void)
 	FAILS(rshutdown(fd, SHUT_RD), ENOTCONN);
 	CHECK(!rclose(fd));
 	fd = made();
-	/* A flow is no part of whom it is. */
+	/* The flow label is no part of a peer's identity. */
 	to = peer;
 	if (is_v6())
 		to.v6.sin6_flowinfo = htonl(0x12345);
@@ -211,7 +211,7 @@ static void connected(void)
 		CHECK(rsend(fd, "hello", 5, 0) == 5 && rwrite(fd, "you", 3) == 3);
 		CHECK(rrecv(fd, in, sizeof(in), 0) == 5 && !memcmp(in, "hello", 5));
 		CHECK(rread(fd, in, sizeof(in)) == 3 && !memcmp(in, "you", 3));
-		/* Not from the peer: by UDP at first. */
+		/* From a socket that is not the peer, first by UDP. */
 		CHECK(rsendto(stranger, "stranger", 8, 0, &mine.any, mine.len) == 8);
 		CHECK(!events(fd, POLLIN, 50));
 	}
@@ -257,7 +257,7 @@ static void waiting(void)
 	double begin = now();
 	FAILS(rrecv(fd, in, 1, 0), EAGAIN);
 	CHECK(now() - begin > 0.09);
-	/* Sleepers wake, whichever way it comes. */
+	/* Sleeping threads are woken both by UDP and by the queue pair. */
 	for (int i = 0; i < 2; i++) {
 		begin = now();
 		CHECK(!pthread_create(&thread, NULL, sends_late, &fd));
@@ -279,7 +279,7 @@ static void waiting(void)
 	CHECK(!rclose(fd));
 }
 
-/* Each of many hears its own. */
+/* Each of many sockets receives its own datagrams. */
 static void many(void)
 {
 	enum { MANY = 40 };
@@ -296,7 +296,7 @@ static void many(void)
 		CHECK(!rclose(fds[i]));
 }
 
-/* The peer closes its socket, and another one of its port takes over, with another queue pair. */
+/* The peer closes its socket, and another one takes over its port, with another queue pair. */
 static void again(void)
 {
 	char in[ROOM];
@@ -314,7 +314,8 @@ static void again(void)
 	} while (!events(fd, POLLIN, 10) && now() - begin < 10);
 	fprintf(stderr, "found again after %d datagrams, %.2f s\n", sent, now() - begin);
 	expect(fd, 100, 3);
-	/* And is talked to directly again. Echoes of the datagrams before may come first, however late. */
+	/* Datagrams go to the new queue pair directly now. Echoes of earlier datagrams may come first, however
+	 * late. */
 	char wanted[50];
 	ssize_t len;
 	fill(wanted, 50, 4);
@@ -327,7 +328,7 @@ static void again(void)
 	CHECK(!rclose(fd));
 }
 
-/* More than a queue pair has receives for. */
+/* A buffer for more datagrams than a queue pair has receives. */
 static void large(void)
 {
 	int value = 1 << 27, fd = made();
@@ -339,7 +340,7 @@ static void large(void)
 	CHECK(!rclose(fd));
 }
 
-/* Who connects to the wildcard talks to its own address. */
+/* A socket connected to the wildcard exchanges datagrams with its own address. */
 static void wildcard(void)
 {
 	char in[8];
@@ -363,7 +364,7 @@ static void wildcard(void)
 	CHECK(!rclose(fd) && !rclose(other));
 }
 
-/* A socket of IPv6 that talks IPv4. */
+/* An IPv6 socket with an IPv4 peer. */
 static void mapped(void)
 {
 	char in[8];
@@ -390,7 +391,8 @@ static void *waits_for_ever(void *fd)
 	return NULL;
 }
 
-/* Who waits for a socket that is closed hears of it; what comes for it afterwards is nobody's. */
+/* A thread that waits for a socket fails when the socket is closed. Datagrams that arrive afterwards are
+ * dropped. */
 static void closed(void)
 {
 	pthread_t thread;
@@ -432,7 +434,7 @@ static void refused(void)
 	FAILS(rlisten(fd, 1), EOPNOTSUPP);
 	FAILS(raccept(fd, NULL, NULL), EOPNOTSUPP);
 	FAILS(riomap(fd, &value, 4, PROT_WRITE, 0, 0), EOPNOTSUPP);
-	/* No device has it. */
+	/* No device has this address. */
 	wrong = address(is_v6() ? "fd99::9" : "192.0.2.9", 0);
 	FAILS(rbind(fd, &wrong.any, wrong.len), EADDRNOTAVAIL);
 	CHECK(!rbind(fd, &own.any, own.len));
@@ -444,7 +446,7 @@ static void refused(void)
 	value = 1;
 	CHECK((other = made()) >= 0);
 	CHECK(!rclose(fd));
-	/* As a server that begins anew does. */
+	/* As a restarted server does. */
 	CHECK(!rsetsockopt(other, SOL_SOCKET, SO_REUSEADDR, &value, sizeof(value)));
 	CHECK(!rbind(other, &name.any, name.len));
 	CHECK(!rclose(other));
@@ -458,7 +460,7 @@ static void *deletes_the_link(void *command)
 	return NULL;
 }
 
-/* Who waits hears that the device is gone, once, whichever way he waits. */
+/* A waiting thread is notified once of the removal of the device, both in a receive and in a poll. */
 static void lost(void)
 {
 	pthread_t thread;

@@ -1,4 +1,5 @@
-/* A server that opens its device as root, becomes another user, and listens after that. Ends with the errno of the failure. */
+/* A server that opens its device as root, changes to another user, and then listens. Exits with the errno of
+ * the failure. */
 
 #include "common.h"
 

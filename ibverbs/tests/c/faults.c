@@ -1,5 +1,5 @@
-/* Registered memory that the program unmaps, protects or truncates: an error of the work request, and no signal. A fault of the
- * program itself is its own still. */
+/* Registered memory that the program unmaps, protects or truncates: the work request fails, and there is no
+ * signal. A fault of the program itself is still delivered to the program. */
 
 #include <setjmp.h>
 
@@ -12,7 +12,7 @@ static const char *const losses[] = { "unmapped", "without access", "read-only",
 
 static long page;
 
-/* What a region is lost of: LEN bytes of a file, whose end from `from` on is lost. */
+/* A region on LEN bytes of a file, which become inaccessible from some offset on. */
 struct victim {
 	char *bytes;
 	FILE *file;
@@ -57,7 +57,7 @@ enum use { SEND_FROM, RECV_TO, WRITE_FROM, WRITE_TO, READ_FROM, READ_TO, FETCH_A
 static const char *const uses[] = { "SEND from", "RECV to",   "WRITE from",	 "WRITE to",	 "READ from",
 				    "READ to",	 "FETCH_ADD on", "CMP_SWP on", "FETCH_ADD's result to" };
 
-/* Uses `len` bytes that end `before` bytes behind the first that is lost. */
+/* Uses `len` bytes at `at` of a region whose bytes from `from` on are inaccessible. */
 static void use_lost(enum use use, enum loss loss, size_t len, size_t from, size_t at)
 {
 	static char other_bytes[LEN] __attribute__((aligned(4096)));
@@ -125,7 +125,7 @@ static void all_losses(void)
 {
 	for (enum loss loss = UNMAPPED; loss <= TRUNCATED; loss++) {
 		for (enum use use = 0; use < USES; use++) {
-			/* A word; then messages of a packet and of many, of which the last bytes are lost. */
+			/* One word, then messages of one packet and of many, whose last bytes are inaccessible. */
 			use_lost(use, loss, 8, 8 * page, 8 * page);
 			if (use >= FETCH_ADD)
 				continue;
@@ -162,7 +162,7 @@ static void install(void)
 	CHECK(!sigaction(SIGSEGV, &action, NULL) && !sigaction(SIGBUS, &action, NULL));
 }
 
-/* The program's own faults reach its handler. */
+/* Faults of the program itself reach its handler. */
 static void fault_and_handle(void)
 {
 	char *none = mmap(NULL, page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -184,7 +184,7 @@ static void fault_and_handle(void)
 	munmap(none, page);
 }
 
-/* A handler from before the registration. */
+/* A handler installed before the registration. */
 static void before(void)
 {
 	install();
@@ -194,7 +194,7 @@ static void before(void)
 	all_losses();
 }
 
-/* Handlers that come later are the program's, and the only ones that it sees. */
+/* Handlers that the program installs later are called, and sigaction shows no others. */
 static void after(void)
 {
 	struct sigaction old;
@@ -217,7 +217,7 @@ static void after(void)
 	free_victim(&v);
 }
 
-/* How a child ends that does `what`. */
+/* Returns how a child that calls `what` ends. */
 static int end_of(void (*what)(struct victim *), struct victim *v)
 {
 	int status;
@@ -260,7 +260,7 @@ static void reset_and_raise(struct victim *v)
 	raise_it(v);
 }
 
-/* Without a handler a fault ends the program, as it always did. */
+/* Without a handler a fault ends the program, as it does without the library. */
 static void unhandled(void)
 {
 	open_first();
@@ -293,7 +293,7 @@ static void fault_on_stack(int flags, int expected)
 	CHECK(on_other_stack == expected);
 }
 
-/* A handler runs on the alternate stack only if it was installed so. */
+/* A handler runs on the alternate stack only if it was installed with SA_ONSTACK. */
 static void stacks(void)
 {
 	stack_t stack = { .ss_sp = other_stack, .ss_size = sizeof(other_stack) };
@@ -311,7 +311,7 @@ static void stacks(void)
 	free_victim(&v);
 }
 
-/* A child of vfork has its parent's memory, and signal actions of its own. */
+/* A child of vfork shares its parent's memory, but has its own signal actions. */
 static void vforks(void)
 {
 	struct sigaction old;
@@ -334,7 +334,7 @@ static void vforks(void)
 		_exit(0);
 	}
 	CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-	/* A child of fork has a copy of all, and changes its own. */
+	/* A child of fork has a copy of everything, and changes its own. */
 	CHECK(end_of(reset_and_raise, &v) == SIGSEGV);
 	CHECK(!sigaction(SIGSEGV, NULL, &old) && old.sa_sigaction == on_fault);
 	use_lost(SEND_FROM, UNMAPPED, 8, 0, 0);

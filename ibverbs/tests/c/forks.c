@@ -1,5 +1,5 @@
-/* A program that forks while its device is busy: the child may do without it, destroy what it has a copy of, and open a device
- * of its own; the parent notices nothing. Ends with 0 if all went as it should. */
+/* A program that forks while its device is busy: the child may leave the device alone, destroy its copies of
+ * the objects, and open a device of its own, without any effect on the parent. Exits with 0 on success. */
 
 #include "common.h"
 
@@ -18,7 +18,7 @@ static void in_child(struct ibv_qp *qp, struct ibv_mr *mr)
 	struct ibv_pd *parents_pd = pd;
 	struct ibv_cq *parents_cq = cq;
 
-	/* One of its own, beside what its parent has. */
+	/* A device of its own, beside the inherited one. */
 	open_first();
 	struct ibv_qp *own = create_qp(NULL);
 	connect_to_itself(own);
@@ -26,7 +26,7 @@ static void in_child(struct ibv_qp *qp, struct ibv_mr *mr)
 		exchange(own);
 	CHECK(!ibv_destroy_qp(own) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
 
-	/* Its parent's, as a program does that cleans up at its end. */
+	/* The inherited objects, as a program destroys them when it cleans up. */
 	CHECK(!ibv_destroy_qp(qp) && !ibv_dereg_mr(mr) && !ibv_destroy_cq(parents_cq));
 	CHECK(!ibv_dealloc_pd(parents_pd) && !ibv_close_device(parents));
 }
@@ -48,7 +48,7 @@ int main(void)
 		if (child == 0) {
 			alarm(20);
 			in_child(qp, mr);
-			/* With all that is done at the end of a program. */
+			/* With the exit handlers. */
 			exit(0);
 		}
 		CHECK(waitpid(child, &status, 0) == child);

@@ -1,5 +1,5 @@
-/* A process takes a message and ends at once, with nothing closed. Hardware has acknowledged it by then: its peer hears of a
-   success. */
+/* A process receives a message and exits at once, with nothing closed. Hardware has acknowledged the message
+ * by then, so its peer must see a success. */
 
 #include "common.h"
 

@@ -1,5 +1,6 @@
-/* Many connections between two programs: one after the other, then at once, each made by address and port and ended. None is
- * lost, and nothing of them is left: descriptors, memory. `many ADDRESS PORT SEQUENCE AT_ONCE [client]`. */
+/* Many connections between two programs: one after the other, then at once, each made by address and port and
+ * ended. None may fail, and none may leak descriptors or memory. `many ADDRESS PORT SEQUENCE AT_ONCE
+ * [client]`. */
 
 #include "common.h"
 #include <rdma/rdma_cma.h>
@@ -56,7 +57,7 @@ static void end(struct rdma_cm_id *id)
 	CHECK(!rdma_destroy_id(id));
 }
 
-/* What this process has: descriptors, and kilobytes of memory. */
+/* Resources of this process: descriptors, and kilobytes of memory. */
 static int descriptors(void)
 {
 	int count = 0;
@@ -84,7 +85,7 @@ static double now(void)
 	return tv.tv_sec + tv.tv_usec / 1e6;
 }
 
-/* What there was before most connections, and what there is after them. */
+/* Resources before most of the connections, for comparison with those afterwards. */
 static int descriptors_before;
 static long kilobytes_before;
 
@@ -99,7 +100,7 @@ static void compare(const char *what)
 	printf("%s: %d and %d descriptors, %ld and %ld KiB\n", what, descriptors_before, descriptors(), kilobytes_before,
 	       kilobytes());
 	CHECK(descriptors() == descriptors_before);
-	/* A queue pair alone, were it left, would have more than half a kilobyte. */
+	/* A leaked queue pair alone would take more than half a kilobyte. */
 	CHECK(kilobytes() < kilobytes_before + 3 * 1024);
 }
 

@@ -1,4 +1,5 @@
-/* What a device does with the same calls: a line for each. The GID index is the argument; 0 without one. */
+/* Prints the results of the same calls on any device, one line for each. The argument is the GID index, 0 by
+ * default. */
 
 #include "common.h"
 
@@ -24,7 +25,7 @@ static const char *status(enum ibv_wc_status s)
 	}
 }
 
-/* At most `n` completions, which come within 5 s; if none is to come, within `ms`. */
+/* Prints up to `n` completions that arrive within `ms` milliseconds, or 5 s if `ms` is 0. */
 static int completions(int n, int ms)
 {
 	struct ibv_wc wc;
@@ -51,10 +52,10 @@ static struct ibv_qp *make(enum ibv_qp_type type)
 	return qp;
 }
 
-/* The peer of queue pairs; each its own if this is 0. */
+/* Number of the queue pair that all others connect to; if 0, each connects to itself. */
 static uint32_t peer;
 
-/* The next state. */
+/* Changes to the next state. */
 static void step(struct ibv_qp *qp, enum ibv_qp_state to)
 {
 	struct ibv_qp_attr a = {
@@ -95,7 +96,7 @@ static const char *state(struct ibv_qp *qp)
 
 static struct ibv_sge sge;
 
-/* A work request on the first `length` bytes, at the last 64 of the same memory where it has a peer. */
+/* Returns a work request on the first `length` bytes of the memory; it accesses the last 64 bytes remotely. */
 static struct ibv_send_wr request(uint64_t id, enum ibv_wr_opcode opcode, uint32_t length)
 {
 	sge = (struct ibv_sge){ (uintptr_t)memory, length, mr->lkey };
@@ -179,7 +180,7 @@ static void long_atomic(void)
 	ibv_destroy_qp(qp);
 }
 
-/* The second of three work requests is one that a UD queue pair does not do. */
+/* The second of three work requests is one that a UD queue pair does not support. */
 static void datagram(const char *what, enum ibv_wr_opcode opcode, struct ibv_pd *of)
 {
 	struct ibv_qp *qp = connected(IBV_QPT_UD);
@@ -245,7 +246,7 @@ static void early_receive(void)
 	ibv_destroy_qp(qp);
 }
 
-/* A request for an event that comes behind the completion. */
+/* Requests an event after the completion. */
 static void late_request(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
@@ -257,7 +258,7 @@ static void late_request(void)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 	CHECK(!post_recv(qp, 1) && !post_recv(qp, 2) && !ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 	printf("request for an event behind a completion:");
-	/* Where the kernel flushes by and by: one of the two is polled, the other is there soon. */
+	/* The kernel may flush gradually: one of the two is polled, and the other follows soon. */
 	completions(1, 0);
 	usleep(100000);
 	CHECK(!ibv_req_notify_cq(cq, 0));

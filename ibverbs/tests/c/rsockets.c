@@ -1,5 +1,5 @@
-/* Rsockets of a program to itself, with what the usual programs do not do: one corner by name, at an address and if need be a
- * port. Ends with 0 if all went as it should. */
+/* Stream rsockets of a program connected to itself, for cases that the usual programs do not cover: one case
+ * by name, at an address and, if needed, a port. Exits with 0 on success. */
 
 /* POLLRDHUP. */
 #define _GNU_SOURCE
@@ -26,7 +26,7 @@ static char pattern(size_t at)
 	return (char)(at * 7 + (at >> 8) * 13);
 }
 
-/* A listener on a port of the library's choosing, which `address` has from now on. */
+/* Listens on a port that the library chooses and stores it in `address`. */
 static int listener(void)
 {
 	socklen_t len = sizeof(address);
@@ -45,7 +45,7 @@ static void *connects(void *fd)
 	return NULL;
 }
 
-/* Both ends of a connection, made with these sizes of buffers and mapped memory. */
+/* Connects two sockets with these sizes of buffers and tables of mapped memory. */
 static void pair_with(int ends[2], int bytes, int maps)
 {
 	pthread_t thread;
@@ -109,7 +109,7 @@ static void connecting(void)
 	FAILS(rrecv(fd, name, 1, 0), EAGAIN);
 	FAILS(rrecv(new, name, 1, MSG_DONTWAIT), EAGAIN);
 	CHECK(!rclose(new) && !rclose(listening));
-	/* Nobody listens any more. */
+	/* There is no listener any more. */
 	int refused = rsocket(AF_INET, SOCK_STREAM, 0);
 	FAILS(rconnect(refused, to, sizeof(address)), ECONNREFUSED);
 	CHECK(!rfcntl(refused, F_SETFL, O_NONBLOCK));
@@ -204,7 +204,7 @@ static void *receives_long(void *fd)
 	return NULL;
 }
 
-/* Both ways at once, four threads, small buffers, odd lengths. */
+/* Data in both directions at once, with four threads, small buffers and odd lengths. */
 static void both_ways(void)
 {
 	int ends[2];
@@ -219,7 +219,7 @@ static void both_ways(void)
 	close_both(ends);
 }
 
-/* What nobody takes fills the buffers, and no more; what was sent before a close arrives. */
+/* Unread data fills the buffers and then blocks; data sent before a close arrives. */
 static void full(void)
 {
 	static char buffer[1 << 16];
@@ -231,13 +231,13 @@ static void full(void)
 	while ((n = rsend(ends[0], buffer, sizeof(buffer), MSG_DONTWAIT)) > 0 || events(ends[0], POLLOUT, 100))
 		sent += n > 0 ? n : 0;
 	FAILS(rsend(ends[0], buffer, 1, MSG_DONTWAIT), EAGAIN);
-	/* One half of the receive buffer, or both if the other end has come to say that there is another. */
+	/* The size of half the receive buffer, or of both halves if the receiver has announced the second one. */
 	CHECK(sent == 1 << 16 || sent == 2 << 16);
 	CHECK(!rclose(ends[0]));
 	while ((n = rrecv(ends[1], buffer, sizeof(buffer), 0)) > 0)
 		got += n;
 	CHECK(n == 0 && got == sent);
-	/* The peer is gone. */
+	/* The peer has closed the connection. */
 	FAILS(rsend(ends[1], buffer, 1, 0), EPIPE);
 	CHECK(!rclose(ends[1]));
 }
@@ -249,7 +249,7 @@ static void *writes_later(void *fd)
 	return NULL;
 }
 
-/* Sockets and other descriptors, in one call. */
+/* Rsockets and other descriptors in one call. */
 static void polled(void)
 {
 	int ends[2], pipes[2];
@@ -291,7 +291,7 @@ static void mapped(void)
 	CHECK(riomap(ends[1], memory + 5000, 15000, PROT_WRITE, 0, 5000) == 5000);
 	FAILS(riomap(ends[1], memory, 8, PROT_WRITE, 0, 70000), ENOMEM);
 	CHECK(rsend(ends[1], "x", 1, 0) == 1 && rrecv(ends[0], &c, 1, 0) == 1);
-	/* Over the border of both. */
+	/* A write across the border of both mappings. */
 	CHECK(riowrite(ends[0], out, 10000, 1000, 0) == 10000);
 	CHECK(rsend(ends[0], "y", 1, 0) == 1 && rrecv(ends[1], &c, 1, 0) == 1 && c == 'y');
 	CHECK(!memcmp(memory + 1000, out, 10000) && !memory[999] && !memory[11000]);
@@ -303,13 +303,14 @@ static void mapped(void)
 	close_both(ends);
 }
 
-/* A program that ends without a word has said what it sent; a child of a fork has none of it. */
+/* Data sent by a program that exits without a close arrives; a forked child has none of its parent's sockets. */
 static void exits(void)
 {
 	static char buffer[50000];
 	int listening = listener(), go[2], status;
 	CHECK(!pipe(go));
-	/* Before anything of this process's runs in the child, it is another program. */
+	/* The child cannot use the inherited listener, sends on a socket of its own, and exits without closing
+	 * it. */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (!child) {
@@ -327,7 +328,7 @@ static void exits(void)
 	CHECK(!rclose(fd) && !rclose(listening));
 }
 
-/* What a child has of its parent's sockets is nothing to either. */
+/* Calls of a forked child on inherited sockets affect neither process. */
 static void forked(void)
 {
 	int ends[2], status;
@@ -339,7 +340,7 @@ static void forked(void)
 	if (!child) {
 		FAILS(rsend(ends[0], "x", 1, 0), EBADF);
 		CHECK(!rclose(ends[0]));
-		/* Its number goes to another. */
+		/* The number of the descriptor is reused. */
 		close(ends[1]);
 		exit(rsocket(AF_INET, SOCK_STREAM, 0) >= 0 ? 0 : 3);
 	}
@@ -355,7 +356,7 @@ static void *polls(void *fd)
 	return NULL;
 }
 
-/* Whoever hears of it first tells those who wait beside him. */
+/* The thread that processes an event wakes the others that wait for the same socket. */
 static void beside(void)
 {
 	for (int i = 0; i < 20; i++) {
@@ -373,7 +374,7 @@ static void beside(void)
 	}
 }
 
-/* A peer that says what makes no sense, once for each connection: the connection ends, and the listener goes on. */
+/* A peer that sends one invalid message per connection: the connection ends, and the listener goes on. */
 static void hostile(void)
 {
 	char c;
@@ -390,7 +391,7 @@ static void hostile(void)
 	CHECK(!rclose(listening));
 }
 
-/* A thread that waits in a call: it is interrupted by a signal, and only later there is what it waits for. */
+/* A thread in a blocking call that is interrupted by a signal before the awaited event happens. */
 static struct waiter {
 	pthread_t thread;
 	volatile sig_atomic_t handled, ended;
@@ -417,7 +418,8 @@ static void *interrupts(void *none)
 	return NULL;
 }
 
-/* What a call says that is interrupted, with (1) and without (0) SA_RESTART, or by a handler that takes itself away (2). */
+/* Checks the result of an interrupted call, with (1) and without (0) SA_RESTART, or with a handler that
+ * removes itself (2). */
 #define INTERRUPTED(what, brings, restarts, says)                                    \
 	do {                                                                             \
 		struct sigaction action = { .sa_handler = handle };                          \
@@ -462,7 +464,7 @@ static void brings_an_answer(struct waiter *w)
 
 static void brings_a_connection(struct waiter *w)
 {
-	/* It is accepted by the one that waits, and closed by this. */
+	/* The waiting thread accepts it, and this one closes it. */
 	CHECK((w->fds[1] = rsocket(AF_INET, SOCK_STREAM, 0)) >= 0);
 	CHECK(!rconnect(w->fds[1], to, sizeof(address)));
 }
@@ -478,16 +480,16 @@ static void interrupted(void)
 	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 0, EINTR);
 	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 1, 1);
 	INTERRUPTED(rrecv(ends[0], in, 2, 0), NULL, 2, EINTR);
-	/* With something done it says what. */
+	/* After a partial transfer the call returns the number of bytes. */
 	CHECK(rsend(ends[1], "x", 1, 0) == 1);
 	INTERRUPTED(rrecv(ends[0], in, 2, MSG_WAITALL), brings_a_byte, 1, 1);
-	/* Whoever looks at several, or with a time limit, hears of it. */
+	/* Polls, and calls with a timeout, are interrupted even so. */
 	struct pollfd poll = { .fd = ends[0], .events = POLLIN };
 	INTERRUPTED(rpoll(&poll, 1, 5000), brings_a_byte, 1, EINTR);
 	INTERRUPTED(rpoll(&poll, 1, -1), brings_a_byte, 1, EINTR);
 	CHECK(!rsetsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time)));
 	INTERRUPTED(rrecv(ends[0], in, 2, 0), brings_a_byte, 1, EINTR);
-	/* Nothing was sent while it was interrupted; all that it can hold is, before. */
+	/* All buffers are filled beforehand, so the interrupted call has sent nothing. */
 	CHECK(!rfcntl(ends[0], F_SETFL, O_NONBLOCK));
 	ssize_t sent = 0, n;
 	while ((n = rsend(ends[0], out, LONG - sent, 0)) > 0 || events(ends[0], POLLOUT, 200))
@@ -512,7 +514,7 @@ static void interrupted(void)
 	CHECK(!rclose(fd) && !rclose(listening));
 }
 
-/* Who keeps sockets alive lets go of those that are closed. */
+/* The keepalive thread releases sockets that are closed. */
 static void kept_and_closed(void)
 {
 	int ends[2], one = 1, idle = 1000;
@@ -529,7 +531,8 @@ static void kept_and_closed(void)
 	FAILS(fcntl(ends[1], F_GETFD), EBADF);
 }
 
-/* Answers a byte, and then is killed or stops by this signal; without one it only says nothing for a while. */
+/* Answers one byte, and then is killed or stopped by this signal; without a signal it is only silent for a
+ * while. */
 static void dies(int signal)
 {
 	char in;
@@ -540,7 +543,7 @@ static void dies(int signal)
 	int fd = raccept(listening, NULL, NULL);
 	CHECK(fd >= 0 && rrecv(fd, &in, 1, 0) == 1 && rsend(fd, "x", 1, 0) == 1);
 	if (!signal) {
-		/* Its NIC answers, and its peer's, though nobody here or there looks. */
+		/* The NICs of both ends keep acknowledging, though neither program makes calls. */
 		sleep(4);
 		CHECK(rrecv(fd, &in, 1, 0) == 1 && in == 'y');
 		CHECK(!rclose(fd));

@@ -1,5 +1,5 @@
-/* UCX by socket addresses: a server that listens on one, a client that connects to it and sends it a message, which comes
- * back. Without an address of the client it is the server: sockaddr ADDRESS PORT [client]. */
+/* UCX with socket addresses: a server listens on one, and a client connects to it and sends it a message,
+ * which is echoed. Without the last argument it is the server: sockaddr ADDRESS PORT [client]. */
 
 #include "common.h"
 #include <ucp/api/ucp.h>
@@ -9,7 +9,7 @@
 static ucp_worker_h worker;
 static ucp_ep_h endpoint;
 static int failed;
-/* Longer than what goes at once: the other side reads it. */
+/* Longer than an eager message: the receiver reads it. */
 static char buffer[1 << 20];
 
 static void must(ucs_status_t status, const char *what)
@@ -106,7 +106,7 @@ int main(int argc, char **argv)
 	if (argc > 3) {
 		wait_for(ucp_ep_close_nbx(endpoint, &none), "close");
 	} else {
-		/* The client closes; who says so is the handler of errors. */
+		/* The client closes the connection, which is reported to the error handler. */
 		while (!failed)
 			ucp_worker_progress(worker);
 	}

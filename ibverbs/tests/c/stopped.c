@@ -56,7 +56,7 @@ static void receive_two(int from, int to)
 		tell(to, i);
 		CHECK(completed().status == IBV_WC_SUCCESS);
 	}
-	/* Until the peer has its acknowledgement. */
+	/* Waits until the peer has its acknowledgement. */
 	told(from);
 }
 

@@ -1,5 +1,5 @@
-/* A program that loads the library as a plugin would, and lets go of it with the device closed, and with the device open and
-   its threads at work: neither those nor the end of the process miss it. */
+/* A program that loads the library as a plugin would, and unloads it with the device closed, and with the
+ * device open and its threads running: neither these threads nor the end of the process may fail. */
 
 #define _GNU_SOURCE /* dlvsym */
 #include <dlfcn.h>

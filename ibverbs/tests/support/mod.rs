@@ -1,4 +1,5 @@
-//! What tests of programs need: the library as they find it, addresses and ports that nobody else has, processes that end.
+//! Support for tests of programs: the library as programs find it, unused addresses and ports, and processes
+//! that are ended with the test.
 #![allow(dead_code, reason = "each test target uses its part")]
 
 use std::path::{Path, PathBuf};
@@ -6,13 +7,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// What cargo has built, beside the tests.
+/// Returns the path of a build product in the directory of the test or above.
 pub fn built(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().unwrap();
     test.ancestors().map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
-/// `urxe` with these arguments, and with what was built for the tests.
+/// Returns the command of `urxe` with these arguments and the libraries built for the tests.
 pub fn urxe(args: &[&str]) -> Command {
     let program = built("urxe").expect("urxe itself: cargo build, or cargo test --workspace");
     let mut command = Command::new(program);
@@ -23,18 +24,19 @@ pub fn urxe(args: &[&str]) -> Command {
         }
     }
     command.env("URXE_LIBRARY", library()).env("URXE_PRELOAD", preload());
-    // What it leaves there for each address goes with what cargo built.
+    // The files that urxe keeps for each address are removed with the target directory.
     command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
-/// The one that was built for the tests; one that `cargo build` left beside urxe may be older.
+/// Returns the path of the library built for the tests; the one that `cargo build` left beside urxe may be
+/// older.
 pub fn library() -> PathBuf {
     built("libibverbs.so").expect("cargo builds the library before its tests")
 }
 
-/// What shows programs the devices in `/sys` and `/dev`.
+/// Returns the path of the library that shows programs the devices in `/sys` and `/dev`.
 pub fn preload() -> PathBuf {
     built("liburxe_preload.so").expect("urxe-preload: cargo build --workspace, or cargo test --workspace")
 }
@@ -56,7 +58,7 @@ impl Library {
         self.0.path()
     }
 
-    /// A program with a device at this address.
+    /// Returns the command of a program with a device at this address.
     pub fn program(&self, name: &str, address: &str) -> Command {
         let mut command = Command::new(name);
         command.env("LD_LIBRARY_PATH", self.path()).env("URXE_LINK", format!("udp:{address}"));
@@ -65,7 +67,7 @@ impl Library {
     }
 }
 
-/// Two loopback addresses that nobody else has.
+/// Returns two loopback addresses that no other test uses.
 pub fn addresses() -> [String; 2] {
     static NEXT: AtomicU8 = AtomicU8::new(0);
     let n = NEXT.fetch_add(2, Ordering::Relaxed);
@@ -73,7 +75,7 @@ pub fn addresses() -> [String; 2] {
     [n + 1, n + 2].map(|host| format!("127.{}.{}.{host}", 100 + process / 250 % 100, process % 250))
 }
 
-/// A TCP port that nobody listens on, below those that the system gives to clients.
+/// Returns a TCP port without a listener, below the system's ephemeral ports.
 pub fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + (std::process::id() % 600) as u16 * 20;
@@ -82,14 +84,16 @@ pub fn port() -> u16 {
     ports.find(is_free).expect("there is no end of them")
 }
 
+/// Returns standard output followed by standard error.
 pub fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
-/// What a shell script says that runs in a network namespace of its own, for a minute at most, and must end well. Its user is
-/// root in there and nobody outside, which needs no privilege where user namespaces are allowed. It has these variables and
-/// an empty directory, `$DIR`. `run ADDRESS PROGRAM ARGUMENT…` runs a program on a device of that address;
-/// `two_ipv6_addresses` makes fd77::1 and fd77::2.
+/// Runs a shell script in a network namespace of its own, for at most a minute, and returns its output; the
+/// script must succeed. Its user is root inside and nobody outside, which needs no privilege where user
+/// namespaces are allowed. It gets these variables and an empty directory, `$DIR`. `run ADDRESS PROGRAM
+/// ARGUMENT...` runs a program on a device with that address, and `two_ipv6_addresses` creates fd77::1 and
+/// fd77::2.
 pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
     const COMMANDS: &str = r#"
         run() { address=$1; shift; "$URXE" run --ip "$address" -- "$@"; }
@@ -109,7 +113,7 @@ pub fn in_namespace(script: &str, variables: &[(&str, &str)]) -> String {
     told
 }
 
-/// Ends what a test has begun.
+/// A running program, which is killed on drop.
 pub struct Running(Option<Child>);
 
 impl Running {
@@ -120,11 +124,12 @@ impl Running {
         ))
     }
 
-    /// Its process's number.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.0.as_ref().expect("it is there until it is finished").id()
     }
 
+    /// Waits for the end of the program, kills it at the time limit, and returns its output.
     pub fn finish(mut self, limit: Duration) -> Output {
         let mut child = self.0.take().unwrap();
         let deadline = Instant::now() + limit;
@@ -147,8 +152,8 @@ impl Drop for Running {
     }
 }
 
-/// Runs a server and, once that is `ready`, its client, each for `limit` at most. Both must end well; what the client and then
-/// the server has said.
+/// Runs a server and, once it is `ready`, its client, each for at most `limit`. Both must succeed. Returns
+/// the output of the client and of the server.
 pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: Duration) -> [String; 2] {
     let commands = format!("{client:?}\n{server:?}");
     let serving = Running::new(server);
@@ -160,7 +165,7 @@ pub fn both_ends(server: Command, ready: impl FnOnce(), client: Command, limit: 
     told
 }
 
-/// Waits for a server that listens by TCP, as ping-pong programs do: their clients do not try again.
+/// Waits for a TCP listener, because the clients of ping-pong programs do not retry.
 pub fn wait_for_listener(port: &str) {
     let deadline = Instant::now() + Duration::from_secs(10);
     let hex = format!(":{:04X} ", port.parse::<u16>().unwrap());
@@ -175,11 +180,12 @@ pub fn wait_for_listener(port: &str) {
     }
 }
 
-/// Port spaces of the connection manager.
+/// RDMA CM port space of RC connections (`RDMA_PS_TCP`).
 pub const TCP_PORTS: u16 = 0x0106;
+/// RDMA CM port space of datagrams (`RDMA_PS_UDP`).
 pub const UDP_PORTS: u16 = 0x0111;
 
-/// Waits for a server that listens by the connection manager, on a port of one of these port spaces.
+/// Waits for a listener of the connection manager on a port of one of these port spaces.
 pub fn wait_for_service(spaces: &[u16], port: u16) {
     let name = |space: &u16| format!("{:016x}", u64::from(*space) << 16 | u64::from(port));
     let services: Vec<String> = spaces.iter().map(name).collect();
@@ -194,7 +200,7 @@ pub fn wait_for_service(spaces: &[u16], port: u16) {
     }
 }
 
-/// A program of `c/`, built against the installed headers, libibverbs and librdmacm.
+/// A program from `c/`, built against the installed headers, libibverbs and librdmacm.
 pub struct CProgram(tempfile::TempDir, String);
 
 impl CProgram {
@@ -202,7 +208,7 @@ impl CProgram {
         CProgram::build_with(name, &["-lrdmacm", "-libverbs"])
     }
 
-    /// One that wants other libraries.
+    /// Builds a program that is linked against these libraries.
     pub fn build_with(name: &str, libraries: &[&str]) -> CProgram {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join(name).to_str().unwrap().to_owned();
@@ -218,11 +224,11 @@ impl CProgram {
         &self.1
     }
 
-    /// Runs it on a device of this address. It must end well; what it has said.
+    /// Runs the program on a device with this address, and returns its output. The program must succeed.
     pub fn run(&self, address: &str, args: &[&str]) -> String {
         let library = Library::new();
         let mut command = library.program(self.program(), address);
-        // What is freed is overwritten, so that who uses it still does not get far.
+        // Freed memory is overwritten, so that a use after free is likely to be noticed.
         command.args(args).env("MALLOC_PERTURB_", "85");
         let out = Running::new(command).finish(Duration::from_secs(60));
         assert!(out.status.success(), "{} {args:?}: {:?}\n{}", self.program(), out.status, text(&out));
