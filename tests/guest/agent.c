@@ -1,9 +1,9 @@
-/* The guest's PID 1 after /init: runs commands for the host over one virtio-serial port,
- * any number of them at once.
+/* PID 1 of the guest after /init: runs commands for the host over one virtio-serial port, up to MAXS at a
+ * time.
  *
- * Frames, both ways: u8 type, u32 session, u32 length (big endian), payload (at most MAXP bytes).
+ * Frames in both directions: u8 type, u32 session, u32 length (big endian), payload (at most MAXP bytes).
  *   guest -> host  'H' hello, sent once
- *                  'O' / 'E' output, 'X' the end: i32 exit status (128 + N if signal N ended it)
+ *                  'O' / 'E' stdout / stderr data, 'X' exit: i32 status (128 + N if signal N killed the command)
  *   host -> guest  'C' command for sh -c; opens the session, whose number the host chooses
  *                  'I' stdin data, 'Z' end of stdin, 'S' signal (u8) for the whole process group
  */
@@ -21,14 +21,14 @@
 #include <unistd.h>
 
 #define HDR 9
-#define MAXP 16000 /* so that a frame fits one virtio buffer */
+#define MAXP 16000 /* a frame fits one virtio buffer */
 #define MAXS 64
 
 struct session {
 	uint32_t sid;
 	pid_t pid;		/* 0: free slot */
-	int in, out, err;	/* our ends of the pipes, -1 when closed */
-	uint8_t *pend;		/* stdin that the command has not taken yet */
+	int in, out, err;	/* the agent's ends of the pipes, -1 when closed */
+	uint8_t *pend;		/* stdin data that the command has not read yet */
 	size_t pend_len;
 	int in_end, exited, status;
 };
@@ -55,7 +55,7 @@ static void send_frame(uint8_t type, uint32_t sid, const void *data, size_t len)
 	if (len)
 		memcpy(b + HDR, data, len);
 	for (size_t off = 0; off < HDR + len;) {
-		ssize_t n = write(port, b + off, HDR + len - off);	/* blocks until the host takes it */
+		ssize_t n = write(port, b + off, HDR + len - off);	/* blocks until the host reads it */
 		if (n > 0)
 			off += n;
 		else if (errno != EINTR)
@@ -97,7 +97,7 @@ static void start(uint32_t sid, const char *cmd)
 	close(o[1]);
 	close(e[1]);
 	*s = (struct session){ .sid = sid, .pid = pid, .in = i[1], .out = o[0], .err = e[0] };
-	if (pid < 0) {		/* answered like an end with status 126 */
+	if (pid < 0) {		/* reported as an exit with status 126 */
 		s->pid = 1;
 		s->exited = 1;
 		s->status = 126;
@@ -122,8 +122,8 @@ static void feed(struct session *s)
 		shut(&s->in);
 }
 
-/* Sends on what the command wrote, a piece at a time so that one that floods does not starve
- * the others; what a command that ended left in its pipes goes out whole (a pipe holds 64 KiB). */
+/* Forwards output of the command to the host, one piece per call, so a command with much output does not
+ * starve the others. After the command has exited, forwards all that is left in the pipe (at most 64 KiB). */
 static void drain(struct session *s, int *fd, uint8_t type)
 {
 	static uint8_t buf[MAXP];
@@ -168,7 +168,7 @@ static void take_frames(void)
 	static size_t len;
 	ssize_t n = read(port, in + len, sizeof in - len);
 	if (n <= 0) {
-		usleep(10000);	/* no host on the other side */
+		usleep(10000);	/* no host is connected */
 		return;
 	}
 	len += n;
@@ -184,7 +184,7 @@ static void reap(void)
 {
 	int st;
 	pid_t pid;
-	while ((pid = waitpid(-1, &st, WNOHANG)) > 0)	/* orphans, too: this is PID 1 */
+	while ((pid = waitpid(-1, &st, WNOHANG)) > 0)	/* also reaps orphans, as PID 1 must */
 		for (struct session *s = sessions; s < sessions + MAXS; s++)
 			if (s->pid == pid) {
 				s->exited = 1;
@@ -203,7 +203,7 @@ int main(int argc, char **argv)
 	port = argc == 2 ? open(argv[1], O_RDWR | O_CLOEXEC) : -1;
 	if (port < 0 || sfd < 0) {
 		perror("agent");
-		sleep(5);	/* PID 1 that ends is a panic: let the message out first */
+		sleep(5);	/* the exit of PID 1 panics the kernel: let the message reach the console first */
 		return 1;
 	}
 	send_frame('H', 0, NULL, 0);
@@ -231,7 +231,7 @@ int main(int argc, char **argv)
 			feed(s);
 			drain(s, &s->out, 'O');
 			drain(s, &s->err, 'E');
-			if (s->exited) {	/* its output is all sent; what it left in the background loses its pipes */
+			if (s->exited) {	/* all output has been sent; background processes of the command lose their pipes */
 				send_exit(s->sid, s->status);
 				shut(&s->in);
 				shut(&s->out);

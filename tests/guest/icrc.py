@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""icrc.py PCAP...: checks the ICRC of every RoCEv2 frame (pcap, Ethernet); status 1 if one is wrong or a file has none"""
+"""icrc.py PCAP...: checks the ICRC of every RoCEv2 frame (pcap, Ethernet); exits with 1 if one is wrong or a file has none"""
 import struct, sys, zlib
 
 
@@ -15,7 +15,7 @@ def frames(path):
 
 
 def icrc(f):
-    """(ICRC in the frame, ICRC computed), or None if it is not RoCEv2"""
+    """Returns (ICRC in the frame, computed ICRC), or None if the frame is not RoCEv2."""
     et, o = struct.unpack_from(">H", f, 12)[0], 14
     if et == 0x8100:
         et, o = struct.unpack_from(">H", f, 16)[0], 18

@@ -1,5 +1,5 @@
-/* Preloaded into every program of the guest: standard output is a pipe there, and without this
- * a server's "I am ready" would stay in its buffer. */
+/* Line-buffered standard output, preloaded into every program of the guest. Standard output is a pipe there,
+ * so a server's "I am ready" would otherwise stay in its buffer. */
 #include <stdio.h>
 
 __attribute__((constructor)) static void line_buffer(void)

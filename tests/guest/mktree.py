@@ -1,5 +1,5 @@
-"""mktree.py WORK TREE VMLINUX: lays the guest's root file system out in TREE from the packages that
-mkimage unpacked in WORK/root and WORK/kernel, and the kernel, decompressed, in VMLINUX."""
+"""mktree.py WORK TREE VMLINUX: creates the guest's root file system in TREE from the packages that mkimage
+unpacked in WORK/root and WORK/kernel, and writes the decompressed kernel to VMLINUX."""
 import glob, lzma, os, re, shutil, struct, subprocess, sys
 
 work, tree, vmlinux = sys.argv[1:]
@@ -20,7 +20,7 @@ def glob1(pattern):
 for d in ("bin", "sbin", "usr/bin", "usr/sbin", "lib64", "lib", "etc/libibverbs.d", "proc", "sys", "dev", "tmp", "root", "run"):
     os.makedirs(f"{tree}/{d}")
 
-# The kernel: QEMU enters an ELF vmlinux by its PVH note, and nothing unpacks itself under emulation.
+# Kernel: QEMU starts an ELF vmlinux through its PVH note, so no decompression runs under emulation.
 bz = open(glob1(work + "/kernel/boot/vmlinuz-*"), "rb").read()
 off, length = struct.unpack_from("<II", bz, 0x248)
 off += ((bz[0x1f1] or 4) + 1) * 512
@@ -28,7 +28,7 @@ payload = bz[off:off + length]
 if payload[:6] == b"\xfd7zXZ\0":
     elf = lzma.LZMADecompressor().decompress(payload)
 elif payload[:4] == b"\x28\xb5\x2f\xfd":
-    # The length of what is inside follows the stream.
+    # The uncompressed length follows the zstd stream.
     elf = subprocess.run(["zstd", "-dc"], input=payload[:-4], stdout=subprocess.PIPE, check=True).stdout
 else:
     sys.exit("mktree: the kernel is compressed neither with xz nor with zstd")
@@ -36,18 +36,18 @@ with open(vmlinux, "wb") as f:
     f.write(elf)
 subprocess.run(["strip", "--strip-debug", vmlinux], check=True)
 
-# Modules: those loaded at boot, in this order, and some for modprobe.
+# Modules that are loaded at boot, in this order, and modules for modprobe.
 boot = "virtio_mmio virtio_console virtio_net crc32_generic ib_uverbs rdma_ucm ib_umad rdma_rxe".split()
 spare = "8021q sch_netem nvme_rdma".split()
 mods = {re.sub(r"\.ko(\.xz)?$", "", os.path.basename(f)).replace("-", "_"): f
         for f in glob.glob(work + "/kernel/lib/modules/*/kernel/**/*.ko*", recursive=True)}
-# What a kernel has built in needs no loading.
+# Modules that are built into the kernel need no loading.
 with open(glob1(work + "/kernel/lib/modules/*/modules.builtin")) as f:
     builtin = {os.path.basename(line.strip())[:-3].replace("-", "_") for line in f}
 
 
 def plain(m):
-    """the path of module M, decompressed where Debian 13 has compressed it"""
+    """Returns the path of module M, after decompressing it if it is compressed, as in Debian 13."""
     if mods[m].endswith(".xz"):
         subprocess.run(["xz", "-d", mods[m]], check=True)
         mods[m] = mods[m][:-3]
@@ -55,7 +55,7 @@ def plain(m):
 
 
 def closure(m, seen):
-    """appends M to SEEN, after the modules it needs"""
+    """Appends M to SEEN, after the modules that it needs, and returns SEEN."""
     if m in seen or m in builtin:
         return seen
     if m not in mods:
@@ -83,7 +83,7 @@ with open(f"{tree}{md}/modules.dep", "w") as f:
         subprocess.run(["strip", "--strip-debug", "-R", ".BTF", "-o", f"{tree}{md}/{m}.ko", plain(m)], check=True)
         f.write(f"{m}.ko: {' '.join(x + '.ko' for x in reversed(closure(m, [])[:-1]))}\n")
 
-# Programs, and the libraries they need.
+# Programs and the libraries that they need.
 libdirs = [root + d for d in ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu")]
 done = set()
 
@@ -120,7 +120,7 @@ for name, dst in (("agent", "/sbin/agent"), ("vsh", "/bin/vsh"), ("linebuf.so", 
                   ("mrdump.so", "/lib/mrdump.so")):
     shutil.copy(f"{work}/{name}", tree + dst)
 libs_of(work + "/vsh")
-lib("libgcc_s.so.1")        # pthread_exit() loads it
+lib("libgcc_s.so.1")        # loaded by pthread_exit()
 shutil.copy(root + "/bin/busybox", tree + "/bin/busybox")
 for applet in output(root + "/bin/busybox", "--list").split():
     if not any(os.path.lexists(f"{tree}/{d}/{applet}") for d in ("bin", "sbin", "usr/bin", "usr/sbin")):

@@ -1,5 +1,5 @@
-/* Preloaded where a test asks for it: whatever is in a memory region when the program gives it back goes into
- * the file $MR_DUMP, one region after another. perftest does not look at what it is sent. */
+/* Writes the content of each memory region to the file $MR_DUMP when the program deregisters the region, one
+ * region after another. Preloaded by tests that verify received data, because perftest does not. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ static void dump(const struct ibv_mr *mr)
 
 int ibv_dereg_mr(struct ibv_mr *mr)
 {
-	/* dlsym() might find the older version. */
+	/* dlsym() might return the older version of the symbol. */
 	int (*real)(struct ibv_mr *) = dlvsym(RTLD_NEXT, "ibv_dereg_mr", "IBVERBS_1.1");
 
 	dump(mr);

@@ -1,4 +1,5 @@
-"""scapy_icrc.py PCAPNG...: compares the ICRC of every RoCEv2 packet (link type RAW) with scapy's; status 1 if one differs"""
+"""scapy_icrc.py PCAPNG...: compares the ICRC of every RoCEv2 packet (link type RAW) with scapy's; exits with 1 if one differs
+or a file has no packets"""
 import logging, sys, zlib
 
 logging.getLogger("scapy").setLevel(logging.ERROR)
@@ -10,10 +11,10 @@ from scapy.utils import RawPcapNgReader
 
 
 def icrc(data):
-    """the ICRC as it has to be, in the order of the wire"""
+    """Returns the expected ICRC in wire order."""
     if data[0] >> 4 == 4:
         return IP(data)[BTH].compute_icrc(data)
-    # scapy has none for IPv6: its view of the headers, the rule of the specification
+    # scapy does not compute it for IPv6: masks the headers that scapy has parsed, as the specification requires.
     p = IPv6(data)
     p.tc, p.fl, p.hlim, p[UDP].chksum = 0xff, 0xfffff, 0xff, 0xffff
     p[BTH].fecn, p[BTH].becn, p[BTH].resv6 = 1, 1, 0x3f

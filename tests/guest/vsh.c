@@ -1,6 +1,6 @@
-/* vsh: a verbs shell. Reads one command a line from stdin and answers each with one line,
+/* vsh, a verbs shell: reads one command per line from stdin and prints one line of response,
  * "ok ..." or "err CALL: why (errno)", so that a program outside the guest can drive real
- * QPs with no side channel. README.md beside this file has the commands.
+ * QPs without a side channel. README.md in this directory documents the commands.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAXW 256	/* words of a line */
+#define MAXW 256	/* maximum number of words per line */
 #define MAXSGE 32
 
 enum kind { FREE, PD, CQ, MR, QP, SRQ, MW };
@@ -36,7 +36,7 @@ struct obj {
 			struct ibv_mr *mr;
 			uint8_t *mem;
 			size_t len;
-			uint64_t addr;	/* that of byte 0 as work requests see it */
+			uint64_t addr;	/* address of byte 0 in work requests (IOVA) */
 		};
 	};
 };
@@ -46,7 +46,7 @@ static struct obj objs[1024];
 static char *w[MAXW];
 static int nw;
 
-/* ---- answers ---- */
+/* ---- responses ---- */
 
 static void say(const char *f, ...)
 {
@@ -99,7 +99,7 @@ static struct obj *find_kind(const char *name, enum kind k)
 	return o && o->kind == k ? o : NULL;
 }
 
-/* A new object, not yet taken: its kind is set when it exists. */
+/* Returns a free entry with this name. The entry is taken once the caller sets its kind. */
 static struct obj *fresh(const char *name)
 {
 	for (struct obj *o = objs; o < objs + 1024; o++)
@@ -121,20 +121,20 @@ static int access_of(const char *s)
 		     *s == 'a' ? IBV_ACCESS_REMOTE_ATOMIC :
 		     *s == 'b' ? IBV_ACCESS_MW_BIND :
 		     *s == 'z' ? IBV_ACCESS_ZERO_BASED :
-		     /* IBV_ACCESS_FLUSH_GLOBAL and _PERSISTENT, which rdma-core 44 does not know */
+		     /* IBV_ACCESS_FLUSH_GLOBAL and _PERSISTENT, which rdma-core 44 does not define */
 		     *s == 'f' ? 1 << 8 :
 		     *s == 'p' ? 1 << 9 : 0;
 	return a;
 }
 
-/* Sizes go to their code, other numbers to 0, which the kernel refuses. */
+/* Returns the code of an MTU in bytes, or 0, which the kernel rejects, for any other number. */
 static enum ibv_mtu mtu_of(unsigned n)
 {
 	return n == 4096 ? IBV_MTU_4096 : n == 2048 ? IBV_MTU_2048 : n == 1024 ? IBV_MTU_1024 :
 	       n == 512 ? IBV_MTU_512 : n == 256 ? IBV_MTU_256 : 0;
 }
 
-/* The path's attributes from the arguments; 0 if there is no good gid=. */
+/* Sets the address vector from the arguments. Returns 0 if gid= is missing or invalid. */
 static int path(struct ibv_ah_attr *a)
 {
 	a->is_global = 1;
@@ -147,8 +147,8 @@ static int path(struct ibv_ah_attr *a)
 	return opt("gid") && inet_pton(AF_INET6, opt("gid"), &a->grh.dgid) == 1;
 }
 
-/* Words MR OFF LEN, again and again from word I on up to the first key=value; a negative answer
- * is a mistake, which has been reported. */
+/* Parses MR OFF LEN (for an atomic MR OFF), repeated, from word I to the first key=value. Returns the number of
+ * elements, or -1 after reporting an error. */
 static int sges(struct ibv_sge *s, int i, int atomic)
 {
 	int n = 0;
@@ -159,14 +159,14 @@ static int sges(struct ibv_sge *s, int i, int atomic)
 			say(!m ? "err no mr %s" : "err %s: want MR OFF LEN, at most 32 times", w[i]);
 			return -1;
 		}
-		/* Not checked against the MR: a work request beyond its end is a test, too. */
+		/* Not checked against the MR, because tests post work requests beyond its end. */
 		s[n++] = (struct ibv_sge){ m->addr + arg(i + 1), atomic ? 8 : arg(i + 2), m->mr->lkey };
 		i += words;
 	}
 	return n;
 }
 
-/* ---- the device ---- */
+/* ---- device ---- */
 
 static void device(void)
 {
@@ -339,7 +339,7 @@ static void memory(const char *c)
 
 /* ---- states ---- */
 
-/* To INIT, RTR or RTS; NULL, or what failed (and errno). */
+/* Moves the QP to INIT, RTR or RTS. Returns NULL, or the name of the failed step, with errno set. */
 static const char *step(struct ibv_qp *qp, enum ibv_qp_state to)
 {
 	struct ibv_qp_attr a = { .qp_state = to, .port_num = 1 };
@@ -412,8 +412,8 @@ static void state(const char *c, struct ibv_qp *qp)
 
 /* ---- multicast ---- */
 
-/* Has the IP layer join or leave a group on the wire: rxe sees only what that lets through, and leaves the rest to
- * rdma_cm. 0, or -1 and errno. */
+/* Makes the IP layer join or leave a group on the wire. rxe receives only packets that the IP layer accepts, and
+ * leaves joining to rdma_cm. Returns 0, or -1 with errno set. */
 static int ip_membership(int join, const uint8_t *gid)
 {
 	static int socks[2] = { -1, -1 };
@@ -464,13 +464,13 @@ static uint64_t work_id(void)
 	return last = num("id", last + 1);
 }
 
-/* Binds a window, of type 1 with no bytes to nothing. Its key is new then, which the answer has:
- * of a type 1 window the library makes it, of a type 2 one it is rkey= or the next. */
+/* Binds a window; a type 1 window with length 0 is unbound. The response contains the new key: the library
+ * chooses that of a type 1 window; that of a type 2 window is rkey=, by default the next key. */
 static void bind_window(struct ibv_qp *qp)
 {
 	struct obj *mw = find_kind(nw > 2 ? w[2] : NULL, MW);
 	struct obj *mr = find_kind(nw > 5 ? w[3] : NULL, MR);
-	/* A bind without a region ends the process: rdma-core's driver for rxe looks into it. */
+	/* A bind without a region crashes: rdma-core's driver for rxe dereferences the region. */
 	if (!mw || !mr) ERR("bind: want QP MW MR OFF LEN");
 	struct ibv_mw_bind_info info = { .mr = mr->mr, .addr = mr->addr + arg(4), .length = arg(5),
 					 .mw_access_flags = access_of(opt("access") ? opt("access") : "wra") };
@@ -500,7 +500,7 @@ static void invalidate(struct ibv_qp *qp)
 }
 
 #ifdef WITH_FLUSH
-/* What only ibv_wr_*() can post. */
+/* Posts the operations that only ibv_wr_*() can post. */
 static void extended(const char *c, struct ibv_qp *qp)
 {
 	struct ibv_qp_ex *x = ibv_qp_to_qp_ex(qp);
@@ -548,7 +548,7 @@ static void post(const char *c, struct obj *o)
 		if (o->qp->qp_type == IBV_QPT_UD) {
 			struct ibv_ah_attr ah = { 0 };
 			if (!path(&ah)) ERR("send: want gid=");
-			/* kept until the end: it has to outlive the send */
+			/* never destroyed, because it has to outlive the send */
 			wr.wr.ud.ah = ibv_create_ah(o->qp->pd, &ah);
 			if (!wr.wr.ud.ah) ERRNO("create_ah", errno);
 			wr.wr.ud.remote_qpn = num("qpn", 0);
@@ -603,12 +603,12 @@ static void poll_cq(void)
 		if (ibv_poll_cq(cq->cq, 1, &wc) == 1) {
 			got++;
 			printf(" wr_id=%llu,status=%s", (unsigned long long)wc.wr_id, status_name(wc.status));
-			/* of a failed one, only these are defined */
+			/* the following fields are undefined in a failed completion */
 			if (wc.status == IBV_WC_SUCCESS) {
 				printf(",op=%s,len=%u,flags=%#x", op_name(wc.opcode), wc.byte_len, wc.wc_flags);
 				if (wc.wc_flags & IBV_WC_WITH_IMM)
 					printf(",imm=%#x", ntohl(wc.imm_data));
-				/* rxe gives the flag the kernel's number, which is another one's here */
+				/* rxe sets the kernel's flag for invalidation, whose value is IBV_WC_IP_CSUM_OK here */
 				if (wc.wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK))
 					printf(",inv=%#x", wc.invalidated_rkey);
 				if (wc.wc_flags & IBV_WC_GRH)

@@ -1,5 +1,5 @@
-/* Both ends of two connections, of which the server refuses the first, each with as much private data as there is room for.
- * They say what each event brings: private_data server|client ADDRESS PORT */
+/* private_data server|client ADDRESS PORT: both ends of two connections with as much private data as the messages hold. The server
+ * rejects the first connection. Both ends print the content of each event. */
 
 #include <netdb.h>
 #include <rdma/rdma_cma.h>
@@ -15,7 +15,7 @@
 		}                                  \
 	} while (0)
 
-/* What fits a REQ behind the addresses, a REJ and a REP. */
+/* Maximum private data in bytes of a REQ (after the addresses), a REJ and a REP. */
 enum { ASKED = 56, REFUSED = 148, ACCEPTED = 196 };
 
 static struct rdma_event_channel *channel;
@@ -44,7 +44,7 @@ static struct rdma_cm_id *next(enum rdma_cm_event_type type)
 	return id;
 }
 
-/* `len` bytes that begin with this one. */
+/* Returns parameters with `len` bytes of private data that count up from `first`. */
 static struct rdma_conn_param with(int first, int len)
 {
 	for (int i = 0; i < len; i++)

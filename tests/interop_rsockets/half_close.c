@@ -1,5 +1,5 @@
-/* half_close server|client ADDRESS PORT: the client asks and says that this was all, the server answers when it has heard so.
- * Then the same the other way round. Says "well" if all went as it should. */
+/* half_close server|client ADDRESS PORT: half-closed connections. The client sends a request and shuts down its send direction;
+ * the server responds after it has received both. A second connection swaps the roles. Prints "well" on success. */
 #include <arpa/inet.h>
 #include <rdma/rsocket.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* Preloaded into programs of datagram rsockets in the guest. librdmacm 44 makes an address handle from each queue pair to itself,
- * with a LID (0) and no GID. That is a path over InfiniBand; over Ethernet rxe refuses it, and the socket with it. Here it becomes
- * the path to the address of the socket, which is the only one of its IP version in the GID table. */
+/* Preloaded in the guest into programs that use datagram rsockets. librdmacm 44 creates an address handle from each queue pair to
+ * itself, with a LID (0) and no GID. This is a valid path over InfiniBand; over Ethernet rxe rejects it, and creating the socket
+ * fails. This library replaces it by a path to the address of the socket, the only one of its IP version in the GID table. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
@@ -8,13 +8,14 @@
 #include <unistd.h>
 #include <fcntl.h>
 
-/* An IPv4 address behind ::ffff:, unless the program is told one of IPv6. */
+/* Reports whether the GID is an IPv4-mapped address (::ffff:a.b.c.d). */
 static int is_v4(const union ibv_gid *gid)
 {
 	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
 	return !memcmp(gid, mapped, sizeof(mapped));
 }
 
+/* Reports whether the command line contains an address of the guest's IPv6 network. */
 static int wants_v6(void)
 {
 	char words[1024];

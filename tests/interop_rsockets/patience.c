@@ -1,7 +1,7 @@
-/* Preloaded into udpong, whose client waits 1 ms for each echo and then sends the datagram again; and when it reads an old echo,
- * it sends that one again in place of the datagram that it waits for. Where a round trip takes longer than 1 ms, ever more
- * datagrams are in flight until some are lost, and a lost one is never sent again. With a wait longer than any round trip there
- * is one in flight. */
+/* Preloaded into udpong to lengthen its timeout. The client waits 1 ms for each echo and then retransmits the datagram; when it
+ * reads an old echo, it retransmits that one instead of the datagram it waits for. If a round trip takes longer than 1 ms, more and
+ * more datagrams are in flight until some are lost, and a lost one is never retransmitted. With a timeout longer than any round
+ * trip, only one datagram is in flight. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-// Calls each function that the library is in front of, on names of RDMA devices and on others. Wants a tree with
+// Calls each function that the library interposes, with names of RDMA devices and with other names. Requires a tree with
 // class/infiniband/urxe0/node_guid ("guid"), class/infiniband/urxe0/device -> ../other and dev/infiniband/uverbs0.
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -17,7 +17,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
-// What programs call that were built with _FORTIFY_SOURCE, or long ago.
+// Functions called by programs that were built with _FORTIFY_SOURCE or against old versions of glibc.
 int __open_2(const char *, int), __open64_2(const char *, int);
 int __openat_2(int, const char *, int), __openat64_2(int, const char *, int);
 int __xstat(int, const char *, struct stat *), __lxstat(int, const char *, struct stat *);
@@ -27,7 +27,7 @@ ssize_t __readlink_chk(const char *, char *, size_t, size_t), __readlinkat_chk(i
 char *__realpath_chk(const char *, char *, size_t);
 typedef void (*handler_t)(int);
 handler_t bsd_signal(int, handler_t), __sysv_signal(int, handler_t);
-// Only there with the library.
+// Defined only if the library is preloaded.
 void urxe_route_fault_signals(int (*)(int, const struct sigaction *, struct sigaction *)) __attribute__((weak));
 
 #define CLASS "/sys/class/infiniband"
@@ -155,7 +155,7 @@ static void devices(void)
 	CHECK(in_tree(path = canonicalize_file_name(GUID)));
 	free(path);
 
-	// As seen from the root, and from where there is no such thing.
+	// Relative names, from directories in which they exist and from one in which they do not.
 	int etc = open("/etc", O_RDONLY | O_DIRECTORY);
 	CHECK(holds_guid(openat(root, "sys/class/infiniband/urxe0/node_guid", O_RDONLY)));
 	CHECK(faccessat(root, "dev/infiniband/uverbs0", R_OK, 0) == 0);
@@ -164,7 +164,7 @@ static void devices(void)
 	CHECK(chdir(CLASS "/urxe0") == 0 && holds_guid(open("node_guid", O_RDONLY)));
 	CHECK(chdir("/") == 0);
 
-	// Neither of the directories, nor one that could be in them.
+	// Names outside the directories, missing in them, in infiniband_verbs, and too long.
 	CHECK(open(CLASS "_none", O_RDONLY) == -1 && errno == ENOENT);
 	CHECK(open(CLASS "/none", O_RDONLY) == -1 && errno == ENOENT);
 	CHECK(holds(opendir("/sys/class/infiniband_verbs"), "abi_version"));
@@ -204,7 +204,7 @@ static void others(const char *directory)
 	CHECK(open(none, O_RDONLY) == -1 && errno == EFAULT);
 	CHECK(realpath(none, NULL) == NULL && errno == EINVAL);
 
-	// The mode of a new file.
+	// The mode of a new file is passed on.
 	umask(0);
 	snprintf(name, sizeof name, "%s/new", directory);
 	CHECK(closes(open(name, O_CREAT | O_WRONLY | O_EXCL, 0642)) && stat(name, &st) == 0);
@@ -217,7 +217,7 @@ static void others(const char *directory)
 	CHECK(file && fclose(file) == 0);
 }
 
-// What may be done in a handler, and in a child that shares its parent's memory.
+// Calls from a signal handler, and from a child that shares its parent's memory (vfork).
 static void interrupted(void)
 {
 	int status;
@@ -235,7 +235,7 @@ static void caught(int number)
 	(void)number;
 }
 
-// Each function sees what the one before it has set.
+// Each function returns the action that the previous one has set.
 static void sets(int number)
 {
 	struct sigaction action;
@@ -259,7 +259,7 @@ static int route(int number, const struct sigaction *new, struct sigaction *old)
 	return 0;
 }
 
-// Actions for the signals of faults, before and after the library has taken these over.
+// Actions for SIGBUS, before and after the verbs library has registered its routing, and for a signal that it does not route.
 static void signals(void)
 {
 	sets(SIGUSR2);
@@ -282,7 +282,7 @@ int main(int argc, char **argv)
 	else {
 		devices();
 		interrupted();
-		// It was read when the program began.
+		// The library has read the variable at program start.
 		unsetenv("URXE_SYSFS");
 		CHECK(holds_guid(open(GUID, O_RDONLY)));
 	}
