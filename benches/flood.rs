@@ -24,7 +24,7 @@ use urxe::link::udp::{UdpLink, UdpOptions};
 use urxe::memory::{PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, PortAddresses};
 use urxe::transport::state::taken;
-use urxe::transport::{CqId, Habits, Instant as Time, QpInit, RecvCaps, Tuning, TxQueue};
+use urxe::transport::{CqId, Instant as Time, QpInit, Quirks, RecvCaps, Tuning, TxQueue};
 use urxe::verbs::*;
 use urxe::wire::{
     Aeth, Bth, Flow, Headers, IpIdent, MAX_HEADERS_LEN, NakCode, Opcode, ROCE_PORT, Reth, Syndrome, icrc,
@@ -499,7 +499,7 @@ impl Bare {
             signal_all: false,
             srq: Option::None,
             domain: Option::None,
-            habits: Habits::STRICT,
+            quirks: Quirks::STRICT,
             port_mtu: Mtu::Mtu4096,
         };
         let qpn = nic.create_qp(&init, cq.clone(), cq)?;

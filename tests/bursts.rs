@@ -30,7 +30,9 @@ fn payload_is_copied_when_pushed_or_deferred_with_its_icrc() {
     for len in [0, 1, 512, 513, 4096] {
         let (region, slice) = memory(&mut table, len);
         region.write(0, &vec![1; len]);
-        for (new, is_copied_late) in [(TxQueue::new as fn(_) -> _, false), (TxQueue::unsealed, len > 512)] {
+        for (new, is_copied_late) in
+            [(TxQueue::new as fn(_) -> _, false), (TxQueue::with_deferred_icrc, len > 512)]
+        {
             let mut queue = new(BurstLimits::SEGMENTED);
             assert!(queue.is_empty());
             queue.push(&flow(), headers(), Payload::Host(&[slice]));
@@ -119,7 +121,7 @@ fn deferred_icrcs_match_the_immediate_ones() {
     let (region, slice) = memory(&mut table, 8192);
     region.write(0, &(0..8192u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
     for lens in [&[4096, 4096, 1001][..], &[513], &[600, 300, 600], &[512, 512], &[4097, 4097, 4094], &[0]] {
-        let [sealed, unsealed] = [TxQueue::new, TxQueue::unsealed].map(|new| {
+        let [sealed, with_deferred_icrc] = [TxQueue::new, TxQueue::with_deferred_icrc].map(|new| {
             let mut queue = new(BurstLimits::SEGMENTED);
             for len in lens {
                 let (first, rest) = slice.split_at(*len).0.split_at(len / 3);
@@ -127,7 +129,7 @@ fn deferred_icrcs_match_the_immediate_ones() {
             }
             copied(&queue)
         });
-        assert_eq!(sealed, unsealed, "{lens:?}");
+        assert_eq!(sealed, with_deferred_icrc, "{lens:?}");
     }
 }
 
@@ -136,11 +138,13 @@ fn bulk_send_equals_its_single_packets() {
     let mut table = Table::new();
     let (region, slice) = memory(&mut table, 12 << 10);
     region.write(0, &(0..12 << 10u32).map(|i| ((i * i) >> 7) as u8).collect::<Vec<_>>());
-    for (new, each) in [(TxQueue::new as fn(_) -> _, 4096), (TxQueue::unsealed, 1024), (TxQueue::new, 256)] {
+    for (new, each) in
+        [(TxQueue::new as fn(_) -> _, 4096), (TxQueue::with_deferred_icrc, 1024), (TxQueue::new, 256)]
+    {
         let mut headers = headers();
         headers.bth.psn = Psn::new(0xff_fffe);
         let (mut run, mut single) = (new(BurstLimits::SEGMENTED), new(BurstLimits::SEGMENTED));
-        run.push_run(&flow(), headers, slice, each);
+        run.push_bulk(&flow(), headers, slice, each);
         let mut rest = slice;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(each);

@@ -21,8 +21,6 @@ mod datagram;
 mod fast_regions;
 #[path = "conformance/forgeries.rs"]
 mod forgeries;
-#[path = "conformance/habits.rs"]
-mod habits;
 #[path = "conformance/migration.rs"]
 mod migration;
 #[path = "conformance/multicast.rs"]
@@ -37,6 +35,8 @@ mod personalities;
 mod placement;
 #[path = "conformance/queues.rs"]
 mod queues;
+#[path = "conformance/habits.rs"]
+mod quirks;
 #[path = "conformance/requester_acks.rs"]
 mod requester_acks;
 #[path = "conformance/requester_asks.rs"]
@@ -95,7 +95,7 @@ fn every_rule_has_a_case() {
         migration::CASES,
         pace::CASES,
         credits::CASES,
-        habits::CASES,
+        quirks::CASES,
         xrc::CASES,
         fast_regions::CASES,
         placement::CASES,

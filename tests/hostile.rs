@@ -16,7 +16,7 @@ use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, Table, WindowK
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::taken;
 use urxe::transport::{
-    AddressVector, BurstLimits, Destination, Habits, Instant, Placement, QpAttr, QpInit, QpState, QpType,
+    AddressVector, BurstLimits, Destination, Instant, Placement, QpAttr, QpInit, QpState, QpType, Quirks,
     RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, SrqId, Tuning, TxQueue, WcStatus, WrData, WrOp,
     XrcdId,
 };
@@ -115,7 +115,7 @@ impl Target {
                 signal_all: true,
                 srq: t.srq.filter(|_| i == VICTIM),
                 domain: (i == VICTIM && service == QpType::XrcRecv).then_some(DOMAIN),
-                habits: Habits::STRICT,
+                quirks: Quirks::STRICT,
                 port_mtu: Mtu::Mtu4096,
             };
             let qpn = t.nic.create_qp(&init, t.cqs[i].clone(), t.cqs[i].clone()).unwrap();

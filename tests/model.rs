@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use plan::Knobs;
 use proptest::prelude::*;
-use urxe::transport::Habits;
+use urxe::transport::Quirks;
 use wire::Faults;
 use world::run;
 
@@ -117,7 +117,7 @@ proptest! {
         ipv6: bool,
         credits: bool,
     ) {
-        let (mtu, habits) = (Some(mtu), Habits { credits, ..Habits::STRICT });
-        run(seed, &Knobs { faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6, habits });
+        let (mtu, quirks) = (Some(mtu), Quirks { credits, ..Quirks::STRICT });
+        run(seed, &Knobs { faults, mtu, window, read_chunk, ack_silence_us, turn, rc, uc, ud, xrc, share, errors, ipv6, quirks });
     }
 }

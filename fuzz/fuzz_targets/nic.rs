@@ -187,8 +187,8 @@ impl World {
 fuzz_target!(|data: &[u8]| {
     let mut p = Program(data);
     let now = Instant(1_000_000);
-    let habits = p.u8();
-    let mut sides = [0, 1].map(|n| Side::new(n, habits));
+    let quirks = p.u8();
+    let mut sides = [0, 1].map(|n| Side::new(n, quirks));
     for qp in 0..PAIRS {
         let ends = [sides[0].endpoint(qp), sides[1].endpoint(qp)];
         for (n, side) in sides.iter_mut().enumerate() {

@@ -247,9 +247,9 @@ impl Device {
         Ok(nic)
     }
 
-    /// See [`urxe::transport::Habits::reports_missed_completions`].
+    /// See [`urxe::transport::Quirks::reports_missed_completions`].
     pub fn reports_missed_completions(&self) -> bool {
-        self.settings.personality.habits.reports_missed_completions
+        self.settings.personality.quirks.reports_missed_completions
     }
 
     fn open_first(&self) -> Result<Nic, OpenDeviceError> {

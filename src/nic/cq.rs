@@ -34,7 +34,7 @@ pub enum Pushed {
     /// The completion is in the queue.
     Stored,
     /// The queue has overflowed: it was full, and the completion is lost.
-    Lost {
+    Overflow {
         /// This is the first overflow of the queue.
         first: bool,
     },
@@ -50,13 +50,13 @@ pub struct CompletionQueue {
     /// Arming state: the completions that raise an event.
     armed: AtomicU8,
     /// Number of completions up to the last event.
-    told: AtomicU64,
+    notified: AtomicU64,
     listener: OnceLock<Arc<dyn CqListener>>,
 }
 
 /// Completion with the time at which it was added to its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stamped {
+pub struct TimestampedCompletion {
     /// The completion.
     pub completion: Completion,
     /// Time by the clock of the NIC.
@@ -88,7 +88,7 @@ impl CompletionQueue {
             overwrites: false,
             overflow: AtomicBool::new(false),
             armed: AtomicU8::new(NOT_ARMED),
-            told: AtomicU64::new(0),
+            notified: AtomicU64::new(0),
             listener: OnceLock::new(),
         }
     }
@@ -137,34 +137,34 @@ impl CompletionQueue {
 
     /// Adds a completion with the time `now`.
     pub fn push(&self, now: Instant, completion: Completion) -> Pushed {
-        let entry = pack(&Stamped { completion, at: now });
+        let entry = pack(&TimestampedCompletion { completion, at: now });
         let place = loop {
             match self.ring.push(&entry) {
                 Some(place) => break place,
                 None if !self.overwrites => {
-                    return Pushed::Lost { first: !self.overflow.swap(true, Ordering::AcqRel) };
+                    return Pushed::Overflow { first: !self.overflow.swap(true, Ordering::AcqRel) };
                 }
                 // Another shard may be about to fill the oldest entry.
                 None if self.ring.pop().is_none() => std::thread::yield_now(),
                 None => {}
             }
         };
-        if self.is_awaited(&completion, place) {
-            self.tell();
+        if self.should_notify(&completion, place) {
+            self.notify_listener();
         }
         Pushed::Stored
     }
 
     /// Raises an event, which covers all queued completions.
-    fn tell(&self) {
-        self.told.store(self.ring.count(), Ordering::Relaxed);
+    fn notify_listener(&self) {
+        self.notified.store(self.ring.count(), Ordering::Relaxed);
         if let Some(listener) = self.listener.get() {
             listener.completion();
         }
     }
 
     /// Reports whether a completion just added raises an event, and disarms the queue if so.
-    fn is_awaited(&self, completion: &Completion, place: Place) -> bool {
+    fn should_notify(&self, completion: &Completion, place: Place) -> bool {
         // Pairs with the fence in `arm`: a thread that arms and then finds the queue empty is seen here.
         fence(Ordering::SeqCst);
         loop {
@@ -213,7 +213,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// [`CqOverflow`] as for [`poll`](Self::poll).
-    pub fn take(&self) -> Result<Option<Stamped>, CqOverflow> {
+    pub fn take(&self) -> Result<Option<TimestampedCompletion>, CqOverflow> {
         match self.ring.pop() {
             None => self.check_overflow().map(|()| None),
             Some(entry) => Ok(Some(unpack(&entry))),
@@ -242,13 +242,13 @@ impl CompletionQueue {
 
     /// Arms the queue like hardware: in addition to [`arm`](Self::arm), a queued completion that was added
     /// while the queue was not armed raises the event at once, unless an event has covered it before.
-    pub fn arm_with_missed(&self, notify: Notify) {
+    pub fn arm_and_report_missed(&self, notify: Notify) {
         self.arm(notify);
-        if notify == Notify::Any && self.ring.waits_behind(self.told.load(Ordering::Relaxed)) {
+        if notify == Notify::Any && self.ring.waits_behind(self.notified.load(Ordering::Relaxed)) {
             // A thread that adds another completion meanwhile may already be raising the event.
             let taken = self.armed.compare_exchange(ANY, NOT_ARMED, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_ok() {
-                self.tell();
+                self.notify_listener();
             }
         }
     }
@@ -266,8 +266,8 @@ impl CompletionQueue {
 }
 
 /// Encodes a completion as an entry of the ring.
-fn pack(stamped: &Stamped) -> Entry {
-    let Stamped { completion: c, at } = stamped;
+fn pack(timestamped: &TimestampedCompletion) -> Entry {
+    let TimestampedCompletion { completion: c, at } = timestamped;
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let flags = [c.solicited, c.grh, c.imm.is_some(), c.invalidated.is_some(), c.over_ipv4];
     let flags = flags.iter().rev().fold(0, |bits, flag| bits << 1 | u32::from(*flag));
@@ -283,7 +283,7 @@ fn pack(stamped: &Stamped) -> Entry {
 }
 
 /// Decodes an entry of the ring.
-fn unpack(entry: &Entry) -> Stamped {
+fn unpack(entry: &Entry) -> TimestampedCompletion {
     let [wr_id, at, what, lengths, extras, qpns, rest] = *entry;
     let (low, high) = (|word: u64| word as u32, |word: u64| (word >> 32) as u32);
     let flag = |bit: u32| high(rest) >> bit & 1 != 0;
@@ -302,7 +302,7 @@ fn unpack(entry: &Entry) -> Stamped {
         grh: flag(1),
         over_ipv4: flag(4),
     };
-    Stamped { completion, at: Instant(at) }
+    TimestampedCompletion { completion, at: Instant(at) }
 }
 
 impl fmt::Debug for CompletionQueue {
@@ -394,7 +394,7 @@ mod tests {
             assert_eq!(queue.push(Instant(i as u64), *c), Pushed::Stored);
         }
         for (i, completion) in completions.into_iter().enumerate() {
-            assert_eq!(queue.take(), Ok(Some(Stamped { completion, at: Instant(i as u64) })));
+            assert_eq!(queue.take(), Ok(Some(TimestampedCompletion { completion, at: Instant(i as u64) })));
         }
         assert_eq!(queue.take(), Ok(None));
     }
@@ -410,9 +410,9 @@ mod tests {
         assert_eq!(queue.push(Instant(1), solicited), Pushed::Stored);
         queue.arm(Notify::Solicited);
         assert_eq!(queue.take(), Ok(None), "nobody waits for the first");
-        queue.ring.fill(first, &pack(&Stamped { completion: EMPTY, at: Instant(1) }));
-        assert!(queue.is_awaited(&EMPTY, first.0));
-        assert!(!queue.is_awaited(&EMPTY, first.0), "it is asked for once");
+        queue.ring.fill(first, &pack(&TimestampedCompletion { completion: EMPTY, at: Instant(1) }));
+        assert!(queue.should_notify(&EMPTY, first.0));
+        assert!(!queue.should_notify(&EMPTY, first.0), "it is asked for once");
     }
 
     #[test]
@@ -421,8 +421,8 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Stored);
         }
-        assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Lost { first: true });
-        assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Lost { first: false });
+        assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Overflow { first: true });
+        assert_eq!(queue.push(Instant(1), EMPTY), Pushed::Overflow { first: false });
         assert_eq!(queue.check_overflow(), Ok(()), "two are waiting");
         assert_eq!(queue.poll(8, &mut Vec::new()), Ok(2));
         assert_eq!(queue.poll(8, &mut Vec::new()), Err(CqOverflow { capacity: 2 }));
@@ -460,20 +460,20 @@ mod tests {
         let (rung, queue) = (Arc::new(Rung::default()), CompletionQueue::new(8));
         queue.set_listener(rung.clone());
         let rings = || rung.0.load(Ordering::Relaxed);
-        queue.arm_with_missed(Notify::Any);
+        queue.arm_and_report_missed(Notify::Any);
         assert_eq!((rings(), queue.is_armed()), (0, true), "nothing waits");
         queue.push(Instant(1), EMPTY);
-        queue.arm_with_missed(Notify::Any);
+        queue.arm_and_report_missed(Notify::Any);
         assert_eq!((rings(), queue.is_armed()), (1, true), "the one that waits has raised its event");
         queue.push(Instant(2), EMPTY);
         queue.push(Instant(3), EMPTY);
-        queue.arm_with_missed(Notify::Solicited);
+        queue.arm_and_report_missed(Notify::Solicited);
         assert_eq!((rings(), queue.is_armed()), (2, true), "nothing was solicited");
-        queue.arm_with_missed(Notify::Any);
+        queue.arm_and_report_missed(Notify::Any);
         assert_eq!((rings(), queue.is_armed()), (3, false), "the third had raised none");
         queue.push(Instant(4), EMPTY);
         assert_eq!(queue.poll(8, &mut Vec::new()), Ok(4));
-        queue.arm_with_missed(Notify::Any);
+        queue.arm_and_report_missed(Notify::Any);
         assert_eq!((rings(), queue.is_armed()), (3, true), "the fourth was taken before");
     }
 }

@@ -48,26 +48,26 @@ impl EventSubject {
 
 /// Event hub: queued asynchronous events per reader. Clones share one hub.
 #[derive(Clone, Debug, Default)]
-pub struct Events(Arc<Mutex<Board>>);
+pub struct Events(Arc<Mutex<EventHub>>);
 
 #[derive(Debug)]
-struct Board {
-    readers: Vec<Waiting>,
+struct EventHub {
+    readers: Vec<ReaderQueue>,
     /// Owners of the objects that do not belong to the first reader.
     owners: HashMap<EventSubject, EventReader>,
     next_reader: u32,
 }
 
-impl Default for Board {
-    fn default() -> Board {
-        let first = Waiting::of(EventReader::FIRST, None);
-        Board { readers: vec![first], owners: HashMap::new(), next_reader: 1 }
+impl Default for EventHub {
+    fn default() -> EventHub {
+        let first = ReaderQueue::of(EventReader::FIRST, None);
+        EventHub { readers: vec![first], owners: HashMap::new(), next_reader: 1 }
     }
 }
 
 /// Queued events of one reader.
 #[derive(Debug)]
-struct Waiting {
+struct ReaderQueue {
     reader: EventReader,
     queue: VecDeque<AsyncEvent>,
     listener: Option<Arc<dyn EventListener>>,
@@ -81,10 +81,10 @@ impl Events {
 
     /// Adds a reader with its listener.
     pub fn add_reader(&self, listener: Arc<dyn EventListener>) -> EventReader {
-        let board = &mut *self.0.lock();
-        let reader = EventReader(board.next_reader);
-        board.next_reader += 1;
-        board.readers.push(Waiting::of(reader, Some(listener)));
+        let hub = &mut *self.0.lock();
+        let reader = EventReader(hub.next_reader);
+        hub.next_reader += 1;
+        hub.readers.push(ReaderQueue::of(reader, Some(listener)));
         reader
     }
 
@@ -102,7 +102,7 @@ impl Events {
     }
 
     pub(super) fn raise(&self, event: AsyncEvent) {
-        let Board { readers, owners, .. } = &mut *self.0.lock();
+        let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = |subject| owners.get(&subject).copied().unwrap_or_default();
         let only = EventSubject::of(event).map(owner);
         readers.iter_mut().filter(|w| only.is_none_or(|only| only == w.reader)).for_each(|w| w.add(event));
@@ -110,8 +110,8 @@ impl Events {
 
     /// Takes the oldest queued event of a reader.
     pub fn next(&self, reader: EventReader) -> Option<AsyncEvent> {
-        let board = &mut *self.0.lock();
-        let waiting = board.readers.iter_mut().find(|w| w.reader == reader)?;
+        let hub = &mut *self.0.lock();
+        let waiting = hub.readers.iter_mut().find(|w| w.reader == reader)?;
         waiting.change(VecDeque::pop_front)
     }
 
@@ -122,7 +122,7 @@ impl Events {
 
     /// Drops the queued events and the owner of a destroyed object.
     pub(super) fn forget(&self, gone: EventSubject) {
-        let Board { readers, owners, .. } = &mut *self.0.lock();
+        let EventHub { readers, owners, .. } = &mut *self.0.lock();
         let owner = owners.remove(&gone).unwrap_or_default();
         if let Some(waiting) = readers.iter_mut().find(|w| w.reader == owner) {
             waiting.change(|queue| queue.retain(|event| EventSubject::of(*event) != Some(gone)));
@@ -130,9 +130,9 @@ impl Events {
     }
 }
 
-impl Waiting {
-    fn of(reader: EventReader, listener: Option<Arc<dyn EventListener>>) -> Waiting {
-        Waiting { reader, queue: VecDeque::new(), listener }
+impl ReaderQueue {
+    fn of(reader: EventReader, listener: Option<Arc<dyn EventListener>>) -> ReaderQueue {
+        ReaderQueue { reader, queue: VecDeque::new(), listener }
     }
 
     fn add(&mut self, event: AsyncEvent) {

@@ -43,7 +43,7 @@ impl Nic {
             QpState::Reset | QpState::Err => self.reports.events.raise(AsyncEvent::QpFatal(qpn)),
             // The queue pair raises the event as it fails.
             _ => {
-                entry.lost = true;
+                entry.must_enter_error = true;
                 self.schedule.enqueue(entry);
             }
         }
@@ -57,7 +57,7 @@ impl Nic {
                 self.reports.events.raise(AsyncEvent::CqError(id));
             }
             is_used = true;
-            entry.lost = true;
+            entry.must_enter_error = true;
             self.schedule.enqueue(entry);
         }
         is_used

@@ -4,7 +4,6 @@
 //! [`TxQueue`], and [`Nic::next_deadline`] is the time for the next call of [`Nic::handle_timeouts`].
 #![forbid(unsafe_code)]
 
-mod arrival;
 mod cq;
 mod cq_ring;
 mod events;
@@ -14,6 +13,7 @@ mod multicast;
 mod path;
 mod peers;
 mod personality;
+mod rx;
 mod schedule;
 mod seat;
 mod shard_id;
@@ -22,7 +22,7 @@ mod table;
 
 use std::sync::Arc;
 
-pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed, Stamped};
+pub use cq::{CompletionQueue, CqListener, CqOverflow, Notify, Pushed, TimestampedCompletion};
 pub use events::{EventListener, EventReader, EventSubject, Events};
 pub use multicast::MulticastError;
 pub(crate) use multicast::MulticastTable;
@@ -39,7 +39,7 @@ use crate::transport::{
 };
 use crate::wire::icrc::Verifier;
 use crate::wire::{Gid, PKey, Qpn};
-use peers::Peers;
+use peers::PeerWindows;
 use schedule::Schedule;
 use srq::SrqTable;
 use table::{Entry, QpTable};
@@ -66,7 +66,7 @@ pub struct Nic {
     srqs: SrqTable,
     multicast: MulticastTable,
     schedule: Schedule,
-    peers: Peers,
+    peers: PeerWindows,
     state: Scratch,
     reports: Reports,
     verifier: Verifier,
@@ -142,13 +142,13 @@ impl Nic {
     pub fn shard(config: NicConfig, shard: ShardId) -> Nic {
         Nic {
             table: QpTable::new(shard, config.personality.limits.max_qp, config.seed),
-            verifier: Verifier::new(config.personality.habits.flush_icrc_twice),
+            verifier: Verifier::new(config.personality.quirks.flush_icrc_twice),
             config,
             shard,
             srqs: SrqTable::new(shard),
             multicast: MulticastTable::default(),
             schedule: Schedule::default(),
-            peers: Peers::default(),
+            peers: PeerWindows::default(),
             state: Scratch::default(),
             reports: Reports::default(),
             pkeys: vec![PKey::DEFAULT],
@@ -159,7 +159,7 @@ impl Nic {
 
     /// Reports whether the NIC sends FLUSHes whose ICRC covers their headers twice.
     pub fn sends_flush_icrc_twice(&self) -> bool {
-        self.config.personality.habits.flush_icrc_twice
+        self.config.personality.quirks.flush_icrc_twice
     }
 
     /// Shares the event queue of another shard. Must be called before the first event.
@@ -259,7 +259,7 @@ impl Nic {
         entry.qp.set_pkeys(|index| self.pkeys[usize::from(index)]);
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
         self.peers.settle(entry, self.config.tuning.window);
-        self.schedule.touch(entry);
+        self.schedule.schedule_pending(entry);
         Ok(result)
     }
 
@@ -310,7 +310,7 @@ impl Nic {
         let result =
             posts.try_for_each(|(index, posted)| posted.map_err(|error| PostBatchError { index, error }));
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
-        self.schedule.touch(entry);
+        self.schedule.schedule_pending(entry);
         Ok(result)
     }
 
@@ -332,13 +332,13 @@ impl Nic {
         let path = |av: &AddressVector, src, dst| port.flow(av, src, dst);
         let result = entry.qp.post_send_all(wrs, path, &mut self.state.out);
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
-        self.schedule.touch(entry);
+        self.schedule.schedule_pending(entry);
         Ok(result)
     }
 
     /// Reports whether the posted sends of a queue pair may wait for batching without a loss of throughput.
-    pub fn may_gather(&self, qpn: Qpn) -> bool {
-        self.table.get(qpn).is_some_and(|entry| entry.qp.may_gather())
+    pub fn may_batch(&self, qpn: Qpn) -> bool {
+        self.table.get(qpn).is_some_and(|entry| entry.qp.may_batch())
     }
 
     /// Posts a receive work request.
@@ -362,9 +362,9 @@ impl Nic {
 
     /// Queues the queue pairs with delayed acknowledgements for transmission.
     fn release_acknowledgements(&mut self) {
-        while let Some(qpn) = self.schedule.next_held() {
+        while let Some(qpn) = self.schedule.next_delayed_ack() {
             if let Some(entry) = self.table.get_mut(qpn) {
-                entry.held = false;
+                entry.ack_delayed = false;
                 if entry.qp.pending() != Pending::Nothing {
                     self.schedule.enqueue(entry);
                 }
@@ -374,7 +374,7 @@ impl Nic {
 
     /// Reports whether acknowledgements are delayed since [`transmit_urgent`](Self::transmit_urgent).
     pub fn has_held_acknowledgements(&self) -> bool {
-        self.schedule.has_held()
+        self.schedule.has_delayed_acks()
     }
 
     /// Fills `tx` with the packets that are due, QP after QP, until the turn is full. Returns true if there
@@ -390,16 +390,16 @@ impl Nic {
     pub fn transmit_urgent(&mut self, now: Instant, memory: &Table, tx: &mut TxQueue) -> bool {
         let (packets, bytes) = (tx.packets(), tx.bytes());
         while !tx.is_full()
-            && let Some((qpn, woken)) = self.next_turn()
+            && let Some((qpn, unblocked)) = self.next_turn()
         {
             let Some(entry) = self.table.get_mut(qpn) else { continue };
-            match woken {
+            match unblocked {
                 true => entry.share.wake(),
                 false => entry.queued = false,
             }
             let srq = entry.srq.and_then(|id| self.srqs.get_mut(id));
             let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
-            if std::mem::take(&mut entry.lost) {
+            if std::mem::take(&mut entry.must_enter_error) {
                 entry.qp.fail(&mut env);
             }
             env.others_in_flight = self.peers.others(&entry.share);
@@ -420,8 +420,8 @@ impl Nic {
     /// Returns the queue pair whose turn it is, and whether it is a window waiter. Window waiters have waited
     /// longer, so they come first.
     fn next_turn(&mut self) -> Option<(Qpn, bool)> {
-        let woken = self.peers.next_woken().map(|qpn| (qpn, true));
-        woken.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))
+        let unblocked = self.peers.next_unblocked().map(|qpn| (qpn, true));
+        unblocked.or_else(|| self.schedule.next_ready().map(|qpn| (qpn, false)))
     }
 
     /// Handles all timers that have expired at `now`.
@@ -438,7 +438,7 @@ impl Nic {
                 self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
                 self.peers.settle(entry, self.config.tuning.window);
             }
-            self.schedule.touch(entry);
+            self.schedule.schedule_pending(entry);
             self.schedule.arm(entry);
         }
     }
@@ -451,12 +451,12 @@ impl Nic {
 
     /// Reports whether [`transmit`](Self::transmit) has something to do.
     pub fn wants_to_transmit(&self) -> bool {
-        self.wants_to_transmit_urgently() || self.schedule.has_held()
+        self.wants_to_transmit_urgently() || self.schedule.has_delayed_acks()
     }
 
     /// Reports whether [`transmit_urgent`](Self::transmit_urgent) has something to do.
     pub fn wants_to_transmit_urgently(&self) -> bool {
-        self.schedule.has_ready() || self.peers.has_woken()
+        self.schedule.has_ready() || self.peers.has_unblocked()
     }
 
     /// Completes the work requests of unreliable services once the link has accepted all transmitted packets:
@@ -470,7 +470,7 @@ impl Nic {
             if !self.reports.complete(now, &cq, completion)
                 && let Some(entry) = self.table.get_mut(completion.qpn)
             {
-                entry.lost = true;
+                entry.must_enter_error = true;
                 self.schedule.enqueue(entry);
             }
         }
@@ -667,14 +667,14 @@ impl Reports {
                     true
                 }
             };
-            entry.lost |= !stored;
+            entry.must_enter_error |= !stored;
         }
     }
 
     /// Adds a completion to its queue. Returns false if the queue has overflowed.
     fn complete(&mut self, now: Instant, cq: &CompletionQueue, completion: Completion) -> bool {
         let pushed = cq.push(now, completion);
-        if pushed == (Pushed::Lost { first: true }) {
+        if pushed == (Pushed::Overflow { first: true }) {
             self.events.raise(AsyncEvent::CqError(cq.id()));
         }
         pushed == Pushed::Stored

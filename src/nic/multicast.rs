@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::arrival::Arrivals;
+use super::rx::BurstPackets;
 use super::{Limits, Nic, UnknownQp};
 use crate::memory::Table;
 use crate::transport::{Instant, QpType, RxBurst, TxQueue};
@@ -137,7 +137,7 @@ impl Nic {
     }
 
     /// Passes a packet to every member of its group, each of which may accept or drop it (IBA 10.5.2).
-    pub(super) fn hand_to_group(
+    pub(super) fn deliver_to_group(
         &mut self,
         now: Instant,
         burst: &RxBurst<'_>,
@@ -158,7 +158,7 @@ impl Nic {
             if Some(qpn) == excluded {
                 continue;
             }
-            self.hand_to(qpn, now, packet, &mut Arrivals::none(burst), memory, tx);
+            self.deliver_to_qp(qpn, now, packet, &mut BurstPackets::none(burst), memory, tx);
         }
     }
 }

@@ -10,13 +10,13 @@ use crate::wire::Qpn;
 /// Flight cost by peer address, and the window waiters: queue pairs that wait for room in the window of their
 /// peer.
 #[derive(Debug, Default)]
-pub(super) struct Peers {
+pub(super) struct PeerWindows {
     by_address: HashMap<IpAddr, usize>,
     peers: Vec<Peer>,
     /// Unused indices in `peers`.
     free: Vec<usize>,
     /// Window waiters whose peer has room again.
-    woken: VecDeque<Qpn>,
+    unblocked: VecDeque<Qpn>,
 }
 
 #[derive(Debug)]
@@ -31,16 +31,16 @@ struct Peer {
 
 /// Share of a queue pair in the per-peer window.
 #[derive(Debug, Default)]
-pub(super) struct Share {
+pub(super) struct PeerShare {
     peer: Option<usize>,
     in_flight: u64,
-    /// The queue pair is in `waiting` or `woken`.
+    /// The queue pair is in `waiting` or `unblocked`.
     waits: bool,
 }
 
-impl Peers {
+impl PeerWindows {
     /// Flight cost that other queue pairs have in flight to the same peer.
-    pub fn others(&self, share: &Share) -> u64 {
+    pub fn others(&self, share: &PeerShare) -> u64 {
         share.peer.map_or(0, |at| self.peers[at].in_flight - share.in_flight)
     }
 
@@ -56,7 +56,7 @@ impl Peers {
     /// per-peer window blocked the turn, the queue pair becomes a window waiter.
     pub fn settle_turn(&mut self, entry: &mut Entry, window: usize) {
         let Some(at) = self.account(entry, window) else { return };
-        if !entry.qp.is_crowded_out() {
+        if !entry.qp.is_blocked_by_peer_window() {
             self.wake_one(at, window);
         } else if !entry.share.waits {
             entry.share.waits = true;
@@ -66,14 +66,14 @@ impl Peers {
 
     /// Removes a queue pair from the account of its peer; wakes one window waiter if there is room.
     pub fn remove(&mut self, entry: &mut Entry, window: usize) {
-        let Share { peer, in_flight, waits } = std::mem::take(&mut entry.share);
+        let PeerShare { peer, in_flight, waits } = std::mem::take(&mut entry.share);
         let Some(at) = peer else { return };
         let peer = &mut self.peers[at];
         peer.queue_pairs -= 1;
         peer.in_flight -= in_flight;
         if waits {
             peer.waiting.retain(|qpn| *qpn != entry.qp.qpn());
-            self.woken.retain(|qpn| *qpn != entry.qp.qpn());
+            self.unblocked.retain(|qpn| *qpn != entry.qp.qpn());
         }
         if peer.queue_pairs == 0 {
             self.by_address.remove(&peer.address);
@@ -84,12 +84,12 @@ impl Peers {
     }
 
     /// Takes the next window waiter that has room; the caller gives it a turn.
-    pub fn next_woken(&mut self) -> Option<Qpn> {
-        self.woken.pop_front()
+    pub fn next_unblocked(&mut self) -> Option<Qpn> {
+        self.unblocked.pop_front()
     }
 
-    pub fn has_woken(&self) -> bool {
-        !self.woken.is_empty()
+    pub fn has_unblocked(&self) -> bool {
+        !self.unblocked.is_empty()
     }
 
     fn account(&mut self, entry: &mut Entry, window: usize) -> Option<usize> {
@@ -112,12 +112,12 @@ impl Peers {
     fn wake_one(&mut self, at: usize, window: usize) {
         let peer = &mut self.peers[at];
         if peer.in_flight < window as u64 {
-            self.woken.extend(peer.waiting.pop_front());
+            self.unblocked.extend(peer.waiting.pop_front());
         }
     }
 
     fn join(&mut self, address: IpAddr) -> usize {
-        let Peers { by_address, peers, free, .. } = self;
+        let PeerWindows { by_address, peers, free, .. } = self;
         let at = *by_address.entry(address).or_insert_with(|| {
             let at = free.pop().unwrap_or(peers.len());
             let peer = Peer { address, queue_pairs: 0, in_flight: 0, waiting: VecDeque::new() };
@@ -132,7 +132,7 @@ impl Peers {
     }
 }
 
-impl Share {
+impl PeerShare {
     /// Records that the queue pair has its turn and waits no longer.
     pub fn wake(&mut self) {
         self.waits = false;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::transport::{EarlySends, Habits};
+use crate::transport::{EarlySends, Quirks};
 use crate::wire::NakCode;
 
 /// Limits of a NIC.
@@ -64,14 +64,14 @@ pub struct Personality {
     /// Lower bound of the local ACK timeout, whatever a QP is configured with.
     pub min_timeout: Duration,
     /// Quirks of the device.
-    pub habits: Habits,
+    pub quirks: Quirks,
 }
 
 impl Personality {
     /// Conformance to the specification with generous limits, but as lenient as devices are with posted work
     /// requests.
     pub const DEFAULT: Personality =
-        Personality { name: "default", habits: Habits::LENIENT, ..Personality::STRICT };
+        Personality { name: "default", quirks: Quirks::LENIENT, ..Personality::STRICT };
 
     /// Strict conformance to the specification, with generous limits.
     pub const STRICT: Personality = Personality {
@@ -98,7 +98,7 @@ impl Personality {
             max_qp_rd_atom: 128,
         },
         min_timeout: Duration::ZERO,
-        habits: Habits::STRICT,
+        quirks: Quirks::STRICT,
     };
 
     /// Soft-RoCE of the Linux kernel (rxe), as of Linux 6.1.
@@ -126,7 +126,7 @@ impl Personality {
             max_qp_rd_atom: 128,
         },
         min_timeout: Duration::ZERO,
-        habits: Habits {
+        quirks: Quirks {
             credits: false,
             mig_req: false,
             coalesces_acks: false,
@@ -139,7 +139,7 @@ impl Personality {
             empty_regions_at_page_boundaries: false,
             early_sends: EarlySends::RefusedAndHeld,
             send_queue_errors: false,
-            ..Habits::LENIENT
+            ..Quirks::LENIENT
         },
     };
 
@@ -170,11 +170,11 @@ impl Personality {
         // Measured by others: the device does not retransmit before half a second, whatever the configured
         // timeout.
         min_timeout: Duration::from_millis(500),
-        habits: Habits {
+        quirks: Quirks {
             empty_regions_at_page_boundaries: false,
             early_sends: EarlySends::Held,
             early_receives: true,
-            ..Habits::LENIENT
+            ..Quirks::LENIENT
         },
     };
 
@@ -193,7 +193,7 @@ impl Personality {
             (name, value.to_string())
         }
         let words = |name, is: bool, yes: &str, no: &str| of(name, if is { yes } else { no });
-        let (l, h) = (&self.limits, &self.habits);
+        let (l, h) = (&self.limits, &self.quirks);
         vec![
             of("QPs", l.max_qp),
             of("work requests of a queue", l.max_qp_wr),

@@ -15,59 +15,59 @@ use crate::wire::Qpn;
 pub(super) struct Schedule {
     ready: VecDeque<Qpn>,
     /// Queue pairs with delayed acknowledgements, which are sent together with a request if possible.
-    held: VecDeque<Qpn>,
+    delayed_acks: VecDeque<Qpn>,
     timers: BinaryHeap<Reverse<(Instant, Qpn)>>,
     /// Dirty list: queue pairs that have accepted packets of the current burst.
-    stirred: VecDeque<Qpn>,
+    dirty: VecDeque<Qpn>,
 }
 
 impl Schedule {
     /// Reserves memory for this many queue pairs, so that nothing is allocated while they work.
     pub fn reserve(&mut self, queue_pairs: usize) {
-        for queue in [&mut self.ready, &mut self.held, &mut self.stirred] {
+        for queue in [&mut self.ready, &mut self.delayed_acks, &mut self.dirty] {
             queue.reserve(queue_pairs.saturating_sub(queue.len()));
         }
         self.timers.reserve(queue_pairs.saturating_sub(self.timers.len()));
     }
 
     /// Schedules a queue pair for what it may have to send. Called after every step.
-    pub fn touch(&mut self, entry: &mut Entry) {
-        if entry.lost {
+    pub fn schedule_pending(&mut self, entry: &mut Entry) {
+        if entry.must_enter_error {
             self.enqueue(entry);
         }
         match entry.qp.pending() {
             Pending::Nothing => {}
             Pending::Urgent => self.enqueue(entry),
             Pending::Acknowledgement => {
-                if !entry.held && !entry.queued {
-                    entry.held = true;
-                    self.held.push_back(entry.qp.qpn());
+                if !entry.ack_delayed && !entry.queued {
+                    entry.ack_delayed = true;
+                    self.delayed_acks.push_back(entry.qp.qpn());
                 }
             }
         }
     }
 
-    /// Marks a queue pair dirty after a packet: [`touch`](Self::touch) and [`arm`](Self::arm) follow at the
+    /// Marks a queue pair dirty after a packet: [`schedule_pending`](Self::schedule_pending) and [`arm`](Self::arm) follow at the
     /// end of the burst.
-    pub fn stir(&mut self, entry: &mut Entry) {
-        if !entry.stirred {
-            entry.stirred = true;
-            self.stirred.push_back(entry.qp.qpn());
+    pub fn mark_dirty(&mut self, entry: &mut Entry) {
+        if !entry.dirty {
+            entry.dirty = true;
+            self.dirty.push_back(entry.qp.qpn());
         }
     }
 
     /// Takes a queue pair from the dirty list.
-    pub fn next_stirred(&mut self) -> Option<Qpn> {
-        self.stirred.pop_front()
+    pub fn next_dirty(&mut self) -> Option<Qpn> {
+        self.dirty.pop_front()
     }
 
     /// Takes a queue pair with a delayed acknowledgement.
-    pub fn next_held(&mut self) -> Option<Qpn> {
-        self.held.pop_front()
+    pub fn next_delayed_ack(&mut self) -> Option<Qpn> {
+        self.delayed_acks.pop_front()
     }
 
-    pub fn has_held(&self) -> bool {
-        !self.held.is_empty()
+    pub fn has_delayed_acks(&self) -> bool {
+        !self.delayed_acks.is_empty()
     }
 
     /// Appends a queue pair to the ready list.

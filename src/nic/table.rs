@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use super::peers::Share;
+use super::peers::PeerShare;
 use super::{CompletionQueue, Seat, ShardId};
 use crate::transport::{Instant, QueuePair, SrqId};
 use crate::wire::{Permutation, Qpn};
@@ -18,13 +18,13 @@ pub(super) struct Entry {
     /// The queue pair is in the ready list.
     pub queued: bool,
     /// The queue pair is in the list of delayed acknowledgements.
-    pub held: bool,
+    pub ack_delayed: bool,
     /// The queue pair is dirty: it has accepted packets of the current burst.
-    pub stirred: bool,
+    pub dirty: bool,
     /// A completion of the queue pair was lost to an overflow: the queue pair fails at its next turn.
-    pub lost: bool,
+    pub must_enter_error: bool,
     /// Share in the per-peer window.
-    pub share: Share,
+    pub share: PeerShare,
     /// Earliest entry for the queue pair in the timer heap.
     pub timer_at: Option<Instant>,
 }
@@ -42,10 +42,10 @@ impl Entry {
             recv_cq,
             srq,
             queued: false,
-            held: false,
-            stirred: false,
-            lost: false,
-            share: Share::default(),
+            ack_delayed: false,
+            dirty: false,
+            must_enter_error: false,
+            share: PeerShare::default(),
             timer_at: None,
         }
     }
@@ -222,7 +222,7 @@ impl QpTable {
 mod tests {
     use super::*;
     use crate::memory::PdId;
-    use crate::transport::{Habits, QpInit, QpType, RecvCaps, SendCaps};
+    use crate::transport::{QpInit, QpType, Quirks, RecvCaps, SendCaps};
     use crate::wire::Mtu;
 
     fn insert(table: &mut QpTable) -> Option<Qpn> {
@@ -235,7 +235,7 @@ mod tests {
             srq: None,
             domain: None,
             port_mtu: Mtu::Mtu1024,
-            habits: Habits::STRICT,
+            quirks: Quirks::STRICT,
         };
         let cq = Arc::new(CompletionQueue::new(1));
         table.insert(|qpn| Entry::new(QueuePair::new(qpn, &init), cq.clone(), cq.clone(), None))

@@ -62,7 +62,7 @@ struct Burst {
 const TURN: usize = 256 << 10;
 /// Bytes of a turn with deferred ICRC: the copy made at transmission must fit the cache too until the
 /// receiver reads it.
-const UNSEALED_TURN: usize = 128 << 10;
+const DEFERRED_TURN: usize = 128 << 10;
 
 /// Packets of one turn. The buffers are reused, so that a NIC does not allocate once it is warmed up.
 ///
@@ -73,7 +73,7 @@ const UNSEALED_TURN: usize = 128 << 10;
 pub struct TxQueue {
     limits: BurstLimits,
     /// Deferred ICRC: long payload is copied, and its ICRC computed, at transmission.
-    unsealed: bool,
+    with_deferred_icrc: bool,
     /// Packet bytes, `used` of them in use. The remainder is not cleared, which would cost more than filling
     /// it.
     arena: Vec<u8>,
@@ -86,7 +86,7 @@ pub struct TxQueue {
     /// Number of bursts at the last use of `prefixes`: if unchanged, that use was for the same flow.
     prefixed: usize,
     /// ICRC of a FLUSH covers the headers twice, see
-    /// [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
+    /// [`Quirks::flush_icrc_twice`](super::Quirks::flush_icrc_twice).
     flush_icrc_twice: bool,
 }
 
@@ -95,7 +95,7 @@ impl TxQueue {
     pub fn new(limits: BurstLimits) -> TxQueue {
         TxQueue {
             limits,
-            unsealed: false,
+            with_deferred_icrc: false,
             arena: Vec::new(),
             used: 0,
             pieces: Vec::new(),
@@ -109,15 +109,15 @@ impl TxQueue {
     }
 
     /// Selects whether the ICRC of a FLUSH covers the headers twice, see
-    /// [`Habits::flush_icrc_twice`](super::Habits::flush_icrc_twice).
+    /// [`Quirks::flush_icrc_twice`](super::Quirks::flush_icrc_twice).
     pub fn set_flush_icrc_twice(&mut self, twice: bool) {
         self.flush_icrc_twice = twice;
     }
 
     /// Creates a queue with deferred ICRC, for a link that always copies: [`TxBurst::copy_to`] computes the
     /// ICRCs in the same pass.
-    pub fn unsealed(limits: BurstLimits) -> TxQueue {
-        TxQueue { unsealed: true, ..TxQueue::new(limits) }
+    pub fn with_deferred_icrc(limits: BurstLimits) -> TxQueue {
+        TxQueue { with_deferred_icrc: true, ..TxQueue::new(limits) }
     }
 
     /// Reports whether the turn is full, so that the link should transmit.
@@ -127,7 +127,7 @@ impl TxQueue {
     }
 
     fn turn(&self) -> usize {
-        if self.unsealed { UNSEALED_TURN } else { TURN }
+        if self.with_deferred_icrc { DEFERRED_TURN } else { TURN }
     }
 
     /// Returns the number of packets with `payload` bytes that fit until the turn is full.
@@ -250,7 +250,7 @@ impl TxQueue {
     /// Adds packets with consecutive PSNs from that in `headers` on, each with the next `each` bytes of
     /// `data`. `each` must be a multiple of 4. Returns the number of packets, which is lower if user memory
     /// cannot be read.
-    pub fn push_run(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
+    pub fn push_bulk(&mut self, flow: &Flow, mut headers: Headers, data: HostSlice, each: usize) -> usize {
         let mut count = 0;
         let packet_len = headers.len() + each + ICRC_LEN;
         let mut rest = data;
@@ -284,7 +284,7 @@ impl TxQueue {
         pad: usize,
     ) -> Result<(), Faulted> {
         let header_len = headers.len();
-        if self.unsealed {
+        if self.with_deferred_icrc {
             // If the memory is unmapped before the copy, the ICRC is invalidated and the peer requests a
             // retransmission.
             if let Err(e) = slices.iter().try_for_each(|slice| slice.probe()) {
@@ -500,7 +500,7 @@ impl<'a> TxBurst<'a> {
     /// Returns the bytes of all packets, packet `i` from `i * segment` on.
     ///
     /// # Panics
-    /// If the ICRC is deferred, as in a queue for a link that [always copies](TxQueue::unsealed).
+    /// If the ICRC is deferred, as in a queue for a link that [always copies](TxQueue::with_deferred_icrc).
     pub fn bytes(&self) -> &'a [u8] {
         self.as_bytes().expect("a link that does not copy gets packets that are whole")
     }

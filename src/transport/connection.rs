@@ -1,7 +1,7 @@
 //! State that requester and responder of a queue pair share.
 
 use super::migration::Alternate;
-use super::{Habits, MigrationState, QpInit, QpState, QpType, XrcdId};
+use super::{MigrationState, QpInit, QpState, QpType, Quirks, XrcdId};
 use crate::memory::{Access, Accessor, PdId};
 use crate::wire::{
     AckTimeout, Bth, Flow, HeaderSet, Headers, Mtu, Opcode, Operation, PKey, Position, Psn, QKey, Qpn,
@@ -77,8 +77,8 @@ impl Connection {
         *self = Connection::new(&init, self.qpn);
     }
 
-    pub fn habits(&self) -> &Habits {
-        &self.made_with.habits
+    pub fn quirks(&self) -> &Quirks {
+        &self.made_with.quirks
     }
 
     pub fn domain(&self) -> Option<XrcdId> {
@@ -105,7 +105,7 @@ impl Connection {
             .expect("the table has a row for everything a requester or responder of the service sends");
         Bth {
             opcode,
-            mig_req: self.habits().mig_req && self.migration == MigrationState::Migrated,
+            mig_req: self.quirks().mig_req && self.migration == MigrationState::Migrated,
             pkey: self.pkey,
             dest_qp: self.dest_qpn,
             psn,

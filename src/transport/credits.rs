@@ -2,7 +2,7 @@
 
 /// End-to-end credit limit of the peer (limit sequence number, LSN).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Limit {
+pub(super) enum CreditLimit {
     /// The peer has not advertised credits, or does not use them.
     #[default]
     Unknown,
@@ -24,20 +24,20 @@ pub(super) fn code(receives: usize) -> u8 {
     (VALUES.partition_point(|v| *v as usize <= receives) - 1) as u8
 }
 
-impl Limit {
+impl CreditLimit {
     /// Computes the limit from an acknowledgement of `msn` messages with a credit code.
-    pub fn new(msn: u32, code: u8) -> Limit {
+    pub fn new(msn: u32, code: u8) -> CreditLimit {
         match VALUES.get(usize::from(code)) {
-            Some(receives) => Limit::Upto(msn.wrapping_add(*receives) & 0xff_ffff),
-            None => Limit::Unknown,
+            Some(receives) => CreditLimit::Upto(msn.wrapping_add(*receives) & 0xff_ffff),
+            None => CreditLimit::Unknown,
         }
     }
 
     /// Reports whether message `number` is beyond the limit; both are 24 bits and wrap.
     pub fn excludes(self, number: u32) -> bool {
         match self {
-            Limit::Unknown => false,
-            Limit::Upto(last) => (number.wrapping_sub(last) & 0xff_ffff).wrapping_sub(1) < 1 << 23,
+            CreditLimit::Unknown => false,
+            CreditLimit::Upto(last) => (number.wrapping_sub(last) & 0xff_ffff).wrapping_sub(1) < 1 << 23,
         }
     }
 }
@@ -59,13 +59,13 @@ mod tests {
 
     #[test]
     fn limits_wrap() {
-        let limit = Limit::new(0xff_fffe, 3);
-        assert_eq!(limit, Limit::Upto(1));
+        let limit = CreditLimit::new(0xff_fffe, 3);
+        assert_eq!(limit, CreditLimit::Upto(1));
         assert!(!limit.excludes(0xff_ffff) && !limit.excludes(0) && !limit.excludes(1));
         assert!(limit.excludes(2) && limit.excludes(100));
         // Half of the number space is beyond the limit.
         assert!(limit.excludes(1 + (1 << 23)) && !limit.excludes(2 + (1 << 23)));
-        assert_eq!(Limit::new(5, NONE), Limit::Unknown);
-        assert!(!Limit::Unknown.excludes(9));
+        assert_eq!(CreditLimit::new(5, NONE), CreditLimit::Unknown);
+        assert!(!CreditLimit::Unknown.excludes(9));
     }
 }

@@ -39,7 +39,7 @@ pub struct Tuning {
     /// Paces UC and UD to one window per millisecond, for peers whose receive buffer overflows.
     pub pace_unacknowledged: bool,
     /// Lower bound of the retransmission/probe timeout (RTO/PTO).
-    pub min_patience: Duration,
+    pub min_probe_timeout: Duration,
 }
 
 impl Default for Tuning {
@@ -51,7 +51,7 @@ impl Default for Tuning {
             max_ack_silence: Duration::from_millis(1),
             turn: 256,
             pace_unacknowledged: false,
-            min_patience: Duration::from_micros(100),
+            min_probe_timeout: Duration::from_micros(100),
         }
     }
 }

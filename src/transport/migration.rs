@@ -15,7 +15,7 @@ pub(super) struct Alternate {
 
 /// Path classification of a received packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Via {
+pub enum PathMatch {
     /// Path in use.
     Primary,
     /// Alternate path.
@@ -31,19 +31,19 @@ impl QueuePair {
 
     /// Classifies the path of a packet from the peer; `None` if it is not a path of the connection. The
     /// alternate path counts only while it is armed.
-    pub fn via(&self, flow: &Flow) -> Option<Via> {
+    pub fn classify_path(&self, flow: &Flow) -> Option<PathMatch> {
         let fits = |ours: &Flow| ours.dst == flow.src && ours.src == flow.dst;
         if self.conn.flow.as_ref().is_some_and(fits) {
-            return Some(Via::Primary);
+            return Some(PathMatch::Primary);
         }
         let armed = self.conn.migration == MigrationState::Armed;
-        self.conn.alternate.filter(|a| armed && fits(&a.flow)).map(|_| Via::Alternate)
+        self.conn.alternate.filter(|a| armed && fits(&a.flow)).map(|_| PathMatch::Alternate)
     }
 
     /// Returns the partition key of a path.
-    pub fn pkey_via(&self, via: Via) -> PKey {
+    pub fn pkey_via(&self, via: PathMatch) -> PKey {
         match (via, &self.conn.alternate) {
-            (Via::Alternate, Some(a)) => a.pkey,
+            (PathMatch::Alternate, Some(a)) => a.pkey,
             _ => self.conn.pkey,
         }
     }
@@ -97,27 +97,27 @@ impl QueuePair {
         (conn.pkey_index, conn.pkey, conn.timeout) = (path.pkey_index, pkey, path.timeout);
         conn.migration = MigrationState::Migrated;
         env.out.push(Output::Event(AsyncEvent::PathMigrated(conn.qpn)));
-        self.requester.begin_again(&self.conn, env);
+        self.requester.restart_on_alternate_path(&self.conn, env);
     }
 
     /// Handles the MigReq bit of a packet. Returns whether to accept the packet.
-    pub(super) fn note_migration(&mut self, migrated: bool, via: Via, env: &mut Env<'_>) -> bool {
+    pub(super) fn note_migration(&mut self, migrated: bool, via: PathMatch, env: &mut Env<'_>) -> bool {
         match (self.conn.migration, via, migrated) {
-            (MigrationState::Rearm, Via::Primary, false) => {
+            (MigrationState::Rearm, PathMatch::Primary, false) => {
                 self.conn.migration = MigrationState::Armed;
                 true
             }
-            (MigrationState::Armed, Via::Alternate, true) => {
+            (MigrationState::Armed, PathMatch::Alternate, true) => {
                 self.migrate(env);
                 true
             }
             // The peer has migrated to a path that is not the alternate path.
-            (MigrationState::Armed, Via::Primary, true) => {
+            (MigrationState::Armed, PathMatch::Primary, true) => {
                 env.out.push(Output::Event(AsyncEvent::PathMigrateError(self.conn.qpn)));
                 false
             }
-            (_, Via::Primary, _) => true,
-            (_, Via::Alternate, _) => false,
+            (_, PathMatch::Primary, _) => true,
+            (_, PathMatch::Alternate, _) => false,
         }
     }
 }

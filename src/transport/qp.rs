@@ -1,15 +1,15 @@
 //! Queue pairs: state changes, posting, packets and timers.
 
 use super::connection::{Connection, Fatal};
-use super::migration::{Alternate, Via};
-use super::pace::{Pace, Rate};
+use super::migration::{Alternate, PathMatch};
+use super::pacer::{Pacer, Rate};
 use super::recv_queue::RecvCaps;
 use super::requester::{Requester, failure};
 use super::responder::{Responder, is_receiving};
 use super::send_queue::SendCaps;
 use super::{
-    AddressError, AddressVector, AsyncEvent, Completion, Destination, EarlySends, Env, Habits, Instant,
-    ModifyError, Output, PostBatchError, PostError, QpAttr, QpState, QpType, RecvWr, SendWr, SrqId, WcOpcode,
+    AddressError, AddressVector, AsyncEvent, Completion, Destination, EarlySends, Env, Instant, ModifyError,
+    Output, PostBatchError, PostError, QpAttr, QpState, QpType, Quirks, RecvWr, SendWr, SrqId, WcOpcode,
     WcStatus, XrcdId, earliest, state,
 };
 use crate::memory::PdId;
@@ -35,7 +35,7 @@ pub struct QpInit {
     /// MTU of the port, which limits datagrams.
     pub port_mtu: Mtu,
     /// Quirks of the device.
-    pub habits: Habits,
+    pub quirks: Quirks,
 }
 
 /// Kind of packets that a queue pair has to send.
@@ -55,7 +55,7 @@ pub struct QueuePair {
     pub(super) conn: Connection,
     pub(super) requester: Requester,
     responder: Responder,
-    pace: Pace,
+    pacer: Pacer,
     /// A packet has arrived since RTR.
     established: bool,
     /// The application has requested an event when the send queue has drained.
@@ -69,7 +69,7 @@ impl QueuePair {
             conn: Connection::new(init, qpn),
             requester: Requester::new(init.send),
             responder: Responder::new(init.recv, init.srq.is_some() || init.domain.is_some()),
-            pace: Pace::default(),
+            pacer: Pacer::default(),
             established: false,
             drain_notify: false,
         }
@@ -106,16 +106,16 @@ impl QueuePair {
     }
 
     /// Reports whether posted sends may wait for batching.
-    pub fn may_gather(&self) -> bool {
+    pub fn may_batch(&self) -> bool {
         self.conn.state == QpState::Rts
             && self.conn.qp_type.is_reliable()
             && !self.responder.has_urgent_replies()
-            && self.requester.may_gather(self.conn.mtu)
+            && self.requester.may_batch(self.conn.mtu)
     }
 
     /// Reports whether the last turn was blocked by the per-peer window.
-    pub fn is_crowded_out(&self) -> bool {
-        self.requester.is_crowded_out()
+    pub fn is_blocked_by_peer_window(&self) -> bool {
+        self.requester.is_blocked_by_peer_window()
     }
 
     /// Changes attributes and state as the table in [`state`] allows. `path` resolves an address vector to a
@@ -159,11 +159,11 @@ impl QueuePair {
         conn.timeout = attr.timeout.unwrap_or(conn.timeout);
         conn.min_rnr_timer = attr.min_rnr_timer.unwrap_or(conn.min_rnr_timer);
         if matches!(to, QpState::Reset | QpState::Err) {
-            self.responder.conclude(conn, env);
+            self.responder.flush_pending_acks(conn, env);
         }
         conn.state = to;
         if let Some(rate) = attr.rate_limit {
-            self.pace.set(rate);
+            self.pacer.set(rate);
         }
         if let Some(migration) = attr.path_mig_state {
             self.set_migration(migration, env);
@@ -175,7 +175,7 @@ impl QueuePair {
                 self.requester.clear();
                 self.responder.clear();
                 self.conn.reset();
-                self.pace.set(0);
+                self.pacer.set(0);
                 self.established = false;
             }
             (from, QpState::Err) if from != QpState::Err => self.flush(env),
@@ -220,7 +220,7 @@ impl QueuePair {
             av: c.av,
             alt_path: c.alternate.map(|a| a.path),
             path_mig_state: Some(c.migration),
-            rate_limit: Some(self.pace.limit()),
+            rate_limit: Some(self.pacer.limit()),
             path_mtu: Some(c.mtu),
             timeout: Some(c.timeout),
             retry_cnt: Some(c.retry_cnt),
@@ -266,7 +266,7 @@ impl QueuePair {
         wr: &SendWr<'_>,
         path: impl FnOnce(&AddressVector, Qpn, Qpn) -> Result<Flow, AddressError>,
     ) -> Result<(), PostError> {
-        let (early, refused) = (self.conn.habits().early_sends, Err(PostError::State(state)));
+        let (early, refused) = (self.conn.quirks().early_sends, Err(PostError::State(state)));
         if early != EarlySends::Refused {
             self.enqueue(wr, path)?;
             self.requester.hold();
@@ -292,7 +292,7 @@ impl QueuePair {
     #[cold]
     fn enqueue_to_fail(&mut self, wr: &SendWr<'_>, error: PostError) -> Result<(), PostError> {
         let fails_later = matches!(error, PostError::Unsupported(..) | PostError::HandlePd { .. })
-            && self.conn.habits().late_refusals
+            && self.conn.quirks().late_refusals
             && self.conn.qp_type != QpType::XrcRecv;
         if fails_later { self.requester.post_to_fail(wr, &self.conn) } else { Err(error) }
     }
@@ -352,7 +352,7 @@ impl QueuePair {
             return Err(PostError::Unsupported(QpType::XrcSend, WcOpcode::Recv));
         }
         match self.conn.state {
-            QpState::Reset if !self.conn.habits().early_receives => Err(PostError::State(QpState::Reset)),
+            QpState::Reset if !self.conn.quirks().early_receives => Err(PostError::State(QpState::Reset)),
             QpState::Err => {
                 out.push(Output::Received(Completion {
                     opcode: WcOpcode::Recv,
@@ -365,7 +365,7 @@ impl QueuePair {
     }
 
     /// Processes a packet received by `flow` whose ICRC, service, source and partition have been checked.
-    pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, via: Via, env: &mut Env<'_>) {
+    pub fn handle_packet(&mut self, packet: &Packet<'_>, flow: &Flow, via: PathMatch, env: &mut Env<'_>) {
         let request = packet.row().operation.is_request();
         let ready = if request {
             is_receiving(self.conn.state)
@@ -426,8 +426,8 @@ impl QueuePair {
             return false;
         }
         let paced = env.tuning.pace_unacknowledged && !self.conn.qp_type.is_reliable();
-        let rate = self.pace.rate(paced.then(|| Rate::unacknowledged(env.tuning)));
-        let paced = rate.map_or(usize::MAX, |rate| self.pace.allows(rate, env.now, self.conn.mtu));
+        let rate = self.pacer.rate(paced.then(|| Rate::unacknowledged(env.tuning)));
+        let paced = rate.map_or(usize::MAX, |rate| self.pacer.allows(rate, env.now, self.conn.mtu));
         let allowed = budget.min(paced);
         if allowed == 0 {
             return false;
@@ -435,7 +435,7 @@ impl QueuePair {
         let before = env.tx.bytes();
         let result = self.requester.transmit(&self.conn, allowed, env);
         if let Some(rate) = rate {
-            self.pace.spend(rate, env.now, env.tx.bytes() - before);
+            self.pacer.spend(rate, env.now, env.tx.bytes() - before);
         }
         match result {
             Ok(more) => {
@@ -443,7 +443,7 @@ impl QueuePair {
                 more
             }
             // An unreliable service moves only the send queue to the error state (IBA 10.3.1.7).
-            Err(Fatal) if !self.conn.qp_type.is_reliable() && self.conn.habits().send_queue_errors => {
+            Err(Fatal) if !self.conn.qp_type.is_reliable() && self.conn.quirks().send_queue_errors => {
                 self.conn.state = QpState::Sqe;
                 self.requester.flush(&self.conn, env);
                 false
@@ -458,7 +458,7 @@ impl QueuePair {
     /// Handles the timers that have expired at `env.now`.
     pub fn handle_timeout(&mut self, env: &mut Env<'_>) {
         if matches!(self.conn.state, QpState::Rts | QpState::Sqd) {
-            self.pace.expire(env.now);
+            self.pacer.expire(env.now);
             let result = self.requester.handle_timeout(&self.conn, env);
             self.migrate_if_due(env);
             self.settle(result, env);
@@ -471,7 +471,7 @@ impl QueuePair {
         let own = self.requester.next_deadline();
         // Few queue pairs have a rate limit; without this branch the compiler compares an unset deadline,
         // which memcheck reports.
-        match self.pace.deadline().filter(|_| sends) {
+        match self.pacer.deadline().filter(|_| sends) {
             None => own,
             paced => earliest([own, paced]),
         }
@@ -490,7 +490,7 @@ impl QueuePair {
 
     /// Migrates if the path has failed: the retries are used up, and an alternate path is armed.
     fn migrate_if_due(&mut self, env: &mut Env<'_>) {
-        if self.requester.gives_path_up() {
+        if self.requester.take_path_failed() {
             self.migrate(env);
         }
     }

@@ -195,7 +195,7 @@ impl SendQueue {
             return Err(PostError::TooLong(len));
         }
         let is_atomic = matches!(wr.op, WrOp::Atomic { .. });
-        if is_atomic && (len < 8 || len > 8 && !conn.habits().long_atomics) {
+        if is_atomic && (len < 8 || len > 8 && !conn.quirks().long_atomics) {
             return Err(PostError::AtomicLength(len));
         }
         let len = if is_atomic { 8 } else { len };
@@ -419,7 +419,7 @@ pub(super) fn gather<'a, E>(
 mod tests {
     use super::*;
     use crate::memory::{AtomicOp, PdId};
-    use crate::transport::{Habits, QpInit, QpType, RecvCaps};
+    use crate::transport::{QpInit, QpType, Quirks, RecvCaps};
     use crate::wire::RKey;
 
     #[test]
@@ -433,7 +433,7 @@ mod tests {
             srq: None,
             domain: None,
             port_mtu: Mtu::Mtu1024,
-            habits: Habits::STRICT,
+            quirks: Quirks::STRICT,
         };
         let (conn, mut queue) = (Connection::new(&init, Qpn::new(7)), SendQueue::new(init.send));
         let sges = [Sge { length: 5000, ..Sge::default() }, Sge::default()];

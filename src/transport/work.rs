@@ -473,7 +473,7 @@ pub enum PostError {
     #[error("{0} bytes exceed the longest message, 2^31")]
     TooLong(u64),
     /// The elements of an atomic do not hold 8 bytes (see
-    /// [`Habits::long_atomics`](super::Habits::long_atomics)).
+    /// [`Quirks::long_atomics`](super::Quirks::long_atomics)).
     #[error("an atomic needs 8 bytes for its result, not {0}")]
     AtomicLength(u64),
     /// The operation has no data, but elements or inline bytes were given.

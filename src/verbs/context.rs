@@ -21,7 +21,7 @@ use crate::memory::Table;
 use crate::nic::{
     EventReader, Events, Limits, Nic, NicConfig, PKeyTableSize, Personality, PortAddresses, Seat,
 };
-use crate::transport::{Counters, CqId, Habits, Tuning};
+use crate::transport::{Counters, CqId, Quirks, Tuning};
 use crate::wire::{Gid, ICRC_LEN, MAX_HEADERS_LEN, Mtu, PKey};
 
 /// First address of the crate's own regions. Host addresses are not used, because they differ from run to run
@@ -85,7 +85,7 @@ pub struct WeakContext(Weak<Inner>);
 pub(super) struct Inner {
     pub shards: Shards,
     pub limits: Limits,
-    pub habits: Habits,
+    pub quirks: Quirks,
     pub personality: &'static str,
     pub info: LinkInfo,
     pub mtu: Mtu,
@@ -219,12 +219,12 @@ impl Context {
             fabric.attach(Arc::downgrade(&driver));
         }
         let shards = Shards::start(shards)?;
-        let Personality { name: personality, limits, habits, .. } = options.personality;
+        let Personality { name: personality, limits, quirks, .. } = options.personality;
         let limits = Limits { max_qp: limits.max_qp.min(max_qp), ..limits };
         let device = Inner {
             shards,
             limits,
-            habits,
+            quirks,
             personality,
             info,
             mtu,

@@ -166,7 +166,7 @@ impl Cq {
     /// on this and do not poll once more. Applies to [`Notify::Any`] only.
     pub fn req_notify_with_missed(&self, notify: Notify) {
         *self.0.signal.raised.lock() = false;
-        self.0.queue.arm_with_missed(notify);
+        self.0.queue.arm_and_report_missed(notify);
         self.0.context.0.shards.stop_polling(self.0.users.shards());
     }
 

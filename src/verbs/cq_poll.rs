@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 
 use super::{Cq, CqOverflow};
-use crate::nic::Stamped;
+use crate::nic::TimestampedCompletion;
 use crate::transport::{WcOpcode, WcStatus};
 use crate::wire::{Qpn, RKey};
 
@@ -27,7 +27,7 @@ use crate::wire::{Qpn, RKey};
 #[derive(Debug)]
 pub struct CqPoll<'q> {
     cq: &'q Cq,
-    current: Option<Stamped>,
+    current: Option<TimestampedCompletion>,
     /// Offset to the wall clock, the same for all completions of the round.
     wall_offset: OnceLock<u64>,
 }
@@ -65,7 +65,7 @@ impl CqPoll<'_> {
 /// [`vendor_err`](Self::vendor_err) and the timestamps are valid beside it.
 #[derive(Clone, Copy)]
 pub struct Wc<'p> {
-    entry: &'p Stamped,
+    entry: &'p TimestampedCompletion,
     cq: &'p Cq,
     wall_offset: &'p OnceLock<u64>,
 }

@@ -174,7 +174,7 @@ impl Pd {
     /// Checks whether a region of length 0 may begin at `addr` in host memory.
     fn check_empty(&self, addr: usize, len: usize) -> Result<(), CreateError> {
         let Limits { max_mr_size: max, .. } = self.0.context.0.limits;
-        let everywhere = self.0.context.0.habits.empty_regions_at_page_boundaries;
+        let everywhere = self.0.context.0.quirks.empty_regions_at_page_boundaries;
         match len == 0 && addr.is_multiple_of(page_size()) && !everywhere {
             true => Err(CreateError::Value {
                 name: "length of a region at a page boundary",

@@ -245,7 +245,7 @@ impl Qp {
             srq: srq_id,
             domain,
             port_mtu,
-            habits: context.0.habits,
+            quirks: context.0.quirks,
         };
         let (s, r) = (send_cq.0.queue.clone(), recv_cq.0.queue.clone());
         context.0.qps.take()?;

@@ -259,7 +259,7 @@ impl Shard {
         let state_fd = state_fd.map(|fd| fd.try_clone_to_owned()).transpose()?;
         let limits = link.info().burst;
         let is_bare = link.only_copies();
-        let mut tx = if is_bare { TxQueue::unsealed(limits) } else { TxQueue::new(limits) };
+        let mut tx = if is_bare { TxQueue::with_deferred_icrc(limits) } else { TxQueue::new(limits) };
         tx.set_flush_icrc_twice(nic.sends_flush_icrc_twice());
         Ok(Shard {
             engine: Mutex::new(Engine {
@@ -325,7 +325,7 @@ impl Shard {
         let now = self.clock.now();
         let mut engine = self.engine.lock();
         let result = f(&mut engine.nic, now);
-        if self.fabric.is_none() && engine.nic.may_gather(qpn) {
+        if self.fabric.is_none() && engine.nic.may_batch(qpn) {
             self.note_deadline(&engine, now);
             self.let_go(engine);
             self.go_on(false);

@@ -10,8 +10,8 @@ use urxe::memory::{Access, Accessor, PdId, Table};
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::taken;
 use urxe::transport::{
-    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Habits, Instant,
-    ModifyError, PostError, QpAttr, QpInit, QpState, QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags,
+    AddressVector, AsyncEvent, BurstLimits, Completion, Counters, CqId, Destination, Instant, ModifyError,
+    PostError, QpAttr, QpInit, QpState, QpType, Quirks, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags,
     SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode, WcStatus, WrData, WrOp, XrcdId,
 };
 use urxe::wire::{AckTimeout, Flow, IpIdent, Mtu, Psn, QKey, Qpn, RnrTimer};
@@ -63,7 +63,7 @@ pub struct Setup {
     pub tuning: Tuning,
     /// Quirks of the NIC. By default end-to-end credits are off, because they would be in every
     /// acknowledgement; cases on credits turn them on.
-    pub habits: Habits,
+    pub quirks: Quirks,
     pub qps: usize,
     /// State of the QPs when the case starts.
     pub state: QpState,
@@ -151,8 +151,8 @@ impl Bench {
             max_rd: 4,
             max_dest_rd: 4,
             signal_all: false,
-            tuning: Tuning { min_patience: NEVER, ..Tuning::default() },
-            habits: Habits { credits: false, ..Habits::STRICT },
+            tuning: Tuning { min_probe_timeout: NEVER, ..Tuning::default() },
+            quirks: Quirks { credits: false, ..Quirks::STRICT },
             qps: 1,
             state: QpState::Rts,
         };
@@ -193,7 +193,7 @@ impl Bench {
                 signal_all: bench.setup.signal_all,
                 srq: bench.srq.filter(|_| bench.setup.qp_type != QpType::XrcRecv),
                 domain: (bench.setup.qp_type == QpType::XrcRecv).then_some(DOMAIN),
-                habits: bench.setup.habits,
+                quirks: bench.setup.quirks,
                 port_mtu: Mtu::Mtu1024,
             };
             let cqs = (bench.send_cq.clone(), bench.recv_cq.clone());

@@ -8,7 +8,7 @@ use crate::bench::{Bench, RQ, bad, ok};
 use crate::pkt::*;
 
 fn rxe() -> Bench {
-    Bench::with(|s| s.habits = Personality::RXE.habits)
+    Bench::with(|s| s.quirks = Personality::RXE.quirks)
 }
 
 fn unmigrated(p: Pkt) -> Pkt {

@@ -7,7 +7,7 @@ use urxe::memory::{AtomicOp, PdId};
 use urxe::nic::Personality;
 use urxe::transport::QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use urxe::transport::{
-    Destination, Habits, PostError, QpAttr, QpState, QpType, SendFlags, SendWr, WcOpcode, WcStatus, WrData,
+    Destination, PostError, QpAttr, QpState, QpType, Quirks, SendFlags, SendWr, WcOpcode, WcStatus, WrData,
     WrOp,
 };
 use urxe::verbs::{self, Access, ConnectOptions, Context, ContextOptions, Fabric, FabricConfig, Node};
@@ -19,15 +19,15 @@ use crate::support;
 
 fn bench(p: Personality, change: impl FnOnce(&mut Setup)) -> Bench {
     Bench::with(|s| {
-        s.habits = p.habits;
+        s.quirks = p.quirks;
         change(s);
     })
 }
 
 /// Returns a bench with the personality `mlx5`, but without credits in every acknowledgement.
 fn mlx5(state: QpState) -> Bench {
-    let habits = Habits { credits: false, ..Personality::MLX5.habits };
-    Bench::with(|s| (s.state, s.habits) = (state, habits))
+    let quirks = Quirks { credits: false, ..Personality::MLX5.quirks };
+    Bench::with(|s| (s.state, s.quirks) = (state, quirks))
 }
 
 /// Moves the QP from `state` to RTS.
@@ -101,7 +101,7 @@ cases! {
             let refused = b.post_sges(1, WrOp::Read { va: 0, rkey: RKey(1) }, &sges, SendFlags::SIGNALED);
             let lenient = PostError::TooManySges { got: 5, max: 4 };
             let strict = PostError::Unsupported(QpType::Ud, WcOpcode::RdmaRead);
-            assert_eq!(refused, Err(if p.habits.late_refusals { lenient } else { strict }));
+            assert_eq!(refused, Err(if p.quirks.late_refusals { lenient } else { strict }));
             let mut b = bench(p, |s| s.qp_type = QpType::XrcRecv);
             let sge = [b.mr.sge(0, 8)];
             let refused = b.post_sges(1, WrOp::Send, &sge, SendFlags::SIGNALED);
@@ -110,8 +110,8 @@ cases! {
     }
 
     old_value_of_an_atomic_fills_8_bytes_of_longer_elements => "lenient.atomics" {
-        let habits = Habits { credits: false, ..Personality::DEFAULT.habits };
-        let mut b = Bench::with(|s| s.habits = habits);
+        let quirks = Quirks { credits: false, ..Personality::DEFAULT.quirks };
+        let mut b = Bench::with(|s| s.quirks = quirks);
         let (va, rkey) = (64, RKey(5));
         let before = b.mr.read(0, 64);
         for (n, sges) in [vec![b.mr.sge(0, 24)], vec![b.mr.sge(0, 3), b.mr.sge(3, 40)]].into_iter().enumerate() {
@@ -170,8 +170,8 @@ cases! {
     }
 
     read_posted_before_rts_without_resources_fails_in_order => "early.sends" {
-        let habits = Habits { credits: false, ..Personality::MLX5.habits };
-        let mut b = Bench::with(|s| (s.state, s.habits, s.max_rd) = (Init, habits, 0));
+        let quirks = Quirks { credits: false, ..Personality::MLX5.quirks };
+        let mut b = Bench::with(|s| (s.state, s.quirks, s.max_rd) = (Init, quirks, 0));
         b.post(1, WrOp::Send, 0, 1);
         b.post(2, WrOp::Read { va: 0, rkey: RKey(1) }, 0, 8);
         b.post(3, WrOp::Send, 0, 1);
@@ -256,7 +256,7 @@ fn observe(row: &str, p: Personality) -> String {
             grh.to_string()
         }
         // Concerns only the drop-in library: `ibverbs/tests/personalities.rs`.
-        "ibv_req_notify_cq behind a completion" => p.habits.reports_missed_completions.to_string(),
+        "ibv_req_notify_cq behind a completion" => p.quirks.reports_missed_completions.to_string(),
         "region of length 0 at a page boundary" => {
             let pd = context(&virtual_fabric(), p).alloc_pd().unwrap();
             pd.reg_mr(0, Access::LOCAL_WRITE).is_ok().to_string()

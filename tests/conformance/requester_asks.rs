@@ -45,7 +45,7 @@ fn quiet(n: u32, change: impl FnOnce(&mut Setup)) -> Bench {
 /// Returns a bench whose peer has acknowledged one SEND after 100 us.
 fn measured(change: impl FnOnce(&mut Setup)) -> Bench {
     let mut b = Bench::with(|s| {
-        s.tuning.min_patience = QUIET;
+        s.tuning.min_probe_timeout = QUIET;
         change(s);
     });
     b.post(0, WrOp::Send, 0, 1);
@@ -403,7 +403,7 @@ cases! {
 
     probe_timeout_follows_measured_round_trip_time => "req.ackreq.rtt" {
         // The round-trip time is 20 ms: the timeout is the mean plus four times half of it.
-        let mut b = Bench::with(|s| s.tuning.min_patience = QUIET);
+        let mut b = Bench::with(|s| s.tuning.min_probe_timeout = QUIET);
         b.post(1, WrOp::Send, 0, 1);
         b.sent();
         b.now = b.now + 20 * QUIET;

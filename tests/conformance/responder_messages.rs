@@ -89,8 +89,8 @@ cases! {
     }
 
     personality_rxe_reports_a_routing_header_on_every_receive => "resp.immediate" {
-        for (habits, grh) in [(Personality::STRICT.habits, false), (Personality::RXE.habits, true), (Personality::MLX5.habits, false)] {
-            let mut b = Bench::with(|s| s.habits = habits);
+        for (quirks, grh) in [(Personality::STRICT.quirks, false), (Personality::RXE.quirks, true), (Personality::MLX5.quirks, false)] {
+            let mut b = Bench::with(|s| s.quirks = quirks);
             b.recv(1, 0, 300);
             b.peer(&[send_imm(Only, RQ, &[1], 7)]);
             assert_eq!(b.sent().len(), 1);

@@ -116,7 +116,7 @@ impl World {
             signal_all: plan.signal_all,
             srq: pool.srq.filter(|_| !target),
             domain: target.then_some(DOMAIN),
-            habits: self.knobs.habits,
+            quirks: self.knobs.quirks,
             port_mtu: if plan.kind == Kind::Ud { plan.mtu } else { Mtu::Mtu4096 },
         };
         let qpn = s.nic.create_qp(&init, s.send_cq.clone(), s.recv_cq.clone()).unwrap();

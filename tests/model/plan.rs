@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use urxe::transport::Habits;
+use urxe::transport::Quirks;
 use urxe::wire::{Mtu, QKey};
 
 use crate::conversation::{Conversation, Message, Part};
@@ -35,7 +35,7 @@ pub struct Knobs {
     /// Whether some work requests fail, and some queue pairs are stopped or destroyed.
     pub errors: bool,
     pub ipv6: bool,
-    pub habits: Habits,
+    pub quirks: Quirks,
 }
 
 impl Knobs {
@@ -58,7 +58,7 @@ impl Knobs {
             share: rng.percent(40),
             errors: rng.percent(50),
             ipv6: rng.percent(30),
-            habits: Habits { credits: rng.percent(70), coalesces_acks: rng.percent(70), ..Habits::STRICT },
+            quirks: Quirks { credits: rng.percent(70), coalesces_acks: rng.percent(70), ..Quirks::STRICT },
         }
     }
 }

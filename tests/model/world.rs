@@ -126,7 +126,7 @@ impl Side {
             min_timeout: Duration::ZERO,
             max_ack_silence: Duration::from_micros(knobs.ack_silence_us),
             pace_unacknowledged: true,
-            min_patience: Duration::from_micros(knobs.ack_silence_us),
+            min_probe_timeout: Duration::from_micros(knobs.ack_silence_us),
         };
         let port = PortAddresses { gids: vec![ip.into()], src_port: None };
         let initial = &plan.arenas[i].initial;

@@ -8,7 +8,7 @@ use urxe::memory::{Access, AtomicOp, Bind, Buffer, FastReg, PdId, RegionInfo, Sp
 use urxe::nic::{CompletionQueue, Nic, NicConfig, Personality, PortAddresses};
 use urxe::transport::state::taken;
 use urxe::transport::{
-    AddressVector, BurstLimits, Completion, Destination, Habits, Instant, Placement, QpAttr, QpInit, QpState,
+    AddressVector, BurstLimits, Completion, Destination, Quirks, Instant, Placement, QpAttr, QpInit, QpState,
     QpType, RecvCaps, RecvWr, RxBurst, SendCaps, SendFlags, SendWr, Sge, SrqId, Tuning, TxQueue, WcOpcode,
     WcStatus, WrData, WrOp, XrcdId,
 };
@@ -58,7 +58,7 @@ struct Queue {
 pub struct Side {
     pub nic: Nic,
     number: u8,
-    habits: u8,
+    quirks: u8,
     memory: Table,
     tx: TxQueue,
     arena: Box<[u64]>,
@@ -92,8 +92,8 @@ fn start(n: usize) -> usize {
 }
 
 impl Side {
-    pub fn new(number: u8, habits: u8) -> Side {
-        let small = habits & 1 != 0;
+    pub fn new(number: u8, quirks: u8) -> Side {
+        let small = quirks & 1 != 0;
         let mut nic = Nic::new(NicConfig {
             personality: Personality::STRICT,
             tuning: Tuning {
@@ -102,8 +102,8 @@ impl Side {
                 min_timeout: Duration::from_micros(10),
                 max_ack_silence: Duration::from_micros(if small { 5 } else { 100 }),
                 turn: if small { 3 } else { 256 },
-                pace_unacknowledged: habits & 64 != 0,
-                min_patience: Duration::from_micros(if habits & 32 != 0 { 5 } else { 1000 }),
+                pace_unacknowledged: quirks & 64 != 0,
+                min_probe_timeout: Duration::from_micros(if quirks & 32 != 0 { 5 } else { 1000 }),
             },
             port: PortAddresses { gids: vec![gid(number)], src_port: None },
             seed: number.into(),
@@ -139,7 +139,7 @@ impl Side {
             signal_all: false,
             srq: None,
             domain: None,
-            habits: Habits::STRICT,
+            quirks: Quirks::STRICT,
             port_mtu: Mtu::Mtu256,
         };
         let mut create = |qp: usize| {
@@ -154,7 +154,7 @@ impl Side {
         let mut side = Side {
             nic,
             number,
-            habits,
+            quirks,
             memory,
             tx: TxQueue::new(if small { BurstLimits::SINGLE } else { BurstLimits::SEGMENTED }),
             arena,
@@ -220,9 +220,9 @@ impl Side {
         let rts = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(self.psn),
-            timeout: Some(AckTimeout::new(if self.habits & 2 != 0 { 0 } else { 3 })),
-            retry_cnt: Some(self.habits >> 2 & 7),
-            rnr_retry: Some(self.habits >> 5),
+            timeout: Some(AckTimeout::new(if self.quirks & 2 != 0 { 0 } else { 3 })),
+            retry_cnt: Some(self.quirks >> 2 & 7),
+            rnr_retry: Some(self.quirks >> 5),
             max_rd_atomic: Some(2),
             ..QpAttr::default()
         };

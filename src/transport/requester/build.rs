@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::ask::{self, Probe};
+use super::ack_request::{self, Probe};
 use super::{Cursor, Requester};
 use crate::memory::AtomicOp;
 use crate::transport::connection::Connection;
@@ -15,7 +15,7 @@ use crate::wire::{AtomicEth, Deth, Feth, HeaderSet, Headers, Operation, Position
 pub(super) const MAX_PSNS: u32 = 1 << 22;
 
 /// Reason why no packet was sent.
-pub(super) enum Stop {
+pub(super) enum Blocked {
     /// Nothing to do until a packet arrives or a timer expires.
     Idle,
     /// A probe must first request an acknowledgement of the newest packet in flight.
@@ -33,29 +33,29 @@ impl Requester {
         budget: usize,
         env: &mut Env<'_>,
     ) -> Result<bool, super::Fatal> {
-        self.crowded_out = false;
+        self.is_blocked_by_peer_window = false;
         let mut left = budget;
         while left > 0 && !env.tx.is_full() {
-            if self.cursor.packet > 0
-                && let Some(sent) = self.send_run(conn, left, env)
+            if self.snd_nxt.packet > 0
+                && let Some(sent) = self.send_bulk(conn, left, env)
             {
                 left -= sent;
                 continue;
             }
-            let probe = self.ask.due().and_then(|probe| self.next_probe(probe, env));
-            let at = probe.unwrap_or(self.cursor);
+            let probe = self.ack_request.due().and_then(|probe| self.next_probe(probe, env));
+            let at = probe.unwrap_or(self.snd_nxt);
             let sent = match probe {
-                Some(at) => self.send_again(at, conn, env),
+                Some(at) => self.retransmit_one(at, conn, env),
                 None => self.send_one(conn, env),
             };
             match sent {
                 Ok(()) => left -= 1,
-                Err(Stop::Idle) => return Ok(false),
-                Err(Stop::Probe) => {
-                    self.ask.probe(Probe::Newest);
+                Err(Blocked::Idle) => return Ok(false),
+                Err(Blocked::Probe) => {
+                    self.ack_request.probe(Probe::Newest);
                     left -= 1;
                 }
-                Err(Stop::Failed(status)) => {
+                Err(Blocked::Failed(status)) => {
                     self.failed = Some((at.wqe, status));
                     return self.settle_failure(conn, env).map(|()| false);
                 }
@@ -76,43 +76,43 @@ impl Requester {
         }
     }
 
-    fn send_one(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
-        let Cursor { wqe: index, packet } = self.cursor;
-        let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
+    fn send_one(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Blocked> {
+        let Cursor { wqe: index, packet } = self.snd_nxt;
+        let Some(wqe) = self.queue.get(index) else { return Err(Blocked::Idle) };
         if self.is_held {
-            return Err(Stop::Idle);
+            return Err(Blocked::Idle);
         }
         if wqe.fails {
             let is_stopped = conn.state == QpState::Sqd;
-            return Err(if is_stopped { Stop::Idle } else { Stop::Failed(WcStatus::LocQpOpErr) });
+            return Err(if is_stopped { Blocked::Idle } else { Blocked::Failed(WcStatus::LocQpOpErr) });
         }
         let psn = wqe.first_psn + packet;
         if wqe.op.is_local() {
-            return self.manage(conn, env);
+            return self.execute_local_op(conn, env);
         }
         if !conn.qp_type.is_reliable() {
             return self.emit(conn, env);
         }
         // A message that was never sent before. In SQD, messages already begun are finished and
         // retransmitted.
-        let fresh = packet == 0 && !psn.is_before(self.frontier);
-        if self.pause.is_some()
+        let fresh = packet == 0 && !psn.is_before(self.snd_max);
+        if self.rnr_wait_until.is_some()
             || self.failed.is_some()
             || self.rnr_probe.is_some_and(|probe| index > probe)
             || fresh && conn.state == QpState::Sqd
             || fresh && wqe.flags.fence && !self.reads.is_empty()
             || wqe.op.awaits_response() && self.reads.len() >= conn.max_rd_atomic as usize
         {
-            return Err(Stop::Idle);
+            return Err(Blocked::Idle);
         }
 
         // A message beyond the peer's end-to-end credit limit is sent alone: its first packet once everything
         // before it is acknowledged, the rest once the first is acknowledged (IBA 9.7.7.2.5).
         let limited = wqe.op.takes_receive() && self.credit.excludes(wqe.number);
         let is_alone =
-            || if packet == 0 { self.unacked == psn } else { self.unacked.is_after(wqe.first_psn) };
+            || if packet == 0 { self.snd_una == psn } else { self.snd_una.is_after(wqe.first_psn) };
         if limited && !is_alone() {
-            return Err(if self.ask.is_pending() { Stop::Probe } else { Stop::Idle });
+            return Err(if self.ack_request.is_pending() { Blocked::Probe } else { Blocked::Idle });
         }
 
         let mtu = conn.mtu.bytes() as u32;
@@ -121,94 +121,95 @@ impl Requester {
         let end_cost = wqe.cost_at(packet + psns, conn.mtu);
         let (window, whole) = (self.window.size(env.tuning), env.tuning.window as u64);
         let (begins, flight) = (start_cost <= self.acked_cost, end_cost - self.acked_cost);
-        if !begins && flight > window || psn.since(self.unacked) as u32 + psns > MAX_PSNS {
-            return Err(Stop::Idle);
+        if !begins && flight > window || psn.since(self.snd_una) as u32 + psns > MAX_PSNS {
+            return Err(Blocked::Idle);
         }
         // A QP with nothing in flight may overdraw the per-peer window with one request, but only while the
         // window has room.
         let others = env.others_in_flight;
         if others > 0 && flight + others > whole && !(begins && others < whole) {
-            self.crowded_out = true;
-            return Err(Stop::Idle);
+            self.is_blocked_by_peer_window = true;
+            return Err(Blocked::Idle);
         }
 
         let next = packet_cost(mtu.into());
         let closes = flight + next > window || flight + others + next > whole;
-        let marked = closes || ask::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
-        let again = psn.is_before(self.resend_until);
-        let ask = self.asks(wqe, packet + psns, index, conn, env.now) || marked || limited && packet == 0;
-        self.push(wqe, packet..packet + psns, ask, conn, env)?;
+        let marked = closes || ack_request::is_marked(start_cost, end_cost, env.tuning.window, conn.mtu);
+        let again = psn.is_before(self.retransmit_until);
+        let ack_request =
+            self.requests_ack(wqe, packet + psns, index, conn, env.now) || marked || limited && packet == 0;
+        self.push(wqe, packet..packet + psns, ack_request, conn, env)?;
         env.counters.retransmitted_pkts += u64::from(again);
         let awaits_response = wqe.op.awaits_response();
         if awaits_response {
             self.reads.push_back(psn + (psns - 1));
         }
-        if awaits_response || ask {
-            self.ask.asked(env.now, self.rtt.patience(env.tuning));
+        if awaits_response || ack_request {
+            self.ack_request.on_ack_requested(env.now, self.rtt.probe_timeout(env.tuning));
             if !again {
-                self.rtt.sent(psn, env.now);
+                self.rtt.on_sent(psn, env.now);
             }
         } else {
-            self.ask.unasked(env.now, conn.timeout, env.tuning);
+            self.ack_request.on_ack_not_requested(env.now, conn.timeout, env.tuning);
         }
         let ended = packet + psns == wqe.packets;
-        self.cursor = if ended {
+        self.snd_nxt = if ended {
             Cursor { wqe: index + 1, packet: 0 }
         } else {
             Cursor { wqe: index, packet: packet + psns }
         };
-        if self.frontier.is_before(psn + psns) {
-            self.frontier = psn + psns;
+        if self.snd_max.is_before(psn + psns) {
+            self.snd_max = psn + psns;
         }
         if self.timer.is_none() {
-            self.arm_timer(conn, env);
+            self.arm_ack_timer(conn, env);
         }
         Ok(())
     }
 
     /// Sends a packet of an unreliable service, which is never acknowledged; the last packet of a message
     /// completes it.
-    fn emit(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
-        let Cursor { wqe: index, packet } = self.cursor;
-        let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
+    fn emit(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Blocked> {
+        let Cursor { wqe: index, packet } = self.snd_nxt;
+        let Some(wqe) = self.queue.get(index) else { return Err(Blocked::Idle) };
         if packet == 0 && conn.state == QpState::Sqd {
-            return Err(Stop::Idle);
+            return Err(Blocked::Idle);
         }
         if wqe.is_datagram() && wqe.len > conn.mtu.bytes() as u32 {
-            return Err(Stop::Failed(WcStatus::LocLenErr));
+            return Err(Blocked::Failed(WcStatus::LocLenErr));
         }
         self.push(wqe, packet..packet + 1, false, conn, env)?;
-        self.unacked = wqe.first_psn + (packet + 1);
-        self.frontier = self.unacked;
+        self.snd_una = wqe.first_psn + (packet + 1);
+        self.snd_max = self.snd_una;
         if packet + 1 == wqe.packets {
-            self.cursor = Cursor { wqe: index + 1, packet: 0 };
+            self.snd_nxt = Cursor { wqe: index + 1, packet: 0 };
             self.retire(conn, Output::Emitted, env);
         } else {
-            self.cursor = Cursor { wqe: index, packet: packet + 1 };
+            self.snd_nxt = Cursor { wqe: index, packet: packet + 1 };
         }
         Ok(())
     }
 
     /// Reports whether the packet that extends to PSN `end` (exclusive) of a work request carries AckReq.
-    fn asks(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, now: Instant) -> bool {
+    fn requests_ack(&self, wqe: &SendWqe, end: u32, index: u64, conn: &Connection, now: Instant) -> bool {
         end == wqe.packets
             && (wqe.flags.signaled
                 || conn.signal_all
-                || wqe.first_psn.is_before(self.resend_until)
-                || ask::fills_a_part(index, self.queue.caps.max_wr)
+                || wqe.first_psn.is_before(self.retransmit_until)
+                || ack_request::fills_a_part(index, self.queue.caps.max_wr)
                 || self.queue.get(index + 1).is_some_and(|next| next.waits_for_all())
-                || self.ask.is_overdue(now))
+                || self.ack_request.is_overdue(now))
     }
 
     /// Returns the position of the packet to retransmit for a probe, if such a packet is in flight.
-    pub(super) fn place_of(&self, probe: Probe) -> Option<Cursor> {
+    pub(super) fn position_of_probe(&self, probe: Probe) -> Option<Cursor> {
         match probe {
-            Probe::Oldest => self.unacked.is_before(self.next_psn()).then(|| self.position_of_unacked()),
-            Probe::Newest => (self.queue.start()..=self.cursor.wqe).rev().find_map(|index| {
+            Probe::Oldest => self.snd_una.is_before(self.next_psn()).then(|| self.position_of_snd_una()),
+            Probe::Newest => (self.queue.start()..=self.snd_nxt.wqe).rev().find_map(|index| {
                 let wqe = self.queue.get(index).filter(|w| !w.op.awaits_response())?;
-                let sent = if index == self.cursor.wqe { self.cursor.packet } else { wqe.packets };
+                let sent = if index == self.snd_nxt.wqe { self.snd_nxt.packet } else { wqe.packets };
                 let packet = sent.checked_sub(1)?;
-                (!(wqe.first_psn + packet).is_before(self.unacked)).then_some(Cursor { wqe: index, packet })
+                (!(wqe.first_psn + packet).is_before(self.snd_una)).then_some(Cursor { wqe: index, packet })
             }),
         }
     }
@@ -217,31 +218,31 @@ impl Requester {
     /// The probe detects a loss that no later packet reveals, and empties the send queue if no thread waits
     /// for a completion.
     fn next_probe(&mut self, probe: Probe, env: &mut Env<'_>) -> Option<Cursor> {
-        let at = self.place_of(probe);
-        self.ask.asked(env.now, self.rtt.patience(env.tuning));
-        if probe == Probe::Oldest && self.place_of(Probe::Newest) != at {
-            self.ask.probe(Probe::Newest);
+        let at = self.position_of_probe(probe);
+        self.ack_request.on_ack_requested(env.now, self.rtt.probe_timeout(env.tuning));
+        if probe == Probe::Oldest && self.position_of_probe(Probe::Newest) != at {
+            self.ack_request.probe(Probe::Newest);
         }
         env.counters.ack_probe += u64::from(at.is_some());
         at
     }
 
     /// Retransmits one packet in flight with AckReq.
-    fn send_again(&self, at: Cursor, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
+    fn retransmit_one(&self, at: Cursor, conn: &Connection, env: &mut Env<'_>) -> Result<(), Blocked> {
         let Some(wqe) = self.queue.get(at.wqe) else { return Ok(()) };
         let psns = psns_at(wqe, at.packet, conn, env.tuning);
         self.push(wqe, at.packet..at.packet + psns, true, conn, env)
     }
 
-    /// Builds the packet for the PSNs `part` of a work request; `ask` sets AckReq.
+    /// Builds the packet for the PSNs `part` of a work request; `ack_request` sets AckReq.
     fn push(
         &self,
         wqe: &SendWqe,
         part: Range<u32>,
-        ask: bool,
+        ack_request: bool,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Blocked> {
         let mtu = conn.mtu.bytes() as u32;
         let offset = (part.start as u64 * mtu as u64) as u32;
         let len = (wqe.len - offset).min((part.end - part.start) * mtu);
@@ -251,16 +252,16 @@ impl Requester {
         };
         let psn = wqe.first_psn + part.start;
         let Some(mut headers) = request_headers(conn, wqe, position, psn, offset, len) else {
-            return Err(Stop::Idle);
+            return Err(Blocked::Idle);
         };
-        headers.bth.ack_req = ask || wqe.op.awaits_response();
+        headers.bth.ack_req = ack_request || wqe.op.awaits_response();
         let flow = match self.queue.destination(wqe) {
             Some(to) => {
                 headers.bth.dest_qp = to.qpn;
                 headers.deth = Deth { qkey: to.qkey, src_qp: conn.qpn };
                 &to.flow
             }
-            None => conn.flow.as_ref().ok_or(Stop::Idle)?,
+            None => conn.flow.as_ref().ok_or(Blocked::Idle)?,
         };
         if wqe.op.awaits_response() {
             let payload: &[u8] = match &wqe.op {
@@ -277,8 +278,10 @@ impl Requester {
         } else {
             self.queue
                 .gather(wqe, offset, len, conn.accessor(), env.memory, env.scratch)
-                .map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
-            env.tx.push_host(flow, headers, env.scratch).map_err(|_| Stop::Failed(WcStatus::LocProtErr))?;
+                .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
+            env.tx
+                .push_host(flow, headers, env.scratch)
+                .map_err(|_| Blocked::Failed(WcStatus::LocProtErr))?;
         }
         Ok(())
     }

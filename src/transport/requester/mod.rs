@@ -1,31 +1,31 @@
 //! The requester: builds requests from the send queue and completes them on responses.
 //!
-//! [`build`] sends what the congestion window allows, [`run`] sends packets in bulk, [`manage`] executes
-//! local operations, [`ask`] requests acknowledgements and sends tail loss probes, [`response`] processes
-//! acknowledgements, NAKs and response data, [`retry`] recovers from losses (go-back-N, timers), [`rtt`]
-//! estimates the round-trip time and the retransmission timeout (RTO), [`window`] is the congestion window.
-//! `cursor` is the next packet to send (snd_nxt), `unacked` the oldest unacknowledged PSN (snd_una),
-//! `frontier` the highest PSN sent plus one (snd_max).
+//! [`build`] sends what the congestion window allows, [`bulk`] sends packets in bulk, [`local_ops`] executes
+//! local operations, [`ack_request`] requests acknowledgements and sends tail loss probes, [`response`] processes
+//! acknowledgements, NAKs and response data, [`recovery`] recovers from losses (go-back-N, timers), [`rtt`]
+//! estimates the round-trip time and the retransmission timeout (RTO), [`congestion_window`] is the congestion window.
+//! `snd_nxt` is the next packet to send (snd_nxt), `snd_una` the oldest unacknowledged PSN (snd_una),
+//! `snd_max` the highest PSN sent plus one (snd_max).
 
-mod ask;
+mod ack_request;
 mod build;
-mod manage;
+mod bulk;
+mod congestion_window;
+mod local_ops;
+mod recovery;
 mod response;
-mod retry;
 mod rtt;
-mod run;
-mod window;
 
 use std::collections::VecDeque;
 
 use super::connection::{Connection, Fatal};
-use super::credits::Limit;
+use super::credits::CreditLimit;
 use super::send_queue::{Datagram, Mark, SendCaps, SendQueue};
 use super::{Completion, Destination, Env, Instant, Output, PostError, QpState, SendWr, WcStatus, earliest};
 use crate::wire::{Flow, Mtu, Psn};
 
 /// Flight cost that keeps a peer busy while as much again is batched.
-const GATHERED: u64 = 128 << 10;
+const BATCH_COST: u64 = 128 << 10;
 
 /// Position of a packet: work request and packet within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,91 +38,91 @@ struct Cursor {
 pub(super) struct Requester {
     queue: SendQueue,
     /// Next packet to send (snd_nxt).
-    cursor: Cursor,
+    snd_nxt: Cursor,
     /// Oldest unacknowledged PSN (snd_una); for a READ, the next response.
-    unacked: Psn,
+    snd_una: Psn,
     /// Highest PSN sent plus one (snd_max).
-    frontier: Psn,
+    snd_max: Psn,
     /// Last PSN of each READ and atomic in flight, oldest first.
     reads: VecDeque<Psn>,
     /// PSN of the packet that the peer RNR-NAKed last.
-    refused: Option<Psn>,
+    rnr_nakked: Option<Psn>,
     /// The RNR-NAKed work request, until it is acknowledged: only it is retransmitted after the RNR wait.
     rnr_probe: Option<u64>,
     /// End of the RNR wait.
-    pause: Option<Instant>,
+    rnr_wait_until: Option<Instant>,
     /// Expiry of the local ACK timer.
     timer: Option<Instant>,
     /// Consecutive local ACK timeouts.
-    silent: u32,
+    ack_timeouts: u32,
     retries_left: u8,
     rnr_retries_left: u8,
     /// Congestion window.
-    window: window::Window,
+    window: congestion_window::CongestionWindow,
     /// Flight cost of everything that the peer has acknowledged.
     acked_cost: u64,
     /// The last turn was blocked by the per-peer window, which other queue pairs use up.
-    crowded_out: bool,
+    is_blocked_by_peer_window: bool,
     /// Missing response for which requests have already been retransmitted.
-    gap: Option<Psn>,
+    missing_response: Option<Psn>,
     /// PSNs before this one have been sent before: sending them is a retransmission.
-    resend_until: Psn,
+    retransmit_until: Psn,
     /// Work request that failed locally, to be completed once it is the oldest.
     failed: Option<(u64, WcStatus)>,
     /// Index after the newest executed local operation; a go-back does not repeat it.
-    managed: u64,
+    local_ops_done: u64,
     /// Work requests were posted before RTS, and none since: nothing is sent.
     is_held: bool,
     /// The path has failed (migration): the retries are used up, but an alternate path is armed.
-    gives_path_up: bool,
+    take_path_failed: bool,
     /// End-to-end credit limit that the peer has advertised.
-    credit: Limit,
+    credit: CreditLimit,
     /// Acknowledgement requests and tail loss probes.
-    ask: ask::Ask,
+    ack_request: ack_request::AckRequests,
     /// Round-trip time estimator.
-    rtt: rtt::Rtt,
+    rtt: rtt::RttEstimator,
 }
 
 impl Requester {
     pub fn new(caps: SendCaps) -> Requester {
         Requester {
             queue: SendQueue::new(caps),
-            cursor: Cursor { wqe: 0, packet: 0 },
-            unacked: Psn::default(),
-            frontier: Psn::default(),
+            snd_nxt: Cursor { wqe: 0, packet: 0 },
+            snd_una: Psn::default(),
+            snd_max: Psn::default(),
             reads: VecDeque::new(),
-            refused: None,
+            rnr_nakked: None,
             rnr_probe: None,
-            pause: None,
+            rnr_wait_until: None,
             timer: None,
-            silent: 0,
+            ack_timeouts: 0,
             retries_left: 0,
-            window: window::Window::new(),
+            window: congestion_window::CongestionWindow::new(),
             acked_cost: 0,
-            crowded_out: false,
+            is_blocked_by_peer_window: false,
             rnr_retries_left: 0,
-            gap: None,
-            resend_until: Psn::default(),
+            missing_response: None,
+            retransmit_until: Psn::default(),
             failed: None,
-            managed: 0,
+            local_ops_done: 0,
             is_held: false,
-            gives_path_up: false,
-            credit: Limit::default(),
-            ask: ask::Ask::default(),
-            rtt: rtt::Rtt::default(),
+            take_path_failed: false,
+            credit: CreditLimit::default(),
+            ack_request: ack_request::AckRequests::default(),
+            rtt: rtt::RttEstimator::default(),
         }
     }
 
     /// Enters RTS; the first packet gets the PSN `conn.sq_psn`.
     pub fn start(&mut self, conn: &Connection) {
         self.acked_cost = self.queue.begin(conn);
-        self.credit = Limit::default();
-        self.unacked = conn.sq_psn;
-        self.frontier = conn.sq_psn;
-        self.resend_until = conn.sq_psn;
-        self.window = window::Window::new();
-        self.rtt = rtt::Rtt::default();
-        (self.refused, self.rnr_probe) = (None, None);
+        self.credit = CreditLimit::default();
+        self.snd_una = conn.sq_psn;
+        self.snd_max = conn.sq_psn;
+        self.retransmit_until = conn.sq_psn;
+        self.window = congestion_window::CongestionWindow::new();
+        self.rtt = rtt::RttEstimator::default();
+        (self.rnr_nakked, self.rnr_probe) = (None, None);
         self.reset_retries(conn);
     }
 
@@ -170,18 +170,18 @@ impl Requester {
 
     /// Reports whether something is to be sent: posted packets, retransmissions or a probe.
     pub fn has_unsent(&self) -> bool {
-        self.cursor.wqe < self.queue.end() && !self.is_held || self.ask.due().is_some()
+        self.snd_nxt.wqe < self.queue.end() && !self.is_held || self.ack_request.due().is_some()
     }
 
     /// Reports whether no message is partly sent and nothing is in flight.
     pub fn is_drained(&self) -> bool {
-        self.cursor.packet == 0 && !self.unacked.is_before(self.frontier) && self.failed.is_none()
+        self.snd_nxt.packet == 0 && !self.snd_una.is_before(self.snd_max) && self.failed.is_none()
     }
 
     /// Flight cost of what is sent, since the last go-back if any, and not acknowledged.
     pub fn in_flight(&self, mtu: Mtu) -> u64 {
-        let sent = match self.queue.get(self.cursor.wqe) {
-            Some(wqe) => wqe.cost_at(self.cursor.packet, mtu),
+        let sent = match self.queue.get(self.snd_nxt.wqe) {
+            Some(wqe) => wqe.cost_at(self.snd_nxt.packet, mtu),
             None => self.queue.cost,
         };
         sent - self.acked_cost
@@ -189,30 +189,30 @@ impl Requester {
 
     /// Reports whether posted work may wait for batching: an acknowledgement is outstanding that triggers the
     /// next turn, and enough is in flight to keep the peer busy until then.
-    pub fn may_gather(&self, mtu: Mtu) -> bool {
+    pub fn may_batch(&self, mtu: Mtu) -> bool {
         let unsent = (self.queue.cost - self.acked_cost).saturating_sub(self.in_flight(mtu));
-        self.ask.awaits_answer()
-            && self.ask.due().is_none()
-            && self.in_flight(mtu) >= GATHERED
-            && unsent < GATHERED
+        self.ack_request.awaits_ack()
+            && self.ack_request.due().is_none()
+            && self.in_flight(mtu) >= BATCH_COST
+            && unsent < BATCH_COST
     }
 
     /// Reports whether the last turn was blocked by the per-peer window.
-    pub fn is_crowded_out(&self) -> bool {
-        self.crowded_out
+    pub fn is_blocked_by_peer_window(&self) -> bool {
+        self.is_blocked_by_peer_window
     }
 
     /// PSN of the next packet to send.
     pub fn next_psn(&self) -> Psn {
-        match self.queue.get(self.cursor.wqe) {
-            Some(wqe) => wqe.first_psn + self.cursor.packet,
+        match self.queue.get(self.snd_nxt.wqe) {
+            Some(wqe) => wqe.first_psn + self.snd_nxt.packet,
             None => self.queue.next_psn,
         }
     }
 
     /// Time of the earliest timer: RNR wait, local ACK timeout or probe.
     pub fn next_deadline(&self) -> Option<Instant> {
-        earliest([self.pause, self.timer, self.ask.deadline()])
+        earliest([self.rnr_wait_until, self.timer, self.ack_request.deadline()])
     }
 
     /// Completes all work requests with WR_FLUSH_ERR, in order.
@@ -235,17 +235,17 @@ impl Requester {
 
     /// Stops all timers and clears what is in flight.
     fn quiesce(&mut self) {
-        self.cursor = Cursor { wqe: self.queue.end(), packet: 0 };
+        self.snd_nxt = Cursor { wqe: self.queue.end(), packet: 0 };
         self.acked_cost = self.queue.cost;
         self.reads.clear();
-        (self.pause, self.timer, self.gap, self.failed) = (None, None, None, None);
+        (self.rnr_wait_until, self.timer, self.missing_response, self.failed) = (None, None, None, None);
         (self.rnr_probe, self.is_held) = (None, false);
-        self.ask.settled();
-        self.rtt.forget();
+        self.ack_request.reset();
+        self.rtt.discard_sample();
     }
 
     fn reset_retries(&mut self, conn: &Connection) {
-        self.silent = 0;
+        self.ack_timeouts = 0;
         self.retries_left = conn.retry_cnt;
         self.rnr_retries_left = conn.rnr_retry;
     }

@@ -2,7 +2,7 @@
 
 use super::{Cursor, Fatal, Requester};
 use crate::transport::connection::Connection;
-use crate::transport::credits::Limit;
+use crate::transport::credits::CreditLimit;
 use crate::transport::{Completion, Env, Output, WcStatus, WrOp};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Psn, RnrTimer, Syndrome};
 
@@ -25,15 +25,15 @@ impl Requester {
     /// Processes a response packet.
     pub fn handle(&mut self, packet: &Packet<'_>, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         let psn = packet.bth().psn;
-        if psn.is_before(self.unacked) || !psn.is_before(self.frontier) {
+        if psn.is_before(self.snd_una) || !psn.is_before(self.snd_max) {
             // A duplicate, or a response to a request that was never sent (a ghost).
             env.counters.unexpected_response += 1;
             return Ok(());
         }
         if let Some(Aeth { syndrome: Syndrome::Ack { credits }, msn }) = packet.aeth()
-            && conn.habits().credits
+            && conn.quirks().credits
         {
-            self.credit = Limit::new(msn, credits);
+            self.credit = CreditLimit::new(msn, credits);
         }
         match packet.row().operation {
             Operation::Acknowledge => {
@@ -41,11 +41,11 @@ impl Requester {
                 match syndrome {
                     Syndrome::Ack { .. } => {
                         if self.acknowledge(psn, conn, env)? == Acked::UntilRead {
-                            self.implied_nak(conn, env)?;
+                            self.on_implied_nak(conn, env)?;
                         }
                     }
-                    Syndrome::RnrNak(timer) => self.receiver_not_ready(psn, timer, conn, env)?,
-                    Syndrome::Nak(code) => self.negative(psn, code, conn, env)?,
+                    Syndrome::RnrNak(timer) => self.on_rnr_nak(psn, timer, conn, env)?,
+                    Syndrome::Nak(code) => self.on_nak(psn, code, conn, env)?,
                     Syndrome::Reserved(_) => env.counters.unexpected_response += 1,
                 }
             }
@@ -61,23 +61,23 @@ impl Requester {
 
     /// Acknowledges everything up to and including `last`.
     fn acknowledge(&mut self, last: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<Acked, Fatal> {
-        let before = self.unacked;
+        let before = self.snd_una;
         let mut acked = Acked::All;
         while let Some(wqe) = self.queue.front()
-            && !last.is_before(self.unacked)
+            && !last.is_before(self.snd_una)
         {
             if wqe.op.awaits_response() {
                 acked = Acked::UntilRead;
                 break;
             }
             if last.next().is_before(wqe.end_psn()) {
-                self.unacked = last.next();
+                self.snd_una = last.next();
                 break;
             }
             self.complete_oldest(conn, env);
         }
-        if self.unacked != before {
-            self.progress(conn, env);
+        if self.snd_una != before {
+            self.on_progress(conn, env);
         }
         Ok(acked)
     }
@@ -91,7 +91,7 @@ impl Requester {
     /// wraps the completion in an effect.
     pub(super) fn retire(&mut self, conn: &Connection, report: fn(Completion) -> Output, env: &mut Env<'_>) {
         self.retire_one(conn, report, env);
-        self.retire_managed(conn, report, env);
+        self.retire_local_ops(conn, report, env);
     }
 
     /// Retires the oldest work request and reports its completion if it is signalled.
@@ -102,7 +102,7 @@ impl Requester {
         env: &mut Env<'_>,
     ) {
         let Some(wqe) = self.queue.front() else { return };
-        self.unacked = wqe.end_psn();
+        self.snd_una = wqe.end_psn();
         env.counters.rdma_sends += 1;
         if wqe.flags.signaled || conn.signal_all {
             env.out.push(report(Completion {
@@ -115,47 +115,47 @@ impl Requester {
         self.queue.retire();
     }
 
-    /// Handles progress of `unacked` (snd_una): grows the congestion window, resets the retry counters and
+    /// Handles progress of `snd_una` (snd_una): grows the congestion window, resets the retry counters and
     /// restarts the timers.
-    fn progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
-        while self.reads.front().is_some_and(|last| last.is_before(self.unacked)) {
+    fn on_progress(&mut self, conn: &Connection, env: &mut Env<'_>) {
+        while self.reads.front().is_some_and(|last| last.is_before(self.snd_una)) {
             self.reads.pop_front();
         }
         // After a go-back, an acknowledgement of the first transmission may overtake the cursor.
-        if self.next_psn().is_before(self.unacked) || self.cursor.wqe < self.queue.start() {
-            self.cursor = self.position_of_unacked();
+        if self.next_psn().is_before(self.snd_una) || self.snd_nxt.wqe < self.queue.start() {
+            self.snd_nxt = self.position_of_snd_una();
         }
         // A work request that failed on retransmission has succeeded if its first transmission is
         // acknowledged.
         self.failed = self.failed.filter(|(index, _)| *index >= self.queue.start());
         self.rnr_probe = self.rnr_probe.filter(|index| *index >= self.queue.start());
-        self.gap = None;
-        self.rtt.answered(self.unacked, env.now);
-        if self.unacked == self.next_psn() {
-            self.ask.settled();
+        self.missing_response = None;
+        self.rtt.on_ack(self.snd_una, env.now);
+        if self.snd_una == self.next_psn() {
+            self.ack_request.reset();
         } else {
-            self.ask.answered(env.now, self.rtt.patience(env.tuning));
+            self.ack_request.on_ack(env.now, self.rtt.probe_timeout(env.tuning));
         }
-        if self.resend_until.is_before(self.unacked) {
-            // Keeps `resend_until` within half of the PSN space, beyond which it would compare as ahead
+        if self.retransmit_until.is_before(self.snd_una) {
+            // Keeps `retransmit_until` within half of the PSN space, beyond which it would compare as ahead
             // again.
-            self.resend_until = self.unacked;
+            self.retransmit_until = self.snd_una;
         }
         let acked = match self.queue.front() {
-            Some(wqe) => wqe.cost_at(self.unacked.since(wqe.first_psn).max(0) as u32, conn.mtu),
+            Some(wqe) => wqe.cost_at(self.snd_una.since(wqe.first_psn).max(0) as u32, conn.mtu),
             None => self.queue.cost,
         };
-        self.window.grow(acked - self.acked_cost, conn.mtu);
+        self.window.on_ack(acked - self.acked_cost, conn.mtu);
         self.acked_cost = acked;
         self.reset_retries(conn);
-        self.arm_timer(conn, env);
+        self.arm_ack_timer(conn, env);
     }
 
-    /// Returns the position of `unacked` (snd_una) in the send queue.
-    pub(super) fn position_of_unacked(&self) -> Cursor {
+    /// Returns the position of `snd_una` (snd_una) in the send queue.
+    pub(super) fn position_of_snd_una(&self) -> Cursor {
         match self.queue.front() {
             Some(wqe) => {
-                Cursor { wqe: self.queue.start(), packet: self.unacked.since(wqe.first_psn).max(0) as u32 }
+                Cursor { wqe: self.queue.start(), packet: self.snd_una.since(wqe.first_psn).max(0) as u32 }
             }
             None => Cursor { wqe: self.queue.end(), packet: 0 },
         }
@@ -163,12 +163,12 @@ impl Requester {
 
     /// Acknowledges everything before `psn`, which a response to a READ or atomic and a NAK do implicitly.
     /// Returns whether `psn` is then the oldest unacknowledged PSN; if not, a response in between is missing.
-    fn reach(&mut self, psn: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<bool, Fatal> {
-        if psn != self.unacked && self.acknowledge(psn.prev(), conn, env)? == Acked::UntilRead {
-            self.implied_nak(conn, env)?;
+    fn acknowledge_before(&mut self, psn: Psn, conn: &Connection, env: &mut Env<'_>) -> Result<bool, Fatal> {
+        if psn != self.snd_una && self.acknowledge(psn.prev(), conn, env)? == Acked::UntilRead {
+            self.on_implied_nak(conn, env)?;
             return Ok(false);
         }
-        Ok(psn == self.unacked)
+        Ok(psn == self.snd_una)
     }
 
     fn read_response(
@@ -178,7 +178,7 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        if !self.reach(psn, conn, env)? {
+        if !self.acknowledge_before(psn, conn, env)? {
             return Ok(());
         }
         let Some(wqe) = self.queue.front().filter(|w| is_answered_like_a_read(w.op)) else {
@@ -199,9 +199,9 @@ impl Requester {
         if psn.next() == wqe.end_psn() {
             self.complete_oldest(conn, env);
         } else {
-            self.unacked = psn.next();
+            self.snd_una = psn.next();
         }
-        self.progress(conn, env);
+        self.on_progress(conn, env);
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl Requester {
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        if !self.reach(psn, conn, env)? {
+        if !self.acknowledge_before(psn, conn, env)? {
             return Ok(());
         }
         let Some(wqe) = self.queue.front().filter(|w| matches!(w.op, WrOp::Atomic { .. })) else {
@@ -224,12 +224,12 @@ impl Requester {
             return Err(self.fail_oldest(WcStatus::LocProtErr, conn, env));
         }
         self.complete_oldest(conn, env);
-        self.progress(conn, env);
+        self.on_progress(conn, env);
         Ok(())
     }
 
     /// Handles an RNR NAK: goes back to the RNR-NAKed packet and starts the RNR wait.
-    fn receiver_not_ready(
+    fn on_rnr_nak(
         &mut self,
         psn: Psn,
         timer: RnrTimer,
@@ -238,7 +238,7 @@ impl Requester {
     ) -> Result<(), Fatal> {
         env.counters.rcvd_rnr_err += 1;
         // Nothing is sent during the RNR wait, so a second RNR NAK is a duplicate of the first.
-        if !self.reach(psn, conn, env)? || self.pause.is_some() {
+        if !self.acknowledge_before(psn, conn, env)? || self.rnr_wait_until.is_some() {
             return Ok(());
         }
         // An RNR retry count of 7 means infinite (IBA 9.7.5.2.8).
@@ -252,22 +252,16 @@ impl Requester {
         // The packet did arrive: only timeouts and losses use up the retry count. rxe sends a sequence error
         // NAK for each packet train behind an RNR NAK, so with a short RNR timer the retries would run out
         // during the RNR wait.
-        (self.retries_left, self.silent) = (conn.retry_cnt, 0);
-        (self.refused, self.rnr_probe) = (Some(psn), Some(self.queue.start()));
-        self.go_back(env);
-        self.pause = Some(env.now + timer.duration());
+        (self.retries_left, self.ack_timeouts) = (conn.retry_cnt, 0);
+        (self.rnr_nakked, self.rnr_probe) = (Some(psn), Some(self.queue.start()));
+        self.go_back_n(env);
+        self.rnr_wait_until = Some(env.now + timer.duration());
         Ok(())
     }
 
     /// Handles a NAK: retransmits after a sequence error, and fails the oldest work request for any other
     /// code.
-    fn negative(
-        &mut self,
-        psn: Psn,
-        code: NakCode,
-        conn: &Connection,
-        env: &mut Env<'_>,
-    ) -> Result<(), Fatal> {
+    fn on_nak(&mut self, psn: Psn, code: NakCode, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         let status = match code {
             NakCode::PsnSequenceError => None,
             NakCode::InvalidRequest | NakCode::InvalidRdRequest => Some(WcStatus::RemInvReqErr),
@@ -280,18 +274,22 @@ impl Requester {
             }
         };
         env.counters.rcvd_seq_err += status.is_none() as u64;
-        if !self.reach(psn, conn, env)? {
+        if !self.acknowledge_before(psn, conn, env)? {
             return Ok(());
         }
         let Some(status) = status else {
             // Already going back to this PSN: rxe, for example, sends this NAK after an RNR NAK for the
             // packets behind it.
-            if self.is_back() {
+            if self.is_at_snd_una() {
                 return Ok(());
             }
             // A sequence error NAK for the RNR-NAKed packet is not a loss: retransmits without reducing the
             // congestion window.
-            return if self.refused == Some(psn) { self.retry(conn, env) } else { self.recover(conn, env) };
+            return if self.rnr_nakked == Some(psn) {
+                self.retransmit(conn, env)
+            } else {
+                self.on_loss(conn, env)
+            };
         };
         env.counters.req_remote_err += 1;
         Err(self.fail_oldest(status, conn, env))
@@ -299,13 +297,13 @@ impl Requester {
 
     /// Handles a missing response (implied NAK): a later response has overtaken it. Its request is
     /// retransmitted at once, but only once for all responses that are behind it on the wire.
-    fn implied_nak(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        if self.gap == Some(self.unacked) || self.is_back() {
+    fn on_implied_nak(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        if self.missing_response == Some(self.snd_una) || self.is_at_snd_una() {
             return Ok(());
         }
         env.counters.implied_nak_seq_err += 1;
-        self.recover(conn, env)?;
-        self.gap = Some(self.unacked);
+        self.on_loss(conn, env)?;
+        self.missing_response = Some(self.snd_una);
         Ok(())
     }
 }

@@ -1,14 +1,14 @@
 //! Checks of a request in the order of the specification (IBA 9.7.4.1, figure 87): PSN, opcode sequence,
 //! opcode valid for the QP, resources, length, key and range. The checks change nothing.
 
-use super::refusal::Refusal;
+use super::nak_reason::NakReason;
 use super::{Message, Responder, accessor};
 use crate::memory::{Access, Accessor, HostSlice};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MAX_MESSAGE, Placement};
 use crate::wire::{Operation, Packet, Position, Reth};
 
-type Verdict = Result<(), Refusal>;
+type Verdict = Result<(), NakReason>;
 
 impl Responder {
     /// Validates a request. Returns the memory that its RETH or atomic header names, or the reason for a NAK.
@@ -18,7 +18,7 @@ impl Responder {
         ahead: i32,
         conn: &Connection,
         env: &Env<'_>,
-    ) -> Result<HostSlice, Refusal> {
+    ) -> Result<HostSlice, NakReason> {
         check_psn(ahead)?;
         self.check_sequence(packet)?;
         check_opcode(packet, conn)?;
@@ -37,7 +37,7 @@ impl Responder {
             Some(Message::Send { .. }) => !row.position.starts() && row.operation == Operation::Send,
             Some(Message::Write { .. }) => !row.position.starts() && row.operation == Operation::Write,
         };
-        fits.then_some(()).ok_or(Refusal::Invalid)
+        fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 
     /// Checks the shared receive queue of an XRC packet: it must be of the target's domain, and the same for
@@ -47,7 +47,7 @@ impl Responder {
         let named = env.srq.as_ref().filter(|s| s.id().0 == number && s.domain() == conn.domain());
         let goes_on = !packet.row().position.starts();
         let fits = named.is_some_and(|s| !goes_on || self.message_srq == Some(s.id()));
-        fits.then_some(()).ok_or(Refusal::Invalid)
+        fits.then_some(()).ok_or(NakReason::InvalidRequest)
     }
 
     /// Checks resources: READ and atomic depth, and a receive for SENDs and immediates.
@@ -56,13 +56,13 @@ impl Responder {
         if operation.takes_read_resource() {
             // Replays do not count: the requester may have received the original responses meanwhile.
             let waiting = self.replies.iter().filter(|r| r.is_fresh_result()).count();
-            if waiting >= conn.max_dest_rd_atomic as usize && conn.habits().checks_depth {
-                return Err(Refusal::Invalid);
+            if waiting >= conn.max_dest_rd_atomic as usize && conn.quirks().checks_depth {
+                return Err(NakReason::InvalidRequest);
             }
         }
         let needs_receive = operation == Operation::Send || packet.imm().is_some();
         if needs_receive && self.receives.len_of_next(env).is_none() {
-            return Err(Refusal::NotReady);
+            return Err(NakReason::ReceiverNotReady);
         }
         Ok(())
     }
@@ -70,9 +70,9 @@ impl Responder {
     fn check_length(&self, packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Verdict {
         let row = packet.row();
         let len = packet.payload().len();
-        let lax = !conn.habits().checks_send_length && row.operation == Operation::Send;
+        let lax = !conn.quirks().checks_send_length && row.operation == Operation::Send;
         if !(row.payload.allows(len, conn.mtu.bytes()) || lax && row.position.starts()) {
-            return Err(Refusal::Invalid);
+            return Err(NakReason::InvalidRequest);
         }
         match row.operation {
             Operation::Send => {
@@ -82,17 +82,17 @@ impl Responder {
                 };
                 let total = received as u64 + len as u64;
                 if total > MAX_MESSAGE {
-                    return Err(Refusal::Invalid);
+                    return Err(NakReason::InvalidRequest);
                 }
                 if self.receives.len_of_next(env).is_some_and(|room| total > room) {
-                    return Err(Refusal::TooLong);
+                    return Err(NakReason::LengthError);
                 }
             }
             Operation::Write => {
                 let (announced, received) = match (packet.reth(), self.message) {
                     (Some(reth), _) => (reth.dma_len, 0),
                     (None, Some(Message::Write { reth, received })) => (reth.dma_len, received),
-                    (None, _) => return Err(Refusal::Invalid),
+                    (None, _) => return Err(NakReason::InvalidRequest),
                 };
                 let total = received as u64 + len as u64;
                 let fits = match row.position {
@@ -100,24 +100,24 @@ impl Responder {
                     Position::Last | Position::Only => total == announced as u64,
                 };
                 if !fits || announced as u64 > MAX_MESSAGE {
-                    return Err(Refusal::Invalid);
+                    return Err(NakReason::InvalidRequest);
                 }
             }
             Operation::ReadRequest if packet.reth().is_some_and(|r| r.dma_len as u64 > MAX_MESSAGE) => {
-                return Err(Refusal::Invalid);
+                return Err(NakReason::InvalidRequest);
             }
             // An unaligned address is an invalid request, not an access error (IBA 9.7.4.1.7).
             Operation::CompareSwap | Operation::FetchAdd
                 if packet.atomic().is_some_and(|a| !a.va.is_multiple_of(8)) =>
             {
-                return Err(Refusal::Invalid);
+                return Err(NakReason::InvalidRequest);
             }
             Operation::AtomicWrite
                 if packet.reth().is_some_and(|r| !r.va.is_multiple_of(8) || r.dma_len != 8) =>
             {
-                return Err(Refusal::Invalid);
+                return Err(NakReason::InvalidRequest);
             }
-            Operation::Flush if flush_of(packet).is_none() => return Err(Refusal::Invalid),
+            Operation::Flush if flush_of(packet).is_none() => return Err(NakReason::InvalidRequest),
             _ => {}
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Responder {
 }
 
 fn check_psn(ahead: i32) -> Verdict {
-    if ahead > 0 { Err(Refusal::OutOfSequence) } else { Ok(()) }
+    if ahead > 0 { Err(NakReason::OutOfSequence) } else { Ok(()) }
 }
 
 /// Checks that the service supports the operation and the QP permits it; otherwise it is an invalid request
@@ -136,20 +136,20 @@ fn check_opcode(packet: &Packet<'_>, conn: &Connection) -> Verdict {
         Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,
         Operation::ReadRequest => Access::REMOTE_READ,
         Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
-        Operation::Flush => flush_of(packet).ok_or(Refusal::Invalid)?.0.access(),
-        _ => return Err(Refusal::Invalid),
+        Operation::Flush => flush_of(packet).ok_or(NakReason::InvalidRequest)?.0.access(),
+        _ => return Err(NakReason::InvalidRequest),
     };
-    conn.access.allows(needed).then_some(()).ok_or(Refusal::Invalid)
+    conn.access.allows(needed).then_some(()).ok_or(NakReason::InvalidRequest)
 }
 
 /// Checks access to the whole range that a request announces, before any of it is accessed.
-fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result<HostSlice, Refusal> {
+fn check_access(packet: &Packet<'_>, conn: &Connection, env: &Env<'_>) -> Result<HostSlice, NakReason> {
     let by = accessor(conn, env);
     let range =
-        |rkey, va, len, access| env.memory.remote(by, rkey, va, len, access).map_err(|_| Refusal::Access);
+        |rkey, va, len, access| env.memory.remote(by, rkey, va, len, access).map_err(|_| NakReason::Access);
     if let Some((placement, whole_region)) = flush_of(packet) {
-        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
-        return flush_range(env, by, &reth, placement, whole_region).ok_or(Refusal::Access);
+        let Some(reth) = packet.reth() else { return Err(NakReason::InvalidRequest) };
+        return flush_range(env, by, &reth, placement, whole_region).ok_or(NakReason::Access);
     }
     if let Some(reth) = packet.reth() {
         let access = match packet.row().operation {

@@ -1,7 +1,7 @@
 //! Execution of requests that have passed their checks.
 
 use super::check::{flush_of, flush_range};
-use super::refusal::Refusal;
+use super::nak_reason::NakReason;
 use super::{Message, Reply, Resource, ResourceKind, Responder, accessor};
 use crate::memory::{Access, AtomicOp, HostSlice};
 use crate::transport::connection::Connection;
@@ -56,7 +56,7 @@ impl Responder {
         named: HostSlice,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), NakReason> {
         match packet.row().operation {
             Operation::Send => self.execute_send(packet, conn, env)?,
             Operation::Write => self.execute_write(packet, named, conn, env)?,
@@ -64,7 +64,7 @@ impl Responder {
             Operation::CompareSwap | Operation::FetchAdd => return self.execute_atomic(packet, conn, env),
             Operation::AtomicWrite => return self.execute_atomic_write(packet, conn, env),
             Operation::Flush => return self.execute_flush(packet, conn, env),
-            _ => return Err(Refusal::Invalid),
+            _ => return Err(NakReason::InvalidRequest),
         }
         self.expected = packet.bth().psn.next();
         if packet.bth().ack_req && conn.qp_type.is_reliable() {
@@ -78,17 +78,17 @@ impl Responder {
         packet: &Packet<'_>,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), NakReason> {
         let received = match self.message {
             Some(Message::Send { received }) => received,
             _ => 0,
         };
         let data = packet.payload();
-        self.receives.scatter(received, data, conn, env).map_err(|_| Refusal::LocalProtection)?;
+        self.receives.scatter(received, data, conn, env).map_err(|_| NakReason::LocalProtection)?;
         let received = received + data.len() as u32;
         if let Some(rkey) = packet.ieth() {
             let closed = env.memory.invalidate(rkey, accessor(conn, env), true);
-            closed.map_err(|_| Refusal::Invalidation)?;
+            closed.map_err(|_| NakReason::Invalidation)?;
         }
         if packet.row().position.ends() {
             self.message = None;
@@ -106,7 +106,7 @@ impl Responder {
         named: HostSlice,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), NakReason> {
         let data = packet.payload();
         let (reth, received, target) = match (packet.reth(), self.message) {
             (Some(reth), _) => (reth, 0, named),
@@ -115,11 +115,11 @@ impl Responder {
                 // the first.
                 let (va, len) = (reth.va.wrapping_add(received as u64), data.len() as u32);
                 let found = env.memory.remote(accessor(conn, env), reth.rkey, va, len, Access::REMOTE_WRITE);
-                (reth, received, found.map_err(|_| Refusal::Access)?)
+                (reth, received, found.map_err(|_| NakReason::Access)?)
             }
-            (None, _) => return Err(Refusal::Invalid),
+            (None, _) => return Err(NakReason::InvalidRequest),
         };
-        target.store(data).map_err(|_| Refusal::Operational)?;
+        target.store(data).map_err(|_| NakReason::RemoteOperational)?;
         let received = received + data.len() as u32;
         if packet.row().position.ends() {
             self.message = None;
@@ -138,8 +138,8 @@ impl Responder {
         packet: &Packet<'_>,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Refusal> {
-        let reth = packet.reth().ok_or(Refusal::Invalid)?;
+    ) -> Result<(), NakReason> {
+        let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
         let first = packet.bth().psn;
         let last = first + (conn.mtu.packets(reth.dma_len) - 1);
         self.finish_message(env);
@@ -155,20 +155,20 @@ impl Responder {
         packet: &Packet<'_>,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Refusal> {
-        let atomic = packet.atomic().ok_or(Refusal::Invalid)?;
+    ) -> Result<(), NakReason> {
+        let atomic = packet.atomic().ok_or(NakReason::InvalidRequest)?;
         let word = env
             .memory
             .remote_word(accessor(conn, env), atomic.rkey, atomic.va, Access::REMOTE_ATOMIC)
-            .map_err(|_| Refusal::Access)?
-            .ok_or(Refusal::Operational)?;
+            .map_err(|_| NakReason::Access)?
+            .ok_or(NakReason::RemoteOperational)?;
         let op = match packet.row().operation {
             Operation::CompareSwap => {
                 AtomicOp::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add }
             }
             _ => AtomicOp::FetchAdd(atomic.swap_or_add),
         };
-        let original = word.atomic(op).map_err(|_| Refusal::Operational)?;
+        let original = word.atomic(op).map_err(|_| NakReason::RemoteOperational)?;
         let psn = packet.bth().psn;
         self.finish_message(env);
         self.remember(
@@ -185,14 +185,14 @@ impl Responder {
         packet: &Packet<'_>,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Refusal> {
-        let reth = packet.reth().ok_or(Refusal::Invalid)?;
+    ) -> Result<(), NakReason> {
+        let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
         env.memory
             .remote_word(accessor(conn, env), reth.rkey, reth.va, Access::REMOTE_WRITE)
-            .map_err(|_| Refusal::Access)?
-            .ok_or(Refusal::Operational)?
+            .map_err(|_| NakReason::Access)?
+            .ok_or(NakReason::RemoteOperational)?
             .store(packet.payload())
-            .map_err(|_| Refusal::Operational)?;
+            .map_err(|_| NakReason::RemoteOperational)?;
         self.done(packet, conn, env);
         Ok(())
     }
@@ -204,13 +204,13 @@ impl Responder {
         packet: &Packet<'_>,
         conn: &Connection,
         env: &mut Env<'_>,
-    ) -> Result<(), Refusal> {
-        let reth = packet.reth().ok_or(Refusal::Invalid)?;
-        let (placement, whole_region) = flush_of(packet).ok_or(Refusal::Invalid)?;
+    ) -> Result<(), NakReason> {
+        let reth = packet.reth().ok_or(NakReason::InvalidRequest)?;
+        let (placement, whole_region) = flush_of(packet).ok_or(NakReason::InvalidRequest)?;
         let range =
-            flush_range(env, accessor(conn, env), &reth, placement, whole_region).ok_or(Refusal::Access)?;
+            flush_range(env, accessor(conn, env), &reth, placement, whole_region).ok_or(NakReason::Access)?;
         if placement.persistent && !range.persist() {
-            return Err(Refusal::Operational);
+            return Err(NakReason::RemoteOperational);
         }
         self.done(packet, conn, env);
         Ok(())
@@ -259,7 +259,7 @@ impl Responder {
             invalidated: packet.ieth(),
             solicited: packet.bth().solicited,
             pkey_index: conn.pkey_index,
-            grh: conn.habits().grh_on_every_receive,
+            grh: conn.quirks().grh_on_every_receive,
             ..failure(conn, 0, WcStatus::Success)
         }
     }

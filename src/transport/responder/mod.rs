@@ -1,14 +1,14 @@
 //! The responder: checks requests in the order of the specification, executes them and responds.
 //!
-//! [`check`] validates a request without changing anything; [`refusal`] is the table of NAK reasons (error
+//! [`check`] validates a request without changing anything; [`nak_reason`] is the table of NAK reasons (error
 //! classes) and their consequences; [`execute`] executes the request; [`reply`] turns the queue of replies
 //! into packets. [`unreliable`] applies the same checks and execution to UC and UD, which have no responses:
 //! faulty packets are dropped.
 
 mod check;
 mod execute;
-mod receives;
-mod refusal;
+mod nak_reason;
+mod recv_source;
 mod reply;
 mod unreliable;
 
@@ -19,8 +19,8 @@ use super::recv_queue::RecvCaps;
 use super::{AsyncEvent, Env, Output, PostError, QpState, QpType, RecvWr, SrqId};
 use crate::memory::{Accessor, PdId};
 use crate::wire::{Flow, Operation, Packet, Psn, Reth, Syndrome};
-use receives::Receives;
-use refusal::Refusal;
+use nak_reason::NakReason;
+use recv_source::RecvSource;
 
 /// Maximum distance ahead of the expected PSN at which a single request proves a loss. Further ahead, two
 /// requests no further apart than that are required, and beyond `FURTHEST` no request does: the requester's
@@ -120,7 +120,7 @@ impl Reply {
 
 #[derive(Debug)]
 pub(super) struct Responder {
-    receives: Receives,
+    receives: RecvSource,
     /// Expected PSN: the next one in order.
     expected: Psn,
     /// Message sequence number (MSN): messages executed, 24 bits.
@@ -139,7 +139,7 @@ pub(super) struct Responder {
 impl Responder {
     pub fn new(caps: RecvCaps, shared: bool) -> Responder {
         Responder {
-            receives: Receives::new(caps, shared),
+            receives: RecvSource::new(caps, shared),
             expected: Psn::default(),
             msn: 0,
             message: None,
@@ -230,15 +230,15 @@ impl Responder {
                 self.nak_outstanding = false;
                 Ok(())
             }
-            Err(Refusal::OutOfSequence) if !self.shows_loss(packet.bth().psn, ahead) => {
+            Err(NakReason::OutOfSequence) if !self.shows_loss(packet.bth().psn, ahead) => {
                 env.counters.out_of_seq_request += 1;
                 Ok(())
             }
-            Err(refusal) => {
+            Err(nak_reason) => {
                 // A WRITE with immediate to inaccessible memory consumes its receive (IBA 11.6.2).
                 let of_receive =
-                    refusal.is_of_receive() || refusal == Refusal::Access && packet.imm().is_some();
-                self.refuse(refusal, of_receive, conn, env)
+                    nak_reason.is_of_receive() || nak_reason == NakReason::Access && packet.imm().is_some();
+                self.refuse(nak_reason, of_receive, conn, env)
             }
         }
     }
@@ -255,14 +255,14 @@ impl Responder {
     /// message of several packets has consumed it.
     fn refuse(
         &mut self,
-        refusal: Refusal,
+        nak_reason: NakReason,
         of_receive: bool,
         conn: &Connection,
         env: &mut Env<'_>,
     ) -> Result<(), Fatal> {
-        let row = refusal.consequence(conn);
+        let row = nak_reason.action(conn);
         *(row.counter)(env.counters) += 1;
-        if refusal.is_once_per_gap() && self.nak_outstanding {
+        if nak_reason.is_once_per_gap() && self.nak_outstanding {
             return Ok(());
         }
         self.nak_outstanding = true;
@@ -355,7 +355,7 @@ impl Responder {
     /// Acknowledges everything up to `psn`, coalesced with an acknowledgement that has not been sent yet.
     fn acknowledge(&mut self, psn: Psn, msn: u32, conn: &Connection) {
         let ack = Reply::Acknowledge { psn, syndrome: Syndrome::ACK, msn };
-        match self.replies.back_mut().filter(|_| conn.habits().coalesces_acks) {
+        match self.replies.back_mut().filter(|_| conn.quirks().coalesces_acks) {
             Some(Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, psn: due, .. })
                 if psn.is_before(*due) => {}
             Some(last @ Reply::Acknowledge { syndrome: Syndrome::Ack { .. }, .. }) => *last = ack,

@@ -1,6 +1,6 @@
 //! Sends pending replies.
 
-use super::refusal::Refusal;
+use super::nak_reason::NakReason;
 use super::{Fatal, Reply, Responder};
 use crate::memory::{Access, Accessor, PdId};
 use crate::transport::connection::Connection;
@@ -42,7 +42,7 @@ impl Responder {
                     let (at, count) = (*next, conn.mtu.packets(reth.dma_len));
                     *next += 1;
                     let sent = send_read_response(conn, ack, pd, &reth, first + at, at, count, msn, env);
-                    if let Err(refusal) = sent {
+                    if let Err(nak_reason) = sent {
                         // A replay may no longer be expected: the application may invalidate the key once its
                         // READs are complete, while a duplicate request is still in flight. Only requests
                         // with the expected PSN are NAKed.
@@ -55,7 +55,7 @@ impl Responder {
                         (self.expected, self.nak_outstanding) = (first + at, false);
                         // The READ counts as not executed; a SEND that has begun since is not affected.
                         (self.msn, self.message) = (msn.wrapping_sub(1) & 0xff_ffff, None);
-                        return self.refuse(refusal, false, conn, env).map(|()| false);
+                        return self.refuse(nak_reason, false, conn, env).map(|()| false);
                     }
                     if at + 1 == count {
                         self.replies.pop_front();
@@ -69,7 +69,7 @@ impl Responder {
     /// Ends the responder when the application moves the QP to RESET or ERR: executed requests are still
     /// acknowledged, or the peer would take them for lost. READs, and all requests behind them, get no
     /// response.
-    pub fn conclude(&mut self, conn: &Connection, env: &mut Env<'_>) {
+    pub fn flush_pending_acks(&mut self, conn: &Connection, env: &mut Env<'_>) {
         let read = self.replies.iter().position(|reply| matches!(reply, Reply::Read { .. }));
         self.replies.truncate(read.unwrap_or(self.replies.len()));
         // Only READs can fail here.
@@ -103,15 +103,15 @@ fn send_read_response(
     count: u32,
     msn: u32,
     env: &mut Env<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), NakReason> {
     let mtu = conn.mtu.bytes() as u32;
     let offset = at * mtu;
     let len = (reth.dma_len - offset).min(mtu);
     let va = reth.va.wrapping_add(offset as u64);
     let by = Accessor { pd, ..conn.accessor() };
     let found = env.memory.remote(by, reth.rkey, va, len, Access::REMOTE_READ);
-    let slice = found.map_err(|_| Refusal::Access)?;
-    let flow = conn.flow.ok_or(Refusal::Access)?;
+    let slice = found.map_err(|_| NakReason::Access)?;
+    let flow = conn.flow.ok_or(NakReason::Access)?;
     let h = answer(conn, Operation::ReadResponse, Position::of(at, count), psn, ack, msn);
-    env.tx.push_host(&flow, h, &[slice]).map_err(|_| Refusal::Operational)
+    env.tx.push_host(&flow, h, &[slice]).map_err(|_| NakReason::RemoteOperational)
 }

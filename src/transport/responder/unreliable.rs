@@ -1,6 +1,6 @@
 //! Responder of UC and UD: without responses, faulty packets are dropped and counted (IBA 9.8.2, 9.8.3).
 
-use super::refusal::Refusal;
+use super::nak_reason::NakReason;
 use super::{Fatal, Responder};
 use crate::transport::connection::Connection;
 use crate::transport::{Completion, Env, WcOpcode, WcStatus};
@@ -24,15 +24,15 @@ impl Responder {
         self.expected = psn.next();
         let verdict = self.check(packet, 0, conn, env);
         let verdict = verdict.and_then(|named| self.execute(packet, named, conn, env));
-        let Err(refusal) = verdict else { return Ok(()) };
+        let Err(nak_reason) = verdict else { return Ok(()) };
         self.message = None;
-        match refusal {
+        match nak_reason {
             // The receive itself is faulty.
-            Refusal::LocalProtection => {
+            NakReason::LocalProtection => {
                 self.receives.fail(WcStatus::LocProtErr, conn, env);
                 return Err(Fatal);
             }
-            Refusal::NotReady | Refusal::TooLong => env.counters.rx_no_receive += 1,
+            NakReason::ReceiverNotReady | NakReason::LengthError => env.counters.rx_no_receive += 1,
             _ => env.counters.rx_dropped_message += 1,
         }
         Ok(())

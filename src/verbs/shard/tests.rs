@@ -100,7 +100,11 @@ fn requests_behind_a_lot_in_flight_are_batched_and_leave_without_another_call() 
     // No timer of the sender may expire while a thread waits for the processor.
     let options = ConnectOptions { timeout: AckTimeout::new(31), ..ConnectOptions::default() };
     let (a, b) = pair_with("127.88.8.1", "127.88.8.2", &options);
-    a.context.0.shards.first().with(|nic, _, _, _| nic.tuning_mut().min_patience = Duration::from_secs(3600));
+    a.context
+        .0
+        .shards
+        .first()
+        .with(|nic, _, _, _| nic.tuning_mut().min_probe_timeout = Duration::from_secs(3600));
     let (from, to) = (a.pd.reg_mr(LEN, Access::ALL).unwrap(), b.pd.reg_mr(5 * LEN, Access::ALL).unwrap());
     // Reads the counter without running a turn, as a call would.
     let count = || {

@@ -1,24 +1,24 @@
 //! Local operations (LOCAL_INV, BIND_MW, REG_MR): work requests without packets. They are executed when the
 //! cursor reaches them and complete in order.
 
-use super::build::Stop;
+use super::build::Blocked;
 use super::{Cursor, Requester};
 use crate::transport::connection::Connection;
 use crate::transport::{Completion, Env, Output, QpState, WcStatus, WrOp};
 
 impl Requester {
     /// Executes the local operation at the cursor, unless it was executed before a go-back.
-    pub(super) fn manage(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Stop> {
-        let index = self.cursor.wqe;
-        let Some(wqe) = self.queue.get(index) else { return Err(Stop::Idle) };
-        if index >= self.managed {
+    pub(super) fn execute_local_op(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Blocked> {
+        let index = self.snd_nxt.wqe;
+        let Some(wqe) = self.queue.get(index) else { return Err(Blocked::Idle) };
+        if index >= self.local_ops_done {
             // RNR wait and local failure need no check here: the cursor is then at a different work request.
             if conn.state == QpState::Sqd || wqe.flags.fence && !self.reads.is_empty() {
-                return Err(Stop::Idle);
+                return Err(Blocked::Idle);
             }
             if wqe.waits_for_all() && index != self.queue.start() {
                 // The acknowledgement that LOCAL_INV waits for may not have been requested yet.
-                return Err(if self.ask.is_pending() { Stop::Probe } else { Stop::Idle });
+                return Err(if self.ack_request.is_pending() { Blocked::Probe } else { Blocked::Idle });
             }
             let done = match wqe.op {
                 WrOp::BindMw(bind) => env.memory.bind(&bind, conn.accessor()),
@@ -26,23 +26,24 @@ impl Requester {
                 WrOp::LocalInv(rkey) => env.memory.invalidate(rkey, conn.accessor(), false),
                 _ => Ok(()),
             };
-            done.map_err(|_| Stop::Failed(WcStatus::MwBindErr))?;
-            self.managed = index + 1;
+            done.map_err(|_| Blocked::Failed(WcStatus::MwBindErr))?;
+            self.local_ops_done = index + 1;
         }
-        self.cursor = Cursor { wqe: index + 1, packet: 0 };
+        self.snd_nxt = Cursor { wqe: index + 1, packet: 0 };
         let report = if conn.qp_type.is_reliable() { Output::Sent } else { Output::Emitted };
-        self.retire_managed(conn, report, env);
+        self.retire_local_ops(conn, report, env);
         Ok(())
     }
 
     /// Completes the executed local operations at the front of the send queue.
-    pub(super) fn retire_managed(
+    pub(super) fn retire_local_ops(
         &mut self,
         conn: &Connection,
         report: fn(Completion) -> Output,
         env: &mut Env<'_>,
     ) {
-        while self.queue.start() < self.managed && self.queue.front().is_some_and(|w| w.op.is_local()) {
+        while self.queue.start() < self.local_ops_done && self.queue.front().is_some_and(|w| w.op.is_local())
+        {
             self.retire_one(conn, report, env);
         }
     }

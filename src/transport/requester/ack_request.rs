@@ -64,67 +64,68 @@ pub(super) enum Probe {
 
 /// Acknowledgement requests of a requester, the probe timer and its exponential backoff.
 #[derive(Debug, Default)]
-pub(super) struct Ask {
+pub(super) struct AckRequests {
     /// Packets sent without AckReq since the last packet with AckReq.
-    unasked: Option<Unasked>,
+    on_ack_not_requested: Option<Unrequested>,
     /// Expiry of the probe timeout (PTO) for the requested acknowledgement.
-    answer: Option<Instant>,
+    probe_timer: Option<Instant>,
     /// Consecutive probe timeouts; the exponent of the backoff.
-    missed: u32,
+    probe_timeouts: u32,
     /// Probe that is to be sent.
     due: Option<Probe>,
 }
 
 /// Times by which the first packet without AckReq needs an acknowledgement request.
 #[derive(Debug, Clone, Copy)]
-struct Unasked {
+struct Unrequested {
     /// Time from which the next packet that completes a work request carries AckReq.
     overdue: Instant,
     /// Time at which a probe is sent.
     deadline: Instant,
 }
 
-impl Ask {
+impl AckRequests {
     /// Records a packet sent without AckReq, and starts the probe timer unless it runs.
-    pub fn unasked(&mut self, now: Instant, timeout: AckTimeout, tuning: &Tuning) {
-        if self.unasked.is_none() {
+    pub fn on_ack_not_requested(&mut self, now: Instant, timeout: AckTimeout, tuning: &Tuning) {
+        if self.on_ack_not_requested.is_none() {
             let delay = delay(timeout, tuning);
-            self.unasked = Some(Unasked { overdue: now + delay / 2, deadline: now + delay });
+            self.on_ack_not_requested = Some(Unrequested { overdue: now + delay / 2, deadline: now + delay });
         }
     }
 
-    /// Records a packet sent with AckReq. `patience` is the probe timeout (RTO/PTO), `None` before the first
+    /// Records a packet sent with AckReq. `probe_timeout` is the probe timeout (RTO/PTO), `None` before the first
     /// RTT sample.
-    pub fn asked(&mut self, now: Instant, patience: Option<Duration>) {
-        (self.unasked, self.due) = (None, None);
-        if self.answer.is_none() {
-            self.wait(now, patience);
+    pub fn on_ack_requested(&mut self, now: Instant, probe_timeout: Option<Duration>) {
+        (self.on_ack_not_requested, self.due) = (None, None);
+        if self.probe_timer.is_none() {
+            self.wait(now, probe_timeout);
         }
     }
 
     /// Restarts the probe timer, if it runs, when an acknowledgement has arrived and more are outstanding;
     /// resets the backoff.
-    pub fn answered(&mut self, now: Instant, patience: Option<Duration>) {
-        self.missed = 0;
-        if self.answer.is_some() {
-            self.wait(now, patience);
+    pub fn on_ack(&mut self, now: Instant, probe_timeout: Option<Duration>) {
+        self.probe_timeouts = 0;
+        if self.probe_timer.is_some() {
+            self.wait(now, probe_timeout);
         }
     }
 
     /// Arms the probe timer with exponential backoff, so that a peer that is merely slow is not flooded with
     /// probes.
-    fn wait(&mut self, now: Instant, patience: Option<Duration>) {
-        self.answer = patience.map(|patience| now + patience * (1 << self.missed.min(MAX_DOUBLINGS)));
+    fn wait(&mut self, now: Instant, probe_timeout: Option<Duration>) {
+        self.probe_timer = probe_timeout
+            .map(|probe_timeout| now + probe_timeout * (1 << self.probe_timeouts.min(MAX_DOUBLINGS)));
     }
 
     /// Stops all timers and resets the backoff: nothing is in flight.
-    pub fn settled(&mut self) {
-        *self = Ask::default();
+    pub fn reset(&mut self) {
+        *self = AckRequests::default();
     }
 
     /// Stops all timers but keeps the backoff: go-back-N retransmits everything in flight.
-    pub fn rewound(&mut self) {
-        *self = Ask { missed: self.missed, ..Ask::default() };
+    pub fn on_go_back_n(&mut self) {
+        *self = AckRequests { probe_timeouts: self.probe_timeouts, ..AckRequests::default() };
     }
 
     /// Time at which the next probe is due if nothing arrives before.
@@ -132,19 +133,22 @@ impl Ask {
         if self.due.is_some() {
             return None;
         }
-        earliest([self.unasked.map(|unasked| unasked.deadline), self.answer])
+        earliest([
+            self.on_ack_not_requested.map(|on_ack_not_requested| on_ack_not_requested.deadline),
+            self.probe_timer,
+        ])
     }
 
     /// Reports whether the next suitable packet should carry AckReq, to save a probe.
     pub fn is_overdue(&self, now: Instant) -> bool {
-        self.unasked.is_some_and(|unasked| unasked.overdue <= now)
+        self.on_ack_not_requested.is_some_and(|on_ack_not_requested| on_ack_not_requested.overdue <= now)
     }
 
     /// Schedules the probe for a deadline that has passed: the oldest packet after a probe timeout, which
     /// counts for the backoff, otherwise the newest.
     pub fn expire(&mut self, now: Instant) {
-        let late = self.answer.take_if(|at| *at <= now).is_some();
-        self.missed += u32::from(late);
+        let late = self.probe_timer.take_if(|at| *at <= now).is_some();
+        self.probe_timeouts += u32::from(late);
         self.due = Some(if late { Probe::Oldest } else { Probe::Newest });
     }
 
@@ -155,12 +159,12 @@ impl Ask {
 
     /// Reports whether a packet is in flight for which no acknowledgement has been requested.
     pub fn is_pending(&self) -> bool {
-        self.unasked.is_some()
+        self.on_ack_not_requested.is_some()
     }
 
     /// Reports whether an acknowledgement is outstanding and its probe timer runs.
-    pub fn awaits_answer(&self) -> bool {
-        self.answer.is_some()
+    pub fn awaits_ack(&self) -> bool {
+        self.probe_timer.is_some()
     }
 
     /// Returns the probe that is to be sent.

@@ -17,7 +17,7 @@ const LEAST: usize = 64 << 10;
 
 /// Pacer of a queue pair.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct Pacer {
     /// Rate limit in kbit/s; 0 for none.
     limit: u32,
     /// Time at which the rate permits everything sent so far.
@@ -46,10 +46,10 @@ impl Rate {
     }
 }
 
-impl Pace {
+impl Pacer {
     /// Sets the rate limit in kbit/s; 0 for none.
     pub fn set(&mut self, limit: u32) {
-        *self = Pace { limit, ..Pace::default() };
+        *self = Pacer { limit, ..Pacer::default() };
     }
 
     /// Rate limit in kbit/s; 0 for none.

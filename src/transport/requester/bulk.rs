@@ -1,14 +1,14 @@
 //! Bulk send: the middle packets of a long message, which differ only in PSN and payload, are sent together.
 
 use super::build::{MAX_PSNS, request_headers};
-use super::{Cursor, Requester, ask};
+use super::{Cursor, Requester, ack_request};
 use crate::transport::Env;
 use crate::transport::connection::Connection;
 use crate::transport::send_queue::packet_cost;
 use crate::wire::Position;
 
 /// Minimum number of packets of a bulk send; fewer are sent one by one.
-const LEAST: u64 = 2;
+const MIN_PACKETS: u64 = 2;
 
 impl Requester {
     /// Sends the middle packets of the message at the cursor in one batch, each exactly as it would be sent
@@ -16,16 +16,16 @@ impl Requester {
     ///
     /// Retransmissions are not sent in bulk. The batch ends before the last packet of the message, a packet
     /// that requests an acknowledgement, and a packet that must wait.
-    pub(super) fn send_run(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Option<usize> {
-        let Cursor { wqe: index, packet } = self.cursor;
+    pub(super) fn send_bulk(&mut self, conn: &Connection, budget: usize, env: &mut Env<'_>) -> Option<usize> {
+        let Cursor { wqe: index, packet } = self.snd_nxt;
         let wqe = self.queue.get(index)?;
         let psn = wqe.first_psn + packet;
         if !conn.qp_type.is_reliable()
             || wqe.op.awaits_response()
-            || self.pause.is_some()
+            || self.rnr_wait_until.is_some()
             || self.failed.is_some()
-            || self.ask.due().is_some()
-            || psn.is_before(self.resend_until)
+            || self.ack_request.due().is_some()
+            || psn.is_before(self.retransmit_until)
             || wqe.op.takes_receive() && self.credit.excludes(wqe.number)
         {
             return None;
@@ -37,12 +37,12 @@ impl Requester {
         let others = env.others_in_flight;
         let window = self.window.size(env.tuning).min((env.tuning.window as u64).saturating_sub(others));
         let until_closed = (window.saturating_sub(flight) / each).saturating_sub(1);
-        let until_marked = ask::until_mark(start, env.tuning.window, conn.mtu) / each;
+        let until_marked = ack_request::until_mark(start, env.tuning.window, conn.mtu) / each;
         let middle = wqe.packets.saturating_sub(packet + 1);
-        let middle = middle.min(MAX_PSNS.saturating_sub(psn.since(self.unacked) as u32));
+        let middle = middle.min(MAX_PSNS.saturating_sub(psn.since(self.snd_una) as u32));
         let count = until_closed.min(until_marked).min(middle.into()).min(budget as u64);
         let count = count.min(env.tx.room_for(mtu) as u64);
-        if count < LEAST {
+        if count < MIN_PACKETS {
             return None;
         }
         let count = count as u32;
@@ -52,17 +52,17 @@ impl Requester {
         let found = self.queue.gather(wqe, at, len, conn.accessor(), env.memory, env.scratch);
         let (Ok(()), [data], Some(flow)) = (found, &env.scratch[..], &conn.flow) else { return None };
         // If memory is not readable, the packets before are sent, and `send_one` fails the next one.
-        let count = env.tx.push_run(flow, headers, *data, mtu) as u32;
+        let count = env.tx.push_bulk(flow, headers, *data, mtu) as u32;
         if count == 0 {
             return None;
         }
-        self.ask.unasked(env.now, conn.timeout, env.tuning);
-        self.cursor.packet = packet + count;
-        if self.frontier.is_before(psn + count) {
-            self.frontier = psn + count;
+        self.ack_request.on_ack_not_requested(env.now, conn.timeout, env.tuning);
+        self.snd_nxt.packet = packet + count;
+        if self.snd_max.is_before(psn + count) {
+            self.snd_max = psn + count;
         }
         if self.timer.is_none() {
-            self.arm_timer(conn, env);
+            self.arm_ack_timer(conn, env);
         }
         Some(count as usize)
     }

@@ -1,10 +1,10 @@
-//! Quirks of a device class ([`Habits`]): behaviour that personalities differ in.
+//! Quirks of a device class ([`Quirks`]): behaviour that personalities differ in.
 
 use crate::wire::NakCode;
 
 /// Quirks of a device class, where the specification leaves behaviour open or devices deviate from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Habits {
+pub struct Quirks {
     /// End-to-end credits: acknowledgements advertise them, and the requester respects them (IBA 9.7.7.2).
     pub credits: bool,
     /// Sets MigReq in packets while there is no path migration to request (state MIGRATED).
@@ -58,9 +58,9 @@ pub enum EarlySends {
     RefusedAndHeld,
 }
 
-impl Habits {
+impl Quirks {
     /// Strict conformance to the specification.
-    pub const STRICT: Habits = Habits {
+    pub const STRICT: Quirks = Quirks {
         credits: true,
         mig_req: true,
         coalesces_acks: true,
@@ -79,5 +79,5 @@ impl Habits {
     };
 
     /// Conformance to the specification, but as lenient as devices are with posted work requests.
-    pub const LENIENT: Habits = Habits { long_atomics: true, late_refusals: true, ..Habits::STRICT };
+    pub const LENIENT: Quirks = Quirks { long_atomics: true, late_refusals: true, ..Quirks::STRICT };
 }

@@ -7,27 +7,27 @@ use crate::wire::{NakCode, Syndrome};
 
 /// Reason why a request is not executed (NAK reason, error class).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum NakReason {
     /// An earlier PSN is missing.
     OutOfSequence,
     /// No receive is posted (RNR).
-    NotReady,
+    ReceiverNotReady,
     /// Wrong opcode sequence, length or opcode, or too many outstanding requests.
-    Invalid,
+    InvalidRequest,
     /// The message exceeds the buffers of the receive.
-    TooLong,
+    LengthError,
     /// Key, range or permission violation of the memory that the request names.
     Access,
     /// The elements of the receive name memory that the QP may not access.
     LocalProtection,
     /// The memory cannot be accessed, cannot execute an atomic or cannot be made persistent.
-    Operational,
+    RemoteOperational,
     /// The message has arrived, but the key that it invalidates cannot be invalidated (class J).
     Invalidation,
 }
 
 /// Consequence of a NAK reason.
-pub(super) struct Consequence {
+pub(super) struct NakAction {
     pub syndrome: Syndrome,
     pub counter: fn(&mut Counters) -> &mut u64,
     /// Failure of the QP, which enters the error state.
@@ -40,47 +40,47 @@ pub(super) struct FatalConsequence {
     pub event: Option<EventOf>,
 }
 
-impl Refusal {
-    pub fn consequence(self, conn: &Connection) -> Consequence {
+impl NakReason {
+    pub fn action(self, conn: &Connection) -> NakAction {
         let fatal = |receive_status, event| Some(FatalConsequence { receive_status, event });
         match self {
-            Refusal::OutOfSequence => Consequence {
+            NakReason::OutOfSequence => NakAction {
                 syndrome: Syndrome::Nak(NakCode::PsnSequenceError),
                 counter: |c| &mut c.out_of_seq_request,
                 fatal: None,
             },
-            Refusal::NotReady => Consequence {
+            NakReason::ReceiverNotReady => NakAction {
                 syndrome: Syndrome::RnrNak(conn.min_rnr_timer),
                 counter: |c| &mut c.send_rnr_err,
                 fatal: None,
             },
-            Refusal::Invalid => Consequence {
+            NakReason::InvalidRequest => NakAction {
                 syndrome: Syndrome::Nak(NakCode::InvalidRequest),
                 counter: |c| &mut c.resp_invalid_request,
                 fatal: fatal(WcStatus::RemInvReqErr, Some(AsyncEvent::QpRequestError as EventOf)),
             },
-            Refusal::TooLong => Consequence {
-                syndrome: Syndrome::Nak(conn.habits().too_long),
+            NakReason::LengthError => NakAction {
+                syndrome: Syndrome::Nak(conn.quirks().too_long),
                 counter: |c| &mut c.resp_invalid_request,
                 fatal: fatal(WcStatus::LocLenErr, None),
             },
-            Refusal::Access => Consequence {
+            NakReason::Access => NakAction {
                 syndrome: Syndrome::Nak(NakCode::RemoteAccessError),
                 counter: |c| &mut c.resp_remote_access_err,
                 fatal: fatal(WcStatus::LocAccessErr, Some(AsyncEvent::QpAccessError as EventOf)),
             },
-            Refusal::LocalProtection => Consequence {
+            NakReason::LocalProtection => NakAction {
                 syndrome: Syndrome::Nak(NakCode::RemoteOperationalError),
                 counter: |c| &mut c.resp_local_err,
                 fatal: fatal(WcStatus::LocProtErr, None),
             },
             // The request was executed, so it is acknowledged.
-            Refusal::Invalidation => Consequence {
+            NakReason::Invalidation => NakAction {
                 syndrome: Syndrome::ACK,
                 counter: |c| &mut c.resp_remote_access_err,
                 fatal: fatal(WcStatus::RemInvReqErr, None),
             },
-            Refusal::Operational => Consequence {
+            NakReason::RemoteOperational => NakAction {
                 syndrome: Syndrome::Nak(NakCode::RemoteOperationalError),
                 counter: |c| &mut c.resp_local_err,
                 fatal: fatal(WcStatus::LocQpOpErr, Some(AsyncEvent::QpFatal as EventOf)),
@@ -90,11 +90,11 @@ impl Refusal {
 
     /// Reports whether only the first request of a series is NAKed.
     pub fn is_once_per_gap(self) -> bool {
-        self == Refusal::OutOfSequence
+        self == NakReason::OutOfSequence
     }
 
     /// Reports whether the oldest receive is affected although no message of several packets has begun.
     pub fn is_of_receive(self) -> bool {
-        matches!(self, Refusal::TooLong | Refusal::LocalProtection | Refusal::Invalidation)
+        matches!(self, NakReason::LengthError | NakReason::LocalProtection | NakReason::Invalidation)
     }
 }

@@ -8,7 +8,7 @@ use crate::transport::requester::failure;
 use crate::transport::{AsyncEvent, Completion, Env, Output, PostError, RecvWr, SrqId, WcOpcode, WcStatus};
 
 #[derive(Debug)]
-pub(super) struct Receives {
+pub(super) struct RecvSource {
     own: RecvQueue,
     /// Receives are taken from the queue in [`Env::srq`].
     shared: bool,
@@ -21,9 +21,15 @@ pub(super) struct Receives {
     taken: bool,
 }
 
-impl Receives {
-    pub fn new(caps: RecvCaps, shared: bool) -> Receives {
-        Receives { own: RecvQueue::new(caps), shared, current: Receive::default(), from: None, taken: false }
+impl RecvSource {
+    pub fn new(caps: RecvCaps, shared: bool) -> RecvSource {
+        RecvSource {
+            own: RecvQueue::new(caps),
+            shared,
+            current: Receive::default(),
+            from: None,
+            taken: false,
+        }
     }
 
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
@@ -36,7 +42,7 @@ impl Receives {
     /// Returns the credit code of the available receives, including that of the current message. A shared
     /// receive queue advertises no credits, because its receives belong to no single QP (IBA 9.7.7.2).
     pub fn credits(&self, conn: &Connection) -> u8 {
-        if self.shared || !conn.habits().credits {
+        if self.shared || !conn.quirks().credits {
             return credits::NONE;
         }
         credits::code(self.own.len() + self.taken as usize)

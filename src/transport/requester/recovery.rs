@@ -1,23 +1,23 @@
 //! Loss recovery: go-back-N retransmission and the retransmission timers.
 
-use super::ask::Probe;
+use super::ack_request::Probe;
 use super::{Fatal, Requester};
 use crate::transport::connection::Connection;
 use crate::transport::{Env, MigrationState, WcStatus};
 
 impl Requester {
-    /// Recovers from a packet loss: reduces the congestion window and [retransmits](Self::retry).
-    pub(super) fn recover(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        self.window.shrink(&self.rtt, conn.mtu, env.tuning);
-        self.retry(conn, env)
+    /// Recovers from a packet loss: reduces the congestion window and [retransmits](Self::retransmit).
+    pub(super) fn on_loss(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+        self.window.on_loss(&self.rtt, conn.mtu, env.tuning);
+        self.retransmit(conn, env)
     }
 
     /// Retransmits from the oldest unacknowledged packet on (go-back-N) if retries are left. Otherwise
     /// reports the path failed if an alternate path is armed, or fails the oldest work request with
     /// RETRY_EXC_ERR.
-    pub(super) fn retry(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
+    pub(super) fn retransmit(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
         if self.retries_left == 0 && conn.migration == MigrationState::Armed {
-            self.gives_path_up = true;
+            self.take_path_failed = true;
             return Ok(());
         }
         if self.retries_left == 0 {
@@ -25,53 +25,53 @@ impl Requester {
             return Err(self.fail_oldest(WcStatus::RetryExcErr, conn, env));
         }
         self.retries_left -= 1;
-        self.go_back(env);
+        self.go_back_n(env);
         Ok(())
     }
 
     /// Returns and clears the flag that the path has failed (migration).
-    pub fn gives_path_up(&mut self) -> bool {
-        std::mem::take(&mut self.gives_path_up)
+    pub fn take_path_failed(&mut self) -> bool {
+        std::mem::take(&mut self.take_path_failed)
     }
 
     /// Retransmits everything unacknowledged over another path, with the full number of retries.
-    pub fn begin_again(&mut self, conn: &Connection, env: &mut Env<'_>) {
+    pub fn restart_on_alternate_path(&mut self, conn: &Connection, env: &mut Env<'_>) {
         self.reset_retries(conn);
-        if self.unacked.is_before(self.frontier) {
-            self.go_back(env);
+        if self.snd_una.is_before(self.snd_max) {
+            self.go_back_n(env);
         }
     }
 
     /// Go-back-N: moves the cursor (snd_nxt) back to the oldest unacknowledged PSN (snd_una), so that
     /// everything in flight is retransmitted; stops the timers and discards the RTT measurement (Karn's
     /// algorithm).
-    pub(super) fn go_back(&mut self, env: &mut Env<'_>) {
+    pub(super) fn go_back_n(&mut self, env: &mut Env<'_>) {
         env.counters.requester_retry += 1;
-        self.cursor = self.position_of_unacked();
+        self.snd_nxt = self.position_of_snd_una();
         self.reads.clear();
-        self.resend_until = self.frontier;
+        self.retransmit_until = self.snd_max;
         self.timer = None;
-        self.ask.rewound();
-        self.rtt.forget();
+        self.ack_request.on_go_back_n();
+        self.rtt.discard_sample();
         // Detected again when the cursor returns to it.
         self.failed = None;
     }
 
     /// Reports whether the oldest packet in flight is also the next to send: then another reason to go back
     /// carries no new information and costs no retry.
-    pub(super) fn is_back(&self) -> bool {
-        self.next_psn() == self.unacked
+    pub(super) fn is_at_snd_una(&self) -> bool {
+        self.next_psn() == self.snd_una
     }
 
     /// Restarts the local ACK timer while something is in flight. The timeout is 1.5 times as long after an
     /// expiry (IBA 9.7.6.1.3 allows up to four times): a peer that is merely slow gets time to process what
     /// it was sent, and retry exhaustion stays within 1.5 times the nominal time, timeout * (retries + 1).
-    pub(super) fn arm_timer(&mut self, conn: &Connection, env: &Env<'_>) {
-        let in_flight = self.unacked.is_before(self.frontier);
+    pub(super) fn arm_ack_timer(&mut self, conn: &Connection, env: &Env<'_>) {
+        let in_flight = self.snd_una.is_before(self.snd_max);
         self.timer = match conn.timeout.duration() {
-            Some(t) if in_flight && self.pause.is_none() => {
+            Some(t) if in_flight && self.rnr_wait_until.is_none() => {
                 let timeout = t.max(env.tuning.min_timeout);
-                Some(env.now + if self.silent == 0 { timeout } else { timeout * 3 / 2 })
+                Some(env.now + if self.ack_timeouts == 0 { timeout } else { timeout * 3 / 2 })
             }
             _ => None,
         };
@@ -80,11 +80,11 @@ impl Requester {
     /// Handles a probe timeout (PTO): schedules a probe, or goes back to the oldest missing response if only
     /// READs and atomics are in flight, because rxe forgets the parts of a READ before the one requested
     /// last.
-    fn late_answer(&mut self, env: &mut Env<'_>) {
-        self.ask.expire(env.now);
-        if self.place_of(Probe::Newest).is_none() {
+    fn on_probe_timeout(&mut self, env: &mut Env<'_>) {
+        self.ack_request.expire(env.now);
+        if self.position_of_probe(Probe::Newest).is_none() {
             let timer = self.timer;
-            self.go_back(env);
+            self.go_back_n(env);
             // The local ACK timer keeps running: this go-back neither costs a retry nor postpones the
             // timeout.
             self.timer = timer;
@@ -93,17 +93,17 @@ impl Requester {
 
     /// Handles the timers that have expired: RNR wait, probe timeout and local ACK timeout.
     pub fn handle_timeout(&mut self, conn: &Connection, env: &mut Env<'_>) -> Result<(), Fatal> {
-        if self.pause.is_some_and(|until| until <= env.now) {
-            self.pause = None;
+        if self.rnr_wait_until.is_some_and(|until| until <= env.now) {
+            self.rnr_wait_until = None;
         }
-        if self.ask.deadline().is_some_and(|at| at <= env.now) {
-            self.late_answer(env);
+        if self.ack_request.deadline().is_some_and(|at| at <= env.now) {
+            self.on_probe_timeout(env);
         }
         if self.timer.is_some_and(|at| at <= env.now) {
             self.timer = None;
-            self.silent += 1;
+            self.ack_timeouts += 1;
             env.counters.local_ack_timeout_err += 1;
-            self.recover(conn, env)?;
+            self.on_loss(conn, env)?;
         }
         Ok(())
     }

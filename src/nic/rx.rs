@@ -4,12 +4,12 @@
 use super::table::{Entry, QpTable};
 use super::{Nic, gsi};
 use crate::memory::Table;
-use crate::transport::{Counters, Instant, RxBurst, SrqId, TxQueue, Via};
+use crate::transport::{Counters, Instant, PathMatch, RxBurst, SrqId, TxQueue};
 use crate::wire::icrc::Verifier;
 use crate::wire::{BTH_LEN, Bth, Flow, ICRC_LEN, Operation, PKey, Packet, Qpn, Transport, WireError};
 
 /// Unprocessed part of a received burst.
-pub(super) struct Arrivals<'a> {
+pub(super) struct BurstPackets<'a> {
     burst: RxBurst<'a>,
     rest: &'a [u8],
     /// Index of the next packet.
@@ -18,21 +18,21 @@ pub(super) struct Arrivals<'a> {
     begun: bool,
 }
 
-impl<'a> Arrivals<'a> {
+impl<'a> BurstPackets<'a> {
     /// Returns all packets of `burst`, the first of which was packet `first` of the burst as sent.
-    fn new(burst: &RxBurst<'a>, first: u16) -> Arrivals<'a> {
-        Arrivals { burst: *burst, rest: burst.data, index: first, begun: false }
+    fn new(burst: &RxBurst<'a>, first: u16) -> BurstPackets<'a> {
+        BurstPackets { burst: *burst, rest: burst.data, index: first, begun: false }
     }
 
     /// Returns an empty remainder of `burst`.
-    pub fn none(burst: &RxBurst<'a>) -> Arrivals<'a> {
-        Arrivals { rest: &[], ..Arrivals::new(burst, 0) }
+    pub fn none(burst: &RxBurst<'a>) -> BurstPackets<'a> {
+        BurstPackets { rest: &[], ..BurstPackets::new(burst, 0) }
     }
 
     /// Reports whether the next packet is for the queue pair that has accepted `packet`. Both have come by
     /// the same path.
     #[inline]
-    fn goes_on(&self, packet: &Packet<'_>) -> bool {
+    fn continues(&self, packet: &Packet<'_>) -> bool {
         let (Some(bytes), before) = (self.rest.first_chunk::<BTH_LEN>(), packet.bth()) else { return false };
         let Bth { opcode, dest_qp, pkey, .. } = Bth::read(bytes);
         let transport = opcode.row().transport;
@@ -79,27 +79,27 @@ impl<'a> Arrivals<'a> {
 /// Returns the queue pair that a packet is for, and the path it came by, if the queue pair accepts it;
 /// otherwise counts the packet as dropped.
 #[inline]
-fn admit<'t>(
+fn find_qp<'t>(
     table: &'t mut QpTable,
     dest: Qpn,
     packet: &Packet<'_>,
     flow: &Flow,
     pkeys: &[PKey],
     c: &mut Counters,
-) -> Option<(&'t mut Entry, Via)> {
+) -> Option<(&'t mut Entry, PathMatch)> {
     let row = packet.row();
     let entry = table.get_mut(dest);
     let Some(entry) = entry.filter(|e| e.qp.takes(row.transport, row.operation.is_request())) else {
         c.rx_unknown_qp += 1;
         return None;
     };
-    let mut via = Via::Primary;
+    let mut via = PathMatch::Primary;
     if entry.qp.qp_type().is_connected() {
         if entry.qp.flow().is_none() {
             c.rx_wrong_state += 1;
             return None;
         }
-        let Some(known) = entry.qp.via(flow) else {
+        let Some(known) = entry.qp.classify_path(flow) else {
             c.rx_wrong_source += 1;
             return None;
         };
@@ -129,17 +129,17 @@ impl Nic {
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        let mut arrivals = Arrivals::new(burst, first);
-        while !arrivals.rest.is_empty() {
-            if let Some(packet) = arrivals.next(&mut self.verifier, &mut self.state.counters) {
-                self.handle_packet(now, &packet, &mut arrivals, memory, tx);
+        let mut packets = BurstPackets::new(burst, first);
+        while !packets.rest.is_empty() {
+            if let Some(packet) = packets.next(&mut self.verifier, &mut self.state.counters) {
+                self.handle_packet(now, &packet, &mut packets, memory, tx);
             }
         }
-        while let Some(qpn) = self.schedule.next_stirred() {
+        while let Some(qpn) = self.schedule.next_dirty() {
             if let Some(entry) = self.table.get_mut(qpn) {
-                entry.stirred = false;
+                entry.dirty = false;
                 self.peers.settle(entry, self.config.tuning.window);
-                self.schedule.touch(entry);
+                self.schedule.schedule_pending(entry);
                 // Progress shortens the timeout again that an ACK timeout had extended.
                 self.schedule.arm(entry);
             }
@@ -151,7 +151,7 @@ impl Nic {
         &mut self,
         now: Instant,
         packet: &Packet<'_>,
-        arrivals: &mut Arrivals<'_>,
+        packets: &mut BurstPackets<'_>,
         memory: &Table,
         tx: &mut TxQueue,
     ) {
@@ -162,27 +162,27 @@ impl Nic {
             return;
         }
         let dest = packet.bth().dest_qp;
-        let to_group = arrivals.burst.flow.dst.is_multicast();
+        let to_group = packets.burst.flow.dst.is_multicast();
         match (to_group, dest == Qpn::MULTICAST && row.transport == Transport::Ud) {
-            (false, false) => self.hand_to(dest, now, packet, arrivals, memory, tx),
-            (true, true) => self.hand_to_group(now, &arrivals.burst, packet, memory, tx),
+            (false, false) => self.deliver_to_qp(dest, now, packet, packets, memory, tx),
+            (true, true) => self.deliver_to_group(now, &packets.burst, packet, memory, tx),
             // A group address and the multicast QPN go together, and for datagrams only (IBA 9.6, 10.5.2).
             _ => c.rx_not_multicast += 1,
         }
     }
 
     /// Passes a packet to queue pair `dest`, with the packets behind it that are for the same queue pair.
-    pub(super) fn hand_to(
+    pub(super) fn deliver_to_qp(
         &mut self,
         dest: Qpn,
         now: Instant,
         packet: &Packet<'_>,
-        arrivals: &mut Arrivals<'_>,
+        packets: &mut BurstPackets<'_>,
         memory: &Table,
         tx: &mut TxQueue,
     ) {
-        let flow = arrivals.burst.flow;
-        let admitted = admit(&mut self.table, dest, packet, &flow, &self.pkeys, &mut self.state.counters);
+        let flow = packets.burst.flow;
+        let admitted = find_qp(&mut self.table, dest, packet, &flow, &self.pkeys, &mut self.state.counters);
         let Some((entry, via)) = admitted else { return };
         let srq = packet.xrceth().map(SrqId).or(entry.srq).and_then(|id| self.srqs.get_mut(id));
         let mut env = self.state.env(now, memory, srq, tx, &self.config.tuning);
@@ -190,8 +190,8 @@ impl Nic {
         // itself.
         let one_path = !entry.qp.has_alternate() && dest != Qpn::GSI;
         entry.qp.handle_packet(packet, &flow, via, &mut env);
-        while one_path && arrivals.goes_on(packet) {
-            if let Some(packet) = arrivals.next(&mut self.verifier, env.counters) {
+        while one_path && packets.continues(packet) {
+            if let Some(packet) = packets.next(&mut self.verifier, env.counters) {
                 entry.qp.handle_packet(&packet, &flow, via, &mut env);
             }
         }
@@ -199,6 +199,6 @@ impl Nic {
             gsi::settle(entry, &self.pkeys);
         }
         self.reports.deliver(now, &mut self.state.out, entry, &self.srqs);
-        self.schedule.stir(entry);
+        self.schedule.mark_dirty(entry);
     }
 }
